@@ -1,0 +1,1 @@
+"""A lab: real Linux nodes with simulated GPUs on one machine."""

@@ -1,0 +1,1 @@
+"""Roles: everything one purpose needs on a node."""

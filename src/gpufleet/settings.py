@@ -1,0 +1,301 @@
+"""What operators write in `group_vars/` and `host_vars/`: every setting, its default, its meaning.
+
+Pure: takes plain values, gives frozen models, knows nothing of files. `variables.py` knows which
+file set which key and puts that in front of every mistake found here.
+
+Units are in the names (`_mib`, `_seconds`) or in the description.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+
+Port = Annotated[int, Field(ge=1, le=65535)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Argument: TypeAlias = bool | int | float | str | list[Any] | dict[str, Any] | None
+"""One vLLM flag's value as YAML has it. `true`: the bare flag; `false`: its `--no-` form;
+a mapping: JSON; a list: one value after another; null: the flag is not passed."""
+
+
+def _absolute(path: str) -> str:
+    if not path.startswith("/"):
+        raise ValueError("must be an absolute path")
+    if any(part in {".", ".."} for part in path.split("/")) or "\n" in path:
+        raise ValueError("must be a plain absolute path, without . or ..")
+    return path
+
+
+AbsolutePath = Annotated[str, AfterValidator(_absolute)]
+
+# Unit names, directories and URLs are made of it. 40 leaves room for "vllm-", the replica and
+# ".service" in systemd's limit of 255, and for a metric label that people can read.
+ModelName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,38}[a-z0-9])?$")]
+
+# What the toolkit sets itself: an operator's value would contradict the plan.
+PLANNED_ARGUMENTS = frozenset(
+    {
+        "api-key",
+        "data-parallel-size",
+        "headless",
+        "host",
+        "master-addr",
+        "master-port",
+        "model",
+        "nnodes",
+        "node-rank",
+        "pipeline-parallel-size",
+        "port",
+        "served-model-name",
+        "shutdown-timeout",
+        "tensor-parallel-size",
+    }
+)
+PLANNED_ENVIRONMENT = frozenset({"CUDA_VISIBLE_DEVICES", "VLLM_API_KEY", "HF_TOKEN"})
+
+
+class Setting(BaseModel):
+    """Base of all settings: an unknown key is a mistake, and nothing changes after reading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=False)
+
+
+class Gpus(Setting):
+    """What this node is declared to have; the probe must agree."""
+
+    count: Annotated[PositiveInt | None, Field(description="GPUs in the node")] = None
+    name: Annotated[str | None, Field(description="Product name as NVML gives it")] = None
+
+
+class Repository(Setting):
+    """NVIDIA's apt repository, or a mirror of it with the same layout."""
+
+    url: Annotated[str, Field(pattern=r"^https?://\S+[^/\s]$", description="Without final slash")]
+    keyring: Annotated[
+        str, Field(pattern=r"^[\w.+~-]+\.deb$", description="The keyring package's file name")
+    ] = "cuda-keyring_1.1-1_all.deb"
+    keyring_sha256: Annotated[Sha256, Field(description="Hash of the keyring package")]
+
+
+class Cuda(Setting):
+    """The CUDA toolkit. vLLM's wheels carry the runtime; compilers are for its JIT kernels."""
+
+    repository: Repository
+    toolkit: Annotated[
+        str | None,
+        Field(
+            pattern=r"^\d+-\d+$",
+            description="Toolkit as in cuda-toolkit-<13-0>; null installs none",
+        ),
+    ] = "13-0"
+    version: Annotated[
+        str | None,
+        Field(description="Exact package version, e.g. 13.0.3-1; needed where a toolkit is"),
+    ] = None
+
+    @model_validator(mode="after")
+    def _toolkit_has_a_version(self) -> Cuda:
+        if self.toolkit and not self.version:
+            raise ValueError(
+                "`version` is missing: name the exact package version, as "
+                f"`apt-cache madison cuda-toolkit-{self.toolkit}` lists it"
+            )
+        return self
+
+
+class Dcgm(Setting):
+    """NVIDIA's GPU monitoring: the host engine and its Prometheus exporter."""
+
+    version: Annotated[str, Field(description="Of every datacenter-gpu-manager-4 package")]
+    cuda_major: Annotated[PositiveInt, Field(description="The driver's CUDA major version")] = 13
+    exporter_version: str
+    port: Annotated[Port, Field(description="The exporter's port")] = 9400
+
+
+class NodeExporter(Setting):
+    """Prometheus node exporter, as the distribution packages it."""
+
+    port: Port = 9100
+
+
+class Vllm(Setting):
+    """The vLLM release and what all stages of a node share."""
+
+    version: Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+(\.?\w+)*$")]
+    lock: Annotated[
+        str,
+        Field(description="Requirements with hashes; from the project's root, or absolute"),
+    ]
+    uv_lock: Annotated[str, Field(description="The same for uv, which builds the release")] = (
+        "locks/uv.txt"
+    )
+    python: Annotated[AbsolutePath, Field(description="The node's interpreter")] = (
+        "/usr/bin/python3"
+    )
+    index_url: Annotated[str | None, Field(description="Package index; null: PyPI")] = None
+    find_links: Annotated[tuple[str, ...], Field(description="Flat wheel directories")] = ()
+    no_index: Annotated[bool, Field(description="Use find_links alone")] = False
+    device: Annotated[
+        Literal["cuda", "cpu"],
+        Field(
+            description="cpu: for nodes without real GPUs (the lab). The plan still comes from the "
+            "probe; vLLM runs its CPU build, one process a rank"
+        ),
+    ] = "cuda"
+    user: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_-]{0,30}$")] = "vllm"
+    listen: Annotated[str, Field(description="Address that endpoints bind")] = "0.0.0.0"  # noqa: S104
+    api_key_file: Annotated[
+        str | None,
+        Field(description="File on this machine with the API key; its content goes to the nodes"),
+    ] = None
+    allow_unauthenticated: Annotated[
+        bool, Field(description="Accept that anyone who reaches the port may use the model")
+    ] = False
+    hf_token_file: Annotated[
+        str | None, Field(description="File on this machine with the Hugging Face token")
+    ] = None
+    hf_endpoint: Annotated[str | None, Field(description="A mirror of the Hugging Face Hub")] = None
+    environment: Annotated[dict[str, str], Field(description="For every stage")] = {}
+
+    @model_validator(mode="after")
+    def _open_endpoints_are_deliberate(self) -> Vllm:
+        local = self.listen in {"127.0.0.1", "::1", "localhost"}
+        if not local and self.api_key_file is None and not self.allow_unauthenticated:
+            raise ValueError(
+                f"endpoints would listen on {self.listen} without a key: set `api_key_file`, or "
+                "`listen: 127.0.0.1`, or `allow_unauthenticated: true`"
+            )
+        if self.no_index and not self.find_links:
+            raise ValueError("`no_index` without `find_links` leaves nowhere to download from")
+        if self.no_index and self.index_url:
+            raise ValueError("`no_index` and `index_url` exclude each other: remove one")
+        return self
+
+
+class Model(Setting):
+    """One model and how much of the nodes that declare it it gets."""
+
+    model: Annotated[
+        str,
+        Field(
+            description="Hugging Face id (downloaded on the node), or an absolute path on the node",
+            pattern=r"^(/\S+|[\w.-]+/[\w.-]+)$",
+        ),
+    ]
+    revision: Annotated[
+        str | None,
+        Field(description="Commit of a Hugging Face model; fixed, so that all nodes serve one"),
+    ] = None
+    tensor_parallel: Annotated[PositiveInt, Field(description="GPUs of a replica")] = 1
+    replicas: Annotated[PositiveInt, Field(description="Independent copies")] = 1
+    port: Annotated[
+        Port, Field(description="First port; further replicas on a node take the next")
+    ] = 8000
+    arguments: Annotated[
+        dict[str, Argument], Field(description="Flags of `vllm serve`, without their dashes")
+    ] = {}
+    environment: Annotated[dict[str, str], Field(description="For this model's stages")] = {}
+    start_seconds: Annotated[
+        PositiveInt, Field(description="Deadline from start to the first answer")
+    ] = 1800
+    drain_seconds: Annotated[
+        int, Field(ge=0, description="How long running requests may finish before a stop")
+    ] = 60
+
+    @property
+    def is_path(self) -> bool:
+        """Whether the model's files are declared to lie on the node already."""
+        return self.model.startswith("/")
+
+    @model_validator(mode="after")
+    def _nothing_is_set_twice(self) -> Model:
+        mistakes = []
+        names = {name.lstrip("-").replace("_", "-") for name in self.arguments}
+        if planned := sorted(names & PLANNED_ARGUMENTS):
+            mistakes.append(
+                f"`arguments` sets {', '.join(planned)}, which the plan decides: use the settings "
+                "of the same meaning (tensor_parallel, port, drain_seconds, vllm.listen, "
+                "vllm.api_key_file) instead"
+            )
+        mistakes += [
+            f"`arguments` has {name!r}: write flags as `vllm serve` names them, in lower case "
+            "with dashes and without the leading `--`"
+            for name in self.arguments
+            if not re.fullmatch(r"[a-z0-9]+([-.][A-Za-z0-9_]+)*", name)
+        ]
+        if planned := sorted(set(self.environment) & PLANNED_ENVIRONMENT):
+            mistakes.append(f"`environment` sets {', '.join(planned)}, which the plan decides")
+        if not self.is_path and self.revision is None:
+            mistakes.append(
+                f"`revision` is missing: name the commit of {self.model}, so that every node "
+                "and every later run serves the same files"
+            )
+        if self.is_path and self.revision is not None:
+            mistakes.append("`revision` has no meaning for a path: remove it")
+        if mistakes:
+            raise ValueError("; ".join(mistakes))
+        return self
+
+
+class NodeSettings(Setting):
+    """Everything that one node's variables may say, after groups and hosts are merged."""
+
+    gpus: Gpus = Gpus()
+    cuda: Cuda | None = None
+    dcgm: Dcgm | None = None
+    node_exporter: NodeExporter = NodeExporter()
+    vllm: Vllm | None = None
+    models: dict[ModelName, Model] = {}
+
+    @model_validator(mode="after")
+    def _models_need_vllm(self) -> NodeSettings:
+        if self.models and self.vllm is None:
+            raise ValueError("`models` are declared, but `vllm` is not: say which release serves")
+        if self.dcgm and not self.cuda:
+            raise ValueError(
+                "`dcgm` comes from NVIDIA's repository, which `cuda.repository` names: set it"
+            )
+        return self
+
+
+class Mistake(Exception):  # noqa: N818  # it is a list of mistakes, not an error of ours
+    """What is wrong in a node's variables: pairs of (key path, sentence)."""
+
+    def __init__(self, *mistakes: tuple[tuple[str | int, ...], str]) -> None:
+        self.mistakes = mistakes
+        super().__init__("; ".join(f"{'.'.join(map(str, at))}: {what}" for at, what in mistakes))
+
+
+def node_settings(data: Mapping[str, Any]) -> NodeSettings:
+    """
+    Parse one node's merged variables (only the keys of `NodeSettings`).
+
+    Raises `Mistake` with every mistake at once, each with the path of its key.
+    """
+    try:
+        return NodeSettings.model_validate(dict(data))
+    except ValidationError as error:
+        raise Mistake(*(_sentence(found) for found in error.errors())) from None
+
+
+def _sentence(found: Any) -> tuple[tuple[str | int, ...], str]:
+    at = tuple(part for part in found["loc"] if part != "[key]")
+    what = found["msg"].removeprefix("Value error, ")
+    if found["type"] == "extra_forbidden":
+        return at, "no setting has this name"
+    if found["type"] == "missing":
+        return at, "is needed and not set"
+    if found["type"] == "value_error":
+        return at, what
+    return at, f"{what[0].lower()}{what[1:]} (got {found['input']!r})"
