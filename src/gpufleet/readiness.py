@@ -1,0 +1,177 @@
+"""Is a stage ready, still coming, or dead: and if dead, why.  Pure.
+
+Takes what `on_node/serving.py` printed about one stage. A stage is ready when its unit is active,
+`/health` is 200, its model is listed and one completion came back: `/health` alone stays 200 while
+a server drains, while a remote rank is dead and while the engine is frozen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from gpufleet.errors import FleetError
+
+
+class State(StrEnum):
+    """What is known of a stage."""
+
+    READY = "ready"
+    WAITING = "waiting"  # alive, not answering yet
+    DEAD = "dead"  # its unit is not running, or died while we waited
+    WRONG = "wrong"  # it answers, and the answer is not what the plan says
+    UNKNOWN = "unknown"  # it could not be asked
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one look at a stage says: `text` is for the operator, one line or a few."""
+
+    state: State
+    text: str
+
+
+# Why vLLM ends before it is ready: what its log says, and what to do. The messages were read in
+# vLLM 0.32 and 0.33 or seen by running them; the order matters, the first match is reported.
+CAUSES: tuple[tuple[str, str], ...] = (
+    (
+        r"CUDA out of memory|torch\.OutOfMemoryError",
+        "the GPUs' memory is full: lower gpu-memory-utilization or max-model-len, raise "
+        "tensor_parallel, or look for a foreign process on the GPU (`nvidia-smi`)",
+    ),
+    (
+        r"Available memory on node .* is less than desired|"
+        r"Free memory on device .* less than desired",
+        "less memory is free than the server asks for: something else uses it, or "
+        "gpu-memory-utilization is too high (on the CPU build set kv-cache-memory-bytes)",
+    ),
+    (
+        r"max seq len .* larger than the maximum number of tokens|KV cache is needed, which is",
+        "the KV cache does not hold one request of max-model-len: lower max-model-len or raise "
+        "gpu-memory-utilization or tensor_parallel",
+    ),
+    (r"[Aa]ddress already in use|port .* in use", "another process has the port: see `ss -ltnp`"),
+    (
+        r"unrecognized arguments|invalid choice|ambiguous option|expected (one|at least one) argum",
+        "this vLLM does not know a flag or a value in the model's `arguments`",
+    ),
+    (
+        r"[Nn]o such file or directory: '?\S*safetensors",
+        "the weights are missing, or the service user may not read them",
+    ),
+    (
+        r"does not appear to have a file named|Invalid repository ID or local directory",
+        "the model's directory is missing or incomplete: run the deploy again, and look at `model`",
+    ),
+    (
+        r"must be divisible by tensor parallel size|"
+        r"Total number of attention heads .* must be divisible",
+        "tensor_parallel does not divide the model's attention heads: choose another value",
+    ),
+    (r"system not yet initialized|Error 802", "the NVLink fabric is down: see fabric manager"),
+    (r"Driver/library version mismatch", "driver and library differ: reboot the node"),
+    (
+        r"CUDA driver version is insufficient|NVIDIA driver on your system is too old",
+        "the driver is too old for this vLLM's CUDA: see deploys/node.py",
+    ),
+    (r"[Ii]llegal instruction", "this CPU lacks an instruction set that the build needs"),
+)
+
+_NOISE = re.compile(r"^\s*$|^\s+\^+\s*$|^Traceback|^\s+File \"|DeprecationWarning|FutureWarning")
+_WRONG = re.compile(r"error|exception|fatal|traceback|refused|denied|killed|usage:", re.IGNORECASE)
+
+
+def likely_cause(lines: Sequence[str], exit_status: str | None = None) -> str | None:
+    """Return what most likely ended the server, from its journal and exit status; None: no idea."""
+    text = "\n".join(lines)
+    for pattern, cause in CAUSES:
+        if re.search(pattern, text):
+            return cause
+    if exit_status == "2":
+        return "vLLM refused its command line (exit status 2): see `systemctl cat` of the unit"
+    if exit_status == "137":
+        return "it was killed: out of memory, or by hand; see `journalctl -k`"
+    return None
+
+
+def relevant(lines: Sequence[str], most: int = 12) -> list[str]:
+    """Return the last lines that tell something: from the first error on, without stack frames."""
+    told = [line.rstrip() for line in lines if not _NOISE.search(line)]
+    first = next((i for i, line in enumerate(told) if _WRONG.search(line)), len(told) - most)
+    return told[max(first, len(told) - most, 0) :]
+
+
+def progress(lines: Sequence[str]) -> str:
+    """Return the last thing a starting server said, short enough for one line."""
+    for line in reversed(lines):
+        if not _NOISE.search(line):
+            # "(EngineCore pid=123) INFO 11-21 11:49:06 [core.py:93] Loading ..." -> the message
+            return re.sub(r"^(\([^)]*\)\s*)?(\w+ )?[\d-]+ [\d:]+ (\[[^]]*\]\s*)?", "", line)[:140]
+    return "no output yet"
+
+
+def verdict(seen: Mapping[str, Any], *, served_name: str, unit: str, restarts: int = 0) -> Verdict:
+    """
+    Judge one stage.
+
+    Takes `seen` from `on_node/serving.py`; `restarts` is the unit's NRestarts when the waiting
+    began: a unit that has restarted by itself since has died.
+    """
+    if "error" in seen or "error" in seen.get("unit", {}):
+        reason = seen.get("error") or seen["unit"]["error"]
+        return Verdict(State.UNKNOWN, f"{unit}: could not be asked: {reason}")
+    properties = seen["unit"]
+    lines = seen.get("journal", [])
+    active = properties.get("ActiveState")
+    died = int(properties.get("NRestarts") or 0) > restarts
+    if active in {"failed", "inactive"} or died or properties.get("SubState") == "auto-restart":
+        return Verdict(State.DEAD, _death(unit, properties, lines))
+    health = seen.get("health", {})
+    if health.get("status") != 200:
+        return Verdict(State.WAITING, progress(lines))
+    if "key_error" in seen:
+        return Verdict(State.WRONG, f"{unit}: its API key cannot be read: {seen['key_error']}")
+    if "models_error" in seen:
+        return Verdict(State.WRONG, f"{unit}: /v1/models answers {_short(seen['models_error'])}")
+    if served_name not in seen.get("models", []):
+        return Verdict(
+            State.WRONG, f"{unit}: serves {seen.get('models')}, the plan says {served_name!r}"
+        )
+    if seen.get("without_key") == 200:
+        return Verdict(State.WRONG, f"{unit}: answers without the API key")
+    if "completion_error" in seen:
+        return Verdict(
+            State.WRONG,
+            f"{unit}: /health is 200, but a completion fails: {_short(seen['completion_error'])}",
+        )
+    return Verdict(State.READY, f"{unit}: answers")
+
+
+def _death(unit: str, properties: Mapping[str, str], lines: Sequence[str]) -> str:
+    status = properties.get("ExecMainStatus")
+    cause = likely_cause(lines, status)
+    told = "".join(f"\n    {line}" for line in relevant(lines))
+    return (
+        f"{unit} is {properties.get('ActiveState')} ({properties.get('Result')}, exit status "
+        f"{status}): {cause or 'no known cause; its last lines follow'}"
+        f"{told or ' (its journal has no line since the start)'}"
+    )
+
+
+def _short(answer: Mapping[str, Any]) -> str:
+    if "error" in answer:
+        return str(answer["error"])
+    return f"HTTP {answer.get('status')} {str(answer.get('body', ''))[:200]}".rstrip()
+
+
+def unready(deadline_seconds: int, unit: str, lines: Sequence[str]) -> FleetError:
+    """Return the error for a stage that is alive but did not answer in time."""
+    cause = likely_cause(lines)
+    told = "".join(f"\n    {line}" for line in relevant(lines))
+    return FleetError(
+        f"{unit} did not answer within {deadline_seconds} s and still runs: "
+        f"{cause or 'raise start_seconds if it is only loading; its last lines follow'}{told}"
+    )
