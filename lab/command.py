@@ -1,0 +1,47 @@
+"""Run the machine's own tools: always with a deadline, and with an error an operator can read."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+from gpufleet.errors import FleetError
+
+
+def run(
+    *args: str | Path, limit: float = 60.0, stdin: str | None = None, check: bool = True
+) -> str:
+    """
+    Run a command and return its stdout; stderr ends in the error.
+
+    `limit` is in seconds. With `check=False` a failing command returns what it printed: for
+    commands that only remove what may already be gone. Raises `FleetError`.
+    """
+    shown = shlex.join(str(arg) for arg in args)
+    try:
+        done = subprocess.run(
+            [str(arg) for arg in args],
+            input="" if stdin is None else stdin,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=limit,
+            check=False,
+            env={**os.environ, "LC_ALL": "C"},
+        )
+    except FileNotFoundError:
+        raise FleetError(f"{args[0]} is not installed: run `gpufleet lab up` to install it.") from None
+    except subprocess.TimeoutExpired:
+        raise FleetError(f"`{shown}` did not finish within {limit:.0f} s.") from None
+    if check and done.returncode:
+        raise FleetError(f"`{shown}` failed ({done.returncode}): {tail(done.stderr.splitlines())}")
+    return done.stdout
+
+
+def tail(lines: Iterable[str], count: int = 5) -> str:
+    """Return the last lines that say something, joined into one."""
+    said = [line.strip() for line in lines if line.strip()]
+    return " / ".join(said[-count:]) or "it printed nothing"

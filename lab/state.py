@@ -1,0 +1,234 @@
+"""What one lab is called, where it lies, and what is remembered of it between commands.
+
+Every name the lab leaves on the machine (bridge, ports, network namespaces, cgroups, nft tables)
+follows from its id alone, so that all of it is found again after a `kill -9`. `lab.json` adds what
+cannot be derived: the network that was chosen and the nodes that were asked for.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
+from typing import Any
+
+from gpufleet.errors import FleetError
+
+STATE = Path("/var/lib/gpufleet-lab")
+CACHE = Path("/var/cache/gpufleet-lab")
+
+# Addresses of a lab's /24: .1 is this machine, .11 is gpu-01, and so on.
+FIRST_NODE = 10
+MIRROR_PORT = 8080
+PROXY_PORT = 3128
+
+# "gf-" + id + "." + a number of three digits is the longest interface name: 15, the kernel's limit
+# (IFNAMSIZ is 16 with the closing NUL). nft identifiers take no hyphen, hence none in the id.
+_ID = re.compile(r"[a-z][a-z0-9]{0,7}")
+_NODE = re.compile(r"gpu-([0-9]{2,3})")
+LAST_NODE = 240
+
+
+@dataclass(frozen=True)
+class LabNode:
+    """One node of the lab: `gpu-01` has number 1 and the address that ends in .11."""
+
+    name: str
+    number: int
+    address: IPv4Address
+    profile: str  # the hardware it simulates: a file of lab/profiles/ without its suffix
+
+
+@dataclass(frozen=True)
+class LabState:
+    """One lab's names, paths and remembered choices; a value: changing it writes nothing."""
+
+    id: str
+    net: IPv4Network | None = None  # None until the first `up` has chosen one
+    profiles: Mapping[str, str] = field(default_factory=dict)  # node name -> hardware profile
+
+    # -- where it lies -------------------------------------------------------------------------
+
+    @property
+    def dir(self) -> Path:
+        return STATE / self.id
+
+    @property
+    def key(self) -> Path:
+        """The private key that the nodes let in as root."""
+        return self.dir / "id_ed25519"
+
+    @property
+    def known_hosts(self) -> Path:
+        return self.dir / "known_hosts"
+
+    @property
+    def ssh_config(self) -> Path:
+        return self.dir / "ssh_config"
+
+    def node_dir(self, name: str) -> Path:
+        return self.dir / "nodes" / name
+
+    # -- what it is called on the machine ------------------------------------------------------
+
+    @property
+    def prefix(self) -> str:
+        """The bridge and the cgroup; ports are `<prefix>.<number>`."""
+        return f"gf-{self.id}"
+
+    @property
+    def table(self) -> str:
+        """The nft table; a node's fault table is `<table>_<number>`."""
+        return f"gf_{self.id}"
+
+    def port(self, node: LabNode) -> str:
+        """The bridge's port that the node's network cable is plugged into."""
+        return f"{self.prefix}.{node.number}"
+
+    def netns(self, name: str) -> str:
+        return f"{self.prefix}-{name}"
+
+    # -- its network and nodes -----------------------------------------------------------------
+
+    @property
+    def subnet(self) -> IPv4Network:
+        if self.net is None:
+            raise FleetError(f"Lab {self.id!r} is not up: run `gpufleet lab up` first.")
+        return self.net
+
+    @property
+    def machine(self) -> IPv4Address:
+        """This machine, as the nodes see it."""
+        return self.subnet[1]
+
+    @property
+    def mirror_url(self) -> str:
+        return f"http://{self.machine}:{MIRROR_PORT}"
+
+    @property
+    def proxy_url(self) -> str:
+        return f"http://{self.machine}:{PROXY_PORT}"
+
+    @property
+    def nodes(self) -> tuple[LabNode, ...]:
+        """All nodes by number."""
+        found = (
+            LabNode(name, _number(name), self.subnet[FIRST_NODE + _number(name)], profile)
+            for name, profile in self.profiles.items()
+        )
+        return tuple(sorted(found, key=lambda node: node.number))
+
+    def node(self, name: str) -> LabNode:
+        for node in self.nodes if self.profiles else ():
+            if node.name == name:
+                return node
+        have = ", ".join(sorted(self.profiles)) or "none"
+        raise FleetError(f"Lab {self.id!r} has no node {name!r} (it has: {have}).")
+
+    # -- remembering ---------------------------------------------------------------------------
+
+    @classmethod
+    def load(cls, lab_id: str) -> LabState:
+        """Read what is remembered of a lab; a lab never brought up has an id and nothing else."""
+        state = cls(checked_id(lab_id))
+        try:
+            facts: dict[str, Any] = json.loads((state.dir / "lab.json").read_text())
+        except FileNotFoundError:
+            return state
+        profiles = {name: node["profile"] for name, node in facts["nodes"].items()}
+        return replace(state, net=IPv4Network(facts["net"]), profiles=profiles)
+
+    def save(self) -> None:
+        """Write `lab.json` for later commands and for whoever reads about the lab."""
+        nodes = {
+            node.name: {"address": str(node.address), "profile": node.profile}
+            for node in self.nodes
+        }
+        facts = {
+            "id": self.id,
+            "net": str(self.subnet),
+            "nodes": nodes,
+            "mirror_url": self.mirror_url,
+            "proxy": self.proxy_url,
+        }
+        write(self.dir / "lab.json", json.dumps(facts, indent=2) + "\n")
+
+
+def checked_id(lab_id: str) -> str:
+    """Return the id, or refuse one from which no interface name can be made."""
+    if not _ID.fullmatch(lab_id):
+        raise FleetError(
+            f"GPUFLEET_LAB is {lab_id!r}: a lab's id is a lower-case letter and up to seven more "
+            "letters or digits, because network interfaces are named after it."
+        )
+    return lab_id
+
+
+def check_nodes(profiles: Mapping[str, str]) -> None:
+    """Refuse node names from which no address follows, all of them at once."""
+    wrong = [
+        f"Node {name!r}: lab nodes are named gpu-01 to gpu-{LAST_NODE}, because the number "
+        "gives the address."
+        for name in profiles
+        if not _NODE.fullmatch(name) or not 1 <= _number(name) <= LAST_NODE
+    ]
+    numbers = [_number(name) for name in profiles if _NODE.fullmatch(name)]
+    if len(set(numbers)) < len(numbers):
+        wrong.append("Two nodes have the same number, so they would have the same address.")
+    if wrong:
+        raise FleetError(*wrong)
+
+
+def _number(name: str) -> int:
+    return int(name.removeprefix("gpu-"))
+
+
+def write(path: Path, text: str, mode: int = 0o644) -> bool:
+    """
+    Make `path` hold exactly `text` with `mode`, atomically; return whether anything changed.
+
+    A reader sees the old file or the new one, never half of one, whenever this is killed.
+    """
+    if path.is_file() and path.read_bytes() == text.encode():
+        path.chmod(mode)
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.new")
+    draft.unlink(missing_ok=True)
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
+        file.write(text)
+    draft.chmod(mode)  # whatever the umask is
+    draft.rename(path)
+    return True
+
+
+@contextmanager
+def exclusive(name: str, folder: Path = STATE, limit: float = 300.0) -> Iterator[None]:
+    """
+    Hold the lock `name`, which the kernel drops when the holder dies.
+
+    Waits up to `limit` seconds for another command to finish; raises `FleetError` after that.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f".{name}.lock"
+    deadline = time.monotonic() + limit
+    with path.open("a") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise FleetError(
+                        f"Another lab command has held {path} for over {limit:.0f} s: "
+                        "let it finish, or end it and try again."
+                    ) from None
+                time.sleep(0.1)
+        yield
