@@ -1,0 +1,65 @@
+"""pyinfra facts: how a node's state reaches the pure modules.
+
+A fact sends a program of `on_node/` over stdin (`_stdin=payload.program(...)`), takes the one JSON
+document that it prints, and says what the node said when there is none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from pyinfra.api.exceptions import FactProcessError
+from pyinfra.api.facts import FactBase
+
+# `exec`: no shell stays between the connection and the program. A node without Python says so,
+# and then there is nothing on stdout.
+PYTHON = (
+    "command -v python3 >/dev/null || "
+    "{ echo 'no python3 on this node: install it (apt-get install python3)' >&2; exit 97; }; "
+    "exec python3 -I -"
+)
+
+
+class GpuProbe(FactBase[dict[str, Any]]):
+    """
+    What the node is made of: host, driver, GPUs, NVLinks, as `on_node/probe.py` prints it.
+
+    ```python
+    host.get_fact(GpuProbe, _stdin=payload.program("probe", nvml=True), _timeout=60)
+    {"schema": 1, "hostname": "gpu-01", "driver": {"version": "570.124.06", ...}, "gpus": [...]}
+    ```
+
+    `{}` when there was no answer: pyinfra has then marked the host failed and shown what it said.
+    """
+
+    @staticmethod
+    def default() -> dict[str, Any]:
+        return {}
+
+    def command(self) -> str:
+        return PYTHON
+
+    def process(self, output: Iterable[str]) -> dict[str, Any]:
+        return document(output, "the GPU probe")
+
+
+def document(output: Iterable[str], program: str) -> dict[str, Any]:
+    """
+    Return the JSON document on the last line of what a program printed.
+
+    Lines before it are the node's own (a login banner, a warning of a shell). Raises
+    `FactProcessError` with what the node said instead: anything else would end the whole run.
+    """
+    lines = list(output)
+    try:
+        found = json.loads(lines[-1])
+    except (IndexError, ValueError):
+        said = " / ".join(lines[-3:]) or "nothing"
+        raise FactProcessError(
+            f"{program} printed no JSON document; the node said: {said}"
+        ) from None
+    if not isinstance(found, dict):
+        raise FactProcessError(f"{program} printed {lines[-1][:80]!r}, which is no JSON object")
+    return found

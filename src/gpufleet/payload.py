@@ -1,0 +1,104 @@
+"""Programs for nodes: one text that a node's `python3 -I -` reads from its standard input.
+
+Nothing is installed on the node and nothing is left there, nothing needs quoting, and what a
+program is given never appears in the node's process list.
+
+A program is a file of `on_node/`: standard library only, syntax of Python 3.8, one JSON document
+on stdout. It runs as `__main__` and finds what it was given in the global `PARAMETERS`. Asked for
+`nvml`, the text carries NVIDIA's binding (`vendor/pynvml.py`, unmodified), which the program
+imports as `pynvml` in preference to any that the node may have: bindings of other releases have
+wrong struct sizes.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import zlib
+from functools import cache
+from importlib import resources
+from typing import Any
+
+# Sets no bytecode, refuses a Python that is too old in words, and hands over. The program is
+# compiled from text, so its docstring and `from __future__` stay first in their own file.
+_BOOTSTRAP = """\
+import base64, importlib.util, json, sys, zlib
+sys.dont_write_bytecode = True
+if sys.version_info < (3, 8):
+    sys.exit("python3 is %d.%d on this node, and gpufleet needs 3.8 or newer: install one"
+             % sys.version_info[:2])
+def text(blob):
+    return zlib.decompress(base64.b64decode(blob)).decode()
+carried = {carried}
+class Carried:
+    def find_spec(self, name, path=None, target=None):
+        return importlib.util.spec_from_loader(name, self) if name in carried else None
+    def create_module(self, spec):
+        return None
+    def exec_module(self, module):
+        name = module.__name__
+        exec(compile(text(carried[name]), name + ".py", "exec"), module.__dict__)
+sys.meta_path.insert(0, Carried())
+program = {{"__name__": "__main__", "__sha256__": "{sha256}",
+           "PARAMETERS": json.loads(text("{parameters}"))}}
+exec(compile(text("{program}"), "{name}.py", "exec"), program)
+"""
+
+
+class Payload(str):
+    """
+    A program with its parameters, which no log shows.
+
+    It is handed over as `_stdin`, and pyinfra prints those arguments with `-v` and `--debug`;
+    parameters may be secrets. `str.encode()` and slicing still give the text.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"<program of {len(self)} characters>"
+
+    def __str__(self) -> str:
+        return repr(self)
+
+    def __format__(self, spec: str) -> str:
+        return format(repr(self), spec)
+
+
+def program(name: str, *, nvml: bool = False, **parameters: Any) -> Payload:
+    """
+    Return the text that runs `on_node/<name>.py` on a node.
+
+    `parameters` are values that JSON can express; the program finds them in `PARAMETERS`. With
+    `nvml` it can `import pynvml`. Raises `TypeError` for a value that JSON cannot express
+    and `FileNotFoundError` for a program that does not exist.
+
+    >>> program("probe", nvml=True)
+    <program of 85210 characters>
+    """
+    source = _source(f"on_node/{name}.py")
+    carried = {"pynvml": _packed_source("vendor/pynvml.py")} if nvml else {}
+    return Payload(
+        _BOOTSTRAP.format(
+            name=name,
+            sha256=hashlib.sha256(source.encode()).hexdigest(),
+            program=_packed_source(f"on_node/{name}.py"),
+            parameters=_packed(json.dumps(parameters)),
+            carried=carried,
+        )
+    )
+
+
+@cache
+def _source(path: str) -> str:
+    return resources.files("gpufleet").joinpath(path).read_text(encoding="utf-8")
+
+
+@cache  # 330 kB: compressed once, not once a node
+def _packed_source(path: str) -> str:
+    return _packed(_source(path))
+
+
+def _packed(text: str) -> str:
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
