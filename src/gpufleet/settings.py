@@ -199,6 +199,13 @@ class Model(Setting):
     ] = None
     tensor_parallel: Annotated[PositiveInt, Field(description="GPUs of a replica")] = 1
     replicas: Annotated[PositiveInt, Field(description="Independent copies")] = 1
+    allow_pcie: Annotated[
+        bool,
+        Field(
+            description="Let a tensor-parallel group span GPUs without NVLink, where no island is "
+            "large enough; every layer then waits for PCIe"
+        ),
+    ] = False
     port: Annotated[
         Port, Field(description="First port; further replicas on a node take the next")
     ] = 8000
