@@ -1,0 +1,218 @@
+"""A tiny Llama with random weights: real enough for vLLM to load and complete with.
+
+Contract: `write()` makes a complete checkpoint (0.8 MB) with the standard library alone, in about
+a second, and the same bytes on every machine: its hash is fixed, so is its revision on the hub.
+
+Four heads allow tensor parallelism up to 4.  A token is one byte, so any text round-trips.  Only
+the output rows of printable ASCII are non-zero: a greedy completion is therefore never empty, and
+never ends in half a UTF-8 character.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+HIDDEN = 128
+INTERMEDIATE = 256
+LAYERS = 2
+HEADS = 4
+CONTEXT = 32768  # tokens
+# Trained models start from normal(0, 0.02); larger weights only make the logits overflow sooner.
+DEVIATION = 0.02
+
+# vLLM's attention on CPUs knows head sizes from 32 up.  With 16 the engine starts, reports that
+# it is ready, and dies at the first request: what a readiness check that stops at /health misses.
+HEAD_SIZE = HIDDEN // HEADS
+FATAL_HEAD_SIZE = 16
+
+SPECIALS = ("<unk>", "<s>", "</s>", "<pad>")
+VOCABULARY = len(SPECIALS) + 256
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<s>{{ message['role'] }}: {{ message['content'] }}</s>"
+    "{% endfor %}{% if add_generation_prompt %}<s>assistant: {% endif %}"
+)
+
+_Shape = tuple[int, ...]
+
+
+def write(directory: Path, head_size: int = HEAD_SIZE) -> Path:
+    """Write the checkpoint into `directory`, readable by all, and return it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    documents = {
+        "config.json": config(head_size),
+        "generation_config.json": {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3},
+        "tokenizer.json": tokenizer(),
+        "tokenizer_config.json": tokenizer_config(),
+    }
+    for name, document in documents.items():
+        _put(directory / name, (json.dumps(document, indent=1) + "\n").encode())
+    _put(directory / "model.safetensors", weights(head_size))
+    return directory
+
+
+def config(head_size: int = HEAD_SIZE) -> dict[str, object]:
+    """The model's `config.json`."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "dtype": "bfloat16",
+        "vocab_size": VOCABULARY,
+        "hidden_size": HIDDEN,
+        "intermediate_size": INTERMEDIATE,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": HEADS,
+        "head_dim": head_size,
+        "hidden_act": "silu",
+        "max_position_embeddings": CONTEXT,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 3,
+    }
+
+
+def tokenizer() -> dict[str, object]:
+    """The `tokenizer.json` of a byte-level BPE without merges: a token is a byte."""
+    added = [
+        {
+            "id": number,
+            "content": token,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": True,
+        }
+        for number, token in enumerate(SPECIALS)
+    ]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": None,
+        "pre_tokenizer": {**byte_level, "use_regex": True},
+        "post_processor": None,
+        "decoder": {**byte_level, "use_regex": True},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": "<unk>",
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": {token: number for number, token in enumerate((*SPECIALS, *_alphabet()))},
+            "merges": [],
+        },
+    }
+
+
+def tokenizer_config() -> dict[str, object]:
+    """The `tokenizer_config.json`, with the chat template."""
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "unk_token": "<unk>",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "pad_token": "<pad>",
+        "model_max_length": CONTEXT,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+
+
+def weights(head_size: int = HEAD_SIZE) -> bytes:
+    """
+    The `model.safetensors`: the header's length in 8 bytes, the header in JSON, the tensors.
+
+    Weights are bfloat16, drawn by tensor name, so one tensor's shape does not change another.
+    """
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    body = bytearray()
+    for name, shape in sorted(_shapes(head_size)):
+        tensor = _tensor(name, shape)
+        span = [len(body), len(body) + len(tensor)]
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": span}
+        body += tensor
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the format wants the tensors aligned to 8 bytes
+    return struct.pack("<Q", len(text)) + text + bytes(body)
+
+
+def _shapes(head_size: int) -> Iterator[tuple[str, _Shape]]:
+    yield "model.embed_tokens.weight", (VOCABULARY, HIDDEN)
+    yield "model.norm.weight", (HIDDEN,)
+    yield "lm_head.weight", (VOCABULARY, HIDDEN)
+    for layer in range(LAYERS):
+        prefix = f"model.layers.{layer}"
+        for part in "qkv":
+            yield f"{prefix}.self_attn.{part}_proj.weight", (HEADS * head_size, HIDDEN)
+        yield f"{prefix}.self_attn.o_proj.weight", (HIDDEN, HEADS * head_size)
+        for part in ("gate", "up"):
+            yield f"{prefix}.mlp.{part}_proj.weight", (INTERMEDIATE, HIDDEN)
+        yield f"{prefix}.mlp.down_proj.weight", (HIDDEN, INTERMEDIATE)
+        for part in ("input", "post_attention"):
+            yield f"{prefix}.{part}_layernorm.weight", (HIDDEN,)
+
+
+def _tensor(name: str, shape: _Shape) -> bytes:
+    if name.endswith("norm.weight"):
+        return _bfloat16(1.0) * math.prod(shape)
+    if name == "lm_head.weight":
+        rows = range(len(SPECIALS), VOCABULARY)
+        printable = {row for row in rows if 0x20 < _alphabet_bytes()[row - len(SPECIALS)] < 0x7F}
+        return b"".join(
+            _normal(f"{name}[{row}]", HIDDEN) if row in printable else bytes(2 * HIDDEN)
+            for row in range(VOCABULARY)
+        )
+    return _normal(name, math.prod(shape))
+
+
+def _normal(seed: str, count: int) -> bytes:
+    """
+    Draw `count` bfloat16 values, normal enough: a sum of eight uniform bytes, centred and scaled.
+
+    From a hash and integers only: `random.gauss` goes through the machine's own logarithm.
+    """
+    stream = hashlib.shake_256(seed.encode()).digest(8 * count)
+    return b"".join(_DRAWN[sum(stream[start : start + 8])] for start in range(0, 8 * count, 8))
+
+
+def _bfloat16(value: float) -> bytes:
+    """A bfloat16 is the upper half of a float32."""
+    return struct.pack("<f", value)[2:]
+
+
+# A uniform byte has mean 255/2 and variance (256**2 - 1)/12; eight of them add up.
+_MEAN = 8 * 255 / 2
+_SPREAD = math.sqrt(8 * (256**2 - 1) / 12)
+_DRAWN = [_bfloat16(DEVIATION * (total - _MEAN) / _SPREAD) for total in range(8 * 255 + 1)]
+
+
+def _alphabet_bytes() -> list[int]:
+    """All 256 bytes in the order of byte-level BPE: the visible ones of Latin-1, then the rest."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    return [*visible, *(byte for byte in range(256) if byte not in visible)]
+
+
+def _alphabet() -> list[str]:
+    """The character that stands for each of `_alphabet_bytes()`: invisible ones get U+0100 up."""
+    ordered = _alphabet_bytes()
+    invisible = 256 - 188  # 94 + 12 + 82 visible ones stand for themselves
+    return [chr(byte) for byte in ordered[:188]] + [chr(0x100 + n) for n in range(invisible)]
+
+
+def _put(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    path.chmod(0o644)  # whatever the umask: vLLM says "no such file" of weights it may not read
