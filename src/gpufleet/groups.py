@@ -1,0 +1,70 @@
+"""Groups of nodes and how they nest. Pure.
+
+A group has hosts and child groups; a child's hosts are the parent's too. Depth decides whose
+variables win: the deeper group is the more specific one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from graphlib import CycleError, TopologicalSorter
+
+from gpufleet.errors import FleetError
+
+
+@dataclass(frozen=True)
+class Groups:
+    """
+    `members`: {group: its hosts, those of its children included}, parents before children.
+
+    The order of the mapping is Ansible's order of precedence, least specific first: by depth, and
+    by name where the depth is the same.
+    """
+
+    members: Mapping[str, tuple[str, ...]]
+
+    def of(self, host: str) -> tuple[str, ...]:
+        """The groups that a host is in, least specific first."""
+        return tuple(group for group, hosts in self.members.items() if host in hosts)
+
+
+def nest(hosts: Mapping[str, Sequence[str]], children: Mapping[str, Sequence[str]]) -> Groups:
+    """
+    Resolve {group: its own hosts} and {group: its child groups}.
+
+    Raises FleetError for children that do not exist and for groups that contain themselves.
+    """
+    names = [*hosts, *(name for name in children if name not in hosts)]
+    problems = [
+        f"children of {parent}: there is no group {child!r}{suggestion(child, names)}"
+        for parent, below in children.items()
+        for child in below
+        if child not in names
+    ]
+    parents = {
+        name: [parent for parent, below in children.items() if name in below] for name in names
+    }
+    try:
+        top_down = tuple(TopologicalSorter(parents).static_order())
+    except CycleError as error:
+        chain = " -> ".join(error.args[1])
+        problems.append(f"groups contain each other: {chain}: remove one of these children")
+    if problems:
+        raise FleetError(*problems)
+
+    depth: dict[str, int] = {}
+    for name in top_down:
+        depth[name] = 1 + max((depth[parent] for parent in parents[name]), default=0)
+    members: dict[str, tuple[str, ...]] = {}
+    for name in reversed(top_down):
+        below = (host for child in children.get(name, ()) for host in members[child])
+        members[name] = tuple(dict.fromkeys([*hosts.get(name, ()), *below]))
+    return Groups({name: members[name] for name in sorted(names, key=lambda n: (depth[n], n))})
+
+
+def suggestion(name: str, known: Sequence[str]) -> str:
+    """Return `; did you mean X?` when a known name is close to the one written, else nothing."""
+    close = get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""

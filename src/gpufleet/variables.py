@@ -1,0 +1,258 @@
+"""Variables as operators write them: YAML files under `group_vars/` and `host_vars/`.
+
+Every value keeps where it came from, so that any later mistake can name file and line. Pure but
+for reading the files: knows nothing of pyinfra, of settings, or of which groups a node is in.
+
+Ansible's habits hold: one file per group or host (`NAME.yml`, `NAME.yaml`, or a directory `NAME/`
+of them), and a more specific layer replaces a whole top-level key; mappings are not merged into
+each other. What Ansible lets pass is refused: a key twice in one mapping, keys that are no
+identifiers, `NAME.yml` beside `NAME.yaml`, and values that JSON does not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import yaml
+
+from gpufleet.errors import FleetError
+
+KeyPath: TypeAlias = tuple[str | int, ...]
+
+_SUFFIXES = (".yml", ".yaml")
+
+# What YAML has and JSON has too; the rest of its standard tags (timestamp, binary, set, ...)
+# would change type on the way to a node.
+_JSON_TAGS = frozenset(
+    f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map")
+)
+_MERGE_TAG = "tag:yaml.org,2002:merge"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """
+    Where a top-level key was set. `str(origin)` is `group_vars/gpu.yml:12`.
+
+    `line` counts from 1; 0 means that the place has no lines, such as the command line. `inner`
+    has the lines of the keys below, by their path.
+    """
+
+    file: str
+    line: int = 0
+    inner: Mapping[KeyPath, int] = field(default_factory=dict, repr=False, compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}" if self.line else self.file
+
+    def at(self, *path: str | int) -> Origin:
+        """Return the place of a key below; of the nearest key above it that has one."""
+        for length in range(len(path), 0, -1):
+            if line := self.inner.get(path[:length]):
+                return Origin(self.file, line)
+        return Origin(self.file, self.line)
+
+
+Variables: TypeAlias = Mapping[str, tuple[Any, Origin]]
+"""Top-level keys with their value and where it was set."""
+
+
+def load_file(path: Path, root: Path | None = None) -> Variables:
+    """
+    Read one YAML file of variables. Messages name it as seen from `root`.
+
+    Raises FleetError with every problem of the file, each with its line.
+    """
+    shown = shown_path(path, root)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FleetError(f"{shown}: cannot be read: {error}") from None
+    try:
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        if node is None:  # nothing but comments
+            return {}
+        lines: dict[KeyPath, int] = {}
+        problems = list(_problems(node, shown)) or list(_walk(node, shown, (), lines, {}))
+        if problems:
+            raise FleetError(*problems)
+        values: dict[str, Any] = loader.construct_document(node)
+    except yaml.YAMLError as error:
+        raise FleetError(_syntax_error(error, shown)) from None
+    return {key: (value, _origin(key, shown, lines)) for key, value in values.items()}
+
+
+def load(directories: Iterable[Path], name: str, root: Path | None = None) -> Variables:
+    """
+    Read the variables of one group or host from each directory in turn; later ones win.
+
+    Raises FleetError with every problem of every file.
+    """
+    problems: list[str] = []
+    layers: list[Variables] = []
+    for directory in directories:
+        try:
+            layers += [load_file(path, root) for path in files_of(directory, name, root)]
+        except FleetError as error:
+            problems += error.problems
+    if problems:
+        raise FleetError(*problems)
+    return merge(*layers)
+
+
+def merge(*layers: Variables) -> Variables:
+    """Lay variables over each other: the last layer that has a key decides its whole value."""
+    return {key: found for layer in layers for key, found in layer.items()}
+
+
+def files_of(directory: Path, name: str, root: Path | None = None) -> tuple[Path, ...]:
+    """
+    Return the files that hold one group's or host's variables, in the order they are read.
+
+    Raises FleetError when both spellings of the suffix exist: reading only one of the two would
+    ignore the other without a word.
+    """
+    single = [path for suffix in _SUFFIXES if (path := directory / f"{name}{suffix}").is_file()]
+    if len(single) > 1:
+        both = " and ".join(shown_path(path, root) for path in single)
+        raise FleetError(f"{both} are two files for one name: keep one of them")
+    return (*single, *_yaml_files(directory / name))
+
+
+def all_files(directory: Path) -> tuple[Path, ...]:
+    """Return every YAML file below a `group_vars` or `host_vars` directory."""
+    return tuple(_yaml_files(directory))
+
+
+def shown_path(path: Path, root: Path | None) -> str:
+    """Return the path as messages name it: from `root` where it lies below."""
+    if root is not None and path.is_relative_to(root):
+        return str(path.relative_to(root))
+    return str(path)
+
+
+def _yaml_files(directory: Path) -> Iterator[Path]:
+    for path in sorted(directory.rglob("*")):
+        hidden = any(part.startswith(".") for part in path.relative_to(directory).parts)
+        if path.suffix in _SUFFIXES and path.is_file() and not hidden:
+            yield path
+
+
+def _problems(node: yaml.Node, shown: str) -> Iterator[str]:
+    """What is wrong at the top level, where keys become names that deploys use."""
+    if not isinstance(node, yaml.MappingNode):
+        kind = "a list" if isinstance(node, yaml.SequenceNode) else f"{_text(node)!r}"
+        yield (
+            f"{shown}:{_line(node)}: the top level must be settings, each with its name in front "
+            f"as in `vllm:`, but is {kind}"
+        )
+        return
+    for key, _ in node.value:
+        if key.tag == _MERGE_TAG or (_is_text(key) and _text(key).isidentifier()):
+            continue
+        yield (
+            f"{shown}:{_line(key)}: {_text(key)!r} cannot be the name of a setting: use letters, "
+            "digits and _, and no digit in front"
+        )
+
+
+def _walk(
+    node: yaml.Node,
+    shown: str,
+    path: KeyPath,
+    lines: dict[KeyPath, int],
+    seen: dict[int, bool],
+) -> Iterator[str]:
+    """
+    Note the line of every key in `lines`, and yield what is wrong below `node`.
+
+    `seen` has the nodes already met; True while they are still open. An alias is met twice: its
+    content has been looked at where it was written.
+    """
+    if id(node) in seen:
+        if seen[id(node)]:
+            yield f"{shown}:{_line(node)}: this value contains itself: write it out"
+        return
+    seen[id(node)] = True
+    if node.tag not in _JSON_TAGS:
+        yield (
+            f"{shown}:{_line(node)}: {_dotted(path)} has a value of YAML's kind {_kind(node.tag)}, "
+            "which settings do not take: put quotes around it if it is meant as text"
+        )
+    elif isinstance(node, yaml.MappingNode):
+        yield from _walk_mapping(node, shown, path, lines, seen)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            lines[(*path, index)] = _line(item)
+            yield from _walk(item, shown, (*path, index), lines, seen)
+    seen[id(node)] = False
+
+
+def _walk_mapping(
+    node: yaml.MappingNode,
+    shown: str,
+    path: KeyPath,
+    lines: dict[KeyPath, int],
+    seen: dict[int, bool],
+) -> Iterator[str]:
+    first: dict[str, int] = {}
+    for key, value in node.value:
+        if key.tag == _MERGE_TAG:
+            yield from _walk(value, shown, path, {}, seen)
+            continue
+        if not _is_text(key):
+            yield (
+                f"{shown}:{_line(key)}: {_dotted(path)} has the key {_text(key)!r}, which YAML "
+                f"reads as {_kind(key.tag)}: put quotes around it"
+            )
+            continue
+        name = _text(key)
+        here = (*path, name)
+        if name in first:
+            yield (
+                f"{shown}:{_line(key)}: {_dotted(here)} is set twice, first in line "
+                f"{first[name]}: remove one of the two"
+            )
+            continue
+        first[name] = lines[here] = _line(key)
+        yield from _walk(value, shown, here, lines, seen)
+
+
+def _origin(key: str, shown: str, lines: Mapping[KeyPath, int]) -> Origin:
+    inner = {path[1:]: line for path, line in lines.items() if path[0] == key and len(path) > 1}
+    return Origin(shown, lines.get((key,), 0), inner)
+
+
+def _syntax_error(error: yaml.YAMLError, shown: str) -> str:
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return f"{shown}: is not YAML: {' '.join(str(error).split())}"
+    mark = error.problem_mark or error.context_mark
+    place = f"{shown}:{mark.line + 1}" if mark else shown
+    what = ", ".join(part for part in (error.context, error.problem) if part)
+    if "'\\t'" in what:
+        what += " (YAML does not indent with tabs: use spaces)"
+    return f"{place}: is not YAML: {what}"
+
+
+def _line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1
+
+
+def _is_text(node: yaml.Node) -> bool:
+    return isinstance(node, yaml.ScalarNode) and node.tag.endswith(":str")
+
+
+def _text(node: yaml.Node) -> str:
+    return str(node.value) if isinstance(node, yaml.ScalarNode) else _kind(node.tag)
+
+
+def _kind(tag: str) -> str:
+    return tag.removeprefix("tag:yaml.org,2002:")
+
+
+def _dotted(path: KeyPath) -> str:
+    return ".".join(map(str, path)) or "the top level"
