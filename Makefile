@@ -1,0 +1,51 @@
+# Two commands for a newcomer: `make lab` and `make test`. All of them may be run again, also after
+# being killed.
+.DELETE_ON_ERROR:
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+
+PYTHON ?= python3
+UV_VERSION := 0.13.9
+RUN := .venv/bin
+
+# Nothing that a shell of the operator's exports may change what is built or run here.
+unexport PYTHONPATH PYTHONDONTWRITEBYTECODE VIRTUAL_ENV
+
+.PHONY: help lab test test-unit test-long lint clean distclean
+help:
+	@echo 'make lab        two real nodes with simulated GPUs, deployed until vLLM answers   (root)'
+	@echo 'make test       every test, on a lab of its own                                   (root)'
+	@echo 'make test-unit  the tests and checks that need no root'
+	@echo 'make test-long  the fault tables                                                  (root)'
+	@echo 'make clean      take the labs away: nodes, mounts, bridges, namespaces            (root)'
+	@echo 'make distclean  clean, and forget every download'
+
+# The environment: uv itself comes by hash from its own lock, everything else from uv.lock.
+.venv/.ready: uv.lock pyproject.toml locks/uv.txt
+	@lab/bootstrap "$(PYTHON)" "$(UV_VERSION)"
+	@touch $@
+
+lab: .venv/.ready
+	@$(RUN)/gpufleet lab demo
+
+lint: .venv/.ready
+	$(RUN)/ruff check .
+	$(RUN)/ruff format --check .
+	$(RUN)/mypy
+
+test-unit: lint
+	$(RUN)/pytest -q -m 'not lab and not long'
+
+test: lint
+	@$(RUN)/gpufleet lab require-root 'make test'
+	$(RUN)/pytest -m 'not long'
+
+test-long: .venv/.ready
+	@$(RUN)/gpufleet lab require-root 'make test-long'
+	$(RUN)/pytest -m long --long-table docs/fault-table.md
+
+clean: .venv/.ready
+	@$(RUN)/gpufleet lab clean
+
+distclean: clean
+	rm -rf /var/cache/gpufleet-lab .venv

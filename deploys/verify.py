@@ -1,0 +1,14 @@
+"""Prove that the fleet serves what the plan says. Changes nothing.
+
+    pyinfra -y inventories/prod.py deploys/verify.py
+
+For every stage: its unit is active, /health is 200, /v1/models names the model, a completion comes
+back, and nothing is answered without the API key. For every node: both exporters serve the metric
+families that alerts rest on.
+"""
+
+from gpufleet.fleet import here, refusals
+from roles.verify import verify
+
+with refusals():
+    verify(here())

@@ -1,0 +1,128 @@
+"""`make lab`: nodes up, the fleet deployed, and proof: the plan, the endpoints, real completions."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from gpufleet.errors import FleetError
+from lab import supplies
+from lab.nodes import Lab
+from lab.state import LabState
+
+ROOT = Path(__file__).parent.parent
+INVENTORY = "inventories/lab.py"
+
+# Two nodes of different hardware: an HGX board whose eight GPUs all reach each other through
+# NVSwitch, and a PCIe node with two bridged pairs. A replica of two GPUs fits both, differently.
+NODES = {"gpu-01": "h100x8", "gpu-02": "a100x4-pcie"}
+
+# A cold deploy builds vLLM's environment on both nodes at once (2 GB unpacked each) and loads a
+# model twice; four minutes on two cores (measured), so this is for a much slower machine.
+DEPLOY_SECONDS = 1800
+
+
+def run(lab_id: str) -> None:
+    """Bring the lab up, deploy it, show what came of it; raises FleetError when it does not."""
+    console = Console()
+    began = time.monotonic()
+
+    def say(line: str) -> None:
+        console.print(f"[dim]{time.monotonic() - began:4.0f} s[/dim] {line}", highlight=False)
+
+    lab = Lab.open(lab_id, say)
+    lab.up(NODES)
+    supplies.provide(LabState.load(lab_id), say)
+    say(f"pyinfra -y {INVENTORY} deploys/vllm.py")
+    deploy(lab_id)
+    say("deployed")
+    show_plan(lab_id)
+    show_answers(LabState.load(lab_id), console)
+    say("done. `gpufleet lab status`, `gpufleet lab ssh gpu-01`; `make clean` takes it away")
+
+
+def deploy(lab_id: str, *arguments: str) -> None:
+    """Run the main deploy against the lab, its output on this terminal."""
+    command = [pyinfra(), "-y", *arguments, INVENTORY, "deploys/vllm.py"]
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment(lab_id), check=False, timeout=DEPLOY_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        raise FleetError(f"the deploy took over {DEPLOY_SECONDS} s: see its output") from None
+    if done.returncode:
+        raise FleetError(f"the deploy failed (exit status {done.returncode}): see its output")
+
+
+def show_plan(lab_id: str) -> None:
+    """Print the plan as the operator's own command prints it."""
+    gpufleet = Path(sys.executable).with_name("gpufleet")
+    subprocess.run(
+        [gpufleet, "plan", INVENTORY],
+        cwd=ROOT,
+        env=environment(lab_id),
+        check=True,
+        timeout=300,
+    )
+
+
+def show_answers(state: LabState, console: Console) -> None:
+    """Print every endpoint and one completion from each, asked as a client would ask."""
+    table = Table("endpoint", "model", "prompt", "completion", title="Answers")
+    for url in endpoints(state):
+        model, text = complete(url, (state.dir / supplies.API_KEY).read_text().strip())
+        table.add_row(f"{url}/v1", model, PROMPT, repr(text))
+    console.print(table)
+
+
+PROMPT = "Hello"
+
+
+def endpoints(state: LabState) -> list[str]:
+    """Return the planned endpoints as a client outside the nodes reaches them."""
+    gpufleet = Path(sys.executable).with_name("gpufleet")
+    plan = subprocess.run(
+        [gpufleet, "plan", INVENTORY, "--json"],
+        cwd=ROOT,
+        env=environment(state.id),
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    stages = json.loads(plan.stdout)["stages"]
+    return [f"http://{state.node(stage['node']).address}:{stage['port']}" for stage in stages]
+
+
+def complete(url: str, key: str) -> tuple[str, str]:
+    """Return (the model's name, one completion) from an OpenAI-compatible endpoint."""
+    model = _ask(f"{url}/v1/models", key)["data"][0]["id"]
+    body = {"model": model, "prompt": PROMPT, "max_tokens": 8, "temperature": 0}
+    return model, _ask(f"{url}/v1/completions", key, body)["choices"][0]["text"]
+
+
+def _ask(url: str, key: str, body: dict[str, Any] | None = None) -> Any:
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    data = None if body is None else json.dumps(body).encode()
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(urllib.request.Request(url, data, headers), timeout=60) as answer:
+        return json.load(answer)
+
+
+def pyinfra() -> str:
+    """Return the pyinfra command of this environment."""
+    return str(Path(sys.executable).with_name("pyinfra"))
+
+
+def environment(lab_id: str) -> dict[str, str]:
+    """Return this process's environment with the lab chosen in it."""
+    return {**os.environ, "GPUFLEET_LAB": lab_id}

@@ -1,0 +1,63 @@
+"""Ask everything that a node should answer, and change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
+
+from pyinfra import host, logger
+from pyinfra.api import FunctionCommand, Host, State, operation
+
+from gpufleet import serving
+from gpufleet.fleet import Here
+from gpufleet.readiness import State as Stand
+from gpufleet.serving import Endpoint, Metrics
+from roles import dcgm, node_exporter
+from roles.vllm import endpoints
+
+
+def verify(here: Here) -> None:
+    """Verify this node's stages and exporters; the node fails with every problem at once."""
+    metrics = [node_exporter.metrics(here.settings.node_exporter)]
+    if here.settings.dcgm:
+        metrics.append(dcgm.metrics(here.settings.dcgm))
+    verified(endpoints(here), metrics, name="verify endpoints and exporters", _timeout=300)
+
+
+@operation()
+def verified(
+    endpoints: Sequence[Endpoint], metrics: Sequence[Metrics]
+) -> Generator[FunctionCommand]:
+    """No change when everything answers as it should; otherwise the node fails, with reasons."""
+    seen = serving.look(endpoints, metrics)
+    found = problems(endpoints, metrics, seen)
+    if not found:
+        host.noop(f"{len(endpoints)} endpoints and {len(metrics)} exporters answer")
+        return
+    yield FunctionCommand(_report, (tuple(found),), {})
+
+
+def problems(
+    endpoints: Sequence[Endpoint], metrics: Sequence[Metrics], seen: Mapping[str, Any]
+) -> list[str]:
+    """Return what is wrong, in words; what could not be asked is wrong too."""
+    found = [
+        verdict.text if verdict.state is not Stand.WAITING else f"{name}: not ready: {verdict.text}"
+        for name, verdict in serving.verdicts(endpoints, seen, serving.restarts(seen)).items()
+        if verdict.state is not Stand.READY
+    ]
+    for exporter in metrics:
+        answer = seen.get("metrics", {}).get(exporter.id)
+        if answer is None:
+            found.append(f"{exporter.id}: could not be asked")
+        elif answer.get("status") != 200:
+            found.append(f"{exporter.unit}: {exporter.url} gives {answer.get('error')}")
+        elif missing := answer.get("missing"):
+            found.append(f"{exporter.unit}: lacks the metrics {', '.join(missing)}")
+    return found
+
+
+def _report(state: State, host: Host, found: tuple[str, ...]) -> bool:  # noqa: ARG001
+    for problem in found:
+        logger.error("%s%s", host.print_prefix, problem)
+    return False

@@ -1,0 +1,196 @@
+"""Run the planned stages of one node: release, model files, one unit a stage, until they answer."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Generator, Iterable
+from pathlib import Path
+
+from pyinfra import host
+from pyinfra.api import QuoteString, StringCommand, deploy, operation
+
+from gpufleet import checkpoint, units
+from gpufleet.checkpoint import Checkpoint
+from gpufleet.converge import Converge
+from gpufleet.errors import FleetError
+from gpufleet.fleet import Here
+from gpufleet.planner import Stage
+from gpufleet.release import BUILD_SECONDS, Release, build_script, release
+from gpufleet.serving import Endpoint, answering
+from gpufleet.settings import Vllm
+from gpufleet.wanted import Directory, File, Group, Package, Unit, UnitGone, User, Wanted
+
+CREDENTIALS = "/etc/vllm/credentials"
+API_KEY = f"{CREDENTIALS}/api-key"
+UNITS = "vllm-*.service"
+
+# What Triton and FlashInfer compile with at run time: a host compiler and Python's headers.
+COMPILERS = ("gcc", "libc6-dev", "python3-dev")
+
+
+@deploy("vLLM")
+def vllm(here: Here) -> None:
+    """
+    Converge this node to exactly its planned stages; with none, it serves nothing.
+
+    Everything that can be done beforehand is done before the first unit is touched: an outage is
+    the model's load time. A stage restarts only when its process was started with something else
+    than the plan now says.
+    """
+    wanted = here.settings.vllm
+    if wanted is None:
+        return
+    build = release(wanted, read(wanted.lock), read(wanted.uv_lock))
+    secrets = credentials(wanted)
+    files = {
+        stage: found
+        for stage in here.stages
+        if (found := checkpoint.checkpoint(here.settings.models[stage.model]))
+    }
+
+    ground = Converge(foundation(wanted, build, secrets), watch=(build.mark, *marks(files.values())))
+    ground.packages(name="packages")
+    ground.accounts(name="service account")
+    ground.files(name="directories, locks and credentials")
+    built(ground, build, name=f"build release {build.id}", _timeout=BUILD_SECONDS)
+    for found in host.loop(sorted(set(files.values()), key=lambda each: each.directory)):
+        staged(
+            ground,
+            found,
+            wanted,
+            build.directory,
+            name=f"stage {found.repository}",
+            _timeout=checkpoint.DOWNLOAD_SECONDS,
+        )
+
+    stages = Converge(services(here, build, secrets), units_like=UNITS)
+    stages.files(name="units")
+    stages.units(name="stages")
+    answering(endpoints(here), name="wait until every endpoint answers", _timeout=patience(here))
+
+
+def foundation(wanted: Vllm, build: Release, secrets: dict[str, bytes]) -> Wanted:
+    """Return what a node needs before it can hold a release."""
+    compilers = COMPILERS if wanted.device == "cuda" else ()
+    user = wanted.user
+    return Wanted(
+        *(Package(name) for name in ("python3-venv", "curl", "ca-certificates", *compilers)),
+        Group(user),
+        User(user, group=user, home="/var/lib/vllm", shell="/usr/sbin/nologin"),
+        *(
+            Directory(path, mode=0o755)
+            for path in ("/opt/vllm", "/opt/vllm/releases", "/opt/vllm/locks", "/opt/vllm/uv")
+        ),
+        Directory("/var/cache/gpufleet", mode=0o755),
+        Directory("/var/lib/vllm", user=user, group=user, mode=0o755),
+        Directory("/var/lib/vllm/models", user=user, group=user, mode=0o755),
+        Directory("/etc/vllm", mode=0o755),
+        Directory(CREDENTIALS, mode=0o700),
+        Directory("/usr/local/libexec/gpufleet", mode=0o755),
+        File(units.LAUNCHER, units.template("vllm-serve.sh").encode(), mode=0o755),
+        File(build.lock_path, build.lock),
+        File(build.uv_lock_path, build.uv_lock),
+        *(
+            File(f"{CREDENTIALS}/{name}", content, mode=0o600, secret=True)
+            for name, content in secrets.items()
+        ),
+    )
+
+
+def services(here: Here, build: Release, secrets: dict[str, bytes]) -> Wanted:
+    """Return the planned stages' units, and that any other stage of ours is gone."""
+    wanted = here.settings.vllm
+    assert wanted is not None
+    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in secrets.items()}
+    values: list[File | Unit | UnitGone] = []
+    for stage in here.stages:
+        model = here.settings.models[stage.model]
+        unit = units.render(
+            stage,
+            model,
+            wanted,
+            release=build.id,
+            credentials={"api-key": hashes["api-key"]} if "api-key" in hashes else {},
+        )
+        values += [
+            File(unit.path, unit.content.encode()),
+            Unit(
+                stage.unit,
+                fingerprint=unit.fingerprint,
+                stop_seconds=units.stop_seconds(model),
+            ),
+        ]
+    return Wanted(*values)
+
+
+def endpoints(here: Here) -> tuple[Endpoint, ...]:
+    """Return where this node's stages answer, as the node itself reaches them."""
+    wanted = here.settings.vllm
+    if wanted is None:
+        return ()
+    return tuple(
+        Endpoint(
+            id=stage.id,
+            unit=stage.unit,
+            url=f"http://{local(wanted.listen)}:{stage.port}",
+            served_name=stage.model,
+            key_file=API_KEY if wanted.api_key_file else None,
+            start_seconds=here.settings.models[stage.model].start_seconds,
+        )
+        for stage in here.stages
+    )
+
+
+def local(listen: str) -> str:
+    """Return the address at which the node reaches an endpoint that listens on `listen`."""
+    return "127.0.0.1" if listen in {"0.0.0.0", "::"} else listen  # noqa: S104
+
+
+def patience(here: Here) -> int:
+    """Return the seconds after which waiting for all endpoints ends, whatever else happens."""
+    return max((here.settings.models[stage.model].start_seconds for stage in here.stages), default=0) + 300
+
+
+def credentials(wanted: Vllm) -> dict[str, bytes]:
+    """Return the secrets that go to a node, by name, read from this machine's files."""
+    named = {"api-key": wanted.api_key_file, "hf-token": wanted.hf_token_file}
+    found = {name: read(path).strip() for name, path in named.items() if path}
+    if empty := [str(named[name]) for name, content in found.items() if not content]:
+        raise FleetError(*(f"{path} is empty: put the secret into it" for path in empty))
+    return found
+
+
+def read(path: str) -> bytes:
+    """Return a file of this machine; a relative path starts at the project's root."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise FleetError(f"{path} cannot be read ({error.strerror}): see `vllm` in group_vars") from None
+
+
+def marks(files: Iterable[Checkpoint]) -> tuple[str, ...]:
+    """Return the files that say whether each checkpoint is whole."""
+    return tuple(sorted({found.mark for found in files}))
+
+
+@operation()
+def built(node: Converge, wanted: Release) -> Generator[StringCommand]:
+    """Build the release, unless it is there and whole."""
+    if node.snapshot().file(wanted.mark).exists:
+        host.noop(f"release {wanted.id} is there")
+        return
+    yield StringCommand("sh", "-c", QuoteString(build_script(wanted)))
+    node.forget()
+
+
+@operation()
+def staged(
+    node: Converge, wanted: Checkpoint, vllm: Vllm, release_directory: str
+) -> Generator[StringCommand]:
+    """Download a model's files, unless they are there and whole."""
+    if node.snapshot().file(wanted.mark).exists:
+        host.noop(f"{wanted.repository} is there")
+        return
+    script = checkpoint.download_script(wanted, vllm, release_directory)
+    yield StringCommand("sh", "-c", QuoteString(script))
+    node.forget()

@@ -1,0 +1,146 @@
+"""The operation that waits until a node's endpoints answer, and the fact that asks them.
+
+Border: it talks to the node through pyinfra; what the answers mean is `readiness.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import gevent
+from pyinfra import host, logger
+from pyinfra.api import FunctionCommand, Host, State, operation
+
+from gpufleet import payload, readiness
+from gpufleet.facts import Serving
+from gpufleet.readiness import State as Stand
+
+# Between two looks at a starting server. A look costs the node one short Python process.
+POLL_SECONDS = 3
+# One look: on_node/serving.py's own deadlines (5 + 5 + 5 + 60 s) and the journal's 20 s, for one
+# stage; stages are asked one after the other, and only a frozen engine uses its whole budget.
+LOOK_SECONDS = 180
+JOURNAL_LINES = 60
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One stage's endpoint as the node itself reaches it."""
+
+    id: str
+    unit: str
+    url: str
+    served_name: str
+    key_file: str | None
+    start_seconds: int
+
+    def asked(self, **more: Any) -> dict[str, Any]:
+        """Return the parameters that on_node/serving.py takes for it."""
+        return {**asdict(self), "completion": True, **more}
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """One exporter and the metric families that it must serve."""
+
+    id: str
+    unit: str
+    url: str
+    families: tuple[str, ...]
+
+
+def look(
+    endpoints: Sequence[Endpoint], metrics: Sequence[Metrics] = (), **more: Any
+) -> Mapping[str, Any]:
+    """Return on_node/serving.py's document for the current node, {} if it could not be had."""
+    seen: Mapping[str, Any] = host.get_fact(
+        Serving,
+        _stdin=payload.program(
+            "serving",
+            stages=[endpoint.asked(**more) for endpoint in endpoints],
+            metrics=[asdict(each) for each in metrics],
+            journal=JOURNAL_LINES,
+        ),
+        _timeout=LOOK_SECONDS,
+        _ignore_errors=True,
+    )
+    return seen or {}
+
+
+def verdicts(
+    endpoints: Sequence[Endpoint], seen: Mapping[str, Any], restarts: Mapping[str, int]
+) -> dict[str, readiness.Verdict]:
+    """Return one verdict an endpoint."""
+    stages = seen.get("stages", {})
+    return {
+        endpoint.id: readiness.verdict(
+            stages.get(endpoint.id, {"error": "the node did not answer"}),
+            served_name=endpoint.served_name,
+            unit=endpoint.unit,
+            restarts=restarts.get(endpoint.id, 0),
+        )
+        for endpoint in endpoints
+    }
+
+
+def restarts(seen: Mapping[str, Any]) -> dict[str, int]:
+    return {
+        name: int(stage.get("unit", {}).get("NRestarts") or 0)
+        for name, stage in seen.get("stages", {}).items()
+    }
+
+
+@operation()
+def answering(endpoints: Sequence[Endpoint]) -> Generator[FunctionCommand]:
+    """
+    Wait until every endpoint of this node completes a prompt; no change when all do already.
+
+    Shows the unit's own journal as progress. Fails as soon as a unit dies, or at its
+    `start_seconds`, with the journal's last relevant lines and the likely cause.
+    """
+    seen = look(endpoints)
+    first = verdicts(endpoints, seen, restarts(seen))
+    if all(verdict.state is Stand.READY for verdict in first.values()):
+        host.noop(f"{len(endpoints)} endpoints answer")
+        return
+    yield FunctionCommand(_wait, (tuple(endpoints),), {})
+
+
+def _wait(state: State, host: Host, endpoints: tuple[Endpoint, ...]) -> bool:  # noqa: ARG001
+    """Return whether all endpoints became ready; what went wrong is logged."""
+    began = time.monotonic()
+    seen = look(endpoints)
+    counted = restarts(seen)
+    waiting = {endpoint.id: endpoint for endpoint in endpoints}
+    told: dict[str, str] = {}
+    failed = False
+    while waiting:
+        for name, verdict in verdicts(tuple(waiting.values()), seen, counted).items():
+            endpoint = waiting[name]
+            spent = time.monotonic() - began
+            late = spent > endpoint.start_seconds
+            if verdict.state is Stand.READY:
+                logger.info("%s%s answers after %.0f s", host.print_prefix, name, spent)
+            elif verdict.state in {Stand.DEAD, Stand.WRONG} or (
+                late and verdict.state is Stand.UNKNOWN
+            ):
+                logger.error("%s%s", host.print_prefix, verdict.text)
+                failed = True
+            elif late:
+                lines = seen.get("stages", {}).get(name, {}).get("journal", [])
+                error = readiness.unready(endpoint.start_seconds, endpoint.unit, lines)
+                logger.error("%s%s", host.print_prefix, error)
+                failed = True
+            else:
+                if told.get(name) != verdict.text:
+                    logger.info("%s%s %3.0f s: %s", host.print_prefix, name, spent, verdict.text)
+                    told[name] = verdict.text
+                continue
+            del waiting[name]
+        if waiting:
+            gevent.sleep(POLL_SECONDS)
+            seen = look(tuple(waiting.values()))
+    return not failed
