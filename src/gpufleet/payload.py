@@ -20,14 +20,20 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-# Sets no bytecode, refuses a Python that is too old in words, and hands over. The program is
-# compiled from text, so its docstring and `from __future__` stay first in their own file.
+# Writes no bytecode, refuses in words a Python that cannot do (Debian's python3-minimal has no
+# json), and hands over. The program is compiled from text, so its docstring and `from __future__`
+# stay first in their own file.
 _BOOTSTRAP = """\
-import base64, importlib.util, json, sys, zlib
+import sys
 sys.dont_write_bytecode = True
 if sys.version_info < (3, 8):
     sys.exit("python3 is %d.%d on this node, and gpufleet needs 3.8 or newer: install one"
              % sys.version_info[:2])
+try:
+    import base64, importlib.util, json, zlib
+except ImportError as error:
+    sys.exit("python3 on this node lacks its standard library (%s): install the whole of it, "
+             "on Debian and Ubuntu the package python3" % error)
 def text(blob):
     return zlib.decompress(base64.b64decode(blob)).decode()
 carried = {carried}
