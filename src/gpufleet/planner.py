@@ -419,10 +419,10 @@ def _port_clashes(stages: Iterable[Stage], settings: Mapping[str, NodeSettings])
     for (node, port), keys in users.items():
         if len(keys) > 1:
             clashes[port, tuple(sorted(keys))].append(node)
-    for (port, keys), nodes in sorted(clashes.items()):
+    for (port, wanting), nodes in sorted(clashes.items()):
         yield (
-            f"port {port} is wanted by {' and '.join(keys)} on {_listed(nodes)}: give one of them "
-            "another port (a model's further replicas on a node take the ports after its first)"
+            f"port {port} is wanted by {' and '.join(wanting)} on {_listed(nodes)}: give one of "
+            "them another port (a model's further replicas on a node take the ports after its first)"
         )
     for stage in stages:
         if stage.port > 65535:
