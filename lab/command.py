@@ -33,7 +33,9 @@ def run(
             env={**os.environ, "LC_ALL": "C"},
         )
     except FileNotFoundError:
-        raise FleetError(f"{args[0]} is not installed: run `gpufleet lab up` to install it.") from None
+        raise FleetError(
+            f"{args[0]} is not installed: run `gpufleet lab up` to install it."
+        ) from None
     except subprocess.TimeoutExpired:
         raise FleetError(f"`{shown}` did not finish within {limit:.0f} s.") from None
     if check and done.returncode:

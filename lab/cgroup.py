@@ -1,0 +1,159 @@
+"""The lab's processes, found by cgroup: what survives the command that started it is never lost.
+
+A lab owns one directory per cgroup hierarchy:
+
+    gf-<id>/<node>/keeper     the loop that starts the node again when it reboots
+    gf-<id>/<node>/machine    systemd-nspawn, which adds `payload` and `supervisor` below
+    gf-<id>/<service>         the proxy, the mirror
+
+systemd needs cgroup v2, which every supported machine has: at /sys/fs/cgroup, or beside the v1
+hierarchies at /sys/fs/cgroup/unified. On such a hybrid machine systemd-nspawn also writes into v1's
+`name=systemd`, so the same directories are made there.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from gpufleet.errors import FleetError
+
+# Limits of services inside nodes (MemoryMax= ...) hold only where the machine's v2 hierarchy has
+# these controllers; elsewhere systemd accepts and shows them without effect.
+_CONTROLLERS = ("cpu", "memory", "pids")
+
+
+@cache
+def unified() -> Path:
+    """Where the machine mounts cgroup v2."""
+    for kind, where, _ in _mounts():
+        if kind == "cgroup2":
+            return where
+    raise FleetError(
+        "This machine mounts no cgroup v2: the lab's nodes run systemd, which needs it."
+    )
+
+
+@cache
+def hierarchies() -> tuple[Path, ...]:
+    """Every hierarchy that systemd-nspawn uses here, cgroup v2 first."""
+    named = [w for kind, w, options in _mounts() if kind == "cgroup" and "name=systemd" in options]
+    return (unified(), *named)
+
+
+def _mounts() -> list[tuple[str, Path, str]]:
+    lines = (line.split() for line in Path("/proc/mounts").read_text().splitlines())
+    return [(kind, Path(where), options) for _, where, kind, options, *_ in lines]
+
+
+def create(group: str) -> list[Path]:
+    """Make the cgroup `group` (`gf-lab/gpu-01/machine`) in every hierarchy; return the paths."""
+    paths = [root / group for root in hierarchies()]
+    for path in paths:
+        path.mkdir(parents=True, exist_ok=True)
+    level = unified()
+    for part in group.split("/"):
+        _offer_controllers(level)
+        level /= part
+    return paths
+
+
+def _offer_controllers(level: Path) -> None:
+    """Let the children of `level` have resource limits, as far as the machine allows."""
+    have = (level / "cgroup.controllers").read_text().split()
+    for controller in set(_CONTROLLERS).intersection(have):
+        try:
+            (level / "cgroup.subtree_control").write_text(f"+{controller}")
+        except OSError:  # the machine keeps this controller for itself
+            continue
+
+
+# Enter every hierarchy's cgroup, then leave the command to run by itself in a session of its own.
+_ENTER = """
+for group in $GROUPS_TO_ENTER; do echo $$ >"$group/cgroup.procs" || exit 1; done
+exec setsid --fork "$@"
+"""
+
+
+def start(
+    group: str, args: Sequence[str | Path], log: Path, env: Mapping[str, str] | None = None
+) -> None:
+    """
+    Start a command in the cgroup `group` that outlives this process; its output is added to `log`.
+
+    On return it is in its cgroup, which it enters before it runs anything: once `group` is removed
+    it cannot start any more, and until then it is found there.
+    """
+    paths = create(group)
+    with log.open("ab") as output:
+        subprocess.run(
+            ["sh", "-c", _ENTER, "enter", *map(str, args)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd="/",
+            env={**os.environ, **(env or {}), "GROUPS_TO_ENTER": " ".join(map(str, paths))},
+            check=True,
+            timeout=30,
+        )
+
+
+def pids(group: str) -> list[int]:
+    """Every process of `group` and of the cgroups below it."""
+    found: list[int] = []
+    for file in (unified() / group).rglob("cgroup.procs"):
+        try:
+            found += map(int, file.read_text().split())
+        except OSError:  # the cgroup went away between listing and reading
+            continue
+    return found
+
+
+def populated(group: str) -> bool:
+    """Whether a process lives in `group` or below it."""
+    try:
+        return "populated 1" in (unified() / group / "cgroup.events").read_text()
+    except OSError:
+        return False
+
+
+def kill(group: str, limit: float = 20.0) -> None:
+    """
+    Kill every process of `group` at once, so that none can start another; wait until all are gone.
+
+    Raises `FleetError` when one is still there after `limit` seconds.
+    """
+    try:
+        (unified() / group / "cgroup.kill").write_text("1")
+    except FileNotFoundError:
+        if not (unified() / group).exists():
+            return
+        raise FleetError(
+            "This kernel has no cgroup.kill: the lab needs Linux 5.14 or newer."
+        ) from None
+    deadline = time.monotonic() + limit
+    while populated(group):
+        if time.monotonic() > deadline:
+            raise FleetError(f"Processes {pids(group)} of {group} do not die: see /proc/PID/stack.")
+        time.sleep(0.02)
+
+
+def remove(group: str) -> None:
+    """Kill what lives in `group`, then remove it from every hierarchy."""
+    kill(group)
+    for root in hierarchies():
+        # Until a killed process is reaped, v1 still lists it and its cgroup is busy.
+        deadline = time.monotonic() + 5
+        while (root / group).exists():
+            try:
+                for path in sorted((root / group).rglob("*/"), reverse=True):
+                    path.rmdir()
+                (root / group).rmdir()
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise FleetError(f"Cannot remove cgroup {root / group}: {error}.") from error
+                time.sleep(0.05)

@@ -1,0 +1,176 @@
+"""The root filesystem that all nodes start from: a bare Debian with systemd and sshd.
+
+It is as a data centre hands a machine over: nothing of gpufleet, no GPU, no key. What makes a lab
+node (hosts, key, simulated GPU) goes into the node's own layer; this one is shared and read-only.
+
+Built once per recipe, in a directory of another name that is renamed when complete: a build that
+was killed leaves nothing that could be taken for an image.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+
+from gpufleet.errors import FleetError
+from lab import command
+from lab.packages import ensure_packages, requirements
+from lab.progress import Say, silent, step
+from lab.state import CACHE, exclusive
+
+__all__ = ["Recipe", "build", "ensure_packages", "recipe", "requirements"]
+
+SUITE = "bookworm"
+
+# systemd and sshd make it a server; python3, sudo, curl, ip ... are what any Debian server has or
+# what pyinfra's facts call.
+PACKAGES = (
+    "ca-certificates", "curl", "dbus", "gnupg", "iproute2", "iputils-ping", "kmod",
+    "libpam-systemd", "nftables", "openssh-server", "pciutils", "procps", "python3",
+    "python3-venv", "sudo", "systemd", "systemd-sysv",
+)  # fmt: skip
+
+# No node needs them; they would be half of the image.
+EXCLUDED = ("/usr/share/doc/*", "/usr/share/locale/*", "/usr/share/man/*")
+
+# Timers that would download at a time of their own choosing, and a terminal that nobody looks at.
+MASKED = (
+    "apt-daily-upgrade.timer", "apt-daily.timer", "console-getty.service",
+    "e2scrub_all.timer", "e2scrub_reap.service", "systemd-timesyncd.service",
+)  # fmt: skip
+
+# What of the machine's apt configuration also holds for a node. Proxies are left out: a node's only
+# proxy is the lab's.
+_COPIED_OPTIONS = ("Acquire::Check-", "Acquire::Languages", "Acquire::Retries")
+_PROXY_OPTIONS = ("Acquire::http::", "Acquire::https::")
+
+_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything an image follows from; two equal recipes give the same image."""
+
+    sources: tuple[str, ...]  # lines of apt's sources.list
+    options: tuple[str, ...]  # lines of apt.conf
+    packages: tuple[str, ...] = PACKAGES
+    excluded: tuple[str, ...] = EXCLUDED
+    masked: tuple[str, ...] = MASKED
+    version: int = 1  # raise when `_finish` changes
+
+    @property
+    def path(self) -> Path:
+        """Where its image lies once built, for example `.../images/bookworm-0f3c9a2b41d7`."""
+        digest = hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()
+        return CACHE / "images" / f"{SUITE}-{digest[:12]}"
+
+
+def build(say: Say = silent) -> Path:
+    """
+    Return the base image's directory, building it first if there is none of the present recipe.
+
+    About 30 s and 230 MB. Never write into it: nodes' layers lie on top.
+    """
+    wanted = recipe()
+    if wanted.path.is_dir():
+        return wanted.path
+    with exclusive("images", CACHE, limit=900):
+        if not wanted.path.is_dir():  # else another lab has built it while we waited
+            with step(f"build the base image ({SUITE}, {len(PACKAGES)} packages)", say):
+                _build(wanted)
+    return wanted.path
+
+
+def recipe() -> Recipe:
+    """
+    Return the recipe that this machine's apt configuration gives.
+
+    Raises `FleetError` when apt knows no Debian archive of the image's suite.
+    """
+    return Recipe(tuple(_sources()), tuple(_options(_COPIED_OPTIONS)))
+
+
+def archive_hosts() -> list[str]:
+    """Return the host names that the image's packages come from, for the nodes' proxy."""
+    uris = (line.split()[2] for line in recipe().sources)
+    return sorted({uri.split("//", 1)[-1].split("/")[0].split(":")[0] for uri in uris})
+
+
+def _sources() -> list[str]:
+    """Return the Debian archives of `SUITE` from apt's own configuration, as sources.list lines."""
+    form = "$(ORIGIN)|$(RELEASE)|$(REPO_URI)|$(COMPONENT)"
+    listed = command.run("apt-get", "indextargets", "--format", form, "Created-By: Packages")
+    suites = {SUITE, f"{SUITE}-updates", f"{SUITE}-security"}
+    # Third parties name their suites after Debian's too: what tells them apart is the Origin that
+    # the archive's signed Release file states.
+    entries = [line.split("|") for line in sorted(set(listed.splitlines()))]
+    archives = [(release, uri, part) for origin, release, uri, part in entries
+                if origin == "Debian" and release in suites]  # fmt: skip
+    if not any(release == SUITE for release, _, _ in archives):
+        raise FleetError(
+            f"apt on this machine knows no Debian archive of {SUITE}, which the lab's nodes run: "
+            "run `apt-get update`; if the machine is not Debian, add a source for it in "
+            f"/etc/apt/sources.list.d with Suites: {SUITE} and Signed-By: {_KEYRING}."
+        )
+    return [
+        f"deb [signed-by={_KEYRING}] {uri} {release} {' '.join(part for _, _, part in parts)}"
+        for (release, uri), parts in groupby(archives, key=lambda entry: entry[:2])
+    ]
+
+
+def _options(prefixes: tuple[str, ...]) -> list[str]:
+    """Return the machine's apt options that begin with one of `prefixes` and have a value."""
+    dump = command.run("apt-config", "dump").splitlines()
+    return [line for line in dump if line.startswith(prefixes) and not line.endswith(' "";')]
+
+
+def _build(wanted: Recipe) -> None:
+    images = wanted.path.parent
+    images.mkdir(mode=0o700, parents=True, exist_ok=True)  # setuid programs inside: root only
+    for stale in images.glob("*.new"):  # a build that was killed; we hold the lock
+        shutil.rmtree(stale)
+    draft = wanted.path.with_suffix(".new")
+    draft.mkdir()
+    _bootstrap(wanted, draft)
+    _finish(wanted, draft)
+    draft.rename(wanted.path)
+
+
+def _bootstrap(wanted: Recipe, root: Path) -> None:
+    options = [*wanted.options, *_options(_PROXY_OPTIONS), 'APT::Install-Recommends "false";']
+    command.run(
+        # mmdebstrap starts many processes: they live in a PID namespace whose first process dies
+        # with this one, so a killed build leaves none behind, and no mounts either.
+        *("setpriv", "--pdeathsig", "KILL"),
+        *("unshare", "--fork", "--pid", "--kill-child", "--mount-proc", "--"),
+        *("mmdebstrap", "--mode=root", "--variant=minbase", "--quiet"),
+        f"--include={','.join(wanted.packages)}",
+        *(f"--aptopt={option}" for option in options),
+        *(f"--dpkgopt=path-exclude={path}" for path in wanted.excluded),
+        SUITE,
+        root,
+        *wanted.sources,
+        limit=900,  # 30 s measured; a slow mirror takes minutes
+    )
+
+
+def _finish(wanted: Recipe, root: Path) -> None:
+    """Make the tree a first boot's: no identity, no secrets, no timers of its own."""
+    (root / "etc/apt/apt.conf.d/99mmdebstrap").unlink()  # holds this machine's proxy
+    options = "\n".join([*wanted.options, 'APT::Install-Recommends "false";'])
+    (root / "etc/apt/apt.conf.d/10machine").write_text(options + "\n")
+    for key in root.glob("etc/ssh/ssh_host_*"):
+        key.unlink()
+    (root / "etc/machine-id").write_text("")
+    (root / "etc/resolv.conf").unlink(missing_ok=True)
+    (root / "etc/resolv.conf").write_text("")  # no name service: /etc/hosts is all there is
+    for unit in wanted.masked:
+        mask = root / "etc/systemd/system" / unit
+        mask.unlink(missing_ok=True)
+        mask.symlink_to("/dev/null")
+    os.sync()  # a power cut after the rename must not leave an image of empty files

@@ -1,0 +1,230 @@
+"""The lab's network: one bridge, a cable and a network namespace per node, and no way out.
+
+Everything here converges: each function looks at what is there and adds what is missing, so it may
+be called again after a `kill -9` at any point. `remove` takes all of it away by name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from ipaddress import IPv4Address, IPv4Network, ip_network
+from pathlib import Path
+from typing import Any
+
+from gpufleet.errors import FleetError
+from lab import command
+from lab.state import STATE, LabNode, LabState
+
+# Where free networks are looked for, upwards; GPUFLEET_LAB_NET overrides.
+_FIRST_NET = IPv4Network("10.201.7.0/24")
+_LAST_NET = IPv4Network("10.201.254.0/24")
+
+# Behind every route of the machine's own: it answers only when the bridge is gone.
+_FALLBACK_METRIC = "4096"
+
+# A booted node holds about 10 inotify instances of root's; the kernel's default of 128 ends at 13
+# nodes. The machine keeps the raised limit.
+_INOTIFY = Path("/proc/sys/fs/inotify/max_user_instances")
+_INOTIFY_INSTANCES = 8192
+
+
+def choose(state: LabState) -> IPv4Network:
+    """
+    Return the lab's /24: the one asked for, the one it had, or the first that is free.
+
+    Free means that this machine routes no address of it anywhere and no other lab remembers it.
+    Raises `FleetError` when the one asked for is taken, or when all are.
+    """
+    taken = [*_routed(state), *_remembered(state)]
+    if wanted := os.environ.get("GPUFLEET_LAB_NET"):
+        return _checked(wanted, taken)
+    for net in ([state.net] if state.net else []) + list(_candidates()):
+        if not any(net.overlaps(other) for other in taken):
+            return net
+    raise FleetError(
+        f"No free /24 between {_FIRST_NET} and {_LAST_NET} for the lab: "
+        "set GPUFLEET_LAB_NET to one that this machine does not route."
+    )
+
+
+def up(state: LabState) -> None:
+    """Make the bridge, and the rules that keep the nodes' traffic on it."""
+    bridge = state.prefix
+    if not _exists(bridge):
+        # A bridge without an address of its own takes a port's, and changes it as ports come and
+        # go: neighbours then send to the old one for seconds.
+        command.run("ip", "link", "add", bridge, "address", _mac(state.machine), "type", "bridge")
+    _ip("addr", "replace", f"{state.machine}/24", "dev", bridge)
+    _ip("link", "set", bridge, "up")
+    _ip("route", "replace", "unreachable", str(state.subnet), "metric", _FALLBACK_METRIC)
+    # Refused rather than dropped: a node that tries to reach out knows at once. IPv6 needs no rule:
+    # nodes have link-local addresses only.
+    command.run(
+        *("nft", "-f", "-"),
+        stdin=f"""
+            table ip {state.table} {{}}
+            delete table ip {state.table}
+            table ip {state.table} {{
+                chain out {{
+                    type filter hook prerouting priority -150
+                    iifname "{bridge}" ip daddr != {{
+                        {state.subnet}, 255.255.255.255, 224.0.0.0/4
+                    }} reject with icmp type net-unreachable
+                }}
+            }}""",
+    )
+    if int(_INOTIFY.read_text()) < _INOTIFY_INSTANCES:
+        _INOTIFY.write_text(str(_INOTIFY_INSTANCES))
+
+
+def plug(state: LabState, node: LabNode) -> None:
+    """Give a node its network namespace and an unharmed cable to the bridge."""
+    netns, port = state.netns(node.name), state.port(node)
+    handle = Path("/run/netns") / netns
+    if not os.path.ismount(handle):  # Path.is_mount() knows directories only
+        handle.unlink(missing_ok=True)  # a file left from before the machine's last boot
+        command.run("ip", "netns", "add", netns)
+    if not _exists(port):
+        end = ("name", "eth0", "address", _mac(node.address), "netns", netns)
+        _ip("link", "add", port, "type", "veth", "peer", *end)
+    _ip("link", "set", port, "master", state.prefix)
+    _ip("-n", netns, "link", "set", "lo", "up")
+    _ip("-n", netns, "addr", "replace", f"{node.address}/24", "dev", "eth0")
+    _ip("-n", netns, "link", "set", "eth0", "up")
+    _ip("-n", netns, "route", "replace", "default", "via", str(state.machine))
+    heal(state, node)
+
+
+def unplug(state: LabState, name: str, number: int) -> None:
+    """Remove what `plug` made for a node; nothing of it needs to be there."""
+    command.run("nft", "delete", "table", "netdev", f"{state.table}_{number}", check=False)
+    command.run("ip", "link", "del", f"{state.prefix}.{number}", check=False)
+    handle = Path("/run/netns") / state.netns(name)
+    if handle.exists():
+        command.run("ip", "netns", "del", handle.name, check=False)
+        handle.unlink(missing_ok=True)
+
+
+def remove(state: LabState) -> None:
+    """Remove the bridge, its rules, and every port and namespace that has the lab's name."""
+    for handle in Path("/run/netns").glob(f"{state.prefix}-gpu-*"):
+        name = handle.name.removeprefix(f"{state.prefix}-")
+        unplug(state, name, int(name.removeprefix("gpu-")))
+    for port in Path("/sys/class/net").glob(f"{state.prefix}.*"):
+        command.run("ip", "link", "del", port.name, check=False)
+    if _exists(state.prefix):
+        command.run("ip", "link", "del", state.prefix)
+    tables = json.loads(command.run("nft", "-j", "list", "tables"))["nftables"]
+    for table in (entry["table"] for entry in tables if "table" in entry):
+        if table["name"] == state.table or table["name"].startswith(f"{state.table}_"):
+            command.run("nft", "delete", "table", table["family"], table["name"])
+    if state.net and any(_blocks(route) == state.net for route in _routes()):
+        _ip("route", "del", "unreachable", str(state.net), "metric", _FALLBACK_METRIC)
+
+
+# -- faults ----------------------------------------------------------------------------------------
+
+
+def cut(state: LabState, node: LabNode) -> None:
+    """Pull the cable: what is sent is lost, and no peer is told."""
+    _ip("link", "set", state.port(node), "down")
+
+
+def heal(state: LabState, node: LabNode) -> None:
+    """Plug the cable in again, without loss and at full speed."""
+    table, port = f"{state.table}_{node.number}", state.port(node)
+    command.run("nft", "delete", "table", "netdev", table, check=False)
+    command.run("tc", "qdisc", "del", "dev", port, "root", check=False)
+    _ip("link", "set", port, "up")
+
+
+def lose(state: LabState, node: LabNode, percent: int) -> None:
+    """Drop `percent` of the packets, each way for itself: 20 loses 36 % of the echoes."""
+    if not 0 <= percent <= 100:
+        raise FleetError(f"Loss is {percent}: it is a percentage, 0 to 100.")
+    table, port = f"{state.table}_{node.number}", state.port(node)
+    drop = f'device "{port}" priority 0; numgen random mod 100 < {percent} drop'
+    command.run(
+        *("nft", "-f", "-"),
+        stdin=f"""
+            table netdev {table} {{}}
+            delete table netdev {table}
+            table netdev {table} {{
+                chain from {{ type filter hook ingress {drop}
+                }}
+                chain to {{ type filter hook egress {drop}
+                }}
+            }}""",
+    )
+
+
+def throttle(state: LabState, node: LabNode, rate: str) -> None:
+    """Limit what the node receives to `rate`, as tc writes it: `1mbit`, `500kbit`."""
+    # 16 kB holds the largest burst of a few full packets; 2 s of queue before packets are lost.
+    shape = ("tbf", "rate", rate, "burst", "16kb", "latency", "2s")
+    command.run("tc", "qdisc", "replace", "dev", state.port(node), "root", *shape)
+
+
+# -- what is there ---------------------------------------------------------------------------------
+
+
+def _ip(*args: str) -> None:
+    command.run("ip", *args)
+
+
+def _exists(interface: str) -> bool:
+    return (Path("/sys/class/net") / interface).exists()
+
+
+def _mac(address: IPv4Address) -> str:
+    """Return a locally administered MAC that is the same at every `up`: 02:00 and the address."""
+    return ":".join(f"{byte:02x}" for byte in (2, 0, *address.packed))
+
+
+def _candidates() -> Iterator[IPv4Network]:
+    for net in ip_network("10.201.0.0/16").subnets(new_prefix=24):
+        if isinstance(net, IPv4Network) and _FIRST_NET <= net <= _LAST_NET:
+            yield net
+
+
+def _routes() -> list[dict[str, Any]]:
+    routes: list[dict[str, Any]] = json.loads(command.run("ip", "-j", "-4", "route"))
+    return [route for route in routes if route["dst"] != "default"]
+
+
+def _blocks(route: dict[str, Any]) -> IPv4Network | None:
+    """The network that a lab keeps in with this route, if it is that kind of route."""
+    ours = route.get("type") == "unreachable" and str(route.get("metric")) == _FALLBACK_METRIC
+    return IPv4Network(route["dst"]) if ours else None
+
+
+def _routed(state: LabState) -> list[IPv4Network]:
+    """Networks that this machine routes, other than by this lab itself."""
+    return [
+        IPv4Network(route["dst"], strict=False)
+        for route in _routes()
+        if route.get("dev") != state.prefix and not (state.net and _blocks(route) == state.net)
+    ]
+
+
+def _remembered(state: LabState) -> list[IPv4Network]:
+    """Networks of the machine's other labs, up or not."""
+    others = [LabState.load(file.parent.name) for file in STATE.glob("*/lab.json")]
+    return [other.net for other in others if other.net and other.id != state.id]
+
+
+def _checked(wanted: str, taken: list[IPv4Network]) -> IPv4Network:
+    try:
+        net = IPv4Network(wanted)
+    except ValueError as error:
+        raise FleetError(f"GPUFLEET_LAB_NET is {wanted!r}: {error}.") from error
+    if net.prefixlen != 24:
+        raise FleetError(f"GPUFLEET_LAB_NET is {wanted}: a lab's network is a /24.")
+    if clash := [str(other) for other in taken if net.overlaps(other)]:
+        raise FleetError(
+            f"GPUFLEET_LAB_NET is {wanted}, but this machine or another lab already uses "
+            f"{', '.join(clash)}: choose another /24."
+        )
+    return net

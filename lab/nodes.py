@@ -1,0 +1,303 @@
+"""The lab: real Linux nodes on this machine, brought up, faulted and taken down as a whole.
+
+Every verb converges: it looks at what is there and does what is missing. So each may be repeated,
+and follows on a `kill -9` of the one before, at whatever point that came. One verb at a time works
+on a lab; others wait for it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gpufleet.errors import FleetError
+from lab import cgroup, gpu, image, network, power, root, services
+from lab.progress import Say, silent, step
+from lab.state import LabNode, LabState, check_nodes, exclusive, write
+
+DEFAULT_ID = "lab"
+DEFAULT_NODES = {"gpu-01": "h100x8", "gpu-02": "a100x4-pcie"}
+
+# A node that was already running gets this long before its power is cycled.
+_PATIENCE = 15.0  # seconds
+
+_SSH_CONFIG = """\
+Host *
+  User root
+  IdentityFile {key}
+  IdentitiesOnly yes
+  UserKnownHostsFile {known_hosts}
+  GlobalKnownHostsFile /dev/null
+  StrictHostKeyChecking yes
+  UpdateHostKeys no
+  BatchMode yes
+  ConnectTimeout 5
+  ServerAliveInterval 5
+  ServerAliveCountMax 3
+"""
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """One node as it is now."""
+
+    name: str
+    address: str
+    profile: str
+    on: bool
+    ssh: bool
+    processes: int
+    memory: int  # bytes
+
+
+class Lab:
+    """One lab, by its id; `Lab.open("lab").up({"gpu-01": "h100x8"})`. Needs root."""
+
+    def __init__(self, facts: LabState, say: Say = silent) -> None:
+        self.facts = facts
+        self._say = say
+
+    @classmethod
+    def open(cls, lab_id: str | None = None, say: Say = silent) -> Lab:
+        """
+        Return the lab `lab_id` (default: $GPUFLEET_LAB, else "lab"), up or not.
+
+        `say` takes lines about what is being done.
+        """
+        return cls(LabState.load(lab_id or os.environ.get("GPUFLEET_LAB") or DEFAULT_ID), say)
+
+    @property
+    def state(self) -> Path:
+        """The directory of lab.json, ssh_config, known_hosts, id_ed25519 and the secrets."""
+        return self.facts.dir
+
+    def root(self, name: str) -> Path:
+        """The node's root directory, readable and writable from here while the lab is up."""
+        return self.facts.node_dir(self.facts.node(name).name) / "root"
+
+    # -- verbs ---------------------------------------------------------------------------------
+
+    def up(self, profiles: Mapping[str, str] | None = None) -> None:
+        """
+        Have exactly these nodes running (name -> hardware profile), reachable and unharmed.
+
+        None means those of the last `up`, or the default two. A running node is left running; one
+        not named any more is removed with what it had written. Raises `FleetError`.
+        """
+        with self._alone():
+            self._refresh()
+            wanted = dict(profiles or self.facts.profiles or DEFAULT_NODES)
+            check_nodes(wanted)
+            gpu.check_profiles(wanted)
+            image.ensure_packages(self._say)
+            base = image.build(self._say)
+            self._settle(wanted)
+            network.up(self.facts)
+            self._write_files()
+            services.start(self.facts, self._say)
+            self._boot(base)
+
+    def down(self) -> None:
+        """Switch everything off and leave nothing on the machine but files under `state`."""
+        with self._alone():
+            self._refresh()
+            self._down()
+
+    def purge(self) -> None:
+        """`down`, then forget the lab: what nodes had written, keys and secrets are deleted."""
+        with self._alone():
+            self._refresh()
+            self._down()
+            if self.state.exists():
+                shutil.rmtree(self.state)
+            self.facts = LabState(self.facts.id)
+
+    def power(self, name: str, action: str) -> None:
+        """
+        Pull a node's plug (`off`), press its button (`on`), or both (`cycle`); `on` waits for sshd.
+
+        Off is not a shutdown: the link goes first, so that no peer hears of it, then every process.
+        """
+        if action not in ("off", "on", "cycle"):
+            raise FleetError(f"Power {action!r}: it can be off, on or cycle.")
+        with self._alone():
+            node = self._present(name)
+            if action in ("off", "cycle"):
+                network.cut(self.facts, node)
+                power.off(self.facts, name)
+            if action in ("on", "cycle"):
+                network.heal(self.facts, node)
+                self._start([node])
+
+    def net(self, name: str, action: str, amount: str | int | None = None) -> None:
+        """
+        Harm a node's link, or heal it.
+
+        `cut`, `heal`, `loss` with a percentage, `rate` as tc writes it (`1mbit`); also as one
+        word: `net("gpu-01", "loss 30")`.
+        """
+        verb, _, rest = action.partition(" ")
+        value = str(rest if amount is None else amount)
+        with self._alone():
+            node = self._present(name)
+            if verb == "cut":
+                network.cut(self.facts, node)
+            elif verb == "heal":
+                network.heal(self.facts, node)
+            elif verb == "loss" and value.isdigit():
+                network.lose(self.facts, node, int(value))
+            elif verb == "rate" and re.fullmatch(r"[0-9]+[kmg]?bit", value):
+                network.throttle(self.facts, node, value)
+            else:
+                raise FleetError(
+                    f"Net {verb!r} {value!r}: it is cut, heal, loss PERCENT (0 to 100) or "
+                    "rate RATE (such as 1mbit)."
+                )
+
+    def status(self) -> list[NodeStatus]:
+        """Return every node as it is now; takes at most a second or two."""
+        self._refresh()
+        if not self.facts.profiles:
+            return []
+        with ThreadPoolExecutor(16) as pool:
+            return list(pool.map(self._status, self.facts.nodes))
+
+    # -- steps of up ---------------------------------------------------------------------------
+
+    def _settle(self, wanted: Mapping[str, str]) -> None:
+        """Decide on network and nodes, remember it, and remove the nodes not wanted any more."""
+        # Held over all labs: two must not choose the same network at once.
+        with exclusive("networks"):
+            net = network.choose(self.facts)
+            if self.facts.net and net != self.facts.net:
+                self._say(f"the lab moves from {self.facts.net} to {net}")
+                self._down()
+            self.facts = replace(self.facts, net=net, profiles=dict(wanted))
+            self.facts.save()
+        for home in self._homes():
+            if home.name not in wanted:
+                self._say(f"{home.name}: not asked for any more, removed")
+                self._remove(home)
+
+    def _write_files(self) -> None:
+        """Write what a person or a tool needs to log in, and the lab's secrets."""
+        facts = self.facts
+        root.new_key(facts.key, f"gpufleet-{facts.id}")
+        known, hosts = [], []
+        for node in facts.nodes:
+            root.new_host_key(facts, node)
+            known.append(f"{node.name},{node.address} {root.host_key(facts, node)}\n")
+            hosts.append(f"Host {node.name}\n  HostName {node.address}\n")
+        common = _SSH_CONFIG.format(key=facts.key, known_hosts=facts.known_hosts)
+        write(facts.known_hosts, "".join(known))
+        write(facts.ssh_config, "".join(hosts) + common)
+        (facts.dir / "secrets").mkdir(exist_ok=True)
+        (facts.dir / "secrets").chmod(0o700)
+        for name in ("api-key", "hf-token"):
+            if not (secret := facts.dir / "secrets" / name).exists():
+                write(secret, secrets.token_urlsafe(32) + "\n", 0o600)
+
+    def _boot(self, base: Path) -> None:
+        """Make every node run and answer."""
+        (self.state / "nodes").mkdir(exist_ok=True)
+        (self.state / "nodes").chmod(0o700)  # setuid programs inside: root only
+        running, off = [], []
+        for node in self.facts.nodes:
+            if power.is_on(self.facts, node.name):
+                root.furnish(self.facts, node)
+                network.plug(self.facts, node)
+                running.append(node)
+            else:
+                power.off(self.facts, node.name)  # what is left of a wreck
+                root.unmount(self.facts.node_dir(node.name))
+                if root.mount(self.facts, node, base):
+                    self._say(f"{node.name}: the base image has changed, starts afresh")
+                off.append(node)
+        silent_ones = self._silent(running, _PATIENCE) if running else []
+        for node in silent_ones:
+            self._say(f"{node.name}: runs but does not answer; its power is cycled")
+            power.off(self.facts, node.name)
+        self._start([*off, *silent_ones])
+
+    def _start(self, nodes: list[LabNode]) -> None:
+        """Switch on those of `nodes` that are off, all at once, and wait until they answer."""
+        if not nodes:
+            return
+        with step(f"boot {', '.join(node.name for node in nodes)}", self._say):
+            for node in nodes:
+                if not power.is_on(self.facts, node.name):
+                    power.off(self.facts, node.name)
+                    network.plug(self.facts, node)
+                    root.furnish(self.facts, node)
+                    power.on(self.facts, node)
+            if dead := self._silent(nodes, power.BOOT_LIMIT):
+                raise FleetError(
+                    *(
+                        f"{node.name} did not answer SSH within {power.BOOT_LIMIT:.0f} s; its "
+                        f"console said: {power.console(self.facts, node.name)}."
+                        for node in dead
+                    )
+                )
+
+    def _silent(self, nodes: list[LabNode], limit: float) -> list[LabNode]:
+        """Return those of `nodes` whose sshd does not greet within `limit` seconds."""
+        with ThreadPoolExecutor(64) as pool:
+            greeted = pool.map(lambda node: power.answers(node, limit), nodes)
+            return [node for node, well in zip(nodes, greeted, strict=True) if not well]
+
+    # -- steps of down -------------------------------------------------------------------------
+
+    def _down(self) -> None:
+        services.stop(self.facts)
+        for home in self._homes():
+            power.off(self.facts, home.name)
+            root.unmount(home)
+        cgroup.remove(self.facts.prefix)
+        network.remove(self.facts)
+
+    def _remove(self, home: Path) -> None:
+        """Take away one node with everything it had written."""
+        power.off(self.facts, home.name)
+        root.unmount(home)
+        network.unplug(self.facts, home.name, int(home.name.removeprefix("gpu-")))
+        shutil.rmtree(home)
+
+    # -- what is there -------------------------------------------------------------------------
+
+    def _alone(self) -> AbstractContextManager[None]:
+        return exclusive(f"lab-{self.facts.id}")
+
+    def _refresh(self) -> None:
+        """Another command may have changed the lab since this object was made."""
+        self.facts = LabState.load(self.facts.id)
+
+    def _homes(self) -> list[Path]:
+        """The directory of every node that ever left files, asked for or not."""
+        return sorted(self.state.glob("nodes/gpu-*"))
+
+    def _present(self, name: str) -> LabNode:
+        """Return the node, or say that it is not there to be switched."""
+        self._refresh()
+        node = self.facts.node(name)
+        if not (self.facts.node_dir(name) / "root").is_mount():
+            raise FleetError(f"Lab {self.facts.id!r} is down: run `gpufleet lab up` first.")
+        return node
+
+    def _status(self, node: LabNode) -> NodeStatus:
+        processes = cgroup.pids(f"{power.group(self.facts, node.name)}/machine/payload")
+        return NodeStatus(
+            node.name,
+            str(node.address),
+            node.profile,
+            on=power.is_on(self.facts, node.name),
+            ssh=power.answers(node, 0.5),
+            processes=len(processes),
+            memory=power.memory(self.facts, node.name),
+        )

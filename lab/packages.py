@@ -1,0 +1,104 @@
+"""The operating system packages that the lab needs on this machine.
+
+Installed only when missing, and without their services: the lab runs its own proxy on its own
+address, and a machine must not find another one listening because it once had a lab.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gpufleet.errors import FleetError
+from lab import command
+from lab.progress import Say, silent, step
+
+# Debian package -> what the lab uses of it.
+NEEDED = {
+    "debian-archive-keyring": "checks the base image's packages",
+    "dpkg-dev": "builds the vendor repository's index",
+    "gcc": "compiles the simulated GPU library",
+    "gnupg": "signs the vendor repository",
+    "iproute2": "network",
+    "libc6-dev": "compiles the simulated GPU library",
+    "mmdebstrap": "builds the base image",
+    "nftables": "keeps nodes from reaching out; packet loss",
+    "openssh-client": "keys, logins",
+    "squid": "the nodes' way to Debian packages",
+    "systemd-container": "systemd-nspawn runs the nodes",
+}
+
+_POLICY = Path("/usr/sbin/policy-rc.d")
+_POLICY_MARK = "# put here by the gpufleet lab while it installs packages"
+
+
+def requirements() -> list[str]:
+    """Return the names of the packages in `NEEDED` that this machine does not have."""
+    if not shutil.which("apt-get"):
+        raise FleetError(
+            "This machine has no apt-get: the lab runs on Debian and its kin "
+            f"(it needs {', '.join(NEEDED)})."
+        )
+    form = "${db:Status-Status} ${Package}\n"
+    listed = command.run("dpkg-query", "-W", "-f", form, *NEEDED, check=False)
+    have = {line.split()[1] for line in listed.splitlines() if line.startswith("installed ")}
+    return sorted(set(NEEDED) - have)
+
+
+def ensure_packages(say: Say = silent) -> list[str]:
+    """Install what is missing; return the names of what was installed. Takes minutes at most."""
+    _remove_stale_policy()
+    missing = requirements()
+    if not missing:
+        return []
+    with step(f"install {' '.join(missing)}", say), _no_services():
+        _apt("update", "-qq")
+        _apt("install", "-y", "-qq", "--no-install-recommends", *missing)
+        if "squid" in missing:
+            _disable("squid")
+    return missing
+
+
+def _apt(*args: str) -> None:
+    # 300 s: another package manager on this machine may be at work. A whole install took 12 s.
+    command.run(
+        "env",
+        "DEBIAN_FRONTEND=noninteractive",
+        "apt-get",
+        "-oDPkg::Lock::Timeout=300",
+        *args,
+        limit=1200,
+    )
+
+
+def _disable(service: str) -> None:
+    """Keep a package's own service from starting with the machine."""
+    disable = ["systemctl", "disable", service]
+    subprocess.run(disable, capture_output=True, check=False, timeout=60)
+
+
+@contextmanager
+def _no_services() -> Iterator[None]:
+    """Let packages be installed without starting their services (Debian policy 9.3.3.1)."""
+    if _POLICY.exists():  # the machine has a policy of its own: containers usually forbid services
+        yield
+        return
+    draft = _POLICY.with_name(".policy-rc.d.new")
+    draft.write_text(f"#!/bin/sh\n{_POLICY_MARK}\nexit 101\n")
+    draft.chmod(0o755)
+    os.link(draft, _POLICY)  # refuses to replace one that has appeared meanwhile
+    draft.unlink()
+    try:
+        yield
+    finally:
+        _POLICY.unlink()
+
+
+def _remove_stale_policy() -> None:
+    """Remove our policy where an installation was killed before it could."""
+    if _POLICY.is_file() and _POLICY_MARK in _POLICY.read_text():
+        _POLICY.unlink()

@@ -1,0 +1,118 @@
+"""One node's root filesystem: its own layer over the base image, and what makes it this node.
+
+nodes/<name>/upper, work   what the node has written, kept while it is off and after `down`
+nodes/<name>/root          the whole, mounted while the lab is up
+nodes/<name>/image         the base image that `upper` was written over
+nodes/<name>/hostkey/      its SSH host key, kept when the rest starts afresh
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+
+from lab import command, gpu
+from lab.state import LabNode, LabState, write
+
+# Directory of plain files that stands in for /proc/sys/vm: those settings are the machine's own,
+# and a node that tunes them must not tune the machine.
+SYSCTL = Path("var/lib/gpufleet-lab/vm")
+
+_SSHD = """\
+# Without name service, asking who logs in would only take time.
+UseDNS no
+HostKey /etc/ssh/ssh_host_ed25519_key
+# A fleet tool opens many connections at once.
+MaxStartups 200
+"""
+
+
+def mount(state: LabState, node: LabNode, image: Path) -> bool:
+    """
+    Mount the node's root, keeping what it had written; return whether it had to start afresh.
+
+    It starts afresh when the base image has changed: a layer means nothing over another base.
+    """
+    home = state.node_dir(node.name)
+    root, made_on = home / "root", home / "image"
+    if root.is_mount():
+        return False
+    stale = made_on.exists() and made_on.read_text() != f"{image}\n"
+    if stale or not made_on.exists():
+        for layer in (home / "upper", home / "work"):
+            shutil.rmtree(layer, ignore_errors=True)
+        write(made_on, f"{image}\n")
+    for folder in (home / "upper", home / "work", root):
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o755)  # the node's own / has the mode of `upper`
+    layers = f"lowerdir={image},upperdir={home}/upper,workdir={home}/work"
+    command.run("mount", "-t", "overlay", f"{state.prefix}-{node.name}", "-o", layers, root)
+    return stale
+
+
+def unmount(home: Path) -> None:
+    """Unmount the root of the node whose files lie in `home`; it may be unmounted already."""
+    while (home / "root").is_mount():
+        command.run("umount", home / "root")
+
+
+def furnish(state: LabState, node: LabNode) -> None:
+    """
+    Write into the mounted root what makes it this node; files that are right are left alone.
+
+    Works on a node that is running, too.
+    """
+    root = state.node_dir(node.name) / "root"
+    hosts = [f"{other.address} {other.name}\n" for other in state.nodes]
+    # Fixed, so that the journal of earlier boots is still the node's own.
+    machine_id = hashlib.sha256(f"{state.id}/{node.name}".encode()).hexdigest()[:32]
+    direct = f'Acquire::http::Proxy::{state.machine} "DIRECT";'  # the mirror needs no proxy
+
+    write(root / "etc/hostname", f"{node.name}\n")
+    write(root / "etc/machine-id", f"{machine_id}\n", 0o444)
+    write(root / "etc/hosts", "".join(["127.0.0.1 localhost\n", *hosts]))
+    write(
+        root / "etc/apt/apt.conf.d/90lab", f'Acquire::http::Proxy "{state.proxy_url}";\n{direct}\n'
+    )
+    write(root / "etc/ssh/sshd_config.d/lab.conf", _SSHD)
+    write(root / "root/.ssh/authorized_keys", state.key.with_suffix(".pub").read_text(), 0o600)
+    (root / "root/.ssh").chmod(0o700)
+    _host_key(state, node, root / "etc/ssh")
+    (root / SYSCTL).mkdir(parents=True, exist_ok=True)
+    gpu.install(root, node.profile)
+
+
+def host_key(state: LabState, node: LabNode) -> str:
+    """Return the node's public host key as known_hosts has it: `ssh-ed25519 AAAA...`."""
+    public = _kept(state, node).with_suffix(".pub")
+    return " ".join(public.read_text().split()[:2])
+
+
+def new_host_key(state: LabState, node: LabNode) -> None:
+    """Make the node's host key unless it has one: who trusts it is told before its first boot."""
+    new_key(_kept(state, node), node.name)
+
+
+def _kept(state: LabState, node: LabNode) -> Path:
+    return state.node_dir(node.name) / "hostkey/ssh_host_ed25519_key"
+
+
+def _host_key(state: LabState, node: LabNode, folder: Path) -> None:
+    kept = _kept(state, node)
+    write(folder / kept.name, kept.read_text(), 0o600)
+    write(folder / f"{kept.name}.pub", kept.with_suffix(".pub").read_text())
+
+
+def new_key(path: Path, comment: str) -> None:
+    """Make the SSH key `path` and `path`.pub unless they are there."""
+    public = path.with_suffix(".pub")
+    if path.exists() and public.exists():
+        return
+    draft = path.with_name(f"{path.name}-new")
+    draft.parent.mkdir(parents=True, exist_ok=True)
+    for half in (draft, draft.with_suffix(".pub"), path, public):
+        half.unlink(missing_ok=True)  # halves of a key whose making was killed
+    command.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", draft)
+    draft.with_suffix(".pub").rename(public)
+    draft.rename(path)
