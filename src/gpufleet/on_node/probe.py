@@ -89,12 +89,24 @@ def missing_after(error: Exception) -> Missing:
     """Return what an exception says about the value that it kept us from."""
     code = getattr(error, "value", None)
     if type(error).__name__.startswith("NVMLError") and isinstance(code, int):
-        return missing(REASONS.get(code, "nvml_error"), code=code)
+        detail = {"detail": loader_error()} if code == 12 else {}
+        return missing(REASONS.get(code, "nvml_error"), code=code, **detail)
     if isinstance(error, OSError) and error.errno in ERRNO_REASONS:
         return missing(ERRNO_REASONS[error.errno])
     if isinstance(error, ImportError):
         return missing("no_binding" if error.name == "pynvml" else "no_ctypes", detail=str(error))
     return missing("error", detail="%s: %s" % (type(error).__name__, error))
+
+
+def loader_error() -> str:
+    """Return why NVML's library does not load: the binding says only that it does not."""
+    import ctypes
+
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError as error:
+        return str(error)
+    return "it loads now"
 
 
 def is_missing(value: Any) -> bool:
@@ -523,14 +535,7 @@ def started_nvml() -> Any:
     """Import the binding and initialise NVML in this process."""
     import pynvml
 
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        if error.value == 12:  # the binding swallows the loader's reason
-            import ctypes
-
-            ctypes.CDLL("libnvidia-ml.so.1")
-        raise
+    pynvml.nvmlInit()
     return pynvml
 
 

@@ -1,0 +1,332 @@
+"""What a node's GPUs are and which of them NVLink joins.  Pure.
+
+Takes the document that `on_node/probe.py` prints (docs/probe.md), gives values the planner can
+use. A GPU that does not answer is not in `Node.gpus`; `Node.problems` says so instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from typing import Any
+
+from gpufleet.errors import FleetError
+
+SCHEMA = 1
+
+# nvmlGpuTopologyLevel_t, nvml.h, in the words of `nvidia-smi topo -m`. Two GPUs of one board
+# (internal, 0) are as near as two behind one switch.
+PCIE_LEVELS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+
+# nvmlIntNvLinkDeviceType_t, nvml.h.
+REMOTE_GPU = 0
+REMOTE_CPU = 1  # POWER9, Grace
+REMOTE_SWITCH = 2
+
+LINK_ACTIVE = 1  # nvmlEnableState_t, as nvmlDeviceGetNvLinkState answers
+P2P_OK = 0  # nvmlGpuP2PStatus_t
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU: `index` is NVML's, `uuid` is what CUDA_VISIBLE_DEVICES takes."""
+
+    index: int
+    uuid: str
+    name: str
+    bus_id: str  # as sysfs writes it: 0000:18:00.0
+    memory_mib: int
+    compute_capability: tuple[int, int]
+    numa_node: int | None  # of the CPUs next to it; None: unknown, or the node has but one
+
+
+@dataclass(frozen=True)
+class Node:
+    """
+    One machine's GPUs and the links between them.
+
+    `nvlink` has the number of links of every pair (i < j) that NVLink joins, `pcie` how near every
+    pair is on PCIe ("PIX", "PXB", "PHB", "NODE", "SYS"; unknown counts as "SYS", the farthest).
+    `address` is the IPv4 address of the default route's net device. `problems` are sentences for
+    the operator: with any, the node is not fit to be planned on.
+    """
+
+    name: str
+    driver: str | None
+    cuda: tuple[int, int] | None  # the newest CUDA that the driver runs
+    gpus: tuple[Gpu, ...]
+    nvlink: Mapping[tuple[int, int], int]
+    pcie: Mapping[tuple[int, int], str]
+    problems: tuple[str, ...] = ()
+    address: str | None = None
+
+    @cached_property
+    def islands(self) -> tuple[tuple[int, ...], ...]:
+        """
+        The GPUs' indices in groups in which NVLink joins every pair, each GPU in one group.
+
+        Groups and not connected components: tensor parallelism talks between all pairs. The
+        largest group is taken first, then the largest of what is left; the one with the lowest
+        indices wins a tie. A GPU without NVLink is an island of one.
+        """
+        return islands((gpu.index for gpu in self.gpus), self.nvlink)
+
+
+def islands(gpus: Iterable[int], links: Collection[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
+    """
+    Partition `gpus` into cliques of the graph whose edges are `links` (pairs i < j).
+
+    >>> islands(range(4), {(0, 1), (2, 3)})
+    ((0, 1), (2, 3))
+    """
+    left = set(gpus)
+    found = []
+    while left:
+        neighbours = {
+            gpu: {other for other in left if (min(gpu, other), max(gpu, other)) in links}
+            for gpu in left
+        }
+        largest = min(maximal_cliques(neighbours), key=lambda clique: (-len(clique), clique))
+        found.append(largest)
+        left.difference_update(largest)
+    return tuple(found)
+
+
+def maximal_cliques(neighbours: Mapping[int, Collection[int]]) -> Iterator[tuple[int, ...]]:
+    """
+    Yield every group of which all members are neighbours, and to which none can be added.
+
+    Bron and Kerbosch's algorithm (1973) with Tomita's choice of pivot, exact; a node has at most
+    16 GPUs, for which a graph library would be a dependency for these ten lines.
+    """
+
+    def extend(clique: set[int], candidates: set[int], done: set[int]) -> Iterator[tuple[int, ...]]:
+        if not candidates and not done:
+            yield tuple(sorted(clique))
+            return
+        # Every maximal clique has the pivot or a GPU that is not its neighbour.
+        pivot = max(candidates | done, key=lambda gpu: len(candidates & set(neighbours[gpu])))
+        for gpu in candidates - set(neighbours[pivot]):
+            near = set(neighbours[gpu])
+            yield from extend(clique | {gpu}, candidates & near, done & near)
+            candidates = candidates - {gpu}
+            done = done | {gpu}
+
+    yield from extend(set(), set(neighbours), set())
+
+
+def node_from_probe(name: str, document: Mapping[str, Any]) -> Node:
+    """
+    Return what the probe of node `name` found.
+
+    Raises `FleetError` if another version of the probe wrote `document`. A node whose driver or
+    GPUs do not answer is returned with `problems`.
+    """
+    if document.get("schema") != SCHEMA:
+        raise FleetError(
+            f"{name}: its probe has schema {document.get('schema')!r}, and this gpufleet reads "
+            f"{SCHEMA}: probe the node again with this version"
+        )
+    driver = document["driver"]
+    gpus = tuple(
+        _gpu(facts, document["numa"][at])
+        for at, facts in enumerate(document["gpus"])
+        if not _silent_about(facts)
+    )
+    pairs = list(combinations((gpu.index for gpu in gpus), 2))
+    widths = {pair: nvlink_width(document, *pair) for pair in pairs}
+    refused = [pair for pair in pairs if widths[pair] and _peer_access_refused(document, *pair)]
+    return Node(
+        name=name,
+        driver=known(driver["version"]),
+        cuda=_cuda(known(driver["cuda"])),
+        gpus=gpus,
+        nvlink={pair: links for pair, links in widths.items() if links and pair not in refused},
+        pcie={(i, j): PCIE_LEVELS.get(known(document["pcie"][i][j]), "SYS") for i, j in pairs},
+        problems=tuple(f"{name}: {problem}" for problem in _problems(document, refused)),
+        address=_address(document["nics"]),
+    )
+
+
+def known(value: Any, otherwise: Any = None) -> Any:
+    """Return a value of the probe's document, or `otherwise` if the probe could not read it."""
+    return otherwise if isinstance(value, Mapping) and "missing" in value else value
+
+
+def nvlink_width(document: Mapping[str, Any], i: int, j: int) -> int:
+    """
+    Return how many NVLinks join two GPUs of a probe: the n of nvidia-smi's NV<n>.
+
+    Links that end at the other GPU, and through NVSwitches as many as both have. Where the two
+    count differently the lower count holds: a link that one end alone sees is down.
+    """
+    direct = min(_direct(document, i, j), _direct(document, j, i))
+    return direct + min(_switched(document, i, j), _switched(document, j, i))
+
+
+def _direct(document: Mapping[str, Any], i: int, j: int) -> int:
+    bus_id = document["gpus"][j]["pci"]["bus_id"]
+    return sum(
+        link["remote_type"] == REMOTE_GPU and link["remote_pci"] == bus_id
+        for link in _active_links(document, i)
+    )
+
+
+def _switched(document: Mapping[str, Any], i: int, j: int) -> int:
+    """
+    Return GPU i's active links into NVSwitches through which it can reach GPU j.
+
+    Three ways to know, the surest first: each link names its other end; the driver counts them
+    (field 147); or, in a virtual machine that does not see the switches, the other ends are
+    unknown and the driver grants the two GPUs peer access over NVLink.
+    """
+    ends = [known(link["remote_type"]) for link in _active_links(document, i)]
+    elsewhere = sum(end not in {REMOTE_GPU, REMOTE_CPU} for end in ends)
+    counted = known(known(document["nvlink"][i], {}).get("switch_links"), 0)
+    granted = document["p2p"]["nvlink"][i][j] == P2P_OK
+    return ends.count(REMOTE_SWITCH) or min(counted, elsewhere) or (elsewhere if granted else 0)
+
+
+def _active_links(document: Mapping[str, Any], i: int) -> list[Mapping[str, Any]]:
+    links = known(known(document["nvlink"][i], {}).get("links"), [])
+    return [link for link in links if link["state"] == LINK_ACTIVE]
+
+
+def _peer_access_refused(document: Mapping[str, Any], i: int, j: int) -> bool:
+    status = document["p2p"]["nvlink"]
+    return any(known(answer, P2P_OK) != P2P_OK for answer in (status[i][j], status[j][i]))
+
+
+def _silent_about(facts: Mapping[str, Any]) -> list[str]:
+    """Return which facts a GPU cannot be planned without it does not tell."""
+    needed = ("uuid", "name", "pci", "memory", "compute_capability")
+    return [name for name in needed if known(facts.get(name)) is None]
+
+
+def _gpu(facts: Mapping[str, Any], numa: Mapping[str, Any]) -> Gpu:
+    major, minor = facts["compute_capability"]
+    return Gpu(
+        index=facts["index"],
+        uuid=facts["uuid"],
+        name=facts["name"],
+        bus_id=facts["pci"]["bus_id"],
+        memory_mib=facts["memory"]["total"] >> 20,
+        compute_capability=(major, minor),
+        numa_node=_numa_node(numa),
+    )
+
+
+def _numa_node(numa: Mapping[str, Any]) -> int | None:
+    """Linux' word, where it has one (-1: no NUMA); else NVML's, if it names a single node."""
+    node = known(numa["node"], -1)
+    if node >= 0:
+        return int(node)
+    nodes = known(numa["memory_nodes"], "")
+    return int(nodes) if nodes.isdecimal() else None
+
+
+def _cuda(version: int | None) -> tuple[int, int] | None:
+    """NVML has 12080 for CUDA 12.8."""
+    return None if version is None else (version // 1000, version % 1000 // 10)
+
+
+def _address(nics: Any) -> str | None:
+    """Return the IPv4 address of the device of the default route."""
+    nics = known(nics, {})
+    route = known(nics.get("default_route"))
+    addresses = [known(net["ipv4"]) for net in known(nics.get("net"), []) if net["name"] == route]
+    return addresses[0] if addresses else None
+
+
+# What a reason of the probe means for NVML as a whole, and what to do about it.
+_DRIVER_PROBLEMS = {
+    "driver_not_loaded": "NVIDIA's kernel module is not loaded, so no GPU answers: run `modprobe "
+    "nvidia` on the node; if that fails, `dmesg` says why (Secure Boot, nouveau, no build for the "
+    "running kernel)",
+    "library_not_found": "libnvidia-ml.so.1 does not load, so the driver cannot be asked: install "
+    "the driver's libraries in the version of its kernel module",
+    "version_mismatch": "the driver's libraries and the loaded kernel module are of different "
+    "versions, so no GPU answers: reboot the node, which loads the installed module",
+    "no_permission": "the SSH user may not open the GPUs' device files, so no GPU answers: give it "
+    "access to /dev/nvidia*",
+    "no_ctypes": "its python3 lacks ctypes, without which the driver cannot be asked: install the "
+    "distribution's python3",
+    "timeout": "the driver did not answer in time: look for `NVRM` in `dmesg`, then reboot the "
+    "node",
+    "crashed": "the driver's library crashed when asked: look for `NVRM` in `dmesg`, then reboot "
+    "the node",
+}
+
+# The same for one GPU.
+_GPU_PROBLEMS = {
+    "lost": "has fallen off the bus: reboot the node; if it stays lost, power-cycle the node and "
+    "have the GPU serviced",
+    "reset_required": "asks to be reset: stop what uses it and run `nvidia-smi -r`, or reboot the "
+    "node",
+    "timeout": "did not answer in time and may hang whatever uses it: reboot the node",
+    "crashed": "crashes the driver's library when asked: reboot the node; if it stays, have the "
+    "GPU serviced",
+}
+_GPU_PROBLEM = "does not answer: look for `NVRM` in `dmesg`, then reboot the node"
+
+
+def _problems(document: Mapping[str, Any], refused: list[tuple[int, int]]) -> Iterator[str]:
+    driver = document["driver"]
+    if (init := driver["init"]) != "ok":
+        otherwise = "NVML cannot be initialised: run `nvidia-smi` on the node for the driver's view"
+        yield f"{_DRIVER_PROBLEMS.get(init['missing'], otherwise)} ({_reason(init)})"
+        return
+    if not known(driver["gpu_count"]):
+        yield "the driver finds no GPU: look for `NVRM` in `dmesg`, and at `lspci -d 10de:`"
+    for facts in document["gpus"]:
+        if silent := _silent_about(facts):
+            why = facts if "missing" in facts else facts[silent[0]]
+            problem = _GPU_PROBLEMS.get(why["missing"], _GPU_PROBLEM)
+            yield f"GPU {facts['index']} {problem} ({_reason(why)})"
+    yield from _unlisted(document)
+    for error in document["errors"]:
+        if error["about"].startswith("p2p["):
+            index = error["about"][4:-1]
+            yield (
+                f"how GPU {index} reaches the other GPUs could not be read ({_reason(error)}): "
+                "look for `NVRM` in `dmesg`, then reboot the node"
+            )
+    if refused:
+        pairs = ", ".join(f"{i}-{j}" for i, j in refused)
+        yield (
+            f"NVLinks are up between GPUs {pairs}, but the driver grants no peer access over them: "
+            "see that nvidia-fabricmanager runs in the driver's version (`systemctl status "
+            "nvidia-fabricmanager`), then reset the GPUs or reboot the node"
+        )
+
+
+def _reason(value: Mapping[str, Any]) -> str:
+    """Return a missing value as its reason and what the probe knows beside it."""
+    more = [f"{key} {value[key]}" for key in ("code", "signal", "detail") if value.get(key)]
+    return ", ".join([value["missing"].replace("_", " "), *more])
+
+
+def _unlisted(document: Mapping[str, Any]) -> Iterator[str]:
+    """
+    Yield GPUs that the PCI bus has and NVML has not: they failed when the driver loaded.
+
+    Those given to another driver (vfio-pci) or hidden by a module option are so on purpose.
+    """
+    answering = {known(facts.get("pci", {}), {}).get("bus_id") for facts in document["gpus"]}
+    silent = sum(facts.get("missing") is not None for facts in document["gpus"])
+    hidden = {gpu["bus_id"] for gpu in known(document["driver"]["excluded"], [])}
+    unlisted = [
+        function["bus_id"]
+        for function in known(document["pci"], [])
+        if function["class"].startswith("0x03")
+        and known(function["driver"], "nvidia") == "nvidia"
+        and function["bus_id"] not in answering | hidden
+    ]
+    if len(unlisted) > silent:
+        yield (
+            f"{', '.join(unlisted)}: on the PCI bus, and the driver lists {len(unlisted) - silent} "
+            "of them not: look for `NVRM` in `dmesg`, then power-cycle the node; if it stays, have "
+            "the GPU serviced"
+        )
