@@ -422,7 +422,7 @@ def _port_clashes(stages: Iterable[Stage], settings: Mapping[str, NodeSettings])
     for (port, wanting), nodes in sorted(clashes.items()):
         yield (
             f"port {port} is wanted by {' and '.join(wanting)} on {_listed(nodes)}: give one of "
-            "them another port (a model's further replicas on a node take the ports after its first)"
+            "them another port (a model's further replicas on a node take those after its first)"
         )
     for stage in stages:
         if stage.port > 65535:

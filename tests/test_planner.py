@@ -1,0 +1,444 @@
+"""Placement: on fleets written out for one rule each, and on drawn ones for what always holds."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpufleet.errors import FleetError
+from gpufleet.planner import plan
+from gpufleet.settings import Model, NodeSettings
+from gpufleet.topology import Gpu, Node
+
+VLLM = {"version": "0.32.0", "lock": "locks/vllm.txt", "api_key_file": "secrets/api-key"}
+
+
+def machine(name, *islands, numa=None, pcie="SYS", problems=()):
+    """A node whose NVLink islands have the given sizes; `numa` is each GPU's, `pcie` any pair's."""
+    parts, count = [], 0
+    for size in islands:
+        parts.append(range(count, count + size))
+        count += size
+    return Node(
+        name=name,
+        driver="580.95.05",
+        cuda=(13, 0),
+        gpus=tuple(
+            Gpu(
+                index=index,
+                uuid=f"GPU-{name}-{index}",
+                name="NVIDIA H100 80GB HBM3",
+                bus_id=f"0000:{index:02x}:00.0",
+                memory_mib=81559,
+                compute_capability=(9, 0),
+                numa_node=numa[index] if numa else 0,
+            )
+            for index in range(count)
+        ),
+        nvlink={pair: 18 for part in parts for pair in combinations(part, 2)},
+        pcie={
+            pair: pcie if isinstance(pcie, str) else pcie[pair]
+            for pair in combinations(range(count), 2)
+        },
+        problems=tuple(problems),
+    )
+
+
+def declare(models, **others):
+    return NodeSettings.model_validate({"vllm": VLLM, "models": models, **others})
+
+
+def model(**changes):
+    return {"model": "/srv/model", **changes}
+
+
+def gpus_on(fleet_plan, node):
+    return [stage.gpus for stage in fleet_plan.on(node)]
+
+
+def problems_of(nodes, settings):
+    with pytest.raises(FleetError) as refused:
+        plan(nodes, settings)
+    return refused.value.problems
+
+
+# Where replicas go
+
+
+def test_a_group_never_spans_two_islands():
+    """Tensor parallelism talks in every layer: 4 GPUs in 2 islands hold two pairs, never a four."""
+    node, pairs = machine("gpu-01", 2, 2), declare({"m": model(tensor_parallel=2, replicas=2)})
+
+    assert gpus_on(plan([node], {"gpu-01": pairs}), "gpu-01") == [(0, 1), (2, 3)]
+
+    (problem,) = problems_of([node], {"gpu-01": declare({"m": model(tensor_parallel=4)})})
+    assert "models.m: tensor_parallel 4 needs 4 GPUs in one NVLink island" in problem
+    assert "lower `tensor_parallel` to 2, or set `allow_pcie: true`" in problem
+
+
+def test_the_smallest_sufficient_remainder_is_taken():
+    """A single GPU goes to the island of two, so that the island of four stays whole."""
+    found = plan([machine("gpu-01", 4, 2)], {"gpu-01": declare({"m": model(replicas=2)})})
+
+    assert gpus_on(found, "gpu-01") == [(4,), (5,)]
+
+
+def test_gpus_of_one_numa_node_are_preferred():
+    """NVLink joins all eight, but the CPU threads that feed a pair should sit on one socket."""
+    odd_even = [index % 2 for index in range(8)]
+    node = machine("gpu-01", 8, numa=odd_even)
+
+    found = plan([node], {"gpu-01": declare({"m": model(tensor_parallel=4, replicas=2)})})
+
+    assert gpus_on(found, "gpu-01") == [(0, 2, 4, 6), (1, 3, 5, 7)]
+
+
+def test_a_group_larger_than_a_numa_node_is_placed_all_the_same():
+    """NUMA is a preference; NVLink is the rule."""
+    node = machine("gpu-01", 8, numa=[0, 0, 0, 0, 1, 1, 1, 1])
+
+    found = plan([node], {"gpu-01": declare({"m": model(tensor_parallel=8)})})
+
+    assert gpus_on(found, "gpu-01") == [tuple(range(8))]
+
+
+def test_large_groups_are_placed_before_small_ones():
+    """By name, `a` would come first and leave no island of four for `z`."""
+    wanted = {"a": model(replicas=2, port=9000), "z": model(tensor_parallel=4)}
+
+    found = plan([machine("gpu-01", 4, 2)], {"gpu-01": declare(wanted)})
+
+    assert {stage.id: stage.gpus for stage in found.stages} == {
+        "a-0": (4,),
+        "a-1": (5,),
+        "z-0": (0, 1, 2, 3),
+    }
+
+
+def test_replicas_are_spread_over_the_nodes():
+    """Fewest replicas of the model first, then most free GPUs, then the name."""
+    fleet = [machine("gpu-01", 2), machine("gpu-02", 4), machine("gpu-03", 4)]
+    wanted = declare({"m": model(replicas=4)})
+
+    found = plan(fleet, {node.name: wanted for node in fleet})
+
+    assert [stage.node for stage in found.stages] == ["gpu-02", "gpu-03", "gpu-01", "gpu-02"]
+
+
+def test_a_model_stays_on_the_nodes_that_declare_it():
+    fleet = [machine("gpu-01", 8), machine("gpu-02", 8)]
+    settings = {"gpu-01": declare({}), "gpu-02": declare({"m": model(replicas=3)})}
+
+    assert {stage.node for stage in plan(fleet, settings).stages} == {"gpu-02"}
+
+
+def test_ports_count_up_on_each_node():
+    """The first replica of a node has the declared port, whichever replica of the fleet it is."""
+    fleet = [machine("gpu-01", 2), machine("gpu-02", 2)]
+    wanted = declare({"m": model(replicas=4, port=8000)})
+
+    found = plan(fleet, {node.name: wanted for node in fleet})
+
+    assert sorted((stage.node, stage.port) for stage in found.stages) == [
+        ("gpu-01", 8000),
+        ("gpu-01", 8001),
+        ("gpu-02", 8000),
+        ("gpu-02", 8001),
+    ]
+
+
+def test_pcie_groups_are_as_near_as_they_can_be():
+    """Allowed to leave NVLink, a group takes one switch before one socket before the node."""
+    switches = {(0, 1): "NODE", (0, 2): "PIX", (0, 3): "SYS"} | {
+        (1, 2): "NODE",
+        (1, 3): "SYS",
+        (2, 3): "SYS",
+    }
+    node = machine("gpu-01", 1, 1, 1, 1, pcie=switches)
+
+    def group(size):
+        wanted = declare({"m": model(tensor_parallel=size, allow_pcie=True)})
+        return plan([node], {"gpu-01": wanted})
+
+    assert gpus_on(group(2), "gpu-01") == [(0, 2)]
+    assert gpus_on(group(3), "gpu-01") == [(0, 1, 2)]
+    assert gpus_on(group(4), "gpu-01") == [(0, 1, 2, 3)]
+    assert "PCIe (PIX, by `allow_pcie`)" in group(2).reasons[0]
+    assert "PCIe (NODE, by `allow_pcie`)" in group(3).reasons[0]
+
+
+def test_an_island_comes_before_pcie():
+    """`allow_pcie` widens the choice, it does not change what is best."""
+    node = machine("gpu-01", 1, 2, pcie="PIX")
+
+    found = plan([node], {"gpu-01": declare({"m": model(tensor_parallel=2, allow_pcie=True)})})
+
+    assert gpus_on(found, "gpu-01") == [(1, 2)]
+
+
+# What a plan says
+
+
+def test_a_plan_gives_its_reasons():
+    """How many, of what, where, over which links, and who was passed over."""
+    fleet = [machine("gpu-01", 4), machine("gpu-02", 4), machine("gpu-03", 1, 1)]
+    wanted = declare({"m": model(tensor_parallel=2, replicas=2)})
+
+    found = plan(fleet, {node.name: wanted for node in fleet})
+
+    assert found.reasons == (
+        "m: 2 replicas of 2 GPUs, spread over gpu-01 (1), gpu-02 (1); each group linked by "
+        "NVLink (NV18); none on gpu-03, where no NVLink island has 2 GPUs",
+    )
+
+
+def test_a_plan_is_json_with_a_schema():
+    found = plan([machine("gpu-01", 2)], {"gpu-01": declare({"m": model(tensor_parallel=2)})})
+
+    assert json.loads(json.dumps(found.as_json())) == {
+        "schema": 1,
+        "stages": [
+            {
+                "id": "m-0",
+                "unit": "vllm-m-0.service",
+                "model": "m",
+                "replica": 0,
+                "node": "gpu-01",
+                "gpus": [0, 1],
+                "gpu_uuids": ["GPU-gpu-01-0", "GPU-gpu-01-1"],
+                "port": 8000,
+                "tensor_parallel": 2,
+            }
+        ],
+        "reasons": list(found.reasons),
+    }
+
+
+# What is refused
+
+
+def test_a_fleet_too_small_says_how_many_fit():
+    """The operator reads what fits and which settings to lower."""
+    wanted = {"big": model(tensor_parallel=4, port=9000), "m": model(tensor_parallel=2, replicas=4)}
+
+    (problem,) = problems_of([machine("gpu-01", 8)], {"gpu-01": declare(wanted)})
+
+    assert problem == (
+        "models.m: 4 replicas of 2 GPUs asked for, 2 fit on gpu-01 (8 GPUs, 4 of them taken by "
+        "models placed before): lower `replicas` to 2, or lower `tensor_parallel`, or add nodes"
+    )
+
+
+def test_one_model_has_one_declaration():
+    """Two declarations would make two different services behind one name."""
+    fleet = [machine("gpu-01", 4), machine("gpu-02", 4)]
+    settings = {
+        "gpu-01": declare({"m": model(replicas=2)}),
+        "gpu-02": declare({"m": model(replicas=3, port=8100)}),
+    }
+
+    (problem,) = problems_of(fleet, settings)
+
+    assert "models.m is not the same on gpu-01 and gpu-02" in problem
+    assert "replicas: 2 and 3; port: 8000 and 8100" in problem
+
+
+@pytest.mark.parametrize(
+    ("others", "sentence"),
+    [
+        pytest.param(
+            {"node_exporter": {"port": 8001}},
+            "port 8001 is wanted by models.m.port and node_exporter.port on gpu-01",
+            id="exporter",
+        ),
+        pytest.param(
+            {
+                "cuda": {
+                    "repository": {"url": "http://mirror", "keyring_sha256": "0" * 64},
+                    "toolkit": None,
+                },
+                "dcgm": {"version": "1", "exporter_version": "1", "port": 8000},
+            },
+            "port 8000 is wanted by dcgm.port and models.m.port on gpu-01",
+            id="dcgm",
+        ),
+        pytest.param(
+            {"models": {"m": model(replicas=2), "n": model(port=8001)}},
+            "port 8001 is wanted by models.m.port and models.n.port on gpu-01",
+            id="another-model",
+        ),
+    ],
+)
+def test_a_port_has_one_user_on_a_node(others, sentence):
+    """The second would fail to bind, minutes into its start; both keys are named."""
+    settings = declare(others.pop("models", {"m": model(replicas=2)}), **others)
+
+    (problem,) = problems_of([machine("gpu-01", 8)], {"gpu-01": settings})
+
+    assert problem.startswith(sentence)
+
+
+def test_ports_end_at_65535():
+    (problem,) = problems_of(
+        [machine("gpu-01", 2)], {"gpu-01": declare({"m": model(replicas=2, port=65535)})}
+    )
+
+    assert "would need port 65536" in problem
+
+
+def test_everything_wrong_is_said_at_once():
+    """Three nodes and two models, each with a mistake of its own: one run finds all of them."""
+    fleet = [
+        machine("gpu-01", 7),
+        machine("gpu-02", 8),
+        machine("gpu-03", 8, problems=["the driver answers nothing: load it"]),
+        machine("gpu-04", 2),
+    ]
+    settings = {
+        "gpu-01": declare({"a": model()}, gpus={"count": 8}),
+        "gpu-02": declare({"a": model()}, gpus={"name": "NVIDIA B200"}),
+        "gpu-03": declare({"b": model()}),
+        "gpu-04": declare({"c": model(tensor_parallel=4)}),
+        "gpu-05": declare({"a": model()}),
+    }
+
+    found = problems_of(fleet, settings)
+
+    assert [problem.split(":")[0] for problem in found] == [
+        "gpu-01",
+        "gpu-02",
+        "gpu-03",
+        "gpu-05",
+        "models.c",
+    ]
+    assert "gpus.count says 8, the probe found 7" in found[0]
+    assert "gpus.name says 'NVIDIA B200', the probe found 'NVIDIA H100 80GB HBM3'" in found[1]
+    assert "the driver answers nothing" in found[2]
+    assert "no probe of this node" in found[3]
+
+
+def test_a_sick_node_without_models_stops_nobody():
+    """A node that serves nothing may be ill: its checks say so, the plan does not need it."""
+    fleet = [machine("gpu-01", 2), machine("gpu-02", problems=["no driver"])]
+    settings = {"gpu-01": declare({"m": model()}), "gpu-02": declare({})}
+
+    assert [stage.node for stage in plan(fleet, settings).stages] == ["gpu-01"]
+
+
+def test_a_long_list_of_nodes_is_shortened():
+    """A sentence about 500 nodes stays a sentence."""
+    fleet = [machine(f"gpu-{number:03}", 1) for number in range(500)]
+    wanted = declare({"m": model(replicas=501)})
+
+    (problem,) = problems_of(fleet, {node.name: wanted for node in fleet})
+
+    assert "500 fit on gpu-000, gpu-001, gpu-002 and 497 more (500 GPUs)" in problem
+
+
+# What holds for any fleet
+
+
+@st.composite
+def fleets(draw):
+    nodes = [
+        machine(
+            f"gpu-{number:02}", *draw(st.lists(st.sampled_from([1, 2, 4]), min_size=1, max_size=3))
+        )
+        for number in range(draw(st.integers(1, 4)))
+    ]
+    models = {
+        name: model(
+            tensor_parallel=draw(st.sampled_from([1, 2, 4])),
+            replicas=draw(st.integers(1, 4)),
+            port=port,
+        )
+        for name, port in (("a", 8000), ("b", 8100), ("c", 8200))
+    }
+    settings = {
+        node.name: declare({name: models[name] for name in models if draw(st.booleans())})
+        for node in nodes
+    }
+    return nodes, settings
+
+
+def outcome(nodes, settings):
+    try:
+        return plan(nodes, settings)
+    except FleetError as refused:
+        return refused.problems
+
+
+@given(fleets(), st.randoms(use_true_random=False))
+def test_the_same_fleet_has_the_same_plan(fleet, random):
+    """The order in which nodes answer, or files are read, moves nothing, nor changes a refusal."""
+    nodes, settings = fleet
+    shuffled = [*settings.items()]
+    random.shuffle(shuffled)
+
+    assert outcome(random.sample(nodes, len(nodes)), dict(shuffled)) == outcome(nodes, settings)
+
+
+@given(fleets())
+def test_every_plan_keeps_the_rules(fleet):
+    """No GPU serves twice, no group leaves its island, no port is used twice on a node."""
+    nodes, settings = fleet
+    found = outcome(nodes, settings)
+    if isinstance(found, tuple):
+        return
+
+    by_name = {node.name: node for node in nodes}
+    used = Counter((stage.node, gpu) for stage in found.stages for gpu in stage.gpus)
+    ports = Counter((stage.node, stage.port) for stage in found.stages)
+    assert max([*used.values(), *ports.values()], default=1) == 1
+    for stage in found.stages:
+        assert len(stage.gpus) == stage.tensor_parallel
+        assert all(pair in by_name[stage.node].nvlink for pair in combinations(stage.gpus, 2))
+        assert stage.model in settings[stage.node].models
+    wanted = {name: m for node in settings.values() for name, m in node.models.items()}
+    assert Counter(stage.model for stage in found.stages) == {
+        name: declared.replicas for name, declared in wanted.items()
+    }
+
+
+@given(fleets(), st.sampled_from("abc"))
+def test_one_more_replica_moves_none_of_its_model(fleet, grown):
+    """A running model must not restart because it gets company."""
+    nodes, settings = fleet
+    more = {
+        name: node.model_copy(
+            update={
+                "models": {
+                    key: declared.model_copy(update={"replicas": declared.replicas + 1})
+                    if key == grown
+                    else declared
+                    for key, declared in node.models.items()
+                }
+            }
+        )
+        for name, node in settings.items()
+    }
+    before, after = outcome(nodes, settings), outcome(nodes, more)
+    if isinstance(before, tuple) or isinstance(after, tuple):
+        return
+
+    assert {stage for stage in before.stages if stage.model == grown} <= set(after.stages)
+
+
+def test_probing_again_changes_nothing():
+    """A plan depends on the hardware, not on what else a probe saw (driver, address)."""
+    node, settings = machine("gpu-01", 8), {"gpu-01": declare({"m": model(replicas=3)})}
+
+    assert plan([node], settings) == plan(
+        [replace(node, driver="615.71.05", address="10.0.0.9")], settings
+    )
+
+
+def test_model_declares_pcie_deliberately():
+    """The operator's word is needed before a group leaves NVLink."""
+    assert Model.model_validate(model()).allow_pcie is False
