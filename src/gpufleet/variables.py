@@ -81,7 +81,7 @@ def load_file(path: Path, root: Path | None = None) -> Variables:
         if problems:
             raise FleetError(*problems)
         values: dict[str, Any] = loader.construct_document(node)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: `0b_` and the like
         raise FleetError(_syntax_error(error, shown)) from None
     return {key: (value, _origin(key, shown, lines)) for key, value in values.items()}
 
@@ -227,12 +227,14 @@ def _origin(key: str, shown: str, lines: Mapping[KeyPath, int]) -> Origin:
     return Origin(shown, lines.get((key,), 0), inner)
 
 
-def _syntax_error(error: yaml.YAMLError, shown: str) -> str:
+def _syntax_error(error: Exception, shown: str) -> str:
     if not isinstance(error, yaml.MarkedYAMLError):
         return f"{shown}: is not YAML: {' '.join(str(error).split())}"
     mark = error.problem_mark or error.context_mark
     place = f"{shown}:{mark.line + 1}" if mark else shown
     what = ", ".join(part for part in (error.context, error.problem) if part)
+    if mark and error.context_mark and error.context_mark.line != mark.line:
+        what += f"; it begins in line {error.context_mark.line + 1}"
     if "'\\t'" in what:
         what += " (YAML does not indent with tabs: use spaces)"
     return f"{place}: is not YAML: {what}"

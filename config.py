@@ -1,0 +1,21 @@
+"""pyinfra executes this file before it reads the inventory.
+
+It refuses command lines that pyinfra would answer with exit code 0 although nothing was done; see
+`gpufleet.invocation`.
+"""
+
+from pyinfra import config
+from pyinfra.api.state import MAX_PARALLEL
+
+from gpufleet import invocation
+
+# What `gpufleet.refusal` and `gpufleet.invocation` rely on is not a public interface of pyinfra:
+# they were checked against this series.
+config.REQUIRE_PYINFRA_VERSION = "~=3.10.0"
+
+invocation.guard()
+
+# pyinfra takes 20 nodes per CPU core at once. Nodes are waited for, not computed: one costs this
+# machine about 15 ms of CPU a run, so that all of them may be asked at once, as far as the limit of
+# open files goes.
+config.PARALLEL = min(500, MAX_PARALLEL)

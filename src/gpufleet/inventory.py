@@ -1,0 +1,290 @@
+"""The nodes of a fleet with everything that is set for them, checked before a node is touched.
+
+An inventory file is Python and ends in
+
+    globals().update(inventory.load(__file__, groups={"gpu_h100": ["gpu-01", "gpu-02"]}))
+
+which gives pyinfra its groups. All variables of a node are resolved here and handed to pyinfra as
+that node's own data, so that what was checked is what deploys see; only `--data` lies above it,
+and is checked too. Later layers win, key by key:
+
+    all < the inventory file's name < groups, outer to inner < host_vars < inline < --data
+"""
+
+from __future__ import annotations
+
+import ast
+import runpy
+import sys
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from pyinfra.api import exceptions
+
+from gpufleet import invocation, nodevars, variables
+from gpufleet.connection import nodelay_transport
+from gpufleet.errors import FleetError
+from gpufleet.groups import Groups, nest, suggestion
+from gpufleet.nodevars import NodeVars
+from gpufleet.refusal import Refusal
+from gpufleet.variables import Origin, Variables
+
+Host: TypeAlias = str | tuple[str, Mapping[str, Any]]
+"""A node as inventories write it: its name, or its name with variables of its own."""
+
+_HOW = (
+    "end it with `globals().update(inventory.load(__file__, groups=...))`, see inventories/prod.py"
+)
+
+
+class InventoryError(Refusal, exceptions.InventoryError):
+    """The inventory or its variables have mistakes; `problems` has all of them."""
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """
+    All nodes of one inventory file, in the order in which it names them.
+
+    `inventory` is the file as messages name it, `root` the directory above its own, where
+    `group_vars/` and `host_vars/` are. `remarks` are what an operator may want to know and what is
+    no mistake, such as files of variables that no node of this inventory has.
+    """
+
+    inventory: str
+    root: Path
+    nodes: Mapping[str, NodeVars]
+    groups: Groups
+    remarks: tuple[str, ...] = ()
+
+    def for_pyinfra(self) -> dict[str, Any]:
+        """Return what an inventory module has to hold for pyinfra, and this fleet as `_fleet`."""
+        hosts = [(name, node.for_pyinfra(self.root)) for name, node in self.nodes.items()]
+        connect = {"transport_factory": nodelay_transport}
+        # pyinfra adds a group named after the file, behind all others, unless it is there.
+        groups: dict[str, Any] = {Path(self.inventory).stem: list(self.nodes)}
+        groups |= {group: list(members) for group, members in self.groups.members.items()}
+        return {
+            "all": (hosts, {**nodevars.DEFAULTS, "ssh_paramiko_connect_kwargs": connect}),
+            **groups,
+            "_fleet": self,  # pyinfra passes over it, `read` finds it
+        }
+
+
+_loaded: list[Fleet] = []  # in this process; a pyinfra run has one inventory
+
+
+def load(
+    inventory_file: str,
+    groups: Mapping[str, Sequence[Host]],
+    children: Mapping[str, Sequence[str]] | None = None,
+    also: Iterable[str | Path] = (),
+) -> dict[str, Any]:
+    """
+    Return an inventory file's groups for pyinfra, with all variables resolved and checked.
+
+    `groups` {group: its nodes}; `children` {group: its child groups}; `also` further directories
+    that hold `group_vars/` and `host_vars/`, read after those above the inventory's directory.
+    Raises InventoryError with every mistake of every node.
+    """
+    invocation.guard()
+    typed = invocation.current()
+    path = Path(inventory_file).resolve()
+    directories = (path.parent.parent, *map(Path, also))
+    try:
+        fleet = _fleet(
+            path, groups, children or {}, directories, typed.overrides() if typed else {}
+        )
+    except FleetError as error:
+        shown = variables.shown_path(path, directories[0])
+        raise InventoryError(*error.problems, what=shown) from None
+    if typed:
+        selected = invocation.selection_problems(typed, tuple(fleet.nodes), _selectable(fleet))
+        if problems := tuple(selected):
+            raise InventoryError(*problems, what="this command line")
+    _loaded.append(fleet)
+    return fleet.for_pyinfra()
+
+
+def read(path: str | Path) -> Fleet:
+    """
+    Execute an inventory file and return its fleet, outside a pyinfra run.
+
+    Raises FleetError for every mistake, also when the file is missing or is no such inventory.
+    """
+    file = Path(path)
+    if not file.is_file():
+        have = ", ".join(sorted(str(found) for found in file.parent.glob("*.py")))
+        there = f"; there are {have}" if have else ""
+        raise FleetError(f"{path}: there is no such inventory file{there}")
+    if str(Path.cwd()) not in sys.path:  # as pyinfra does, for what the inventory imports
+        sys.path.append(str(Path.cwd()))
+    try:
+        module = runpy.run_path(str(file))
+    except (Refusal, FleetError) as error:
+        raise FleetError(*error.problems) from None
+    except Exception as error:
+        raise FleetError(_python_error(error, path)) from error
+    fleet = module.get("_fleet")
+    if not isinstance(fleet, Fleet):
+        raise FleetError(f"{path}: has no checked variables: {_HOW}")
+    return fleet
+
+
+def current() -> Fleet:
+    """
+    Return the fleet of the inventory that this pyinfra run was given.
+
+    Raises InventoryError when that inventory did not go through `load`.
+    """
+    if not _loaded:
+        raise InventoryError(
+            f"it has no checked variables, so nothing can be deployed with it: {_HOW}",
+            what="this inventory",
+        )
+    return _loaded[-1]
+
+
+# -- resolving -------------------------------------------------------------------------------------
+
+
+def _fleet(
+    path: Path,
+    groups: Mapping[str, Sequence[Host]],
+    children: Mapping[str, Sequence[str]],
+    directories: Sequence[Path],
+    overrides: Mapping[str, Any],
+) -> Fleet:
+    root = directories[0]
+    shown = variables.shown_path(path, root)
+    hosts, inline = _hosts(shown, path, groups)
+    nested = nest(hosts, children)
+    names = tuple(dict.fromkeys(host for members in hosts.values() for host in members))
+    if not names:
+        raise FleetError(f"{shown}: has no nodes, so nothing would be done")
+    stem = () if path.stem in nested.members else (path.stem,)
+    typed: Variables = {key: (value, Origin("--data")) for key, value in overrides.items()}
+
+    problems: list[str] = []
+
+    @cache
+    def of(kind: str, name: str) -> Variables:
+        try:
+            return variables.load((each / kind for each in directories), name, root)
+        except FleetError as error:
+            problems.extend(error.problems)
+            return {}
+
+    merged = {
+        name: variables.merge(
+            *(of("group_vars", group) for group in ("all", *stem, *nested.of(name))),
+            of("host_vars", name),
+            inline.get(name, {}),
+            typed,
+        )
+        for name in names
+    }
+    if problems:  # checking what could be read would only add mistakes that are none
+        raise FleetError(*problems)
+    known = {"group_vars": ("all", *stem, *nested.members), "host_vars": names}
+    return Fleet(
+        inventory=shown,
+        root=root,
+        nodes=nodevars.check(merged, {name: (*stem, *nested.of(name)) for name in names}),
+        groups=nested,
+        remarks=tuple(_unread(directories, root, known)),
+    )
+
+
+def _hosts(
+    shown: str, path: Path, groups: Mapping[str, Sequence[Host]]
+) -> tuple[dict[str, list[str]], dict[str, dict[str, tuple[Any, Origin]]]]:
+    """Return {group: names of its hosts} and {host: the variables written beside its name}."""
+    lines = _inline_lines(path)
+    hosts: dict[str, list[str]] = {group: [] for group in groups}
+    inline: dict[str, dict[str, tuple[Any, Origin]]] = {}
+    problems = [
+        f"{shown}: no group can be called {group!r}: `all` is every node already, and pyinfra "
+        "passes over names that begin with _"
+        for group in groups
+        if group == "all" or group.startswith("_")
+    ]
+    for group, members in groups.items():
+        for member in members:
+            name, data = (member, {}) if isinstance(member, str) else _pair(member)
+            if not isinstance(name, str) or not name or name.split() != [name]:
+                problems.append(
+                    f"{shown}: group {group} has {member!r}: a node is its name, or "
+                    '("name", {its variables})'
+                )
+                continue
+            if name in hosts[group]:
+                problems.append(f"{shown}: group {group} names {name} twice: remove one")
+            hosts[group].append(name)
+            for key, value in data.items():
+                first, _ = inline.setdefault(name, {}).get(key, (value, None))
+                if first != value:
+                    problems.append(
+                        f"{shown}: {name} has two values for {key}, in different groups: keep one"
+                    )
+                inline[name][key] = (value, Origin(shown, lines.get((name, key), 0)))
+    if problems:
+        raise FleetError(*problems)
+    return hosts, inline
+
+
+def _pair(member: Any) -> tuple[Any, Mapping[str, Any]]:
+    match member:
+        case (name, dict(data)):
+            return name, data
+        case _:
+            return None, {}
+
+
+def _inline_lines(path: Path) -> dict[tuple[str, str], int]:
+    """Return the lines of `("host", {"key": ...})`, for those that are written out like this."""
+    lines = {}
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        match node:
+            case ast.Tuple(elts=[ast.Constant(value=str(host)), ast.Dict(keys=keys)]):
+                for key in keys:
+                    if isinstance(key, ast.Constant):
+                        lines[host, str(key.value)] = key.lineno
+    return lines
+
+
+def _unread(
+    directories: Iterable[Path], root: Path, known: Mapping[str, Sequence[str]]
+) -> Iterator[str]:
+    """Name the files of variables that nothing in this inventory has: often a spelling mistake."""
+    nouns = {"group_vars": "group", "host_vars": "node"}
+    for directory in directories:
+        for kind, names in known.items():
+            read = {
+                file for name in names for file in variables.files_of(directory / kind, name, root)
+            }
+            for file in variables.all_files(directory / kind):
+                if file not in read:
+                    name = file.relative_to(directory / kind).with_suffix("").parts[0]
+                    yield (
+                        f"{variables.shown_path(file, root)}: not read: this inventory has no "
+                        f"{nouns[kind]} {name!r}{suggestion(name, names)}"
+                    )
+
+
+def _selectable(fleet: Fleet) -> dict[str, tuple[str, ...]]:
+    """Return the groups that --limit and --exclude can name; pyinfra has no group `all`."""
+    return {Path(fleet.inventory).stem: tuple(fleet.nodes), **fleet.groups.members}
+
+
+def _python_error(error: Exception, path: str | Path) -> str:
+    """Say what an inventory file did wrong as Python, with its own line."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}: is not Python: {error.msg}"
+    frames = traceback.extract_tb(error.__traceback__)
+    line = next((each.lineno for each in reversed(frames) if each.filename == str(path)), 0)
+    return f"{path}:{line}: {type(error).__name__}: {error}"

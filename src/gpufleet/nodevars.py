@@ -1,0 +1,196 @@
+"""What the variables of one node may be: our settings, and what pyinfra understands besides.
+
+Takes variables that are merged already; every mistake found names the file and line that set the
+key, and the names it can have been meant to have.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel
+from pyinfra.api.arguments import all_global_arguments
+from pyinfra.api.connectors import get_all_connectors
+from pyinfra.api.util import raise_if_bad_type
+from pyinfra.connectors.ssh import ConnectorData
+
+from gpufleet.errors import FleetError
+from gpufleet.groups import suggestion
+from gpufleet.settings import Mistake, NodeSettings, node_settings
+from gpufleet.variables import KeyPath, Origin, Variables
+
+# No command may wait for ever. This is a ceiling for the commands that name no deadline of their
+# own, above the longest of them: installing a CUDA toolkit, some gigabytes, over a slow line.
+COMMAND_SECONDS = 3600
+
+# What every node has unless a variable says otherwise. "yes": pyinfra's own default accepts, and
+# remembers, the key of whoever answers first.
+DEFAULTS: Mapping[str, Any] = {
+    "ssh_strict_host_key_checking": "yes",
+    "_timeout": COMMAND_SECONDS,
+}
+
+# pyinfra prints these under --debug, and variables lie in version control.
+PASSWORDS: Mapping[str, str] = {
+    "ssh_password": "use a key, or --ssh-password-prompt",
+    "ssh_key_password": "use ssh-agent",
+    "_sudo_password": "allow sudo without one, or use --use-sudo-password",
+    "_su_password": "connect as root, or use sudo",
+}
+
+_SSH: Mapping[str, Any] = get_type_hints(ConnectorData)
+_ARGUMENTS = {name: kind for name, kind in all_global_arguments() if name.startswith("_")}
+_LOCAL_PATHS = ("ssh_config_file", "ssh_key", "ssh_known_hosts_file")
+
+
+@dataclass(frozen=True)
+class NodeVars:
+    """
+    One node as its variables describe it.
+
+    `groups` from least to most specific, without `all`; `variables` has every key with its value
+    and the place that set it; `settings` is the checked meaning of those keys that are ours.
+    """
+
+    name: str
+    groups: tuple[str, ...]
+    settings: NodeSettings
+    variables: Variables
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Every variable as plain data."""
+        return {key: value for key, (value, _) in self.variables.items()}
+
+    @property
+    def origins(self) -> dict[str, Origin]:
+        """Where each variable was set."""
+        return {key: origin for key, (_, origin) in self.variables.items()}
+
+    @property
+    def address(self) -> str:
+        """What SSH connects to: a name or an IP address."""
+        return str(self.values.get("ssh_hostname", self.name))
+
+    def for_pyinfra(self, root: Path) -> dict[str, Any]:
+        """Return the values with the operator's own files named so that any directory will do."""
+        paths = {
+            key: str(root / Path(value).expanduser())
+            for key in _LOCAL_PATHS
+            if (value := self.values.get(key))
+        }
+        return {**self.values, **paths}
+
+
+def check(
+    merged: Mapping[str, Variables], groups: Mapping[str, tuple[str, ...]]
+) -> dict[str, NodeVars]:
+    """
+    Check {node: its variables}; return them with their settings.
+
+    Raises FleetError with every mistake of every node; one that many nodes inherit from the same
+    place is said once.
+    """
+    nodes: dict[str, NodeVars] = {}
+    found: dict[tuple[str, int, str], list[str]] = {}  # (file, line, sentence): nodes, if no place
+    for name, layers in merged.items():
+        for origin, sentence in _key_mistakes(name, layers):
+            found.setdefault((origin.file, origin.line, sentence), [])
+        ours = {key: layers[key][0] for key in NodeSettings.model_fields if key in layers}
+        try:
+            nodes[name] = NodeVars(name, groups[name], node_settings(ours), layers)
+        except Mistake as mistake:
+            for at, what in mistake.mistakes:
+                dotted = ".".join(map(str, at))
+                sentence = f"{dotted}: {what}{_hint(at, what)}" if at else what
+                if at and at[0] in layers:
+                    origin = layers[str(at[0])][1].at(*at[1:])
+                    found.setdefault((origin.file, origin.line, sentence), [])
+                else:
+                    found.setdefault(("", 0, sentence), []).append(name)
+    if found:
+        raise FleetError(
+            *(
+                f"{_some(names) or Origin(file, line)}: {what}"
+                for (file, line, what), names in sorted(found.items())
+            )
+        )
+    return nodes
+
+
+def _key_mistakes(node: str, found: Variables) -> Iterator[tuple[Origin, str]]:
+    """What is wrong with the keys that are not settings, and with values that JSON has not."""
+    connector = _connector_keys(node)
+    for key, (value, origin) in found.items():
+        if key in PASSWORDS:
+            if origin.line:  # what was typed at a prompt comes without one
+                yield origin, f"{key}: variables are no place for passwords: {PASSWORDS[key]}"
+        elif key in NodeSettings.model_fields:
+            try:
+                json.dumps(value, allow_nan=False)
+            except (TypeError, ValueError) as error:
+                yield origin, f"{key}: is not plain data as JSON has it: {error}"
+        elif kind := _SSH.get(key) or _ARGUMENTS.get(key):
+            try:
+                raise_if_bad_type(value, kind, TypeError, key)
+            except TypeError as error:
+                yield origin, str(error)
+        elif key not in connector:
+            known = [*NodeSettings.model_fields, *_SSH, *_ARGUMENTS]
+            yield origin, f"{key}: no setting has this name{suggestion(key, known)}"
+
+
+def _hint(at: KeyPath, what: str) -> str:
+    return suggestion(str(at[-1]), _names_beside(at)) if what.startswith("no setting") else ""
+
+
+def _names_beside(at: KeyPath) -> list[str]:
+    """Return the settings that exist where the key `at` was written."""
+    kind: Any = NodeSettings
+    for part in at[:-1]:
+        kind = _below(kind, str(part))
+    return [name for each in _kinds(kind) if _is_model(each) for name in each.model_fields]
+
+
+def _below(kind: Any, name: str) -> Any:
+    """Return the type of what stands under `name` in a value of type `kind`."""
+    for each in _kinds(kind):
+        if _is_model(each) and name in each.model_fields:
+            return each.model_fields[name].annotation
+        if get_origin(each) is dict:
+            return get_args(each)[1]
+    return None
+
+
+def _kinds(kind: Any) -> tuple[Any, ...]:
+    """Return the members of a union, or the type itself."""
+    return get_args(kind) if get_origin(kind) in {Union, UnionType} else (kind,)
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+@cache
+def _connectors() -> Mapping[str, Any]:
+    return dict(get_all_connectors())  # type: ignore[no-untyped-call]
+
+
+def _connector_keys(node: str) -> Mapping[str, Any]:
+    """Return the variables that a node's own connector takes: `@fake/gpu-01` has `fake_delay`."""
+    if not node.startswith("@"):
+        return _SSH
+    connector = _connectors().get(node[1:].split("/", maxsplit=1)[0])
+    return getattr(connector, "data_meta", {})
+
+
+def _some(names: list[str]) -> str:
+    """Return the first names of many: `gpu-01, gpu-02, gpu-03 and 61 more`."""
+    shown = ", ".join(names[:3])
+    return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown

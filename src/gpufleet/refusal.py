@@ -1,0 +1,45 @@
+"""How this project says no inside a pyinfra run: every problem on its own line, no traceback.
+
+pyinfra prints its own errors as one line that begins with a source file of ours, which helps no
+operator. An exception that is both a pyinfra error and an error of pyinfra's command line is passed
+through to the end and prints itself.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+from pyinfra.api.exceptions import PyinfraError
+
+# Importing pyinfra's command line puts gevent's patches over the whole process, which only the
+# pyinfra command wants; and only that command has to recognise our exception.
+if TYPE_CHECKING or "pyinfra_cli" not in sys.modules:
+    from click import ClickException as CliError
+else:
+    from pyinfra_cli.exceptions import CliError
+
+
+class Refusal(PyinfraError, CliError):  # noqa: N818  # what it is, not what broke
+    """
+    Ends the run, exit code 1, with problems the operator can put right.
+
+    `problems` are whole sentences; `what` says what was refused: `inventories/prod.py`.
+    """
+
+    def __init__(self, *problems: str, what: str = "this run") -> None:
+        CliError.__init__(self, "\n".join(problems))
+        self.problems: tuple[str, ...] = problems
+        self.what = what
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print what was refused and why; pyinfra calls this at the end of the run."""
+        many = f"{len(self.problems)} problems" if len(self.problems) > 1 else "1 problem"
+        title = f"--> {self.what} is refused, {many}:"
+        click.secho(title, file=file, err=True, fg="red", bold=True)
+        for problem in self.problems:
+            first, *rest = problem.splitlines()
+            click.echo(
+                "\n".join([f"    {first}", *(f"      {line}" for line in rest)]), file, err=True
+            )
