@@ -1,0 +1,95 @@
+"""The lab's stand-in for NVIDIA's apt repository: real packages, signed, without the hardware.
+
+Contract: `build()` leaves `state`/vendor/repository complete and signed, swapped in at once so
+that a node updating at that moment sees the old or the new one.  As long as key, URL and recipes
+stay, it changes nothing; as long as key and URL stay, so does the keyring package's hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpufleet.errors import FleetError
+from lab.vendor import repository
+from lab.vendor.packages import KEYRING, packages
+
+TOOLS = {"dpkg-deb": "dpkg", "dpkg-scanpackages": "dpkg-dev", "gpg": "gnupg", "gpgconf": "gnupg"}
+
+
+@dataclass(frozen=True)
+class Vendor:
+    """What an inventory needs to know of the repository.
+
+    Attributes:
+        url: where nodes find it.
+        keyring: file name of the package that brings its key.
+        keyring_sha256: that file's hash, 64 hex digits.
+    """
+
+    url: str
+    keyring: str
+    keyring_sha256: str
+
+
+def build(state: Path, mirror: str) -> Vendor:
+    """
+    Have the repository of the lab at `state`, for nodes that reach it at `mirror`/vendor.
+
+    `mirror` is the mirror's URL, such as "http://10.201.7.1:8080".  Raises FleetError when a tool
+    is missing or fails.
+    """
+    _need_tools()
+    folder = state / "vendor"
+    try:
+        key = repository.public_key(folder)
+        recipe = _recipe(mirror, key)
+        stamp = folder / "recipe.sha256"
+        if not (stamp.exists() and stamp.read_text() == recipe):
+            stamp.unlink(missing_ok=True)
+            _rebuild(folder, mirror, key)
+            stamp.write_text(recipe)
+    except subprocess.CalledProcessError as error:
+        said = (error.stderr or b"").decode(errors="replace").strip()
+        raise FleetError(
+            f"the lab's vendor repository could not be built in {folder}:"
+            f" {error.cmd[0]} said: {said or f'exit code {error.returncode}'}"
+        ) from error
+    keyring = folder / "repository" / KEYRING
+    digest = hashlib.sha256(keyring.read_bytes()).hexdigest()
+    return Vendor(f"{mirror}/vendor", KEYRING, digest)
+
+
+def _need_tools() -> None:
+    missing = sorted({package for tool, package in TOOLS.items() if not shutil.which(tool)})
+    if missing:
+        raise FleetError(
+            "this machine cannot build the lab's vendor repository: install"
+            f" {' and '.join(missing)} (apt-get install {' '.join(missing)})."
+        )
+
+
+def _rebuild(folder: Path, mirror: str, key: bytes) -> None:
+    new, live, old = (folder / name for name in ("repository.new", "repository", "repository.old"))
+    for leftover in (new, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    new.mkdir()
+    for package in packages(mirror, key):
+        package.build(new)
+    repository.index(new, folder)
+    if live.exists():
+        live.rename(old)
+    new.rename(live)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _recipe(mirror: str, key: bytes) -> str:
+    """A hash of all that decides the repository's content."""
+    digest = hashlib.sha256(mirror.encode() + key)
+    for path in sorted(Path(__file__).parent.rglob("*")):
+        if path.is_file() and path.suffix != ".pyc":
+            digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()

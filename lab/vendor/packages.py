@@ -1,0 +1,186 @@
+"""Which packages the stand-in repository offers: NVIDIA's names, versions, dependencies and units.
+
+Contract: what a role can trip over is as in the vendor's repository (a newer toolkit and driver
+than wanted, exact dependencies between DCGM's packages, units that want a drop-in, a pin that
+outranks the distribution); what would need a GPU is a small program from `on_node/` instead.
+Versions are real ones, as they stood in November 2026.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from lab.vendor.deb import File, Package
+
+KEYRING = "cuda-keyring_1.1-1_all.deb"
+DRIVERS = ("580.95.05-1", "580.178.04-1", "595.91.07-1", "615.71.09-1")
+DRIVER_PARTS = (
+    "libnvidia-ml1",
+    "libnvidia-nscq",
+    "nvidia-fabricmanager",
+    "nvidia-kernel-open-dkms",
+    "nvidia-open",
+    "nvidia-persistenced",
+)
+DRIVER_PINS = ("580", "595", "580.95.05")
+DCGM = ("1:4.5.3-1", "1:4.6.0-1")
+EXPORTER = "4.8.2-1"
+
+_ON_NODE = Path(__file__).parent / "on_node"
+_UNITS = "/usr/lib/systemd/system"
+# No systemd (a chroot): nothing to tell.
+_RELOAD = "if [ -d /run/systemd/system ]; then systemctl daemon-reload; fi\n"
+
+
+def packages(mirror: str, key: bytes) -> Iterator[Package]:
+    """Every package of the repository at `mirror`/vendor/, whose public key is `key`."""
+    yield keyring(mirror, key)
+    yield from _toolkit("13-0", ("13.0.2-1", "13.0.3-1"), compiler="13.0.88")
+    yield from _toolkit("13-4", ("13.4.2-1",), compiler="13.4.92")
+    newest = {"Depends": "cuda-toolkit-13-4 (>= 13.4.2)"}
+    yield Package("cuda-toolkit", "13.4.2-1", fields=newest)  # the name without a branch floats
+    for version in DRIVERS:
+        yield from _driver(version)
+    for branch in DRIVER_PINS:
+        yield _driver_pin(branch)
+    for version in DCGM:
+        yield from _dcgm(version)
+    yield _exporter()
+
+
+def keyring(mirror: str, key: bytes) -> Package:
+    """The package that makes apt know the repository: key, source and pin, as NVIDIA's does."""
+    signed_by = "/usr/share/keyrings/cuda-archive-keyring.gpg"
+    source = f"deb [signed-by={signed_by}] {mirror}/vendor/ /\n"
+    pin = "".join(
+        f"Package: {package}\nPin: {pin}\nPin-Priority: {priority}\n\n"
+        for package, pin, priority in (
+            ("nsight-compute", "origin *ubuntu.com*", -1),
+            ("nsight-systems", "origin *ubuntu.com*", -1),
+            ("*", "release l=NVIDIA CUDA", 600),
+        )
+    )
+    files = {
+        signed_by: File(key),
+        "/etc/apt/sources.list.d/cuda-lab.list": File(source, conffile=True),
+        "/etc/apt/preferences.d/cuda-repository-pin-600": File(pin, conffile=True),
+    }
+    return Package("cuda-keyring", "1.1-1", "all", files=files)
+
+
+def _toolkit(branch: str, versions: tuple[str, ...], compiler: str) -> Iterator[Package]:
+    """One branch of the toolkit: the meta-package in `versions`, and what it pulls in."""
+    dotted = branch.replace("-", ".")
+    home = f"/usr/local/cuda-{dotted}"
+    common = f"cuda-toolkit-{branch}-config-common"
+    link = f"update-alternatives --install /usr/local/cuda cuda {home} {branch.replace('-', '')}\n"
+    unlink = f'if [ "$1" = remove ]; then update-alternatives --remove cuda {home}; fi\n'
+    yield Package(common, f"{compiler}-1", "all", scripts={"postinst": link, "prerm": unlink})
+
+    parts = [
+        *(f"cuda-{part}-{branch}" for part in ("crt", "cudart", "cudart-dev", "cccl")),
+        *(f"lib{part}-{branch}" for part in ("nvvm", "cublas", "cublas-dev", "curand-dev")),
+    ]
+    for part in parts:
+        yield Package(part, f"{compiler}-1", fields={"Depends": common})
+    nvcc = _program("nvcc", BRANCH=dotted, COMPILER=compiler)
+    needed = f"{common}, cuda-crt-{branch}, libnvvm-{branch}"
+    yield Package(
+        f"cuda-nvcc-{branch}",
+        f"{compiler}-1",
+        fields={"Depends": needed},
+        files={f"{home}/bin/nvcc": nvcc},
+    )
+    depends = ", ".join([f"cuda-nvcc-{branch}", *parts])
+    for version in versions:
+        yield Package(f"cuda-toolkit-{branch}", version, fields={"Depends": depends})
+
+
+def _driver(version: str) -> Iterator[Package]:
+    """The driver's packages, by name only: a lab node's "driver" is its simulated NVML."""
+    parts = ("libnvidia-ml1", "nvidia-kernel-open-dkms", "nvidia-persistenced")
+    for name in DRIVER_PARTS:
+        exact = ", ".join(f"{part} (= {version})" for part in parts)
+        yield Package(name, version, fields={"Depends": exact} if name == "nvidia-open" else {})
+
+
+def _driver_pin(branch: str) -> Package:
+    """A package whose only content is an apt pin to a branch ("580") or a version."""
+    exact = "." in branch
+    pin = (
+        f"Package: {' '.join(DRIVER_PARTS)}\n"
+        f"Pin: version {branch}{'-*' if exact else '.*'}\n"
+        "Pin-Priority: 1000\n"
+    )
+    # apt ignores files in preferences.d with an extension, and ".05" would be one
+    path = f"/etc/apt/preferences.d/nvidia-driver-pinning-{branch.replace('.', '-')}"
+    alone = "nvidia-driver-pinning"
+    fields = {"Provides": alone, "Conflicts": alone, "Replaces": alone}
+    return Package(
+        f"nvidia-driver-pinning-{branch}", "1.0-1", "all", fields=fields, files={path: File(pin)}
+    )
+
+
+def _dcgm(version: str) -> Iterator[Package]:
+    core = "datacenter-gpu-manager-4-core"
+    account = (
+        "getent passwd nvidia-dcgm > /dev/null || useradd --system --no-create-home"
+        " --home-dir /nonexistent --shell /usr/sbin/nologin nvidia-dcgm\n"
+        "install -d -o nvidia-dcgm -g nvidia-dcgm /var/log/nvidia-dcgm\n"
+    )
+    plain = version.partition(":")[2].partition("-")[0]
+    yield Package(
+        core,
+        version,
+        fields={
+            "Depends": "python3, passwd",
+            "Conflicts": "datacenter-gpu-manager",
+            "Replaces": "datacenter-gpu-manager",
+        },
+        files={
+            "/usr/bin/nv-hostengine": _program("nv_hostengine.py", VERSION=plain),
+            "/usr/bin/dcgmi": _program("dcgmi.py", VERSION=plain),
+            f"{_UNITS}/nvidia-dcgm.service": _data("nvidia-dcgm.service"),
+        },
+        scripts={"postinst": account + _RELOAD, "prerm": _stop("nvidia-dcgm"), "postrm": _RELOAD},
+    )
+    for cuda in ("cuda12", "cuda13"):
+        exact = {"Depends": f"{core} (= {version})"}
+        yield Package(f"datacenter-gpu-manager-4-{cuda}", version, fields=exact)
+
+
+def _exporter() -> Package:
+    counters = _data("default-counters.csv", conffile=True)
+    return Package(
+        "datacenter-gpu-manager-exporter",
+        EXPORTER,
+        fields={"Depends": "datacenter-gpu-manager-4-core, python3"},
+        files={
+            "/usr/bin/dcgm-exporter": _program("dcgm_exporter.py", VERSION=EXPORTER),
+            "/etc/dcgm-exporter/default-counters.csv": counters,
+            f"{_UNITS}/nvidia-dcgm-exporter.service": _data("nvidia-dcgm-exporter.service"),
+        },
+        scripts={"postinst": _RELOAD, "prerm": _stop("nvidia-dcgm-exporter"), "postrm": _RELOAD},
+    )
+
+
+def _stop(unit: str) -> str:
+    """Stop and forget a unit before its files go; an upgrade leaves it running."""
+    return (
+        'if [ "$1" = remove ] && [ -d /run/systemd/system ]; then\n'
+        f"    systemctl disable --now {unit}.service || true\n"
+        "fi\n"
+    )
+
+
+def _program(name: str, **values: str) -> File:
+    """A program from `on_node/`, with @NAME@ replaced by its value."""
+    text = (_ON_NODE / name).read_text()
+    for key, value in values.items():
+        text = text.replace(f"@{key}@", value)
+    return File(text, 0o755)
+
+
+def _data(name: str, *, conffile: bool = False) -> File:
+    return File((_ON_NODE / name).read_text(), conffile=conffile)
