@@ -1,0 +1,63 @@
+"""What a lab's fleet is deployed from: vendor packages, wheels and their locks, a gated model.
+
+Contract: `provide` converges: everything that is there stays, whatever a killed run left. At its
+end `<state>/group_vars/lab.yml` says where all of it is, and the mirror serves it to the nodes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from lab import hub, mirror, model, vendor, wheels
+from lab.progress import Say, silent, step
+from lab.state import MIRROR_PORT, LabState, write
+
+API_KEY = "secrets/api-key"
+HF_TOKEN = "secrets/hf-token"
+MODEL = "lab/tiny"
+
+# The CPU build of this release is on PyPI, wants the torch that machines without GPUs have, and
+# has everything that the lab needs (measured).
+VLLM = "0.32.0"
+
+
+def provide(state: LabState, say: Say = silent) -> None:
+    """
+    Have everything that nodes download, and tell the inventory where it is.
+
+    The first time on a machine it downloads about 0.9 GB of wheels. Raises FleetError.
+    """
+    with step("vendor repository", say):
+        repository = vendor.build(state.dir, state.mirror_url)
+    with step("model", say):
+        files = model.write(state.dir / mirror.MODELS / MODEL)
+    with step("wheels", say):
+        wheels.wheelhouse(versions=(VLLM,), report=say)
+        lock, uv_lock = wheels.write_locks(state.dir, version=VLLM)
+    mirror.start(state.dir, f"{state.machine}:{MIRROR_PORT}")
+    written: dict[str, Any] = {
+        "cuda": {
+            "repository": {
+                "url": repository.url,
+                "keyring": repository.keyring,
+                "keyring_sha256": repository.keyring_sha256,
+            },
+            "toolkit": "13-0",
+            "version": "13.0.3-1",
+        },
+        "vllm": {
+            "version": VLLM,
+            "device": "cpu",
+            "lock": str(lock),
+            "uv_lock": str(uv_lock),
+            "no_index": True,
+            "find_links": [f"{state.mirror_url}/wheels/"],
+            "hf_endpoint": f"{state.mirror_url}/hub",
+            "api_key_file": str(state.dir / API_KEY),
+            "hf_token_file": str(state.dir / HF_TOKEN),
+        },
+    }
+    head = f"# Written by the lab; the model's revision is {hub.revision_of(files)}.\n"
+    write(state.dir / "group_vars/lab.yml", head + yaml.safe_dump(written, sort_keys=False))

@@ -1,0 +1,58 @@
+"""Interrupt a deploy at a moment, and what has to hold after the next one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import yaml
+
+from tests.lab.conftest import ROOT, Fleet
+
+
+def declared(model: str) -> dict[str, Any]:
+    """Return a model's settings as the repository declares them."""
+    settings: dict[str, Any] = yaml.safe_load((ROOT / "group_vars/lab.yml").read_text())
+    return settings["models"][model]
+
+
+def change(fleet: Fleet, seqs: int) -> None:
+    """Change one value that both replicas are started with."""
+    arguments = {**declared("tiny")["arguments"], "max-num-seqs": seqs}
+    fleet.set({"tiny": {"arguments": arguments}})
+
+
+def deploy_killed_after(fleet: Fleet, seconds: float, seqs: int) -> None:
+    """Start a deploy of a changed value and `kill -9` it, with all its children, in the middle."""
+    change(fleet, seqs)
+    run = fleet.popen()
+    time.sleep(seconds)
+    os.killpg(run.pid, signal.SIGKILL)
+    run.wait(timeout=10)
+
+
+def power_cut_after(fleet: Fleet, node: str, seconds: float, seqs: int) -> None:
+    """Start a deploy of a changed value, pull a node's plug in the middle, plug it in again."""
+    change(fleet, seqs)
+    run = fleet.popen()
+    time.sleep(seconds)
+    fleet.lab.power(node, "off")
+    run.wait(timeout=400)  # no connection may hang: every remote command has a deadline
+    fleet.lab.power(node, "on")
+
+
+def converged(fleet: Fleet, seqs: int) -> None:
+    """The next run succeeds, every process runs with the new value, and a third changes nothing."""
+    run = fleet.pyinfra("-y", seconds=1200)
+    assert run.status == 0, run.output
+    pids = fleet.pids()
+    assert len(pids) == 2, pids
+    for name, pid in pids.items():
+        argv = fleet.ssh(name.split()[0], f"tr '\\0' '\\n' </proc/{pid}/cmdline").split("\n")
+        assert argv[argv.index("--max-num-seqs") + 1] == str(seqs), f"{name} runs with the old value"
+    again = fleet.pyinfra("-y", "--json")
+    assert again.status == 0, again.output
+    assert {op: nodes for op, nodes in again.changed.items() if nodes} == {}
+    assert fleet.pids() == pids
