@@ -294,9 +294,9 @@ def _problems(document: Mapping[str, Any], refused: list[tuple[int, int]]) -> It
                 "look for `NVRM` in `dmesg`, then reboot the node"
             )
     if refused:
-        pairs = ", ".join(f"{i}-{j}" for i, j in refused)
+        gpus = ", ".join(map(str, sorted({gpu for pair in refused for gpu in pair})))
         yield (
-            f"NVLinks are up between GPUs {pairs}, but the driver grants no peer access over them: "
+            f"NVLinks join GPUs {gpus}, but the driver grants no peer access over them: "
             "see that nvidia-fabricmanager runs in the driver's version (`systemctl status "
             "nvidia-fabricmanager`), then reset the GPUs or reboot the node"
         )

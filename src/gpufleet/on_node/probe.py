@@ -121,7 +121,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if hasattr(value, "_fields_"):
-        return {name: plain(getattr(value, name)) for name, *_ in value._fields_}
+        # A versioned struct's first word says its size, which is no fact about the node.
+        members = [name for name, *_ in value._fields_ if name != "version"]
+        return {name: plain(getattr(value, name)) for name in members}
     if isinstance(value, (list, tuple)) or hasattr(value, "_length_"):
         return [plain(item) for item in value]
     return value
@@ -448,7 +450,6 @@ GPU_FACTS: tuple[tuple[str, Ask], ...] = (
     # Bytes. Version 1 counts the driver's own reserve, about half a GiB, as used. 0x02000028 is
     # nvmlMemory_v2: the struct's size and its version in one word.
     ("memory", either(get("MemoryInfo", 0x02000028), get("MemoryInfo"))),
-    ("bar1", get("BAR1MemoryInfo")),
     ("persistence_mode", get("PersistenceMode")),
     ("compute_mode", get("ComputeMode")),
     ("mig_mode", get("MigMode", keys=("current", "pending"))),
