@@ -1,19 +1,89 @@
-"""What runs on this machine beside the nodes: the proxy to Debian, the mirror of everything else."""
+"""What runs on this machine beside the nodes: the way to Debian, the mirror of all else.
+
+Each service is a foreground program in a cgroup of the lab, so that it is found and ended by where
+it lives, never by a pid that was written down and may have become somebody else's.
+"""
 
 from __future__ import annotations
 
-from lab import mirror, proxy
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpufleet.errors import FleetError
+from lab import cgroup, command, proxy
 from lab.progress import Say, silent
-from lab.state import MIRROR_PORT, LabState
+from lab.state import MIRROR_PORT, PROXY_PORT, LabState
+
+# Seconds until a service listens: 0.2 measured; more for a proxy that rebuilds its index.
+_START_LIMIT = 30.0
+# Seconds for a clean end; after that it is killed, and the proxy rebuilds its index the next time.
+_STOP_LIMIT = 5.0
+
+_CHECKOUT = Path(__file__).parent.parent
 
 
 def start(state: LabState, say: Say = silent) -> None:
-    """Start what is not running; the bridge must be up."""
-    proxy.start(state, say)
-    mirror.start(state.dir, f"{state.machine}:{MIRROR_PORT}")
+    """Start the services that are not running; return when they listen. The bridge must be up."""
+    if proxy.configure(state):
+        _stop(state, "proxy")
+    if not _runs(state, "proxy", PROXY_PORT):
+        proxy.prepare(state)
+        _start(state, "proxy", PROXY_PORT, proxy.program(state), say)
+    if not _runs(state, "mirror", MIRROR_PORT):
+        listen = f"{state.machine}:{MIRROR_PORT}"
+        mirror = [sys.executable, "-m", "lab.mirror", "--state", str(state.dir), "--listen", listen]
+        _start(state, "mirror", MIRROR_PORT, mirror, say)
 
 
 def stop(state: LabState) -> None:
     """Stop what is running; works after a `kill -9`, and when nothing was ever started."""
-    mirror.stop(state.dir)
-    proxy.stop(state)
+    _stop(state, "mirror")
+    _stop(state, "proxy")
+    proxy.tidy(state)
+
+
+def _runs(state: LabState, service: str, port: int) -> bool:
+    return cgroup.populated(_group(state, service)) and _listens(state, port)
+
+
+def _start(state: LabState, service: str, port: int, program: Sequence[str], say: Say) -> None:
+    _stop(state, service)  # one that runs but does not listen
+    log = state.dir / f"{service}.log"
+    cgroup.start(_group(state, service), program, log, {"PYTHONPATH": str(_CHECKOUT)})
+    deadline = time.monotonic() + _START_LIMIT
+    while not _listens(state, port):
+        if time.monotonic() > deadline or not cgroup.populated(_group(state, service)):
+            said = command.tail(log.read_text(errors="replace").splitlines())
+            raise FleetError(f"The lab's {service} did not start, see {log}: {said}.")
+        time.sleep(0.05)
+    say(f"{service}: http://{state.machine}:{port}")
+
+
+def _stop(state: LabState, service: str) -> None:
+    group = _group(state, service)
+    for pid in cgroup.pids(group):
+        try:
+            os.kill(pid, signal.SIGTERM)
+        except ProcessLookupError:
+            continue
+    deadline = time.monotonic() + _STOP_LIMIT
+    while cgroup.populated(group) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    cgroup.remove(group)
+
+
+def _group(state: LabState, service: str) -> str:
+    return f"{state.prefix}/{service}"
+
+
+def _listens(state: LabState, port: int) -> bool:
+    try:
+        with socket.create_connection((str(state.machine), port), timeout=1):
+            return True
+    except OSError:
+        return False

@@ -1,7 +1,8 @@
 """What a lab's fleet is deployed from: vendor packages, wheels and their locks, a gated model.
 
 Contract: `provide` converges: everything that is there stays, whatever a killed run left. At its
-end `<state>/group_vars/lab.yml` says where all of it is, and the mirror serves it to the nodes.
+end `<state>/group_vars/lab.yml` says where all of it is; the mirror, which `Lab.up` has started
+(lab/services.py), serves it to the nodes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import yaml
 
 from lab import hub, mirror, model, vendor, wheels
 from lab.progress import Say, silent, step
-from lab.state import MIRROR_PORT, LabState, write
+from lab.state import LabState, write
 
 API_KEY = "secrets/api-key"
 HF_TOKEN = "secrets/hf-token"
@@ -36,7 +37,6 @@ def provide(state: LabState, say: Say = silent) -> None:
     with step("wheels", say):
         wheels.wheelhouse(versions=(VLLM,), report=say)
         lock, uv_lock = wheels.write_locks(state.dir, version=VLLM)
-    mirror.start(state.dir, f"{state.machine}:{MIRROR_PORT}")
     written: dict[str, Any] = {
         "cuda": {
             "repository": {

@@ -1,0 +1,150 @@
+"""`gpufleet lab ...`: thin commands over `lab.nodes.Lab`.
+
+All need root, because they make network interfaces, mounts and cgroups, or read the key that opens
+the nodes. Mistakes end with their sentences on stderr: status 1, or 2 when it is not even tried.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from gpufleet.errors import FleetError
+from lab.nodes import DEFAULT_NODES, Lab, NodeStatus
+
+
+class _Group(click.Group):
+    """A group of commands that end in sentences, whoever runs them."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except FleetError as error:
+            for problem in error.problems:
+                click.echo(problem, err=True)
+            ctx.exit(1)
+
+
+@click.group(name="lab", cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--id", "lab_id", help="Which lab (default: $GPUFLEET_LAB, else lab).")
+@click.pass_context
+def lab(ctx: click.Context, lab_id: str | None) -> None:
+    """Real Linux nodes with simulated GPUs on this machine."""
+    ctx.obj = lab_id
+
+
+def _open(ctx: click.Context, why: str) -> Lab:
+    """Return the lab, or end with status 2 where this user could not work on it."""
+    if os.geteuid() != 0:
+        click.echo(f"`gpufleet lab {ctx.info_name}` needs root: it {why}. Try sudo.", err=True)
+        ctx.exit(2)
+    return Lab.open(ctx.obj, lambda line: click.echo(line, err=True))
+
+
+@lab.command()
+@click.argument("nodes", nargs=-1, metavar="[NODE=PROFILE ...]")
+@click.pass_context
+def up(ctx: click.Context, nodes: tuple[str, ...]) -> None:
+    """
+    Have exactly these nodes running, healthy and reachable.
+
+    Without arguments: those of the last time, or gpu-01=h100x8 gpu-02=a100x4-pcie. Profiles are
+    the files of lab/profiles/.
+    """
+    wanted: dict[str, str] = {}
+    for node in nodes:
+        name, _, profile = node.partition("=")
+        if not name or not profile or name in wanted:
+            raise click.UsageError(f"{node!r}: write each node once, as gpu-01=h100x8.")
+        wanted[name] = profile
+    room = _open(ctx, "makes network interfaces, mounts and cgroups")
+    begin = time.monotonic()
+    room.up(wanted or None)
+    count = len(room.facts.nodes)
+    click.echo(f"{count} nodes up: {time.monotonic() - begin:.1f} s", err=True)
+    click.echo(f"ssh -F {room.facts.ssh_config} {room.facts.nodes[0].name}")
+
+
+@lab.command()
+@click.pass_context
+def down(ctx: click.Context) -> None:
+    """Switch all nodes off and leave nothing but files; what nodes have written is kept."""
+    _open(ctx, "removes network interfaces, mounts and cgroups").down()
+
+
+@lab.command()
+@click.pass_context
+def purge(ctx: click.Context) -> None:
+    """Down, then delete what nodes have written, keys and secrets; downloads are kept."""
+    _open(ctx, "removes mounts and the lab's files").purge()
+
+
+@lab.command()
+@click.pass_context
+def status(ctx: click.Context) -> None:
+    """Show every node as it is now."""
+    room = _open(ctx, "reads the memory of the nodes' processes")
+    found = room.status()
+    if not found:
+        defaults = " ".join(f"{name}={profile}" for name, profile in DEFAULT_NODES.items())
+        click.echo(f"Lab {room.facts.id!r} has no nodes; `gpufleet lab up` makes {defaults}.")
+        return
+    Console().print(_table(found))
+
+
+def _table(nodes: list[NodeStatus]) -> Table:
+    table = Table("node", "address", "profile", "power", "ssh", box=None, pad_edge=False)
+    table.add_column("processes", justify="right")
+    table.add_column("memory", justify="right")
+    for node in nodes:
+        table.add_row(
+            node.name,
+            node.address,
+            node.profile,
+            "on" if node.on else "[red]off[/]",
+            "answers" if node.ssh else "[red]silent[/]",
+            str(node.processes),
+            f"{node.memory / 1e6:.0f} MB",
+        )
+    return table
+
+
+@lab.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.argument("node")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def ssh(ctx: click.Context, node: str, command: tuple[str, ...]) -> None:
+    """Log in to NODE as root, or run COMMAND there."""
+    room = _open(ctx, "reads the key that opens the nodes")
+    room.facts.node(node)  # says which nodes there are
+    sys.stdout.flush()
+    os.execvp("ssh", ["ssh", "-F", str(room.facts.ssh_config), node, *command])
+
+
+@lab.command()
+@click.argument("node")
+@click.argument("action", type=click.Choice(["off", "on", "cycle"]))
+@click.pass_context
+def power(ctx: click.Context, node: str, action: str) -> None:
+    """Pull NODE's plug, switch it on, or both; for a clean end run `poweroff` in it."""
+    _open(ctx, "kills and starts the node's processes").power(node, action)
+
+
+@lab.command()
+@click.argument("node")
+@click.argument("action", type=click.Choice(["cut", "heal", "loss", "rate"]))
+@click.argument("amount", required=False)
+@click.pass_context
+def net(ctx: click.Context, node: str, action: str, amount: str | None) -> None:
+    """
+    Harm NODE's link: cut, loss PERCENT, rate RATE (1mbit); or heal it.
+
+    Loss and rate stay until they are set anew or healed.
+    """
+    _open(ctx, "changes network interfaces").net(node, action, amount)
