@@ -1,4 +1,4 @@
-"""`make lab`: nodes up, the fleet deployed, and proof: the plan, the endpoints, real completions."""
+"""`make lab`: nodes up, the fleet deployed, and proof: plan, endpoints, real completions."""
 
 from __future__ import annotations
 

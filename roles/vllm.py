@@ -6,19 +6,28 @@ import hashlib
 from collections.abc import Generator, Iterable
 from pathlib import Path
 
+from gpufleet.converge import Converge
 from pyinfra import host
 from pyinfra.api import QuoteString, StringCommand, deploy, operation
 
 from gpufleet import checkpoint, units
 from gpufleet.checkpoint import Checkpoint
-from gpufleet.converge import Converge
 from gpufleet.errors import FleetError
 from gpufleet.fleet import Here
-from gpufleet.planner import Stage
 from gpufleet.release import BUILD_SECONDS, Release, build_script, release
 from gpufleet.serving import Endpoint, answering
 from gpufleet.settings import Vllm
-from gpufleet.wanted import Directory, File, Group, Package, Unit, UnitGone, User, Wanted
+from gpufleet.wanted import (
+    Directory,
+    File,
+    Group,
+    NoOtherUnits,
+    Package,
+    Unit,
+    User,
+    Value,
+    Wanted,
+)
 
 CREDENTIALS = "/etc/vllm/credentials"
 API_KEY = f"{CREDENTIALS}/api-key"
@@ -48,7 +57,9 @@ def vllm(here: Here) -> None:
         if (found := checkpoint.checkpoint(here.settings.models[stage.model]))
     }
 
-    ground = Converge(foundation(wanted, build, secrets), watch=(build.mark, *marks(files.values())))
+    ground = Converge(
+        foundation(wanted, build, secrets), watch=(build.mark, *marks(files.values()))
+    )
     ground.packages(name="packages")
     ground.accounts(name="service account")
     ground.files(name="directories, locks and credentials")
@@ -63,7 +74,7 @@ def vllm(here: Here) -> None:
             _timeout=checkpoint.DOWNLOAD_SECONDS,
         )
 
-    stages = Converge(services(here, build, secrets), units_like=UNITS)
+    stages = Converge(services(here, wanted, build, secrets))
     stages.files(name="units")
     stages.units(name="stages")
     answering(endpoints(here), name="wait until every endpoint answers", _timeout=patience(here))
@@ -76,7 +87,7 @@ def foundation(wanted: Vllm, build: Release, secrets: dict[str, bytes]) -> Wante
     return Wanted(
         *(Package(name) for name in ("python3-venv", "curl", "ca-certificates", *compilers)),
         Group(user),
-        User(user, group=user, home="/var/lib/vllm", shell="/usr/sbin/nologin"),
+        User(user, group=user, home="/var/lib/vllm"),
         *(
             Directory(path, mode=0o755)
             for path in ("/opt/vllm", "/opt/vllm/releases", "/opt/vllm/locks", "/opt/vllm/uv")
@@ -97,12 +108,10 @@ def foundation(wanted: Vllm, build: Release, secrets: dict[str, bytes]) -> Wante
     )
 
 
-def services(here: Here, build: Release, secrets: dict[str, bytes]) -> Wanted:
+def services(here: Here, wanted: Vllm, build: Release, secrets: dict[str, bytes]) -> Wanted:
     """Return the planned stages' units, and that any other stage of ours is gone."""
-    wanted = here.settings.vllm
-    assert wanted is not None
     hashes = {name: hashlib.sha256(content).hexdigest() for name, content in secrets.items()}
-    values: list[File | Unit | UnitGone] = []
+    values: list[Value] = [NoOtherUnits(UNITS)]
     for stage in here.stages:
         model = here.settings.models[stage.model]
         unit = units.render(
@@ -110,10 +119,11 @@ def services(here: Here, build: Release, secrets: dict[str, bytes]) -> Wanted:
             model,
             wanted,
             release=build.id,
+            toolkit=here.settings.cuda.toolkit if here.settings.cuda else None,
             credentials={"api-key": hashes["api-key"]} if "api-key" in hashes else {},
         )
         values += [
-            File(unit.path, unit.content.encode()),
+            unit.file,
             Unit(
                 stage.unit,
                 fingerprint=unit.fingerprint,
@@ -148,7 +158,10 @@ def local(listen: str) -> str:
 
 def patience(here: Here) -> int:
     """Return the seconds after which waiting for all endpoints ends, whatever else happens."""
-    return max((here.settings.models[stage.model].start_seconds for stage in here.stages), default=0) + 300
+    return (
+        max((here.settings.models[stage.model].start_seconds for stage in here.stages), default=0)
+        + 300
+    )
 
 
 def credentials(wanted: Vllm) -> dict[str, bytes]:
@@ -165,7 +178,9 @@ def read(path: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise FleetError(f"{path} cannot be read ({error.strerror}): see `vllm` in group_vars") from None
+        raise FleetError(
+            f"{path} cannot be read ({error.strerror}): see `vllm` in group_vars"
+        ) from None
 
 
 def marks(files: Iterable[Checkpoint]) -> tuple[str, ...]:

@@ -22,15 +22,6 @@ BORDER = {
     "refusal",
     "serving",
 }
-    "connection",
-    "converge",
-    "facts",
-    "fleet",
-    "inventory",
-    "invocation",
-    "refusal",
-    "serving",
-}
 
 
 def imported(path: Path) -> set[str]:

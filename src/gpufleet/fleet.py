@@ -18,11 +18,11 @@ from pyinfra.api import Host, State
 from pyinfra.api.exceptions import DeployError, PyinfraError
 from pyinfra.context import ctx_host, ctx_state
 
-from gpufleet import payload, planner
+from gpufleet import inventory, payload, planner
 from gpufleet.errors import FleetError
 from gpufleet.facts import GpuProbe
 from gpufleet.planner import FleetPlan, Stage
-from gpufleet.settings import Mistake, NodeSettings, node_settings
+from gpufleet.settings import NodeSettings
 from gpufleet.topology import Node, node_from_probe
 
 # A probe's own budget is 60 s (on_node/probe.py); the rest is connecting to a node far away.
@@ -78,7 +78,7 @@ def here() -> Here:
         node=fleet.nodes[name],
         settings=fleet.settings[name],
         stages=fleet.plan.on(name),
-        address=str(host.data.get("ssh_hostname") or name).removeprefix("@local"),
+        address=inventory.current().nodes[name].address,
     )
 
 
@@ -100,10 +100,9 @@ def _single_flight(state: State) -> _Fleet:
 
 def _look(state: State) -> _Fleet:
     hosts = list(state.inventory)
-    settings = {each.name: _settings(each) for each in hosts}
+    settings = {name: node.settings for name, node in inventory.current().nodes.items()}
     nodes = {
-        name: node_from_probe(name, document)
-        for name, document in _probe(state, hosts).items()
+        name: node_from_probe(name, document) for name, document in _probe(state, hosts).items()
     }
     plan = planner.plan(nodes.values(), settings)
     logger.info(
@@ -112,15 +111,6 @@ def _look(state: State) -> _Fleet:
     for reason in plan.reasons:
         logger.info("    %s", reason)
     return _Fleet(nodes, settings, plan)
-
-
-def _settings(each: Host) -> NodeSettings:
-    """Return one node's settings; its variables were checked when the inventory was loaded."""
-    known = {key: each.data.get(key) for key in NodeSettings.model_fields}
-    try:
-        return node_settings({key: value for key, value in known.items() if value is not None})
-    except Mistake as mistake:
-        raise FleetError(f"{each.name}: {mistake}") from None
 
 
 def _probe(state: State, hosts: Iterable[Host]) -> dict[str, dict[str, Any]]:
@@ -161,7 +151,7 @@ def _probe(state: State, hosts: Iterable[Host]) -> dict[str, dict[str, Any]]:
     return documents
 
 
-def probe(inventory: str, limit: tuple[str, ...] = ()) -> dict[str, dict[str, Any]]:
+def probe(path: str, limit: tuple[str, ...] = ()) -> dict[str, dict[str, Any]]:
     """
     Probe the nodes of an inventory file, outside a deploy; return {name: document}.
 
@@ -173,7 +163,7 @@ def probe(inventory: str, limit: tuple[str, ...] = ()) -> dict[str, dict[str, An
     from pyinfra_cli.inventory import make_inventory
 
     try:
-        nodes = make_inventory(inventory)
+        nodes = make_inventory(path)
         state = State(nodes, Config())
         wanted = [
             each
@@ -181,7 +171,7 @@ def probe(inventory: str, limit: tuple[str, ...] = ()) -> dict[str, dict[str, An
             if not limit or each.name in limit or set(limit) & {str(g) for g in each.groups}
         ]
         if not wanted:
-            raise FleetError(f"--limit {', '.join(limit)} matches no node or group of {inventory}")
+            raise FleetError(f"--limit {', '.join(limit)} matches no node or group of {path}")
         state.limit_hosts = wanted
         with ctx_state.use(state):
             connect_all(state)

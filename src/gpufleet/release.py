@@ -120,9 +120,11 @@ def _sources(vllm: Vllm) -> Sequence[str]:
     elif vllm.index_url:
         sources.append(f"--index-url={vllm.index_url}")
     # Plain http is refused by pip unless its host is named; what comes from it is held to its hash.
-    for url in (*vllm.find_links, vllm.index_url or ""):
-        if url.startswith("http://"):
-            sources.append(f"--trusted-host={url.split('/')[2]}")
+    sources += [
+        f"--trusted-host={url.split('/')[2]}"
+        for url in (*vllm.find_links, vllm.index_url or "")
+        if url.startswith("http://")
+    ]
     return tuple(dict.fromkeys(sources))
 
 

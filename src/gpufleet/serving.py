@@ -56,7 +56,7 @@ def look(
     endpoints: Sequence[Endpoint], metrics: Sequence[Metrics] = (), **more: Any
 ) -> Mapping[str, Any]:
     """Return on_node/serving.py's document for the current node, {} if it could not be had."""
-    seen: Mapping[str, Any] = host.get_fact(
+    seen: dict[str, Any] = host.get_fact(
         Serving,
         _stdin=payload.program(
             "serving",

@@ -141,7 +141,7 @@ class Fleet:
         return found
 
     def set(self, changes: Mapping[str, Any]) -> None:
-        """Change models in this project's group_vars/lab.yml: {model: {key: value}}; None removes."""
+        """Change models in group_vars/lab.yml: {model: {key: value}}; None removes the model."""
         path = self.project / "group_vars/lab.yml"
         data = yaml.safe_load(path.read_text())
         for model, keys in changes.items():

@@ -51,7 +51,9 @@ def converged(fleet: Fleet, seqs: int) -> None:
     assert len(pids) == 2, pids
     for name, pid in pids.items():
         argv = fleet.ssh(name.split()[0], f"tr '\\0' '\\n' </proc/{pid}/cmdline").split("\n")
-        assert argv[argv.index("--max-num-seqs") + 1] == str(seqs), f"{name} runs with the old value"
+        assert argv[argv.index("--max-num-seqs") + 1] == str(seqs), (
+            f"{name} runs with the old value"
+        )
     again = fleet.pyinfra("-y", "--json")
     assert again.status == 0, again.output
     assert {op: nodes for op, nodes in again.changed.items() if nodes} == {}
