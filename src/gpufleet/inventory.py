@@ -191,12 +191,13 @@ def _fleet(
     if problems:  # checking what could be read would only add mistakes that are none
         raise FleetError(*problems)
     known = {"group_vars": ("all", *stem, *nested.members), "host_vars": names}
+    nodes = nodevars.check(merged, {name: (*stem, *nested.of(name)) for name in names})
     return Fleet(
         inventory=shown,
         root=root,
-        nodes=nodevars.check(merged, {name: (*stem, *nested.of(name)) for name in names}),
+        nodes=nodes,
         groups=nested,
-        remarks=tuple(_unread(directories, root, known)),
+        remarks=(*_unknown_keys(nodes.values(), root), *_unread(directories, root, known)),
     )
 
 
@@ -260,20 +261,43 @@ def _inline_lines(path: Path) -> dict[tuple[str, str], int]:
 def _unread(
     directories: Iterable[Path], root: Path, known: Mapping[str, Sequence[str]]
 ) -> Iterator[str]:
-    """Name the files of variables that nothing in this inventory has: often a spelling mistake."""
-    nouns = {"group_vars": "group", "host_vars": "node"}
+    """
+    Name the files of variables that nothing in this inventory has: often a spelling mistake.
+
+    Files named after another inventory are its business, so they are passed over.
+    """
+    others = {path.stem for path in (root / "inventories").glob("*.py")}
+    rest = []
     for directory in directories:
         for kind, names in known.items():
-            read = {
-                file for name in names for file in variables.files_of(directory / kind, name, root)
-            }
-            for file in variables.all_files(directory / kind):
-                if file not in read:
-                    name = file.relative_to(directory / kind).with_suffix("").parts[0]
-                    yield (
-                        f"{variables.shown_path(file, root)}: not read: this inventory has no "
-                        f"{nouns[kind]} {name!r}{suggestion(name, names)}"
-                    )
+            folder = directory / kind
+            read = {file for name in names for file in variables.files_of(folder, name, root)}
+            for file in variables.all_files(folder):
+                name = file.relative_to(folder).with_suffix("").parts[0]
+                if file in read or name in others:
+                    continue
+                shown = variables.shown_path(file, root)
+                if hint := suggestion(name, names):
+                    yield f"{shown} is not read: there is no {name!r} in this inventory{hint}"
+                else:
+                    rest.append(shown)
+    if rest:
+        yield f"not read, as nothing in this inventory has their names: {', '.join(rest)}"
+
+
+def _unknown_keys(nodes: Iterable[NodeVars], root: Path) -> Iterator[str]:
+    """Name the files of host keys that are missing: without them no node is connected to."""
+    files = dict.fromkeys(
+        node.for_pyinfra(root)["ssh_known_hosts_file"]
+        for node in nodes
+        if "ssh_known_hosts_file" in node.variables
+    )
+    for file in files:
+        if not Path(file).is_file():
+            yield (
+                f"{variables.shown_path(Path(file), root)} (ssh_known_hosts_file) does not exist, "
+                "so no node will be connected to: docs/inventory.md says how to make it"
+            )
 
 
 def _selectable(fleet: Fleet) -> dict[str, tuple[str, ...]]:

@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 import click
-import gevent
 
 from gpufleet.groups import suggestion
 from gpufleet.refusal import Refusal
@@ -71,8 +71,7 @@ def guard() -> None:
     invocation = current()
     if invocation is None:
         return
-    # pyinfra's own handler exits with 0, and only when the command that runs on a node is over.
-    gevent.signal_handler(signal.SIGINT, _interrupted)
+    signal.signal(signal.SIGINT, _interrupted)  # pyinfra's own handler exits with 0
     if problems := [*problems_of(invocation), *_inventory_problems(invocation)]:
         raise Refusal(*problems, what="this command line")
 
@@ -178,8 +177,9 @@ def _pyinfra_knows(name: str, invocation: Invocation) -> bool:
     )
 
 
-def _interrupted() -> NoReturn:
+def _interrupted(_signal: int, _frame: FrameType | None) -> NoReturn:
     click.echo(
-        "Interrupted: nothing more is started. Run the same command again to go on.", err=True
+        "Interrupted: no further command is sent; what a node is doing may still finish. Run the "
+        "same command again to go on.", err=True
     )
     sys.exit(128 + signal.SIGINT)  # what a shell reports for a command ended by SIGINT

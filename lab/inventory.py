@@ -1,0 +1,57 @@
+"""The lab's nodes as an inventory has them: names, addresses, keys, groups by hardware.
+
+Reads the lab's state and touches no node; which lab it is says `GPUFLEET_LAB`, otherwise `lab`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from gpufleet.errors import FleetError
+from gpufleet.inventory import InventoryError
+from lab.state import LabState
+
+
+def state() -> LabState:
+    """Return what is remembered of the lab; raises InventoryError when it has no nodes."""
+    lab_id = os.environ.get("GPUFLEET_LAB", "lab")
+    try:
+        found = LabState.load(lab_id)
+    except FleetError as error:
+        raise InventoryError(*error.problems, what="the lab's inventory") from None
+    except PermissionError as error:
+        raise InventoryError(
+            f"{error.filename} opens the lab's nodes, so root alone may read it: use sudo",
+            what="the lab's inventory",
+        ) from None
+    if not found.profiles:
+        raise InventoryError(
+            f"there is no lab {lab_id!r} on this machine: run: gpufleet lab up",
+            what="the lab's inventory",
+        )
+    return found
+
+
+def groups() -> dict[str, list[tuple[str, dict[str, Any]]]]:
+    """
+    Return the nodes by the hardware that they simulate, each with how SSH reaches it.
+
+        {"gpu_h100x8": [("gpu-01", {"ssh_hostname": "10.201.7.11", ...})], ...}
+
+    Raises InventoryError when there is no lab.
+    """
+    lab = state()
+    found: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    for node in lab.nodes:
+        connection = {
+            "ssh_hostname": str(node.address),
+            "ssh_user": "root",
+            "ssh_key": str(lab.key),
+            "ssh_known_hosts_file": str(lab.known_hosts),
+            # The lab's own, so that nothing in the operator's (a ProxyJump for `*`) applies here.
+            "ssh_config_file": str(lab.ssh_config),
+        }
+        group = f"gpu_{node.profile.replace('-', '_')}"
+        found.setdefault(group, []).append((node.name, connection))
+    return found
