@@ -1,26 +1,21 @@
 """The HTTP server that lab nodes download everything from: /vendor, /wheels and /hub.
 
-Contract: `start()` and `stop()` are idempotent and survive a killed caller: the process is found
-again from the lab's state (mirror.pid) and believed only when /proc says that it is this program
-for this state.  It serves three trees read-only and nothing beside them; the log in the state has
-addresses, paths and status codes, no headers and so no tokens.
+Contract: a foreground program (lab/services.py starts and ends it) that serves three trees
+read-only and nothing beside them.  On stderr it says who asked for which path with which result:
+no headers, and so no tokens.
 
     python -m lab.mirror --state DIR --listen ADDRESS:PORT [--cache DIR]
 """
 
 from __future__ import annotations
 
-import contextlib
 import html
 import json
 import os
 import re
 import shutil
 import signal
-import socket
-import subprocess
 import sys
-import time
 from email.utils import formatdate, parsedate_to_datetime
 from functools import partial
 from http import HTTPStatus
@@ -30,100 +25,21 @@ from urllib.parse import quote, unquote, urlsplit
 
 import click
 
-from gpufleet.errors import FleetError
 from lab import hub
-from lab.wheels import CACHE, MANIFEST
+from lab.state import CACHE
+from lab.wheels import MANIFEST
 
-PORT = 8080
 VENDOR = "vendor/repository"  # below the state: what lab.vendor builds
 MODELS = "models"  # below the state: <owner>/<name>/, what lab.model writes
 TOKEN = "secrets/hf-token"
 
-_START_S = 15.0  # a loaded machine needs seconds to start a Python
-_STOP_S = 5.0
 _IDLE_S = 120.0  # a client that says nothing for so long is gone
-
-
-def start(state: Path, address: str, cache: Path = CACHE) -> str:
-    """
-    Have the mirror of the lab at `state` listen on `address` ("10.201.7.1:8080"); return its URL.
-
-    A mirror that already does is left alone.  Raises FleetError when it does not come up.
-    """
-    command = [sys.executable, "-m", "lab.mirror", "--state", str(state)]
-    command += ["--listen", address, "--cache", str(cache)]
-    if _running(state) == command and _answers(address):
-        return f"http://{address}"
-    stop(state)
-    log = state / "mirror.log"
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            command,
-            cwd=Path(__file__).parent.parent,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
-    (state / "mirror.pid").write_text(f"{process.pid}\n")
-    deadline = time.monotonic() + _START_S
-    while time.monotonic() < deadline and process.poll() is None:
-        if _answers(address):
-            process.returncode = 0  # it outlives this process, so nobody will wait for it
-            return f"http://{address}"
-        time.sleep(0.05)
-    stop(state)
-    last = log.read_text(errors="replace").splitlines()[-1:]
-    raise FleetError(
-        f"the lab's mirror does not answer on {address}: {' '.join(last) or 'it said nothing'};"
-        f" see {log}."
-    )
-
-
-def stop(state: Path) -> None:
-    """End the mirror of the lab at `state`, if one runs."""
-    pidfile = state / "mirror.pid"
-    for how, patience in ((signal.SIGTERM, _STOP_S), (signal.SIGKILL, _STOP_S)):
-        if not _running(state):
-            break
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(int(pidfile.read_text()), how)
-        deadline = time.monotonic() + patience
-        while _running(state) and time.monotonic() < deadline:
-            time.sleep(0.02)
-    pidfile.unlink(missing_ok=True)
 
 
 def server(state: Path, listen: tuple[str, int], cache: Path = CACHE) -> ThreadingHTTPServer:
     """Bind the mirror's server to `listen` (port 0: any) without serving yet."""
     handler = partial(_Handler, state=state, cache=cache)
     return _Server(listen, handler)
-
-
-def _running(state: Path) -> list[str]:
-    """The command line of the process in mirror.pid; empty when that is no mirror of `state`."""
-    try:
-        pid = int((state / "mirror.pid").read_text())
-        raw = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except (OSError, ValueError):
-        return []
-    command = raw.decode(errors="replace").rstrip("\0").split("\0")
-    ours = "lab.mirror" in command and str(state) in command
-    return command if ours else []  # a zombie's command line is empty: not running either
-
-
-def _answers(address: str) -> bool:
-    host, port = _split(address)
-    try:
-        with socket.create_connection((host, port), timeout=1.0):
-            return True
-    except OSError:
-        return False
-
-
-def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return host, int(port)
 
 
 class _Server(ThreadingHTTPServer):
@@ -244,7 +160,8 @@ def _token(state: Path) -> str:
 @click.option("--cache", type=click.Path(path_type=Path, file_okay=False), default=CACHE)
 def main(state: Path, listen: str, cache: Path) -> None:
     """Serve one lab's mirror until terminated."""
-    with server(state, _split(listen), cache) as bound:
+    host, _, port = listen.rpartition(":")
+    with server(state, (host, int(port)), cache) as bound:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         bound.serve_forever()
 

