@@ -182,6 +182,53 @@ def test_an_island_comes_before_pcie():
     assert gpus_on(found, "gpu-01") == [(1, 2)]
 
 
+# Hardware as it is
+
+
+@pytest.mark.parametrize(
+    ("profile", "size", "expected"),
+    [
+        pytest.param("h100x8", 2, [(0, 1), (2, 3), (4, 5), (6, 7)], id="one-island-two-sockets"),
+        pytest.param("h100x8", 8, [tuple(range(8))], id="whole-node"),
+        pytest.param("a100x4-pcie", 2, [(0, 1), (2, 3)], id="bridged-pairs"),
+        pytest.param("gb200x4", 4, [(0, 1, 2, 3)], id="tray-of-a-rack"),
+        pytest.param("l40sx8", 1, [(index,) for index in range(8)], id="no-nvlink"),
+    ],
+)
+def test_recorded_nodes_are_filled_whole(recorded, profile, size, expected):
+    """As many groups as there are GPUs for: no profile's layout wastes one."""
+    wanted = declare({"m": model(tensor_parallel=size, replicas=len(expected))})
+
+    found = plan([recorded(profile)], {"gpu-01": wanted})
+
+    assert gpus_on(found, "gpu-01") == expected
+
+
+@pytest.mark.parametrize("profile", ["l40sx8", "rtx4090x2"])
+def test_cards_without_nvlink_take_groups_only_on_demand(recorded, profile):
+    """The refusal names the setting that allows it, and then it is done and said."""
+    wanted = model(tensor_parallel=2)
+
+    (problem,) = problems_of([recorded(profile)], {"gpu-01": declare({"m": wanted})})
+    allowed = plan([recorded(profile)], {"gpu-01": declare({"m": wanted | {"allow_pcie": True}})})
+
+    assert "`allow_pcie: true`" in problem
+    assert gpus_on(allowed, "gpu-01") == [(0, 1)]
+    assert "by `allow_pcie`" in allowed.reasons[0]
+
+
+def test_a_mixed_fleet_takes_each_model_where_it_fits(recorded):
+    """Four replicas of two: pairs of both kinds of node, none across the A100s' bridges."""
+    fleet = [recorded("h100x8", "gpu-01"), recorded("a100x4-pcie", "gpu-02")]
+    wanted = declare({"m": model(tensor_parallel=2, replicas=4)})
+
+    found = plan(fleet, {node.name: wanted for node in fleet})
+
+    assert gpus_on(found, "gpu-01") == [(0, 1), (2, 3)]
+    assert gpus_on(found, "gpu-02") == [(0, 1), (2, 3)]
+    assert "linked by NVLink (NV12) or NVLink (NV18)" in found.reasons[0]
+
+
 # What a plan says
 
 

@@ -330,8 +330,9 @@ def test_variables_that_systemd_would_drop_are_refused_together():
 
 # Quoting
 
-# Whole text, and text of what systemd has a meaning for.
-WORDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")) | st.text(
+# Any text but what systemd cannot say (Cs: surrogates, Cn: noncharacters among others), and text of
+# what it has a meaning for.
+WORDS = st.text(st.characters(exclude_categories=["Cs", "Cn"], exclude_characters="\0")) | st.text(
     st.sampled_from("%$\\'\"{}n;# \n\t-a")
 )
 
@@ -355,6 +356,15 @@ WORDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
 def test_words_are_quoted_as_systemd_reads_them(value, quoted):
     """systemd.syntax(7) "Quoting", systemd.unit(5) "Specifiers", systemd.service(5) "$"."""
     assert units.systemd_quote(value) == quoted
+
+
+@pytest.mark.parametrize("value", ["a\0", "\ud800", "\ufdd0", "\ufffe", "\U0010ffff"])
+def test_what_systemd_cannot_say_is_refused(value):
+    """It would drop the variable, or pass the escape as text, and start the process anyway."""
+    with pytest.raises(ValueError, match="systemd cannot say"):
+        units.systemd_quote(value)
+    with pytest.raises(FleetError, match=r"models\.llama\.arguments\.x holds"):
+        flags({"x": value})
 
 
 @given(WORDS)

@@ -151,7 +151,8 @@ def environment(
     Return the variables of the stage's process, by name.
 
     Built-in < `vllm.environment` < the model's `environment`. Raises `FleetError` with every name
-    that is not one, or is the plan's to set, and every value with a NUL.
+    that is not one, or is the plan's to set, and every value that
+    systemd cannot say.
     """
     ours = {
         f"vllm.environment.{name}": (name, value) for name, value in vllm.environment.items()
@@ -178,8 +179,9 @@ def _lines(stage: Stage, model: Model, vllm: Vllm) -> list[tuple[str, ...]]:
         "tensor-parallel-size": stage.tensor_parallel,
         "shutdown-timeout": model.drain_seconds,
     }
-    lines: list[tuple[str, ...]] = [(model_directory(model),)]
-    problems = []
+    directory = model_directory(model)
+    lines: list[tuple[str, ...]] = [(directory,)]
+    problems = [f"models.{stage.model}.model {_UNSAYABLE}"] if _unsayable(directory) else []
     for name, value in [*planned.items(), *sorted(model.arguments.items())]:
         words = _flag(name, value)
         if wrong := _wrong_flag(value, words):
@@ -217,8 +219,8 @@ def _wrong_flag(value: Argument, words: tuple[str, ...]) -> str | None:
         return "is an empty list, which a command line cannot say: remove it, or set it to null"
     if isinstance(value, list) and any(word.startswith("-") for word in words[1:]):
         return "has a value that starts with a dash, which vLLM would take for the next flag"
-    if any("\0" in word for word in words):
-        return "holds a NUL character, which no process can be given"
+    if any(_unsayable(word) for word in words):
+        return _UNSAYABLE
     return None
 
 
@@ -227,8 +229,8 @@ def _wrong_variable(name: str, value: str) -> str | None:
         return "is no name of a variable (letters, digits and _, not a digit first)"
     if name in PLANNED_ENVIRONMENT:
         return "is what the plan decides: remove it"
-    if "\0" in value:
-        return "holds a NUL character, which no process can be given"
+    if _unsayable(value):
+        return _UNSAYABLE
     return None
 
 
@@ -372,15 +374,30 @@ def systemd_quote(value: str, *, command: bool = True) -> str:
     systemd unescapes a word (C escapes in either quotes), expands specifiers (`%`), and in commands
     (ExecStart=) expands variables (`$`) last. `command=False` is for Environment= and other lists
     of words, which know no variables. The result is printable ASCII on one line.
-    Raises ValueError for a NUL, which no process can be given.
+    Raises ValueError for what systemd refuses in any spelling: NUL, surrogates and the 66 code
+    points that Unicode reserves as noncharacters (unichar_is_valid in systemd's utf8.c).
     """
-    if "\0" in value:
-        raise ValueError("a NUL cannot be in a unit file")
+    if _unsayable(value):
+        raise ValueError(f"systemd cannot say {value!r}")
     if _PLAIN.fullmatch(value):
         return value
     # The quote that the value does not hold: JSON stays readable.
     quote = "'" if '"' in value and "'" not in value else '"'
     return quote + "".join(_escaped(character, quote, command) for character in value) + quote
+
+
+_UNSAYABLE = "holds a NUL, a lone surrogate or a Unicode noncharacter, which systemd cannot say"
+
+
+def _unsayable(value: str) -> bool:
+    points = [ord(character) for character in value]
+    return any(
+        point == 0
+        or 0xD800 <= point <= 0xDFFF
+        or 0xFDD0 <= point <= 0xFDEF
+        or point & 0xFFFE == 0xFFFE
+        for point in points
+    )
 
 
 _ESCAPES = {"\\": r"\\", "\n": r"\n", "\t": r"\t", "\r": r"\r", "%": "%%"}
