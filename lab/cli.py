@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gpufleet.errors import FleetError
+from lab import supplies
 from lab.nodes import DEFAULT_NODES, Lab, NodeStatus
 
 
@@ -49,8 +50,9 @@ def _open(ctx: click.Context, why: str) -> Lab:
 
 @lab.command()
 @click.argument("nodes", nargs=-1, metavar="[NODE=PROFILE ...]")
+@click.option("--bare", is_flag=True, help="Nodes only, with nothing for them to download.")
 @click.pass_context
-def up(ctx: click.Context, nodes: tuple[str, ...]) -> None:
+def up(ctx: click.Context, nodes: tuple[str, ...], bare: bool) -> None:
     """
     Have exactly these nodes running, healthy and reachable.
 
@@ -66,6 +68,8 @@ def up(ctx: click.Context, nodes: tuple[str, ...]) -> None:
     room = _open(ctx, "makes network interfaces, mounts and cgroups")
     begin = time.monotonic()
     room.up(wanted or None)
+    if not bare:
+        supplies.provide(room.facts, room.say)
     count = len(room.facts.nodes)
     click.echo(f"{count} nodes up: {time.monotonic() - begin:.1f} s", err=True)
     click.echo(f"ssh -F {room.facts.ssh_config} {room.facts.nodes[0].name}")

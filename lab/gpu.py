@@ -7,9 +7,8 @@ import shutil
 from pathlib import Path
 
 from gpufleet.errors import FleetError
+from lab import nvml
 from lab.state import CACHE, write
-
-PROFILES = Path(__file__).with_name("profiles")
 
 # Where Debian's libnvidia-ml1 installs the real one, which is where loaders look.
 _LIBRARY = Path(f"usr/lib/{platform.machine()}-linux-gnu/libnvidia-ml.so.1")
@@ -17,13 +16,11 @@ _LIBRARY = Path(f"usr/lib/{platform.machine()}-linux-gnu/libnvidia-ml.so.1")
 
 def check_profiles(wanted: dict[str, str]) -> None:
     """Refuse hardware that is not in lab/profiles/; `wanted` maps nodes to profiles."""
-    known = sorted(file.stem for file in PROFILES.glob("*.conf"))
-    if not known:
-        return
+    known = ", ".join(nvml.profiles())
     wrong = [
-        f"Node {node!r}: there is no hardware profile {profile!r} (there are: {', '.join(known)})."
+        f"Node {node!r}: there is no hardware profile {profile!r} (there are: {known})."
         for node, profile in wanted.items()
-        if profile not in known
+        if profile not in nvml.profiles()
     ]
     if wrong:
         raise FleetError(*wrong)
@@ -31,12 +28,7 @@ def check_profiles(wanted: dict[str, str]) -> None:
 
 def install(root: Path, profile: str) -> None:
     """Put the library and the profile into the node whose root is mounted at `root`."""
-    from lab import nvml
-
-    build = getattr(nvml, "build", None)
-    if build is None or not (PROFILES / f"{profile}.conf").exists():
-        return
-    built: Path = build(CACHE / "nvml")
+    built = nvml.build(CACHE / "nvml")
     target = root / _LIBRARY
     if not target.exists() or target.read_bytes() != built.read_bytes():
         # Renamed into place: a process that has the old one mapped keeps it whole.
@@ -44,4 +36,4 @@ def install(root: Path, profile: str) -> None:
         shutil.copyfile(built, draft)
         draft.chmod(0o644)
         draft.rename(target)
-    write(root / "etc/gpufleet-lab/nvml.conf", (PROFILES / f"{profile}.conf").read_text())
+    write(root / "etc/gpufleet-lab/nvml.conf", nvml.profile(profile).read_text())

@@ -62,7 +62,7 @@ class Lab:
 
     def __init__(self, facts: LabState, say: Say = silent) -> None:
         self.facts = facts
-        self._say = say
+        self.say = say
 
     @classmethod
     def open(cls, lab_id: str | None = None, say: Say = silent) -> Lab:
@@ -96,12 +96,12 @@ class Lab:
             wanted = dict(profiles or self.facts.profiles or DEFAULT_NODES)
             check_nodes(wanted)
             gpu.check_profiles(wanted)
-            image.ensure_packages(self._say)
-            base = image.build(self._say)
+            image.ensure_packages(self.say)
+            base = image.build(self.say)
             self._settle(wanted)
             network.up(self.facts)
             self._write_files()
-            services.start(self.facts, self._say)
+            services.start(self.facts, self.say)
             self._boot(base)
 
     def down(self) -> None:
@@ -177,13 +177,13 @@ class Lab:
         with exclusive("networks"):
             net = network.choose(self.facts)
             if self.facts.net and net != self.facts.net:
-                self._say(f"the lab moves from {self.facts.net} to {net}")
+                self.say(f"the lab moves from {self.facts.net} to {net}")
                 self._down()
             self.facts = replace(self.facts, net=net, profiles=dict(wanted))
             self.facts.save()
         for home in self._homes():
             if home.name not in wanted:
-                self._say(f"{home.name}: not asked for any more, removed")
+                self.say(f"{home.name}: not asked for any more, removed")
                 self._remove(home)
 
     def _write_files(self) -> None:
@@ -218,11 +218,11 @@ class Lab:
                 power.off(self.facts, node.name)  # what is left of a wreck
                 root.unmount(self.facts.node_dir(node.name))
                 if root.mount(self.facts, node, base):
-                    self._say(f"{node.name}: the base image has changed, starts afresh")
+                    self.say(f"{node.name}: the base image has changed, starts afresh")
                 off.append(node)
         silent_ones = self._silent(running, _PATIENCE) if running else []
         for node in silent_ones:
-            self._say(f"{node.name}: runs but does not answer; its power is cycled")
+            self.say(f"{node.name}: runs but does not answer; its power is cycled")
             power.off(self.facts, node.name)
         self._start([*off, *silent_ones])
 
@@ -230,7 +230,7 @@ class Lab:
         """Switch on those of `nodes` that are off, all at once, and wait until they answer."""
         if not nodes:
             return
-        with step(f"boot {', '.join(node.name for node in nodes)}", self._say):
+        with step(f"boot {', '.join(node.name for node in nodes)}", self.say):
             for node in nodes:
                 if not power.is_on(self.facts, node.name):
                     power.off(self.facts, node.name)

@@ -13,6 +13,8 @@ from lab.state import LabNode, LabState, write
 
 _KEEPER = Path(__file__).with_name("keeper.sh")
 
+_NSPAWN = Path("/run/systemd/nspawn")
+
 # How long a node may take until sshd answers: 0.4 s on an idle machine, 27 s measured with 128
 # nodes booting at once on two cores.
 BOOT_LIMIT = 90.0
@@ -65,13 +67,13 @@ def on(state: LabState, node: LabNode) -> None:
 def off(state: LabState, name: str) -> None:
     """Take the power away: every process dies at once, the keeper too. Nothing is shut down."""
     cgroup.remove(group(state, name))
-    # nspawn removes these itself when it is not killed.
-    machine = f"{state.prefix}-{name}"
-    propagate = Path("/run/systemd/nspawn/propagate") / machine
+    # What nspawn would have removed itself, had it not been killed.
+    propagate = _NSPAWN / "propagate" / f"{state.prefix}-{name}"
     if propagate.is_dir():
         propagate.rmdir()
-    for lock in Path("/run/systemd/nspawn/locks").glob(f"name-{machine}"):
-        lock.unlink(missing_ok=True)
+    root = state.node_dir(name) / "root"
+    if root.is_mount():
+        (_NSPAWN / "locks" / f"inode-{root.stat().st_dev}:{root.stat().st_ino}").unlink(True)
 
 
 def answers(node: LabNode, limit: float = BOOT_LIMIT) -> bool:

@@ -41,7 +41,7 @@ pid_filename none
 pinger_enable off
 via off
 forwarded_for delete
-shutdown_lifetime 1 seconds
+shutdown_lifetime 0 seconds
 max_filedescriptors 4096
 """
 
