@@ -118,9 +118,7 @@ def read(path: str | Path) -> Fleet:
     """
     file = Path(path)
     if not file.is_file():
-        have = ", ".join(sorted(str(found) for found in file.parent.glob("*.py")))
-        there = f"; there are {have}" if have else ""
-        raise FleetError(f"{path}: there is no such inventory file{there}")
+        raise FleetError(f"{path}: there is no such inventory file{invocation.inventories_here()}")
     if str(Path.cwd()) not in sys.path:  # as pyinfra does, for what the inventory imports
         sys.path.append(str(Path.cwd()))
     try:

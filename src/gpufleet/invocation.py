@@ -76,6 +76,12 @@ def guard() -> None:
         raise Refusal(*problems, what="this command line")
 
 
+def inventories_here() -> str:
+    """Return `; there are inventories/lab.py, ...` for a message, or nothing when there are none."""
+    found = sorted(str(path) for path in Path("inventories").glob("*.py"))
+    return f"; there are {', '.join(found)}" if found else ""
+
+
 def problems_of(invocation: Invocation) -> Iterator[str]:
     """Yield what is wrong with the options alone."""
     if invocation.no_wait:
@@ -134,7 +140,7 @@ def _inventory_problems(invocation: Invocation) -> Iterator[str]:
     name = invocation.inventory
     path = Path(name)
     if path.is_dir():
-        yield f"{name} is a directory: name one inventory file{_inventories()}"
+        yield f"{name} is a directory: name one inventory file{inventories_here()}"
     elif path.is_file():
         if path.suffix in _PYTHON_ONLY:
             yield (
@@ -142,7 +148,7 @@ def _inventory_problems(invocation: Invocation) -> Iterator[str]:
                 "variables belong in group_vars/"
             )
     elif (path.suffix == ".py" or "/" in name) and not _is_host_list(name):
-        yield f"{name}: there is no such inventory file{_inventories()}"
+        yield f"{name}: there is no such inventory file{inventories_here()}"
     elif invocation.deploys:
         yield (
             f"{name} is no inventory file, and deploys need the variables of one: write "
@@ -152,12 +158,7 @@ def _inventory_problems(invocation: Invocation) -> Iterator[str]:
             "(`exec` and `fact` take hosts as they are)"
         )
     elif not _pyinfra_knows(name, invocation):
-        yield f"{name} is neither an inventory file nor a host that resolves{_inventories()}"
-
-
-def _inventories() -> str:
-    found = sorted(str(path) for path in Path("inventories").glob("*.py"))
-    return f"; there are {', '.join(found)}" if found else ""
+        yield f"{name} is neither an inventory file nor a host that resolves{inventories_here()}"
 
 
 def _is_host_list(name: str) -> bool:
@@ -180,6 +181,7 @@ def _pyinfra_knows(name: str, invocation: Invocation) -> bool:
 def _interrupted(_signal: int, _frame: FrameType | None) -> NoReturn:
     click.echo(
         "Interrupted: no further command is sent; what a node is doing may still finish. Run the "
-        "same command again to go on.", err=True
+        "same command again to go on.",
+        err=True,
     )
     sys.exit(128 + signal.SIGINT)  # what a shell reports for a command ended by SIGINT

@@ -1,0 +1,238 @@
+"""`gpufleet ...`: looks at a fleet before anything is done with it. Changes no node.
+
+Thin: reads files, calls the modules that know, prints. Mistakes of the operator end in one line
+`error: ...` each on stderr and status 2, never in a traceback; Ctrl-C ends in status 130.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpufleet.errors import FleetError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from gpufleet.settings import NodeSettings
+    from gpufleet.topology import Node
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+# Wide enough for every line when nobody looks: a program that reads a table wants no folds.
+UNFOLDED = 1000
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+
+
+class _Commands(click.Group):
+    """The commands, of which `lab` is loaded only when it is named: it needs the checkout."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), "lab"])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name != "lab":
+            return super().get_command(ctx, cmd_name)
+        if "--help" in sys.argv[1:2] or "-h" in sys.argv[1:2]:  # only its name is asked for
+            return click.Command("lab", help="Real Linux nodes with simulated GPUs.")
+        return _lab()
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="gpufleet")
+def gpufleet() -> None:
+    """Look at a GPU fleet: what is declared for it, what it is, what it would serve."""
+
+
+@gpufleet.command()
+@click.argument("inventory_file", metavar="INVENTORY")
+@click.argument("node", required=False)
+@json_option
+def inventory(inventory_file: str, node: str | None, as_json: bool) -> None:
+    """Show every value of the nodes of INVENTORY, or of one NODE, and the line that set it."""
+    from gpufleet import show
+    from gpufleet.inventory import read
+
+    fleet = read(inventory_file)
+    names = _selected(list(fleet.nodes), (node,) if node else (), inventory_file)
+    if as_json:
+        _print_json(show.as_json(fleet, names))
+        return
+    _print_table(show.nodes_table(fleet, names))
+    click.echo()
+    _print_table(show.values_table(fleet, names))
+    for remark in fleet.remarks:
+        click.echo(f"note: {remark}", err=True)
+
+
+@gpufleet.command()
+@click.argument("inventory_file", metavar="INVENTORY")
+@click.option("--limit", multiple=True, help="Only this node or group; may be repeated.")
+@json_option
+def probe(inventory_file: str, limit: tuple[str, ...], as_json: bool) -> None:
+    """Ask the nodes of INVENTORY what they are. Installs nothing on them."""
+    _cooperate()
+    from gpufleet import fleet, show
+    from gpufleet.inventory import read
+    from gpufleet.topology import node_from_probe
+
+    declared = read(inventory_file)
+    known = [*declared.nodes, *declared.groups.members]
+    documents = fleet.probe(
+        inventory_file, tuple(_selected(known, limit, inventory_file)) if limit else ()
+    )
+    if as_json:
+        _print_json(documents)
+        return
+    nodes = [node_from_probe(name, document) for name, document in documents.items()]
+    _print_table(show.probe_table(nodes))
+
+
+@gpufleet.command()
+@click.argument("targets", metavar="[INVENTORY]", nargs=-1)
+@click.option(
+    "--nodes", multiple=True, metavar="FILE...", help="Plan for saved probes, not for live nodes."
+)
+@click.option("--vars", "vars_file", metavar="FILE", help="With --nodes: the variables of all.")
+@json_option
+def plan(
+    targets: tuple[str, ...], nodes: tuple[str, ...], vars_file: str | None, as_json: bool
+) -> None:
+    """
+    Show which GPUs of which node would serve what, and why. Changes nothing.
+
+    \b
+    gpufleet plan inventories/prod.py
+    gpufleet plan --vars serving.yml --nodes probes.json
+
+    The files of --nodes are what `gpufleet probe --json` prints, or one node's probe each, named
+    after the node.
+    """
+    if nodes or vars_file:
+        files = (*nodes, *targets)
+        if not (files and vars_file):
+            raise click.UsageError("--nodes and --vars belong together: give both.")
+        found, settings = _saved(files, vars_file)
+    elif len(targets) == 1:
+        found, settings = _live(targets[0])
+    else:
+        raise click.UsageError("Give one INVENTORY, or --nodes and --vars.")
+
+    from gpufleet import planner, show
+
+    planned = planner.plan(found.values(), settings)
+    if as_json:
+        _print_json(planned.as_json())
+        return
+    _print_table(show.plan_table(planned, found))
+    click.echo()
+    for reason in planned.reasons:
+        click.echo(reason)
+
+
+def main() -> int:
+    """Run the command line; return the exit status."""
+    try:
+        status = gpufleet.main(prog_name="gpufleet", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except FleetError as error:
+        for problem in error.problems:
+            for line in problem.splitlines():
+                click.echo(f"error: {line}", err=True)
+        return 2
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("Interrupted.", err=True)
+        return 130  # 128 + SIGINT, as a shell has it
+    return status if isinstance(status, int) else 0
+
+
+# -- where nodes and settings come from ------------------------------------------------------------
+
+
+def _live(inventory_file: str) -> tuple[dict[str, Node], dict[str, NodeSettings]]:
+    _cooperate()
+    from gpufleet import fleet
+    from gpufleet.inventory import read
+    from gpufleet.topology import node_from_probe
+
+    declared = read(inventory_file)
+    documents = fleet.probe(inventory_file)
+    found = {name: node_from_probe(name, document) for name, document in documents.items()}
+    return found, {name: node.settings for name, node in declared.nodes.items()}
+
+
+def _saved(
+    files: tuple[str, ...], vars_file: str
+) -> tuple[dict[str, Node], dict[str, NodeSettings]]:
+    from gpufleet import nodevars, variables
+    from gpufleet.topology import node_from_probe
+
+    documents: dict[str, Any] = {}
+    for file in files:
+        document = _read_json(file)
+        documents |= {Path(file).stem: document} if "schema" in document else document
+    found = {name: node_from_probe(name, document) for name, document in documents.items()}
+    given = variables.load_file(Path(vars_file))
+    checked = nodevars.check(dict.fromkeys(found, given), dict.fromkeys(found, ()))
+    return found, {name: node.settings for name, node in checked.items()}
+
+
+def _read_json(file: str) -> Mapping[str, Any]:
+    try:
+        document = json.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise FleetError(f"{file}: cannot be read: {error}") from None
+    except json.JSONDecodeError as error:
+        raise FleetError(f"{file}:{error.lineno}: is not JSON: {error.msg}") from None
+    if not isinstance(document, dict) or not all(isinstance(each, str) for each in document):
+        raise FleetError(f"{file}: is no probe: `gpufleet probe INVENTORY --json` prints one")
+    return document
+
+
+def _selected(known: list[str], wanted: tuple[str, ...], where: str) -> list[str]:
+    from gpufleet.groups import suggestion
+
+    if missing := [name for name in wanted if name not in known]:
+        raise FleetError(*(f"{where} has no {name!r}{suggestion(name, known)}" for name in missing))
+    return list(wanted) or known
+
+
+def _lab() -> click.Command:
+    if not (CHECKOUT / "lab" / "cli.py").is_file():
+        raise FleetError(
+            "`gpufleet lab` runs from a checkout of the project, whose directory lab/ is not part "
+            "of the installed package: clone it and run `make lab` there"
+        )
+    if str(CHECKOUT) not in sys.path:
+        sys.path.insert(0, str(CHECKOUT))
+    from lab.cli import lab
+
+    return lab
+
+
+def _cooperate() -> None:
+    """Let gevent, which pyinfra connects with, take over sockets; before anything imports them."""
+    from gevent import monkey
+
+    monkey.patch_all()
+
+
+# -- printing --------------------------------------------------------------------------------------
+
+
+def _print_table(table: Table) -> None:
+    from rich.console import Console
+
+    Console(width=None if sys.stdout.isatty() else UNFOLDED, highlight=False).print(table)
+
+
+def _print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2, default=str))
