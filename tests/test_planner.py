@@ -240,7 +240,7 @@ def test_a_plan_gives_its_reasons():
     found = plan(fleet, {node.name: wanted for node in fleet})
 
     assert found.reasons == (
-        "m: 2 replicas of 2 GPUs, spread over gpu-01 (1), gpu-02 (1); each group linked by "
+        "m: 2 replicas of 2 GPUs, 1 each on gpu-01, gpu-02; each group linked by "
         "NVLink (NV18); none on gpu-03, where no NVLink island has 2 GPUs",
     )
 

@@ -358,12 +358,10 @@ def _misfit(
 
 def _reason(name: str, model: Model, rooms: list[_Room], stages: list[Stage]) -> str:
     """One sentence: how many, where, over which links, and which nodes were passed over."""
-    on = Counter(stage.node for stage in stages)
-    spread = ", ".join(f"{node} ({count})" for node, count in sorted(on.items()))
     nodes = {room.node.name: room.node for room in rooms}
     clauses = [
-        f"{name}: {_counted(len(stages), 'replica')} of {_gpus(model.tensor_parallel)}, "
-        f"spread over {spread or 'no node'}"
+        f"{name}: {_counted(len(stages), 'replica')} of {_gpus(model.tensor_parallel)}"
+        + "".join(f", {share}" for share in _shares(stages))
     ]
     if model.tensor_parallel > 1 and stages:
         ways = sorted({_way(nodes[stage.node], stage.gpus) for stage in stages})
@@ -376,6 +374,14 @@ def _reason(name: str, model: Model, rooms: list[_Room], stages: list[Stage]) ->
             f"none on {_listed(small)}, where no NVLink island has {_gpus(model.tensor_parallel)}"
         )
     return "; ".join(clauses)
+
+
+def _shares(stages: list[Stage]) -> Iterator[str]:
+    """`2 each on gpu-01, gpu-02`, then `1 on gpu-03`: most replicas first."""
+    on = Counter(stage.node for stage in stages)
+    for count in sorted(set(on.values()), reverse=True):
+        nodes = [node for node, replicas in on.items() if replicas == count]
+        yield f"{count}{' each' if len(nodes) > 1 else ''} on {_listed(nodes)}"
 
 
 def _way(node: Node, gpus: tuple[int, ...]) -> str:
