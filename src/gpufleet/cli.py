@@ -62,7 +62,7 @@ def inventory(inventory_file: str, node: str | None, as_json: bool) -> None:
     fleet = read(inventory_file)
     names = _selected(list(fleet.nodes), (node,) if node else (), inventory_file)
     if as_json:
-        _print_json(show.as_json(fleet, names))
+        _print_json(fleet.as_json(names))
         return
     _print_table(show.nodes_table(fleet, names))
     click.echo()

@@ -74,6 +74,29 @@ class Fleet:
             "_fleet": self,  # pyinfra passes over it, `read` finds it
         }
 
+    def as_json(self, names: Iterable[str]) -> dict[str, Any]:
+        """
+        Return nodes with every value and the place that set it, as plain data.
+
+            {"nodes": {"gpu-01": {"values": {"vllm.version": {"value": "0.32.0",
+                                             "set_in": "group_vars/prod.yml:30"}}, ...}}, ...}
+        """
+        return {
+            "inventory": self.inventory,
+            "nodes": {
+                name: {
+                    "address": self.nodes[name].address,
+                    "groups": list(self.nodes[name].groups),
+                    "values": {
+                        key: {"value": value, "set_in": str(origin or "default")}
+                        for key, value, origin in self.nodes[name].leaves()
+                    },
+                }
+                for name in names
+            },
+            "remarks": list(self.remarks),
+        }
+
 
 _loaded: list[Fleet] = []  # in this process; a pyinfra run has one inventory
 

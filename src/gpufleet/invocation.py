@@ -47,7 +47,7 @@ class Invocation:
 
     def overrides(self) -> dict[str, Any]:
         """Return what `--data` sets, read as pyinfra reads it."""
-        from pyinfra_cli.util import parse_cli_arg  # type: ignore[import-untyped]
+        from pyinfra_cli.util import parse_cli_arg
 
         pairs = (item.split("=", 1) for item in self.data)
         return {key: parse_cli_arg(value) for key, value in pairs}
@@ -77,7 +77,7 @@ def guard() -> None:
 
 
 def inventories_here() -> str:
-    """Return `; there are inventories/lab.py, ...` for a message, or nothing when there are none."""
+    """Return `; there are inventories/lab.py, ...` for a message; nothing when there are none."""
     found = sorted(str(path) for path in Path("inventories").glob("*.py"))
     return f"; there are {', '.join(found)}" if found else ""
 
@@ -167,7 +167,7 @@ def _is_host_list(name: str) -> bool:
 
 def _pyinfra_knows(name: str, invocation: Invocation) -> bool:
     # pyinfra's own answers, in its own order: only then do both agree.
-    from pyinfra_cli.inventory import _resolves_to_host  # type: ignore[import-untyped]
+    from pyinfra_cli.inventory import _resolves_to_host
     from pyinfra_cli.util import try_import_module_attribute
 
     return (

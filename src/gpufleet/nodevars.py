@@ -78,6 +78,22 @@ class NodeVars:
         """What SSH connects to: a name or an IP address."""
         return str(self.values.get("ssh_hostname", self.name))
 
+    def leaves(self) -> Iterator[tuple[str, Any, Origin | None]]:
+        """
+        Yield every value that is no mapping: its dotted key, itself, and where it was set.
+
+        None for the place of a value that nobody set: a default.
+        """
+        settings = self.settings.model_dump(mode="json")
+        for key in sorted({*self.variables, *DEFAULTS, *settings}):
+            value, origin = self.variables.get(key, ({}, Origin("")))
+            written = dict(_flat(value)) if key in self.variables else {}
+            for path, leaf in written.items():
+                yield ".".join((key, *path)), leaf, origin.at(*path)
+            for path, leaf in _flat(settings.get(key, DEFAULTS.get(key))):
+                if leaf is not None and not any(path[:n] in written for n in range(len(path) + 1)):
+                    yield ".".join((key, *path)), leaf, None
+
     def for_pyinfra(self, root: Path) -> dict[str, Any]:
         """Return the values with the operator's own files named so that any directory will do."""
         paths = {
@@ -122,6 +138,15 @@ def check(
             )
         )
     return nodes
+
+
+def _flat(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield (path, value) of everything in nested mappings that is no mapping itself."""
+    if not isinstance(value, Mapping):
+        yield path, value
+        return
+    for key, below in value.items():
+        yield from _flat(below, (*path, str(key)))
 
 
 def _key_mistakes(node: str, found: Variables) -> Iterator[tuple[Origin, str]]:
@@ -179,7 +204,7 @@ def _is_model(kind: Any) -> bool:
 
 @cache
 def _connectors() -> Mapping[str, Any]:
-    return dict(get_all_connectors())  # type: ignore[no-untyped-call]
+    return dict(get_all_connectors())
 
 
 def _connector_keys(node: str) -> Mapping[str, Any]:

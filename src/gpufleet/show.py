@@ -6,56 +6,17 @@ Takes values, returns what `rich` prints; JSON for programs is made where the va
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
 
-from gpufleet.inventory import Fleet
-from gpufleet.nodevars import DEFAULTS, NodeVars
 from gpufleet.planner import FleetPlan, Stage
 from gpufleet.topology import Node
 
-DEFAULT = "default"
-
-Leaf: TypeAlias = tuple[str, Any, str]
-"""One value: its dotted key, the value, and where it was set: `group_vars/gpu.yml:12`."""
-
-
-def leaves(node: NodeVars) -> Iterator[Leaf]:
-    """Yield every value of a node, those that nobody set behind the others of the same setting."""
-    written = {key: value for key, value in node.values.items() if key not in DEFAULTS}
-    implied = {key: node.values.get(key, value) for key, value in DEFAULTS.items()}
-    settings = node.settings.model_dump(mode="json", exclude_none=True)
-    for key in sorted({*written, *implied, *settings}):
-        origin = node.origins.get(key)
-        known = set()
-        for path, value in _flat(node.values.get(key, {}), ()) if origin else ():
-            known.add(path)
-            yield ".".join((key, *path)), value, str(origin.at(*path)) if origin else DEFAULT
-        for path, value in _flat(settings.get(key, implied.get(key)), ()):
-            if not any(path[: len(set_)] == set_ for set_ in known):
-                yield ".".join((key, *path)), value, DEFAULT
-
-
-def as_json(fleet: Fleet, names: Iterable[str]) -> dict[str, Any]:
-    """Return nodes with their values and origins as plain data."""
-    return {
-        "inventory": fleet.inventory,
-        "nodes": {
-            name: {
-                "address": fleet.nodes[name].address,
-                "groups": list(fleet.nodes[name].groups),
-                "values": {
-                    key: {"value": value, "set_in": where}
-                    for key, value, where in leaves(fleet.nodes[name])
-                },
-            }
-            for name in names
-        },
-        "remarks": list(fleet.remarks),
-    }
+if TYPE_CHECKING:
+    from gpufleet.inventory import Fleet
 
 
 def nodes_table(fleet: Fleet, names: Iterable[str]) -> Table:
@@ -72,12 +33,13 @@ def values_table(fleet: Fleet, names: Iterable[str]) -> Table:
     total = 0
     for name in names:
         total += 1
-        for key, value, where in leaves(fleet.nodes[name]):
+        for key, value, origin in fleet.nodes[name].leaves():
+            where = str(origin or "default")
             found.setdefault((key, _shown(value), where), []).append(name)
     table = _table("setting", "value", "set in", *(["nodes"] if total > 1 else []))
     for (key, value, where), nodes in sorted(found.items(), key=lambda item: item[0][0]):
         which = ["all" if len(nodes) == total else _some(nodes)] if total > 1 else []
-        _row(table, key, value, where, *which, style="dim" if where == DEFAULT else "")
+        _row(table, key, value, where, *which, style="dim" if where == "default" else "")
     return table
 
 
@@ -122,15 +84,6 @@ def _island(stage: Stage, node: Node) -> str:
         if set(stage.gpus) <= set(island):
             return _ranges(island) if len(island) > 1 else "-"
     return "several: PCIe between them"
-
-
-def _flat(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield (path, value) of everything in nested mappings that is no mapping itself."""
-    if isinstance(value, Mapping):
-        for key, below in value.items():
-            yield from _flat(below, (*path, str(key)))
-    elif value is not None:
-        yield path, value
 
 
 def _ranges(numbers: Iterable[int]) -> str:
