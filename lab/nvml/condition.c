@@ -68,7 +68,7 @@ NVML_API nvmlDeviceGetTemperatureV(const struct gpu *gpu, struct nvmlTemperature
     if (!out)
         return NVML_INVALID_ARGUMENT;
     if (out->version != STRUCT_VERSION(nvmlTemperature_v1, 1))
-        return NVML_VERSION_MISMATCH;
+        return NVML_ARGUMENT_VERSION_MISMATCH;
     if (out->sensorType != 0)
         return NVML_INVALID_ARGUMENT;
     if (!gpu_has(gpu, "temp.gpu"))
@@ -94,7 +94,7 @@ NVML_API nvmlDeviceGetMarginTemperature(const struct gpu *gpu, struct nvmlMargin
     if (!out)
         return NVML_INVALID_ARGUMENT;
     if (out->version != STRUCT_VERSION(nvmlMarginTemperature_v1, 1))
-        return NVML_VERSION_MISMATCH;
+        return NVML_ARGUMENT_VERSION_MISMATCH;
     if (!gpu_has(gpu, "temp.slowdown"))
         return NVML_NOT_SUPPORTED;
     long long margin = gpu_number(gpu, "temp.slowdown", 0) - gpu_number(gpu, "temp.gpu", 0);

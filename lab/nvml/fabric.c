@@ -71,7 +71,7 @@ NVML_API nvmlDeviceGetGpuFabricInfoV(const struct gpu *gpu, void *out)
     bool second = version == STRUCT_VERSION(nvmlGpuFabricInfo_v2, 2);
     bool third = version == STRUCT_VERSION(nvmlGpuFabricInfo_v3, 3) && driver_at_least(580, 0);
     if (!second && !third)
-        return NVML_VERSION_MISMATCH;
+        return NVML_ARGUMENT_VERSION_MISMATCH;
     if (!gpu_has(gpu, "fabric.state"))
         return NVML_NOT_SUPPORTED;
     struct nvmlGpuFabricInfo_v3 info = fabric(gpu);

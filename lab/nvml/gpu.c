@@ -66,7 +66,7 @@ NVML_API nvmlDeviceGetPlatformInfo(const struct gpu *gpu, struct nvmlPlatformInf
     if (!out)
         return NVML_INVALID_ARGUMENT;
     if (out->version != STRUCT_VERSION(nvmlPlatformInfo_v2, 2))
-        return NVML_VERSION_MISMATCH;
+        return NVML_ARGUMENT_VERSION_MISMATCH;
     if (!chassis)
         return NVML_NOT_SUPPORTED;
     memset(out->ibGuid, 0, sizeof out->ibGuid);
@@ -119,7 +119,7 @@ NVML_API nvmlDeviceGetPciInfoExt(const struct gpu *gpu, struct nvmlPciInfoExt_v1
     if (!out)
         return NVML_INVALID_ARGUMENT;
     if (out->version != STRUCT_VERSION(nvmlPciInfoExt_v1, 1))
-        return NVML_VERSION_MISMATCH;
+        return NVML_ARGUMENT_VERSION_MISMATCH;
     int found = own_pci_info(gpu, &pci);
     if (found != NVML_SUCCESS)
         return found;
@@ -183,7 +183,7 @@ NVML_API nvmlDeviceGetMemoryInfo_v2(const struct gpu *gpu, struct nvmlMemory_v2 
     if (!out)
         return NVML_INVALID_ARGUMENT;
     if (out->version != STRUCT_VERSION(nvmlMemory_v2, 2))
-        return NVML_VERSION_MISMATCH;
+        return NVML_ARGUMENT_VERSION_MISMATCH;
     if (!gpu_has(gpu, "mem.total_mib"))
         return NVML_NOT_SUPPORTED;
     out->total = bytes(gpu, "mem.total_mib");

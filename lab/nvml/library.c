@@ -232,7 +232,7 @@ NVML_API nvmlSystemGetDriverBranch(struct nvmlSystemDriverBranchInfo_v1 *out, un
     if (!out)
         return NVML_INVALID_ARGUMENT;
     if (out->version != STRUCT_VERSION(nvmlSystemDriverBranchInfo_v1, 1))
-        return NVML_VERSION_MISMATCH;
+        return NVML_ARGUMENT_VERSION_MISMATCH;
     char branch[32];
     snprintf(branch, sizeof branch, "r%lu_00", strtoul(profile_text("system.driver"), NULL, 10));
     return answer_text(out->branch, size < sizeof out->branch ? size : sizeof out->branch, branch);

@@ -76,7 +76,7 @@ NVML_API nvmlDeviceGetSramEccErrorStatus(const struct gpu *gpu,
     if (!out)
         return NVML_INVALID_ARGUMENT;
     if (out->version != STRUCT_VERSION(nvmlEccSramErrorStatus_v1, 1))
-        return NVML_VERSION_MISMATCH;
+        return NVML_ARGUMENT_VERSION_MISMATCH;
     if (!ecc_counts(gpu) || !gpu_has(gpu, "remap.unc"))
         return NVML_NOT_SUPPORTED;
     *out = (struct nvmlEccSramErrorStatus_v1){
@@ -158,7 +158,7 @@ NVML_API nvmlDeviceGetRepairStatus(const struct gpu *gpu, struct nvmlRepairStatu
     if (!out)
         return NVML_INVALID_ARGUMENT;
     if (out->version != STRUCT_VERSION(nvmlRepairStatus_v1, 1))
-        return NVML_VERSION_MISMATCH;
+        return NVML_ARGUMENT_VERSION_MISMATCH;
     if (!gpu_has(gpu, "repair.channel"))
         return NVML_NOT_SUPPORTED;
     out->bChannelRepairPending = (unsigned)gpu_number(gpu, "repair.channel", 0);

@@ -78,7 +78,7 @@ NVML_API nvmlDeviceGetAddressingMode(const struct gpu *gpu, struct nvmlDeviceAdd
     if (!out)
         return NVML_INVALID_ARGUMENT;
     if (out->version != STRUCT_VERSION(nvmlDeviceAddressingMode_v1, 1))
-        return NVML_VERSION_MISMATCH;
+        return NVML_ARGUMENT_VERSION_MISMATCH;
     return answer_number(gpu, "addressing", &out->value);
 }
 

@@ -134,15 +134,15 @@ NVML_API nvmlDeviceGetNvLinkRemoteDeviceType(const struct gpu *gpu, unsigned lin
     return answer_unsigned(out, (unsigned)gpu_number(gpu, "nvlink.remote_type", type));
 }
 
-/* The switches' places on PCIe, links dealt to them in turn; no place is all ones, as a GB200
- * answers for every link. */
+/* The switches' places on PCIe, from bus c4 as in a DGX A100, links dealt to them in turn; no
+ * place is all ones, as a GB200 answers for every link. */
 static int switch_pci_info(const struct gpu *gpu, unsigned link, struct nvmlPciInfo *out)
 {
-    enum { NVSWITCH_GEN3 = 0x22a310de };
+    enum { FIRST_BUS = 0xc4, NVSWITCH_GEN3 = 0x22a310de };
     unsigned switches = (unsigned)gpu_number(gpu, "nvlink.switches", 0);
     char bus_id[32] = "ffffffff:ff:ff.0";
     if (switches)
-        snprintf(bus_id, sizeof bus_id, "0000:%02x:00.0", 5 + link % switches);
+        snprintf(bus_id, sizeof bus_id, "0000:%02x:00.0", FIRST_BUS + link % switches);
     return pci_info(bus_id, switches ? NVSWITCH_GEN3 : 0, 0, out);
 }
 
