@@ -95,12 +95,20 @@ def test_every_profile_is_recorded():
 
 
 def test_the_document_names_the_program_that_wrote_it(probed):
-    """Facts that are kept can be told from those of another version of the probe."""
+    """Facts that are kept can be told from those that another version of the probe found."""
+    parts = ("probe", "answers", "machine", "nvidia", "watched")
+    files = [ROOT / f"src/gpufleet/on_node/{part}.py" for part in parts]
     by_coreutils = subprocess.run(
-        ["sha256sum", ROOT / "src/gpufleet/on_node/probe.py"], capture_output=True, check=True
+        ["sh", "-c", 'cat "$@" | sha256sum', "sh", *files], capture_output=True, check=True
     )
 
     assert probed("t4x1")["probe"] == by_coreutils.stdout.decode().split()[0]
+
+
+def test_gpus_hidden_by_a_module_option_are_named(probed):
+    found = probed("t4x1", "excluded.0 = 0000:5d:00.0,GPU-5d")
+
+    assert found["driver"]["excluded"] == [{"bus_id": "0000:5d:00.0", "uuid": "GPU-5d"}]
 
 
 def test_old_drivers_answer_what_they_can(probed):

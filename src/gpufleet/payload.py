@@ -4,14 +4,15 @@ Nothing is installed on the node and nothing is left there, nothing needs quotin
 program is given never appears in the node's process list.
 
 A program is a file of `on_node/`: standard library only, syntax of Python 3.8, one JSON document
-on stdout. It runs as `__main__` and finds what it was given in the global `PARAMETERS`. Asked for
-`nvml`, the text carries NVIDIA's binding (`vendor/pynvml.py`, unmodified), which the program
-imports as `pynvml` in preference to any that the node may have: bindings of other releases have
-wrong struct sizes.
+on stdout. It runs as `__main__` and finds what it was given in the global `PARAMETERS`. Other files
+of `on_node/` that it imports travel along. Asked for `nvml`, so does NVIDIA's binding
+(`vendor/pynvml.py`, unmodified), which the program imports as `pynvml` in preference to any that
+the node may have: bindings of other releases have wrong struct sizes.
 """
 
 from __future__ import annotations
 
+import ast
 import base64
 import hashlib
 import json
@@ -39,7 +40,9 @@ def text(blob):
 carried = {carried}
 class Carried:
     def find_spec(self, name, path=None, target=None):
-        return importlib.util.spec_from_loader(name, self) if name in carried else None
+        if name in carried:
+            package = any(other.startswith(name + ".") for other in carried)
+            return importlib.util.spec_from_loader(name, self, is_package=package)
     def create_module(self, spec):
         return None
     def exec_module(self, module):
@@ -83,17 +86,43 @@ def program(name: str, *, nvml: bool = False, **parameters: Any) -> Payload:
     >>> program("probe", nvml=True)
     <program of 85210 characters>
     """
-    source = _source(f"on_node/{name}.py")
-    carried = {"pynvml": _packed_source("vendor/pynvml.py")} if nvml else {}
+    modules = {name: f"on_node/{name.rpartition('.')[2]}.py" for name in _imported(name)}
+    digest = hashlib.sha256(_source(f"on_node/{name}.py").encode())
+    for path in modules.values():
+        digest.update(_source(path).encode())
+    if modules:
+        modules |= dict.fromkeys(("gpufleet", "gpufleet.on_node"), "on_node/__init__.py")
+    if nvml:
+        modules["pynvml"] = "vendor/pynvml.py"
     return Payload(
         _BOOTSTRAP.format(
             name=name,
-            sha256=hashlib.sha256(source.encode()).hexdigest(),
+            sha256=digest.hexdigest(),
             program=_packed_source(f"on_node/{name}.py"),
             parameters=_packed(json.dumps(parameters)),
-            carried=carried,
+            carried={module: _packed_source(path) for module, path in modules.items()},
         )
     )
+
+
+@cache
+def _imported(name: str) -> tuple[str, ...]:
+    """Return the modules of `on_node/` that a program needs, sorted."""
+    found: set[str] = set()
+    unread = {name}
+    while unread:
+        for node in ast.walk(ast.parse(_source(f"on_node/{unread.pop()}.py"))):
+            if isinstance(node, ast.ImportFrom) and node.module == "gpufleet.on_node":
+                names = {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and str(node.module).startswith(
+                "gpufleet.on_node."
+            ):
+                names = {str(node.module).rpartition(".")[2]}
+            else:
+                continue
+            unread |= names - found
+            found |= names
+    return tuple(sorted(f"gpufleet.on_node.{module}" for module in found))
 
 
 @cache

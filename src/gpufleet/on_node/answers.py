@@ -1,0 +1,97 @@
+"""RUNS ON THE NODE: a fact, or why it could not be read.
+
+A value that could not be read is {"missing": reason, ...}, so that "no" and "unknown" never look
+alike. Reasons are words; beside them stand NVML's own code, a signal, the loader's text.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import Any, Callable, Dict
+
+Missing = Dict[str, Any]  # {"missing": reason, ...}
+
+# nvmlReturn_t, nvml.h. What is not here is "nvml_error"; the code is always reported beside it.
+REASONS = {
+    2: "invalid_argument",
+    3: "not_supported",
+    4: "no_permission",
+    6: "not_found",
+    9: "driver_not_loaded",
+    10: "timeout",
+    12: "library_not_found",
+    13: "function_not_found",
+    14: "corrupted_inforom",
+    15: "lost",
+    16: "reset_required",
+    17: "operating_system",
+    18: "version_mismatch",
+    25: "version",
+    999: "unknown",
+}
+ERRNO_REASONS = {
+    errno.ENOENT: "absent",
+    errno.ENODEV: "absent",
+    errno.EADDRNOTAVAIL: "absent",  # a net device without an address
+    errno.EACCES: "no_permission",
+    errno.EPERM: "no_permission",
+    errno.EINVAL: "not_supported",  # the speed of a net device without a link
+    errno.EOPNOTSUPP: "not_supported",
+}
+
+
+def missing(reason: str, **more: Any) -> Missing:
+    """Return the value that stands for one that could not be read."""
+    return {"missing": reason, **more}
+
+
+def read(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the function's value as JSON has it, or why there is none."""
+    try:
+        return plain(function(*arguments))
+    except Exception as error:
+        return missing_after(error)
+
+
+def missing_after(error: Exception) -> Missing:
+    """Return what an exception says about the value that it kept us from."""
+    code = getattr(error, "value", None)
+    if type(error).__name__.startswith("NVMLError") and isinstance(code, int):
+        detail = {"detail": loader_error()} if code == 12 else {}
+        return missing(REASONS.get(code, "nvml_error"), code=code, **detail)
+    if isinstance(error, OSError) and error.errno in ERRNO_REASONS:
+        return missing(ERRNO_REASONS[error.errno])
+    if isinstance(error, ImportError):
+        return missing("no_binding" if error.name == "pynvml" else "no_ctypes", detail=str(error))
+    return missing("error", detail="%s: %s" % (type(error).__name__, error))
+
+
+def loader_error() -> str:
+    """Return why NVML's library does not load: the binding says only that it does not."""
+    import ctypes
+
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError as error:
+        return str(error)
+    return "it loads now"
+
+
+def is_missing(value: Any) -> bool:
+    """Say whether a value stands for one that could not be read."""
+    return isinstance(value, dict) and "missing" in value
+
+
+def plain(value: Any) -> Any:
+    """Turn what NVML's binding returns (bytes, structs, arrays, tuples) into JSON's types."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if hasattr(value, "_fields_"):
+        # A versioned struct's first word says its size, which is no fact about the node.
+        members = [name for name, *_ in value._fields_ if name != "version"]
+        return {name: plain(getattr(value, name)) for name in members}
+    if isinstance(value, (list, tuple)) or hasattr(value, "_length_"):
+        return [plain(item) for item in value]
+    return value
