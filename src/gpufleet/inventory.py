@@ -236,6 +236,9 @@ def _hosts(
         if group == "all" or group.startswith("_")
     ]
     for group, members in groups.items():
+        if isinstance(members, str):
+            problems.append(f"{shown}: group {group} is a text: write a list: [{members!r}]")
+            continue
         for member in members:
             name, data = (member, {}) if isinstance(member, str) else _pair(member)
             if not isinstance(name, str) or not name or name.split() != [name]:
@@ -285,25 +288,22 @@ def _unread(
     """
     Name the files of variables that nothing in this inventory has: often a spelling mistake.
 
-    Files named after another inventory are its business, so they are passed over.
+    Passed over are those that belong to another inventory: it is called so, or has it in its text.
     """
-    others = {path.stem for path in (root / "inventories").glob("*.py")}
-    rest = []
+    files = sorted((root / "inventories").glob("*.py"))
+    others = {path.stem for path in files}
+    others_text = "\n".join(path.read_text(errors="replace") for path in files)
     for directory in directories:
         for kind, names in known.items():
             folder = directory / kind
             read = {file for name in names for file in variables.files_of(folder, name, root)}
             for file in variables.all_files(folder):
                 name = file.relative_to(folder).with_suffix("").parts[0]
-                if file in read or name in others:
-                    continue
-                shown = variables.shown_path(file, root)
-                if hint := suggestion(name, names):
-                    yield f"{shown} is not read: there is no {name!r} in this inventory{hint}"
-                else:
-                    rest.append(shown)
-    if rest:
-        yield f"not read, as nothing in this inventory has their names: {', '.join(rest)}"
+                if file not in read and name not in others and f'"{name}"' not in others_text:
+                    yield (
+                        f"{variables.shown_path(file, root)} is not read: nothing in this "
+                        f"inventory is called {name!r}{suggestion(name, names)}"
+                    )
 
 
 def _unknown_keys(nodes: Iterable[NodeVars], root: Path) -> Iterator[str]:

@@ -147,6 +147,8 @@ def _inventory_problems(invocation: Invocation) -> Iterator[str]:
                 f"{name} is not Python: an inventory is a Python file, as inventories/local.py; "
                 "variables belong in group_vars/"
             )
+        elif error := _syntax_error(path):
+            yield f"{name}:{error.lineno}: is not Python: {error.msg}"
     elif (path.suffix == ".py" or "/" in name) and not _is_host_list(name):
         yield f"{name}: there is no such inventory file{inventories_here()}"
     elif invocation.deploys:
@@ -159,6 +161,14 @@ def _inventory_problems(invocation: Invocation) -> Iterator[str]:
         )
     elif not _pyinfra_knows(name, invocation):
         yield f"{name} is neither an inventory file nor a host that resolves{inventories_here()}"
+
+
+def _syntax_error(path: Path) -> SyntaxError | None:
+    try:
+        compile(path.read_bytes(), path, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        return error
+    return None
 
 
 def _is_host_list(name: str) -> bool:
