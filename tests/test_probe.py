@@ -388,6 +388,18 @@ def test_linux_knows_the_numa_node_where_it_lists_the_gpu(probed, bare_metal):
     assert found["numa"][0]["node"] == 1
 
 
+def test_a_file_that_hangs_costs_the_files_only(probed, tmp_path):
+    """As a dead network mount or a sick device's sysfs does; here, a pipe nobody writes to."""
+    (tmp_path / "etc").mkdir()
+    os.mkfifo(tmp_path / "etc/machine-id")
+
+    found = probed("t4x1", sysroot=str(tmp_path), seconds={"init": 2})
+
+    assert found["hostname"] == found["driver"]["module"] == {"missing": "timeout", "seconds": 2}
+    assert [error["about"] for error in found["errors"]] == ["host"]
+    assert found["gpus"][0]["name"] == "Tesla T4"
+
+
 def test_nothing_is_written_on_the_node(library, tmp_path):
     subprocess.run(
         [sys.executable, "-I", "-"],

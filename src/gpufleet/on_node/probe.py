@@ -69,13 +69,13 @@ def document() -> dict[str, Any]:
     }
 
 
-def host_section(machine: Any) -> dict[str, Any]:
+def host_section(about: Any) -> dict[str, Any]:
     """Return the machine's facts by name, all missing alike if its files could not be read."""
-    if not is_missing(machine):
-        return dict(machine)
+    if not is_missing(about):
+        return dict(about)
     return {
-        **{name: machine for name, _ in machine.HOST_FACTS},
-        "module": {name: machine for name, _ in machine.MODULE_FACTS},
+        **{name: about for name, _ in machine.HOST_FACTS},
+        "module": {name: about for name, _ in machine.MODULE_FACTS},
     }
 
 
