@@ -47,6 +47,8 @@ NVML_API nvmlDeviceSetPowerManagementLimit(const struct gpu *gpu, unsigned milli
 NVML_API nvmlDeviceGetTotalEnergyConsumption(const struct gpu *gpu, unsigned long long *out)
 {
     ENTER_GPU(gpu);
+    if (!out)
+        return NVML_INVALID_ARGUMENT;
     if (!gpu_has(gpu, "power.energy_mj"))
         return NVML_NOT_SUPPORTED;
     *out = (unsigned long long)gpu_number(gpu, "power.energy_mj", 0);

@@ -5,6 +5,7 @@
 #define _POSIX_C_SOURCE 200809L
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -251,12 +252,19 @@ static bool field_in_profile(const struct gpu *gpu, struct nvmlFieldValue *out)
     return true;
 }
 
+/* An invalid argument, or what the profile says: not seen on an old driver. */
+static int unknown_field(void)
+{
+    const char *code = profile_text("system.unknown_field");
+    return code ? (int)strtol(code, NULL, 0) : NVML_INVALID_ARGUMENT;
+}
+
 static int one_field(const struct gpu *gpu, struct nvmlFieldValue *out)
 {
     /* NVML leaves what it does not set undefined: whoever reads it anyway shall notice. */
     memset(&out->value, 0xa5, sizeof out->value);
     if (!driver_knows(out->fieldId))
-        return NVML_INVALID_ARGUMENT; /* assumed; not seen on an old driver */
+        return unknown_field();
     return field_in_profile(gpu, out) ? NVML_SUCCESS : derived_field(gpu, out);
 }
 

@@ -162,6 +162,12 @@ static unsigned long long allocated(const struct gpu *gpu)
     return bytes(gpu, "mem.used_mib") + processes_memory(gpu);
 }
 
+/* A profile may give away more than there is; NVML never counts below zero. */
+static unsigned long long left(unsigned long long total, unsigned long long taken)
+{
+    return taken < total ? total - taken : 0;
+}
+
 /* The first form counts what the driver keeps for itself as used. */
 NVML_API nvmlDeviceGetMemoryInfo(const struct gpu *gpu, struct nvmlMemory *out)
 {
@@ -172,7 +178,7 @@ NVML_API nvmlDeviceGetMemoryInfo(const struct gpu *gpu, struct nvmlMemory *out)
         return NVML_NOT_SUPPORTED;
     out->total = bytes(gpu, "mem.total_mib");
     out->used = bytes(gpu, "mem.reserved_mib") + allocated(gpu);
-    out->free = out->total - out->used;
+    out->free = left(out->total, out->used);
     return NVML_SUCCESS;
 }
 
@@ -189,7 +195,7 @@ NVML_API nvmlDeviceGetMemoryInfo_v2(const struct gpu *gpu, struct nvmlMemory_v2 
     out->total = bytes(gpu, "mem.total_mib");
     out->reserved = bytes(gpu, "mem.reserved_mib");
     out->used = allocated(gpu);
-    out->free = out->total - out->reserved - out->used;
+    out->free = left(out->total, out->reserved + out->used);
     return NVML_SUCCESS;
 }
 

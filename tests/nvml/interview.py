@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 sys.path.insert(0, sys.argv[1])
-import pynvml  # noqa: E402 - found in the directory that was given
+import pynvml
 
 
 def gpu(index: int) -> Any:

@@ -100,6 +100,13 @@ def test_a_field_appears_with_its_branch(machine, driver, recovery, speed):
     assert answers == [recovery, speed, 18]
 
 
+def test_the_answer_to_an_unknown_field_can_be_chosen(machine):
+    """Nobody has seen what an old driver says, so a probe has to cope with either."""
+    old = machine("a100x8", "system.unknown_field = 3")
+
+    assert old.ask("field(0, NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)") == [{"error": 3}]
+
+
 def test_a_structure_of_another_version_is_refused(machine):
     """The version word is compared whole, size and number."""
     answers = machine("h100x8").ask(
