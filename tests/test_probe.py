@@ -121,6 +121,22 @@ def test_old_drivers_answer_what_they_can(probed):
     assert found["gpus"][0]["temperature_celsius"] > 0  # asked in the way of before R570
 
 
+def test_a_hybrid_cube_mesh_is_two_islands(probed):
+    """DGX-1V: three peers of the same four, and one twin in the other; no switch."""
+    mesh = [
+        f"gpu.{gpu}.nvlink.to = "
+        + ",".join(f"{3 * n}-{3 * n + 2}:{peer}" for n, peer in enumerate(peers))
+        for gpu in range(8)
+        if (peers := [*(set(range(gpu & 4, (gpu & 4) + 4)) - {gpu}), gpu ^ 4])
+    ]
+
+    node = node_from_probe("gpu-01", probed("a100x8", *mesh))
+
+    assert node.islands == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert (node.nvlink[0, 4], (0, 5) in node.nvlink) == (3, False)
+    assert node.problems == ()
+
+
 # --- one sick GPU
 
 

@@ -297,8 +297,8 @@ def _problems(document: Mapping[str, Any], refused: list[tuple[int, int]]) -> It
         gpus = ", ".join(map(str, sorted({gpu for pair in refused for gpu in pair})))
         yield (
             f"NVLinks join GPUs {gpus}, but the driver grants no peer access over them: "
-            "see that nvidia-fabricmanager runs in the driver's version (`systemctl status "
-            "nvidia-fabricmanager`), then reset the GPUs or reboot the node"
+            "see that MIG mode is off and that nvidia-fabricmanager runs in the driver's version "
+            "(`systemctl status nvidia-fabricmanager`), then reset the GPUs or reboot the node"
         )
 
 
