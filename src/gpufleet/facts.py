@@ -45,6 +45,46 @@ class GpuProbe(FactBase[dict[str, Any]]):
         return document(output, "the GPU probe")
 
 
+class Serving(FactBase[dict[str, Any]]):
+    """
+    Whether a node's endpoints and exporters answer, as `on_node/serving.py` prints it.
+
+    ```python
+    host.get_fact(Serving, _stdin=payload.program("serving", stages=[...]), _timeout=180)
+    {"schema": 1, "stages": {"tiny-0": {"unit": {...}, "health": {...}, ...}}, "metrics": {}}
+    ```
+    """
+
+    def command(self) -> str:
+        return PYTHON
+
+    def process(self, output: Iterable[str]) -> dict[str, Any]:
+        return document(output, "the look at the endpoints")
+
+
+class NodeSnapshot(FactBase[dict[str, Any]]):
+    """
+    The state of a node that operations compare with what is wanted, as `on_node/snapshot.py` says.
+
+    ```python
+    host.get_fact(NodeSnapshot, _stdin=payload.program("snapshot", asked=[["file", "/etc/hosts"]]))
+    {"schema": 1, "files": {"/etc/hosts": {"kind": "file", "mode": 420, ...}}, "users": {}, ...}
+    ```
+
+    `{}` when there was no answer: pyinfra has then marked the host failed and shown what it said.
+    """
+
+    @staticmethod
+    def default() -> dict[str, Any]:
+        return {}
+
+    def command(self) -> str:
+        return PYTHON
+
+    def process(self, output: Iterable[str]) -> dict[str, Any]:
+        return document(output, "the snapshot of the node")
+
+
 def document(output: Iterable[str], program: str) -> dict[str, Any]:
     """
     Return the JSON document on the last line of what a program printed.

@@ -1,0 +1,257 @@
+"""RUNS ON THE NODE, as root: puts files, directories, links and lines in place.
+
+Takes (`PARAMETERS`):
+  entries   in the order of work, each {"kind", "path", ...}:
+            directory: user, group, mode; file: user, group, mode, content (base64);
+            link: target; absent; line: line
+Prints one JSON document {"schema": 1, "placed": N}; on a problem it says one sentence on stderr
+and exits with status 1, with everything before that entry in place.
+
+Promises:
+  * a file appears under its name at once and whole, with its final owner and mode, and is on disk
+    when we end; at no instant is its content open to more users than its mode says;
+  * nothing is left behind: temporary files are listed in a journal before the first is made, and
+    the next run removes whatever a killed one left;
+  * one at a time on a node: a lock, which a killed process loses by itself.
+Python 3.8, standard library.
+"""
+
+import base64
+import contextlib
+import fcntl
+import grp
+import hashlib
+import json
+import os
+import pwd
+import stat
+import sys
+import time
+
+PARAMETERS = globals().get("PARAMETERS") or {}
+
+HOME = "/var/lib/gpufleet"
+JOURNAL = HOME + "/placing"
+LOCK = HOME + "/lock"
+# Another run's placing takes milliseconds; one that lasts longer is stuck, and we must not be.
+LOCK_SECONDS = 30
+TEMPORARY = ".gpufleet-"
+
+
+class RefusedError(Exception):
+    """One sentence for the operator."""
+
+
+def place(entries):
+    """Put every entry in place."""
+    os.umask(0o077)
+    os.makedirs(HOME, mode=0o700, exist_ok=True)
+    lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    wait_for(lock)
+    remove_leftovers()
+    for entry in entries:
+        if entry["kind"] == "line":
+            # A file may be reached through a link (/etc/resolv.conf): the link stays.
+            entry["path"] = os.path.realpath(entry["path"])
+    write_journal([temporary(entry["path"]) for entry in entries])
+    for entry in entries:
+        try:
+            KINDS[entry["kind"]](entry)
+        except Exception as error:
+            remove(temporary(entry["path"]))
+            os.unlink(JOURNAL)
+            raise RefusedError("%s: %s" % (entry["path"], said(error))) from None
+    os.unlink(JOURNAL)
+
+
+def wait_for(lock):
+    """Wait for our turn."""
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise RefusedError(
+                    "another run has been placing files on this node for over %d s: wait for it, "
+                    "or end it, then run again" % LOCK_SECONDS
+                ) from None
+            time.sleep(0.1)
+
+
+def temporary(path):
+    """Return the temporary name beside a path: hidden, and short whatever the name's length."""
+    directory, name = os.path.split(path)
+    return os.path.join(directory, TEMPORARY + hashlib.sha256(os.fsencode(name)).hexdigest()[:16])
+
+
+def remove_leftovers():
+    """Remove what the journal of a killed run lists, and the journal."""
+    try:
+        with open(JOURNAL) as file:
+            paths = file.read().splitlines()
+    except FileNotFoundError:
+        return
+    for path in paths:
+        if os.path.basename(path).startswith(TEMPORARY):
+            remove(path)
+    os.unlink(JOURNAL)
+
+
+def remove(path):
+    """Remove a file or link, if it is there."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        os.unlink(path)
+
+
+def write_journal(paths):
+    """Say on disk which temporary files there will be."""
+    descriptor = os.open(JOURNAL, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    with open(descriptor, "w") as file:
+        file.write("".join(path + "\n" for path in paths))
+        file.flush()
+        os.fsync(file.fileno())
+    sync_directory(HOME)
+
+
+def sync_directory(path):
+    """Bring a directory's entries to disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def place_directory(entry):
+    """Make a directory, or set the owner and mode of the one that is there."""
+    path = entry["path"]
+    parents(path)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    # O_NOFOLLOW: a link in this place would have us change what it points to.
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        os.fchown(descriptor, *owner(entry))
+        os.fchmod(descriptor, entry["mode"])
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    sync_directory(os.path.dirname(path))
+
+
+def parents(path):
+    """Make the missing directories above a path, readable by everybody and root's."""
+    directory = os.path.dirname(path)
+    if not os.path.isdir(directory):
+        parents(directory)
+        os.mkdir(directory)
+        os.chmod(directory, 0o755)
+
+
+def owner(entry):
+    """Return an entry's user and group numbers."""
+    try:
+        user = pwd.getpwnam(entry["user"]).pw_uid
+    except KeyError:
+        raise RefusedError(
+            "there is no user %s: want a User of that name" % entry["user"]
+        ) from None
+    try:
+        return user, grp.getgrnam(entry["group"]).gr_gid
+    except KeyError:
+        raise RefusedError(
+            "there is no group %s: want a Group of that name" % entry["group"]
+        ) from None
+
+
+def place_file(entry):
+    """Write a file anew and rename it into place, whatever was wrong with the old one."""
+    parents(entry["path"])
+    replace(entry["path"], base64.b64decode(entry["content"]), owner(entry), entry["mode"])
+
+
+def replace(path, content, owners, mode):
+    """Put a whole file in place of whatever is there."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        raise RefusedError("a directory is in its place: move it away")
+    new = temporary(path)
+    remove(new)
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        # In this order: a change of owner takes set-user-ID bits away.
+        os.fchown(file.fileno(), *owners)
+        os.fchmod(file.fileno(), mode)
+        os.fsync(file.fileno())
+    os.replace(new, path)
+    sync_directory(os.path.dirname(path))
+
+
+def place_link(entry):
+    """Make a symbolic link, in place of whatever file or link is there."""
+    path, new = entry["path"], temporary(entry["path"])
+    if os.path.isdir(path) and not os.path.islink(path):
+        raise RefusedError("a directory is in its place: move it away")
+    parents(path)
+    remove(new)
+    os.symlink(entry["target"], new)
+    os.replace(new, path)
+    sync_directory(os.path.dirname(path))
+
+
+def place_absent(entry):
+    """Remove a file or link."""
+    if os.path.isdir(entry["path"]) and not os.path.islink(entry["path"]):
+        raise RefusedError("it is a directory: only files and links are removed")
+    remove(entry["path"])
+
+
+def place_line(entry):
+    """Append a line to a file that lacks it; the owner, the mode and all other lines stay."""
+    path = entry["path"]
+    line = entry["line"].encode("utf-8", "surrogateescape")
+    try:
+        with open(path, "rb") as file:
+            content = file.read()
+            status = os.fstat(file.fileno())
+    except FileNotFoundError:
+        parents(path)
+        return replace(path, line + b"\n", (0, 0), 0o644)
+    if line in content.split(b"\n"):
+        return None
+    if content and not content.endswith(b"\n"):
+        content += b"\n"
+    owners = (status.st_uid, status.st_gid)
+    return replace(path, content + line + b"\n", owners, stat.S_IMODE(status.st_mode))
+
+
+KINDS = {
+    "directory": place_directory,
+    "file": place_file,
+    "link": place_link,
+    "absent": place_absent,
+    "line": place_line,
+}
+
+
+def main():
+    """Place everything; say a problem in one sentence."""
+    entries = PARAMETERS.get("entries", [])
+    try:
+        place(entries)
+    except RefusedError as refused:
+        sys.exit(str(refused))
+    except Exception as error:
+        sys.exit("%s: %s" % (HOME, said(error)))
+    print(json.dumps({"schema": 1, "placed": len(entries)}))
+
+
+def said(error):
+    """Return what went wrong, without the path that the sentence already has."""
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,308 @@
+"""RUNS ON THE NODE: everything that `gpufleet.difference` compares, read in one go.
+
+Takes (`PARAMETERS`):
+  asked   [[kind, argument, ...], ...]: file PATH; secret PATH SHA256; line PATH LINE; user NAME;
+          group NAME; package NAME; unit NAME; units like PATTERN; files like PATTERN; listing PATH
+Prints one JSON document {"schema": 1, "files": {...}, ...}, for gpufleet.snapshot. null stands for
+"there is none", {"error": reason} for "it could not be read"; never is one given for the other.
+
+It reads; it changes nothing. Python 3.8, standard library.
+"""
+
+import fnmatch
+import glob
+import grp
+import hashlib
+import json
+import os
+import pwd
+import re
+import stat
+import subprocess
+
+PARAMETERS = globals().get("PARAMETERS") or {}
+
+UNIT_DIRECTORY = "/etc/systemd/system"
+STARTED_DIRECTORY = "/run/gpufleet/started"
+# A template (`x@.service`) has no state, and systemctl refuses to show it.
+UNIT_NAME = re.compile(r"(?!.*@\.)[A-Za-z0-9:_.\\@-]+$")
+# Written by on_node/place.py before it makes its first temporary file.
+JOURNAL = "/var/lib/gpufleet/placing"
+# dpkg keeps its status changes here until they are merged; files in it mean an interrupted run.
+DPKG_UPDATES = "/var/lib/dpkg/updates"
+# Half the controller's deadline for the whole snapshot: systemctl and dpkg-query take well under
+# a second, and a node where they hang must still answer the rest.
+COMMAND_SECONDS = 25
+UNIT_PROPERTIES = {
+    "LoadState": "load",
+    "ActiveState": "active",
+    "SubState": "sub",
+    "UnitFileState": "file_state",
+    "NeedDaemonReload": "needs_reload",
+    "FragmentPath": "fragment",
+    "MainPID": "main_pid",
+    "NRestarts": "restarts",
+}
+
+
+def said(error):
+    """Return why something could not be read, without the path that the asker knows."""
+    return " ".join((getattr(error, "strerror", None) or str(error)).split())
+
+
+def run(*argv):
+    """Return a command's output; raise OSError with what it said."""
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            timeout=COMMAND_SECONDS,
+            check=False,
+            env={**os.environ, "LC_ALL": "C", "SYSTEMD_COLORS": "0"},
+        )
+    except subprocess.TimeoutExpired:
+        raise OSError("%s gave no answer in %d s" % (argv[0], COMMAND_SECONDS)) from None
+    text = done.stdout.decode("utf-8", "replace")
+    if done.returncode != 0 and not text:
+        reason = done.stderr.decode("utf-8", "replace").strip()
+        raise OSError("%s: %s" % (argv[0], reason or "it exited with status %d" % done.returncode))
+    return text
+
+
+def each(arguments, read):
+    """Return {argument: what `read` gives for it}, with the reason where it raises."""
+    found = {}
+    for argument in sorted(set(arguments)):
+        try:
+            found[argument] = read(argument)
+        except Exception as error:
+            found[argument] = {"error": said(error)}
+    return found
+
+
+def name_of(number, database, attribute):
+    """Return the name of a user or group number; the number itself when it has none."""
+    try:
+        return getattr(database(number), attribute)
+    except KeyError:
+        return str(number)
+
+
+def file_state(path, secrets):
+    """Return what lies at a path. `secrets`: the only hashes that may be told, None: any."""
+    try:
+        status = os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    found = {
+        "kind": "other",
+        "mode": stat.S_IMODE(status.st_mode),
+        "user": name_of(status.st_uid, pwd.getpwuid, "pw_name"),
+        "group": name_of(status.st_gid, grp.getgrgid, "gr_name"),
+    }
+    if stat.S_ISLNK(status.st_mode):
+        found.update(kind="link", target=os.readlink(path))
+    elif stat.S_ISDIR(status.st_mode):
+        found.update(kind="directory")
+    elif stat.S_ISREG(status.st_mode):
+        sha256 = sha256_of(path)
+        found.update(kind="file", sha256=sha256 if secrets is None or sha256 in secrets else "")
+    return found
+
+
+def sha256_of(path):
+    """Return a regular file's hash. O_NONBLOCK: a pipe put in its place must not hold us."""
+    digest = hashlib.sha256()
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        for block in iter(lambda: file.read(1 << 20), b""):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def lines_of(path, wanted):
+    """Return which of the wanted lines a file has."""
+    try:
+        with open(path, "rb") as file:
+            have = set(file.read().decode("utf-8", "surrogateescape").split("\n"))
+    except FileNotFoundError:
+        have = set()
+    return sorted(have & wanted)
+
+
+def user_state(name):
+    """Return an account, None when there is none."""
+    try:
+        entry = pwd.getpwnam(name)
+    except KeyError:
+        return None
+    groups = os.getgrouplist(name, entry.pw_gid)
+    return {
+        "home": entry.pw_dir,
+        "shell": entry.pw_shell,
+        "group": name_of(entry.pw_gid, grp.getgrgid, "gr_name"),
+        "groups": sorted(name_of(group, grp.getgrgid, "gr_name") for group in groups),
+    }
+
+
+def group_state(name):
+    """Return a group's number, None when there is none."""
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        return None
+
+
+def packages(names):
+    """Return ({name: state}, packages that dpkg has not finished): one query for all of both."""
+    if not names:
+        return {}, []
+    try:
+        # dpkg-query(1): the status' letters are what is wanted, what is, and an error.
+        rows = run(
+            "dpkg-query",
+            "-W",
+            "-f",
+            "${db:Status-Abbrev}\t${Package}\t${Architecture}\t${Version}\n",
+        )
+        interrupted = sorted(name for name in os.listdir(DPKG_UPDATES) if name.isdigit())
+    except Exception as error:
+        return {name: {"error": said(error)} for name in names}, {"error": said(error)}
+    known = {}
+    unfinished = ["an interrupted dpkg"] if interrupted else []
+    for row in rows.splitlines():
+        status, name, architecture, version = row.split("\t")
+        # n: not installed, c: only its configuration is left.
+        if status[1] in "nc":
+            continue
+        state = {"version": version, "installed": status[1] == "i", "held": status[0] == "h"}
+        known.setdefault(name, state)
+        known[name + ":" + architecture] = state
+        if status[1] != "i":
+            unfinished.append(name)
+    return {name: known.get(name) for name in names}, sorted(unfinished)
+
+
+def units_like(pattern):
+    """Return the units that match: with a file of ours, or known to systemd as more than a name."""
+    on_disk = [
+        name[:-2] if name.endswith(".d") else name
+        for name in (os.listdir(UNIT_DIRECTORY) if os.path.isdir(UNIT_DIRECTORY) else [])
+    ]
+    rows = run("systemctl", "list-units", "--all", "--plain", "--no-legend", "--no-pager", pattern)
+    columns = [row.split() for row in rows.splitlines()]
+    # UNIT LOAD ACTIVE SUB: a unit that is only named by another one is "not-found inactive".
+    known = [column[0] for column in columns if column[1:3] != ["not-found", "inactive"]]
+    return sorted(
+        name
+        for name in {*on_disk, *known}
+        if fnmatch.fnmatchcase(name, pattern) and UNIT_NAME.match(name)
+    )
+
+
+def units(names):
+    """Return {name: state}: one call for all."""
+    names = sorted(set(names))
+    try:
+        shown = shown_units(names)
+    except Exception as error:
+        return {name: {"error": said(error)} for name in names}
+    return each(names, lambda name: unit_state(name, shown[name]))
+
+
+def shown_units(names):
+    """Return {name: what systemd shows}. It answers in the order asked, maybe by other names."""
+    if not names:
+        return {}
+    text = run("systemctl", "show", "-p", ",".join(UNIT_PROPERTIES), "--", *names)
+    blocks = text.strip("\n").split("\n\n")
+    if len(blocks) != len(names):
+        raise OSError("systemctl showed %d units of %d" % (len(blocks), len(names)))
+    return {name: blocks[index] for index, name in enumerate(names)}
+
+
+def unit_state(name, block):
+    """Return one unit's state from systemd's answer and from disk."""
+    properties = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+    found = {key: properties[name] for name, key in UNIT_PROPERTIES.items() if name in properties}
+    found["needs_reload"] = found.get("needs_reload") == "yes"
+    for number in ("main_pid", "restarts"):
+        found[number] = int(found.get(number) or 0)
+    path = os.path.join(UNIT_DIRECTORY, name)
+    found["on_disk"] = os.path.lexists(path) or os.path.lexists(path + ".d")
+    try:
+        with open(os.path.join(STARTED_DIRECTORY, name)) as file:
+            found["started"] = file.read(200).strip()
+    except FileNotFoundError:
+        found["started"] = None
+    return found
+
+
+def files_like(pattern):
+    """Return the files and links that match; directories are nobody's to remove."""
+    directory = os.path.dirname(pattern)
+    if os.path.isdir(directory) and not os.access(directory, os.R_OK | os.X_OK):
+        raise PermissionError(13, "Permission denied")
+    found = (os.path.join(glob.escape(directory), os.path.basename(pattern)),)
+    return sorted(
+        path for path in glob.glob(found[0]) if os.path.islink(path) or not os.path.isdir(path)
+    )
+
+
+def listing(path):
+    """Return the names in a directory, None when there is none."""
+    try:
+        return sorted(os.listdir(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def leftovers():
+    """Return the temporary files that an interrupted on_node/place.py has left."""
+    try:
+        with open(JOURNAL) as file:
+            return sorted({line.rstrip("\n") for line in file} | {JOURNAL})
+    except FileNotFoundError:
+        return []
+    except Exception as error:
+        return {"error": said(error)}
+
+
+def snapshot(asked):
+    """Answer every question."""
+    by_kind = {}
+    for kind, *arguments in asked:
+        by_kind.setdefault(kind, []).append(arguments)
+
+    def only(kind):
+        return [arguments[0] for arguments in by_kind.get(kind, [])]
+
+    secrets = {}
+    for path, sha256 in by_kind.get("secret", []):
+        secrets.setdefault(path, set()).add(sha256)
+    wanted_lines = {}
+    for path, line in by_kind.get("line", []):
+        wanted_lines.setdefault(path, set()).add(line)
+    package_states, unfinished = packages(only("package"))
+    alike = each(only("units like"), units_like)
+    strays = [name for names in alike.values() if isinstance(names, list) for name in names]
+    return {
+        "schema": 1,
+        "files": each([*only("file"), *secrets], lambda path: file_state(path, secrets.get(path))),
+        "lines": each(wanted_lines, lambda path: lines_of(path, wanted_lines[path])),
+        "users": each(only("user"), user_state),
+        "groups": each(only("group"), group_state),
+        "packages": package_states,
+        "dpkg_unfinished": unfinished,
+        "units": units([*only("unit"), *strays]),
+        "units_like": alike,
+        "files_like": each(only("files like"), files_like),
+        "listings": each(only("listing"), listing),
+        "leftovers": leftovers(),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(snapshot(PARAMETERS.get("asked", [])), separators=(",", ":")))

@@ -1,0 +1,252 @@
+"""What a node was seen to be: the questions put to it, and its answers as values.
+
+Pure. `questions(wanted)` says what has to be known, `on_node/snapshot.py` answers, `Snapshot`
+holds the answers. An answer is a value, or None for "there is none", or `Unknown` for "it could
+not be read": whoever decides must treat the last two differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, TypeVar
+
+from gpufleet.wanted import (
+    Absent,
+    Directory,
+    File,
+    Group,
+    Line,
+    Link,
+    Listing,
+    NoOtherFiles,
+    NoOtherUnits,
+    Package,
+    Unit,
+    UnitGone,
+    User,
+    Wanted,
+    unit_of,
+)
+
+SCHEMA = 1
+
+Question: TypeAlias = tuple[str, ...]
+"""A kind of on_node/snapshot.py and its arguments: ("file", "/etc/hosts")."""
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """What could not be read, with the node's reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class FileState:
+    """
+    What lies at a path.
+
+    Attributes:
+        kind: "file", "directory", "link", "other"; "absent"; "unknown" when it could not be read.
+        user, group: names, or numbers in digits where the node has no name for them.
+        mode: permission bits.
+        sha256: of a file's content; of a secret's only if it is the wanted one.
+        target: of a link.
+        error: why it is unknown.
+    """
+
+    kind: str = "absent"
+    user: str = ""
+    group: str = ""
+    mode: int = 0
+    sha256: str = ""
+    target: str = ""
+    error: str = ""
+
+    @property
+    def exists(self) -> bool:
+        """Whether something is there; what is unknown counts, so that none is put in its place."""
+        return self.kind != "absent"
+
+
+@dataclass(frozen=True)
+class PackageState:
+    """A package of which dpkg has at least some files; `installed` only if it is configured."""
+
+    version: str
+    installed: bool
+    held: bool
+
+
+@dataclass(frozen=True)
+class UserState:
+    """An account; `group` is the primary one, `groups` all it is in."""
+
+    home: str
+    shell: str
+    group: str
+    groups: frozenset[str]
+
+
+@dataclass(frozen=True)
+class UnitState:
+    """
+    A unit as systemd shows it (org.freedesktop.systemd1(5)), and as it lies on disk.
+
+    Attributes:
+        load: LoadState: "loaded", "not-found", "masked", "bad-setting" ...
+        active, sub: ActiveState and SubState.
+        file_state: UnitFileState: "enabled", "disabled", "static" ..., "" without a unit file.
+        needs_reload: the definition on disk is newer than the one that systemd has.
+        fragment: the unit file that systemd has loaded, "" if none.
+        main_pid: 0 if no process runs.
+        restarts: how often systemd restarted it by itself.
+        on_disk: there is a unit file or a drop-in directory in /etc/systemd/system.
+        started: the fingerprint that the process was started with, None if none was recorded.
+    """
+
+    load: str = "not-found"
+    active: str = "inactive"
+    sub: str = "dead"
+    file_state: str = ""
+    needs_reload: bool = False
+    fragment: str = ""
+    main_pid: int = 0
+    restarts: int = 0
+    on_disk: bool = False
+    started: str | None = None
+
+    @property
+    def is_up(self) -> bool:
+        """
+        Whether it runs, or is on the way there and need not be started again.
+
+        A unit in "auto-restart" has died and waits to be tried once more: that is not up.
+        """
+        if self.active == "activating":
+            return self.sub not in {"auto-restart", "auto-restart-queued"}
+        return self.active in {"active", "reloading", "refreshing"}
+
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One node at one moment, as far as it was asked. Whatever was not asked is `Unknown`."""
+
+    files: Mapping[str, FileState | None] = field(default_factory=dict)
+    lines: Mapping[str, frozenset[str] | Unknown] = field(default_factory=dict)
+    users: Mapping[str, UserState | Unknown | None] = field(default_factory=dict)
+    groups: Mapping[str, int | Unknown | None] = field(default_factory=dict)
+    packages: Mapping[str, PackageState | Unknown | None] = field(default_factory=dict)
+    units: Mapping[str, UnitState | Unknown] = field(default_factory=dict)
+    units_like: Mapping[str, frozenset[str] | Unknown] = field(default_factory=dict)
+    files_like: Mapping[str, frozenset[str] | Unknown] = field(default_factory=dict)
+    listings: Mapping[str, frozenset[str] | Unknown | None] = field(default_factory=dict)
+    dpkg_unfinished: frozenset[str] | Unknown = frozenset()
+    leftovers: frozenset[str] | Unknown = frozenset()
+    missed: str = "it was not asked"
+
+    def file(self, path: str) -> FileState:
+        """Return what lies at a path."""
+        found = self.files.get(path, FileState("unknown", error=self.missed))
+        return found or FileState()
+
+    def package(self, name: str) -> PackageState | None:
+        """Return a fully installed package, None when it is missing, unfinished or unknown."""
+        found = self.packages.get(name)
+        return found if isinstance(found, PackageState) and found.installed else None
+
+    def unit(self, name: str) -> UnitState | Unknown:
+        """Return a unit's state."""
+        return self.units.get(name, Unknown(self.missed))
+
+    def listing(self, path: str) -> frozenset[str]:
+        """Return the names in a directory that was asked for; none when it does not exist."""
+        found = self.listings.get(path)
+        return found if isinstance(found, frozenset) else frozenset()
+
+
+def questions(wanted: Wanted) -> frozenset[Question]:
+    """Return everything that has to be known of a node to compare it with `wanted`."""
+    asked: set[Question] = set()
+    for value in wanted:
+        match value:
+            case Package(name):
+                asked.add(("package", name))
+            case Group(name):
+                asked.add(("group", name))
+            case User(name):
+                asked.add(("user", name))
+            case File(path, secret=True):
+                # The hash goes to the node, and only "it is this one" comes back.
+                asked.add(("secret", path, value.sha256))
+            case File(path) | Directory(path) | Link(path) | Absent(path):
+                asked.add(("file", path))
+            case NoOtherFiles(pattern):
+                asked.add(("files like", pattern))
+            case Listing(path):
+                asked.add(("listing", path))
+            case Line(path, line):
+                asked.add(("line", path, line))
+            case Unit(name) | UnitGone(name):
+                asked.add(("unit", name))
+            case NoOtherUnits(pattern):
+                asked.add(("units like", pattern))
+        if isinstance(value, File | Link | Absent) and (unit := unit_of(value.path)):
+            asked.add(("unit", unit))
+    return frozenset(asked)
+
+
+def watched(paths: Iterable[str]) -> frozenset[Question]:
+    """Return the questions for paths that nothing wants, but that a role decides by."""
+    return frozenset(("file", path) for path in paths)
+
+
+def from_document(document: Mapping[str, Any]) -> Snapshot:
+    """
+    Return the snapshot that on_node/snapshot.py printed.
+
+    A document of another schema, or none, gives a snapshot in which everything is unknown.
+    """
+    if document.get("schema") != SCHEMA:
+        reason = "the node gave no snapshot"
+        return Snapshot(missed=reason, dpkg_unfinished=Unknown(reason), leftovers=Unknown(reason))
+    return Snapshot(
+        files=_each(document["files"], lambda found: FileState(**found), _unknown_file),
+        lines=_each(document["lines"], frozenset),
+        users=_each(
+            document["users"],
+            lambda found: UserState(**{**found, "groups": frozenset(found["groups"])}),
+        ),
+        groups=_each(document["groups"], int),
+        packages=_each(document["packages"], lambda found: PackageState(**found)),
+        units=_each(document["units"], lambda found: UnitState(**found)),
+        units_like=_each(document["units_like"], frozenset),
+        files_like=_each(document["files_like"], frozenset),
+        listings=_each(document["listings"], frozenset),
+        dpkg_unfinished=_one(document["dpkg_unfinished"], frozenset),
+        leftovers=_one(document["leftovers"], frozenset),
+    )
+
+
+def _unknown_file(reason: str) -> FileState:
+    return FileState("unknown", error=reason)
+
+
+def _one(found: Any, make: Callable[[Any], Any], unknown: Callable[[str], Any] = Unknown) -> Any:
+    if found is None:
+        return None
+    if isinstance(found, dict) and "error" in found:
+        return unknown(found["error"])
+    return make(found)
+
+
+def _each(
+    found: Mapping[str, Any],
+    make: Callable[[Any], Any],
+    unknown: Callable[[str], Any] = Unknown,
+) -> dict[str, Any]:
+    return {name: _one(one, make, unknown) for name, one in found.items()}
