@@ -1,5 +1,8 @@
 """`python -m lab ...` is `gpufleet lab ...`."""
 
-from lab.cli import lab
+import sys
 
-lab(prog_name="gpufleet lab")
+from gpufleet.cli import main
+
+sys.argv[1:1] = ["lab"]
+sys.exit(main())

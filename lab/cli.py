@@ -1,7 +1,7 @@
 """`gpufleet lab ...`: thin commands over `lab.nodes.Lab`.
 
 All need root, because they make network interfaces, mounts and cgroups, or read the key that opens
-the nodes. Mistakes end with their sentences on stderr: status 1, or 2 when it is not even tried.
+the nodes. Mistakes are raised as FleetError: `gpufleet.cli.main` prints them, with status 2.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import Any
 
 import click
 from rich.console import Console
@@ -18,21 +17,11 @@ from rich.table import Table
 from gpufleet.errors import FleetError
 from lab import supplies
 from lab.nodes import DEFAULT_NODES, Lab, NodeStatus
+from lab.progress import step
+from lab.state import remembered
 
 
-class _Group(click.Group):
-    """A group of commands that end in sentences, whoever runs them."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except FleetError as error:
-            for problem in error.problems:
-                click.echo(problem, err=True)
-            ctx.exit(1)
-
-
-@click.group(name="lab", cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(name="lab", context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--id", "lab_id", help="Which lab (default: $GPUFLEET_LAB, else lab).")
 @click.pass_context
 def lab(ctx: click.Context, lab_id: str | None) -> None:
@@ -41,11 +30,18 @@ def lab(ctx: click.Context, lab_id: str | None) -> None:
 
 
 def _open(ctx: click.Context, why: str) -> Lab:
-    """Return the lab, or end with status 2 where this user could not work on it."""
+    """Return the lab, unless this user could not work on it."""
+    _require_root(f"gpufleet lab {ctx.info_name}", f"it {why}")
+    return Lab.open(ctx.obj, _say)
+
+
+def _require_root(command: str, why: str) -> None:
     if os.geteuid() != 0:
-        click.echo(f"`gpufleet lab {ctx.info_name}` needs root: it {why}. Try sudo.", err=True)
-        ctx.exit(2)
-    return Lab.open(ctx.obj, lambda line: click.echo(line, err=True))
+        raise FleetError(f"`{command}` needs root: {why}. Run it with sudo.")
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
 
 
 @lab.command()
@@ -87,6 +83,31 @@ def down(ctx: click.Context) -> None:
 def purge(ctx: click.Context) -> None:
     """Down, then delete what nodes have written, keys and secrets; downloads are kept."""
     _open(ctx, "removes mounts and the lab's files").purge()
+
+
+@lab.command()
+def clean() -> None:
+    """Purge every lab of this machine."""
+    _require_root("gpufleet lab clean", "it removes mounts and the labs' files")
+    for lab_id in remembered():
+        with step(f"purge lab {lab_id}", _say):
+            Lab.open(lab_id, _say).purge()
+
+
+@lab.command()
+@click.pass_context
+def demo(ctx: click.Context) -> None:
+    """Bring two nodes up, deploy the fleet on them and ask it for completions."""
+    from lab import demo as rehearsal
+
+    rehearsal.run(_open(ctx, "makes network interfaces, mounts and cgroups").facts.id)
+
+
+@lab.command("require-root", hidden=True)
+@click.argument("command")
+def require_root(command: str) -> None:
+    """End with status 2 and a reason unless this is root: for the Makefile."""
+    _require_root(command, "it boots nodes, out of mounts, namespaces and network interfaces")
 
 
 @lab.command()

@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 from dataclasses import asdict, dataclass
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 
@@ -86,6 +87,7 @@ def build(say: Say = silent) -> Path:
     return wanted.path
 
 
+@cache  # half a second of apt's time
 def recipe() -> Recipe:
     """
     Return the recipe that this machine's apt configuration gives.

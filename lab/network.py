@@ -15,7 +15,7 @@ from typing import Any
 
 from gpufleet.errors import FleetError
 from lab import command
-from lab.state import STATE, LabNode, LabState
+from lab.state import LabNode, LabState, remembered
 
 # Where free networks are looked for, upwards; GPUFLEET_LAB_NET overrides.
 _FIRST_NET = IPv4Network("10.201.7.0/24")
@@ -211,7 +211,7 @@ def _routed(state: LabState) -> list[IPv4Network]:
 
 def _remembered(state: LabState) -> list[IPv4Network]:
     """Networks of the machine's other labs, up or not."""
-    others = [LabState.load(file.parent.name) for file in STATE.glob("*/lab.json")]
+    others = [LabState.load(name) for name in remembered()]
     return [other.net for other in others if other.net and other.id != state.id]
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import shutil
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -20,7 +19,7 @@ from pathlib import Path
 from gpufleet.errors import FleetError
 from lab import cgroup, gpu, image, network, power, root, services
 from lab.progress import Say, silent, step
-from lab.state import LabNode, LabState, check_nodes, exclusive, write
+from lab.state import LabNode, LabState, check_nodes, exclusive, forget, write
 
 DEFAULT_ID = "lab"
 DEFAULT_NODES = {"gpu-01": "h100x8", "gpu-02": "a100x4-pcie"}
@@ -115,8 +114,7 @@ class Lab:
         with self._alone():
             self._refresh()
             self._down()
-            if self.state.exists():
-                shutil.rmtree(self.state)
+            forget(self.state)
             self.facts = LabState(self.facts.id)
 
     def power(self, name: str, action: str) -> None:
@@ -267,7 +265,7 @@ class Lab:
         power.off(self.facts, home.name)
         root.unmount(home)
         network.unplug(self.facts, home.name, int(home.name.removeprefix("gpu-")))
-        shutil.rmtree(home)
+        forget(home)
 
     # -- what is there -------------------------------------------------------------------------
 

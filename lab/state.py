@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -161,6 +162,13 @@ class LabState:
         write(self.dir / "lab.json", json.dumps(facts, indent=2) + "\n")
 
 
+def remembered() -> list[str]:
+    """Return the ids of the labs that this machine has files of, up or not."""
+    return sorted(
+        file.parent.name for file in STATE.glob("*/lab.json") if _ID.fullmatch(file.parent.name)
+    )
+
+
 def checked_id(lab_id: str) -> str:
     """Return the id, or refuse one from which no interface name can be made."""
     if not _ID.fullmatch(lab_id):
@@ -207,6 +215,20 @@ def write(path: Path, text: str, mode: int = 0o644) -> bool:
     draft.chmod(mode)  # whatever the umask is
     draft.rename(path)
     return True
+
+
+def forget(folder: Path) -> None:
+    """
+    Delete a directory; it is gone at once, whole, even when this is killed half-way.
+
+    The rest of one that was killed goes with the next deletion under that name.
+    """
+    gone = folder.with_name(f".{folder.name}.gone")
+    if gone.exists():
+        shutil.rmtree(gone)
+    if folder.exists():
+        folder.rename(gone)
+        shutil.rmtree(gone)
 
 
 @contextmanager
