@@ -75,7 +75,9 @@ class NodeVars:
 
     @property
     def address(self) -> str:
-        """What SSH connects to: a name or an IP address."""
+        """What SSH connects to, a name or an IP address; `localhost` for `@local`."""
+        if self.name == "@local":
+            return "localhost"
         return str(self.values.get("ssh_hostname", self.name))
 
     def leaves(self) -> Iterator[tuple[str, Any, Origin | None]]:
