@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Generator
 from shlex import quote
 
-from gpufleet.converge import Converge
 from pyinfra import host
 from pyinfra.api import QuoteString, StringCommand, deploy, operation
 
+from gpufleet.converge import Converge
 from gpufleet.settings import Cuda, Repository
 from gpufleet.wanted import File, Package, Wanted
 

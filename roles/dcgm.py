@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import PurePosixPath
 
-from gpufleet.converge import Converge
 from pyinfra.api import deploy
 
 from gpufleet import units
+from gpufleet.converge import Converge
 from gpufleet.serving import Metrics
 from gpufleet.settings import Dcgm
 from gpufleet.wanted import File, Package, Unit, Wanted

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gpufleet.converge import Converge
 from pyinfra.api import deploy
 
 from gpufleet import units
+from gpufleet.converge import Converge
 from gpufleet.serving import Metrics
 from gpufleet.settings import NodeExporter
 from gpufleet.wanted import Package, Unit, Wanted

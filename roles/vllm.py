@@ -6,12 +6,12 @@ import hashlib
 from collections.abc import Generator, Iterable
 from pathlib import Path
 
-from gpufleet.converge import Converge
 from pyinfra import host
 from pyinfra.api import QuoteString, StringCommand, deploy, operation
 
 from gpufleet import checkpoint, units
 from gpufleet.checkpoint import Checkpoint
+from gpufleet.converge import Converge
 from gpufleet.errors import FleetError
 from gpufleet.fleet import Here
 from gpufleet.release import BUILD_SECONDS, Release, build_script, release
@@ -33,8 +33,10 @@ CREDENTIALS = "/etc/vllm/credentials"
 API_KEY = f"{CREDENTIALS}/api-key"
 UNITS = "vllm-*.service"
 
-# What Triton and FlashInfer compile with at run time: a host compiler and Python's headers.
-COMPILERS = ("gcc", "libc6-dev", "python3-dev")
+# libnuma: vLLM's binding to memory nodes; its CPU build does not load without (measured).
+# Compiler and Python's headers: Triton, FlashInfer and torch's inductor compile kernels when the
+# first requests come; without one the engine starts healthy and dies of the first (measured).
+PACKAGES = ("ca-certificates", "curl", "g++", "libnuma1", "python3-dev", "python3-venv")
 
 
 @deploy("vLLM")
@@ -82,10 +84,9 @@ def vllm(here: Here) -> None:
 
 def foundation(wanted: Vllm, build: Release, secrets: dict[str, bytes]) -> Wanted:
     """Return what a node needs before it can hold a release."""
-    compilers = COMPILERS if wanted.device == "cuda" else ()
     user = wanted.user
     return Wanted(
-        *(Package(name) for name in ("python3-venv", "curl", "ca-certificates", *compilers)),
+        *(Package(name) for name in PACKAGES),
         Group(user),
         User(user, group=user, home="/var/lib/vllm"),
         *(

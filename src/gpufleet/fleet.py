@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import gevent
@@ -162,18 +163,15 @@ def probe(path: str, limit: tuple[str, ...] = ()) -> dict[str, dict[str, Any]]:
     from pyinfra.api.connect import connect_all, disconnect_all
     from pyinfra_cli.inventory import make_inventory
 
+    state = State()
+    state.cwd = str(Path.cwd())
     try:
-        nodes = make_inventory(path)
-        state = State(nodes, Config())
-        wanted = [
-            each
-            for each in nodes
-            if not limit or each.name in limit or set(limit) & {str(g) for g in each.groups}
-        ]
-        if not wanted:
-            raise FleetError(f"--limit {', '.join(limit)} matches no node or group of {path}")
-        state.limit_hosts = wanted
         with ctx_state.use(state):
+            nodes = make_inventory(path)
+            wanted = [each for each in nodes if not limit or {each.name, *each.groups} & set(limit)]
+            if not wanted:
+                raise FleetError(f"--limit {', '.join(limit)} matches no node or group of {path}")
+            state.init(nodes, Config(), initial_limit=wanted)
             connect_all(state)
             try:
                 return _probe(state, wanted)

@@ -77,11 +77,28 @@ CAUSES: tuple[tuple[str, str], ...] = (
         r"CUDA driver version is insufficient|NVIDIA driver on your system is too old",
         "the driver is too old for this vLLM's CUDA: see deploys/node.py",
     ),
+    (
+        r"cannot open shared object file",
+        "a system library is missing on the node: its name is in the lines below",
+    ),
+    (
+        r"No working C\+\+ compiler|Failed to find C compiler",
+        "kernels are compiled when the first request comes, and the node has no compiler",
+    ),
     (r"[Ii]llegal instruction", "this CPU lacks an instruction set that the build needs"),
 )
 
-_NOISE = re.compile(r"^\s*$|^\s+\^+\s*$|^Traceback|^\s+File \"|DeprecationWarning|FutureWarning")
-_WRONG = re.compile(r"error|exception|fatal|traceback|refused|denied|killed|usage:", re.IGNORECASE)
+# "(EngineCore pid=123) INFO 11-21 11:49:06 [core.py:93] Loading ...": all before the message.
+_PREFIX = re.compile(
+    r"^(\([^)]*\) ?)?((DEBUG|INFO|WARNING|ERROR|CRITICAL) +)?(\d\d-\d\d [\d:]+ )?(\[[\w./]+:\d+\] ?)?"
+)
+# Stack frames and their code are indented, after the prefix too.
+_NOISE = re.compile(
+    r"^\s*$|^\s{2,}|^\t|triton.py:|^Traceback|DeprecationWarning|FutureWarning|Found ulimit of"
+)
+_WRONG = re.compile(
+    r"\b\w*(error|exception)\b|fatal|refused|denied|killed|cannot|usage:", re.IGNORECASE
+)
 
 
 def likely_cause(lines: Sequence[str], exit_status: str | None = None) -> str | None:
@@ -97,28 +114,32 @@ def likely_cause(lines: Sequence[str], exit_status: str | None = None) -> str | 
     return None
 
 
-def relevant(lines: Sequence[str], most: int = 12) -> list[str]:
-    """Return the last lines that tell something: from the first error on, without stack frames."""
-    told = [line.rstrip() for line in lines if not _NOISE.search(line)]
-    first = next((i for i, line in enumerate(told) if _WRONG.search(line)), len(told) - most)
-    return told[max(first, len(told) - most, 0) :]
+def messages(lines: Sequence[str]) -> list[str]:
+    """Return what a server said, without log prefixes, stack frames and repetitions."""
+    said = [_PREFIX.sub("", line).rstrip() for line in lines]
+    return list(dict.fromkeys(line for line in said if not _NOISE.search(line)))
+
+
+def relevant(lines: Sequence[str], most: int = 10) -> list[str]:
+    """Return the lines that tell something: the first errors (they are the root) and the end."""
+    said = messages(lines)
+    errors = [line for line in said if _WRONG.search(line)][: most - 2]
+    chosen = {*errors, *said[-2:]}
+    return [line[:400] for line in said if line in chosen]
 
 
 def progress(lines: Sequence[str]) -> str:
     """Return the last thing a starting server said, short enough for one line."""
-    for line in reversed(lines):
-        if not _NOISE.search(line):
-            # "(EngineCore pid=123) INFO 11-21 11:49:06 [core.py:93] Loading ..." -> the message
-            return re.sub(r"^(\([^)]*\)\s*)?(\w+ )?[\d-]+ [\d:]+ (\[[^]]*\]\s*)?", "", line)[:140]
-    return "no output yet"
+    said = messages(lines)
+    return said[-1][:140] if said else "no output yet"
 
 
 def verdict(seen: Mapping[str, Any], *, served_name: str, unit: str, restarts: int = 0) -> Verdict:
     """
     Judge one stage.
 
-    Takes `seen` from `on_node/serving.py`; `restarts` is the unit's NRestarts when the waiting
-    began: a unit that has restarted by itself since has died.
+    Takes `seen` from `on_node/serving.py`; `restarts` is how often the unit may have restarted by
+    itself (NRestarts): one that did so more often has died.
     """
     if "error" in seen or "error" in seen.get("unit", {}):
         reason = seen.get("error") or seen["unit"]["error"]
@@ -126,8 +147,9 @@ def verdict(seen: Mapping[str, Any], *, served_name: str, unit: str, restarts: i
     properties = seen["unit"]
     lines = seen.get("journal", [])
     active = properties.get("ActiveState")
-    died = int(properties.get("NRestarts") or 0) > restarts
-    if active in {"failed", "inactive"} or died or properties.get("SubState") == "auto-restart":
+    count = int(properties.get("NRestarts") or 0)
+    died = count > restarts or (properties.get("SubState") == "auto-restart" and count >= restarts)
+    if active in {"failed", "inactive"} or died:
         return Verdict(State.DEAD, _death(unit, properties, lines))
     health = seen.get("health", {})
     if health.get("status") != 200:
@@ -143,9 +165,11 @@ def verdict(seen: Mapping[str, Any], *, served_name: str, unit: str, restarts: i
     if seen.get("without_key") == 200:
         return Verdict(State.WRONG, f"{unit}: answers without the API key")
     if "completion_error" in seen:
+        cause = likely_cause(lines)
         return Verdict(
             State.WRONG,
-            f"{unit}: /health is 200, but a completion fails: {_short(seen['completion_error'])}",
+            f"{unit}: /health is 200, but a completion fails: {_short(seen['completion_error'])}"
+            f"{f': {cause}' if cause else ''}",
         )
     return Verdict(State.READY, f"{unit}: answers")
 

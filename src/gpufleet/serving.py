@@ -23,7 +23,8 @@ POLL_SECONDS = 3
 # One look: on_node/serving.py's own deadlines (5 + 5 + 5 + 60 s) and the journal's 20 s, for one
 # stage; stages are asked one after the other, and only a frozen engine uses its whole budget.
 LOOK_SECONDS = 180
-JOURNAL_LINES = 60
+# A failed start of a tensor-parallel engine says some 200 lines of stack frames after the root.
+JOURNAL_LINES = 600
 
 
 @dataclass(frozen=True)
@@ -87,10 +88,21 @@ def verdicts(
 
 
 def restarts(seen: Mapping[str, Any]) -> dict[str, int]:
+    """Return how often each stage's unit has restarted by itself so far."""
     return {
         name: int(stage.get("unit", {}).get("NRestarts") or 0)
         for name, stage in seen.get("stages", {}).items()
     }
+
+
+def allowed_restarts(seen: Mapping[str, Any]) -> dict[str, int]:
+    """
+    Return how often each unit may have restarted by itself when the wait is over.
+
+    One that was dying again and again before this run gets one more start: what this run has put
+    right (a package, a file) reaches it only then.
+    """
+    return {name: count + 1 if count else 0 for name, count in restarts(seen).items()}
 
 
 @operation()
@@ -113,12 +125,12 @@ def _wait(state: State, host: Host, endpoints: tuple[Endpoint, ...]) -> bool:  #
     """Return whether all endpoints became ready; what went wrong is logged."""
     began = time.monotonic()
     seen = look(endpoints)
-    counted = restarts(seen)
+    allowed = allowed_restarts(seen)
     waiting = {endpoint.id: endpoint for endpoint in endpoints}
     told: dict[str, str] = {}
     failed = False
     while waiting:
-        for name, verdict in verdicts(tuple(waiting.values()), seen, counted).items():
+        for name, verdict in verdicts(tuple(waiting.values()), seen, allowed).items():
             endpoint = waiting[name]
             spent = time.monotonic() - began
             late = spent > endpoint.start_seconds

@@ -10,13 +10,16 @@ It reads; it changes nothing. The API key is read here, from the node's own root
 it never travels. Python 3.8, standard library.
 """
 
+from __future__ import annotations
+
 import json
 import subprocess
 import sys
 import urllib.error
 import urllib.request
+from typing import Any, Callable
 
-PARAMETERS = globals().get("PARAMETERS") or {}
+PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
 
 # One request's deadline in seconds. A frozen engine accepts connections and never answers, so no
 # request may wait longer; a 1-token completion of a loaded model takes well under a second, on the
@@ -36,7 +39,7 @@ UNIT_PROPERTIES = (
 )
 
 
-def run(*argv):
+def run(*argv: str) -> tuple[int | None, str]:
     """Return (exit status, standard output); (None, reason) if it could not run or end in time."""
     try:
         done = subprocess.run(
@@ -47,7 +50,7 @@ def run(*argv):
     return done.returncode, done.stdout.decode("utf-8", "replace")
 
 
-def unit_state(unit):
+def unit_state(unit: str) -> dict[str, str]:
     """Return systemd's properties of one unit, or {"error": reason}."""
     status, text = run("systemctl", "show", "-p", ",".join(UNIT_PROPERTIES), "--", unit)
     if status != 0:
@@ -55,7 +58,7 @@ def unit_state(unit):
     return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
 
-def journal(unit, invocation, lines):
+def journal(unit: str, invocation: str | None, lines: int) -> list[str]:
     """Return the last lines that the unit wrote since its present (or last) start."""
     if not lines:
         return []
@@ -64,7 +67,9 @@ def journal(unit, invocation, lines):
     return text.splitlines() if status == 0 else []
 
 
-def request(url, seconds, key=None, body=None):
+def request(
+    url: str, seconds: float, key: str | None = None, body: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Return {"status": HTTP status, "body": text} or {"error": why there was no answer}."""
     headers = {"Content-Type": "application/json"}
     if key:
@@ -84,7 +89,7 @@ def request(url, seconds, key=None, body=None):
         return {"error": "%s: %s" % (type(error).__name__, getattr(error, "reason", error))}
 
 
-def read_key(path):
+def read_key(path: str | None) -> str | None:
     """Return the key, or None without a file; raises OSError when it should be there and is not."""
     if path is None:
         return None
@@ -92,7 +97,7 @@ def read_key(path):
         return file.read().strip()
 
 
-def parsed(answer):
+def parsed(answer: dict[str, Any]) -> Any:
     """Return the JSON of a 200 answer, or None."""
     if answer.get("status") != 200:
         return None
@@ -102,10 +107,10 @@ def parsed(answer):
         return None
 
 
-def stage(asked):
+def stage(asked: dict[str, Any]) -> dict[str, Any]:
     """Return what one stage's unit and endpoint say."""
     unit = unit_state(asked["unit"])
-    seen = {
+    seen: dict[str, Any] = {
         "unit": unit,
         "journal": journal(asked["unit"], unit.get("InvocationID"), PARAMETERS.get("journal", 0)),
     }
@@ -148,9 +153,9 @@ def stage(asked):
     return seen
 
 
-def metrics(asked):
+def metrics(asked: dict[str, Any]) -> dict[str, Any]:
     """Return which of the wanted metric families an exporter serves."""
-    seen = {"unit": unit_state(asked["unit"]) if asked.get("unit") else None}
+    seen: dict[str, Any] = {"unit": unit_state(asked["unit"]) if asked.get("unit") else None}
     answer = request(asked["url"], HEALTH_SECONDS)
     seen["status"] = answer.get("status")
     if answer.get("status") != 200:
@@ -164,7 +169,9 @@ def metrics(asked):
     return seen
 
 
-def guarded(function, asked):
+def guarded(
+    function: Callable[[dict[str, Any]], dict[str, Any]], asked: dict[str, Any]
+) -> dict[str, Any]:
     """Return the function's answer, or what went wrong in it: one endpoint never hides another."""
     try:
         return function(asked)
@@ -172,7 +179,7 @@ def guarded(function, asked):
         return {"error": "%s: %s" % (type(error).__name__, error)}
 
 
-def main():
+def main() -> None:
     """Print the document."""
     document = {
         "schema": 1,
