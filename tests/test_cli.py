@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -185,6 +187,31 @@ def test_help_loads_nothing_that_it_does_not_need():
 
     assert "lab " in run.stdout
     assert run.stdout.splitlines()[-1] == "[]"
+
+
+def test_an_interrupted_probe_ends_at_once_and_not_with_0(tmp_path):
+    """A node that accepts the connection and then says nothing is no reason to wait."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        (tmp_path / "inventories").mkdir()
+        (tmp_path / "inventories/x.py").write_text(
+            "from gpufleet import inventory\n"
+            'globals().update(inventory.load(__file__, groups={"gpu": [("n1", {"ssh_port": '
+            f'{silent.getsockname()[1]}, "ssh_hostname": "127.0.0.1"}})]}}))\n'
+        )
+        run = subprocess.Popen(
+            [GPUFLEET, "probe", "inventories/x.py"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+        )
+        silent.settimeout(30)
+        connected, _ = silent.accept()
+        with connected, run:
+            run.send_signal(signal.SIGINT)
+            said = run.stderr.read()
+            run.wait(timeout=10)
+
+    assert run.returncode == 130
+    assert "Interrupted." in said
+    assert "Traceback" not in said
+    assert "KeyboardInterrupt" not in said
 
 
 def test_the_labs_commands_are_there():

@@ -10,11 +10,13 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 from textwrap import dedent
+from threading import Thread
 
 import pytest
 
@@ -253,13 +255,47 @@ def test_limits_that_match_are_left_alone(project, limit):
         pytest.param(
             'groups={"a": [("n1", {"vllm": {1, 2}})]}', "is not plain data", id="not-json"
         ),
-        pytest.param('groups={"a": [}', "inventories/fake.py:3: is not Python", id="syntax"),
     ],
 )
 def test_an_inventory_that_cannot_be_meant_is_refused(project, arguments, says):
     project.inventory(arguments)
 
+    with pytest.raises(FleetError) as refused:
+        inventory.read(project.path / "inventories/fake.py")
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        pytest.param('groups={"gpu": []}', "inventories/fake.py: has no nodes", id="empty"),
+        pytest.param('groups={"a": [}', "inventories/fake.py:3: is not Python", id="syntax"),
+    ],
+)
+def test_pyinfra_passes_the_refusal_on(project, arguments, says):
+    project.inventory(arguments)
+
     assert says in project.refuses(*DEPLOY)
+
+
+def hang_up(server: socket.socket) -> None:
+    connection, _ = server.accept()
+    connection.close()
+
+
+def test_a_node_that_does_not_speak_ssh_is_one_sentence(project):
+    """paramiko alone logs a traceback for each such node."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        project.inventory(
+            f'groups={{"gpu": [("n1", {{"ssh_hostname": "127.0.0.1", '
+            f'"ssh_port": {server.getsockname()[1]}}})]}}'
+        )
+        Thread(target=hang_up, args=(server,), daemon=True).start()
+        run = project.pyinfra(*DEPLOY)
+
+    assert run.returncode == 1
+    assert "[n1]" in run.stderr
+    assert "Traceback" not in run.stderr
 
 
 def test_an_interrupted_run_does_not_exit_with_0(project):
@@ -356,8 +392,9 @@ def test_a_variable_beside_a_name_is_placed_in_the_inventory(project):
 def test_passwords_are_refused_and_not_repeated(project, key):
     project.write("group_vars/all.yml", f"{key}: TOPSECRET42\n")
 
-    said = project.refuses(*DEPLOY)
-
+    with pytest.raises(FleetError) as refused:
+        inventory.read(project.path / "inventories/fake.py")
+    said = str(refused.value)
     assert f"group_vars/all.yml:1: {key}: variables are no place for passwords" in said
     assert "TOPSECRET42" not in said
 

@@ -7,10 +7,12 @@ Thin: reads files, calls the modules that know, prints. Mistakes of the operator
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from gpufleet.topology import Node
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+
+INTERRUPTED = 128 + signal.SIGINT  # as a shell has it
 
 # Wide enough for every line when nobody looks: a program that reads a table wants no folds.
 UNFOLDED = 1000
@@ -150,7 +154,7 @@ def main() -> int:
         return 2
     except (click.Abort, KeyboardInterrupt):
         click.echo("Interrupted.", err=True)
-        return 130  # 128 + SIGINT, as a shell has it
+        return INTERRUPTED
     return status if isinstance(status, int) else 0
 
 
@@ -223,6 +227,13 @@ def _cooperate() -> None:
     from gevent import monkey
 
     monkey.patch_all()
+    # gevent prints a KeyboardInterrupt that meets one of its greenlets, SystemExit it passes on.
+    signal.signal(signal.SIGINT, _interrupted)
+
+
+def _interrupted(_signal: int, _frame: FrameType | None) -> NoReturn:
+    click.echo("Interrupted.", err=True)
+    sys.exit(INTERRUPTED)
 
 
 # -- printing --------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ Used through `ssh_paramiko_connect_kwargs`, which pyinfra hands to paramiko's
 
 from __future__ import annotations
 
+import logging
 import socket
 from typing import Any
 
@@ -21,6 +22,11 @@ KEEPALIVE_IDLE_SECONDS = 15
 KEEPALIVE_INTERVAL_SECONDS = 5
 KEEPALIVE_PROBES = 3
 UNACKED_MS = 30_000
+
+
+# A connection that fails is said by pyinfra in one sentence. paramiko would add a traceback on
+# stderr, which logging prints when nobody listens; --debug-all still shows it.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
 def nodelay_transport(sock: Any, **options: Any) -> paramiko.Transport:
