@@ -9,6 +9,7 @@ before a node is touched; `config.py` calls `guard()` before the inventory is re
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -152,11 +153,12 @@ def _inventory_problems(invocation: Invocation) -> Iterator[str]:
     elif (path.suffix == ".py" or "/" in name) and not _is_host_list(name):
         yield f"{name}: there is no such inventory file{inventories_here()}"
     elif invocation.deploys:
+        hosts = json.dumps(name.split(","))
         yield (
             f"{name} is no inventory file, and deploys need the variables of one: write "
             "inventories/NAME.py with\n"
             "from gpufleet import inventory\n"
-            f'globals().update(inventory.load(__file__, groups={{"gpu": ["{name}"]}}))\n'
+            f'globals().update(inventory.load(__file__, groups={{"gpu": {hosts}}}))\n'
             "(`exec` and `fact` take hosts as they are)"
         )
     elif not _pyinfra_knows(name, invocation):
