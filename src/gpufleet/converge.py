@@ -226,4 +226,4 @@ def _operations_that_ran() -> int:
 def _read(asked: frozenset[Question]) -> Snapshot:
     program = payload.program("snapshot", asked=sorted(map(list, asked)))
     document = host.get_fact(NodeSnapshot, _stdin=program, _timeout=SNAPSHOT_SECONDS)
-    return snapshot.from_document(document)
+    return snapshot.from_document(document, asked)

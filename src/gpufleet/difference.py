@@ -321,10 +321,9 @@ _VERBS = {File: "write", Directory: "make", Link: "link", Absent: "remove"}
 def _in_the_way(value: File | Directory | Link | Absent, found: FileState) -> str | None:
     """Nothing that an operator may have put there on purpose is destroyed."""
     if isinstance(value, Directory) and found.exists and found.kind != "directory":
-        what = f"a link to {found.target}" if found.kind == "link" else f"a {found.kind}"
         return (
-            f"{value.path} is to be a directory, and {what} is there: move it away, or name "
-            "another path"
+            f"{value.path} is to be a directory, and {_what(found)} is there: move it away, or "
+            "name another path"
         )
     if not isinstance(value, Directory) and found.kind == "directory":
         return (
@@ -334,6 +333,10 @@ def _in_the_way(value: File | Directory | Link | Absent, found: FileState) -> st
     return None
 
 
+def _what(found: FileState) -> str:
+    return f"a link to {found.target}" if found.kind == "link" else f"a {found.kind}"
+
+
 def _why_place(value: File | Directory | Link | Absent, found: FileState) -> str | None:
     if isinstance(value, Absent):
         return "it is not wanted" if found.exists else None
@@ -341,10 +344,10 @@ def _why_place(value: File | Directory | Link | Absent, found: FileState) -> str
         return "it is missing"
     if isinstance(value, Link):
         if found.kind != "link":
-            return f"a {found.kind} is there"
+            return f"{_what(found)} is there"
         return f"it points to {found.target}" if found.target != value.target else None
     if isinstance(value, File) and found.kind != "file":
-        return f"a {found.kind} is there"
+        return f"{_what(found)} is there"
     reasons = []
     if isinstance(value, File) and found.sha256 != value.sha256:
         reasons.append("its content differs")
@@ -478,7 +481,7 @@ def _reload(wanted: Wanted, snapshot: Snapshot, work: _Work) -> None:
         name
         for name, state in snapshot.units.items()
         if isinstance(state, UnitState)
-        and (state.needs_reload or (state.on_disk and state.load == "not-found"))
+        and (state.needs_reload or (state.has_file and state.load == "not-found"))
         and name in _related(wanted)
     }
     if names := sorted(placed | stale):
@@ -544,5 +547,5 @@ def _why_start(unit: Unit, state: UnitState) -> str | None:
         return f"start {unit.name}: it is {state.active} ({state.sub})"
     if unit.fingerprint is None or state.started == unit.fingerprint:
         return None
-    before = (state.started or "something unrecorded")[:12]
+    before = state.started[:12] if state.started else "something that was not recorded"
     return f"restart {unit.name}: started with {before}, wanted {unit.fingerprint[:12]}"

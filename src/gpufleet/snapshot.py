@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from gpufleet.wanted import (
     Absent,
@@ -48,10 +48,10 @@ class FileState:
     What lies at a path.
 
     Attributes:
-        kind: "file", "directory", "link", "other"; "absent"; "unknown" when it could not be read.
+        kind: "file", "directory", "link", "special file", "absent", or "unknown": not readable.
         user, group: names, or numbers in digits where the node has no name for them.
         mode: permission bits.
-        sha256: of a file's content; of a secret's only if it is the wanted one.
+        sha256: of a file's content; of a secret's only if it is one that was asked for.
         target: of a link.
         error: why it is unknown.
     """
@@ -102,6 +102,7 @@ class UnitState:
         fragment: the unit file that systemd has loaded, "" if none.
         main_pid: 0 if no process runs.
         restarts: how often systemd restarted it by itself.
+        has_file: there is a unit file in /etc/systemd/system.
         on_disk: there is a unit file or a drop-in directory in /etc/systemd/system.
         started: the fingerprint that the process was started with, None if none was recorded.
     """
@@ -114,6 +115,7 @@ class UnitState:
     fragment: str = ""
     main_pid: int = 0
     restarts: int = 0
+    has_file: bool = False
     on_disk: bool = False
     started: str | None = None
 
@@ -127,9 +129,6 @@ class UnitState:
         if self.active == "activating":
             return self.sub not in {"auto-restart", "auto-restart-queued"}
         return self.active in {"active", "reloading", "refreshing"}
-
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -205,17 +204,18 @@ def watched(paths: Iterable[str]) -> frozenset[Question]:
     return frozenset(("file", path) for path in paths)
 
 
-def from_document(document: Mapping[str, Any]) -> Snapshot:
+def from_document(document: Mapping[str, Any], asked: Iterable[Question]) -> Snapshot:
     """
-    Return the snapshot that on_node/snapshot.py printed.
+    Return the snapshot that on_node/snapshot.py printed when it was asked this.
 
     A document of another schema, or none, gives a snapshot in which everything is unknown.
     """
     if document.get("schema") != SCHEMA:
         reason = "the node gave no snapshot"
         return Snapshot(missed=reason, dpkg_unfinished=Unknown(reason), leftovers=Unknown(reason))
+    files = document["files"]
     return Snapshot(
-        files=_each(document["files"], lambda found: FileState(**found), _unknown_file),
+        files={path: _file_state(path, found, asked) for path, found in files.items()},
         lines=_each(document["lines"], frozenset),
         users=_each(
             document["users"],
@@ -232,21 +232,28 @@ def from_document(document: Mapping[str, Any]) -> Snapshot:
     )
 
 
-def _unknown_file(reason: str) -> FileState:
-    return FileState("unknown", error=reason)
+def _file_state(
+    path: str, found: dict[str, Any] | None, asked: Iterable[Question]
+) -> FileState | None:
+    if found is None:
+        return None
+    known = dict(found)
+    if "error" in known:
+        return FileState("unknown", error=known["error"])
+    if "secret" in known:
+        # Its hash was not printed on the node: its place among those asked was.
+        hashes = sorted(question[2] for question in asked if question[:2] == ("secret", path))
+        known["sha256"] = hashes[known.pop("secret")]
+    return FileState(**known)
 
 
-def _one(found: Any, make: Callable[[Any], Any], unknown: Callable[[str], Any] = Unknown) -> Any:
+def _one(found: Any, make: Callable[[Any], Any]) -> Any:
     if found is None:
         return None
     if isinstance(found, dict) and "error" in found:
-        return unknown(found["error"])
+        return Unknown(found["error"])
     return make(found)
 
 
-def _each(
-    found: Mapping[str, Any],
-    make: Callable[[Any], Any],
-    unknown: Callable[[str], Any] = Unknown,
-) -> dict[str, Any]:
-    return {name: _one(one, make, unknown) for name, one in found.items()}
+def _each(found: Mapping[str, Any], make: Callable[[Any], Any]) -> dict[str, Any]:
+    return {name: _one(one, make) for name, one in found.items()}

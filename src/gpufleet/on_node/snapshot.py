@@ -42,6 +42,7 @@ UNIT_PROPERTIES = {
     "FragmentPath": "fragment",
     "MainPID": "main_pid",
     "NRestarts": "restarts",
+    "DropInPaths": "drop_ins",
 }
 
 
@@ -91,13 +92,13 @@ def name_of(number, database, attribute):
 
 
 def file_state(path, secrets):
-    """Return what lies at a path. `secrets`: the only hashes that may be told, None: any."""
+    """Return what lies at a path; of a secret, which of the hashes that were asked it has."""
     try:
         status = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     found = {
-        "kind": "other",
+        "kind": "special file",
         "mode": stat.S_IMODE(status.st_mode),
         "user": name_of(status.st_uid, pwd.getpwuid, "pw_name"),
         "group": name_of(status.st_gid, grp.getgrgid, "gr_name"),
@@ -108,7 +109,11 @@ def file_state(path, secrets):
         found.update(kind="directory")
     elif stat.S_ISREG(status.st_mode):
         sha256 = sha256_of(path)
-        found.update(kind="file", sha256=sha256 if secrets is None or sha256 in secrets else "")
+        found.update(kind="file")
+        if secrets is None:
+            found.update(sha256=sha256)
+        elif sha256 in secrets:
+            found.update(secret=sorted(secrets).index(sha256))
     return found
 
 
@@ -227,10 +232,15 @@ def unit_state(name, block):
     """Return one unit's state from systemd's answer and from disk."""
     properties = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
     found = {key: properties[name] for name, key in UNIT_PROPERTIES.items() if name in properties}
-    found["needs_reload"] = found.get("needs_reload") == "yes"
+    directory = os.path.join(UNIT_DIRECTORY, name + ".d", "")
+    loaded = {path for path in found.pop("drop_ins", "").split() if path.startswith(directory)}
+    # systemd itself misses the first drop-in of a unit, whose directory is new to it (252).
+    stale = found.get("load") == "loaded" and loaded != drop_ins(directory)
+    found["needs_reload"] = stale or found.get("needs_reload") == "yes"
     for number in ("main_pid", "restarts"):
         found[number] = int(found.get(number) or 0)
     path = os.path.join(UNIT_DIRECTORY, name)
+    found["has_file"] = os.path.exists(path)
     found["on_disk"] = os.path.lexists(path) or os.path.lexists(path + ".d")
     try:
         with open(os.path.join(STARTED_DIRECTORY, name)) as file:
@@ -238,6 +248,15 @@ def unit_state(name, block):
     except FileNotFoundError:
         found["started"] = None
     return found
+
+
+def drop_ins(directory):
+    """Return the drop-ins in a unit's directory; a link to /dev/null is none (systemd.unit(5))."""
+    return {
+        path
+        for path in glob.glob(os.path.join(glob.escape(directory), "*.conf"))
+        if os.path.realpath(path) != "/dev/null"
+    }
 
 
 def files_like(pattern):
