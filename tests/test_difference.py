@@ -1,0 +1,279 @@
+"""What has to happen on a node, decided from values alone."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpufleet.difference import Command, Difference, Placing, difference
+from gpufleet.snapshot import (
+    FileState,
+    PackageState,
+    Snapshot,
+    UnitState,
+    UserState,
+    questions,
+)
+from gpufleet.wanted import (
+    Absent,
+    Directory,
+    File,
+    Group,
+    Line,
+    Link,
+    NoOtherFiles,
+    NoOtherUnits,
+    Package,
+    Unit,
+    UnitGone,
+    User,
+    Value,
+    Wanted,
+)
+
+UNIT = "vllm-tiny-0.service"
+UP = UnitState("loaded", "active", "running", "enabled", main_pid=7, has_file=True, on_disk=True)
+
+VALUES: tuple[Value, ...] = (
+    Package("gcc", "1"),
+    Group("vllm"),
+    User("vllm", "vllm", "/var/lib/vllm"),
+    File("/etc/a", b"a"),
+    Directory("/etc/b"),
+    Link("/etc/c", "a"),
+    Absent("/etc/d"),
+    Line("/etc/e", "line"),
+    NoOtherFiles("/etc/f/*"),
+    Unit(UNIT),
+    UnitGone("vllm-old-0.service"),
+    NoOtherUnits("vllm-*.service"),
+)
+
+
+def units(unit: Unit, state: UnitState) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what is said and which systemctl verbs are run for one unit."""
+    part = difference(Wanted(unit), Snapshot(units={unit.name: state})).units
+    verbs = [c.argv[1] for c in part.commands if isinstance(c, Command) and c.argv[0] != "sh"]
+    return part.changes, tuple(verb for verb in verbs if verb != "--quiet") or ()
+
+
+@given(st.sets(st.sampled_from(VALUES), min_size=1))
+def test_what_was_not_read_is_refused_and_never_taken_for_absent(values: set[Value]) -> None:
+    """A snapshot that knows nothing changes nothing, and every value has its sentence."""
+    found = difference(Wanted(*values), Snapshot(missed="no answer"))
+
+    assert len(found.problems) >= len(values)
+    assert all("no answer" in problem for problem in found.problems)
+    assert all(part.commands == () for part in found.parts)
+
+
+def test_one_unreadable_path_stops_the_whole_operation() -> None:
+    """Half a change is worse than none."""
+    snapshot = Snapshot(files={"/etc/a": None, "/etc/b": FileState("unknown", error="EACCES")})
+    part = difference(Wanted(File("/etc/a", b"a"), Directory("/etc/b")), snapshot).files
+
+    assert part.changes == ("write /etc/a: it is missing",)
+    assert part.commands == ()
+
+
+def test_nothing_is_asked_that_is_not_needed() -> None:
+    """The questions are the values', and the units whose definition is among the files."""
+    wanted = Wanted(
+        File("/etc/k", b"k", mode=0o600, secret=True), File(f"/etc/systemd/system/{UNIT}", b"")
+    )
+
+    assert {question[:2] for question in questions(wanted)} == {
+        ("secret", "/etc/k"),
+        ("file", f"/etc/systemd/system/{UNIT}"),
+        ("unit", UNIT),
+    }
+
+
+@pytest.mark.parametrize(
+    ("unit", "state", "said"),
+    [
+        (Unit(UNIT), UP, None),
+        (
+            Unit(UNIT, "3c4d"),
+            UnitState("loaded", "active", "running", "enabled", started="3c4d"),
+            None,
+        ),
+        (
+            Unit(UNIT, "3c4d"),
+            UnitState("loaded", "active", "running", "enabled", started="1a2b"),
+            f"restart {UNIT}: started with 1a2b, wanted 3c4d",
+        ),
+        (
+            Unit(UNIT, "3c4d"),
+            UP,
+            f"restart {UNIT}: started with something that was not recorded, wanted 3c4d",
+        ),
+        (
+            Unit(UNIT, "3c4d"),
+            UnitState("loaded", "activating", "start-post", "enabled", started="3c4d"),
+            None,
+        ),
+        (
+            Unit(UNIT, "3c4d"),
+            UnitState("loaded", "activating", "auto-restart", "enabled", started="3c4d"),
+            f"start {UNIT}: it is activating (auto-restart)",
+        ),
+        (
+            Unit(UNIT),
+            UnitState("loaded", "failed", "failed", "enabled"),
+            f"start {UNIT}: it is failed (failed)",
+        ),
+        (
+            Unit(UNIT, "3c4d"),
+            UnitState("loaded", "deactivating", "stop-sigterm", "enabled", started="3c4d"),
+            f"start {UNIT}: it is deactivating (stop-sigterm)",
+        ),
+        (Unit(UNIT, "3c4d", enabled=None, running=None), UnitState("loaded"), None),
+        (Unit(UNIT, "3c4d", enabled=False, running=False), UnitState("loaded"), None),
+    ],
+)
+def test_a_unit_is_restarted_only_for_what_its_process_was_started_with(
+    unit: Unit, state: UnitState, said: str | None
+) -> None:
+    """Also not while it is still loading a model with the right fingerprint."""
+    changes, verbs = units(unit, state)
+
+    assert changes == ((said,) if said else ())
+    assert ("restart" in verbs) is (said is not None)
+
+
+def test_the_deadline_of_a_restart_holds_the_units_own_times() -> None:
+    """A drain of five minutes must not be cut off by our ssh command."""
+    unit = Unit(UNIT, stop_seconds=330, start_seconds=1800)
+    commands = difference(Wanted(unit), Snapshot(units={UNIT: UnitState("loaded")})).units.commands
+
+    restart = [c for c in commands if isinstance(c, Command) and "restart" in c.argv]
+    assert restart[0].seconds > 330 + 1800
+
+
+def test_what_is_unwanted_stops_before_anything_starts() -> None:
+    """It holds the GPUs and the port."""
+    wanted = Wanted(Unit(UNIT), NoOtherUnits("vllm-*.service", stop_seconds=300))
+    snapshot = Snapshot(
+        units={UNIT: UnitState(), "vllm-old-0.service": UP},
+        units_like={"vllm-*.service": frozenset({UNIT, "vllm-old-0.service"})},
+    )
+    commands = [
+        c.argv for c in difference(wanted, snapshot).units.commands if isinstance(c, Command)
+    ]
+
+    stop = commands.index(("systemctl", "stop", "--", "vllm-old-0.service"))
+    assert stop < commands.index(("systemctl", "restart", "--", UNIT))
+
+
+def test_a_removed_unit_is_gone_and_stays_unmentioned() -> None:
+    """Also one that a package keeps on disk, once it is stopped and disabled."""
+    for state in (UnitState(), UnitState("loaded", "inactive", "dead", "disabled")):
+        found = difference(Wanted(UnitGone(UNIT)), Snapshot(units={UNIT: state}))
+        assert found.changes == ()
+
+
+@pytest.mark.parametrize(
+    ("package", "state", "words"),
+    [
+        (Package("gcc"), PackageState("1", True, False), []),
+        (Package("gcc"), PackageState("1", True, True), []),
+        (Package("gcc", "1", hold=True), PackageState("1", True, True), []),
+        (Package("gcc", "1", hold=True), PackageState("1", True, False), ["apt-mark hold -- gcc"]),
+        (Package("gcc", hold=False), PackageState("1", True, True), ["apt-mark unhold -- gcc"]),
+        (Package("gcc"), None, ["update", "install -- gcc"]),
+        (Package("gcc", "2"), PackageState("1", True, False), ["update", "install -- gcc=2"]),
+        (
+            Package("gcc", "2", hold=True),
+            PackageState("1", True, True),
+            ["update", "--allow-change-held-packages install -- gcc=2", "apt-mark hold -- gcc"],
+        ),
+        (
+            Package("gcc", "2"),
+            PackageState("1", True, True),
+            ["update", "--allow-change-held-packages install -- gcc=2", "apt-mark hold -- gcc"],
+        ),
+        (Package("gcc"), PackageState("1", False, False), ["update", "install -- gcc"]),
+    ],
+)
+def test_packages_move_only_when_they_must_and_are_held_again(
+    package: Package, state: PackageState | None, words: list[str]
+) -> None:
+    """apt takes a hold away when it is told to overrule it, so it is put back."""
+    part = difference(Wanted(package), Snapshot(packages={"gcc": state})).packages
+
+    commands = [" ".join(c.argv) for c in part.commands if isinstance(c, Command)]
+    assert len(commands) == len(words)
+    for command, end in zip(commands, words, strict=True):
+        assert command.endswith(end)
+    assert bool(part.changes) is bool(words)
+
+
+def test_an_interrupted_dpkg_is_finished_before_it_is_used() -> None:
+    snapshot = Snapshot(packages={"gcc": None}, dpkg_unfinished=frozenset({"libc6"}))
+    part = difference(Wanted(Package("gcc")), snapshot).packages
+
+    assert part.changes[0] == "finish what dpkg left half done: libc6"
+    first = part.commands[0]
+    assert isinstance(first, Command)
+    assert first.argv[-2:] == ("--configure", "-a")
+
+
+def test_a_dpkg_that_another_left_unfinished_is_no_drift_of_ours() -> None:
+    snapshot = Snapshot(
+        packages={"gcc": PackageState("1", True, False)}, dpkg_unfinished=frozenset({"libc6"})
+    )
+    assert difference(Wanted(Package("gcc")), snapshot).changes == ()
+
+
+def test_directories_are_made_before_what_lies_in_them() -> None:
+    """Whatever the order in which a role names them; upper ones first."""
+    wanted = Wanted(File("/etc/a/b/c", b""), Directory("/etc/a/b"), Directory("/etc/a"))
+    paths = ("/etc/a", "/etc/a/b", "/etc/a/b/c")
+    (placing,) = difference(wanted, Snapshot(files=dict.fromkeys(paths))).files.commands
+
+    assert isinstance(placing, Placing)
+    assert [entry["path"] for entry in placing.entries] == list(paths)
+
+
+def test_no_repr_of_a_difference_tells_a_content() -> None:
+    found = difference(Wanted(File("/etc/a", b"canary")), Snapshot(files={"/etc/a": None}))
+
+    assert "canary" not in repr(found)
+    assert "Y2FuYXJ5" not in repr(found), "base64"
+
+
+def satisfied(wanted: Wanted) -> Snapshot:
+    """Return the node on which nothing of it is left to do."""
+    files = {
+        **{f.path: FileState("file", f.user, f.group, f.mode, f.sha256) for f in wanted.of(File)},
+        **{d.path: FileState("directory", d.user, d.group, d.mode) for d in wanted.of(Directory)},
+        **{k.path: FileState("link", target=k.target) for k in wanted.of(Link)},
+        **{absent.path: None for absent in wanted.of(Absent)},
+    }
+    users = {u.name: UserState(u.home, u.shell, u.group, frozenset()) for u in wanted.of(User)}
+    names = frozenset(unit.name for unit in wanted.of(Unit))
+    return Snapshot(
+        files=files,
+        users=users,
+        lines={line.path: frozenset({line.line}) for line in wanted.of(Line)},
+        groups={group.name: 990 for group in wanted.of(Group)},
+        packages={p.name: PackageState(p.version or "1", True, False) for p in wanted.of(Package)},
+        files_like={like.pattern: frozenset() for like in wanted.of(NoOtherFiles)},
+        units={
+            **dict.fromkeys(names, UP),
+            **{gone.name: UnitState() for gone in wanted.of(UnitGone)},
+        },
+        units_like={like.pattern: names for like in wanted.of(NoOtherUnits)},
+    )
+
+
+@given(st.sets(st.sampled_from(VALUES)))
+def test_a_node_that_is_as_wanted_gets_no_command(values: set[Value]) -> None:
+    wanted = Wanted(*values)
+
+    found = difference(wanted, satisfied(wanted))
+    assert found.changes == found.problems == ()
+    assert all(part.commands == () for part in found.parts)
+    assert isinstance(found, Difference)
