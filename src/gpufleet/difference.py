@@ -51,6 +51,15 @@ LOCK_SECONDS = 300
 # Suspended: the needrestart hook would restart serving units because a library of theirs changed.
 _QUIET = ("env", "DEBIAN_FRONTEND=noninteractive", "NEEDRESTART_SUSPEND=1", "LC_ALL=C.UTF-8")
 _APT = (*_QUIET, "apt-get", "-q", "-y", "-o", f"DPkg::Lock::Timeout={LOCK_SECONDS}")
+# apt waits for dpkg's lock, not for that of the package lists, which its daily timer holds
+# (apt 2.6: "Could not get lock /var/lib/apt/lists/lock" at once).
+_WAIT_FOR_LISTS = f"""\
+end=$(( $(date +%s) + {LOCK_SECONDS} ))
+until said=$("$@" 2>&1); do
+  case $said in *"Could not get lock"*) ;; *) end=0 ;; esac
+  if [ "$(date +%s)" -ge "$end" ]; then printf '%s\\n' "$said" >&2; exit 100; fi
+  sleep 2
+done"""
 # A changed configuration file is kept: there is nobody to ask (dpkg(1), --force-confold).
 _INSTALL = (
     *_APT,
@@ -206,7 +215,7 @@ def _packages(wanted: Wanted, snapshot: Snapshot) -> Part:
                 "-a",
                 seconds=INSTALL_SECONDS,
             )
-        work.run(*_APT, "update", seconds=UPDATE_SECONDS)
+        work.run("sh", "-c", _WAIT_FOR_LISTS, "sh", *_APT, "update", seconds=UPDATE_SECONDS)
         allowed = ("--allow-change-held-packages",) if unheld else ()
         names = (_exact(package) for package in install)
         work.run(*_INSTALL, *allowed, "install", "--", *names, seconds=INSTALL_SECONDS)

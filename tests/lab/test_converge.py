@@ -28,6 +28,7 @@ from gpufleet.wanted import (
     Link,
     NoOtherFiles,
     NoOtherUnits,
+    Package,
     Unit,
     UnitGone,
     User,
@@ -520,3 +521,79 @@ def test_a_node_that_is_being_placed_on_is_waited_for(clean: Node) -> None:
 
     assert clean.converge(File("/etc/gfc/plain", b"2")) == {"files"}
     assert time.monotonic() - begun > 2
+
+
+# Packages of our own in two versions, on the node itself: nothing is downloaded. The repository is
+# not signed, which no product code allows; here apt's signatures are not what is tested.
+REPOSITORY = """
+set -eu
+rm -rf /srv/gfc && mkdir -p /srv/gfc && cd /srv/gfc
+for version in 1.0 2.0; do
+  mkdir -p $version/DEBIAN
+  printf 'Package: gfc-tool\\nVersion: %s\\nArchitecture: all\\nMaintainer: x\\nDescription: x\\n' \
+    $version > $version/DEBIAN/control
+  printf '#!/bin/sh\\n[ ! -e /srv/gfc-breaks ]\\n' > $version/DEBIAN/postinst
+  chmod 755 $version/DEBIAN/postinst
+  dpkg-deb -b $version gfc-$version.deb >/dev/null
+  { cat $version/DEBIAN/control; echo "Filename: ./gfc-$version.deb"
+    echo "Size: $(stat -c %s gfc-$version.deb)"
+    echo "SHA256: $(sha256sum gfc-$version.deb | cut -d' ' -f1)"; echo; } >> Packages
+done
+rm -f /etc/apt/sources.list /etc/apt/sources.list.d/*
+echo 'deb [trusted=yes] file:/srv/gfc ./' > /etc/apt/sources.list.d/gfc.list
+rm -f /srv/gfc-breaks
+dpkg --purge --force-all gfc-tool >/dev/null 2>&1 || :
+"""
+STATUS = "dpkg-query -W -f '${db:Status-Abbrev}${Version}' gfc-tool"
+
+
+@pytest.fixture
+def apt(clean: Node) -> Node:
+    """The node, with the package gfc-tool 1.0 and 2.0 to be had and not installed."""
+    clean.ssh(REPOSITORY)
+    return clean
+
+
+def test_a_package_goes_up_and_down_to_its_version_and_keeps_its_hold(apt: Node) -> None:
+    """A held package that moves is held again; a second run does nothing."""
+    for version in ("1.0", "2.0", "1.0"):
+        wanted = Package("gfc-tool", version, hold=True)
+        assert apt.dry(wanted).changed() == {"packages"}
+        assert apt.converge(wanted) == {"packages"}
+        assert apt.ssh(STATUS) == f"hi {version}"
+        assert apt.converge(wanted) == set()
+    assert apt.converge(Package("gfc-tool", "2.0")) == {"packages"}
+    assert apt.ssh(STATUS) == "hi 2.0", "an operator's hold is put back"
+    assert apt.converge(Package("gfc-tool", hold=False)) == {"packages"}
+    assert apt.ssh(STATUS) == "ii 2.0"
+
+
+def test_a_version_that_nobody_has_fails_in_apts_words(apt: Node) -> None:
+    run = apt.run(Package("gfc-tool", "3.0"), flags=("-y",))
+
+    assert run.status == 1
+    assert "Version '3.0' for 'gfc-tool' was not found" in run.err + run.out
+
+
+def test_an_installation_that_was_cut_off_is_finished(apt: Node) -> None:
+    """dpkg has the files and never configured them: that is not installed."""
+    apt.ssh("touch /srv/gfc-breaks")
+    assert apt.run(Package("gfc-tool", "1.0")).status == 1
+    assert apt.ssh(STATUS)[1] != "i"
+    apt.ssh("rm /srv/gfc-breaks")
+
+    foretold = apt.dry(Package("gfc-tool", "1.0"))
+    assert "would finish what dpkg left half done: gfc-tool" in foretold.err
+    assert apt.converge(Package("gfc-tool", "1.0")) == {"packages"}
+    assert apt.ssh(STATUS) == "ii 1.0"
+
+
+@pytest.mark.parametrize("lock", ["/var/lib/dpkg/lock-frontend", "/var/lib/apt/lists/lock"])
+def test_another_apt_is_waited_for(apt: Node, lock: str) -> None:
+    """Nodes upgrade themselves in the background; that must not fail a run."""
+    hold = (
+        f"import fcntl, time; f = open('{lock}', 'w'); fcntl.lockf(f, fcntl.LOCK_EX); time.sleep(5)"
+    )
+    apt.ssh(f'setsid python3 -c "{hold}" >/dev/null 2>&1 </dev/null & sleep 0.5')
+
+    assert apt.converge(Package("gfc-tool", "1.0")) == {"packages"}
