@@ -42,7 +42,7 @@ test: lint
 
 test-long: .venv/.ready
 	@$(RUN)/gpufleet lab require-root 'make test-long'
-	$(RUN)/pytest -m long --long-table docs/fault-table.md
+	GPUFLEET_FAULT_TABLE=docs/fault-table.md $(RUN)/pytest -v -m long tests/lab
 
 clean: .venv/.ready
 	@$(RUN)/gpufleet lab clean

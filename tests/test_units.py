@@ -318,11 +318,11 @@ def test_variables_that_systemd_would_drop_are_refused_together():
     """systemd logs a bad name and starts the process without it; ours are not to be overridden."""
     with pytest.raises(FleetError) as refused:
         environment(
-            model(environment={"A B": "1", "C": "\0"}), vllm(environment={"HF_TOKEN": "secret"})
+            model(environment={"A B": "1", "C": "\0"}), vllm(environment={"D-E": "1"})
         )
 
     assert [problem.split(" ")[0] for problem in refused.value.problems] == [
-        "vllm.environment.HF_TOKEN",
+        "vllm.environment.D-E",
         "models.llama.environment.A",
         "models.llama.environment.C",
     ]

@@ -16,17 +16,18 @@ import gevent
 from gevent.event import AsyncResult
 from pyinfra import host, logger
 from pyinfra.api import Host, State
-from pyinfra.api.exceptions import DeployError, PyinfraError
+from pyinfra.api.exceptions import PyinfraError
 from pyinfra.context import ctx_host, ctx_state
 
 from gpufleet import inventory, payload, planner
 from gpufleet.errors import FleetError
 from gpufleet.facts import GpuProbe
 from gpufleet.planner import FleetPlan, Stage
+from gpufleet.refusal import Refusal
 from gpufleet.settings import NodeSettings
 from gpufleet.topology import Node, node_from_probe
 
-# A probe's own budget is 60 s (on_node/probe.py); the rest is connecting to a node far away.
+# A probe's own deadlines end it after 50 s (on_node/probe.py); the rest is for connecting.
 PROBE_SECONDS = 60
 ANSWER_SECONDS = 120
 
@@ -54,7 +55,7 @@ _flights: dict[int, AsyncResult] = {}
 @contextmanager
 def refusals() -> Generator[None]:
     """
-    Turn a `FleetError` into pyinfra's `DeployError`: one message for the operator, no traceback.
+    Turn a `FleetError` into a `Refusal`: every problem for the operator, no traceback.
 
     It ends the run for every node, before any of them is touched: deploy files run wholly before
     the first operation does.
@@ -62,7 +63,7 @@ def refusals() -> Generator[None]:
     try:
         yield
     except FleetError as error:
-        raise DeployError(f"\n{error}") from error
+        raise Refusal(*error.problems) from error
 
 
 def here() -> Here:
@@ -70,8 +71,8 @@ def here() -> Here:
     Return the current node's part of the fleet plan.
 
     pyinfra executes a deploy file once per node, concurrently: the first caller probes every node
-    of the inventory, all others wait for its answer. Raises `DeployError`, which ends the whole
-    run, with every problem that was found.
+    of the inventory, all others wait for its answer. Raises `Refusal`, which ends the whole run,
+    with every problem that was found.
     """
     fleet = _single_flight(ctx_state.get())
     name = host.name
@@ -91,7 +92,7 @@ def _single_flight(state: State) -> _Fleet:
         try:
             flight.set(_look(state))
         except FleetError as error:
-            flight.set_exception(DeployError(f"\n{error}"))
+            flight.set_exception(Refusal(*error.problems))
         except BaseException as error:
             flight.set_exception(error)
             raise

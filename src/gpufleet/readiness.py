@@ -90,7 +90,8 @@ CAUSES: tuple[tuple[str, str], ...] = (
 
 # "(EngineCore pid=123) INFO 11-21 11:49:06 [core.py:93] Loading ...": all before the message.
 _PREFIX = re.compile(
-    r"^(\([^)]*\) ?)?((DEBUG|INFO|WARNING|ERROR|CRITICAL) +)?(\d\d-\d\d [\d:]+ )?(\[[\w./]+:\d+\] ?)?"
+    r"^(\([^)]*\) ?)?((DEBUG|INFO|WARNING|ERROR|CRITICAL) +)?(\d\d-\d\d [\d:]+ )?"
+    r"(\[[\w./]+:\d+\] ?)?"
 )
 # Stack frames and their code are indented, after the prefix too.
 _NOISE = re.compile(

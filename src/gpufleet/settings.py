@@ -65,6 +65,10 @@ PLANNED_ARGUMENTS = frozenset(
 PLANNED_ENVIRONMENT = frozenset({"CUDA_VISIBLE_DEVICES", "VLLM_API_KEY", "HF_TOKEN"})
 
 
+# The first release whose parser knows --shutdown-timeout (read in the sources of 43 releases).
+OLDEST_VLLM = (0, 18)
+
+
 class Setting(BaseModel):
     """Base of all settings: an unknown key is a mistake, and nothing changes after reading."""
 
@@ -175,6 +179,14 @@ class Vllm(Setting):
             raise ValueError(
                 f"endpoints would listen on {self.listen} without a key: set `api_key_file`, or "
                 "`listen: 127.0.0.1`, or `allow_unauthenticated: true`"
+            )
+        if planned := sorted(set(self.environment) & PLANNED_ENVIRONMENT):
+            raise ValueError(f"`environment` sets {', '.join(planned)}, which the plan decides")
+        numbers = tuple(int(part) for part in re.findall(r"\d+", self.version)[:2])
+        if numbers < OLDEST_VLLM:
+            raise ValueError(
+                f"vLLM {self.version} has no --shutdown-timeout, without which a restart cuts off "
+                f"running requests: use {'.'.join(map(str, OLDEST_VLLM))}.0 or newer"
             )
         if self.no_index and not self.find_links:
             raise ValueError("`no_index` without `find_links` leaves nowhere to download from")

@@ -25,7 +25,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from gpufleet.errors import FleetError
 from gpufleet.planner import Stage
 from gpufleet.release import RELEASES
-from gpufleet.settings import PLANNED_ENVIRONMENT, Argument, Model, Vllm
+from gpufleet.settings import Argument, Model, Vllm
 from gpufleet.wanted import UNIT_DIRECTORY, File, started_line
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
@@ -227,8 +227,6 @@ def _wrong_flag(value: Argument, words: tuple[str, ...]) -> str | None:
 def _wrong_variable(name: str, value: str) -> str | None:
     if not _VARIABLE.fullmatch(name):
         return "is no name of a variable (letters, digits and _, not a digit first)"
-    if name in PLANNED_ENVIRONMENT:
-        return "is what the plan decides: remove it"
     if _unsayable(value):
         return _UNSAYABLE
     return None

@@ -11,8 +11,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,50 @@ LAB_ID = "gft"
 NODES = {"gpu-01": "h100x8", "gpu-02": "a100x4-pcie"}
 
 
+FAULTS = pytest.StashKey[list[tuple[str, float, str, float]]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[FAULTS] = []
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Write the fault table, if it was asked for and everything in it passed."""
+    path = os.environ.get("GPUFLEET_FAULT_TABLE")
+    if path and exitstatus == 0 and session.config.stash[FAULTS]:
+        Path(path).write_text(fault_table(session.config.stash[FAULTS]))
+
+
+def fault_table(rows: list[tuple[str, float, str, float]]) -> str:
+    """Return docs/fault-table.md: what was interrupted when, and how long the next run took."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=10,
+    ).stdout.strip()
+    lines = [
+        "# Interrupted deploys: the last long run",
+        "",
+        f"`make test-long` on {datetime.now(UTC):%Y-%m-%d}, commit {commit}: "
+        f"{len(rows)} interruptions, all converged.",
+        "",
+        "After each, one ordinary deploy: it succeeded, every process ran with the new value, and",
+        "a further deploy changed nothing and restarted nothing. The last column is the time of",
+        "both deploys together.",
+        "",
+        "| fault | after | while | converged in |",
+        "| --- | --- | --- | --- |",
+        *(
+            f"| {fault} | {seconds:.1f} s | {operation} | {spent:.0f} s |"
+            for fault, seconds, operation, spent in rows
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Every test here needs root and nodes: none is skipped, `make test-unit` leaves them out."""
     for item in items:
@@ -40,20 +85,23 @@ class Run:
     """What one command did: its exit status and everything that it printed."""
 
     status: int
-    output: str
+    stdout: str
+    stderr: str
 
     @property
     def changed(self) -> dict[str, list[str]]:
         """Operation -> nodes that it changed (or would change), from `--json`."""
-        document = json.loads(self.output[self.output.index("{") :])
+        document = json.loads(self.stdout)
         if "results" in document:
-            return {
-                each["name"]: [
-                    node for node, result in each["hosts"].items() if result.get("changed")
-                ]
-                for each in document["results"]["operations"]
-            }
-        return {each["name"]: each["hosts_with_change"] for each in document["plan"]}
+            found = {each["name"]: each["success"] for each in document["results"]["operations"]}
+        else:
+            found = {each["name"]: each["hosts_with_change"] for each in document["plan"]}
+        return {name: nodes for name, nodes in found.items() if nodes}
+
+    @property
+    def output(self) -> str:
+        """Everything that was printed."""
+        return self.stdout + self.stderr
 
 
 @dataclass
@@ -90,25 +138,31 @@ class Fleet:
             cwd=ROOT,
             env=self.env(),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            capture_output=True,
             text=True,
             timeout=seconds,
             check=False,
         )
-        return Run(done.returncode, done.stdout)
+        return Run(done.returncode, done.stdout, done.stderr)
+
+    @property
+    def log(self) -> Path:
+        """What the deploy in the background printed so far."""
+        return self.project / "background.log"
 
     def popen(self, *arguments: str) -> subprocess.Popen[bytes]:
         """Start the main deploy and return at once: to be killed."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "pyinfra", "-y", *arguments, self.inventory, "deploys/vllm.py"],
-            cwd=ROOT,
-            env=self.env(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        typed = ["-y", *arguments, self.inventory, "deploys/vllm.py"]
+        with self.log.open("wb") as output:
+            return subprocess.Popen(
+                [sys.executable, "-m", "pyinfra", *typed],
+                cwd=ROOT,
+                env=self.env(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
 
     def ssh(self, node: str, command: str, seconds: int = 60) -> str:
         """Run a shell command on a node over plain ssh: another route than the code under test."""
@@ -162,14 +216,16 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     if os.geteuid() != 0:
         pytest.fail("these tests boot nodes, which needs root; `make test-unit` does not")
     lab = Lab.open(LAB_ID, print)
-    lab.purge()  # what a killed run left
+    keep = bool(os.environ.get("GPUFLEET_KEEP_LAB"))  # while writing tests: minutes a run
+    if not keep:
+        lab.purge()  # what a killed run left
     lab.up(NODES)
     supplies.provide(LabState.load(LAB_ID), print)
     project = tmp_path_factory.mktemp("project")
     for folder in ("inventories", "group_vars", "host_vars"):
         shutil.copytree(ROOT / folder, project / folder)
     yield Fleet(Lab.open(LAB_ID, print), project)
-    if not os.environ.get("GPUFLEET_KEEP_LAB"):
+    if not keep:
         lab.purge()
 
 
@@ -179,6 +235,13 @@ def deployed(nodes: Fleet) -> Fleet:
     run = nodes.pyinfra("-y", seconds=1800)
     assert run.status == 0, run.output
     return nodes
+
+
+@pytest.fixture
+def record(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Add a row to the fault table."""
+    rows: list[tuple[str, float, str, float]] = request.config.stash[FAULTS]
+    return lambda *row: rows.append(row)
 
 
 @pytest.fixture

@@ -24,23 +24,45 @@ def change(fleet: Fleet, seqs: int) -> None:
     fleet.set({"tiny": {"arguments": arguments}})
 
 
-def deploy_killed_after(fleet: Fleet, seconds: float, seqs: int) -> None:
-    """Start a deploy of a changed value and `kill -9` it, with all its children, in the middle."""
+def deploy_killed_after(fleet: Fleet, seconds: float, seqs: int) -> str:
+    """
+    Start a deploy of a changed value and `kill -9` it, with all its children, in the middle.
+
+    Returns the operation that it had reached.
+    """
     change(fleet, seqs)
     run = fleet.popen()
     time.sleep(seconds)
     os.killpg(run.pid, signal.SIGKILL)
     run.wait(timeout=10)
+    return reached(fleet)
 
 
-def power_cut_after(fleet: Fleet, node: str, seconds: float, seqs: int) -> None:
-    """Start a deploy of a changed value, pull a node's plug in the middle, plug it in again."""
+def power_cut_after(fleet: Fleet, node: str, seconds: float, seqs: int) -> str:
+    """
+    Start a deploy of a changed value, pull a node's plug in the middle, plug it in again.
+
+    Returns the operation that it had reached when the power went.
+    """
     change(fleet, seqs)
     run = fleet.popen()
     time.sleep(seconds)
     fleet.lab.power(node, "off")
+    operation = reached(fleet)
     run.wait(timeout=400)  # no connection may hang: every remote command has a deadline
     fleet.lab.power(node, "on")
+    return operation
+
+
+def reached(fleet: Fleet) -> str:
+    """Return the last operation that a deploy in the background began."""
+    lines = fleet.log.read_text(errors="replace").splitlines()
+    begun = [line for line in lines if line.startswith("--> Starting operation: ")]
+    if not begun:
+        return "before the first operation"
+    if any(line.startswith("--> Results") for line in lines):
+        return "after the last operation"
+    return begun[-1].removeprefix("--> Starting operation: ").strip()
 
 
 def converged(fleet: Fleet, seqs: int) -> None:
@@ -56,5 +78,5 @@ def converged(fleet: Fleet, seqs: int) -> None:
         )
     again = fleet.pyinfra("-y", "--json")
     assert again.status == 0, again.output
-    assert {op: nodes for op, nodes in again.changed.items() if nodes} == {}
+    assert again.changed == {}
     assert fleet.pids() == pids
