@@ -16,6 +16,8 @@ Promises:
 Python 3.8, standard library.
 """
 
+from __future__ import annotations
+
 import base64
 import contextlib
 import fcntl
@@ -27,6 +29,7 @@ import pwd
 import stat
 import sys
 import time
+from typing import Any
 
 PARAMETERS = globals().get("PARAMETERS") or {}
 
@@ -42,7 +45,7 @@ class RefusedError(Exception):
     """One sentence for the operator."""
 
 
-def place(entries):
+def place(entries: list[dict[str, Any]]) -> None:
     """Put every entry in place."""
     os.umask(0o077)
     os.makedirs(HOME, mode=0o700, exist_ok=True)
@@ -64,12 +67,12 @@ def place(entries):
     os.unlink(JOURNAL)
 
 
-def wait_for(lock):
+def wait_for(lock: int) -> None:
     """Wait for our turn."""
     deadline = time.monotonic() + LOCK_SECONDS
     while True:
         try:
-            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise RefusedError(
@@ -77,15 +80,17 @@ def wait_for(lock):
                     "or end it, then run again" % LOCK_SECONDS
                 ) from None
             time.sleep(0.1)
+        else:
+            return
 
 
-def temporary(path):
+def temporary(path: str) -> str:
     """Return the temporary name beside a path: hidden, and short whatever the name's length."""
     directory, name = os.path.split(path)
     return os.path.join(directory, TEMPORARY + hashlib.sha256(os.fsencode(name)).hexdigest()[:16])
 
 
-def remove_leftovers():
+def remove_leftovers() -> None:
     """Remove what the journal of a killed run lists, and the journal."""
     try:
         with open(JOURNAL) as file:
@@ -98,13 +103,13 @@ def remove_leftovers():
     os.unlink(JOURNAL)
 
 
-def remove(path):
+def remove(path: str) -> None:
     """Remove a file or link, if it is there."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         os.unlink(path)
 
 
-def write_journal(paths):
+def write_journal(paths: list[str]) -> None:
     """Say on disk which temporary files there will be."""
     descriptor = os.open(JOURNAL, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with open(descriptor, "w") as file:
@@ -114,7 +119,7 @@ def write_journal(paths):
     sync_directory(HOME)
 
 
-def sync_directory(path):
+def sync_directory(path: str) -> None:
     """Bring a directory's entries to disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -123,7 +128,7 @@ def sync_directory(path):
         os.close(descriptor)
 
 
-def place_directory(entry):
+def place_directory(entry: dict[str, Any]) -> None:
     """Make a directory, or set the owner and mode of the one that is there."""
     path = entry["path"]
     parents(path)
@@ -140,7 +145,7 @@ def place_directory(entry):
     sync_directory(os.path.dirname(path))
 
 
-def parents(path):
+def parents(path: str) -> None:
     """Make the missing directories above a path, readable by everybody and root's."""
     directory = os.path.dirname(path)
     if not os.path.isdir(directory):
@@ -149,7 +154,7 @@ def parents(path):
         os.chmod(directory, 0o755)
 
 
-def owner(entry):
+def owner(entry: dict[str, Any]) -> tuple[int, int]:
     """Return an entry's user and group numbers."""
     try:
         user = pwd.getpwnam(entry["user"]).pw_uid
@@ -165,13 +170,13 @@ def owner(entry):
         ) from None
 
 
-def place_file(entry):
+def place_file(entry: dict[str, Any]) -> None:
     """Write a file anew and rename it into place, whatever was wrong with the old one."""
     parents(entry["path"])
     replace(entry["path"], base64.b64decode(entry["content"]), owner(entry), entry["mode"])
 
 
-def replace(path, content, owners, mode):
+def replace(path: str, content: bytes, owners: tuple[int, int], mode: int) -> None:
     """Put a whole file in place of whatever is there."""
     if os.path.isdir(path) and not os.path.islink(path):
         raise RefusedError("a directory is in its place: move it away")
@@ -189,7 +194,7 @@ def replace(path, content, owners, mode):
     sync_directory(os.path.dirname(path))
 
 
-def place_link(entry):
+def place_link(entry: dict[str, Any]) -> None:
     """Make a symbolic link, in place of whatever file or link is there."""
     path, new = entry["path"], temporary(entry["path"])
     if os.path.isdir(path) and not os.path.islink(path):
@@ -201,14 +206,14 @@ def place_link(entry):
     sync_directory(os.path.dirname(path))
 
 
-def place_absent(entry):
+def place_absent(entry: dict[str, Any]) -> None:
     """Remove a file or link."""
     if os.path.isdir(entry["path"]) and not os.path.islink(entry["path"]):
         raise RefusedError("it is a directory: only files and links are removed")
     remove(entry["path"])
 
 
-def place_line(entry):
+def place_line(entry: dict[str, Any]) -> None:
     """Append a line to a file that lacks it; the owner, the mode and all other lines stay."""
     path = entry["path"]
     line = entry["line"].encode("utf-8", "surrogateescape")
@@ -218,13 +223,14 @@ def place_line(entry):
             status = os.fstat(file.fileno())
     except FileNotFoundError:
         parents(path)
-        return replace(path, line + b"\n", (0, 0), 0o644)
+        replace(path, line + b"\n", (0, 0), 0o644)
+        return
     if line in content.split(b"\n"):
-        return None
+        return
     if content and not content.endswith(b"\n"):
         content += b"\n"
     owners = (status.st_uid, status.st_gid)
-    return replace(path, content + line + b"\n", owners, stat.S_IMODE(status.st_mode))
+    replace(path, content + line + b"\n", owners, stat.S_IMODE(status.st_mode))
 
 
 KINDS = {
@@ -236,7 +242,7 @@ KINDS = {
 }
 
 
-def main():
+def main() -> None:
     """Place everything; say a problem in one sentence."""
     entries = PARAMETERS.get("entries", [])
     try:
@@ -248,7 +254,7 @@ def main():
     print(json.dumps({"schema": 1, "placed": len(entries)}))
 
 
-def said(error):
+def said(error: BaseException) -> str:
     """Return what went wrong, without the path that the sentence already has."""
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 

@@ -9,6 +9,8 @@ Prints one JSON document {"schema": 1, "files": {...}, ...}, for gpufleet.snapsh
 It reads; it changes nothing. Python 3.8, standard library.
 """
 
+from __future__ import annotations
+
 import fnmatch
 import glob
 import grp
@@ -19,6 +21,8 @@ import pwd
 import re
 import stat
 import subprocess
+from collections.abc import Callable, Iterable
+from typing import Any
 
 PARAMETERS = globals().get("PARAMETERS") or {}
 
@@ -46,12 +50,12 @@ UNIT_PROPERTIES = {
 }
 
 
-def said(error):
+def said(error: BaseException) -> str:
     """Return why something could not be read, without the path that the asker knows."""
     return " ".join((getattr(error, "strerror", None) or str(error)).split())
 
 
-def run(*argv):
+def run(*argv: str) -> str:
     """Return a command's output; raise OSError with what it said."""
     try:
         done = subprocess.run(
@@ -72,7 +76,7 @@ def run(*argv):
     return text
 
 
-def each(arguments, read):
+def each(arguments: Iterable[str], read: Callable[[str], Any]) -> dict[str, Any]:
     """Return {argument: what `read` gives for it}, with the reason where it raises."""
     found = {}
     for argument in sorted(set(arguments)):
@@ -83,15 +87,15 @@ def each(arguments, read):
     return found
 
 
-def name_of(number, database, attribute):
+def name_of(number: int, database: Callable[[int], Any], attribute: str) -> str:
     """Return the name of a user or group number; the number itself when it has none."""
     try:
-        return getattr(database(number), attribute)
+        return str(getattr(database(number), attribute))
     except KeyError:
         return str(number)
 
 
-def file_state(path, secrets):
+def file_state(path: str, secrets: set[str] | None) -> dict[str, Any] | None:
     """Return what lies at a path; of a secret, which of the hashes that were asked it has."""
     try:
         status = os.lstat(path)
@@ -117,7 +121,7 @@ def file_state(path, secrets):
     return found
 
 
-def sha256_of(path):
+def sha256_of(path: str) -> str:
     """Return a regular file's hash. O_NONBLOCK: a pipe put in its place must not hold us."""
     digest = hashlib.sha256()
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -127,7 +131,7 @@ def sha256_of(path):
     return digest.hexdigest()
 
 
-def lines_of(path, wanted):
+def lines_of(path: str, wanted: set[str]) -> list[str]:
     """Return which of the wanted lines a file has."""
     try:
         with open(path, "rb") as file:
@@ -137,7 +141,7 @@ def lines_of(path, wanted):
     return sorted(have & wanted)
 
 
-def user_state(name):
+def user_state(name: str) -> dict[str, Any] | None:
     """Return an account, None when there is none."""
     try:
         entry = pwd.getpwnam(name)
@@ -152,7 +156,7 @@ def user_state(name):
     }
 
 
-def group_state(name):
+def group_state(name: str) -> int | None:
     """Return a group's number, None when there is none."""
     try:
         return grp.getgrnam(name).gr_gid
@@ -160,7 +164,7 @@ def group_state(name):
         return None
 
 
-def packages(names):
+def packages(names: list[str]) -> tuple[dict[str, Any], Any]:
     """Return ({name: state}, packages that dpkg has not finished): one query for all of both."""
     if not names:
         return {}, []
@@ -175,7 +179,7 @@ def packages(names):
         interrupted = sorted(name for name in os.listdir(DPKG_UPDATES) if name.isdigit())
     except Exception as error:
         return {name: {"error": said(error)} for name in names}, {"error": said(error)}
-    known = {}
+    known: dict[str, dict[str, Any]] = {}
     unfinished = ["an interrupted dpkg"] if interrupted else []
     for row in rows.splitlines():
         status, name, architecture, version = row.split("\t")
@@ -190,7 +194,7 @@ def packages(names):
     return {name: known.get(name) for name in names}, sorted(unfinished)
 
 
-def units_like(pattern):
+def units_like(pattern: str) -> list[str]:
     """Return the units that match: with a file of ours, or known to systemd as more than a name."""
     on_disk = [
         name[:-2] if name.endswith(".d") else name
@@ -207,9 +211,9 @@ def units_like(pattern):
     )
 
 
-def units(names):
+def units(asked: Iterable[str]) -> dict[str, Any]:
     """Return {name: state}: one call for all."""
-    names = sorted(set(names))
+    names = sorted(set(asked))
     try:
         shown = shown_units(names)
     except Exception as error:
@@ -217,7 +221,7 @@ def units(names):
     return each(names, lambda name: unit_state(name, shown[name]))
 
 
-def shown_units(names):
+def shown_units(names: list[str]) -> dict[str, str]:
     """Return {name: what systemd shows}. It answers in the order asked, maybe by other names."""
     if not names:
         return {}
@@ -228,10 +232,12 @@ def shown_units(names):
     return {name: blocks[index] for index, name in enumerate(names)}
 
 
-def unit_state(name, block):
+def unit_state(name: str, block: str) -> dict[str, Any]:
     """Return one unit's state from systemd's answer and from disk."""
     properties = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
-    found = {key: properties[name] for name, key in UNIT_PROPERTIES.items() if name in properties}
+    found: dict[str, Any] = {
+        key: properties[name] for name, key in UNIT_PROPERTIES.items() if name in properties
+    }
     directory = os.path.join(UNIT_DIRECTORY, name + ".d", "")
     loaded = {path for path in found.pop("drop_ins", "").split() if path.startswith(directory)}
     # systemd itself misses the first drop-in of a unit, whose directory is new to it (252).
@@ -250,7 +256,7 @@ def unit_state(name, block):
     return found
 
 
-def drop_ins(directory):
+def drop_ins(directory: str) -> set[str]:
     """Return the drop-ins in a unit's directory; a link to /dev/null is none (systemd.unit(5))."""
     return {
         path
@@ -259,7 +265,7 @@ def drop_ins(directory):
     }
 
 
-def files_like(pattern):
+def files_like(pattern: str) -> list[str]:
     """Return the files and links that match; directories are nobody's to remove."""
     directory = os.path.dirname(pattern)
     if os.path.isdir(directory) and not os.access(directory, os.R_OK | os.X_OK):
@@ -270,7 +276,7 @@ def files_like(pattern):
     )
 
 
-def listing(path):
+def listing(path: str) -> list[str] | None:
     """Return the names in a directory, None when there is none."""
     try:
         return sorted(os.listdir(path))
@@ -278,7 +284,7 @@ def listing(path):
         return None
 
 
-def leftovers():
+def leftovers() -> Any:
     """Return the temporary files that an interrupted on_node/place.py has left."""
     try:
         with open(JOURNAL) as file:
@@ -289,19 +295,19 @@ def leftovers():
         return {"error": said(error)}
 
 
-def snapshot(asked):
+def snapshot(asked: list[list[str]]) -> dict[str, Any]:
     """Answer every question."""
-    by_kind = {}
+    by_kind: dict[str, list[list[str]]] = {}
     for kind, *arguments in asked:
         by_kind.setdefault(kind, []).append(arguments)
 
-    def only(kind):
+    def only(kind: str) -> list[str]:
         return [arguments[0] for arguments in by_kind.get(kind, [])]
 
-    secrets = {}
+    secrets: dict[str, set[str]] = {}
     for path, sha256 in by_kind.get("secret", []):
         secrets.setdefault(path, set()).add(sha256)
-    wanted_lines = {}
+    wanted_lines: dict[str, set[str]] = {}
     for path, line in by_kind.get("line", []):
         wanted_lines.setdefault(path, set()).add(line)
     package_states, unfinished = packages(only("package"))
