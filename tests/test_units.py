@@ -317,9 +317,7 @@ def test_the_toolkit_is_found_where_its_packages_put_it():
 def test_variables_that_systemd_would_drop_are_refused_together():
     """systemd logs a bad name and starts the process without it; ours are not to be overridden."""
     with pytest.raises(FleetError) as refused:
-        environment(
-            model(environment={"A B": "1", "C": "\0"}), vllm(environment={"D-E": "1"})
-        )
+        environment(model(environment={"A B": "1", "C": "\0"}), vllm(environment={"D-E": "1"}))
 
     assert [problem.split(" ")[0] for problem in refused.value.problems] == [
         "vllm.environment.D-E",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -92,7 +93,7 @@ class Run:
     def changed(self) -> dict[str, list[str]]:
         """Operation -> nodes that it changed (or would change), from `--json`."""
         document = json.loads(self.stdout)
-        if "results" in document:
+        if document.get("results"):
             found = {each["name"]: each["success"] for each in document["results"]["operations"]}
         else:
             found = {each["name"]: each["hosts_with_change"] for each in document["plan"]}
@@ -162,12 +163,15 @@ class Fleet:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
+                # A shell that runs the tests in the background has them ignore Ctrl-C.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
             )
 
-    def ssh(self, node: str, command: str, seconds: int = 60) -> str:
+    def ssh(self, node: str, command: str, seconds: int = 60, stdin: str = "") -> str:
         """Run a shell command on a node over plain ssh: another route than the code under test."""
         done = subprocess.run(
             ["ssh", "-F", str(self.state.ssh_config), node, command],
+            input=stdin,
             capture_output=True,
             text=True,
             timeout=seconds,
