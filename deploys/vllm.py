@@ -1,7 +1,7 @@
 """Serve the fleet's models: probe, plan, converge, and wait until every endpoint answers.
 
-    pyinfra inventories/prod.py deploys/vllm.py           # asks before it changes anything
-    pyinfra --dry inventories/prod.py deploys/vllm.py     # only shows what would change
+pyinfra inventories/prod.py deploys/vllm.py           # asks before it changes anything
+pyinfra --dry inventories/prod.py deploys/vllm.py     # only shows what would change
 """
 
 from gpufleet.fleet import here, refusals

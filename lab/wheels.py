@@ -45,6 +45,10 @@ MANIFEST = "manifest.json"
 STUBS = ("torchvision", "torchaudio", "torchcodec", "triton")
 STUB_VERSION = "999.0+stub"  # above any release, so it always wins
 
+# PyTorch publishes its CPU builds on an index of its own, not on PyPI (pytorch.org, "Get started").
+TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+_NO_TORCH = re.compile(r"No matching distribution found for torch\b|requires? torch==\S+\+cpu")
+
 _DOWNLOAD_S = 3600.0  # 600 MB over a slow line
 _STEP_S = 300.0
 
@@ -152,6 +156,7 @@ def _download(requirement: str, wheels: Path, report: Say) -> None:
 
     pip, not uv, because it reads this machine's own pip configuration: index, mirror, proxy,
     certificates.  It runs under the nodes' Python, so that markers and wheel tags are theirs.
+    Where that configuration has no CPU build of torch, PyTorch's own index is asked too.
     """
     with tempfile.TemporaryDirectory(prefix="gpufleet-pip-") as venv:
         run(_node_python(), "-m", "venv", venv, limit=_STEP_S)
@@ -160,19 +165,29 @@ def _download(requirement: str, wheels: Path, report: Say) -> None:
         command += [f"--find-links={wheels}"]
         if extra := os.environ.get(FIND_LINKS):
             command += [f"--find-links={extra}"]
-        # `timeout` and not our own clock: the loop below waits for lines, and a silent pip has none
-        command = ["timeout", str(_DOWNLOAD_S), *command, requirement]
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        ) as pip:
-            lines = list(_told(pip.stdout or (), requirement, report))
-    if pip.returncode:
+        status, lines = _pip([*command, requirement], requirement, report)
+        if status and any(_NO_TORCH.search(line) for line in lines):
+            report(f"{requirement}: torch's CPU build is asked for at {TORCH_INDEX}")
+            command += [f"--extra-index-url={TORCH_INDEX}"]
+            status, lines = _pip([*command, requirement], requirement, report)
+    if status:
         raise FleetError(
             f"pip could not download {requirement} for the lab's wheelhouse (exit code"
-            f" {pip.returncode}); it said: {' / '.join(lines[-3:])}. If torch's CPU build"
+            f" {status}); it said: {' / '.join(lines[-3:])}. If torch's CPU build"
             f" (torch==...+cpu) is what is missing, set {FIND_LINKS} to a folder or page that has"
-            " it, or add PyTorch's CPU wheel index to pip's extra-index-url."
+            " it, or add an index that has it to pip's extra-index-url."
         )
+
+
+def _pip(command: Sequence[str], what: str, report: Say) -> tuple[int, list[str]]:
+    """Run pip, pass its progress on; return its exit status and what it said."""
+    # `timeout` and not our own clock: the loop below waits for lines, and a silent pip has none
+    command = ["timeout", str(_DOWNLOAD_S), *command]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as pip:
+        lines = list(_told(pip.stdout or (), what, report))
+    return pip.returncode, lines
 
 
 def _told(lines: Iterable[str], what: str, report: Say) -> Iterator[str]:
@@ -194,6 +209,10 @@ def _node_python() -> str:
     """A Python of the nodes' version on this machine, outside any virtual environment."""
     command = [find_uv_bin(), "python", "find", "--no-config", "--system", NODE_PYTHON]
     found = run(*command, limit=_STEP_S, check=False).strip()
+    if not found:  # Ubuntu has a newer one: uv brings the nodes' version, beside the system's
+        run(find_uv_bin(), "python", "install", "--no-config", NODE_PYTHON, limit=600, check=False)
+        command = [find_uv_bin(), "python", "find", "--no-config", NODE_PYTHON]
+        found = run(*command, limit=_STEP_S, check=False).strip()
     if not found:
         raise FleetError(
             f"no Python {NODE_PYTHON} on this machine: the lab's nodes run it, and pip chooses"
