@@ -24,6 +24,45 @@ from tests.lab.faults import converged, declared, deploy_killed_after, power_cut
 PROMPT = "Hello"
 
 
+def test_a_dry_run_of_bare_nodes_foretells_everything_and_touches_nothing(nodes: Fleet) -> None:
+    run = nodes.pyinfra("--dry", "--json")
+    assert run.status == 0, run.output
+    both = ["gpu-01", "gpu-02"]
+    foretold = {name: sorted(where) for name, where in run.changed.items()}
+    assert [name for name, where in foretold.items() if where != both] == []
+    for part in ("toolkit", "DCGM | packages", "build release", "stage lab/tiny", "stages"):
+        assert any(part in name for name in foretold), foretold
+    for node in both:
+        untouched = "test ! -e /etc/vllm && test ! -e /opt/vllm && test ! -e /var/lib/gpufleet"
+        nodes.ssh(node, f"{untouched} && ! dpkg -s cuda-keyring 2>/dev/null")
+
+
+def test_a_repository_whose_key_is_another_is_refused(nodes: Fleet) -> None:
+    """The keyring's hash is the trust anchor: with another one nothing is installed."""
+    wrong = {
+        "repository": {"url": f"{nodes.state.mirror_url}/vendor", "keyring_sha256": "0" * 64},
+        "toolkit": "13-0",
+        "version": "13.0.3-1",
+    }
+    run = nodes.pyinfra("-y", "--data", f"cuda={json.dumps(wrong)}")
+    assert run.status != 0
+    assert "cuda.repository.keyring_sha256" in run.output
+    assert "Traceback" not in run.output
+    nodes.ssh("gpu-01", "! dpkg -s cuda-keyring 2>/dev/null; ! apt-cache policy | grep NVIDIA")
+
+
+def test_what_does_not_fit_is_refused_before_anything_changes(nodes: Fleet) -> None:
+    nodes.set({"tiny": {"replicas": 50}})
+    try:
+        run = nodes.pyinfra("-y")
+    finally:
+        nodes.reset()
+    assert run.status != 0
+    assert "replicas" in run.output
+    assert "Starting operation" not in run.output
+    assert "Traceback" not in run.output
+
+
 @pytest.fixture(params=["gpu-01", "gpu-02"])
 def client(deployed: Fleet, request: pytest.FixtureRequest) -> Iterator[openai.OpenAI]:
     url = f"http://{deployed.address(request.param)}:8000/v1"

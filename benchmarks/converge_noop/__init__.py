@@ -1,0 +1,1 @@
+"""How much does a converge cost that has nothing to do?  See run.py."""
