@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,10 +56,33 @@ VALUES: tuple[Value, ...] = (
 
 
 def units(unit: Unit, state: UnitState) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return what is said and which systemctl verbs are run for one unit."""
+    """Return what is said and the words of the commands that are run for one unit."""
     part = difference(Wanted(unit), Snapshot(units={unit.name: state})).units
-    verbs = [c.argv[1] for c in part.commands if isinstance(c, Command) and c.argv[0] != "sh"]
-    return part.changes, tuple(verb for verb in verbs if verb != "--quiet") or ()
+    commands = [c.argv for c in part.commands if isinstance(c, Command)]
+    return part.changes, tuple(word for argv in commands for word in " ".join(argv).split())
+
+
+def last_command(*units: Unit) -> Command:
+    """Return the command that starts these units, none of which runs."""
+    snapshot = Snapshot(units=dict.fromkeys((u.name for u in units), UnitState("loaded")))
+    command = difference(Wanted(*units), snapshot).units.commands[-1]
+    assert isinstance(command, Command)
+    return command
+
+
+def run(command: Command, path: Path, **programs: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a real shell that finds these programs first: shell text by name."""
+    for name, text in programs.items():
+        (path / name).write_text(f"#!/bin/sh\n{text}")
+        (path / name).chmod(0o755)
+    return subprocess.run(
+        command.argv,
+        env={"PATH": f"{path}:{os.environ['PATH']}", "HERE": str(path)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
 
 
 @given(st.sets(st.sampled_from(VALUES), min_size=1))
@@ -137,19 +164,64 @@ def test_a_unit_is_restarted_only_for_what_its_process_was_started_with(
     unit: Unit, state: UnitState, said: str | None
 ) -> None:
     """Also not while it is still loading a model with the right fingerprint."""
-    changes, verbs = units(unit, state)
+    changes, words = units(unit, state)
 
     assert changes == ((said,) if said else ())
-    assert ("restart" in verbs) is (said is not None)
+    assert ("restart" in words) is (said is not None)
 
 
 def test_the_deadline_of_a_restart_holds_the_units_own_times() -> None:
     """A drain of five minutes must not be cut off by our ssh command."""
     unit = Unit(UNIT, stop_seconds=330, start_seconds=1800)
-    commands = difference(Wanted(unit), Snapshot(units={UNIT: UnitState("loaded")})).units.commands
+    assert last_command(unit).seconds > 330 + 1800
 
-    restart = [c for c in commands if isinstance(c, Command) and "restart" in c.argv]
-    assert restart[0].seconds > 330 + 1800
+    other = Unit("vllm-big-0.service", stop_seconds=600, start_seconds=900)
+    assert last_command(unit, other).seconds > 600 + 1800, "all stop before any starts"
+
+
+# Writes down how it was called; fails for the verb in $FAILS, as systemctl fails.
+SYSTEMCTL = """\
+echo "$@" >> "$HERE/calls"
+case $1 in
+  "$(cat "$HERE/fails" 2>/dev/null)") exit 5 ;;
+  status) echo "CUDA out of memory"; exit 3 ;;
+esac
+"""
+
+
+def test_several_units_all_stop_before_any_of_them_starts(tmp_path: Path) -> None:
+    """One may take the GPUs or the port that another still holds while it drains."""
+    a, b = Unit("vllm-a-0.service"), Unit("vllm-b-0.service")
+
+    done = run(last_command(a, b), tmp_path, systemctl=SYSTEMCTL)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "calls").read_text().splitlines() == [
+        f"stop -- {a.name} {b.name}",
+        f"start -- {a.name} {b.name}",
+    ]
+
+
+def test_a_single_unit_is_restarted(tmp_path: Path) -> None:
+    done = run(last_command(Unit(UNIT)), tmp_path, systemctl=SYSTEMCTL)
+
+    assert done.returncode == 0
+    assert (tmp_path / "calls").read_text() == f"restart -- {UNIT}\n"
+
+
+@pytest.mark.parametrize(("count", "fails"), [(1, "restart"), (2, "stop"), (2, "start")], ids=str)
+def test_a_start_that_fails_says_why_and_stays_failed(
+    tmp_path: Path, count: int, fails: str
+) -> None:
+    """The unit's own last lines, and not the exit status of the command that shows them."""
+    names = [f"vllm-tiny-{index}.service" for index in range(count)]
+    (tmp_path / "fails").write_text(fails)
+
+    done = run(last_command(*map(Unit, names)), tmp_path, systemctl=SYSTEMCTL)
+    assert done.returncode == 5
+    assert "CUDA out of memory" in done.stderr
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert calls[-2].startswith(fails), "nothing starts when a stop failed"
+    assert calls[-1] == f"status --no-pager --lines=15 -- {' '.join(names)}"
 
 
 def test_what_is_unwanted_stops_before_anything_starts() -> None:
@@ -164,7 +236,9 @@ def test_what_is_unwanted_stops_before_anything_starts() -> None:
     ]
 
     stop = commands.index(("systemctl", "stop", "--", "vllm-old-0.service"))
-    assert stop < commands.index(("systemctl", "restart", "--", UNIT))
+    assert stop < len(commands) - 1
+    assert "systemctl restart" in commands[-1][2]
+    assert commands[-1][-1] == UNIT
 
 
 def test_a_removed_unit_is_gone_and_stays_unmentioned() -> None:
@@ -218,6 +292,27 @@ def test_an_interrupted_dpkg_is_finished_before_it_is_used() -> None:
     first = part.commands[0]
     assert isinstance(first, Command)
     assert first.argv[-2:] == ("--configure", "-a")
+
+
+# Says on its first call what dpkg 1.21 says, and succeeds on its second.
+LOCKED_ONCE = """\
+[ -e "$HERE/called" ] && exit 0
+touch "$HERE/called"
+echo "dpkg: error: dpkg frontend lock was locked by another process with pid 7" >&2
+exit 2
+"""
+
+
+def test_an_upgrade_in_the_background_is_waited_for_before_dpkg_is_finished(tmp_path: Path) -> None:
+    """It is the usual reason why dpkg is found half done; any other failure is final, in words."""
+    snapshot = Snapshot(packages={"gcc": None}, dpkg_unfinished=frozenset({"libc6"}))
+    configure = difference(Wanted(Package("gcc")), snapshot).packages.commands[0]
+    assert isinstance(configure, Command)
+
+    waited = run(configure, tmp_path, dpkg=LOCKED_ONCE)
+    assert (waited.returncode, waited.stderr) == (0, "")
+    failed = run(configure, tmp_path, dpkg="echo broken libc6; exit 1")
+    assert (failed.returncode, failed.stderr) == (1, "broken libc6\n")
 
 
 def test_a_dpkg_that_another_left_unfinished_is_no_drift_of_ours() -> None:

@@ -51,15 +51,32 @@ LOCK_SECONDS = 300
 # Suspended: the needrestart hook would restart serving units because a library of theirs changed.
 _QUIET = ("env", "DEBIAN_FRONTEND=noninteractive", "NEEDRESTART_SUSPEND=1", "LC_ALL=C.UTF-8")
 _APT = (*_QUIET, "apt-get", "-q", "-y", "-o", f"DPkg::Lock::Timeout={LOCK_SECONDS}")
-# apt waits for dpkg's lock, not for that of the package lists, which its daily timer holds
-# (apt 2.6: "Could not get lock /var/lib/apt/lists/lock" at once).
-_WAIT_FOR_LISTS = f"""\
+# Runs its arguments until no other process holds the lock that they need. apt waits for dpkg's
+# lock, not for that of the package lists, which its daily timer holds (apt 2.6: "Could not get lock
+# /var/lib/apt/lists/lock" at once); dpkg itself waits for none (dpkg 1.21: "dpkg frontend lock was
+# locked by another process with pid 123").
+_WAIT_FOR_LOCK = f"""\
 end=$(( $(date +%s) + {LOCK_SECONDS} ))
 until said=$("$@" 2>&1); do
-  case $said in *"Could not get lock"*) ;; *) end=0 ;; esac
-  if [ "$(date +%s)" -ge "$end" ]; then printf '%s\\n' "$said" >&2; exit 100; fi
+  status=$?
+  case $said in *"Could not get lock"* | *"locked by another process"*) ;; *) end=0 ;; esac
+  if [ "$(date +%s)" -ge "$end" ]; then printf '%s\\n' "$said" >&2; exit "$status"; fi
   sleep 2
 done"""
+# Starts or restarts the units that are its arguments. Several are all stopped before any of them
+# starts, because a restart of many is independent jobs: one would start on GPUs or a port that
+# another still drains from. In one command, and deaf to a connection that ends, so that an
+# interrupted run cannot leave them stopped. On failure it tells why: bounded in lines, and in
+# time for a slow journal, within UNIT_MARGIN_SECONDS.
+_START = """\
+trap '' HUP PIPE
+case $# in
+  1) systemctl restart -- "$1" ;;
+  *) systemctl stop -- "$@" && systemctl start -- "$@" ;;
+esac && exit
+status=$?
+timeout 15 systemctl status --no-pager --lines=15 -- "$@" >&2
+exit $status"""
 # A changed configuration file is kept: there is nobody to ask (dpkg(1), --force-confold).
 _INSTALL = (
     *_APT,
@@ -206,16 +223,12 @@ def _packages(wanted: Wanted, snapshot: Snapshot) -> Part:
         elif snapshot.dpkg_unfinished:
             half = ", ".join(sorted(snapshot.dpkg_unfinished))
             work.changes.insert(0, f"finish what dpkg left half done: {half}")
+            configure = ("dpkg", "--force-confdef", "--force-confold", "--configure", "-a")
             work.run(
-                *_QUIET,
-                "dpkg",
-                "--force-confdef",
-                "--force-confold",
-                "--configure",
-                "-a",
-                seconds=INSTALL_SECONDS,
+                *("sh", "-c", _WAIT_FOR_LOCK, "sh", *_QUIET, *configure),
+                seconds=LOCK_SECONDS + INSTALL_SECONDS,
             )
-        work.run("sh", "-c", _WAIT_FOR_LISTS, "sh", *_APT, "update", seconds=UPDATE_SECONDS)
+        work.run("sh", "-c", _WAIT_FOR_LOCK, "sh", *_APT, "update", seconds=UPDATE_SECONDS)
         allowed = ("--allow-change-held-packages",) if unheld else ()
         names = (_exact(package) for package in install)
         work.run(*_INSTALL, *allowed, "install", "--", *names, seconds=INSTALL_SECONDS)
@@ -545,8 +558,10 @@ def _start(units: list[Unit], seen: dict[str, UnitState], work: _Work) -> None:
     # A unit that failed too often refuses to start, and our own restarts count (systemd.unit(5),
     # StartLimitBurst=).
     _reset_failed(names, work)
-    seconds = max(unit.stop_seconds + unit.start_seconds for unit, _ in due)
-    work.run("systemctl", "restart", "--", *names, seconds=seconds + UNIT_MARGIN_SECONDS)
+    # The slowest to stop may be another than the slowest to start.
+    stop = max(unit.stop_seconds for unit, _ in due)
+    start = max(unit.start_seconds for unit, _ in due)
+    work.run("sh", "-c", _START, "sh", *names, seconds=stop + start + UNIT_MARGIN_SECONDS)
 
 
 def _why_start(unit: Unit, state: UnitState) -> str | None:
