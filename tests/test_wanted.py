@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufleet.errors import FleetError
+from gpufleet.on_node import snapshot
 from gpufleet.wanted import (
     Absent,
     Directory,
@@ -106,6 +110,7 @@ def test_the_recording_line_is_exactly_this() -> None:
     )
     with pytest.raises(FleetError):
         started_line("3c4d'; reboot; '")
+    assert snapshot.STARTED_MARKER in started_line("3c4d"), "by which the node knows our units"
 
 
 @pytest.mark.parametrize(
@@ -156,6 +161,43 @@ def test_a_pattern_of_units_cannot_take_the_systems() -> None:
         with pytest.raises(FleetError):
             NoOtherUnits(pattern)
     NoOtherUnits("vllm-*.service")
+
+
+def test_units_that_match_a_pattern_are_ours_only_if_we_wrote_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node's own program, over directories and a systemctl of this test's making."""
+    units, started, programs = (tmp_path / name for name in ("system", "started", "bin"))
+    for directory in (units, started, programs):
+        directory.mkdir()
+    monkeypatch.setattr(snapshot, "UNIT_DIRECTORY", str(units))
+    monkeypatch.setattr(snapshot, "STARTED_DIRECTORY", str(started))
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    running = ("vllm-router", "vllm-gone", "vllm-package")
+    rows = "\n".join(f"echo {name}.service loaded active running" for name in running)
+    (programs / "systemctl").write_text(f"#!/bin/sh\n{rows}\n")
+    (programs / "systemctl").chmod(0o755)
+    ours = f"[Service]\n{started_line('3c4d')}\nExecStart=/bin/true\n"
+    theirs = "[Service]\nExecStart=/opt/router\n"
+    (units / "vllm-stray.service").write_text(ours)
+    (units / "other.service").write_text(ours)
+    (units / "vllm-alias.service").symlink_to("vllm-stray.service")
+    (units / "vllm-masked.service").symlink_to("/dev/null")
+    (units / "vllm-router.service").write_text(theirs)
+    (units / "vllm-router.service.d").mkdir()
+    (units / "vllm-router.service.d" / "limits.conf").write_text("[Service]\nLimitNOFILE=4321\n")
+    (units / "vllm-extended.service").write_text(theirs)
+    (units / "vllm-extended.service.d").mkdir()
+    (units / "vllm-extended.service.d" / "gpufleet.conf").write_text(ours)
+    (units / "vllm-replaced.service").write_text(theirs)
+    for name in ("vllm-gone", "vllm-replaced"):
+        (started / f"{name}.service").write_text("3c4d")
+
+    assert snapshot.units_like("vllm-*.service") == [
+        "vllm-extended.service",
+        "vllm-gone.service",
+        "vllm-stray.service",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -276,10 +276,12 @@ class UnitGone:
 @dataclass(frozen=True)
 class NoOtherUnits:
     """
-    Of the units that match, only those that are wanted by name stay; the others are `UnitGone`.
+    Of our units that match, only those that are wanted by name stay; the others are `UnitGone`.
 
-    It finds unit files in /etc/systemd/system, never started or not, and whatever runs without
-    one. `vllm-*.service`.
+    `vllm-*.service`. Ours are those whose file or drop-in in /etc/systemd/system carries
+    `started_line`, never started or not, and those whose file is gone but whose start was recorded.
+    Any other unit is left alone, whatever its name: an operator's vllm-router.service, a unit of a
+    package. A copy of our unit file is ours too, until that line is taken out.
     """
 
     pattern: str

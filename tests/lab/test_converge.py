@@ -350,30 +350,45 @@ def test_a_unit_that_gave_up_is_started_again(clean: Node) -> None:
 
 
 def test_units_that_nothing_wants_are_removed_loaded_or_not(clean: Node) -> None:
-    """A stray that runs, one that was only written, and one whose file is gone."""
-    service = (
-        "[Service]\\nExecStart=/bin/sleep infinity\\n[Install]\\nWantedBy=multi-user.target\\n"
-    )
-    for stray in ("gfc-a", "gfc-b", "gfc-c"):
-        clean.ssh(f"printf '{service}' > /etc/systemd/system/{stray}.service")
+    """
+    A stray that runs, one that was only written, and one whose file is gone.
+
+    An operator's own unit of a name that matches runs on.
+    """
+    operators = "gfc-router.service"
+    service = "ExecStart=/bin/sleep infinity\n[Install]\nWantedBy=multi-user.target"
+    for name, first in (
+        ("gfc-a.service", started_line("0a")),
+        ("gfc-b.service", started_line("0b")),
+        ("gfc-c.service", started_line("0c")),
+        (operators, "Type=exec"),
+    ):
+        path = f"/etc/systemd/system/{name}"
+        clean.ssh(f"cat > {path} <<'END'\n[Service]\n{first}\n{service}\nEND")
     clean.ssh(
-        "systemctl enable --now gfc-a; systemctl start gfc-c; "
-        "rm /etc/systemd/system/gfc-c.service; mkdir /etc/systemd/system/gfc-b.service.d"
+        f"systemctl enable --now gfc-a {operators} && systemctl start gfc-c && "
+        "rm /etc/systemd/system/gfc-c.service && mkdir /etc/systemd/system/gfc-b.service.d"
     )
+    pid = clean.pid(operators)
     wanted = (*served("1a2b"), NoOtherUnits("gfc-*.service", stop_seconds=5))
 
     foretold = clean.dry(*wanted)
     for stray in ("gfc-a", "gfc-b", "gfc-c"):
         assert f"would remove {stray}.service" in foretold.err
+    assert operators not in foretold.err
     assert clean.converge(*wanted) == {"files", "units"}
-    assert clean.ssh("ls -d /etc/systemd/system/gfc-*") == UNIT_PATH
-    assert clean.ssh("ls /etc/systemd/system/multi-user.target.wants | grep gfc") == UNIT
+    both = [operators, UNIT]
+    there = clean.ssh("cd /etc/systemd/system && ls -d gfc-*")
+    assert there.splitlines() == both
+    enabled = clean.ssh("ls /etc/systemd/system/multi-user.target.wants | grep gfc")
+    assert enabled.splitlines() == both
     active = "systemctl list-units --plain --no-legend 'gfc-*' | cut -d' ' -f1"
-    assert clean.ssh(active) == UNIT
+    assert clean.ssh(active).splitlines() == both
+    assert clean.pid(operators) == pid
     assert clean.converge(*wanted) == set()
     assert clean.converge(UnitGone(UNIT)) == {"units"}
     assert clean.converge(UnitGone(UNIT)) == set()
-    assert clean.ssh(active) == ""
+    assert clean.ssh(active) == operators
 
 
 def test_files_that_nothing_wants_are_removed(clean: Node) -> None:

@@ -28,6 +28,8 @@ PARAMETERS = globals().get("PARAMETERS") or {}
 
 UNIT_DIRECTORY = "/etc/systemd/system"
 STARTED_DIRECTORY = "/run/gpufleet/started"
+# In every unit file or drop-in that records what its unit is started with: wanted.started_line.
+STARTED_MARKER = "/run/gpufleet/started/%n"
 # A template (`x@.service`) has no state, and systemctl refuses to show it.
 UNIT_NAME = re.compile(r"(?!.*@\.)[A-Za-z0-9:_.\\@-]+$")
 # Written by on_node/place.py before it makes its first temporary file.
@@ -195,7 +197,7 @@ def packages(names: list[str]) -> tuple[dict[str, Any], Any]:
 
 
 def units_like(pattern: str) -> list[str]:
-    """Return the units that match: with a file of ours, or known to systemd as more than a name."""
+    """Return our units that match: on disk, or known to systemd as more than a name."""
     on_disk = [
         name[:-2] if name.endswith(".d") else name
         for name in (os.listdir(UNIT_DIRECTORY) if os.path.isdir(UNIT_DIRECTORY) else [])
@@ -207,8 +209,28 @@ def units_like(pattern: str) -> list[str]:
     return sorted(
         name
         for name in {*on_disk, *known}
-        if fnmatch.fnmatchcase(name, pattern) and UNIT_NAME.match(name)
+        if fnmatch.fnmatchcase(name, pattern) and UNIT_NAME.match(name) and is_ours(name)
     )
+
+
+def is_ours(name: str) -> bool:
+    """Tell whether we wrote a unit, or a drop-in of it. Raise OSError if that cannot be read."""
+    path = os.path.join(UNIT_DIRECTORY, name)
+    if any(has_marker(part) for part in [path, *sorted(drop_ins(os.path.join(path + ".d", "")))]):
+        return True
+    # Running though its file is gone. Beside a file of others, the record is an earlier unit's.
+    return not os.path.lexists(path) and os.path.lexists(os.path.join(STARTED_DIRECTORY, name))
+
+
+def has_marker(path: str) -> bool:
+    """Tell whether a file records starts. We write regular files: a link is somebody else's."""
+    try:
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            return False
+        with open(path, "rb") as file:
+            return STARTED_MARKER.encode() in file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def units(asked: Iterable[str]) -> dict[str, Any]:
