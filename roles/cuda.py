@@ -10,25 +10,49 @@ from pyinfra.api import QuoteString, StringCommand, deploy, operation
 
 from gpufleet.converge import Converge
 from gpufleet.settings import Cuda, Repository
-from gpufleet.wanted import File, Package, Wanted
+from gpufleet.wanted import Directory, File, NoOtherFiles, Package, Wanted
 
 KEYRING = "/var/lib/gpufleet/cuda-keyring.deb"
-PIN = "/etc/apt/preferences.d/gpufleet-cuda.pref"
+# What the keyring package installs (its name is the same for every distribution's repository).
+KEY = "/usr/share/keyrings/cuda-archive-keyring.gpg"
+SOURCE = "/etc/apt/sources.list.d/gpufleet-cuda.sources"
+# The source that the keyring package brings: the vendor's own address, whatever mirror is set.
+PACKAGED_SOURCES = "/etc/apt/sources.list.d/cuda-*.list"
+# The first record that matches a package decides, in the order of file names: ours has to come
+# before the catch-all that the keyring package brings (cuda-repository-pin-600).
+PIN = "/etc/apt/preferences.d/00-gpufleet-cuda.pref"
 # 1001: above 1000, so that apt also goes back to the pinned version from a newer one
 # (apt_preferences(5)).
 PRIORITY = 1001
+# Another apt or dpkg is waited for (apt.conf(5), DPkg::Lock::Timeout), then the install itself.
+KEYRING_SECONDS = 600
 
 
 @deploy("CUDA")
 def cuda(wanted: Cuda) -> None:
     """Converge the repository, the pin and the toolkit; with no toolkit, the repository alone."""
+    tools = Converge(Wanted(Package("ca-certificates"), Package("curl")))
+    tools.packages(name="download tools")
+
     trusted = Converge(Wanted(Package("cuda-keyring")), watch=(KEYRING,))
-    keyring(trusted, wanted.repository, name="trust NVIDIA's repository")
+    keyring(
+        trusted,
+        wanted.repository,
+        name="trust NVIDIA's repository",
+        _timeout=KEYRING_SECONDS,
+    )
 
     # The pin is in place before apt next runs: apt reads pins when it starts, and a toolkit that
     # is installed in the same run as its pin is not bound by it.
-    pins = Converge(Wanted(File(PIN, pin(wanted).encode())))
-    pins.files(name="pin the toolkit")
+    sources = Converge(
+        Wanted(
+            Directory("/var/lib/gpufleet"),
+            File(PIN, pin(wanted).encode()),
+            File(SOURCE, source(wanted.repository).encode()),
+            NoOtherFiles(PACKAGED_SOURCES),
+        )
+    )
+    sources.files(name="source and pin")
 
     toolkit = Converge(Wanted(*packages(wanted)))
     toolkit.packages(name="toolkit")
@@ -39,6 +63,14 @@ def packages(wanted: Cuda) -> tuple[Package, ...]:
     if wanted.toolkit is None:
         return ()
     return (Package(f"cuda-toolkit-{wanted.toolkit}", wanted.version, hold=True),)
+
+
+def source(repository: Repository) -> str:
+    """Return the apt source: the vendor's or a mirror's, held to the vendor's key either way."""
+    return (
+        "# Written by gpufleet: cuda.repository.url in group_vars.\n"
+        f"Types: deb\nURIs: {repository.url}/\nSuites: /\nSigned-By: {KEY}\n"
+    )
 
 
 def pin(wanted: Cuda) -> str:
@@ -87,13 +119,15 @@ def keyring(node: Converge, repository: Repository) -> Generator[StringCommand]:
         "sh",
         "-c",
         QuoteString(
-            f"set -eu; mkdir -p /var/lib/gpufleet; new={KEYRING}.new; "
+            "set -eu; umask 022; mkdir -p /var/lib/gpufleet; "
+            f"new={KEYRING.removesuffix('.deb')}.new.deb; "
             f"curl -fsS --connect-timeout 10 --max-time 120 -o $new {quote(url)}; "
             f"echo {repository.keyring_sha256}'  '$new | sha256sum -c --status "
             f"|| {{ echo {quote(said)} >&2; rm -f $new; exit 1; }}; "
-            f"DEBIAN_FRONTEND=noninteractive dpkg --force-confnew -i $new >/dev/null; "
-            f"apt-get -qq -o DPkg::Lock::Timeout=300 update; "
-            f"mv -f $new {KEYRING}"
+            # apt, not dpkg: it waits for whoever holds the lock.
+            "DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o DPkg::Lock::Timeout=300 "
+            "-o Dpkg::Options::=--force-confnew --allow-downgrades --reinstall install $new "
+            ">/dev/null; "
+            f"sync $new; mv -f $new {KEYRING}"
         ),
     )
-    node.forget()

@@ -13,7 +13,7 @@ from gpufleet.fleet import Here
 from gpufleet.readiness import State as Stand
 from gpufleet.serving import Endpoint, Metrics
 from roles import dcgm, node_exporter
-from roles.vllm import endpoints
+from roles.vllm import planned
 
 
 def verify(here: Here) -> None:
@@ -21,7 +21,7 @@ def verify(here: Here) -> None:
     metrics = [node_exporter.metrics(here.settings.node_exporter)]
     if here.settings.dcgm:
         metrics.append(dcgm.metrics(here.settings.dcgm))
-    verified(endpoints(here), metrics, name="verify endpoints and exporters", _timeout=300)
+    verified(planned(here), metrics, name="verify endpoints and exporters", _timeout=300)
 
 
 @operation()
@@ -50,6 +50,8 @@ def problems(
         answer = seen.get("metrics", {}).get(exporter.id)
         if answer is None:
             found.append(f"{exporter.id}: could not be asked")
+        elif answer["unit"].get("ActiveState") != "active":
+            found.append(f"{exporter.unit} is {answer['unit'].get('ActiveState') or 'unknown'}")
         elif answer.get("status") != 200:
             found.append(f"{exporter.unit}: {exporter.url} gives {answer.get('error')}")
         elif missing := answer.get("missing"):

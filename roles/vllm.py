@@ -14,13 +14,16 @@ from gpufleet.checkpoint import Checkpoint
 from gpufleet.converge import Converge
 from gpufleet.errors import FleetError
 from gpufleet.fleet import Here
-from gpufleet.release import BUILD_SECONDS, Release, build_script, release
+from gpufleet.planner import Stage
+from gpufleet.release import BUILD_SECONDS, WAIT_SECONDS, Release, build_script, release
 from gpufleet.serving import Endpoint, answering
 from gpufleet.settings import Vllm
+from gpufleet.units import UnitFile
 from gpufleet.wanted import (
     Directory,
     File,
     Group,
+    NoOtherFiles,
     NoOtherUnits,
     Package,
     Unit,
@@ -32,6 +35,9 @@ from gpufleet.wanted import (
 CREDENTIALS = "/etc/vllm/credentials"
 API_KEY = f"{CREDENTIALS}/api-key"
 UNITS = "vllm-*.service"
+# What a unit that is not wanted any more may take to stop: settings.py's longest drain, and the
+# half minute that its unit adds.
+LONGEST_STOP_SECONDS = 3600 + 30
 
 # libnuma: vLLM's binding to memory nodes; its CPU build does not load without (measured).
 # Compiler and Python's headers: Triton, FlashInfer and torch's inductor compile kernels when the
@@ -44,12 +50,14 @@ def vllm(here: Here) -> None:
     """
     Converge this node to exactly its planned stages; with none, it serves nothing.
 
-    Everything that can be done beforehand is done before the first unit is touched: an outage is
-    the model's load time. A stage restarts only when its process was started with something else
-    than the plan now says.
+    Packages, release and model files are brought before the first unit is touched: an outage is the
+    model's load time. A stage restarts only when its process was started with something else than
+    the plan now says.
     """
     wanted = here.settings.vllm
     if wanted is None:
+        nothing = Converge(Wanted(NoOtherUnits(UNITS, stop_seconds=LONGEST_STOP_SECONDS)))
+        nothing.units(name="no stages")
         return
     build = release(wanted, read(wanted.lock), read(wanted.uv_lock))
     secrets = credentials(wanted)
@@ -65,7 +73,7 @@ def vllm(here: Here) -> None:
     ground.packages(name="packages")
     ground.accounts(name="service account")
     ground.files(name="directories, locks and credentials")
-    built(ground, build, name=f"build release {build.id}", _timeout=BUILD_SECONDS)
+    built(ground, build, name=f"build release {build.id}", _timeout=BUILD_SECONDS + WAIT_SECONDS)
     for found in host.loop(sorted(set(files.values()), key=lambda each: each.directory)):
         staged(
             ground,
@@ -76,10 +84,23 @@ def vllm(here: Here) -> None:
             _timeout=checkpoint.DOWNLOAD_SECONDS,
         )
 
-    stages = Converge(services(here, wanted, build, secrets))
+    rendered = unit_files(here, wanted, build, secrets)
+    stages = Converge(services(here, rendered))
     stages.files(name="units")
     stages.units(name="stages")
-    answering(endpoints(here), name="wait until every endpoint answers", _timeout=patience(here))
+    # Once nothing runs that was started with them.
+    old = Converge(
+        Wanted(
+            *(_secret(name, content) for name, content in secrets.items()),
+            NoOtherFiles(f"{CREDENTIALS}/*"),
+        )
+    )
+    old.files(name="no other credentials")
+    answering(
+        endpoints(here, rendered),
+        name="wait until every endpoint answers",
+        _timeout=patience(here),
+    )
 
 
 def foundation(wanted: Vllm, build: Release, secrets: dict[str, bytes]) -> Wanted:
@@ -102,27 +123,37 @@ def foundation(wanted: Vllm, build: Release, secrets: dict[str, bytes]) -> Wante
         File(units.LAUNCHER, units.template("vllm-serve.sh").encode(), mode=0o755),
         File(build.lock_path, build.lock),
         File(build.uv_lock_path, build.uv_lock),
-        *(
-            File(f"{CREDENTIALS}/{name}", content, mode=0o600, secret=True)
-            for name, content in secrets.items()
-        ),
+        *(_secret(name, content) for name, content in secrets.items()),
     )
 
 
-def services(here: Here, wanted: Vllm, build: Release, secrets: dict[str, bytes]) -> Wanted:
-    """Return the planned stages' units, and that any other stage of ours is gone."""
+def _secret(name: str, content: bytes) -> File:
+    return File(f"{CREDENTIALS}/{name}", content, mode=0o600, secret=True)
+
+
+def unit_files(
+    here: Here, wanted: Vllm, build: Release, secrets: dict[str, bytes]
+) -> dict[Stage, UnitFile]:
+    """Return the unit of each stage of this node."""
     hashes = {name: hashlib.sha256(content).hexdigest() for name, content in secrets.items()}
-    values: list[Value] = [NoOtherUnits(UNITS)]
-    for stage in here.stages:
-        model = here.settings.models[stage.model]
-        unit = units.render(
+    return {
+        stage: units.render(
             stage,
-            model,
+            here.settings.models[stage.model],
             wanted,
             release=build.id,
             toolkit=here.settings.cuda.toolkit if here.settings.cuda else None,
             credentials={"api-key": hashes["api-key"]} if "api-key" in hashes else {},
         )
+        for stage in here.stages
+    }
+
+
+def services(here: Here, rendered: dict[Stage, UnitFile]) -> Wanted:
+    """Return the planned stages' units, and that any other stage of ours is gone."""
+    values: list[Value] = [NoOtherUnits(UNITS, stop_seconds=LONGEST_STOP_SECONDS)]
+    for stage, unit in rendered.items():
+        model = here.settings.models[stage.model]
         values += [
             unit.file,
             Unit(
@@ -134,7 +165,16 @@ def services(here: Here, wanted: Vllm, build: Release, secrets: dict[str, bytes]
     return Wanted(*values)
 
 
-def endpoints(here: Here) -> tuple[Endpoint, ...]:
+def planned(here: Here) -> tuple[Endpoint, ...]:
+    """Return this node's endpoints as the plan has them; nothing is changed for that."""
+    wanted = here.settings.vllm
+    if wanted is None:
+        return ()
+    build = release(wanted, read(wanted.lock), read(wanted.uv_lock))
+    return endpoints(here, unit_files(here, wanted, build, credentials(wanted)))
+
+
+def endpoints(here: Here, rendered: dict[Stage, UnitFile]) -> tuple[Endpoint, ...]:
     """Return where this node's stages answer, as the node itself reaches them."""
     wanted = here.settings.vllm
     if wanted is None:
@@ -147,8 +187,9 @@ def endpoints(here: Here) -> tuple[Endpoint, ...]:
             served_name=stage.model,
             key_file=API_KEY if wanted.api_key_file else None,
             start_seconds=here.settings.models[stage.model].start_seconds,
+            fingerprint=unit.fingerprint,
         )
-        for stage in here.stages
+        for stage, unit in rendered.items()
     )
 
 

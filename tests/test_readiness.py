@@ -22,6 +22,7 @@ RUNNING = {
 }
 ANSWERS: dict[str, Any] = {
     "unit": RUNNING,
+    "started": "3c4d",
     "journal": [],
     "health": {"status": 200, "body": ""},
     "models": ["tiny"],
@@ -32,7 +33,13 @@ ANSWERS: dict[str, Any] = {
 
 
 def judge(seen: dict[str, Any], restarts: int = 0) -> tuple[State, str]:
-    found = verdict(seen, served_name="tiny", unit="vllm-tiny-0.service", restarts=restarts)
+    found = verdict(
+        seen,
+        served_name="tiny",
+        unit="vllm-tiny-0.service",
+        fingerprint="3c4d",
+        restarts=restarts,
+    )
     return found.state, found.text
 
 
@@ -43,7 +50,8 @@ def test_ready_is_a_completion_of_the_planned_model_and_a_refused_stranger() -> 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"completion_error": {"error": "timed out"}}, "a completion fails: timed out"),
+        ({"completion_error": {"error": "refused"}}, "a completion fails: refused"),
+        ({"started": "another"}, "runs with other settings"),
         ({"completion_error": {"status": 500, "body": "dead"}}, "HTTP 500 dead"),
         ({"models": ["other"]}, "serves ['other'], the plan says 'tiny'"),
         ({"without_key": 200}, "answers without the API key"),
@@ -59,7 +67,12 @@ def test_what_answers_wrongly_is_not_waited_for(change: dict[str, Any], says: st
 
 
 def test_a_server_that_loads_is_waited_for_and_shows_its_last_words() -> None:
-    loading = {"unit": RUNNING, "journal": JOURNAL[:6], "health": {"error": "refused"}}
+    loading = {
+        "unit": RUNNING,
+        "started": "3c4d",
+        "journal": JOURNAL[:6],
+        "health": {"error": "refused"},
+    }
     state, text = judge(loading)
     assert state is State.WAITING
     assert text == progress(JOURNAL[:6])
@@ -85,10 +98,24 @@ def test_a_unit_that_died_ends_the_wait_with_the_cause(unit: dict[str, str]) -> 
 
 def test_a_unit_in_a_crash_loop_gets_one_more_start() -> None:
     """What this run has put right reaches the process only at its next start."""
+    at = {"started": "3c4d", "journal": []}
     loop = {**RUNNING, "ActiveState": "activating", "SubState": "auto-restart", "NRestarts": "3"}
-    assert judge({"unit": loop, "journal": []}, restarts=4)[0] is State.WAITING
+    assert judge({"unit": loop, **at}, restarts=4)[0] is State.WAITING
     again = {**loop, "NRestarts": "4"}
-    assert judge({"unit": again, "journal": []}, restarts=4)[0] is State.DEAD
+    assert judge({"unit": again, **at}, restarts=4)[0] is State.DEAD
+
+
+def test_a_completion_that_does_not_come_is_busy_or_frozen_not_wrong() -> None:
+    """A saturated server must not fail a deploy that changes nothing about it at once."""
+    state, text = judge({**ANSWERS, "completion_error": {"error": "TimeoutError: timed out"}})
+    assert state is State.BUSY
+    assert "saturated, or its engine is frozen" in text
+
+
+def test_whether_strangers_are_refused_must_be_known() -> None:
+    assert judge({**ANSWERS, "without_key": None})[0] is State.UNKNOWN
+    found = verdict({**ANSWERS, "without_key": None}, served_name="tiny", unit="u", keyed=False)
+    assert found.state is State.READY
 
 
 def test_a_node_that_could_not_be_asked_is_unknown_not_ready() -> None:

@@ -57,6 +57,7 @@ def test_the_build_script_is_a_shell_script_and_marks_last() -> None:
     )
     assert subprocess.run(["sh", "-n"], input=script, text=True, check=False).returncode == 0
     assert script.rstrip().endswith("fi")
+    assert script.index("rm -rf /opt/vllm/releases") < script.index("uv pip sync")
     assert script.index("uv pip sync") < script.index("sync -f /opt/vllm/releases")
     assert script.index("sync -f /opt/vllm/releases") < script.rindex("touch ")
     assert "--require-hashes" in script

@@ -39,7 +39,7 @@ def vllm(**changes):
 
 
 def model(**changes):
-    settings = {"model": "meta-llama/Llama-3.1-8B", "revision": "d04e592"}
+    settings = {"model": "meta-llama/Llama-3.1-8B", "revision": "d04e592bb4f6aa9cfee91e2e20afa771667e1d4b"}
     return Model.model_validate(settings | changes)
 
 
@@ -231,7 +231,7 @@ def test_the_model_comes_first():
     words = units.arguments(STAGE, model(), vllm(listen="127.0.0.1"))
 
     assert words == (
-        "/var/lib/vllm/models/meta-llama--Llama-3.1-8B/d04e592",
+        "/var/lib/vllm/models/meta-llama--Llama-3.1-8B/d04e592bb4f6aa9cfee91e2e20afa771667e1d4b",
         "--served-model-name",
         "llama",
         "--host",

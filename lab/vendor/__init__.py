@@ -1,8 +1,8 @@
 """The lab's stand-in for NVIDIA's apt repository: real packages, signed, without the hardware.
 
 Contract: `build()` leaves `state`/vendor/repository complete and signed, swapped in at once so
-that a node updating at that moment sees the old or the new one.  As long as key, URL and recipes
-stay, it changes nothing; as long as key and URL stay, so does the keyring package's hash.
+that a node updating at that moment sees the old or the new one.  As long as key and recipes
+stay, it changes nothing; as long as the key stays, so does the keyring package's hash.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def build(state: Path, mirror: str) -> Vendor:
     folder = state / "vendor"
     try:
         key = repository.public_key(folder)
-        recipe = _recipe(mirror, key)
+        recipe = _recipe(key)
         stamp = folder / "recipe.sha256"
         if not (stamp.exists() and stamp.read_text() == recipe):
             stamp.unlink(missing_ok=True)
-            _rebuild(folder, mirror, key)
+            _rebuild(folder, key)
             stamp.write_text(recipe)
     except subprocess.CalledProcessError as error:
         said = (error.stderr or b"").decode(errors="replace").strip()
@@ -72,12 +72,12 @@ def _need_tools() -> None:
         )
 
 
-def _rebuild(folder: Path, mirror: str, key: bytes) -> None:
+def _rebuild(folder: Path, key: bytes) -> None:
     new, live, old = (folder / name for name in ("repository.new", "repository", "repository.old"))
     for leftover in (new, old):
         shutil.rmtree(leftover, ignore_errors=True)
     new.mkdir()
-    for package in packages(mirror, key):
+    for package in packages(key):
         package.build(new)
     repository.index(new, folder)
     if live.exists():
@@ -86,9 +86,9 @@ def _rebuild(folder: Path, mirror: str, key: bytes) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _recipe(mirror: str, key: bytes) -> str:
+def _recipe(key: bytes) -> str:
     """A hash of all that decides the repository's content."""
-    digest = hashlib.sha256(mirror.encode() + key)
+    digest = hashlib.sha256(key)
     for path in sorted(Path(__file__).parent.rglob("*")):
         if path.is_file() and path.suffix != ".pyc":
             digest.update(path.name.encode() + b"\0" + path.read_bytes())

@@ -14,6 +14,7 @@ from pathlib import Path
 from lab.vendor.deb import File, Package
 
 KEYRING = "cuda-keyring_1.1-1_all.deb"
+VENDOR_URL = "https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/"
 DRIVERS = ("580.95.05-1", "580.178.04-1", "595.91.07-1", "615.71.09-1")
 DRIVER_PARTS = (
     "libnvidia-ml1",
@@ -33,9 +34,9 @@ _UNITS = "/usr/lib/systemd/system"
 _RELOAD = "if [ -d /run/systemd/system ]; then systemctl daemon-reload; fi\n"
 
 
-def packages(mirror: str, key: bytes) -> Iterator[Package]:
-    """Every package of the repository at `mirror`/vendor/, whose public key is `key`."""
-    yield keyring(mirror, key)
+def packages(key: bytes) -> Iterator[Package]:
+    """Every package of the repository, whose public key is `key`."""
+    yield keyring(key)
     yield from _toolkit("13-0", ("13.0.2-1", "13.0.3-1"), compiler="13.0.88")
     yield from _toolkit("13-4", ("13.4.2-1",), compiler="13.4.92")
     newest = {"Depends": "cuda-toolkit-13-4 (>= 13.4.2)"}
@@ -49,10 +50,12 @@ def packages(mirror: str, key: bytes) -> Iterator[Package]:
     yield _exporter()
 
 
-def keyring(mirror: str, key: bytes) -> Package:
+def keyring(key: bytes) -> Package:
     """The package that makes apt know the repository: key, source and pin, as NVIDIA's does."""
     signed_by = "/usr/share/keyrings/cuda-archive-keyring.gpg"
-    source = f"deb [signed-by={signed_by}] {mirror}/vendor/ /\n"
+    # As in NVIDIA's package the source is the vendor's own address, which lab nodes cannot reach:
+    # what is installed from the mirror was installed by our source.
+    source = f"deb [signed-by={signed_by}] {VENDOR_URL} /\n"
     pin = "".join(
         f"Package: {package}\nPin: {pin}\nPin-Priority: {priority}\n\n"
         for package, pin, priority in (

@@ -6,6 +6,7 @@ and so that no service needs the hub, or its token, to start.
 
 from __future__ import annotations
 
+import posixpath
 from dataclasses import dataclass
 from shlex import quote
 
@@ -42,6 +43,9 @@ def download_script(wanted: Checkpoint, vllm: Vllm, release_directory: str) -> s
     """
     Return the shell script that downloads the files; run again, it goes on where it stopped.
 
+    Not after a reboot: a power cut may have left files whose content never reached the disk, and a
+    download that goes on believes them. Then it starts over.
+
     It runs as the service user in a transient unit, which hands it the token as a credential: the
     token is in no argument list and in no environment that others may read.
     """
@@ -70,10 +74,19 @@ def download_script(wanted: Checkpoint, vllm: Vllm, release_directory: str) -> s
             *(f"-E {quote(f'{name}={value}')}" for name, value in environment.items()),
         ]
     )
+    started = quote(f"{wanted.directory}.boot")
     return f"""set -eu
 test -e {quote(wanted.mark)} && exit 0
+boot=$(cat /proc/sys/kernel/random/boot_id)
+if test -e {started} && test "$(cat {started})" != "$boot"; then
+    rm -rf {quote(wanted.directory)}
+fi
+mkdir -p {quote(posixpath.dirname(wanted.directory))}
+echo "$boot" > {started}
+sync {started}
 install -d -o {vllm.user} -g {vllm.user} -m 755 {quote(wanted.directory)}
 systemd-run --quiet --wait --pipe --collect {options} -- /bin/sh -c {quote(use_token + download)}
 sync -f {quote(wanted.directory)}
 touch {quote(wanted.mark)}
+rm -f {started}
 """

@@ -22,6 +22,7 @@ class State(StrEnum):
     READY = "ready"
     WAITING = "waiting"  # alive, not answering yet
     DEAD = "dead"  # its unit is not running, or died while we waited
+    BUSY = "busy"  # it is healthy, and a completion took longer than we wait: busy, or frozen
     WRONG = "wrong"  # it answers, and the answer is not what the plan says
     UNKNOWN = "unknown"  # it could not be asked
 
@@ -75,7 +76,7 @@ CAUSES: tuple[tuple[str, str], ...] = (
     (r"Driver/library version mismatch", "driver and library differ: reboot the node"),
     (
         r"CUDA driver version is insufficient|NVIDIA driver on your system is too old",
-        "the driver is too old for this vLLM's CUDA: see deploys/node.py",
+        "the driver is too old for this vLLM's CUDA: install a newer one",
     ),
     (
         r"cannot open shared object file",
@@ -135,12 +136,22 @@ def progress(lines: Sequence[str]) -> str:
     return said[-1][:140] if said else "no output yet"
 
 
-def verdict(seen: Mapping[str, Any], *, served_name: str, unit: str, restarts: int = 0) -> Verdict:
+def verdict(
+    seen: Mapping[str, Any],
+    *,
+    served_name: str,
+    unit: str,
+    fingerprint: str | None = None,
+    keyed: bool = True,
+    restarts: int = 0,
+) -> Verdict:
     """
     Judge one stage.
 
-    Takes `seen` from `on_node/serving.py`; `restarts` is how often the unit may have restarted by
-    itself (NRestarts): one that did so more often has died.
+    Takes `seen` from `on_node/serving.py`; `fingerprint` is what the process must have been
+    started with (None: not compared); `keyed`: a request without the API key must be refused;
+    `restarts` is how often the unit may have restarted by itself (NRestarts): one that did so more
+    often has died.
     """
     if "error" in seen or "error" in seen.get("unit", {}):
         reason = seen.get("error") or seen["unit"]["error"]
@@ -152,6 +163,10 @@ def verdict(seen: Mapping[str, Any], *, served_name: str, unit: str, restarts: i
     died = count > restarts or (properties.get("SubState") == "auto-restart" and count >= restarts)
     if active in {"failed", "inactive"} or died:
         return Verdict(State.DEAD, _death(unit, properties, lines))
+    if fingerprint is not None and seen.get("started") != fingerprint:
+        return Verdict(
+            State.WRONG, f"{unit}: runs with other settings than the plan's: run deploys/vllm.py"
+        )
     health = seen.get("health", {})
     if health.get("status") != 200:
         return Verdict(State.WAITING, progress(lines))
@@ -163,8 +178,21 @@ def verdict(seen: Mapping[str, Any], *, served_name: str, unit: str, restarts: i
         return Verdict(
             State.WRONG, f"{unit}: serves {seen.get('models')}, the plan says {served_name!r}"
         )
-    if seen.get("without_key") == 200:
+    if keyed and seen.get("without_key") == 200:
         return Verdict(State.WRONG, f"{unit}: answers without the API key")
+    if keyed and seen.get("without_key") != 401:
+        return Verdict(
+            State.UNKNOWN,
+            f"{unit}: whether it refuses strangers is not known: a request without the key gives "
+            f"{seen.get('without_key')}, not 401",
+        )
+    if "timed out" in str(seen.get("completion_error", {}).get("error", "")):
+        return Verdict(
+            State.BUSY,
+            f"{unit}: /health is 200, but a completion of one token takes over a minute: it is "
+            "saturated, or its engine is frozen (compare vllm:num_requests_running and "
+            "vllm:generation_tokens_total of its /metrics)",
+        )
     if "completion_error" in seen:
         cause = likely_cause(lines)
         return Verdict(

@@ -2,8 +2,8 @@
 
 A release is one immutable virtual environment under `/opt/vllm/releases/`, built by uv from a
 lock in which every package has a hash. Units name one release; rolling back is rendering a unit
-again, never installing again. A release without its `.complete` mark is not finished: whoever
-killed the build, the next one goes on where it stopped.
+again, never installing again. A release without its `.complete` mark is not finished, and is built
+anew.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ UV = "/opt/vllm/uv"
 CACHE = "/var/cache/gpufleet/uv"
 # A cold build of vLLM's CUDA wheels is some 5 GB to download and unpack; an hour is a slow mirror.
 BUILD_SECONDS = 3600
+# A build whose controller has gone runs on; the next one waits for it.
+WAIT_SECONDS = 1800
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,12 @@ def build_script(wanted: Release) -> str:
     """
     Return the shell script that builds the release on the node; it may be run again at any point.
 
+    What a killed build left is thrown away, not mended: uv believes a package's metadata and does
+    not look whether its files are there. Wheels that were unpacked are kept in uv's cache, so that
+    starting over costs seconds; if the node has rebooted since, the cache goes too, for a power cut
+    may have left files in it without their content. Whole means: everything that the lock names is
+    installed, fits together and this Python, and vLLM can be imported.
+
     Bytecode is compiled here: the service cannot write to its release, and would otherwise compile
     it at every start (14 s of each, measured on two cores).
     """
@@ -92,7 +100,7 @@ def build_script(wanted: Release) -> str:
 umask 022
 unset PYTHONDONTWRITEBYTECODE PYTHONPATH PYTHONHOME
 exec 9>/opt/vllm/.building
-flock -w {BUILD_SECONDS} 9
+flock -w {WAIT_SECONDS} 9 || {{ echo 'another build has run for {WAIT_SECONDS} s' >&2; exit 1; }}
 if ! test -e {tool}/.complete; then
     rm -rf {tool}
     {quote(vllm.python)} -m venv {tool}
@@ -101,12 +109,24 @@ if ! test -e {tool}/.complete; then
     touch {tool}/.complete
 fi
 if ! test -e {wanted.mark}; then
+    boot=$(cat /proc/sys/kernel/random/boot_id)
+    if test -e {CACHE}.boot && test "$(cat {CACHE}.boot)" != "$boot"; then
+        rm -rf {CACHE}
+    fi
+    echo "$boot" > {CACHE}.boot
+    sync {CACHE}.boot
     export UV_CACHE_DIR={CACHE} UV_NO_CONFIG=1 UV_HTTP_TIMEOUT=120 UV_PYTHON_DOWNLOADS=never
-    {tool}/bin/uv venv --quiet --allow-existing --python {quote(vllm.python)} {wanted.directory}
-    {tool}/bin/uv pip sync --quiet --require-hashes --compile-bytecode --link-mode hardlink \\
-        --python {wanted.directory}/bin/python {join(sources)} {wanted.lock_path}
-    {wanted.directory}/bin/python -c 'import importlib.metadata as m; print(m.version("vllm"))'
+    uv={tool}/bin/uv
+    python={wanted.directory}/bin/python
+    rm -rf {wanted.directory}
+    $uv venv --quiet --python {quote(vllm.python)} {wanted.directory}
+    $uv pip sync --quiet --require-hashes --compile-bytecode --link-mode hardlink \\
+        --python $python {join(sources)} {wanted.lock_path}
+    $uv pip check --quiet --python $python
+    HOME=$(mktemp -d) $python -c 'import torch, vllm'
     sync -f {wanted.directory}
+    sync -f {CACHE}
+    rm -f {CACHE}.boot
     touch {wanted.mark}
 fi
 """

@@ -20,8 +20,8 @@ from gpufleet.readiness import State as Stand
 
 # Between two looks at a starting server. A look costs the node one short Python process.
 POLL_SECONDS = 3
-# One look: on_node/serving.py's own deadlines (5 + 5 + 5 + 60 s) and the journal's 20 s, for one
-# stage; stages are asked one after the other, and only a frozen engine uses its whole budget.
+# One look: on_node/serving.py's own deadlines (20 + 20 + 5 + 5 + 5 + 60 s); all endpoints are
+# asked at once, and only a frozen engine uses its whole budget.
 LOOK_SECONDS = 180
 # A failed start of a tensor-parallel engine says some 200 lines of stack frames after the root.
 JOURNAL_LINES = 600
@@ -37,6 +37,7 @@ class Endpoint:
     served_name: str
     key_file: str | None
     start_seconds: int
+    fingerprint: str
 
     def asked(self, **more: Any) -> dict[str, Any]:
         """Return the parameters that on_node/serving.py takes for it."""
@@ -81,6 +82,8 @@ def verdicts(
             stages.get(endpoint.id, {"error": "the node did not answer"}),
             served_name=endpoint.served_name,
             unit=endpoint.unit,
+            fingerprint=endpoint.fingerprint,
+            keyed=endpoint.key_file is not None,
             restarts=restarts.get(endpoint.id, 0),
         )
         for endpoint in endpoints
@@ -137,7 +140,7 @@ def _wait(state: State, host: Host, endpoints: tuple[Endpoint, ...]) -> bool:  #
             if verdict.state is Stand.READY:
                 logger.info("%s%s answers after %.0f s", host.print_prefix, name, spent)
             elif verdict.state in {Stand.DEAD, Stand.WRONG} or (
-                late and verdict.state is Stand.UNKNOWN
+                late and verdict.state in {Stand.UNKNOWN, Stand.BUSY}
             ):
                 logger.error("%s%s", host.print_prefix, verdict.text)
                 failed = True

@@ -62,7 +62,18 @@ PLANNED_ARGUMENTS = frozenset(
         "tensor-parallel-size",
     }
 )
-PLANNED_ENVIRONMENT = frozenset({"CUDA_VISIBLE_DEVICES", "VLLM_API_KEY", "HF_TOKEN"})
+PLANNED_ENVIRONMENT = frozenset(
+    {"CUDA_VISIBLE_DEVICES", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "VLLM_API_KEY"}
+)
+# Flags that would put a secret where everybody on the node reads it, or that move the endpoint to
+# where nothing of ours finds it.
+REFUSED_ARGUMENTS = {
+    "config": "its file could set what the plan decides: write the flags here",
+    "hf-token": "arguments are readable by everybody on the node: use vllm.hf_token_file",
+    "ssl-certfile": "endpoints are plain HTTP for now: put TLS in front of them",
+    "ssl-keyfile": "endpoints are plain HTTP for now: put TLS in front of them",
+    "uds": "endpoints are TCP ports",
+}
 
 
 # The first release whose parser knows --shutdown-timeout (read in the sources of 43 releases).
@@ -207,7 +218,11 @@ class Model(Setting):
     ]
     revision: Annotated[
         str | None,
-        Field(description="Commit of a Hugging Face model; fixed, so that all nodes serve one"),
+        Field(
+            description="Commit of a Hugging Face model, all 40 digits: a branch is another set of "
+            "files tomorrow, and nodes would differ",
+            pattern=r"^[0-9a-f]{40}$",
+        ),
     ] = None
     tensor_parallel: Annotated[PositiveInt, Field(description="GPUs of a replica")] = 1
     replicas: Annotated[PositiveInt, Field(description="Independent copies")] = 1
@@ -229,7 +244,7 @@ class Model(Setting):
         PositiveInt, Field(description="Deadline from start to the first answer")
     ] = 1800
     drain_seconds: Annotated[
-        int, Field(ge=0, description="How long running requests may finish before a stop")
+        int, Field(ge=0, le=3600, description="How long running requests may finish before a stop")
     ] = 60
 
     @property
@@ -247,6 +262,11 @@ class Model(Setting):
                 "of the same meaning (tensor_parallel, port, drain_seconds, vllm.listen, "
                 "vllm.api_key_file) instead"
             )
+        mistakes += [
+            f"`arguments` has {name}: {why}"
+            for name, why in REFUSED_ARGUMENTS.items()
+            if name in names
+        ]
         mistakes += [
             f"`arguments` has {name!r}: write flags as `vllm serve` names them, in lower case "
             "with dashes and without the leading `--`"

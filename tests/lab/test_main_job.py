@@ -182,6 +182,9 @@ def test_a_node_is_what_the_roles_say(deployed: Fleet, node: str) -> None:
     assert "cuda-toolkit-13-0" in held
     assert "datacenter-gpu-manager-4-core" in held
     assert "13.0.3-1" in there.check_output("apt-cache policy cuda-toolkit-13-0 | grep Candidate")
+    # NVIDIA's catch-all pin of 600 would let its driver packages outrank the distribution's.
+    policy = there.check_output("apt-cache policy nvidia-open")
+    assert f" 500 {deployed.state.mirror_url}/vendor" in policy, policy
     assert "release 13.0" in there.check_output("/usr/local/cuda/bin/nvcc --version")
     for unit in (
         "vllm-tiny-0.service" if node == "gpu-01" else "vllm-tiny-1.service",
@@ -238,7 +241,7 @@ def test_verify_finds_a_frozen_engine_that_looks_healthy(fleet: Fleet) -> None:
         fleet.ssh("gpu-01", f"kill -CONT {engine}")
     assert health == "200"
     assert run.status != 0
-    assert "a completion fails" in run.output
+    assert "its engine is frozen" in run.output
 
 
 def test_one_changed_value_restarts_exactly_what_it_touches_and_the_dry_run_says_so(

@@ -58,6 +58,15 @@ def unit_state(unit: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
 
+def started_with(unit: str) -> str | None:
+    """Return the fingerprint that the unit's process was started with; None if none was written."""
+    try:
+        with open("/run/gpufleet/started/" + unit, encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return None
+
+
 def journal(unit: str, invocation: str | None, lines: int) -> list[str]:
     """Return the last lines that the unit wrote since its present (or last) start."""
     if not lines:
@@ -112,6 +121,7 @@ def stage(asked: dict[str, Any]) -> dict[str, Any]:
     unit = unit_state(asked["unit"])
     seen: dict[str, Any] = {
         "unit": unit,
+        "started": started_with(asked["unit"]),
         "journal": journal(asked["unit"], unit.get("InvocationID"), PARAMETERS.get("journal", 0)),
     }
     if unit.get("ActiveState") not in ("active", "reloading"):
