@@ -48,4 +48,4 @@ clean: .venv/.ready
 	@$(RUN)/gpufleet lab clean
 
 distclean: clean
-	rm -rf /var/cache/gpufleet-lab .venv
+	rm -rf /var/cache/gpufleet-lab .venv .venv-uv

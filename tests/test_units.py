@@ -39,7 +39,10 @@ def vllm(**changes):
 
 
 def model(**changes):
-    settings = {"model": "meta-llama/Llama-3.1-8B", "revision": "d04e592bb4f6aa9cfee91e2e20afa771667e1d4b"}
+    settings = {
+        "model": "meta-llama/Llama-3.1-8B",
+        "revision": "d04e592bb4f6aa9cfee91e2e20afa771667e1d4b",
+    }
     return Model.model_validate(settings | changes)
 
 

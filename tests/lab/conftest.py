@@ -67,7 +67,7 @@ def fault_table(rows: list[tuple[str, float, str, float]]) -> str:
         "| fault | after | while | converged in |",
         "| --- | --- | --- | --- |",
         *(
-            f"| {fault} | {seconds:.1f} s | {operation} | {spent:.0f} s |"
+            f"| {fault} | {seconds:.1f} s | {operation.replace('|', ':')} | {spent:.0f} s |"
             for fault, seconds, operation, spent in rows
         ),
     ]
