@@ -122,7 +122,12 @@ if ! test -e {wanted.mark}; then
     $uv venv --quiet --python {quote(vllm.python)} {wanted.directory}
     $uv pip sync --quiet --require-hashes --compile-bytecode --link-mode hardlink \\
         --python $python {join(sources)} {wanted.lock_path}
-    $uv pip check --quiet --python $python
+    # Of uv's findings, those about what a package requires (others, a needed Python): it also calls
+    # wheels with unusual platform tags wrong, which were just installed and are imported next.
+    if $uv pip check --python $python 2>&1 | grep ' requires '; then
+        echo 'the lock does not fit together, or is for another Python: see locks/README.md' >&2
+        exit 1
+    fi
     HOME=$(mktemp -d) $python -c 'import torch, vllm'
     sync -f {wanted.directory}
     sync -f {CACHE}
