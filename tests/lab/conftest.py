@@ -67,7 +67,7 @@ def fault_table(rows: list[tuple[str, float, str, float]]) -> str:
         "| fault | after | while | converged in |",
         "| --- | --- | --- | --- |",
         *(
-            f"| {fault} | {seconds:.1f} s | {operation.replace('|', ':')} | {spent:.0f} s |"
+            f"| {fault} | {seconds:.1f} s | {operation.replace(' | ', ' : ')} | {spent:.0f} s |"
             for fault, seconds, operation, spent in rows
         ),
     ]
@@ -79,6 +79,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(item.fspath).is_relative_to(Path(__file__).parent):
             item.add_marker("lab")
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(1800))  # a first deploy on a slow machine
 
 
 @dataclass
