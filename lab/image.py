@@ -105,14 +105,10 @@ def archive_hosts() -> list[str]:
 
 def _sources() -> list[str]:
     """Return the Debian archives of `SUITE` from apt's own configuration, as sources.list lines."""
-    form = "$(ORIGIN)|$(RELEASE)|$(REPO_URI)|$(COMPONENT)"
-    listed = command.run("apt-get", "indextargets", "--format", form, "Created-By: Packages")
-    suites = {SUITE, f"{SUITE}-updates", f"{SUITE}-security"}
-    # Third parties name their suites after Debian's too: what tells them apart is the Origin that
-    # the archive's signed Release file states.
-    entries = [line.split("|") for line in sorted(set(listed.splitlines()))]
-    archives = [(release, uri, part) for origin, release, uri, part in entries
-                if origin == "Debian" and release in suites]  # fmt: skip
+    archives = _archives()
+    if not archives:  # a fresh machine's apt has no lists, and so no origins
+        command.run("apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300", "update", limit=600)
+        archives = _archives()
     if not any(release == SUITE for release, _, _ in archives):
         raise FleetError(
             f"apt on this machine knows no Debian archive of {SUITE}, which the lab's nodes run: "
@@ -122,6 +118,21 @@ def _sources() -> list[str]:
     return [
         f"deb [signed-by={_KEYRING}] {uri} {release} {' '.join(part for _, _, part in parts)}"
         for (release, uri), parts in groupby(archives, key=lambda entry: entry[:2])
+    ]
+
+
+def _archives() -> list[tuple[str, str, str]]:
+    """Return (release, address, component) of every Debian archive of `SUITE` that apt knows."""
+    form = "$(ORIGIN)|$(RELEASE)|$(REPO_URI)|$(COMPONENT)"
+    listed = command.run("apt-get", "indextargets", "--format", form, "Created-By: Packages")
+    suites = {SUITE, f"{SUITE}-updates", f"{SUITE}-security"}
+    # Third parties name their suites after Debian's too: what tells them apart is the Origin that
+    # the archive's signed Release file states.
+    entries = (line.split("|") for line in sorted(set(listed.splitlines())))
+    return [
+        (release, uri, part)
+        for origin, release, uri, part in entries
+        if origin == "Debian" and release in suites
     ]
 
 

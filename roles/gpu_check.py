@@ -14,8 +14,11 @@ def gpu_check(here: Here) -> None:
     """
     Check the GPU count, that the driver answers for every GPU, and the NVLinks of each stage.
 
-    Raises FleetError with every problem of this node.
+    Raises FleetError with every problem of this node. A node that is to have no GPUs (no `models`,
+    no `gpus.count`) is not judged: a load balancer may be in the same inventory.
     """
+    if not here.settings.models and here.settings.gpus.count is None:
+        return
     problems = [f"{here.node.name}: {problem}" for problem in here.node.problems]
     declared = here.settings.gpus.count
     if declared is not None and declared != len(here.node.gpus):
