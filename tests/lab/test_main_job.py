@@ -324,15 +324,16 @@ def test_no_secret_is_on_a_command_line_in_the_journal_or_in_a_readable_file(
             assert found.split() == ["0"], f"{node.name}: the {name} is readable: {found}"
 
 
-def test_a_deploy_killed_in_the_middle_is_finished_by_the_next(fleet: Fleet) -> None:
+# These two leave their value in place, converged: the next test's fixture puts it back.
+def test_a_deploy_killed_in_the_middle_is_finished_by_the_next(deployed: Fleet) -> None:
     """The restart that was due is not lost, though the next run finds every file in place."""
-    deploy_killed_after(fleet, seconds=6.0, seqs=5)
-    converged(fleet, seqs=5)
+    deploy_killed_after(deployed, seconds=6.0, seqs=5)
+    converged(deployed, seqs=5)
 
 
-def test_a_node_that_lost_power_is_finished_by_the_next_deploy(fleet: Fleet) -> None:
-    power_cut_after(fleet, "gpu-02", seconds=6.0, seqs=6)
-    converged(fleet, seqs=6)
+def test_a_node_that_lost_power_is_finished_by_the_next_deploy(deployed: Fleet) -> None:
+    power_cut_after(deployed, "gpu-02", seconds=6.0, seqs=6)
+    converged(deployed, seqs=6)
 
 
 def test_a_rebooted_node_serves_again_by_itself_and_needs_no_change(fleet: Fleet) -> None:
