@@ -16,15 +16,11 @@ from rich.table import Table
 
 from gpufleet.errors import FleetError
 from lab import supplies
-from lab.nodes import Lab
+from lab.nodes import DEFAULT_NODES, Lab
 from lab.state import LabState
 
 ROOT = Path(__file__).parent.parent
 INVENTORY = "inventories/lab.py"
-
-# Two nodes of different hardware: an HGX board whose eight GPUs all reach each other through
-# NVSwitch, and a PCIe node with two bridged pairs. A replica of two GPUs fits both, differently.
-NODES = {"gpu-01": "h100x8", "gpu-02": "a100x4-pcie"}
 
 # A cold deploy builds vLLM's environment on both nodes at once (2 GB unpacked each) and loads a
 # model twice; four minutes on two cores (measured), so this is for a much slower machine.
@@ -40,7 +36,7 @@ def run(lab_id: str) -> None:
         console.print(f"[dim]{time.monotonic() - began:4.0f} s[/dim] {line}", highlight=False)
 
     lab = Lab.open(lab_id, say)
-    lab.up(NODES)
+    lab.up(DEFAULT_NODES)
     supplies.provide(LabState.load(lab_id), say)
     say(f"pyinfra -y {INVENTORY} deploys/vllm.py")
     deploy(lab_id)
@@ -50,9 +46,9 @@ def run(lab_id: str) -> None:
     say("done. `gpufleet lab status`, `gpufleet lab ssh gpu-01`; `make clean` takes it away")
 
 
-def deploy(lab_id: str, *arguments: str) -> None:
+def deploy(lab_id: str) -> None:
     """Run the main deploy against the lab, its output on this terminal."""
-    command = [pyinfra(), "-y", *arguments, INVENTORY, "deploys/vllm.py"]
+    command = [pyinfra(), "-y", INVENTORY, "deploys/vllm.py"]
     try:
         done = subprocess.run(
             command, cwd=ROOT, env=environment(lab_id), check=False, timeout=DEPLOY_SECONDS

@@ -22,6 +22,8 @@ from lab.progress import Say, silent, step
 from lab.state import LabNode, LabState, check_nodes, exclusive, forget, write
 
 DEFAULT_ID = "lab"
+# Two nodes of different hardware: an HGX board whose eight GPUs all reach each other through
+# NVSwitch, and a PCIe node with two bridged pairs. A replica of two GPUs fits both, differently.
 DEFAULT_NODES = {"gpu-01": "h100x8", "gpu-02": "a100x4-pcie"}
 
 # A node that was already running gets this long before its power is cycled.

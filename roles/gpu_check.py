@@ -1,7 +1,7 @@
 """Refuse a node whose GPUs are not what the plan needs.
 
-The plan itself was made from the same probe, so most misfits stop the run before this: here is
-what concerns one node alone. Reads only.
+The planner compares the GPU count and name with what is declared; here is what it leaves: a driver
+that does not answer for every GPU, and the NVLinks of each stage's own GPUs. Reads only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from gpufleet.fleet import Here
 
 def gpu_check(here: Here) -> None:
     """
-    Check the GPU count, that the driver answers for every GPU, and the NVLinks of each stage.
+    Check that the driver answers for every GPU, and the NVLinks of each stage.
 
     Raises FleetError with every problem of this node. A node that is to have no GPUs (no `models`,
     no `gpus.count`) is not judged: a load balancer may be in the same inventory.
@@ -20,16 +20,10 @@ def gpu_check(here: Here) -> None:
     if not here.settings.models and here.settings.gpus.count is None:
         return
     problems = [f"{here.node.name}: {problem}" for problem in here.node.problems]
-    declared = here.settings.gpus.count
-    if declared is not None and declared != len(here.node.gpus):
-        problems.append(
-            f"{here.node.name}: gpus.count says {declared}, the driver shows "
-            f"{len(here.node.gpus)}: look for a GPU that fell off the bus (`dmesg | grep -i xid`), "
-            "or correct the setting"
-        )
     allowed = {name for name, model in here.settings.models.items() if model.allow_pcie}
     problems += [
-        f"{here.node.name}: {stage.id} runs on GPUs {first} and {second}, which no NVLink joins"
+        f"{here.node.name}: {stage.id} runs on GPUs {first} and {second}, which no NVLink "
+        "joins: look at `nvidia-smi topo -m` and nvidia-fabricmanager, then run the deploy again"
         for stage in here.stages
         if stage.model not in allowed
         for first in stage.gpus

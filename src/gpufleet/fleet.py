@@ -39,7 +39,6 @@ class Here:
     node: Node
     settings: NodeSettings
     stages: tuple[Stage, ...]
-    address: str
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,6 @@ def here() -> Here:
         node=fleet.nodes[name],
         settings=fleet.settings[name],
         stages=fleet.plan.on(name),
-        address=inventory.current().nodes[name].address,
     )
 
 

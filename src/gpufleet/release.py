@@ -100,7 +100,8 @@ def build_script(wanted: Release) -> str:
 umask 022
 unset PYTHONDONTWRITEBYTECODE PYTHONPATH PYTHONHOME
 exec 9>/opt/vllm/.building
-flock -w {WAIT_SECONDS} 9 || {{ echo 'another build has run for {WAIT_SECONDS} s' >&2; exit 1; }}
+flock -w {WAIT_SECONDS} 9 || {{ echo 'another build has run on this node for {WAIT_SECONDS} s: '\
+'wait for it (pgrep -af uv), or end it, and run the deploy again' >&2; exit 1; }}
 if ! test -e {tool}/.complete; then
     rm -rf {tool}
     {quote(vllm.python)} -m venv {tool}

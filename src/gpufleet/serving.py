@@ -39,9 +39,9 @@ class Endpoint:
     start_seconds: int
     fingerprint: str
 
-    def asked(self, **more: Any) -> dict[str, Any]:
+    def asked(self) -> dict[str, Any]:
         """Return the parameters that on_node/serving.py takes for it."""
-        return {**asdict(self), "completion": True, **more}
+        return {**asdict(self), "completion": True}
 
 
 @dataclass(frozen=True)
@@ -54,15 +54,13 @@ class Metrics:
     families: tuple[str, ...]
 
 
-def look(
-    endpoints: Sequence[Endpoint], metrics: Sequence[Metrics] = (), **more: Any
-) -> Mapping[str, Any]:
+def look(endpoints: Sequence[Endpoint], metrics: Sequence[Metrics] = ()) -> Mapping[str, Any]:
     """Return on_node/serving.py's document for the current node, {} if it could not be had."""
     seen: dict[str, Any] = host.get_fact(
         Serving,
         _stdin=payload.program(
             "serving",
-            stages=[endpoint.asked(**more) for endpoint in endpoints],
+            stages=[endpoint.asked() for endpoint in endpoints],
             metrics=[asdict(each) for each in metrics],
             journal=JOURNAL_LINES,
         ),
