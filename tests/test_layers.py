@@ -35,7 +35,9 @@ def imported(path: Path) -> set[str]:
     return found
 
 
-PURE = sorted(path for path in SOURCE.glob("*.py") if path.stem not in BORDER)
+PURE = sorted(
+    path for path in (*SOURCE.glob("*.py"), *SOURCE.glob("checks/*.py")) if path.stem not in BORDER
+)
 ON_NODE = sorted(SOURCE.glob("on_node/*.py"))
 
 

@@ -8,6 +8,7 @@ Units are in the names (`_mib`, `_seconds`) or in the description.
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
@@ -21,6 +22,9 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+
+from gpufleet.checks.catalogue import CHECKS
+from gpufleet.groups import suggestion
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -87,10 +91,56 @@ class Setting(BaseModel):
 
 
 class Gpus(Setting):
-    """What this node is declared to have; the probe must agree."""
+    """What this node is declared to have; the probe must agree. What is left out is expected as the
+    node's siblings have it, else as the device itself says."""
 
     count: Annotated[PositiveInt | None, Field(description="GPUs in the node")] = None
     name: Annotated[str | None, Field(description="Product name as NVML gives it")] = None
+    nvlink_links: Annotated[
+        int | None, Field(ge=0, le=36, description="NVLinks of each GPU that are up")
+    ] = None
+    pcie_width: Annotated[PositiveInt | None, Field(description="PCIe lanes of each GPU")] = None
+    power_limit_watts: Annotated[
+        PositiveInt | None, Field(description="Power limit of each GPU, where it is lowered")
+    ] = None
+    ecc: Annotated[bool | None, Field(description="Whether ECC is on")] = None
+    rdma_ports: Annotated[
+        int | None, Field(ge=0, description="InfiniBand or RoCE ports that are up in the node")
+    ] = None
+
+
+class Acceptance(Setting):
+    """A finding that the operator knows of and lives with for a while."""
+
+    check: Annotated[str, Field(description="The check's name")]
+    node: Annotated[str, Field(description="The node, or * for every node these variables reach")]
+    gpu: Annotated[int | None, Field(ge=0, description="NVML's index; null: any")] = None
+    until: Annotated[dt.date, Field(description="The last day on which it is accepted")]
+    reason: Annotated[str, Field(description="Why; shown with the finding")] = ""
+
+    @model_validator(mode="after")
+    def _check_exists(self) -> Acceptance:
+        if self.check not in CHECKS:
+            raise ValueError(
+                f"there is no check {self.check!r}{suggestion(self.check, list(CHECKS))}; "
+                "`gpufleet check --list` names them all"
+            )
+        return self
+
+
+class Checks(Setting):
+    """How findings of the node check are taken."""
+
+    accept: Annotated[
+        tuple[Acceptance, ...], Field(description="Findings that stop nothing for now")
+    ] = ()
+    degraded: Annotated[
+        bool,
+        Field(
+            description="Serve on the healthy GPUs of a node of which others are unfit; without "
+            "it, one unfit GPU stops the deploy"
+        ),
+    ] = False
 
 
 class Repository(Setting):
@@ -291,6 +341,7 @@ class NodeSettings(Setting):
     """Everything that one node's variables may say, after groups and hosts are merged."""
 
     gpus: Gpus = Gpus()
+    checks: Checks = Checks()
     cuda: Cuda | None = None
     dcgm: Dcgm | None = None
     node_exporter: NodeExporter = NodeExporter()

@@ -1,0 +1,162 @@
+"""What checks say. Values only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import Any
+
+
+class Severity(IntEnum):
+    """How bad a finding is; a larger number is worse."""
+
+    OK = 0
+    INFO = 1
+    WARN = 2
+    UNKNOWN = 3  # could not be checked: nobody may take that for a pass
+    BLOCK = 4
+
+    @property
+    def word(self) -> str:
+        """The severity as reports write it."""
+        return self.name.lower()
+
+    @property
+    def stops(self) -> bool:
+        """Whether work must not be placed on what it is about."""
+        return self >= Severity.UNKNOWN
+
+
+class Action(StrEnum):
+    """The rungs of the ladder of remedies, the gentlest first."""
+
+    LOOK = "look"  # nothing needs doing, or a person has to find out first
+    CONFIGURE = "configure"  # a setting of the node or of gpufleet; what serves, serves on
+    DRAIN = "drain"
+    RESTART_SERVICE = "restart_service"
+    RESET_GPU = "reset_gpu"
+    REBOOT = "reboot"
+    POWER_CYCLE = "power_cycle"
+    SERVICE = "service"  # the part has to be looked at or replaced
+
+
+@dataclass(frozen=True)
+class Step:
+    """One rung: what kind of thing to do, and what to type or say."""
+
+    action: Action
+    text: str
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What one check has against a node, or against one of its GPUs.
+
+    `found` and `expected` are short sentences without a full stop, `source` says where the
+    expectation comes from (a setting's key, the siblings, the device, a document), `remedy` is the
+    ladder, gentlest first.
+    """
+
+    severity: Severity
+    found: str
+    expected: str
+    source: str
+    remedy: tuple[Step, ...] = ()
+    gpu: int | None = None  # NVML's index; None: the node as a whole
+
+
+@dataclass(frozen=True)
+class GpuId:
+    """Everything that names one GPU; None is what it did not tell."""
+
+    index: int
+    uuid: str | None = None
+    bus_id: str | None = None
+    serial: str | None = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check's answer about one node or one GPU.
+
+    `accepted` is the operator's reason and date where he accepts the finding: it stays visible and
+    stops nothing.
+    """
+
+    check: str
+    node: str
+    severity: Severity
+    found: str
+    expected: str = ""
+    source: str = ""
+    remedy: tuple[Step, ...] = ()
+    gpu: GpuId | None = None
+    accepted: str | None = None
+
+    @property
+    def stops(self) -> bool:
+        """Whether it keeps work away from its node or GPU."""
+        return self.severity.stops and self.accepted is None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the finding for programs."""
+        return {
+            "check": self.check,
+            "node": self.node,
+            "gpu": None if self.gpu is None else vars(self.gpu),
+            "severity": self.severity.word,
+            "found": self.found,
+            "expected": self.expected,
+            "source": self.source,
+            "remedy": [{"action": str(step.action), "text": step.text} for step in self.remedy],
+            "accepted": self.accepted,
+            "runbook": f"docs/checks/{self.check}.md",
+        }
+
+
+@dataclass(frozen=True)
+class Report:
+    """Every finding about a fleet, the passed checks too, and the facts they were judged by.
+
+    `facts` has each node's probe document; a node without one is not in it.
+    """
+
+    findings: tuple[Finding, ...]
+    facts: Mapping[str, Mapping[str, Any]] = field(repr=False)
+    nodes: tuple[str, ...] = ()
+
+    def verdict(self, node: str | None = None) -> Severity:
+        """Return the worst severity, of one node or of all, that nobody accepted."""
+        worst = (
+            finding.severity
+            for finding in self.findings
+            if finding.accepted is None and node in {None, finding.node}
+        )
+        return max(worst, default=Severity.OK)
+
+    def stopping(self, node: str) -> tuple[Finding, ...]:
+        """Return what keeps work away from the node as a whole."""
+        return tuple(f for f in self.findings if f.node == node and f.gpu is None and f.stops)
+
+    def unfit(self, node: str) -> dict[int, tuple[Finding, ...]]:
+        """Return the GPUs of a node that work must not be placed on, and why."""
+        found: dict[int, tuple[Finding, ...]] = {}
+        for finding in self.findings:
+            if finding.node == node and finding.gpu is not None and finding.stops:
+                found[finding.gpu.index] = (*found.get(finding.gpu.index, ()), finding)
+        return found
+
+
+def worst_first(findings: Iterable[Finding]) -> list[Finding]:
+    """Return findings in the order in which people should read them."""
+    return sorted(
+        findings,
+        key=lambda f: (
+            f.accepted is not None,
+            -f.severity,
+            f.node,
+            -1 if f.gpu is None else f.gpu.index,
+            f.check,
+        ),
+    )

@@ -1,0 +1,201 @@
+"""Run every check over every node. A check that cannot be answered says so, none is left out."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from gpufleet.checks import driver, gpus, host, kernel_log, memory, nvlink, reboot
+from gpufleet.checks.catalogue import CHECKS
+from gpufleet.checks.finding import Action, Finding, GpuId, Problem, Report, Severity, Step
+from gpufleet.checks.reading import (
+    CannotTell,
+    DoesNotApply,
+    GpuReading,
+    Needs,
+    Reading,
+    Unread,
+)
+from gpufleet.settings import Acceptance, NodeSettings
+
+# Checks of a node as a whole that can be answered while the driver does not answer.
+WITHOUT_DRIVER: dict[str, Callable[[Reading], Iterator[Problem]]] = {
+    **driver.WITHOUT_DRIVER,
+    **kernel_log.WITHOUT_DRIVER,
+    **host.WITHOUT_DRIVER,
+    **reboot.WITHOUT_DRIVER,
+    **nvlink.WITHOUT_DRIVER,
+}
+# Checks of a node as a whole that ask the driver.
+OF_NODE: dict[str, Callable[[Reading], Iterator[Problem]]] = {
+    **driver.OF_NODE,
+    **gpus.OF_NODE,
+    **nvlink.OF_NODE,
+}
+# Checks of each GPU that answers.
+OF_GPU: dict[str, Callable[[GpuReading], Iterator[Problem]]] = {
+    **driver.OF_GPU,
+    **gpus.OF_GPU,
+    **memory.OF_GPU,
+    **nvlink.OF_GPU,
+}
+
+# What an answer of a broken GPU can do to a check that takes it for what it should be.
+_NONSENSE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+SCHEMA = 2  # of the probe's document
+
+
+def judge(
+    documents: Mapping[str, Mapping[str, Any] | str],
+    settings: Mapping[str, NodeSettings],
+    today: dt.date,
+    needs: Mapping[str, Needs] | None = None,
+    siblings: Mapping[str, tuple[str, ...]] | None = None,
+) -> Report:
+    """
+    Return every finding about every node.
+
+    `documents` has each node's probe, or a sentence why there is none. Nodes without `settings` are
+    judged by the defaults. `siblings` names for each node those that should be like it; left out,
+    all nodes are each other's. `today` decides which acceptances hold.
+    """
+    probed = {name: document for name, document in documents.items() if _readable(document)}
+    alone = {
+        name: Reading(name, document, settings.get(name, NodeSettings()), today=today)
+        for name, document in probed.items()
+        if not isinstance(document, str)
+    }
+    findings: list[Finding] = []
+    for name, document in sorted(documents.items()):
+        if name not in alone:
+            findings.append(_accepted(_no_probe(name, document), settings.get(name), today))
+            continue
+        near = siblings.get(name, ()) if siblings is not None else tuple(alone)
+        node = Reading(
+            name,
+            alone[name].document,
+            alone[name].settings,
+            (needs or {}).get(name, Needs()),
+            tuple(alone[other] for other in near if other != name and other in alone),
+            today,
+        )
+        findings += (_accepted(found, node.settings, today) for found in _of_node(node))
+    facts = {name: reading.document for name, reading in alone.items()}
+    return Report(tuple(findings), facts, tuple(sorted(documents)))
+
+
+def _readable(document: Mapping[str, Any] | str) -> bool:
+    return not isinstance(document, str) and document.get("schema") == SCHEMA
+
+
+def _no_probe(name: str, document: Mapping[str, Any] | str) -> Finding:
+    if isinstance(document, str):
+        found, remedy = document, "ssh to the node; then check again"
+    else:
+        found = f"its probe has schema {document.get('schema')!r}, this gpufleet reads {SCHEMA}"
+        remedy = "probe the node again with this version"
+    return Finding(
+        "probe",
+        name,
+        Severity.UNKNOWN,
+        found,
+        "an answer of the probe",
+        "docs/probe.md",
+        (Step(Action.LOOK, remedy),),
+    )
+
+
+def _of_node(node: Reading) -> Iterator[Finding]:
+    yield Finding("probe", node.name, Severity.OK, "the probe answered")
+    for check, ask in WITHOUT_DRIVER.items():
+        yield from _answers(check, node, partial(ask, node))
+    silent = None if node.driver_answers else "not asked: the driver does not answer"
+    for check, ask in OF_NODE.items():
+        if silent:
+            yield _finding(check, node, Severity.UNKNOWN, silent)
+        else:
+            yield from _answers(check, node, partial(ask, node))
+    for check, ask_gpu in OF_GPU.items():
+        if silent:
+            yield _finding(check, node, Severity.UNKNOWN, silent)
+        for gpu in node.gpus:
+            yield from _answers(check, node, partial(ask_gpu, gpu), gpu.id)
+        for absent in node.silent_gpus:
+            yield _finding(
+                check, node, Severity.UNKNOWN, "not asked: the GPU does not answer", absent
+            )
+
+
+def _answers(
+    check: str,
+    node: Reading,
+    ask: Callable[[], Iterator[Problem]],
+    gpu: GpuId | None = None,
+) -> Iterator[Finding]:
+    """Yield what a check has to say; that all is well, if it has nothing to say."""
+    problems = []
+    try:
+        for problem in ask():
+            problems.append(problem)  # noqa: PERF402  # those before an exception count too
+    except DoesNotApply as why:
+        problems.append(Problem(Severity.OK, f"does not apply: {why}", "", ""))
+    except CannotTell as why:
+        problems.append(Problem(Severity.INFO, f"not checked: {why}", "", ""))
+    except Unread as why:
+        problems.append(_unknown(check, node, str(why)))
+    except _NONSENSE as why:
+        said = f"the probe's answer makes no sense ({type(why).__name__}: {why})"
+        problems.append(_unknown(check, node, said))
+    for problem in problems or [Problem(Severity.OK, "yes", "", "")]:
+        about = gpu if problem.gpu is None else node.id_of(problem.gpu)
+        yield Finding(
+            check,
+            node.name,
+            problem.severity,
+            problem.found,
+            problem.expected,
+            problem.source,
+            problem.remedy,
+            about,
+        )
+
+
+def _unknown(check: str, node: Reading, said: str) -> Problem:
+    root = CHECKS[check].root
+    if root and "no permission" in said and node.known("user", "uid") != 0:
+        said = f"{said}: only root may read {root}"
+    return Problem(
+        Severity.UNKNOWN,
+        said,
+        "an answer",
+        "docs/probe.md",
+        (Step(Action.LOOK, "see why it cannot be read, or accept it by name (checks.accept)"),),
+    )
+
+
+def _finding(
+    check: str, node: Reading, severity: Severity, found: str, gpu: GpuId | None = None
+) -> Finding:
+    return Finding(check, node.name, severity, found, gpu=gpu)
+
+
+def _accepted(found: Finding, settings: NodeSettings | None, today: dt.date) -> Finding:
+    if found.severity <= Severity.INFO or settings is None:
+        return found
+    for acceptance in settings.checks.accept:
+        if _covers(acceptance, found) and today <= acceptance.until:
+            until = f"until {acceptance.until}"
+            why = f"{acceptance.reason}, {until}" if acceptance.reason else until
+            return Finding(**{**vars(found), "accepted": why})
+    return found
+
+
+def _covers(acceptance: Acceptance, found: Finding) -> bool:
+    return (
+        acceptance.check == found.check
+        and acceptance.node in {found.node, "*"}
+        and acceptance.gpu in {None, found.gpu.index if found.gpu else None}
+    )

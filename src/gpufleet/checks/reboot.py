@@ -1,0 +1,10 @@
+"""What breaks at the next reboot. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from gpufleet.checks.finding import Problem
+from gpufleet.checks.reading import Reading
+
+WITHOUT_DRIVER: dict[str, Callable[[Reading], Iterator[Problem]]] = {}
