@@ -50,8 +50,8 @@ def test_a_broken_source_leaves_the_old_library_in_place(sources, tmp_path):
 
 def test_an_unknown_profile_lists_those_there_are():
     """The operator reads the choice, and where to write a new one."""
-    with pytest.raises(FleetError, match="choose one of a100x4-pcie, a100x8, b200x8"):
-        nvml.profile("h200x8")
+    with pytest.raises(FleetError, match="choose one of a100x2-pcie, a100x4-pcie, a100x8"):
+        nvml.profile("h300x8")
 
 
 DOCUMENT = nvml.SOURCES.parents[1] / "docs" / "lab-profiles.md"

@@ -8,11 +8,14 @@ MIB = 1 << 20
 
 #             name, GPUs, MiB, compute capability, driver, CUDA, NVLinks
 MACHINES = {
+    "a100x2-pcie": ("NVIDIA A100 80GB PCIe", 2, 81920, [8, 0], "580.95.05", 13000, 12),
     "a100x4-pcie": ("NVIDIA A100 80GB PCIe", 4, 81920, [8, 0], "550.163.01", 12040, 12),
     "a100x8": ("NVIDIA A100-SXM4-80GB", 8, 81920, [8, 0], "535.183.06", 12020, 12),
     "b200x8": ("NVIDIA B200", 8, 183359, [10, 0], "580.95.05", 13000, 18),
     "gb200x4": ("NVIDIA GB200", 4, 189471, [10, 0], "580.105.08", 13000, 18),
+    "h100x2-nvl": ("NVIDIA H100 NVL", 2, 95830, [9, 0], "580.95.05", 13000, 18),
     "h100x8": ("NVIDIA H100 80GB HBM3", 8, 81559, [9, 0], "570.124.06", 12080, 18),
+    "h200x8": ("NVIDIA H200", 8, 143771, [9, 0], "580.105.08", 13000, 18),
     "l40sx8": ("NVIDIA L40S", 8, 46068, [8, 9], "550.163.01", 12040, 0),
     "rtx4090x2": ("NVIDIA GeForce RTX 4090", 2, 24564, [8, 9], "550.163.01", 12040, 0),
     "t4x1": ("Tesla T4", 1, 15360, [7, 5], "535.183.06", 12020, 0),
@@ -24,6 +27,7 @@ def all_alike(size, cell):
 
 
 MATRICES = {
+    "a100x2-pcie": all_alike(2, "NODE"),
     "a100x4-pcie": [
         ["X", "NV12", "SYS", "SYS"],
         ["NV12", "X", "SYS", "SYS"],
@@ -33,7 +37,9 @@ MATRICES = {
     "a100x8": all_alike(8, "NV12"),
     "b200x8": all_alike(8, "NV18"),
     "gb200x4": all_alike(4, "NV18"),
+    "h100x2-nvl": all_alike(2, "NV12"),
     "h100x8": all_alike(8, "NV18"),
+    "h200x8": all_alike(8, "NV18"),
     "l40sx8": [
         ["X", "PIX", "NODE", "NODE", "SYS", "SYS", "SYS", "SYS"],
         ["PIX", "X", "NODE", "NODE", "SYS", "SYS", "SYS", "SYS"],

@@ -1,0 +1,55 @@
+"""A simulated machine around its simulated GPUs: files, programs, and what system calls answer.
+
+    machine = of("h100x8", fault("nouveau"))     # lab/faults.py has the faults
+    write(machine, Path("/tmp/root"))            # a root that the probe can be pointed at
+    answers(machine)                             # what cannot be a file: the probe's `answers`
+    profile_text(machine)                        # what the simulated NVML reads
+
+profile.py reads the hardware profile, delivered.py makes the healthy machine, pci.py its bus,
+tree.py and programs.py turn it into files and scripts. All of it is pure but `write`.
+"""
+
+from lab.machine.delivered import boot_log, library, of
+from lab.machine.parts import (
+    Disk,
+    Function,
+    Kernel,
+    Library,
+    Machine,
+    Net,
+    Package,
+    Process,
+    Rdma,
+    Unit,
+    Upgrades,
+)
+from lab.machine.profile import Profile
+from lab.machine.programs import programs
+from lab.machine.tree import Entry, Folder, Link, answers, files, place, profile_text, write
+
+__all__ = [
+    "Disk",
+    "Entry",
+    "Folder",
+    "Function",
+    "Kernel",
+    "Library",
+    "Link",
+    "Machine",
+    "Net",
+    "Package",
+    "Process",
+    "Profile",
+    "Rdma",
+    "Unit",
+    "Upgrades",
+    "answers",
+    "boot_log",
+    "files",
+    "library",
+    "of",
+    "place",
+    "profile_text",
+    "programs",
+    "write",
+]

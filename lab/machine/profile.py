@@ -1,0 +1,136 @@
+"""A hardware profile as the lab's Python reads it: the same lines that the simulated NVML reads.
+
+`lab/nvml/profile.c` has the same rule: of all lines that fit, the last one wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from lab import nvml
+
+# Architectures in NVML's numbers (nvmlDeviceArchitecture_t, nvml.h).
+TURING, AMPERE, ADA, HOPPER, BLACKWELL = 6, 7, 8, 9, 10
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One kind of hardware, by its file in lab/profiles/: `Profile.of("h100x8")`."""
+
+    name: str
+    lines: tuple[tuple[str, str], ...]  # (key, value), in the file's order
+
+    @classmethod
+    def of(cls, name: str) -> Profile:
+        """Return the healthy machine `name`; raises `FleetError` if there is none."""
+        return cls(name, tuple(_pairs(nvml.profile(name).read_text().splitlines())))
+
+    def text(self, key: str, otherwise: str = "") -> str:
+        """Return what is said of the machine as a whole."""
+        return self._values.get(key, (0, ""))[1] or otherwise
+
+    def number(self, key: str, otherwise: int = 0) -> int:
+        """Return a number that is said of the machine, decimal or hexadecimal."""
+        return int(self.text(key) or str(otherwise), 0)
+
+    def gpu(self, index: int, key: str, otherwise: str = "") -> str:
+        """Return what is said of one GPU, in a line of its own or in one for all."""
+        lines = (self._values.get(f"gpu.{which}.{key}", (-1, "")) for which in (index, "*"))
+        return max(lines)[1] or otherwise
+
+    @property
+    def count(self) -> int:
+        """How many GPUs the machine has."""
+        return self.number("count")
+
+    @property
+    def driver(self) -> str:
+        """The driver's version, such as "570.124.06"."""
+        return self.text("system.driver")
+
+    @property
+    def branch(self) -> int:
+        """The driver's branch: 570."""
+        return int(self.driver.partition(".")[0])
+
+    @property
+    def architecture(self) -> int:
+        """NVML's number of the first GPU's architecture."""
+        return int(self.gpu(0, "arch"))
+
+    @property
+    def data_centre(self) -> bool:
+        """Whether the boards are made for servers; GeForce is brand 5."""
+        return self.gpu(0, "brand") != "5"
+
+    @property
+    def contains_errors(self) -> bool:
+        """
+        Whether an uncorrectable memory error ends only the program it hits.
+
+        NVIDIA's "error containment", which GA100, GH100 and GB10x have and GA10x and AD10x have
+        not (NVIDIA GPU Memory Error Management). The boards in HBM are those that have it.
+        """
+        return self.remaps and int(self.gpu(0, "mem.bus_width")) >= 4096
+
+    @property
+    def remaps(self) -> bool:
+        """Whether the boards remap rows (Ampere and later); others retire pages."""
+        return bool(self.gpu(0, "remap.unc"))
+
+    @property
+    def retires(self) -> bool:
+        """Whether the boards retire pages (Volta, Turing)."""
+        return bool(self.gpu(0, "retired.dbe"))
+
+    @property
+    def has_ecc(self) -> bool:
+        """Whether memory errors are counted, that is, ECC is on."""
+        return self.gpu(0, "ecc.mode") == "1"
+
+    @property
+    def linked(self) -> bool:
+        """Whether NVLink joins the GPUs."""
+        return bool(self.gpu(0, "nvlink.to"))
+
+    @property
+    def switched(self) -> bool:
+        """Whether all links end at NVSwitches."""
+        return self.gpu(0, "nvlink.to") == "switch"
+
+    @property
+    def managed(self) -> bool:
+        """Whether this machine's own fabric manager runs the switches; a rack has its elsewhere."""
+        return self.switched and not self.gpu(0, "platform.chassis")
+
+    @property
+    def registers(self) -> bool:
+        """Whether the GPUs register with an NVLink fabric: Hopper and later, behind switches."""
+        return self.switched and self.gpu(0, "fabric.state") == "3"
+
+    @property
+    def pci_switches(self) -> int:
+        """How many NVSwitches are PCI functions: none from NVLink 5 on."""
+        return int(self.gpu(0, "nvlink.switches") or 0) if self.managed else 0
+
+    @cached_property
+    def _values(self) -> dict[str, tuple[int, str]]:
+        return {key: (place, value) for place, (key, value) in enumerate(self.lines)}
+
+
+def _pairs(lines: Iterable[str]) -> Iterable[tuple[str, str]]:
+    for line in lines:
+        if "=" in line and not line.lstrip().startswith("#"):
+            key, _, value = line.partition("=")
+            yield key.strip(), value.strip()
+
+
+def expanded(ranges: str) -> set[int]:
+    """Return the numbers of a list as Linux writes it: "0-1,8" is {0, 1, 8}."""
+    numbers: set[int] = set()
+    for part in filter(None, ranges.split(",")):
+        first, _, last = part.partition("-")
+        numbers.update(range(int(first), int(last or first) + 1))
+    return numbers
