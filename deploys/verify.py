@@ -11,4 +11,4 @@ from gpufleet.fleet import here, refusals
 from roles.verify import verify
 
 with refusals():
-    verify(here())
+    verify(here(unfit_stops=False))

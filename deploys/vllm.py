@@ -1,4 +1,4 @@
-"""Serve the fleet's models: probe, plan, converge, and wait until every endpoint answers.
+"""Serve the fleet's models: probe, check, plan, converge, and wait until every endpoint answers.
 
 pyinfra inventories/prod.py deploys/vllm.py           # asks before it changes anything
 pyinfra --dry inventories/prod.py deploys/vllm.py     # only shows what would change
@@ -7,13 +7,11 @@ pyinfra --dry inventories/prod.py deploys/vllm.py     # only shows what would ch
 from gpufleet.fleet import here, refusals
 from roles.cuda import cuda
 from roles.dcgm import dcgm
-from roles.gpu_check import gpu_check
 from roles.node_exporter import node_exporter
 from roles.vllm import vllm
 
 with refusals():
     node = here()
-    gpu_check(node)
     if node.settings.cuda:
         cuda(node.settings.cuda)
     node_exporter(node.settings.node_exporter)

@@ -21,6 +21,7 @@ BORDER = {
     "nodevars",
     "refusal",
     "serving",
+    "survey",
 }
 
 

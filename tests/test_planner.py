@@ -19,7 +19,7 @@ from gpufleet.topology import Gpu, Node
 VLLM = {"version": "0.32.0", "lock": "locks/vllm.txt", "api_key_file": "secrets/api-key"}
 
 
-def machine(name, *islands, numa=None, pcie="SYS", problems=()):
+def machine(name, *islands, numa=None, pcie="SYS"):
     """A node whose NVLink islands have the given sizes; `numa` is each GPU's, `pcie` any pair's."""
     parts, count = [], 0
     for size in islands:
@@ -46,7 +46,6 @@ def machine(name, *islands, numa=None, pcie="SYS", problems=()):
             pair: pcie if isinstance(pcie, str) else pcie[pair]
             for pair in combinations(range(count), 2)
         },
-        problems=tuple(problems),
     )
 
 
@@ -341,15 +340,9 @@ def test_ports_end_at_65535():
 
 def test_everything_wrong_is_said_at_once():
     """Three nodes and two models, each with a mistake of its own: one run finds all of them."""
-    fleet = [
-        machine("gpu-01", 7),
-        machine("gpu-02", 8),
-        machine("gpu-03", 8, problems=["the driver answers nothing: load it"]),
-        machine("gpu-04", 2),
-    ]
+    fleet = [machine("gpu-01", 8), machine("gpu-03"), machine("gpu-04", 2)]
     settings = {
-        "gpu-01": declare({"a": model()}, gpus={"count": 8}),
-        "gpu-02": declare({"a": model()}, gpus={"name": "NVIDIA B200"}),
+        "gpu-01": declare({"a": model()}),
         "gpu-03": declare({"b": model()}),
         "gpu-04": declare({"c": model(tensor_parallel=4)}),
         "gpu-05": declare({"a": model()}),
@@ -357,25 +350,21 @@ def test_everything_wrong_is_said_at_once():
 
     found = problems_of(fleet, settings)
 
-    assert [problem.split(":")[0] for problem in found] == [
-        "gpu-01",
-        "gpu-02",
-        "gpu-03",
-        "gpu-05",
-        "models.c",
-    ]
-    assert "gpus.count says 8, the probe found 7" in found[0]
-    assert "gpus.name says 'NVIDIA B200', the probe found 'NVIDIA H100 80GB HBM3'" in found[1]
-    assert "the driver answers nothing" in found[2]
-    assert "no probe of this node" in found[3]
+    assert [problem.split(":")[0] for problem in found] == ["gpu-03", "gpu-05", "models.c"]
+    assert "no GPU to use" in found[0]
+    assert "no probe of this node" in found[1]
 
 
-def test_a_sick_node_without_models_stops_nobody():
-    """A node that serves nothing may be ill: its checks say so, the plan does not need it."""
-    fleet = [machine("gpu-01", 2), machine("gpu-02", problems=["no driver"])]
-    settings = {"gpu-01": declare({"m": model()}), "gpu-02": declare({})}
+def test_an_unfit_gpu_serves_nothing_and_the_plan_says_why():
+    """Islands shrink with it: seven GPUs of an NVSwitch board hold one group of four."""
+    whole = machine("gpu-01", 8)
+    gpus = tuple(gpu for gpu in whole.gpus if gpu.index != 2)
+    node = replace(whole, gpus=gpus, unfit={2: "ecc-uncorrected"})
 
-    assert [stage.node for stage in plan(fleet, settings).stages] == ["gpu-01"]
+    found = plan([node], {"gpu-01": declare({"m": model(tensor_parallel=4)})})
+
+    assert [stage.gpus for stage in found.stages] == [(0, 1, 3, 4)]
+    assert found.reasons[0] == "gpu-01: GPU 2 is left out (ecc-uncorrected)"
 
 
 def test_a_long_list_of_nodes_is_shortened():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from copy import deepcopy
 from itertools import combinations
 from pathlib import Path
@@ -72,11 +71,6 @@ def test_a_gpu_is_told_in_the_operators_units(recorded):
     )
 
 
-@pytest.mark.parametrize("path", sorted(NODES.glob("*.json")), ids=lambda path: path.stem)
-def test_a_healthy_node_has_no_problems(recorded, path):
-    assert recorded(path.stem).problems == ()
-
-
 # --- how wide a pair is
 
 
@@ -122,7 +116,7 @@ def test_a_virtual_machine_goes_by_peer_access(document, status, width):
     assert nvlink_width(found, 0, 7) == width
 
 
-def test_links_without_peer_access_join_nothing_and_are_a_problem(document):
+def test_links_without_peer_access_join_nothing(document):
     """Without its fabric manager an HGX board shows 18 active links that no program may use."""
     found = document("h100x8")
     found["p2p"]["nvlink"] = [[None if i == j else 5 for j in range(8)] for i in range(8)]
@@ -130,8 +124,6 @@ def test_links_without_peer_access_join_nothing_and_are_a_problem(document):
     node = node_from_probe("gpu-01", found)
 
     assert node.islands == tuple((gpu,) for gpu in range(8))
-    (problem,) = node.problems
-    assert "nvidia-fabricmanager" in problem
 
 
 # --- islands of any graph
@@ -192,53 +184,26 @@ def whole_gpu_missing(document, index, **why):
     document["errors"].append({"about": f"gpus[{index}]", **why})
 
 
-@pytest.mark.parametrize(
-    ("why", "sentence"),
-    [
-        ({"missing": "lost", "code": 15}, "GPU 5 has fallen off the bus: reboot"),
-        ({"missing": "timeout", "seconds": 15}, "GPU 5 did not answer in time"),
-        ({"missing": "crashed", "signal": 11}, "GPU 5 crashes the driver's library"),
-        ({"missing": "reset_required", "code": 16}, "GPU 5 asks to be reset: .*nvidia-smi -r"),
-        ({"missing": "unknown", "code": 999}, "GPU 5 does not answer: .*dmesg"),
-    ],
-)
-def test_a_silent_gpu_is_a_problem_and_in_no_island(document, why, sentence):
+@pytest.mark.parametrize("why", ["lost", "timeout", "crashed", "unknown"])
+def test_a_silent_gpu_is_in_no_island(document, why):
     found = document("h100x8")
-    whole_gpu_missing(found, 5, **why)
+    whole_gpu_missing(found, 5, missing=why)
 
     node = node_from_probe("gpu-01", found)
 
     assert node.islands == ((0, 1, 2, 3, 4, 6, 7),)
-    (problem,) = node.problems
-    assert re.match(f"gpu-01: {sentence}", problem)
 
 
-def test_a_gpu_that_tells_only_half_of_itself_is_silent(document):
+def test_a_gpu_that_tells_only_half_of_itself_is_left_out(document):
     found = document("t4x1")
     found["gpus"][0]["uuid"] = {"missing": "lost", "code": 15}
 
-    node = node_from_probe("gpu-01", found)
-
-    assert node.gpus == ()
-    assert "GPU 0 has fallen off the bus" in node.problems[0]
+    assert node_from_probe("gpu-01", found).gpus == ()
 
 
-@pytest.mark.parametrize(
-    ("reason", "remedy"),
-    [
-        ("driver_not_loaded", "modprobe nvidia"),
-        ("library_not_found", "install the driver's libraries"),
-        ("version_mismatch", "reboot"),
-        ("no_permission", "/dev/nvidia"),
-        ("no_ctypes", "python3"),
-        ("timeout", "reboot"),
-        ("crashed", "reboot"),
-        ("nvml_error", "nvidia-smi"),
-    ],
-)
-def test_a_driver_that_does_not_answer_says_what_to_do(document, reason, remedy):
+def test_a_node_without_a_driver_is_a_node_without_gpus(document):
     found = document("h100x8")
-    absent = {"missing": reason}
+    absent = {"missing": "driver_not_loaded"}
     found["driver"].update(dict.fromkeys(("init", "version", "cuda", "gpu_count"), absent))
     for section in ("gpus", "nvlink", "numa", "fabric", "pcie"):
         found[section] = []
@@ -246,36 +211,10 @@ def test_a_driver_that_does_not_answer_says_what_to_do(document, reason, remedy)
     node = node_from_probe("gpu-01", found)
 
     assert (node.driver, node.cuda, node.gpus, node.islands) == (None, None, (), ())
-    (problem,) = node.problems
-    assert remedy in problem
 
 
-def test_a_gpu_that_only_the_pci_bus_knows_is_a_problem(document):
-    """It failed while the driver loaded: NVML counts seven and complains of nothing."""
-    found = document("t4x1")
-    at = found["gpus"][0]["pci"]["bus_id"]
-    card = {"class": "0x030200", "driver": "nvidia"}
-    found["pci"] = [{"bus_id": at, **card}, {"bus_id": "0000:5d:00.0", **card}]
-
-    (problem,) = node_from_probe("gpu-01", found).problems
-
-    assert "0000:5d:00.0" in problem
-
-
-@pytest.mark.parametrize("driver", ["vfio-pci", "nvidia"])
-def test_a_gpu_kept_from_the_driver_on_purpose_is_no_problem(document, driver):
-    """Given to virtual machines, or hidden by a module option."""
-    found = document("t4x1")
-    away = {"bus_id": "0000:5d:00.0", "class": "0x030200", "driver": driver}
-    found["pci"] = [away]
-    if driver == "nvidia":
-        found["driver"]["excluded"] = [{"bus_id": "0000:5d:00.0", "uuid": "GPU-0"}]
-
-    assert node_from_probe("gpu-01", found).problems == ()
-
-
-def test_pairs_that_could_not_be_asked_are_a_problem(document):
-    """The GPUs may still be joined: unknown peer access is not refused access."""
+def test_pairs_that_could_not_be_asked_are_joined_by_their_links(document):
+    """Unknown peer access is not refused access."""
     found = document("a100x4-pcie")
     absent = {"missing": "timeout", "seconds": 15}
     for matrix in (*found["p2p"].values(), found["pcie"]):
@@ -285,12 +224,11 @@ def test_pairs_that_could_not_be_asked_are_a_problem(document):
     node = node_from_probe("gpu-01", found)
 
     assert node.islands == ((0, 1), (2, 3))
-    assert "GPU 1 reaches the other GPUs" in node.problems[0]
 
 
 def test_another_schema_is_refused_by_name(document):
-    with pytest.raises(FleetError, match=r"gpu-01: its probe has schema 2.*probe the node again"):
-        node_from_probe("gpu-01", {**document("t4x1"), "schema": 2})
+    with pytest.raises(FleetError, match=r"gpu-01: its probe has schema 99.*probe the node again"):
+        node_from_probe("gpu-01", {**document("t4x1"), "schema": 99})
 
 
 # --- where a GPU sits

@@ -6,10 +6,11 @@ Thin: reads files, calls the modules that know, prints. Mistakes of the operator
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -19,17 +20,13 @@ import click
 from gpufleet.errors import FleetError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
+    from gpufleet.checks.finding import Report
     from gpufleet.settings import NodeSettings
     from gpufleet.topology import Node
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 INTERRUPTED = 128 + signal.SIGINT  # as a shell has it
-
-# Wide enough for every line when nobody looks: a program that reads a table wants no folds.
-UNFOLDED = 1000
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
@@ -68,9 +65,9 @@ def inventory(inventory_file: str, node: str | None, as_json: bool) -> None:
     if as_json:
         _print_json(fleet.as_json(names))
         return
-    _print_table(show.nodes_table(fleet, names))
+    show.display(show.nodes_table(fleet, names))
     click.echo()
-    _print_table(show.values_table(fleet, names))
+    show.display(show.values_table(fleet, names))
     for remark in fleet.remarks:
         click.echo(f"note: {remark}", err=True)
 
@@ -88,14 +85,72 @@ def probe(inventory_file: str, limit: tuple[str, ...], as_json: bool) -> None:
 
     declared = read(inventory_file)
     known = [*declared.nodes, *declared.groups.members]
-    documents = fleet.probe(
+    documents = fleet.documents(
         inventory_file, tuple(_selected(known, limit, inventory_file)) if limit else ()
     )
     if as_json:
         _print_json(documents)
         return
     nodes = [node_from_probe(name, document) for name, document in documents.items()]
-    _print_table(show.probe_table(nodes))
+    show.display(show.probe_table(nodes))
+
+
+@gpufleet.command()
+@click.argument("inventory_file", metavar="[INVENTORY]", required=False)
+@click.option("--limit", multiple=True, help="Only this node or group; may be repeated.")
+@click.option(
+    "--from", "files", multiple=True, metavar="FILE", help="Judge recorded probes, not live nodes."
+)
+@click.option("--vars", "vars_file", metavar="FILE", help="With --from: the variables of all.")
+@click.option("--all", "everything", is_flag=True, help="Show the checks that passed, too.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=1),
+    default=60,
+    show_default=True,
+    help="Deadline for every node.",
+)
+@click.option("--list", "listing", is_flag=True, help="Name every check, and do nothing.")
+@json_option
+def check(
+    inventory_file: str | None,
+    *,
+    limit: tuple[str, ...],
+    files: tuple[str, ...],
+    vars_file: str | None,
+    everything: bool,
+    seconds: float,
+    listing: bool,
+    as_json: bool,
+) -> int:
+    """
+    Say whether the nodes of INVENTORY are fit to serve. Reads only, installs nothing.
+
+    \b
+    gpufleet check inventories/prod.py
+    gpufleet check inventories/prod.py --json > report.json
+    gpufleet check --from report.json
+
+    Exit status: 0 fit, 1 something is blocked or could not be checked, 2 could not run.
+    """
+    from gpufleet import show
+
+    if listing:
+        show.display(show.checks_table())
+        return 0
+    if bool(inventory_file) == bool(files):
+        raise click.UsageError("Give one INVENTORY, or recorded probes with --from.")
+    if inventory_file:
+        if vars_file:
+            raise click.UsageError("--vars is for --from: an inventory has its own variables.")
+        report = _checked(inventory_file, limit, seconds)
+    else:
+        report = _rejudged(files, limit, vars_file)
+    if as_json:
+        _print_json(report.as_json())
+    else:
+        show.display(show.report(report, everything=everything))
+    return int(report.verdict().stops)
 
 
 @gpufleet.command()
@@ -134,7 +189,7 @@ def plan(
     if as_json:
         _print_json(planned.as_json())
         return
-    _print_table(show.plan_table(planned, found))
+    show.display(show.plan_table(planned, found))
     click.echo()
     for reason in planned.reasons:
         click.echo(reason)
@@ -161,32 +216,79 @@ def main() -> int:
 # -- where nodes and settings come from ------------------------------------------------------------
 
 
+def _checked(inventory_file: str, limit: tuple[str, ...], seconds: float) -> Report:
+    _cooperate()
+    from gpufleet import fleet
+    from gpufleet.inventory import read
+
+    declared = read(inventory_file)
+    known = [*declared.nodes, *declared.groups.members]
+    wanted = tuple(_selected(known, limit, inventory_file)) if limit else ()
+    return fleet.judged(fleet.probe(inventory_file, wanted, seconds), declared)
+
+
+def _rejudged(files: tuple[str, ...], limit: tuple[str, ...], vars_file: str | None) -> Report:
+    from gpufleet.checks.judge import judge
+
+    documents = _documents(files)
+    names = _selected(list(documents), limit, ", ".join(files))
+    settings = _settings(vars_file, names) if vars_file else {}
+    return judge({name: documents[name] for name in names}, settings, _today())
+
+
 def _live(inventory_file: str) -> tuple[dict[str, Node], dict[str, NodeSettings]]:
     _cooperate()
     from gpufleet import fleet
+    from gpufleet.checks.admission import admitted
     from gpufleet.inventory import read
     from gpufleet.topology import node_from_probe
 
     declared = read(inventory_file)
-    documents = fleet.probe(inventory_file)
-    found = {name: node_from_probe(name, document) for name, document in documents.items()}
-    return found, {name: node.settings for name, node in declared.nodes.items()}
+    documents = fleet.documents(inventory_file)
+    found = [node_from_probe(name, document) for name, document in documents.items()]
+    settings = {name: node.settings for name, node in declared.nodes.items()}
+    return admitted(fleet.judged(documents, declared), found, settings), settings
 
 
 def _saved(
     files: tuple[str, ...], vars_file: str
 ) -> tuple[dict[str, Node], dict[str, NodeSettings]]:
-    from gpufleet import nodevars, variables
+    from gpufleet.checks.admission import admitted
+    from gpufleet.checks.judge import judge
     from gpufleet.topology import node_from_probe
 
+    documents = _documents(files)
+    settings = _settings(vars_file, documents)
+    found = [node_from_probe(name, document) for name, document in documents.items()]
+    return admitted(judge(documents, settings, _today()), found, settings), settings
+
+
+def _documents(files: tuple[str, ...]) -> dict[str, Any]:
+    """Return {node: its probe} out of files: one probe each, several, or a report's facts."""
     documents: dict[str, Any] = {}
     for file in files:
         document = _read_json(file)
-        documents |= {Path(file).stem: document} if "schema" in document else document
-    found = {name: node_from_probe(name, document) for name, document in documents.items()}
+        if isinstance(document.get("facts"), dict):  # what `gpufleet check --json` prints
+            documents |= document["facts"]
+        elif "schema" in document:
+            documents[Path(file).stem] = document
+        else:
+            documents |= document
+    return documents
+
+
+def _settings(vars_file: str, nodes: Iterable[str]) -> dict[str, NodeSettings]:
+    """Return the settings that one file of variables gives to all nodes."""
+    from gpufleet import nodevars, variables
+
+    names = list(nodes)
     given = variables.load_file(Path(vars_file))
-    checked = nodevars.check(dict.fromkeys(found, given), dict.fromkeys(found, ()))
-    return found, {name: node.settings for name, node in checked.items()}
+    checked = nodevars.check(dict.fromkeys(names, given), dict.fromkeys(names, ()))
+    return {name: node.settings for name, node in checked.items()}
+
+
+def _today() -> dt.date:
+    return dt.datetime.now(dt.UTC).date()
 
 
 def _read_json(file: str) -> Mapping[str, Any]:
@@ -237,12 +339,6 @@ def _interrupted(_signal: int, _frame: FrameType | None) -> NoReturn:
 
 
 # -- printing --------------------------------------------------------------------------------------
-
-
-def _print_table(table: Table) -> None:
-    from rich.console import Console
-
-    Console(width=None if sys.stdout.isatty() else UNFOLDED, highlight=False).print(table)
 
 
 def _print_json(value: Any) -> None:

@@ -22,29 +22,6 @@ PYTHON = (
 )
 
 
-class GpuProbe(FactBase[dict[str, Any]]):
-    """
-    What the node is made of: host, driver, GPUs, NVLinks, as `on_node/probe.py` prints it.
-
-    ```python
-    host.get_fact(GpuProbe, _stdin=payload.program("probe", nvml=True), _timeout=60)
-    {"schema": 1, "hostname": "gpu-01", "driver": {"version": "570.124.06", ...}, "gpus": [...]}
-    ```
-
-    `{}` when there was no answer: pyinfra has then marked the host failed and shown what it said.
-    """
-
-    @staticmethod
-    def default() -> dict[str, Any]:
-        return {}
-
-    def command(self) -> str:
-        return PYTHON
-
-    def process(self, output: Iterable[str]) -> dict[str, Any]:
-        return document(output, "the GPU probe")
-
-
 class Serving(FactBase[dict[str, Any]]):
     """
     Whether a node's endpoints and exporters answer, as `on_node/serving.py` prints it.

@@ -119,7 +119,7 @@ def plan(nodes: Iterable[Node], settings: Mapping[str, NodeSettings]) -> FleetPl
 
     rooms = {name: _Room(fleet[name]) for name in sorted(fleet)}
     stages: list[Stage] = []
-    reasons: list[str] = []
+    reasons = [f"{name}: {_left_out(node)}" for name, node in sorted(fleet.items()) if node.unfit]
     for name, model in _in_order(declared):
         if name in disagreements or faults.keys() & declared[name].keys():
             continue  # whether it fits can only be said once these are put right
@@ -145,38 +145,23 @@ def _faults(
 ) -> Iterator[tuple[str, list[str]]]:
     """Each node that cannot be planned with, and the sentences that say why."""
     for name, wanted in sorted(settings.items()):
-        if name in fleet:
-            sentences = [*_hardware_faults(fleet[name], wanted)]
-        elif wanted.models:
+        if not wanted.models:
+            continue
+        if name not in fleet:
             sentences = [
                 f"{name}: no probe of this node, and it declares {_listed(wanted.models)}: make it "
                 "reachable, or take it out of the inventory so that its replicas go elsewhere"
             ]
+        elif not fleet[name].gpus:
+            why = ": " + _left_out(fleet[name]) if fleet[name].unfit else ""
+            sentences = [f"{name}: no GPU to use, and it declares {_listed(wanted.models)}{why}"]
         else:
-            sentences = []
-        if sentences:
-            yield name, sentences
+            continue
+        yield name, sentences
 
 
-def _hardware_faults(node: Node, wanted: NodeSettings) -> Iterator[str]:
-    if wanted.models:
-        for problem in node.problems:
-            yield f"{node.name}: {problem}"
-    if wanted.gpus.count is not None and wanted.gpus.count != len(node.gpus):
-        yield (
-            f"{node.name}: gpus.count says {wanted.gpus.count}, the probe found "
-            f"{len(node.gpus)}: look for a lost GPU in `nvidia-smi` and the kernel log, or "
-            "correct gpus.count"
-        )
-    others = sorted({gpu.name for gpu in node.gpus if gpu.name != wanted.gpus.name})
-    if wanted.gpus.name is not None and others:
-        yield (
-            f"{node.name}: gpus.name says {wanted.gpus.name!r}, the probe found "
-            f"{', '.join(map(repr, others))}: move the node to the group of its hardware, or "
-            "correct gpus.name"
-        )
-    if wanted.models and not node.gpus and not node.problems and wanted.gpus.count is None:
-        yield f"{node.name}: no GPU found, and it declares {_listed(wanted.models)}"
+def _left_out(node: Node) -> str:
+    return "; ".join(f"GPU {index} is left out ({why})" for index, why in node.unfit.items())
 
 
 def _declarations(settings: Mapping[str, NodeSettings]) -> dict[str, dict[str, Model]]:

@@ -9,6 +9,7 @@ anew.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from shlex import join, quote
@@ -77,6 +78,18 @@ def release(vllm: Vllm, lock: bytes, uv_lock: bytes) -> Release:
     if problems:
         raise FleetError(*problems)
     return Release(f"{vllm.version}-{_short(lock, vllm.python.encode())}", lock, uv_lock, vllm)
+
+
+def cuda_of(lock: bytes) -> tuple[int, int] | None:
+    """
+    Return the CUDA release whose runtime a lock's wheels carry; None where they carry none.
+
+    >>> cuda_of(b"nvidia-cuda-runtime==13.0.96 --hash=sha256:...")
+    (13, 0)
+    """
+    # nvidia-cuda-runtime-cu12 until CUDA 12, nvidia-cuda-runtime from 13 on.
+    found = re.search(rb"^nvidia-cuda-runtime(?:-cu\d+)?==(\d+)\.(\d+)", lock, re.MULTILINE)
+    return found and (int(found[1]), int(found[2]))
 
 
 def build_script(wanted: Release) -> str:

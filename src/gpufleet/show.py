@@ -1,4 +1,4 @@
-"""Tables for people: the fleet as it is declared, as it was found, and as it is planned.
+"""Tables for people: the fleet as it is declared, as it was found, as it is judged and planned.
 
 Takes values, returns what `rich` prints; JSON for programs is made where the values are.
 """
@@ -6,17 +6,39 @@ Takes values, returns what `rich` prints; JSON for programs is made where the va
 from __future__ import annotations
 
 import json
+import re
+import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from gpufleet.checks.catalogue import CHECKS
+from gpufleet.checks.finding import Finding, Report, Severity, worst_first
 from gpufleet.planner import FleetPlan, Stage
-from gpufleet.topology import Node
+from gpufleet.topology import Node, known
 
 if TYPE_CHECKING:
     from gpufleet.inventory import Fleet
+
+# Wide enough for every line when nobody looks: a program that reads a table wants no folds.
+UNFOLDED = 1000
+
+_STYLES = {
+    Severity.BLOCK: "bold red",
+    Severity.UNKNOWN: "bold magenta",
+    Severity.WARN: "yellow",
+    Severity.INFO: "cyan",
+    Severity.OK: "green",
+}
+_VERDICTS = {Severity.BLOCK: "blocked", Severity.UNKNOWN: "unknown"}
+
+
+def display(what: RenderableType) -> None:
+    """Print to standard output, folded to the terminal's width if it is one."""
+    Console(width=None if sys.stdout.isatty() else UNFOLDED, highlight=False).print(what)
 
 
 def nodes_table(fleet: Fleet, names: Iterable[str]) -> Table:
@@ -45,7 +67,7 @@ def values_table(fleet: Fleet, names: Iterable[str]) -> Table:
 
 def probe_table(nodes: Iterable[Node]) -> Table:
     """Return one line a node: what the probe found in it."""
-    table = _table("node", "driver", "CUDA", "GPUs", "NVLink islands", "problems")
+    table = _table("node", "driver", "CUDA", "GPUs", "NVLink islands")
     for node in nodes:
         kinds: dict[str, int] = {}
         for gpu in node.gpus:
@@ -57,9 +79,157 @@ def probe_table(nodes: Iterable[Node]) -> Table:
             ".".join(map(str, node.cuda)) if node.cuda else "none",
             ", ".join(f"{count} x {name}" for name, count in kinds.items()) or "none",
             " | ".join(_ranges(island) for island in node.islands if len(island) > 1) or "none",
-            "\n".join(node.problems),
         )
     return table
+
+
+def report(found: Report, *, everything: bool = False) -> RenderableType:
+    """
+    Return what the checks say, worst first, then which nodes are fit.
+
+    Equal findings of several GPUs or nodes share a line. Without `everything`, checks that passed
+    are not shown, and remarks (`info`) in one line each, without their ladder.
+    """
+    shown = [
+        finding
+        for finding in worst_first(found.findings)
+        if everything or finding.severity > Severity.OK
+    ]
+    alike: dict[tuple[Any, ...], list[Finding]] = {}
+    for finding in shown:
+        alike.setdefault(_likeness(finding), []).append(finding)
+    table = _table("", "where", "check", "found")
+    table.columns[0].no_wrap = table.columns[2].no_wrap = True
+    for group in alike.values():
+        _finding_row(table, group, everything=everything)
+    parts: list[RenderableType] = [table, Text()] if shown else []
+    return Group(*parts, _nodes_by_verdict(found))
+
+
+def checks_table() -> Table:
+    """Return one line a check: its name, the question it answers, and what of it needs root."""
+    table = _table("check", "question", "needs root for")
+    for each in CHECKS.values():
+        _row(table, each.id, each.question, each.root or "")
+    return table
+
+
+def _likeness(finding: Finding) -> tuple[Any, ...]:
+    """What findings must have in common to share a line; those not asked share one a node."""
+    if finding.found.startswith("not asked"):
+        gpu = None if finding.gpu is None else finding.gpu.index
+        return finding.severity, finding.accepted, finding.node, gpu, finding.found
+    return (
+        finding.severity,
+        finding.accepted,
+        finding.check,
+        finding.found,
+        finding.expected,
+        finding.remedy,
+    )
+
+
+def _finding_row(table: Table, alike: list[Finding], *, everything: bool) -> None:
+    first = alike[0]
+    checks = list(dict.fromkeys(finding.check for finding in alike))
+    lines = [first.found]
+    if first.expected:
+        source = f" ({first.source})" if first.source else ""
+        lines.append(f"expected: {first.expected}{source}")
+    if first.accepted is not None:
+        lines.append(f"accepted: {first.accepted}")
+    elif first.severity > Severity.INFO or everything:
+        if first.gpu is not None and len(alike) == 1:
+            named = (("PCI", first.gpu.bus_id), ("serial", first.gpu.serial))
+            lines[0] += "".join(f", {kind} {value}" for kind, value in named if value)
+        if len(first.remedy) == 1:
+            lines.append(f"do: {first.remedy[0].text}")
+        else:
+            lines += (f"{n}. {step.text}" for n, step in enumerate(first.remedy, 1))
+    word = "accepted" if first.accepted is not None else first.severity.word.upper()
+    _row(
+        table,
+        Text(word, style="dim" if first.accepted is not None else _STYLES[first.severity]),
+        _where(alike),
+        checks[0] if len(checks) == 1 else f"{len(checks)} checks",
+        "\n".join(lines),
+    )
+
+
+def _where(alike: list[Finding]) -> str:
+    gpus: dict[str, set[int]] = {}
+    for finding in alike:
+        found = gpus.setdefault(finding.node, set())
+        if finding.gpu is not None:
+            found.add(finding.gpu.index)
+    places: dict[str, list[str]] = {}
+    for node, indices in gpus.items():
+        places.setdefault(_ranges(indices), []).append(node)
+    return "; ".join(
+        node_ranges(nodes) + (f" GPU {indices}" if indices else "")
+        for indices, nodes in places.items()
+    )
+
+
+def _nodes_by_verdict(found: Report) -> Table:
+    """Return a line for each kind of node and verdict: a healthy fleet is as many as its kinds."""
+    kinds: dict[tuple[Severity, str], list[str]] = {}
+    for node in found.nodes:
+        verdict = found.verdict(node)
+        worst = verdict if verdict.stops else Severity.OK
+        kinds.setdefault((worst, _kind(found.facts.get(node))), []).append(node)
+    table = _table("", "nodes", "", "")
+    table.show_header = False
+    for (verdict, kind), nodes in sorted(kinds.items(), key=lambda item: (-item[0][0], item[1])):
+        _row(
+            table,
+            Text(_VERDICTS.get(verdict, "fit"), style=_STYLES[verdict]),
+            _counted(len(nodes), "node"),
+            node_ranges(nodes),
+            kind,
+        )
+    return table
+
+
+def _kind(document: Mapping[str, Any] | None) -> str:
+    if document is None:
+        return "no probe"
+    names: dict[str, int] = {}
+    for gpu in document["gpus"]:
+        name = known(gpu.get("name"), None) if "missing" not in gpu else None
+        name = name or "GPU that does not answer"
+        names[name] = names.get(name, 0) + 1
+    driver = known(document["driver"]["version"])
+    gpus = ", ".join(f"{count} x {name}" for name, count in names.items()) or "no GPU"
+    return f"{gpus}, driver {driver}" if driver else f"{gpus}, no driver"
+
+
+def node_ranges(names: Iterable[str]) -> str:
+    """
+    Write nodes' names short, as cluster tools do.
+
+    >>> node_ranges(["gpu-01", "gpu-02", "gpu-03", "login"])
+    'gpu-[01-03] login'
+    """
+    numbered: dict[tuple[str, int], list[int]] = {}
+    others = []
+    for name in sorted(set(names)):
+        if match := re.fullmatch(r"(.*?)(\d+)", name):
+            numbered.setdefault((match[1], len(match[2])), []).append(int(match[2]))
+        else:
+            others.append(name)
+    folded = []
+    for (prefix, width), numbers in numbered.items():
+        runs = _runs(numbers)
+        parts = [
+            f"{run[0]:0{width}}" + (f"-{run[-1]:0{width}}" if len(run) > 1 else "") for run in runs
+        ]
+        folded.append(f"{prefix}[{','.join(parts)}]" if len(numbers) > 1 else f"{prefix}{parts[0]}")
+    return " ".join([*folded, *others])
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def plan_table(plan: FleetPlan, nodes: Mapping[str, Node]) -> Table:
@@ -88,13 +258,19 @@ def _island(stage: Stage, node: Node) -> str:
 
 def _ranges(numbers: Iterable[int]) -> str:
     """Write numbers short: `0-3,6`."""
+    runs = _runs(numbers)
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def _runs(numbers: Iterable[int]) -> list[list[int]]:
+    """Return numbers in ascending runs without gaps."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][-1] + 1:
             runs[-1].append(number)
         else:
             runs.append([number])
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return runs
 
 
 def _some(names: list[str]) -> str:
@@ -113,6 +289,6 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _row(table: Table, *cells: str, style: str = "") -> None:
+def _row(table: Table, *cells: str | Text, style: str = "") -> None:
     # Text: what operators write may look like rich's own markup.
-    table.add_row(*(Text(cell) for cell in cells), style=style)
+    table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), style=style)

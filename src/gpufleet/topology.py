@@ -1,20 +1,20 @@
 """What a node's GPUs are and which of them NVLink joins.  Pure.
 
 Takes the document that `on_node/probe.py` prints (docs/probe.md), gives values the planner can
-use. A GPU that does not answer is not in `Node.gpus`; `Node.problems` says so instead.
+use. A GPU that does not answer is not in `Node.gpus`; that it is missing, checks say.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
 from typing import Any
 
 from gpufleet.errors import FleetError
 
-SCHEMA = 1
+SCHEMA = 2
 
 # nvmlGpuTopologyLevel_t, nvml.h, in the words of `nvidia-smi topo -m`. Two GPUs of one board
 # (internal, 0) are as near as two behind one switch.
@@ -49,8 +49,8 @@ class Node:
 
     `nvlink` has the number of links of every pair (i < j) that NVLink joins, `pcie` how near every
     pair is on PCIe ("PIX", "PXB", "PHB", "NODE", "SYS"; unknown counts as "SYS", the farthest).
-    `address` is the IPv4 address of the default route's net device. `problems` are sentences for
-    the operator: with any, the node is not fit to be planned on.
+    `address` is the IPv4 address of the default route's net device. `unfit` are GPUs that are not
+    in `gpus` because checks found them unfit, each with the names of those checks.
     """
 
     name: str
@@ -59,8 +59,8 @@ class Node:
     gpus: tuple[Gpu, ...]
     nvlink: Mapping[tuple[int, int], int]
     pcie: Mapping[tuple[int, int], str]
-    problems: tuple[str, ...] = ()
     address: str | None = None
+    unfit: Mapping[int, str] = field(default_factory=dict)
 
     @cached_property
     def islands(self) -> tuple[tuple[int, ...], ...]:
@@ -121,8 +121,9 @@ def node_from_probe(name: str, document: Mapping[str, Any]) -> Node:
     """
     Return what the probe of node `name` found.
 
-    Raises `FleetError` if another version of the probe wrote `document`. A node whose driver or
-    GPUs do not answer is returned with `problems`.
+    Raises `FleetError` if another version of the probe wrote `document`. GPUs that do not answer,
+    or do not tell what planning needs, are left out. A pair whose links are up and to which the
+    driver refuses peer access is not joined.
     """
     if document.get("schema") != SCHEMA:
         raise FleetError(
@@ -133,11 +134,11 @@ def node_from_probe(name: str, document: Mapping[str, Any]) -> Node:
     gpus = tuple(
         _gpu(facts, document["numa"][at])
         for at, facts in enumerate(document["gpus"])
-        if not _silent_about(facts)
+        if _tells_enough(facts)
     )
     pairs = list(combinations((gpu.index for gpu in gpus), 2))
     widths = {pair: nvlink_width(document, *pair) for pair in pairs}
-    refused = [pair for pair in pairs if widths[pair] and _peer_access_refused(document, *pair)]
+    refused = {pair for pair in pairs if widths[pair] and peer_access_refused(document, *pair)}
     return Node(
         name=name,
         driver=known(driver["version"]),
@@ -145,7 +146,6 @@ def node_from_probe(name: str, document: Mapping[str, Any]) -> Node:
         gpus=gpus,
         nvlink={pair: links for pair, links in widths.items() if links and pair not in refused},
         pcie={(i, j): PCIE_LEVELS.get(known(document["pcie"][i][j]), "SYS") for i, j in pairs},
-        problems=tuple(f"{name}: {problem}" for problem in _problems(document, refused)),
         address=_address(document["nics"]),
     )
 
@@ -194,15 +194,16 @@ def _active_links(document: Mapping[str, Any], i: int) -> list[Mapping[str, Any]
     return [link for link in links if link["state"] == LINK_ACTIVE]
 
 
-def _peer_access_refused(document: Mapping[str, Any], i: int, j: int) -> bool:
+def peer_access_refused(document: Mapping[str, Any], i: int, j: int) -> bool:
+    """Say whether the driver grants two GPUs no peer access over NVLink; unknown is granted."""
     status = document["p2p"]["nvlink"]
     return any(known(answer, P2P_OK) != P2P_OK for answer in (status[i][j], status[j][i]))
 
 
-def _silent_about(facts: Mapping[str, Any]) -> list[str]:
-    """Return which facts a GPU cannot be planned without it does not tell."""
+def _tells_enough(facts: Mapping[str, Any]) -> bool:
+    """Say whether a GPU tells what it cannot be planned without."""
     needed = ("uuid", "name", "pci", "memory", "compute_capability")
-    return [name for name in needed if known(facts.get(name)) is None]
+    return all(known(facts.get(name)) is not None for name in needed)
 
 
 def _gpu(facts: Mapping[str, Any], numa: Mapping[str, Any]) -> Gpu:
@@ -238,95 +239,3 @@ def _address(nics: Any) -> str | None:
     route = known(nics.get("default_route"))
     addresses = [known(net["ipv4"]) for net in known(nics.get("net"), []) if net["name"] == route]
     return addresses[0] if addresses else None
-
-
-# What a reason of the probe means for NVML as a whole, and what to do about it.
-_DRIVER_PROBLEMS = {
-    "driver_not_loaded": "NVIDIA's kernel module is not loaded, so no GPU answers: run `modprobe "
-    "nvidia` on the node; if that fails, `dmesg` says why (Secure Boot, nouveau, no build for the "
-    "running kernel)",
-    "library_not_found": "libnvidia-ml.so.1 does not load, so the driver cannot be asked: install "
-    "the driver's libraries in the version of its kernel module",
-    "version_mismatch": "the driver's libraries and the loaded kernel module are of different "
-    "versions, so no GPU answers: reboot the node, which loads the installed module",
-    "no_permission": "the SSH user may not open the GPUs' device files, so no GPU answers: give it "
-    "access to /dev/nvidia*",
-    "no_ctypes": "its python3 lacks ctypes, without which the driver cannot be asked: install the "
-    "distribution's python3",
-    "timeout": "the driver did not answer in time: look for `NVRM` in `dmesg`, then reboot the "
-    "node",
-    "crashed": "the driver's library crashed when asked: look for `NVRM` in `dmesg`, then reboot "
-    "the node",
-}
-
-# The same for one GPU.
-_GPU_PROBLEMS = {
-    "lost": "has fallen off the bus: reboot the node; if it stays lost, power-cycle the node and "
-    "have the GPU serviced",
-    "reset_required": "asks to be reset: stop what uses it and run `nvidia-smi -r`, or reboot the "
-    "node",
-    "timeout": "did not answer in time and may hang whatever uses it: reboot the node",
-    "crashed": "crashes the driver's library when asked: reboot the node; if it stays, have the "
-    "GPU serviced",
-}
-_GPU_PROBLEM = "does not answer: look for `NVRM` in `dmesg`, then reboot the node"
-
-
-def _problems(document: Mapping[str, Any], refused: list[tuple[int, int]]) -> Iterator[str]:
-    driver = document["driver"]
-    if (init := driver["init"]) != "ok":
-        otherwise = "NVML cannot be initialised: run `nvidia-smi` on the node for the driver's view"
-        yield f"{_DRIVER_PROBLEMS.get(init['missing'], otherwise)} ({_reason(init)})"
-        return
-    if not known(driver["gpu_count"]):
-        yield "the driver finds no GPU: look for `NVRM` in `dmesg`, and at `lspci -d 10de:`"
-    for facts in document["gpus"]:
-        if silent := _silent_about(facts):
-            why = facts if "missing" in facts else facts[silent[0]]
-            problem = _GPU_PROBLEMS.get(why["missing"], _GPU_PROBLEM)
-            yield f"GPU {facts['index']} {problem} ({_reason(why)})"
-    yield from _unlisted(document)
-    for error in document["errors"]:
-        if error["about"].startswith("p2p["):
-            index = error["about"][4:-1]
-            yield (
-                f"how GPU {index} reaches the other GPUs could not be read ({_reason(error)}): "
-                "look for `NVRM` in `dmesg`, then reboot the node"
-            )
-    if refused:
-        gpus = ", ".join(map(str, sorted({gpu for pair in refused for gpu in pair})))
-        yield (
-            f"NVLinks join GPUs {gpus}, but the driver grants no peer access over them: "
-            "see that MIG mode is off and that nvidia-fabricmanager runs in the driver's version "
-            "(`systemctl status nvidia-fabricmanager`), then reset the GPUs or reboot the node"
-        )
-
-
-def _reason(value: Mapping[str, Any]) -> str:
-    """Return a missing value as its reason and what the probe knows beside it."""
-    more = [f"{key} {value[key]}" for key in ("code", "signal", "detail") if value.get(key)]
-    return ", ".join([value["missing"].replace("_", " "), *more])
-
-
-def _unlisted(document: Mapping[str, Any]) -> Iterator[str]:
-    """
-    Yield GPUs that the PCI bus has and NVML has not: they failed when the driver loaded.
-
-    Those given to another driver (vfio-pci) or hidden by a module option are so on purpose.
-    """
-    answering = {known(facts.get("pci", {}), {}).get("bus_id") for facts in document["gpus"]}
-    silent = sum(facts.get("missing") is not None for facts in document["gpus"])
-    hidden = {gpu["bus_id"] for gpu in known(document["driver"]["excluded"], [])}
-    unlisted = [
-        function["bus_id"]
-        for function in known(document["pci"], [])
-        if function["class"].startswith("0x03")
-        and known(function["driver"], "nvidia") == "nvidia"
-        and function["bus_id"] not in answering | hidden
-    ]
-    if len(unlisted) > silent:
-        yield (
-            f"{', '.join(unlisted)}: on the PCI bus, and the driver lists {len(unlisted) - silent} "
-            "of them not: look for `NVRM` in `dmesg`, then power-cycle the node; if it stays, have "
-            "the GPU serviced"
-        )

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any
 
+SCHEMA = 1
+"""Version of `Report.as_json()`; raised when a key changes its meaning or goes."""
+
 
 class Severity(IntEnum):
     """How bad a finding is; a larger number is worse."""
@@ -134,6 +137,29 @@ class Report:
             if finding.accepted is None and node in {None, finding.node}
         )
         return max(worst, default=Severity.OK)
+
+    def as_json(self) -> dict[str, Any]:
+        """
+        Return the report for programs: docs/check-report.schema.json describes it.
+
+            {"schema": 1, "fit": false, "verdict": "block", "nodes": {"gpu-01": {"verdict": ...}},
+             "findings": [...], "facts": {"gpu-01": the probe's document}}
+        """
+        return {
+            "schema": SCHEMA,
+            "fit": not self.verdict().stops,
+            "verdict": self.verdict().word,
+            "nodes": {
+                node: {
+                    "verdict": self.verdict(node).word,
+                    "stopped": bool(self.stopping(node)),
+                    "unfit_gpus": sorted(self.unfit(node)),
+                }
+                for node in self.nodes
+            },
+            "findings": [finding.as_json() for finding in worst_first(self.findings)],
+            "facts": dict(self.facts),
+        }
 
     def stopping(self, node: str) -> tuple[Finding, ...]:
         """Return what keeps work away from the node as a whole."""

@@ -1,0 +1,12 @@
+"""Are these nodes fit to serve? Reads only; nothing is installed on them, nothing changes.
+
+pyinfra inventories/prod.py deploys/check.py
+
+Ends with status 1 if a node or GPU is blocked or could not be checked. `gpufleet check
+inventories/prod.py` is the same without pyinfra around it, with `--json` and `--from`.
+"""
+
+from gpufleet.fleet import check, refusals
+
+with refusals():
+    check()
