@@ -1,0 +1,334 @@
+"""What `vllm serve` of one release takes: flags, JSON fields, environment variables.  Pure.
+
+Contract: a schema comes from that release's own source (`extract`), and names are exact: what is
+not in `Schema.by_option` the release does not accept, whatever argparse would make of a prefix.
+The releases in `versions()` are in the package. Any other is refused and never taken for its
+neighbour: `gpufleet flags extract` has to read it first, and `from_document` what that wrote.
+
+The packaged file is JSON with one release a line, so that loading one parses one.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cache, cached_property
+from importlib import resources
+from typing import Any
+
+from gpufleet.errors import FleetError
+
+FORMAT = 1
+"""Version of the document that `extract` writes; raised when a key changes its meaning or goes."""
+
+_SCHEMAS = "data/schemas.json.xz"
+
+
+class Kind(StrEnum):
+    """What a flag does with its arguments."""
+
+    VALUE = "value"  # one value (or `nargs` of them); given again, the last one counts
+    APPEND = "append"  # a value each time it is given
+    SWITCH = "store_true"  # takes no value and cannot be switched off
+    PAIR = "bool_pair"  # takes no value; `negations` switch it off
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """
+    A default that is no plain value.
+
+    `how` is "object" (an instance of the dataclass `what` with its own defaults), "factory" (made
+    anew each time by code), "runtime" (known only to a process with torch), "suppress" (the flag
+    leaves nothing behind when it is not given) or "unset" (the field has to be given).
+    """
+
+    how: str
+    what: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ValueType:
+    """
+    How a flag's text becomes a value.
+
+    `base` is the parser's word: "str", "int", "float", "bool", "json", "json_or_str",
+    "human_readable_int" (1k, 2M), "human_readable_int_or_auto", "nullable_str", ... "custom" is
+    code of vLLM's own of which the schema knows no more. `optional`: the text `None` (and in most
+    releases the empty one) means none. `json_class` names the dataclass in `Schema.classes` that
+    a JSON value must fit.
+    """
+
+    base: str
+    optional: bool = False
+    json_class: str | None = None
+
+    @property
+    def is_json(self) -> bool:
+        """Whether the text is JSON, and so may also be given in the dotted form."""
+        return self.base in {"json", "json_or_str", "from_cli", "from_json"}
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """
+    One flag of `vllm serve`, or its positional argument.
+
+    `name` is the long form that help prints ("--max-model-len"; for the positional, its dest).
+    `choices` the parser enforces; `suggested` it only prints. None among the choices means that
+    the text `None` passes. `hidden` are option strings that are accepted and not in help.
+    """
+
+    name: str
+    dest: str
+    group: str  # the title under which help prints it
+    kind: Kind
+    type: ValueType | None  # None: the text is the value
+    default: Any
+    aliases: tuple[str, ...] = ()
+    negations: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
+    choices: tuple[Any, ...] | None = None
+    suggested: tuple[Any, ...] = ()
+    nargs: str | int | None = None  # argparse's: "+", "*", "?", a number; None is exactly one
+    const: Any = None  # the value when nargs is "?" and the flag is given bare
+    action: str | None = None  # the class of an argparse action that is vLLM's own
+    deprecated: bool = False
+    help_hidden: bool = False  # accepted, and nowhere in help
+    positional: bool = False
+    help: str = ""
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Every option string that names this flag, the name first."""
+        if self.positional:
+            return ()
+        return tuple(dict.fromkeys((self.name, *self.aliases, *self.negations, *self.hidden)))
+
+    @property
+    def takes_value(self) -> bool:
+        """Whether a value may follow it."""
+        return self.kind in {Kind.VALUE, Kind.APPEND}
+
+    def negates(self, option: str) -> bool:
+        """Say whether `option` switches the flag off."""
+        return option in self.negations
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a dataclass that a JSON flag fills; `type` as Python writes it."""
+
+    name: str
+    type: str
+    default: Any
+    constraints: Mapping[str, float] = field(default_factory=dict)  # ge, gt, le, lt, multiple_of
+    init: bool = True  # False: vLLM sets it itself and refuses it from outside
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """
+    One environment variable that vLLM reads.
+
+    `type` and `declared` are what its table of variables says, `default` is what its code gives in
+    an empty environment. `also` are other variables that the code reads for the same setting.
+    """
+
+    name: str
+    type: str | None
+    default: Any
+    choices: tuple[str, ...] | None = None
+    also: tuple[str, ...] = ()
+    declared: str | None = None
+
+
+@dataclass(frozen=True)
+class Schema:
+    """
+    Everything `vllm serve` of one release takes.
+
+    `classes` has the fields of each JSON dataclass by class and field name; None where a release
+    takes any JSON. `values` are lists that vLLM checks after parsing, so that no `choices` show
+    them: "quantization", "quantization_deprecated", "quantization_online", "attention_backend",
+    "load_format", "tool_call_parser", "reasoning_parser", where the release has them.
+    """
+
+    version: str
+    flags: tuple[Flag, ...]
+    classes: Mapping[str, Mapping[str, Field] | None]
+    values: Mapping[str, tuple[str, ...]]
+    environment: Mapping[str, Variable]
+
+    @cached_property
+    def by_option(self) -> Mapping[str, Flag]:
+        """Every accepted option string, exactly as the release spells it, and its flag."""
+        return {option: flag for flag in self.flags for option in flag.options}
+
+    @cached_property
+    def by_dest(self) -> Mapping[str, Flag]:
+        """Every flag by the attribute that the parser stores it in."""
+        return {flag.dest: flag for flag in self.flags}
+
+    @property
+    def positional(self) -> Flag | None:
+        """The positional argument that takes the model; none before 0.5.5's `vllm serve`."""
+        return next((flag for flag in self.flags if flag.positional), None)
+
+    def flag(self, option: str) -> Flag | None:
+        """Return the flag that `option` names exactly; underscores count as dashes, as in vLLM."""
+        if option.startswith("--"):
+            option = "--" + option[2:].replace("_", "-")
+        return self.by_option.get(option)
+
+
+def versions() -> tuple[str, ...]:
+    """Return the releases of vLLM whose schemas are in the package, oldest first."""
+    return tuple(_packaged())
+
+
+@cache
+def load(version: str) -> Schema:
+    """
+    Return the packaged schema of one release.
+
+    A leading "v" and a build's suffix ("+cpu", "+cu129") do not count: all builds of a release have
+    one parser. Raises `FleetError` for a release that is not in the package, naming its neighbours.
+    """
+    release = version.strip().removeprefix("v").partition("+")[0]
+    line = _packaged().get(release)
+    if line is None:
+        raise FleetError(_unknown(version, release))
+    return from_document(json.loads(line))
+
+
+def from_document(document: Mapping[str, Any]) -> Schema:
+    """
+    Return the schema that `extract` wrote.
+
+    Raises `FleetError` if the document is none, or another format's.
+    """
+    if not isinstance(document, Mapping) or document.get("schema", FORMAT) != FORMAT:
+        raise FleetError(
+            "this is no schema of vLLM's flags that this gpufleet reads: extract it again with "
+            "`gpufleet flags extract`"
+        )
+    try:
+        return Schema(
+            version=document["vllm"],
+            flags=tuple(_flag(entry) for entry in document["flags"]),
+            classes={
+                name: None if fields is None else {key: _field(key, fields[key]) for key in fields}
+                for name, fields in document["classes"].items()
+            },
+            values={name: tuple(values) for name, values in document["values"].items()},
+            environment={name: _variable(name, entry) for name, entry in document["env"].items()},
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FleetError(
+            f"this is no schema of vLLM's flags ({type(error).__name__}: {error}): extract it "
+            "again with `gpufleet flags extract`"
+        ) from error
+
+
+def _flag(entry: Mapping[str, Any]) -> Flag:
+    choices = entry.get("choices")
+    return Flag(
+        name=entry["name"],
+        dest=entry["dest"],
+        group=entry["group"] or "",
+        kind=Kind(entry["kind"]),
+        type=_type(entry.get("type")),
+        default=_default(entry["default"]),
+        aliases=tuple(entry.get("aliases", ())),
+        negations=tuple(entry.get("negations", ())),
+        hidden=tuple(entry.get("hidden", ())),
+        choices=None if choices is None else tuple(choices),
+        suggested=tuple(entry.get("suggested", ())),
+        nargs=entry.get("nargs"),
+        const=entry.get("const"),
+        action=entry.get("action"),
+        deprecated=entry.get("deprecated", False),
+        help_hidden=entry.get("help_hidden", False),
+        positional=entry.get("positional", False),
+        help=entry.get("help", ""),
+    )
+
+
+def _type(text: str | None) -> ValueType | None:
+    """Read the extractor's word for a type, such as `int` or `optional[json:PoolerConfig]`."""
+    if text is None:
+        return None
+    optional = text.startswith("optional[")
+    base, _, json_class = text.removeprefix("optional[").removesuffix("]").partition(":")
+    return ValueType(base, optional, json_class or None)
+
+
+def _field(name: str, entry: Mapping[str, Any]) -> Field:
+    return Field(
+        name=name,
+        type=entry["type"],
+        default=_default(entry["default"]),
+        constraints=entry.get("constraints", {}),
+        init=entry.get("init", True),
+    )
+
+
+def _variable(name: str, entry: Mapping[str, Any]) -> Variable:
+    choices = entry.get("choices")
+    return Variable(
+        name=name,
+        type=entry["type"],
+        default=_default(entry["default"]),
+        choices=None if choices is None else tuple(choices),
+        also=tuple(entry.get("also", ())),
+        declared=entry.get("declared"),
+    )
+
+
+def _default(value: Any) -> Any:
+    """Give the one-key objects that stand for no plain value ({"$object": "X"}) their own type."""
+    if isinstance(value, dict) and len(value) == 1:
+        key, what = next(iter(value.items()))
+        if key.startswith("$"):
+            return Computed(key[1:], what if isinstance(what, str) else None)
+    return value
+
+
+@cache
+def _packaged() -> Mapping[str, str]:
+    """Return every packaged release's document, unparsed, oldest first."""
+    packed = resources.files("gpufleet.flags").joinpath(_SCHEMAS).read_bytes()
+    return dict(_lines(lzma.decompress(packed).decode()))
+
+
+def _lines(text: str) -> Iterator[tuple[str, str]]:
+    for line in text.splitlines()[1:-1]:  # the braces of the object have lines of their own
+        name, _, document = line.partition(":")
+        yield json.loads(name), document.removesuffix(",")
+
+
+def _unknown(version: str, release: str) -> str:
+    wanted = sort_key(release)
+    known = versions()
+    older = [name for name in known if sort_key(name) < wanted][-1:]
+    newer = [name for name in known if sort_key(name) > wanted][:1]
+    return (
+        f"vLLM {version}: gpufleet does not know which flags this release takes, and does not "
+        f"guess from its neighbours ({' and '.join(older + newer)} are known): read them from the "
+        "release itself with `gpufleet flags extract SOURCE`"
+    )
+
+
+def sort_key(version: str) -> tuple[int, ...]:
+    """
+    Return what orders releases of vLLM as they were published.
+
+    >>> sort_key("0.5.3.post1") > sort_key("0.5.3")
+    True
+    """
+    return tuple(int(number) for number in re.findall(r"\d+", version))
