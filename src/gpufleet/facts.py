@@ -14,10 +14,12 @@ from pyinfra.api.exceptions import FactProcessError
 from pyinfra.api.facts import FactBase
 
 # `exec`: no shell stays between the connection and the program. A node without Python says so,
-# and then there is nothing on stdout.
+# and then there is nothing on stdout. What was sent is read even so: a closed pipe would be the
+# only thing that the sender hears of.
 PYTHON = (
     "command -v python3 >/dev/null || "
-    "{ echo 'no python3 on this node: install it (apt-get install python3)' >&2; exit 97; }; "
+    "{ echo 'no python3 on this node: install it (apt-get install python3)' >&2; "
+    "while read -r _; do :; done; exit 97; }; "
     "exec python3 -I -"
 )
 

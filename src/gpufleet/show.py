@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpufleet.checks.catalogue import CHECKS
-from gpufleet.checks.finding import Finding, Report, Severity, worst_first
+from gpufleet.checks.finding import Finding, GpuId, Report, Severity, worst_first
 from gpufleet.planner import FleetPlan, Stage
 from gpufleet.topology import Node, known
 
@@ -117,7 +117,7 @@ def checks_table() -> Table:
 def _likeness(finding: Finding) -> tuple[Any, ...]:
     """What findings must have in common to share a line; those not asked share one a node."""
     if finding.found.startswith("not asked"):
-        gpu = None if finding.gpu is None else finding.gpu.index
+        gpu = finding.gpu and finding.gpu.name
         return finding.severity, finding.accepted, finding.node, gpu, finding.found
     return (
         finding.severity,
@@ -157,18 +157,22 @@ def _finding_row(table: Table, alike: list[Finding], *, everything: bool) -> Non
 
 
 def _where(alike: list[Finding]) -> str:
-    gpus: dict[str, set[int]] = {}
+    gpus: dict[str, list[GpuId]] = {}
     for finding in alike:
-        found = gpus.setdefault(finding.node, set())
-        if finding.gpu is not None:
-            found.add(finding.gpu.index)
+        gpus.setdefault(finding.node, []).extend([finding.gpu] if finding.gpu else [])
     places: dict[str, list[str]] = {}
-    for node, indices in gpus.items():
-        places.setdefault(_ranges(indices), []).append(node)
+    for node, found in gpus.items():
+        places.setdefault(_gpu_names(found), []).append(node)
     return "; ".join(
         node_ranges(nodes) + (f" GPU {indices}" if indices else "")
         for indices, nodes in places.items()
     )
+
+
+def _gpu_names(gpus: Iterable[GpuId]) -> str:
+    indices = _ranges({gpu.index for gpu in gpus if gpu.index is not None})
+    gone = sorted({gpu.name for gpu in gpus if gpu.index is None})
+    return " ".join([*([indices] if indices else []), *gone])
 
 
 def _nodes_by_verdict(found: Report) -> Table:

@@ -18,8 +18,9 @@ def admitted(
     Return the nodes with the GPUs that may be used; `Node.unfit` says why not the others.
 
     Raises `FleetError` naming everything that stops work, on every node that declares models or
-    GPUs: a load balancer may be in the same inventory. Where `checks.degraded` is set, an unfit GPU
-    is left out and stops nothing; what concerns the whole node always does.
+    GPUs: a load balancer may be in the same inventory. Where `checks.degraded` is set, a GPU that
+    is unfit is left out, one that is gone is not waited for, and neither stops anything; what
+    concerns the whole node always does.
     """
     found: dict[str, Node] = {}
     problems: list[str] = []
@@ -30,8 +31,9 @@ def admitted(
             continue
         problems += (sentence(finding) for finding in report.stopping(node.name))
         unfit = report.unfit(node.name)
-        if unfit and not wanted.checks.degraded:
-            problems += (sentence(each[0]) for each in unfit.values())
+        gone = report.gone(node.name)
+        if (unfit or gone) and not wanted.checks.degraded:
+            problems += map(sentence, (*gone, *(each[0] for each in unfit.values())))
             rest = len(node.gpus) - len({gpu.index for gpu in node.gpus} & set(unfit))
             problems.append(
                 f"{node.name}: {rest} of its GPUs are fit: set `checks.degraded: true` in "
@@ -49,7 +51,7 @@ def admitted(
 
 def sentence(finding: Finding) -> str:
     """Return a finding for a run that it stops: what, why, what to do, where to read on."""
-    gpu = "" if finding.gpu is None else f" GPU {finding.gpu.index}"
+    gpu = f" GPU {finding.gpu.name}" if finding.gpu else ""
     expected = f"; expected {finding.expected} ({finding.source})" if finding.expected else ""
     first = f": {finding.remedy[0].text}" if finding.remedy else ""
     return (

@@ -66,17 +66,27 @@ class Problem:
     expected: str
     source: str
     remedy: tuple[Step, ...] = ()
-    gpu: int | None = None  # NVML's index; None: the node as a whole
+    # NVML's index; the PCI address of a GPU that NVML does not list ("" if that is not known
+    # either); None: the node as a whole.
+    gpu: int | str | None = None
 
 
 @dataclass(frozen=True)
 class GpuId:
-    """Everything that names one GPU; None is what it did not tell."""
+    """Everything that names one GPU; None is what it did not tell.
 
-    index: int
+    `index` is None for a GPU that should be there and that NVML does not list.
+    """
+
+    index: int | None
     uuid: str | None = None
     bus_id: str | None = None
     serial: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What people call it: NVML's index, or where it was."""
+        return str(self.index) if self.index is not None else self.bus_id or "that is gone"
 
 
 @dataclass(frozen=True)
@@ -169,9 +179,16 @@ class Report:
         """Return the GPUs of a node that work must not be placed on, and why."""
         found: dict[int, tuple[Finding, ...]] = {}
         for finding in self.findings:
-            if finding.node == node and finding.gpu is not None and finding.stops:
-                found[finding.gpu.index] = (*found.get(finding.gpu.index, ()), finding)
+            index = finding.gpu.index if finding.gpu else None
+            if finding.node == node and index is not None and finding.stops:
+                found[index] = (*found.get(index, ()), finding)
         return found
+
+    def gone(self, node: str) -> tuple[Finding, ...]:
+        """Return what is said of GPUs that should be there and that NVML does not list."""
+        return tuple(
+            f for f in self.findings if f.node == node and f.gpu and f.gpu.index is None and f.stops
+        )
 
 
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:
@@ -182,7 +199,7 @@ def worst_first(findings: Iterable[Finding]) -> list[Finding]:
             f.accepted is not None,
             -f.severity,
             f.node,
-            -1 if f.gpu is None else f.gpu.index,
+            -1 if f.gpu is None or f.gpu.index is None else f.gpu.index,
             f.check,
         ),
     )

@@ -145,8 +145,10 @@ class Reading:
         """The siblings with the same kind of GPU: only those say what should be here."""
         return tuple(other for other in self.siblings if other.product == self.product)
 
-    def id_of(self, index: int) -> GpuId:
-        """Return everything that names GPU `index`."""
+    def id_of(self, index: int | str) -> GpuId:
+        """Return everything that names a GPU, by NVML's index or, if it is gone, PCI address."""
+        if isinstance(index, str):
+            return GpuId(None, bus_id=index or None)
         return next((gpu.id for gpu in self.gpus if gpu.index == index), GpuId(index))
 
 
