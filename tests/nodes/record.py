@@ -1,10 +1,12 @@
 """
-Write what the probe finds on each healthy profile of the simulated NVML to tests/nodes/*.json.
+Write what the probe finds to tests/nodes/: on each healthy profile of the lab, or on this machine.
 
-    python tests/nodes/record.py
+    python tests/nodes/record.py            # every profile: tests/nodes/<profile>.json
+    python tests/nodes/record.py --real     # this machine with its GPUs: tests/nodes/real/
 
-The real probe runs as on a node. What differs from machine to machine and run to run (its files,
-the time) is fixed, so that a new recording shows as a difference only what the probe found anew.
+The real probe runs as on a node. Of a profile, what differs from run to run (the time) is fixed, so
+that a new recording shows as a difference only what the probe found anew. Of a real machine, what
+identifies it is replaced, the same by the same (real.py).
 """
 
 from __future__ import annotations
@@ -18,50 +20,36 @@ from pathlib import Path
 from typing import Any
 
 from gpufleet import payload
-from lab import nvml
+from gpufleet.errors import FleetError
+from lab import machine, nvml
+from tests.nodes import real
 
 HERE = Path(__file__).parent
 
-# The files of a node that no GPU is needed for.
-FILES = {
-    "/etc/machine-id": "0123456789abcdef0123456789abcdef",
-    "/etc/os-release": 'NAME="Ubuntu"\nID=ubuntu\nVERSION_ID="24.04"\n',
-    "/proc/meminfo": "MemTotal:       2113461420 kB\nMemFree:        2113461420 kB\n",
-    "/proc/sys/kernel/hostname": "gpu-01",
-    "/proc/sys/kernel/osrelease": "6.8.0-88-generic",
-    "/proc/sys/kernel/random/boot_id": "9e6f4b52-4c0e-4f5a-8a43-000000000001",
-    "/sys/devices/system/cpu/online": "0-223",
-}
 SAME_EVERYWHERE = {
     "time": "2026-01-01T00:00:00Z",
-    "seconds": 0.1,
+    "seconds": 0.3,
     "probe": "0" * 64,
     "python": "3.12.3",
-    "arch": "x86_64",
 }
-
-
-def write_tree(root: Path, files: dict[str, str]) -> Path:
-    """Write `files` (absolute path: text) below `root`."""
-    for path, text in files.items():
-        file = root / path.lstrip("/")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-    return root
 
 
 def probe(
-    library: Path, *profiles: Path, python: str = sys.executable, **parameters: Any
+    library: Path | None, *profiles: Path, python: str = sys.executable, **parameters: Any
 ) -> dict[str, Any]:
-    """Run the probe as on a node, against the simulated NVML in the directory `library`."""
+    """
+    Run the probe as on a node and return its document.
+
+    Against the simulated NVML in the directory `library`; None: whatever this machine has.
+    """
+    simulated = {
+        "LD_LIBRARY_PATH": str(library),
+        "GPUFLEET_NVML_PROFILE": ":".join(map(str, profiles)),
+    }
     done = subprocess.run(
         [python, "-I", "-"],
         input=payload.program("probe", nvml=True, **parameters),
-        env={
-            **os.environ,
-            "LD_LIBRARY_PATH": str(library),
-            "GPUFLEET_NVML_PROFILE": ":".join(map(str, profiles)),
-        },
+        env={**os.environ, **(simulated if library else {})},
         capture_output=True,
         text=True,
         timeout=120,
@@ -71,11 +59,26 @@ def probe(
     return document
 
 
+def probe_machine(
+    library: Path, about: machine.Machine, python: str = sys.executable, **parameters: Any
+) -> dict[str, Any]:
+    """Run the probe on a simulated machine: its files, its programs, and its GPUs."""
+    with tempfile.TemporaryDirectory() as scratch:
+        root = machine.write(about, Path(scratch) / "root")
+        profile = Path(scratch) / "nvml.conf"
+        profile.write_text(machine.profile_text(about))
+        answers = machine.answers(about)
+        return probe(
+            library if about.library else Path(scratch),
+            profile,
+            python=python,
+            **{"sysroot": str(root), "answers": answers, **parameters},
+        )
+
+
 def recording(library: Path, profile: str) -> dict[str, Any]:
     """Return the recording of one healthy profile."""
-    with tempfile.TemporaryDirectory() as root:
-        write_tree(Path(root), FILES)
-        found = probe(library, nvml.profile(profile), sysroot=root)
+    found = probe_machine(library, machine.of(profile))
     return {key: SAME_EVERYWHERE.get(key, value) for key, value in found.items()}
 
 
@@ -92,7 +95,8 @@ def text(document: Any, indent: str = "") -> str:
     return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
 
 
-def main() -> None:
+def record_profiles() -> None:
+    """Record every healthy profile."""
     with tempfile.TemporaryDirectory() as built:
         library = nvml.build(Path(built)).parent
         for profile in nvml.profiles():
@@ -100,5 +104,23 @@ def main() -> None:
             print(f"{profile}.json")
 
 
+def record_real() -> None:
+    """Record this machine; raises `FleetError` if it has no NVIDIA GPU that answers."""
+    document = real.anonymous(real.with_gpus(probe(None)))
+    to = HERE / "real" / f"{real.name(document)}.json"
+    to.parent.mkdir(exist_ok=True)
+    to.write_text(text(document) + "\n")
+    print(to)
+
+
+def main(arguments: list[str]) -> None:
+    if arguments not in ([], ["--real"]):
+        sys.exit("usage: python tests/nodes/record.py [--real]")
+    try:
+        record_real() if arguments else record_profiles()
+    except FleetError as error:
+        sys.exit(str(error))
+
+
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -1,12 +1,14 @@
 """RUNS ON THE NODE: a fact, or why it could not be read.
 
 A value that could not be read is {"missing": reason, ...}, so that "no" and "unknown" never look
-alike. Reasons are words; beside them stand NVML's own code, a signal, the loader's text.
+alike. Reasons are words; beside them stand NVML's own code, a signal, the loader's text. Whatever
+comes out of here is valid JSON, also from a driver that answers garbage.
 """
 
 from __future__ import annotations
 
 import errno
+import math
 from typing import Any, Callable, Dict
 
 Missing = Dict[str, Any]  # {"missing": reason, ...}
@@ -32,12 +34,21 @@ REASONS = {
 ERRNO_REASONS = {
     errno.ENOENT: "absent",
     errno.ENODEV: "absent",
+    errno.ESRCH: "absent",  # a process that ended between two looks
     errno.EADDRNOTAVAIL: "absent",  # a net device without an address
     errno.EACCES: "no_permission",
     errno.EPERM: "no_permission",
     errno.EINVAL: "not_supported",  # the speed of a net device without a link
     errno.EOPNOTSUPP: "not_supported",
 }
+
+
+class CannotRead(Exception):  # noqa: N818  # an answer, not an error
+    """A value cannot be read, for a reason that is known where it was asked for."""
+
+    def __init__(self, reason: str, **more: Any) -> None:
+        super().__init__(reason)
+        self.missing = missing(reason, **more)
 
 
 def missing(reason: str, **more: Any) -> Missing:
@@ -50,11 +61,13 @@ def read(function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return plain(function(*arguments))
     except Exception as error:
-        return missing_after(error)
+        return plain(missing_after(error))
 
 
 def missing_after(error: Exception) -> Missing:
     """Return what an exception says about the value that it kept us from."""
+    if isinstance(error, CannotRead):
+        return error.missing
     code = getattr(error, "value", None)
     if type(error).__name__.startswith("NVMLError") and isinstance(code, int):
         detail = {"detail": loader_error()} if code == 12 else {}
@@ -83,9 +96,18 @@ def is_missing(value: Any) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """Turn what NVML's binding returns (bytes, structs, arrays, tuples) into JSON's types."""
+    """
+    Turn what NVML's binding returns (bytes, structs, arrays, tuples) into JSON's types.
+
+    What JSON cannot say is replaced: bytes that are no UTF-8, halves of surrogate pairs (file
+    names), and numbers that are none.
+    """
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, float) and not math.isfinite(value):
+        return missing("implausible", detail=str(value))
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if hasattr(value, "_fields_"):

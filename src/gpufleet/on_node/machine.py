@@ -1,6 +1,7 @@
 """RUNS ON THE NODE: what the machine's files say: Linux, the PCI bus, the network.
 
-Every path is read below `ROOT`, which is "" on a real machine.
+Every path is read below `ROOT`, which is "" on a real machine. What no file says (system calls
+do) is in `ANSWERS` where another machine is to be described; on a real one that is empty.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ from typing import Any, Callable, Iterable
 
 from gpufleet.on_node.answers import missing, read
 
-ROOT = ""  # the probe sets it before it asks
+# The probe sets both before it asks.
+ROOT = ""
+ANSWERS: dict[str, Any] = {}
+
+
+def answered(name: str, call: Callable[[], Any]) -> Any:
+    """Return what is known beforehand under a name, else what the call returns."""
+    return ANSWERS[name] if name in ANSWERS else call()
 
 
 def line(path: str) -> str:
@@ -124,7 +132,7 @@ def infiniband(name: str) -> dict[str, Any]:
                     "port": port,
                     **{
                         key: read(line, "%s/ports/%s/%s" % (at, port, key))
-                        for key in ("state", "rate", "link_layer")
+                        for key in ("state", "phys_state", "rate", "link_layer")
                     },
                 }
                 for port in names(at + "/ports")
@@ -160,6 +168,10 @@ def pci_parent(at: str) -> dict[str, Any]:
 
 def ipv4(name: str) -> str:
     """Return a net device's first IPv4 address."""
+    if "ipv4" in ANSWERS:
+        if name not in ANSWERS["ipv4"]:
+            raise OSError(errno.EADDRNOTAVAIL, name)
+        return str(ANSWERS["ipv4"][name])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         # SIOCGIFADDR, linux/sockios.h; the address lies at bytes 20 to 24 of struct ifreq.
         answer = fcntl.ioctl(asked.fileno(), 0x8915, struct.pack("256s", name[:15].encode()))
@@ -189,7 +201,7 @@ HOST_FACTS: tuple[tuple[str, Callable[[], Any]], ...] = (
     ("boot_id", lambda: line("/proc/sys/kernel/random/boot_id")),
     ("kernel", lambda: line("/proc/sys/kernel/osrelease")),
     ("os_release", os_release),
-    ("arch", lambda: os.uname().machine),
+    ("arch", lambda: answered("arch", lambda: os.uname().machine)),
     ("python", platform.python_version),
     ("cpus", cpus),
     ("memory_mib", memory_mib),

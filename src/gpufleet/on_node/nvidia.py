@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: what NVML says of the driver, of each GPU, of each pair of GPUs.
+"""RUNS ON THE NODE: what NVML says of the driver and of each GPU. Only questions: nothing is set.
 
 The tables say what is asked, and by which NVML function. Numbers stand in for constants of the
 binding where those are wrong or newer than the driver; nvml.h has them.
@@ -6,54 +6,33 @@ binding where those are wrong or newer than the driver; nvml.h has them.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable
+import time
+from typing import Any, Callable
 
-from gpufleet.on_node import machine
-from gpufleet.on_node.answers import is_missing, missing, plain, read
+from gpufleet.on_node import machine, nvlink
+from gpufleet.on_node.answers import CannotRead, is_missing, missing, plain, read
+from gpufleet.on_node.nvml import (
+    Ask,
+    asked,
+    each,
+    either,
+    fill,
+    get,
+    number,
+    started_nvml,
+    sysfs_bus_id,
+    text,
+)  # fmt: skip
+from gpufleet.on_node.processes import who
 
-Ask = Callable[[Any, Any], Any]  # (binding, GPU handle) -> value
+# A count beyond this is not a count: 16 GPUs are the most in one machine of NVIDIA's, and a process
+# is forked for each.
+GPUS_MAX = 64
 
-# nvmlReturn_t: this driver or board does not know this way to ask (not supported, no such
-# function, no such version of the struct), but may know an older one.
-ASK_DIFFERENTLY = {3, 13, 25}
-
-
-def get(function: str, *arguments: Any, keys: tuple[str, ...] = ()) -> Ask:
-    """Return a question: `nvmlDeviceGet<function>`; `keys` name the members of a tuple answer."""
-
-    def ask(nvml: Any, gpu: Any) -> Any:
-        answer = getattr(nvml, "nvmlDeviceGet" + function)(gpu, *arguments)
-        return dict(zip(keys, answer)) if keys else answer  # noqa: B905  # Python 3.8
-
-    return ask
-
-
-def fill(function: str, structure: str) -> Ask:
-    """Return a question whose answer NVML writes into a versioned struct."""
-
-    def ask(nvml: Any, gpu: Any) -> Any:
-        import ctypes
-
-        answer = getattr(nvml, structure)()
-        getattr(nvml, "nvmlDeviceGet" + function)(gpu, ctypes.byref(answer))
-        return answer
-
-    return ask
-
-
-def either(*questions: Ask) -> Ask:
-    """Return a question that falls back to the next where a driver or board does not know one."""
-
-    def ask(nvml: Any, gpu: Any) -> Any:
-        for question in questions[:-1]:
-            try:
-                return question(nvml, gpu)
-            except nvml.NVMLError as error:
-                if error.value not in ASK_DIFFERENTLY:
-                    raise
-        return questions[-1](nvml, gpu)
-
-    return ask
+# Clocks event reasons, nvml.h: hardware slowdown, hardware thermal slowdown, power brake. They may
+# last a moment, so they are looked at three times.
+HARDWARE_SLOWDOWN = 0x08 | 0x40 | 0x80
+SAMPLES, SAMPLES_APART = 3, 0.3  # seconds
 
 
 def pci(nvml: Any, gpu: Any) -> dict[str, Any]:
@@ -65,12 +44,6 @@ def pci(nvml: Any, gpu: Any) -> dict[str, Any]:
         "device_id": "0x%08x" % info.pciDeviceId,
         "subsystem_id": "0x%08x" % info.pciSubSystemId,
     }
-
-
-def sysfs_bus_id(bus_id: str) -> str:
-    """Return NVML's "00000008:01:00.0" as sysfs writes it: "0008:01:00.0"."""
-    domain, rest = bus_id.lower().split(":", 1)
-    return "%04x:%s" % (int(domain, 16), rest)
 
 
 def affinity(function: str, words: int) -> Ask:
@@ -88,10 +61,76 @@ def affinity(function: str, words: int) -> Ask:
     return ask
 
 
-def processes(version: str) -> Ask:
-    """Return a question for who computes on the GPU; `usedGpuMemory` in bytes, or null."""
-    question = get("ComputeRunningProcesses" + version)
-    return lambda nvml, gpu: [vars(process) for process in question(nvml, gpu)]
+def processes(kind: str) -> Ask:
+    """Return a question for who uses the GPU; `usedGpuMemory` in bytes, or null."""
+    question = either(get(kind + "RunningProcesses_v3"), get(kind + "RunningProcesses_v2"))
+
+    def ask(nvml: Any, gpu: Any) -> list[dict[str, Any]]:
+        return [
+            {**vars(process), **who(process.pid, nvml.nvmlSystemGetProcessName)}
+            for process in question(nvml, gpu)
+        ]
+
+    return ask
+
+
+def throttle_samples(nvml: Any, gpu: Any) -> list[int]:
+    """Return why clocks are held down: once, or three times where hardware does it."""
+    question = either(get("CurrentClocksEventReasons"), get("CurrentClocksThrottleReasons"))
+    samples = [question(nvml, gpu)]
+    while samples[0] & HARDWARE_SLOWDOWN and len(samples) < SAMPLES:
+        time.sleep(SAMPLES_APART)
+        samples.append(question(nvml, gpu))
+    return samples
+
+
+def inforom_valid(nvml: Any, gpu: Any) -> bool:
+    """Have the driver compute the InfoROM's checksum; `corrupted_inforom` if it is wrong."""
+    nvml.nvmlDeviceValidateInforom(gpu)
+    return True
+
+
+def retired(cause: int) -> Ask:
+    """Return a question for how many pages were retired; cause 0: single-bit errors, 1: double."""
+    question = get("RetiredPages", cause)
+    return lambda nvml, gpu: len(question(nvml, gpu))
+
+
+def ecc_at(location: int) -> Ask:
+    """Return a question for the error counters of one place: 2 DRAM, 7 SRAM."""
+    return each(
+        corrected_volatile=get("MemoryErrorCounter", 0, 0, location),
+        uncorrected_volatile=get("MemoryErrorCounter", 1, 0, location),
+        corrected_aggregate=get("MemoryErrorCounter", 0, 1, location),
+        uncorrected_aggregate=get("MemoryErrorCounter", 1, 1, location),
+    )
+
+
+def platform(nvml: Any, gpu: Any) -> dict[str, Any]:
+    """Return where in its rack a board sits. Bytes are read as they are: the binding takes text."""
+    import ctypes
+
+    info = nvml.c_nvmlPlatformInfo_v2_t()
+    nvml.nvmlDeviceGetPlatformInfo(gpu, ctypes.byref(info))
+
+    def member(name: str) -> bytes:
+        at = getattr(type(info), name)
+        return ctypes.string_at(ctypes.addressof(info) + at.offset, at.size)
+
+    return {
+        "ib_guid": member("ibGuid").hex(),
+        "chassis_serial": member("chassisSerialNumber").split(b"\0")[0],
+        **{
+            ours: member(theirs)[0]
+            for ours, theirs in (
+                ("slot", "slotNumber"),
+                ("tray", "trayIndex"),
+                ("host", "hostId"),
+                ("peer_type", "peerType"),
+                ("module", "moduleId"),
+            )
+        },
+    }
 
 
 def fabric_by_struct(version: int, structure: str, function: str) -> Ask:
@@ -122,13 +161,14 @@ FABRIC = either(
 )
 
 GPU_FACTS: tuple[tuple[str, Ask], ...] = (
-    ("name", get("Name")),
-    ("uuid", get("UUID")),
-    ("serial", get("Serial")),
-    ("part", get("BoardPartNumber")),
-    ("vbios", get("VbiosVersion")),
-    ("gsp_firmware", get("GspFirmwareVersion")),
-    ("inforom", get("InforomImageVersion")),
+    ("name", text(get("Name"))),
+    ("uuid", text(get("UUID"))),
+    ("serial", text(get("Serial"))),
+    ("part", text(get("BoardPartNumber"))),
+    ("vbios", text(get("VbiosVersion"))),
+    ("gsp_firmware", text(get("GspFirmwareVersion"))),
+    ("inforom", text(get("InforomImageVersion"))),
+    ("inforom_valid", inforom_valid),
     ("pci", pci),
     ("minor", get("MinorNumber")),
     ("module_id", get("ModuleId")),
@@ -153,26 +193,49 @@ GPU_FACTS: tuple[tuple[str, Ask], ...] = (
         get("RemappedRows", keys=("corrected", "uncorrected", "pending", "failed")),
     ),
     ("remap_histogram", get("RowRemapperHistogram")),
+    ("ecc_dram", ecc_at(2)),
+    ("ecc_sram_counts", ecc_at(7)),
     ("retired_pages_pending", get("RetiredPagesPendingStatus")),
-    (
-        "throttle_reasons",
-        either(get("CurrentClocksEventReasons"), get("CurrentClocksThrottleReasons")),
-    ),
+    ("retired_pages", each(single_bit=retired(0), double_bit=retired(1))),
+    # Blackwell. Repairs wait for a reset.
+    ("repair", get("RepairStatus", keys=("channel_pending", "tpc_pending"))),
+    ("memory_unrepairable", lambda nvml, gpu: nvml.nvmlDeviceGetUnrepairableMemoryFlag_v1(gpu)),
+    ("throttle_samples", throttle_samples),
     ("temperature_celsius", either(get("TemperatureV", 0), get("Temperature", 0))),
     ("temperature_shutdown_celsius", get("TemperatureThreshold", 0)),
     ("temperature_slowdown_celsius", get("TemperatureThreshold", 1)),
+    ("temperature_memory_max_celsius", get("TemperatureThreshold", 2)),
+    ("temperature_gpu_max_celsius", get("TemperatureThreshold", 3)),
+    ("temperature_memory_celsius", number(82)),
+    # Degrees that are left until a threshold: of this GPU now, and of each threshold itself.
+    ("margin_celsius", get("MarginTemperature")),
+    (
+        "temperature_limits",
+        each(
+            shutdown=number(193),
+            slowdown=number(194),
+            memory_max=number(195),
+            gpu_max=number(196),
+        ),
+    ),
     ("power_draw_milliwatts", get("PowerUsage")),
     ("power_limit_milliwatts", get("EnforcedPowerLimit")),
     ("power_default_limit_milliwatts", get("PowerManagementDefaultLimit")),
+    ("power_limits_milliwatts", get("PowerManagementLimitConstraints", keys=("min", "max"))),
+    ("performance_state", get("PerformanceState")),
     ("pcie_width", get("CurrPcieLinkWidth")),
     ("pcie_width_max", get("MaxPcieLinkWidth")),
     ("pcie_generation", get("CurrPcieLinkGeneration")),
     ("pcie_generation_max", get("MaxPcieLinkGeneration")),
     ("pcie_replays", get("PcieReplayCounter")),
     # The driver's own verdict, R570 and newer: 0 none, 1 reset the GPU, 2 reboot, 3 drain P2P, ...
-    ("recovery_action", lambda nvml, gpu: field(nvml, gpu, 230)),
-    ("c2c_links", lambda nvml, gpu: field(nvml, gpu, 170)),
-    ("processes", either(processes("_v3"), processes("_v2"))),
+    ("recovery_action", number(230)),
+    ("c2c_links", number(170)),
+    ("addressing_mode", get("AddressingMode")),
+    ("platform", platform),
+    ("processes", processes("Compute")),
+    ("graphics_processes", processes("Graphics")),
+    ("mps_processes", processes("MPSCompute")),
 )
 
 NUMA_FACTS: tuple[tuple[str, Ask], ...] = (
@@ -193,42 +256,27 @@ DRIVER_FACTS: tuple[tuple[str, Callable[[Any], Any]], ...] = (
     ("branch", lambda nvml: nvml.nvmlSystemGetDriverBranch().branch),
     ("nvml", lambda nvml: nvml.nvmlSystemGetNVMLVersion()),
     ("cuda", lambda nvml: nvml.nvmlSystemGetCudaDriverVersion_v2()),
-    ("gpu_count", lambda nvml: nvml.nvmlDeviceGetCount()),
+    ("gpu_count", lambda nvml: plausible(nvml.nvmlDeviceGetCount())),
     (
         "excluded",
-        lambda nvml: [excluded(nvml, i) for i in range(nvml.nvmlGetExcludedDeviceCount())],
+        lambda nvml: [
+            excluded(nvml, i) for i in range(plausible(nvml.nvmlGetExcludedDeviceCount()))
+        ],
     ),
 )
 
-NO_LINK = {"invalid_argument", "function_not_found", "not_supported"}
-LINKS_MAX = 64  # more than any: NVML itself ends the count (18 links from R525, 36 from R610)
 
-# nvmlGpuP2PCapsIndex_t. The numbers, because the binding's NVML_P2P_CAPS_INDEX_READ is a tuple.
-P2P_INDEXES = (("read", 0), ("write", 1), ("nvlink", 2))
+def plausible(count: int) -> int:
+    """Return a number of GPUs; raises where the driver answers what cannot be one."""
+    if count > GPUS_MAX:
+        raise CannotRead("implausible", detail="the driver counts %d GPUs" % count)
+    return count
 
 
 def excluded(nvml: Any, index: int) -> dict[str, Any]:
     """Return a GPU that a module option hides from everybody."""
     info = nvml.nvmlGetExcludedDeviceInfoByIndex(index)
     return {"bus_id": sysfs_bus_id(plain(info.pci.busId)), "uuid": info.uuid}
-
-
-def field(nvml: Any, gpu: Any, number: int, scope: int = 0) -> int | float:
-    """Return one of NVML's numbered fields; raises its own error like any other question."""
-    (answer,) = nvml.nvmlDeviceGetFieldValues(gpu, [(number, scope)])
-    if answer.nvmlReturn:
-        raise nvml.NVMLError(answer.nvmlReturn)
-    member = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
-    value: int | float = getattr(answer.value, member[answer.valueType])
-    return value
-
-
-def started_nvml() -> Any:
-    """Import the binding and initialise NVML in this process."""
-    import pynvml
-
-    pynvml.nvmlInit()
-    return pynvml
 
 
 def driver() -> dict[str, Any]:
@@ -241,67 +289,12 @@ def gpu(index: int) -> dict[str, Any]:
     """Return everything about one GPU by itself; raises when NVML gives no handle to it."""
     nvml = started_nvml()
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    facts = asked(GPU_FACTS, nvml, handle)
+    samples = facts["throttle_samples"]
+    facts["throttle_reasons"] = samples if is_missing(samples) else samples[0]
     return {
-        "gpus": {"index": index, **asked(GPU_FACTS, nvml, handle)},
-        "nvlink": nvlink(nvml, handle),
+        "gpus": {"index": index, **facts},
+        "nvlink": nvlink.links_of(nvml, handle),
         "numa": asked(NUMA_FACTS, nvml, handle),
         "fabric": read(FABRIC, nvml, handle),
-    }
-
-
-def asked(facts: Iterable[tuple[str, Ask]], nvml: Any, gpu: Any) -> dict[str, Any]:
-    """Return a table's answers."""
-    return {name: read(ask, nvml, gpu) for name, ask in facts}
-
-
-def nvlink(nvml: Any, gpu: Any) -> dict[str, Any]:
-    """Return a GPU's NVLinks: how many it has, how many reach a switch, and each one's state."""
-    states = []
-    for number in range(LINKS_MAX):
-        state = read(nvml.nvmlDeviceGetNvLinkState, gpu, number)
-        states.append(state)
-        if is_missing(state) and state["missing"] in {"invalid_argument", "function_not_found"}:
-            break
-    links = [
-        link(nvml, gpu, number, state)
-        for number, state in enumerate(states)
-        if not is_missing(state) or state["missing"] not in NO_LINK
-    ]
-    return {
-        "count": read(field, nvml, gpu, 91),
-        "switch_links": read(field, nvml, gpu, 147),
-        "links": links or states[0],
-    }
-
-
-def link(nvml: Any, gpu: Any, number: int, state: Any) -> dict[str, Any]:
-    """Return one NVLink: its state, and what is at its other end."""
-    return {
-        "link": number,
-        "state": state,
-        "version": read(nvml.nvmlDeviceGetNvLinkVersion, gpu, number),
-        "remote_type": read(nvml.nvmlDeviceGetNvLinkRemoteDeviceType, gpu, number),
-        "remote_pci": read(lambda: remote_bus_id(nvml, gpu, number)),
-        "speed_mbps": read(field, nvml, gpu, 164, number),
-    }
-
-
-def remote_bus_id(nvml: Any, gpu: Any, number: int) -> str:
-    """Return the PCI function at the other end; "ffffffff:ff:ff.0" where NVML does not know."""
-    return sysfs_bus_id(plain(nvml.nvmlDeviceGetNvLinkRemotePciInfo(gpu, number).busId))
-
-
-def pairs(index: int, others: Iterable[int]) -> dict[int, dict[str, Any]]:
-    """Return how one GPU reaches the others."""
-    nvml = started_nvml()
-    here = nvml.nvmlDeviceGetHandleByIndex(index)
-    return {other: read(pair, nvml, here, other) for other in others}
-
-
-def pair(nvml: Any, here: Any, other: int) -> dict[str, Any]:
-    """Return one pair: P2P status by kind, and the PCIe ancestor (10 PIX ... 50 SYS)."""
-    there = nvml.nvmlDeviceGetHandleByIndex(other)
-    return {
-        "pcie": read(nvml.nvmlDeviceGetTopologyCommonAncestor, here, there),
-        **{kind: read(nvml.nvmlDeviceGetP2PStatus, here, there, n) for kind, n in P2P_INDEXES},
     }

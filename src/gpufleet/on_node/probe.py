@@ -1,72 +1,121 @@
 """RUNS ON THE NODE: what is this machine made of? Reads, changes nothing, judges nothing.
 
 Takes (global `PARAMETERS`, all optional):
-  sysroot  prefix of every file read: "" is the real machine
-  seconds  {"init": 20, "gpu": 15, "pairs": 15}: deadlines of the three rounds of questions
+  sysroot  prefix of every file read and of every program run: "" is the real machine
+  seconds  {"init": 20, "gpu": 15, "pairs": 15, "beside": 20}: deadlines, see docs/probe.md
+  disks    paths whose free space is asked: ["/"]
+  answers  of another machine: what system calls would say there (tests and recordings)
 Prints one JSON document, described in docs/probe.md. Every value that could not be read is
 {"missing": reason, ...}; none is left out.
 
 A GPU that hangs or crashes the driver costs itself only: this process asks nothing, it forks one
-process a GPU (watched.py). Python 3.8, standard library, and the binding that travels along as
-`pynvml`.
+process a GPU (watched.py). What does not concern GPUs is asked beside them, each question in its
+own process, and delays none of them. Python 3.8, standard library, and the binding that travels
+along as `pynvml`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import sys
 import time
-from typing import Any, Iterator, Mapping
+from typing import Any, Callable, Iterator, Mapping
 
-from gpufleet.on_node import machine, nvidia
+from gpufleet.on_node import (
+    driver_files,
+    kernel_log,
+    machine,
+    nvidia,
+    nvlink,
+    packages,
+    system,
+)  # fmt: skip
 from gpufleet.on_node.answers import is_missing, missing
-from gpufleet.on_node.watched import Watched, answers, asked_of_all
+from gpufleet.on_node.watched import Watch
+
+SCHEMA = 2
 
 PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
 
-# Their sum stays below the minute that the controller grants. `init` is long because without
-# persistence mode the driver wakes every GPU first, which takes seconds each.
-SECONDS = {"init": 20, "gpu": 15, "pairs": 15, **PARAMETERS.get("seconds", {})}
+# init, gpu and pairs follow each other: their sum stays below the minute that the controller
+# grants. `init` is long because without persistence mode the driver wakes every GPU first, which
+# takes seconds each. `beside` runs from the beginning, and is longer than the longest deadline of
+# the programs that are run (kernel_log.py).
+SECONDS = {"init": 20, "gpu": 15, "pairs": 15, "beside": 20, **PARAMETERS.get("seconds", {})}
+DISKS = tuple(PARAMETERS.get("disks", ["/"]))
+
+# Asked beside the GPUs. What the machine is comes first; the others are facts for checks.
+BESIDE: dict[str, Callable[[], Any]] = {
+    "host": machine.host,
+    "system": system.system,
+    "acs": system.acs,
+    "units": system.units,
+    "packages": packages.packages,
+    "upgrades": packages.upgrades,
+    "library": driver_files.library,
+    "kernels": driver_files.kernels,
+    "kernel_log": kernel_log.kernel_log,
+    **{"disk %s" % path: functools.partial(system.disk, path) for path in DISKS},
+}
 
 
 def document() -> dict[str, Any]:
-    """Ask in three rounds: the machine and its driver, every GPU, every pair of GPUs."""
+    """Ask in three rounds: the driver, every GPU, every pair of GPUs; beside them all the rest."""
     began = time.monotonic()
-    # Kept alive: while one process has NVML open, the driver does not put GPUs to sleep between
-    # our questions, which without persistence mode costs seconds each time.
-    first = {
-        "driver": Watched(nvidia.driver, sum(SECONDS.values()), keep=True),
-        "host": Watched(machine.host, SECONDS["init"]),
-    }
+    watch = Watch()
     try:
-        whole = answers(first, SECONDS["init"])
-        about = whole["driver"]
-        count = 0 if is_missing(about) or is_missing(about["gpu_count"]) else about["gpu_count"]
-        alone = asked_of_all(nvidia.gpu, {i: (i,) for i in range(count)}, SECONDS["gpu"])
+        # Kept alive: while one process has NVML open, the driver does not put GPUs to sleep between
+        # our questions, which without persistence mode costs seconds each time.
+        rounds = sum(SECONDS[name] for name in ("init", "gpu", "pairs"))
+        watch.ask("driver", nvidia.driver, SECONDS["init"], keep=rounds)
+        for key, function in BESIDE.items():
+            watch.ask(key, function, SECONDS["init" if key == "host" else "beside"])
+        driver = watch.answers("driver")["driver"]
+        count = 0 if is_missing(driver) or is_missing(driver["gpu_count"]) else driver["gpu_count"]
+        alone = asked_of_all(watch, "gpus", nvidia.gpu, {i: (i,) for i in range(count)}, "gpu")
         present = [i for i in range(count) if not is_missing(alone[i])]
         others = {i: (i, [j for j in present if j != i]) for i in present}
-        together = asked_of_all(nvidia.pairs, others, SECONDS["pairs"])
+        together = asked_of_all(watch, "p2p", nvlink.pairs, others, "pairs")
+        beside = watch.answers(*BESIDE)
     finally:
-        for watched in first.values():
-            watched.stop()
-    sections = host_section(whole["host"])
+        watch.stop()
+    sections = host_section(beside["host"])
     return {
-        "schema": 1,
+        "schema": SCHEMA,
         "probe": globals().get("__sha256__", missing("absent")),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "seconds": round(time.monotonic() - began, 3),
+        "user": {"uid": machine.answered("uid", os.geteuid)},
         **{name: sections[name] for name, _ in machine.HOST_FACTS},
-        "driver": {**driver_section(about), **sections["module"]},
+        "system": system_section(beside),
+        "kernel_log": beside["kernel_log"],
+        "driver": driver_section(driver, sections["module"], beside),
         **{
             section: [gpu_section(alone[i], section, i) for i in range(count)]
             for section in ("gpus", "nvlink", "numa", "fabric")
         },
-        "p2p": {kind: matrix(together, kind, count) for kind, _ in nvidia.P2P_INDEXES},
+        "p2p": {kind: matrix(together, kind, count) for kind, _ in nvlink.P2P_INDEXES},
         "pcie": matrix(together, "pcie", count),
-        "errors": list(errors(whole, alone, together)),
+        "errors": list(errors(driver, beside, alone, together)),
     }
+
+
+def asked_of_all(
+    watch: Watch,
+    about: str,
+    function: Callable[..., Any],
+    each: Mapping[int, tuple[Any, ...]],
+    seconds: str,
+) -> dict[int, Any]:
+    """Ask every GPU at once, each in its own process; return the answers by GPU."""
+    keys = {index: "%s[%d]" % (about, index) for index in each}
+    for index, arguments in each.items():
+        watch.ask(keys[index], functools.partial(function, *arguments), SECONDS[seconds])
+    answers = watch.answers(*keys.values())
+    return {index: answers[key] for index, key in keys.items()}
 
 
 def host_section(about: Any) -> dict[str, Any]:
@@ -79,11 +128,42 @@ def host_section(about: Any) -> dict[str, Any]:
     }
 
 
-def driver_section(about: Any) -> dict[str, Any]:
-    """Return the driver's facts by name, all missing alike if NVML could not be initialised."""
-    if not is_missing(about):
-        return {"init": "ok", **about}
-    return {"init": about, **{name: about for name, _ in nvidia.DRIVER_FACTS}}
+def system_section(beside: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the operating system's facts, from the processes that asked for them."""
+    about = beside["system"]
+    return {
+        **{name: part(about, name) for name, _ in system.SYSTEM_FACTS},
+        "acs": beside["acs"],
+        "disks": {path: beside["disk %s" % path] for path in DISKS},
+        "units": beside["units"],
+        "packages": beside["packages"],
+        "unattended_upgrades": packages.unattended(
+            beside["upgrades"], beside["packages"], beside["units"]
+        ),
+    }
+
+
+def part(answer: Any, name: str) -> Any:
+    """Return one member of an answer, missing alike if there was none."""
+    return answer if is_missing(answer) else answer[name]
+
+
+def driver_section(
+    about: Any, module: Mapping[str, Any], beside: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the driver's facts by name; without NVML, what it would have said is missing."""
+    if is_missing(about):
+        facts = {"init": about, **{name: about for name, _ in nvidia.DRIVER_FACTS}}
+        facts["nvml"] = part(beside["library"], "nvml")
+    else:
+        facts = {"init": "ok", **about}
+    return {
+        **facts,
+        **module,
+        "disk": part(beside["kernels"], "disk"),
+        "kernels": part(beside["kernels"], "kernels"),
+        "library": part(beside["library"], "library"),
+    }
 
 
 def gpu_section(answer: Any, section: str, index: int) -> Any:
@@ -108,11 +188,24 @@ def matrix(together: Mapping[int, Any], kind: str, count: int) -> list[list[Any]
 
 
 def errors(
-    whole: Mapping[str, Any], alone: Mapping[int, Any], together: Mapping[int, Any]
+    driver: Any,
+    beside: Mapping[str, Any],
+    alone: Mapping[int, Any],
+    together: Mapping[int, Any],
 ) -> Iterator[dict[str, Any]]:
-    """Yield every question that had no answer at all, with what it was about."""
+    """
+    Yield every process that had no answer at all, with what it was about.
+
+    Beside the GPUs "there is no such program" and the like are answers; they stand at the facts.
+    """
+    silent = {"timeout", "crashed", "error", "implausible"}
     asked_about = {
-        **whole,
+        "driver": driver,
+        **{
+            about: answer
+            for about, answer in beside.items()
+            if is_missing(answer) and answer["missing"] in silent
+        },
         **{"gpus[%d]" % index: answer for index, answer in alone.items()},
         **{"p2p[%d]" % index: answer for index, answer in together.items()},
     }
@@ -124,9 +217,10 @@ def errors(
 def main() -> None:
     """Print the document and end, whatever forked processes are still stuck."""
     machine.ROOT = PARAMETERS.get("sysroot", "")
+    machine.ANSWERS = PARAMETERS.get("answers", {})
     with contextlib.suppress(ImportError):
         import pynvml  # noqa: F401  # compiled once, not in every forked process
-    sys.stdout.write(json.dumps(document(), separators=(",", ":")) + "\n")
+    sys.stdout.write(json.dumps(document(), separators=(",", ":"), allow_nan=False) + "\n")
     sys.stdout.flush()
     os._exit(0)
 

@@ -1,48 +1,67 @@
 """RUNS ON THE NODE: questions in processes of their own, with deadlines.
 
-NVML hangs and crashes on broken GPUs, and a process stuck in the kernel cannot be killed. So
-whoever asks forks, waits no longer than the deadline, never waits for an end, and a stuck process
-holds nothing of its parent's open and ends by itself.
+NVML hangs and crashes on broken GPUs, files hang on dead mounts, programs on a stuck disk; and a
+process stuck in the kernel cannot be killed. So whoever asks forks, waits no longer than the
+question's deadline, never waits for an end, and a stuck process holds nothing of its parent's open
+and ends by itself.
 """
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import json
 import os
 import resource
 import select
 import signal
 import time
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Dict, List
 
-from gpufleet.on_node.answers import missing, read
+from gpufleet.on_node.answers import missing, missing_after, read
+
+# A whole answer of 64 NVLinked GPUs is below 1 MB; a driver that counts four thousand million
+# processes on a GPU must not fill the node's memory.
+ANSWER_BYTES = 16 << 20
+MEMORY_BYTES = 2 << 30
 
 
 class Watched:
     """
-    A forked process that answers one question, or does not.
+    A forked process that answers one question within `seconds`, or does not.
 
-    It ends by itself after `lives` seconds, whatever becomes of its parent. With `keep` it stays
-    until then, or until `stop()`, after it has answered.
+    It ends by itself then, whatever becomes of its parent. With `keep` it stays so many seconds, or
+    until `stop()`, after it has answered. Raises `OSError` if the node cannot fork.
     """
 
-    def __init__(self, function: Callable[[], Any], lives: float, keep: bool = False) -> None:
+    def __init__(self, function: Callable[[], Any], seconds: float, keep: float = 0) -> None:
+        self.seconds = seconds
+        self.deadline = time.monotonic() + seconds
+        self.keep = keep
         self.output = b""
         self.pipe, end = os.pipe()
-        self.pid = os.fork()
+        try:
+            self.pid = os.fork()
+        except OSError:
+            os.close(self.pipe)
+            os.close(end)
+            raise
         if self.pid == 0:
-            answer(function, end, lives, keep)
+            answer(function, end, max(seconds, keep), bool(keep))
         os.close(end)
+        # The programs that it starts are killed with it. Both set the group: whoever is first.
+        with contextlib.suppress(OSError):
+            os.setpgid(self.pid, self.pid)
 
     def receive(self) -> bool:
         """Take what has arrived; False at the end."""
         arrived = os.read(self.pipe, 1 << 16)
         self.output += arrived
-        return bool(arrived)
+        return bool(arrived) and len(self.output) <= ANSWER_BYTES
 
     def result(self) -> Any:
         """Return the answer, or how the process ended without one."""
+        if len(self.output) > ANSWER_BYTES:
+            return missing("implausible", detail="an answer of more than %d bytes" % ANSWER_BYTES)
         try:
             return json.loads(self.output.decode())
         except ValueError:
@@ -62,7 +81,9 @@ class Watched:
         """Kill the process if it still is; do not wait: in the kernel it may outlive us."""
         os.close(self.pipe)
         if self.pid:
-            os.kill(self.pid, signal.SIGKILL)
+            for kill in (os.killpg, os.kill):
+                with contextlib.suppress(OSError):
+                    kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, os.WNOHANG)
 
 
@@ -73,12 +94,16 @@ def answer(function: Callable[[], Any], end: int, lives: float, keep: bool) -> N
         # Whatever becomes of the parent, this ends; a crash writes no core file; and whoever reads
         # the probe's output does not wait for a process that is stuck.
         signal.alarm(int(lives) + 1)
+        with contextlib.suppress(OSError):
+            os.setpgid(0, 0)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         null = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):
             os.dup2(null, descriptor)
+        limit_memory()
+        text = json.dumps(read(function))
         with os.fdopen(end, "wb") as pipe:
-            pipe.write(json.dumps(read(function)).encode())
+            pipe.write(text.encode())
         status = 0
         if keep:
             signal.pause()
@@ -86,32 +111,60 @@ def answer(function: Callable[[], Any], end: int, lives: float, keep: bool) -> N
         os._exit(status)
 
 
-def answers(questions: Mapping[Any, Watched], seconds: float) -> dict[Any, Any]:
-    """Wait for all, no longer than the deadline; return each one's answer or `timeout`."""
-    waiting = {watched.pipe: key for key, watched in questions.items()}
-    results: dict[Any, Any] = {}
-    deadline = time.monotonic() + seconds
-    while waiting and time.monotonic() < deadline:
-        ready, _, _ = select.select(list(waiting), [], [], max(0, deadline - time.monotonic()))
+def limit_memory() -> None:
+    """Let no question take more than its share of the node's memory."""
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    if most == resource.RLIM_INFINITY or most > MEMORY_BYTES:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, most))
+
+
+class Watch:
+    """The questions that are out. While some are waited for, the others' answers are taken in."""
+
+    def __init__(self) -> None:
+        self.out: Dict[Any, Watched] = {}
+        self.kept: List[Watched] = []
+        self.known: Dict[Any, Any] = {}
+
+    def ask(self, key: Any, function: Callable[[], Any], seconds: float, keep: float = 0) -> None:
+        """Ask in a process of its own, with a deadline in `seconds` from now."""
+        try:
+            self.out[key] = Watched(function, seconds, keep)
+        except OSError as error:  # the node has no room for another process
+            self.known[key] = missing_after(error)
+
+    def answers(self, *keys: Any) -> Dict[Any, Any]:
+        """Wait for these, each no longer than its deadline; return the answers, or `timeout`."""
+        while any(key in self.out for key in keys):
+            self._take_in(keys)
+        return {key: self.known[key] for key in keys}
+
+    def _take_in(self, keys: Any) -> None:
+        waited = {key: self.out[key] for key in keys if key in self.out}
+        left = min(watched.deadline for watched in waited.values()) - time.monotonic()
+        by_pipe = {watched.pipe: key for key, watched in self.out.items()}
+        ready, _, _ = select.select(list(by_pipe), [], [], max(0.0, left))
         for pipe in ready:
-            if not questions[waiting[pipe]].receive():
-                key = waiting.pop(pipe)
-                results[key] = questions[key].result()
-    for key in waiting.values():
-        results[key] = missing("timeout", seconds=seconds)
-    return results
+            key = by_pipe[pipe]
+            if not self.out[key].receive():
+                self._settle(key, self.out[key].result())
+        for key, watched in waited.items():
+            late = time.monotonic() >= watched.deadline and watched.pipe not in ready
+            if key in self.out and late:
+                watched.keep = 0
+                self._settle(key, missing("timeout", seconds=watched.seconds))
 
-
-def asked_of_all(
-    function: Callable[..., Any], each: Mapping[int, tuple[Any, ...]], seconds: float
-) -> dict[int, Any]:
-    """Ask every GPU at once, each in its own process; return the answers by GPU."""
-    questions = {
-        index: Watched(functools.partial(function, *arguments), seconds)
-        for index, arguments in each.items()
-    }
-    try:
-        return answers(questions, seconds)
-    finally:
-        for watched in questions.values():
+    def _settle(self, key: Any, answer: Any) -> None:
+        watched = self.out.pop(key)
+        self.known[key] = answer
+        if watched.keep:
+            self.kept.append(watched)
+        else:
             watched.stop()
+
+    def stop(self) -> None:
+        """Kill whatever is still out, and what was kept."""
+        for watched in [*self.out.values(), *self.kept]:
+            watched.stop()
+        self.out, self.kept = {}, []
