@@ -26,16 +26,115 @@ OLDEST_CAPABILITY = {12: (7, 0), 13: (7, 5)}
 # The first CUDA that compiles for a GPU generation (CUDA's release notes).
 FIRST_CUDA = {(10, 0): (12, 8), (10, 3): (12, 9), (11, 0): (13, 0), (12, 0): (12, 8)}
 
-# How kernels say that they refuse a module which nobody signed whom they know.
-_REFUSED = re.compile(r"module.*(is rejected|unavailable key|verification failed)|Lockdown", re.I)
+# How a kernel says under Secure Boot that it refuses a module: whoever signed it is not known.
+_REFUSED = re.compile(r"(module|key).* is rejected|Lockdown.* module", re.IGNORECASE)
+
+_Ladder = tuple[str, tuple[Step, ...]]  # what is wrong, and the way out of it
 
 _SEE_LOG = Step(Action.LOOK, "`dmesg | grep -E 'NVRM|nvidia' | tail -30` on the node")
-_REBOOT = Step(Action.REBOOT, "stop what uses the GPUs (`systemctl stop 'vllm-*'`), then `reboot`")
+_LOAD = Step(Action.RESTART_SERVICE, "`modprobe nvidia` on the node; if it fails, it says why")
 _RELOAD = Step(
     Action.RESTART_SERVICE,
     "stop all that holds the GPUs (`systemctl stop 'vllm-*' nvidia-dcgm nvidia-persistenced "
     "nvidia-fabricmanager`; `fuser -v /dev/nvidia*` must be empty), then `modprobe -r "
     "nvidia_peermem nvidia_uvm nvidia_drm nvidia_modeset nvidia && modprobe nvidia nvidia_uvm`",
+)
+_REBOOT = Step(Action.REBOOT, "stop what uses the GPUs (`systemctl stop 'vllm-*'`), then `reboot`")
+
+# The probe's reasons (docs/probe.md) but the one that other facts explain: `_not_loaded`.
+_SILENCES: dict[str, _Ladder] = {
+    "version_mismatch": (
+        "the driver's libraries and the loaded kernel module are of different versions, so no "
+        "program can use a GPU",
+        (_RELOAD, _REBOOT),
+    ),
+    "library_not_found": (
+        "libnvidia-ml.so.1 is not there, so nothing can ask the driver",
+        (
+            Step(Action.LOOK, "`ldconfig -p | grep libnvidia-ml` on the node finds none"),
+            Step(
+                Action.CONFIGURE,
+                "install the driver's libraries (libnvidia-compute, nvidia-driver-cuda: as the "
+                "distribution calls them) in the kernel module's version (`cat "
+                "/sys/module/nvidia/version`)",
+            ),
+        ),
+    ),
+    "no_permission": (
+        "the SSH user may not open the GPUs' device files",
+        (
+            Step(Action.LOOK, "`ls -l /dev/nvidia*` on the node; the driver's default is 0666"),
+            Step(Action.CONFIGURE, "let the SSH user open them, or probe as root"),
+        ),
+    ),
+    "no_ctypes": (
+        "its python3 has no ctypes, without which the driver cannot be asked",
+        (Step(Action.CONFIGURE, "`apt install python3` (python3-minimal lacks ctypes)"),),
+    ),
+    "timeout": (
+        "the driver did not answer in time: whatever asks it hangs, vLLM too",
+        (
+            _SEE_LOG,
+            _REBOOT,
+            Step(
+                Action.POWER_CYCLE, "over the BMC, if processes in state D keep it from rebooting"
+            ),
+        ),
+    ),
+    "crashed": (
+        "the driver's library crashed when asked",
+        (
+            _SEE_LOG,
+            Step(
+                Action.CONFIGURE,
+                "complete a half-finished upgrade: `dpkg --audit; apt-get -f install`",
+            ),
+            _REBOOT,
+        ),
+    ),
+}
+_SILENCE: _Ladder = ("NVML does not start", (_SEE_LOG, _RELOAD, _REBOOT))
+
+_NO_DEVICE_FILES = (
+    Step(Action.CONFIGURE, "make the device files: `nvidia-modprobe -c0 -u; ls -l /dev/nvidia*`"),
+    _RELOAD,
+    _REBOOT,
+)
+_NO_DEVICES = (
+    Step(Action.LOOK, "is it the right machine? `lspci -d 10de:` shows nothing"),
+    Step(Action.POWER_CYCLE, "over the BMC: what fell off the bus comes back with its power only"),
+    Step(Action.SERVICE, "have the GPUs' seats and power cables looked at"),
+)
+_NOUVEAU = (
+    Step(
+        Action.CONFIGURE,
+        "`printf 'blacklist nouveau\\noptions nouveau modeset=0\\n' > "
+        "/etc/modprobe.d/nouveau-off.conf && update-initramfs -u -k all` (RHEL: `dracut --force`)",
+    ),
+    _REBOOT,
+)
+_GIVEN_AWAY = (
+    Step(
+        Action.CONFIGURE,
+        "take `vfio-pci.ids=` off the kernel's command line and reboot, or take this node out of "
+        "the inventory",
+    ),
+)
+_UNSIGNED = (
+    Step(
+        Action.CONFIGURE,
+        "enrol the key that signs the module (`mokutil --import KEY.der`; the console asks at the "
+        "next boot), or install the distribution's signed modules",
+    ),
+    _REBOOT,
+)
+_NOT_BUILT = (
+    Step(
+        Action.CONFIGURE,
+        "`dkms status`; then `apt install linux-headers-$(uname -r) && dkms autoinstall && "
+        "modprobe nvidia`",
+    ),
+    Step(Action.REBOOT, "into a kernel that has the module, if there are no such headers any more"),
 )
 
 
@@ -44,151 +143,43 @@ def driver_loaded(node: Reading) -> Iterator[Problem]:
     init = node.document["driver"]["init"]
     if init == "ok":
         return
-    severity = Severity.BLOCK
     why = init["missing"]
-    if why in {"no_ctypes", "no_permission"}:
-        severity = Severity.UNKNOWN  # it may well answer others
-    said, remedy = _silence(node, why)
+    # Others may well be answered.
+    severity = Severity.UNKNOWN if why in {"no_ctypes", "no_permission"} else Severity.BLOCK
+    said, remedy = _not_loaded(node) if why == "driver_not_loaded" else _SILENCES.get(why, _SILENCE)
     yield Problem(severity, f"{said} ({reason(init)})", "NVML starts", "the device", remedy)
 
 
-def _silence(node: Reading, why: str) -> tuple[str, tuple[Step, ...]]:
-    """Return what a silent driver's reason means, and the ladder out of it."""
-    if why == "driver_not_loaded":
-        return _not_loaded(node)
-    if why == "version_mismatch":
-        return (
-            "the driver's libraries and the loaded kernel module are of different versions, so no "
-            "program can use a GPU",
-            (_RELOAD, _REBOOT),
-        )
-    if why == "library_not_found":
-        loaded = loaded_version(node)
-        version = f"version {loaded}, the loaded module's" if loaded else "its module's version"
-        return (
-            "libnvidia-ml.so.1 is not there, so nothing can ask the driver",
-            (
-                Step(Action.LOOK, "`ldconfig -p | grep libnvidia-ml` on the node shows none"),
-                Step(Action.CONFIGURE, f"install the driver's libraries (libnvidia-ml1, libnvidia-"
-                     f"compute or nvidia-driver-cuda, as the distribution has it) in {version}"),
-            ),
-        )  # fmt: skip
-    if why == "no_permission":
-        return (
-            "the SSH user may not open the GPUs' device files, so what they are is not known",
-            (
-                Step(Action.LOOK, "`ls -l /dev/nvidia*` on the node; 0666 is the driver's default"),
-                Step(Action.CONFIGURE, "let the SSH user's group use them (NVreg_DeviceFileGID), "
-                     "or probe as root"),
-            ),
-        )  # fmt: skip
-    if why == "no_ctypes":
-        return (
-            "its python3 has no ctypes, without which the driver cannot be asked",
-            (Step(Action.CONFIGURE, "install the distribution's full python3 (`apt install "
-                  "python3`; python3-minimal lacks it)"),),
-        )  # fmt: skip
-    if why == "timeout":
-        return (
-            "the driver did not answer in time: whatever asks it hangs, vLLM too",
-            (_SEE_LOG, _REBOOT, _power_cycle("processes in state D keep it from going down")),
-        )
-    if why == "crashed":
-        return (
-            "the driver's library crashed when asked",
-            (
-                _SEE_LOG,
-                Step(Action.CONFIGURE, "reinstall the driver's libraries: a half-finished upgrade "
-                     "looks like this (`dpkg --audit`, `dpkg -V libnvidia-compute*`)"),
-                _REBOOT,
-            ),
-        )  # fmt: skip
-    return "NVML does not start", (_SEE_LOG, _RELOAD, _REBOOT)
-
-
-def _not_loaded(node: Reading) -> tuple[str, tuple[Step, ...]]:
-    """Return why NVIDIA's module is not loaded, as far as other facts tell."""
-    load = Step(Action.RESTART_SERVICE, "`modprobe nvidia` on the node; on failure it says why")
+def _not_loaded(node: Reading) -> _Ladder:
+    """Return why NVML sees no kernel module, as far as other facts tell; the surest first."""
     gpus = [at for at in node.known("pci", default=[]) if at["class"].startswith("0x03")]
     drivers = {at["driver"] for at in gpus if not is_missing(at["driver"])}
-    kernel = node.known("kernel", default="the running kernel")
     if loaded := node.known("driver", "module"):
-        return (
-            f"the kernel module {loaded} is loaded, and NVML does not reach it",
-            (
-                Step(Action.CONFIGURE, "make the device files: `nvidia-modprobe -c0 -u`, then "
-                     "`ls -l /dev/nvidia*`"),
-                _RELOAD,
-                _REBOOT,
-            ),
-        )  # fmt: skip
+        return f"the kernel module {loaded} is loaded, and NVML does not reach it", _NO_DEVICE_FILES
     if node.known("pci") == []:
-        return (
-            "the PCI bus has no NVIDIA device, and NVIDIA's kernel module is not loaded",
-            (
-                Step(Action.LOOK, "is it the right machine? `lspci -d 10de:` shows nothing"),
-                _power_cycle("devices that fell off the bus come back only with their power"),
-                Step(Action.SERVICE, "have the GPUs' seat and power cables looked at"),
-            ),
-        )
-    if "nouveau" in (set(node.known("system", "modules", default=[])) | drivers):
-        return (
-            "nouveau has the GPUs, so NVIDIA's kernel module cannot be loaded",
-            (
-                Step(Action.CONFIGURE, "`printf 'blacklist nouveau\\noptions nouveau modeset=0\\n' "
-                     "> /etc/modprobe.d/nouveau-off.conf && update-initramfs -u -k all` "
-                     "(`dracut --force` on RHEL)"),
-                _REBOOT,
-            ),
-        )  # fmt: skip
-    if drivers and drivers == {"vfio-pci"}:
-        return (
-            "vfio-pci has every GPU: they are given away to virtual machines",
-            (Step(Action.CONFIGURE, "take `vfio-pci.ids=` off the kernel's command line, or this "
-                  "node out of the inventory; then reboot"),),
-        )  # fmt: skip
+        return "the PCI bus has no NVIDIA device", _NO_DEVICES
+    if "nouveau" in drivers | set(node.known("system", "modules", default=[])):
+        return "nouveau has the GPUs, so NVIDIA's kernel module cannot be loaded", _NOUVEAU
+    if drivers == {"vfio-pci"}:
+        return "vfio-pci has every GPU: they are given away to virtual machines", _GIVEN_AWAY
     if refusal := _refusal(node):
-        return (
-            f"Secure Boot keeps NVIDIA's kernel module from loading: {refusal}",
-            (
-                Step(Action.CONFIGURE, "enrol the key that signs it (`mokutil --import KEY.der`, "
-                     "confirmed on the console at the next boot), or install the distribution's "
-                     "signed modules"),
-                _REBOOT,
-            ),
-        )  # fmt: skip
-    if node.known("driver", "disk", default="unread") == "unread" and _absent(node, "disk"):
-        return (
-            f"NVIDIA's kernel module is not built for {kernel}",
-            (
-                Step(Action.CONFIGURE, "`dkms status`; then `apt install linux-headers-$(uname -r) "
-                     "&& dkms autoinstall && modprobe nvidia`"),
-                Step(Action.REBOOT, "into a kernel that has it, if the headers are gone"),
-            ),
-        )  # fmt: skip
-    return "NVIDIA's kernel module is not loaded", (load, _SEE_LOG, _REBOOT)
-
-
-def _absent(node: Reading, fact: str) -> bool:
-    value = node.document["driver"].get(fact, {})
-    return is_missing(value) and value["missing"] == "absent"
+        return f"Secure Boot keeps NVIDIA's kernel module out: {refusal}", _UNSIGNED
+    disk = node.document["driver"].get("disk", {})
+    if is_missing(disk) and disk["missing"] == "absent":
+        kernel = node.known("kernel", default="the running kernel")
+        return f"NVIDIA's kernel module is not built for {kernel}", _NOT_BUILT
+    return "NVIDIA's kernel module is not loaded", (_LOAD, _SEE_LOG, _REBOOT)
 
 
 def _refusal(node: Reading) -> str | None:
-    """Return the kernel's words when it refused a module, or that it will; None: it did not."""
-    lines = [text for _, text in node.known("kernel_log", "lines", default=[])]
-    refused = [text for text in lines if _REFUSED.search(text)]
+    """Return how it is known that Secure Boot refused the module; None: it did not."""
     if not node.known("system", "secure_boot"):
         return None
-    if refused:
-        return f"the kernel says {refused[-1]!r}"
-    disk = node.known("driver", "disk", default={})
-    signer = disk.get("signer")
+    lines = [text for _, text in node.known("kernel_log", "lines", default=[])]
+    if refused := [text for text in lines if _REFUSED.search(text)]:
+        return f"{refused[-1]!r}"
+    signer = node.known("driver", "disk", default={}).get("signer")
     return "the module on the disk is not signed" if is_missing(signer) else None
-
-
-def _power_cycle(why: str) -> Step:
-    return Step(Action.POWER_CYCLE, f"power off and on over the BMC: {why}")
 
 
 def loaded_version(node: Reading) -> str | None:
@@ -234,12 +225,15 @@ def driver_versions(node: Reading) -> Iterator[Problem]:
         "one version",
         "NVML",
         (
-            Step(Action.LOOK, "`cat /proc/driver/nvidia/version; ldconfig -p | grep libnvidia-ml`; "
-                 "an upgrade that nobody ordered is in /var/log/apt/history.log"),
+            Step(
+                Action.LOOK,
+                "`cat /proc/driver/nvidia/version; ldconfig -p | grep libnvidia-ml`; "
+                "an upgrade that nobody ordered is in /var/log/apt/history.log",
+            ),
             _RELOAD,
             _REBOOT,
         ),
-    )  # fmt: skip
+    )
 
 
 def driver_minimum(node: Reading) -> Iterator[Problem]:
@@ -260,15 +254,17 @@ def driver_minimum(node: Reading) -> Iterator[Problem]:
     if has[0] == major:
         yield Problem(
             Severity.INFO,
-            f"{driver}, {brings}: they run, but nothing that compiles PTX of that version does",
+            f"{driver}, {brings}: they run, except what hands the driver PTX to compile",
             f"CUDA {_dotted(node.needs.cuda)}",
             node.needs.source,
             (Step(Action.LOOK, "upgrade the driver when it is convenient"),),
         )
         return
     upgrade = Step(Action.CONFIGURE, f"upgrade the driver to {_oldest(major)}, then reboot")
-    older = Step(Action.CONFIGURE, "or deploy a vLLM whose wheels are built with CUDA "
-                 f"{has[0]} (`vllm.lock`)")  # fmt: skip
+    older = Step(
+        Action.CONFIGURE,
+        f"deploy a vLLM whose wheels are built with CUDA {has[0]} (`vllm.lock`)",
+    )
     boards = [gpu.known("brand") for gpu in node.gpus]
     forward = bool(boards) and set(boards) <= DATA_CENTRE_BRANDS
     package = f"cuda-compat-{node.needs.cuda[0]}-{node.needs.cuda[1]}"
@@ -283,7 +279,7 @@ def driver_minimum(node: Reading) -> Iterator[Problem]:
         return
     compatible = Step(
         Action.CONFIGURE,
-        f"or, on these data-centre boards, install {package} and set vllm.environment."
+        f"on these data-centre boards: install {package} and set vllm.environment."
         f"{FORWARD_COMPATIBILITY}: '1' (CUDA's forward compatibility; not for every old branch)",
     )
     yield Problem(
@@ -330,12 +326,15 @@ def compute_capability(gpu: GpuReading) -> Iterator[Problem]:
             f"{_dotted(oldest)} or newer",
             source,
             (
-                Step(Action.CONFIGURE, "take the node out of the inventory, or hide the GPU from "
-                     "the driver (NVreg_ExcludedGpus)"),
+                Step(
+                    Action.CONFIGURE,
+                    "take the node out of the inventory, or hide the GPU from "
+                    "the driver (NVreg_ExcludedGpus)",
+                ),
                 Step(Action.SERVICE, "or put a newer GPU in"),
             ),
             gpu.index,
-        )  # fmt: skip
+        )
         return
     known = [cuda for first, cuda in FIRST_CUDA.items() if first <= (major, minor)]
     first = FIRST_CUDA.get((major, minor), max(known, default=(0, 0)))

@@ -1,12 +1,402 @@
-"""Each GPU: is it there, does it answer, may it work. Pure."""
+"""Each GPU: is it there, does it answer, is it what it should be.  Pure.
+
+What one GPU is asked beside that lies in `slowdown.py`, `pcie.py` and `occupancy.py`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from statistics import multimode
+from typing import Any
 
-from gpufleet.checks.finding import Problem
-from gpufleet.checks.reading import GpuReading, Reading
+from gpufleet.checks import occupancy, pcie, slowdown
+from gpufleet.checks.finding import Action, Problem, Severity, Step
+from gpufleet.checks.ladder import POWER_CYCLE, REBOOT_IT, RETURN_IT, SEE_LOG, STOP, reset
+from gpufleet.checks.reading import (
+    GpuReading,
+    Reading,
+    each,
+    expectation,
+    is_missing,
+    reason,
+)
 
-OF_NODE: dict[str, Callable[[Reading], Iterator[Problem]]] = {}
+# What a GPU that serves has to tell: without one of these it cannot be planned on.
+NEEDED = ("uuid", "name", "pci", "memory", "compute_capability")
+# NVML's answers from a GPU that is no longer there or of use (nvmlReturn_t 15 and 16): where one
+# fact has them, the others are of no worth.
+GONE = {"lost", "reset_required"}
 
-OF_GPU: dict[str, Callable[[GpuReading], Iterator[Problem]]] = {}
+# nvmlDeviceGpuRecoveryAction_t, nvml.h (R570 and newer).
+RESET, REBOOT, DRAIN_P2P, DRAIN_AND_RESET, RECOVER_IMEX, BUS_RESET, SYSTEM_REBOOT = range(1, 8)
+
+
+# --- is every GPU there
+
+
+def gpu_count(node: Reading) -> Iterator[Problem]:
+    """
+    NVML lists as many GPUs as are declared, else as the siblings have, and all of the PCI bus.
+
+    Those on the bus that vfio-pci has, or that a module option hides, are away on purpose.
+    """
+    count = node.get("driver", "gpu_count")
+    unlisted = _unlisted(node)
+    hidden = sorted(at["bus_id"] for at in node.known("driver", "excluded", default=[]))
+    expected = expectation(
+        node.settings.gpus.count,
+        "gpus.count",
+        (twin.known("driver", "gpu_count") for twin in node.twins),
+    )
+    away = f"; {_hidden(hidden)}" if hidden else ""
+    # An operator's own number knows of GPUs that this driver cannot work with.
+    satisfied = node.settings.gpus.count == count
+    if expected and count < expected.value:
+        lost = unlisted or _empty_slots(node)
+        names = f": missing {', '.join(lost)}" if lost else ""
+        yield Problem(
+            Severity.BLOCK if expected.certain or unlisted else Severity.WARN,
+            f"{count} of {expected.value} GPUs{names}{away}",
+            f"{expected.value} GPUs",
+            expected.source,
+            _back(unlisted, hidden),
+        )
+    elif unlisted:
+        seen = count + len(unlisted) - len(node.silent_gpus)
+        yield Problem(
+            Severity.WARN if satisfied else Severity.BLOCK,
+            f"{count} of {seen} GPUs: the PCI bus has {', '.join(unlisted)}, the driver has not",
+            f"{seen} GPUs",
+            "the PCI bus",
+            _back(unlisted, hidden),
+        )
+    elif not count:
+        yield Problem(
+            Severity.BLOCK,
+            f"the driver finds no GPU{away}",
+            "a GPU at least",
+            "the device",
+            _back([], hidden),
+        )
+    elif expected and count > expected.value and node.settings.gpus.count is not None:
+        yield Problem(
+            Severity.WARN,
+            f"{count} GPUs, {expected.value} declared",
+            f"{expected.value} GPUs",
+            expected.source,
+            (Step(Action.CONFIGURE, f"write gpus.count: {count}, if they are meant to be there"),),
+        )
+    elif hidden:
+        yield Problem(Severity.INFO, _hidden(hidden), "", "NVreg_ExcludedGpus")
+
+
+def _hidden(bus_ids: list[str]) -> str:
+    return f"a module option hides {', '.join(bus_ids)}"
+
+
+def _back(unlisted: list[str], hidden: list[str]) -> tuple[Step, ...]:
+    """Return the way to get a missing GPU back."""
+    unhide = Step(
+        Action.CONFIGURE,
+        "take NVreg_ExcludedGpus out of /etc/modprobe.d if the GPU is to work again, then reboot",
+    )
+    at = f" -s {unlisted[0]}" if len(unlisted) == 1 else " -d 10de:"
+    look = Step(Action.LOOK, f"`lspci -vv{at}` and `dmesg | grep NVRM` say how it failed")
+    seat = Step(Action.SERVICE, "still missing: have its seat, riser and power cables looked at")
+    return (look, *([unhide] if hidden else []), STOP, REBOOT_IT, POWER_CYCLE, seat)
+
+
+def _unlisted(node: Reading) -> list[str]:
+    """
+    Return the GPUs that the PCI bus has and NVML has not: they failed when the driver loaded.
+
+    One that NVML lists and that does not answer has no bus id; as many may lie on the bus unnamed.
+    """
+    functions = node.get("pci", absent=[])
+    listed = {gpu.known("pci", "bus_id") for gpu in node.gpus}
+    hidden = {at["bus_id"] for at in node.known("driver", "excluded", default=[])}
+    found = [
+        function["bus_id"]
+        for function in functions
+        if function["class"].startswith("0x03")
+        and (is_missing(function["driver"]) or function["driver"] == "nvidia")
+        and function["bus_id"] not in listed | hidden
+    ]
+    return found if len(found) > len(node.silent_gpus) else []
+
+
+def _empty_slots(node: Reading) -> list[str]:
+    """Return the bus ids at which most siblings have a GPU and this node has none."""
+    here = {gpu.known("pci", "bus_id") for gpu in node.gpus}
+    there = Counter(gpu.known("pci", "bus_id") for twin in node.twins for gpu in twin.gpus)
+    return sorted(
+        str(bus_id)
+        for bus_id, twins in there.items()
+        if bus_id is not None and bus_id not in here and 2 * twins > len(node.twins)
+    )
+
+
+# --- does every GPU answer
+
+_LADDER = (SEE_LOG, STOP, REBOOT_IT, POWER_CYCLE, RETURN_IT)
+
+# The probe's reasons for a GPU without an answer, and what each means.
+_SILENCES = {
+    "lost": "has fallen off the bus",
+    "timeout": "does not answer in time: whatever uses it may hang",
+    "crashed": "crashes the driver's library when asked",
+    "reset_required": "asks to be reset and does nothing until then",
+    "no_permission": "is there, and the SSH user may not ask it",
+}
+
+
+def gpu_answers(node: Reading) -> Iterator[Problem]:
+    """Every GPU that NVML lists tells what it is, makes sense, and knows of its neighbours."""
+    for facts in node.document["gpus"]:
+        if why := _silent(facts):
+            yield _silence(facts["index"], why)
+    for gpu in node.gpus:
+        if not _silent(gpu.facts) and (nonsense := _nonsense(gpu)):
+            yield Problem(
+                Severity.BLOCK,
+                f"answers with nonsense: {nonsense}",
+                "plausible answers",
+                "the device",
+                (SEE_LOG, STOP, reset(gpu.index), REBOOT_IT, POWER_CYCLE, RETURN_IT),
+                gpu.index,
+            )
+    for error in node.document["errors"]:
+        if error["about"].startswith("p2p["):
+            yield Problem(
+                Severity.BLOCK,
+                f"how it reaches the other GPUs could not be read ({reason(error)})",
+                "an answer for every pair",
+                "the device",
+                _LADDER,
+                int(error["about"][4:-1]),
+            )
+
+
+def _silent(facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return why a GPU is as good as silent: it answers nothing, or tells only part of itself."""
+    if is_missing(facts):
+        return facts
+    for name in NEEDED:
+        if is_missing(facts[name]):
+            found: Mapping[str, Any] = facts[name]
+            return found
+    gone = [value for value in facts.values() if is_missing(value) and value["missing"] in GONE]
+    return gone[0] if gone else None
+
+
+def _silence(index: int, why: Mapping[str, Any]) -> Problem:
+    remedy: tuple[Step, ...] = _LADDER
+    severity = Severity.BLOCK
+    if why["missing"] == "reset_required":
+        remedy = (SEE_LOG, STOP, reset(index), REBOOT_IT, RETURN_IT)
+    elif why["missing"] == "no_permission":
+        severity = Severity.UNKNOWN
+        remedy = (Step(Action.CONFIGURE, "let the SSH user open /dev/nvidia*, or probe as root"),)
+    said = _SILENCES.get(why["missing"], "does not answer")
+    return Problem(severity, f"{said} ({reason(why)})", "an answer", "the device", remedy, index)
+
+
+def _nonsense(gpu: GpuReading) -> str | None:
+    """Return an answer that no sound GPU gives, as text."""
+    name, uuid, memory = gpu.get("name"), gpu.get("uuid"), gpu.get("memory")
+    if not isinstance(name, str) or not name.strip() or not name.isprintable():
+        return f"its name is {name!r}"
+    if not str(uuid).startswith("GPU-"):
+        return f"its UUID is {uuid!r}"
+    # A terabyte is several times what any GPU has.
+    if not 0 < memory["total"] < 1 << 40 or memory["used"] > memory["total"]:
+        return f"{memory['used']} of {memory['total']} bytes of memory used"
+    celsius = gpu.known("temperature_celsius")
+    if celsius is not None and not -40 <= celsius <= 150:  # silicon is dead on either side
+        return f"its temperature is {celsius} °C"
+    return None
+
+
+# --- are they alike
+
+
+def gpu_identical(node: Reading) -> Iterator[Problem]:
+    """The node's GPUs are one product with one VBIOS, and VBIOS and driver are the siblings'."""
+    declared = node.settings.gpus.name
+    names = {gpu.index: name for gpu, name in each(node.gpus, "name")}
+    if declared is not None:
+        for index, name in names.items():
+            if name != declared:
+                yield Problem(
+                    Severity.BLOCK,
+                    f"its model is {name}",
+                    declared,
+                    "gpus.name in group_vars",
+                    (Step(Action.CONFIGURE, "correct gpus.name, or have the GPU exchanged"),),
+                    index,
+                )
+    elif len(set(names.values())) > 1:
+        yield Problem(
+            Severity.WARN,
+            f"different models: {_who_has_what(names)}",
+            "one model",
+            "the node's other GPUs",
+            (
+                Step(
+                    Action.CONFIGURE,
+                    "keep each model's replicas on like GPUs (a tensor-parallel group is as fast "
+                    "and as large as its weakest), declare gpus.name if one is wrong; programs "
+                    "started by hand need CUDA_DEVICE_ORDER=PCI_BUS_ID to count as NVML does",
+                ),
+            ),
+        )
+    yield from _unlike_versions(node)
+
+
+def _unlike_versions(node: Reading) -> Iterator[Problem]:
+    update = Step(Action.CONFIGURE, "bring them to one version with the vendor's update tool")
+    boards: dict[tuple[str, Any], dict[int, str]] = {}
+    for gpu, vbios in each(node.gpus, "vbios"):
+        board = (gpu.known("name", default=""), gpu.known("part"))
+        boards.setdefault(board, {})[gpu.index] = vbios
+    for (name, part), versions in boards.items():
+        if len(set(versions.values())) > 1:
+            yield Problem(
+                Severity.WARN,
+                f"different VBIOS on equal boards: {_who_has_what(versions)}",
+                "one version",
+                "the node's other GPUs",
+                (update,),
+            )
+        there = (
+            multimode(
+                found
+                for gpu, found in each(twin.gpus, "vbios")
+                if (gpu.known("name", default=""), gpu.known("part")) == (name, part)
+            )
+            for twin in node.twins
+        )
+        expected = expectation(None, "", (next(iter(most), None) for most in there))
+        here = multimode(versions.values())[0]
+        if expected and expected.certain and here != expected.value:
+            yield Problem(
+                Severity.WARN,
+                f"VBIOS {here}",
+                f"VBIOS {expected.value}",
+                expected.source,
+                (update,),
+            )
+    driver = node.known("driver", "version")
+    expected = expectation(None, "", (twin.known("driver", "version") for twin in node.twins))
+    if driver and expected and driver != expected.value:
+        yield Problem(
+            Severity.WARN if expected.certain else Severity.INFO,
+            f"driver {driver}",
+            f"driver {expected.value}",
+            expected.source,
+            (Step(Action.CONFIGURE, "install the fleet's driver here, then reboot"),),
+        )
+
+
+def _who_has_what(values: Mapping[int, str]) -> str:
+    """Return which GPU has which value, the rarest last: "A on GPUs 0, 1, 2; B on GPU 3"."""
+    having: dict[str, list[int]] = {}
+    for index, value in values.items():
+        having.setdefault(value, []).append(index)
+    return "; ".join(
+        f"{value} on GPU{'s' * (len(gpus) > 1)} {', '.join(map(str, gpus))}"
+        for value, gpus in sorted(having.items(), key=lambda item: (-len(item[1]), item[1]))
+    )
+
+
+# --- the driver's own verdict
+
+
+def recovery_action(gpu: GpuReading) -> Iterator[Problem]:
+    """
+    The driver asks for no recovery (field 230): the strongest word on a GPU there is.
+
+    What each action means: "Error recovery and response flags" in NVIDIA's GPU memory error
+    management, and nvml.h.
+    """
+    action = gpu.get("recovery_action")
+    if action == 0:
+        return
+    again = reset(gpu.index)
+    meant: dict[int, tuple[str, tuple[Step, ...]]] = {
+        RESET: ("reset the GPU", (STOP, again)),
+        REBOOT: ("reboot the node", (STOP, REBOOT_IT)),
+        DRAIN_P2P: (
+            "drain peer traffic",
+            (
+                Step(
+                    Action.DRAIN,
+                    "end every process that reaches this GPU from another: `systemctl stop "
+                    "'vllm-*'`; then check again: the action becomes none, or a reset",
+                ),
+                again,
+            ),
+        ),
+        DRAIN_AND_RESET: ("drain peer traffic and reset the GPU", (STOP, again)),
+        RECOVER_IMEX: (
+            "recover the IMEX domain",
+            (
+                STOP,
+                Step(
+                    Action.RESTART_SERVICE,
+                    "`systemctl restart nvidia-imex` on every node of the NVLink domain, then "
+                    "`nvidia-imex-ctl -N`",
+                ),
+            ),
+        ),
+        BUS_RESET: ("reset the GPU's PCIe bus", (STOP, again, REBOOT_IT)),
+        SYSTEM_REBOOT: ("reboot the system", (STOP, REBOOT_IT)),
+    }
+    said, remedy = meant.get(
+        action, (f"do something that is newer than this check ({action})", (STOP, REBOOT_IT))
+    )
+    yield Problem(
+        Severity.BLOCK,
+        f"the driver asks to {said}",
+        "no action",
+        "the driver (NVML field 230)",
+        (SEE_LOG, *remedy, RETURN_IT),
+        gpu.index,
+    )
+
+
+def inforom(gpu: GpuReading) -> Iterator[Problem]:
+    """The InfoROM's checksums hold: ECC counts, page retirement and power limits live there."""
+    valid = gpu.facts["inforom_valid"]
+    corrupt = is_missing(valid) and valid["missing"] == "corrupted_inforom"
+    if not corrupt and gpu.get("inforom_valid"):
+        return
+    yield Problem(
+        Severity.WARN,
+        "the InfoROM is corrupt: the GPU may forget its error counts and settings",
+        "intact checksums",
+        "NVML (error 14)",
+        (
+            Step(Action.LOOK, "`dmesg | grep -i inforom`"),
+            STOP,
+            reset(gpu.index),
+            Step(Action.SERVICE, "still corrupt: NVIDIA has tools to write it anew, else exchange"),
+        ),
+        gpu.index,
+    )
+
+
+OF_NODE: dict[str, Callable[[Reading], Iterator[Problem]]] = {
+    "gpu-count": gpu_count,
+    "gpu-answers": gpu_answers,
+    "gpu-identical": gpu_identical,
+}
+
+OF_GPU: dict[str, Callable[[GpuReading], Iterator[Problem]]] = {
+    "recovery-action": recovery_action,
+    "inforom": inforom,
+    **slowdown.OF_GPU,
+    **pcie.OF_GPU,
+    **occupancy.OF_GPU,
+}

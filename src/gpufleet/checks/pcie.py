@@ -1,0 +1,143 @@
+"""Does a GPU's PCIe link have its width, its speed, and few errors?  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import ceil
+
+from gpufleet.checks.finding import Action, Problem, Severity, Step
+from gpufleet.checks.ladder import POWER_CYCLE, STOP
+from gpufleet.checks.reading import CannotTell, GpuReading, expectation
+
+# PCIe replays that a sound link may have, a lane and minute, by generation: one wrong bit in 10^12
+# (PCI Express Base Specification) of 2.5, 5, 8, 16, 32 and 64 Gbit/s. DCGM judges by the same.
+REPLAYS_A_LANE_AND_MINUTE = {1: 0.15, 2: 0.3, 3: 0.48, 4: 0.96, 5: 1.92, 6: 3.84}
+
+PERFORMANCE_STATE_FULL = 0  # nvmlPstates_t: P0
+
+
+RESEAT = Step(Action.SERVICE, "have it reseated, then its riser or board exchanged")
+
+
+def pcie_width(gpu: GpuReading) -> Iterator[Problem]:
+    """
+    The GPU has all its PCIe lanes.
+
+    All means: as declared, else as its siblings have in the same slot, and as most GPUs of its node
+    have. Fewer than the device could have, and nobody to compare with, may be the slot's design.
+    """
+    width = gpu.get("pcie_width")
+    node = gpu.node
+    bus_id = gpu.known("pci", "bus_id")
+    slot = (
+        other.known("pcie_width")
+        for twin in node.twins
+        for other in twin.gpus
+        if other.known("pci", "bus_id") == bus_id
+    )
+    expected = expectation(node.settings.gpus.pcie_width, "gpus.pcie_width", slot)
+    if expected is None or not expected.certain:
+        beside = expectation(None, "", (other.known("pcie_width") for other in _like(gpu)))
+        if beside and beside.certain and width < beside.value:
+            yield _narrow(gpu, width, beside.value, "the node's other GPUs", Severity.BLOCK)
+            return
+        expected = None
+    if expected and width < expected.value:
+        yield _narrow(gpu, width, expected.value, expected.source, Severity.BLOCK)
+    elif expected is None and width < (most := gpu.get("pcie_width_max")):
+        # Grace reaches its GPUs over NVLink-C2C, whatever the lanes.
+        severity = Severity.INFO if gpu.known("c2c_links") else Severity.WARN
+        yield _narrow(gpu, width, most, "the device", severity)
+
+
+def _narrow(gpu: GpuReading, width: int, wanted: int, source: str, severity: Severity) -> Problem:
+    by_design = Step(
+        Action.CONFIGURE, f"if the slot has no more lanes: declare gpus.pcie_width: {width}"
+    )
+    at = gpu.known("pci", "bus_id", default="")
+    return Problem(
+        severity,
+        f"{width} PCIe lanes",
+        f"{wanted} lanes",
+        source,
+        (
+            Step(Action.LOOK, f"`lspci -vv -s {at} | grep LnkSta:`"),
+            *(() if severity == Severity.BLOCK else (by_design,)),
+            STOP,
+            POWER_CYCLE,
+            RESEAT,
+        ),
+        gpu.index,
+    )
+
+
+def _like(gpu: GpuReading) -> list[GpuReading]:
+    """Return the node's other GPUs of the same model."""
+    name = gpu.known("name")
+    return [
+        other for other in gpu.node.gpus if other.index != gpu.index and other.known("name") == name
+    ]
+
+
+def pcie_generation(gpu: GpuReading) -> Iterator[Problem]:
+    """
+    A GPU that computes at full clocks has the fastest PCIe that it and its slot can.
+
+    An idle GPU lowers the generation to save power, which says nothing of its link.
+    """
+    generation, most = gpu.get("pcie_generation"), gpu.get("pcie_generation_max")
+    if generation >= most:
+        return
+    state = gpu.get("performance_state")
+    if state != PERFORMANCE_STATE_FULL or not gpu.get("processes"):
+        raise CannotTell(f"generation {generation} of {most}, as idle GPUs have")
+    yield Problem(
+        Severity.WARN,
+        f"PCIe generation {generation} while it works",
+        f"generation {most}",
+        "the device",
+        (
+            Step(Action.LOOK, "`dmesg | grep -iE 'AER|pcieport'`: errors lower the speed"),
+            STOP,
+            POWER_CYCLE,
+            RESEAT,
+        ),
+        gpu.index,
+    )
+
+
+def pcie_replays(gpu: GpuReading) -> Iterator[Problem]:
+    """
+    PCIe repeats no more packets than its specified bit error rate explains.
+
+    The counter runs since boot at most, so the mean since boot is compared: a bound from below.
+    """
+    replays = gpu.get("pcie_replays")
+    if not replays:
+        return
+    lanes = gpu.get("pcie_width_max")
+    generation = gpu.get("pcie_generation_max")
+    rate = REPLAYS_A_LANE_AND_MINUTE.get(generation, max(REPLAYS_A_LANE_AND_MINUTE.values()))
+    allowed = ceil(lanes * rate)
+    minutes = max(gpu.node.get("system", "uptime_seconds") / 60, 1)
+    if replays > allowed * minutes:
+        yield Problem(
+            Severity.WARN,
+            f"{replays} PCIe replays in {minutes / 60:.1f} h, {replays / minutes:.0f} a minute",
+            f"{allowed} a minute at most",
+            f"PCI Express' bit error rate, {lanes} lanes of generation {generation}",
+            (
+                Step(Action.LOOK, "`nvidia-smi -q -d PCI` twice: does `Replays Since Reset` grow?"),
+                STOP,
+                POWER_CYCLE,
+                RESEAT,
+            ),
+            gpu.index,
+        )
+
+
+OF_GPU: dict[str, Callable[[GpuReading], Iterator[Problem]]] = {
+    "pcie-width": pcie_width,
+    "pcie-generation": pcie_generation,
+    "pcie-replays": pcie_replays,
+}
