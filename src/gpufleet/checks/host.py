@@ -1,10 +1,435 @@
-"""The machine around the GPUs. Pure."""
+"""The machine around the GPUs: its boot, its buses, its room on disk and in memory. Pure."""
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator
+from itertools import permutations
+from typing import Any
 
-from gpufleet.checks.finding import Problem
-from gpufleet.checks.reading import Reading
+from gpufleet.checks.finding import Action, Problem, Severity, Step
+from gpufleet.checks.reading import DoesNotApply, Reading, Unread, expectation
+from gpufleet.release import CACHE, RELEASES
+from gpufleet.units import MODELS
 
-WITHOUT_DRIVER: dict[str, Callable[[Reading], Iterator[Problem]]] = {}
+GIB = 1024  # in MiB, the unit of every size here
+
+# Room for one release and for two, that is, for one beside the one that serves. vLLM's CUDA build
+# is some 5 GB of wheels (release.py) that unpack to about 10 GB, and needs some room to do so;
+# its CPU build is 3.5 GB (measured, 0.32.0).
+RELEASE = {"cuda": (12 * GIB, 30 * GIB), "cpu": (5 * GIB, 10 * GIB)}
+# Below this hardly any checkpoint fits: 15 GB are 8 billion parameters in 16 bits.
+MODELS_ROOM = 30 * GIB
+
+# vLLM's ranks exchange what they work on through one ring a replica: 10 chunks of 16 MiB (vLLM
+# 0.32, VLLM_MQ_MAX_CHUNK_BYTES_MB in envs.py, MessageQueue). It does not start with less.
+SHM_RING = 160
+# NCCL's user guide asks for --shm-size=1g in a container of one replica.
+SHM_EACH_GPU = 1 * GIB
+
+# vLLM's processes of one replica take 1.4 GiB without a model (measured on the CPU build, 0.32);
+# a rank's CUDA context and pinned buffers come to that.
+MEMORY_BASE = 4 * GIB
+MEMORY_EACH_GPU = 2 * GIB
+
+# nvmlGpuP2PStatus_t, nvml.h. The others (2, 5) are the GPU's own limits: GeForce.
+P2P_OK = 0
+P2P_OFF = 4
+P2P_BETWEEN = {1: "the chipset", 3: "the way between their host bridges"}
+
+PORT_ACTIVE = "4:"  # the link layer's state as the kernel writes it: "4: ACTIVE"
+
+# What the kernel says when it refuses a module (kernel/module/signing.c, security/lockdown).
+_REFUSED = re.compile(
+    r"Loading of (unsigned )?module.*(rejected|restricted)|Loading of unsigned module is rejected"
+    r"|Lockdown: .*unsigned module|PKCS#7 signature not signed with a trusted key"
+)
+
+
+def _driver_is_loaded(node: Reading) -> bool:
+    return "nvidia" in node.get("system", "modules")
+
+
+def secure_boot(node: Reading) -> Iterator[Problem]:
+    """
+    Secure Boot does not keep the driver's module out.
+
+    Where the module is loaded, it was let in. What the next boot does: reboot-signature.
+    """
+    if not node.get("system", "secure_boot", absent=False) or _driver_is_loaded(node):
+        return
+    version = node.get("driver", "disk", "version", absent=None)
+    if version is None:
+        raise DoesNotApply("no NVIDIA module is on the disk: see driver-loaded")
+    signer = node.get("driver", "disk", "signer", absent=None)
+    lines = node.known("kernel_log", "lines", default=[])
+    refusals = [text for _, text in lines if _REFUSED.search(text)]
+    if signer is not None and not refusals:
+        return
+    why = "is not signed" if signer is None else f"is signed by {signer}, whose key is not enrolled"
+    said = f": {refusals[-1]}" if refusals else ""
+    yield Problem(
+        Severity.BLOCK,
+        f"Secure Boot is on, module {version} {why}, and it is not loaded{said}",
+        "a module signed by a key that the firmware knows",
+        "the kernel's lockdown under Secure Boot",
+        (
+            Step(
+                Action.CONFIGURE,
+                "enrol the key that signs DKMS modules: mokutil --import MOK.der (Ubuntu: "
+                "/var/lib/shim-signed/mok, Debian and Red Hat: /var/lib/dkms), then reboot and "
+                "confirm at the console",
+            ),
+            Step(
+                Action.CONFIGURE,
+                "or install the distribution's signed modules: linux-modules-nvidia-*-server-open-"
+                "generic",
+            ),
+            Step(Action.CONFIGURE, "or switch Secure Boot off in the firmware"),
+        ),
+    )
+
+
+def nouveau(node: Reading) -> Iterator[Problem]:
+    """The kernel's own driver for NVIDIA GPUs is not loaded: it takes the GPUs for itself."""
+    if "nouveau" not in node.get("system", "modules"):
+        return
+    beside = _driver_is_loaded(node)
+    yield Problem(
+        Severity.WARN if beside else Severity.BLOCK,
+        "nouveau is loaded" + (", beside NVIDIA's driver" if beside else " in place of NVIDIA's"),
+        "not loaded, and on modprobe's blacklist",
+        "NVIDIA's driver installation guide",
+        (
+            Step(
+                Action.CONFIGURE,
+                "printf 'blacklist nouveau\\noptions nouveau modeset=0\\n' > "
+                "/etc/modprobe.d/nouveau.conf; update-initramfs -u -k all (or dracut --force)",
+            ),
+            Step(Action.REBOOT, "systemctl reboot; then lsmod | grep nouveau prints nothing"),
+        ),
+    )
+
+
+# --- what lies between the GPUs
+
+
+def iommu_acs(node: Reading) -> Iterator[Problem]:
+    """
+    Nothing sends what GPUs tell each other over PCIe on a detour, or refuses it.
+
+    NCCL's user guide: ACS that redirects to the root complex, and an IOMMU that translates, make
+    P2P slow or hang it. Where NVLink joins every pair, or the GPUs have no P2P over PCIe anyway
+    (GeForce), that only matters to NICs.
+    """
+    if _gpu_count(node) < 2:
+        raise DoesNotApply("there is no second GPU to talk to")
+    over_pcie = _pairs_over_pcie(node)
+    if over_pcie or not node.gpus:
+        yield from _acs(node, Severity.WARN, "GPUs that talk over PCIe")
+    elif node.known("system", "acs"):
+        yield from _acs(node, Severity.INFO, "NICs that write into GPUs")
+    yield from _refused(over_pcie)
+    types = node.known("system", "iommu", "types", default={})
+    if over_pcie and (translated := sum(n for name, n in types.items() if name.startswith("DMA"))):
+        yield Problem(
+            Severity.INFO,
+            f"the IOMMU translates for {translated} groups of devices",
+            "passed through: iommu=pt on the kernel's command line",
+            "NCCL's user guide",
+        )
+
+
+def _acs(node: Reading, severity: Severity, whom: str) -> Iterator[Problem]:
+    bridges = node.get("system", "acs", absent=[])
+    redirecting = [bridge["bus_id"] for bridge in bridges if bridge["redirect"] is True]
+    if redirecting:
+        yield Problem(
+            severity,
+            f"{len(redirecting)} of {len(bridges)} PCI bridges above GPUs redirect P2P traffic "
+            f"(ACS): {_some(redirecting)}",
+            f"no redirection: it slows or hangs {whom}",
+            "NCCL's user guide, on PCI access control services",
+            (
+                Step(
+                    Action.CONFIGURE,
+                    "until the next boot, for each bridge: setpci -s BRIDGE ECAP_ACS+0x6.w=0000",
+                ),
+                Step(
+                    Action.CONFIGURE,
+                    "for good: switch ACS (or the IOMMU: VT-d, AMD-Vi) off in the firmware, then "
+                    "reboot; a machine that passes GPUs on to virtual machines needs ACS",
+                ),
+                Step(Action.LOOK, "until then NCCL_P2P_DISABLE=1 in vllm.environment avoids P2P"),
+            ),
+        )
+    if severity >= Severity.WARN:
+        for at, _ in enumerate(bridges):
+            node.get("system", "acs", at, "redirect")  # raises for one that does not answer
+
+
+def _pairs_over_pcie(node: Reading) -> dict[tuple[int, int], int]:
+    """Return each pair (NVML's indices) that NVLink does not join and that may talk over PCIe.
+
+    The value is what the driver says of reading and writing: 0, or why not.
+    """
+    found: dict[tuple[int, int], int] = {}
+    for one, other in permutations(node.gpus, 2):
+        place = (one.at, other.at)
+        if node.known("p2p", "nvlink", *place, default=P2P_OK) == P2P_OK:
+            continue
+        status = max(node.known("p2p", way, *place, default=0) for way in ("read", "write"))
+        if status in {P2P_OK, P2P_OFF, *P2P_BETWEEN}:
+            pair = (min(one.index, other.index), max(one.index, other.index))
+            found[pair] = max(status, found.get(pair, 0))
+    return found
+
+
+def _refused(pairs: dict[tuple[int, int], int]) -> Iterator[Problem]:
+    by_status = defaultdict(list)
+    for (one, other), status in sorted(pairs.items()):
+        by_status[status].append(f"{one}-{other}")
+    if off := by_status.get(P2P_OFF):
+        yield Problem(
+            Severity.WARN,
+            f"P2P between GPUs is switched off by an option of the driver's module: {_some(off)}",
+            "P2P over PCIe, or NCCL_P2P_DISABLE=1 on purpose",
+            "the driver",
+            (
+                Step(
+                    Action.CONFIGURE,
+                    "grep -r NVreg /etc/modprobe.d; /proc/driver/nvidia/params names what is set",
+                ),
+            ),
+        )
+    for status, what in P2P_BETWEEN.items():
+        if refused := by_status.get(status):
+            yield Problem(
+                Severity.INFO,
+                f"{what} does not carry P2P between GPUs {_some(refused)}: they go through memory",
+                "P2P over PCIe",
+                "the driver",
+            )
+
+
+def _gpu_count(node: Reading) -> int:
+    """Return how many GPUs there are, also where the driver does not answer."""
+    on_bus = [at for at in node.known("pci", default=[]) if str(at["class"]).startswith("0x03")]
+    return max(len(node.document["gpus"]), len(on_bus))
+
+
+# --- room
+
+
+def disk_space(node: Reading) -> Iterator[Problem]:
+    """
+    There is room for a release, and for a second one beside it; for models' files, where some are
+    to be downloaded.
+
+    Nothing is wrong with what serves already: it blocks because a deploy would fail halfway.
+    """
+    vllm = node.settings.vllm
+    device = vllm.device if vllm else "cuda"
+    least, wanted = RELEASE[device]
+    key = _nearest(node, RELEASES)
+    free = node.get("system", "disks", key, "free_mib")
+    releases = node.get("system", "disks", key, "mount")
+    if free < wanted:
+        yield _full(
+            RELEASES,
+            releases,
+            free,
+            Severity.BLOCK if free < least and vllm else Severity.WARN,
+            f"{least // GIB} GiB for a release, {wanted // GIB} GiB for one beside it",
+        )
+    mounts = {releases}
+    downloads = any(not model.is_path for model in node.settings.models.values())
+    for path, used, room in ((CACHE, vllm is not None, least), (MODELS, downloads, MODELS_ROOM)):
+        key = _nearest(node, path)
+        mount = node.get("system", "disks", key, "mount")
+        if not used or mount in mounts:
+            continue
+        mounts.add(mount)
+        if (free := node.get("system", "disks", key, "free_mib")) < room:
+            yield _full(path, mount, free, Severity.WARN, f"{room // GIB} GiB")
+
+
+def _nearest(node: Reading, path: str) -> str:
+    """Return the asked-for path that `path` lies on: itself, or the longest one above it."""
+    asked = node.get("system", "disks")
+    above = [one for one in asked if f"{path}/".startswith(f"{one.rstrip('/')}/")]
+    if not above:
+        raise Unread(f"the probe was not asked for the room at {path}")
+    return str(max(above, key=len))
+
+
+def _full(path: str, mount: str, free: int, severity: Severity, expected: str) -> Problem:
+    return Problem(
+        severity,
+        f"{free / GIB:.1f} GiB are free on {mount}, where {path} is",
+        expected,
+        "what vLLM's wheels unpack to" if path != MODELS else "the size of a small model",
+        (
+            Step(Action.LOOK, f"du -xh --max-depth=2 {mount} | sort -h | tail -20"),
+            Step(
+                Action.CONFIGURE,
+                f"remove releases that no unit names (systemctl cat 'vllm-*' | grep {RELEASES}), "
+                f"uv's cache ({CACHE}), models that nobody serves ({MODELS})",
+            ),
+            Step(Action.CONFIGURE, "or mount a larger disk there"),
+        ),
+    )
+
+
+def clock(node: Reading) -> Iterator[Problem]:
+    """The kernel's clock is disciplined by somebody (adjtimex's STA_UNSYNC is off)."""
+    if not node.get("system", "clock", "synchronized"):
+        yield Problem(
+            Severity.WARN,
+            "nobody keeps the clock in step",
+            "a clock synchronised by NTP or PTP",
+            "adjtimex(2)",
+            (
+                Step(Action.LOOK, "timedatectl; systemctl status systemd-timesyncd chrony"),
+                Step(
+                    Action.CONFIGURE,
+                    "timedatectl set-ntp true; where the network has a time server of its own, "
+                    "name it in /etc/systemd/timesyncd.conf",
+                ),
+            ),
+        )
+
+
+def shared_memory(node: Reading) -> Iterator[Problem]:
+    """Shared memory is as large as vLLM's ranks and NCCL need it to talk to each other."""
+    size = node.get("system", "shm", "size_mib")
+    free = node.get("system", "shm", "free_mib")
+    gpus = max(_gpu_count(node), 1)
+    models = node.settings.models.values()
+    alone = gpus == 1 or (models and all(model.tensor_parallel == 1 for model in models))
+    if free > SHM_RING and size >= gpus * SHM_EACH_GPU:
+        return
+    yield Problem(
+        Severity.BLOCK if free <= SHM_RING and not alone else Severity.WARN,
+        f"{free} of {size} MiB of shared memory (/dev/shm) are free",
+        f"{gpus} GiB, 1 GiB a GPU; a replica on several GPUs starts with {SHM_RING} MiB at least",
+        "vLLM's message queue, and NCCL's user guide",
+        (
+            Step(Action.LOOK, "df -h /dev/shm; ls -la /dev/shm: files of processes that are gone?"),
+            Step(Action.CONFIGURE, "mount -o remount,size=50% /dev/shm; and in /etc/fstab"),
+        ),
+    )
+
+
+def host_memory(node: Reading) -> Iterator[Problem]:
+    """There is memory for vLLM's processes: little beside what models' files like as a cache."""
+    available = node.get("system", "memory_available_mib")
+    needed = MEMORY_BASE + MEMORY_EACH_GPU * _gpu_count(node)
+    if available >= needed:
+        return
+    pages = node.known("system", "hugepages", default={"free": 0, "size_kib": 0})
+    aside = pages["free"] * pages["size_kib"] // 1024
+    remark = f"; {aside / GIB:.1f} GiB are set aside as huge pages" if aside >= GIB else ""
+    yield Problem(
+        Severity.WARN,
+        f"{available / GIB:.1f} of {node.get('memory_mib') / GIB:.1f} GiB of memory are "
+        f"available{remark}",
+        f"{needed // GIB} GiB: {MEMORY_BASE // GIB} and {MEMORY_EACH_GPU // GIB} a GPU",
+        "what vLLM's processes take",
+        (
+            Step(Action.LOOK, "ps -eo rss,unit,args --sort=-rss | head; free -g; ls -la /dev/shm"),
+            Step(Action.CONFIGURE, "stop what does not belong here; sysctl vm.nr_hugepages=0"),
+        ),
+    )
+
+
+# --- RDMA
+
+
+def rdma(node: Reading) -> Iterator[Problem]:
+    """
+    As many InfiniBand or RoCE ports are active as declared, else as siblings have.
+
+    Nothing that gpufleet serves today leaves its node, so a dead port is a `WARN`. Without an
+    expectation a port that is down is as likely not cabled.
+    """
+    ports = _ports(node.get("nics", "infiniband", absent=[]))
+    active = [name for name, up in ports if up]
+    down = [name for name, up in ports if not up]
+    expected = expectation(
+        node.settings.gpus.rdma_ports,
+        "gpus.rdma_ports",
+        [_active(twin) for twin in node.twins],
+    )
+    if expected is not None and len(active) < expected.value:
+        yield Problem(
+            Severity.WARN,
+            f"{len(active)} of {expected.value} RDMA ports are active"
+            + (f"; down: {_some(down)}" if down else "; no other port is there"),
+            f"{expected.value} active ports",
+            expected.source,
+            (
+                Step(Action.LOOK, "ibstat (rdma link): state, physical state, rate"),
+                Step(Action.LOOK, "look at cable, transceiver and the switch's port"),
+                Step(
+                    Action.CONFIGURE,
+                    "InfiniBand needs a subnet manager: sminfo; a device that is not there: lspci "
+                    "-d 15b3:, modprobe mlx5_ib",
+                ),
+                Step(Action.SERVICE, "replace the cable, then the adapter"),
+            ),
+        )
+    elif down and expected is None:
+        yield Problem(
+            Severity.INFO,
+            f"{len(down)} of {len(ports)} RDMA ports are down: {_some(down)}",
+            "declare gpus.rdma_ports to have them watched",
+            "nothing is declared",
+        )
+    modules = node.known("system", "modules", default=["nvidia_peermem"])
+    if node.settings.gpus.rdma_ports and active and "nvidia_peermem" not in modules:
+        yield Problem(
+            Severity.INFO,
+            "nvidia_peermem is not loaded: GPUDirect RDMA works through dma-buf alone",
+            "dma-buf (kernel 5.12, open modules) or nvidia_peermem",
+            "NVIDIA's GPUDirect documentation",
+        )
+
+
+def _active(node: Reading) -> int | None:
+    """Return how many ports of a node are active; None: unread."""
+    try:
+        return sum(up for _, up in _ports(node.get("nics", "infiniband", absent=[])))
+    except Unread:
+        return None
+
+
+def _ports(devices: list[Any]) -> list[tuple[str, bool]]:
+    """Return each RDMA port as "mlx5_0/1" and whether it is active; one that is unread is not."""
+    return [
+        (f"{device['name']}/{port['port']}", str(port["state"]).startswith(PORT_ACTIVE))
+        for device in devices
+        for port in _list(device["ports"])
+    ]
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _some(names: list[str], most: int = 6) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+WITHOUT_DRIVER: dict[str, Callable[[Reading], Iterator[Problem]]] = {
+    "secure-boot": secure_boot,
+    "nouveau": nouveau,
+    "iommu-acs": iommu_acs,
+    "disk-space": disk_space,
+    "clock": clock,
+    "shared-memory": shared_memory,
+    "host-memory": host_memory,
+    "rdma": rdma,
+}

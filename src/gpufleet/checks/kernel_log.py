@@ -1,10 +1,404 @@
-"""What the kernel logged since boot: Xid and SXid. Pure."""
+"""What the kernel logged since boot: Xid errors of GPUs and SXid errors of NVSwitches. Pure.
+
+A log tells what was; NVML tells what is. Four rules follow (docs/checks/xid.md):
+
+1. An Xid before the driver was last loaded, or before the driver itself took its request for a
+   recovery of that GPU back (Xid 154 "to 0x0 (None)"), is history: `INFO`.
+2. An Xid about uncorrectable memory of a GPU that has counted no such error since its last reset
+   and of which the driver asks nothing is of before that reset: `WARN`. Both are needed: counters
+   have been seen at zero on a GPU that still waited for its reset.
+3. Of Xid 154 the newest counts, and NVML's present answer more than it.
+4. A log that does not reach back to the boot cannot say that there was nothing: `WARN`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from typing import Any
 
-from gpufleet.checks.finding import Problem
-from gpufleet.checks.reading import Reading
+from gpufleet.checks.finding import Action, Problem, Severity, Step
+from gpufleet.checks.reading import CannotTell, DoesNotApply, GpuReading, Reading, Unread, each
+from gpufleet.checks.xid import COUNTED_BY_ECC, KINDS, NVLINK5, RECOVERY, UNKNOWN, Kind
 
-WITHOUT_DRIVER: dict[str, Callable[[Reading], Iterator[Problem]]] = {}
+FALLEN_OFF = 79
+RECOVERY_CHANGED = 154
+NVLINK = 74
+CONTEXT_SWITCH = 109
+
+# The most lines that the probe keeps (on_node/kernel_log.py). Below that, those that it dropped
+# were repetitions of lines that it kept.
+KEPT = 2000
+
+# How many lines after "The NVIDIA GPU 0000:b3:00.0" its sentence may end: it is three lines long,
+# and lines of other GPUs may come between.
+SENTENCE_LINES = 4
+
+LINE_SHOWN = 160  # characters
+
+_PLACE = r"(?:PCI:)?(?P<bus_id>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)"
+# NVRM: Xid (PCI:0000:01:00 GPU-I:05): 94, pid=7194, Contained: ...
+_XID = re.compile(rf"NVRM: Xid \({_PLACE}[^)]*\): (?P<number>\d+)\b", re.IGNORECASE)
+_LIKE_XID = re.compile(r"NVRM: Xid\b")
+_GPU = re.compile(rf"NVRM: (?:The NVIDIA )?GPU (?:at )?{_PLACE}", re.IGNORECASE)
+_FALLEN = re.compile(r"NVRM: .*\bfallen off the bus\b", re.IGNORECASE)
+_LOADED = re.compile(r"NVRM: loading NVIDIA ")
+_ACTION = re.compile(r"\bto 0x(?P<action>[0-9a-f]+)\b", re.IGNORECASE)
+_SXID = re.compile(
+    rf"nvidia-nvswitch\d+: SXid \({_PLACE}\): (?P<number>\d+), (?P<said>.*)", re.IGNORECASE
+)
+_NONFATAL = re.compile(r"\bNon-?fatal\b", re.IGNORECASE)
+_FATAL = re.compile(r"\bFatal\b", re.IGNORECASE)
+
+CATALOGUE = "NVIDIA's Xid catalogue, as docs/checks/xid.md has it"
+GUIDE = "NVIDIA's fabric manager guide, as docs/checks/sxid.md has it"
+
+
+@dataclass(frozen=True)
+class Xid:
+    """
+    One line that reports an Xid.
+
+    `at` is its place in the log, `seconds` are since boot, `bus_id` is as sysfs writes it
+    (0000:0f:00.0), None where the line names no GPU; `number` is None where it could not be read.
+    """
+
+    at: int
+    seconds: float
+    bus_id: str | None
+    number: int | None
+    text: str
+
+    @property
+    def action(self) -> int | None:
+        """What Xid 154 says that the driver asks for now, in NVML's numbers."""
+        found = _ACTION.search(self.text) if self.number == RECOVERY_CHANGED else None
+        return int(found["action"], 16) if found else None
+
+
+@dataclass(frozen=True)
+class Log:
+    """The lines of a kernel log that the probe kept, oldest first: (seconds since boot, text)."""
+
+    lines: Sequence[tuple[float, str]]
+
+    @cached_property
+    def xids(self) -> tuple[Xid, ...]:
+        """Every line that reports an Xid, also those that do so in other words."""
+        return tuple(_xids(self.lines))
+
+    @cached_property
+    def loaded_at(self) -> int:
+        """The place of the line with which the driver was last loaded; -1: there is none."""
+        return max(
+            (at for at, (_, text) in enumerate(self.lines) if _LOADED.match(text)), default=-1
+        )
+
+    def recovered_at(self, bus_id: str | None) -> int:
+        """Return where the driver last took back what it asked for a GPU; -1: nowhere."""
+        return max(
+            (xid.at for xid in self.xids if xid.bus_id == bus_id and xid.action == 0), default=-1
+        )
+
+    def is_history(self, xid: Xid) -> bool:
+        """Say whether the GPU was recovered since."""
+        return xid.at < max(self.loaded_at, self.recovered_at(xid.bus_id))
+
+
+def sysfs_bus_id(text: str) -> str:
+    """
+    Return a PCI address as sysfs writes it, whatever the width of its domain.
+
+    >>> sysfs_bus_id("0000000F:0A:00")
+    '000f:0a:00.0'
+    """
+    domain, bus, device = text.lower().split(":")
+    device, _, function = device.partition(".")
+    return f"{int(domain, 16):04x}:{bus}:{device}.{function or 0}"
+
+
+def _xids(lines: Iterable[tuple[float, str]]) -> Iterator[Xid]:
+    named, named_at = None, -SENTENCE_LINES
+    for at, (seconds, text) in enumerate(lines):
+        if gpu := _GPU.match(text):
+            named, named_at = sysfs_bus_id(gpu["bus_id"]), at
+        if found := _XID.match(text):
+            yield Xid(at, seconds, sysfs_bus_id(found["bus_id"]), int(found["number"]), text)
+        elif _LIKE_XID.match(text):
+            yield Xid(at, seconds, None, None, text)
+        elif _FALLEN.match(text):
+            gpu_meant = named if at - named_at < SENTENCE_LINES else None
+            yield Xid(at, seconds, gpu_meant, FALLEN_OFF, text)
+
+
+def xid(node: Reading) -> Iterator[Problem]:
+    """One problem for each GPU and Xid number that the driver reported since this boot."""
+    log = Log([(float(seconds), str(text)) for seconds, text in node.get("kernel_log", "lines")])
+    yield from _gap(node)
+    by_kind = sorted(log.xids, key=lambda one: (one.bus_id or "", one.number or 0, one.at))
+    for (bus_id, number), group in groupby(by_kind, key=lambda one: (one.bus_id, one.number)):
+        reported = tuple(group)
+        if number is None:
+            yield Problem(
+                Severity.WARN,
+                f"a line about an Xid that cannot be read: {_short(reported[-1].text)}",
+                "lines of a known shape",
+                "docs/checks/xid.md",
+                (Step(Action.LOOK, "read it, and look the number up in NVIDIA's Xid catalogue"),),
+            )
+        else:
+            yield _problem(node, log, bus_id, number, reported)
+
+
+def _problem(
+    node: Reading, log: Log, bus_id: str | None, number: int, reported: tuple[Xid, ...]
+) -> Problem:
+    index = _index(node, bus_id)
+    gpu = next((one for one in node.gpus if one.index == index), None)
+    fresh = tuple(one for one in reported if not log.is_history(one))
+    severity, ladder, remark = _judged(node, gpu, number, fresh)
+    kind = KINDS.get(number, UNKNOWN)
+    found = f"Xid {number}, {kind.meaning}: {_times(node, reported)}{remark}"
+    if index is None:
+        found = f"GPU {bus_id or 'without an address'}, which NVML does not list: {found}"
+    return Problem(
+        severity,
+        f"{found}: {_short(reported[-1].text)}",
+        "none that asks for more than a new start of the program",
+        CATALOGUE,
+        tuple(Step(action, _step(action, bus_id)) for action in ladder),
+        index,
+    )
+
+
+def _judged(
+    node: Reading, gpu: GpuReading | None, number: int, fresh: tuple[Xid, ...]
+) -> tuple[Severity, tuple[Action, ...], str]:
+    """Return how bad an Xid is now, what to do, and why it is not as bad as its number says."""
+    kind: Kind = KINDS.get(number, UNKNOWN)
+    severity, ladder = kind.severity, kind.ladder
+    if not fresh:
+        return Severity.INFO, (), ", before the driver was loaded or the GPU recovered"
+    if number == RECOVERY_CHANGED:
+        return _of_recovery(gpu, fresh[-1])
+    if number == NVLINK and not _talks_over_nvlink(node):
+        return Severity.WARN, ladder, ", and nothing here spans GPUs over NVLink"
+    if number == CONTEXT_SWITCH and len(fresh) > 1:
+        return Severity.BLOCK, ladder, ", repeatedly"
+    if number in NVLINK5 and all(_NONFATAL.search(one.text) for one in fresh):
+        return Severity.WARN, ladder, ", not fatal"
+    if number in COUNTED_BY_ECC and gpu is not None and _reset_since(gpu):
+        return (
+            Severity.WARN,
+            (Action.LOOK,),
+            ", before its last reset: it has counted no uncorrectable error since, and the driver "
+            "asks for nothing",
+        )
+    return severity, ladder, ""
+
+
+def _of_recovery(gpu: GpuReading | None, last: Xid) -> tuple[Severity, tuple[Action, ...], str]:
+    """Xid 154: what the driver asks for. NVML's field 230 (R570) says it as it is now."""
+    words, ladder = RECOVERY.get(last.action if last.action is not None else -1, ("", None))
+    if last.action == 0:
+        return Severity.INFO, (), ", to none"
+    if gpu is not None and gpu.known("recovery_action") == 0:
+        return Severity.WARN, (Action.LOOK,), ", but NVML now says that nothing needs doing"
+    asked = f", it asks for {words}" if words else ", to what we do not know"
+    return Severity.BLOCK, KINDS[RECOVERY_CHANGED].ladder if ladder is None else ladder, asked
+
+
+def _reset_since(gpu: GpuReading) -> bool:
+    """Say whether a GPU that had an uncorrectable memory error has been reset since."""
+    asked = gpu.known("recovery_action")
+    counted = gpu.known("ecc_uncorrected_volatile") if gpu.known("ecc_mode", "current") else None
+    return (asked, counted) == (0, 0)
+
+
+def _talks_over_nvlink(node: Reading) -> bool:
+    """Say whether a replica spans, or may span, several GPUs of a node that has NVLink."""
+    models = node.settings.models.values()
+    if models and all(model.tensor_parallel == 1 for model in models):
+        return False
+    return not node.gpus or sum(map(_may_have_nvlink, node.gpus)) > 1
+
+
+def _may_have_nvlink(gpu: GpuReading) -> bool:
+    try:
+        return int(gpu.section("nvlink", "count")) > 0
+    except DoesNotApply:
+        return False
+    except (CannotTell, Unread):
+        return True
+
+
+def _index(node: Reading, bus_id: str | None) -> int | None:
+    """Return NVML's number of the GPU at an address, also of one that does not answer any more."""
+    if bus_id is None:
+        return None
+    places = {sysfs_bus_id(at): gpu.index for gpu, at in each(node.gpus, "pci", "bus_id")}
+    if bus_id in places:
+        return places[bus_id]
+    on_bus = {sysfs_bus_id(one["bus_id"]) for one in _functions(node, "0x03")}
+    if on_bus - set(places) == {bus_id} and len(node.silent_gpus) == 1:
+        return node.silent_gpus[0].index
+    return None
+
+
+def _functions(node: Reading, prefix: str) -> list[Any]:
+    """Return NVIDIA's functions on the PCI bus whose class begins so; none where PCI is unread."""
+    every = node.known("pci", default=[])
+    return [one for one in every if str(one["class"]).startswith(prefix)]
+
+
+def _gap(node: Reading) -> Iterator[Problem]:
+    log = node.get("kernel_log")
+    cut = log["dropped"] > 0 and len(log["lines"]) >= KEPT
+    if log["complete"] and not cut:
+        return
+    uptime = node.known("system", "uptime_seconds")
+    since = f" {_span(uptime)} ago" if uptime else ""
+    found = f"the kernel log ({log['source']}) no longer reaches back to the boot{since}"
+    if log["complete"]:
+        found = f"{log['dropped']} older lines about GPUs are not in the probe's answer"
+    yield Problem(
+        Severity.WARN,
+        f"{found}: an error before its first line would not be seen",
+        "the whole log since boot",
+        "the probe",
+        (
+            Step(
+                Action.CONFIGURE,
+                "keep the journal on disk: mkdir -p /var/log/journal, systemctl restart "
+                "systemd-journald; whole after the next boot",
+            ),
+            Step(Action.LOOK, "until then: journalctl -k -b | grep -E 'NVRM: Xid|SXid'"),
+        ),
+    )
+
+
+def _times(node: Reading, reported: Sequence[Any]) -> str:
+    lines = "1 line" if len(reported) == 1 else f"{len(reported)} lines, the last"
+    uptime = node.known("system", "uptime_seconds")
+    if uptime is None:
+        return f"{lines} {_span(reported[-1].seconds)} after boot"
+    return f"{lines} {_span(max(0.0, uptime - reported[-1].seconds))} ago"
+
+
+def _span(seconds: float) -> str:
+    for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} seconds"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LINE_SHOWN else text[: LINE_SHOWN - 3] + "..."
+
+
+def _step(action: Action, place: str | None) -> str:
+    """Return what to type for one rung."""
+    return {
+        Action.LOOK: "journalctl -k -b | grep -E 'NVRM: Xid', and the journal of what ran then: it "
+        "comes back, with other programs too: go on down the page",
+        Action.DRAIN: "let requests end, then stop what uses the GPU: systemctl stop 'vllm-*'",
+        Action.RESTART_SERVICE: "start anew what ran on the GPU: systemctl restart its vllm-* unit",
+        Action.RESET_GPU: "systemctl stop 'vllm-*' nvidia-dcgm nvidia-persistenced; nvidia-smi "
+        f"--gpu-reset -i {place or 'BUS_ID'}; start them again",
+        Action.REBOOT: "systemctl reboot; then gpufleet check",
+        Action.POWER_CYCLE: "cut its power: ipmitool chassis power cycle",
+        Action.SERVICE: "nvidia-bug-report.sh, and call the vendor with the GPU's serial number",
+    }.get(action, "")
+
+
+# --- NVSwitches
+
+
+@dataclass(frozen=True)
+class Sxid:
+    """One line that reports an SXid of the NVSwitch at `bus_id`; `fatal` is None if it says not."""
+
+    at: int
+    seconds: float
+    bus_id: str
+    number: int
+    fatal: bool | None
+    text: str
+
+
+def _sxids(lines: Iterable[tuple[float, str]]) -> Iterator[Sxid]:
+    for at, (seconds, text) in enumerate(lines):
+        if found := _SXID.match(text):
+            said = found["said"]
+            fatal = False if _NONFATAL.match(said) else True if _FATAL.match(said) else None
+            bus_id = sysfs_bus_id(found["bus_id"])
+            yield Sxid(at, seconds, bus_id, int(found["number"]), fatal, text)
+
+
+def sxid(node: Reading) -> Iterator[Problem]:
+    """
+    One problem for each NVSwitch and SXid number that was reported since this boot.
+
+    Fatal ones block: the switch has stopped the traffic of at least one GPU. The lines with an
+    error's registers do not repeat the word; an error of which no line has it counts as fatal.
+    """
+    raw = node.known("kernel_log", "lines", default=[])
+    found = list(_sxids((float(seconds), str(text)) for seconds, text in raw))
+    if not found and not _switches_on_pci(node):
+        raise DoesNotApply("no NVSwitch is on this node's PCI bus")
+    node.get("kernel_log")
+    yield from _gap(node)
+    log = Log([(float(seconds), str(text)) for seconds, text in raw])
+    found.sort(key=lambda one: (one.bus_id, one.number, one.at))
+    for (bus_id, number), group in groupby(found, key=lambda one: (one.bus_id, one.number)):
+        yield _of_switch(node, log, bus_id, number, tuple(group))
+
+
+def _of_switch(
+    node: Reading, log: Log, bus_id: str, number: int, reported: tuple[Sxid, ...]
+) -> Problem:
+    fresh = [one for one in reported if one.at > log.loaded_at]
+    words = {one.fatal for one in fresh} - {None}
+    told = next((one for one in reversed(reported) if one.fatal is not None), reported[-1])
+    if not fresh:
+        severity, how = Severity.INFO, "before the driver was last loaded"
+    elif words == {False}:
+        severity, how = Severity.WARN, "not fatal"
+    else:
+        severity, how = Severity.BLOCK, "fatal" if words else "not known to be harmless"
+    return Problem(
+        severity,
+        f"NVSwitch {bus_id}: SXid {number}, {how}: {_times(node, reported)}: {_short(told.text)}",
+        "none",
+        GUIDE,
+        _SWITCH_LADDER if severity is Severity.BLOCK else _SWITCH_LOOK,
+    )
+
+
+_SWITCH_LOOK = (
+    Step(Action.LOOK, "see whether it comes back: journalctl -k -b | grep SXid"),
+    Step(Action.LOOK, "check the links: nvidia-smi nvlink -s, nvidia-smi nvlink -e"),
+)
+_SWITCH_LADDER = (
+    Step(Action.DRAIN, "let requests end, then stop what uses the GPUs: systemctl stop 'vllm-*'"),
+    Step(
+        Action.RESET_GPU,
+        "reset all GPUs and NVSwitches together: systemctl stop nvidia-fabricmanager nvidia-dcgm "
+        "nvidia-persistenced; nvidia-smi --gpu-reset; start them again",
+    ),
+    Step(Action.REBOOT, "systemctl reboot; then gpufleet check"),
+    Step(Action.SERVICE, "nvidia-bug-report.sh, and call the vendor: the board may be broken"),
+)
+
+
+def _switches_on_pci(node: Reading) -> bool:
+    """Say whether NVSwitches are PCI functions here (before NVLink 5), or may be."""
+    if node.known("pci") is not None:
+        return bool(_functions(node, "0x0680"))
+    return any(node.known("nvlink", gpu.at, "switch_links", default=0) for gpu in node.gpus)
+
+
+WITHOUT_DRIVER: dict[str, Callable[[Reading], Iterator[Problem]]] = {"xid": xid, "sxid": sxid}
