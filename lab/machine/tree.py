@@ -47,7 +47,7 @@ _OS_NAMES = {"ubuntu": "Ubuntu", "debian": "Debian GNU/Linux", "rocky": "Rocky L
 
 def files(machine: Machine) -> dict[str, Entry]:
     """Return every file, link and empty directory by its absolute path."""
-    parts = (_etc, _proc, _module, _pci, _iommu, _rdma, _net, _kernels, _boot)
+    parts = (_etc, _library, _proc, _module, _pci, _iommu, _rdma, _net, _kernels, _boot)
     return {path: entry for part in parts for path, entry in part(machine)}
 
 
@@ -111,6 +111,15 @@ def _etc(machine: Machine) -> Iterator[tuple[str, Entry]]:
         "/etc/os-release",
         f'NAME="{_OS_NAMES.get(name, name)}"\nID={name}\nVERSION_ID="{version}"\n',
     )
+    yield ("/etc/apt" if machine.apt else "/etc/dnf"), Folder()
+
+
+def _library(machine: Machine) -> Iterator[tuple[str, Entry]]:
+    """The link that programs open, and the file behind it: its name is all that is read of it."""
+    if machine.library is not None:
+        folder = machine.library.file.rpartition("/")[0]
+        yield machine.library.file, ""
+        yield f"{folder}/libnvidia-ml.so.1", Link(machine.library.file)
 
 
 def _proc(machine: Machine) -> Iterator[tuple[str, Entry]]:

@@ -1,0 +1,56 @@
+"""What can be wrong with a machine of the lab, fault by fault, and which checks must say so. Pure.
+
+    machine.of("h100x8", fault("nvlink-dead-link", gpu=3), fault("nouveau"))
+
+A fault changes a Machine: lines for its simulated NVML, and what its files and programs say. Two
+that concern different things may be put on one machine, in any order; where both say the same
+thing the later one wins, as on hardware the later event does.
+
+catalogue.py is the list, changes.py what faults do, hardware.py which hardware can have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gpufleet.errors import FleetError
+from lab.faults import catalogue
+from lab.faults.fault import Fault
+from lab.machine import Machine, Profile
+
+FAULTS: dict[str, Fault] = {
+    each.name: each
+    for group in (
+        catalogue.OF_GPUS,
+        catalogue.OF_MEMORY,
+        catalogue.OF_LINKS,
+        catalogue.OF_STATE,
+        catalogue.OF_DRIVER,
+        catalogue.OF_FABRIC,
+        catalogue.OF_LOG,
+        catalogue.OF_HOST,
+    )
+    for each in group
+}
+"""Every fault by its name."""
+
+
+def fault(name: str, gpu: int = 0) -> Callable[[Machine], Machine]:
+    """Return a fault by name as what it does to a machine; raises `FleetError` if there is none."""
+    found = named(name)
+    return lambda machine: found.on(machine, gpu)
+
+
+def named(name: str) -> Fault:
+    """Return a fault by name; raises `FleetError`, listing those there are."""
+    if name not in FAULTS:
+        raise FleetError(f"no fault is called {name!r}: choose one of {', '.join(FAULTS)}")
+    return FAULTS[name]
+
+
+def possible(profile: Profile) -> tuple[str, ...]:
+    """Return the names of all faults that this hardware can have."""
+    return tuple(name for name, each in FAULTS.items() if each.applies(profile))
+
+
+__all__ = ["FAULTS", "Fault", "fault", "named", "possible"]

@@ -1,0 +1,528 @@
+"""Every fault that a machine of the lab can have. Pure.
+
+`finds` says what `gpufleet check` has to find at least. It is written from what the hardware's
+makers and operators demand, never from what our checks happen to say.
+"""
+
+from __future__ import annotations
+
+from lab.faults.changes import (
+    all_links_down,
+    another_model,
+    capped,
+    disk_full,
+    excluded,
+    few_spares,
+    hot,
+    hot_memory,
+    library_gone,
+    link_down,
+    link_errors,
+    link_errors_fatal,
+    little_memory,
+    log_denied,
+    log_wrapped,
+    manager_dead,
+    manager_of_another_version,
+    manager_stopped,
+    module_differs,
+    module_unsigned,
+    new_kernel,
+    not_root,
+    nouveau,
+    old_driver,
+    rdma_down,
+    redirecting,
+    refused_by_secure_boot,
+    says,
+    small_shm,
+    stranger,
+    unloaded,
+    unprobed,
+    unsynced,
+    upgraded_without_reboot,
+    upgrades_on,
+)
+from lab.faults.fault import BLOCK, INFO, UNKNOWN, WARN, Fault, Severity
+from lab.faults.hardware import (
+    Condition,
+    counts_sram,
+    debian_like,
+    efi,
+    has,
+    has_bridges,
+    has_ecc,
+    has_rdma,
+    has_switches_on_pci,
+    knows_memory_limit,
+    linked,
+    linked_beyond_a_pair,
+    managed,
+    nvlink5,
+    registers,
+    remaps,
+    retires,
+    several,
+    switched,
+    tells_action,
+)
+from lab.machine import Profile
+
+
+def unless_contained(profile: Profile) -> str:
+    """NVIDIA: a pending remap harms nobody where errors are contained; where not, it may."""
+    return WARN if profile.contains_errors else BLOCK
+
+
+def where(condition: Condition, severity: str) -> Severity:
+    """Return a severity that holds on some hardware; on other the check need not say a word."""
+    return lambda profile: severity if condition(profile) else ""
+
+
+# fmt: off
+OF_GPUS = (
+    Fault(
+        "gpu-lost", "a GPU fell off the bus; the driver says so",
+        {"gpu-answers": BLOCK}, lines="gpu.{gpu}.error.* = 15",
+    ),
+    Fault(
+        "gpu-lost-999", "a GPU fell off the bus; the driver has no word for it",
+        {"gpu-answers": BLOCK}, lines="gpu.{gpu}.error.* = 999",
+    ),
+    Fault(
+        "gpu-hang", "whoever asks a GPU anything waits for ever",
+        {"gpu-answers": BLOCK}, lines="gpu.{gpu}.hang.* = 600",
+    ),
+    Fault(
+        "gpu-crash", "the library crashes when it is asked about a GPU",
+        {"gpu-answers": BLOCK}, lines="gpu.{gpu}.crash.nvmlDeviceGetName = 1",
+    ),
+    Fault(
+        "gpu-garbage", "a GPU answers with bytes that are no text and numbers that cannot be",
+        {"temperature": UNKNOWN, "pcie-width": UNKNOWN},
+        lines="""
+        gpu.{gpu}.name = NVIDIA \\xff\\xfe\\x80GPU
+        gpu.{gpu}.serial = \\xc3\\x28
+        gpu.{gpu}.temp.gpu = 0x7fffffff
+        gpu.{gpu}.power.draw_mw = 0xffffffff
+        gpu.{gpu}.pcie.width = 0
+        gpu.{gpu}.pcie.gen = 255
+        """,
+    ),
+    Fault(
+        "gpu-flaky", "every third question to a GPU fails",
+        {"gpu-answers": UNKNOWN}, lines="gpu.{gpu}.error.* = 999/3",
+    ),
+    Fault(
+        "gpu-vanishes", "a GPU falls off the bus while it is asked: from the 20th call on",
+        {"gpu-answers": BLOCK}, lines="gpu.{gpu}.error.* = 15@20",
+    ),
+    Fault(
+        "gpu-missing", "the driver gave up on a GPU at boot: it is on the bus and not in NVML",
+        {"gpu-count": BLOCK}, change=unprobed,
+    ),
+    Fault(
+        "gpu-excluded", "a module option hides a GPU",
+        {"gpu-count": INFO}, several, change=excluded,
+    ),
+    Fault(
+        "recovery-reset", "the driver asks for a GPU's reset",
+        {"recovery-action": BLOCK}, tells_action, "gpu.{gpu}.recovery_action = 1",
+    ),
+    Fault(
+        "recovery-reboot", "the driver asks for a reboot of the node",
+        {"recovery-action": BLOCK}, tells_action, "gpu.{gpu}.recovery_action = 2",
+    ),
+    Fault(
+        "mixed-model", "one GPU is another model than the others",
+        {"gpu-identical": BLOCK}, several, change=another_model,
+    ),
+    Fault(
+        "mixed-vbios", "one GPU has another VBIOS than the others",
+        {"gpu-identical": WARN}, several, "gpu.{gpu}.vbios = 90.00.00.00.01",
+    ),
+    Fault(
+        "inforom-corrupt", "a GPU's InfoROM fails its checksum",
+        {"inforom": WARN}, has("inforom"), "gpu.{gpu}.inforom.corrupted = 1",
+    ),
+)
+
+OF_MEMORY = (
+    Fault(
+        "ecc-off", "ECC is off on a GPU for servers",
+        {"ecc-mode": WARN}, has_ecc, "gpu.{gpu}.ecc.mode = 0",
+    ),
+    Fault(
+        "ecc-pending", "ECC will be off after the next reset",
+        {"ecc-mode": WARN}, has_ecc, "gpu.{gpu}.ecc.pending = 0",
+    ),
+    Fault(
+        "ecc-uncorrected", "two uncorrectable errors of the memory since the driver was loaded",
+        {"ecc-uncorrected": BLOCK}, has_ecc,
+        "gpu.{gpu}.ecc.unc_vol.dram = 2\ngpu.{gpu}.ecc.unc_agg.dram = 2",
+    ),
+    Fault(
+        "ecc-sram-threshold", "SRAM had so many uncorrectable errors that NVIDIA replaces the GPU",
+        {"ecc-sram": BLOCK}, counts_sram,
+        "gpu.{gpu}.ecc.unc_agg.sram = 5\ngpu.{gpu}.ecc.sram_threshold = 1",
+    ),
+    Fault(
+        "ecc-corrected-flood", "sixty million corrected errors since the driver was loaded",
+        {"ecc-corrected": WARN}, has_ecc,
+        "gpu.{gpu}.ecc.cor_vol.dram = 60000000\ngpu.{gpu}.ecc.cor_agg.dram = 60000000",
+    ),
+    Fault(
+        "remap-pending", "a row waits for a reset to be remapped",
+        {"row-remap-pending": unless_contained}, remaps,
+        "gpu.{gpu}.remap.unc = 1\ngpu.{gpu}.remap.pending = 1",
+    ),
+    Fault(
+        "remap-failed", "a bank has no spare rows left, and a row could not be remapped",
+        {"row-remap-failed": BLOCK}, remaps,
+        "gpu.{gpu}.remap.unc = 9\ngpu.{gpu}.remap.failure = 1\ngpu.{gpu}.remap.none = 1",
+    ),
+    Fault(
+        "remap-many", "512 rows were remapped after uncorrectable errors",
+        {"row-remap-count": BLOCK}, remaps, "gpu.{gpu}.remap.unc = 512",
+    ),
+    Fault(
+        "remap-spares-low", "a bank has few spare rows left",
+        {"row-remap-spares": WARN}, remaps, change=few_spares,
+    ),
+    Fault(
+        "retired-pending", "a page waits for a reboot to be retired",
+        {"retired-pages": WARN}, retires,
+        "gpu.{gpu}.retired.dbe = 1\ngpu.{gpu}.retired.pending = 1",
+    ),
+    Fault(
+        "retired-many", "64 pages are retired, one more than is allowed",
+        {"retired-pages": BLOCK}, retires,
+        "gpu.{gpu}.retired.sbe = 44\ngpu.{gpu}.retired.dbe = 20",
+    ),
+    Fault(
+        "repair-pending", "a channel of the memory waits for a reset to be repaired",
+        {"memory-repair": WARN}, has("repair.channel"), "gpu.{gpu}.repair.channel = 1",
+    ),
+)
+
+OF_LINKS = (
+    Fault(
+        "nvlink-dead-link", "one NVLink is down",
+        {"nvlink-links": BLOCK}, linked, change=link_down,
+    ),
+    Fault(
+        "nvlink-gpu-off", "no NVLink of a GPU is up",
+        {"nvlink-links": BLOCK}, linked_beyond_a_pair, change=all_links_down,
+    ),
+    Fault(
+        "nvlink-errors", "a link had to repeat what it sent",
+        {"nvlink-errors": WARN}, linked, change=link_errors,
+    ),
+    Fault(
+        "nvlink-errors-fatal", "a link had to be trained anew, or has a bad bit in 10^9",
+        {"nvlink-errors": BLOCK}, linked, change=link_errors_fatal,
+    ),
+)
+
+
+OF_STATE = (
+    Fault(
+        "throttle-hw-thermal", "the hardware slows a GPU down because it is too hot",
+        {"hardware-slowdown": BLOCK}, lines="gpu.{gpu}.clocks.reasons = 0x48",
+    ),
+    Fault(
+        "throttle-power-brake", "the power supply tells a GPU to slow down",
+        {"hardware-slowdown": BLOCK}, lines="gpu.{gpu}.clocks.reasons = 0x88",
+    ),
+    Fault(
+        "throttle-once", "the hardware slows a GPU down for one moment",
+        lines="gpu.{gpu}.clocks.reasons = 0x48,1", harmless=True,
+    ),
+    Fault(
+        "throttle-sw-cap", "the driver caps an idle GPU's power",
+        {"software-throttle": WARN}, lines="gpu.{gpu}.clocks.reasons = 0x4",
+    ),
+    Fault(
+        "hot", "a GPU is hotter than where it slows down",
+        {"temperature": BLOCK}, change=hot,
+    ),
+    Fault(
+        "hot-memory", "a GPU's memory is hotter than it may be",
+        {"temperature": WARN},
+        knows_memory_limit,
+        change=hot_memory,
+    ),
+    Fault(
+        "pcie-x8", "a GPU has half of its PCIe lanes",
+        {"pcie-width": BLOCK}, lines="gpu.{gpu}.pcie.width = 8",
+    ),
+    Fault(
+        "pcie-replays", "PCIe repeats packets all the time",
+        # More than 16 lanes of generation 6 may in two years (DCGM: 3.84 a minute and lane).
+        {"pcie-replays": WARN}, lines="gpu.{gpu}.pcie.replay = 90000000",
+    ),
+    Fault(
+        "persistence-off", "persistence mode is off",
+        {"persistence": WARN}, lines="gpu.{gpu}.persistence = 0",
+    ),
+    Fault("mig-on", "a GPU is in MIG mode", {"mig": BLOCK}, has("mig"), "gpu.{gpu}.mig = 1"),
+    Fault(
+        "mig-pending", "a GPU will be in MIG mode after the next reset",
+        {"mig": WARN}, has("mig"), "gpu.{gpu}.mig.pending = 1",
+    ),
+    Fault(
+        "compute-exclusive", "only one process may use a GPU",
+        {"compute-mode": BLOCK}, lines="gpu.{gpu}.computemode = 3",
+    ),
+    Fault(
+        "foreign-process", "somebody else's program computes on a GPU",
+        {"foreign-processes": BLOCK}, change=stranger,
+    ),
+    Fault(
+        "foreign-memory", "2 GiB of a GPU's memory are in use, and no process is seen",
+        {"foreign-memory": BLOCK}, lines="gpu.{gpu}.mem.used_mib = 2048",
+    ),
+    Fault(
+        "power-capped", "a GPU's power limit is the lowest there is",
+        {"power-limit": WARN}, has("power.min_mw"), change=capped,
+    ),
+)
+
+OF_DRIVER = (
+    Fault(
+        "no-driver", "there is no kernel module for the running kernel",
+        {"driver-loaded": BLOCK}, change=unloaded,
+    ),
+    Fault(
+        "mismatch", "the driver was upgraded and the old module still runs",
+        {"driver-loaded": BLOCK, "driver-versions": BLOCK}, change=upgraded_without_reboot,
+    ),
+    Fault(
+        "nvml-unknown", "NVML does not start and does not say why",
+        {"driver-loaded": BLOCK}, lines="error.nvmlInitWithFlags = 999",
+    ),
+    Fault(
+        "nvml-hang", "NVML never starts",
+        {"driver-loaded": BLOCK}, lines="hang.nvmlInitWithFlags = 600",
+    ),
+    Fault(
+        "nvml-crash", "NVML crashes when it starts",
+        {"driver-loaded": BLOCK}, lines="crash.nvmlInitWithFlags = 1",
+    ),
+    Fault(
+        "no-permission", "the user may open neither GPUs nor the kernel log",
+        {"driver-loaded": UNKNOWN, "xid": UNKNOWN},
+        lines="error.nvmlInitWithFlags = 4", change=not_root,
+    ),
+    Fault(
+        "no-library", "the driver's libraries are not installed",
+        {"driver-loaded": BLOCK}, change=library_gone,
+    ),
+    Fault(
+        "old-driver", "the driver is older than any CUDA 12 needs",
+        {"driver-minimum": BLOCK}, change=old_driver,
+    ),
+    Fault(
+        "module-differs", "the next boot will load another driver than the one that runs",
+        {"reboot-module": WARN}, change=module_differs,
+    ),
+    Fault(
+        "kernel-without-module", "the kernel of the next boot has no NVIDIA module",
+        {"reboot-kernel": WARN}, change=new_kernel,
+    ),
+    Fault(
+        "module-unsigned", "Secure Boot will not load the module of the next boot",
+        {"reboot-signature": WARN}, efi, change=module_unsigned,
+    ),
+    Fault(
+        "unattended-upgrades-on", "unattended-upgrades may upgrade the driver",
+        {"unattended-upgrades": WARN}, debian_like, change=upgrades_on,
+    ),
+)
+
+OF_FABRIC = (
+    Fault(
+        "fabric-not-started", "the fabric manager has not been started",
+        {
+            "fabric-state": where(registers, BLOCK),
+            "fabric-manager": where(managed, BLOCK),
+        },
+        switched,
+        change=manager_stopped,
+    ),
+    Fault(
+        "fabric-in-progress", "the GPUs wait for the fabric manager",
+        {"fabric-state": BLOCK}, registers, "gpu.*.fabric.state = 2",
+    ),
+    Fault(
+        "fabric-stale", "the GPUs have joined the fabric, and its manager died since",
+        {"fabric-manager": BLOCK}, managed, change=manager_dead,
+    ),
+    Fault(
+        "fabric-unhealthy", "the fabric gives a GPU less bandwidth than it should",
+        # Bits 0 and 1 of the mask are the degraded bandwidth: 1 yes, 2 no (nvml.h).
+        {"fabric-state": BLOCK}, registers,
+        "gpu.{gpu}.fabric.health = 0x1a9\ngpu.{gpu}.fabric.summary = 2",
+    ),
+    Fault(
+        "fabric-resources", "a GPU ended its registration with an error: insufficient resources",
+        {"fabric-state": BLOCK}, registers, "gpu.{gpu}.fabric.status = 23",
+    ),
+    Fault(
+        "fabric-manager-version", "the fabric manager is of another version than the driver",
+        {"fabric-manager": BLOCK}, managed, change=manager_of_another_version,
+    ),
+)
+
+# How lines of NVRM and of NVSwitches begin, and how they name a process that they do not know.
+XID = "NVRM: Xid (PCI:{pci}): "
+NOBODY = "pid='<unknown>', name=<unknown>, "
+SXID = "nvidia-nvswitch{number}: SXid (PCI:{switch}): "
+
+OF_LOG = (
+    Fault(
+        "xid-13-info", "a program made a mistake on a GPU (Xid 13)", harmless=True,
+        change=says(
+            XID + "13, pid=41234, name=python3, Graphics SM Warp Exception on (GPC 1, TPC 0, "
+            "SM 1): Out Of Range Address"
+        ),
+    ),
+    Fault(
+        "xid-48", "an uncorrectable error of the memory (Xid 48)", {"xid": BLOCK},
+        change=says(
+            XID + "48, " + NOBODY + "An uncorrectable double bit error (DBE) has been detected on "
+            "GPU in the framebuffer at partition 3, subpartition 0."
+        ),
+    ),
+    Fault(
+        "xid-63", "a row was noted for remapping (Xid 63)", {"xid": WARN}, remaps,
+        change=says(
+            XID + "63, " + NOBODY + "Row Remapper: New row (0x00000000a4b3c2d1) marked for "
+            "remapping, reset gpu to activate."
+        ),
+    ),
+    Fault(
+        "xid-74", "an NVLink had an error (Xid 74)", {"xid": BLOCK}, linked,
+        change=says(
+            XID + "74, " + NOBODY + "NVLink: fatal error detected on link 3(0x10000, 0x0, 0x0, "
+            "0x0, 0x0, 0x0, 0x0)"
+        ),
+    ),
+    Fault(
+        "xid-79", "a GPU fell off the bus (Xid 79)", {"xid": BLOCK},
+        change=says(
+            XID + "79, " + NOBODY + "GPU has fallen off the bus.",
+            "NVRM: GPU {bus}: GPU has fallen off the bus.",
+        ),
+    ),
+    Fault(
+        "xid-79-no-number", "a GPU fell off the bus, in lines that have no Xid", {"xid": BLOCK},
+        change=says(
+            "NVRM: The NVIDIA GPU {bus}",
+            "NVRM: (PCI ID: {id}) installed in this system has",
+            "NVRM: fallen off the bus and is not responding to commands.",
+            "NVRM: GPU {bus}: GPU has fallen off the bus.",
+        ),
+    ),
+    Fault(
+        "xid-94-mig", "a contained error of the memory in a MIG instance (Xid 94)", {"xid": WARN},
+        has("mig"),
+        change=says(
+            "NVRM: Xid (PCI:{pci} GPU-I:05): 94, pid=7194, Contained: CE User Channel (0x9). "
+            "RST: No, D-RST: No"
+        ),
+    ),
+    Fault(
+        "xid-95", "an error of the memory that was not contained (Xid 95)", {"xid": BLOCK}, remaps,
+        change=says(
+            XID + "95, " + NOBODY + "Uncontained: LTC TAG (0x2,0x0). RST: Yes, D-RST: No"
+        ),
+    ),
+    Fault(
+        "xid-119", "a GPU's system processor does not answer the driver (Xid 119)",
+        {"xid": BLOCK}, has("gsp"),
+        change=says(
+            XID + "119, pid=2031, name=nvidia-smi, Timeout after 6s of waiting for RPC response "
+            "from GPU0 GSP! Expected function 76 (GSP_RM_CONTROL) (0x20801a4a 0x10)."
+        ),
+    ),
+    Fault(
+        "xid-149-fatal", "an NVLink 5 port failed (Xid 149)", {"xid": BLOCK}, nvlink5,
+        change=says(
+            XID + "149, NETIR_LINK_EVT Fatal   XC0 i0 Link 08 (0x004505c6 0x00000000 0x00000000 "
+            "0x00000000 0x00000000 0x00000000)"
+        ),
+    ),
+    Fault(
+        "xid-149-nonfatal", "an NVLink 5 port had an error and went on (Xid 149)", {"xid": WARN},
+        nvlink5,
+        change=says(
+            XID + "149, NETIR_LINK_EVT Nonfatal XC0 i0 Link 08 (0x004505c6 0x00000000 0x00000000 "
+            "0x00000000 0x00000000 0x00000000)"
+        ),
+    ),
+    Fault(
+        "xid-154-none", "the driver says that a GPU needs nothing any more (Xid 154)", {},
+        tells_action, harmless=True,
+        change=says(
+            XID + "154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
+        ),
+    ),
+    # In the log alone it would be an event that is over: NVML has the last word.
+    Fault(
+        "xid-154-reboot", "the driver asks for a reboot, in the log and in NVML (Xid 154)",
+        {"xid": BLOCK, "recovery-action": BLOCK}, tells_action, "gpu.{gpu}.recovery_action = 2",
+        says(
+            XID + "154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)"
+        ),
+    ),
+    Fault(
+        "sxid-fatal", "an NVSwitch had a fatal error", {"sxid": BLOCK}, has_switches_on_pci,
+        change=says(
+            SXID + "20034, Fatal, Link 28 LTSSM Fault Up",
+            SXID + "20034, Severity 1 Engine instance 28 Sub-engine instance 00",
+        ),
+    ),
+    Fault(
+        "sxid-nonfatal", "an NVSwitch had an error and went on", {"sxid": WARN},
+        has_switches_on_pci,
+        change=says(
+            SXID + "12028, Non-fatal, Link 61 egress non-posted PRIV error (First)",
+            SXID + "12028, Severity 0 Engine instance 61 Sub-engine instance 00",
+        ),
+    ),
+    Fault(
+        "log-unreadable", "the user may not read the kernel log",
+        {"xid": UNKNOWN, "sxid": where(has_switches_on_pci, UNKNOWN)}, change=log_denied,
+    ),
+    Fault(
+        "log-wrapped", "the kernel log has lost what was said at boot", {"xid": WARN},
+        change=log_wrapped,
+    ),
+)
+
+OF_HOST = (
+    Fault(
+        "nouveau", "nouveau has the GPUs", {"driver-loaded": BLOCK, "nouveau": BLOCK},
+        change=nouveau,
+    ),
+    Fault(
+        "secure-boot-unsigned", "Secure Boot refused the module",
+        {"driver-loaded": BLOCK, "secure-boot": BLOCK}, efi, change=refused_by_secure_boot,
+    ),
+    Fault(
+        "acs-on", "PCI bridges send what GPUs tell each other through the root complex",
+        {"iommu-acs": WARN}, has_bridges, change=redirecting,
+    ),
+    Fault("disk-full", "700 MiB are left on the disk", {"disk-space": WARN}, change=disk_full),
+    Fault(
+        "clock-unsynced", "nobody keeps the clock in step", {"clock": WARN}, change=unsynced
+    ),
+    Fault("shm-small", "/dev/shm has 64 MiB", {"shared-memory": WARN}, change=small_shm),
+    Fault(
+        "memory-low", "one percent of the memory is left", {"host-memory": WARN},
+        change=little_memory,
+    ),
+    Fault("rdma-down", "an RDMA port has no link", {"rdma": WARN}, has_rdma, change=rdma_down),
+)
+# fmt: on

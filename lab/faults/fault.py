@@ -1,0 +1,68 @@
+"""One fault: what it is called, what it does, and which checks must find it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from gpufleet.errors import FleetError
+from lab.faults.changes import Change, nothing
+from lab.faults.hardware import Condition, everywhere
+from lab.machine import Machine, Profile
+from lab.machine.parts import laid_over
+
+# Checks' severities, from bad to mild. "" is none: on that hardware the check need not say a word.
+BLOCK, UNKNOWN, WARN, INFO = "block", "unknown", "warn", "info"
+
+Severity = str | Callable[[Profile], str]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """
+    One thing that is wrong.
+
+    `lines` are laid over the NVML profile, with {gpu} for the GPU that it concerns; `change` is
+    what it does beside. `finds` maps the ids of checks to the mildest severity that they may give.
+    A harmless fault looks like one and is none: no check may warn of it.
+    """
+
+    name: str
+    says: str
+    finds: Mapping[str, Severity] = field(default_factory=dict)
+    applies: Condition = everywhere
+    lines: str = ""
+    change: Change = nothing
+    harmless: bool = False
+
+    def expected(self, profile: Profile) -> dict[str, str]:
+        """Return which checks must find it on this hardware, and how bad they must call it."""
+        found = {
+            check: severity if isinstance(severity, str) else severity(profile)
+            for check, severity in self.finds.items()
+        }
+        return {check: severity for check, severity in found.items() if severity}
+
+    def on(self, machine: Machine, gpu: int = 0) -> Machine:
+        """
+        Return the machine with this fault, on one of its GPUs where it concerns one.
+
+        Raises `FleetError` where the hardware cannot have it, or has no such GPU.
+        """
+        profile = machine.profile
+        if not self.applies(profile):
+            raise FleetError(
+                f"{profile.name} cannot have the fault {self.name!r} ({self.says}): "
+                "`gpufleet lab fault --list` says which hardware can"
+            )
+        if not 0 <= gpu < profile.count:
+            raise FleetError(
+                f"{profile.name} has no GPU {gpu}: name one of 0 to {profile.count - 1}"
+            )
+        lines = self.lines.replace("{gpu}", str(gpu)).strip().splitlines()
+        return self.change(laid_over(machine, *map(str.strip, lines)), gpu)
+
+    def concerns_one_gpu(self, machine: Machine) -> bool:
+        """Return whether it matters which of the machine's GPUs is named."""
+        last = machine.profile.count - 1
+        return last > 0 and self.on(machine, 0) != self.on(machine, last)

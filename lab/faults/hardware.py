@@ -1,0 +1,87 @@
+"""Which hardware can have a fault: questions about a profile. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+
+from lab.machine import Profile
+
+Condition = Callable[[Profile], bool]
+
+# What a profile knows of itself.
+has_ecc: Condition = attrgetter("has_ecc")
+remaps: Condition = attrgetter("remaps")
+retires: Condition = attrgetter("retires")
+linked: Condition = attrgetter("linked")
+switched: Condition = attrgetter("switched")
+managed: Condition = attrgetter("managed")
+registers: Condition = attrgetter("registers")
+
+
+def everywhere(profile: Profile) -> bool:  # noqa: ARG001
+    """All of it."""
+    return True
+
+
+def several(profile: Profile) -> bool:
+    """Whether the machine has several GPUs."""
+    return profile.count > 1
+
+
+def tells_action(profile: Profile) -> bool:
+    """Whether the driver knows the recovery action: field 230, from R570 on."""
+    return profile.branch >= 570
+
+
+def counts_sram(profile: Profile) -> bool:
+    """Whether the driver answers nvmlDeviceGetSramEccErrorStatus: R535.161, Ampere and later."""
+    return profile.remaps and profile.has_ecc and profile.branch >= 535
+
+
+def linked_beyond_a_pair(profile: Profile) -> bool:
+    """
+    Whether a GPU without any NVLink stands out: two boards of a pair without their bridge are a
+    machine as they are sold.
+    """
+    return profile.linked and (profile.switched or profile.count > 2)
+
+
+def has(key: str) -> Condition:
+    """Return whether the boards have a key, such as "mig"."""
+    return lambda profile: bool(profile.gpu(0, key))
+
+
+def efi(profile: Profile) -> bool:
+    """Whether the machine boots by EFI."""
+    return bool(profile.text("host.secure_boot"))
+
+
+def debian_like(profile: Profile) -> bool:
+    """Whether the machine has dpkg and apt."""
+    return not profile.text("host.os").startswith("rocky")
+
+
+def has_rdma(profile: Profile) -> bool:
+    """Whether the machine has InfiniBand or RoCE."""
+    return profile.number("host.rdma") > 0
+
+
+def has_bridges(profile: Profile) -> bool:
+    """Whether several GPUs are below PCI bridges that are seen: not in a virtual machine."""
+    return profile.count > 1 and not profile.text("host.virtual")
+
+
+def nvlink5(profile: Profile) -> bool:
+    """Whether the links are of generation 5, whose errors are counted and logged differently."""
+    return profile.linked and int(profile.gpu(0, "nvlink.version")) >= 7
+
+
+def knows_memory_limit(profile: Profile) -> bool:
+    """Whether the boards tell their memory's temperature and how hot it may be."""
+    return bool(profile.gpu(0, "temp.mem") and profile.gpu(0, "temp.mem_max"))
+
+
+def has_switches_on_pci(profile: Profile) -> bool:
+    """Whether NVSwitches are PCI functions, whose errors the kernel log has: before NVLink 5."""
+    return profile.pci_switches > 0
