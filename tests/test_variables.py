@@ -70,7 +70,6 @@ def test_a_key_that_was_not_written_is_placed_at_the_nearest_one_above(written):
         pytest.param("a: [1\nb: 2\n", 2, "is not YAML", id="open-bracket"),
         pytest.param("a:\n\tb: 1\n", 2, "use spaces", id="tab"),
         pytest.param("a: 1\n---\nb: 2\n", 2, "is not YAML", id="two-documents"),
-        pytest.param("a: 2026-11-21\n", 1, "kind timestamp", id="date"),
         pytest.param("a: !vault |\n  x\n", 1, "kind !vault", id="vault"),
         pytest.param("a: {1: x}\n", 1, "YAML reads as int", id="nested-number"),
         pytest.param("a: &self [*self]\n", 1, "contains itself", id="recursion"),
@@ -195,3 +194,12 @@ def test_mistakes_of_several_files_are_said_together(tmp_path):
         "first",
         "second",
     ]
+
+
+def test_a_date_is_its_text(tmp_path):
+    """A setting that means a day parses it; anywhere else it is what the operator wrote."""
+    (tmp_path / "gpu.yml").write_text("a: 2026-11-21\nb: 2026-11-21 10:00:00\n")
+
+    found = variables.load_file(tmp_path / "gpu.yml")
+
+    assert [value for value, _ in found.values()] == ["2026-11-21", "2026-11-21 10:00:00"]

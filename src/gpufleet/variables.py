@@ -24,12 +24,21 @@ KeyPath: TypeAlias = tuple[str | int, ...]
 
 _SUFFIXES = (".yml", ".yaml")
 
-# What YAML has and JSON has too; the rest of its standard tags (timestamp, binary, set, ...)
-# would change type on the way to a node.
+# What YAML has and JSON has too; the rest of its standard tags (binary, set, ...) would change type
+# on the way to a node.
 _JSON_TAGS = frozenset(
     f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map")
 )
 _MERGE_TAG = "tag:yaml.org,2002:merge"
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without its dates: `until: 2026-12-31` is that text, and who needs a date parses it."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012  # PyYAML's types call it an instance's
+        first: [(tag, form) for tag, form in known if tag != "tag:yaml.org,2002:timestamp"]
+        for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -72,7 +81,7 @@ def load_file(path: Path, root: Path | None = None) -> Variables:
     except (OSError, UnicodeDecodeError) as error:
         raise FleetError(f"{shown}: cannot be read: {error}") from None
     try:
-        loader = yaml.SafeLoader(text)
+        loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:  # nothing but comments
             return {}

@@ -1,0 +1,109 @@
+"""Which GPUs work may be placed on: nothing unfit, nothing unknown, and never by accident."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpufleet.checks.admission import admitted
+from gpufleet.checks.finding import Action, Finding, GpuId, Report, Severity, Step
+from gpufleet.errors import FleetError
+from gpufleet.settings import NodeSettings
+from gpufleet.topology import Gpu, Node
+
+SERVING = {"vllm": {"version": "0.32.0", "lock": "l", "listen": "127.0.0.1"}}
+MODELS = {"models": {"m": {"model": "/srv/m"}}, **SERVING}
+
+
+def node(gpus=4):
+    return Node(
+        name="gpu-01",
+        driver="580.95.05",
+        cuda=(13, 0),
+        gpus=tuple(
+            Gpu(index, f"GPU-{index}", "NVIDIA H100 80GB HBM3", f"0000:{index:02x}:00.0", 81559,
+                (9, 0), 0)
+            for index in range(gpus)
+        ),
+        nvlink={},
+        pcie={},
+    )  # fmt: skip
+
+
+def finding(severity, gpu=None, check="ecc-uncorrected", accepted=None):
+    return Finding(
+        check,
+        "gpu-01",
+        severity,
+        "2 uncorrectable errors",
+        "none",
+        "the device",
+        (Step(Action.DRAIN, "take it out of service"),),
+        gpu,
+        accepted,
+    )
+
+
+def admit(*findings, **settings):
+    report = Report(findings, {}, ("gpu-01",))
+    wanted = NodeSettings.model_validate(settings or MODELS)
+    return admitted(report, [node()], {"gpu-01": wanted})["gpu-01"]
+
+
+@pytest.mark.parametrize("severity", [Severity.OK, Severity.INFO, Severity.WARN])
+def test_what_only_deserves_a_look_stops_nothing(severity):
+    found = admit(finding(severity), finding(severity, GpuId(1)))
+
+    assert len(found.gpus) == 4
+    assert found.unfit == {}
+
+
+@pytest.mark.parametrize("severity", [Severity.UNKNOWN, Severity.BLOCK])
+@pytest.mark.parametrize("gpu", [None, GpuId(1), GpuId(None, bus_id="0000:5d:00.0")])
+def test_blocked_and_unknown_stop_alike_and_say_what_to_do(severity, gpu):
+    with pytest.raises(FleetError) as refused:
+        admit(finding(severity, gpu))
+
+    first = refused.value.problems[0]
+    assert first.startswith("gpu-01" + (f" GPU {gpu.name}" if gpu else ""))
+    for word in ("ecc-uncorrected", severity.word, "2 uncorrectable errors", "take it out",
+                 "docs/checks/ecc-uncorrected.md"):  # fmt: skip
+        assert word in first
+
+
+def test_a_refusal_over_one_gpu_says_how_to_serve_on_the_others():
+    with pytest.raises(FleetError, match=r"3 of its GPUs are fit.*checks.degraded: true"):
+        admit(finding(Severity.BLOCK, GpuId(1)))
+
+
+def test_degraded_service_leaves_out_the_unfit_gpu_and_says_why():
+    found = admit(
+        finding(Severity.BLOCK, GpuId(1)),
+        finding(Severity.UNKNOWN, GpuId(1), check="xid"),
+        checks={"degraded": True},
+        **MODELS,
+    )
+
+    assert [gpu.index for gpu in found.gpus] == [0, 2, 3]
+    assert found.unfit == {1: "ecc-uncorrected"}
+
+
+def test_degraded_service_does_not_wait_for_a_gpu_that_is_gone():
+    gone = finding(Severity.BLOCK, GpuId(None), check="gpu-count")
+
+    assert len(admit(gone, checks={"degraded": True}, **MODELS).gpus) == 4
+
+
+def test_what_concerns_the_whole_node_stops_degraded_service_too():
+    with pytest.raises(FleetError):
+        admit(finding(Severity.BLOCK), checks={"degraded": True}, **MODELS)
+
+
+def test_an_accepted_finding_stops_nothing():
+    found = admit(finding(Severity.BLOCK, GpuId(1), accepted="until 2026-12-31"))
+
+    assert len(found.gpus) == 4
+
+
+def test_a_node_that_is_to_have_no_gpus_is_not_held_to_it():
+    """A load balancer in the same inventory has no driver, and needs none."""
+    assert admit(finding(Severity.BLOCK), node_exporter={"port": 9100}).name == "gpu-01"
