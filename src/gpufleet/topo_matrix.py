@@ -1,0 +1,400 @@
+"""Reads the text of `nvidia-smi topo -m` as people paste it.  Pure.
+
+A matrix comes back whole and as it was printed, or not at all: a paste that was cut, wrapped or
+edited is refused with the line, never completed or shifted. Fine are tabs or spaces, colour codes,
+prompts, fences and other output around the matrix, any line ends, rows without the columns to the
+right of the matrix, and no rows for NICs at all (`... | grep GPU`).
+
+What the text looks like was taken from outputs of drivers 375 to 580:
+
+    \x1b[4m\tGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
+    GPU0\t X \tNV18\tPIX\t0-55,112-167\t0\t\tN/A
+    GPU1\tNV18\t X \tSYS\t56-111,168-223\t1\t\tN/A
+    NIC0\tPIX\tSYS\t X
+
+Tabs do not line up with the header's, and any cell right of the matrix may be blank (WSL). So cells
+are told by what they say and counted, never by where they stand.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import combinations, takewhile
+
+from gpufleet.errors import FleetError
+
+SELF = "X"
+
+# The legend's words, the nearest first.
+PCIE = ("PIX", "PXB", "PHB", "NODE", "SYS")
+
+# Drivers before R384 have SOC ("a socket-level link (e.g. QPI)") where later ones have SYS; DCGM's
+# legend has PSB for a switch on the GPUs' own board, which NVML calls internal: as near as PIX.
+OTHER_WORDS = {"SOC": "SYS", "PSB": "PIX"}
+
+_NVLINK = re.compile(r"NV[1-9][0-9]?")
+_GPU = re.compile(r"GPU([0-9]+)")
+_NIC = re.compile(r"NIC[0-9]+")
+_CPUS = re.compile(r"[0-9][0-9,-]*|N/A")
+
+# What stands right of the matrix, in this order, as far as the driver has it.
+_ASIDE = {"CPU Affinity": "cpus", "NUMA Affinity": "numa", "GPU NUMA ID": "gpu_memory"}
+
+# Terminals' colour and clearing codes; copied from a web console they come without the escape.
+_CODES = re.compile(r"(?:\x1b|\^\[)\[[0-9;?]*[A-Za-z]|\[[0-9;]*m|\x1b\([A-Z]|[\ufeff\u200b]")
+_QUOTED = re.compile(r"^[\s>#]+")
+
+_SHOWN = 8  # problems: what cuts one row cuts them all
+
+_REMEDY = (
+    "nothing of this matrix was used: write it with `nvidia-smi topo -m > topo.txt` on the node, "
+    "where no terminal wraps or cuts it, and give that file"
+)
+
+
+@dataclass(frozen=True)
+class TopoMatrix:
+    """
+    What one `nvidia-smi topo -m` says.
+
+    `classes` has every pair of GPUs (i < j) as "NV18", "PIX", "PXB", "PHB", "NODE" or "SYS",
+    `nics` the same from each NIC, by its device's name where the legend tells it, to each GPU.
+    `numa` (of the CPUs next to a GPU), `cpus` and `gpu_memory` (Grace: the GPU's own memory as a
+    NUMA node) lack the GPUs for which the text names none, or several. `names` are the models, if
+    `nvidia-smi -L` was pasted along.
+    """
+
+    gpus: tuple[int, ...]
+    classes: Mapping[tuple[int, int], str]
+    nics: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    numa: Mapping[int, int] = field(default_factory=dict)
+    cpus: Mapping[int, str] = field(default_factory=dict)
+    gpu_memory: Mapping[int, int] = field(default_factory=dict)
+    names: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Header:
+    line: int
+    columns: tuple[str, ...]
+    aside: tuple[str, ...] | None  # None: cut, so what stands there cannot be told apart
+
+
+@dataclass(frozen=True)
+class _Row:
+    line: int
+    cells: tuple[str, ...]
+    aside: tuple[str, ...]
+
+
+def parse(text: str, where: str = "the text") -> TopoMatrix:
+    """
+    Return the matrix in `text`; `where` names its source in messages.
+
+    Raises `FleetError` with every reason why it cannot be trusted, each with its line.
+    """
+    lines = [
+        (number, _QUOTED.sub("", _CODES.sub("", line)).split())
+        for number, line in enumerate(re.split(r"\r*\n|\r", text), start=1)
+    ]
+    if problems := list(_other_outputs(lines)):
+        raise FleetError(*(f"{where}{problem}" for problem in problems))
+    header = next((found for number, words in lines if (found := _header(number, words))), None)
+    if header is None:
+        raise FleetError(
+            f"{where}: has no line with the columns `GPU0 GPU1 ...`, so what its rows mean is not "
+            "known: give the output of `nvidia-smi topo -m` with its first line, or a recorded "
+            "probe (`gpufleet probe INVENTORY --json`)"
+        )
+    rows: dict[str, _Row] = {}
+    problems = [
+        *_unusable_columns(header),
+        *_read_rows(lines, header, rows),
+        *_missing_rows(header, rows),
+    ]
+    legend = _legend(lines)
+    problems += _unlisted_nics(header, legend)
+    if not problems:
+        problems = list(_contradictions(header, rows))
+    if problems:
+        shown = [f"{where}{problem}" for problem in problems[:_SHOWN]]
+        if hidden := len(problems) - len(shown):
+            shown.append(f"{where}: {hidden} more lines cannot be trusted")
+        raise FleetError(*shown, f"{where}: {_REMEDY}")
+    return _matrix(header, rows, legend, _names(lines))
+
+
+# -- telling lines apart ---------------------------------------------------------------------------
+
+
+def _other_outputs(lines: Iterable[tuple[int, list[str]]]) -> Iterator[str]:
+    """
+    Yield a problem if the matrix is one that leaves NVLink out: `topo -mp`, `topo -p2p`.
+
+    Their command line tells, or a legend that has every word but NV#.
+    """
+    legend = {}
+    for number, words in lines:
+        line = " ".join(words)
+        if found := re.search(r"nvidia-smi topo (-mp|--matrix_pci|-p2p|--p2p)\b", line):
+            yield (
+                f":{number}: is the output of `nvidia-smi topo {found[1]}`, which does not show "
+                "NVLink: run `nvidia-smi topo -m`"
+            )
+            return
+        if len(words) > 2 and words[1] == "=":
+            legend[words[0]] = number
+    if legend.keys() >= set(PCIE) and "NV#" not in legend:
+        yield (
+            f":{min(legend.values())}: the legend has no NV#, so this is the output of `nvidia-smi "
+            "topo -mp`, which does not show NVLink: run `nvidia-smi topo -m`"
+        )
+
+
+def _header(number: int, words: list[str]) -> _Header | None:
+    """Return the line of columns, if this is one: GPU0 first, and no word of the legend in it."""
+    if not words or not _GPU.fullmatch(words[0]) or any(map(_is_class, words)):
+        return None
+    columns = tuple(takewhile(lambda word: word not in {"CPU", "NUMA", "GPU"}, words))
+    rest = " ".join(words[len(columns) :])
+    # `GPU0 is hot` is no header, `GPU0 mlx5_0`, `GPU0 CPU Affinity` and `GPU0` alone are.
+    if not all(any(map(str.isdigit, column)) for column in columns):
+        return None
+    if any(map(_CPUS.fullmatch, columns)) or (rest and not rest.startswith(("CPU", "NUMA", "GPU"))):
+        return None
+    return _Header(number, columns, _aside(rest))
+
+
+def _aside(titles: str) -> tuple[str, ...] | None:
+    found = [key for title, key in _ASIDE.items() if title in titles]
+    whole = " ".join(title for title, key in _ASIDE.items() if key in found)
+    return tuple(found) if whole == titles else None
+
+
+def _is_class(word: str) -> bool:
+    return word in {SELF, *PCIE, *OTHER_WORDS} or _NVLINK.fullmatch(word) is not None
+
+
+def _is_cell(word: str) -> bool:
+    return _is_class(word) or _CPUS.fullmatch(word) is not None
+
+
+def _is_row(words: list[str], columns: Collection[str]) -> bool:
+    """A row begins with a label and has cells, or nothing any more; prose is none."""
+    label, *cells = words
+    if label not in columns and not _GPU.fullmatch(label) and not _NIC.fullmatch(label):
+        # The row of a NIC whose column was cut.
+        return all(map(_is_cell, cells)) and any(map(_is_class, cells)) and not _is_cell(label)
+    return not cells or any(map(_is_class, cells)) or _is_cell(cells[0])
+
+
+def _read_rows(
+    lines: Iterable[tuple[int, list[str]]], header: _Header, rows: dict[str, _Row]
+) -> Iterator[str]:
+    """Fill `rows` from the lines below the header; yield what is wrong with single lines."""
+    between: list[int] = []
+    for number, words in lines:
+        if not words or number == header.line:
+            continue
+        label = words[0]
+        if number > header.line and _is_row(words, header.columns):
+            for stray in between:
+                yield (
+                    f":{stray}: stands between the rows of the matrix and is none: the terminal "
+                    "has wrapped a row, or a row was broken"
+                )
+            between = []
+            if label in rows:
+                yield f":{number}: {label} has a row already, in line {rows[label].line}"
+                continue
+            cells = tuple(takewhile(_is_class, words[1:]))
+            row = _Row(number, cells, tuple(words[1 + len(cells) :]))
+            yield from _miscounted(label, row, header)
+            rows[label] = row
+        elif number > header.line and _header(number, words):
+            yield (
+                f":{number}: begins a second matrix, the first begins in line {header.line}: keep "
+                "one of them"
+            )
+            return
+        elif all(map(_is_cell, words)) and any(map(_is_class, words)):
+            yield (
+                f":{number}: has cells and no label ({' '.join(words[:4])}): the terminal has "
+                "wrapped a row, or its label is missing"
+            )
+        elif number < header.line and _is_row(words, header.columns):
+            yield f":{number}: is a row of {label} above the header of line {header.line}"
+        elif number > header.line:
+            between.append(number)
+
+
+# -- what cannot be trusted ------------------------------------------------------------------------
+
+
+def _unusable_columns(header: _Header) -> Iterator[str]:
+    at = f":{header.line}:"
+    twice = {name for name in header.columns if header.columns.count(name) > 1}
+    for name in sorted(twice):
+        yield f"{at} the header has {name} twice: a name was cut, or a column was copied"
+    gpus = [int(found[1]) for name in header.columns if (found := _GPU.fullmatch(name))]
+    if not twice and (gaps := sorted(set(range(max(gpus) + 1)) - set(gpus))):
+        missing = ", ".join(f"GPU{gpu}" for gpu in gaps)
+        yield f"{at} the header lacks {missing}: nvidia-smi numbers the GPUs of a node without gaps"
+    nics = [name for name in header.columns if not _GPU.fullmatch(name)]
+    named = [name for name in nics if not _NIC.fullmatch(name)]
+    if named and len(named) < len(nics):
+        yield (
+            f"{at} the header has NICs by number and {named[0]!r} by name, and a driver prints all "
+            "in one way: a name was cut"
+        )
+
+
+def _miscounted(label: str, row: _Row, header: _Header) -> Iterator[str]:
+    wanted, found = len(header.columns), len(row.cells)
+    if label not in header.columns:
+        yield (
+            f":{row.line}: {label} has a row and no column: the header was cut, line {header.line}"
+        )
+        return
+    if found == wanted:
+        if header.aside is not None and len(row.aside) > len(header.aside):
+            yield (
+                f":{row.line}: {label} has {_cells(len(row.aside))} right of the matrix, and the "
+                f"header of line {header.line} has {len(header.aside)}: what is too many cannot "
+                "be told"
+            )
+        elif any(map(_is_class, row.aside)):
+            yield f":{row.line}: {label} has cells of the matrix after those of its CPUs"
+        return
+    odd = next(iter(row.aside), "")
+    if found < wanted and odd and not _CPUS.fullmatch(odd):
+        yield (
+            f":{row.line}: {label}: {odd!r} in column {header.columns[found]} is no word of "
+            f"nvidia-smi's legend (X, NV#, {', '.join(PCIE)}): it was cut, or two cells have run "
+            "together"
+        )
+        return
+    yield (
+        f":{row.line}: {label} has {_cells(found)}, and the header of line {header.line} has "
+        f"{wanted} columns ({header.columns[0]} to {header.columns[-1]}): which are "
+        f"{'missing' if found < wanted else 'too many'} cannot be told"
+    )
+
+
+def _cells(count: int) -> str:
+    return f"{count} cell" if count == 1 else f"{count} cells"
+
+
+def _missing_rows(header: _Header, rows: Mapping[str, _Row]) -> Iterator[str]:
+    """Every GPU needs its row; NICs need theirs only if one has it: else the text was cut."""
+    nics_have_rows = any(not _GPU.fullmatch(label) for label in rows)
+    for label in dict.fromkeys(header.columns):
+        if label not in rows and (nics_have_rows or _GPU.fullmatch(label)):
+            yield f":{header.line}: {label} has a column and no row: the text was cut"
+
+
+def _unlisted_nics(header: _Header, legend: Mapping[str, tuple[int, str]]) -> Iterator[str]:
+    for label, (line, name) in legend.items():
+        if label not in header.columns:
+            yield (
+                f":{line}: the legend names {label} ({name}), which has no column in line "
+                f"{header.line}: the header was cut"
+            )
+
+
+def _contradictions(header: _Header, rows: Mapping[str, _Row]) -> Iterator[str]:
+    """What whole rows say against each other: each pair stands there twice and must agree."""
+    for label, row in rows.items():
+        for column, cell in zip(header.columns, row.cells, strict=True):
+            if (cell == SELF) != (label == column):
+                yield (
+                    f":{row.line}: {label} has {cell} in column {column}, and X stands where a "
+                    "device meets itself: the row is shifted"
+                )
+                break
+            if _NVLINK.fullmatch(cell) and not (_GPU.fullmatch(label) and _GPU.fullmatch(column)):
+                yield (
+                    f":{row.line}: {label} has {cell} in column {column}, and a NIC has no NVLink: "
+                    "the row is shifted"
+                )
+                break
+    for one, other in combinations(rows, 2):
+        here = rows[one].cells[header.columns.index(other)]
+        there = rows[other].cells[header.columns.index(one)]
+        if here != there:
+            yield (
+                f":{rows[one].line}: {one} has {here} to {other}, and {other} has {there} to {one} "
+                f"(line {rows[other].line}): one of them is wrong"
+            )
+
+
+# -- what it says ----------------------------------------------------------------------------------
+
+
+def _legend(lines: Iterable[tuple[int, list[str]]]) -> dict[str, tuple[int, str]]:
+    """Return the NIC legend: {"NIC0": (line, "mlx5_0")}."""
+    return {
+        words[0][:-1]: (number, words[1])
+        for number, words in lines
+        if len(words) == 2 and words[0].endswith(":") and _NIC.fullmatch(words[0][:-1])
+    }
+
+
+def _names(lines: Iterable[tuple[int, list[str]]]) -> dict[int, str]:
+    """Return the models that `nvidia-smi -L` prints: `GPU 0: NVIDIA L40S (UUID: GPU-...)`."""
+    names: dict[int, str] = {}
+    for _, words in lines:
+        found = re.match(r"GPU ([0-9]+): (.+?)(?: \(UUID: .*)?$", " ".join(words))
+        if found:
+            names.setdefault(int(found[1]), found[2])
+    return names
+
+
+def _matrix(
+    header: _Header,
+    rows: Mapping[str, _Row],
+    legend: Mapping[str, tuple[int, str]],
+    names: Mapping[int, str],
+) -> TopoMatrix:
+    gpus = {int(found[1]): label for label in rows if (found := _GPU.fullmatch(label))}
+    cells = {
+        index: {
+            column: OTHER_WORDS.get(cell, cell)
+            for column, cell in zip(header.columns, rows[label].cells, strict=True)
+        }
+        for index, label in gpus.items()
+    }
+    aside = {
+        index: dict(zip(header.aside, rows[label].aside, strict=True))
+        for index, label in gpus.items()
+        if header.aside and len(header.aside) == len(rows[label].aside)
+    }
+    return TopoMatrix(
+        gpus=tuple(sorted(gpus)),
+        classes={(i, j): cells[i][gpus[j]] for i, j in combinations(sorted(gpus), 2)},
+        nics={
+            legend[column][1] if column in legend else column: {
+                index: cells[index][column] for index in sorted(gpus)
+            }
+            for column in header.columns
+            if not _GPU.fullmatch(column)
+        },
+        numa=_numbers(aside, "numa"),
+        cpus={
+            index: found["cpus"]
+            for index, found in sorted(aside.items())
+            if found.get("cpus", "N/A") != "N/A"
+        },
+        gpu_memory=_numbers(aside, "gpu_memory"),
+        names={index: name for index, name in sorted(names.items()) if index in gpus},
+    )
+
+
+def _numbers(aside: Mapping[int, Mapping[str, str]], key: str) -> dict[int, int]:
+    return {
+        index: int(found[key])
+        for index, found in sorted(aside.items())
+        if found.get(key, "").isdecimal()
+    }
