@@ -33,8 +33,8 @@ CONTEXT_SWITCH = 109
 # were repetitions of lines that it kept.
 KEPT = 2000
 
-# How many lines after "The NVIDIA GPU 0000:b3:00.0" its sentence may end: it is three lines long,
-# and lines of other GPUs may come between.
+# How many lines "The NVIDIA GPU 0000:b3:00.0 ..." may go on: the sentence is three lines long, and
+# the kernel may say something else between.
 SENTENCE_LINES = 4
 
 LINE_SHOWN = 160  # characters
@@ -43,7 +43,8 @@ _PLACE = r"(?:PCI:)?(?P<bus_id>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?
 # NVRM: Xid (PCI:0000:01:00 GPU-I:05): 94, pid=7194, Contained: ...
 _XID = re.compile(rf"NVRM: Xid \({_PLACE}[^)]*\): (?P<number>\d+)\b", re.IGNORECASE)
 _LIKE_XID = re.compile(r"NVRM: Xid\b")
-_GPU = re.compile(rf"NVRM: (?:The NVIDIA )?GPU (?:at )?{_PLACE}", re.IGNORECASE)
+_SENTENCE = re.compile(rf"NVRM: The NVIDIA GPU {_PLACE}", re.IGNORECASE)
+_GPU = re.compile(rf"NVRM: (?:The NVIDIA )?GPU {_PLACE}", re.IGNORECASE)
 _FALLEN = re.compile(r"NVRM: .*\bfallen off the bus\b", re.IGNORECASE)
 _LOADED = re.compile(r"NVRM: loading NVIDIA ")
 _ACTION = re.compile(r"\bto 0x(?P<action>[0-9a-f]+)\b", re.IGNORECASE)
@@ -121,17 +122,20 @@ def sysfs_bus_id(text: str) -> str:
 
 
 def _xids(lines: Iterable[tuple[float, str]]) -> Iterator[Xid]:
-    named, named_at = None, -SENTENCE_LINES
+    named: str | None = None
+    named_at = -SENTENCE_LINES
     for at, (seconds, text) in enumerate(lines):
-        if gpu := _GPU.match(text):
-            named, named_at = sysfs_bus_id(gpu["bus_id"]), at
+        if begun := _SENTENCE.match(text):
+            named, named_at = begun["bus_id"], at
         if found := _XID.match(text):
             yield Xid(at, seconds, sysfs_bus_id(found["bus_id"]), int(found["number"]), text)
         elif _LIKE_XID.match(text):
             yield Xid(at, seconds, None, None, text)
         elif _FALLEN.match(text):
-            gpu_meant = named if at - named_at < SENTENCE_LINES else None
-            yield Xid(at, seconds, gpu_meant, FALLEN_OFF, text)
+            own = _GPU.match(text)
+            before = named if at - named_at < SENTENCE_LINES else None
+            place = own["bus_id"] if own else before
+            yield Xid(at, seconds, place and sysfs_bus_id(place), FALLEN_OFF, text)
 
 
 def xid(node: Reading) -> Iterator[Problem]:
@@ -362,7 +366,7 @@ def _of_switch(
 ) -> Problem:
     fresh = [one for one in reported if one.at > log.loaded_at]
     words = {one.fatal for one in fresh} - {None}
-    told = next((one for one in reversed(reported) if one.fatal is not None), reported[-1])
+    told = next((one for one in reversed(reported) if one.fatal is not None), reported[0])
     if not fresh:
         severity, how = Severity.INFO, "before the driver was last loaded"
     elif words == {False}:
