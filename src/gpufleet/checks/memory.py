@@ -1,10 +1,398 @@
-"""Each GPU's memory: ECC, row remapping, retired pages. Pure."""
+"""Each GPU's memory: ECC, row remapping, retired pages, repairs that wait.  Pure.
+
+Counters are NVML's: "volatile" ones start at zero when the driver loads or the GPU is reset,
+"aggregate" ones count the GPU's whole life. What happened in an earlier life and was dealt with is
+history, not a fault. In the sources "memory error management" is NVIDIA's application note
+DA-09826, "DCGM" NVIDIA's data center GPU manager 4.6.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
-from gpufleet.checks.finding import Problem
-from gpufleet.checks.reading import GpuReading
+from gpufleet.checks.finding import Action, Problem, Severity, Step
+from gpufleet.checks.reading import (
+    CannotTell,
+    DoesNotApply,
+    Expectation,
+    GpuReading,
+    Reading,
+    Unread,
+    each,
+    expectation,
+)
+from gpufleet.checks.remembered import remembered
 
-OF_GPU: dict[str, Callable[[GpuReading], Iterator[Problem]]] = {}
+# nvmlBrandType_t of boards on which ECC is on as delivered: Tesla, and "NVIDIA", which data centre
+# boards since Ampere answer.
+DATA_CENTRE_BRANDS = {2, 14}
+# Boards made for desktops, whatever brand they answer: ECC is off as delivered where they have it.
+DESKTOP_NAMES = ("GeForce", "RTX", "TITAN", "Quadro")
+
+# Compute capabilities whose chips contain memory errors and take the bad page out of use by
+# themselves: GA100, GH100, GB10x (memory error management, "Supported GPUs"). GA10x, AD10x and
+# GB20x (8.6, 8.9, 12.x) do not, and nothing is documented of later ones.
+CONTAINS_ERRORS = {(8, 0), (9, 0), (10, 0), (10, 3)}
+REMAPS_ROWS = (8, 0)  # Ampere and later; Volta and Turing retire pages instead
+REPAIRS_CHANNELS = (10, 0)  # Blackwell and later ("RAS repair", same table)
+
+# A bank of SRAM is to be replaced after more than 4 uncorrectable parity errors or more than 2
+# double-bit ones (memory error management). NVML does not say which bank, so 4 in all is where it
+# may have happened.
+SRAM_UNCORRECTED_MAX = 4
+# Correctable errors at which a fleet operator's health checks fail a node (Azure HPC's, as of
+# 2026), since the driver loaded. NVIDIA names no limit: none of them did harm.
+DRAM_CORRECTED_MANY = 20_000_000
+SRAM_CORRECTED_MANY = 10_000
+REMAPPED_ROWS_MAX = 512  # after uncorrectable errors: DCGM's limit
+RETIRED_PAGES_MAX = 63  # DCGM's limit; the GPU's table holds 64
+# Pages retired after double-bit errors from which on more than one a week is a reason to return
+# the GPU (DCGM). One reading does not tell a rate.
+RETIRED_DOUBLE_BIT_MANY = 15
+
+_MEMORY_ERRORS = "NVIDIA, GPU memory error management"
+
+_DRAIN = Step(Action.DRAIN, "let the GPU's requests finish and stop what serves on it")
+_REBOOT = Step(Action.REBOOT, "if it does not help or cannot be reset: `sudo reboot`")
+_RETURN = Step(
+    Action.SERVICE,
+    "run NVIDIA's field diagnostic, attach `sudo nvidia-bug-report.sh`, have the GPU replaced",
+)
+
+
+def _reset(gpu: GpuReading) -> Step:
+    return Step(
+        Action.RESET_GPU,
+        f"`sudo nvidia-smi -r -i {gpu.index}`; GPUs behind NVSwitches all at once: "
+        "`sudo nvidia-smi -r`",
+    )
+
+
+def ecc_mode(gpu: GpuReading) -> Iterator[Problem]:
+    """ECC is as declared; undeclared, on where boards of its kind or its siblings have it on."""
+    declared = gpu.node.settings.gpus.ecc
+    try:
+        current, pending = bool(gpu.get("ecc_mode", "current")), gpu.get("ecc_mode", "pending")
+    except DoesNotApply:
+        if not declared:
+            raise
+        yield Problem(
+            Severity.BLOCK,
+            "the GPU has no ECC",
+            "ECC on",
+            "gpus.ecc in group_vars",
+            (Step(Action.CONFIGURE, "remove gpus.ecc, or move the node to another group"),),
+        )
+        return
+    wanted = _ecc_wanted(gpu)
+    remedy = (
+        *((_ecc_switch(gpu, wanted.value),) if wanted and wanted.value != bool(pending) else ()),
+        _DRAIN,
+        _reset(gpu),
+        _REBOOT,
+    )
+    if wanted and current != wanted.value:
+        yield Problem(
+            Severity.WARN if declared is None else Severity.BLOCK,
+            f"ECC is {_word(current)}{_and_pending(current, pending)}",
+            f"ECC {_word(wanted.value)}",
+            wanted.source,
+            remedy,
+        )
+    elif bool(pending) != current:
+        yield Problem(
+            Severity.WARN,
+            f"ECC is {_word(current)}{_and_pending(current, pending)}",
+            f"ECC {_word(current)} after the next reset too",
+            wanted.source if wanted else "the device",
+            remedy,
+        )
+
+
+@remembered
+def _has_ecc_on(node: Reading) -> bool | None:
+    """Say whether ECC is on, on most of a node's GPUs; None: they have none, or do not tell."""
+    modes = [bool(mode) for _, mode in each(node.gpus, "ecc_mode", "current")]
+    return 2 * sum(modes) > len(modes) if modes else None
+
+
+def _ecc_wanted(gpu: GpuReading) -> Expectation | None:
+    name = gpu.known("name", default="")
+    data_centre = gpu.known("brand") in DATA_CENTRE_BRANDS and not any(
+        word in name for word in DESKTOP_NAMES
+    )
+    of_siblings = [] if data_centre else map(_has_ecc_on, gpu.node.twins)
+    own = True if data_centre else None  # whatever its siblings have made of theirs
+    return expectation(
+        gpu.node.settings.gpus.ecc, "gpus.ecc", of_siblings, own, f"an {name} is delivered with it"
+    )
+
+
+def _ecc_switch(gpu: GpuReading, on: bool) -> Step:
+    return Step(Action.CONFIGURE, f"`sudo nvidia-smi -i {gpu.index} -e {int(on)}`")
+
+
+def _word(on: Any) -> str:
+    return "on" if on else "off"
+
+
+def _and_pending(current: bool, pending: Any) -> str:
+    return "" if bool(pending) == current else f", and {_word(pending)} after the next reset"
+
+
+def ecc_uncorrected(gpu: GpuReading) -> Iterator[Problem]:
+    """No uncorrectable error since the driver loaded (DCGM: drain, then reset or reboot)."""
+    now = gpu.get("ecc_uncorrected_volatile")
+    if now > 0:
+        yield Problem(
+            Severity.BLOCK,
+            f"{_errors(now, 'uncorrectable memory error')} since the driver loaded",
+            "none",
+            "DCGM's health policy",
+            (_DRAIN, _reset(gpu), _REBOOT, _RETURN),
+        )
+    elif (life := gpu.known("ecc_uncorrected_aggregate", default=0)) > 0:
+        yield Problem(
+            Severity.INFO,
+            f"{_errors(life, 'uncorrectable memory error')} in the GPU's life, none since the "
+            "driver loaded",
+            "none since the driver loaded",
+            "DCGM's health policy",
+        )
+
+
+def _errors(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def ecc_sram(gpu: GpuReading) -> Iterator[Problem]:
+    """The driver does not ask for the GPU's replacement, nor do the counts come near it."""
+    try:
+        status = gpu.get("ecc_sram")
+    except (CannotTell, DoesNotApply):
+        # Drivers before R535.161 and Turing have the count alone.
+        exceeded, count = False, gpu.get("ecc_sram_counts", "uncorrected_aggregate")
+    else:
+        exceeded = bool(status["bThresholdExceeded"])
+        count = status["aggregateUncParity"] + status["aggregateUncSecDed"]
+    said = f"{_errors(count, 'uncorrectable SRAM error')} in the GPU's life"
+    if exceeded:
+        yield Problem(
+            Severity.BLOCK,
+            f"SRAM is past NVIDIA's threshold for replacement ({said})",
+            "below the threshold",
+            f"the driver (SRAM threshold), {_MEMORY_ERRORS}",
+            (_DRAIN, _RETURN),
+        )
+    elif count > SRAM_UNCORRECTED_MAX:
+        yield Problem(
+            Severity.WARN,
+            said,
+            f"at most {SRAM_UNCORRECTED_MAX}",
+            _MEMORY_ERRORS,
+            (Step(Action.LOOK, "run `dcgmi diag -r 3` when the node is free"), _RETURN),
+        )
+
+
+def ecc_corrected(gpu: GpuReading) -> Iterator[Problem]:
+    """Fewer correctable errors since the driver loaded than operators fail nodes for."""
+    counts = (
+        ("DRAM", ("ecc_dram", "corrected_volatile"), DRAM_CORRECTED_MANY),
+        ("SRAM", ("ecc_sram_counts", "corrected_volatile"), SRAM_CORRECTED_MANY),
+    )
+    flood = False
+    for place, path, many in counts:
+        try:
+            count = gpu.get(*path)
+        except (CannotTell, DoesNotApply):
+            continue  # some boards count the two together only: below
+        if count >= many:
+            flood = True
+            yield _corrected(f"{place} had {count:,} correctable errors", many)
+    together = gpu.get("ecc_corrected_volatile")
+    if together >= DRAM_CORRECTED_MANY and not flood:
+        yield _corrected(f"memory had {together:,} correctable errors", DRAM_CORRECTED_MANY)
+
+
+def _corrected(found: str, many: int) -> Problem:
+    return Problem(
+        Severity.WARN,
+        f"{found} since the driver loaded",
+        f"fewer than {many:,}",
+        "what a large fleet's operator fails nodes for",
+        (
+            Step(Action.LOOK, "see whether it grows: `nvidia-smi -q -d ECC`, twice, an hour apart"),
+            Step(Action.LOOK, "if it does: `dcgmi diag -r 3` when the node is free"),
+            _RETURN,
+        ),
+    )
+
+
+def _remapped_rows(gpu: GpuReading, key: str) -> Any:
+    """Return one of the row remapper's answers; while MIG instances exist there is none."""
+    try:
+        return gpu.get("remapped_rows", key)
+    except DoesNotApply:
+        if gpu.known("mig_mode", "current"):
+            raise Unread("the driver does not tell of remapped rows while MIG is on") from None
+        raise
+
+
+def _contains_errors(gpu: GpuReading) -> bool:
+    return tuple(gpu.get("compute_capability")) in CONTAINS_ERRORS
+
+
+def row_remap_pending(gpu: GpuReading) -> Iterator[Problem]:
+    """
+    No row waits for a reset to be replaced, where the bad one may still be used until then.
+
+    On chips that contain errors the driver has taken the page with the bad row out of use, and
+    NVIDIA says that new work may start: there it is only something for the next window.
+    """
+    if not _remapped_rows(gpu, "pending"):
+        return
+    if _contains_errors(gpu):
+        yield Problem(
+            Severity.WARN,
+            "a row remap waits for a reset; until then the page with the bad row is out of use",
+            "none waiting",
+            f"{_MEMORY_ERRORS}: with error containment, new work may start before the reset",
+            (_at_next_window(gpu), _REBOOT),
+        )
+    else:
+        yield Problem(
+            Severity.BLOCK,
+            "a row remap waits for a reset, and this chip may use the bad row until then",
+            "none waiting",
+            f"{_MEMORY_ERRORS}: this chip does not contain errors",
+            (_DRAIN, _reset(gpu), _REBOOT),
+        )
+
+
+def _at_next_window(gpu: GpuReading) -> Step:
+    reset = _reset(gpu)
+    return Step(reset.action, f"in the next maintenance window: {reset.text}")
+
+
+def row_remap_failed(gpu: GpuReading) -> Iterator[Problem]:
+    """No row remap ever failed: from then on a bad row stays in use."""
+    if _remapped_rows(gpu, "failed"):
+        yield Problem(
+            Severity.BLOCK,
+            "a row could not be remapped: its bank has no spare left",
+            "every remap succeeded",
+            f"{_MEMORY_ERRORS}: a reason to return the GPU",
+            (_DRAIN, _RETURN),
+        )
+
+
+def row_remap_count(gpu: GpuReading) -> Iterator[Problem]:
+    """Fewer rows were remapped after uncorrectable errors than DCGM allows."""
+    count = _remapped_rows(gpu, "uncorrected")
+    if count >= REMAPPED_ROWS_MAX:
+        yield Problem(
+            Severity.BLOCK,
+            f"{count} rows were remapped after uncorrectable errors",
+            f"fewer than {REMAPPED_ROWS_MAX}",
+            "DCGM's limit",
+            (_DRAIN, _RETURN),
+        )
+
+
+def row_remap_spares(gpu: GpuReading) -> Iterator[Problem]:
+    """No bank is short of spare rows: the next error in it could not be repaired."""
+    try:
+        banks = gpu.get("remap_histogram")
+    except DoesNotApply:
+        _remapped_rows(gpu, "pending")  # says "unread" if MIG is the reason
+        raise
+    used_up, few = banks["none"], banks["low"]
+    if used_up or few:
+        yield Problem(
+            Severity.WARN,
+            f"{used_up} memory banks have no spare row left, {few} have few",
+            "no bank short of spare rows",
+            f"the driver (row remapper histogram), {_MEMORY_ERRORS}",
+            (Step(Action.SERVICE, "plan the GPU's replacement: the next remap there may fail"),),
+        )
+
+
+def retired_pages(gpu: GpuReading) -> Iterator[Problem]:
+    """Volta and Turing: few pages are retired, none waits for a reset to be."""
+    if tuple(gpu.get("compute_capability")) >= REMAPS_ROWS:
+        raise DoesNotApply("this chip remaps rows, it does not retire pages")
+    if gpu.get("retired_pages_pending"):
+        yield Problem(
+            Severity.BLOCK,
+            "a bad page waits for a reset to be retired, and may be used until then",
+            "none waiting",
+            "NVIDIA, dynamic page retirement",
+            (_DRAIN, _reset(gpu), _REBOOT),
+        )
+    single, double = (gpu.get("retired_pages", kind) for kind in ("single_bit", "double_bit"))
+    said = f"{single + double} pages are retired, {double} of them after double-bit errors"
+    if single + double >= RETIRED_PAGES_MAX:
+        yield Problem(
+            Severity.BLOCK,
+            said,
+            f"fewer than {RETIRED_PAGES_MAX}",
+            "DCGM's limit; no more than 64 can be retired",
+            (_DRAIN, _RETURN),
+        )
+    elif double >= RETIRED_DOUBLE_BIT_MANY:
+        yield Problem(
+            Severity.WARN,
+            said,
+            f"fewer than {RETIRED_DOUBLE_BIT_MANY} after double-bit errors",
+            "DCGM's soft limit: with more than one new page a week the GPU is to be returned",
+            (
+                Step(Action.LOOK, "see whether it grows: `nvidia-smi -q -d PAGE_RETIREMENT`"),
+                _RETURN,
+            ),
+        )
+
+
+def memory_repair(gpu: GpuReading) -> Iterator[Problem]:
+    """Blackwell: no memory is beyond repair, and no repair waits for a reset."""
+    if tuple(gpu.get("compute_capability")) < REPAIRS_CHANNELS:
+        raise DoesNotApply("this chip has no repair beyond row remapping")
+    try:
+        beyond = bool(gpu.get("memory_unrepairable"))
+    except (CannotTell, DoesNotApply):
+        beyond = False  # R590 and later tell
+    if beyond:
+        yield Problem(
+            Severity.BLOCK,
+            "the driver calls the GPU's memory unrepairable",
+            "memory that can be repaired",
+            "the driver (unrepairable memory flag)",
+            (_DRAIN, _RETURN),
+        )
+    waiting = [
+        what
+        for key, what in (("channel_pending", "memory channel"), ("tpc_pending", "TPC"))
+        if gpu.get("repair", key)
+    ]
+    if waiting:
+        yield Problem(
+            Severity.WARN,
+            f"a repair of a {' and of a '.join(waiting)} waits for a reset",
+            "none waiting",
+            f"the driver (repair status), {_MEMORY_ERRORS}",
+            (_at_next_window(gpu), _REBOOT),
+        )
+
+
+OF_GPU: dict[str, Callable[[GpuReading], Iterator[Problem]]] = {
+    "ecc-mode": ecc_mode,
+    "ecc-uncorrected": ecc_uncorrected,
+    "ecc-sram": ecc_sram,
+    "ecc-corrected": ecc_corrected,
+    "row-remap-pending": row_remap_pending,
+    "row-remap-failed": row_remap_failed,
+    "row-remap-count": row_remap_count,
+    "row-remap-spares": row_remap_spares,
+    "retired-pages": retired_pages,
+    "memory-repair": memory_repair,
+}
