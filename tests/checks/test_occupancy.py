@@ -1,0 +1,230 @@
+"""Whether our replicas may have a GPU to themselves."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpufleet.checks.finding import Severity
+
+ABSENT = {"missing": "absent"}
+UNREAD = {"missing": "unknown", "code": 999}
+NOT_SUPPORTED = {"missing": "not_supported", "code": 3}
+MIB = 1 << 20
+
+
+def process(pid, name, unit, mib=1000, uid=1000):
+    return {
+        "pid": pid,
+        "name": name,
+        "unit": unit,
+        "usedGpuMemory": None if mib is None else mib * MIB,
+        "uid": uid,
+    }
+
+
+OURS = process(100, "VLLM::Worker", "vllm-llama-0.service", 30_000, uid=998)
+TRAINING = process(4711, "python3", "session-3.scope", 20_000)
+OLLAMA = process(4712, "ollama", "ollama.service", 20_000)
+NOBODY = process(4713, ABSENT, ABSENT, 20_000, uid=ABSENT)
+XORG = process(900, "Xorg", "display-manager.service", 60)
+DESKTOP = process(901, "gnome-shell", "user@1000.service", 150)
+
+
+# --- how it is set up
+
+
+def test_persistence_mode_off_is_a_warning(document, judged):
+    found = document("h100x8")
+    found["gpus"][2]["persistence_mode"] = 0
+
+    said = judged(found)
+
+    assert said.troubles == {("persistence", "warn", 2)}
+    assert "nvidia-persistenced" in said.text("persistence")
+
+
+@pytest.mark.parametrize(
+    ("current", "pending", "words"),
+    [(1, 1, "is on: the GPU is cut"), (1, 0, "until the GPU is reset"), (0, 1, "reset next")],
+)
+def test_mig_on_or_coming_makes_a_gpu_unfit(document, judged, current, pending, words):
+    found = document("h100x8")
+    found["gpus"][2]["mig_mode"] = {"current": current, "pending": pending}
+
+    said = judged(found)
+
+    assert said.troubles == {("mig", "block", 2)}
+    assert words in said.worst("mig").found
+    assert "nvidia-smi -mig 0 -i 2" in said.text("mig")
+
+
+def test_a_board_without_mig_passes(document, judged):
+    assert judged(document("l40sx8")).worst("mig").severity is Severity.OK
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"), [(1, "exclusive thread"), (2, "prohibited"), (3, "exclusive process")]
+)
+def test_a_compute_mode_that_turns_processes_away_makes_a_gpu_unfit(document, judged, mode, words):
+    found = document("h100x8")
+    found["gpus"][2]["compute_mode"] = mode
+
+    said = judged(found)
+
+    assert said.troubles == {("compute-mode", "block", 2)}
+    assert words in said.worst("compute-mode").found
+
+
+@pytest.mark.parametrize(
+    ("fact", "check"),
+    [("persistence_mode", "persistence"), ("mig_mode", "mig"), ("compute_mode", "compute-mode")],
+)
+def test_a_mode_that_could_not_be_read_is_unknown(document, judged, fact, check):
+    found = document("h100x8")
+    found["gpus"][2][fact] = UNREAD
+
+    assert judged(found).troubles == {(check, "unknown", 2)}
+
+
+# --- foreign-processes
+
+
+def with_processes(document, computing=(), drawing=(), mps=(), gpu=2):
+    facts = document["gpus"][gpu]
+    facts.update(
+        processes=list(computing), graphics_processes=list(drawing), mps_processes=list(mps)
+    )
+    facts["memory"]["used"] = sum(at["usedGpuMemory"] or 0 for at in (*computing, *drawing, *mps))
+    return document
+
+
+def test_our_own_units_are_at_home(document, judged):
+    found = with_processes(document("h100x8"), [OURS, {**OURS, "pid": 101}])
+
+    assert judged(found).troubles == set()
+
+
+@pytest.mark.parametrize(
+    ("computing", "words"),
+    [
+        (TRAINING, ["pid 4711 python3 (session-3.scope, 20000 MiB)", "ps -fp 4711"]),
+        (OLLAMA, ["ollama.service", "systemctl disable --now ollama.service"]),
+        (NOBODY, ["pid 4713 of unknown owner (20000 MiB)"]),
+        (process(5, "python3", "session-3.scope", None), ["pid 5 python3 (session-3.scope)"]),
+    ],
+)
+def test_whoever_else_computes_makes_a_gpu_unfit(document, judged, computing, words):
+    said = judged(with_processes(document("h100x8"), [OURS, computing]))
+
+    assert said.troubles == {("foreign-processes", "block", 2)}
+    assert all(word in said.text("foreign-processes") for word in words)
+    assert "VLLM" not in said.worst("foreign-processes").found
+
+
+def test_a_client_of_mps_computes_too(document, judged):
+    found = with_processes(document("h100x8"), mps=[TRAINING])
+
+    assert judged(found).troubles == {("foreign-processes", "block", 2)}
+
+
+def test_a_unit_that_only_sounds_like_ours_is_foreign(document, judged):
+    found = with_processes(document("h100x8"), [process(6, "python3", "my-vllm-1.service")])
+
+    assert judged(found).troubles == {("foreign-processes", "block", 2)}
+
+
+def test_processes_that_only_root_may_see_are_unknown_and_not_foreign(document, judged):
+    """With hidepid the SSH user sees nobody's unit, not even that of our own workers."""
+    found = with_processes(document("h100x8"), [NOBODY])
+    found["user"]["uid"] = 1000
+
+    said = judged(found)
+
+    assert said.troubles == {("foreign-processes", "unknown", 2)}
+    assert "hidden from all but root" in said.worst("foreign-processes").found
+
+
+def test_a_desktop_that_only_draws_is_a_warning(document, judged):
+    found = with_processes(document("rtx4090x2"), drawing=[XORG, DESKTOP], gpu=0)
+
+    said = judged(found)
+
+    assert said.troubles == {("foreign-processes", "warn", 0)}
+    assert "pid 900 Xorg" in said.worst("foreign-processes").found
+
+
+@pytest.mark.parametrize(
+    "drawing", [process(902, "blender", "user@1000.service", 4000), {**NOBODY, "pid": 9}]
+)
+def test_drawing_that_leaves_vllm_too_little_memory_makes_a_gpu_unfit(document, judged, drawing):
+    found = with_processes(document("rtx4090x2"), drawing=[XORG, drawing], gpu=0)
+
+    assert judged(found).troubles == {("foreign-processes", "block", 0)}
+
+
+def test_who_draws_and_computes_computes(document, judged):
+    found = with_processes(document("rtx4090x2"), [DESKTOP], [DESKTOP], gpu=0)
+
+    assert judged(found).troubles == {("foreign-processes", "block", 0)}
+
+
+def test_a_board_that_knows_no_graphics_is_judged_by_the_rest(document, judged):
+    found = with_processes(document("h100x8"), [TRAINING])
+    found["gpus"][2]["graphics_processes"] = NOT_SUPPORTED
+
+    assert judged(found).troubles == {("foreign-processes", "block", 2)}
+
+
+@pytest.mark.parametrize("kind", ["processes", "graphics_processes", "mps_processes"])
+def test_processes_that_could_not_be_read_are_unknown(document, judged, kind):
+    found = document("h100x8")
+    found["gpus"][2][kind] = UNREAD
+
+    said = judged(found)
+
+    assert ("foreign-processes", "unknown", 2) in said.troubles
+    assert ("foreign-memory", "unknown", 2) in said.troubles
+
+
+# --- foreign-memory
+
+
+@pytest.mark.parametrize(
+    ("mib", "severity"),
+    [(0, "ok"), (15, "ok"), (16, "warn"), (3000, "warn"), (3300, "block"), (70_000, "block")],
+)
+def test_memory_of_nobody(document, judged, mib, severity):
+    """Of 81559 MiB, 4 % (3262) are what others may have without danger to vLLM's start."""
+    found = document("h100x8")
+    found["gpus"][2]["memory"]["used"] = mib * MIB
+
+    said = judged(found)
+
+    assert said.worst("foreign-memory", gpu=2).severity.word == severity
+    assert {trouble[0] for trouble in said.troubles} <= {"foreign-memory"}
+    if mib > 15:
+        assert f"{mib} MiB" in said.worst("foreign-memory").found
+
+
+def test_memory_of_a_listed_process_is_its_own(document, judged):
+    assert judged(with_processes(document("h100x8"), [OURS])).troubles == set()
+
+
+def test_an_old_drivers_memory_counts_its_own_reserve(document, judged):
+    """The struct before R510 does not tell it: half a GiB of an idle GPU is no leak."""
+    found = document("h100x8")
+    del found["gpus"][2]["memory"]["reserved"]
+    found["gpus"][2]["memory"]["used"] = 570 * MIB
+
+    said = judged(found)
+
+    assert said.troubles == set()
+    assert said.worst("foreign-memory").severity is Severity.INFO
+
+
+def test_memory_that_linux_manages_is_no_leak(document, judged):
+    """On Grace the GPU's memory is a NUMA node: files may be cached there."""
+    found = document("gb200x4")
+    found["gpus"][2]["memory"]["used"] = 9000 * MIB
+
+    assert judged(found).troubles == set()

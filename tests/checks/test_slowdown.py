@@ -1,0 +1,239 @@
+"""What slows a GPU down, and what only looks so."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpufleet.checks.finding import Severity
+
+UNREAD = {"missing": "unknown", "code": 999}
+NOT_SUPPORTED = {"missing": "not_supported", "code": 3}
+IDLE, SW_POWER, HW, SW_THERMAL, HW_THERMAL, BRAKE = 0x1, 0x4, 0x8, 0x20, 0x40, 0x80
+
+
+def serving(pid=4711):
+    """A worker of ours."""
+    return {
+        "pid": pid,
+        "usedGpuMemory": 70 << 30,
+        "name": "VLLM::Worker",
+        "unit": "vllm-llama-0.service",
+        "uid": 998,
+    }
+
+
+def samples(document, *bits, gpu=3):
+    document["gpus"][gpu].update(throttle_samples=list(bits), throttle_reasons=bits[0])
+    return document
+
+
+# --- hardware-slowdown
+
+
+@pytest.mark.parametrize(
+    ("bits", "severity", "words"),
+    [
+        ([HW | HW_THERMAL] * 3, "block", "heat"),
+        ([HW | BRAKE] * 3, "block", "power supply"),
+        ([HW] * 3, "block", "hardware slows"),
+        ([HW | HW_THERMAL, HW | HW_THERMAL, 0], "warn", "2 of 3 samples"),
+        ([HW | BRAKE, 0, 0], "warn", "1 of 3 samples"),
+        # A passing brake beside lasting heat: the worse one is told.
+        ([HW | HW_THERMAL | BRAKE, HW | HW_THERMAL, HW | HW_THERMAL], "block", "heat"),
+    ],
+)
+def test_a_lasting_hardware_slowdown_stops_and_a_passing_one_warns(
+    document, judged, bits, severity, words
+):
+    said = judged(samples(document("h100x8"), *bits))
+
+    assert said.troubles == {("hardware-slowdown", severity, 3)}
+    assert words in said.worst("hardware-slowdown").found
+
+
+@pytest.mark.parametrize("bits", [[IDLE], [0], [SW_POWER | 0x2], [HW, 0, IDLE]])
+def test_no_hardware_slowdown(document, judged, bits):
+    """0x8 alone for a moment: a change of the power state reports it."""
+    found = samples(document("h100x8"), *bits)
+    found["gpus"][3]["processes"] = [serving()]
+
+    assert judged(found).troubles == set()
+
+
+def test_one_sample_proves_nothing_lasting(document, judged):
+    assert judged(samples(document("h100x8"), HW | HW_THERMAL)).troubles == {
+        ("hardware-slowdown", "warn", 3)
+    }
+
+
+def test_samples_that_could_not_be_read_are_unknown(document, judged):
+    found = document("h100x8")
+    found["gpus"][3]["throttle_samples"] = UNREAD
+
+    assert judged(found).troubles == {("hardware-slowdown", "unknown", 3)}
+
+
+# --- software-throttle
+
+
+@pytest.mark.parametrize(("bits", "words"), [(SW_POWER, "power cap"), (SW_THERMAL, "heat")])
+def test_an_idle_gpu_that_the_driver_slows_down_is_a_warning(document, judged, bits, words):
+    said = judged(samples(document("h100x8"), bits))
+
+    assert said.troubles == {("software-throttle", "warn", 3)}
+    assert words in said.worst("software-throttle").found
+
+
+@pytest.mark.parametrize("bits", [SW_POWER, SW_THERMAL, SW_POWER | SW_THERMAL])
+def test_under_load_the_driver_may_slow_a_gpu_down(document, judged, bits):
+    found = samples(document("h100x8"), bits)
+    found["gpus"][3]["processes"] = [serving()]
+
+    assert judged(found).troubles == set()
+
+
+def test_whether_a_slow_gpu_idles_may_be_unknown(document, judged):
+    found = samples(document("h100x8"), SW_POWER)
+    found["gpus"][3]["processes"] = UNREAD
+
+    assert ("software-throttle", "unknown", 3) in judged(found).troubles
+
+
+# --- temperature
+
+
+@pytest.mark.parametrize(
+    ("celsius", "severity"), [(86, "ok"), (87, "warn"), (88, "warn"), (89, "block"), (91, "block")]
+)
+def test_temperature_against_the_devices_own_limits(document, judged, celsius, severity):
+    """The recorded H100: lowered clocks from 87 °C, halved from 89 °C, off at 92 °C."""
+    found = document("h100x8")
+    found["gpus"][3]["temperature_celsius"] = celsius
+
+    said = judged(found)
+
+    assert said.worst("temperature", gpu=3).severity.word == severity
+    assert {trouble[0] for trouble in said.troubles} <= {"temperature"}
+    if severity != "ok":
+        assert f"{celsius} °C" in said.worst("temperature").found
+
+
+def by_margin(document, celsius, margin):
+    """Ada and newer name no limits in °C, but how far the next one is."""
+    gpu = document["gpus"][3]
+    gpu.update(
+        temperature_celsius=celsius,
+        margin_celsius=margin,
+        temperature_slowdown_celsius=NOT_SUPPORTED,
+        temperature_gpu_max_celsius=NOT_SUPPORTED,
+    )
+    return document
+
+
+@pytest.mark.parametrize(
+    ("celsius", "margin", "severity"),
+    [
+        (60, 27, "ok"),
+        (86, 1, "ok"),
+        (87, 0, "warn"),
+        (89, -2, "warn"),  # the recorded H100 halves its clocks below -2
+        (90, -3, "block"),
+        (45, -5, "ok"),  # H100s answer so while they are cool
+        (45, 0, "ok"),
+    ],
+)
+def test_temperature_by_margin(document, judged, celsius, margin, severity):
+    said = judged(by_margin(document("h100x8"), celsius, margin))
+
+    assert said.worst("temperature", gpu=3).severity.word == severity
+
+
+def test_a_wrong_margin_beside_good_limits_is_not_believed(document, judged):
+    found = document("h100x8")
+    found["gpus"][3].update(temperature_celsius=80, margin_celsius=-5)
+
+    assert judged(found).troubles == set()
+
+
+def test_a_device_that_names_no_limits_is_not_judged_and_that_is_said(document, judged):
+    found = by_margin(document("h100x8"), 95, 0)
+    found["gpus"][3]["margin_celsius"] = NOT_SUPPORTED
+
+    assert judged(found).worst("temperature", gpu=3).severity is Severity.INFO
+
+
+def test_hot_memory_is_a_warning(document, judged):
+    found = document("h100x8")
+    found["gpus"][3]["temperature_memory_celsius"] = 97
+
+    said = judged(found)
+
+    assert said.troubles == {("temperature", "warn", 3)}
+    assert "memory has 97 °C" in said.worst("temperature").found
+
+
+@pytest.mark.parametrize("fact", ["temperature_celsius", "temperature_slowdown_celsius"])
+def test_a_temperature_or_limit_that_could_not_be_read_is_unknown(document, judged, fact):
+    found = document("h100x8")
+    found["gpus"][3][fact] = UNREAD
+
+    assert judged(found).troubles == {("temperature", "unknown", 3)}
+
+
+# --- power-limit
+
+
+def limited(document, watts, *gpus):
+    for gpu in gpus or range(len(document["gpus"])):
+        document["gpus"][gpu]["power_limit_milliwatts"] = watts * 1000
+    return document
+
+
+def test_a_power_limit_below_the_boards_default_is_a_warning(document, judged):
+    said = judged(limited(document("h100x8"), 500, 3))
+
+    assert said.troubles == {("power-limit", "warn", 3)}
+    text = said.text("power-limit")
+    assert all(word in text for word in ["500 W", "700 W", "nvidia-smi -i 3 -pl 700"])
+
+
+def test_a_declared_power_limit_is_the_right_one(document, judged):
+    settings = {"gpus": {"power_limit_watts": 500}}
+
+    assert judged(limited(document("h100x8"), 500), settings=settings).troubles == set()
+
+
+def test_a_declared_power_limit_that_was_forgotten_is_a_warning(document, judged):
+    """A reboot sets the board's default again: the rack was wired for less."""
+    said = judged(
+        limited(limited(document("h100x8"), 500), 700, 3),
+        settings={"gpus": {"power_limit_watts": 500}},
+    )
+
+    assert said.troubles == {("power-limit", "warn", 3)}
+    assert said.worst("power-limit").source == "gpus.power_limit_watts in group_vars"
+
+
+def test_a_fleet_that_runs_at_less_power_is_of_one_mind(document, judged):
+    siblings = [limited(document("h100x8"), 500) for _ in range(2)]
+
+    assert judged(limited(document("h100x8"), 500), siblings=siblings).troubles == set()
+    said = judged(limited(document("h100x8"), 400, 3), siblings=siblings)
+    assert said.troubles == {("power-limit", "warn", 3)}
+    assert said.worst("power-limit").expected == "500 W"
+
+
+def test_one_sibling_is_no_fleet(document, judged):
+    """Eight GPUs of one node are one voice."""
+    sibling = limited(document("h100x8"), 500)
+
+    said = judged(limited(document("h100x8"), 500, 3), siblings=[sibling])
+
+    assert said.troubles == {("power-limit", "warn", 3)}
+
+
+def test_a_power_limit_that_could_not_be_read_is_unknown(document, judged):
+    found = document("h100x8")
+    found["gpus"][3]["power_limit_milliwatts"] = UNREAD
+
+    assert judged(found).troubles == {("power-limit", "unknown", 3)}
