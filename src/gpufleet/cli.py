@@ -195,6 +195,44 @@ def plan(
         click.echo(reason)
 
 
+@gpufleet.command()
+@click.argument("source")
+@click.argument("node", required=False)
+@click.option("--svg", "svg_file", metavar="FILE", help="Draw it into this file, too.")
+@json_option
+def topology(source: str, node: str | None, svg_file: str | None, as_json: bool) -> None:
+    """
+    Show what joins the GPUs of a node, and how far tensor parallelism may go on it.
+
+    \b
+    nvidia-smi topo -m | gpufleet topology -
+    gpufleet topology topo.txt --svg node.svg
+    gpufleet topology probes.json gpu-01
+    gpufleet topology inventories/prod.py gpu-01
+
+    SOURCE is an inventory, what `gpufleet probe --json` or `nvidia-smi topo -m` prints, or - for
+    standard input. NODE is needed where SOURCE has several.
+    """
+    from gpufleet import topology_source
+
+    if topology_source.inventory_of(source):
+        _cooperate()
+    found = topology_source.look(source, node)
+    if svg_file:
+        from gpufleet.picture_svg import svg
+
+        try:
+            Path(svg_file).write_text(svg(found), encoding="utf-8")
+        except OSError as error:
+            raise FleetError(f"{svg_file}: cannot be written: {error.strerror}") from None
+    if as_json:
+        _print_json(found.as_json())
+        return
+    from gpufleet import picture, show
+
+    show.display(picture.picture(found))
+
+
 def main() -> int:
     """Run the command line; return the exit status."""
     try:
