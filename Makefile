@@ -11,12 +11,13 @@ RUN := .venv/bin
 # Nothing that a shell of the operator's exports may change what is built or run here.
 unexport PYTHONPATH PYTHONDONTWRITEBYTECODE VIRTUAL_ENV
 
-.PHONY: help lab test test-unit test-long lint clean distclean
+.PHONY: help lab test test-unit test-long lint gpu-record clean distclean
 help:
 	@echo 'make lab        two real nodes with simulated GPUs, deployed until vLLM answers   (root)'
 	@echo 'make test       every test, on a lab of its own                                   (root)'
 	@echo 'make test-unit  the tests and checks that need no root'
 	@echo 'make test-long  the fault tables                                                  (root)'
+	@echo 'make gpu-record what the probe finds on this machine, for tests/nodes/real  (an NVIDIA GPU)'
 	@echo 'make clean      take the labs away: nodes, mounts, bridges, namespaces            (root)'
 	@echo 'make distclean  clean, and forget every download'
 
@@ -43,6 +44,9 @@ test: lint
 test-long: .venv/.ready
 	@$(RUN)/gpufleet lab require-root 'make test-long'
 	GPUFLEET_FAULT_TABLE=docs/fault-table.md $(RUN)/pytest -v -m long tests/lab
+
+gpu-record: .venv/.ready
+	@$(RUN)/python -m tests.nodes.record --real
 
 clean: .venv/.ready
 	@$(RUN)/gpufleet lab clean

@@ -18,8 +18,8 @@ import pytest
 
 from gpufleet import payload
 from gpufleet.topology import node_from_probe
-from lab import nvml
-from tests.nodes.record import probe, recording
+from lab import machine, nvml
+from tests.nodes.record import SAME_EVERYWHERE, probe, probe_machine, recording
 
 ROOT = Path(__file__).parents[1]
 NODES = Path(__file__).parent / "nodes"
@@ -192,6 +192,74 @@ def test_a_question_that_fails_costs_its_answer_only(probed):
 
     assert found["gpus"][0]["ecc_uncorrected_volatile"] == {"missing": "no_permission", "code": 4}
     assert found["errors"] == []
+
+
+def test_a_slowdown_by_hardware_is_looked_at_three_times(probed):
+    """It may last a moment; what lasts a second is for the operator."""
+    gpus = probed("h100x8", "gpu.3.clocks.reasons = 0x48")["gpus"]
+
+    assert gpus[3]["throttle_samples"] == [0x48] * 3
+    assert gpus[3]["throttle_reasons"] == 0x48
+    assert {tuple(gpu["throttle_samples"]) for gpu in gpus if gpu is not gpus[3]} == {(1,)}
+
+
+def test_a_corrupted_inforom_is_the_reason_itself(probed):
+    gpus = probed("h100x8", "gpu.3.inforom.corrupted = 1")["gpus"]
+
+    assert gpus[3]["inforom_valid"] == {"missing": "corrupted_inforom", "code": 14}
+    assert gpus[2]["inforom_valid"] is True
+
+
+def test_errors_are_counted_where_they_were(probed):
+    """Memory and caches have different thresholds; pages and rows are different repairs."""
+    faults = ("ecc.unc_vol.dram = 2", "ecc.cor_agg.sram = 7", "ecc.unc_agg.dram = 5")
+    gpu = probed("h100x8", *(f"gpu.1.{fault}" for fault in faults))["gpus"][1]
+
+    assert gpu["ecc_dram"] == {
+        "corrected_volatile": 0,
+        "uncorrected_volatile": 2,
+        "corrected_aggregate": 0,
+        "uncorrected_aggregate": 5,
+    }
+    assert gpu["ecc_sram_counts"]["corrected_aggregate"] == 7
+    retired = probed("t4x1", "gpu.0.retired.sbe = 3", "gpu.0.retired.dbe = 40")["gpus"][0]
+    assert retired["retired_pages"] == {"single_bit": 3, "double_bit": 40}
+
+
+def test_links_count_their_errors_each(probed):
+    found = probed("h100x8", "gpu.3.nvlink.err.replay.7 = 4", "gpu.3.nvlink.err.crc_data.7 = 9")
+
+    errors = [link["errors"] for link in found["nvlink"][3]["links"]]
+    clean = dict.fromkeys(("replay", "recovery", "crc_flit", "crc_data", "ecc"), 0)
+    assert errors[7] == {**clean, "replay": 4, "crc_data": 9}
+    assert errors[6] == clean
+
+
+def test_nvlink_5_counts_otherwise(probed):
+    """Its rates come as a mantissa and an exponent: 0x30c is 3e-12 (nvml.h, BER macros)."""
+    faults = {"208.3": 5, "211.3": 6, "213.3": 7, "214.3": 8, "220.3": 0x30C, "222.3": 0xF0F}
+    found = probed("b200x8", *(f"gpu.2.field.{id_} = {value}" for id_, value in faults.items()))
+
+    errors = [link["errors"] for link in found["nvlink"][2]["links"]]
+    assert errors[3] == {
+        "receive": 5,
+        "integrity": 6,
+        "recovery_ok": 7,
+        "recovery_failed": 8,
+        "effective_ber": 3e-12,
+        "symbol_ber": 15e-15,
+    }
+    assert all(value < 1e-200 for value in errors[4].values())  # the least that can be packed
+
+
+def test_a_tray_knows_its_place_in_the_rack(probed):
+    wanted = said_by("gb200x4")
+
+    platform = probed("gb200x4")["gpus"][0]["platform"]
+
+    assert platform["chassis_serial"] == wanted["gpu.*.platform.chassis"]
+    assert str(platform["tray"]) == wanted["gpu.*.platform.tray"]
+    assert str(platform["slot"]) == wanted["gpu.*.platform.slot"]
 
 
 def test_a_dead_link_is_one_link(probed):
@@ -476,6 +544,7 @@ def test_the_pythons_at_hand_run_the_probe_or_say_that_they_are_too_old(library,
         )
         assert "gpufleet needs 3.8 or newer" in done.stderr
     else:
-        found = probe(library, nvml.profile("a100x4-pcie"), python=str(python))
-        assert found["errors"] == []
-        assert len(found["gpus"]) == 4
+        found = probe_machine(library, machine.of("a100x4-pcie"), python=str(python))
+        kept = json.loads((NODES / "a100x4-pcie.json").read_text())
+        changed = {key for key, value in kept.items() if found[key] != value}
+        assert changed <= {*SAME_EVERYWHERE}

@@ -7,7 +7,6 @@ a link's other end is a certain GPU, still shows.
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -32,7 +31,13 @@ STAND_INS: dict[str, Callable[[int], str]] = {
 }
 
 # Values that say "none" and identify nothing.
-NOBODY = re.compile(r"0*|0000000[0-]*|(GPU-)?[0-]+")
+NOBODY = re.compile(r"(GPU-)?[0:.-]*")
+
+# A kernel's command line names disks, consoles, servers, sometimes secrets: only this is kept.
+ABOUT_GPUS = re.compile(r"(?<!\S)(?:iommu|intel_iommu|amd_iommu|pci|nvidia\S*|nouveau\S*)=\S*")
+
+# In running text a shorter name would match by chance.
+SHORTEST_IN_TEXT = 4
 
 # Where these lie in running text: the kernel's command line, log lines, the module's signer.
 ADDRESSES = (
@@ -77,12 +82,10 @@ def anonymous(document: Mapping[str, Any]) -> dict[str, Any]:
         fresh = [value for value in values if value not in stand_ins]
         numbered = [value for value in fresh if not NOBODY.fullmatch(value)]
         stand_ins |= {value: stand_in(n) for n, value in enumerate(numbered, 1)}
-    replaced: dict[str, Any] = _replaced(copy.deepcopy(dict(document)), None, stand_ins)
-    # A command line names disks, consoles, addresses, sometimes secrets: only what checks read.
+    replaced: dict[str, Any] = _replaced(dict(document), None, stand_ins)
     cmdline = known(replaced["system"]["cmdline"])
     if cmdline is not None:
-        kept = re.findall(r"\b(?:iommu|intel_iommu|amd_iommu|pci|nvidia\S*)=\S*", cmdline)
-        replaced["system"]["cmdline"] = " ".join(kept)
+        replaced["system"]["cmdline"] = " ".join(ABOUT_GPUS.findall(cmdline))
     return replaced
 
 
@@ -109,8 +112,8 @@ def _replaced(value: Any, key: str | None, stand_ins: Mapping[str, str]) -> Any:
     if key in STAND_INS:
         return value
     for old in sorted(stand_ins, key=len, reverse=True):
-        if len(old) >= 4:  # in running text a shorter one would match by chance
-            value = value.replace(old, stand_ins[old])
+        if len(old) >= SHORTEST_IN_TEXT:
+            value = re.sub(rf"(?<![\w-]){re.escape(old)}(?![\w-])", stand_ins[old], value)
     for pattern, stand_in in ADDRESSES if " " in value else ():
         value = pattern.sub(stand_in, value)
     return value

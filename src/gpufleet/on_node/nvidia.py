@@ -252,7 +252,7 @@ NUMA_FACTS: tuple[tuple[str, Ask], ...] = (
 )
 
 DRIVER_FACTS: tuple[tuple[str, Callable[[Any], Any]], ...] = (
-    ("version", lambda nvml: nvml.nvmlSystemGetDriverVersion()),
+    ("version", text(lambda nvml: nvml.nvmlSystemGetDriverVersion())),
     ("branch", lambda nvml: nvml.nvmlSystemGetDriverBranch().branch),
     ("nvml", lambda nvml: nvml.nvmlSystemGetNVMLVersion()),
     ("cuda", lambda nvml: nvml.nvmlSystemGetCudaDriverVersion_v2()),

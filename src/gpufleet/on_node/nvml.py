@@ -62,12 +62,12 @@ def either(*questions: Ask) -> Ask:
     return ask
 
 
-def text(question: Ask) -> Ask:
+def text(question: Callable[..., Any]) -> Callable[..., Any]:
     """Return a question for a text that may be no UTF-8, on which the binding would stumble."""
 
-    def ask(nvml: Any, gpu: Any) -> Any:
+    def ask(*arguments: Any) -> Any:
         try:
-            return question(nvml, gpu)
+            return question(*arguments)
         except UnicodeDecodeError as error:
             return bytes(error.object)
 
