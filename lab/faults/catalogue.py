@@ -25,6 +25,8 @@ from lab.faults.changes import (
     manager_dead,
     manager_of_another_version,
     manager_stopped,
+    memory_error,
+    memory_in_use,
     module_differs,
     module_unsigned,
     new_kernel,
@@ -59,11 +61,13 @@ from lab.faults.hardware import (
     linked_beyond_a_pair,
     managed,
     nvlink5,
+    own_memory,
     registers,
     remaps,
     retires,
     several,
     switched,
+    talks_over_pcie,
     tells_action,
 )
 from lab.machine import Profile
@@ -72,6 +76,11 @@ from lab.machine import Profile
 def unless_contained(profile: Profile) -> str:
     """NVIDIA: a pending remap harms nobody where errors are contained; where not, it may."""
     return WARN if profile.contains_errors else BLOCK
+
+
+def worse_over_pcie(profile: Profile) -> str:
+    """Redirection harms GPUs that talk over PCIe: not all are linked, and the driver lets them."""
+    return WARN if talks_over_pcie(profile) else INFO
 
 
 def where(condition: Condition, severity: str) -> Severity:
@@ -99,7 +108,7 @@ OF_GPUS = (
     ),
     Fault(
         "gpu-garbage", "a GPU answers with bytes that are no text and numbers that cannot be",
-        {"temperature": UNKNOWN, "pcie-width": UNKNOWN},
+        {"gpu-answers": UNKNOWN, "temperature": UNKNOWN, "pcie-width": WARN},
         lines="""
         gpu.{gpu}.name = NVIDIA \\xff\\xfe\\x80GPU
         gpu.{gpu}.serial = \\xc3\\x28
@@ -135,7 +144,8 @@ OF_GPUS = (
     ),
     Fault(
         "mixed-model", "one GPU is another model than the others",
-        {"gpu-identical": BLOCK}, several, change=another_model,
+        # Such machines are sold; it is wrong where the operator has declared one model.
+        {"gpu-identical": WARN}, several, change=another_model,
     ),
     Fault(
         "mixed-vbios", "one GPU has another VBIOS than the others",
@@ -215,11 +225,11 @@ OF_LINKS = (
         {"nvlink-links": BLOCK}, linked_beyond_a_pair, change=all_links_down,
     ),
     Fault(
-        "nvlink-errors", "a link had to repeat what it sent",
+        "nvlink-errors", "a link repeats what it sends, again and again",
         {"nvlink-errors": WARN}, linked, change=link_errors,
     ),
     Fault(
-        "nvlink-errors-fatal", "a link had to be trained anew, or has a bad bit in 10^9",
+        "nvlink-errors-fatal", "a link has to be trained anew again and again, or has a bad bit in 10^9",
         {"nvlink-errors": BLOCK}, linked, change=link_errors_fatal,
     ),
 )
@@ -236,7 +246,7 @@ OF_STATE = (
     ),
     Fault(
         "throttle-once", "the hardware slows a GPU down for one moment",
-        lines="gpu.{gpu}.clocks.reasons = 0x48,1", harmless=True,
+        {"hardware-slowdown": INFO}, lines="gpu.{gpu}.clocks.reasons = 0x48,1",
     ),
     Fault(
         "throttle-sw-cap", "the driver caps an idle GPU's power",
@@ -279,8 +289,9 @@ OF_STATE = (
         {"foreign-processes": BLOCK}, change=stranger,
     ),
     Fault(
-        "foreign-memory", "2 GiB of a GPU's memory are in use, and no process is seen",
-        {"foreign-memory": BLOCK}, lines="gpu.{gpu}.mem.used_mib = 2048",
+        "foreign-memory", "half of a GPU's memory is in use, and no process is seen",
+        # On Grace, Linux may have taken it.
+        {"foreign-memory": where(own_memory, BLOCK)}, change=memory_in_use,
     ),
     Fault(
         "power-capped", "a GPU's power limit is the lowest there is",
@@ -320,6 +331,7 @@ OF_DRIVER = (
     ),
     Fault(
         "old-driver", "the driver is older than any CUDA 12 needs",
+        # Where a vLLM is declared: without one nothing is too old.
         {"driver-minimum": BLOCK}, change=old_driver,
     ),
     Fault(
@@ -388,8 +400,9 @@ OF_LOG = (
         ),
     ),
     Fault(
-        "xid-48", "an uncorrectable error of the memory (Xid 48)", {"xid": BLOCK},
-        change=says(
+        "xid-48", "an uncorrectable error of the memory (Xid 48)",
+        {"xid": BLOCK, "ecc-uncorrected": where(has_ecc, BLOCK)},
+        change=memory_error(
             XID + "48, " + NOBODY + "An uncorrectable double bit error (DBE) has been detected on "
             "GPU in the framebuffer at partition 3, subpartition 0."
         ),
@@ -433,8 +446,9 @@ OF_LOG = (
         ),
     ),
     Fault(
-        "xid-95", "an error of the memory that was not contained (Xid 95)", {"xid": BLOCK}, remaps,
-        change=says(
+        "xid-95", "an error of the memory that was not contained (Xid 95)",
+        {"xid": BLOCK, "ecc-uncorrected": where(has_ecc, BLOCK)}, remaps,
+        change=memory_error(
             XID + "95, " + NOBODY + "Uncontained: LTC TAG (0x2,0x0). RST: Yes, D-RST: No"
         ),
     ),
@@ -512,7 +526,7 @@ OF_HOST = (
     ),
     Fault(
         "acs-on", "PCI bridges send what GPUs tell each other through the root complex",
-        {"iommu-acs": WARN}, has_bridges, change=redirecting,
+        {"iommu-acs": worse_over_pcie}, has_bridges, change=redirecting,
     ),
     Fault("disk-full", "700 MiB are left on the disk", {"disk-space": WARN}, change=disk_full),
     Fault(
@@ -520,9 +534,10 @@ OF_HOST = (
     ),
     Fault("shm-small", "/dev/shm has 64 MiB", {"shared-memory": WARN}, change=small_shm),
     Fault(
-        "memory-low", "one percent of the memory is left", {"host-memory": WARN},
+        "memory-low", "2 GiB of memory are left", {"host-memory": WARN},
         change=little_memory,
     ),
-    Fault("rdma-down", "an RDMA port has no link", {"rdma": WARN}, has_rdma, change=rdma_down),
+    # How many ports there should be only an operator or a sibling knows.
+    Fault("rdma-down", "an RDMA port has no link", {"rdma": INFO}, has_rdma, change=rdma_down),
 )
 # fmt: on

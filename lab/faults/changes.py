@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from lab.faults.hardware import nvlink5
+from lab.faults.hardware import nvlink5, tells_action
 from lab.machine import Disk, Kernel, Machine, Package, Process, Upgrades, library
 from lab.machine.delivered import ORIGINS
 from lab.machine.parts import (
@@ -101,23 +101,23 @@ def _links_down(machine: Machine, gpu: int, links: str) -> Machine:
 
 
 def link_errors(machine: Machine, gpu: int) -> Machine:
-    """A link repeats packets now and then, and so far always with success."""
+    """A link repeats packets all the time, and so far always with success."""
     # NVLink 5 counts in field values: 208 errors received, 211 errors of the local link's
-    # integrity, 213 recoveries that succeeded (NVML_FI_DEV_NVLINK_COUNT_*, nvml.h).
-    counts = {208: 7, 211: 2, 213: 1}
+    # integrity (NVML_FI_DEV_NVLINK_COUNT_*, nvml.h).
+    counts = {208: 70000, 211: 20000}
     return _link_3(machine, gpu, "replay", counts)
 
 
 def link_errors_fatal(machine: Machine, gpu: int) -> Machine:
-    """A link had to be trained anew."""
-    # 214: recoveries that failed; 220: effective bit error rate, its mantissa in bits 8 to 11 and
+    """A link has to be trained anew again and again."""
+    # 213 and 214: recoveries that succeeded and failed; 220: effective bit error rate, its mantissa in bits 8 to 11 and
     # its negative exponent in bits 0 to 7, here 1e-9.
-    return _link_3(machine, gpu, "recovery", {214: 1, 220: 0x109})
+    return _link_3(machine, gpu, "recovery", {213: 50000, 214: 1, 220: 0x109})
 
 
 def _link_3(machine: Machine, gpu: int, kind: str, counts: Mapping[int, int]) -> Machine:
     if not nvlink5(machine.profile):
-        return laid_over(machine, f"gpu.{gpu}.nvlink.err.{kind}.3 = 4")
+        return laid_over(machine, f"gpu.{gpu}.nvlink.err.{kind}.3 = 50000")
     return laid_over(
         machine, *(f"gpu.{gpu}.field.{number}.3 = {count}" for number, count in counts.items())
     )
@@ -333,6 +333,21 @@ def says(*texts: str) -> Change:
     return change
 
 
+def memory_error(*texts: str) -> Change:
+    """Return a change of an uncorrectable memory error: logged, counted, and asking for a reset."""
+    log = says(*texts)
+
+    def change(machine: Machine, gpu: int) -> Machine:
+        lines = []
+        if machine.profile.has_ecc:
+            lines += [f"gpu.{gpu}.ecc.unc_vol.dram = 1", f"gpu.{gpu}.ecc.unc_agg.dram = 1"]
+        if tells_action(machine.profile):
+            lines.append(f"gpu.{gpu}.recovery_action = 1")
+        return log(laid_over(machine, *lines), gpu)
+
+    return change
+
+
 def log_denied(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
     """Neither the journal nor the ring may be read."""
     return replace(machine, log_access="denied")
@@ -413,7 +428,7 @@ def small_shm(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
 
 def little_memory(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
     """Others use nearly all of the memory."""
-    return replace(machine, memory_available=machine.memory // 100)
+    return replace(machine, memory_available=2048)
 
 
 def rdma_down(machine: Machine, gpu: int) -> Machine:
@@ -442,6 +457,12 @@ def stranger(machine: Machine, gpu: int) -> Machine:
         laid_over(machine, f"gpu.{gpu}.proc.0 = {STRANGER},3000,/opt/train.py"),
         processes=(*machine.processes, Process(STRANGER, "/opt/train.py", "train.service", 1001)),
     )
+
+
+def memory_in_use(machine: Machine, gpu: int) -> Machine:
+    """Half of the GPU's memory is gone: what a dead process leaves behind."""
+    half = int(machine.profile.gpu(gpu, "mem.total_mib")) // 2
+    return laid_over(machine, f"gpu.{gpu}.mem.used_mib = {half}")
 
 
 def hot(machine: Machine, gpu: int) -> Machine:

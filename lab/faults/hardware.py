@@ -85,3 +85,14 @@ def knows_memory_limit(profile: Profile) -> bool:
 def has_switches_on_pci(profile: Profile) -> bool:
     """Whether NVSwitches are PCI functions, whose errors the kernel log has: before NVLink 5."""
     return profile.pci_switches > 0
+
+
+def talks_over_pcie(profile: Profile) -> bool:
+    """Whether some GPUs reach each other over PCIe alone, and the driver lets them."""
+    all_linked = profile.linked and (profile.switched or profile.count == 2)
+    return profile.count > 1 and not all_linked and profile.gpu(0, "p2p.pcie", "0") == "0"
+
+
+def own_memory(profile: Profile) -> bool:
+    """Whether the GPUs' memory is theirs alone; Grace's Linux counts it as its own."""
+    return not profile.gpu(0, "gpu_numa_id")

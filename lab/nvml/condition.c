@@ -122,7 +122,7 @@ static int clocks_reasons(const struct gpu *gpu, unsigned long long *out)
         return NVML_NOT_SUPPORTED;
     if (!out)
         return NVML_INVALID_ARGUMENT;
-    *out = (unsigned long long)gpu_number(gpu, "clocks.reasons", 0);
+    *out = (unsigned long long)gpu_next_number(gpu, "clocks.reasons", 0);
     return NVML_SUCCESS;
 }
 

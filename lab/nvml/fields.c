@@ -51,6 +51,8 @@ enum field {
     TLIMIT_MEM_MAX = 195,
     TLIMIT_GPU_MAX = 196,
     NVLINK5_COUNTERS_FIRST = 206,
+    NVLINK5_EFFECTIVE_BER = 220,
+    NVLINK5_SYMBOL_BER = 222,
     NVLINK5_COUNTERS_LAST = 222,
     GPU_RECOVERY_ACTION = 230,
     THROTTLED_SW_THERMAL = 269,
@@ -118,10 +120,21 @@ static int speed(const struct gpu *gpu, struct nvmlFieldValue *out, unsigned lin
     return give_unsigned(out, up ? (unsigned long long)gpu_number(gpu, "nvlink.mbps", 0) : 0);
 }
 
+/* What a link of NVLink 5 counts. Bit error rates are a mantissa (bits 8 to 11) and a negative
+ * exponent (bits 0 to 7); that of a link without errors is 15e-255, not zero. */
+static int nvlink5_counter(const struct gpu *gpu, struct nvmlFieldValue *out)
+{
+    enum { NO_ERRORS = 0xfff };
+    bool fifth = gpu_number(gpu, "nvlink.version", 0) >= 7;
+    if (!fifth || !nvlink_is_up(gpu, out->scopeId))
+        return NVML_NOT_SUPPORTED;
+    bool rate = out->fieldId == NVLINK5_EFFECTIVE_BER || out->fieldId == NVLINK5_SYMBOL_BER;
+    return give_long(out, rate ? NO_ERRORS : 0);
+}
+
 static int link_field(const struct gpu *gpu, struct nvmlFieldValue *out)
 {
     unsigned link = out->scopeId;
-    bool fifth = gpu_number(gpu, "nvlink.version", 0) >= 7;
     if (!nvlink_count(gpu))
         return NVML_NOT_SUPPORTED;
     if (link >= nvlink_count(gpu))
@@ -133,8 +146,7 @@ static int link_field(const struct gpu *gpu, struct nvmlFieldValue *out)
     case NVLINK_REPLAY: return give_long(out, nvlink_errors(gpu, "replay", link));
     case NVLINK_RECOVERY: return give_long(out, nvlink_errors(gpu, "recovery", link));
     case NVLINK_CRC: return give_long(out, nvlink_errors(gpu, "crc_data", link));
-    default: /* NVLink 5 counters, zero unless "field.ID.LINK" says otherwise */
-        return fifth && nvlink_is_up(gpu, link) ? give_long(out, 0) : NVML_NOT_SUPPORTED;
+    default: return nvlink5_counter(gpu, out);
     }
 }
 

@@ -28,10 +28,16 @@ static struct gpu gpus[MAX_GPUS];
 
 /* ---- the gate ---- */
 
+/* How many calls this process has made: "count = 8,7@20" loses a GPU at the twentieth. */
+static atomic_uint calls;
+
 unsigned gpu_count(void)
 {
     const char *count = profile_text("count");
-    unsigned long number = count ? strtoul(count, NULL, 0) : 0;
+    unsigned long number = 0, later, from;
+    int read = count ? sscanf(count, "%lu,%lu@%lu", &number, &later, &from) : 0;
+    if (read == 3 && atomic_load(&calls) >= from)
+        number = later;
     return number < MAX_GPUS ? (unsigned)number : MAX_GPUS;
 }
 
@@ -50,7 +56,7 @@ const struct gpu *gpu_of_handle(const void *handle)
 
 bool gpu_is_lost(const struct gpu *gpu)
 {
-    return gpu_number(gpu, "error.*", NVML_SUCCESS) != NVML_SUCCESS;
+    return fault_is_final(gpu);
 }
 
 /* The simulated driver is "BRANCH.RELEASE..." or newer. */
@@ -97,6 +103,7 @@ int gate(const char *function, const struct gpu *gpu)
 {
     if (!atomic_load(&users))
         return NVML_UNINITIALIZED;
+    atomic_fetch_add(&calls, 1);
     profile_refresh();
     if (!driver_has(function))
         return NVML_FUNCTION_NOT_FOUND;
@@ -191,14 +198,21 @@ NVML_API nvmlSystemGetDriverVersion(char *out, unsigned size)
     return answer_text(out, size, profile_text("system.driver"));
 }
 
-/* NVML counts as CUDA's major version, then the driver: "12.570.124.06". */
+/* The library's own version, which it tells unopened: it counts as CUDA's major version, then the
+ * driver it came with: "12.570.124.06". That is the loaded driver, unless somebody installed
+ * another: system.library. */
 NVML_API nvmlSystemGetNVMLVersion(char *out, unsigned size)
 {
     char version[96];
-    ENTER();
-    const char *cuda = profile_text("system.cuda");
-    snprintf(version, sizeof version, "%ld.%s", cuda ? strtol(cuda, NULL, 0) / 1000 : 0,
-             profile_text("system.driver"));
+    if (!atomic_load(&users))
+        profile_open();
+    int failed = faults_of(__func__, NULL);
+    const char *own = profile_text("system.library"), *cuda = profile_text("system.cuda");
+    if (!own)
+        own = profile_text("system.driver");
+    if (failed != NVML_SUCCESS || !own)
+        return failed != NVML_SUCCESS ? failed : NVML_UNKNOWN;
+    snprintf(version, sizeof version, "%ld.%s", cuda ? strtol(cuda, NULL, 0) / 1000 : 0, own);
     return answer_text(out, size, version);
 }
 

@@ -138,12 +138,13 @@ NVML_API nvmlDeviceGetNvLinkRemoteDeviceType(const struct gpu *gpu, unsigned lin
  * place is all ones, as a GB200 answers for every link. */
 static int switch_pci_info(const struct gpu *gpu, unsigned link, struct nvmlPciInfo *out)
 {
-    enum { FIRST_BUS = 0xc4, NVSWITCH_GEN3 = 0x22a310de };
+    enum { FIRST_BUS = 0xc4, AMPERE = 7, OF_AMPERE = 0x1af110de, OF_HOPPER = 0x22a310de };
+    unsigned id = gpu_number(gpu, "arch", 0) == AMPERE ? OF_AMPERE : OF_HOPPER;
     unsigned switches = (unsigned)gpu_number(gpu, "nvlink.switches", 0);
     char bus_id[32] = "ffffffff:ff:ff.0";
     if (switches)
         snprintf(bus_id, sizeof bus_id, "0000:%02x:00.0", FIRST_BUS + link % switches);
-    return pci_info(bus_id, switches ? NVSWITCH_GEN3 : 0, 0, out);
+    return pci_info(bus_id, switches ? id : 0, 0, out);
 }
 
 NVML_API nvmlDeviceGetNvLinkRemotePciInfo_v2(const struct gpu *gpu, unsigned link,

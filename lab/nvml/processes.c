@@ -81,13 +81,15 @@ PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, "mps")
 
 static bool name_in_profile(unsigned pid, const char **name)
 {
+    static const char *const kinds[] = {"proc", "graphics", "mps"};
     struct process process;
     for (unsigned g = 0; g < gpu_count(); g++)
-        for (unsigned i = 0; process_at(gpu_at(g), "proc", i, &process); i++)
-            if (process.pid == pid && process.name) {
-                *name = process.name;
-                return true;
-            }
+        for (unsigned kind = 0; kind < 3; kind++)
+            for (unsigned i = 0; process_at(gpu_at(g), kinds[kind], i, &process); i++)
+                if (process.pid == pid && process.name) {
+                    *name = process.name;
+                    return true;
+                }
     return false;
 }
 

@@ -65,6 +65,26 @@ static char *trimmed(char *text)
     return text;
 }
 
+static int hexadecimal(char digit)
+{
+    const char *digits = "0123456789abcdef", *found = strchr(digits, digit | 0x20);
+    return digit && found ? (int)(found - digits) : -1;
+}
+
+/* "\\xff" becomes that byte: a broken GPU answers with bytes that are no text. */
+static char *unescaped(char *text)
+{
+    char *out = text;
+    for (const char *in = text; *in; out++) {
+        int high = in[0] == '\\' && in[1] == 'x' ? hexadecimal(in[2]) : -1;
+        int low = high >= 0 ? hexadecimal(in[3]) : -1;
+        *out = low >= 0 ? (char)(high << 4 | low) : *in;
+        in += low >= 0 ? 4 : 1;
+    }
+    *out = '\0';
+    return text;
+}
+
 static void table_add(struct table *table, const char *key, const char *value)
 {
     if (table->count == table->room) {
@@ -97,7 +117,7 @@ static void read_file(struct table *table, const char *path)
             continue;
         }
         *equals = '\0';
-        table_add(table, trimmed(text), trimmed(equals + 1));
+        table_add(table, trimmed(text), unescaped(trimmed(equals + 1)));
     }
     fclose(file);
 }
@@ -255,6 +275,22 @@ bool gpu_has(const struct gpu *gpu, const char *key)
     return gpu_text(gpu, key) != NULL;
 }
 
+/* "FIRST,SECOND,LAST": a value that changes from call to call, and then stays. */
+long long gpu_next_number(const struct gpu *gpu, const char *key, long long otherwise)
+{
+    struct line *line = find_for_gpu(gpu, key);
+    const char *text = value_of(line);
+    if (!text)
+        return otherwise;
+    for (unsigned asked = atomic_fetch_add(&line->asked, 1); asked; asked--) {
+        const char *comma = strchr(text, ',');
+        if (!comma)
+            break;
+        text = comma + 1;
+    }
+    return strtoll(text, NULL, 0);
+}
+
 /* Decimal or 0x hexadecimal. */
 long long gpu_number(const struct gpu *gpu, const char *key, long long otherwise)
 {
@@ -281,17 +317,30 @@ static struct line *fault(const struct gpu *gpu, const char *kind, const char *f
     return line && *line->value ? line : NULL;
 }
 
-/* "15" fails always, "15/3" every third time, "0" never (to except one function from a "*"). */
+/* The code of a line that is consulted for the Nth time: "15" fails always, "15/3" every third time,
+ * "15@20" from the twentieth on, "0" never (to except one function from a "*"). */
+static int code_at(const struct line *line, unsigned asked)
+{
+    char *rest;
+    int code = (int)strtol(line->value, &rest, 0);
+    unsigned number = *rest ? (unsigned)strtoul(rest + 1, NULL, 0) : 0;
+    if (*rest == '/')
+        return number && asked % number == 0 ? code : NVML_SUCCESS;
+    return *rest != '@' || asked >= number ? code : NVML_SUCCESS;
+}
+
 int fault_code(const struct gpu *gpu, const char *function)
 {
     struct line *line = fault(gpu, "error", function);
-    if (!line)
-        return NVML_SUCCESS;
-    char *rest;
-    int code = (int)strtol(line->value, &rest, 0);
-    unsigned every = *rest == '/' ? (unsigned)strtoul(rest + 1, NULL, 0) : 1;
-    unsigned asked = atomic_fetch_add(&line->asked, 1) + 1;
-    return every && asked % every == 0 ? code : NVML_SUCCESS;
+    return line ? code_at(line, atomic_fetch_add(&line->asked, 1) + 1) : NVML_SUCCESS;
+}
+
+/* Every call fails and will fail: a GPU that answers now and then is still there. */
+bool fault_is_final(const struct gpu *gpu)
+{
+    struct line *line = find_for_gpu(gpu, "error.*");
+    bool now_and_then = line && strchr(line->value, '/');
+    return line && !now_and_then && code_at(line, atomic_load(&line->asked)) != NVML_SUCCESS;
 }
 
 double fault_hang(const struct gpu *gpu, const char *function)
