@@ -57,7 +57,13 @@ def test_no_hardware_slowdown(document, judged, bits):
     found = samples(document("h100x8"), *bits)
     found["gpus"][3]["processes"] = [serving()]
 
-    assert judged(found).troubles == set()
+    said = judged(found)
+
+    assert said.troubles == set()
+    passing = HW in bits
+    assert said.worst("hardware-slowdown", gpu=3).severity == (
+        Severity.INFO if passing else Severity.OK
+    )
 
 
 def test_one_sample_proves_nothing_lasting(document, judged):
@@ -82,6 +88,8 @@ def test_an_idle_gpu_that_the_driver_slows_down_is_a_warning(document, judged, b
 
     assert said.troubles == {("software-throttle", "warn", 3)}
     assert words in said.worst("software-throttle").found
+    if bits == SW_POWER:
+        assert "idles at 70 W" in said.worst("software-throttle").found
 
 
 @pytest.mark.parametrize("bits", [SW_POWER, SW_THERMAL, SW_POWER | SW_THERMAL])
@@ -116,6 +124,20 @@ def test_temperature_against_the_devices_own_limits(document, judged, celsius, s
     assert {trouble[0] for trouble in said.troubles} <= {"temperature"}
     if severity != "ok":
         assert f"{celsius} °C" in said.worst("temperature").found
+        limit = {"warn": 87, "block": 89}[severity]
+        assert said.worst("temperature").expected == f"below {limit} °C"
+
+
+@pytest.mark.parametrize(("celsius", "severity"), [(86, "ok"), (87, "warn"), (95, "warn")])
+def test_a_device_that_names_only_where_it_lowers_its_clocks(document, judged, celsius, severity):
+    found = document("h100x8")
+    found["gpus"][3].update(temperature_celsius=celsius, temperature_slowdown_celsius=NOT_SUPPORTED)
+
+    said = judged(found)
+
+    assert said.worst("temperature", gpu=3).severity.word == severity
+    if severity == "warn":
+        assert said.worst("temperature").expected == "below 87 °C"
 
 
 def by_margin(document, celsius, margin):
@@ -140,12 +162,22 @@ def by_margin(document, celsius, margin):
         (90, -3, "block"),
         (45, -5, "ok"),  # H100s answer so while they are cool
         (45, 0, "ok"),
+        (69, 0, "ok"),
+        (70, 0, "warn"),
     ],
 )
 def test_temperature_by_margin(document, judged, celsius, margin, severity):
     said = judged(by_margin(document("h100x8"), celsius, margin))
 
     assert said.worst("temperature", gpu=3).severity.word == severity
+
+
+@pytest.mark.parametrize(("margin", "severity"), [(1, "ok"), (0, "warn"), (-1, "block")])
+def test_a_margin_without_its_limits_ends_at_zero(document, judged, margin, severity):
+    found = by_margin(document("h100x8"), 87, margin)
+    found["gpus"][3]["temperature_limits"] = NOT_SUPPORTED
+
+    assert judged(found).worst("temperature", gpu=3).severity.word == severity
 
 
 def test_a_wrong_margin_beside_good_limits_is_not_believed(document, judged):
@@ -162,14 +194,17 @@ def test_a_device_that_names_no_limits_is_not_judged_and_that_is_said(document, 
     assert judged(found).worst("temperature", gpu=3).severity is Severity.INFO
 
 
-def test_hot_memory_is_a_warning(document, judged):
+@pytest.mark.parametrize(("celsius", "troubles"), [(94, set()), (95, {("temperature", "warn", 3)})])
+def test_hot_memory_is_a_warning(document, judged, celsius, troubles):
+    """The recorded H100's memory is slowed down from 95 °C."""
     found = document("h100x8")
-    found["gpus"][3]["temperature_memory_celsius"] = 97
+    found["gpus"][3]["temperature_memory_celsius"] = celsius
 
     said = judged(found)
 
-    assert said.troubles == {("temperature", "warn", 3)}
-    assert "memory has 97 °C" in said.worst("temperature").found
+    assert said.troubles == troubles
+    if troubles:
+        assert "memory has 95 °C" in said.worst("temperature").found
 
 
 @pytest.mark.parametrize("fact", ["temperature_celsius", "temperature_slowdown_celsius"])
@@ -195,6 +230,25 @@ def test_a_power_limit_below_the_boards_default_is_a_warning(document, judged):
     assert said.troubles == {("power-limit", "warn", 3)}
     text = said.text("power-limit")
     assert all(word in text for word in ["500 W", "700 W", "nvidia-smi -i 3 -pl 700"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "watts", "fires"),
+    [
+        ({}, 699, False),
+        ({}, 698, True),
+        ({"power_limit_watts": 500}, 501, False),
+        ({"power_limit_watts": 500}, 502, True),
+        ({"power_limit_watts": 500}, 499, False),
+        ({"power_limit_watts": 500}, 498, True),
+    ],
+)
+def test_a_watt_more_or_less_is_rounding(document, judged, settings, watts, fires):
+    found = limited(limited(document("h100x8"), settings.get("power_limit_watts", 700)), watts, 3)
+
+    said = judged(found, settings={"gpus": settings})
+
+    assert said.troubles == ({("power-limit", "warn", 3)} if fires else set())
 
 
 def test_a_declared_power_limit_is_the_right_one(document, judged):

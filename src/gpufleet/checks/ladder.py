@@ -16,8 +16,8 @@ RETURN_IT = Step(
 
 
 def reset(index: int) -> Step:
-    """Return the rung that resets a GPU. An HGX A100's GPUs can only be reset all at once."""
+    """Return the rung that resets a GPU. GPUs that share NVSwitches are reset all at once."""
     return Step(
         Action.RESET_GPU,
-        f"`nvidia-smi -r -i {index}`; HGX A100 resets all GPUs at once: `nvidia-smi -r`",
+        f"`nvidia-smi -r -i {index}`; behind NVSwitches all at once: `nvidia-smi -r`",
     )
