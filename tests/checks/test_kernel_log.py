@@ -256,7 +256,16 @@ def test_the_only_gpu_that_is_silent_is_the_one_that_fell_off(
     node["gpus"][5] = {"index": 5, "missing": "lost", "code": 15}
     assert judged(node).worst("xid").gpu is not None
     assert judged(node).troubles >= BLOCK5
+    node["pci"] = [one for one in node["pci"] if one["bus_id"] != node["gpus"][6]["pci"]["bus_id"]]
     node["gpus"][6] = {"index": 6, "missing": "lost", "code": 15}
+    assert ("xid", "block", None) in judged(node).troubles  # which of the two is not known
+
+
+def test_an_address_that_nothing_has_is_not_the_silent_gpus(
+    document: Document, judged: Judge
+) -> None:
+    node = logged(document("h100x8"), (100.0, xid(79, place="0000:e9:00")))
+    node["gpus"][5] = {"index": 5, "missing": "lost", "code": 15}
     assert ("xid", "block", None) in judged(node).troubles
 
 
@@ -369,6 +378,8 @@ def test_repetitions_that_were_dropped_do_not_matter_lines_cut_off_do(
     assert judged(node).troubles == set()
     node["kernel_log"]["lines"] = [[1.0 + at, "NVRM: something"] for at in range(2000)]
     assert judged(node).troubles == {("xid", "warn", None)}
+    node["kernel_log"]["dropped"] = 0
+    assert judged(node).troubles == set()
 
 
 @pytest.mark.parametrize(
@@ -419,6 +430,12 @@ def test_a_switchs_error_blocks_unless_it_says_that_it_is_not_fatal(
     assert found.troubles == {("sxid", severity, None)}
     assert "0000:c6:00.0" in found.worst("sxid").found
     assert said in found.worst("sxid").found
+
+
+def test_an_error_that_was_fatal_once_is_fatal(document: Document, judged: Judge) -> None:
+    words = ("Fatal, Link 24", "Non-fatal, Link 24")
+    node = logged(document("h100x8"), *((100.0, sxid(20034, said)) for said in words))
+    assert judged(node).troubles == {("sxid", "block", None)}
 
 
 def test_a_switchs_error_before_the_driver_was_loaded_again_is_history(

@@ -106,7 +106,7 @@ def test_a_module_that_cannot_be_read_is_unknown(
 def test_a_driver_that_is_not_loaded_is_another_checks_business(
     document: Document, judged: Judge
 ) -> None:
-    node = document("h100x8")
+    node = with_newer(document("h100x8"), ABSENT)
     node["driver"]["module"] = ABSENT
     node["driver"]["kernels"][0]["nvidia"] = ABSENT
     assert {check for check, _, _ in judged(node).troubles} & set(WITHOUT_DRIVER) == set()
@@ -142,6 +142,12 @@ def test_secure_boot_will_want_a_signature(  # noqa: PLR0917
     if severity == "warn":
         assert found.troubles == {("reboot-signature", "warn", None)}
         assert "mokutil --import" in found.text("reboot-signature")
+
+
+def test_a_module_that_is_not_there_needs_no_signature(document: Document, judged: Judge) -> None:
+    node = with_newer(document("h100x8"), ABSENT, ABSENT)
+    node["system"]["secure_boot"] = True
+    assert judged(node).troubles == {("reboot-kernel", "warn", None)}
 
 
 # --- upgrades that nobody asked for
@@ -191,7 +197,7 @@ def upgrading(
         (NVIDIAS, ["origin=*"], True),
         (DEBIANS, ["origin=Debian,codename=bookworm,label=Debian"], True),
         (BRANCHED, [], False),
-        (OTHERS, UBUNTU, False),
+        (OTHERS, ["*:*"], False),
         ({}, ["*:*"], False),  # a driver from NVIDIA's .run file
     ],
 )

@@ -98,15 +98,14 @@ class Log:
             (at for at, (_, text) in enumerate(self.lines) if _LOADED.match(text)), default=-1
         )
 
-    def recovered_at(self, bus_id: str | None) -> int:
-        """Return where the driver last took back what it asked for a GPU; -1: nowhere."""
-        return max(
-            (xid.at for xid in self.xids if xid.bus_id == bus_id and xid.action == 0), default=-1
-        )
+    @cached_property
+    def recovered_at(self) -> dict[str | None, int]:
+        """By GPU, the place where the driver last took back what it had asked for it."""
+        return {xid.bus_id: xid.at for xid in self.xids if xid.action == 0}
 
     def is_history(self, xid: Xid) -> bool:
         """Say whether the GPU was recovered since."""
-        return xid.at < max(self.loaded_at, self.recovered_at(xid.bus_id))
+        return xid.at < max(self.loaded_at, self.recovered_at.get(xid.bus_id, -1))
 
 
 def sysfs_bus_id(text: str) -> str:
@@ -353,7 +352,6 @@ def sxid(node: Reading) -> Iterator[Problem]:
     found = list(_sxids((float(seconds), str(text)) for seconds, text in raw))
     if not found and not _switches_on_pci(node):
         raise DoesNotApply("no NVSwitch is on this node's PCI bus")
-    node.get("kernel_log")
     yield from _gap(node)
     log = Log([(float(seconds), str(text)) for seconds, text in raw])
     found.sort(key=lambda one: (one.bus_id, one.number, one.at))
