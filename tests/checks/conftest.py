@@ -22,6 +22,13 @@ NODE = "gpu-01"
 TODAY = dt.date(2026, 1, 1)
 
 
+def about(found: Finding) -> int | str | None:
+    """Return which GPU a finding is about: NVML's index, else what people call it."""
+    if found.gpu is None:
+        return None
+    return found.gpu.name if found.gpu.index is None else found.gpu.index
+
+
 @dataclass(frozen=True)
 class Judged:
     """What the checks said of the one node that a test is about."""
@@ -34,13 +41,15 @@ class Judged:
         return [finding for finding in self.report.findings if finding.node == NODE]
 
     @property
-    def troubles(self) -> set[tuple[str, str, int | None]]:
+    def troubles(self) -> set[tuple[str, str, int | str | None]]:
         """(check, severity, GPU or None) of everything worse than info: {("ecc-mode", "warn", 3)}.
+
+        A GPU that NVML does not list is named by its PCI address, or "that is gone".
 
         Comparing it with the one expected trouble also says that no other check is alarmed.
         """
         return {
-            (found.check, found.severity.word, found.gpu and found.gpu.index)
+            (found.check, found.severity.word, about(found))
             for found in self.findings
             if found.severity > Severity.INFO
         }

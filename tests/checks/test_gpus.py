@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpufleet.checks.finding import Action, Severity
+from tests.checks.conftest import about
 
 OF_EACH = ("gpus", "nvlink", "numa", "fabric")
 NOT_SUPPORTED = {"missing": "not_supported", "code": 3}
@@ -45,7 +46,7 @@ def silent(document, index, **why):
 
 def stopped(judged, check):
     """(severity, GPU) of what a check has to say that is no pass."""
-    return {(found.severity.word, found.gpu and found.gpu.index) for found in judged.of(check)}
+    return {(found.severity.word, about(found)) for found in judged.of(check)}
 
 
 # --- gpu-count
@@ -57,9 +58,9 @@ def test_a_gpu_that_only_the_pci_bus_has_is_named(document, judged):
 
     said = judged(not_listed(found, 5))
 
-    assert ("gpu-count", "block", None) in said.troubles
-    assert said.worst("gpu-count").found.startswith("7 of 8 GPUs")
-    assert bus_id in said.worst("gpu-count").found
+    assert stopped(said, "gpu-count") == {("block", bus_id)}
+    assert said.worst("gpu-count").found.startswith(f"7 of 8 GPUs: {bus_id} is on the PCI bus")
+    assert [found.gpu.bus_id for found in said.report.gone("gpu-01")] == [bus_id]
     assert f"lspci -vv -s {bus_id}" in said.text("gpu-count")
 
 
@@ -69,15 +70,28 @@ def test_siblings_tell_which_slot_is_empty(document, judged):
 
     said = judged(off_the_bus(found, 5), siblings=[document("h100x8"), document("h100x8")])
 
-    assert ("gpu-count", "block", None) in said.troubles
-    assert said.worst("gpu-count").found == f"7 of 8 GPUs: missing {bus_id}"
+    assert stopped(said, "gpu-count") == {("block", bus_id)}
+    assert said.worst("gpu-count").found.startswith(f"7 of 8 GPUs: nothing is at {bus_id}")
     assert said.worst("gpu-count").source == "2 siblings of the same kind"
 
 
 def test_of_two_nodes_either_may_be_the_odd_one(document, judged):
-    said = judged(off_the_bus(document("h100x8"), 5), siblings=[document("h100x8")])
+    found = document("h100x8")
+    bus_id = found["gpus"][5]["pci"]["bus_id"]
 
-    assert stopped(said, "gpu-count") == {("warn", None)}
+    said = judged(off_the_bus(found, 5), siblings=[document("h100x8")])
+
+    assert stopped(said, "gpu-count") == {("warn", bus_id)}
+
+
+def test_two_missing_gpus_are_two_findings(document, judged):
+    found = document("h100x8")
+    at = [found["gpus"][index]["pci"]["bus_id"] for index in (2, 5)]
+
+    said = judged(not_listed(off_the_bus(found, 5), 2), siblings=[document("h100x8")] * 2)
+
+    assert stopped(said, "gpu-count") == {("block", at[0]), ("block", at[1])}
+    assert {found.found[:11] for found in said.of("gpu-count")} == {"6 of 8 GPUs"}
 
 
 def test_siblings_of_another_kind_say_nothing(document, judged):
@@ -93,7 +107,7 @@ def test_the_declared_count_comes_before_the_siblings(document, judged):
 
     said = judged(document("t4x1"), settings={"gpus": {"count": 2}}, siblings=siblings)
 
-    assert said.troubles == {("gpu-count", "block", None)}
+    assert said.troubles == {("gpu-count", "block", "that is gone")}
     assert said.worst("gpu-count").source == "gpus.count in group_vars"
 
 
@@ -133,7 +147,7 @@ def test_a_hidden_gpu_that_is_declared_is_missing(document, judged):
 
     said = judged(not_listed(found, 5), settings={"gpus": {"count": 8}})
 
-    assert said.troubles == {("gpu-count", "block", None)}
+    assert said.troubles == {("gpu-count", "block", gpu["pci"]["bus_id"])}
     assert "NVreg_ExcludedGpus" in said.text("gpu-count")
 
 
@@ -146,9 +160,9 @@ def test_a_card_that_the_driver_cannot_work_with_is_a_warning_where_the_count_is
     found["pci"].append(old)
 
     said = judged(found, settings={"gpus": {"count": 2}})
-    assert said.troubles == {("gpu-count", "warn", None)}
+    assert said.troubles == {("gpu-count", "warn", "0000:f1:00.0")}
 
-    assert judged(found).troubles == {("gpu-count", "block", None)}
+    assert judged(found).troubles == {("gpu-count", "block", "0000:f1:00.0")}
 
 
 def test_a_driver_without_gpus_stops_the_node(document, judged):
@@ -211,6 +225,16 @@ def test_a_gpu_that_is_lost_halfway_through_is_silent(document, judged):
 
     assert stopped(said, "gpu-answers") == {("block", 3)}
     assert "fallen off the bus" in said.worst("gpu-answers").found
+
+
+@pytest.mark.parametrize(("count", "severity"), [(2, "ok"), (3, "unknown")])
+def test_a_gpu_that_fails_at_many_questions_cannot_be_trusted(document, judged, count, severity):
+    """Each failure makes its own check unknown; many of them are one flaky GPU."""
+    found = document("h100x8")
+    for fact in ("part", "vbios", "serial")[:count]:
+        found["gpus"][3][fact] = {"missing": "unknown", "code": 999}
+
+    assert judged(found).worst("gpu-answers").severity.word == severity
 
 
 def test_what_a_board_does_not_have_is_no_silence(document, judged):

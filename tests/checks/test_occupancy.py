@@ -44,16 +44,22 @@ def test_persistence_mode_off_is_a_warning(document, judged):
 
 
 @pytest.mark.parametrize(
-    ("current", "pending", "words"),
-    [(1, 1, "is on: the GPU is cut"), (1, 0, "until the GPU is reset"), (0, 1, "reset next")],
+    ("mode", "severity", "words"),
+    [
+        ((1, 1), "block", "is on: the GPU is cut"),
+        ((1, 0), "block", "until the GPU is reset"),
+        ((0, 1), "warn", "reset next"),
+    ],
 )
-def test_mig_on_or_coming_makes_a_gpu_unfit(document, judged, current, pending, words):
+def test_mig_makes_a_gpu_unfit_and_mig_to_come_is_a_warning(
+    document, judged, mode, severity, words
+):
     found = document("h100x8")
-    found["gpus"][2]["mig_mode"] = {"current": current, "pending": pending}
+    found["gpus"][2]["mig_mode"] = dict(zip(("current", "pending"), mode, strict=True))
 
     said = judged(found)
 
-    assert said.troubles == {("mig", "block", 2)}
+    assert said.troubles == {("mig", severity, 2)}
     assert words in said.worst("mig").found
     assert "nvidia-smi -mig 0 -i 2" in said.text("mig")
 

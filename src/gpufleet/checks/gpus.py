@@ -27,6 +27,9 @@ NEEDED = ("uuid", "name", "pci", "memory", "compute_capability")
 # NVML's answers from a GPU that is no longer there or of use (nvmlReturn_t 15 and 16): where one
 # fact has them, the others are of no worth.
 GONE = {"lost", "reset_required"}
+# So many facts of one GPU (of some sixty) that fail for no reason are no quirk of a driver: a sound
+# GPU answers every one of them, or says that it has no such thing.
+FAILING = 3
 
 # nvmlDeviceGpuRecoveryAction_t, nvml.h (R570 and newer).
 RESET, REBOOT, DRAIN_P2P, DRAIN_AND_RESET, RECOVER_IMEX, BUS_RESET, SYSTEM_REBOOT = range(1, 8)
@@ -44,64 +47,71 @@ def gpu_count(node: Reading) -> Iterator[Problem]:
     count = node.get("driver", "gpu_count")
     unlisted = _unlisted(node)
     hidden = sorted(at["bus_id"] for at in node.known("driver", "excluded", default=[]))
+    seen = count + len(unlisted) - min(len(unlisted), len(node.silent_gpus))
     expected = expectation(
         node.settings.gpus.count,
         "gpus.count",
         (twin.known("driver", "gpu_count") for twin in node.twins),
     )
-    away = f"; {_hidden(hidden)}" if hidden else ""
-    # An operator's own number knows of GPUs that this driver cannot work with.
-    satisfied = node.settings.gpus.count == count
-    if expected and count < expected.value:
-        lost = unlisted or _empty_slots(node)
-        names = f": missing {', '.join(lost)}" if lost else ""
+    if not count and not unlisted:
+        found = "the driver finds no GPU" + (f": {_hidden(hidden)}" if hidden else "")
         yield Problem(
-            Severity.BLOCK if expected.certain or unlisted else Severity.WARN,
-            f"{count} of {expected.value} GPUs{names}{away}",
-            f"{expected.value} GPUs",
-            expected.source,
-            _back(unlisted, hidden),
+            Severity.BLOCK, found, "a GPU at least", "the device", _back(None, unlisted, hidden)
         )
+    elif expected and count < expected.value:
+        severity = Severity.BLOCK if expected.certain or unlisted else Severity.WARN
+        yield from _missing(node, expected.value, expected.source, severity)
     elif unlisted:
-        seen = count + len(unlisted) - len(node.silent_gpus)
-        yield Problem(
-            Severity.WARN if satisfied else Severity.BLOCK,
-            f"{count} of {seen} GPUs: the PCI bus has {', '.join(unlisted)}, the driver has not",
-            f"{seen} GPUs",
-            "the PCI bus",
-            _back(unlisted, hidden),
-        )
-    elif not count:
-        yield Problem(
-            Severity.BLOCK,
-            f"the driver finds no GPU{away}",
-            "a GPU at least",
-            "the device",
-            _back([], hidden),
-        )
-    elif expected and count > expected.value and node.settings.gpus.count is not None:
+        # An operator's own number knows of cards that this driver cannot work with.
+        right = node.settings.gpus.count == count
+        severity = Severity.WARN if right else Severity.BLOCK
+        yield from _missing(node, seen, "the PCI bus", severity)
+    elif node.settings.gpus.count is not None and count > node.settings.gpus.count:
         yield Problem(
             Severity.WARN,
-            f"{count} GPUs, {expected.value} declared",
-            f"{expected.value} GPUs",
-            expected.source,
+            f"{count} GPUs, {node.settings.gpus.count} declared",
+            f"{node.settings.gpus.count} GPUs",
+            "gpus.count in group_vars",
             (Step(Action.CONFIGURE, f"write gpus.count: {count}, if they are meant to be there"),),
         )
     elif hidden:
         yield Problem(Severity.INFO, _hidden(hidden), "", "NVreg_ExcludedGpus")
 
 
+def _missing(node: Reading, wanted: int, source: str, severity: Severity) -> Iterator[Problem]:
+    """Yield one problem for each missing GPU whose place is known, else one for all of them."""
+    count = node.get("driver", "gpu_count")
+    unlisted = _unlisted(node)
+    hidden = sorted(at["bus_id"] for at in node.known("driver", "excluded", default=[]))
+    places = {
+        **dict.fromkeys(_empty_slots(node), "nothing is at {}, where the siblings have a GPU"),
+        **dict.fromkeys(unlisted, "{} is on the PCI bus, and the driver does not list it"),
+        **dict.fromkeys(hidden, "a module option hides {}"),
+    }
+    for bus_id, said in (places or {"": "nothing says where the missing ones were"}).items():
+        yield Problem(
+            severity,
+            f"{count} of {wanted} GPUs: {said.format(bus_id)}",
+            f"{wanted} GPUs",
+            source,
+            _back(bus_id or None, unlisted, hidden),
+            bus_id,
+        )
+
+
 def _hidden(bus_ids: list[str]) -> str:
     return f"a module option hides {', '.join(bus_ids)}"
 
 
-def _back(unlisted: list[str], hidden: list[str]) -> tuple[Step, ...]:
+def _back(bus_id: str | None, unlisted: list[str], hidden: list[str]) -> tuple[Step, ...]:
     """Return the way to get a missing GPU back."""
     unhide = Step(
         Action.CONFIGURE,
         "take NVreg_ExcludedGpus out of /etc/modprobe.d if the GPU is to work again, then reboot",
     )
-    at = f" -s {unlisted[0]}" if len(unlisted) == 1 else " -d 10de:"
+    if bus_id in hidden:
+        return (unhide,)
+    at = f" -s {bus_id}" if bus_id in unlisted else " -d 10de:"
     look = Step(Action.LOOK, f"`lspci -vv{at}` and `dmesg | grep NVRM` say how it failed")
     seat = Step(Action.SERVICE, "still missing: have its seat, riser and power cables looked at")
     return (look, *([unhide] if hidden else []), STOP, REBOOT_IT, POWER_CYCLE, seat)
@@ -157,13 +167,24 @@ def gpu_answers(node: Reading) -> Iterator[Problem]:
         if why := _silent(facts):
             yield _silence(facts["index"], why)
     for gpu in node.gpus:
-        if not _silent(gpu.facts) and (nonsense := _nonsense(gpu)):
+        if _silent(gpu.facts):
+            continue
+        if nonsense := _nonsense(gpu):
             yield Problem(
                 Severity.BLOCK,
                 f"answers with nonsense: {nonsense}",
                 "plausible answers",
                 "the device",
                 (SEE_LOG, STOP, reset(gpu.index), REBOOT_IT, POWER_CYCLE, RETURN_IT),
+                gpu.index,
+            )
+        elif failed := _failing(gpu.facts):
+            yield Problem(
+                Severity.UNKNOWN,
+                f"{len(failed)} of {len(gpu.facts)} questions fail: {', '.join(failed[:5])}, ...",
+                "answers",
+                "the device",
+                _LADDER,
                 gpu.index,
             )
     for error in node.document["errors"]:
@@ -188,6 +209,16 @@ def _silent(facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
             return found
     gone = [value for value in facts.values() if is_missing(value) and value["missing"] in GONE]
     return gone[0] if gone else None
+
+
+def _failing(facts: Mapping[str, Any]) -> list[str]:
+    """Return which facts a GPU failed to tell without a reason, if they are many."""
+    failed = [
+        name
+        for name, value in facts.items()
+        if is_missing(value) and value["missing"] in {"unknown", "timeout", "error"}
+    ]
+    return failed if len(failed) >= FAILING else []
 
 
 def _silence(index: int, why: Mapping[str, Any]) -> Problem:

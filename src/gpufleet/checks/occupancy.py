@@ -45,7 +45,7 @@ def persistence(gpu: GpuReading) -> Iterator[Problem]:
 
 
 def mig(gpu: GpuReading) -> Iterator[Problem]:
-    """MIG is off now and after the next reset: replicas are planned on whole GPUs."""
+    """MIG is off: replicas are planned on whole GPUs. MIG that comes with a reset is a warning."""
     current, pending = gpu.get("mig_mode", "current"), gpu.get("mig_mode", "pending")
     if not current and not pending:
         return
@@ -55,13 +55,21 @@ def mig(gpu: GpuReading) -> Iterator[Problem]:
         said = "MIG is on until the GPU is reset"
     else:
         said = "MIG comes on when the GPU is reset next"
-    off = Step(
-        Action.CONFIGURE,
-        f"`nvidia-smi mig -dci -i {gpu.index}; nvidia-smi mig -dgi -i {gpu.index}; "
-        f"nvidia-smi -mig 0 -i {gpu.index}`",
+    off = f"nvidia-smi -mig 0 -i {gpu.index}"
+    if current:
+        off = f"nvidia-smi mig -dci -i {gpu.index}; nvidia-smi mig -dgi -i {gpu.index}; {off}"
+    yield Problem(
+        Severity.BLOCK if current else Severity.WARN,
+        said,
+        "off",
+        "the plan uses whole GPUs",
+        (
+            *((STOP,) if current else ()),
+            Step(Action.CONFIGURE, f"`{off}`"),
+            *((reset(gpu.index),) if current else ()),
+        ),
+        gpu.index,
     )
-    after = (STOP, reset(gpu.index)) if current else ()
-    yield Problem(Severity.BLOCK, said, "off", "the plan uses whole GPUs", (off, *after), gpu.index)
 
 
 def compute_mode(gpu: GpuReading) -> Iterator[Problem]:
