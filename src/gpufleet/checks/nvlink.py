@@ -1,14 +1,439 @@
-"""NVLinks between GPUs, and the fabric that switches them. Pure."""
+"""NVLinks between GPUs: are they up, as wide as they should be, free of errors.  Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import combinations
 
-from gpufleet.checks.finding import Problem
-from gpufleet.checks.reading import GpuReading, Reading
+from gpufleet.checks import fabric
+from gpufleet.checks.finding import Action, Problem, Severity, Step
+from gpufleet.checks.links import (
+    DRAIN,
+    LINK_UP,
+    NVLINK_3,
+    REBOOT,
+    RESEAT,
+    RESET_ALL,
+    RESTART_MANAGER,
+    Links,
+    has_switches,
+    known_links,
+    links_of,
+    links_up,
+    nvswitches,
+    ranges,
+    width,
+)
+from gpufleet.checks.reading import (
+    CannotTell,
+    DoesNotApply,
+    Expectation,
+    GpuReading,
+    Reading,
+    Unread,
+    expectation,
+    is_missing,
+)
+from gpufleet.checks.remembered import remembered
+from gpufleet.topology import LINK_ACTIVE, islands
 
-WITHOUT_DRIVER: dict[str, Callable[[Reading], Iterator[Problem]]] = {}
+# A bridge between two boards on PCIe joins four links of each, since Ampere: three bridges are 12
+# links on A100 and H100 NVL, one is 4 on A30, A40 and RTX 3090 (NVIDIA's product briefs).
+LINKS_OF_A_BRIDGE = 4
 
-OF_NODE: dict[str, Callable[[Reading], Iterator[Problem]]] = {}
+# Links of boards that are only sold behind NVSwitches or wired to each other, by NVML's exact name:
+# the data sheets' NVLink bandwidth by that of a link (A100 600 GB/s by 50, A800 and H800 400 by 50,
+# H100, H200 and H20 900 by 50, B200 and GB200 1800 by 100). It tells a board on which everything is
+# down from one on PCIe without a bridge.
+LINKS_OF_BOARD = {
+    "NVIDIA A100-SXM4-40GB": 12,
+    "NVIDIA A100-SXM4-80GB": 12,
+    "NVIDIA A800-SXM4-80GB": 8,
+    "NVIDIA H100 80GB HBM3": 18,
+    "NVIDIA H200": 18,
+    "NVIDIA H20": 18,
+    "NVIDIA H800": 8,
+    "NVIDIA B200": 18,
+    "NVIDIA GB200": 18,
+}
 
-OF_GPU: dict[str, Callable[[GpuReading], Iterator[Problem]]] = {}
+# CRC errors are repaired by sending again; they matter from 100 a second on (DCGM's limit).
+CRC_PER_SECOND_MANY = 100
+# Replays and the like of one link since the driver loaded, at which a cluster of 4000 H100 warns
+# (imbue's health checks).
+REPLAYS_MANY = 5
+# Recoveries of a link: it was down for a moment. DCGM fails a link with one since it began to
+# watch; here the time since boot stands for that. (Of 5760 NVLink 5 links of a running cluster all
+# had none but one, which had several an hour and died five days later.)
+RECOVERIES_PER_DAY_MANY = 1
+BIT_ERROR_RATE_MAX = 1e-12  # effective, after correction, NVLink 5: DCGM's limit
+_DAY = 86400
+
+_POWER_CYCLE = Step(Action.POWER_CYCLE, "switch the node off at its BMC, wait a minute, then on")
+
+_SAID = 6  # so many links or pairs are named in one sentence
+
+
+# nvlink-links
+
+
+@remembered
+def _up_by_index(node: Reading) -> tuple[int | None, ...]:
+    """Return how many links each GPU of a node has up; None: it has none, or does not tell."""
+    known = {gpu.index: known_links(gpu) for gpu in node.gpus}
+    indexes = range(len(node.document["gpus"]))
+    return tuple(len(links.up) if (links := known.get(index)) else None for index in indexes)
+
+
+def _up_on(sibling: Reading, gpu: GpuReading) -> int | None:
+    """Return how many links a sibling has up where this GPU is: some have bridges, some not."""
+    counts = _up_by_index(sibling)
+    if len(counts) == len(gpu.node.document["gpus"]):
+        return counts[gpu.at]
+    return max((count for count in counts if count is not None), default=None)
+
+
+@remembered
+def _is_incomplete(node: Reading) -> bool:
+    """Say whether the node has GPUs that do not answer: what was linked with those is alone now."""
+    on_bus = [
+        each
+        for each in node.known("pci", default=())
+        if str(each.get("class")).startswith("0x03") and each.get("driver") == "nvidia"
+    ]
+    return bool(
+        node.silent_gpus
+        or len(on_bus) > len(node.document["gpus"])
+        or node.known("driver", "excluded", default=())
+    )
+
+
+def nvlink_links(gpu: GpuReading) -> Iterator[Problem]:
+    """
+    As many links are up as declared, else as its siblings have, else as its board has in use.
+
+    Behind NVSwitches, and on boards that are sold no other way, that is all of them.
+    """
+    links = links_of(gpu)
+    if links.unread:
+        numbers = ", ".join(f"{number} ({why})" for number, why in links.unread)
+        raise Unread(f"the state of links {numbers} could not be read")
+    expected = _links_expected(gpu, links)
+    up = len(links.up)
+    if expected and up < expected.value:
+        several = len(gpu.node.document["gpus"]) > 1
+        yield Problem(
+            Severity.BLOCK if several and expected.certain else Severity.WARN,
+            f"{_down(links)}; {up} are up",
+            f"{expected.value} links up",
+            expected.source,
+            _links_remedy(gpu),
+        )
+    elif odd := _partial_bridge(links):
+        yield Problem(
+            Severity.WARN,
+            f"{odd}: {_down(links)}",
+            f"{LINKS_OF_A_BRIDGE} links for each NVLink bridge",
+            "NVIDIA's NVLink bridges; how many are plugged nobody declared (gpus.nvlink_links)",
+            _links_remedy(gpu),
+        )
+    elif links.down:
+        yield Problem(
+            Severity.INFO,
+            f"{up} of {links.count} links are up: the others lead nowhere on this node"
+            if up
+            else "no link is up: no NVLink bridge, or nobody at its other end",
+            "gpus.nvlink_links says how many should be",
+            expected.source if expected else "the node's GPUs are alike",
+        )
+
+
+def _down(links: Links) -> str:
+    if not links.up:
+        return f"all {links.count} links are down"
+    return f"{len(links.down)} of {links.count} links down: {ranges(links.down)}"
+
+
+def _links_expected(gpu: GpuReading, links: Links) -> Expectation | None:
+    node = gpu.node
+    declared = node.settings.gpus.nvlink_links
+    if declared is not None:
+        return expectation(declared, "gpus.nvlink_links", ())
+    of_siblings = [_up_on(twin, gpu) for twin in node.twins]
+    of_node = max((count for count in _up_by_index(node) if count is not None), default=0)
+    # A GPU that was handed to a virtual machine by itself has all its links down, by design.
+    alone = len(node.document["gpus"]) == 1 and not links.up and not any(of_siblings)
+    if not alone:
+        # Siblings are not asked here: they may all be broken in the same way.
+        name = gpu.known("name", default="")
+        if name in LINKS_OF_BOARD:
+            known = Expectation(LINKS_OF_BOARD[name], f"an {name} uses all its links")
+            return known if has_switches(node) else _unless_peer_is_gone(gpu, known)
+        if has_switches(node):
+            alike = of_node == len(links.up) > 0 and set(of_siblings) <= {of_node}
+            return Expectation(links.count, "all links lead to NVSwitches", certain=not alike)
+    by_siblings = expectation(None, "gpus.nvlink_links", of_siblings)
+    if by_siblings:
+        return _unless_peer_is_gone(gpu, by_siblings)
+    if of_node > len(links.up):
+        # One without any may be one without a bridge.
+        others = Expectation(of_node, "the node's other GPUs", certain=bool(links.up))
+        return _unless_peer_is_gone(gpu, others)
+    return None
+
+
+def _unless_peer_is_gone(gpu: GpuReading, expected: Expectation) -> Expectation:
+    """Return an expectation of links to other GPUs: uncertain while one of those is missing."""
+    if not _is_incomplete(gpu.node):
+        return expected
+    source = f"{expected.source}; a GPU that does not answer may be at the other end"
+    return Expectation(expected.value, source, certain=False)
+
+
+def _partial_bridge(links: Links) -> str | None:
+    """Say which peer is joined by part of a bridge, if any."""
+    if not links.down or links.version < NVLINK_3:
+        return None
+    for peer, count in links.peers.items():
+        if count % LINKS_OF_A_BRIDGE:
+            return f"{count} links lead to the GPU at {peer}"
+    return None
+
+
+def _links_remedy(gpu: GpuReading) -> tuple[Step, ...]:
+    managed = bool(nvswitches(gpu.node))
+    look = f"`nvidia-smi nvlink -s -i {gpu.index}`; in the kernel log Xid 74, 144 to 150 and SXid"
+    return (
+        Step(Action.LOOK, look),
+        DRAIN,
+        *((RESTART_MANAGER,) if managed else ()),
+        RESET_ALL,
+        REBOOT,
+        _POWER_CYCLE,
+        RESEAT,
+    )
+
+
+# nvlink-width
+
+
+def nvlink_widths(node: Reading) -> Iterator[Problem]:
+    """
+    Pairs that NVLink joins are joined as widely as the siblings' same pairs, else as each other.
+
+    NVLink 2 and older join GPUs unevenly by design (a DGX-1 by one link here, two there): those are
+    compared with siblings alone. A pair that is narrow because of links that are down is
+    nvlink-links' trouble; only told here.
+    """
+    links = {gpu.index: found for gpu in node.gpus if (found := known_links(gpu))}
+    if not links:
+        for gpu in node.gpus:
+            links_of(gpu)  # raises: no NVLink, or could not be read
+        raise DoesNotApply("no GPU answers")
+    widths = _widths(node)
+    expected = _widths_expected(node, links)
+    narrow = {pair for pair in widths if pair in expected and widths[pair] < expected[pair].value}
+    short = {gpu.index for gpu in node.gpus if gpu.index in links and _is_short(gpu, links)}
+    explained = {pair for pair in narrow if short & set(pair)}
+    if explained:
+        example = expected[min(explained)]
+        yield Problem(
+            Severity.INFO,
+            f"{_narrow_pairs(explained, widths)}, because links are down (nvlink-links)",
+            f"{example.value} links between two GPUs",
+            example.source,
+        )
+    for index, pairs in _culprits(narrow - explained):
+        wanted = expected[pairs[0]]
+        yield Problem(
+            Severity.BLOCK if wanted.certain else Severity.WARN,
+            f"{_narrow_pairs(pairs, widths)}, though as many links are up as should be",
+            f"{wanted.value} links between two GPUs",
+            wanted.source,
+            (
+                Step(Action.LOOK, "`nvidia-smi topo -m`, `nvidia-smi nvlink -R`: who leads where"),
+                DRAIN,
+                RESET_ALL,
+                REBOOT,
+                Step(Action.SERVICE, "have the bridges plugged as the server's manual says"),
+            ),
+            index,
+        )
+    yield from _slow_links(node)
+
+
+def _is_short(gpu: GpuReading, links: Mapping[int, Links]) -> bool:
+    """Say whether nvlink-links misses links of a GPU."""
+    own = links[gpu.index]
+    expected = _links_expected(gpu, own)
+    return bool(expected and len(own.up) < expected.value) or _partial_bridge(own) is not None
+
+
+@remembered
+def _widths(node: Reading) -> dict[tuple[int, int], int]:
+    """Return how many links join every pair of GPUs that answer and have NVLink."""
+    gpus = [gpu for gpu in node.gpus if known_links(gpu)]
+    return {(one.index, other.index): width(one, other) for one, other in combinations(gpus, 2)}
+
+
+def _widths_expected(
+    node: Reading, links: Mapping[int, Links]
+) -> dict[tuple[int, int], Expectation]:
+    """Return how wide pairs should be joined, where that can be said."""
+    alike = [twin for twin in node.twins if len(twin.gpus) == len(node.gpus)]
+    by_siblings = expectation(None, "", (tuple(_widths(twin).items()) for twin in alike))
+    if by_siblings:
+        return {
+            pair: Expectation(expected, by_siblings.source, by_siblings.certain)
+            for pair, expected in by_siblings.value
+        }
+    if any(found.version < NVLINK_3 for found in links.values()):
+        return {}
+    widths = _widths(node)
+    joined = {pair: links for pair, links in widths.items() if links}
+    within = [pair for island in islands(links, joined) for pair in combinations(sorted(island), 2)]
+    widest = max((widths[pair] for pair in within), default=0)
+    return {pair: Expectation(widest, "the node's other pairs") for pair in within}
+
+
+def _narrow_pairs(pairs: Iterable[tuple[int, int]], widths: Mapping[tuple[int, int], int]) -> str:
+    said = [f"GPUs {one} and {other} by {widths[one, other]}" for one, other in sorted(pairs)]
+    more = f" and {len(said) - _SAID} more pairs" if said[_SAID:] else ""
+    return f"NVLink joins {', '.join(said[:_SAID])}{more}"
+
+
+def _culprits(
+    narrow: Iterable[tuple[int, int]],
+) -> Iterator[tuple[int, list[tuple[int, int]]]]:
+    """Yield the GPUs that are in most of the narrow pairs, with those; both, where it is a tie."""
+    left = set(narrow)
+    while left:
+        votes = Counter(gpu for pair in left for gpu in pair)
+        most = max(votes.values())
+        worst = sorted(gpu for gpu in votes if votes[gpu] == most)
+        for gpu in worst:
+            yield gpu, sorted(pair for pair in left if gpu in pair)
+        left = {pair for pair in left if not set(pair) & set(worst)}
+
+
+def _slow_links(node: Reading) -> Iterator[Problem]:
+    """Yield GPUs with links that are up and slower than those of the node's GPUs of that name."""
+    speeds = [
+        (gpu, link["link"], link["speed_mbps"])
+        for gpu in node.gpus
+        for link in links_up(gpu)
+        if link["state"] == LINK_ACTIVE and not is_missing(link["speed_mbps"])
+    ]
+    usual = {
+        name: Counter(speed for gpu, _, speed in speeds if gpu.known("name") == name).most_common()
+        for name in {gpu.known("name") for gpu, *_ in speeds}
+    }
+    for gpu in node.gpus:
+        name = gpu.known("name")
+        slow = [
+            f"{number} at {speed}"
+            for at, number, speed in speeds
+            if at is gpu and speed < usual[name][0][0]
+        ]
+        if slow:
+            yield Problem(
+                Severity.BLOCK,
+                f"links are slow: {', '.join(slow)} MB/s",
+                f"{usual[name][0][0]} MB/s a link",
+                "the node's other links",
+                (DRAIN, RESET_ALL, REBOOT, RESEAT),
+                gpu.index,
+            )
+
+
+# nvlink-errors
+
+
+def nvlink_errors(gpu: GpuReading) -> Iterator[Problem]:
+    """No link recovers again and again, none has too many bit errors; few send again."""
+    links_of(gpu)
+    said: dict[Severity, list[str]] = {}
+    for at, link in enumerate(gpu.section("nvlink", "links")):
+        if link["state"] in LINK_UP:
+            for severity, what in _errors_of(gpu, at):
+                said.setdefault(severity, []).append(f"link {link['link']}: {what}")
+    for severity, lines in said.items():
+        more = f"; and {len(lines) - _SAID} more" if lines[_SAID:] else ""
+        yield Problem(
+            severity,
+            "; ".join(lines[:_SAID]) + more,
+            f"no recoveries, fewer than {REPLAYS_MANY} replays, an effective bit error rate of at "
+            f"most {BIT_ERROR_RATE_MAX:g}",
+            "DCGM's health policy; counted since the driver loaded",
+            _errors_remedy(gpu, severity),
+        )
+
+
+def _errors_remedy(gpu: GpuReading, severity: Severity) -> tuple[Step, ...]:
+    look = Step(
+        Action.LOOK,
+        f"see whether it grows: `nvidia-smi nvlink -e -i {gpu.index}`, twice, an hour apart",
+    )
+    if severity is Severity.BLOCK:
+        return (look, DRAIN, RESET_ALL, REBOOT, RESEAT)
+    return (look,)
+
+
+def _errors_of(gpu: GpuReading, at: int) -> Iterator[tuple[Severity, str]]:
+    """Yield what one link's counters say; NVLink 5 counts other things than those before it."""
+    if "effective_ber" in gpu.section("nvlink", "links", at, "errors"):
+        yield from _errors_of_nvlink_5(gpu, at)
+        return
+    for kind, what in (("replay", "replays"), ("ecc", "ECC errors")):
+        if count := _counter(gpu, at, kind):
+            yield _few_or_many(count, what)
+    if count := _counter(gpu, at, "recovery"):
+        yield _recoveries(gpu, count)
+    crc = _counter(gpu, at, "crc_flit") + _counter(gpu, at, "crc_data")
+    if crc and (rate := crc / gpu.node.get("system", "uptime_seconds")) >= CRC_PER_SECOND_MANY:
+        yield Severity.WARN, f"{crc:,.0f} CRC errors, {rate:,.0f} a second"
+
+
+def _errors_of_nvlink_5(gpu: GpuReading, at: int) -> Iterator[tuple[Severity, str]]:
+    if failed := _counter(gpu, at, "recovery_failed"):
+        yield Severity.BLOCK, f"{failed:,} recoveries failed"
+    if count := _counter(gpu, at, "recovery_ok"):
+        yield _recoveries(gpu, count)
+    if (rate := _counter(gpu, at, "effective_ber")) > BIT_ERROR_RATE_MAX:
+        yield Severity.BLOCK, f"effective bit error rate {rate:g}"
+    for kind, what in (("receive", "receive errors"), ("integrity", "link integrity errors")):
+        if count := _counter(gpu, at, kind):
+            yield _few_or_many(count, what)
+
+
+def _few_or_many(count: float, what: str) -> tuple[Severity, str]:
+    return Severity.WARN if count >= REPLAYS_MANY else Severity.INFO, f"{count:,} {what}"
+
+
+def _recoveries(gpu: GpuReading, count: float) -> tuple[Severity, str]:
+    per_day = count * _DAY / gpu.node.get("system", "uptime_seconds")
+    often = per_day >= RECOVERIES_PER_DAY_MANY
+    return Severity.BLOCK if often else Severity.WARN, f"{count:,} recoveries, {per_day:.2g} a day"
+
+
+def _counter(gpu: GpuReading, at: int, kind: str) -> int | float:
+    """Return one of a link's counters; 0 where this driver or board does not count that."""
+    try:
+        count: int | float = gpu.section("nvlink", "links", at, "errors", kind)
+    except (DoesNotApply, CannotTell):
+        return 0
+    return count
+
+
+WITHOUT_DRIVER: dict[str, Callable[[Reading], Iterator[Problem]]] = {**fabric.WITHOUT_DRIVER}
+
+OF_NODE: dict[str, Callable[[Reading], Iterator[Problem]]] = {
+    "nvlink-width": nvlink_widths,
+}
+
+OF_GPU: dict[str, Callable[[GpuReading], Iterator[Problem]]] = {
+    "nvlink-links": nvlink_links,
+    "nvlink-errors": nvlink_errors,
+    **fabric.OF_GPU,
+}

@@ -1,0 +1,464 @@
+"""The fabric that switches NVLinks: have the GPUs joined it, does its manager run.  Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpufleet.checks.finding import Action, Problem, Severity, Step
+from gpufleet.checks.links import (
+    COMPLETED,
+    DRAIN,
+    IN_PROGRESS,
+    NO_FABRIC,
+    NOT_STARTED,
+    NVLINK_5,
+    REBOOT,
+    RESET_ALL,
+    RESTART_MANAGER,
+    has_switches,
+    is_grace,
+    known_fabric_state,
+    known_links,
+    links_into_switches,
+    links_into_the_unknown,
+    nvswitches,
+    ranges,
+    width,
+)
+from gpufleet.checks.reading import (
+    CannotTell,
+    DoesNotApply,
+    GpuReading,
+    Reading,
+    Unread,
+    is_missing,
+    take,
+)
+from gpufleet.checks.remembered import remembered
+from gpufleet.topology import P2P_OK
+
+_STATES = {NOT_STARTED: "not started", IN_PROGRESS: "in progress"}
+# nvmlReturn_t values that have been seen as a registration's status.
+_STATUSES = {3: "not supported", 23: "insufficient resources", 999: "unknown error"}
+# How long registration takes after boot at most, in seconds; it is tens of seconds as a rule.
+REGISTRATION_SECONDS = 300
+
+
+@dataclass(frozen=True)
+class HealthField:
+    """One field of the fabric's health mask: where it is, which values are good, the others."""
+
+    shift: int
+    width: int
+    good: frozenset[int]
+    bad: Mapping[int, str]
+    passing: bool = False  # it gets over the bad values by itself, or lives with them for a while
+
+
+_NO = frozenset({0, 2})  # not supported; no
+_YES = frozenset({0, 1})  # not supported; yes
+# nvml.h's NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_*, _WIDTH_* and values. The widths are those of the
+# binding since 13.590.44; older ones had 0x11 for two bits.
+HEALTH = (
+    HealthField(0, 0x3, _NO, {1: "bandwidth is degraded"}),
+    HealthField(2, 0x3, _NO, {1: "a route is being recovered"}, passing=True),
+    HealthField(4, 0x3, _NO, {1: "a route is unhealthy"}),
+    HealthField(6, 0x3, _NO, {1: "an access timeout is being recovered from"}, passing=True),
+    HealthField(
+        8,
+        0xF,
+        _YES,
+        {
+            2: "its system GUID is wrong",
+            3: "its chassis' serial number is wrong",
+            4: "it is in no partition",
+            5: "it has too few NVLinks",
+            6: "its firmware does not fit",
+            7: "its location is invalid",
+            8: "its state is invalid",
+        },
+    ),
+    HealthField(12, 0x3, _YES, {2: "no partition is assigned to it"}),
+    HealthField(14, 0x3, _YES, {2: "the global fabric manager is disconnected"}, passing=True),
+)
+_HEALTH_BITS = 0xFFFF  # those that the fields above explain
+_SUMMARY_HEALTHY = 1
+_SUMMARIES = {2: "unhealthy", 3: "of limited capacity"}
+
+FABRIC_MANAGER = "nvidia-fabricmanager.service"
+# NVIDIA's package has the driver's branch in its name before R580; Ubuntu's has it still.
+UNBRANCHED = 580
+_FABRIC_MANAGER_PACKAGE = re.compile(r"nvidia-fabric-?manager(-\d+)?")
+_UPSTREAM_VERSION = re.compile(r"(?:\d+:)?(\d+(?:\.\d+)+)")
+
+# fabric-state
+
+
+def fabric_state(gpu: GpuReading) -> Iterator[Problem]:
+    """
+    The GPU has joined its fabric, with success and in health, and reaches its peers.
+
+    Only what is known to be good passes. Boards without a fabric (before Hopper, on PCIe, or handed
+    to a virtual machine by themselves) have no state, but their peers' access is looked at too.
+    """
+    refused = _refused(gpu)
+    try:
+        state = _fabric_state(gpu)
+    except (CannotTell, DoesNotApply):
+        if not refused:
+            raise
+        yield refused
+        return
+    if state != COMPLETED:
+        yield _not_joined(gpu, state)
+    elif status := gpu.section("fabric", "status"):
+        said = _STATUSES.get(status, "error")
+        yield _fabric_problem(
+            gpu, f"joining the NVLink fabric ended in {said} (status {status})", "success"
+        )
+    else:
+        if odd := _other_cluster(gpu):
+            yield odd
+        if refused:
+            yield refused
+        yield from _unhealthy(gpu)
+
+
+def _fabric_state(gpu: GpuReading) -> Any:
+    state = gpu.section("fabric", "state")
+    if state == NO_FABRIC and not _others_have_fabric(gpu):
+        raise DoesNotApply("this board is in no NVLink fabric")
+    return state
+
+
+def _fabric_problem(
+    gpu: GpuReading,
+    found: str,
+    expected: str,
+    source: str = "the driver (fabric state)",
+    severity: Severity = Severity.BLOCK,
+) -> Problem:
+    return Problem(severity, found, expected, source, _fabric_remedy(gpu))
+
+
+def _fabric_remedy(gpu: GpuReading) -> tuple[Step, ...]:
+    if is_grace(gpu):
+        look = "ask the rack's NVLink switch trays (NMX) for the state of this GPU's partition"
+        return (Step(Action.LOOK, look), DRAIN, RESET_ALL, REBOOT)
+    if not has_switches(gpu.node):
+        look = "see that MIG is off (`nvidia-smi -L`) and what the checks mig and iommu-acs say"
+        return (Step(Action.LOOK, look), DRAIN, RESET_ALL, REBOOT)
+    steps = [
+        Step(Action.LOOK, "`systemctl status nvidia-fabricmanager` and its journal"),
+        DRAIN,
+        RESTART_MANAGER,
+        RESET_ALL,
+        REBOOT,
+    ]
+    if _version_of(gpu) >= NVLINK_5:
+        modules = "`sudo modprobe ib_umad mlx5_ib`, and see that nvlsm and ibstat are installed"
+        steps.insert(1, Step(Action.CONFIGURE, f"NVLink 5 is managed over InfiniBand: {modules}"))
+    return tuple(steps)
+
+
+def _not_joined(gpu: GpuReading, state: Any) -> Problem:
+    found = f"the GPU has not joined the NVLink fabric: {_STATES.get(state, f'state {state}')}"
+    if state == NO_FABRIC:
+        found = "the GPU says that it has no NVLink fabric, and GPUs beside or like it have one"
+    uptime = gpu.node.known("system", "uptime_seconds")
+    if uptime is not None and uptime < REGISTRATION_SECONDS:
+        found += f"; the node booted {uptime:.0f} s ago, so it may still be at it"
+    return _fabric_problem(gpu, f"{found} (CUDA will say error 802)", "state Completed")
+
+
+def _others_have_fabric(gpu: GpuReading) -> bool:
+    """Say whether a GPU that denies to be in a fabric should be in one."""
+    node = gpu.node
+    count = len(node.document["gpus"])
+    if count == 1:
+        return False
+    like_it = (node, *(twin for twin in node.twins if len(twin.document["gpus"]) == count))
+    states = {known_fabric_state(other) for each in like_it for other in each.gpus}
+    return bool(states - {None, NO_FABRIC} or nvswitches(node))
+
+
+@remembered
+def _memberships(node: Reading) -> dict[int, tuple[Any, Any]]:
+    """Return the cluster and the clique of each GPU that has joined a fabric."""
+    return {
+        gpu.index: (gpu.section("fabric", "cluster_uuid"), gpu.section("fabric", "clique"))
+        for gpu in node.gpus
+        if known_fabric_state(gpu) == COMPLETED
+    }
+
+
+@remembered
+def _is_clustered(node: Reading) -> bool:
+    """Say whether all GPUs are members of a cluster: a rack has one, a single node none."""
+    joined = _memberships(node).values()
+    return bool(joined) and all(str(cluster).strip("0-") for cluster, _ in joined)
+
+
+def _other_cluster(gpu: GpuReading) -> Problem | None:
+    """GPUs of different clusters or cliques do not reach each other."""
+    cluster, clique = _memberships(gpu.node)[gpu.index]
+    usual = Counter(_memberships(gpu.node).values()).most_common(1)[0][0]
+    if (cluster, clique) != usual:
+        return _fabric_problem(
+            gpu,
+            f"it is in clique {clique} of cluster {cluster}",
+            f"clique {usual[1]} of cluster {usual[0]}",
+            "the node's other GPUs",
+        )
+    twins = gpu.node.twins
+    if twins and all(map(_is_clustered, twins)) and not str(cluster).strip("0-"):
+        return _fabric_problem(
+            gpu, "it is in no cluster", "membership in a cluster", "siblings of the same kind"
+        )
+    return None
+
+
+def _unhealthy(gpu: GpuReading) -> Iterator[Problem]:
+    mask, summary = gpu.section("fabric", "health_mask"), _health_summary(gpu)
+    told = False
+    for field in HEALTH:
+        value = mask >> field.shift & field.width
+        if value not in field.good:
+            told = True
+            said = field.bad.get(value, f"health bits {field.shift} and up say {value}")
+            yield _fabric_problem(
+                gpu,
+                f"in the NVLink fabric {said}",
+                "a health mask of which every field is good",
+                severity=Severity.WARN if field.passing else Severity.BLOCK,
+            )
+    if summary not in {None, 0, _SUMMARY_HEALTHY} and not told:
+        said = _SUMMARIES.get(summary, f"of unknown health ({summary})")
+        yield _fabric_problem(gpu, f"the GPU's NVLink fabric is {said}", "a healthy fabric")
+    if mask & ~_HEALTH_BITS and summary != _SUMMARY_HEALTHY:
+        raise Unread(f"the fabric's health mask {mask:#x} has fields that are not known here")
+
+
+def _health_summary(gpu: GpuReading) -> Any:
+    return take(gpu.node.document["fabric"][gpu.at], ("health_summary",), None, None)
+
+
+def _refused(gpu: GpuReading) -> Problem | None:
+    """Tell of peers that the GPU has links to and to which the driver grants no access."""
+    node = gpu.node
+    refused = [
+        other.index
+        for other in node.gpus
+        if other.at != gpu.at
+        and _linked(gpu, other)
+        and any(_access(node, *pair) != P2P_OK for pair in ((gpu.at, other.at), (other.at, gpu.at)))
+    ]
+    if not refused:
+        return None
+    return _fabric_problem(
+        gpu,
+        f"NVLinks join it with GPUs {ranges(refused)}, and the driver grants no peer access over "
+        "them",
+        "peer access",
+        "the driver (P2P status over NVLink)",
+    )
+
+
+def _linked(one: GpuReading, other: GpuReading) -> bool:
+    """Say whether two GPUs should reach each other by their links: a guest cannot see switches."""
+    return bool(width(one, other)) or (
+        links_into_the_unknown(one) and links_into_the_unknown(other)
+    )
+
+
+def _access(node: Reading, one: int, other: int) -> Any:
+    """Return a pair's P2P status; raises where it should have been read and was not."""
+    answer = node.document["p2p"]["nvlink"][one][other]
+    if is_missing(answer) and answer["missing"] == "no_gpu":
+        return P2P_OK  # that GPU's trouble, told by gpu-answers
+    try:
+        return node.get("p2p", "nvlink", one, other)
+    except (CannotTell, DoesNotApply):
+        return P2P_OK
+
+
+# fabric-manager
+
+
+def fabric_manager(node: Reading) -> Iterator[Problem]:
+    """
+    Where the node has NVSwitches, the fabric manager runs, in the driver's version.
+
+    Whatever the GPUs say: a registration stays Completed after the service has died, and A100 has
+    none to ask about. In a guest that does not see the switches the service is the host's, on a
+    rack of Grace boards the switch trays'.
+    """
+    _needs_manager(node)
+    load, active, enabled = (_of_manager(node, key) for key in ("load", "active", "enabled"))
+    if load != "loaded":
+        yield _not_there(node, load)
+        return
+    if active != "active":
+        stale = " (the GPUs' Completed is from before)" if _all_joined(node) else ""
+        sub, result = (_of_manager(node, key) for key in ("sub", "result"))
+        yield Problem(
+            Severity.BLOCK,
+            f"{FABRIC_MANAGER} is {active} ({sub}, result {result}){stale}",
+            "active",
+            _switches_said(node),
+            (
+                Step(Action.LOOK, f"`journalctl -u {FABRIC_MANAGER} -b`"),
+                DRAIN,
+                RESTART_MANAGER,
+                RESET_ALL,
+                REBOOT,
+            ),
+        )
+    elif enabled == "disabled":
+        yield Problem(
+            Severity.WARN,
+            f"{FABRIC_MANAGER} is disabled: after the next boot no GPU will join the fabric",
+            "enabled",
+            _switches_said(node),
+            (Step(Action.CONFIGURE, f"`sudo systemctl enable {FABRIC_MANAGER}`"),),
+        )
+    yield from _manager_version(node)
+
+
+def _needs_manager(node: Reading) -> None:
+    """Return if this node has to run a fabric manager; raises `DoesNotApply` if not."""
+    if nvswitches(node):
+        return
+    if not node.driver_answers:
+        raise Unread("whether the GPUs are behind NVSwitches only the driver can tell")
+    if any(map(is_grace, node.gpus)):
+        raise DoesNotApply("the fabric manager of Grace boards runs on the rack's switch trays")
+    if links_into_switches(node):
+        return
+    if any(map(links_into_the_unknown, node.gpus)):
+        raise DoesNotApply("the NVSwitches belong to the host of this virtual machine")
+    raise DoesNotApply("there is no NVSwitch")
+
+
+def _of_manager(node: Reading, key: str) -> Any:
+    """Return what systemd says of the unit; a unit that is not there has no state to be enabled."""
+    return node.get("system", "units", FABRIC_MANAGER, key, absent=None)
+
+
+def _not_there(node: Reading, load: str) -> Problem:
+    # Somebody registered the GPUs since they booted: a hypervisor, or a container on the node.
+    elsewhere = load == "not-found" and not nvswitches(node) and _all_joined(node)
+    said = "not installed" if load == "not-found" else load
+    unmask = Step(Action.CONFIGURE, f"`sudo systemctl unmask {FABRIC_MANAGER}`, then enable it")
+    return Problem(
+        Severity.WARN if elsewhere else Severity.BLOCK,
+        f"{FABRIC_MANAGER} is {said}"
+        + (", and yet all GPUs have joined a fabric" if elsewhere else ""),
+        "active, in the driver's version",
+        _switches_said(node),
+        (unmask if load == "masked" else _install(node),),
+    )
+
+
+def _switches_said(node: Reading) -> str:
+    switches = nvswitches(node)
+    if switches:
+        return f"{len(switches)} NVSwitches on the PCI bus"
+    return "the GPUs' links lead to NVSwitches"
+
+
+def _all_joined(node: Reading) -> bool:
+    states = [known_fabric_state(gpu) for gpu in node.gpus]
+    return bool(states) and set(states) == {COMPLETED}
+
+
+def _driver_version(node: Reading) -> str | None:
+    """Return the version of the driver that runs, by itself or by its kernel module."""
+    version: str | None = node.known("driver", "version") or node.known("driver", "module")
+    return version
+
+
+def _install(node: Reading) -> Step:
+    driver = _driver_version(node) or "<the driver's version>"
+    branch = driver.partition(".")[0]
+    named = f"-{branch}" if branch.isdecimal() and int(branch) < UNBRANCHED else ""
+    return Step(
+        Action.CONFIGURE,
+        f"install nvidia-fabricmanager{named} in version {driver}, then "
+        "`sudo systemctl enable --now nvidia-fabricmanager`",
+    )
+
+
+def _manager_version(node: Reading) -> Iterator[Problem]:
+    """It refuses to start beside a driver of another version, down to the last number."""
+    packages = node.get("system", "packages")
+    installed = {
+        name: package["version"]
+        for name, package in packages.items()
+        if _FABRIC_MANAGER_PACKAGE.fullmatch(name)
+    }
+    driver = _driver_version(node)
+    if not installed:
+        yield Problem(
+            Severity.INFO,
+            f"no package brings {FABRIC_MANAGER}, so its version is not known",
+            f"{driver}",
+            "the driver",
+        )
+        return
+    if driver is None:
+        raise Unread("the driver's version could not be read")
+    if driver not in {upstream(version) for version in installed.values()}:
+        said = ", ".join(f"{name} {version}" for name, version in sorted(installed.items()))
+        yield Problem(
+            Severity.BLOCK,
+            f"{said} beside driver {driver}: it will not start again",
+            driver,
+            "the driver that runs",
+            (DRAIN, _install(node), REBOOT),
+        )
+    newest = max(map(_version_of, node.gpus), default=0)
+    if newest >= NVLINK_5 and "nvlsm" not in packages:
+        yield Problem(
+            Severity.BLOCK,
+            "nvlsm is not installed: without it the fabric manager cannot configure NVLink 5",
+            "nvlsm beside nvidia-fabricmanager",
+            "NVIDIA's fabric manager user guide",
+            (
+                Step(
+                    Action.CONFIGURE, "install nvlsm and infiniband-diags from NVIDIA's repository"
+                ),
+                DRAIN,
+                RESTART_MANAGER,
+                RESET_ALL,
+            ),
+        )
+
+
+def _version_of(gpu: GpuReading) -> int:
+    links = known_links(gpu)
+    return links.version if links else 0
+
+
+def upstream(version: str) -> str | None:
+    """
+    Return the vendor's part of a package's version.
+
+    >>> upstream("1:570.124.06-1ubuntu0.24.04.1")
+    '570.124.06'
+    """
+    found = _UPSTREAM_VERSION.match(version)
+    return found and found[1]
+
+
+WITHOUT_DRIVER: dict[str, Callable[[Reading], Iterator[Problem]]] = {
+    "fabric-manager": fabric_manager,
+}
+
+OF_GPU: dict[str, Callable[[GpuReading], Iterator[Problem]]] = {
+    "fabric-state": fabric_state,
+}
