@@ -15,7 +15,10 @@ from rich.console import Console
 from rich.table import Table
 
 from gpufleet.errors import FleetError
+from lab import faults as catalogue
 from lab import supplies
+from lab.broken import OFFLINE
+from lab.machine import Profile
 from lab.nodes import DEFAULT_NODES, Lab, NodeStatus
 from lab.progress import step
 from lab.state import remembered
@@ -120,7 +123,11 @@ def status(ctx: click.Context) -> None:
         defaults = " ".join(f"{name}={profile}" for name, profile in DEFAULT_NODES.items())
         click.echo(f"Lab {room.facts.id!r} has no nodes; `gpufleet lab up` makes {defaults}.")
         return
-    Console().print(_table(found))
+    console = Console()
+    console.print(_table(found))
+    for node in found:
+        if node.faults:
+            console.print(f"[red]{node.name} has faults:[/] {', '.join(map(str, node.faults))}")
 
 
 def _table(nodes: list[NodeStatus]) -> Table:
@@ -173,3 +180,55 @@ def net(ctx: click.Context, node: str, action: str, amount: str | None) -> None:
     Loss and rate stay until they are set anew or healed.
     """
     _open(ctx, "changes network interfaces").net(node, action, amount)
+
+
+@lab.command()
+@click.argument("node", required=False)
+@click.argument("fault", required=False)
+@click.option("--gpu", type=int, help="The GPU that it concerns (default: 0).")
+@click.option("--clear", is_flag=True, help="Take all faults from NODE.")
+@click.option("--list", "listed", is_flag=True, help="Show every fault, or those NODE can have.")
+@click.pass_context
+def fault(
+    ctx: click.Context,
+    node: str | None,
+    fault: str | None,
+    *,
+    gpu: int | None,
+    clear: bool,
+    listed: bool,
+) -> None:
+    """
+    Break NODE's hardware or software with FAULT, at once if it runs.
+
+    Several faults may be on; they stay, through reboots, until they are cleared.
+    """
+    if (fault is not None) + clear + listed != 1 or (node is None and not listed):
+        raise click.UsageError("write NODE FAULT, NODE --clear, or [NODE] --list.")
+    if gpu is not None and fault is None:
+        raise click.UsageError("--gpu goes with a fault.")
+    if listed:
+        _list_faults(ctx, node)
+        return
+    room = _open(ctx, "writes into the node")
+    if fault is not None:
+        new = room.fault(str(node), fault, gpu)
+        click.echo(f"{node}: {new}: {catalogue.FAULTS[new.fault].says}")
+        return
+    for gone in room.clear(str(node)):
+        click.echo(f"{node}: {gone} is cleared")
+
+
+def _list_faults(ctx: click.Context, node: str | None) -> None:
+    """Print the faults with a sentence each; with a node those it can have, and which it has."""
+    names, have = list(catalogue.FAULTS), []
+    if node is not None:
+        room = _open(ctx, "reads the lab's files")
+        names = list(catalogue.possible(Profile.of(room.facts.node(node).profile)))
+        have = [each.fault for each in room.faults(node)]
+    table = Table("fault", "what is wrong", box=None, pad_edge=False)
+    for name in names:
+        offline = f" [dim](not live: {OFFLINE[name]})[/]" if name in OFFLINE else ""
+        on = "[red]on[/] " if name in have else ""
+        table.add_row(name, f"{on}{catalogue.FAULTS[name].says}{offline}")
+    Console().print(table)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 from gpufleet.errors import FleetError
@@ -12,6 +13,7 @@ from lab.state import CACHE, write
 
 # Where Debian's libnvidia-ml1 installs the real one, which is where loaders look.
 _LIBRARY = Path(f"usr/lib/{platform.machine()}-linux-gnu/libnvidia-ml.so.1")
+_PROFILE = Path("etc/gpufleet-lab/nvml.conf")
 
 
 def check_profiles(wanted: dict[str, str]) -> None:
@@ -26,14 +28,59 @@ def check_profiles(wanted: dict[str, str]) -> None:
         raise FleetError(*wrong)
 
 
-def install(root: Path, profile: str) -> None:
-    """Put the library and the profile into the node whose root is mounted at `root`."""
+def install(root: Path, profile: str, version: str | None) -> None:
+    """
+    Put the library and the profile's text into the node whose root is mounted at `root`.
+
+    The library has the driver's name, libnvidia-ml.so.570.124.06, and the loader's beside it, as
+    NVIDIA's packages install it. `version` None takes it away. A profile is read by running
+    programs: it changes in one step.
+    """
+    write(root / _PROFILE, profile)
     built = nvml.build(CACHE / "nvml")
-    target = root / _LIBRARY
+    folder, name = (root / _LIBRARY).parent, f"{_LIBRARY.stem}.{version}"
+    for other in folder.glob(f"{_LIBRARY.stem}.*"):
+        if other.name not in ((_LIBRARY.name, name) if version else ()):
+            other.unlink()
+    if version is None:
+        return
+    target, draft = folder / name, folder / f".{name}.new"
     if not target.exists() or target.read_bytes() != built.read_bytes():
         # Renamed into place: a process that has the old one mapped keeps it whole.
-        draft = target.with_name(f".{target.name}.new")
         shutil.copyfile(built, draft)
         draft.chmod(0o644)
         draft.rename(target)
-    write(root / "etc/gpufleet-lab/nvml.conf", nvml.profile(profile).read_text())
+    link = root / _LIBRARY
+    if not link.is_symlink() or link.readlink() != Path(name):
+        draft.unlink(missing_ok=True)
+        draft.symlink_to(name)
+        draft.rename(link)
+
+
+def override(root: Path, lines: Iterable[str]) -> None:
+    """
+    Forget what setters have changed of the keys of these profile lines, so that the lines hold.
+
+    A setter that is called from now on wins again, as a repair would.
+    """
+    state = root / f"{_PROFILE}.state"
+    if not state.exists():
+        return
+    keys = {_key(line) for line in lines}
+    old = state.read_text().splitlines(keepends=True)
+    kept = [line for line in old if not any(_overlap(_key(line), key) for key in keys)]
+    if kept != old:
+        write(state, "".join(kept))
+
+
+def _key(line: str) -> str:
+    return line.partition("=")[0].strip()
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether two keys of a profile are said of the same GPU: `gpu.3.mig` and `gpu.*.mig`."""
+    first, second = one.split("."), other.split(".")
+    return len(first) == len(second) and all(
+        a == b or (place == 1 and "*" in (a, b))
+        for place, (a, b) in enumerate(zip(first, second, strict=True))
+    )

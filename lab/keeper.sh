@@ -4,6 +4,8 @@
 #   NODE_GROUPS   the cgroups that the node's processes belong in
 #   SYSCTL_FROM   files as a freshly booted kernel has them in /proc/sys/vm
 #   SYSCTL_TO     where the node sees them
+#   ROOT          the node's root, mounted here
+#   KERNEL_LOG    the program that gives the node's journal what its kernel has said
 #   PORT          the bridge's port that the node is plugged into
 set -u
 
@@ -17,6 +19,13 @@ while :; do
     uptime=$(cut -d. -f1 /proc/uptime)
     clock="unshare --time --boottime -$uptime --monotonic -$uptime --"
     $clock true 2>/dev/null || clock=
+
+    # The boot is known by its id before it begins, so that the kernel's log can be there.
+    machine=$ROOT/var/lib/gpufleet-lab/machine
+    cat /proc/sys/kernel/random/uuid >"$machine/boot_id"
+    echo "$uptime" >"$machine/booted_at"
+    # shellcheck disable=SC2086  # $KERNEL_LOG is words
+    $KERNEL_LOG "$ROOT" || echo "keeper: the node's kernel log was not written"
 
     echo "keeper: power on"
     # shellcheck disable=SC2086,SC2016  # $clock is words; the rest is for the inner shell

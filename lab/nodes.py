@@ -17,7 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpufleet.errors import FleetError
-from lab import cgroup, gpu, image, network, power, root, services
+from lab import broken, cgroup, hardware, image, network, power, root, services
+from lab import gpu as gpus
+from lab.broken import Broken
 from lab.progress import Say, silent, step
 from lab.state import LabNode, LabState, check_nodes, exclusive, forget, write
 
@@ -56,6 +58,7 @@ class NodeStatus:
     ssh: bool
     processes: int
     memory: int  # bytes
+    faults: tuple[Broken, ...] = ()
 
 
 class Lab:
@@ -96,7 +99,7 @@ class Lab:
             self._refresh()
             wanted = dict(profiles or self.facts.profiles or DEFAULT_NODES)
             check_nodes(wanted)
-            gpu.check_profiles(wanted)
+            gpus.check_profiles(wanted)
             image.ensure_packages(self.say)
             base = image.build(self.say)
             self._settle(wanted)
@@ -161,6 +164,41 @@ class Lab:
                     "rate RATE (such as 1mbit)."
                 )
 
+    def fault(self, name: str, fault: str, gpu: int | None = None) -> Broken:
+        """
+        Break a node's hardware or software; it stays so, through reboots, until `clear`.
+
+        `fault` is a name of lab/faults.py; several may be on. `gpu` is the index of the GPU that
+        it concerns, 0 if it concerns one and none is named. The node need not be switched on; one
+        that runs is broken at once. Raises `FleetError` for what its hardware cannot have.
+        """
+        with self._alone():
+            node = self._present(name)
+            home = self.facts.node_dir(name)
+            new = broken.checked(fault, gpu, node.profile)
+            before = broken.read(home)
+            after = (*(each for each in before if each != new), new)
+            lines = broken.machine_with(node.profile, after).nvml
+            broken.remember(home, after)
+            gpus.override(home / "root", lines)
+            self._furnish(node)
+            return new
+
+    def clear(self, name: str) -> tuple[Broken, ...]:
+        """Take all faults from a node; return which there were."""
+        with self._alone():
+            node = self._present(name)
+            home = self.facts.node_dir(name)
+            before = broken.read(home)
+            broken.remember(home, ())
+            self._furnish(node)
+            return before
+
+    def faults(self, name: str) -> tuple[Broken, ...]:
+        """Return the faults that are on a node."""
+        self._refresh()
+        return broken.read(self.facts.node_dir(self.facts.node(name).name))
+
     def status(self) -> list[NodeStatus]:
         """Return every node as it is now; takes at most a second or two."""
         self._refresh()
@@ -210,8 +248,8 @@ class Lab:
         (self.state / "nodes").chmod(0o700)  # setuid programs inside: root only
         running, off = [], []
         for node in self.facts.nodes:
-            if power.is_on(self.facts, node.name):
-                root.furnish(self.facts, node)
+            if power.is_on(self.facts, node.name) and self._has_its_hardware(node):
+                self._furnish(node)
                 network.plug(self.facts, node)
                 running.append(node)
             else:
@@ -235,7 +273,7 @@ class Lab:
                 if not power.is_on(self.facts, node.name):
                     power.off(self.facts, node.name)
                     network.plug(self.facts, node)
-                    root.furnish(self.facts, node)
+                    self._furnish(node)
                     power.on(self.facts, node)
             if dead := self._silent(nodes, power.BOOT_LIMIT):
                 raise FleetError(
@@ -245,6 +283,27 @@ class Lab:
                         for node in dead
                     )
                 )
+
+    def _has_its_hardware(self, node: LabNode) -> bool:
+        """Whether the node was started with this profile's hardware: other needs it to be off."""
+        there = hardware.profile_of(self.facts.node_dir(node.name) / "root")
+        if there != node.profile:
+            self.say(f"{node.name}: becomes {node.profile}, for which it is switched off")
+        return there == node.profile
+
+    def _furnish(self, node: LabNode) -> None:
+        """Write what makes the node's root this node; if it runs, it follows."""
+        root.furnish(self.facts, node)
+        home = self.facts.node_dir(node.name)
+        wanted = broken.still_possible(have := broken.read(home), node.profile)
+        for gone in set(have) - set(wanted):
+            self.say(f"{node.name}: a {node.profile} cannot have {gone}, which is cleared")
+        if wanted != have:
+            broken.remember(home, wanted)
+        changes = hardware.place(home / "root", broken.machine_with(node.profile, wanted))
+        if power.is_on(self.facts, node.name):
+            hardware.follow(power.group(self.facts, node.name), home / "root", changes)
+        hardware.settled(home / "root")
 
     def _silent(self, nodes: list[LabNode], limit: float) -> list[LabNode]:
         """Return those of `nodes` whose sshd does not greet within `limit` seconds."""
@@ -300,4 +359,5 @@ class Lab:
             ssh=power.answers(node, 0.5),
             processes=len(processes),
             memory=power.memory(self.facts, node.name),
+            faults=broken.read(self.facts.node_dir(node.name)),
         )

@@ -30,6 +30,7 @@ NEEDED = {
     "openssh-client": "keys, logins",
     "squid": "the nodes' way to Debian packages",
     "systemd-container": "systemd-nspawn runs the nodes",
+    "systemd-journal-remote": "writes the nodes' kernel logs",
 }
 
 _POLICY = Path("/usr/sbin/policy-rc.d")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import time
 from pathlib import Path
 
-from lab import cgroup, command
+from lab import cgroup, command, kernel_log
+from lab.hardware import POWER_ON
 from lab.root import SYSCTL
 from lab.state import LabNode, LabState, write
 
@@ -43,6 +45,8 @@ def on(state: LabState, node: LabNode) -> None:
         "NODE_GROUPS": " ".join(map(str, groups)),
         "SYSCTL_FROM": str(_sysctl(state)),
         "SYSCTL_TO": str(home / "root" / SYSCTL),
+        "ROOT": str(home / "root"),
+        "KERNEL_LOG": f"{sys.executable} -I {kernel_log.__file__}",
         "PORT": state.port(node),
         # The node sees cgroup v2 alone, like a server of today, whatever this machine has.
         "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1",
@@ -50,7 +54,7 @@ def on(state: LabState, node: LabNode) -> None:
         "SYSTEMD_NSPAWN_API_VFS_WRITABLE": "network",
     }
     nspawn = [
-        *("systemd-nspawn", "--quiet", "--boot", "--directory", str(home / "root")),
+        *("systemd-nspawn", "--quiet", "--directory", str(home / "root")),
         *("--machine", f"{state.prefix}-{node.name}", f"--hostname={node.name}"),
         # No systemd-machined is asked, no scope made: it need not be there, and cgroups are ours.
         *("--register=no", "--keep-unit", "--console=read-only"),
@@ -59,6 +63,9 @@ def on(state: LabState, node: LabNode) -> None:
         # What nspawn would otherwise share between machine and node.
         *("--resolv-conf=off", "--timezone=off", "--link-journal=no"),
         f"--bind=/{SYSCTL}:/proc/sys/vm",
+        # As --boot has it: what asks systemd for a clean end.
+        "--kill-signal=SIGRTMIN+3",
+        f"/{POWER_ON}",
     ]
     keeper = f"{group(state, node.name)}/keeper"
     cgroup.start(keeper, [_KEEPER, *nspawn], home / "console.log", environment)

@@ -12,7 +12,7 @@ import hashlib
 import shutil
 from pathlib import Path
 
-from lab import command, gpu
+from lab import command
 from lab.state import LabNode, LabState, write
 
 # Directory of plain files that stands in for /proc/sys/vm: those settings are the machine's own,
@@ -80,7 +80,6 @@ def furnish(state: LabState, node: LabNode) -> None:
     (root / "root/.ssh").chmod(0o700)
     _host_key(state, node, root / "etc/ssh")
     (root / SYSCTL).mkdir(parents=True, exist_ok=True)
-    gpu.install(root, node.profile)
 
 
 def host_key(state: LabState, node: LabNode) -> str:

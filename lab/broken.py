@@ -1,0 +1,101 @@
+"""Which faults are on a lab node: remembered beside it, checked before they are believed.
+
+`nodes/<name>/faults.json` is the truth; the node's root follows it (lab/hardware.py). So a fault
+lasts until it is cleared, through reboots, `down` and `up`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpufleet.errors import FleetError
+from lab import faults, machine
+from lab.machine import Machine, Profile
+from lab.state import write
+
+# What a container cannot be made to do for real. Documents of such machines are written from the
+# same catalogue (lab.machine.write), and judged by `gpufleet check --from`.
+OFFLINE = {
+    "log-wrapped": "the kernel's ring buffer is this machine's own, and closed to nodes",
+    "no-permission": "a user without rights is a matter of the login: ask as one "
+    "(`adduser` on the node, ssh_user in the inventory)",
+}
+
+
+@dataclass(frozen=True, order=True)
+class Broken:
+    """One fault that is on a node, and the GPU that it concerns, if it does one."""
+
+    fault: str
+    gpu: int | None = None
+
+    def __str__(self) -> str:
+        return self.fault if self.gpu is None else f"{self.fault} (GPU {self.gpu})"
+
+
+def read(home: Path) -> tuple[Broken, ...]:
+    """Return the faults of the node whose files lie in `home`, in the order they came."""
+    try:
+        rows = json.loads((home / "faults.json").read_text())
+    except FileNotFoundError:
+        return ()
+    return tuple(Broken(**row) for row in rows)
+
+
+def remember(home: Path, broken: Iterable[Broken]) -> None:
+    """Write which faults are on the node."""
+    write(home / "faults.json", json.dumps([vars(each) for each in broken]) + "\n")
+
+
+def still_possible(broken: Iterable[Broken], profile: str) -> tuple[Broken, ...]:
+    """Return those of the faults that this hardware can have: it may have been exchanged."""
+    kept = []
+    for each in broken:
+        try:
+            checked(each.fault, each.gpu, profile)
+        except FleetError:
+            continue
+        kept.append(each)
+    return tuple(kept)
+
+
+def checked(name: str, gpu: int | None, profile: str) -> Broken:
+    """
+    Return the fault as it is remembered; a fault of one GPU is GPU 0's if none is named.
+
+    Raises `FleetError` for one that there is not, that this hardware cannot have, or that only
+    documents can have.
+    """
+    hardware = Profile.of(profile)
+    possible = [each for each in faults.possible(hardware) if each not in OFFLINE]
+    if name not in faults.FAULTS:
+        near = difflib.get_close_matches(name, possible, 3, 0.4)
+        meant = f" Near to it: {', '.join(near)}." if near else ""
+        raise FleetError(
+            f"There is no fault {name!r}.{meant} `gpufleet lab fault --list` shows all of them."
+        )
+    fault = faults.FAULTS[name]
+    if reason := OFFLINE.get(name):
+        raise FleetError(
+            f"The fault {name} cannot be put on a live node: {reason}. Tests have it in documents "
+            "of simulated machines (docs/lab-profiles.md)."
+        )
+    if not fault.applies(hardware):
+        near = difflib.get_close_matches(name, possible, 3, 0.3)
+        instead = f" It can have {', '.join(near)}." if near else ""
+        raise FleetError(f"{profile} cannot have the fault {name} ({fault.says}).{instead}")
+    alone = fault.concerns_one_gpu(machine.of(profile))
+    if gpu not in (None, 0) and hardware.count > 1 and not alone:
+        raise FleetError(f"The fault {name} is the whole machine's: leave --gpu out.")
+    if gpu is not None and not 0 <= gpu < hardware.count:
+        raise FleetError(f"{profile} has no GPU {gpu}: it has 0 to {hardware.count - 1}.")
+    return Broken(name, (gpu or 0) if alone else None)
+
+
+def machine_with(profile: str, broken: Iterable[Broken]) -> Machine:
+    """Return the machine of a profile with these faults."""
+    return machine.of(profile, *(faults.fault(each.fault, each.gpu or 0) for each in broken))

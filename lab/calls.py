@@ -1,0 +1,49 @@
+"""The library that answers system calls as a node's simulated machine would: lab/calls.c.
+
+It is for what no file and no mount can say: whether the clock is kept in step (the clock is this
+machine's), and how much of the disk is free (the disk is, too). It is preloaded into every program
+of a node; a program without a C library, or one that makes the system call itself, sees the truth.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+
+from lab import command
+from lab.machine import Machine
+from lab.state import CACHE, write
+
+_SOURCE = Path(__file__).with_suffix(".c")
+_COMPILE = ("gcc", "-std=c11", "-O1", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror")
+_LIBRARY = Path("usr/lib/gpufleet-lab/libcalls.so")
+_PRELOADED = Path("etc/ld.so.preload")
+
+
+def build(cache: Path = CACHE) -> Path:
+    """Return the compiled library below `cache`; compiled once, named for what it is made of."""
+    digest = hashlib.sha256(_SOURCE.read_bytes() + " ".join(_COMPILE).encode()).hexdigest()
+    library = cache / "calls" / f"libcalls-{digest[:12]}.so"
+    if not library.exists():
+        library.parent.mkdir(parents=True, exist_ok=True)
+        draft = library.with_suffix(".new")
+        command.run(*_COMPILE, "-o", draft, _SOURCE)
+        draft.rename(library)
+    return library
+
+
+def install(root: Path, home: Path, machine: Machine) -> None:
+    """Have the node at `root` answer as `machine`; running programs follow from the next call."""
+    built, target = build(), root / _LIBRARY
+    if not target.exists() or target.read_bytes() != built.read_bytes():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = target.with_suffix(".new")
+        shutil.copyfile(built, draft)
+        draft.chmod(0o755)
+        draft.rename(target)
+    synchronised, error = machine.clock
+    write(home / "clock", f"{int(synchronised)} {error}\n")
+    free = [disk.free for disk in machine.disks if disk.mount == "/"]
+    write(home / "free_mib", "".join(f"{mib}\n" for mib in free))
+    write(root / _PRELOADED, f"/{_LIBRARY}\n")  # last: what it names has to be there

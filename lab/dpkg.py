@@ -1,0 +1,103 @@
+"""Packages that a node's dpkg believes to be installed, without anything of them being there.
+
+A driver's packages bring programs that need a GPU; of them only names and versions are wanted. So
+the entry is written into dpkg's own database (/var/lib/dpkg: status, info/NAME.list), while dpkg's
+and apt's locks are held, in one rename. dpkg, apt and an administrator may do with the packages
+what they like: hold, upgrade, remove.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpufleet.errors import FleetError
+
+_DATABASE = Path("var/lib/dpkg")
+_LOCKS = ("lock-frontend", "lock")  # apt's order
+_PATIENCE = 60.0  # seconds that another package manager may take
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One package as dpkg is to know it."""
+
+    version: str
+    held: bool
+
+
+def enter(root: Path, packages: Mapping[str, Entry | None], architecture: str) -> None:
+    """
+    Have dpkg of the system at `root` know these packages; None: not installed.
+
+    `architecture` is dpkg's name of it, "amd64". Raises FleetError while a package manager is at
+    work there for more than a minute.
+    """
+    if not packages:
+        return
+    database = root / _DATABASE
+    with _locked(database):
+        status = database / "status"
+        kept = [block for block in _blocks(status.read_text()) if _name(block) not in packages]
+        for name, entry in packages.items():
+            # Which files it has, and what they hold: none. Without the lists dpkg complains.
+            for suffix, content in (("list", "/.\n"), ("md5sums", "")):
+                if entry is None:
+                    (database / f"info/{name}.{suffix}").unlink(missing_ok=True)
+                else:
+                    (database / f"info/{name}.{suffix}").write_text(content)
+            if entry is not None:
+                kept.append(_block(name, entry, architecture))
+        draft = status.with_name("status-lab")
+        draft.write_text("".join(f"{block}\n\n" for block in kept))
+        draft.chmod(0o644)
+        draft.rename(status)
+
+
+def _blocks(text: str) -> Iterator[str]:
+    return (block.strip("\n") for block in text.split("\n\n") if block.strip())
+
+
+def _name(block: str) -> str:
+    return block.partition("\n")[0].removeprefix("Package: ")
+
+
+def _block(name: str, entry: Entry, architecture: str) -> str:
+    return "\n".join(
+        (
+            f"Package: {name}",
+            f"Status: {'hold' if entry.held else 'install'} ok installed",
+            "Priority: optional",
+            "Section: misc",
+            "Installed-Size: 1",
+            "Maintainer: gpufleet lab <lab@example.invalid>",
+            f"Architecture: {architecture}",
+            f"Version: {entry.version}",
+            f"Description: stand-in for {name}, for rehearsals only",
+        )
+    )
+
+
+@contextmanager
+def _locked(database: Path) -> Iterator[None]:
+    """Hold the locks that dpkg and apt hold while they work."""
+    deadline = time.monotonic() + _PATIENCE
+    with ExitStack() as stack:
+        for name in _LOCKS:
+            lock = stack.enter_context((database / name).open("a"))
+            while True:
+                try:
+                    fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except OSError:
+                    if time.monotonic() > deadline:
+                        raise FleetError(
+                            f"A package manager holds {database / name} for over "
+                            f"{_PATIENCE:.0f} s: let it finish on the node, then try again."
+                        ) from None
+                    time.sleep(0.1)
+        yield

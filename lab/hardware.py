@@ -1,0 +1,303 @@
+"""A lab node's machine: what its kernel, its driver and its packages say, as its profile has it.
+
+`place` writes a `lab.machine.Machine` into the node's root; `follow` makes a running node see it.
+
+What a kernel shows (PCI bus, modules, RDMA, EFI, IOMMU groups, memory) lies in a tree of its own,
+which lab/power_on.py binds over /proc and /sys. It is put right at every `place`, so that a fault
+lasts through reboots until it is cleared, and what a kill has left half done is completed by the
+next.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+from gpufleet.errors import FleetError
+from lab import calls, cgroup, command, gpu, kernel_log, power_on, software
+from lab.kernel_log import MACHINE
+from lab.machine import Entry, Folder, Link, Machine, Package, files, profile_text
+from lab.machine import place as at_of
+from lab.state import write
+
+# The node's first process, which binds the tree into place.
+POWER_ON = Path("usr/lib/gpufleet-lab/power_on.py")
+
+# What of a machine's tree stands in for the kernel's. All else of /proc and /sys stays real, net
+# devices too: the node is reached through them.
+_SHOWN = re.compile(
+    r"/proc/(?:driver/.*|cmdline|meminfo|modules)"
+    r"|/sys/(?:bus/pci|module|firmware|class/infiniband|kernel/iommu_groups)(?:/.*)?"
+    r"|/sys/devices/pci[0-9a-f]{4,}:(?!.*/net/).*"
+)
+# What a boot finds in /run because packages have asked for it.
+_RUN = re.compile(r"/run/.*")
+
+# Configuration space beyond 64 bytes is root's alone, which a plain file can only say of all of it.
+_PRIVATE = {"config": 0o600}
+
+_LISTED = "shown.json"  # what of the tree is ours, and of which profile
+_BEHIND = "behind"  # there while a running node may not have seen all of it
+_TMPFILES = Path("etc/tmpfiles.d/gpufleet-lab.conf")
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What a `place` has changed that a running node does not see by itself."""
+
+    shown: bool
+    log: bool
+    run: bool
+    units: software.Units
+
+
+def profile_of(root: Path) -> str | None:
+    """Return which profile's machine was last placed at `root`; None before the first."""
+    try:
+        return str(json.loads((root / MACHINE / _LISTED).read_text())["profile"])
+    except FileNotFoundError:
+        return None
+
+
+def place(root: Path, machine: Machine) -> Changes:
+    """
+    Write the machine into the node whose root is mounted at `root`; files that are right stay.
+
+    The node may be running, and has to `follow` then; after that it is `settled`. If it never was
+    after the last time, because the lab was killed, everything is said to have changed. Another
+    profile's machine needs the node to be off. Raises FleetError when its package manager is at
+    work.
+    """
+    home, machine = root / MACHINE, here(machine)
+    program = Path(power_on.__file__).read_text()
+    write(root / POWER_ON, program, 0o755)
+    if profile_of(root) not in (None, machine.profile.name):
+        for part in ("proc", "sys"):
+            shutil.rmtree(home / part, ignore_errors=True)
+    home.mkdir(parents=True, exist_ok=True)
+    behind = (home / _BEHIND).exists()
+    (home / _BEHIND).touch()
+    tree = files(machine)
+    calls.install(root, home, machine)
+    gpu.install(root, profile_text(machine), machine.library.version if machine.library else None)
+    rules = (f"f+ {path} 0644 root root - {_line(tree[path])}\n" for path in tree if _run(path))
+    changes = Changes(
+        shown=_show(home, machine, tree),
+        log=_log(home, machine),
+        run=write(root / _TMPFILES, "".join(["# Written by the lab.\n", *rules])),
+        units=software.deliver(root, machine),
+    )
+    return Changes(True, True, True, software.all_units(machine)) if behind else changes
+
+
+def settled(root: Path) -> None:
+    """Remember that the node, which follows or is off, is as `place` has written it."""
+    (root / MACHINE / _BEHIND).unlink(missing_ok=True)
+
+
+def follow(group: str, root: Path, changes: Changes) -> None:
+    """Have the node that runs in the cgroup `group` see what `place` has changed at `root`."""
+    if changes.shown:
+        _inside(group, f"/{POWER_ON}", "refresh")
+    if changes.log:
+        kernel_log.write(root)
+    if changes.run:
+        asked = [rule.split()[1] for rule in (root / _TMPFILES).read_text().splitlines()[1:]]
+        _inside(group, "sh", "-c", "rm -f /run/reboot-required*")
+        if asked:
+            _inside(group, "systemd-tmpfiles", "--create", f"/{_TMPFILES}")
+    if changes.units:
+        _inside(group, "systemctl", "daemon-reload")
+        for verb, names in changes.units.items():
+            # A unit that fails to start may be what is wanted.
+            _inside(group, "systemctl", verb, "--", *names, check=False)
+
+
+def here(machine: Machine) -> Machine:
+    """
+    Return the machine as far as it can be a node of this machine.
+
+    The kernel is this machine's: its release takes the place of the profile's, and other releases
+    keep their order to it. The system is the base image's, so packages are dpkg's.
+    """
+    releases = dict(_releases(machine))
+
+    def named(text: str) -> str:
+        # In one pass and longest first: a release may begin like another, or like its successor.
+        pattern = "|".join(map(re.escape, sorted(releases, key=len, reverse=True)))
+        return re.sub(pattern, lambda match: releases[match[0]], text)
+
+    return replace(
+        machine,
+        arch=platform.machine(),
+        kernel=named(machine.kernel),
+        kernels=tuple(replace(each, release=named(each.release)) for each in machine.kernels),
+        cmdline=named(machine.cmdline),
+        log=tuple((seconds, named(text)) for seconds, text in machine.log),
+        packages=dict(_packages(machine, releases)) if machine.apt else {},
+    )
+
+
+def _packages(machine: Machine, releases: Mapping[str, str]) -> Iterator[tuple[str, Package]]:
+    """Yield the machine's packages; those of a kernel have its release in name and version."""
+    for name, package in machine.packages.items():
+        kernel, _, release = name.partition("-")[2].partition("-")
+        if name.startswith("linux-") and release in releases:
+            new = releases[release]
+            yield f"linux-{kernel}-{new}", replace(package, version=f"{new}-1")
+        else:
+            yield name, package
+
+
+def _releases(machine: Machine) -> Iterator[tuple[str, str]]:
+    """Yield (release of the profile, release in the node) of every installed kernel."""
+    running = platform.release()
+    yield machine.kernel, running
+    match = re.match(r"(\d+)\.(\d+)", running)
+    major, minor = (int(match[1]), int(match[2])) if match else (6, 0)
+    others = sorted({each.release for each in machine.kernels} - {machine.kernel}, key=_order)
+    for number, release in enumerate(others):
+        newer = _order(release) > _order(machine.kernel)
+        yield release, f"{major}.{minor + 1 if newer else max(0, minor - 1)}.{number}-lab"
+
+
+def _order(release: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", release)]
+
+
+# -- the tree --------------------------------------------------------------------------------------
+
+
+def _show(home: Path, machine: Machine, tree: Mapping[str, Entry]) -> bool:
+    """Have the tree that stands in for the kernel's hold just this; return whether it changed."""
+    wanted = {path: entry for path, entry in tree.items() if _SHOWN.fullmatch(path)}
+    wanted["/proc/meminfo"] = _meminfo(home, str(wanted["/proc/meminfo"]))
+    # Only modules that were loaded have it, not those that are built in.
+    wanted |= {f"/sys/module/{name}/initstate": "live\n" for name in machine.modules}
+    for function in machine.functions:  # lspci wants them
+        wanted |= {f"{at_of(function)}/irq": "0\n", f"{at_of(function)}/resource": ""}
+
+    listed = home / _LISTED
+    before = set(json.loads(listed.read_text())["paths"]) if listed.exists() else set()
+    # Remembered before it is written: what a kill has left half done is found again.
+    _remember(listed, machine, before | set(wanted))
+    changed = write(home / "shm_mib", f"{machine.shm[0]}\n")
+    for path in sorted(before - set(wanted), reverse=True):
+        _remove(home, path, wanted)
+        changed = True
+    for path, entry in wanted.items():
+        changed |= _put(home, path, entry)
+    _remember(listed, machine, set(wanted))
+    return changed
+
+
+def _remember(listed: Path, machine: Machine, paths: set[str]) -> None:
+    write(listed, json.dumps({"profile": machine.profile.name, "paths": sorted(paths)}))
+
+
+def _put(home: Path, path: str, entry: Entry) -> bool:
+    """Have one entry as it is wanted, in one step; return whether it changed."""
+    at, draft = home / path.lstrip("/"), home / "draft"
+    if isinstance(entry, Folder):
+        missing = not at.is_dir()
+        at.mkdir(parents=True, exist_ok=True)
+        return missing
+    if isinstance(entry, Link):
+        to = os.path.relpath(entry.to, PurePosixPath(path).parent)
+        if at.is_symlink() and at.readlink() == Path(to):
+            return False
+        draft.unlink(missing_ok=True)
+        draft.symlink_to(to)
+    else:
+        content = entry if isinstance(entry, bytes) else entry.encode()
+        if at.is_file() and not at.is_symlink() and at.read_bytes() == content:
+            return False
+        draft.unlink(missing_ok=True)
+        draft.write_bytes(content)
+        draft.chmod(_PRIVATE.get(at.name, 0o644))
+    at.parent.mkdir(parents=True, exist_ok=True)
+    draft.rename(at)
+    return True
+
+
+def _remove(home: Path, path: str, wanted: Mapping[str, Entry]) -> None:
+    """Remove one entry, and the directories that it leaves empty and nobody is bound to."""
+    at = home / path.lstrip("/")
+    if at.is_dir() and not at.is_symlink():
+        empty = at
+    else:
+        at.unlink(missing_ok=True)
+        empty = at.parent
+    while not _bound(f"/{empty.relative_to(home)}") and f"/{empty.relative_to(home)}" not in wanted:
+        try:
+            empty.rmdir()
+        except OSError:  # something is left in it, or it has gone already
+            if empty.exists():
+                return
+        empty = empty.parent
+
+
+def _bound(path: str) -> bool:
+    """Whether a running node has bound this directory, or one below it: it has to stay the same."""
+    return path in power_on.REPLACED or PurePosixPath(path).parent.as_posix() in (
+        *power_on.COVERED,
+        *(PurePosixPath(each).parent.as_posix() for each in power_on.REPLACED),
+        "/",
+    )
+
+
+def _meminfo(home: Path, text: str) -> str:
+    """Return this machine's /proc/meminfo with the amounts that the simulated one has."""
+    amounts = dict(line.split(":", 1) for line in text.splitlines())
+    try:
+        base = (home / "proc/meminfo").read_text()
+    except FileNotFoundError:
+        base = Path("/proc/meminfo").read_text()
+    rows = (line.partition(":") for line in base.splitlines())
+    return "".join(f"{name}:{amounts.get(name, value)}\n" for name, _, value in rows)
+
+
+def _log(home: Path, machine: Machine) -> bool:
+    """Have what the kernel has said, if the journal is to have it; return whether it changed."""
+    log = home / "kernel.log"
+    if machine.log_access == "journal":
+        return write(log, "".join(f"{seconds}\t{text}\n" for seconds, text in machine.log))
+    there = log.exists()
+    log.unlink(missing_ok=True)
+    return there
+
+
+def _run(path: str) -> bool:
+    return _RUN.fullmatch(path) is not None
+
+
+def _line(entry: Entry) -> str:
+    """Return a file's text as systemd-tmpfiles takes it."""
+    return entry.replace("\n", "\\n") if isinstance(entry, str) else ""
+
+
+# -- in a running node -----------------------------------------------------------------------------
+
+
+def _inside(group: str, *args: str, check: bool = True) -> None:
+    """Run a command in the node, in its file system and among its processes."""
+    pid = str(_first_process(group))
+    command.run("nsenter", "-t", pid, "-m", "-p", "--", *args, check=check)
+
+
+def _first_process(group: str) -> int:
+    """Return the pid, on this machine, of the node's PID 1."""
+    for pid in cgroup.pids(f"{group}/machine/payload"):
+        try:
+            status = Path(f"/proc/{pid}/status").read_text()
+        except OSError:  # it has ended
+            continue
+        if re.search(r"^NSpid:\t\d+\t1$", status, re.MULTILINE):
+            return pid
+    raise FleetError(f"The node of {group} has ended meanwhile: run `gpufleet lab up`.")

@@ -1,0 +1,130 @@
+"""Give a lab node its kernel's log: a journal file that the node's own journalctl reads.
+
+A node's kernel is this machine's, whose log it may not read. So the lines that the simulated
+machine's kernel has said lie in `machine/kernel.log`, and for each boot of the node they are
+written into a journal file of that boot, as journald would have from /dev/kmsg.
+systemd-journal-remote writes it: there is no second implementation of the format.
+
+Run by the keeper before each boot (`kernel_log.py ROOT`) and by `gpufleet lab fault` in between. It
+imports nothing of the lab, because that would take longer than the rest of a boot's preparation.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+MACHINE = Path("var/lib/gpufleet-lab/machine")
+JOURNAL = "kernel.journal"
+
+_WRITER = "/usr/lib/systemd/systemd-journal-remote"
+_LIMIT = 30.0  # seconds; it takes 0.03
+_WARNING = 4  # syslog(3): what a line of the driver is, as good as any
+
+Lines = list[tuple[float, str]]
+
+
+def write(root: Path) -> None:
+    """
+    Have the journal of the node's present boot say what `kernel.log` says; nothing if it is absent.
+
+    A line whose time has not come yet in this boot was said just now, and keeps that time until
+    the next boot.
+    """
+    machine = root / MACHINE
+    boot_id = (machine / "boot_id").read_text().strip()
+    uptime = time.clock_gettime(time.CLOCK_BOOTTIME) - float((machine / "booted_at").read_text())
+    target = _folder(root) / JOURNAL
+    source = machine / "kernel.log"
+    if not source.exists():
+        target.unlink(missing_ok=True)
+        return
+    lines = said(parsed(source.read_text()), _known(machine, boot_id), uptime)
+    draft = machine / JOURNAL
+    draft.unlink(missing_ok=True)
+    subprocess.run(
+        [_WRITER, f"--output={draft}", "-"],
+        input=exported(lines, root, boot_id, time.time() - uptime).encode(),
+        capture_output=True,
+        timeout=_LIMIT,
+        check=True,
+    )
+    # It reserves 8 MB of disk for some lines; journald reads a file with holes as well.
+    subprocess.run(["fallocate", "--dig-holes", draft], check=False, timeout=_LIMIT)
+    os.chown(draft, 0, target.parent.stat().st_gid)
+    draft.chmod(0o640)
+    draft.rename(target)
+    kept = machine / ".said.json.new"
+    kept.write_text(json.dumps({"boot_id": boot_id, "lines": lines}))
+    kept.rename(machine / "said.json")
+
+
+def parsed(text: str) -> Lines:
+    """Return the lines of `kernel.log`: seconds since boot, a tab, what was said."""
+    rows = (row.split("\t", 1) for row in text.splitlines())
+    return [(float(seconds), said) for seconds, said in rows]
+
+
+def said(lines: Lines, known: Lines, uptime: float) -> Lines:
+    """Return the lines with the times at which this boot has said them, in that order."""
+    left = list(known)
+    timed: Lines = []
+    for seconds, text in lines:
+        earlier = next((line for line in left if line[1] == text), None)
+        if earlier:
+            left.remove(earlier)
+        timed.append(earlier or (min(seconds, uptime), text))
+    return sorted(timed, key=lambda line: line[0])
+
+
+def exported(lines: Iterable[tuple[float, str]], root: Path, boot_id: str, booted: float) -> str:
+    """Return the lines in the journal's export format (systemd.io/JOURNAL_EXPORT_FORMATS)."""
+    common = {
+        "_BOOT_ID": boot_id.replace("-", ""),
+        "_MACHINE_ID": (root / "etc/machine-id").read_text().strip(),
+        "_HOSTNAME": (root / "etc/hostname").read_text().strip(),
+        "_TRANSPORT": "kernel",
+        "PRIORITY": _WARNING,
+        "SYSLOG_FACILITY": 0,
+        "SYSLOG_IDENTIFIER": "kernel",
+    }
+    entries = []
+    for seconds, text in lines:
+        fields = {
+            "__REALTIME_TIMESTAMP": int((booted + seconds) * 1e6),
+            "__MONOTONIC_TIMESTAMP": int(seconds * 1e6),
+            "_SOURCE_MONOTONIC_TIMESTAMP": int(seconds * 1e6),
+            **common,
+            "MESSAGE": text,
+        }
+        entries.append("".join(f"{key}={value}\n" for key, value in fields.items()))
+    return "\n".join([*entries, ""])
+
+
+def _known(machine: Path, boot_id: str) -> Lines:
+    """The lines that this boot has said already."""
+    try:
+        kept = json.loads((machine / "said.json").read_text())
+    except (FileNotFoundError, ValueError):
+        return []
+    return list(map(tuple, kept["lines"])) if kept["boot_id"] == boot_id else []
+
+
+def _folder(root: Path) -> Path:
+    """The directory of the node's own journal, as journald would make it at the first boot."""
+    journal = root / "var/log/journal"
+    folder = journal / (root / "etc/machine-id").read_text().strip()
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        os.chown(folder, 0, journal.stat().st_gid)
+        folder.chmod(0o2755)
+    return folder
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))

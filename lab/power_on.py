@@ -1,0 +1,228 @@
+#!/usr/bin/python3 -I
+"""RUNS IN A LAB NODE: lay the simulated machine over the kernel's view, then become systemd.
+
+A node is a container: its kernel knows no NVIDIA driver, no GPUs on the PCI bus, no RDMA device.
+The lab writes what a kernel would show into `MACHINE` (lab/hardware.py), a tree like the real one:
+proc/, sys/, boot_id. This program binds it into place, so that every program of the node reads it
+where it would on a server. What the lab changes in the tree afterwards is seen at once.
+
+    power_on.py            the node's first process: lays, then runs systemd
+    power_on.py refresh    in a running node: what binds alone do not follow (new directories of
+                           COVERED, files of /proc)
+
+All else of the kernel's stays as it is: net devices, block devices, CPUs, processes.
+Standard library only; it runs before anything of the node does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable, Iterator
+
+MACHINE = "/var/lib/gpufleet-lab/machine"
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+SYSTEMD = "/usr/lib/systemd/systemd"
+
+# Directories that show the machine's entries and, beside them, the kernel's own.
+COVERED = ("/sys/devices", "/sys/class")
+# What of the kernel's own they do not show: this machine's RDMA devices are not the node's.
+HIDDEN = ("infiniband",)
+# Directories of which the machine has all. Without a PCI bus or EFI the kernel may lack them.
+REPLACED = (
+    "/proc/driver",
+    "/sys/bus/pci",
+    "/sys/firmware",
+    "/sys/kernel/iommu_groups",
+    "/sys/module",
+)
+
+COVER = "machine"  # as which covers are mounted
+# mount(2) and umount2(2), sys/mount.h.
+RDONLY, NOSUID, NODEV, REMOUNT, BIND, REC = 1, 2, 4, 32, 4096, 16384
+DETACH = 2
+
+
+def mount(source: str, target: str, kind: str = "", flags: int = 0) -> None:
+    """Call mount(2); raise OSError."""
+    _call("mount", *(os.fsencode(part) for part in (source, target, kind)), flags, None)
+
+
+def unmount(target: str) -> None:
+    """Take away the topmost mount of `target`; whoever has it open keeps it."""
+    _call("umount2", os.fsencode(target), DETACH)
+
+
+def _call(function: str, *arguments: object) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, function)(*arguments) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{function}{arguments}: {os.strerror(code)}")
+
+
+def bind(source: str, target: str, *, as_it_is: bool = False) -> None:
+    """Show `source`, with what is mounted below it, at `target`: read-only, or as it is."""
+    mount(source, target, flags=BIND | REC)
+    if not as_it_is:
+        mount("", target, flags=REMOUNT | BIND | RDONLY | NOSUID | NODEV)
+
+
+def replace(target: str) -> None:
+    """Show the machine's directory alone, empty if it has none."""
+    os.makedirs(MACHINE + target, exist_ok=True)
+    if not os.path.isdir(target) and os.access(os.path.dirname(target), os.W_OK):
+        os.mkdir(target)
+    if os.path.isdir(target):
+        bind(MACHINE + target, target)
+    else:
+        cover(os.path.dirname(target))
+
+
+def cover(target: str) -> None:
+    """Show the machine's directory and the kernel's as one."""
+    kernels = os.open(target, os.O_PATH | os.O_DIRECTORY)  # reachable while it is covered
+    mount(COVER, target, "tmpfs", NOSUID | NODEV)
+    merge(MACHINE + target, f"/proc/self/fd/{kernels}", target)
+    os.close(kernels)
+    mount("", target, flags=REMOUNT | BIND | RDONLY | NOSUID | NODEV)
+
+
+def merge(first: str, second: str, into: str) -> None:
+    """Fill the directory `into` from two others; where both have an entry, the first one's."""
+    for name in sorted({*entries(first), *entries(second)}):
+        target, ours, theirs = (f"{folder}/{name}" for folder in (into, first, second))
+        source = ours if os.path.lexists(ours) else theirs
+        if source is theirs and name in HIDDEN:
+            continue
+        if os.path.islink(source):
+            os.symlink(os.readlink(source), target)
+        elif not os.path.isdir(source):
+            os.close(os.open(target, os.O_CREAT))
+            bind(source, target, as_it_is=source is theirs)
+        else:
+            os.mkdir(target)
+            if source is ours and os.path.isdir(theirs):
+                merge(ours, theirs, target)
+            else:
+                bind(source, target, as_it_is=source is theirs)
+
+
+def entries(folder: str) -> list[str]:
+    """Return what lies in a directory; nothing if there is none."""
+    return os.listdir(folder) if os.path.isdir(folder) else []
+
+
+def files_of_proc() -> Iterator[str]:
+    """Yield the files of /proc that the machine has and this kernel has a place for."""
+    for name in entries(f"{MACHINE}/proc"):
+        if os.path.isfile(f"{MACHINE}/proc/{name}") and os.path.exists(f"/proc/{name}"):
+            yield f"/proc/{name}"
+
+
+def lay() -> Iterator[str]:
+    """Put everything into place that is not yet; yield what could not be done."""
+    changeable = os.stat("/sys").st_dev != os.stat("/sys/dev").st_dev
+    if changeable:  # nspawn's own directory, with parts of sysfs bound into it
+        yield from attempt(mount, "", "/sys", "", REMOUNT | BIND)
+    for target in REPLACED:
+        if not same(target):
+            yield from attempt(replace, target)
+    if changeable:
+        yield from attempt(mount, "", "/sys", "", REMOUNT | BIND | RDONLY | NOSUID | NODEV)
+    for target in COVERED:
+        if not covered(target):
+            yield from attempt(cover, target)
+    for target in files_of_proc():
+        if not same(target):
+            yield from attempt(bind, MACHINE + target, target)
+    if not same(BOOT_ID, "/boot_id"):
+        yield from attempt(bind_boot_id)
+    yield from attempt(resize_shared_memory)
+
+
+def attempt(step: Callable[..., None], *arguments: object) -> Iterator[str]:
+    """Do one step; yield why it failed: a node with less than all is still a node."""
+    try:
+        step(*arguments)
+    except OSError as error:
+        yield f"power_on: {error}"
+
+
+def refresh() -> Iterator[str]:
+    """Follow the changes that no bind shows: files put in another's place, new entries."""
+    for target in bound_files():
+        if not same(target):
+            yield from attempt(unmount, target)
+    for target in COVERED:
+        if covered(target) and not covers(target):
+            yield from attempt(unmount, target)
+    yield from lay()
+
+
+def covered(target: str) -> bool:
+    """Whether the directory shows the machine's entries beside the kernel's."""
+    return any(place == target and source == COVER for place, _, source in mounts())
+
+
+def covers(target: str) -> bool:
+    """Whether each of the machine's entries is seen in the directory, alone or merged."""
+    return all(
+        same(f"{target}/{name}") or not os.path.ismount(f"{target}/{name}")
+        for name in entries(MACHINE + target)
+        if os.path.isdir(f"{target}/{name}")
+    ) and set(entries(MACHINE + target)) <= set(entries(target))
+
+
+def mounts() -> Iterator[tuple[str, str, str]]:
+    """Yield (where, what of its file system, source) of every mount (proc_pid_mountinfo(5))."""
+    with open("/proc/self/mountinfo") as table:
+        for line in table:
+            before, _, after = line.partition(" - ")
+            yield before.split()[4], before.split()[3], after.split()[1]
+
+
+def bind_boot_id() -> None:
+    """Show the id of this boot that the lab has chosen, because the kernel's log is filed by it."""
+    while os.stat(BOOT_ID).st_dev != os.stat("/proc").st_dev:
+        unmount(BOOT_ID)  # nspawn's, a file that is gone: nothing can be mounted over it
+    bind(f"{MACHINE}/boot_id", BOOT_ID)
+
+
+def bound_files() -> list[str]:
+    """Return the files of /proc over which one of the machine's is mounted."""
+    return [
+        place
+        for place, root, _ in mounts()
+        if f"{MACHINE}/proc/" in root
+        and os.path.dirname(place) == "/proc"
+        and place not in REPLACED
+    ]
+
+
+def same(target: str, source: str = "") -> bool:
+    """Whether the machine's file or directory is what is seen at `target`."""
+    try:
+        return os.path.samefile(MACHINE + (source or target), target)
+    except FileNotFoundError:
+        return False
+
+
+def resize_shared_memory() -> None:
+    """Give /dev/shm the size that the machine has, in MiB; nothing is reserved by that."""
+    try:
+        with open(f"{MACHINE}/shm_mib") as file:
+            size = int(file.read())
+    except FileNotFoundError:
+        return
+    _call(
+        "mount", b"", b"/dev/shm", b"tmpfs", REMOUNT | NOSUID | NODEV, b"mode=1777,size=%dm" % size
+    )
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["refresh"]:
+        sys.exit("\n".join(refresh()) or None)
+    for failure in lay():
+        print(failure, file=sys.stderr, flush=True)  # the console
+    os.execv(SYSTEMD, [SYSTEMD])

@@ -1,0 +1,196 @@
+"""What was delivered with a lab node's machine: kernels, units, packages, apt's settings.
+
+Ordinary software of the node. It is written once, and afterwards only where the machine itself has
+changed, by a fault: what an administrator or a deploy has done with it since stays. A package
+brings no programs, a unit runs `sleep`, a kernel's module says what it is and cannot be loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lab import command, dpkg, kernel_module
+from lab.kernel_log import MACHINE
+from lab.machine import Machine, Unit
+from lab.state import write
+
+# systemctl's verbs, in their order -> units; empty if nothing has to be done.
+Units = dict[str, list[str]]
+
+# A deploy brings these: a node is handed over without them.
+_DEPLOYED_UNITS = {"nvidia-dcgm.service"}
+_DEPLOYED_PACKAGES = re.compile(r"datacenter-gpu-manager.*")
+
+_DELIVERED = "delivered.json"  # the software as it was last written
+_UNITS = Path("usr/lib/systemd/system")
+_WANTED = "multi-user.target.wants"
+_ENABLED = Path("etc/systemd/system") / _WANTED
+# Names that Debian's unattended-upgrades package has.
+_PERIODIC = Path("etc/apt/apt.conf.d/20auto-upgrades")
+_UPGRADES = Path("etc/apt/apt.conf.d/50unattended-upgrades")
+
+# What ends as systemd's `Result=` says; what succeeds does not end.
+_ENDS = {"exit-code": "/usr/bin/false", "signal": "/bin/sh -c 'kill -KILL $$$$'"}
+
+# How dpkg calls what `uname -m` says.
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+def deliver(root: Path, machine: Machine) -> Units:
+    """
+    Write into the root of a node what of its machine's software has changed since the last time.
+
+    Returns what a running node's systemd is to do about it. A killed one is completed by the next.
+    """
+    record = root / MACHINE / _DELIVERED
+    before = json.loads(record.read_text()) if record.exists() else {}
+    now = described(machine)
+
+    def each(kind: str) -> dict[str, Any]:
+        """Every entry of a kind that is not as it was; None for one that is no more."""
+        old, new = before.get(kind, {}), now[kind]
+        changed = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
+        return {name: new.get(name) for name in changed}
+
+    for release, kernel in each("kernels").items():
+        _kernel(root, release, kernel)
+    for path, text in each("files").items():
+        if text is None:
+            (root / path).unlink(missing_ok=True)
+        else:
+            write(root / path, text)
+    dpkg.enter(
+        root,
+        {name: entry and dpkg.Entry(**entry) for name, entry in each("packages").items()},
+        _ARCHITECTURES[platform.machine()],
+    )
+    units = each("units")
+    for name, state in units.items():
+        _unit(root, name, state and Unit(**state))
+    write(record, json.dumps(now, indent=1))
+    return _verbs(units)
+
+
+def all_units(machine: Machine) -> Units:
+    """Return what systemd is to do about every unit, whatever has changed."""
+    return _verbs(described(machine)["units"])
+
+
+def described(machine: Machine) -> dict[str, dict[str, Any]]:
+    """Return the machine's software as JSON has it, by kind and name."""
+    packages = {
+        name: {"version": each.version, "held": each.held}
+        for name, each in machine.packages.items()
+        if not _DEPLOYED_PACKAGES.fullmatch(name)
+    }
+    units = {
+        name: vars(unit)
+        for name, unit in machine.units.items()
+        if unit.load == "loaded" and name not in _DEPLOYED_UNITS
+    }
+    kernels = {
+        each.release: {"nvidia": each.nvidia, "signer": each.signer, "licence": _licence(machine)}
+        for each in machine.kernels
+    }
+    return {"kernels": kernels, "files": _apt(machine), "packages": packages, "units": units}
+
+
+def _licence(machine: Machine) -> str:
+    return "Dual MIT/GPL" if machine.flavour == "open" else "NVIDIA"
+
+
+# -- kernels ---------------------------------------------------------------------------------------
+
+
+def _kernel(root: Path, release: str, kernel: Mapping[str, str | None] | None) -> None:
+    """Install a kernel's modules directory as far as kmod reads it, or remove it."""
+    folder = root / "lib/modules" / release
+    if kernel is None:
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    write(folder / "modules.builtin", "kernel/fs/ext4/ext4.ko\n")
+    write(folder / "modules.order", "")
+    module = folder / "updates/dkms/nvidia.ko"
+    module.parent.mkdir(parents=True, exist_ok=True)
+    module.unlink(missing_ok=True)
+    if version := kernel["nvidia"]:
+        fields = (
+            ("version", version),
+            ("supported", "external"),
+            ("license", str(kernel["licence"])),
+            ("name", "nvidia"),
+            ("vermagic", f"{release} SMP preempt mod_unload modversions"),
+        )
+        draft = module.with_name("nvidia.new")
+        draft.write_bytes(kernel_module.image(fields, platform.machine(), kernel["signer"]))
+        draft.rename(module)
+    command.run("chroot", root, "depmod", release)
+
+
+# -- units -----------------------------------------------------------------------------------------
+
+
+def _unit(root: Path, name: str, unit: Unit | None) -> None:
+    """Install a unit that comes into this state when the node boots, or remove it."""
+    static, enabled = root / _UNITS / _WANTED / name, root / _ENABLED / name
+    for link in (static, enabled):
+        link.unlink(missing_ok=True)
+    if unit is None:
+        (root / _UNITS / name).unlink(missing_ok=True)
+        return
+    write(root / _UNITS / name, unit_text(name, unit))
+    # What has no [Install] section can only be wanted by the distribution's own link.
+    for link, wanted in ((static, unit.enabled == "static"), (enabled, unit.enabled == "enabled")):
+        if wanted:
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(f"/{_UNITS / name}")
+
+
+def unit_text(name: str, unit: Unit) -> str:
+    """Return the unit's file: it runs if `unit` does, and fails or is left out if that does."""
+    lines = ["[Unit]", f"Description=The simulated machine's {name.removesuffix('.service')}"]
+    if unit.active == "inactive" and unit.enabled in ("enabled", "static"):
+        lines.append("ConditionPathExists=!/")
+    lines += ["", "[Service]", "Type=exec"]
+    lines.append(f"ExecStart={_ENDS.get(unit.result, '/usr/bin/sleep infinity')}")
+    if unit.enabled != "static":
+        lines += ["", "[Install]", "WantedBy=multi-user.target"]
+    return "\n".join([*lines, ""])
+
+
+def _verbs(units: Mapping[str, Mapping[str, str] | None]) -> Units:
+    """Return what systemd is to do with the units that have changed."""
+    verbs: Units = {"stop": [], "reset-failed": [], "start": []}
+    for name, state in units.items():
+        verbs["stop"].append(name)
+        verbs["reset-failed"].append(name)
+        if state and state["active"] != "inactive":
+            verbs["start"].append(name)
+    return {verb: names for verb, names in verbs.items() if names}
+
+
+# -- apt -------------------------------------------------------------------------------------------
+
+
+def _apt(machine: Machine) -> dict[str, str]:
+    """What unattended-upgrades is set up to do, as apt's configuration has it."""
+    if (upgrades := machine.upgrades) is None:
+        return {}
+    switch = int(upgrades.enabled)
+    names = ("Update-Package-Lists", "Unattended-Upgrade")
+    return {
+        str(_PERIODIC): "".join(f'APT::Periodic::{name} "{switch}";\n' for name in names),
+        str(_UPGRADES): _apt_list("Allowed-Origins", upgrades.origins)
+        + _apt_list("Package-Blacklist", upgrades.blacklist),
+    }
+
+
+def _apt_list(name: str, values: tuple[str, ...]) -> str:
+    rows = "".join(f'    "{value}";\n' for value in values)
+    return f"Unattended-Upgrade::{name} {{\n{rows}}};\n"
