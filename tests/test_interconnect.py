@@ -146,6 +146,27 @@ def test_a_bridge_that_is_narrower_than_its_twin_is_said():
     assert not any("narrower" in w or "NV8" in w for w in sample("h100-nvl").warnings)
 
 
+def test_islands_of_other_sizes_are_no_measure():
+    found = node(6, clique(range(4), 6) | {(4, 5): 12})
+
+    assert not any("island 0-3 has" in warning for warning in found.warnings)
+
+
+def test_groups_that_are_no_larger_than_an_island_are_not_offered():
+    found = node(6, {(0, 1): 12})
+    found = Interconnect("n", found.gpus, {**found.classes, (2, 3): "PIX"})
+
+    (warning,) = found.warnings
+    assert warning.startswith("tensor parallelism above 2 leaves NVLink")
+    assert "nearest groups" not in warning
+
+
+def test_two_numa_nodes_are_not_one_group():
+    found = node(4, {}, numa={0: 0, 1: 0, 2: 1, 3: 1})
+
+    assert not any("NUMA node 0" in warning for warning in found.warnings)
+
+
 def test_a_mesh_that_lost_a_link_is_not_called_wired_so():
     """DGX-1V without one of the two links between 0 and 3: these use five, the others six."""
     whole = sample("dgx-1v")
@@ -189,6 +210,7 @@ def test_a_gpu_that_does_not_answer_is_not_in_the_picture_and_said(document):
     assert seven.max_tp == 4
     assert "GPU 5 does not answer (lost) and is in no island" in seven.warnings[0]
     assert any("NVLink joins 7 GPUs (0-4,6-7)" in warning for warning in seven.warnings)
+    assert len(seven.warnings) == 2
 
 
 def test_a_driver_that_does_not_start_is_said(document):

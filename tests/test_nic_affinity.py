@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from itertools import combinations
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufleet.nic_affinity import distance, nearest, nearest_nics, nic_classes
+from gpufleet.nic_affinity import distance, nearest, nearest_nics, nic_classes, place
 from gpufleet.topo_matrix import PCIE
+from gpufleet.topology import PCIE_LEVELS, known
+
+NODES = Path(__file__).parent / "nodes"
 
 ROOT = "/sys/devices/pci0000:16"
 SWITCH = f"{ROOT}/0000:16:01.0/0000:17:00.0"
@@ -19,6 +26,9 @@ SWITCH = f"{ROOT}/0000:16:01.0/0000:17:00.0"
         # Ports of one switch, as HGX boards have them; and two functions of one card.
         (f"{SWITCH}/0000:18:00.0/0000:19:00.0", f"{SWITCH}/0000:18:01.0/0000:1a:00.0", "PIX"),
         (f"{SWITCH}/0000:18:00.0/0000:19:00.0", f"{SWITCH}/0000:18:00.0/0000:19:00.1", "PIX"),
+        # Functions of one card on a root port (a NIC and a GPU on one board).
+        (f"{ROOT}/0000:16:01.0/0000:17:00.0", f"{ROOT}/0000:16:01.0/0000:17:00.1", "PIX"),
+        (f"{SWITCH}/0000:18:00.0/a", f"{SWITCH}/0000:18:01.0/b/0000:1c:00.0", "PXB"),
         # A second switch below the first one (DGX A100).
         (
             f"{SWITCH}/0000:18:00.0/0000:19:00.0",
@@ -58,6 +68,22 @@ def test_virtual_host_bridges_are_told_by_their_whole_name():
     )
 
 
+@pytest.mark.parametrize("path", sorted(NODES.rglob("*.json")), ids=lambda path: path.stem)
+def test_nvml_calls_two_gpus_as_near_as_their_paths_do(path):
+    """What it says of GPUs alone is the same question: its answers check ours on whole machines."""
+    document = json.loads(path.read_text())
+    functions = {each["bus_id"]: each for each in known(document["pci"], [])}
+    gpus = {
+        gpu["index"]: place(functions.get(gpu["pci"]["bus_id"], {}), document["numa"][at]["node"])
+        for at, gpu in enumerate(document["gpus"])
+    }
+
+    for i, j in combinations(gpus, 2):
+        level = known(document["pcie"][i][j])
+        if gpus[i][0] and gpus[j][0] and level is not None:
+            assert distance(*gpus[i], *gpus[j]) == PCIE_LEVELS[level]
+
+
 @given(st.data())
 def test_the_nearest_are_all_that_are_as_near_as_the_first(data):
     nics = {
@@ -70,7 +96,7 @@ def test_the_nearest_are_all_that_are_as_near_as_the_first(data):
         assert found == [(nic, best) for nic, gpus in nics.items() if gpus[gpu] == best]
 
 
-def place(path, numa):
+def function(path, numa):
     return {"path": path, "numa_node": numa}
 
 
@@ -78,13 +104,13 @@ def place(path, numa):
 def document():
     """Two GPUs and a NIC beside each; a third GPU that does not answer; a NIC in software."""
     at = {
-        "0000:19:00.0": place(f"{SWITCH}/0000:18:00.0/0000:19:00.0", 0),
-        "0000:99:00.0": place("/sys/devices/pci0000:90/0000:90:01.0/0000:99:00.0", 1),
+        "0000:19:00.0": function(f"{SWITCH}/0000:18:00.0/0000:19:00.0", 0),
+        "0000:99:00.0": function("/sys/devices/pci0000:90/0000:90:01.0/0000:99:00.0", 1),
     }
-    nic = {"bus_id": "0000:1a:00.0", **place(f"{SWITCH}/0000:18:01.0/0000:1a:00.0", 0)}
+    nic = {"bus_id": "0000:1a:00.0", **function(f"{SWITCH}/0000:18:01.0/0000:1a:00.0", 0)}
     far = {
         "bus_id": "0000:a0:00.0",
-        **place("/sys/devices/pci0000:a0/0000:a0:01.0/0000:a1:00.0", 1),
+        **function("/sys/devices/pci0000:a0/0000:a0:01.0/0000:a1:00.0", 1),
     }
     return {
         "gpus": [

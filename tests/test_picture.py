@@ -140,9 +140,30 @@ def test_models_that_differ_are_counted_each():
 # --- as SVG
 
 
-@pytest.mark.parametrize("name", SAMPLES)
-def test_the_drawing_has_every_gpu_once_and_inside_its_page(name):
-    node = sample(name)
+def wide():
+    """Sixteen GPUs on switches, as a DGX-2 has them."""
+    gpus = tuple(range(16))
+    return Interconnect("wide", gpus, dict.fromkeys(combinations(gpus, 2), "NV6"))
+
+
+def many():
+    """Six bridged pairs."""
+    gpus = tuple(range(12))
+    words = {
+        pair: "NV4" if pair[0] // 2 == pair[1] // 2 else "SYS" for pair in combinations(gpus, 2)
+    }
+    return Interconnect("many", gpus, words)
+
+
+def test_many_frames_are_stacked():
+    """A ticket shows a drawing as wide as its text, and not six frames beside each other."""
+    assert float(drawn(many()).get("width")) < 1100
+
+
+@pytest.mark.parametrize(
+    "node", [*map(sample, SAMPLES), wide(), many()], ids=lambda node: node.name
+)
+def test_the_drawing_has_every_gpu_once_and_inside_its_page(node):
     page = drawn(node)
 
     assert page.tag == f"{SVG}svg"

@@ -230,9 +230,11 @@ def _silent(node: Node, document: Mapping[str, Any]) -> Iterator[str]:
     unread = [
         gpu.index
         for gpu in node.gpus
-        if any(known(level, -1) == -1 for level in document["pcie"][gpu.index] if level is not None)
+        if any(
+            known(document["pcie"][gpu.index][other]) is None for other in answering - {gpu.index}
+        )
     ]
-    if unread and len(node.gpus) > 1 and len(answering) == len(document["gpus"]):
+    if unread:
         yield (
             f"how near {_named(unread)} {'is' if len(unread) == 1 else 'are'} to others on PCIe "
             "could not be read: what is not known counts as SYS, the farthest"

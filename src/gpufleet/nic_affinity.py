@@ -50,7 +50,7 @@ def nic_classes(document: Mapping[str, Any]) -> dict[str, dict[int, str]]:
     """Return {NIC: {GPU index: class}} of the RDMA devices of a probe that are on the PCI bus."""
     functions = {each["bus_id"]: each for each in known(document["pci"], [])}
     gpus = {
-        gpu["index"]: _place(
+        gpu["index"]: place(
             functions.get(known(gpu.get("pci"), {}).get("bus_id"), {}),
             known(document["numa"][at], {}).get("node"),
         )
@@ -63,14 +63,14 @@ def nic_classes(document: Mapping[str, Any]) -> dict[str, dict[int, str]]:
         pci = known(nic["pci"])
         if pci is None:
             continue  # a software device (rxe, siw): it is nowhere on the bus
-        path, numa = _place(pci, None)
+        path, numa = place(pci, None)
         found[nic["name"]] = {
-            index: distance(path, numa, *place) for index, place in gpus.items() if place[0]
+            index: distance(path, numa, *there) for index, there in gpus.items() if there[0]
         }
     return found
 
 
-def _place(function: Mapping[str, Any], numa: Any) -> tuple[str, int | None]:
+def place(function: Mapping[str, Any], numa: Any) -> tuple[str, int | None]:
     """Return a PCI function's sysfs path ("": unknown) and NUMA node (-1: the machine has none)."""
     return known(function.get("path"), ""), known(function.get("numa_node"), known(numa))
 
