@@ -38,7 +38,7 @@ _TOO_OLD = {"function_not_found", "version", "invalid_argument"}
 
 def is_missing(value: Any) -> bool:
     """Say whether a value stands for one that the probe could not read."""
-    return isinstance(value, Mapping) and "missing" in value
+    return isinstance(value, dict) and "missing" in value
 
 
 def reason(value: Mapping[str, Any]) -> str:
