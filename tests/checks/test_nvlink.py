@@ -174,13 +174,24 @@ def test_a_bridge_that_is_known_to_be_there_is_missed(
     assert ("gpus.nvlink_links" in source) if settings else ("of the same kind" in source)
 
 
-def test_one_pair_without_a_bridge_beside_one_with_may_be_meant_so(document, judged):
+def test_a_pair_of_a_server_without_the_bridge_that_the_others_have(document, judged):
     node = document("a100x4-pcie")
     cut_peers(node, 2)
     said = judged(node)
-    assert said.troubles == {("nvlink-links", "warn", 2), ("nvlink-links", "warn", 3)}
+    assert said.troubles == {("nvlink-links", "block", 2), ("nvlink-links", "block", 3)}
     assert said.worst("nvlink-links", 2).source == "the node's other GPUs"
     assert judged(node, {"gpus": {"nvlink_links": 0}}).troubles == set()
+
+
+def test_of_desktop_boards_one_pair_with_a_bridge_beside_one_without_may_be_meant_so(
+    document, judged
+):
+    node = document("a100x4-pcie")
+    for gpu in node["gpus"]:
+        gpu.update(name="NVIDIA GeForce RTX 3090", brand=5)
+    cut_peers(node, 2)
+    links = {each for each in judged(node).troubles if each[0] in LINK_CHECKS}
+    assert links == {("nvlink-links", "warn", 2), ("nvlink-links", "warn", 3)}
 
 
 def test_siblings_that_are_bridged_alike_say_that_it_is_meant_so(document, judged):
@@ -212,7 +223,7 @@ def test_part_of_a_bridge_is_a_fault_though_nobody_says_how_many_links_there_sho
     for gpu in (0, 1):
         take_down(node, gpu, [up[3]])
     said = judged(node)
-    assert said.troubles == {("nvlink-links", "warn", 0), ("nvlink-links", "warn", 1)}
+    assert said.troubles == {("nvlink-links", "block", 0), ("nvlink-links", "block", 1)}
     assert "11 links lead to the GPU at" in said.text("nvlink-links", 1)
 
 

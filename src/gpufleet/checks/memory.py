@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from gpufleet.checks.boards import is_for_servers
 from gpufleet.checks.finding import Action, Problem, Severity, Step
 from gpufleet.checks.reading import (
     CannotTell,
@@ -23,12 +24,6 @@ from gpufleet.checks.reading import (
     expectation,
 )
 from gpufleet.checks.remembered import remembered
-
-# nvmlBrandType_t of boards on which ECC is on as delivered: Tesla, and "NVIDIA", which data centre
-# boards since Ampere answer.
-DATA_CENTRE_BRANDS = {2, 14}
-# Boards made for desktops, whatever brand they answer: ECC is off as delivered where they have it.
-DESKTOP_NAMES = ("GeForce", "RTX", "TITAN", "Quadro")
 
 # Compute capabilities whose chips contain memory errors and take the bad page out of use by
 # themselves: GA100, GH100, GB10x (memory error management, "Supported GPUs"). GA10x, AD10x and
@@ -118,15 +113,11 @@ def _has_ecc_on(node: Reading) -> bool | None:
 
 
 def _ecc_wanted(gpu: GpuReading) -> Expectation | None:
-    name = gpu.known("name", default="")
-    data_centre = gpu.known("brand") in DATA_CENTRE_BRANDS and not any(
-        word in name for word in DESKTOP_NAMES
-    )
-    of_siblings = [] if data_centre else map(_has_ecc_on, gpu.node.twins)
-    own = True if data_centre else None  # whatever its siblings have made of theirs
-    return expectation(
-        gpu.node.settings.gpus.ecc, "gpus.ecc", of_siblings, own, f"an {name} is delivered with it"
-    )
+    for_servers = is_for_servers(gpu)
+    of_siblings = [] if for_servers else map(_has_ecc_on, gpu.node.twins)
+    own = True if for_servers else None  # whatever its siblings have made of theirs
+    source = f"{gpu.known('name')} boards are delivered with it on"
+    return expectation(gpu.node.settings.gpus.ecc, "gpus.ecc", of_siblings, own, source)
 
 
 def _ecc_switch(gpu: GpuReading, on: bool) -> Step:
@@ -319,12 +310,17 @@ def row_remap_spares(gpu: GpuReading) -> Iterator[Problem]:
 
 
 def retired_pages(gpu: GpuReading) -> Iterator[Problem]:
-    """Volta and Turing: few pages are retired, none waits for a reset to be."""
+    """
+    Volta and Turing: few pages are retired, none waits for a reset to be.
+
+    One that waits may be used until then. That is a warning and no more, because an uncorrectable
+    error that caused it is one since the driver loaded: ecc-uncorrected stops work then.
+    """
     if tuple(gpu.get("compute_capability")) >= REMAPS_ROWS:
         raise DoesNotApply("this chip remaps rows, it does not retire pages")
     if gpu.get("retired_pages_pending"):
         yield Problem(
-            Severity.BLOCK,
+            Severity.WARN,
             "a bad page waits for a reset to be retired, and may be used until then",
             "none waiting",
             "NVIDIA, dynamic page retirement",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import combinations
 
 from gpufleet.checks import fabric
+from gpufleet.checks.boards import is_for_servers
 from gpufleet.checks.finding import Action, Problem, Severity, Step
 from gpufleet.checks.links import (
     DRAIN,
@@ -120,9 +121,8 @@ def nvlink_links(gpu: GpuReading) -> Iterator[Problem]:
         numbers = ", ".join(f"{number} ({why})" for number, why in links.unread)
         raise Unread(f"the state of links {numbers} could not be read")
     expected = _links_expected(gpu, links)
-    up = len(links.up)
+    up, several = len(links.up), len(gpu.node.document["gpus"]) > 1
     if expected and up < expected.value:
-        several = len(gpu.node.document["gpus"]) > 1
         yield Problem(
             Severity.BLOCK if several and expected.certain else Severity.WARN,
             f"{_down(links)}; {up} are up",
@@ -132,7 +132,7 @@ def nvlink_links(gpu: GpuReading) -> Iterator[Problem]:
         )
     elif odd := _partial_bridge(links):
         yield Problem(
-            Severity.WARN,
+            Severity.BLOCK if several else Severity.WARN,
             f"{odd}: {_down(links)}",
             f"{LINKS_OF_A_BRIDGE} links for each NVLink bridge",
             "NVIDIA's NVLink bridges; how many are plugged nobody declared (gpus.nvlink_links)",
@@ -177,8 +177,9 @@ def _links_expected(gpu: GpuReading, links: Links) -> Expectation | None:
     if by_siblings:
         return _unless_peer_is_gone(gpu, by_siblings)
     if of_node > len(links.up):
-        # One without any may be one without a bridge.
-        others = Expectation(of_node, "the node's other GPUs", certain=bool(links.up))
+        # A desktop board without any link may be one without a bridge beside a pair with one.
+        certain = bool(links.up) or is_for_servers(gpu)
+        others = Expectation(of_node, "the node's other GPUs", certain)
         return _unless_peer_is_gone(gpu, others)
     return None
 
