@@ -7,7 +7,7 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpufleet.errors import FleetError
@@ -16,6 +16,9 @@ from gpufleet.topo_matrix import PCIE, parse
 from gpufleet.topology import SCHEMA
 
 TESTS = Path(__file__).parent
+
+# The machine may do other things at the same time.
+ANY_PACE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 # The same hardware as the lab's profile records it and as nvidia-smi prints it.
 TWINS = {
@@ -93,6 +96,7 @@ def test_boards_that_have_nothing_to_know_have_no_warnings(name):
     assert sample(name).warnings == ()
 
 
+@ANY_PACE
 @given(st.integers(1, 16))
 def test_tensor_parallelism_is_the_largest_power_of_two_on_an_island(size):
     """Eight does not fit on seven: an all-reduce of eight needs eight."""
@@ -311,6 +315,7 @@ def test_tiers_are_what_to_place_within():
     }
 
 
+@ANY_PACE
 @given(st.data(), st.integers(0, 8))
 def test_any_node_can_be_told(data, count):
     """Every GPU is on one island and in one group of each tier, and no check stumbles."""
@@ -332,6 +337,7 @@ def test_any_node_can_be_told(data, count):
     assert all(isinstance(warning, str) for warning in told["warnings"])
 
 
+@ANY_PACE
 @given(st.sets(st.integers(0, 20)))
 def test_short_numbers_mean_all_of_them(numbers):
     found = set()
@@ -342,6 +348,7 @@ def test_short_numbers_mean_all_of_them(numbers):
     assert found == numbers
 
 
+@ANY_PACE
 @given(st.lists(st.integers(1, 18), min_size=3, max_size=8))
 def test_what_hangs_on_switches_is_told_from_what_is_wired(links):
     """Pairs as narrow as the narrower end: only the largest count cannot be told alone."""

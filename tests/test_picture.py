@@ -8,7 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -18,6 +18,9 @@ from gpufleet.picture_svg import LINK, PALE, RED, svg
 from gpufleet.topo_matrix import PCIE, parse
 
 TOPO = Path(__file__).parent / "topo"
+
+# The machine may do other things at the same time.
+ANY_PACE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SAMPLES = sorted(path.stem for path in TOPO.glob("*.txt"))
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -224,6 +227,7 @@ def test_every_warning_is_drawn():
     )
 
 
+@ANY_PACE
 @given(st.text(), st.text())
 def test_any_name_makes_valid_xml(name, nic):
     page = drawn(Interconnect(name, (0,), {}, {0: name}, nics={nic: {0: "PIX"}}))
@@ -231,6 +235,7 @@ def test_any_name_makes_valid_xml(name, nic):
     assert len(list(page.iter(f"{SVG}text"))) > 3
 
 
+@ANY_PACE
 @given(st.data(), st.integers(0, 10))
 def test_any_node_can_be_drawn_and_printed(data, count):
     word = st.one_of(st.sampled_from(PCIE), st.integers(1, 3).map("NV{}".format))
