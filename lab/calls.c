@@ -4,12 +4,16 @@
  *
  *   adjtimex   says what the simulated machine's clock is: machine/clock, "SYNCHRONISED ERROR_US"
  *   statvfs    finds no more free on the node's disk than the machine has: machine/free_mib
+ *   open       of /proc/modules finds machine/proc/modules; only where this kernel is built without
+ *              modules and has no such file, so that nothing could be mounted over it
  *
  * Whoever sets the clock asks the real kernel.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/statvfs.h>
@@ -87,3 +91,53 @@ STATVFS(statvfs, path_t, struct statvfs)
 STATVFS(statvfs64, path_t, struct statvfs64)
 STATVFS(fstatvfs, int, struct statvfs)
 STATVFS(fstatvfs64, int, struct statvfs64)
+
+#ifdef WITHOUT_MODULES
+
+static const char *place(const char *path)
+{
+    return path && strcmp(path, "/proc/modules") == 0 ? MACHINE "proc/modules" : path;
+}
+
+/* By the system call itself: allocators open files before dlsym could find the real function. */
+static int opened(int folder, const char *path, int flags, va_list more)
+{
+    int creates = (flags & O_CREAT) || (flags & O_TMPFILE) == O_TMPFILE;
+    return (int)syscall(SYS_openat, folder, place(path), flags, creates ? va_arg(more, mode_t) : 0);
+}
+
+#define OPEN(NAME)                                                                                 \
+    int NAME(const char *path, int flags, ...)                                                     \
+    {                                                                                              \
+        va_list more;                                                                              \
+        va_start(more, flags);                                                                     \
+        int file = opened(AT_FDCWD, path, flags, more);                                            \
+        va_end(more);                                                                              \
+        return file;                                                                               \
+    }
+#define OPENAT(NAME)                                                                               \
+    int NAME(int folder, const char *path, int flags, ...)                                         \
+    {                                                                                              \
+        va_list more;                                                                              \
+        va_start(more, flags);                                                                     \
+        int file = opened(folder, path, flags, more);                                              \
+        va_end(more);                                                                              \
+        return file;                                                                               \
+    }
+#define FOPEN(NAME)                                                                                \
+    FILE *NAME(const char *path, const char *mode)                                                 \
+    {                                                                                              \
+        static FILE *(*ask)(const char *, const char *);                                           \
+        if (!ask)                                                                                  \
+            *(void **)&ask = dlsym(RTLD_NEXT, #NAME);                                              \
+        return ask(place(path), mode);                                                             \
+    }
+
+OPEN(open)
+OPEN(open64)
+OPENAT(openat)
+OPENAT(openat64)
+FOPEN(fopen)
+FOPEN(fopen64)
+
+#endif

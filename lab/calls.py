@@ -1,8 +1,9 @@
 """The library that answers system calls as a node's simulated machine would: lab/calls.c.
 
 It is for what no file and no mount can say: whether the clock is kept in step (the clock is this
-machine's), and how much of the disk is free (the disk is, too). It is preloaded into every program
-of a node; a program without a C library, or one that makes the system call itself, sees the truth.
+machine's), how much of the disk is free (the disk is, too), and which modules are loaded where this
+machine's kernel has none and so no /proc/modules. It is preloaded into every program of a node; a
+program without a C library, or one that makes the system call itself, sees the truth.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ _PRELOADED = Path("etc/ld.so.preload")
 
 def build(cache: Path = CACHE) -> Path:
     """Return the compiled library below `cache`; compiled once, named for what it is made of."""
-    digest = hashlib.sha256(_SOURCE.read_bytes() + " ".join(_COMPILE).encode()).hexdigest()
+    compiler = (*_COMPILE, *([] if Path("/proc/modules").exists() else ["-DWITHOUT_MODULES"]))
+    digest = hashlib.sha256(_SOURCE.read_bytes() + " ".join(compiler).encode()).hexdigest()
     library = cache / "calls" / f"libcalls-{digest[:12]}.so"
     if not library.exists():
         library.parent.mkdir(parents=True, exist_ok=True)
         draft = library.with_suffix(".new")
-        command.run(*_COMPILE, "-o", draft, _SOURCE)
+        command.run(*compiler, "-o", draft, _SOURCE)
         draft.rename(library)
     return library
 

@@ -178,8 +178,10 @@ def _show(home: Path, machine: Machine, tree: Mapping[str, Entry]) -> bool:
     """Have the tree that stands in for the kernel's hold just this; return whether it changed."""
     wanted = {path: entry for path, entry in tree.items() if _SHOWN.fullmatch(path)}
     wanted["/proc/meminfo"] = _meminfo(home, str(wanted["/proc/meminfo"]))
-    # Only modules that were loaded have it, not those that are built in.
-    wanted |= {f"/sys/module/{name}/initstate": "live\n" for name in machine.modules}
+    for name in machine.modules:
+        at = f"/sys/module/{name}"
+        # Only modules that were loaded have a state, not those that are built in.
+        wanted |= {f"{at}/initstate": "live\n", f"{at}/refcnt": "0\n", f"{at}/holders": Folder()}
     for function in machine.functions:  # lspci wants them
         wanted |= {f"{at_of(function)}/irq": "0\n", f"{at_of(function)}/resource": ""}
 

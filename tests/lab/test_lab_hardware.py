@@ -187,8 +187,8 @@ def test_what_an_administrator_does_with_the_software_stays(lab: Lab) -> None:
 # -- faults ----------------------------------------------------------------------------------------
 
 BLACKLIST = "apt-config dump | grep -c 'Package-Blacklist:: ' || true"
-# The low byte of the control register of the extended capability that lab/machine/tree.py has there.
-BRIDGE = "od -An -tu1 -j334 -N1 /sys/bus/pci/devices/0000:15:00.0/config | tr -d ' '"
+# The control register of ACS (its low byte), where lab/machine/tree.py has that capability.
+BRIDGE = "od -An -tu1 -j334 -N1 /sys/bus/pci/devices/0000:14:01.0/config | tr -d ' '"
 EFI = "od -An -tu1 -j4 /sys/firmware/efi/efivars/SecureBoot-*"
 MANAGER = "systemctl show -p ActiveState,Result nvidia-fabricmanager | sort | paste -sd' '"
 RUNS, DIED = "ActiveState=active Result=success", "ActiveState=failed Result=signal"
@@ -201,6 +201,8 @@ SEEN = [
     ("no-library", None, "ls /usr/lib/*/libnvidia-ml.so.1 | wc -l", "1", "0"),
     ("no-driver", None, "ls /proc/driver", "nvidia", ""),
     ("nouveau", None, f"lspci -k -s {GPU} | awk '/driver/ {{print $5}}'", "nvidia", "nouveau"),
+    ("nouveau", None, "lsmod | grep -o '^n[ov][a-z]*' | sort -u | paste -sd' '", "nvidia nvme",
+     "nouveau nvme"),
     ("module-differs", None, "modinfo -F version nvidia", DRIVER, "570.211.01"),
     ("kernel-without-module", None, "ls /lib/modules | wc -l; ls /run | grep -c reboot-r || true",
      "1\n0", "2\n2"),
