@@ -82,23 +82,23 @@ def judge(
         node = replace(
             alone[name],
             needs=(needs or {}).get(name, Needs()),
-            siblings=_nearest(name, [alone[other] for other in alike if other in alone]),
+            siblings=_nearest(alone[name], [alone[each] for each in alike if each in alone]),
         )
         findings += (_accepted(found, node.settings, today) for found in _of_node(node))
     facts = {name: reading.document for name, reading in alone.items()}
     return Report(tuple(findings), facts, tuple(sorted(documents)))
 
 
-def _nearest(name: str, alike: Sequence[Reading]) -> tuple[Reading, ...]:
+def _nearest(node: Reading, alike: Sequence[Reading]) -> tuple[Reading, ...]:
     """
     Return up to `ASKED_SIBLINGS` others with the same GPUs: those that follow by name, in a ring.
 
     Each node has its own, so that no odd one out is asked by everybody.
     """
-    product = next((each.product for each in alike if each.name == name), None)
-    others = sorted((each for each in alike if each.product == product), key=lambda each: each.name)
-    after = [each for each in others if each.name > name]
-    before = [each for each in others if each.name < name]
+    others = [each for each in alike if each.product == node.product]
+    others.sort(key=lambda each: each.name)
+    after = [each for each in others if each.name > node.name]
+    before = [each for each in others if each.name < node.name]
     return tuple((after + before)[:ASKED_SIBLINGS])
 
 
