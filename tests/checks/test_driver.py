@@ -237,6 +237,19 @@ def test_declared_forward_compatibility_is_a_warning(document, judged):
     assert said.troubles == {("driver-minimum", "warn", None)}
 
 
+@pytest.mark.parametrize(("cuda", "severity"), [(11080, "block"), (12000, "ok")])
+def test_a_declared_vllm_needs_cuda_12_at_least(document, judged, cuda, severity):
+    """Also where its lock does not say which CUDA it brings."""
+    found = document("h100x8")
+    found["driver"]["cuda"] = cuda
+    vllm = {"version": "0.32.0", "lock": "locks/vllm.txt", "listen": "127.0.0.1"}
+
+    said = judged(found, settings={"vllm": vllm})
+
+    assert said.worst("driver-minimum").severity.word == severity
+    assert judged(found).worst("driver-minimum").severity is Severity.OK
+
+
 def test_a_driver_whose_cuda_is_not_told_is_unknown(document, judged):
     found = document("h100x8")
     found["driver"]["cuda"] = {"missing": "unknown", "code": 999}

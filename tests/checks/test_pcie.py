@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from gpufleet.checks.finding import Severity
@@ -144,7 +146,8 @@ def test_a_generation_that_could_not_be_read_is_unknown(document, judged):
     ("replays", "hours", "severity"),
     [
         (0, 1, "ok"),
-        (30, 0.01, "ok"),  # of the first minute after boot: links train
+        (31, 0.01, "ok"),  # of the first minute after boot: links train
+        (32, 0.01, "warn"),
         (31 * 60, 1, "ok"),  # 16 lanes of generation 5: 31 a minute
         (31 * 60 + 1, 1, "warn"),
         (100_000, 24, "warn"),
@@ -172,6 +175,19 @@ def test_a_slow_link_may_replay_less(document, judged):
 
     assert said.troubles == {("pcie-replays", "warn", 0)}
     assert "8 a minute at most" in said.text("pcie-replays")
+
+
+@pytest.mark.parametrize(
+    ("generation", "gigabits"), [(1, 2.5), (2, 5), (3, 8), (4, 16), (5, 32), (6, 64), (7, 64)]
+)
+def test_what_one_wrong_bit_in_a_million_million_makes(document, judged, generation, gigabits):
+    """By a lane's bits a minute; a generation that is not known is judged as the fastest."""
+    found = document("h100x8")
+    found["gpus"][5].update(pcie_generation_max=generation, pcie_replays=10**9)
+
+    allowed = math.ceil(16 * gigabits * 1e9 * 60 / 1e12)
+
+    assert judged(found).worst("pcie-replays").expected == f"{allowed} a minute at most"
 
 
 def test_replays_without_a_time_are_unknown(document, judged):

@@ -9,7 +9,15 @@ import re
 from collections.abc import Callable, Iterator
 
 from gpufleet.checks.finding import Action, Problem, Severity, Step
-from gpufleet.checks.reading import CannotTell, GpuReading, Reading, Unread, is_missing, reason
+from gpufleet.checks.reading import (
+    CannotTell,
+    GpuReading,
+    Needs,
+    Reading,
+    Unread,
+    is_missing,
+    reason,
+)
 
 # CUDA's majors, and the oldest driver on which the wheels of any of their minors run: "minor
 # version compatibility" in NVIDIA's CUDA compatibility guide.
@@ -18,6 +26,9 @@ OLDEST_DRIVER = {12: "525.60.13", 13: "580.65.06"}
 # nvmlBrandType_t, nvml.h: Tesla, and what it was renamed to. CUDA's forward compatibility packages
 # run on data-centre boards alone (CUDA compatibility guide); on GeForce CUDA ends with error 804.
 DATA_CENTRE_BRANDS = {2, 14}
+# Where the lock of a declared vLLM does not say which CUDA it brings: every vLLM that settings
+# accept (0.18 and newer) brings this one or a newer.
+OLDEST_VLLM_CUDA = (12, 0)
 FORWARD_COMPATIBILITY = "VLLM_ENABLE_CUDA_COMPATIBILITY"  # vLLM reads it; off without it
 
 # The oldest GPUs that vLLM's CUDA wheels have kernels for. CUDA 13 compiles nothing older than
@@ -242,51 +253,59 @@ def driver_minimum(node: Reading) -> Iterator[Problem]:
 
     Nothing to check where no vLLM is declared.
     """
-    if node.needs.cuda is None or _on_cpu(node):
+    vllm = node.settings.vllm
+    needs, source = node.needs.cuda, node.needs.source
+    if needs is None and vllm is not None:
+        needs, source = OLDEST_VLLM_CUDA, f"vLLM {vllm.version}, whose lock names no CUDA"
+    if needs is None or _on_cpu(node):
         return
     version = node.get("driver", "cuda")
     has = (version // 1000, version % 1000 // 10)  # NVML has 12080 for CUDA 12.8
-    if has >= node.needs.cuda:
+    if has >= needs:
         return
-    driver = f"driver {node.known('driver', 'version', default='?')} runs CUDA {_dotted(has)}"
-    brings = f"vLLM's wheels bring {_dotted(node.needs.cuda)}"
-    major = node.needs.cuda[0]
-    if has[0] == major:
-        yield Problem(
-            Severity.INFO,
-            f"{driver}, {brings}: they run, except what hands the driver PTX to compile",
-            f"CUDA {_dotted(node.needs.cuda)}",
-            node.needs.source,
-            (Step(Action.LOOK, "upgrade the driver when it is convenient"),),
-        )
+    driver = node.known("driver", "version", default="?")
+    said = f"driver {driver} runs CUDA {_dotted(has)}, vLLM's wheels bring {_dotted(needs)}"
+    if has[0] != needs[0]:
+        yield _too_old(node, said, has, Needs(needs, source))
         return
-    upgrade = Step(Action.CONFIGURE, f"upgrade the driver to {_oldest(major)}, then reboot")
-    older = Step(
-        Action.CONFIGURE,
-        f"deploy a vLLM whose wheels are built with CUDA {has[0]} (`vllm.lock`)",
+    yield Problem(
+        Severity.INFO,
+        f"{said}: they run, except what hands the driver PTX to compile",
+        f"CUDA {_dotted(needs)}",
+        source,
+        (Step(Action.LOOK, "upgrade the driver when it is convenient"),),
     )
-    boards = [gpu.known("brand") for gpu in node.gpus]
-    forward = bool(boards) and set(boards) <= DATA_CENTRE_BRANDS
-    package = f"cuda-compat-{node.needs.cuda[0]}-{node.needs.cuda[1]}"
+
+
+def _too_old(node: Reading, said: str, has: tuple[int, int], needs: Needs) -> Problem:
+    """Return the problem of a driver whose CUDA is of an older major than the wheels'."""
+    cuda = needs.cuda or has
+    wanted = f"driver {_oldest(cuda[0])}"
+    upgrade = Step(Action.CONFIGURE, f"upgrade the driver to {_oldest(cuda[0])}, then reboot")
+    package = f"cuda-compat-{cuda[0]}-{cuda[1]}"
+    boards = {gpu.known("brand") for gpu in node.gpus}
+    forward = bool(boards) and boards <= DATA_CENTRE_BRANDS
     if forward and _forward_compatible(node):
-        yield Problem(
+        return Problem(
             Severity.WARN,
-            f"{driver}, {brings}: vLLM relies on the package {package}, which was not looked for",
-            f"driver {_oldest(major)}",
+            f"{said}: vLLM relies on the package {package}, which was not looked for",
+            wanted,
             f"{FORWARD_COMPATIBILITY} in vllm.environment",
             (Step(Action.LOOK, f"`dpkg -l '{package}'` on the node"), upgrade),
         )
-        return
+    older = Step(
+        Action.CONFIGURE, f"deploy a vLLM whose wheels are built with CUDA {has[0]} (`vllm.lock`)"
+    )
     compatible = Step(
         Action.CONFIGURE,
         f"on these data-centre boards: install {package} and set vllm.environment."
         f"{FORWARD_COMPATIBILITY}: '1' (CUDA's forward compatibility; not for every old branch)",
     )
-    yield Problem(
+    return Problem(
         Severity.BLOCK,
-        f"{driver}, {brings}: vLLM ends with `CUDA driver version is insufficient`",
-        f"driver {_oldest(major)}",
-        node.needs.source,
+        f"{said}: vLLM ends with `CUDA driver version is insufficient`",
+        wanted,
+        needs.source,
         (older, *((compatible,) if forward else ()), upgrade),
     )
 
