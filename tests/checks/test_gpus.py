@@ -405,6 +405,7 @@ def test_a_corrupt_inforom_is_a_warning(document, judged, answer):
     [
         (NOT_SUPPORTED, Severity.OK),
         ({"missing": "function_not_found", "code": 13}, Severity.INFO),
+        ({"missing": "no_permission", "code": 4}, Severity.INFO),
         ({"missing": "unknown", "code": 999}, Severity.UNKNOWN),
     ],
 )

@@ -46,6 +46,13 @@ def test_one_gpu_narrower_than_the_others_of_its_node_is_unfit(document, judged)
     assert all(word in text for word in ["8 PCIe lanes", "16 lanes", f"lspci -vv -s {bus_id}"])
 
 
+def test_another_model_beside_it_says_nothing_of_its_slot(document, judged):
+    found = width(document("l40sx8"), 8, 5)
+    found["gpus"][5]["name"] = "NVIDIA L4"
+
+    assert judged(found).worst("pcie-width").severity is Severity.WARN
+
+
 def test_gpus_that_are_narrow_alike_may_be_so_by_design(document, judged):
     """T4 and GeForce boards are often built into slots of eight lanes."""
     said = judged(width(document("l40sx8"), 8))

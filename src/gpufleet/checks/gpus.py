@@ -14,6 +14,7 @@ from gpufleet.checks import occupancy, pcie, slowdown
 from gpufleet.checks.finding import Action, Problem, Severity, Step
 from gpufleet.checks.ladder import POWER_CYCLE, REBOOT_IT, RETURN_IT, SEE_LOG, STOP, reset
 from gpufleet.checks.reading import (
+    CannotTell,
     GpuReading,
     Reading,
     each,
@@ -400,8 +401,10 @@ def recovery_action(gpu: GpuReading) -> Iterator[Problem]:
 def inforom(gpu: GpuReading) -> Iterator[Problem]:
     """The InfoROM's checksums hold: ECC counts, page retirement and power limits live there."""
     valid = gpu.facts["inforom_valid"]
-    corrupt = is_missing(valid) and valid["missing"] == "corrupted_inforom"
-    if not corrupt and gpu.get("inforom_valid"):
+    why = valid["missing"] if is_missing(valid) else None
+    if why == "no_permission":
+        raise CannotTell("only root may have it checked")  # it could at worst have warned
+    if why != "corrupted_inforom" and gpu.get("inforom_valid"):
         return
     yield Problem(
         Severity.WARN,
