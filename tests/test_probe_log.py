@@ -112,6 +112,11 @@ def test_the_ring_answers_where_the_journal_does_not(logged, journalctl):
     assert found["lines"] == [[900.0, XID]]
 
 
+@pytest.mark.parametrize("journalctl", [NOT_ALLOWED, OWN_JOURNAL_ONLY])
+def test_a_refusal_by_the_journal_is_said_where_nothing_else_can_tell(logged, journalctl):
+    assert logged(journalctl=journalctl)["missing"] == "no_permission"
+
+
 def test_a_log_without_a_line_is_no_log(logged):
     """A container's: that no error was logged there says nothing of the GPUs."""
     assert logged(journalctl=NO_JOURNAL, dmesg=":")["missing"] == "absent"

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from gpufleet.on_node import machine as files
-from gpufleet.on_node import processes, system
+from gpufleet.on_node import packages, processes, system
+from gpufleet.on_node.answers import read
 from lab import machine, nvml
 from lab.machine.parts import Kernel, Package, Process, Unit, Upgrades, laid_over, with_unit
 from tests.nodes.record import probe, probe_machine
@@ -42,6 +43,28 @@ def found(library):
         return probe_machine(library, replace(machine.of(profile), **parts))
 
     return run
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+    """An empty tree that the probe's parts read instead of this machine."""
+    monkeypatch.setattr(files, "ROOT", str(tmp_path))
+    return tmp_path
+
+
+def put(root, name, script):
+    """Write a program."""
+    at = write(root, f"usr/bin/{name}", f"#!/bin/sh\n{script}\n")
+    at.chmod(0o755)
+
+
+def write(root, path, text):
+    """Write a file, and what it lies in."""
+    at = root / path
+    at.parent.mkdir(parents=True, exist_ok=True)
+    at.unlink(missing_ok=True)
+    at.write_text(text)
+    return at
 
 
 @pytest.mark.parametrize("profile", nvml.profiles())
@@ -183,6 +206,78 @@ def test_upgrades_are_unattended_only_with_package_and_timer(library, installed,
     }
 
 
+def rows(*lines):
+    """A script that prints these lines."""
+    return "cat <<'END'\n" + "\n".join(lines) + "\nEND"
+
+
+@pytest.mark.parametrize(
+    ("status", "held"),
+    [("ii ", False), ("hi ", True), ("iF ", False), ("iU ", False), ("rc ", None), ("un ", None)],
+)
+def test_a_package_that_left_its_configuration_is_not_installed(tree, status, held):
+    """dpkg's letters: what is wanted, then what is; half-configured is there all the same."""
+    put(tree, "dpkg-query", rows(f"nvidia-dkms-570\t570.1-1\t{status}"))
+
+    found = packages.packages()
+
+    assert found.get("nvidia-dkms-570", {}).get("held") == held
+
+
+def test_the_first_of_several_architectures_counts(tree):
+    put(tree, "dpkg-query", rows("libnvidia-x\t570.1-1\tii ", "libnvidia-x\t535.1-1\tii "))
+
+    assert packages.packages() == {"libnvidia-x": {"version": "570.1-1", "held": False}}
+
+
+def test_dnf_locks_hold_packages(tree):
+    put(
+        tree,
+        "rpm",
+        rows(
+            "nvidia-driver\t570.124.06-1.el9\tx86_64",
+            "kernel-core\t5.14-1\tx86_64",
+            "zlib\t1-1\tx86_64",
+        ),
+    )
+    write(tree, "etc/dnf/plugins/versionlock.list", "# mine\nnvidia-driver-3:570.124.06-1.el9.*\n")
+    write(tree, "etc/dnf/dnf.conf", "[main]\nexcludepkgs=kernel*\n")
+
+    assert packages.packages() == {
+        "kernel-core": {"version": "5.14-1", "held": False},
+        "nvidia-driver": {"version": "570.124.06-1.el9", "held": True},
+    }
+    assert packages.upgrades()["blacklist"] == ["kernel*"]
+
+
+@pytest.mark.parametrize(
+    ("installed", "timers", "applies", "wanted"),
+    [
+        (False, ("enabled", "enabled"), "yes", False),
+        (True, ("disabled", "disabled"), "yes", False),
+        (True, ("enabled", "disabled"), "no", False),  # it only downloads
+        (True, ("enabled", "disabled"), "yes", True),
+        (True, ("disabled", "enabled"), "no", True),
+    ],
+)
+def test_dnf_upgrades_by_itself_when_a_timer_lets_it(tree, installed, timers, applies, wanted):
+    put(tree, "rpm", "true")
+    write(tree, "etc/dnf/automatic.conf", f"[commands]\napply_updates = {applies}\n")
+    units = dict(zip(("dnf-automatic.timer", "dnf-automatic-install.timer"), timers, strict=True))
+    there = {"dnf-automatic": {"version": "4", "held": False}} if installed else {}
+
+    found = packages.unattended(
+        packages.upgrades(), there, {name: {"enabled": state} for name, state in units.items()}
+    )
+
+    assert found["enabled"] is wanted
+
+
+def test_a_machine_without_any_package_manager_has_no_packages(tree):
+    assert read(packages.packages)["missing"] == "no_program"
+    assert read(packages.upgrades)["missing"] == "no_program"
+
+
 def test_only_debians_family_says_that_it_wants_a_reboot(found):
     assert found("h100x8", reboot_required=True)["system"]["reboot_required"] is True
     assert found("h100x8", reboot_required=False)["system"]["reboot_required"] is False
@@ -267,10 +362,8 @@ def test_a_process_on_a_gpu_has_a_name_a_unit_and_a_user(library):
         ("0::/machine.slice/libpod-1f.scope/container\n", "libpod-1f.scope"),
     ],
 )
-def test_the_unit_is_the_innermost_one(tmp_path, monkeypatch, cgroup, unit):
-    monkeypatch.setattr(files, "ROOT", str(tmp_path))
-    (tmp_path / "proc/7").mkdir(parents=True)
-    (tmp_path / "proc/7/cgroup").write_text(cgroup)
+def test_the_unit_is_the_innermost_one(tree, cgroup, unit):
+    write(tree, "proc/7/cgroup", cgroup)
 
     assert processes.unit(7) == unit
 
@@ -330,14 +423,6 @@ def test_the_paths_asked_for_are_told(library):
 
 
 # --- programs that hang, fail, or are somebody else's
-
-
-def put(root, name, script):
-    at = root / "usr/bin" / name
-    at.parent.mkdir(parents=True, exist_ok=True)
-    at.unlink(missing_ok=True)
-    at.write_text(f"#!/bin/sh\n{script}\n")
-    at.chmod(0o755)
 
 
 @pytest.mark.parametrize(

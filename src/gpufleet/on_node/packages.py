@@ -54,19 +54,23 @@ def debian() -> dict[str, Any]:
 
 def red_hat() -> dict[str, Any]:
     """Return rpm's packages; of a kernel in several versions the last that rpm names."""
-    output = run("rpm", "-qa", "--qf", "%{NAME}\t%{VERSION}-%{RELEASE}\n", seconds=SECONDS)
+    form = "%{NAME}\t%{VERSION}-%{RELEASE}\t%{ARCH}\n"
+    output = run("rpm", "-qa", "--qf", form, seconds=SECONDS)
     if output.status:
         raise refused("rpm", output)
-    rows = (row.split("\t") for row in output.out.splitlines())
-    found = {name: version for name, version in rows if RPM_NAMES.fullmatch(name)}
+    rows = sorted(row.split("\t") for row in output.out.splitlines())
     locks = version_locks()
     return {
-        name: {
-            "version": version,
-            "held": any(fnmatch.fnmatch("%s-%s" % (name, version), lock) for lock in locks),
-        }
-        for name, version in sorted(found.items())
+        name: {"version": version, "held": locked("%s-%s" % (name, version), arch, locks)}
+        for name, version, arch in rows
+        if RPM_NAMES.fullmatch(name)
     }
+
+
+def locked(package: str, arch: str, locks: list[str]) -> bool:
+    """Say whether dnf keeps a package; a lock is a pattern, with or without the architecture."""
+    names = (package, package + "." + arch)
+    return any(fnmatch.fnmatch(name, lock) for name in names for lock in locks)
 
 
 def version_locks() -> list[str]:
