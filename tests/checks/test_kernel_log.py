@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpufleet.checks.kernel_log import Log
+from gpufleet.checks.xid import KINDS
 from tests.checks.conftest import PROFILES, Judged
 
 Document = Callable[[str], Any]
@@ -228,6 +231,15 @@ def test_one_fatal_nvlink5_error_among_harmless_ones_blocks(
 ) -> None:
     lines = [(100.0, xid(149, "X Fatal Link 1")), (101.0, xid(149, "X Nonfatal Link 1"))]
     assert judged(logged(document("h100x8"), *lines)).troubles == BLOCK5
+
+
+def test_the_page_has_every_number_under_its_severity() -> None:
+    """Beside those whose severity depends on more than the number, which it explains."""
+    page = (Path(__file__).parents[2] / "docs/checks/xid.md").read_text()
+    rows = dict(re.findall(r"^\| (info|warn|block)[^|]*\| ([^|]*) \|$", page, re.MULTILINE))
+    for number, kind in KINDS.items():
+        ranges = re.findall(r"(\d+)(?: to (\d+))?", rows[kind.severity.word])
+        assert any(int(a) <= number <= int(b or a) for a, b in ranges), number
 
 
 # --- which GPU

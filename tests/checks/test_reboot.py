@@ -110,6 +110,9 @@ def test_a_driver_that_is_not_loaded_is_another_checks_business(
     node["driver"]["module"] = ABSENT
     node["driver"]["kernels"][0]["nvidia"] = ABSENT
     assert {check for check, _, _ in judged(node).troubles} & set(WITHOUT_DRIVER) == set()
+    node = with_newer(document("h100x8"), "570.124.06", ABSENT)
+    node["driver"]["module"], node["system"]["secure_boot"] = ABSENT, True
+    assert {check for check, _, _ in judged(node).troubles} & set(WITHOUT_DRIVER) == set()
 
 
 # --- its signature

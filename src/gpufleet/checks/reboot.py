@@ -113,10 +113,14 @@ def reboot_kernel(node: Reading) -> Iterator[Problem]:
 
 
 def reboot_signature(node: Reading) -> Iterator[Problem]:
-    """Under Secure Boot the module of the next boot is signed. (Whether firmware knows the key is
-    not read: `mokutil --list-enrolled` tells root.)"""
+    """
+    Under Secure Boot the module of the next boot is signed. Where none is loaded: secure-boot.
+
+    Whether the firmware knows the key is not read: `mokutil --list-enrolled` tells root.
+    """
     if not node.get("system", "secure_boot", absent=False):
         return
+    loaded_module(node)
     boot = next_boot(node)
     if boot.module is not None and boot.signer is None:
         yield Problem(
@@ -128,9 +132,9 @@ def reboot_signature(node: Reading) -> Iterator[Problem]:
             (
                 Step(
                     Action.CONFIGURE,
-                    "have it signed: with DKMS dkms build and install --force sign with the "
-                    "machine's key; or install the distribution's signed modules "
-                    "(linux-modules-nvidia-*)",
+                    "build it again, signed with the machine's key: dkms install "
+                    f"nvidia/{boot.module} -k {boot.kernel} --force; or take the distribution's "
+                    "signed modules (linux-modules-nvidia-*)",
                 ),
                 Step(
                     Action.CONFIGURE,
