@@ -104,6 +104,11 @@ def test_lanes_hardly_matter_where_the_cpu_is_reached_over_c2c(document, judged)
     assert said.worst("pcie-width").severity is Severity.INFO
 
 
+@pytest.mark.parametrize("lanes", [0, 33, 0xFFFFFFFF])
+def test_a_width_that_pcie_does_not_have_is_unknown(document, judged, lanes):
+    assert judged(width(document("gb200x4"), lanes, 2)).troubles == {("pcie-width", "unknown", 2)}
+
+
 @pytest.mark.parametrize("fact", ["pcie_width", "pcie_width_max"])
 def test_a_width_that_could_not_be_read_is_unknown(document, judged, fact):
     found = document("t4x1")

@@ -7,12 +7,13 @@ from math import ceil
 
 from gpufleet.checks.finding import Action, Problem, Severity, Step
 from gpufleet.checks.ladder import POWER_CYCLE, STOP
-from gpufleet.checks.reading import CannotTell, GpuReading, expectation
+from gpufleet.checks.reading import CannotTell, GpuReading, Unread, expectation
 
 # PCIe replays that a sound link may have, a lane and minute, by generation: one wrong bit in 10^12
 # (PCI Express Base Specification) of 2.5, 5, 8, 16, 32 and 64 Gbit/s. DCGM judges by the same.
 REPLAYS_A_LANE_AND_MINUTE = {1: 0.15, 2: 0.3, 3: 0.48, 4: 0.96, 5: 1.92, 6: 3.84}
 
+WIDEST = 32  # lanes; PCI Express Base Specification
 PERFORMANCE_STATE_FULL = 0  # nvmlPstates_t: P0
 
 
@@ -27,6 +28,8 @@ def pcie_width(gpu: GpuReading) -> Iterator[Problem]:
     have. Fewer than the device could have, and nobody to compare with, may be the slot's design.
     """
     width = gpu.get("pcie_width")
+    if not 0 < width <= WIDEST:
+        raise Unread(f"{width} lanes is no width of PCIe")
     node = gpu.node
     bus_id = gpu.known("pci", "bus_id")
     slot = (
