@@ -42,8 +42,8 @@ PORT_ACTIVE = "4:"  # the link layer's state as the kernel writes it: "4: ACTIVE
 
 # What the kernel says when it refuses a module (kernel/module/signing.c, security/lockdown).
 _REFUSED = re.compile(
-    r"Loading of (unsigned )?module.*(rejected|restricted)|Loading of unsigned module is rejected"
-    r"|Lockdown: .*unsigned module|PKCS#7 signature not signed with a trusted key"
+    r"Loading of (unsigned )?module.*(rejected|restricted)|Lockdown: .*unsigned module"
+    r"|PKCS#7 signature not signed with a trusted key"
 )
 
 
@@ -67,7 +67,9 @@ def secure_boot(node: Reading) -> Iterator[Problem]:
     refusals = [text for _, text in lines if _REFUSED.search(text)]
     if signer is not None and not refusals:
         return
-    why = "is not signed" if signer is None else f"is signed by {signer}, whose key is not enrolled"
+    why = "is not signed"
+    if signer is not None:
+        why = f"is signed by {signer}, whose key the firmware does not seem to know"
     said = f": {refusals[-1]}" if refusals else ""
     yield Problem(
         Severity.BLOCK,
@@ -333,8 +335,7 @@ def host_memory(node: Reading) -> Iterator[Problem]:
     remark = f"; {aside / GIB:.1f} GiB are set aside as huge pages" if aside >= GIB else ""
     yield Problem(
         Severity.WARN,
-        f"{available / GIB:.1f} of {node.get('memory_mib') / GIB:.1f} GiB of memory are "
-        f"available{remark}",
+        f"{available / GIB:.1f} GiB of memory are available{remark}",
         f"{needed // GIB} GiB: {MEMORY_BASE // GIB} and {MEMORY_EACH_GPU // GIB} a GPU",
         "what vLLM's processes take",
         (
