@@ -78,6 +78,11 @@ def unless_contained(profile: Profile) -> str:
     return WARN if profile.contains_errors else BLOCK
 
 
+def worse_than_most(profile: Profile) -> str:
+    """Boards with sixteen lanes are sold in slots with eight: sure it is where most have more."""
+    return BLOCK if profile.count > 2 else WARN
+
+
 def worse_over_pcie(profile: Profile) -> str:
     """Redirection harms GPUs that talk over PCIe: not all are linked, and the driver lets them."""
     return WARN if talks_over_pcie(profile) else INFO
@@ -108,7 +113,7 @@ OF_GPUS = (
     ),
     Fault(
         "gpu-garbage", "a GPU answers with bytes that are no text and numbers that cannot be",
-        {"gpu-answers": UNKNOWN, "temperature": UNKNOWN, "pcie-width": WARN},
+        {"gpu-answers": UNKNOWN, "temperature": UNKNOWN},
         lines="""
         gpu.{gpu}.name = NVIDIA \\xff\\xfe\\x80GPU
         gpu.{gpu}.serial = \\xc3\\x28
@@ -229,7 +234,7 @@ OF_LINKS = (
         {"nvlink-errors": WARN}, linked, change=link_errors,
     ),
     Fault(
-        "nvlink-errors-fatal", "a link has to be trained anew again and again, or has a bad bit in 10^9",
+        "nvlink-errors-fatal", "a link has to be trained anew again and again",
         {"nvlink-errors": BLOCK}, linked, change=link_errors_fatal,
     ),
 )
@@ -264,7 +269,7 @@ OF_STATE = (
     ),
     Fault(
         "pcie-x8", "a GPU has half of its PCIe lanes",
-        {"pcie-width": BLOCK}, lines="gpu.{gpu}.pcie.width = 8",
+        {"pcie-width": worse_than_most}, lines="gpu.{gpu}.pcie.width = 8",
     ),
     Fault(
         "pcie-replays", "PCIe repeats packets all the time",
@@ -291,7 +296,7 @@ OF_STATE = (
     Fault(
         "foreign-memory", "half of a GPU's memory is in use, and no process is seen",
         # On Grace, Linux may have taken it.
-        {"foreign-memory": where(own_memory, BLOCK)}, change=memory_in_use,
+        {"foreign-memory": BLOCK}, own_memory, change=memory_in_use,
     ),
     Fault(
         "power-capped", "a GPU's power limit is the lowest there is",

@@ -110,8 +110,8 @@ def link_errors(machine: Machine, gpu: int) -> Machine:
 
 def link_errors_fatal(machine: Machine, gpu: int) -> Machine:
     """A link has to be trained anew again and again."""
-    # 213 and 214: recoveries that succeeded and failed; 220: effective bit error rate, its mantissa in bits 8 to 11 and
-    # its negative exponent in bits 0 to 7, here 1e-9.
+    # 213 and 214: recoveries that succeeded and failed; 220: effective bit error rate, its mantissa
+    # in bits 8 to 11, its negative exponent in bits 0 to 7, here 1e-9.
     return _link_3(machine, gpu, "recovery", {213: 50000, 214: 1, 220: 0x109})
 
 

@@ -103,6 +103,8 @@ def answer(question: str) -> Any:
         return plain(eval(question, {**vars(pynvml), **globals()}))
     except pynvml.NVMLError as error:
         return {"error": error.value}
+    except UnicodeDecodeError:
+        return {"error": "not text"}
 
 
 if __name__ == "__main__":

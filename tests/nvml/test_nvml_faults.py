@@ -69,6 +69,103 @@ def test_an_error_every_third_time(machine):
     assert answers == [True, True, {"error": 999}, True, True, {"error": 999}]
 
 
+def test_an_error_from_the_third_time_on(machine):
+    """Counted in each process: a GPU that falls off the bus while it is asked."""
+    vanishing = machine("h100x8", "gpu.2.error.* = 15@4")
+
+    # gpu(2) is a call as well.
+    assert vanishing.ask(
+        "[nvmlDeviceGetIndex(gpu(2)), nvmlDeviceGetNvLinkState(gpu(0), 3)]",
+        "nvmlDeviceGetMinorNumber(gpu(2))",
+        "nvmlDeviceGetIndex(gpu(2))",
+        "nvmlDeviceGetIndex(gpu(1))",
+    ) == [[2, 1], LOST, LOST, 1]
+
+
+def test_a_gpu_that_answers_now_and_then_is_still_linked(machine):
+    """Only who has lost all calls takes the links of its peers down."""
+    flaky = machine("a100x4-pcie", "gpu.1.error.* = 999/3")
+
+    assert flaky.ask("nvmlDeviceGetNvLinkState(gpu(0), 3)") == [1]
+    assert machine("a100x4-pcie", "gpu.1.error.* = 15").ask(
+        "nvmlDeviceGetNvLinkState(gpu(0), 3)"
+    ) == [0]
+
+
+def test_fewer_gpus_from_a_call_on(machine):
+    """The last GPU is gone from then on, under a handle that was good before."""
+    shrinking = machine("h100x8", "count = 8,7@5")
+
+    answers = shrinking.ask(
+        "nvmlDeviceGetCount()",
+        "nvmlDeviceGetIndex(gpu(7))",
+        "nvmlDeviceGetCount()",
+        "nvmlDeviceGetCount()",
+        "nvmlDeviceGetIndex(gpu(7))",
+    )
+    assert answers == [8, 7, 8, 7, {"error": 2}]
+
+
+def test_reasons_that_change_from_question_to_question(machine):
+    """The last one stays: a slowdown of a moment."""
+    momentary = machine("h100x8", "gpu.1.clocks.reasons = 0x48,0x40,1")
+
+    assert momentary.ask(
+        "[nvmlDeviceGetCurrentClocksEventReasons(gpu(1)) for _ in range(5)]",
+        "nvmlDeviceGetCurrentClocksEventReasons(gpu(0))",
+    ) == [[0x48, 0x40, 1, 1, 1], 1]
+
+
+def test_bytes_that_are_no_text(machine):
+    """Written as escapes, so that the profile itself stays text."""
+    garbled = machine("h100x8", r"gpu.0.name = A\xff\x80B", r"gpu.1.name = C:\xyz")
+
+    assert garbled.ask("nvmlDeviceGetName(gpu(0))", "nvmlDeviceGetName(gpu(1))") == [
+        {"error": "not text"},
+        r"C:\xyz",
+    ]
+
+
+@pytest.mark.parametrize("code", [0, 4, 9, 18])
+def test_the_library_tells_its_own_version_unopened(machine, code):
+    """That is how a library is known that is newer than the loaded module."""
+    mismatched = machine(
+        "h100x8", f"error.nvmlInitWithFlags = {code}", "system.library = 575.57.08"
+    )
+    program = (
+        "import ctypes; nvml = ctypes.CDLL('libnvidia-ml.so.1')\n"
+        "text = ctypes.create_string_buffer(80)\n"
+        "print(nvml.nvmlSystemGetNVMLVersion(text, 80), text.value.decode())\n"
+        "print(nvml.nvmlInitWithFlags(0), nvml.nvmlSystemGetNVMLVersion(text, 80))\n"
+        "print(text.value.decode())\n"
+    )
+
+    done = subprocess.run(
+        ["python3", "-c", program],
+        env={
+            **os.environ,
+            "LD_LIBRARY_PATH": str(mismatched.library.parent),
+            "GPUFLEET_NVML_PROFILE": f"{mismatched.profile}:{mismatched.overlay}",
+        },
+        capture_output=True, text=True, timeout=20, check=True,
+    )  # fmt: skip
+    assert done.stdout.split("\n") == [
+        "0 12.575.57.08", f"{code} 0", "12.575.57.08", "",
+    ]  # fmt: skip
+
+
+def test_a_link_without_errors_has_a_tiny_bit_error_rate_not_none(machine):
+    """Mantissa 15 and exponent -255; a link with errors has what the profile says."""
+    rates = machine("b200x8", "gpu.1.field.220.3 = 0x109").ask(
+        "field(0, NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_BER, 3)",
+        "field(0, NVML_FI_DEV_NVLINK_COUNT_SYMBOL_BER, 3)",
+        "field(1, NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_BER, 3)",
+        "field(0, NVML_FI_DEV_NVLINK_COUNT_RCV_ERRORS, 3)",
+    )
+
+    assert rates == [0xFFF, 0xFFF, 0x109, 0]
+
+
 def test_a_call_that_hangs(machine):
     """The call comes back after the time that was asked for, with its usual answer."""
     slow = machine("h100x8", "gpu.2.hang.nvmlDeviceGetName = 0.7")
