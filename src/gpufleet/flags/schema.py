@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache, cached_property
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from gpufleet.errors import FleetError
@@ -25,7 +25,10 @@ from gpufleet.errors import FleetError
 FORMAT = 1
 """Version of the document that `extract` writes; raised when a key changes its meaning or goes."""
 
-_SCHEMAS = "data/schemas.json.xz"
+UNKNOWN = "unknown"
+"""The version of a release that does not say which it is: a checkout of vLLM that was not built."""
+
+_DATA = Path(__file__).with_name("data")
 
 
 class Kind(StrEnum):
@@ -136,15 +139,58 @@ class Variable:
     One environment variable that vLLM reads.
 
     `type` and `declared` are what its table of variables says, `default` is what its code gives in
-    an empty environment. `also` are other variables that the code reads for the same setting.
+    an empty environment. `form` is "integer", "number" or "json" where any other text stops vLLM,
+    None where it takes any. `also` are other variables that the code reads for the same setting.
     """
 
     name: str
     type: str | None
     default: Any
     choices: tuple[str, ...] | None = None
+    ignore_case: bool = False  # of the choices
+    form: str | None = None
     also: tuple[str, ...] = ()
     declared: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """
+    One Prometheus metric; `type` is counter, gauge, histogram, summary or info.
+
+    `hidden`: /metrics has it only with --show-hidden-metrics-for-version.
+    """
+
+    name: str
+    type: str
+    help: str
+    deprecated: bool
+    hidden: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Syntax:
+    """
+    How a release rewrites its arguments before argparse sees them.
+
+    `underscores`: they count as dashes in options. `dotted`: `--x.key v` is JSON for `--x`, also
+    with a short option (`dotted_short`); `--x.key+ a,b` is a list (`dotted_lists`), 1k is a number
+    there (`dotted_suffixes`), or in JSON that is given whole (`json_suffixes`). `model` and
+    `model_equals`: `--model X` and `--model=X` are "moved" to the front, "refused", or "plain"
+    flags. `model_first`: --served-model-name is refused without the model in front.
+    `optimization`: what -O3 is turned into.
+    """
+
+    underscores: bool = True
+    dotted: bool = False
+    dotted_short: bool = False
+    dotted_lists: bool = False
+    dotted_suffixes: bool = False
+    json_suffixes: bool = False
+    model: str = "plain"
+    model_equals: str = "plain"
+    model_first: bool = False
+    optimization: str | None = None
 
 
 @dataclass(frozen=True)
@@ -152,15 +198,18 @@ class Schema:
     """
     Everything `vllm serve` of one release takes.
 
-    `classes` has the fields of each JSON dataclass by class and field name; None where a release
-    takes any JSON. `values` are lists that vLLM checks after parsing, so that no `choices` show
+    `classes` has the fields of each JSON dataclass, and of those in its fields, by class and field
+    name; None where a release takes any JSON. `enums` has the members of those fields' enums, and
+    their values. `values` are lists that vLLM checks after parsing, so that no `choices` show
     them: "quantization", "quantization_deprecated", "quantization_online", "attention_backend",
     "load_format", "tool_call_parser", "reasoning_parser", where the release has them.
     """
 
     version: str
     flags: tuple[Flag, ...]
+    syntax: Syntax
     classes: Mapping[str, Mapping[str, Field] | None]
+    enums: Mapping[str, Mapping[str, Any]]
     values: Mapping[str, tuple[str, ...]]
     environment: Mapping[str, Variable]
 
@@ -176,7 +225,7 @@ class Schema:
 
     @property
     def positional(self) -> Flag | None:
-        """The positional argument that takes the model; none before 0.5.5's `vllm serve`."""
+        """The positional argument that takes the model; older than `vllm serve` (0.5) has none."""
         return next((flag for flag in self.flags if flag.positional), None)
 
     def flag(self, option: str) -> Flag | None:
@@ -188,7 +237,7 @@ class Schema:
 
 def versions() -> tuple[str, ...]:
     """Return the releases of vLLM whose schemas are in the package, oldest first."""
-    return tuple(_packaged())
+    return tuple(_packaged("schemas"))
 
 
 @cache
@@ -199,11 +248,25 @@ def load(version: str) -> Schema:
     A leading "v" and a build's suffix ("+cpu", "+cu129") do not count: all builds of a release have
     one parser. Raises `FleetError` for a release that is not in the package, naming its neighbours.
     """
-    release = version.strip().removeprefix("v").partition("+")[0]
-    line = _packaged().get(release)
-    if line is None:
-        raise FleetError(_unknown(version, release))
-    return from_document(json.loads(line))
+    return from_document(json.loads(_part("schemas", version)))
+
+
+@cache
+def metrics(version: str) -> Mapping[str, Metric]:
+    """
+    Return the Prometheus metrics of one packaged release, by the names that /metrics shows.
+
+    Raises `FleetError` for a release that is not in the package, as `load` does.
+    """
+    return metrics_from_document(json.loads(_part("metrics", version)))
+
+
+def metrics_from_document(document: Mapping[str, Any]) -> Mapping[str, Metric]:
+    """Return the metrics in the part "metrics" of a document that `extract` wrote."""
+    return {
+        name: Metric(name, entry["type"], entry["help"], entry["deprecated"], entry["hidden"])
+        for name, entry in document.items()
+    }
 
 
 def from_document(document: Mapping[str, Any]) -> Schema:
@@ -219,12 +282,14 @@ def from_document(document: Mapping[str, Any]) -> Schema:
         )
     try:
         return Schema(
-            version=document["vllm"],
+            version=document["vllm"] or UNKNOWN,
             flags=tuple(_flag(entry) for entry in document["flags"]),
+            syntax=Syntax(**document.get("syntax", {})),
             classes={
                 name: None if fields is None else {key: _field(key, fields[key]) for key in fields}
                 for name, fields in document["classes"].items()
             },
+            enums=document.get("enums", {}),
             values={name: tuple(values) for name, values in document["values"].items()},
             environment={name: _variable(name, entry) for name, entry in document["env"].items()},
         )
@@ -285,6 +350,8 @@ def _variable(name: str, entry: Mapping[str, Any]) -> Variable:
         type=entry["type"],
         default=_default(entry["default"]),
         choices=None if choices is None else tuple(choices),
+        ignore_case=entry.get("ignore_case", False),
+        form=entry.get("form"),
         also=tuple(entry.get("also", ())),
         declared=entry.get("declared"),
     )
@@ -300,10 +367,9 @@ def _default(value: Any) -> Any:
 
 
 @cache
-def _packaged() -> Mapping[str, str]:
-    """Return every packaged release's document, unparsed, oldest first."""
-    packed = resources.files("gpufleet.flags").joinpath(_SCHEMAS).read_bytes()
-    return dict(_lines(lzma.decompress(packed).decode()))
+def _packaged(name: str) -> Mapping[str, str]:
+    """Return every release's part of a packaged file, unparsed, oldest release first."""
+    return dict(_lines(lzma.decompress((_DATA / f"{name}.json.xz").read_bytes()).decode()))
 
 
 def _lines(text: str) -> Iterator[tuple[str, str]]:
@@ -312,15 +378,18 @@ def _lines(text: str) -> Iterator[tuple[str, str]]:
         yield json.loads(name), document.removesuffix(",")
 
 
-def _unknown(version: str, release: str) -> str:
-    wanted = sort_key(release)
+def _part(name: str, version: str) -> str:
+    release = version.strip().removeprefix("v").partition("+")[0]
+    part = _packaged(name).get(release)
+    if part is not None:
+        return part
     known = versions()
-    older = [name for name in known if sort_key(name) < wanted][-1:]
-    newer = [name for name in known if sort_key(name) > wanted][:1]
-    return (
-        f"vLLM {version}: gpufleet does not know which flags this release takes, and does not "
-        f"guess from its neighbours ({' and '.join(older + newer)} are known): read them from the "
-        "release itself with `gpufleet flags extract SOURCE`"
+    older = [one for one in known if sort_key(one) < sort_key(release)][-1:]
+    newer = [one for one in known if sort_key(one) > sort_key(release)][:1]
+    raise FleetError(
+        f"vLLM {version}: gpufleet does not know what this release takes, and does not guess from "
+        f"its neighbours ({' and '.join(older + newer)} are known): read it from the release "
+        "itself with `gpufleet flags extract SOURCE`"
     )
 
 

@@ -1,0 +1,96 @@
+"""Reads a release's schema from its source, on this machine; on a node the same program runs.
+
+Contract: nothing of the release is installed or imported, torch is not needed, and the release's
+code runs in a process of its own (`on_node/flag_schema.py`), which ends at the deadline.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from gpufleet import payload
+from gpufleet.errors import FleetError
+
+INSTALLED = "installed"
+"""The source that means: what is installed beside the Python that runs the program."""
+
+SECONDS = 120.0
+"""The deadline. A release takes 2 s on an idle core, a source distribution 2 s more to unpack."""
+
+_GRACE = 10.0  # seconds; the program ends itself, and answers, before it has to be ended
+
+
+def program(
+    source: str = INSTALLED,
+    *,
+    seconds: float = SECONDS,
+    helps: bool = False,
+    metrics: bool = False,
+) -> payload.Payload:
+    """
+    Return the program that prints the document of the release at `source` on a node.
+
+    It is for the Python of the release (3.10 or newer), not for the node's own. It prints
+    {"refused": SENTENCE} and exits with 1 where there is none.
+    """
+    return payload.program(
+        "flag_schema", source=source, seconds=seconds, helps=helps, metrics=metrics
+    )
+
+
+def document(
+    source: str,
+    *,
+    python: str = sys.executable,
+    seconds: float = SECONDS,
+    helps: bool = False,
+    metrics: bool = False,
+) -> dict[str, Any]:
+    """
+    Return the document of the release at `source`, which `schema.from_document` reads.
+
+    `source` is a source tree, a source distribution (.tar.gz), a wheel, or "installed" for what
+    `python` would import. Raises `FleetError` with the reason when there is no such release.
+    """
+    place = source if source == INSTALLED else str(Path(source).absolute())
+    text = program(place, seconds=seconds, helps=helps, metrics=metrics)
+    # Sets of strings have another order in every process, and one list of 0.8.5 depends on it.
+    environment = {"PATH": os.environ.get("PATH", os.defpath), "PYTHONHASHSEED": "0"}
+    try:
+        done = subprocess.run(
+            [python, "-s", "-"],
+            input=text.encode(),
+            capture_output=True,
+            timeout=seconds + _GRACE,
+            cwd="/",
+            env=environment,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise FleetError(f"{python} does not exist: give the Python of a release") from error
+    except subprocess.TimeoutExpired as error:
+        raise FleetError(f"{source} was not read within {seconds:g} s") from error
+    return answer(done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+
+
+def answer(output: str, errors: str = "") -> dict[str, Any]:
+    """
+    Return the document that the program printed.
+
+    Raises `FleetError` with the program's own sentence where it refused, and with the last line of
+    its `errors` where it broke.
+    """
+    try:
+        found = json.loads(output)
+        refused = found.get("refused")
+    except (ValueError, AttributeError) as error:
+        last = (errors.strip().splitlines() or ["it said nothing"])[-1]
+        raise FleetError(f"the flags of vLLM could not be read: {last}") from error
+    if refused is not None:
+        raise FleetError(str(refused))
+    return dict(found)

@@ -1,0 +1,101 @@
+"""RUNS ON THE NODE: what stands for things of packages that are not to be imported.
+
+Code that is read for one value still mentions torch, transformers and many others: as base classes,
+in annotations, as decorators, in defaults. An absent thing takes every such use and gives another
+absent thing, so that the code around it runs; whoever gets one in the end knows that the value is
+not to be had without the package.
+"""
+
+from __future__ import annotations
+
+import abc
+import types
+from typing import Any
+
+
+class Decisions:
+    """How often code asked an absent thing for yes or no, and so may have taken a wrong turn."""
+
+    count = 0
+
+
+class AbsentType(abc.ABCMeta):
+    """The type of absent things, which are classes: only those serve as bases and annotations."""
+
+    def __new__(mcls, name: str, bases: Any, space: Any, **_options: Any) -> Any:
+        return super().__new__(mcls, name, bases, space)  # msgspec.Struct takes options, say
+
+    def __init__(cls, name: str, bases: Any, space: Any, **_options: Any) -> None:
+        super().__init__(name, bases, space)
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(name)
+        return absent(cls.__qualname__ + "." + name)
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if not is_absent(cls):  # a class of the code that is read, with an absent base
+            return super().__call__(*args, **kwargs)
+        decorates = (
+            len(args) == 1 and not kwargs and isinstance(args[0], (type, types.FunctionType))
+        )
+        return args[0] if decorates else absent(cls.__qualname__ + "()")
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return not is_absent(cls) and super().__instancecheck__(instance)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return not is_absent(cls) and super().__subclasscheck__(subclass)
+
+    def __getitem__(cls, item: Any) -> Any:
+        return cls
+
+    def __enter__(cls) -> Any:
+        return cls
+
+    def __exit__(cls, *raised: Any) -> None:
+        return None
+
+    def __iter__(cls) -> Any:
+        return iter(())
+
+    def __format__(cls, spec: str) -> str:
+        return cls.__qualname__
+
+    def __len__(cls) -> int:
+        return 0
+
+    def __bool__(cls) -> bool:
+        Decisions.count += 1
+        return False
+
+    def __index__(cls) -> int:
+        return 0
+
+    __int__ = __index__
+
+    def _no(cls, _other: Any) -> bool:
+        Decisions.count += 1
+        return False
+
+    __contains__ = __lt__ = __le__ = __gt__ = __ge__ = _no
+
+    def _itself(cls, *_others: Any) -> Any:
+        return cls
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _itself
+    __mod__ = __lshift__ = __and__ = __rand__ = __neg__ = _itself
+
+
+def absent(name: str) -> Any:
+    """Return what stands for `name`, a dotted path."""
+    return AbsentType(
+        name.rpartition(".")[2] or "absent",
+        (),
+        {"_is_absent": True, "__qualname__": name, "__module__": "absent"},
+    )
+
+
+def is_absent(thing: Any) -> bool:
+    """Say whether `thing` stands for something that is not there."""
+    return type(thing) is AbsentType and "_is_absent" in vars(thing)
