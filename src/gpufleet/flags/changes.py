@@ -1,0 +1,189 @@
+"""What a schema cannot say of a flag: what replaced it, what it came to mean, why.  Pure.
+
+Contract: `changes()` is the table in data/changes.json, written by hand from the sources of the
+releases in `schema.versions()` and from their release notes. A schema shows that a name is gone;
+only this table shows where it went. Whether a name exists is asked of the schema alone.
+
+An entry speaks of one name from `since` on, up to and without `until`. Releases between two that
+were read may have made the change already: `since` is the first one that is known to have it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from functools import cache
+from importlib import resources
+from typing import Any, TypeAlias
+
+from gpufleet.flags.schema import sort_key
+
+ANY_VALUE = "*"
+"""In `Change.rewrite`: whichever single value has no row of its own, or none at all."""
+ANY_VALUES = "**"
+"""In `Change.rewrite`: several values."""
+
+Rewrites: TypeAlias = Mapping[str, tuple[str, ...]]
+
+
+class ChangeKind(StrEnum):
+    """What happened to a name."""
+
+    NEVER = "never"  # no release has it, whatever is written about it
+    REMOVED = "removed"  # gone, and nothing does the same
+    RENAMED = "renamed"  # gone, and another name does the same
+    VALUE = "value"  # `values` are no longer accepted
+    FORM = "form"  # the value is written in another way
+    MEANING = "meaning"  # the same words do something else
+    DEFAULT = "default"  # who does not set it gets something else
+    DEPRECATED = "deprecated"  # accepted still, without effect or on its way out
+
+
+ABSENT = frozenset({ChangeKind.NEVER, ChangeKind.REMOVED, ChangeKind.RENAMED})
+"""The kinds of names that a release does not have."""
+_BREAKING = ABSENT | {ChangeKind.VALUE}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """
+    One thing that happened to a flag of `vllm serve` or to an environment variable.
+
+    `since` None: true of every release. `when`: the condition under which it touches anybody, in
+    words; None: always. `breaks`: the server does not start, or no longer does what was asked.
+    `rewrite` gives the arguments that stand in place of the flag (or, for a variable, that are
+    added), by value; no tokens: leave it out; None: only a person can. `then` is what a person has
+    to do besides. `keep` are the arguments (NAME=value for a variable) that keep an old default.
+    """
+
+    name: str
+    kind: ChangeKind
+    since: str | None
+    why: str
+    until: str | None = None
+    values: tuple[str, ...] = ()
+    when: str | None = None
+    breaks: bool = False
+    replacement: str | None = None
+    rewrite: Rewrites | None = None
+    keep: tuple[str, ...] | None = None
+    then: str | None = None
+
+    @property
+    def is_variable(self) -> bool:
+        """Whether it speaks of an environment variable."""
+        return not self.name.startswith("-")
+
+    def in_force(self, version: str) -> bool:
+        """Whether it is true of this release."""
+        at = sort_key(version)
+        return (self.since is None or sort_key(self.since) <= at) and (
+            self.until is None or at < sort_key(self.until)
+        )
+
+    def rewritten(self, values: tuple[str, ...] = ()) -> tuple[str, ...] | None:
+        """
+        Return the arguments that replace the flag with these values.
+
+        Empty: leave the flag out. None: nothing can be said without knowing more.
+
+        >>> for_name("--swap-space")[-1].rewritten(("4",))
+        ()
+        """
+        if self.rewrite is None:
+            return None
+        row = self.rewrite.get(values[0]) if len(values) == 1 else None
+        if row is None:
+            row = self.rewrite.get(ANY_VALUES if len(values) > 1 else ANY_VALUE)
+        if row is None:
+            return None
+        filled: list[str] = []
+        for token in row:
+            if token == "{values}":  # noqa: S105  # a place to fill, not a secret
+                filled += values
+            elif token == "{pairs}":  # noqa: S105
+                pairs = _pairs(values)
+                if pairs is None:
+                    return None
+                filled.append(pairs)
+            elif "{value}" in token:
+                if not values:
+                    return None
+                filled.append(token.replace("{value}", values[0]))
+            else:
+                filled.append(token)
+        return tuple(filled)
+
+
+@cache
+def changes() -> tuple[Change, ...]:
+    """Return the whole table: flags first, by name, and by release within a name."""
+    text = resources.files("gpufleet.flags").joinpath("data/changes.json").read_text("utf-8")
+    return tuple(_change(entry) for entry in json.loads(text))
+
+
+@cache
+def _by_name() -> Mapping[str, tuple[Change, ...]]:
+    found: dict[str, tuple[Change, ...]] = {}
+    for change in changes():
+        found[change.name] = (*found.get(change.name, ()), change)
+    return found
+
+
+def for_name(name: str) -> tuple[Change, ...]:
+    """Return what is known of a flag (with its dashes) or a variable, oldest first."""
+    if name.startswith("--"):
+        head, dot, tail = name.partition(".")
+        name = head.replace("_", "-") + dot + tail
+    return _by_name().get(name, ())
+
+
+def gone(name: str, version: str) -> Change | None:
+    """Say why this release has no such name, if it is known: removed, renamed or never there."""
+    found = [known for known in for_name(name) if known.kind in ABSENT and known.in_force(version)]
+    return found[-1] if found else None
+
+
+def between(old: str, new: str) -> tuple[Change, ...]:
+    """Return what is true of release `new` and was not yet true of `old`."""
+    return tuple(
+        change for change in changes() if change.in_force(new) and not change.in_force(old)
+    )
+
+
+def _change(entry: Mapping[str, Any]) -> Change:
+    known = {field.name for field in fields(Change)}
+    if unknown := sorted(set(entry) - known):
+        raise ValueError(f"data/changes.json: {entry.get('name')} has {', '.join(unknown)}")
+    return Change(
+        **{
+            **entry,
+            "kind": ChangeKind(entry["kind"]),
+            "breaks": entry.get("breaks", entry["kind"] in _BREAKING),
+            "values": tuple(entry.get("values", ())),
+            "rewrite": _rewrites(entry.get("rewrite")),
+            "keep": tuple(entry["keep"]) if "keep" in entry else None,
+        }
+    )
+
+
+def _rewrites(written: Any) -> Rewrites | None:
+    """Read a rewrite: one list for every value, or lists by value."""
+    if written is None:
+        return None
+    if isinstance(written, list):
+        return {ANY_VALUE: tuple(written), ANY_VALUES: tuple(written)}
+    return {value: tuple(tokens) for value, tokens in written.items()}
+
+
+def _pairs(values: tuple[str, ...]) -> str | None:
+    """Write `image=4,video=1`, the form of old releases, as JSON."""
+    pairs = {}
+    for pair in ",".join(values).split(","):
+        key, equals, number = pair.partition("=")
+        if not equals or not number.strip().isdigit():
+            return None
+        pairs[key.strip()] = int(number)
+    return json.dumps(pairs)
