@@ -287,6 +287,15 @@ def test_links_that_cannot_be_read_at_all_are_unknown(document, judged):
         assert said.worst(check, 4).severity.word == "unknown"
 
 
+def test_a_sibling_whose_facts_make_no_sense_is_its_own_trouble(document, judged):
+    node, sibling = document("a100x4-pcie"), document("a100x4-pcie")
+    for found in sibling["nvlink"]:
+        found["links"] = ["garbage"]
+    for gpu in sibling["gpus"]:
+        gpu["ecc_mode"] = "garbage"
+    assert judged(node, siblings=[sibling]).troubles == set()
+
+
 # --- nvlink-width
 
 

@@ -38,7 +38,7 @@ from gpufleet.checks.reading import (
     is_missing,
     take,
 )
-from gpufleet.checks.remembered import remembered
+from gpufleet.checks.remembered import remembered, told_by_twins
 from gpufleet.topology import P2P_OK
 
 _STATES = {NOT_STARTED: "not started", IN_PROGRESS: "in progress"}
@@ -179,11 +179,18 @@ def _others_have_fabric(gpu: GpuReading) -> bool:
     """Say whether a GPU that denies to be in a fabric should be in one."""
     node = gpu.node
     count = len(node.document["gpus"])
-    if count == 1:
-        return False
-    like_it = (node, *(twin for twin in node.twins if len(twin.document["gpus"]) == count))
-    states = {known_fabric_state(other) for each in like_it for other in each.gpus}
-    return bool(states - {None, NO_FABRIC} or nvswitches(node))
+
+    def joins(twin: Reading) -> bool:
+        return len(twin.document["gpus"]) == count and _has_fabric(twin)
+
+    return count > 1 and bool(
+        nvswitches(node) or _has_fabric(node) or any(told_by_twins(node, joins))
+    )
+
+
+@remembered
+def _has_fabric(node: Reading) -> bool:
+    return any(known_fabric_state(gpu) not in {None, NO_FABRIC} for gpu in node.gpus)
 
 
 @remembered
@@ -214,8 +221,8 @@ def _other_cluster(gpu: GpuReading) -> Problem | None:
             f"clique {usual[1]} of cluster {usual[0]}",
             "the node's other GPUs",
         )
-    twins = gpu.node.twins
-    if twins and all(map(_is_clustered, twins)) and not str(cluster).strip("0-"):
+    clustered = [told for told in told_by_twins(gpu.node, _is_clustered) if told is not None]
+    if clustered and all(clustered) and not str(cluster).strip("0-"):
         return _fabric_problem(
             gpu, "it is in no cluster", "membership in a cluster", "siblings of the same kind"
         )

@@ -23,7 +23,7 @@ from gpufleet.checks.reading import (
     each,
     expectation,
 )
-from gpufleet.checks.remembered import remembered
+from gpufleet.checks.remembered import remembered, told_by_twins
 
 # Compute capabilities whose chips contain memory errors and take the bad page out of use by
 # themselves: GA100, GH100, GB10x (memory error management, "Supported GPUs"). GA10x, AD10x and
@@ -114,7 +114,7 @@ def _has_ecc_on(node: Reading) -> bool | None:
 
 def _ecc_wanted(gpu: GpuReading) -> Expectation | None:
     for_servers = is_for_servers(gpu)
-    of_siblings = [] if for_servers else map(_has_ecc_on, gpu.node.twins)
+    of_siblings = () if for_servers else told_by_twins(gpu.node, _has_ecc_on)
     own = True if for_servers else None  # whatever its siblings have made of theirs
     source = f"{gpu.known('name')} boards are delivered with it on"
     return expectation(gpu.node.settings.gpus.ecc, "gpus.ecc", of_siblings, own, source)

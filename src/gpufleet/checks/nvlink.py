@@ -36,7 +36,7 @@ from gpufleet.checks.reading import (
     expectation,
     is_missing,
 )
-from gpufleet.checks.remembered import remembered
+from gpufleet.checks.remembered import remembered, told_by_twins
 from gpufleet.topology import LINK_ACTIVE, islands
 
 # A bridge between two boards on PCIe joins four links of each, since Ampere: three bridges are 12
@@ -160,7 +160,7 @@ def _links_expected(gpu: GpuReading, links: Links) -> Expectation | None:
     declared = node.settings.gpus.nvlink_links
     if declared is not None:
         return expectation(declared, "gpus.nvlink_links", ())
-    of_siblings = [_up_on(twin, gpu) for twin in node.twins]
+    of_siblings = list(told_by_twins(node, lambda twin: _up_on(twin, gpu)))
     of_node = max((count for count in _up_by_index(node) if count is not None), default=0)
     # A GPU that was handed to a virtual machine by itself has all its links down, by design.
     alone = len(node.document["gpus"]) == 1 and not links.up and not any(of_siblings)
@@ -282,8 +282,11 @@ def _widths_expected(
     node: Reading, links: Mapping[int, Links]
 ) -> dict[tuple[int, int], Expectation]:
     """Return how wide pairs should be joined, where that can be said."""
-    alike = [twin for twin in node.twins if len(twin.gpus) == len(node.gpus)]
-    by_siblings = expectation(None, "", (tuple(_widths(twin).items()) for twin in alike))
+
+    def of_twin(twin: Reading) -> tuple[tuple[tuple[int, int], int], ...] | None:
+        return tuple(_widths(twin).items()) if len(twin.gpus) == len(node.gpus) else None
+
+    by_siblings = expectation(None, "", told_by_twins(node, of_twin))
     if by_siblings:
         return {
             pair: Expectation(expected, by_siblings.source, by_siblings.certain)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import TypeVar
 
-from gpufleet.checks.reading import Reading
+from gpufleet.checks.reading import CannotTell, DoesNotApply, Reading, Unread
+
+# What a sibling whose facts are missing or make no sense does to a question about it.
+_NO_ANSWER = (CannotTell, DoesNotApply, Unread, ArithmeticError, AttributeError, LookupError,
+              TypeError, ValueError)  # fmt: skip
 
 Answer = TypeVar("Answer")
 
@@ -29,3 +33,16 @@ def remembered(ask: Callable[[Reading], Answer]) -> Callable[[Reading], Answer]:
         return answer
 
     return once
+
+
+def told_by_twins(node: Reading, ask: Callable[[Reading], Answer]) -> Iterator[Answer | None]:
+    """
+    Yield what each sibling with the same kind of GPU answers, None where it has no answer.
+
+    A sibling that is broken is its own trouble, and no reason not to know about this node.
+    """
+    for twin in node.twins:
+        try:
+            yield ask(twin)
+        except _NO_ANSWER:
+            yield None
