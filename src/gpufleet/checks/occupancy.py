@@ -108,7 +108,8 @@ def foreign_processes(gpu: GpuReading) -> Iterator[Problem]:
         hidden = all(is_missing(p["unit"]) for p in foreign) and gpu.node.known("user", "uid") != 0
         yield Problem(
             Severity.UNKNOWN if hidden else Severity.BLOCK,
-            _processes(foreign) + (": hidden from all but root" if hidden else ""),
+            f"computes on it: {_processes(foreign)}"
+            + (", hidden from all but root" if hidden else ""),
             f"only {OWN_UNITS}",
             "the plan needs the whole GPU",
             (
