@@ -155,6 +155,13 @@ def test_the_first_line_of_an_arm_kernel_is_a_beginning_too(logged):
     assert found["complete"] is True
 
 
+def test_a_log_from_the_first_instant_is_whole_whatever_it_says_first(logged):
+    """A kernel built to be quiet, or a ring that lost a few of its first hundred lines."""
+    found = logged(journalctl=NO_JOURNAL, dmesg=said("[    0.000000] BIOS-provided RAM map:"))
+
+    assert found["complete"] is True
+
+
 def test_callers_and_continued_lines_are_read(logged):
     """Kernels may print the thread; a message of several lines has one time."""
     found = logged(
