@@ -78,9 +78,10 @@ def anonymous(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the document with stand-ins for everything that identifies the machine."""
     stand_ins: dict[str, str] = {}
     for kind, stand_in in STAND_INS.items():
-        values = sorted({value for key, value in _texts(document) if key == kind})
-        fresh = [value for value in values if value not in stand_ins]
-        numbered = [value for value in fresh if not NOBODY.fullmatch(value)]
+        values = {value for key, value in _texts(document) if key == kind}
+        # By length first: stand-ins keep their numbers when they are replaced again.
+        ordered = sorted(values - set(stand_ins), key=lambda value: (len(value), value))
+        numbered = [value for value in ordered if not NOBODY.fullmatch(value)]
         stand_ins |= {value: stand_in(n) for n, value in enumerate(numbered, 1)}
     replaced: dict[str, Any] = _replaced(dict(document), None, stand_ins)
     cmdline = known(replaced["system"]["cmdline"])
