@@ -212,7 +212,10 @@ def test_a_fabric_that_could_not_be_read_is_unknown(document, judged, what):
         node["fabric"][6] = UNKNOWN
     else:
         node["p2p"]["nvlink"][6][7] = {"missing": "timeout", "seconds": 15}
-    assert judged(node).worst("fabric-state", 6).severity.word == "unknown"
+    said = judged(node)
+    assert {each for each in said.troubles if each[0] == "fabric-state"} == {
+        ("fabric-state", "unknown", 6)
+    }
 
 
 # --- fabric-manager
@@ -352,6 +355,8 @@ def test_the_manager_is_judged_while_the_driver_is_silent(document, judged):
     assert judged(node).worst("fabric-manager").severity.word == "ok"
     node["system"]["units"][SERVICE]["active"] = "failed"
     assert judged(node).worst("fabric-manager").severity.word == "block"
+    node["driver"]["module"] = {"missing": "absent"}
+    assert [each.severity.word for each in judged(node).of("fabric-manager")] == ["block", "info"]
     node["pci"] = []
     assert judged(node).worst("fabric-manager").severity.word == "unknown"
 

@@ -241,6 +241,24 @@ def test_the_peer_of_a_gpu_that_is_gone_may_still_serve_alone(document, judged):
     assert not [each for each in said.troubles if each[2] in {2, 3} or each[1:] == ("block", 0)]
 
 
+def test_of_three_boards_one_has_lost_its_peer(document, judged):
+    node = document("a100x4-pcie")
+    cut_peers(node, 3)
+    said = judged(only(node, 0, 1, 2))
+    assert {each for each in said.troubles if each[0] in LINK_CHECKS} == {
+        ("nvlink-links", "warn", 2)
+    }
+
+
+def test_the_peer_of_a_gpu_that_should_be_there_may_still_serve_alone(document, judged):
+    node, healthy = document("a100x4-pcie"), document("a100x4-pcie")
+    cut_peers(node, 3)
+    node = only(node, 0, 1, 2)
+    for said in (judged(node, siblings=[healthy]), judged(node, {"gpus": {"count": 4}})):
+        assert ("nvlink-links", "warn", 2) in said.troubles
+        assert ("nvlink-links", "block", 2) not in said.troubles
+
+
 def test_a_gpu_by_itself_has_nobody_to_be_linked_with(document, judged):
     node = as_guest(only(document("h200x8"), 0))
     take_down(node, 0)

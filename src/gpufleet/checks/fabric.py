@@ -27,7 +27,7 @@ from gpufleet.checks.links import (
     links_into_the_unknown,
     nvswitches,
     ranges,
-    width,
+    widths,
 )
 from gpufleet.checks.reading import (
     CannotTell,
@@ -35,7 +35,6 @@ from gpufleet.checks.reading import (
     GpuReading,
     Reading,
     Unread,
-    is_missing,
     take,
 )
 from gpufleet.checks.remembered import remembered, told_by_twins
@@ -260,9 +259,7 @@ def _refused(gpu: GpuReading) -> Problem | None:
     refused = [
         other.index
         for other in node.gpus
-        if other.at != gpu.at
-        and _linked(gpu, other)
-        and any(_access(node, *pair) != P2P_OK for pair in ((gpu.at, other.at), (other.at, gpu.at)))
+        if other.at != gpu.at and _linked(gpu, other) and not _may_reach(gpu, other)
     ]
     if not refused:
         return None
@@ -277,20 +274,21 @@ def _refused(gpu: GpuReading) -> Problem | None:
 
 def _linked(one: GpuReading, other: GpuReading) -> bool:
     """Say whether two GPUs should reach each other by their links: a guest cannot see switches."""
-    return bool(width(one, other)) or (
+    first, second = sorted((one.index, other.index))
+    return bool(widths(one.node).get((first, second))) or (
         links_into_the_unknown(one) and links_into_the_unknown(other)
     )
 
 
-def _access(node: Reading, one: int, other: int) -> Any:
-    """Return a pair's P2P status; raises where it should have been read and was not."""
-    answer = node.document["p2p"]["nvlink"][one][other]
-    if is_missing(answer) and answer["missing"] == "no_gpu":
-        return P2P_OK  # that GPU's trouble, told by gpu-answers
+def _may_reach(gpu: GpuReading, other: GpuReading) -> bool:
+    """Say whether the driver grants access both ways; raises where this GPU's own is unread."""
     try:
-        return node.get("p2p", "nvlink", one, other)
+        answers = [gpu.node.get("p2p", "nvlink", gpu.at, other.at)]
     except (CannotTell, DoesNotApply):
-        return P2P_OK
+        answers = []
+    # What the other could not tell is the other's trouble.
+    answers.append(gpu.node.known("p2p", "nvlink", other.at, gpu.at, default=P2P_OK))
+    return all(answer == P2P_OK for answer in answers)
 
 
 # fabric-manager
@@ -418,7 +416,13 @@ def _manager_version(node: Reading) -> Iterator[Problem]:
         )
         return
     if driver is None:
-        raise Unread("the driver's version could not be read")
+        yield Problem(
+            Severity.INFO,
+            f"the version of {FABRIC_MANAGER} was not compared: no driver is loaded",
+            "the driver's version",
+            "the driver",
+        )
+        return
     if driver not in {upstream(version) for version in installed.values()}:
         said = ", ".join(f"{name} {version}" for name, version in sorted(installed.items()))
         yield Problem(

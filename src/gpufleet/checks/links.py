@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 from gpufleet.checks.finding import Action, Step
@@ -167,14 +168,17 @@ def is_grace(gpu: GpuReading) -> bool:
     return bool(gpu.known("c2c_links", default=0))
 
 
-def width(one: GpuReading, other: GpuReading) -> int:
-    """Return how many links join two GPUs of a node, those that are asleep too."""
-    document = dict(one.node.document)
-    document["nvlink"] = _awake(one.node)
-    return nvlink_width(document, one.at, other.at)
-
-
 @remembered
+def widths(node: Reading) -> dict[tuple[int, int], int]:
+    """Return how many links join every pair of GPUs (i < j) that answer and have NVLink."""
+    document = {**node.document, "nvlink": _awake(node)}
+    gpus = [gpu for gpu in node.gpus if known_links(gpu)]
+    return {
+        (one.index, other.index): nvlink_width(document, one.at, other.at)
+        for one, other in combinations(gpus, 2)
+    }
+
+
 def _awake(node: Reading) -> list[Mapping[str, Any]]:
     """Return all GPUs' links with those that are asleep taken for active."""
 

@@ -24,7 +24,7 @@ from gpufleet.checks.links import (
     links_up,
     nvswitches,
     ranges,
-    width,
+    widths,
 )
 from gpufleet.checks.reading import (
     CannotTell,
@@ -95,6 +95,10 @@ def _up_on(sibling: Reading, gpu: GpuReading) -> int | None:
     return max((count for count in counts if count is not None), default=None)
 
 
+def _count(node: Reading) -> int:
+    return len(node.document["gpus"])
+
+
 @remembered
 def _is_incomplete(node: Reading) -> bool:
     """Say whether the node has GPUs that do not answer: what was linked with those is alone now."""
@@ -103,9 +107,11 @@ def _is_incomplete(node: Reading) -> bool:
         for each in node.known("pci", default=())
         if str(each.get("class")).startswith("0x03") and each.get("driver") == "nvidia"
     ]
+    listed = _count(node)
     return bool(
         node.silent_gpus
-        or len(on_bus) > len(node.document["gpus"])
+        or listed < max(len(on_bus), node.settings.gpus.count or 0)
+        or any((count or 0) > listed for count in told_by_twins(node, _count))
         or node.known("driver", "excluded", default=())
     )
 
@@ -125,7 +131,7 @@ def nvlink_links(gpu: GpuReading) -> Iterator[Problem]:
     if expected and up < expected.value:
         yield Problem(
             Severity.BLOCK if several and expected.certain else Severity.WARN,
-            f"{_down(links)}; {up} are up",
+            _down(links),
             f"{expected.value} links up",
             expected.source,
             _links_remedy(gpu),
@@ -178,7 +184,9 @@ def _links_expected(gpu: GpuReading, links: Links) -> Expectation | None:
         return _unless_peer_is_gone(gpu, by_siblings)
     if of_node > len(links.up):
         # A desktop board without any link may be one without a bridge beside a pair with one.
-        certain = bool(links.up) or is_for_servers(gpu)
+        # Of an odd number one has lost its peer.
+        paired = is_for_servers(gpu) and len(node.document["gpus"]) % 2 == 0
+        certain = bool(links.up) or paired
         others = Expectation(of_node, "the node's other GPUs", certain)
         return _unless_peer_is_gone(gpu, others)
     return None
@@ -227,21 +235,21 @@ def nvlink_widths(node: Reading) -> Iterator[Problem]:
     compared with siblings alone. A pair that is narrow because of links that are down is
     nvlink-links' trouble; only told here.
     """
-    links = {gpu.index: found for gpu in node.gpus if (found := known_links(gpu))}
+    links = {gpu.index: own for gpu in node.gpus if (own := known_links(gpu))}
     if not links:
         for gpu in node.gpus:
             links_of(gpu)  # raises: no NVLink, or could not be read
         raise DoesNotApply("no GPU answers")
-    widths = _widths(node)
+    found = widths(node)
     expected = _widths_expected(node, links)
-    narrow = {pair for pair in widths if pair in expected and widths[pair] < expected[pair].value}
+    narrow = {pair for pair in found if pair in expected and found[pair] < expected[pair].value}
     short = {gpu.index for gpu in node.gpus if gpu.index in links and _is_short(gpu, links)}
     explained = {pair for pair in narrow if short & set(pair)}
     if explained:
         example = expected[min(explained)]
         yield Problem(
             Severity.INFO,
-            f"{_narrow_pairs(explained, widths)}, because links are down (nvlink-links)",
+            f"{_narrow_pairs(explained, found)}, because links are down (nvlink-links)",
             f"{example.value} links between two GPUs",
             example.source,
         )
@@ -249,7 +257,7 @@ def nvlink_widths(node: Reading) -> Iterator[Problem]:
         wanted = expected[pairs[0]]
         yield Problem(
             Severity.BLOCK if wanted.certain else Severity.WARN,
-            f"{_narrow_pairs(pairs, widths)}, though as many links are up as should be",
+            f"{_narrow_pairs(pairs, found)}, though as many links are up as should be",
             f"{wanted.value} links between two GPUs",
             wanted.source,
             (
@@ -271,20 +279,13 @@ def _is_short(gpu: GpuReading, links: Mapping[int, Links]) -> bool:
     return bool(expected and len(own.up) < expected.value) or _partial_bridge(own) is not None
 
 
-@remembered
-def _widths(node: Reading) -> dict[tuple[int, int], int]:
-    """Return how many links join every pair of GPUs that answer and have NVLink."""
-    gpus = [gpu for gpu in node.gpus if known_links(gpu)]
-    return {(one.index, other.index): width(one, other) for one, other in combinations(gpus, 2)}
-
-
 def _widths_expected(
     node: Reading, links: Mapping[int, Links]
 ) -> dict[tuple[int, int], Expectation]:
     """Return how wide pairs should be joined, where that can be said."""
 
     def of_twin(twin: Reading) -> tuple[tuple[tuple[int, int], int], ...] | None:
-        return tuple(_widths(twin).items()) if len(twin.gpus) == len(node.gpus) else None
+        return tuple(widths(twin).items()) if len(twin.gpus) == len(node.gpus) else None
 
     by_siblings = expectation(None, "", told_by_twins(node, of_twin))
     if by_siblings:
@@ -294,15 +295,14 @@ def _widths_expected(
         }
     if any(found.version < NVLINK_3 for found in links.values()):
         return {}
-    widths = _widths(node)
-    joined = {pair: links for pair, links in widths.items() if links}
+    joined = {pair: width for pair, width in widths(node).items() if width}
     within = [pair for island in islands(links, joined) for pair in combinations(sorted(island), 2)]
-    widest = max((widths[pair] for pair in within), default=0)
+    widest = max((joined[pair] for pair in within), default=0)
     return {pair: Expectation(widest, "the node's other pairs") for pair in within}
 
 
-def _narrow_pairs(pairs: Iterable[tuple[int, int]], widths: Mapping[tuple[int, int], int]) -> str:
-    said = [f"GPUs {one} and {other} by {widths[one, other]}" for one, other in sorted(pairs)]
+def _narrow_pairs(pairs: Iterable[tuple[int, int]], found: Mapping[tuple[int, int], int]) -> str:
+    said = [f"GPUs {one} and {other} by {found[one, other]}" for one, other in sorted(pairs)]
     more = f" and {len(said) - _SAID} more pairs" if said[_SAID:] else ""
     return f"NVLink joins {', '.join(said[:_SAID])}{more}"
 
