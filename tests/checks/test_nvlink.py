@@ -390,7 +390,7 @@ ERRORS = [
     ("b200x8", {"effective_ber": 1e-12}, DAY, "ok", "yes"),
     ("b200x8", {"effective_ber": 1.5e-254, "symbol_ber": 1.5e-254}, DAY, "ok", "yes"),
     ("b200x8", {"recovery_failed": 1}, 100 * DAY, "block", "1 recoveries failed"),
-    ("gb200x4", {"recovery_ok": 505}, 5 * DAY, "block", "505 recoveries, 1e+02 a day"),
+    ("gb200x4", {"recovery_ok": 505}, 5 * DAY, "block", "505 recoveries, 101 a day"),
     ("gb200x4", {"recovery_ok": 2}, 30 * DAY, "warn", "2 recoveries"),
     ("b200x8", {"receive": 5}, DAY, "warn", "5 receive errors"),
     ("b200x8", {"integrity": 2}, DAY, "info", "2 link integrity errors"),

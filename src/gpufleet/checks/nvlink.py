@@ -418,7 +418,8 @@ def _few_or_many(count: float, what: str) -> tuple[Severity, str]:
 def _recoveries(gpu: GpuReading, count: float) -> tuple[Severity, str]:
     per_day = count * _DAY / gpu.node.get("system", "uptime_seconds")
     often = per_day >= RECOVERIES_PER_DAY_MANY
-    return Severity.BLOCK if often else Severity.WARN, f"{count:,} recoveries, {per_day:.2g} a day"
+    rate = f"{per_day:,.0f}" if often else f"{per_day:.2g}"
+    return Severity.BLOCK if often else Severity.WARN, f"{count:,} recoveries, {rate} a day"
 
 
 def _counter(gpu: GpuReading, at: int, kind: str) -> int | float:
