@@ -118,14 +118,16 @@ def test_functions_are_as_near_as_the_profile_says(tree, profile):
 
 @pytest.mark.parametrize("profile", ["h100x8", "h200x8", "a100x8"])
 def test_nvswitches_are_where_the_links_of_the_gpus_end(tree, profile, nvml_answers):
+    """At the same addresses, and the same product, as NVML says of the links' far ends."""
     found = functions(tree(profile), "0x10de", "0x0680")
 
-    ends = nvml_answers(
+    ends, products = nvml_answers(
         profile,
         "[nvmlDeviceGetNvLinkRemotePciInfo(gpu(0), i).busId.lower()[4:] for i in range(12)]",
+        "[nvmlDeviceGetNvLinkRemotePciInfo(gpu(0), i).pciDeviceId >> 16 for i in range(12)]",
     )
-    assert set(found) == set(ends[0])
-    assert len({read(at / "device") for at in found.values()}) == 1
+    assert set(found) == set(ends)
+    assert {int(read(at / "device"), 16) for at in found.values()} == set(products)
 
 
 @pytest.fixture

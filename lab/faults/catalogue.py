@@ -83,6 +83,11 @@ def worse_than_most(profile: Profile) -> str:
     return BLOCK if profile.count > 2 else WARN
 
 
+def blocks_several(profile: Profile) -> str:
+    """What keeps GPUs from working together harms one alone less."""
+    return BLOCK if several(profile) else WARN
+
+
 def worse_over_pcie(profile: Profile) -> str:
     """Redirection harms GPUs that talk over PCIe: not all are linked, and the driver lets them."""
     return WARN if talks_over_pcie(profile) else INFO
@@ -515,8 +520,8 @@ OF_LOG = (
         {"xid": UNKNOWN, "sxid": where(has_switches_on_pci, UNKNOWN)}, change=log_denied,
     ),
     Fault(
-        "log-wrapped", "the kernel log has lost what was said at boot", {"xid": WARN},
-        change=log_wrapped,
+        "log-wrapped", "the kernel log has lost what was said at boot",
+        {"xid": WARN, "sxid": where(has_switches_on_pci, WARN)}, change=log_wrapped,
     ),
 )
 
@@ -533,11 +538,15 @@ OF_HOST = (
         "acs-on", "PCI bridges send what GPUs tell each other through the root complex",
         {"iommu-acs": worse_over_pcie}, has_bridges, change=redirecting,
     ),
-    Fault("disk-full", "700 MiB are left on the disk", {"disk-space": WARN}, change=disk_full),
+    # No vLLM could be installed; where none is declared, it is for the operator to know.
+    Fault("disk-full", "700 MiB are left on the disk", {"disk-space": BLOCK}, change=disk_full),
     Fault(
         "clock-unsynced", "nobody keeps the clock in step", {"clock": WARN}, change=unsynced
     ),
-    Fault("shm-small", "/dev/shm has 64 MiB", {"shared-memory": WARN}, change=small_shm),
+    # vLLM's ranks talk through it, where there are several.
+    Fault(
+        "shm-small", "/dev/shm has 64 MiB", {"shared-memory": blocks_several}, change=small_shm
+    ),
     Fault(
         "memory-low", "2 GiB of memory are left", {"host-memory": WARN},
         change=little_memory,
