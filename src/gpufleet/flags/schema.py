@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import lzma
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache, cached_property
@@ -369,13 +369,9 @@ def _default(value: Any) -> Any:
 @cache
 def _packaged(name: str) -> Mapping[str, str]:
     """Return every release's part of a packaged file, unparsed, oldest release first."""
-    return dict(_lines(lzma.decompress((_DATA / f"{name}.json.xz").read_bytes()).decode()))
-
-
-def _lines(text: str) -> Iterator[tuple[str, str]]:
-    for line in text.splitlines()[1:-1]:  # the braces of the object have lines of their own
-        name, _, document = line.partition(":")
-        yield json.loads(name), document.removesuffix(",")
+    text = lzma.decompress((_DATA / f"{name}.json.xz").read_bytes()).decode()
+    parts = (line.partition(":") for line in text.splitlines()[1:-1])  # between the braces
+    return {json.loads(version): part.removesuffix(",") for version, _, part in parts}
 
 
 def _part(name: str, version: str) -> str:

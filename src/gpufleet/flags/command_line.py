@@ -1,0 +1,270 @@
+"""Parses the arguments of `vllm serve` as a release does, by exact names.  Pure.
+
+Contract: `parse` takes what stands behind `vllm serve` and never raises for what an operator
+wrote. A command line without `unparsed` is one that the release's argparse takes, but for the
+values, which `parse` does not judge (types, choices, JSON). The beginning of an option's name,
+which argparse takes for the option, does not count: the next release may have two such options.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+
+from gpufleet.flags.rewriting import Dotted, Trouble, Unparsed, Word, rewrite
+from gpufleet.flags.schema import Flag, Schema
+
+__all__ = ["CommandLine", "Dotted", "Given", "Trouble", "Unparsed", "parse"]
+
+# What argparse takes for a value although it starts with a dash.
+_NEGATIVE = re.compile(r"-\d+$|-\d*\.\d+$")
+_HELP = {"-h", "--help"}
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """
+    One use of a flag.
+
+    `option` is the option string that the release knows it by, whatever the operator's spelling.
+    `values` are the texts it got; none for a switch. `at` are the places in argv of all that
+    belongs to it. `dotted` are the parts where it was given as `--x.key value`, and its one value
+    is then the JSON that vLLM makes of them.
+    """
+
+    flag: Flag
+    option: str
+    values: tuple[str, ...]
+    at: tuple[int, ...]
+    dotted: tuple[Dotted, ...] = ()
+
+    @property
+    def negated(self) -> bool:
+        """Whether it switches its flag off."""
+        return self.flag.negates(self.option)
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """
+    What each flag got, in the order of the command line, dotted options last (as vLLM has them).
+
+    `model` is the positional argument, and `model_at` its places in argv (two for `--model X`).
+    """
+
+    argv: tuple[str, ...]
+    model: str | None
+    model_at: tuple[int, ...]
+    given: tuple[Given, ...]
+    unparsed: tuple[Unparsed, ...]
+
+    @cached_property
+    def by_name(self) -> dict[str, tuple[Given, ...]]:
+        """Every use of each flag, by the flag's name."""
+        uses: dict[str, tuple[Given, ...]] = {}
+        for one in self.given:
+            uses[one.flag.name] = (*uses.get(one.flag.name, ()), one)
+        return uses
+
+    def last(self, name: str) -> Given | None:
+        """Return the use of a flag that counts, unless the flag collects them all."""
+        return self.by_name.get(name, (None,))[-1]
+
+
+def parse(schema: Schema, argv: Sequence[str]) -> CommandLine:
+    """Return what each flag of `schema` gets from `argv`, and what could not be parsed."""
+    rewritten = rewrite(argv, schema.syntax)
+    parser = _Parser(schema, tuple(argv), rewritten.words)
+    parser.run()
+    unparsed = sorted((*rewritten.unparsed, *parser.unparsed), key=lambda one: one.at)
+    return CommandLine(
+        tuple(argv),
+        None if parser.model is None else parser.model.text,
+        () if parser.model is None else parser.model.at,
+        tuple(parser.given),
+        tuple(unparsed),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """An argument that starts an option: `flag` is None where no release's option is so named."""
+
+    name: str
+    flag: Flag | None
+    explicit: str | None = None  # what is behind the equals sign
+    candidates: tuple[str, ...] = ()
+
+
+class _Parser:
+    """Walks over the words as argparse's `_parse_known_args` does."""
+
+    def __init__(self, schema: Schema, argv: tuple[str, ...], words: Sequence[Word]) -> None:
+        self.model: Word | None = None
+        self.given: list[Given] = []
+        self.unparsed: list[Unparsed] = []
+        self._schema = schema
+        self._argv = argv
+        self._words = words
+        separator = next((at for at, word in enumerate(words) if word.text == "--"), len(words))
+        self._separator = separator
+        self._options = [
+            self._option(word) if at < separator else None for at, word in enumerate(words)
+        ]
+
+    def run(self) -> None:
+        at = 0
+        while at < len(self._words):
+            option = self._options[at]
+            if option is not None:
+                at = self._take_option(at, option)
+            else:
+                if at != self._separator:
+                    self._take_word(self._words[at])
+                at += 1
+        positional = self._schema.positional
+        if positional is not None and positional.nargs is None and self.model is None:
+            found = "there is no model, and this release takes it as the first argument"
+            self._cannot(Trouble.MODEL, Word("", ()), found)
+
+    def _option(self, word: Word) -> _Option | None:
+        """Return the option that a word starts, None for a value (argparse._parse_optional)."""
+        text, known = word.text, self._schema.by_option
+        if not text.startswith("-") or text == "-":
+            return None
+        if text in known:
+            return _Option(text, known[text])
+        name, equals, explicit = text.partition("=")
+        if equals and name in known:
+            return _Option(name, known[name], explicit)
+        if not text.startswith("--") and text[:2] in known:
+            return _Option(text[:2], known[text[:2]], text[2:])
+        prefix = name if text.startswith("--") else text
+        candidates = tuple(option for option in known if option.startswith(prefix))
+        if not candidates and not word.dotted and (_NEGATIVE.match(text) or " " in text):
+            return None
+        return _Option(name, None, explicit if equals else None, candidates)
+
+    def _take_word(self, word: Word) -> None:
+        if self._schema.positional is not None and self.model is None:
+            self.model = word
+            return
+        found = f"`{word.text}` belongs to no option"
+        if self.model is not None:
+            found += f": the model is `{self.model.text}` already"
+        self._cannot(Trouble.STRAY, word, found)
+
+    def _take_option(self, at: int, option: _Option) -> int:
+        """Take the option at a place with its values, and return the place behind them."""
+        word = self._words[at]
+        if option.name in _HELP:
+            self._cannot(Trouble.HELP, word, f"`{option.name}` prints vLLM's help and ends it")
+            return at + 1
+        if option.flag is None:
+            return self._refuse(at, option)
+        if option.explicit is not None:
+            self._take_explicit(word, option.flag, option)
+            return at + 1
+        values = self._values(at + 1, option.flag)
+        flag = option.flag
+        if len(values) < _least(flag):
+            found = f"`{self._written(word)}` has no value"
+            self._cannot(Trouble.NO_VALUE, word, found, flag=flag)
+        else:
+            self._give(flag, option.name, word, values)
+        return at + 1 + len(values)
+
+    def _take_explicit(self, word: Word, flag: Flag, option: _Option) -> None:
+        if not flag.takes_value:
+            found = f"`{option.name}` takes no value, and is given `{option.explicit}`"
+            self._cannot(Trouble.SURPLUS_VALUE, word, found, (str(option.explicit),), flag=flag)
+        elif isinstance(flag.nargs, int) and flag.nargs > 1:
+            found = f"`{option.name}` takes {flag.nargs} values"
+            self._cannot(Trouble.NO_VALUE, word, found, flag=flag)
+        else:
+            self._give(flag, option.name, word, [Word(str(option.explicit), ())])
+
+    def _refuse(self, at: int, option: _Option) -> int:
+        """Say of an option that it is none, and pass over the values that were meant for it."""
+        word = self._words[at]
+        written = self._written(word)
+        if not option.candidates:
+            trouble, found = Trouble.UNKNOWN, f"this release has no option `{written}`"
+            values = list(self._run_of_values(at + 1))
+        elif len(option.candidates) == 1:
+            (only,) = option.candidates
+            trouble = Trouble.PREFIX
+            found = f"`{written}` is only the beginning of `{only}`: write the whole name"
+            values = self._values(at + 1, self._schema.by_option[only])
+        else:
+            trouble = Trouble.AMBIGUOUS
+            found = f"`{written}` is the beginning of {_listed(option.candidates)}"
+            values = list(self._run_of_values(at + 1))
+        if option.explicit is not None:
+            values = []
+        elif trouble is not Trouble.PREFIX and self.model is None and len(values) > 1:
+            values.pop()  # the model, more likely than a second value
+        texts = tuple(value.text for value in values)
+        if option.explicit is not None:
+            texts = (option.explicit,)
+        places = tuple(place for value in values for place in value.at)
+        self._cannot(trouble, word, found, texts, candidates=option.candidates, more=places)
+        return at + 1 + len(values)
+
+    def _values(self, start: int, flag: Flag) -> list[Word]:
+        return list(islice(self._run_of_values(start), _most(flag)))
+
+    def _run_of_values(self, start: int) -> Iterator[Word]:
+        """Yield the words from a place on, up to the next option."""
+        for at in range(start, len(self._words)):
+            if self._options[at] is not None or at == self._separator:
+                return
+            yield self._words[at]
+
+    def _give(self, flag: Flag, option: str, word: Word, values: Sequence[Word]) -> None:
+        places = dict.fromkeys((*word.at, *(place for value in values for place in value.at)))
+        texts = tuple(value.text for value in values)
+        self.given.append(Given(flag, option, texts, tuple(places), word.dotted))
+
+    def _cannot(
+        self,
+        trouble: Trouble,
+        word: Word,
+        found: str,
+        values: tuple[str, ...] = (),
+        *,
+        candidates: tuple[str, ...] = (),
+        more: tuple[int, ...] = (),
+        flag: Flag | None = None,
+    ) -> None:
+        at = tuple(dict.fromkeys((*word.at, *more)))
+        self.unparsed.append(
+            Unparsed(trouble, self._written(word), at, found, values, candidates, flag)
+        )
+
+    def _written(self, word: Word) -> str:
+        """Return a word as the operator wrote it."""
+        return self._argv[word.at[0]] if word.at else word.text
+
+
+def _least(flag: Flag) -> int:
+    """Return how many values a flag needs at least."""
+    if not flag.takes_value or flag.nargs in {"?", "*"}:
+        return 0
+    return flag.nargs if isinstance(flag.nargs, int) else 1
+
+
+def _most(flag: Flag) -> int | None:
+    """Return how many values a flag takes at most; None: any number."""
+    if not flag.takes_value:
+        return 0
+    if flag.nargs in {"+", "*"}:
+        return None
+    return flag.nargs if isinstance(flag.nargs, int) else 1
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)

@@ -1,0 +1,250 @@
+"""What vLLM's parser makes of the arguments of `vllm serve` before argparse sees them.  Pure.
+
+Contract: as the release does it (`schema.Syntax`), and every word knows which arguments it is made
+of. Nothing is raised for an operator's mistake: what the release refuses here is in `Rewritten`.
+The file that `--config` names is not read: it is on the node, and its flags are its owner's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from gpufleet.flags.schema import Flag, Syntax
+
+# The option's name: all behind the dashes and before the first dot (vLLM's own pattern).
+_NAME = re.compile(r"(?<=--)[^.]*")
+_SERVED_NAME = re.compile(r"--served[-_]model[-_]name(=.+|$)")
+_LEVELS = {"0", "1", "2", "3"}  # of optimization: `-O 3` is rewritten, `-O decode` is not
+_SUFFIXED = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
+_POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
+
+
+class Trouble(StrEnum):
+    """Why an argument could not be parsed."""
+
+    UNKNOWN = "unknown"  # an option that the release does not have
+    PREFIX = "prefix"  # the beginning of one option: argparse takes it, and takes another tomorrow
+    AMBIGUOUS = "ambiguous-prefix"  # the beginning of several
+    NO_VALUE = "no-value"  # an option that lacks its value
+    SURPLUS_VALUE = "surplus-value"  # a value for an option that takes none
+    STRAY = "stray"  # a word that belongs to no option
+    MODEL = "model"  # the model is missing, twice there, or where the release does not take it
+    HELP = "help"  # the release prints its help and ends
+
+
+@dataclass(frozen=True, slots=True)
+class Unparsed:
+    """
+    One thing that the release's parser does not take, or takes only by luck.
+
+    `argument` is as the operator wrote it, `at` are the places in argv that would go with it, and
+    `values` what followed it there. `candidates` are the options of which it is a prefix. `found`
+    is a sentence without a full stop.
+    """
+
+    trouble: Trouble
+    argument: str
+    at: tuple[int, ...]
+    found: str
+    values: tuple[str, ...] = ()
+    candidates: tuple[str, ...] = ()
+    flag: Flag | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Dotted:
+    """One `--config.key value`: the path of keys, the JSON value, and where it is in argv."""
+
+    path: tuple[str, ...]
+    value: Any
+    at: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """One argument as argparse sees it, and the places in argv from which it comes."""
+
+    text: str
+    at: tuple[int, ...]
+    dotted: tuple[Dotted, ...] = ()  # of the option that stands for several dotted ones
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """The words that argparse sees, and what the release refused before."""
+
+    words: tuple[Word, ...]
+    unparsed: tuple[Unparsed, ...]
+
+
+def rewrite(argv: Sequence[str], syntax: Syntax) -> Rewritten:
+    """Return what argparse sees of `argv`, the arguments behind `vllm serve`."""
+    words = [Word(text, (at,)) for at, text in enumerate(argv)]
+    unparsed: list[Unparsed] = []
+    words = _with_model_in_front(words, syntax, unparsed)
+    words = list(_with_dashes(words, syntax))
+    if syntax.dotted:
+        words = _gathered(words, syntax, unparsed)
+    return Rewritten(tuple(words), tuple(unparsed))
+
+
+def _with_model_in_front(words: list[Word], syntax: Syntax, unparsed: list[Unparsed]) -> list[Word]:
+    """Do as the release with the first `--model`, which older ones refuse beside a positional."""
+
+    def treatment(text: str) -> str:
+        if text == "--model":
+            return syntax.model
+        return syntax.model_equals if re.match("--model=.", text) else "plain"
+
+    for index, word in enumerate(words):
+        how = treatment(word.text)
+        if how == "refused":
+            unparsed.append(
+                Unparsed(
+                    Trouble.MODEL,
+                    word.text,
+                    word.at,
+                    "this release takes the model as the first argument and refuses `--model`",
+                    values=tuple(after.text for after in words[index + 1 : index + 2]),
+                )
+            )
+            break
+        if how == "moved":
+            rest = words[index + 1 :]
+            _, given, model = word.text.partition("=")
+            if given:
+                words = [Word(model, word.at), *words[:index], *rest]
+            elif rest:
+                moved = Word(rest[0].text, word.at + rest[0].at)
+                words = [moved, *words[:index], *rest[1:]]
+            else:
+                unparsed.append(
+                    Unparsed(Trouble.NO_VALUE, word.text, word.at, "`--model` has no value")
+                )
+                words = words[:index]
+            break
+    if syntax.model_first and words and words[0].text.startswith("-"):
+        config = any(re.match("--config(=.+|$)", word.text) for word in words)
+        named = next((word for word in words if _SERVED_NAME.match(word.text)), None)
+        if named and not config:
+            unparsed.append(
+                Unparsed(
+                    Trouble.MODEL,
+                    named.text,
+                    named.at,
+                    "this release refuses `--served-model-name` unless the model comes first",
+                )
+            )
+    return words
+
+
+def _with_dashes(words: list[Word], syntax: Syntax) -> Iterable[Word]:
+    """Turn the underscores of options into dashes, and -O3 into what it stands for."""
+    level = syntax.optimization
+    for index, word in enumerate(words):
+        text = word.text
+        short = level is not None and text.startswith("-O")
+        following = words[index + 1].text if index + 1 < len(words) else None
+        if text.startswith("--") and syntax.underscores:
+            name, equals, value = text.partition("=")
+            name = _NAME.sub(lambda match: match[0].replace("_", "-"), name, count=1)
+            yield Word(name + equals + value, word.at)
+        elif short and text == "-O" and following in _LEVELS:
+            yield Word(str(level), word.at)
+        elif short and text != "-O" and not (level == "-O.level" and text[2] == "."):
+            value = text[3:] if text[2] == "=" else text[2:]
+            if level == "-O.level":
+                yield Word(f"-O.level={value}", word.at)
+            else:
+                yield Word(str(level), word.at)
+                yield Word(value, word.at)
+        else:
+            yield word
+
+
+def _gathered(words: list[Word], syntax: Syntax, unparsed: list[Unparsed]) -> list[Word]:
+    """
+    Put the dotted options at the end, as one option with JSON for each name.
+
+    vLLM takes everything for a dotted option that starts with a dash and has a dot before any
+    equals sign, a negative number such as -0.5 included.
+    """
+    kept: list[Word] = []
+    gathered: dict[str, tuple[dict[str, Any], list[Dotted]]] = {}
+    left = iter(words)
+    for word in left:
+        name, equals, text = word.text.partition("=")
+        dash = "-" if syntax.dotted_short else "--"
+        if not (name.startswith(dash) and "." in name):
+            kept.append(word)
+            continue
+        at = word.at
+        if not equals:
+            value_word = next(left, None)
+            if value_word is None:
+                found = f"`{word.text}` has no value"
+                unparsed.append(Unparsed(Trouble.NO_VALUE, word.text, at, found))
+                break
+            text, at = value_word.text, at + value_word.at
+        several = syntax.dotted_lists and name.endswith("+")
+        value = text.split(",") if several else _json_value(text, syntax)
+        option, *path = name.removesuffix("+" if several else "").split(".")
+        whole, parts = gathered.setdefault(option, ({}, []))
+        _merge(whole, _nested(path, value))
+        parts.append(Dotted(tuple(path), value, at))
+    for option, (whole, parts) in gathered.items():
+        places = tuple(place for part in parts for place in part.at)
+        kept += [Word(option, places, tuple(parts)), Word(json.dumps(whole), places)]
+    return kept
+
+
+def _json_value(text: str, syntax: Syntax) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        number = human_readable(text) if syntax.dotted_suffixes else None
+        return text if number is None else number
+
+
+def human_readable(text: str) -> int | None:
+    """
+    Return the number that vLLM reads in a text such as 25.6k (1000s) or 2M (1024s).
+
+    None if it is none; 1.5K is none, either.
+
+    >>> human_readable("1k"), human_readable("1K"), human_readable("1.5K")
+    (1000, 1024, None)
+    """
+    match = _SUFFIXED.fullmatch(text.strip())
+    if match is None:
+        try:
+            return int(text)
+        except ValueError:
+            return None
+    digits, suffix = match.groups()
+    if suffix.islower():
+        return int(float(digits) * 1000 ** _POWERS[suffix])
+    return int(digits) * 1024 ** _POWERS[suffix.lower()] if digits.isdigit() else None
+
+
+def _nested(path: Sequence[str], value: Any) -> dict[str, Any]:
+    nested = value
+    for key in reversed(path):
+        nested = {key: nested}
+    return dict(nested)
+
+
+def _merge(whole: dict[str, Any], update: Mapping[str, Any]) -> None:
+    for key, value in update.items():
+        there = whole.get(key)
+        if isinstance(value, dict) and isinstance(there, dict):
+            _merge(there, value)
+        elif isinstance(value, list) and isinstance(there, list):
+            there += value
+        else:
+            whole[key] = value
