@@ -118,6 +118,21 @@ def test_more_gpus_than_declared_is_a_declaration_to_correct(document, judged):
     assert "gpus.count: 8" in said.text("gpu-count")
 
 
+def test_as_many_as_declared_are_all_of_them(document, judged):
+    assert judged(document("h100x8"), settings={"gpus": {"count": 8}}).troubles == set()
+
+
+def test_siblings_that_disagree_do_not_name_a_slot(document, judged):
+    """One of two has a GPU there: that is no custom of the fleet."""
+    siblings = [document("h100x8"), off_the_bus(document("h100x8"), 5)]
+
+    said = judged(
+        off_the_bus(document("h100x8"), 5), settings={"gpus": {"count": 8}}, siblings=siblings
+    )
+
+    assert stopped(said, "gpu-count") == {("block", "that is gone")}
+
+
 def test_a_gpu_given_to_virtual_machines_is_not_missing(document, judged):
     found = document("l40sx8")
     bus_id = found["gpus"][5]["pci"]["bus_id"]
@@ -334,7 +349,7 @@ def test_a_node_whose_vbios_and_driver_differ_from_its_siblings(document, judged
 
     texts = {found.found for found in said.of("gpu-identical")}
     assert {"VBIOS 96.00.74.00.01", "driver 570.124.06"} <= texts
-    assert ("gpu-identical", "warn", None) in said.troubles
+    assert said.troubles == {("gpu-identical", "warn", None)}
 
 
 def test_one_sibling_alone_does_not_say_which_driver_is_right(document, judged):

@@ -17,7 +17,7 @@ SW_POWER_CAP, HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, HW_POWER_BRAKE = 0x4, 0x8, 0x
 SAMPLES = 3
 
 # A T.Limit margin counts only on a GPU at least this warm: H100s have been seen to answer 0 and
-# less while cool (leptonai/gpud#1208), and no NVIDIA board slows down below some 80 °C.
+# less while cool (gpud ignores such answers too), and no NVIDIA board slows down below some 80 °C.
 WARM_CELSIUS = 70
 
 # The driver rounds limits to its own steps.
