@@ -85,6 +85,16 @@ def test_a_dead_link_costs_its_gpu_one_link_to_each_other(document):
     assert {links for pair, links in widths.items() if 3 not in pair} == {18}
 
 
+def test_a_link_asleep_joins_as_an_active_one_does(document):
+    """State 2 is how an idle link saves power; the first byte wakes it."""
+    found = document("h100x8")
+    for gpu in range(8):
+        for link in links_of(found, gpu):
+            link["state"] = 2
+
+    assert node_from_probe("gpu-01", found).islands == (tuple(range(8)),)
+
+
 def test_a_link_that_one_end_alone_sees_is_down(document):
     """NCCL could not use it: the driver of the other GPU does not know it."""
     found = document("a100x4-pcie")

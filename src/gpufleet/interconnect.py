@@ -16,7 +16,7 @@ from typing import Any
 from gpufleet.errors import FleetError
 from gpufleet.nic_affinity import nearest, nic_classes
 from gpufleet.topo_matrix import PCIE, TopoMatrix
-from gpufleet.topology import LINK_ACTIVE, Node, islands, known, node_from_probe, nvlink_width
+from gpufleet.topology import LINK_UP, Node, islands, known, node_from_probe, nvlink_width
 
 Pair = tuple[int, int]
 
@@ -269,7 +269,7 @@ def _one_sided(document: Mapping[str, Any]) -> Iterator[str]:
         (place, at[link["remote_pci"]])
         for place in at.values()
         for link in known(known(document["nvlink"][place], {}).get("links"), [])
-        if link["state"] == LINK_ACTIVE and known(link["remote_pci"]) in at
+        if link["state"] in LINK_UP and known(link["remote_pci"]) in at
     )
     for i, j in combinations(sorted(at.values()), 2):
         if seen[i, j] != seen[j, i]:

@@ -19,7 +19,7 @@ from pyinfra.context import ctx_host, ctx_state
 
 from gpufleet import payload
 from gpufleet.facts import PYTHON, document
-from gpufleet.release import RELEASES
+from gpufleet.release import CACHE, RELEASES
 from gpufleet.units import MODELS
 
 Answer: TypeAlias = dict[str, Any] | str
@@ -28,8 +28,8 @@ Answer: TypeAlias = dict[str, Any] | str
 # A probe's own deadlines end it after 50 s (on_node/probe.py); ten more are for connecting.
 SECONDS = 60
 
-DISKS = ("/", RELEASES, MODELS)
-"""Directories whose free space matters: the system's, the releases', the models'."""
+DISKS = ("/", RELEASES, CACHE, MODELS)
+"""Directories whose free space matters: the system's, the releases', their wheels', the models'."""
 
 
 def survey(state: State, hosts: Iterable[Host], seconds: float = SECONDS) -> dict[str, Answer]:

@@ -25,7 +25,11 @@ REMOTE_GPU = 0
 REMOTE_CPU = 1  # POWER9, Grace
 REMOTE_SWITCH = 2
 
-LINK_ACTIVE = 1  # nvmlEnableState_t, as nvmlDeviceGetNvLinkState answers
+# nvmlEnableState_t, as nvmlDeviceGetNvLinkState answers. Asleep is how an idle link saves power.
+# A third, "active, traffic disabled", carries nothing: every state but these two is down.
+LINK_ACTIVE = 1
+LINK_ASLEEP = 2
+LINK_UP = (LINK_ACTIVE, LINK_ASLEEP)
 P2P_OK = 0  # nvmlGpuP2PStatus_t
 
 
@@ -170,28 +174,28 @@ def _direct(document: Mapping[str, Any], i: int, j: int) -> int:
     bus_id = document["gpus"][j]["pci"]["bus_id"]
     return sum(
         link["remote_type"] == REMOTE_GPU and link["remote_pci"] == bus_id
-        for link in _active_links(document, i)
+        for link in _links_up(document, i)
     )
 
 
 def _switched(document: Mapping[str, Any], i: int, j: int) -> int:
     """
-    Return GPU i's active links into NVSwitches through which it can reach GPU j.
+    Return GPU i's links that are up into NVSwitches through which it can reach GPU j.
 
     Three ways to know, the surest first: each link names its other end; the driver counts them
     (field 147); or, in a virtual machine that does not see the switches, the other ends are
     unknown and the driver grants the two GPUs peer access over NVLink.
     """
-    ends = [known(link["remote_type"]) for link in _active_links(document, i)]
+    ends = [known(link["remote_type"]) for link in _links_up(document, i)]
     elsewhere = sum(end not in {REMOTE_GPU, REMOTE_CPU} for end in ends)
     counted = known(known(document["nvlink"][i], {}).get("switch_links"), 0)
     granted = document["p2p"]["nvlink"][i][j] == P2P_OK
     return ends.count(REMOTE_SWITCH) or min(counted, elsewhere) or (elsewhere if granted else 0)
 
 
-def _active_links(document: Mapping[str, Any], i: int) -> list[Mapping[str, Any]]:
+def _links_up(document: Mapping[str, Any], i: int) -> list[Mapping[str, Any]]:
     links = known(known(document["nvlink"][i], {}).get("links"), [])
-    return [link for link in links if link["state"] == LINK_ACTIVE]
+    return [link for link in links if link["state"] in LINK_UP]
 
 
 def peer_access_refused(document: Mapping[str, Any], i: int, j: int) -> bool:

@@ -206,6 +206,18 @@ def test_a_release_needs_its_room(
 
 
 @pytest.mark.parametrize(
+    ("release", "severity"), [("0.32.0-ab12", "warn"), ("0.31.0-ab12", "block")]
+)
+def test_a_full_disk_blocks_nobody_whose_release_is_built(
+    document: Document, judged: Judge, release: str, severity: str
+) -> None:
+    node = document("h100x8")
+    node["system"]["disks"] = {"/": {"mount": "/", "size_mib": 100 * GIB, "free_mib": 1 * GIB}}
+    node["system"]["releases"] = [release]
+    assert judged(node, serving()).troubles == {("disk-space", severity, None)}
+
+
+@pytest.mark.parametrize(
     ("path", "settings", "fires"),
     [
         (MODELS, serving(2, "org/model"), True),

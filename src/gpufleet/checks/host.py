@@ -229,9 +229,12 @@ def disk_space(node: Reading) -> Iterator[Problem]:
     There is room for a release, and for a second one beside it; for models' files, where some are
     to be downloaded.
 
-    Nothing is wrong with what serves already: it blocks because a deploy would fail halfway.
+    Nothing is wrong with what serves already: it blocks because a deploy would fail halfway. Where
+    a release of the declared version is whole, there is nothing to build, and it only warns.
     """
     vllm = node.settings.vllm
+    whole = node.get("system", "releases", absent=[])
+    to_build = vllm is not None and not any(name.startswith(f"{vllm.version}-") for name in whole)
     device = vllm.device if vllm else "cuda"
     least, wanted = RELEASE[device]
     key = _nearest(node, RELEASES)
@@ -242,7 +245,7 @@ def disk_space(node: Reading) -> Iterator[Problem]:
             RELEASES,
             releases,
             free,
-            Severity.BLOCK if free < least and vllm else Severity.WARN,
+            Severity.BLOCK if free < least and to_build else Severity.WARN,
             f"{least // GIB} GiB for a release, {wanted // GIB} GiB for one beside it",
         )
     mounts = {releases}

@@ -26,12 +26,8 @@ from gpufleet.checks.reading import (
     take,
 )
 from gpufleet.checks.remembered import remembered
-from gpufleet.topology import LINK_ACTIVE, REMOTE_GPU, REMOTE_SWITCH, nvlink_width
+from gpufleet.topology import LINK_UP, REMOTE_GPU, REMOTE_SWITCH, nvlink_width
 
-# nvmlEnableState_t as nvmlDeviceGetNvLinkState answers. Asleep is how an idle link saves power. A
-# third state, "active, traffic disabled", carries nothing: every state but these two is down.
-ASLEEP = 2
-LINK_UP = (LINK_ACTIVE, ASLEEP)
 # nvmlIntNvLinkDeviceType_t: a guest sees no switches, and NVML does not know what is there.
 REMOTE_UNKNOWN = 255
 
@@ -171,26 +167,11 @@ def is_grace(gpu: GpuReading) -> bool:
 @remembered
 def widths(node: Reading) -> dict[tuple[int, int], int]:
     """Return how many links join every pair of GPUs (i < j) that answer and have NVLink."""
-    document = {**node.document, "nvlink": _awake(node)}
     gpus = [gpu for gpu in node.gpus if known_links(gpu)]
     return {
-        (one.index, other.index): nvlink_width(document, one.at, other.at)
+        (one.index, other.index): nvlink_width(node.document, one.at, other.at)
         for one, other in combinations(gpus, 2)
     }
-
-
-def _awake(node: Reading) -> list[Mapping[str, Any]]:
-    """Return all GPUs' links with those that are asleep taken for active."""
-
-    def awake(link: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {**link, "state": LINK_ACTIVE} if link["state"] == ASLEEP else link
-
-    return [
-        found
-        if is_missing(found) or is_missing(found["links"])
-        else {**found, "links": [awake(link) for link in found["links"]]}
-        for found in node.document["nvlink"]
-    ]
 
 
 def ranges(numbers: Iterable[int]) -> str:

@@ -11,7 +11,6 @@ from gpufleet.checks.boards import is_for_servers
 from gpufleet.checks.finding import Action, Problem, Severity, Step
 from gpufleet.checks.links import (
     DRAIN,
-    LINK_UP,
     NVLINK_3,
     REBOOT,
     RESEAT,
@@ -37,7 +36,7 @@ from gpufleet.checks.reading import (
     is_missing,
 )
 from gpufleet.checks.remembered import remembered, told_by_twins
-from gpufleet.topology import LINK_ACTIVE, islands
+from gpufleet.topology import LINK_ACTIVE, LINK_UP, islands
 
 # A bridge between two boards on PCIe joins four links of each, since Ampere: three bridges are 12
 # links on A100 and H100 NVL, one is 4 on A30, A40 and RTX 3090 (NVIDIA's product briefs).

@@ -40,6 +40,9 @@ UNIT_PROPERTIES = {
     "result": "Result",
 }
 
+# Where releases are (gpufleet.release.RELEASES; of that module nothing travels to nodes).
+RELEASES = "/opt/vllm/releases"
+
 # UEFI specification 2.10, 3.3: the variable of the global namespace. Linux' efivarfs puts four
 # bytes of attributes before the value, which is one byte here.
 SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
@@ -160,6 +163,15 @@ def reboot_required() -> bool:
     )
 
 
+def releases() -> list[str]:
+    """Return the names of the vLLM releases that are whole."""
+    return [
+        name
+        for name in machine.names(RELEASES)
+        if os.path.exists("%s%s/%s/.complete" % (machine.ROOT, RELEASES, name))
+    ]
+
+
 SYSTEM_FACTS: tuple[tuple[str, Callable[[], Any]], ...] = (
     ("uptime_seconds", uptime),
     ("cmdline", lambda: line("/proc/cmdline")),
@@ -171,6 +183,7 @@ SYSTEM_FACTS: tuple[tuple[str, Callable[[], Any]], ...] = (
     ("memory_available_mib", lambda: memory_info("MemAvailable") // 1024),
     ("hugepages", hugepages),
     ("reboot_required", reboot_required),
+    ("releases", releases),
 )
 
 
