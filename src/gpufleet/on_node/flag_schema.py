@@ -37,10 +37,6 @@ _PYTHON = (3, 10)
 _DEPTH = 20_000
 
 
-class _OutOfTime(BaseException):
-    """The deadline passed; no `except Exception` of the release's code may swallow that."""
-
-
 class _NoPackages:
     """Keeps every package from being imported, whatever code of the release asks for."""
 
@@ -78,29 +74,29 @@ def document(source: str, *, helps: bool = False, metrics: bool = False) -> Dict
     return found
 
 
-def _out_of_time(_number: int, _frame: Any) -> None:
-    raise _OutOfTime
+def _end_in_time(source: str, seconds: float) -> None:
+    """Answer with a refusal when the time is up, whatever the release's code is doing then."""
+
+    def refuse(_number: int, _frame: Any) -> None:
+        refused = {"refused": "%s was not read within %g s" % (source, seconds)}
+        os.write(1, (json.dumps(refused) + "\n").encode())
+        os._exit(1)
+
+    signal.signal(signal.SIGALRM, refuse)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 def _answer(
-    source: str, seconds: float = _SECONDS, helps: bool = False, metrics: bool = False
+    source: str, seconds: float = _SECONDS, *, helps: bool = False, metrics: bool = False
 ) -> Dict[str, Any]:
     python = "Python %d.%d" % sys.version_info[:2]
     if sys.version_info < _PYTHON:
         return {"refused": "%s is too old to read a release of vLLM" % python}
-    signal.signal(signal.SIGALRM, _out_of_time)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    _end_in_time(source, seconds)
     try:
         return document(source, helps=helps, metrics=metrics)
     except (SourceError, vllm_parser.ParserError) as error:
         return {"refused": str(error)}
-    except SyntaxError as error:
-        return {
-            "refused": "%s cannot read %s: take the Python that runs this release"
-            % (python, error.filename)
-        }
-    except _OutOfTime:
-        return {"refused": "%s was not read within %g s" % (source, seconds)}
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
 

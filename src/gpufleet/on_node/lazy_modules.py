@@ -57,16 +57,24 @@ class Modules:
     def get(self, name: str) -> Optional[Scope]:
         """Return the scope of vLLM's module `name`, None if the release has no such module."""
         if name not in self._scopes:
-            base = name.replace(".", "/")
-            self._scopes[name] = None
-            for path in (base + "/__init__.py", base + ".py"):
-                text = self.release.read(path)
-                if text is not None:
-                    scope = self._scopes[name] = Scope(self, name, path, text)
-                    loaded: Dict[str, Any] = sys.modules
-                    loaded[name] = scope.module  # typing and dataclasses look there
-                    break
+            self._scopes[name] = self._read(name)
         return self._scopes[name]
+
+    def _read(self, name: str) -> Optional[Scope]:
+        base = name.replace(".", "/")
+        for path in (base + "/__init__.py", base + ".py"):
+            text = self.release.read(path)
+            if text is None:
+                continue
+            try:
+                scope = Scope(self, name, path, text)
+            except SyntaxError as error:  # of a Python newer than this one
+                self.unresolved.append("%s: this Python cannot read it: %s" % (path, error.msg))
+                return None
+            loaded: Dict[str, Any] = sys.modules
+            loaded[name] = scope.module  # typing and dataclasses look there
+            return scope
+        return None
 
     def value(self, module: str, name: str) -> Any:
         """Return `module.name`, UNBOUND if there is no such module or nothing binds the name."""

@@ -58,7 +58,7 @@ def serve_parser(modules: Modules) -> argparse.ArgumentParser:
     parser = parser or _of_function(modules, command)
     if parser is None:
         raise ParserError(
-            "no parser came out of %s: %s" % (modules.release.place, "; ".join(modules.unresolved))
+            "no parser came out of %s: %s" % (modules.release.place, "; ".join(modules.unresolved[-5:]))
         )
     return parser
 
@@ -70,7 +70,7 @@ def _of_subcommand(modules: Modules, command: Scope) -> Optional[argparse.Argume
         return None
     try:
         parser = subcommand().subparser_init(parser_class(modules, command)().add_subparsers())
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         modules.unresolved.append("ServeSubcommand: %s: %s" % (type(error).__name__, error))
         return None
     return parser if isinstance(parser, argparse.ArgumentParser) else None
@@ -110,7 +110,7 @@ def _of_function(modules: Modules, command: Optional[Scope]) -> Optional[argpars
         parser = parser_class(modules, module)()
         try:
             made = make(parser) if inspect.signature(make).parameters else make()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             modules.unresolved.append("make_arg_parser: %s: %s" % (type(error).__name__, error))
             continue
         return made or parser  # type: ignore[no-any-return]
