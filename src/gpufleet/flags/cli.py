@@ -56,3 +56,29 @@ def extract(source: str, python: str, *, help_texts: bool, metrics: bool, second
         f"flags, {len(document['env'])} variables, {len(document['unresolved'])} names not found",
         err=True,
     )
+
+
+@flags.command(context_settings={"ignore_unknown_options": True})
+@click.argument("name", metavar="FLAG|VARIABLE", type=click.UNPROCESSED)
+@click.option("--vllm", "version", metavar="VERSION", help="As this release has it; else newest.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+def explain(name: str, version: str | None, *, as_json: bool) -> None:
+    """
+    Say what a flag or an environment variable does, when it pays and what it costs.
+
+    \b
+    gpufleet flags explain --max-num-batched-tokens
+    gpufleet flags explain VLLM_ATTENTION_BACKEND --vllm 0.32.0
+
+    Exit status: 0 explained, 2 no such name or no such release.
+    """
+    import shutil
+
+    from gpufleet.flags import explain as explanations
+    from gpufleet.flags import schema
+
+    found = explanations.explain(name, schema.load(version) if version else None)
+    if as_json:
+        click.echo(json.dumps(found.as_json(), indent=2, ensure_ascii=False))
+    else:
+        click.echo(explanations.page(found, min(shutil.get_terminal_size().columns, 100)))

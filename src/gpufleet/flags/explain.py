@@ -1,0 +1,368 @@
+"""What one flag or variable does, in our own words, beside what each release makes of it.  Pure.
+
+Contract: data/explanations/*.json says what a name is for, when it pays and what it costs; nothing
+in there is true of one release only. Whether a release has the name, with which default, type and
+values, is read from the schemas; where a name went, from `changes`. So a page about any release is
+right without a word being rewritten for the next one.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from gpufleet.errors import FleetError
+from gpufleet.flags import changes, history, schema
+from gpufleet.flags.changes import Change
+from gpufleet.flags.history import Span
+from gpufleet.flags.schema import Computed, Flag, Kind, Schema, Variable
+
+PRESETS = (
+    "chat",
+    "low-latency code",
+    "long documents",
+    "offline batch",
+    "RAG",
+    "memory-constrained",
+    "reasoning",
+    "tools",
+    "multi-LoRA",
+    "speculative",
+)
+"""The kinds of service that an entry may name: whose preset sets the flag."""
+
+_SHOWN_VALUES = 16  # choices on a page; JSON has all of them
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Our words on one name. `cost`: memory, latency, throughput; None where there is none."""
+
+    name: str
+    does: str
+    use: str
+    cost: str | None = None
+    related: tuple[str, ...] = ()
+    presets: tuple[str, ...] = ()
+
+
+@cache
+def entries() -> Mapping[str, Entry]:
+    """Return every entry, by the flag (with its dashes) or variable it is about."""
+    folder = resources.files("gpufleet.flags").joinpath("data/explanations")
+    found: dict[str, Entry] = {}
+    for file in sorted(folder.iterdir(), key=lambda file: file.name):
+        for name, words in json.loads(file.read_text("utf-8")).items():
+            if name in found:
+                raise ValueError(f"data/explanations/{file.name}: {name} is explained twice")
+            found[name] = Entry(
+                name,
+                words["does"],
+                words["use"],
+                words.get("cost"),
+                tuple(words.get("related", ())),
+                tuple(words.get("presets", ())),
+            )
+    return found
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """
+    One page.
+
+    `entry` is None for a name on which nobody has written yet. `there` is what release `version`
+    has under that name; `accepted` are the runs of packaged releases that take it, `defaults` those
+    with one default. `base` is the flag that it is another name or the negation of.
+    """
+
+    name: str
+    version: str
+    entry: Entry | None
+    there: Flag | Variable | None
+    values: tuple[str, ...]
+    base: str | None
+    negation: bool
+    accepted: tuple[Span, ...]
+    defaults: tuple[Span, ...]
+    known: tuple[Change, ...]
+
+    @property
+    def gone(self) -> Change | None:
+        """Why the release lacks it, if it does and the reason is known."""
+        return None if self.there else changes.gone(self.name, self.version)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        entry, there = self.entry, self.there
+        return {
+            "name": self.name,
+            "vllm": self.version,
+            "does": entry.does if entry else None,
+            "use": entry.use if entry else None,
+            "cost": entry.cost if entry else None,
+            "related": list(entry.related) if entry else [],
+            "presets": list(entry.presets) if entry else [],
+            "stands_for": self.base,
+            "negation": self.negation,
+            "accepted": there is not None,
+            "type": _type(there) if there else None,
+            "values": list(self.values),
+            "options": list(there.options) if isinstance(there, Flag) else [],
+            "hidden": isinstance(there, Flag) and self.name in there.hidden,
+            "deprecated": isinstance(there, Flag) and there.deprecated,
+            "default": _plain(there.default) if there else None,
+            "accepted_in": [{"first": span.first, "last": span.last} for span in self.accepted],
+            "defaults": [
+                {"first": span.first, "last": span.last, "default": _plain(span.value)}
+                for span in self.defaults
+            ],
+            "changes": [
+                {
+                    "kind": change.kind.value,
+                    "since": change.since,
+                    "until": change.until,
+                    "values": list(change.values),
+                    "when": change.when,
+                    "why": change.why,
+                    "replacement": change.replacement,
+                    "then": change.then,
+                }
+                for change in self.known
+            ],
+        }
+
+
+def explain(name: str, release: Schema | None = None) -> Explanation:
+    """
+    Return the page on a flag or variable, as `release` has it (None: the newest packaged one).
+
+    Dashes may be left out and underscores be written for them; a short option stands for its flag,
+    and --x-config.key for --x-config. Raises `FleetError` for what no release and no entry knows.
+    """
+    release = release or schema.load(schema.versions()[-1])
+    wanted = _resolved(name)
+    variable = not wanted.startswith("-")
+    past: Mapping[str, Flag | Variable | None] = (
+        history.of_variable(wanted) if variable else history.of_flag(wanted)
+    )
+    there: Flag | Variable | None = (
+        release.environment.get(wanted) if variable else release.flag(wanted)
+    )
+    newest = there or next((one for one in reversed([*past.values()]) if one), None)
+    words = entries().get(wanted)
+    if newest is None and words is None and not changes.for_name(wanted):
+        raise FleetError(_unknown(name, wanted))
+    base, negation = None, False
+    if isinstance(newest, Flag) and newest.name != wanted:
+        base, negation = newest.name, newest.negates(wanted)
+    if words is None and base and not negation:
+        words = entries().get(base)
+    return Explanation(
+        name=wanted,
+        version=release.version,
+        entry=words,
+        there=there,
+        values=_values(release, there),
+        base=base,
+        negation=negation,
+        accepted=tuple(history.spans(past, lambda _: None)),
+        defaults=tuple(history.spans(past, lambda one: one.default)),
+        known=changes.for_name(wanted),
+    )
+
+
+def page(found: Explanation, width: int) -> str:
+    """Return the explanation as text for a terminal of that many columns."""
+    blocks = [_heading(found, width)]
+    if found.entry:
+        paragraphs = [found.entry.does, found.entry.use, found.entry.cost]
+        blocks += [textwrap.fill(text, width) for text in paragraphs if text]
+    else:
+        blocks.append(
+            textwrap.fill(
+                "No entry of ours yet: what follows is read from the releases themselves.", width
+            )
+        )
+    blocks.append("\n".join(_wrapped(label, text, width) for label, text in _facts(found)))
+    return "\n\n".join(blocks)
+
+
+def _heading(found: Explanation, width: int) -> str:
+    if not found.base:
+        return found.name
+    what = "the negation of" if found.negation else "another name of"
+    text = f"{found.name}, {what} {found.base}"
+    return textwrap.fill(text, width, break_on_hyphens=False)
+
+
+def _facts(found: Explanation) -> Iterator[tuple[str, str]]:
+    yield f"vLLM {found.version}", _state(found)
+    if found.values:
+        shown = ", ".join(found.values[:_SHOWN_VALUES])
+        more = len(found.values) - _SHOWN_VALUES
+        yield "Values", f"{shown}, and {more} more (--json has all)" if more > 0 else shown
+    yield "Releases", ", ".join(map(str, found.accepted)) or "none that gpufleet knows"
+    if found.defaults and not found.negation:
+        yield (
+            "Default",
+            "; ".join(
+                f"{shown_default(span.value)} ({span})"
+                if len(found.defaults) > 1
+                else shown_default(span.value)
+                for span in found.defaults
+            ),
+        )
+    for number, change in enumerate(found.known):
+        yield "" if number else "Changes", _change(change)
+    if found.entry and found.entry.presets:
+        yield "Presets", ", ".join(found.entry.presets)
+    if found.entry and found.entry.related:
+        yield "Related", ", ".join(found.entry.related)
+
+
+def _state(found: Explanation) -> str:
+    there = found.there
+    if there is not None:
+        said = f"accepted, {_type(there)}"
+        if isinstance(there, Flag):
+            others = [option for option in there.options if option != found.name]
+            if others:
+                said += f"; also {', '.join(others)}"
+            if found.name in there.hidden or there.help_hidden:
+                said += "; not in its help"
+            if there.deprecated:
+                said += "; deprecated"
+        return said
+    gone = found.gone
+    if gone is None:
+        if not found.accepted and not found.name.startswith(("-", "VLLM_")):
+            return "not vLLM's own: a library under it reads the variable"
+        return "has no such name"
+    what = "ignores it" if gone.is_variable else "refuses it"
+    return f"{what}; instead: {gone.replacement}" if gone.replacement else f"{what}: leave it out"
+
+
+def _change(change: Change) -> str:
+    head = f"since {change.since}" if change.since else "in every release"
+    if change.until:
+        head += f", until {change.until}"
+    about = change.kind.value
+    if change.values:
+        about += f" {', '.join(change.values)}"
+    said = f"{head}: {about}: {change.why}"
+    if change.when:
+        said += f" (if {change.when})"
+    if change.replacement:
+        said += f"; instead: {change.replacement}"
+    return f"{said}; then: {change.then}" if change.then else said
+
+
+def _type(there: Flag | Variable) -> str:
+    if isinstance(there, Variable):
+        return (there.type or "text").replace("Optional[", "").rstrip("]")
+    if there.kind is Kind.PAIR:
+        return "a switch that can be negated" if there.negations else "a switch"
+    if there.kind is Kind.SWITCH:
+        return "a switch"
+    if there.type is None:
+        said = "text"
+    elif there.type.json_class:
+        said = f"JSON ({there.type.json_class})"
+    else:
+        said = _TYPES.get(there.type.base, there.type.base)
+    if there.kind is Kind.APPEND:
+        return f"{said}, may be given several times"
+    return f"{said}, several values" if there.nargs in {"+", "*"} else said
+
+
+_TYPES = {
+    "str": "text",
+    "nullable_str": "text",
+    "int": "whole number",
+    "float": "number",
+    "json": "JSON",
+    "json_or_str": "JSON or text",
+    "human_readable_int": "whole number (1k = 1000, 1K = 1024)",
+    "human_readable_int_or_auto": "whole number (1k = 1000, 1K = 1024) or auto",
+    "custom": "text",
+}
+
+
+def _values(release: Schema, there: Flag | Variable | None) -> tuple[str, ...]:
+    if there is None:
+        return ()
+    listed: tuple[Any, ...] = there.choices or ()
+    if isinstance(there, Flag):
+        listed = listed or there.suggested or release.values.get(there.dest, ())
+    return tuple(dict.fromkeys("None" if value is None else str(value) for value in listed))
+
+
+def shown_default(value: Any) -> str:
+    """Return a default as a person reads it."""
+    if isinstance(value, Computed):
+        return {
+            "object": f"those of {value.what}",
+            "factory": "made at start",
+            "runtime": "decided at start",
+            "suppress": "not passed on",
+            "unset": "has to be given",
+        }.get(value.how, value.how)
+    if value is None:
+        return "none (vLLM decides)"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return '""' if value == "" else value if isinstance(value, str) else json.dumps(value)
+
+
+def _plain(value: Any) -> Any:
+    return {f"${value.how}": value.what} if isinstance(value, Computed) else value
+
+
+def _wrapped(label: str, text: str, width: int) -> str:
+    return textwrap.fill(
+        text,
+        width,
+        initial_indent=f"{label:<14}",
+        subsequent_indent=" " * 14,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+
+
+def _resolved(name: str) -> str:
+    """Return the name as it stands in the tables: with dashes, without a JSON key."""
+    if name in entries():
+        return name
+    if not name.startswith("-"):
+        if name.isupper():
+            return name
+        name = f"--{name}"
+    if name.startswith("--"):
+        name = name.partition(".")[0].partition("=")[0]
+        if name not in entries():  # one entry is about a spelling with capitals
+            name = name.replace("_", "-")
+    elif any(name == known.name for known in changes.changes()):
+        return name
+    elif (flag := schema.load(schema.versions()[-1]).by_option.get(name)) is not None:
+        return flag.name
+    return name
+
+
+def _unknown(name: str, wanted: str) -> str:
+    import difflib  # slow to import, and only a typing error needs it
+
+    newest = schema.load(schema.versions()[-1])
+    known = sorted({*entries(), *newest.by_option, *newest.environment})
+    near = difflib.get_close_matches(wanted, known, 3, 0.7)
+    hint = f": did you mean {' or '.join(near)}?" if near else ""
+    oldest = schema.versions()[0]
+    return (
+        f"no release of vLLM from {oldest} to {newest.version} has {name}, and no guide that "
+        f"gpufleet knows names it{hint}"
+    )
