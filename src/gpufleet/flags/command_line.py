@@ -122,7 +122,7 @@ class _Parser:
             if option is not None:
                 at = self._take_option(at, option)
             else:
-                if at != self._separator:
+                if at != self._separator or not self._separates(at):
                     self._take_word(self._words[at])
                 at += 1
         positional = self._schema.positional
@@ -147,6 +147,12 @@ class _Parser:
         if not candidates and not word.dotted and (_NEGATIVE.match(text) or " " in text):
             return None
         return _Option(name, None, explicit if equals else None, candidates)
+
+    def _separates(self, at: int) -> bool:
+        """Say whether argparse takes the `--` there: next to the model, and nowhere else."""
+        if self._schema.positional is None:
+            return False
+        return self.model is None or (at > 0 and self.model is self._words[at - 1])
 
     def _take_word(self, word: Word) -> None:
         if self._schema.positional is not None and self.model is None:
