@@ -132,28 +132,28 @@ def _likeness(finding: Finding) -> tuple[Any, ...]:
 def _finding_row(table: Table, alike: list[Finding], *, everything: bool) -> None:
     first = alike[0]
     checks = list(dict.fromkeys(finding.check for finding in alike))
+    accepted = first.accepted is not None
     lines = [first.found]
-    if first.expected:
-        source = f" ({first.source})" if first.source else ""
-        lines.append(f"expected: {first.expected}{source}")
-    if first.accepted is not None:
-        lines.append(f"accepted: {first.accepted}")
-    elif first.severity > Severity.INFO or everything:
+    if first.severity > Severity.INFO or everything:
         if first.gpu is not None and len(alike) == 1:
             named = (("PCI", first.gpu.bus_id), ("serial", first.gpu.serial))
-            lines[0] += "".join(f", {kind} {value}" for kind, value in named if value)
-        if len(first.remedy) == 1:
+            lines.append(", ".join(f"{kind} {value}" for kind, value in named if value))
+        if first.expected:
+            lines.append(f"expected: {first.expected} ({first.source})")
+        if accepted:
+            lines.append(f"accepted: {first.accepted}")
+        elif len(first.remedy) == 1:
             lines.append(f"do: {first.remedy[0].text}")
         else:
             lines += (f"{n}. {step.text}" for n, step in enumerate(first.remedy, 1))
-    word = "accepted" if first.accepted is not None else first.severity.word.upper()
     _row(
         table,
-        Text(word, style="dim" if first.accepted is not None else _STYLES[first.severity]),
+        Text("accepted" if accepted else first.severity.word.upper(),
+             style="dim" if accepted else _STYLES[first.severity]),
         _where(alike),
         checks[0] if len(checks) == 1 else f"{len(checks)} checks",
-        "\n".join(lines),
-    )
+        "\n".join(filter(None, lines)),
+    )  # fmt: skip
 
 
 def _where(alike: list[Finding]) -> str:

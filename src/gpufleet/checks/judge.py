@@ -164,7 +164,7 @@ def _answers(
     except _NONSENSE as why:
         said = f"the probe's answer makes no sense ({type(why).__name__}: {why})"
         problems.append(_unknown(check, node, said))
-    for problem in problems or [Problem(Severity.OK, "yes", "", "")]:
+    for problem in problems or [Problem(Severity.OK, "passed", "", "")]:
         about = gpu if problem.gpu is None else node.id_of(problem.gpu)
         yield Finding(
             check,
