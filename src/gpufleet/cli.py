@@ -31,18 +31,26 @@ INTERRUPTED = 128 + signal.SIGINT  # as a shell has it
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 
+# Groups of commands with a module of their own, loaded only when one is named: `lab` needs the
+# checkout, and neither may slow the others down.
+_GROUPS = {
+    "flags": "What vLLM's flags are in each release, and a command line judged by it.",
+    "lab": "Real Linux nodes with simulated GPUs.",
+}
+
+
 class _Commands(click.Group):
-    """The commands, of which `lab` is loaded only when it is named: it needs the checkout."""
+    """The commands, and the groups of commands."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*super().list_commands(ctx), "lab"])
+        return sorted([*super().list_commands(ctx), *_GROUPS])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name != "lab":
+        if cmd_name not in _GROUPS:
             return super().get_command(ctx, cmd_name)
         if "--help" in sys.argv[1:2] or "-h" in sys.argv[1:2]:  # only its name is asked for
-            return click.Command("lab", help="Real Linux nodes with simulated GPUs.")
-        return _lab()
+            return click.Command(cmd_name, help=_GROUPS[cmd_name])
+        return _flags() if cmd_name == "flags" else _lab()
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -347,6 +355,12 @@ def _selected(known: list[str], wanted: tuple[str, ...], where: str) -> list[str
     if missing := [name for name in wanted if name not in known]:
         raise FleetError(*(f"{where} has no {name!r}{suggestion(name, known)}" for name in missing))
     return list(wanted) or known
+
+
+def _flags() -> click.Command:
+    from gpufleet.flags.cli import flags
+
+    return flags
 
 
 def _lab() -> click.Command:
