@@ -43,6 +43,7 @@ test: lint
 
 test-long: .venv/.ready
 	@$(RUN)/gpufleet lab require-root 'make test-long'
+	GPUFLEET_CHECK_MATRIX=docs/check-matrix.md $(RUN)/pytest -v -m long tests/test_check_matrix.py
 	GPUFLEET_FAULT_TABLE=docs/fault-table.md $(RUN)/pytest -v -m long tests/lab
 
 gpu-record: .venv/.ready
