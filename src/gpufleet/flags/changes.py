@@ -51,7 +51,8 @@ class Change:
     """
     One thing that happened to a flag of `vllm serve` or to an environment variable.
 
-    `since` None: true of every release. `when`: the condition under which it touches anybody, in
+    `since` None: true of every release. `beside`: a default that matters only to who sets one of
+    these. `when`: the condition under which it touches anybody, in
     words; None: always. `breaks`: the server does not start, or no longer does what was asked.
     `rewrite` gives the arguments that stand in place of the flag (or, for a variable, that are
     added), by value; no tokens: leave it out; None: only a person can. `then` is what a person has
@@ -64,6 +65,7 @@ class Change:
     why: str
     until: str | None = None
     values: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
     when: str | None = None
     breaks: bool = False
     replacement: str | None = None
@@ -75,6 +77,23 @@ class Change:
     def is_variable(self) -> bool:
         """Whether it speaks of an environment variable."""
         return not self.name.startswith("-")
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON has it, without the rewrites, which need values."""
+        return {
+            "name": self.name,
+            "kind": self.kind.value,
+            "since": self.since,
+            "until": self.until,
+            "values": list(self.values),
+            "beside": list(self.beside),
+            "when": self.when,
+            "breaks": self.breaks,
+            "replacement": self.replacement,
+            "keep": None if self.keep is None else list(self.keep),
+            "then": self.then,
+            "why": self.why,
+        }
 
     def in_force(self, version: str) -> bool:
         """Whether it is true of this release."""
@@ -163,6 +182,7 @@ def _change(entry: Mapping[str, Any]) -> Change:
             "kind": ChangeKind(entry["kind"]),
             "breaks": entry.get("breaks", entry["kind"] in _BREAKING),
             "values": tuple(entry.get("values", ())),
+            "beside": tuple(entry.get("beside", ())),
             "rewrite": _rewrites(entry.get("rewrite")),
             "keep": tuple(entry["keep"]) if "keep" in entry else None,
         }

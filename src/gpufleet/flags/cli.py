@@ -8,8 +8,14 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from gpufleet.errors import FleetError
+
+if TYPE_CHECKING:
+    from gpufleet.flags.schema import Schema
 
 
 @click.group()
@@ -82,3 +88,135 @@ def explain(name: str, version: str | None, *, as_json: bool) -> None:
         click.echo(json.dumps(found.as_json(), indent=2, ensure_ascii=False))
     else:
         click.echo(explanations.page(found, min(shutil.get_terminal_size().columns, 100)))
+
+
+@flags.command()
+@click.argument("old")
+@click.argument("new")
+@click.argument("argv", metavar="[-- MODEL --flag ...]", nargs=-1, type=click.UNPROCESSED)
+@click.option("--settings", "file", metavar="FILE", help="Variables, as in group_vars: its models.")
+@click.option(
+    "--env", "environment", multiple=True, metavar="NAME=VALUE", help="A variable beside the argv."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+def diff(
+    old: str,
+    new: str,
+    argv: tuple[str, ...],
+    *,
+    file: str | None,
+    environment: tuple[str, ...],
+    as_json: bool,
+) -> int:
+    """
+    Say what changes from vLLM OLD to NEW: for your flags, or for anybody.
+
+    \b
+    gpufleet flags diff 0.20.2 0.33.0
+    gpufleet flags diff 0.20.2 0.33.0 --settings group_vars/gpu.yml
+    gpufleet flags diff 0.11.0 0.33.0 --env VLLM_USE_V1=1 -- MODEL --swap-space 4
+
+    Exit status: 0 nothing of yours breaks, 1 something does, 2 no such release.
+    """
+    import shutil
+    from pathlib import Path
+
+    from gpufleet.flags import diff as differ
+    from gpufleet.flags import diff_page, schema, yours
+
+    width = min(shutil.get_terminal_size().columns, 100)
+    before, after = schema.load(old), schema.load(new)
+    if file and argv:
+        raise click.UsageError("Give --settings or the flags behind `--`, not both.")
+    if not (file or argv or environment):
+        found = differ.overview(before, after)
+        if as_json:
+            counted = {"old": before.version, "new": after.version, **found.as_json()}
+            click.echo(json.dumps(counted, indent=2, ensure_ascii=False))
+        else:
+            click.echo(diff_page.overview_page(before.version, after.version, found, width))
+        return 0
+    if file:
+        servers = yours.from_file(Path(file))
+    else:
+        servers = (yours.Yours(argv or ("MODEL",), _variables(environment)),)
+    changed = [(server, differ.diff(before, after, server)) for server in servers]
+    if as_json:
+        told: dict[str, Any] = {"old": before.version, "new": after.version}
+        told["servers"] = [
+            {
+                "where": server.where,
+                "argv": list(server.argv),
+                "rewritten": differ.rewritten(server, found),
+                "differences": [one.as_json() for one in found],
+            }
+            for server, found in changed
+        ]
+        click.echo(json.dumps(told, indent=2, ensure_ascii=False))
+    else:
+        pages = (
+            diff_page.page(server, found, differ.rewritten(server, found), width)
+            for server, found in changed
+        )
+        click.echo("\n\n".join(pages))
+    return int(any(one.breaks for _, found in changed for one in found))
+
+
+@flags.command()
+@click.argument("argv", metavar="-- MODEL [--flag ...]", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--vllm",
+    "version",
+    required=True,
+    metavar="VERSION",
+    help="The release that will run it, or a file that `extract` wrote.",
+)
+@click.option(
+    "--env", "environment", multiple=True, metavar="NAME=VALUE", help="A variable of the server."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+def check(
+    argv: tuple[str, ...], version: str, *, environment: tuple[str, ...], as_json: bool
+) -> int:
+    """
+    Say whether a release of vLLM takes a command line, and what it would make of it.
+
+    \b
+    gpufleet flags check --vllm 0.33.0 -- meta-llama/Llama-3.3-70B-Instruct -tp 4 --swap-space 4
+    gpufleet flags check --vllm 0.33.0 --env VLLM_USE_V1=1 -- MODEL --max-model-len 32k
+
+    Exit status: 0 accepted, 1 refused, 2 no such release.
+    """
+    import shutil
+
+    from gpufleet.flags import check as checker
+    from gpufleet.flags import check_page, schema
+
+    words = argv[2:] if argv[:2] == ("vllm", "serve") else argv
+    verdict = checker.judge(_schema(version), words, _variables(environment))
+    if as_json:
+        click.echo(json.dumps(verdict.as_json(), indent=2, ensure_ascii=False))
+    else:
+        click.echo(check_page.page(verdict, min(shutil.get_terminal_size().columns, 100)))
+    return int(not verdict.accepted)
+
+
+def _variables(given: tuple[str, ...]) -> dict[str, str]:
+    pairs = [one.partition("=") for one in given]
+    if wrong := [name for name, equals, _ in pairs if not equals]:
+        raise click.UsageError(f"--env {wrong[0]}: write it as NAME=VALUE.")
+    return {name: value for name, _, value in pairs}
+
+
+def _schema(version: str) -> Schema:
+    """Return the schema of a packaged release, or the one in a file that `extract` wrote."""
+    from pathlib import Path
+
+    from gpufleet.flags import schema
+
+    if not version.endswith(".json"):
+        return schema.load(version)
+    try:
+        return schema.from_document(json.loads(Path(version).read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise FleetError(f"{version}: cannot be read: {error}") from None

@@ -122,19 +122,7 @@ class Explanation:
                 {"first": span.first, "last": span.last, "default": _plain(span.value)}
                 for span in self.defaults
             ],
-            "changes": [
-                {
-                    "kind": change.kind.value,
-                    "since": change.since,
-                    "until": change.until,
-                    "values": list(change.values),
-                    "when": change.when,
-                    "why": change.why,
-                    "replacement": change.replacement,
-                    "then": change.then,
-                }
-                for change in self.known
-            ],
+            "changes": [change.as_json() for change in self.known],
         }
 
 

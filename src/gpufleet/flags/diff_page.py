@@ -1,0 +1,98 @@
+"""`gpufleet flags diff` as text for a terminal.  Pure."""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from collections.abc import Iterable, Iterator
+
+from gpufleet.flags.diff import Difference, Overview, Sort
+from gpufleet.flags.yours import Yours
+
+_TITLES = {
+    Sort.REMOVED: "Removed",
+    Sort.RENAMED: "Renamed",
+    Sort.VALUE: "No longer accepted",
+    Sort.MEANING: "Means something else",
+    Sort.DEPRECATED: "Deprecated",
+    Sort.DEFAULT: "New default of what you do not set",
+    Sort.HIDDEN: "No longer in vLLM's help",
+    Sort.NEW: "New, and useful to you",
+}
+
+
+def page(
+    yours: Yours, found: Iterable[Difference], whole: tuple[str, ...] | None, width: int
+) -> str:
+    """Return what changes for one server; `whole` is its command line put right, if it can be."""
+    differences = list(found)
+    blocks = [f"{yours.where}:"] if yours.where else []
+    for sort in Sort:
+        lines = [
+            line for one in differences if one.sort is sort for line in _difference(one, width)
+        ]
+        if lines:
+            blocks.append("\n".join([_TITLES[sort], *lines]))
+    broken = [one for one in differences if one.breaks]
+    if not differences:
+        blocks.append("Nothing changes for these settings.")
+    elif broken and whole is not None:
+        but = ", but for what `then` says" if any(one.then for one in broken) else ""
+        blocks.append(f"Put right{but}:\n  vllm serve {shlex.join(whole)}")
+    elif broken:
+        names = ", ".join(one.name for one in broken if one.rewritten is None)
+        blocks.append(_fill(f"To be decided by you: {names}", width, "", "  "))
+    return "\n\n".join(blocks)
+
+
+def overview_page(old: str, new: str, found: Overview, width: int) -> str:
+    """Return the counts between two releases, and what is notable."""
+    counts = "\n".join(f"  {number:5}  {what}" for what, number in found.counts.items() if number)
+    blocks = [f"vLLM {old} to {new}" + (f"\n{counts}" if counts else ": nothing changes")]
+    lines = []
+    for change in found.notable:
+        about = f" {', '.join(change.values)}" if change.values else ""
+        said = f"{change.name}{about}: {change.kind}, since {change.since}: {change.why}"
+        if change.when:
+            said += f" (if {change.when})"
+        if change.replacement:
+            said += f"; instead: {change.replacement}"
+        lines.append(_fill(said, width, "  ", "      "))
+    if lines:
+        blocks.append("\n".join(["Worth knowing", *lines]))
+    blocks.append(
+        _fill(
+            "Give your own flags behind `--`, or --settings, to see what it means for you.", width
+        )
+    )
+    return "\n\n".join(blocks)
+
+
+def _difference(one: Difference, width: int) -> Iterator[str]:
+    mark = "! " if one.breaks else "  "
+    since = f" (since {one.since})" if one.since else ""
+    yield _fill(f"{mark}{one.argument or one.name}{since}", width, "", "      ")
+    said = f"{one.said}; only if {one.when}" if one.when else one.said
+    yield _fill(said, width, "      ", "      ")
+    if one.rewritten:
+        yield _fill(f"→ {shlex.join(one.rewritten)}", width, "      ", "        ")
+    elif one.rewritten == () and one.breaks:
+        yield "      → leave it out"
+    if one.replacement and not one.rewritten:
+        yield _fill(f"instead: {one.replacement}", width, "      ", "        ")
+    if one.then:
+        yield _fill(f"then: {one.then}", width, "      ", "        ")
+    if one.keep:
+        kept = shlex.join(one.keep)
+        yield _fill(f"to keep the old one: {kept}", width, "      ", "        ")
+
+
+def _fill(text: str, width: int, first: str = "", rest: str = "") -> str:
+    return textwrap.fill(
+        text,
+        width,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )

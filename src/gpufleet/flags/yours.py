@@ -1,0 +1,93 @@
+"""The command lines and environments that an operator's settings give to `vllm serve`.
+
+Pure but for `from_file`. What the plan sets itself (addresses, names) is not here: only what
+somebody wrote.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpufleet.errors import FleetError
+
+
+@dataclass(frozen=True)
+class Yours:
+    """One server's flags and variables. `where`: what the operator calls it, "" if there is one."""
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    where: str = ""
+
+
+def from_file(path: Path) -> tuple[Yours, ...]:
+    """
+    Return the servers of a file of variables, as in group_vars: one for each of its `models`.
+
+    `vllm.environment` goes to all of them. Raises `FleetError` for what cannot be read so.
+    """
+    from gpufleet import variables
+
+    values = {key: value for key, (value, _) in variables.load_file(path).items()}
+    models = values.get("models")
+    if not isinstance(models, Mapping) or not models:
+        raise FleetError(f"{path}: declares no `models`, so there is nothing to compare")
+    vllm = values.get("vllm")
+    shared = vllm.get("environment") if isinstance(vllm, Mapping) else None
+    problems: list[str] = []
+    found = []
+    for name, model in models.items():
+        where = f"models.{name}"
+        if not isinstance(model, Mapping):
+            problems.append(f"{path}: {where} is no mapping")
+            continue
+        arguments = _mapping(model, "arguments", f"{path}: {where}", problems)
+        own = _mapping(model, "environment", f"{path}: {where}", problems)
+        environment = {**(shared if isinstance(shared, Mapping) else {}), **own}
+        argv = [str(model.get("model", "MODEL"))]
+        if model.get("tensor_parallel", 1) != 1:
+            argv += ["--tensor-parallel-size", str(model["tensor_parallel"])]
+        for flag, value in arguments.items():
+            argv += words(str(flag), value)
+        found.append(
+            Yours(tuple(argv), {str(key): str(value) for key, value in environment.items()}, where)
+        )
+    if problems:
+        raise FleetError(*problems)
+    return tuple(found)
+
+
+def words(name: str, value: Any) -> Sequence[str]:
+    """
+    Return what a unit passes for one of `arguments`: its flag and its values.
+
+    >>> words("enable-lora", True), words("seed", 1), words("seed", None)
+    (['--enable-lora'], ['--seed', '1'], [])
+    """
+    name = name.lstrip("-")
+    if value is None:
+        return []
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    if isinstance(value, list):
+        return [f"--{name}", *map(_word, value)]
+    word = _word(value)
+    return [f"--{name}={word}"] if word.startswith("-") else [f"--{name}", word]
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
+
+
+def _mapping(model: Mapping[str, Any], key: str, where: str, problems: list[str]) -> dict[str, Any]:
+    value = model.get(key) or {}
+    if isinstance(value, Mapping):
+        return dict(value)
+    problems.append(f"{where}.{key} is no mapping")
+    return {}
