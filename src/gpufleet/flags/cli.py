@@ -81,9 +81,8 @@ def explain(name: str, version: str | None, *, as_json: bool) -> None:
     import shutil
 
     from gpufleet.flags import explain as explanations
-    from gpufleet.flags import schema
 
-    found = explanations.explain(name, schema.load(version) if version else None)
+    found = explanations.explain(name, _schema(version) if version else None)
     if as_json:
         click.echo(json.dumps(found.as_json(), indent=2, ensure_ascii=False))
     else:
@@ -122,10 +121,10 @@ def diff(
     from pathlib import Path
 
     from gpufleet.flags import diff as differ
-    from gpufleet.flags import diff_page, schema, yours
+    from gpufleet.flags import diff_page, yours
 
     width = min(shutil.get_terminal_size().columns, 100)
-    before, after = schema.load(old), schema.load(new)
+    before, after = _schema(old), _schema(new)
     if file and argv:
         raise click.UsageError("Give --settings or the flags behind `--`, not both.")
     if not (file or argv or environment):
@@ -190,7 +189,7 @@ def check(
     import shutil
 
     from gpufleet.flags import check as checker
-    from gpufleet.flags import check_page, schema
+    from gpufleet.flags import check_page
 
     words = argv[2:] if argv[:2] == ("vllm", "serve") else argv
     verdict = checker.judge(_schema(version), words, _variables(environment))
