@@ -1,0 +1,490 @@
+"""Judges the arguments and variables of a server by the release that will run it.  Pure.
+
+Contract: `check` never raises for what an operator wrote, and says of everything it finds who
+refuses it: the release's parser, the start of the server, or nobody but us (`problem.By`). Without
+a problem `By.PARSER` the release's own parser takes the arguments; the other way round it refuses
+them, but for the beginnings of names, which argparse takes for the whole name and we never do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpufleet.flags import changes, environment, values
+from gpufleet.flags.changes import Change, ChangeKind
+from gpufleet.flags.command_line import CommandLine, Given, Trouble, Unparsed, parse
+from gpufleet.flags.conflicts import Settings, conflicts
+from gpufleet.flags.json_values import fit, fits_field
+from gpufleet.flags.problem import By, Kind, Problem, Severity
+from gpufleet.flags.schema import Flag, Schema
+from gpufleet.flags.unknown import switched_off, unknown
+
+_YAML = (".yaml", ".yml")
+_COLLECTS = {"+", "*"}
+_WORDS = {"true", "false", "1", "0", "yes", "no", "on", "off"}
+
+# Flags whose value vLLM looks up in a list after parsing, and the flag that adds to the list.
+_LISTED: Mapping[str, tuple[str, str | None]] = {
+    "--quantization": ("quantization", None),
+    "--load-format": ("load_format", None),
+    "--tool-call-parser": ("tool_call_parser", "--tool-parser-plugin"),
+    "--reasoning-parser": ("reasoning_parser", "--reasoning-parser-plugin"),
+    "--attention-backend": ("attention_backend", None),
+}
+
+# JSON that vLLM takes as it is and makes a config class of when it starts.
+_LATER = {
+    "--speculative-config": "SpeculativeConfig",
+    "--watermark-config": "WatermarkConfig",
+    "--diffusion-config": "DiffusionConfig",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was found in one command line, and the command line without it, if that is known."""
+
+    version: str
+    argv: tuple[str, ...]
+    problems: tuple[Problem, ...]
+    rewritten: tuple[str, ...] | None
+
+    @property
+    def accepted(self) -> bool:
+        """Whether it may be deployed."""
+        return not any(problem.refuses for problem in self.problems)
+
+    @property
+    def parser_accepts(self) -> bool:
+        """Whether the release's own parser takes it, the beginnings of names left aside."""
+        return not any(problem.by is By.PARSER for problem in self.problems)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return {
+            "vllm": self.version,
+            "accepted": self.accepted,
+            "parser_accepts": self.parser_accepts,
+            "problems": [problem.as_json() for problem in self.problems],
+            "argv": list(self.argv),
+            "rewritten": None if self.rewritten is None else list(self.rewritten),
+        }
+
+
+def judge(
+    schema: Schema, argv: Sequence[str], variables: Mapping[str, str] | None = None
+) -> Verdict:
+    """
+    Return the verdict on what stands behind `vllm serve`, and on the server's variables.
+
+    `rewritten` is a command line that does the same and has nothing that is refused; None where
+    that takes a person, or where nothing is to be rewritten.
+    """
+    problems = check(schema, argv, variables)
+    return Verdict(schema.version, tuple(argv), problems, _rewritten(schema, argv, problems))
+
+
+def check(
+    schema: Schema, argv: Sequence[str], variables: Mapping[str, str] | None = None
+) -> tuple[Problem, ...]:
+    """Return every problem of a command line, in its order, then those of the variables."""
+    variables = variables or {}
+    line = parse(schema, argv)
+    found = [problem for one in _troubles(line) for problem in _unparsed(schema, line, one)]
+    readable: dict[str, Any] = {}
+    for given in line.given:
+        value, faults = values.read(schema, given)
+        found += [_fault(schema, line, given, fault) for fault in faults]
+        if not faults:
+            readable[given.flag.name] = value
+            found += _later(schema, line, given, value)
+        else:
+            readable.pop(given.flag.name, None)
+        found += _known(schema, line, given, refused=bool(faults))
+    settings = Settings(schema, line, readable, variables)
+    found += _conflicts(settings, found)
+    found += _repeated(line)
+    found += _model(schema, line)
+    found += _config(line)
+    found.sort(key=lambda problem: problem.at[:1] or (len(argv),))
+    fatal = settings.on("--fail-on-environ-validation")
+    return (*found, *environment.problems(schema, variables, fatal=fatal))
+
+
+# -- what could not be parsed ----------------------------------------------------------------------
+
+
+def _troubles(line: CommandLine) -> Iterator[Unparsed]:
+    """Yield what could not be parsed; of a refused `--model` only that, not also its name."""
+    models = {one.at[0] for one in line.unparsed if one.trouble is Trouble.MODEL and one.at}
+    for one in line.unparsed:
+        if one.trouble is Trouble.MODEL or not one.at or one.at[0] not in models:
+            yield one
+
+
+def _unparsed(schema: Schema, line: CommandLine, one: Unparsed) -> Iterator[Problem]:
+    match one.trouble:
+        case Trouble.UNKNOWN | Trouble.PREFIX | Trouble.AMBIGUOUS:
+            yield unknown(schema, line, one)
+        case Trouble.SURPLUS_VALUE:
+            yield _surplus(line, one)
+        case Trouble.STRAY:
+            yield _stray(line, one)
+        case Trouble.HELP:
+            yield _refused(line, one, Kind.HELP, rewritten=())
+        case Trouble.MODEL:
+            yield _refused_model(line, one)
+        case Trouble.NO_VALUE:
+            yield _refused(line, one, Kind.VALUE)
+
+
+def _refused(
+    line: CommandLine, one: Unparsed, kind: Kind, rewritten: tuple[str, ...] | None = None
+) -> Problem:
+    return Problem(
+        kind,
+        Severity.REFUSE,
+        By.PARSER,
+        _written(line, one.at),
+        one.found,
+        rewritten=rewritten,
+        at=one.at,
+    )
+
+
+def _refused_model(line: CommandLine, one: Unparsed) -> Problem:
+    """Write `--model X` at the very front as X."""
+    if one.argument != "--model" or not one.values:
+        return _refused(line, one, Kind.MODEL)
+    both = replace(one, at=(one.at[0], one.at[0] + 1))
+    return _refused(line, both, Kind.MODEL, one.values if one.at == (0,) else None)
+
+
+def _surplus(line: CommandLine, one: Unparsed) -> Problem:
+    """Write `--switch=true` as it has to be: the switch alone, or what switches it off."""
+    name = one.argument.partition("=")[0]
+    rewritten: tuple[str, ...] | None = None
+    if one.flag is not None and one.values:
+        word = one.values[0].lower()
+        if word in {"true", "1", "yes", "on"}:
+            rewritten = (name,)
+        elif word in {"false", "0", "no", "off"}:
+            rewritten = _switched_off(one.flag, name)
+    return _refused(line, one, Kind.FORM, rewritten)
+
+
+def _switched_off(flag: Flag, name: str) -> tuple[str, ...] | None:
+    if flag.negates(name):
+        return (flag.name,)
+    off = switched_off(flag)
+    if off is not None:
+        return (off,)
+    return () if flag.default in {False, None} else None
+
+
+def _stray(line: CommandLine, one: Unparsed) -> Problem:
+    """Say of `--switch true` that the word is too much."""
+    before = next((given for given in line.given if max(given.at) == one.at[0] - 1), None)
+    if before is None or before.flag.takes_value or one.argument.lower() not in _WORDS:
+        return _refused(line, one, Kind.STRAY)
+    on = one.argument.lower() in {"true", "1", "yes", "on"}
+    rewritten = (before.option,) if on else _switched_off(before.flag, before.option)
+    return Problem(
+        Kind.FORM,
+        Severity.REFUSE,
+        By.PARSER,
+        _written(line, (*before.at, *one.at)),
+        f"`{before.option}` takes no value, and `{one.argument}` is left over",
+        rewritten=rewritten,
+        at=(*before.at, *one.at),
+    )
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+
+def _fault(schema: Schema, line: CommandLine, given: Given, fault: values.Fault) -> Problem:
+    """Say what is wrong with a value, and since when where the table of changes knows."""
+    better = None if fault.better is None else _with_values(line, given, fault.better)
+    change = _value_change(schema, given)
+    since, replacement = None, None
+    if change is not None:
+        since, replacement = change.since, change.replacement or change.then
+        better = change.rewritten(given.values) if change.rewrite is not None else better
+    return Problem(
+        Kind(fault.kind),
+        Severity.REFUSE,
+        By.PARSER,
+        _written(line, given.at),
+        fault.found + (f": {change.why}" if change else ""),
+        since=since,
+        replacement=replacement,
+        rewritten=better,
+        at=given.at,
+    )
+
+
+def _with_values(line: CommandLine, given: Given, texts: tuple[str, ...]) -> tuple[str, ...]:
+    if given.dotted:
+        return (given.option, *texts)
+    return (line.argv[given.at[0]].partition("=")[0], *texts)
+
+
+def _value_change(schema: Schema, given: Given) -> Change | None:
+    """Return the entry that says why these values are no longer taken."""
+    for change in changes.for_name(given.flag.name):
+        if not change.in_force(schema.version):
+            continue
+        if change.kind is ChangeKind.VALUE and set(change.values) & set(given.values):
+            return change
+        if change.kind is ChangeKind.FORM and change.breaks and change.rewritten(given.values):
+            return change
+    return None
+
+
+def _later(schema: Schema, line: CommandLine, given: Given, value: Any) -> Iterator[Problem]:
+    """Yield what the parser takes and the start refuses, in one flag's value."""
+    flag = given.flag
+    if flag.name in _LATER and isinstance(value, dict):
+        spelt = {str(key).replace("-", "_"): item for key, item in value.items()}
+        for fault in fit(schema, _LATER[flag.name], spelt):
+            yield _at_start(line, given, Kind.JSON, fault.found)
+    elif flag.name in _LISTED:
+        yield from _listed(schema, line, given)
+    elif _wants_object(flag) and not isinstance(value, dict) and value is not None:
+        yield _at_start(line, given, Kind.JSON, f"`{given.values[-1]}` is no JSON object")
+    fields = schema.classes.get(flag.group)
+    if fields and flag.dest in fields and isinstance(value, int | float):
+        for fault in fits_field(schema, fields[flag.dest], value, flag.name):
+            yield _at_start(line, given, Kind.VALUE, fault.found)
+
+
+def _wants_object(flag: Flag) -> bool:
+    """Say whether a flag is for a JSON object of any keys; the parser takes any JSON for it."""
+    return isinstance(flag.default, dict) and flag.type is not None and flag.type.base == "json"
+
+
+def _listed(schema: Schema, line: CommandLine, given: Given) -> Iterator[Problem]:
+    name, plugin = _LISTED[given.flag.name]
+    known = schema.values.get(name, ())
+    text = given.values[-1] if given.values else ""
+    spelt = text.upper() if name == "attention_backend" else text
+    if not known or spelt in known or text in {"", "None", "auto"}:
+        return
+    if plugin is not None and plugin in line.by_name:
+        return
+    if given.flag.choices is not None or _value_change(schema, given) is not None:
+        return  # said already
+    from difflib import get_close_matches  # seldom needed, and slow to load
+
+    near = get_close_matches(spelt, known, n=3)
+    hint = f": near it are {', '.join(near)}" if near else ""
+    unused = name == "tool_call_parser" and "--enable-auto-tool-choice" not in line.by_name
+    yield _at_start(
+        line,
+        given,
+        Kind.CHOICE,
+        f"vLLM {schema.version} has no {name.replace('_', ' ')} `{text}`{hint}",
+        Severity.WARN if unused else Severity.REFUSE,
+    )
+
+
+def _at_start(
+    line: CommandLine,
+    given: Given,
+    kind: Kind,
+    found: str,
+    severity: Severity = Severity.REFUSE,
+) -> Problem:
+    return Problem(kind, severity, By.START, _written(line, given.at), found, at=given.at)
+
+
+# -- what is known of a flag -----------------------------------------------------------------------
+
+
+def _known(schema: Schema, line: CommandLine, given: Given, *, refused: bool) -> Iterator[Problem]:
+    """Yield what the table of changes and the parser's own marks say of a flag that is given."""
+    deprecated = False
+    for change in changes.for_name(given.flag.name):
+        if not change.in_force(schema.version) or refused:
+            continue
+        if change.kind is ChangeKind.DEPRECATED:
+            deprecated = True
+            yield _changed(line, given, change, Kind.DEPRECATED, Severity.WARN)
+        elif change.kind is ChangeKind.VALUE and set(change.values) & set(given.values):
+            plugin = "package" in (change.replacement or "")
+            severity = Severity.WARN if plugin or not change.breaks else Severity.REFUSE
+            yield _changed(line, given, change, Kind.CHOICE, severity)
+        elif change.kind is ChangeKind.MEANING and _is_about(change, given):
+            yield _changed(line, given, change, Kind.MEANING, Severity.WARN)
+    if (given.flag.deprecated or given.flag.help_hidden) and not deprecated:
+        what = "deprecated" if given.flag.deprecated else "accepted, and no longer in vLLM's help"
+        yield _mark(line, given, f"`{given.option}` is {what}")
+    elif given.option in given.flag.hidden and not given.option.startswith("--no-"):
+        yield _mark(line, given, f"`{given.option}` is accepted, and not in vLLM's help")
+
+
+def _is_about(change: Change, given: Given) -> bool:
+    if change.values:
+        return bool(set(change.values) & set(given.values))
+    return change.when is None
+
+
+def _changed(
+    line: CommandLine, given: Given, change: Change, kind: Kind, severity: Severity
+) -> Problem:
+    found = change.why + (f" (if {change.when})" if change.when else "")
+    return Problem(
+        kind,
+        severity,
+        By.START if kind is Kind.CHOICE else By.ADVICE,
+        _written(line, given.at),
+        found,
+        since=change.since,
+        replacement=change.replacement or change.then,
+        rewritten=change.rewritten(given.values),
+        at=given.at,
+    )
+
+
+def _mark(line: CommandLine, given: Given, found: str) -> Problem:
+    return Problem(
+        Kind.DEPRECATED,
+        Severity.WARN,
+        By.ADVICE,
+        _written(line, given.at),
+        found,
+        at=given.at,
+    )
+
+
+# -- the command line as a whole -------------------------------------------------------------------
+
+
+def _conflicts(settings: Settings, found: Sequence[Problem]) -> Iterator[Problem]:
+    """Yield the conflicts, but for those of flags that something else is wrong with already."""
+    line = settings.line
+    refused = {place for problem in found if problem.refuses for place in problem.at}
+    for rule in conflicts(settings):
+        uses = [use for name in rule.flags if (use := line.last(name))]
+        at = tuple(sorted({place for use in uses for place in use.at}))
+        if refused & set(at):
+            continue
+        drop = line.last(rule.leave_out) if rule.leave_out else None
+        kept = tuple(line.argv[place] for place in at if drop is None or place not in drop.at)
+        yield Problem(
+            Kind.CONFLICT,
+            Severity.REFUSE,
+            By.START,
+            _written(line, at),
+            rule.sentence,
+            since=rule.since,
+            rewritten=None if drop is None else kept,
+            at=at,
+        )
+
+
+def _repeated(line: CommandLine) -> Iterator[Problem]:
+    for name, uses in line.by_name.items():
+        if len(uses) < 2 or uses[0].flag.kind == "append":
+            continue
+        for earlier in uses[:-1]:
+            kept = " ".join(uses[-1].values) or uses[-1].option
+            yield Problem(
+                Kind.REPEATED,
+                Severity.WARN,
+                By.ADVICE,
+                _written(line, earlier.at),
+                f"`{name}` is given {len(uses)} times, and only the last one counts: `{kept}`",
+                rewritten=(),
+                at=earlier.at,
+            )
+
+
+def _model(schema: Schema, line: CommandLine) -> Iterator[Problem]:
+    if line.model is not None:
+        if line.model_at and line.argv[line.model_at[0]].startswith("--model"):
+            for change in changes.for_name("--model"):
+                if change.in_force(schema.version):
+                    found = "give the model as the first argument: " + change.why
+                    yield _of_model(line, found, Severity.WARN, change.since)
+        elif line.model.lower() in _WORDS:
+            found = f"`{line.model}` is taken for the model"
+            yield _of_model(line, found, Severity.REFUSE, None)
+        return
+    if any(name in line.by_name for name in ("--config", "--model")) or any(
+        one.trouble is Trouble.MODEL for one in line.unparsed
+    ):
+        return
+    for given in line.given:
+        swallowed = given.flag.nargs in _COLLECTS and len(given.values) > 1 and given.values[-1]
+        if swallowed and "/" in swallowed:
+            yield Problem(
+                Kind.MODEL,
+                Severity.REFUSE,
+                By.ADVICE,
+                _written(line, given.at),
+                f"`{given.option}` takes every word up to the next flag, `{swallowed}` too: put "
+                "the model first",
+                at=given.at,
+            )
+            return
+    found = "there is no model, and vLLM would serve one of its own choice"
+    yield Problem(Kind.MODEL, Severity.WARN, By.ADVICE, "vllm serve", found)
+
+
+def _of_model(line: CommandLine, found: str, severity: Severity, since: str | None) -> Problem:
+    at = line.model_at
+    return Problem(Kind.MODEL, severity, By.ADVICE, _written(line, at), found, since=since, at=at)
+
+
+def _config(line: CommandLine) -> Iterator[Problem]:
+    """Judge --config by its name alone: the file is on the node."""
+    given = line.last("--config")
+    if given is None:
+        return
+    uses = line.by_name["--config"]
+    severity, by, found = Severity.WARN, By.ADVICE, "what it says was not checked"
+    if "=" in line.argv[given.at[0]]:
+        found = "vLLM reads the file only from `--config FILE` with a space, and ignores this"
+        severity = Severity.REFUSE
+    elif len(uses) > 1:
+        severity, by, found = Severity.REFUSE, By.PARSER, "there can be only one file"
+    elif not given.values[-1].endswith(_YAML):
+        severity, by = Severity.REFUSE, By.PARSER
+        found = f"`{given.values[-1]}` has to end in .yaml or .yml"
+    yield Problem(Kind.VALUE, severity, by, _written(line, given.at), found, at=given.at)
+
+
+def _written(line: CommandLine, at: Sequence[int]) -> str:
+    """Return what stands at these places of argv, as the operator wrote it."""
+    return " ".join(line.argv[place] for place in at)
+
+
+# -- rewriting -------------------------------------------------------------------------------------
+
+_ROUNDS = 40  # of rewriting; each takes one thing away, and nobody has so many
+
+
+def _rewritten(
+    schema: Schema, argv: Sequence[str], problems: Sequence[Problem]
+) -> tuple[str, ...] | None:
+    """Rewrite one refused thing after the other until nothing is refused."""
+    if not any(problem.refuses and problem.at for problem in problems):
+        return None
+    now = tuple(argv)
+    for _ in range(_ROUNDS):
+        refused = [problem for problem in problems if problem.refuses and problem.at]
+        if not refused:
+            return now
+        first = refused[0]
+        if first.rewritten is None:
+            return None
+        places = set(first.at)
+        start = min(places)
+        after = [word for place, word in enumerate(now) if place > start and place not in places]
+        now = (*now[:start], *first.rewritten, *after)
+        problems = check(schema, now)
+    return None

@@ -1,0 +1,622 @@
+"""Flags that are right each by itself and that vLLM refuses together, when it starts.  Pure.
+
+Contract: only what follows from the flags alone. What depends on the model, the GPUs or the node is
+not here: it needs more than a command line to be judged. Each rule says where vLLM raises it, and
+holds from the release whose source was read to have it first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpufleet.flags.command_line import CommandLine
+from gpufleet.flags.schema import Computed, Schema, sort_key
+
+
+class Settings:
+    """What a command line sets, flag by flag, the release's defaults included."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        line: CommandLine,
+        values: Mapping[str, Any],
+        environment: Mapping[str, str],
+    ) -> None:
+        """Take the values that were given, by the flags' names; unreadable ones are not in it."""
+        self.version = schema.version
+        self.line = line
+        self.environment = environment
+        self._schema = schema
+        self._values = values
+
+    def has(self, *names: str) -> bool:
+        """Say whether the command line gives one of the flags, whatever its value."""
+        return any(name in self.line.by_name for name in names)
+
+    def on(self, name: str) -> bool:
+        """Say whether a switch is on."""
+        return bool(self.value(name))
+
+    def value(self, name: str) -> Any:
+        """Return a flag's value; None if it is unreadable, computed at the start, or no flag."""
+        if name in self._values:
+            return self._values[name]
+        flag = self._schema.flag(name)
+        if flag is None or self.has(name) or isinstance(flag.default, Computed):
+            return None
+        return flag.default
+
+    def number(self, name: str, otherwise: int = 1) -> int:
+        """Return a whole number, `otherwise` where there is none."""
+        value = self.value(name)
+        return value if isinstance(value, int) and not isinstance(value, bool) else otherwise
+
+    def key(self, name: str, key: str) -> Any:
+        """Return one member of a JSON flag that is given; None if it is not there."""
+        value = self.value(name)
+        return value.get(key) if isinstance(value, dict) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """
+    One rule.
+
+    `flags` are those that it is about: the ones that are given are named to the operator. `where`
+    is the place in vLLM that raises it. `rewrite` takes away the flag that is given as its key.
+    """
+
+    flags: tuple[str, ...]
+    since: str
+    broken: Callable[[Settings], Any]
+    sentence: str
+    where: str
+    until: str | None = None
+    leave_out: str | None = None
+
+
+def conflicts(settings: Settings) -> Iterator[Conflict]:
+    """Yield the rules that the settings break."""
+    at = sort_key(settings.version)
+    for rule in RULES:
+        in_force = sort_key(rule.since) <= at and (rule.until is None or at < sort_key(rule.until))
+        if in_force and settings.has(*rule.flags) and rule.broken(settings):
+            yield rule
+
+
+_TP, _PP, _DP = "--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size"
+_DCP, _PCP = "--decode-context-parallel-size", "--prefill-context-parallel-size"
+_RANK, _LOCAL = "--data-parallel-rank", "--data-parallel-size-local"
+_EXTERNAL, _HYBRID = "--data-parallel-external-lb", "--data-parallel-hybrid-lb"
+_PORTS, _START = "--data-parallel-multi-port-external-lb", "--data-parallel-start-rank"
+_NNODES, _NODE, _HEADLESS = "--nnodes", "--node-rank", "--headless"
+_SERVERS, _BACKEND = "--api-server-count", "--data-parallel-backend"
+_EP, _EPLB, _ELASTIC = "--enable-expert-parallel", "--enable-eplb", "--enable-elastic-ep"
+_EXECUTOR, _ASYNC = "--distributed-executor-backend", "--async-scheduling"
+_SPEC, _COMPILE = "--speculative-config", "--compilation-config"
+_SEQS, _TOKENS, _LENGTH = "--max-num-seqs", "--max-num-batched-tokens", "--max-model-len"
+_GRPC_PORT = "--grpc-port"
+
+
+def _external(s: Settings) -> bool:
+    return s.on(_EXTERNAL) or s.value(_RANK) is not None
+
+
+def _balancers(s: Settings) -> int:
+    hybrid = s.on(_HYBRID) or (not s.on(_PORTS) and s.value(_START) is not None)
+    return sum((s.on(_PORTS), _external(s), hybrid))
+
+
+def _world(s: Settings) -> int:
+    return s.number(_TP) * s.number(_PP) * s.number(_PCP) * s.number(_DP)
+
+
+def _several_nodes(s: Settings) -> bool:
+    return s.number(_NNODES) > 1
+
+
+def _rank_is_inferred(s: Settings) -> bool:
+    return _several_nodes(s) and s.number(_DP) > 1
+
+
+# Methods of speculative decoding that async scheduling works with: 0.32's EagleModelTypes (every
+# method that ends in mtp is one), NgramGPUTypes, draft_model, dspark and dflash.
+_ASYNC_METHODS = {"eagle", "eagle3", "extract_hidden_states", "ngram_gpu", "draft_model"}
+
+
+def _async_beside_speculation(s: Settings) -> bool:
+    method = s.key(_SPEC, "method") or s.value("--spec-method")
+    return bool(
+        s.value(_ASYNC) is True
+        and isinstance(method, str)
+        and method in {"ngram", "medusa", "mlp_speculator", "suffix"}
+    )
+
+
+def _async_beside_unpadded(s: Settings) -> bool:
+    return s.value(_ASYNC) is True and s.key(_SPEC, "disable_padded_drafter_batch") is True
+
+
+def _twice(flag: str, config: str, key: str) -> Callable[[Settings], bool]:
+    """Return whether a flag and its key in a JSON flag are both set."""
+    return lambda s: s.value(flag) is not None and s.key(config, key) is not None
+
+
+def _more(flag: str, than: str) -> Callable[[Settings], bool]:
+    """Return whether both flags are given and the first is the larger."""
+    return lambda s: s.has(flag) and s.has(than) and s.number(flag, 0) > s.number(than, 0) > 0
+
+
+def _off(s: Settings, name: str) -> bool:
+    return s.has(name) and s.value(name) is False
+
+
+RULES = (
+    Conflict(
+        (_HEADLESS, _SERVERS),
+        "0.16.0",
+        lambda s: s.on(_HEADLESS) and s.number(_SERVERS, 0) > 0,
+        "`--headless` starts no API server: `--api-server-count` cannot be more than 0",
+        "entrypoints/cli/serve.py ServeSubcommand.cmd",
+        leave_out=_SERVERS,
+    ),
+    Conflict(
+        (_HEADLESS, _SERVERS),
+        "0.9.1",
+        lambda s: s.on(_HEADLESS) and s.number(_SERVERS, 0) > 1,
+        "`--headless` starts no API server: `--api-server-count` cannot be more than 1",
+        "entrypoints/cli/serve.py run_headless",
+        until="0.16.0",
+        leave_out=_SERVERS,
+    ),
+    Conflict(
+        (_HEADLESS, _HYBRID),
+        "0.10.0",
+        lambda s: s.on(_HEADLESS) and s.on(_HYBRID),
+        "`--headless` has no load balancer: it cannot stand beside `--data-parallel-hybrid-lb`",
+        "engine/arg_utils.py create_engine_config",
+    ),
+    Conflict(
+        (_PORTS, _EXTERNAL, _RANK, _HYBRID, _START),
+        "0.22.0",
+        lambda s: _balancers(s) > 1,
+        "more than one way of balancing over data-parallel ranks: choose multi-port "
+        "(`--data-parallel-multi-port-external-lb`), external (`--data-parallel-external-lb` or "
+        "`--data-parallel-rank`) or hybrid (`--data-parallel-hybrid-lb` or "
+        "`--data-parallel-start-rank`)",
+        "entrypoints/cli/serve.py ServeSubcommand.cmd",
+    ),
+    Conflict(
+        (_EXTERNAL, _HYBRID),
+        "0.11.1",
+        lambda s: s.on(_EXTERNAL) and s.on(_HYBRID),
+        "`--data-parallel-external-lb` and `--data-parallel-hybrid-lb` exclude each other",
+        "engine/arg_utils.py create_engine_config",
+        until="0.22.0",
+    ),
+    Conflict(
+        (_PORTS, _DP),
+        "0.22.0",
+        lambda s: s.on(_PORTS) and s.number(_DP) < 2,
+        "`--data-parallel-multi-port-external-lb` needs `--data-parallel-size` of 2 or more",
+        "entrypoints/launchers/dp_supervisor.py validate_multi_port_external_lb_args",
+    ),
+    Conflict(
+        (_PORTS, _LOCAL),
+        "0.22.0",
+        lambda s: s.on(_PORTS) and s.number(_DP) > 1 and s.number(_LOCAL, 0) < 2,
+        "`--data-parallel-multi-port-external-lb` needs `--data-parallel-size-local` of 2 or more",
+        "entrypoints/launchers/dp_supervisor.py validate_multi_port_external_lb_args",
+    ),
+    Conflict(
+        (_PORTS, _SERVERS),
+        "0.22.0",
+        lambda s: s.on(_PORTS) and s.value(_SERVERS) not in {None, 1},
+        "`--data-parallel-multi-port-external-lb` needs `--api-server-count` 1",
+        "entrypoints/launchers/dp_supervisor.py validate_multi_port_external_lb_args",
+        leave_out=_SERVERS,
+    ),
+    Conflict(
+        (_PORTS, "--uds", "--grpc"),
+        "0.22.0",
+        lambda s: s.on(_PORTS) and (s.value("--uds") is not None or s.on("--grpc")),
+        "`--data-parallel-multi-port-external-lb` serves neither on a socket file nor gRPC",
+        "entrypoints/launchers/dp_supervisor.py validate_multi_port_external_lb_args",
+    ),
+    Conflict(
+        (_NNODES, _BACKEND),
+        "0.11.1",
+        lambda s: _several_nodes(s) and s.value(_BACKEND) not in {None, "mp"},
+        "`--nnodes` needs `--data-parallel-backend` mp",
+        "engine/arg_utils.py create_engine_config",
+    ),
+    Conflict(
+        (_NNODES, _TP, _PP, _DP, _PCP),
+        "0.11.1",
+        lambda s: _several_nodes(s) and _world(s) % s.number(_NNODES) != 0,
+        "`--nnodes` has to divide the number of GPUs, which is tensor times pipeline times data "
+        "(times prefill context) parallel size",
+        "engine/arg_utils.py create_engine_config",
+    ),
+    Conflict(
+        (_NNODES, _NODE),
+        "0.11.1",
+        lambda s: _several_nodes(s) and not 0 <= s.number(_NODE, 0) < s.number(_NNODES),
+        "`--node-rank` counts the nodes from 0 and has to be less than `--nnodes`",
+        "engine/arg_utils.py create_engine_config",
+    ),
+    Conflict(
+        (_HYBRID, _LOCAL),
+        "0.10.0",
+        lambda s: (
+            s.on(_HYBRID) and s.value(_LOCAL) is None and not _several_nodes(s) and not _external(s)
+        ),
+        "`--data-parallel-hybrid-lb` needs `--data-parallel-size-local`, the ranks of this node",
+        "engine/arg_utils.py create_engine_config",
+    ),
+    Conflict(
+        (_EXTERNAL, _RANK),
+        "0.11.1",
+        lambda s: s.on(_EXTERNAL) and s.value(_RANK) is None and not _rank_is_inferred(s),
+        "`--data-parallel-external-lb` needs `--data-parallel-rank`, or `--nnodes` with "
+        "`--node-rank` to tell it",
+        "engine/arg_utils.py create_engine_config",
+    ),
+    Conflict(
+        (_EXTERNAL, _RANK, _LOCAL),
+        "0.10.0",
+        lambda s: _external(s) and s.has(_LOCAL) and s.value(_LOCAL) not in {None, 1},
+        "a rank that is balanced from outside is alone in its process: "
+        "`--data-parallel-size-local` has to be 1",
+        "engine/arg_utils.py create_engine_config",
+        leave_out=_LOCAL,
+    ),
+    Conflict(
+        (_EXTERNAL, _RANK, _DP),
+        "0.9.2",
+        lambda s: _external(s) and s.number(_DP) <= 1,
+        "balancing from outside (`--data-parallel-rank`) needs `--data-parallel-size` above 1",
+        "config/parallel.py ParallelConfig",
+    ),
+    Conflict(
+        (_RANK, _DP),
+        "0.9.2",
+        lambda s: s.number(_DP) > 1 and not 0 <= s.number(_RANK, 0) < s.number(_DP),
+        "`--data-parallel-rank` counts from 0 and has to be less than `--data-parallel-size`",
+        "config/parallel.py ParallelConfig.__post_init__",
+    ),
+    Conflict(
+        (_LOCAL, _DP),
+        "0.9.0",
+        lambda s: s.has(_LOCAL) and s.number(_LOCAL, 0) > s.number(_DP),
+        "`--data-parallel-size-local` cannot be more than `--data-parallel-size`",
+        "config/parallel.py ParallelConfig",
+    ),
+    Conflict(
+        ("--enable-fault-tolerance",),
+        "0.27.0",
+        lambda s: s.on("--enable-fault-tolerance") and not _external(s),
+        "`--enable-fault-tolerance` needs ranks that are balanced from outside: "
+        "`--data-parallel-external-lb` or `--data-parallel-rank`",
+        "engine/arg_utils.py create_engine_config",
+    ),
+    Conflict(
+        (_EPLB, _EP),
+        "0.10.0",
+        lambda s: s.on(_EPLB) and not s.on(_EP),
+        "`--enable-eplb` balances experts over GPUs and needs `--enable-expert-parallel`",
+        "config/parallel.py ParallelConfig",
+    ),
+    Conflict(
+        (_EPLB, _TP, _DP, _PCP),
+        "0.10.0",
+        lambda s: s.on(_EPLB) and s.on(_EP) and s.number(_TP) * s.number(_DP) * s.number(_PCP) <= 1,
+        "`--enable-eplb` needs more than one GPU to balance over: tensor or data parallelism",
+        "config/parallel.py ParallelConfig",
+    ),
+    Conflict(
+        (_EPLB, "--eplb-config"),
+        "0.10.2",
+        lambda s: (
+            not s.on(_EPLB) and s.key("--eplb-config", "num_redundant_experts") not in {None, 0}
+        ),
+        "`num_redundant_experts` needs `--enable-eplb`",
+        "config/parallel.py ParallelConfig",
+    ),
+    Conflict(
+        (_ELASTIC, _EPLB),
+        "0.17.0",
+        lambda s: s.on(_ELASTIC) and not s.on(_EPLB),
+        "`--enable-elastic-ep` needs `--enable-eplb`",
+        "config/parallel.py ParallelConfig.__post_init__",
+    ),
+    Conflict(
+        (_ELASTIC, _PP),
+        "0.17.0",
+        lambda s: s.on(_ELASTIC) and s.number(_PP) > 1,
+        "`--enable-elastic-ep` does not work with pipeline parallelism",
+        "config/parallel.py ParallelConfig.__post_init__",
+    ),
+    Conflict(
+        (_ELASTIC, _EXTERNAL, _RANK, _HYBRID),
+        "0.17.0",
+        lambda s: s.on(_ELASTIC) and (_external(s) or s.on(_HYBRID)),
+        "`--enable-elastic-ep` needs vLLM's internal load balancer, neither hybrid nor external",
+        "config/parallel.py ParallelConfig.__post_init__",
+        until="0.33.0",
+    ),
+    Conflict(
+        ("--elastic-ep-max-dp-size", _DP),
+        "0.30.0",
+        lambda s: (
+            s.on(_ELASTIC)
+            and s.has("--elastic-ep-max-dp-size")
+            and s.number("--elastic-ep-max-dp-size") < s.number(_DP)
+        ),
+        "`--elastic-ep-max-dp-size` cannot be less than `--data-parallel-size`",
+        "config/parallel.py ParallelConfig.__post_init__",
+    ),
+    Conflict(
+        (_DCP, _TP),
+        "0.26.0",
+        lambda s: (
+            s.number(_PCP) == 1 and s.number(_DCP) > 0 and s.number(_TP) % s.number(_DCP) != 0
+        ),
+        "`--decode-context-parallel-size` has to divide `--tensor-parallel-size`: it uses its GPUs",
+        "config/parallel.py ParallelConfig",
+    ),
+    Conflict(
+        ("--numa-bind-nodes", "--numa-bind-cpus"),
+        "0.20.0",
+        lambda s: not s.on("--numa-bind"),
+        "`--numa-bind-nodes` and `--numa-bind-cpus` need `--numa-bind`",
+        "config/parallel.py ParallelConfig",
+    ),
+    Conflict(
+        ("--ray-workers-use-nsight",),
+        "0.4.2",
+        lambda s: (
+            s.on("--ray-workers-use-nsight")
+            and s.value(_EXECUTOR) in {"mp", "uni", "external_launcher"}
+        ),
+        "`--ray-workers-use-nsight` needs `--distributed-executor-backend` ray",
+        "config/parallel.py ParallelConfig",
+    ),
+    Conflict(
+        (_PP, _EXECUTOR),
+        "0.8.3",
+        lambda s: s.number(_PP) > 1 and s.value(_EXECUTOR) == "uni",
+        "pipeline parallelism needs `--distributed-executor-backend` mp or ray",
+        "engine/arg_utils.py EngineArgs._check_feature_supported",
+    ),
+    Conflict(
+        ("--enable-dbo", "--all2all-backend"),
+        "0.14.0",
+        lambda s: (
+            s.on("--enable-dbo")
+            and s.value("--all2all-backend")
+            not in {None, "deepep_low_latency", "deepep_high_throughput", "nixl_ep"}
+        ),
+        "`--enable-dbo` needs `--all2all-backend` deepep_low_latency or deepep_high_throughput",
+        "config/vllm.py VllmConfig",
+    ),
+    Conflict(
+        (_ASYNC, _SPEC, "--spec-method"),
+        "0.14.0",
+        _async_beside_speculation,
+        "`--async-scheduling` does not work with this method of speculative decoding; leave it "
+        "out, and vLLM schedules asynchronously where it can",
+        "config/vllm.py VllmConfig",
+        until="0.33.0",
+        leave_out=_ASYNC,
+    ),
+    Conflict(
+        (_ASYNC, _SPEC),
+        "0.14.0",
+        _async_beside_unpadded,
+        "`--async-scheduling` does not work with `disable_padded_drafter_batch`",
+        "config/vllm.py VllmConfig",
+        until="0.33.0",
+        leave_out=_ASYNC,
+    ),
+    Conflict(
+        ("--enable-auto-tool-choice",),
+        "0.6.0",
+        lambda s: s.on("--enable-auto-tool-choice") and not s.value("--tool-call-parser"),
+        "`--enable-auto-tool-choice` needs `--tool-call-parser`",
+        "entrypoints cli_args.py validate_parsed_serve_args",
+    ),
+    Conflict(
+        ("--enable-log-outputs",),
+        "0.11.0",
+        lambda s: s.on("--enable-log-outputs") and not s.on("--enable-log-requests"),
+        "`--enable-log-outputs` needs `--enable-log-requests`",
+        "entrypoints cli_args.py validate_parsed_serve_args",
+    ),
+    Conflict(
+        ("--sse-keep-alive-interval",),
+        "0.29.0",
+        lambda s: s.number("--sse-keep-alive-interval", 0) < 0,
+        "`--sse-keep-alive-interval` is in seconds and cannot be less than 0, which is off",
+        "entrypoints cli_args.py validate_parsed_serve_args",
+    ),
+    Conflict(
+        ("--enable-per-request-metrics", "--disable-log-stats"),
+        "0.25.0",
+        lambda s: s.on("--enable-per-request-metrics") and s.on("--disable-log-stats"),
+        "`--enable-per-request-metrics` needs what `--disable-log-stats` switches off",
+        "entrypoints cli_args.py validate_parsed_serve_args",
+        leave_out="--disable-log-stats",
+    ),
+    Conflict(
+        (_GRPC_PORT,),
+        "0.32.0",
+        lambda s: (
+            s.value(_GRPC_PORT) is not None
+            and s.environment.get("VLLM_USE_RUST_FRONTEND", "0").strip() in {"", "0"}
+        ),
+        "`--grpc-port` needs VLLM_USE_RUST_FRONTEND=1",
+        "entrypoints/launchers/cli_args.py validate_grpc_port_arg",
+    ),
+    Conflict(
+        (_GRPC_PORT, "--grpc", _HEADLESS, _PORTS),
+        "0.32.0",
+        lambda s: (
+            s.value(_GRPC_PORT) is not None and (s.on("--grpc") or s.on(_HEADLESS) or s.on(_PORTS))
+        ),
+        "`--grpc-port` is for one Rust frontend: neither `--grpc`, `--headless` nor "
+        "`--data-parallel-multi-port-external-lb` can stand beside it",
+        "entrypoints/launchers/cli_args.py validate_grpc_port_arg",
+    ),
+    Conflict(
+        (_GRPC_PORT, "--port"),
+        "0.32.0",
+        lambda s: (
+            s.value(_GRPC_PORT) not in {None, 0}
+            and s.value(_GRPC_PORT) == s.value("--port")
+            and not s.value("--uds")
+        ),
+        "`--grpc-port` has to differ from `--port`",
+        "entrypoints/launchers/cli_args.py validate_grpc_port_arg",
+    ),
+    Conflict(
+        (_SERVERS,),
+        "0.9.1",
+        lambda s: (
+            s.number(_SERVERS, 0) > 1
+            and s.environment.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "0").strip().lower()
+            in {"1", "true"}
+        ),
+        "`--api-server-count` above 1 cannot stand beside VLLM_ALLOW_RUNTIME_LORA_UPDATING",
+        "entrypoints/cli/serve.py run_multi_api_server",
+    ),
+    Conflict(
+        ("--attention-backend", "--attention-config"),
+        "0.13.0",
+        _twice("--attention-backend", "--attention-config", "backend"),
+        "`--attention-backend` and `backend` of `--attention-config` exclude each other",
+        "engine/arg_utils.py create_engine_config",
+    ),
+    Conflict(
+        ("--cudagraph-capture-sizes", _COMPILE),
+        "0.11.1",
+        _twice("--cudagraph-capture-sizes", _COMPILE, "cudagraph_capture_sizes"),
+        "`--cudagraph-capture-sizes` and its key in `--compilation-config` exclude each other",
+        "engine/arg_utils.py create_engine_config",
+    ),
+    Conflict(
+        ("--max-cudagraph-capture-size", _COMPILE),
+        "0.11.1",
+        _twice("--max-cudagraph-capture-size", _COMPILE, "max_cudagraph_capture_size"),
+        "`--max-cudagraph-capture-size` and its key in `--compilation-config` exclude each other",
+        "engine/arg_utils.py create_engine_config",
+    ),
+    *(
+        Conflict(
+            (flag, _SPEC),
+            "0.22.0",
+            _twice(flag, _SPEC, key),
+            f"`{flag}` and `{key}` of `--speculative-config` exclude each other",
+            "engine/arg_utils.py create_speculative_config",
+        )
+        for flag, key in (
+            ("--spec-method", "method"),
+            ("--spec-model", "model"),
+            ("--spec-tokens", "num_speculative_tokens"),
+        )
+    ),
+    Conflict(
+        ("--per-request-spec-decode-metrics",),
+        "0.29.0",
+        lambda s: (
+            s.value("--per-request-spec-decode-metrics") not in {None, "none"}
+            and not s.has(_SPEC, "--spec-method", "--spec-model", "--spec-tokens")
+        ),
+        "`--per-request-spec-decode-metrics` needs speculative decoding (`--speculative-config`)",
+        "config/vllm.py VllmConfig",
+    ),
+    Conflict(
+        (_SEQS, _TOKENS),
+        "0.8.0",
+        _more(_SEQS, _TOKENS),
+        "`--max-num-batched-tokens` cannot be less than `--max-num-seqs`: each running request "
+        "needs a token in a step",
+        "config/scheduler.py SchedulerConfig",
+    ),
+    Conflict(
+        (_TOKENS, _LENGTH),
+        "0.8.0",
+        lambda s: _off(s, "--enable-chunked-prefill") and _more(_LENGTH, _TOKENS)(s),
+        "without chunked prefill `--max-num-batched-tokens` cannot be less than `--max-model-len`",
+        "config/scheduler.py SchedulerConfig",
+    ),
+    Conflict(
+        ("--max-num-active-seqs", _SEQS),
+        "0.31.0",
+        _more("--max-num-active-seqs", _SEQS),
+        "`--max-num-active-seqs` cannot be more than `--max-num-seqs`",
+        "config/scheduler.py SchedulerConfig",
+    ),
+    Conflict(
+        ("--long-prefill-token-threshold", _LENGTH),
+        "0.8.0",
+        _more("--long-prefill-token-threshold", _LENGTH),
+        "`--long-prefill-token-threshold` cannot be more than `--max-model-len`",
+        "config/scheduler.py SchedulerConfig",
+    ),
+    Conflict(
+        ("--max-cpu-loras", "--max-loras"),
+        "0.8.0",
+        lambda s: (
+            s.on("--enable-lora") and 0 < s.number("--max-cpu-loras", 0) < s.number("--max-loras")
+        ),
+        "`--max-cpu-loras` cannot be less than `--max-loras`",
+        "config/lora.py LoRAConfig",
+    ),
+    Conflict(
+        ("--lora-modules",),
+        "0.11.0",
+        lambda s: bool(s.value("--lora-modules")) and not s.on("--enable-lora"),
+        "`--lora-modules` needs `--enable-lora`",
+        "v1/worker/lora_model_runner_mixin.py LoRAModelRunnerMixin",
+    ),
+    Conflict(
+        ("--collect-detailed-traces",),
+        "0.11.1",
+        lambda s: (
+            bool(s.value("--collect-detailed-traces")) and not s.value("--otlp-traces-endpoint")
+        ),
+        "`--collect-detailed-traces` needs `--otlp-traces-endpoint`",
+        "config/observability.py ObservabilityConfig",
+    ),
+    Conflict(
+        ("--gpu-memory-utilization",),
+        "0.4.2",
+        lambda s: (
+            isinstance(s.value("--gpu-memory-utilization"), float)
+            and not 0 < s.value("--gpu-memory-utilization") <= 1
+        ),
+        "`--gpu-memory-utilization` is a share of the GPU's memory: more than 0, at most 1",
+        "config/cache.py CacheConfig",
+    ),
+    *(
+        Conflict(
+            (flag,),
+            "0.11.0",
+            lambda s, flag=flag: s.has(flag) and s.number(flag) < 1,  # type: ignore[misc]
+            f"`{flag}` has to be at least 1",
+            "config/scheduler.py, config/lora.py, config/cache.py",
+        )
+        for flag in (
+            _SEQS,
+            _TOKENS,
+            "--max-num-scheduled-tokens",
+            "--stream-interval",
+            "--max-loras",
+        )
+    ),
+)
+"""All rules. Facts that a model or a GPU decides are left to the plan and to the node."""

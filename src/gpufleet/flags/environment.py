@@ -1,0 +1,130 @@
+"""Environment variables, judged by the release that will read them.  Pure.
+
+Contract: only names that vLLM claims are judged: VLLM_*, and whatever else stands in the release's
+own table of variables. A VLLM_* that the release does not read has no effect and stops nothing,
+which is why it is refused here: who set it meant something by it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+
+from gpufleet.flags import changes
+from gpufleet.flags.changes import Change, ChangeKind
+from gpufleet.flags.problem import By, Kind, Problem, Severity
+from gpufleet.flags.schema import Schema, Variable
+
+_PREFIX = "VLLM_"
+
+# The words that vLLM's tables compare with, whatever the variable: any other means off.
+_SWITCHES = {"", "0", "1", "true", "false"}
+
+# A word of envs.py that a text is no variable's name of: plugins and the lab have their own.
+_FORMS: Mapping[str, tuple[Callable[[str], object], str]] = {
+    "integer": (int, "a whole number"),
+    "number": (float, "a number"),
+    "json": (json.loads, "JSON"),
+}
+
+
+def problems(
+    schema: Schema, environment: Mapping[str, str], *, fatal: bool = False
+) -> Iterator[Problem]:
+    """
+    Yield what is wrong with the variables of a server.
+
+    `fatal`: --fail-on-environ-validation is given, so that vLLM itself refuses unknown ones.
+    """
+    for name, value in environment.items():
+        known = schema.environment.get(name)
+        if known is not None:
+            yield from _of_known(schema, known, value)
+        elif name.startswith(_PREFIX) and not _is_read_beside(schema, name):
+            yield _of_unknown(schema, name, value, By.START if fatal else By.ADVICE)
+
+
+def _is_read_beside(schema: Schema, name: str) -> bool:
+    return any(name in variable.also for variable in schema.environment.values())
+
+
+def _of_unknown(schema: Schema, name: str, value: str, by: By) -> Problem:
+    gone = changes.gone(name, schema.version)
+    written = f"{name}={value}"
+    if gone is not None:
+        return _gone(gone, written, value, by)
+    from difflib import get_close_matches  # seldom needed, and slow to load
+
+    near = get_close_matches(name, schema.environment, n=2, cutoff=0.8)
+    return Problem(
+        Kind.ENVIRONMENT,
+        Severity.REFUSE,
+        by,
+        written,
+        f"vLLM {schema.version} reads no variable {name}, so it has no effect",
+        replacement=" or ".join(near) or None,
+    )
+
+
+def _gone(gone: Change, written: str, value: str, by: By) -> Problem:
+    if gone.kind is ChangeKind.NEVER:
+        what = "no release of vLLM reads it, so it has no effect"
+    else:
+        what = f"vLLM no longer reads it, so it has no effect: {gone.why}"
+    return Problem(
+        Kind.ENVIRONMENT,
+        Severity.REFUSE,
+        by,
+        written,
+        what,
+        since=gone.since,
+        replacement=gone.replacement or gone.then,
+        rewritten=gone.rewritten((value,)),
+    )
+
+
+def _of_known(schema: Schema, known: Variable, value: str) -> Iterator[Problem]:
+    written = f"{known.name}={value}"
+    if fault := _fault(known, value):
+        yield Problem(Kind.ENVIRONMENT, Severity.REFUSE, By.START, written, fault)
+    elif known.form is None and _is_switch(known) and value.strip().lower() not in _SWITCHES:
+        yield Problem(
+            Kind.ENVIRONMENT,
+            Severity.WARN,
+            By.ADVICE,
+            written,
+            f"`{value}` may not mean on: the variable is switched by 1 and 0",
+        )
+    for change in changes.for_name(known.name):
+        if change.kind is ChangeKind.MEANING and change.in_force(schema.version):
+            yield Problem(
+                Kind.MEANING,
+                Severity.WARN,
+                By.ADVICE,
+                written,
+                change.why + (f" (if {change.when})" if change.when else ""),
+                since=change.since,
+                replacement=change.replacement,
+            )
+
+
+def _is_switch(known: Variable) -> bool:
+    return (known.type or "").split(" ")[0] == "bool"
+
+
+def _fault(known: Variable, value: str) -> str | None:
+    """Return what stops vLLM when it reads the variable."""
+    if known.choices is not None and value:
+        given = value.lower() if known.ignore_case else value
+        choices = [choice.lower() if known.ignore_case else choice for choice in known.choices]
+        several = (known.type or "").startswith(("list", "set"))
+        parts = given.split(",") if several else [given]
+        if any(part.strip() not in choices for part in parts):
+            return f"`{value}` is none of {', '.join(known.choices)}"
+    if known.form is not None:
+        read, what = _FORMS[known.form]
+        try:
+            read(value)
+        except ValueError:
+            return f"`{value}` is no {what.removeprefix('a ')}, and vLLM stops when it reads it"
+    return None

@@ -1,0 +1,87 @@
+"""What is wrong with one argument or variable, in one value.  Leaf."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Kind(StrEnum):
+    """What sort of thing is wrong."""
+
+    UNKNOWN = "unknown"  # no such name in this release; another release may have it
+    NEVER = "never"  # no release of `vllm serve` has it, whatever is written about it
+    REMOVED = "removed"
+    RENAMED = "renamed"
+    PREFIX = "prefix"  # the beginning of one name: argparse would take it for that
+    AMBIGUOUS = "ambiguous-prefix"  # the beginning of several
+    FORM = "form"  # right thing, written in a way that this release does not read
+    VALUE = "value"  # no value, or not of the type
+    CHOICE = "choice"  # not one of the values that it takes
+    JSON = "json"  # no JSON, or JSON that does not fit
+    STRAY = "stray"  # a word that belongs to no flag
+    MODEL = "model"  # the model is missing, or is not where the release takes it
+    CONFLICT = "conflict"  # each is right, together they are refused
+    ENVIRONMENT = "environment"  # of a variable
+    MEANING = "meaning"  # accepted, and does something else than it once did
+    DEPRECATED = "deprecated"  # accepted, and without effect or on its way out
+    REPEATED = "repeated"  # given twice, and only the last one counts
+    HELP = "help"  # prints help and serves nothing
+
+
+class Severity(StrEnum):
+    """Whether it stops a deployment."""
+
+    REFUSE = "refuse"
+    WARN = "warn"
+
+
+class By(StrEnum):
+    """Who says so."""
+
+    PARSER = "parser"  # vLLM's parser refuses it: the process ends at once with status 2
+    START = "start"  # the parser takes it, and the server ends while it starts
+    ADVICE = "advice"  # the server starts, and does not do what was asked or what it did before
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """
+    One thing that is wrong.
+
+    `argument` is as the operator wrote it, its values included, and `at` its places in argv (none
+    for a variable). `found` is a sentence without a full stop. `since` is the first release that
+    is known to be so. `replacement` is for people; `rewritten` are the arguments to put in the
+    place of those at `at`: none means that they can be left out, None that a person has to decide.
+    For a variable `rewritten` are arguments to add once the variable is dropped.
+    """
+
+    kind: Kind
+    severity: Severity
+    by: By
+    argument: str
+    found: str
+    since: str | None = None
+    replacement: str | None = None
+    rewritten: tuple[str, ...] | None = None
+    at: tuple[int, ...] = ()
+
+    @property
+    def refuses(self) -> bool:
+        """Whether nothing must be deployed with it."""
+        return self.severity is Severity.REFUSE
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return {
+            "kind": self.kind.value,
+            "severity": self.severity.value,
+            "by": self.by.value,
+            "argument": self.argument,
+            "found": self.found,
+            "since": self.since,
+            "replacement": self.replacement,
+            "rewritten": None if self.rewritten is None else list(self.rewritten),
+            "at": list(self.at),
+        }

@@ -1,0 +1,222 @@
+"""What became of a name that a release does not have.  Pure.
+
+A name may be gone, renamed, not there yet, never there, written in another release's way of
+switching something off, or mistyped: `unknown` finds out which, from the table of changes and from
+the schemas of all releases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gpufleet.flags import changes, history, values
+from gpufleet.flags.changes import Change, ChangeKind
+from gpufleet.flags.command_line import CommandLine, Given, Trouble, Unparsed
+from gpufleet.flags.problem import By, Kind, Problem, Severity
+from gpufleet.flags.schema import Flag, Schema, sort_key
+
+_KINDS = {
+    ChangeKind.NEVER: Kind.NEVER,
+    ChangeKind.REMOVED: Kind.REMOVED,
+    ChangeKind.RENAMED: Kind.RENAMED,
+}
+_NEAR = 0.75  # how much alike two names have to be, as difflib counts
+
+
+def unknown(schema: Schema, line: CommandLine, one: Unparsed) -> Problem:
+    """Return the problem of an option that is no name of the release."""
+    name = one.argument.partition("=")[0]
+    if name.startswith("--"):
+        name = "--" + name[2:].partition(".")[0].replace("_", "-")
+    problem = (
+        _gone(schema, line, one, name)
+        or _prefix(line, one)
+        or _other_form(schema, line, one, name)
+        or _elsewhere(schema, line, one, name)
+    )
+    return replace(problem, by=By.ADVICE) if _is_taken(schema, one) else problem
+
+
+def _is_taken(schema: Schema, one: Unparsed) -> bool:
+    """Say whether argparse takes the beginning of a name, with what follows it, for the name."""
+    if one.trouble is not Trouble.PREFIX:
+        return False
+    (only,) = one.candidates
+    flag = schema.by_option[only]
+    if not flag.takes_value:
+        return not one.values
+    if not one.values:
+        return flag.nargs in {"?", "*"}
+    _, faults = values.read(schema, Given(flag, only, one.values, one.at))
+    return not faults
+
+
+def _problem(
+    line: CommandLine,
+    one: Unparsed,
+    kind: Kind,
+    found: str,
+    *,
+    since: str | None = None,
+    replacement: str | None = None,
+    rewritten: tuple[str, ...] | None = None,
+) -> Problem:
+    return Problem(
+        kind,
+        Severity.REFUSE,
+        By.PARSER,
+        " ".join(line.argv[place] for place in one.at),
+        found,
+        since=since,
+        replacement=replacement,
+        rewritten=rewritten,
+        at=one.at,
+    )
+
+
+def _gone(schema: Schema, line: CommandLine, one: Unparsed, name: str) -> Problem | None:
+    """Say what the table of changes knows of the name."""
+    change = changes.gone(name, schema.version) or _optimization(schema, name)
+    if change is None:
+        return None
+    rewritten = change.rewritten(one.values)
+    if rewritten and any(
+        word.startswith("--") and schema.flag(word.partition(".")[0]) is None for word in rewritten
+    ):
+        rewritten = None  # what replaces it came later, or is gone again
+    return _problem(
+        line,
+        one,
+        _KINDS.get(change.kind, Kind.FORM),
+        _of_change(one, change),
+        since=change.since,
+        replacement=change.replacement or change.then,
+        rewritten=rewritten,
+    )
+
+
+def _of_change(one: Unparsed, change: Change) -> str:
+    what = {
+        ChangeKind.NEVER: "was never a flag of `vllm serve`",
+        ChangeKind.REMOVED: "is gone",
+        ChangeKind.RENAMED: "is gone under this name",
+    }.get(change.kind, "is no longer written like this")
+    taken = ""
+    if one.trouble is Trouble.PREFIX:
+        taken = f" (and argparse takes it for `{one.candidates[0]}`)"
+    return f"`{one.argument}` {what}{taken}: {change.why}"
+
+
+def _optimization(schema: Schema, name: str) -> Change | None:
+    """Return the change of -O, where it is given what only older releases took."""
+    if not name.startswith("-O"):
+        return None
+    for change in changes.for_name("-O"):
+        if change.kind is ChangeKind.MEANING and change.in_force(schema.version):
+            return change
+    return None
+
+
+def _other_form(schema: Schema, line: CommandLine, one: Unparsed, name: str) -> Problem | None:
+    """Say how this release writes a switch that is written in another release's way."""
+    flag, off = _switch(schema, name)
+    if flag is None:
+        return None
+    rewritten: tuple[str, ...] | None = None
+    if off is None:
+        found = f"this release has no `{name}`: `{flag.name}` cannot be switched off"
+        if flag.default in {False, None}:
+            rewritten = ()
+            found += ", and is off unless it is given"
+    else:
+        rewritten = (off,)
+        found = f"this release has no `{name}`: it writes `{off}`"
+    return _problem(line, one, Kind.FORM, found, replacement=off, rewritten=rewritten)
+
+
+def _switch(schema: Schema, name: str) -> tuple[Flag | None, str | None]:
+    """Return the switch that a name would turn, and how this release writes that."""
+    for stem, wanted in _stems(name):
+        for prefix in ("--enable-", "--disable-", "--"):
+            flag = schema.flag(prefix + stem)
+            if flag is None or flag.takes_value or flag.name != prefix + stem:
+                continue
+            if (prefix != "--disable-") is wanted:
+                return flag, flag.name
+            return flag, switched_off(flag)
+    return None, None
+
+
+def switched_off(flag: Flag) -> str | None:
+    """
+    Return the option that switches a flag off, None if it has none.
+
+    --no-x is the form of all releases; newer ones hide it behind --disable-x, and take it still.
+    """
+    return next(
+        (option for option in flag.negations if option.startswith("--no-")),
+        flag.negations[0] if flag.negations else None,
+    )
+
+
+def _stems(name: str) -> Iterator[tuple[str, bool]]:
+    """Yield what a name switches, and whether on: --no-enable-x is x off, --disable-x as well."""
+    bare = name.removeprefix("--")
+    on = True
+    if bare.startswith("no-"):
+        bare, on = bare.removeprefix("no-"), False
+    for word, turns in (("enable-", True), ("disable-", False)):
+        if bare.startswith(word):
+            yield bare.removeprefix(word), on is turns
+    yield bare, on
+
+
+def _prefix(line: CommandLine, one: Unparsed) -> Problem | None:
+    """Name the option that argparse would take, or those between which it cannot decide."""
+    if one.trouble is Trouble.PREFIX:
+        (only,) = one.candidates
+        kind, rewritten = Kind.PREFIX, (only, *one.values)
+        return _problem(line, one, kind, one.found, replacement=only, rewritten=rewritten)
+    if one.trouble is Trouble.AMBIGUOUS:
+        return _problem(line, one, Kind.AMBIGUOUS, one.found)
+    return None
+
+
+def _elsewhere(schema: Schema, line: CommandLine, one: Unparsed, name: str) -> Problem:
+    """Say which other releases have the name, or which names of this one are near it."""
+    found, since = one.found, None
+    having_it = history.of_flag(name)
+    having = [version for version, flag in having_it.items() if flag]
+    newer = [each for each in having if sort_key(each) > sort_key(schema.version)]
+    if newer:
+        found, since = (
+            f"`{name}` came with vLLM {newer[0]}: {schema.version} has no such flag",
+            None,
+        )
+    elif having:
+        found = f"`{name}` is gone: vLLM {having[-1]} was the last that is known to have it"
+        later = [each for each in having_it if sort_key(each) > sort_key(having[-1])]
+        since = later[0] if later else None
+    kind = Kind.REMOVED if since else Kind.UNKNOWN
+    near = [] if having else _near(schema, name)
+    rewritten = None
+    if len(near) == 1 and near[0].lower() == name.lower():  # option names know upper and lower case
+        rewritten = (near[0], *one.values)
+    return _problem(
+        line,
+        one,
+        kind,
+        found,
+        since=since,
+        replacement=" or ".join(near) or None,
+        rewritten=rewritten,
+    )
+
+
+def _near(schema: Schema, name: str) -> list[str]:
+    from difflib import get_close_matches  # seldom needed, and slow to load
+
+    names = [option for option in schema.by_option if option.startswith("--")]
+    same = [option for option in names if option.lower() == name.lower()]
+    return same or get_close_matches(name.lower(), names, n=3, cutoff=_NEAR)

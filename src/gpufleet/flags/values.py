@@ -1,0 +1,262 @@
+"""Whether the texts that a flag got are values of its type, as the release's parser reads them.
+
+Pure. Contract: `read` never raises for what an operator wrote; it gives the values, or the sentence
+that says what is wrong. What Python's `int`, `float` and `json.loads` read, the parser reads: it
+calls the same functions. Only the lists that the parser itself holds count here (`Flag.choices`).
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpufleet.flags.command_line import Given
+from gpufleet.flags.json_values import JsonFault, fit
+from gpufleet.flags.problem import Kind
+from gpufleet.flags.rewriting import human_readable
+from gpufleet.flags.schema import Flag, Schema, sort_key
+
+_NONE = {"", "None"}
+_OBJECT = re.compile(r"\s*{.*}\s*", re.DOTALL)
+_OUTSIDE_STRINGS = re.compile(r'("(?:[^"\\]|\\.)*")')
+_SUFFIXED = re.compile(r"\b\d+(?:\.\d+)?[kKmMgGtT]\b")
+_LORA_3D = "0.22.0"  # LoRAModulePath.is_3d_lora_weight, entrypoints/openai/models/protocol.py
+_SHOWN = 12  # choices; more of them do not help who reads the sentence
+
+
+class Unfit(Exception):  # noqa: N818 - it is an answer, not an error
+    """A text is no value of its type; carries the sentence, and the right text if it is plain."""
+
+    def __init__(self, kind: Kind, found: str, better: str | None = None) -> None:
+        super().__init__(found)
+        self.kind = kind
+        self.found = found
+        self.better = better
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong with a flag's values; `better` are the texts that would be right, if known."""
+
+    kind: Kind
+    found: str
+    better: tuple[str, ...] | None = None
+
+
+def read(schema: Schema, given: Given) -> tuple[Any, tuple[Fault, ...]]:
+    """
+    Return the value that a flag gets from its texts, and what is wrong with them.
+
+    The value is None where something is wrong.
+    """
+    flag = given.flag
+    if not flag.takes_value:
+        return not given.negated, ()
+    if flag.nargs == "?" and not given.values:
+        return flag.const, ()
+    values, faults = [], []
+    for text in given.values:
+        try:
+            value, more = _one(schema, flag, text)
+        except Unfit as unfit:
+            better = _replaced(given.values, text, unfit.better)
+            faults.append(Fault(unfit.kind, unfit.found, better))
+        else:
+            values.append(value)
+            faults += more
+    if faults:
+        return None, tuple(faults)
+    return (values if flag.nargs in {"+", "*"} or isinstance(flag.nargs, int) else values[-1]), ()
+
+
+def _replaced(texts: tuple[str, ...], bad: str, better: str | None) -> tuple[str, ...] | None:
+    if better is None:
+        return None
+    return tuple(better if text == bad else text for text in texts)
+
+
+def _one(schema: Schema, flag: Flag, text: str) -> tuple[Any, list[Fault]]:
+    if (
+        flag.action == "StoreBoolean"
+    ):  # a flag of old releases whose value is the word true or false
+        if text.lower() in {"true", "false"}:
+            return text.lower() == "true", []
+        raise Unfit(Kind.VALUE, f"`{text}` is neither true nor false")
+    kind = flag.type
+    value: Any = text
+    if kind is not None:
+        if kind.optional and text in _NONE:
+            value = None
+        elif kind.json_class is not None:
+            value = _json(_expanded(schema, text))
+            faults = fit(schema, kind.json_class, value)
+            return value, [_json_fault(fault) for fault in faults]
+        else:
+            value = _READERS.get(kind.base, _any)(text)
+    if flag.choices is not None and value not in flag.choices:
+        raise Unfit(Kind.CHOICE, *_not_among(text, value, flag.choices))
+    if flag.action == "LoRAParserAction" and value:
+        _lora(schema, text)
+    if flag.action == "PromptAdapterParserAction" and "=" not in text:
+        raise Unfit(Kind.VALUE, f"`{text}` is not NAME=PATH")
+    return value, []
+
+
+def _not_among(text: str, value: Any, choices: tuple[Any, ...]) -> tuple[str, str | None]:
+    names = [str(choice) for choice in choices if choice is not None]
+    better = next((name for name in names if name.lower() == str(value).lower()), None)
+    if better is None:
+        from difflib import get_close_matches  # seldom needed, and slow to load
+
+        near = get_close_matches(str(value), names, n=3)
+    else:
+        near = [better]
+    if near and len(names) > _SHOWN:
+        listed = f"near it are {_listed(near)}, of {len(names)} choices"
+    else:
+        rest = len(names) - _SHOWN
+        listed = f"choose from {_listed(names[:_SHOWN])}" + (
+            f" and {rest} more" if rest > 0 else ""
+        )
+    return f"`{text}` is none of its values: {listed}", better
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names)
+
+
+# -- readers, one for each word of the schema ------------------------------------------------------
+
+
+def _integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        number = human_readable(text)
+        found = f"`{text}` is no whole number"
+        if number is not None:
+            raise Unfit(Kind.VALUE, f"{found}: this flag reads no suffix", str(number)) from None
+        raise Unfit(Kind.VALUE, found) from None
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise Unfit(Kind.VALUE, f"`{text}` is no number") from None
+
+
+def _human(text: str) -> int:
+    number = human_readable(text)
+    if number is None:
+        found = f"`{text}` is no whole number, with or without one of k m g t (thousands)"
+        raise Unfit(Kind.VALUE, f"{found} or K M G T (1024s, no decimals)")
+    return number
+
+
+def _human_or_auto(text: str) -> int:
+    return -1 if text.strip().lower() in {"-1", "auto"} else _human(text)
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise Unfit(Kind.JSON, f"`{text}` is not JSON: {error}", _mended(text)) from None
+
+
+def _json_or_text(text: str) -> Any:
+    return _json(text) if _OBJECT.fullmatch(text) else text
+
+
+def _lower(text: str) -> str:
+    return text.lower().replace("-", "_")
+
+
+def _pairs(text: str) -> dict[str, int]:
+    """Read `image=4,video=1`, as releases before JSON did."""
+    found = {}
+    for pair in text.split(","):
+        key, equals, number = pair.strip().lower().partition("=")
+        if not equals or not number.isdigit():
+            raise Unfit(Kind.VALUE, f"`{text}` is not KEY=NUMBER,KEY=NUMBER")
+        if key in found:
+            raise Unfit(Kind.VALUE, f"`{text}` names `{key}` twice")
+        found[key] = int(number)
+    return found
+
+
+def _level_or_literal(text: str) -> Any:
+    """Read -O of releases before 0.9: a level, or a dictionary as Python writes it."""
+    if text in {"0", "1", "2", "3"}:
+        return int(text)
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return _json(text)
+
+
+def _any(text: str) -> str:
+    """Take a text for what it is: the schema knows no more."""
+    return text
+
+
+_READERS: Mapping[str, Callable[[str], Any]] = {
+    "int": _integer,
+    "float": _float,
+    "json": _json,
+    "from_json": _json,
+    "from_cli": _level_or_literal,
+    "json_or_str": _json_or_text,
+    "human_readable_int": _human,
+    "human_readable_int_or_auto": _human_or_auto,
+    "lower_underscored": _lower,
+    "nullable_kvs": _pairs,
+}
+
+
+def _expanded(schema: Schema, text: str) -> str:
+    """Write out the numbers with a suffix that newer releases read within JSON."""
+    if not schema.syntax.json_suffixes:
+        return text
+    parts = _OUTSIDE_STRINGS.split(text)
+    parts[::2] = [_SUFFIXED.sub(lambda match: str(_human(match[0])), part) for part in parts[::2]]
+    return "".join(parts)
+
+
+def _mended(text: str) -> str | None:
+    """Return the JSON that was meant, where quotes are the only thing that is wrong."""
+    for candidate in (text.strip("'"), text.replace("'", '"')):
+        try:
+            return json.dumps(json.loads(candidate))
+        except ValueError:
+            continue
+    try:
+        literal = ast.literal_eval(text)
+        return json.dumps(literal) if isinstance(literal, dict | list) else None
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
+
+
+def _json_fault(fault: JsonFault) -> Fault:
+    return Fault(Kind.JSON, fault.found, None if fault.better is None else (fault.better,))
+
+
+def _lora(schema: Schema, text: str) -> None:
+    """Judge one of --lora-modules: NAME=PATH, or the JSON of LoRAModulePath."""
+    if "=" in text and "," not in text:
+        return
+    value = _json(text)
+    if not isinstance(value, dict):
+        raise Unfit(Kind.JSON, f"`{text}` is neither NAME=PATH nor a JSON object")
+    if missing := [key for key in ("name", "path") if key not in value]:
+        raise Unfit(Kind.JSON, f"`{text}` lacks {' and '.join(missing)}")
+    known = {"name", "path", "base_model_name"}
+    if sort_key(schema.version) >= sort_key(_LORA_3D):
+        known.add("is_3d_lora_weight")
+    if unknown := sorted(set(value) - known):
+        raise Unfit(Kind.JSON, f"`{text}` has {', '.join(unknown)}, which no LoRA module has")
