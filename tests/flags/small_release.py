@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     VLLM_FAST: bool = False
     VLLM_LAYOUT: str | None = None
     VLLM_ON_GPU: bool = False
+    VLLM_ON_TPU: str = "no"
 
 def one_of(name, default, choices, case_sensitive=True):
     def read():
@@ -37,11 +38,16 @@ def gpu():
     import torch
     return torch.cuda.is_available() > 0
 
+def tpu():
+    import libtpu
+    return "yes" if libtpu.found else "no"
+
 environment_variables = {
     "VLLM_PORT": lambda: int(os.environ["VLLM_PORT"]) if "VLLM_PORT" in os.environ else None,
     "VLLM_FAST": lambda: os.getenv("VLLM_FAST", os.getenv("FAST", "1")) == "1",
     "VLLM_LAYOUT": one_of("VLLM_LAYOUT", None, ["A", "B"]),
     "VLLM_ON_GPU": gpu,
+    "VLLM_ON_TPU": tpu,
 }
 
 def __getattr__(name):
@@ -62,6 +68,7 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
 """,
     "vllm/config/__init__.py": """
 import enum
+import pkgutil
 from dataclasses import field
 from typing import Annotated, Any, Literal
 import torch
@@ -86,10 +93,15 @@ class Inner:
     mode: Mode = Mode.FAST
     depth: int = Field(default=2, ge=1)
 
+try:
+    FOUND = pkgutil.resolve_name("torch")
+except ImportError:
+    FOUND = "nothing"
+
 @dataclass
 class OuterConfig:
     inner: Inner = field(default_factory=Inner)
-    name: SkipValidation[str] = "x"
+    name: SkipValidation[str] = FOUND
     hf: PretrainedConfig | None = None
     seen: int = Field(default=0, init=False)
 
@@ -106,6 +118,7 @@ class ModelConfig:
     names: list[str] | None = None
     device: Literal["auto", "cuda", "cpu"] = current_platform.device_type
     lower: bool = envs.VLLM_FAST
+    higher: bool = envs.VLLM_FAST
     outer: OuterConfig = Field(default_factory=OuterConfig)
 
 def get_attr_docs(cls):
@@ -149,6 +162,10 @@ def one(field, docs):
         kwargs["type"] = optional_type(str)
     return kwargs
 
+def first_of_a_set():
+    hints = {Literal["a", "b"], Literal["a", "b", "c", "d"], Literal["a"]}
+    return get_args(next(iter(hints)))
+
 class EngineArgs:
     @staticmethod
     def add_cli_args(parser):
@@ -159,6 +176,7 @@ class EngineArgs:
         parser.add_argument("--width", "-w", type=int, default=GPUS)
         parser.add_argument("--backend", type=lambda s: s.lower().replace("-", "_"),
                             choices=["fast_one"])
+        parser.add_argument("--chance", choices=first_of_a_set())
         return parser
 """,
     "vllm/entrypoints/openai/cli_args.py": """
@@ -188,6 +206,10 @@ def make(show_hidden_metrics):
     Gauge(name="vllm:load", documentation="Load. DEPRECATED: use tokens.")
     if show_hidden_metrics:
         Gauge(name="vllm:old_load", documentation="Old load.")
+    name = None
+    if name is None:
+        name = "vllm:config_info"
+    Gauge(name=name, documentation="Told once.")
 """,
 }
 
@@ -204,6 +226,7 @@ def sdist(folder: Path) -> Path:
     """Write the release as a source distribution, and return its path."""
     path = folder / f"vllm-{VERSION}.tar.gz"
     held = {**FILES, "PKG-INFO": f"Metadata-Version: 2.4\nName: vllm\nVersion: {VERSION}\n"}
+    del held["vllm/_version.py"]
     with tarfile.open(path, "w:gz") as archive:
         for name, text in held.items():
             entry = tarfile.TarInfo(f"vllm-{VERSION}/{name}")

@@ -101,6 +101,7 @@ def test_no_model_is_no_trouble_where_vllm_has_a_default_one():
         ("M --bogus", [(Trouble.UNKNOWN, "--bogus", ())]),
         ("M --bogus 1 --port 1", [(Trouble.UNKNOWN, "--bogus", ("1",))]),
         ("M --bogus=1", [(Trouble.UNKNOWN, "--bogus=1", ("1",))]),
+        ("M --bogus=1 x", [(Trouble.UNKNOWN, "--bogus=1", ("1",)), (Trouble.STRAY, "x", ())]),
         ("M --bo_gus 1", [(Trouble.UNKNOWN, "--bo_gus", ("1",))]),
         ("--bogus 1 M", [(Trouble.UNKNOWN, "--bogus", ("1",))]),
         ("M -x", [(Trouble.UNKNOWN, "-x", ())]),
@@ -172,6 +173,7 @@ def test_dotted_options_become_one_json_value():
         ("-cc.a text", {"a": "text"}),
         ("-cc.a null", {"a": None}),
         ("-cc.a_b=0.5", {"a_b": 0.5}),
+        ("--compilation_config.a--b_c=1", {"a--b_c": 1}),
         ("-cc.a.b 1 -cc.a.c 2", {"a": {"b": 1, "c": 2}}),
         ("-cc.a+ x -cc.a+ y,z", {"a": ["x", "y", "z"]}),
         ("-cc.a 1 -cc.a 2", {"a": 2}),
@@ -188,6 +190,14 @@ def test_a_negative_fraction_is_a_trap():
     assert parsed("M --uds -1").unparsed == ()
     assert Trouble.UNKNOWN in {one[0] for one in troubles("M --uds -0.5 --port 1")}
     assert got("M --uds=-0.5") == {"--uds": ("-0.5",)}
+
+
+def test_a_word_with_a_space_is_a_value_even_behind_a_dash():
+    found = parse(NEW, ["M", "--uds", "-a b"])
+
+    assert found.unparsed == ()
+    assert found.last("--uds").values == ("-a b",)
+    assert parse(NEW, ["M", "--uds", "-ab"]).unparsed != ()
 
 
 def test_negations_know_that_they_negate():

@@ -46,7 +46,8 @@ def test_everything_that_the_parser_takes_is_found(source):
     assert found.version == small_release.VERSION
     assert set(found.by_option) == {
         "--headless", "--secret", "--model", "--dtype", "--eager", "--no-eager", "--names",
-        "--device", "--lower", "--no-lower", "--outer", "--width", "-w", "--backend",
+        "--device", "--lower", "--no-lower", "--higher", "--no-higher", "--outer", "--width", "-w",
+        "--backend", "--chance",
     }  # fmt: skip
     by_name = {flag.name: flag for flag in found.flags}
     assert found.positional.nargs == "?"
@@ -72,12 +73,14 @@ def test_the_machine_has_no_part_in_it(source):
 
     assert found["--device"].default == "cuda"
     assert found["--lower"].default is True
+    assert found["--higher"].default is True
 
 
 def test_json_classes_and_enums_are_found_at_any_depth(source):
     found = schema.from_document(extract.document(str(source)))
 
     assert found.classes["OuterConfig"]["inner"].type == "Inner"
+    assert found.classes["OuterConfig"]["name"] == schema.Field("name", "str", "nothing")
     assert found.classes["OuterConfig"]["seen"].init is False
     assert found.classes["Inner"]["depth"] == schema.Field("depth", "int", 2, {"ge": 1})
     assert found.enums == {"Mode": {"SLOW": 0, "FAST": 1}}
@@ -93,6 +96,7 @@ def test_variables_are_asked_what_they_take(source):
     assert found["VLLM_FAST"].also == ("FAST",)
     assert found["VLLM_LAYOUT"].choices == ("A", "B")
     assert found["VLLM_ON_GPU"].default == schema.Computed("runtime", "False")
+    assert found["VLLM_ON_TPU"].default == schema.Computed("runtime", "'no'")
 
 
 def test_metrics_are_found_where_they_are_made(source):
@@ -101,6 +105,7 @@ def test_metrics_are_found_where_they_are_made(source):
     found = metrics.from_document(document["metrics"])
     assert {name: metric.type for name, metric in found.items()} == {
         "vllm:tokens_total": "counter",
+        "vllm:config_info": "gauge",
         "vllm:load": "gauge",
         "vllm:old_load": "gauge",
     }
@@ -176,6 +181,19 @@ def _cut(path: Path) -> Path:
     return _written(path, path.read_bytes()[: path.stat().st_size // 2])
 
 
+def test_what_is_chance_in_the_release_is_the_same_in_every_run(source):
+    program = extract.program(str(source)).encode()
+    answers = {
+        subprocess.run(
+            [sys.executable, "-I", "-"], input=program, capture_output=True, timeout=60, check=True
+        ).stdout
+        for _ in range(4)
+    }
+    (answer,) = answers
+    found = schema.from_document(extract.answer(answer.decode())).by_option
+    assert found["--chance"].choices == ("a", "b", "c", "d")
+
+
 def test_a_python_without_vllm_is_refused():
     with pytest.raises(FleetError, match=r"vllm is not installed beside this Python \(/"):
         extract.document("installed")
@@ -203,6 +221,22 @@ def test_code_that_misbehaves_ends_in_a_refusal(source, text, reason):
 
     with pytest.raises(FleetError, match=reason):
         extract.document(place, seconds=1 if "while" in text else 30)
+
+
+def test_the_program_ends_itself_at_its_deadline(source):
+    """On a node nobody else may end it, and code of the release may swallow any exception."""
+    text = "def make_arg_parser(parser):\n  while True:\n   try: pass\n   except: pass\n"
+    place = broken(source, "vllm/entrypoints/openai/cli_args.py", text)
+
+    done = subprocess.run(
+        [sys.executable, "-I", "-"],
+        input=extract.program(place, seconds=1).encode(),
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert json.loads(done.stdout) == {"refused": f"{place} was not read within 1 s"}
 
 
 def test_what_could_not_be_run_is_told(source):
@@ -235,7 +269,7 @@ def test_the_command_prints_a_document_that_the_package_reads(tmp_path):
     assert done.exit_code == 0, done.output
     found = schema.from_document(json.loads(done.stdout))
     assert found.version == small_release.VERSION
-    assert f"vLLM {small_release.VERSION}: 12 flags, 4 variables, 0 names not found" in done.stderr
+    assert f"vLLM {small_release.VERSION}: 14 flags, 5 variables, 0 names not found" in done.stderr
 
 
 def test_archives_hold_only_what_is_read(tmp_path):

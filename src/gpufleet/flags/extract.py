@@ -59,7 +59,6 @@ def document(
     """
     place = source if source == INSTALLED else str(Path(source).absolute())
     text = program(place, seconds=seconds, helps=helps, metrics=metrics)
-    # Sets of strings have another order in every process, and one list of 0.8.5 depends on it.
     environment = {"PATH": os.environ.get("PATH", os.defpath), "PYTHONHASHSEED": "0"}
     try:
         done = subprocess.run(

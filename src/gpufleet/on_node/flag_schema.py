@@ -28,6 +28,7 @@ from gpufleet.on_node import (
     vllm_values,
 )  # fmt: skip
 from gpufleet.on_node.lazy_modules import Modules
+from gpufleet.on_node.stand_ins import order_literals
 from gpufleet.on_node.vllm_source import SourceError, release
 
 FORMAT = 1
@@ -53,6 +54,7 @@ def document(source: str, *, helps: bool = False, metrics: bool = False) -> Dict
     sys.modules["vllm"] = types.ModuleType("vllm")  # nothing may find the installed one
     sys.meta_path.insert(0, _NoPackages)
     sys.setrecursionlimit(_DEPTH)
+    order_literals()
     for name in [name for name in os.environ if name.startswith("VLLM_")]:
         del os.environ[name]
     parser = vllm_parser.serve_parser(modules)

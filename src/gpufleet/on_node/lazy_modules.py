@@ -236,23 +236,29 @@ class Scope:
             taken = statement.body if self._holds(statement.test) else statement.orelse
             self._run_those(taken, name)
         elif isinstance(statement, ast.Try):
-            if not self._run_those(statement.body, name):
-                for handler in statement.handlers:
-                    self._run_those(handler.body, name)
-            self._run_those(statement.orelse + statement.finalbody, name)
+            self._run_try(statement, name)
         elif isinstance(statement, (ast.Import, ast.ImportFrom)):
             self._run_import(statement, name)
         elif statement not in self._ran:  # it may bind several names
             self._ran.add(statement)
             self._execute(statement, name)
 
-    def _run_those(self, body: List[ast.stmt], name: str) -> bool:
-        """Run those of `body` that bind `name`, and say whether none failed."""
-        before = len(self._modules.unresolved)
+    def _run_try(self, statement: ast.Try, name: str) -> None:
+        unresolved = self._modules.unresolved
+        before = len(unresolved)
+        self._run_those(statement.body, name)
+        if len(unresolved) > before:
+            for handler in statement.handlers:
+                self._run_those(handler.body, name)
+            if self._has(name):  # as the code's author meant it
+                del unresolved[before:]
+        self._run_those(statement.orelse + statement.finalbody, name)
+
+    def _run_those(self, body: List[ast.stmt], name: str) -> None:
+        """Run those of `body` that bind `name`."""
         for statement in body:
             if name in bound(statement):
                 self._run(statement, name)
-        return len(self._modules.unresolved) == before
 
     def _holds(self, test: ast.expr) -> bool:
         try:

@@ -229,3 +229,15 @@ def _no_packages() -> Namespace:
     return Namespace(
         "importlib.util", {**vars(importlib.util), "find_spec": lambda name, package=None: None}
     )
+
+
+def order_literals() -> None:
+    """
+    Give Literal types a hash that is the same in every process.
+
+    Theirs is made of addresses, and 0.8.5 takes the choices of a flag from whichever of two it
+    finds first in a set; so its real parser has other choices in other runs. With this hash the
+    longer one is found first.
+    """
+    alias: Any = type(typing.Literal["a", "b"])
+    alias.__hash__ = lambda literal: 64 - len(literal.__args__)

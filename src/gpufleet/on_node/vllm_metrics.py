@@ -28,8 +28,10 @@ def metrics(release: Release) -> Dict[str, Dict[str, Any]]:
     for path in release.names():
         text = release.read(path) or ""
         if ('"' + PREFIX in text or "'" + PREFIX in text) and not path.startswith(_READERS):
-            for call, hidden in _calls(ast.parse(text, path), False):
-                name, entry = _metric(call)
+            tree = ast.parse(text, path)
+            variables = dict(_variables(tree))
+            for call, hidden in _calls(tree, False):
+                name, entry = _metric(call, variables)
                 if name and entry and (name not in found or found[name]["hidden"]):
                     found[name] = {**entry, "file": path, "hidden": hidden}
     return dict(sorted(found.items()))
@@ -49,9 +51,21 @@ def _calls(tree: ast.AST, hidden: bool) -> Iterator[Tuple[ast.Call, bool]]:
             yield from _calls(node, hidden)
 
 
-def _metric(call: ast.Call) -> Tuple[Optional[str], Optional[Dict[str, Any]]]:
+def _variables(tree: ast.AST) -> Iterator[Tuple[str, str]]:
+    """Yield the variables to which the name of a metric is assigned, and that name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            value = _text(node.value)
+            if value is not None and value.startswith(PREFIX):
+                yield node.targets[0].id, value
+
+
+def _metric(
+    call: ast.Call, variables: Dict[str, str]
+) -> Tuple[Optional[str], Optional[Dict[str, Any]]]:
     named = {keyword.arg: keyword.value for keyword in call.keywords}
-    name = _text(named.get("name", call.args[0] if call.args else None))
+    given = named.get("name", call.args[0] if call.args else None)
+    name = variables.get(given.id) if isinstance(given, ast.Name) else _text(given)
     if name is None or not name.startswith(PREFIX):
         return None, None
     kind = _kind(call, named)
