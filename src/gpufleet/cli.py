@@ -21,8 +21,10 @@ from gpufleet.errors import FleetError
 
 if TYPE_CHECKING:
     from gpufleet.checks.finding import Report
+    from gpufleet.nodevars import NodeVars
     from gpufleet.settings import NodeSettings
     from gpufleet.topology import Node
+    from gpufleet.variables import Origin
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -185,15 +187,17 @@ def plan(
         files = (*nodes, *targets)
         if not (files and vars_file):
             raise click.UsageError("--nodes and --vars belong together: give both.")
-        found, settings = _saved(files, vars_file)
+        found, settings, origins = _saved(files, vars_file)
     elif len(targets) == 1:
-        found, settings = _live(targets[0])
+        found, settings, origins = _live(targets[0])
     else:
         raise click.UsageError("Give one INVENTORY, or --nodes and --vars.")
 
-    from gpufleet import planner, show
+    from gpufleet import planner, show, stage_flags
 
     planned = planner.plan(found.values(), settings)
+    for remark in stage_flags.judge_plan(planned.stages, settings, origins):
+        click.echo(f"note: {remark}", err=True)
     if as_json:
         _print_json(planned.as_json())
         return
@@ -278,11 +282,14 @@ def _rejudged(files: tuple[str, ...], limit: tuple[str, ...], vars_file: str | N
 
     documents = _documents(files)
     names = _selected(list(documents), limit, ", ".join(files))
-    settings = _settings(vars_file, names) if vars_file else {}
+    declared = _declared(vars_file, names) if vars_file else {}
+    settings = {name: node.settings for name, node in declared.items()}
     return judge({name: documents[name] for name in names}, settings, _today())
 
 
-def _live(inventory_file: str) -> tuple[dict[str, Node], dict[str, NodeSettings]]:
+def _live(
+    inventory_file: str,
+) -> tuple[dict[str, Node], dict[str, NodeSettings], dict[str, dict[str, Origin]]]:
     _cooperate()
     from gpufleet import fleet
     from gpufleet.checks.admission import admitted
@@ -293,20 +300,23 @@ def _live(inventory_file: str) -> tuple[dict[str, Node], dict[str, NodeSettings]
     documents = fleet.documents(inventory_file)
     found = [node_from_probe(name, document) for name, document in documents.items()]
     settings = {name: node.settings for name, node in declared.nodes.items()}
-    return admitted(fleet.judged(documents, declared), found, settings), settings
+    nodes = admitted(fleet.judged(documents, declared), found, settings)
+    return nodes, settings, declared.origins
 
 
 def _saved(
     files: tuple[str, ...], vars_file: str
-) -> tuple[dict[str, Node], dict[str, NodeSettings]]:
+) -> tuple[dict[str, Node], dict[str, NodeSettings], dict[str, dict[str, Origin]]]:
     from gpufleet.checks.admission import admitted
     from gpufleet.checks.judge import judge
     from gpufleet.topology import node_from_probe
 
     documents = _documents(files)
-    settings = _settings(vars_file, documents)
+    declared = _declared(vars_file, documents)
+    settings = {name: node.settings for name, node in declared.items()}
     found = [node_from_probe(name, document) for name, document in documents.items()]
-    return admitted(judge(documents, settings, _today()), found, settings), settings
+    nodes = admitted(judge(documents, settings, _today()), found, settings)
+    return nodes, settings, {name: node.origins for name, node in declared.items()}
 
 
 def _documents(files: tuple[str, ...]) -> dict[str, Any]:
@@ -323,14 +333,13 @@ def _documents(files: tuple[str, ...]) -> dict[str, Any]:
     return documents
 
 
-def _settings(vars_file: str, nodes: Iterable[str]) -> dict[str, NodeSettings]:
-    """Return the settings that one file of variables gives to all nodes."""
+def _declared(vars_file: str, nodes: Iterable[str]) -> dict[str, NodeVars]:
+    """Return what one file of variables declares for all nodes."""
     from gpufleet import nodevars, variables
 
     names = list(nodes)
     given = variables.load_file(Path(vars_file))
-    checked = nodevars.check(dict.fromkeys(names, given), dict.fromkeys(names, ()))
-    return {name: node.settings for name, node in checked.items()}
+    return nodevars.check(dict.fromkeys(names, given), dict.fromkeys(names, ()))
 
 
 def _today() -> dt.date:

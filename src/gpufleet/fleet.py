@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ from pyinfra.api import Host, State
 from pyinfra.api.exceptions import PyinfraError
 from pyinfra.context import ctx_state
 
-from gpufleet import inventory, planner, release, show
+from gpufleet import inventory, planner, release, show, stage_flags
 from gpufleet.checks.admission import admitted, sentence
 from gpufleet.checks.finding import Report
 from gpufleet.checks.judge import judge
@@ -32,6 +32,7 @@ from gpufleet.refusal import Refusal
 from gpufleet.settings import NodeSettings
 from gpufleet.survey import SECONDS, Answer, survey
 from gpufleet.topology import Node, node_from_probe
+from gpufleet.variables import Origin
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Here:
     node: Node
     settings: NodeSettings
     stages: tuple[Stage, ...]
+    origins: Mapping[str, Origin] = field(default_factory=dict, repr=False)
+    """Where each of its variables was set."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,7 @@ def here(*, unfit_stops: bool = True) -> Here:
         node=fleet.nodes[name],
         settings=fleet.settings[name],
         stages=fleet.plan.on(name),
+        origins=inventory.current().nodes[name].origins,
     )
 
 
@@ -128,7 +132,10 @@ def _planned(state: State) -> _Planned:
     documents = _all(survey(state, state.inventory))
     settings = {name: node.settings for name, node in declared.nodes.items()}
     nodes = admitted(judged(documents, declared), _nodes(documents), settings)
-    return _with_plan(nodes, settings)
+    planned = _with_plan(nodes, settings)
+    for remark in stage_flags.judge_plan(planned.plan.stages, settings, declared.origins):
+        logger.warning("    %s", remark)
+    return planned
 
 
 def _planned_anyway(state: State) -> _Planned:

@@ -87,9 +87,6 @@ def program(name: str, *, nvml: bool = False, **parameters: Any) -> Payload:
     <program of 85210 characters>
     """
     modules = {name: f"on_node/{name.rpartition('.')[2]}.py" for name in _imported(name)}
-    digest = hashlib.sha256(_source(f"on_node/{name}.py").encode())
-    for path in modules.values():
-        digest.update(_source(path).encode())
     if modules:
         modules |= dict.fromkeys(("gpufleet", "gpufleet.on_node"), "on_node/__init__.py")
     if nvml:
@@ -97,12 +94,21 @@ def program(name: str, *, nvml: bool = False, **parameters: Any) -> Payload:
     return Payload(
         _BOOTSTRAP.format(
             name=name,
-            sha256=digest.hexdigest(),
+            sha256=digest(name),
             program=_packed_source(f"on_node/{name}.py"),
             parameters=_packed(json.dumps(parameters)),
             carried={module: _packed_source(path) for module, path in modules.items()},
         )
     )
+
+
+@cache
+def digest(name: str) -> str:
+    """Return the SHA-256 of a program's source and of all that travels along, but the binding."""
+    found = hashlib.sha256(_source(f"on_node/{name}.py").encode())
+    for module in _imported(name):
+        found.update(_source(f"on_node/{module.rpartition('.')[2]}.py").encode())
+    return found.hexdigest()
 
 
 @cache

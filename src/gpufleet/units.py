@@ -26,6 +26,7 @@ from gpufleet.errors import FleetError
 from gpufleet.planner import Stage
 from gpufleet.release import RELEASES
 from gpufleet.settings import Argument, Model, Vllm
+from gpufleet.variables import KeyPath
 from gpufleet.wanted import UNIT_DIRECTORY, File, started_line
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
@@ -101,7 +102,7 @@ def render(
         environment=[
             systemd_quote(f"{name}={value}", command=False) for name, value in variables.items()
         ],
-        arguments=[" ".join(map(systemd_quote, words)) for words in _lines(stage, model, vllm)],
+        arguments=[" ".join(map(systemd_quote, words)) for _, words in lines(stage, model, vllm)],
         credentials=sorted(hashes),
         stop_seconds=stop_seconds(model),
         launcher=LAUNCHER,
@@ -141,7 +142,7 @@ def arguments(stage: Stage, model: Model, vllm: Vllm) -> tuple[str, ...]:
     The model is first: options with several values would swallow it. The plan's flags follow, then
     the operator's by name, so that reordering YAML changes nothing.
     """
-    return tuple(word for words in _lines(stage, model, vllm) for word in words)
+    return tuple(word for _, words in lines(stage, model, vllm) for word in words)
 
 
 def environment(
@@ -170,27 +171,36 @@ def environment(
     return dict(sorted((built_in | vllm.environment | model.environment).items()))
 
 
-def _lines(stage: Stage, model: Model, vllm: Vllm) -> list[tuple[str, ...]]:
-    """The arguments in the groups that stand on one line: a flag and its values."""
-    planned: dict[str, Argument] = {
-        "served-model-name": stage.model,
-        "host": vllm.listen,
-        "port": stage.port,
-        "tensor-parallel-size": stage.tensor_parallel,
-        "shutdown-timeout": model.drain_seconds,
+def lines(stage: Stage, model: Model, vllm: Vllm) -> list[tuple[KeyPath, tuple[str, ...]]]:
+    """
+    Return the arguments in the groups that stand on one line, a flag and its values.
+
+    Each with the path of the setting that it comes from: `("models", "llama", "port")`. Raises
+    `FleetError` for what no process can be given.
+    """
+    own = ("models", stage.model)
+    planned: dict[KeyPath, tuple[str, Argument]] = {
+        own: ("served-model-name", stage.model),
+        ("vllm", "listen"): ("host", vllm.listen),
+        (*own, "port"): ("port", stage.port),
+        (*own, "tensor_parallel"): ("tensor-parallel-size", stage.tensor_parallel),
+        (*own, "drain_seconds"): ("shutdown-timeout", model.drain_seconds),
+    }
+    given = {
+        (*own, "arguments", name): (name, value) for name, value in sorted(model.arguments.items())
     }
     directory = model_directory(model)
-    lines: list[tuple[str, ...]] = [(directory,)]
+    found: list[tuple[KeyPath, tuple[str, ...]]] = [((*own, "model"), (directory,))]
     problems = [f"models.{stage.model}.model {_UNSAYABLE}"] if _unsayable(directory) else []
-    for name, value in [*planned.items(), *sorted(model.arguments.items())]:
+    for key, (name, value) in [*planned.items(), *given.items()]:
         words = _flag(name, value)
         if wrong := _wrong_flag(value, words):
             problems.append(f"models.{stage.model}.arguments.{name} {wrong}")
         elif words:
-            lines.append(words)
+            found.append((key, words))
     if problems:
         raise FleetError(*problems)
-    return lines
+    return found
 
 
 def _flag(name: str, value: Argument) -> tuple[str, ...]:

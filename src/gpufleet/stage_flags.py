@@ -1,0 +1,264 @@
+"""Do the planned stages' arguments and variables fit the vLLM that will run them?  Pure.
+
+Contract: what is judged is what the unit will say, word by word (`units.arguments`,
+`units.environment`), by the schema of the release that will run it; never by a neighbour's. A
+sentence names the key that an operator wrote, the place that set it, and what to write instead.
+What holds for several stages, or for the same line of several nodes, is said once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import TypeAlias
+
+from gpufleet import payload, units
+from gpufleet.errors import FleetError
+from gpufleet.flags import schema as schemas
+from gpufleet.flags.check import check
+from gpufleet.flags.problem import By, Kind, Problem
+from gpufleet.flags.schema import Schema
+from gpufleet.planner import Stage
+from gpufleet.settings import Model, NodeSettings, Vllm
+from gpufleet.variables import KeyPath, Origin
+
+Origins: TypeAlias = Mapping[str, Origin]
+"""Where each top-level key of one node was set."""
+
+# What YAML reads back as the same text: all else is put in quotes.
+_PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./+-]*|0|-?[1-9][0-9]*|0\.[0-9]*[1-9]")
+_WORDS = {"true", "false", "yes", "no", "on", "off", "null", "none", "y", "n"}  # YAML 1.1's own
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What was found, as sentences: `refused` stops a deploy, `remarks` are worth knowing."""
+
+    refused: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+    def __add__(self, other: Findings) -> Findings:
+        return Findings(
+            tuple(dict.fromkeys((*self.refused, *other.refused))),
+            tuple(dict.fromkeys((*self.remarks, *other.remarks))),
+        )
+
+
+@dataclass(frozen=True)
+class Started:
+    """
+    What one stage's process is started with, and which settings that comes from.
+
+    `keys` has the path of the setting for each word of `argv`; `variables` that of each variable
+    that is an operator's. Variables without one are ours.
+    """
+
+    stage: Stage
+    version: str
+    argv: tuple[str, ...]
+    keys: tuple[KeyPath, ...]
+    environment: Mapping[str, str]
+    variables: Mapping[str, KeyPath]
+    switched_off: frozenset[str]
+    """The options that stand for `false`: how that is spelt is nothing to remark on."""
+
+
+def started(
+    stage: Stage, model: Model, vllm: Vllm, *, release: str, toolkit: str | None = None
+) -> Started:
+    """
+    Return what the unit of a stage starts, as `units.render` writes it.
+
+    Raises `FleetError` for arguments and variables that no process can be given.
+    """
+    words = [
+        (word, key) for key, line in units.lines(stage, model, vllm) for word in line
+    ]  # one key for every word of its line
+    shared = {name: ("vllm", "environment", name) for name in vllm.environment}
+    own = {name: ("models", stage.model, "environment", name) for name in model.environment}
+    return Started(
+        stage,
+        vllm.version,
+        tuple(word for word, _ in words),
+        tuple(key for _, key in words),
+        units.environment(stage, model, vllm, release=release, toolkit=toolkit),
+        {**shared, **own},
+        frozenset(f"--no-{name}" for name, value in model.arguments.items() if value is False),
+    )
+
+
+def judge_plan(
+    stages: Iterable[Stage],
+    settings: Mapping[str, NodeSettings],
+    origins: Mapping[str, Origins] | None = None,
+) -> tuple[str, ...]:
+    """
+    Judge every stage of a plan by the packaged schemas; return what is worth knowing.
+
+    A release that is not packaged is named there: its own files on each node are asked by the
+    deploy, before anything restarts. Raises `FleetError` with everything that would be refused.
+    """
+    found = Findings()
+    known = frozenset(schemas.versions())
+    for stage in stages:
+        here = settings[stage.node]
+        if here.vllm is None:  # no stage is planned without a release
+            continue
+        try:
+            begun = started(
+                stage,
+                here.models[stage.model],
+                here.vllm,
+                release=here.vllm.version,  # decides nothing but PATH
+                toolkit=here.cuda.toolkit if here.cuda else None,
+            )
+        except FleetError as error:
+            found += Findings(refused=error.problems)
+            continue
+        if here.vllm.version not in known:
+            found += Findings(remarks=(_not_known(here.vllm.version),))
+            continue
+        places = (origins or {}).get(stage.node, {})
+        found += judge(schemas.load(here.vllm.version), begun, places)
+    if found.refused:
+        raise FleetError(*found.refused)
+    return found.remarks
+
+
+def judge(schema: Schema, begun: Started, origins: Origins | None = None) -> Findings:
+    """Judge one stage by the schema of the release that will run it."""
+    found = Findings()
+    for problem in check(schema, begun.argv, begun.environment):
+        keys = _keys(begun, problem)
+        if _is_ours(schema, begun, problem, keys):
+            continue
+        sentence = _sentence(schema, problem, keys, origins or {})
+        if problem.refuses:
+            found += Findings(refused=(sentence,))
+        else:
+            found += Findings(remarks=(sentence,))
+    return found
+
+
+@cache
+def judge_id() -> str:
+    """
+    Return what tells one way of judging from another: SHA-256 over all that a verdict rests on.
+
+    The reader of releases, the rules, and this file; not the packaged schemas, which a release's
+    own files stand in for.
+    """
+    found = hashlib.sha256(payload.digest("flag_schema").encode())
+    here = Path(__file__).parent
+    for path in (
+        Path(__file__),
+        *sorted(here.glob("flags/*.py")),
+        here / "flags/data/changes.json",
+    ):
+        found.update(path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def _not_known(version: str) -> str:
+    return (
+        f"vllm.version: the flags of vLLM {version} are not known here: each node's own release "
+        "is asked before anything restarts"
+    )
+
+
+def _keys(begun: Started, problem: Problem) -> tuple[KeyPath, ...]:
+    """Return the settings that a problem is about."""
+    if problem.kind is Kind.MODEL and not problem.at:
+        return (begun.keys[0],)
+    if problem.at:
+        return tuple(dict.fromkeys(begun.keys[place] for place in problem.at))
+    key = begun.variables.get(problem.argument.partition("=")[0])
+    return (key,) if key else ()
+
+
+def _is_ours(schema: Schema, begun: Started, problem: Problem, keys: tuple[KeyPath, ...]) -> bool:
+    """Say whether a problem is with what we write, and does not keep the server from starting."""
+    if not keys:
+        return problem.by is By.ADVICE  # a variable of ours that this release does not read
+    if problem.kind is not Kind.DEPRECATED or problem.argument not in begun.switched_off:
+        return False
+    flag = schema.flag(problem.argument)
+    return flag is not None and not (flag.deprecated or flag.help_hidden)
+
+
+# -- sentences -------------------------------------------------------------------------------------
+
+
+def _sentence(schema: Schema, problem: Problem, keys: tuple[KeyPath, ...], origins: Origins) -> str:
+    where = [f"{place}: " for key in keys[:1] if (place := _place(key, origins))]
+    what = " and ".join(".".join(map(str, key)) for key in keys) or problem.argument
+    since = f", since {problem.since}" if problem.since else ""
+    remedy = "; ".join(_remedies(schema, problem))
+    return f"{''.join(where)}{what}: {problem.found} (vLLM {schema.version}{since})" + (
+        f": {remedy}" if remedy else ""
+    )
+
+
+def _place(key: KeyPath, origins: Origins) -> str:
+    origin = origins.get(str(key[0]))
+    return str(origin.at(*key[1:])) if origin else ""
+
+
+def _remedies(schema: Schema, problem: Problem) -> Iterator[str]:
+    """Yield what to write, then what a person has to know besides."""
+    written = None if problem.rewritten is None else as_settings(problem.rewritten)
+    variable = problem.kind is Kind.ENVIRONMENT
+    if written == "":
+        yield "remove it"
+    elif written:
+        yield f"remove it and set {written}" if variable else f"write {written}"
+    if problem.replacement:
+        yield f"instead: {problem.replacement}" if not written else problem.replacement
+    elif problem.rewritten is None and problem.kind in {Kind.UNKNOWN, Kind.REMOVED}:
+        name = problem.argument.split()[0].partition("=")[0]
+        if near := get_close_matches(name, schema.by_option, n=3, cutoff=0.75):
+            yield f"this release has {' and '.join(f'`{each}`' for each in near)}"
+
+
+def as_settings(words: tuple[str, ...]) -> str:
+    """
+    Return arguments as `arguments` in group_vars has them; "" for none.
+
+    >>> as_settings(("--kv-cache-dtype", "fp8", "--no-enable-x"))
+    '`kv-cache-dtype: fp8` and `enable-x: false`'
+    """
+    lines: list[str] = []
+    for option, values in _by_option(words):
+        if not option.startswith("--"):  # a short form or a bare word has no key
+            return f"`{' '.join(words)}`"
+        name = option.removeprefix("--")
+        if values:
+            value = ", ".join(map(_scalar, values))
+            lines.append(f"`{name}: {value if len(values) == 1 else f'[{value}]'}`")
+        elif name.startswith("no-"):
+            lines.append(f"`{name.removeprefix('no-')}: false`")
+        else:
+            lines.append(f"`{name}: true`")
+    return " and ".join(lines)
+
+
+def _by_option(words: tuple[str, ...]) -> Iterator[tuple[str, list[str]]]:
+    groups: list[tuple[str, list[str]]] = []
+    for word in words:
+        if word.startswith("--") or not groups:
+            option, equals, value = word.partition("=")
+            groups.append((option, [value] if equals else []))
+        else:
+            groups[-1][1].append(word)
+    yield from groups
+
+
+def _scalar(text: str) -> str:
+    if _PLAIN.fullmatch(text) and text.lower() not in _WORDS:
+        return text
+    return "'" + text.replace("'", "''") + "'"
