@@ -66,7 +66,7 @@ def test_a_flag_that_is_gone_breaks_and_is_put_right(
     assert one.since == since
     if sort is Sort.REMOVED:
         assert one.rewritten == ()
-    whole = rewritten(yours, found)
+    whole = rewritten(yours, found, schema.load(new))
     assert whole
     assert not command_line.parse(schema.load(new), whole).unparsed
 
@@ -110,6 +110,14 @@ def test_a_value_that_is_no_longer_accepted_breaks(
     one = _broken(old, new, *argv)[argv[0]]
     assert (one.sort, one.since) == (Sort.VALUE, since)
     assert not _broken(old, old, *argv)
+
+
+def test_whatever_else_the_check_of_the_new_release_refuses_breaks() -> None:
+    """Types, numbers and combinations: the table of changes has no word on them."""
+    one = _broken("0.9.2", "0.12.0", "--enable-lora", "--max-lora-rank", "4")["--max-lora-rank"]
+    assert one.sort is Sort.VALUE
+    assert "none of its values" in one.said
+    assert not _broken("0.12.0", "0.13.0", "--enable-lora", "--max-lora-rank", "4")
 
 
 def test_a_json_key_that_is_gone_breaks() -> None:
@@ -160,6 +168,26 @@ def test_a_variable_that_is_gone_breaks_because_it_is_silently_ignored() -> None
     assert one.argument == "VLLM_ATTENTION_BACKEND=FLASHINFER"
 
 
+def test_a_variable_of_which_nothing_is_known_but_that_it_is_gone_breaks() -> None:
+    assert not changes.for_name("VLLM_TEST_STANDALONE_COMPILE")
+    broken = _broken("0.9.0", "0.12.0", VLLM_TEST_STANDALONE_COMPILE="1")
+    assert broken["VLLM_TEST_STANDALONE_COMPILE"].since == "0.9.1"
+
+
+def test_what_replaces_a_variable_is_added_to_the_command_line() -> None:
+    yours = Yours(("MODEL", "--seed", "1"), {"VLLM_ATTENTION_BACKEND": "FLASHINFER"})
+    found = diff(schema.load("0.14.0"), schema.load("0.16.0"), yours)
+    whole = ("MODEL", "--seed", "1", "--attention-backend", "FLASHINFER")
+    assert rewritten(yours, found, schema.load("0.16.0")) == whole
+
+
+def test_what_breaks_comes_first() -> None:
+    found = _diff("0.17.0", "0.20.2", "--disable-cascade-attn", "--swap-space", "4")
+    breaks = [one.breaks for one in found]
+    assert breaks[0]
+    assert breaks == sorted(breaks, reverse=True)
+
+
 def test_variables_of_others_are_not_judged() -> None:
     assert not _broken("0.14.0", "0.33.0", HTTP_PROXY="http://proxy", OMP_NUM_THREADS="8")
 
@@ -193,8 +221,21 @@ def test_a_default_that_went_there_and_back_is_no_change() -> None:
 
 def test_nothing_empty_is_told_as_a_new_default() -> None:
     """null, {} and "" are one setting: `vLLM decides`."""
-    found = _diff("0.8.5", "0.9.0", "--hf-overrides", "{}", "--config-format", "hf")
-    assert not _defaults(found) & {"--override-generation-config", "--allowed-local-media-path"}
+    assert schema.load("0.8.5").by_option["--override-generation-config"].default is None
+    assert schema.load("0.9.0").by_option["--override-generation-config"].default == {}
+    assert not _defaults(_diff("0.8.5", "0.9.0", "--generation-config", "auto"))
+
+
+def test_a_default_in_other_letters_is_no_change() -> None:
+    assert schema.load("0.8.5").by_option["--config-format"].default == "AUTO"
+    assert "--config-format" not in _defaults(_diff("0.8.5", "0.9.0", "--load-format", "auto"))
+
+
+def test_a_default_near_what_is_set_is_told_though_nothing_is_known_of_it() -> None:
+    """What is near is what the explanations call related."""
+    found = _diff("0.9.2", "0.10.0", "--cuda-graph-sizes", "64", VLLM_CPU_OMP_THREADS_BIND="all")
+    assert "VLLM_CPU_KVCACHE_SPACE" in _defaults(found)
+    assert "VLLM_CPU_KVCACHE_SPACE" not in _defaults(_diff("0.9.2", "0.10.0"))
 
 
 def test_every_told_default_can_be_kept_by_an_argument_of_the_new_release() -> None:
@@ -226,8 +267,10 @@ def test_what_is_recommended_exists_and_was_not_always_there() -> None:
             assert there or other == "VLLM_*", other
 
 
-def test_hidden_and_deprecated_do_not_break() -> None:
-    found = _diff("0.32.0", "0.33.0", "--no-enable-prefix-caching", "--mamba-cache-mode", "none")
+def test_hidden_and_deprecated_do_not_break_and_are_told_once() -> None:
+    argv = ("--no-enable-prefix-caching", "--mamba-cache-mode", "none")
+    assert _diff("0.33.0", "0.33.0", *argv) == ()
+    found = _diff("0.32.0", "0.33.0", *argv)
     assert not any(one.breaks for one in found)
     assert _one(found, Sort.HIDDEN, "--no-enable-prefix-caching")
     assert _one(found, Sort.DEPRECATED, "--mamba-cache-mode").rewritten == ()
@@ -359,5 +402,15 @@ def test_a_page_says_that_nothing_changes() -> None:
 def test_what_only_a_person_can_decide_is_named() -> None:
     yours = Yours(("MODEL", "--quantization", "bitsandbytes"))
     found = diff(schema.load("0.24.0"), schema.load("0.28.0"), yours)
-    assert rewritten(yours, found) is None
+    assert rewritten(yours, found, schema.load("0.28.0")) is None
     assert "To be decided by you: --quantization" in page(yours, found, None, 80)
+
+
+def test_a_command_line_that_is_still_refused_is_not_called_right() -> None:
+    """The option has moved, and now needs another one beside it."""
+    yours = Yours(("MODEL", "--guided-decoding-disable-any-whitespace"))
+    new = schema.load("0.20.2")
+    found = diff(schema.load("0.11.0"), new, yours)
+    assert [one.rewritten is not None for one in found if one.breaks] == [True]
+    assert rewritten(yours, found, new) is None
+    assert "still refused" in page(yours, found, None, 80)

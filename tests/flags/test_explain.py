@@ -135,6 +135,12 @@ def test_a_negation_says_of_what() -> None:
     assert "not in its help" not in page(explain("--no-enable-lora", ALL["0.32.0"]), 200)
 
 
+def test_another_name_has_the_words_of_its_flag() -> None:
+    found = explain("--device-memory-utilization")
+    assert (found.base, found.negation) == ("--gpu-memory-utilization", False)
+    assert found.entry is entries()["--gpu-memory-utilization"]
+
+
 def test_a_page_is_about_the_release_that_is_asked_for() -> None:
     assert explain("--swap-space", ALL["0.17.0"]).there
     assert "refuses it" in page(explain("--swap-space", ALL["0.18.0"]), 100)

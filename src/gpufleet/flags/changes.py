@@ -161,8 +161,10 @@ def for_name(name: str) -> tuple[Change, ...]:
 
 def gone(name: str, version: str) -> Change | None:
     """Say why this release has no such name, if it is known: removed, renamed or never there."""
-    found = [known for known in for_name(name) if known.kind in ABSENT and known.in_force(version)]
-    return found[-1] if found else None
+    return next(
+        (known for known in for_name(name) if known.kind in ABSENT and known.in_force(version)),
+        None,
+    )
 
 
 def between(old: str, new: str) -> tuple[Change, ...]:

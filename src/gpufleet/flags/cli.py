@@ -146,7 +146,7 @@ def diff(
             {
                 "where": server.where,
                 "argv": list(server.argv),
-                "rewritten": differ.rewritten(server, found),
+                "rewritten": differ.rewritten(server, found, after),
                 "differences": [one.as_json() for one in found],
             }
             for server, found in changed
@@ -154,7 +154,7 @@ def diff(
         click.echo(json.dumps(told, indent=2, ensure_ascii=False))
     else:
         pages = (
-            diff_page.page(server, found, differ.rewritten(server, found), width)
+            diff_page.page(server, found, differ.rewritten(server, found, after), width)
             for server, found in changed
         )
         click.echo("\n\n".join(pages))

@@ -1,7 +1,8 @@
 """What another release of vLLM changes for one operator's flags and variables.  Pure.
 
-Contract: names and values are compared by the two schemas; what became of them is told by
-`changes`. Told are: everything of the operator's that the new release refuses, ignores or
+Contract: names and values are compared by the two schemas, and what became of them is told by
+`changes`; whatever else `check` refuses in the new release and not in the old one breaks, too. Told
+are: everything of the operator's that the new release refuses, ignores or
 understands otherwise; new defaults of what they do not set, where `changes` says that it matters or
 where the explanations call it related to something they set; and new flags that data/useful.json
 ties to something they set. Everything else that is new or gone is not their business.
@@ -17,7 +18,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from gpufleet.flags import changes, command_line, explain, history, schema
+from gpufleet.flags import changes, check, command_line, explain, history, schema
 from gpufleet.flags.changes import Change, ChangeKind
 from gpufleet.flags.command_line import Given, Trouble, Unparsed
 from gpufleet.flags.schema import Computed, Flag, Schema, sort_key
@@ -82,16 +83,19 @@ def diff(old: Schema, new: Schema, yours: Yours) -> tuple[Difference, ...]:
     found: dict[tuple[Sort, str, str | None], Difference] = {}
     for one in _all(old, new, yours):
         found.setdefault((one.sort, one.name, one.argument), one)
+    for one in _of_refusals(old, new, yours, tuple(found.values())):
+        found.setdefault((one.sort, one.name, one.argument), one)
     order = list(Sort)
     return tuple(sorted(found.values(), key=lambda one: (not one.breaks, order.index(one.sort))))
 
 
-def rewritten(yours: Yours, differences: Iterable[Difference]) -> tuple[str, ...] | None:
+def rewritten(
+    yours: Yours, differences: Iterable[Difference], new: Schema
+) -> tuple[str, ...] | None:
     """
     Return the command line with everything that breaks replaced.
 
-    None where a person has to decide something first, or has to put a rewritten variable's
-    arguments together with others.
+    None where a person has to decide something first, or where the release refuses what comes out.
     """
     broken = [one for one in differences if one.breaks]
     if any(one.rewritten is None for one in broken):
@@ -107,7 +111,9 @@ def rewritten(yours: Yours, differences: Iterable[Difference]) -> tuple[str, ...
     for one in broken:
         if not one.at:
             line += one.rewritten or ()
-    return tuple(line)
+    gone = {one.name for one in broken if not one.name.startswith("-")}
+    left = {name: value for name, value in yours.environment.items() if name not in gone}
+    return tuple(line) if check.judge(new, line, left).accepted else None
 
 
 @dataclass(frozen=True)
@@ -447,6 +453,31 @@ def _of_variable_meaning(name: str, value: str, old: Schema, new: Schema) -> Ite
                 argument=f"{name}={value}",
                 since=change.since,
                 when=change.when,
+            )
+
+
+def _of_refusals(
+    old: Schema, new: Schema, yours: Yours, told: tuple[Difference, ...]
+) -> Iterator[Difference]:
+    """Tell of what else the check of the new release refuses, and that of the old one did not."""
+    before = check.judge(old, yours.argv, yours.environment).problems
+    refused = {(problem.kind, problem.argument) for problem in before if problem.refuses}
+    places = {place for one in told if one.breaks for place in one.at}
+    arguments = {one.argument for one in told if one.breaks}
+    for problem in check.judge(new, yours.argv, yours.environment).problems:
+        known = (problem.kind, problem.argument) in refused
+        covered = bool(places & set(problem.at)) or problem.argument in arguments
+        if problem.refuses and not known and not covered:
+            yield Difference(
+                Sort.VALUE,
+                problem.argument.split(" ")[0].partition("=")[0] or "MODEL",
+                problem.found,
+                breaks=True,
+                argument=problem.argument,
+                since=problem.since,
+                replacement=problem.replacement,
+                rewritten=problem.rewritten,
+                at=problem.at,
             )
 
 

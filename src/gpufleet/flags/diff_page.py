@@ -39,9 +39,11 @@ def page(
     elif broken and whole is not None:
         but = ", but for what `then` says" if any(one.then for one in broken) else ""
         blocks.append(f"Put right{but}:\n  vllm serve {shlex.join(whole)}")
+    elif undecided := [one.name for one in broken if one.rewritten is None]:
+        blocks.append(_fill(f"To be decided by you: {', '.join(undecided)}", width, "", "  "))
     elif broken:
-        names = ", ".join(one.name for one in broken if one.rewritten is None)
-        blocks.append(_fill(f"To be decided by you: {names}", width, "", "  "))
+        said = "Replaced like this the command line is still refused: ask `gpufleet flags check`."
+        blocks.append(_fill(said, width))
     return "\n\n".join(blocks)
 
 
