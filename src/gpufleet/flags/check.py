@@ -19,7 +19,6 @@ from gpufleet.flags.conflicts import Settings, conflicts
 from gpufleet.flags.json_values import fit, fits_field
 from gpufleet.flags.problem import By, Kind, Problem, Severity
 from gpufleet.flags.schema import Flag, Schema
-from gpufleet.flags.unknown import switched_off, unknown
 
 _YAML = (".yaml", ".yml")
 _COLLECTS = {"+", "*"}
@@ -127,6 +126,8 @@ def _troubles(line: CommandLine) -> Iterator[Unparsed]:
 def _unparsed(schema: Schema, line: CommandLine, one: Unparsed) -> Iterator[Problem]:
     match one.trouble:
         case Trouble.UNKNOWN | Trouble.PREFIX | Trouble.AMBIGUOUS:
+            from gpufleet.flags.unknown import unknown  # only where there is a problem: it is slow
+
             yield unknown(schema, line, one)
         case Trouble.SURPLUS_VALUE:
             yield _surplus(line, one)
@@ -178,6 +179,8 @@ def _surplus(line: CommandLine, one: Unparsed) -> Problem:
 def _switched_off(flag: Flag, name: str) -> tuple[str, ...] | None:
     if flag.negates(name):
         return (flag.name,)
+    from gpufleet.flags.unknown import switched_off
+
     off = switched_off(flag)
     if off is not None:
         return (off,)
