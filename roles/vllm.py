@@ -9,15 +9,17 @@ from pathlib import Path
 from pyinfra import host
 from pyinfra.api import QuoteString, StringCommand, deploy, operation
 
-from gpufleet import checkpoint, units
+from gpufleet import checkpoint, stage_flags, units
 from gpufleet.checkpoint import Checkpoint
 from gpufleet.converge import Converge
 from gpufleet.errors import FleetError
 from gpufleet.fleet import Here
 from gpufleet.planner import Stage
+from gpufleet.proof import Proof, accepted, agreed
 from gpufleet.release import BUILD_SECONDS, WAIT_SECONDS, Release, build_script, release
 from gpufleet.serving import Endpoint, answering
 from gpufleet.settings import Vllm
+from gpufleet.stage_flags import Started
 from gpufleet.units import UnitFile
 from gpufleet.wanted import (
     Directory,
@@ -50,9 +52,9 @@ def vllm(here: Here) -> None:
     """
     Converge this node to exactly its planned stages; with none, it serves nothing.
 
-    Packages, release and model files are brought before the first unit is touched: an outage is the
-    model's load time. A stage restarts only when its process was started with something else than
-    the plan now says.
+    Packages, release and model files are brought before the first unit is touched, and each node's
+    release has accepted the flags that its stages will have: an outage is the model's load time. A
+    stage restarts only when its process was started with something else than the plan now says.
     """
     wanted = here.settings.vllm
     if wanted is None:
@@ -83,6 +85,11 @@ def vllm(here: Here) -> None:
             name=f"stage {found.repository}",
             _timeout=checkpoint.DOWNLOAD_SECONDS,
         )
+
+    proof = Proof(build, begun(here, wanted, build), here.origins)
+    proofs = Converge(proof.wanted, watch=(build.mark,))
+    accepted(proofs, proof, name=f"have release {build.id} accept its flags")
+    agreed(name="no release has refused")
 
     rendered = unit_files(here, wanted, build, secrets)
     stages = Converge(services(here, rendered))
@@ -147,6 +154,20 @@ def unit_files(
         )
         for stage in here.stages
     }
+
+
+def begun(here: Here, wanted: Vllm, build: Release) -> tuple[Started, ...]:
+    """Return what each stage of this node will be started with, word by word."""
+    return tuple(
+        stage_flags.started(
+            stage,
+            here.settings.models[stage.model],
+            wanted,
+            release=build.id,
+            toolkit=here.settings.cuda.toolkit if here.settings.cuda else None,
+        )
+        for stage in here.stages
+    )
 
 
 def services(here: Here, rendered: dict[Stage, UnitFile]) -> Wanted:

@@ -19,6 +19,7 @@ BORDER = {
     "inventory",
     "invocation",
     "nodevars",
+    "proof",
     "refusal",
     "serving",
     "survey",

@@ -36,7 +36,16 @@ from gpufleet.facts import PYTHON, NodeSnapshot
 from gpufleet.snapshot import Question, Snapshot
 from gpufleet.wanted import Wanted, started_line
 
-__all__ = ["Converge", "accounts", "files", "lines", "packages", "started_line", "units"]
+__all__ = [
+    "Converge",
+    "accounts",
+    "files",
+    "lines",
+    "packages",
+    "refuse",
+    "started_line",
+    "units",
+]
 
 SNAPSHOT_SECONDS = 60
 # While other nodes are worked on, a unit here may die: what was seen is believed this long.
@@ -136,7 +145,7 @@ def _converge(node: Converge | Wanted, choose: Callable[[Difference], Part]) -> 
     part = choose(node.difference())
     executing = ctx_state.get().is_executing
     if part.problems:
-        yield from _refuse(part.problems)
+        yield from refuse(part.problems)
         return
     if not part.commands:
         host.noop(part.noop)
@@ -150,7 +159,7 @@ def _converge(node: Converge | Wanted, choose: Callable[[Difference], Part]) -> 
         yield _remote(command)
 
 
-def _refuse(problems: tuple[str, ...]) -> Commands:
+def refuse(problems: tuple[str, ...]) -> Commands:
     """
     Fail this node, and only this one.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from shlex import quote
 from typing import Any
 
 from pyinfra.api.exceptions import FactProcessError
@@ -62,6 +63,30 @@ class NodeSnapshot(FactBase[dict[str, Any]]):
 
     def process(self, output: Iterable[str]) -> dict[str, Any]:
         return document(output, "the snapshot of the node")
+
+
+class ReleaseFlags(FactBase[dict[str, Any]]):
+    """
+    What a release of vLLM on the node takes, as `on_node/flag_schema.py` reads it from its files.
+
+    ```python
+    host.get_fact(ReleaseFlags, python="/opt/vllm/releases/ID/bin/python", _stdin=extract.program())
+    {"schema": 1, "vllm": "0.32.0", "flags": [...], ...}
+    ```
+
+    `{"refused": sentence}` when there is no such release, `{}` when there was no answer.
+    """
+
+    @staticmethod
+    def default() -> dict[str, Any]:
+        return {}
+
+    def command(self, python: str) -> str:
+        # A refusal is an answer, which pyinfra would not pass on if the program had failed.
+        return f"{quote(python)} -I -; exit 0"
+
+    def process(self, output: Iterable[str]) -> dict[str, Any]:
+        return document(output, "the reading of the release's flags")
 
 
 def document(output: Iterable[str], program: str) -> dict[str, Any]:
