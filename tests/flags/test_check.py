@@ -243,6 +243,21 @@ def test_dotted_form_is_the_same_json() -> None:
     assert [each.kind for each in two.problems] == [Kind.JSON, Kind.JSON]
 
 
+def test_dotted_form_is_of_its_release() -> None:
+    """A release that takes JSON in one piece only is not said to lack the flag."""
+    problem = refused("0.8.5", "M --limit-mm-per-prompt.image 4")
+    assert (problem.kind, "one piece" in problem.found) == (Kind.FORM, True)
+
+
+def test_pairs_are_of_their_releases() -> None:
+    """image=4 was read beside JSON from 0.8.5 on, and no longer is since 0.10.0."""
+    line = ["M", "--limit-mm-per-prompt"]
+    assert verdict("0.9.1", [*line, "image=4"]).accepted
+    assert verdict("0.9.1", [*line, '{"image": 4}']).accepted
+    assert not verdict("0.10.0", [*line, "image=4"]).accepted
+    assert not verdict("0.8.3", [*line, '{"image": 4}']).accepted
+
+
 def test_level_of_old_guides() -> None:
     """-O with JSON was --compilation-config until 0.12.0, and is nothing today."""
     line = ["M", "-O", '{"level": 3}']

@@ -32,6 +32,7 @@ def unknown(schema: Schema, line: CommandLine, one: Unparsed) -> Problem:
     problem = (
         _gone(schema, line, one, name)
         or _prefix(line, one)
+        or _undotted(schema, line, one, name)
         or _other_form(schema, line, one, name)
         or _elsewhere(schema, line, one, name)
     )
@@ -106,6 +107,14 @@ def _of_change(one: Unparsed, change: Change) -> str:
     if one.trouble is Trouble.PREFIX:
         taken = f" (and argparse takes it for `{one.candidates[0]}`)"
     return f"`{one.argument}` {what}{taken}: {change.why}"
+
+
+def _undotted(schema: Schema, line: CommandLine, one: Unparsed, name: str) -> Problem | None:
+    """Say that a release reads a JSON flag in one piece only."""
+    if "." not in one.argument.partition("=")[0] or schema.flag(name) is None:
+        return None
+    found = f"this release reads no part of `{name}` by itself: it takes the JSON in one piece"
+    return _problem(line, one, Kind.FORM, found, replacement=f"{name} '{{...}}'")
 
 
 def _optimization(schema: Schema, name: str) -> Change | None:

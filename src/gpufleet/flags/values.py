@@ -21,6 +21,8 @@ from gpufleet.flags.rewriting import human_readable
 from gpufleet.flags.schema import Flag, Schema, sort_key
 
 _NONE = {"", "None"}
+_PAIRS = ("0.8.5", "0.10.0")  # parse_type of vllm/engine/arg_utils.py: JSON or pairs
+_ONE_LINE = re.compile("^{.*}$")
 _OBJECT = re.compile(r"\s*{.*}\s*", re.DOTALL)
 _OUTSIDE_STRINGS = re.compile(r'("(?:[^"\\]|\\.)*")')
 _SUFFIXED = re.compile(r"\b\d+(?:\.\d+)?[kKmMgGtT]\b")
@@ -95,6 +97,10 @@ def _one(schema: Schema, flag: Flag, text: str) -> tuple[Any, list[Fault]]:
             value = _json(_expanded(schema, text))
             faults = fit(schema, kind.json_class, value)
             return value, [_json_fault(fault) for fault in faults]
+        elif _may_be_pairs(schema, flag) and not _ONE_LINE.match(text):
+            value = _pairs(text)
+        elif kind.base == "from_cli" and flag.name == "--compilation-config":
+            value = _level_or_literal(text)
         else:
             value = _READERS.get(kind.base, _any)(text)
     if flag.choices is not None and value not in flag.choices:
@@ -190,6 +196,17 @@ def _pairs(text: str) -> dict[str, int]:
     return found
 
 
+def _may_be_pairs(schema: Schema, flag: Flag) -> bool:
+    """Say whether a flag takes KEY=NUMBER,KEY=NUMBER, too, and that for all that is no object."""
+    is_json = flag.type is not None and flag.type.base == "json"
+    return (
+        is_json
+        and not isinstance(flag.default, list)
+        and flag.name != "--speculative-config"
+        and sort_key(_PAIRS[0]) <= sort_key(schema.version) < sort_key(_PAIRS[1])
+    )
+
+
 def _level_or_literal(text: str) -> Any:
     """Read -O of releases before 0.9: a level, or a dictionary as Python writes it."""
     if text in {"0", "1", "2", "3"}:
@@ -197,7 +214,8 @@ def _level_or_literal(text: str) -> Any:
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
-        return _json(text)
+        found = f"`{text}` is neither a level nor a dictionary as Python writes it"
+        raise Unfit(Kind.VALUE, found) from None
 
 
 def _any(text: str) -> str:
@@ -210,7 +228,7 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
     "float": _float,
     "json": _json,
     "from_json": _json,
-    "from_cli": _level_or_literal,
+    "from_cli": _json,
     "json_or_str": _json_or_text,
     "human_readable_int": _human,
     "human_readable_int_or_auto": _human_or_auto,
