@@ -38,7 +38,10 @@ def imported(path: Path) -> set[str]:
 
 
 PURE = sorted(
-    path for path in (*SOURCE.glob("*.py"), *SOURCE.glob("checks/*.py")) if path.stem not in BORDER
+    path
+    for folder in ("", "checks/", "flags/")
+    for path in SOURCE.glob(f"{folder}*.py")
+    if path.stem not in BORDER
 )
 ON_NODE = sorted(SOURCE.glob("on_node/*.py"))
 
