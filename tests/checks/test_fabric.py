@@ -144,6 +144,16 @@ def test_a_gpu_in_another_clique_does_not_reach_the_others(document, judged):
     assert "clique 7" in said.text("fabric-state", 2)
 
 
+@pytest.mark.parametrize("key", ["cluster_uuid", "clique"])
+def test_a_membership_that_one_gpu_does_not_tell_is_unknown_of_that_one_alone(
+    document, judged, key
+):
+    node = document("gb200x4")
+    node["fabric"][1][key] = UNKNOWN
+    node["fabric"][2]["clique"] = 7
+    assert judged(node).troubles == {("fabric-state", "unknown", 1), ("fabric-state", "block", 2)}
+
+
 def test_a_tray_in_no_cluster_is_odd_where_its_siblings_are_in_one(document, judged):
     node = document("gb200x4")
     sibling = copy.deepcopy(node)

@@ -194,12 +194,18 @@ def _has_fabric(node: Reading) -> bool:
 
 @remembered
 def _memberships(node: Reading) -> dict[int, tuple[Any, Any]]:
-    """Return the cluster and the clique of each GPU that has joined a fabric."""
-    return {
-        gpu.index: (gpu.section("fabric", "cluster_uuid"), gpu.section("fabric", "clique"))
+    """Return the cluster and the clique of each GPU that has joined a fabric and tells both."""
+    found = {
+        gpu.index: (_of_fabric(gpu, "cluster_uuid"), _of_fabric(gpu, "clique"))
         for gpu in node.gpus
         if known_fabric_state(gpu) == COMPLETED
     }
+    return {index: member for index, member in found.items() if None not in member}
+
+
+def _of_fabric(gpu: GpuReading, key: str) -> Any:
+    """Return what the GPU tells of its fabric, None where it does not."""
+    return take(gpu.node.document["fabric"][gpu.at], (key,), None, None)
 
 
 @remembered
@@ -211,7 +217,7 @@ def _is_clustered(node: Reading) -> bool:
 
 def _other_cluster(gpu: GpuReading) -> Problem | None:
     """GPUs of different clusters or cliques do not reach each other."""
-    cluster, clique = _memberships(gpu.node)[gpu.index]
+    cluster, clique = (gpu.section("fabric", key) for key in ("cluster_uuid", "clique"))
     usual = Counter(_memberships(gpu.node).values()).most_common(1)[0][0]
     if (cluster, clique) != usual:
         return _fabric_problem(
@@ -229,7 +235,7 @@ def _other_cluster(gpu: GpuReading) -> Problem | None:
 
 
 def _unhealthy(gpu: GpuReading) -> Iterator[Problem]:
-    mask, summary = gpu.section("fabric", "health_mask"), _health_summary(gpu)
+    mask, summary = gpu.section("fabric", "health_mask"), _of_fabric(gpu, "health_summary")
     told = False
     for field in HEALTH:
         value = mask >> field.shift & field.width
@@ -247,10 +253,6 @@ def _unhealthy(gpu: GpuReading) -> Iterator[Problem]:
         yield _fabric_problem(gpu, f"the GPU's NVLink fabric is {said}", "a healthy fabric")
     if mask & ~_HEALTH_BITS and summary != _SUMMARY_HEALTHY:
         raise Unread(f"the fabric's health mask {mask:#x} has fields that are not known here")
-
-
-def _health_summary(gpu: GpuReading) -> Any:
-    return take(gpu.node.document["fabric"][gpu.at], ("health_summary",), None, None)
 
 
 def _refused(gpu: GpuReading) -> Problem | None:

@@ -64,11 +64,13 @@ CRC_PER_SECOND_MANY = 100
 # (imbue's health checks).
 REPLAYS_MANY = 5
 # Recoveries of a link: it was down for a moment. DCGM fails a link with one since it began to
-# watch; here the time since boot stands for that. (Of 5760 NVLink 5 links of a running cluster all
-# had none but one, which had several an hour and died five days later.)
-RECOVERIES_PER_DAY_MANY = 1
+# watch; here the time since boot stands for that, and a link may be trained anew once while a node
+# boots. (Of 5760 NVLink 5 links of a running cluster all had none but one, which had several an
+# hour and died five days later.)
+RECOVERIES_PER_DAY_MAX = 1
 BIT_ERROR_RATE_MAX = 1e-12  # effective, after correction, NVLink 5: DCGM's limit
 _DAY = 86400
+_MINUTE = 60
 
 _POWER_CYCLE = Step(Action.POWER_CYCLE, "switch the node off at its BMC, wait a minute, then on")
 
@@ -394,7 +396,7 @@ def _errors_of(gpu: GpuReading, at: int) -> Iterator[tuple[Severity, str]]:
     if count := _counter(gpu, at, "recovery"):
         yield _recoveries(gpu, count)
     crc = _counter(gpu, at, "crc_flit") + _counter(gpu, at, "crc_data")
-    if crc and (rate := crc / gpu.node.get("system", "uptime_seconds")) >= CRC_PER_SECOND_MANY:
+    if crc and (rate := crc / _uptime(gpu, _MINUTE)) >= CRC_PER_SECOND_MANY:
         yield Severity.WARN, f"{crc:,.0f} CRC errors, {rate:,.0f} a second"
 
 
@@ -415,10 +417,15 @@ def _few_or_many(count: float, what: str) -> tuple[Severity, str]:
 
 
 def _recoveries(gpu: GpuReading, count: float) -> tuple[Severity, str]:
-    per_day = count * _DAY / gpu.node.get("system", "uptime_seconds")
-    often = per_day >= RECOVERIES_PER_DAY_MANY
+    per_day = count * _DAY / _uptime(gpu, _DAY)
+    often = per_day > RECOVERIES_PER_DAY_MAX
     rate = f"{per_day:,.0f}" if often else f"{per_day:.2g}"
     return Severity.BLOCK if often else Severity.WARN, f"{count:,} recoveries, {rate} a day"
+
+
+def _uptime(gpu: GpuReading, least: float) -> float:
+    """Return for how many seconds the node runs, at least `least`: a start is not yet a rate."""
+    return max(float(gpu.node.get("system", "uptime_seconds")), least)
 
 
 def _counter(gpu: GpuReading, at: int, kind: str) -> int | float:
