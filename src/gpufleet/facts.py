@@ -14,6 +14,8 @@ from typing import Any
 from pyinfra.api.exceptions import FactProcessError
 from pyinfra.api.facts import FactBase
 
+from gpufleet.printable import said
+
 # `exec`: no shell stays between the connection and the program. A node without Python says so,
 # and then there is nothing on stdout. What was sent is read even so: a closed pipe would be the
 # only thing that the sender hears of.
@@ -99,10 +101,9 @@ def document(output: Iterable[str], program: str) -> dict[str, Any]:
     lines = list(output)
     try:
         found = json.loads(lines[-1])
-    except (IndexError, ValueError):
-        said = " / ".join(lines[-3:]) or "nothing"
+    except (IndexError, ValueError, RecursionError):  # RecursionError: nested without end
         raise FactProcessError(
-            f"{program} printed no JSON document; the node said: {said}"
+            f"{program} printed no JSON document; the node said: {said(lines)}"
         ) from None
     if not isinstance(found, dict):
         raise FactProcessError(f"{program} printed {lines[-1][:80]!r}, which is no JSON object")

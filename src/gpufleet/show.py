@@ -18,6 +18,7 @@ from rich.text import Text
 from gpufleet.checks.catalogue import CHECKS
 from gpufleet.checks.finding import Finding, GpuId, Report, Severity, worst_first
 from gpufleet.planner import FleetPlan, Stage
+from gpufleet.printable import printable
 from gpufleet.topology import Node, known
 
 if TYPE_CHECKING:
@@ -294,5 +295,8 @@ def _table(*columns: str) -> Table:
 
 
 def _row(table: Table, *cells: str | Text, style: str = "") -> None:
-    # Text: what operators write may look like rich's own markup.
-    table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), style=style)
+    # Text: what operators write may look like rich's own markup. Printable: what nodes say may be
+    # an order to the terminal.
+    table.add_row(
+        *(Text(printable(cell)) if isinstance(cell, str) else cell for cell in cells), style=style
+    )

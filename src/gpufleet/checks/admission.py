@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from gpufleet.checks.finding import Finding, Report
 from gpufleet.errors import FleetError
+from gpufleet.printable import printable
 from gpufleet.settings import NodeSettings
 from gpufleet.topology import Node
 
@@ -50,11 +51,15 @@ def admitted(
 
 
 def sentence(finding: Finding) -> str:
-    """Return a finding for a run that it stops: what, why, what to do, where to read on."""
+    """
+    Return a finding for a run that it stops: what, why, what to do, where to read on.
+
+    For terminals and logs: what the node put into it is printable.
+    """
     gpu = f" GPU {finding.gpu.name}" if finding.gpu else ""
     expected = f"; expected {finding.expected} ({finding.source})" if finding.expected else ""
     first = f": {finding.remedy[0].text}" if finding.remedy else ""
-    return (
+    return printable(
         f"{finding.node}{gpu}: {finding.check} ({finding.severity.word}): {finding.found}"
         f"{expected}{first} (docs/checks/{finding.check}.md; `gpufleet check` shows everything)"
     )

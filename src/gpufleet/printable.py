@@ -1,0 +1,49 @@
+"""What a node says, as an operator's terminal may show it. Pure.
+
+Names of processes, serials, kernel messages and error output come from machines that may be broken
+or hostile. A terminal obeys escape sequences in them: they retitle windows, clear what was there,
+write over lines, turn text around. JSON for programs escapes them itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+# A sentence about a node is read in a table: three lines of a traceback say what went wrong, and a
+# line of the kernel's log, the longest that says something, is cut by the kernel at about as much
+# (1024 bytes with its prefix: LOG_LINE_MAX in kernel/printk/printk.c, later PRINTKRB_RECORD_MAX).
+LINES = 3
+LINE_CHARACTERS = 1000
+
+
+def printable(text: str) -> str:
+    r"""
+    Return `text` with what is not printable, except line ends, as Python writes it.
+
+    That is every control and format character of Unicode (C0 and C1 controls, directional
+    overrides, zero-width characters), lone surrogates, and spaces that are not U+0020.
+
+    >>> printable("a\x1b[2J")
+    'a\\x1b[2J'
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each == "\n" else _escaped(each) for each in text)
+
+
+def said(lines: Iterable[str]) -> str:
+    """
+    Return what a node said in one line for a sentence: the end of it, printable.
+
+    `nothing` when there is nothing. Very long lines are cut.
+    """
+    last = [each.strip() for each in lines if each.strip()][-LINES:]
+    return " / ".join(printable(_cut(each)) for each in last) or "nothing"
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= LINE_CHARACTERS else f"{line[:LINE_CHARACTERS]} ..."
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
