@@ -100,8 +100,8 @@ def _ask(release: Release) -> Schema:
         raise NoAnswerError(f"{unread}, for the node gave no answer: run the deploy again")
     if "refused" in document:
         raise FleetError(
-            f"{unread} ({document['refused']}), so it has accepted nothing: build it anew "
-            "(remove that folder and deploy), or take a release that gpufleet can read and report it"
+            f"{unread} ({document['refused']}), so it has accepted nothing: remove that folder and "
+            "deploy again, or take a release that gpufleet can read and report this one"
         )
     return schema.from_document(document)
 
