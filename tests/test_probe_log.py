@@ -162,6 +162,17 @@ def test_a_log_from_the_first_instant_is_whole_whatever_it_says_first(logged):
     assert found["complete"] is True
 
 
+@pytest.mark.parametrize(
+    ("first", "complete"),
+    [("Linux version 6.8.0-90-generic (build@host) #91 SMP", True), ("usb 1-1: new device", False)],
+)
+def test_a_ring_without_times_is_whole_only_with_the_kernels_first_words(logged, first, complete):
+    """printk.time=0: a ring that wrapped must not pass for one from the first instant."""
+    found = logged(journalctl=NO_JOURNAL, dmesg=said(first, XID))
+
+    assert (found["complete"], found["lines"]) == (complete, [[0.0, XID]])
+
+
 def test_callers_and_continued_lines_are_read(logged):
     """Kernels may print the thread; a message of several lines has one time."""
     found = logged(

@@ -44,7 +44,7 @@ class Lines:
 
     def __init__(self) -> None:
         self.rest = b""
-        self.first: Tuple[float, str] | None = None
+        self.first: Tuple[float | None, str] | None = None  # the time is None if it has none
         self.now = 0.0
         self.found = 0
         self.kinds: Dict[Any, Deque[Tuple[int, float, str]]] = {}
@@ -69,7 +69,7 @@ class Lines:
             self.now = float(stamped.group(1))
         text = SENDER.sub("", stamped.group(2) if stamped else line, count=1).strip()[:TEXT]
         if self.first is None:
-            self.first = (self.now, text)
+            self.first = (self.now if stamped else None, text)
         if ABOUT.search(text) and not COMMAND_LINE.search(text):
             self.found += 1
             kept = self.kinds.setdefault(kind(text), deque(maxlen=KEPT_OF_A_KIND))
@@ -77,10 +77,15 @@ class Lines:
 
     @property
     def complete(self) -> bool:
-        """Whether the log still has this boot's beginning."""
-        return self.first is not None and (
-            self.first[0] < START or self.first[1].startswith(FIRST_WORDS)
-        )
+        """
+        Whether the log still has this boot's beginning.
+
+        Where the kernel prints no times (printk.time=0) only its first words say so.
+        """
+        if self.first is None:
+            return False
+        seconds, text = self.first
+        return (seconds is not None and seconds < START) or text.startswith(FIRST_WORDS)
 
     def document(self, source: str) -> Dict[str, Any]:
         """Return the newest lines, in order, and how many others there were."""
