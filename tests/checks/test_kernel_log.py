@@ -53,6 +53,12 @@ SHAPES = [
         154,
     ),
     ("NVRM: GPU 0000:b3:00.0: GPU has fallen off the bus.", "0000:b3:00.0", 79),
+    ("NVRM:  Xid (PCI:0000:18:00): 79, two spaces", "0000:18:00.0", 79),
+    ("NVRM: GPU0 Xid (PCI:0000:18:00): 79, numbered", "0000:18:00.0", 79),
+    ("nvidia 0000:18:00.0: NVRM: Xid (PCI:0000:18:00): 79, by the device", "0000:18:00.0", 79),
+    ("NVRM: Xid(PCI:0000:18:00):79", "0000:18:00.0", 79),
+    ("NVRM: xid (PCI:0000:18:00): 79, small", "0000:18:00.0", 79),
+    ("NVRM: Xid (GPU-1aff0000): 79, by its UUID", None, 79),
 ]
 
 
@@ -123,13 +129,67 @@ def test_other_text_is_no_xid(line: str) -> None:
     assert read(line) == []
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "NVRM: Xid : 32, pid=2280636",
+        "NVRM: Xid (PCI:0000:18:00): 0x4f, in hexadecimal",
+        "NVRM: new words of Xid 79",
+        "NVRM: GPU 3 raised xid 79",
+        "nvidia 0000:18:00.0: Xid 79",
+        "audit: comm=nvidia-smi Xid 79",
+    ],
+)
 def test_a_line_about_an_xid_that_cannot_be_read_is_shown(
+    document: Document, judged: Judge, line: str
+) -> None:
+    found = judged(logged(document("h100x8"), (99.0, line)))
+    assert found.troubles == {("xid", "warn", None)}
+    assert line in found.text("xid")
+
+
+@pytest.mark.parametrize("line", ["RPC: nvidia-smi: xid 0x1f34 timed out", "NVRM: maxid 79"])
+def test_other_numbers_that_are_called_so_are_no_xid(
+    document: Document, judged: Judge, line: str
+) -> None:
+    assert judged(logged(document("h100x8"), (99.0, line))).troubles == set()
+
+
+def test_unreadable_words_about_a_gpu_off_the_bus_are_still_79() -> None:
+    assert read("NVRM: Xid : 79, GPU has fallen off the bus") == [(None, 79)]
+
+
+@pytest.mark.parametrize(
+    ("line", "severity", "words"),
+    [
+        ("nvidia-nvswitch0: SXid (PCI:0000:c4:00.0): 20034 Fatal Link 28", "block", "SXid 20034"),
+        ("nvidia-nvswitch0: SXid (PCI:0000:c4:00.0 x): 20034, Fatal", "block", "SXid 20034"),
+        ("nvidia-nvswitch: SXid (PCI:0000:c4:00.0): 20034, Fatal, Link 28", "block", "SXid 20034"),
+        ("nvidia-nvswitch: SXid (PCI:0000:c4:00.0): 12028, Non-fatal", "warn", "SXid 12028"),
+        ("NVRM: SXid (PCI:0000:c4:00.0): 20034, Fatal", "block", "SXid 20034"),
+        ("nvidia-nvswitch0: SXid (garbled): 20034, Fatal", "block", "a fatal SXid cannot be read"),
+        ("nvidia-nvswitch0: SXid (PCI:..): 20034 Fatal Link", "block", "a fatal SXid cannot be"),
+        ("nvidia-nvswitch0: SXid (garbled): 12028, Non-fatal", "warn", "an SXid cannot be read"),
+        ("nvidia-nvswitch0: SXid (garbled): 12028", "warn", "an SXid cannot be read"),
+        ("nvidia 0000:c4:00.0: SXid 12028", "warn", "an SXid cannot be read"),
+    ],
+)
+def test_no_line_about_an_sxid_is_passed_over(
+    document: Document, judged: Judge, line: str, severity: str, words: str
+) -> None:
+    found = judged(logged(document("h100x8"), (99.0, line)))
+    assert found.troubles == {("sxid", severity, None)}
+    assert words in found.worst("sxid").found
+    assert line in found.worst("sxid").found
+
+
+def test_an_unreadable_sxid_before_the_driver_was_loaded_again_is_history(
     document: Document, judged: Judge
 ) -> None:
-    node = logged(document("h100x8"), (99.0, "NVRM: Xid : 32, pid=2280636"))
-    found = judged(node)
-    assert found.troubles == {("xid", "warn", None)}
-    assert "NVRM: Xid : 32" in found.text("xid")
+    lines = [(99.0, "nvidia-nvswitch0: SXid (garbled): 20034, Fatal"), (120.0, LOADING)]
+    found = judged(logged(document("h100x8"), *lines))
+    assert found.troubles == set()
+    assert found.worst("sxid").severity.word == "info"
 
 
 # --- what a number means
@@ -286,6 +346,7 @@ def test_the_log_speaks_while_the_driver_is_silent(document: Document, judged: J
     node["driver"]["init"] = {"missing": "unknown", "code": 999}
     for section in ("gpus", "nvlink", "numa", "fabric", "pcie"):
         node[section] = []
+    node["p2p"] = {kind: [] for kind in node["p2p"]}
     assert ("xid", "block", None) in judged(node).troubles
 
 

@@ -41,15 +41,22 @@ LINE_SHOWN = 160  # characters
 
 _PLACE = r"(?:PCI:)?(?P<bus_id>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)"
 # NVRM: Xid (PCI:0000:01:00 GPU-I:05): 94, pid=7194, Contained: ...
-_XID = re.compile(rf"NVRM: Xid \({_PLACE}[^)]*\): (?P<number>\d+)\b", re.IGNORECASE)
-_LIKE_XID = re.compile(r"NVRM: Xid\b")
+_XID_OF = r"(?:nvidia \S+ )?NVRM:\s+(?:GPU ?\d+:?\s+)?Xid\s*"
+_XID = re.compile(rf"{_XID_OF}\({_PLACE}[^)]*\):\s*(?P<number>\d+)\b", re.IGNORECASE)
+# The same about a GPU that is named in another way.
+_XID_SOMEWHERE = re.compile(rf"{_XID_OF}\([^)]*\):\s*(?P<number>\d+)\b", re.IGNORECASE)
+# Whatever else has the word. Other kernel modules number their requests by an "xid".
+_SAYS_XID = re.compile(r"\bXid\b|\bNVRM\b.*\b(?i:Xid)\b")
+_SAYS_SXID = re.compile(r"\bSXid\b", re.IGNORECASE)
 _SENTENCE = re.compile(rf"NVRM: The NVIDIA GPU {_PLACE}", re.IGNORECASE)
 _GPU = re.compile(rf"NVRM: (?:The NVIDIA )?GPU {_PLACE}", re.IGNORECASE)
 _FALLEN = re.compile(r"NVRM: .*\bfallen off the bus\b", re.IGNORECASE)
 _LOADED = re.compile(r"NVRM: loading NVIDIA ")
 _ACTION = re.compile(r"\bto 0x(?P<action>[0-9a-f]+)\b", re.IGNORECASE)
 _SXID = re.compile(
-    rf"nvidia-nvswitch\d+: SXid \({_PLACE}\): (?P<number>\d+), (?P<said>.*)", re.IGNORECASE
+    rf"(?:nvidia-nvswitch\d*|NVRM):\s+SXid\s*\({_PLACE}[^)]*\):\s*(?P<number>\d+)\b[\s,:]*"
+    r"(?P<said>.*)",
+    re.IGNORECASE,
 )
 _NONFATAL = re.compile(r"\bNon-?fatal\b", re.IGNORECASE)
 _FATAL = re.compile(r"\bFatal\b", re.IGNORECASE)
@@ -89,7 +96,12 @@ class Log:
     @cached_property
     def xids(self) -> tuple[Xid, ...]:
         """Every line that reports an Xid, also those that do so in other words."""
-        return tuple(_xids(self.lines))
+        return tuple(xid for xid in _xids(self.lines) if xid.number is not None)
+
+    @cached_property
+    def unread(self) -> tuple[Xid, ...]:
+        """Every line that has the word Xid and could not be read, whoever wrote it."""
+        return tuple(xid for xid in _xids(self.lines) if xid.number is None)
 
     @cached_property
     def loaded_at(self) -> int:
@@ -128,32 +140,37 @@ def _xids(lines: Iterable[tuple[float, str]]) -> Iterator[Xid]:
             named, named_at = begun["bus_id"], at
         if found := _XID.match(text):
             yield Xid(at, seconds, sysfs_bus_id(found["bus_id"]), int(found["number"]), text)
-        elif _LIKE_XID.match(text):
-            yield Xid(at, seconds, None, None, text)
+        elif found := _XID_SOMEWHERE.match(text):
+            yield Xid(at, seconds, None, int(found["number"]), text)
         elif _FALLEN.match(text):
             own = _GPU.match(text)
             before = named if at - named_at < SENTENCE_LINES else None
             place = own["bus_id"] if own else before
             yield Xid(at, seconds, place and sysfs_bus_id(place), FALLEN_OFF, text)
+        elif _SAYS_XID.search(text):
+            yield Xid(at, seconds, None, None, text)
 
 
 def xid(node: Reading) -> Iterator[Problem]:
-    """One problem for each GPU and Xid number that the driver reported since this boot."""
+    """
+    One problem for each GPU and Xid number that the driver reported since this boot.
+
+    No line with the word is passed over: one that cannot be read is a warning.
+    """
     log = Log([(float(seconds), str(text)) for seconds, text in node.get("kernel_log", "lines")])
     yield from _gap(node)
     by_kind = sorted(log.xids, key=lambda one: (one.bus_id or "", one.number or 0, one.at))
-    for (bus_id, number), group in groupby(by_kind, key=lambda one: (one.bus_id, one.number)):
-        reported = tuple(group)
-        if number is None:
-            yield Problem(
-                Severity.WARN,
-                f"a line about an Xid that cannot be read: {_short(reported[-1].text)}",
-                "lines of a known shape",
-                "docs/checks/xid.md",
-                (Step(Action.LOOK, "read it, and look the number up in NVIDIA's Xid catalogue"),),
-            )
-        else:
-            yield _problem(node, log, bus_id, number, reported)
+    for (bus_id, number), group in groupby(by_kind, key=lambda one: (one.bus_id, one.number or 0)):
+        yield _problem(node, log, bus_id, number, tuple(group))
+    if log.unread:
+        yield Problem(
+            Severity.WARN,
+            f"what is said of an Xid cannot be read: {_times(node, log.unread)}: "
+            f"{_short(log.unread[-1].text)}",
+            "lines of a known shape",
+            "docs/checks/xid.md",
+            (Step(Action.LOOK, "read it, and look the number up in NVIDIA's Xid catalogue"),),
+        )
 
 
 def _problem(
@@ -322,12 +339,16 @@ def _step(action: Action, place: str | None) -> str:
 
 @dataclass(frozen=True)
 class Sxid:
-    """One line that reports an SXid of the NVSwitch at `bus_id`; `fatal` is None if it says not."""
+    """
+    One line that reports an SXid of the NVSwitch at `bus_id`; `fatal` is None if it says not.
+
+    `bus_id` and `number` are None where they could not be read.
+    """
 
     at: int
     seconds: float
-    bus_id: str
-    number: int
+    bus_id: str | None
+    number: int | None
     fatal: bool | None
     text: str
 
@@ -339,6 +360,9 @@ def _sxids(lines: Iterable[tuple[float, str]]) -> Iterator[Sxid]:
             fatal = False if _NONFATAL.match(said) else True if _FATAL.match(said) else None
             bus_id = sysfs_bus_id(found["bus_id"])
             yield Sxid(at, seconds, bus_id, int(found["number"]), fatal, text)
+        elif _SAYS_SXID.search(text):
+            fatal = False if _NONFATAL.search(text) else True if _FATAL.search(text) else None
+            yield Sxid(at, seconds, None, None, fatal, text)
 
 
 def sxid(node: Reading) -> Iterator[Problem]:
@@ -346,7 +370,8 @@ def sxid(node: Reading) -> Iterator[Problem]:
     One problem for each NVSwitch and SXid number that was reported since this boot.
 
     Fatal ones block: the switch has stopped the traffic of at least one GPU. The lines with an
-    error's registers do not repeat the word; an error of which no line has it counts as fatal.
+    error's registers do not repeat the word; an error of which no line has it counts as fatal. No
+    line is passed over: one that cannot be read is a warning, and blocks where it says fatal.
     """
     raw = node.known("kernel_log", "lines", default=[])
     found = list(_sxids((float(seconds), str(text)) for seconds, text in raw))
@@ -354,9 +379,28 @@ def sxid(node: Reading) -> Iterator[Problem]:
         raise DoesNotApply("no NVSwitch is on this node's PCI bus")
     yield from _gap(node)
     log = Log([(float(seconds), str(text)) for seconds, text in raw])
-    found.sort(key=lambda one: (one.bus_id, one.number, one.at))
-    for (bus_id, number), group in groupby(found, key=lambda one: (one.bus_id, one.number)):
-        yield _of_switch(node, log, bus_id, number, tuple(group))
+    read = [(one.bus_id or "", one.number, one) for one in found if one.number is not None]
+    read.sort(key=lambda row: (row[0], row[1], row[2].at))
+    for (bus_id, number), group in groupby(read, key=lambda row: row[:2]):
+        yield _of_switch(node, log, bus_id, number, tuple(one for *_, one in group))
+    for fatal in (True, False):
+        unread = [one for one in found if one.number is None and bool(one.fatal) == fatal]
+        if unread:
+            yield _unread_sxid(node, log, unread, fatal)
+
+
+def _unread_sxid(node: Reading, log: Log, reported: Sequence[Sxid], fatal: bool) -> Problem:
+    history = reported[-1].at < log.loaded_at
+    severity = Severity.BLOCK if fatal else Severity.WARN
+    which = "a fatal SXid" if fatal else "an SXid"
+    return Problem(
+        Severity.INFO if history else severity,
+        f"what is said of {which} cannot be read: {_times(node, reported)}"
+        f"{', before the driver was last loaded' if history else ''}: {_short(reported[-1].text)}",
+        "lines of a known shape",
+        "docs/checks/sxid.md",
+        _SWITCH_LADDER if fatal and not history else _SWITCH_LOOK,
+    )
 
 
 def _of_switch(
