@@ -49,7 +49,7 @@ class Case:
         return {
             finding.check
             for finding in self.report.findings
-            if finding.stops and not finding.found.startswith("not asked")
+            if finding.stops and finding.cause is None
         }
 
     @property

@@ -150,3 +150,61 @@ def test_a_mistake_ends_in_a_sentence_and_2(arguments, says):
     assert run.returncode == 2
     assert says in run.stderr
     assert "Traceback" not in run.stderr
+
+
+def test_a_report_keeps_the_nodes_that_did_not_answer(recorded, tmp_path):
+    document = json.loads((NODES / "t4x1.json").read_text())
+    (tmp_path / "two.json").write_text(json.dumps({"gpu-01": document, "gpu-02": "no answer"}))
+    first = check("--from", tmp_path / "two.json", "--json")
+    (tmp_path / "report.json").write_text(first.stdout)
+
+    again = check("--from", tmp_path / "report.json", "--json")
+
+    assert first.returncode == again.returncode == 1
+    assert json.loads(again.stdout)["nodes"]["gpu-02"]["verdict"] == "unknown"
+
+
+def test_recorded_nodes_are_judged_by_what_is_to_be_installed(recorded, tmp_path):
+    """A driver for CUDA 12.4 does not run wheels that carry CUDA 13."""
+
+    def old(document):
+        document["driver"]["cuda"] = 12040
+
+    (tmp_path / "vars.yml").write_text(
+        "vllm: {version: 0.32.0, lock: locks/vllm-0.32.0.txt, listen: 127.0.0.1}\n"
+    )
+    run = check("--from", recorded("h100x8", old), "--vars", tmp_path / "vars.yml")
+
+    assert run.returncode == 1
+    assert re.search(r"BLOCK +gpu-01 +driver-minimum", run.stdout)
+
+
+def test_a_gpu_that_is_gone_is_in_the_json(recorded):
+    def lose(document):
+        for section in ("gpus", "nvlink", "numa", "fabric"):
+            document[section].pop()
+        for matrix in (*document["p2p"].values(), document["pcie"]):
+            matrix.pop()
+            for row in matrix:
+                row.pop()
+        document["driver"]["gpu_count"] = 7
+
+    lost = json.loads((NODES / "h100x8.json").read_text())["gpus"][7]["pci"]["bus_id"]
+    report = json.loads(check("--from", recorded("h100x8", lose), "--json").stdout)
+
+    assert report["nodes"]["gpu-01"]["gone_gpus"] == [lost]
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "[1]", '{"gpu-01": [1]}', '{"gpu-01": null}', '{"a": NaN}', '{"facts": {}}',
+             "[" * 100_000, '{"a": ' + "9" * 5000 + "}", '{"findings": []}'],
+    ids=lambda text: text[:20],
+)  # fmt: skip
+def test_what_is_no_recording_is_refused_with_2(tmp_path, text):
+    (tmp_path / "x.json").write_text(text)
+
+    run = check("--from", tmp_path / "x.json")
+
+    assert run.returncode == 2
+    assert run.stderr.startswith("error: ")
+    assert "Traceback" not in run.stderr

@@ -99,7 +99,7 @@ def table(cases: list[Case]) -> str:
             if each
             for check, said in each.said.items()
             if said > Severity.INFO and check not in about.finds
-            and any(f.check == check and f.severity == said and not f.found.startswith("not asked")
+            and any(f.check == check and f.severity == said and f.cause is None
                     for f in each.report.findings)
         }  # fmt: skip
         found = ", ".join(about.finds) or "nobody: it is harmless"

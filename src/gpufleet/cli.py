@@ -21,6 +21,7 @@ from gpufleet.errors import FleetError
 
 if TYPE_CHECKING:
     from gpufleet.checks.finding import Report
+    from gpufleet.checks.reading import Needs
     from gpufleet.nodevars import NodeVars
     from gpufleet.settings import NodeSettings
     from gpufleet.topology import Node
@@ -115,7 +116,7 @@ def probe(inventory_file: str, limit: tuple[str, ...], as_json: bool) -> None:
 @click.option("--all", "everything", is_flag=True, help="Show the checks that passed, too.")
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=1),
+    type=click.FloatRange(min=1, max=3600),
     default=60,
     show_default=True,
     help="Deadline for every node.",
@@ -284,7 +285,8 @@ def _rejudged(files: tuple[str, ...], limit: tuple[str, ...], vars_file: str | N
     names = _selected(list(documents), limit, ", ".join(files))
     declared = _declared(vars_file, names) if vars_file else {}
     settings = {name: node.settings for name, node in declared.items()}
-    return judge({name: documents[name] for name in names}, settings, _today())
+    wanted = {name: documents[name] for name in names}
+    return judge(wanted, settings, _today(), _needs(settings))
 
 
 def _live(
@@ -312,24 +314,27 @@ def _saved(
     from gpufleet.topology import node_from_probe
 
     documents = _documents(files)
+    if silent := [f"{name}: {said}" for name, said in documents.items() if isinstance(said, str)]:
+        raise FleetError(*silent)
     declared = _declared(vars_file, documents)
     settings = {name: node.settings for name, node in declared.items()}
     found = [node_from_probe(name, document) for name, document in documents.items()]
-    nodes = admitted(judge(documents, settings, _today()), found, settings)
+    report = judge(documents, settings, _today(), _needs(settings))
+    nodes = admitted(report, found, settings)
     return nodes, settings, {name: node.origins for name, node in declared.items()}
 
 
 def _documents(files: tuple[str, ...]) -> dict[str, Any]:
-    """Return {node: its probe} out of files: one probe each, several, or a report's facts."""
+    """Return {node: its probe, or a sentence why there is none} out of files."""
+    from gpufleet.document import recorded
+
     documents: dict[str, Any] = {}
     for file in files:
-        document = _read_json(file)
-        if isinstance(document.get("facts"), dict):  # what `gpufleet check --json` prints
-            documents |= document["facts"]
-        elif "schema" in document:
-            documents[Path(file).stem] = document
-        else:
-            documents |= document
+        try:
+            text = Path(file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise FleetError(f"{file}: cannot be read: {error}") from None
+        documents |= recorded(text, file, Path(file).stem)
     return documents
 
 
@@ -342,20 +347,14 @@ def _declared(vars_file: str, nodes: Iterable[str]) -> dict[str, NodeVars]:
     return nodevars.check(dict.fromkeys(names, given), dict.fromkeys(names, ()))
 
 
+def _needs(settings: Mapping[str, NodeSettings]) -> dict[str, Needs]:
+    from gpufleet.fleet import needs
+
+    return {name: needs(each) for name, each in settings.items()}
+
+
 def _today() -> dt.date:
     return dt.datetime.now(dt.UTC).date()
-
-
-def _read_json(file: str) -> Mapping[str, Any]:
-    try:
-        document = json.loads(Path(file).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise FleetError(f"{file}: cannot be read: {error}") from None
-    except json.JSONDecodeError as error:
-        raise FleetError(f"{file}:{error.lineno}: is not JSON: {error.msg}") from None
-    if not isinstance(document, dict) or not all(isinstance(each, str) for each in document):
-        raise FleetError(f"{file}: is no probe: `gpufleet probe INVENTORY --json` prints one")
-    return document
 
 
 def _selected(known: list[str], wanted: tuple[str, ...], where: str) -> list[str]:

@@ -142,7 +142,7 @@ def _planned_anyway(state: State) -> _Planned:
     declared = inventory.current()
     documents = _all(survey(state, state.inventory))
     for finding in judged(documents, declared).findings:
-        if finding.stops and not finding.found.startswith("not asked"):
+        if finding.stops and finding.cause is None:
             logger.warning("%s", sentence(finding))
     settings = {name: node.settings for name, node in declared.nodes.items()}
     return _with_plan({node.name: node for node in _nodes(documents)}, settings)

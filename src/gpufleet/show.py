@@ -117,7 +117,7 @@ def checks_table() -> Table:
 
 def _likeness(finding: Finding) -> tuple[Any, ...]:
     """What findings must have in common to share a line; those not asked share one a node."""
-    if finding.found.startswith("not asked"):
+    if finding.cause:
         gpu = finding.gpu and finding.gpu.name
         return finding.severity, finding.accepted, finding.node, gpu, finding.found
     return (

@@ -12,9 +12,8 @@ from functools import cached_property
 from itertools import combinations
 from typing import Any
 
+from gpufleet.document import flaw
 from gpufleet.errors import FleetError
-
-SCHEMA = 2
 
 # nvmlGpuTopologyLevel_t, nvml.h, in the words of `nvidia-smi topo -m`. Two GPUs of one board
 # (internal, 0) are as near as two behind one switch.
@@ -125,15 +124,12 @@ def node_from_probe(name: str, document: Mapping[str, Any]) -> Node:
     """
     Return what the probe of node `name` found.
 
-    Raises `FleetError` if another version of the probe wrote `document`. GPUs that do not answer,
-    or do not tell what planning needs, are left out. A pair whose links are up and to which the
-    driver refuses peer access is not joined.
+    Raises `FleetError` if another version of the probe wrote `document`, or if it is not whole.
+    GPUs that do not answer, or do not tell what planning needs, are left out. A pair whose links
+    are up and to which the driver refuses peer access is not joined.
     """
-    if document.get("schema") != SCHEMA:
-        raise FleetError(
-            f"{name}: its probe has schema {document.get('schema')!r}, and this gpufleet reads "
-            f"{SCHEMA}: probe the node again with this version"
-        )
+    if wrong := flaw(document):
+        raise FleetError(f"{name}: its probe {wrong}")
     driver = document["driver"]
     gpus = tuple(
         _gpu(facts, document["numa"][at])

@@ -5,12 +5,12 @@ What a file holds is told by its text, so a file may have any name; only an inve
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from gpufleet.document import recorded
 from gpufleet.errors import FleetError
 from gpufleet.groups import suggestion
 from gpufleet.interconnect import Interconnect, from_matrix, from_probe
@@ -76,21 +76,7 @@ def _answered(name: str, answer: Mapping[str, Any] | str) -> Interconnect:
 
 
 def _recorded(where: str, text: str, node: str | None) -> Interconnect:
-    try:
-        found = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise FleetError(f"{where}:{error.lineno}: is not JSON: {error.msg}: {_WANTED}") from None
-    except RecursionError:
-        raise FleetError(f"{where}: is no probe, it nests too deep: {_WANTED}") from None
-    if "schema" in found:
-        return from_probe(node or Path(where).stem, found)
-    answers = {
-        name: answer
-        for name, answer in found.items()
-        if isinstance(answer, str) or (isinstance(answer, dict) and "schema" in answer)
-    }
-    if not answers or len(answers) < len(found):
-        raise FleetError(f"{where}: is JSON and no probe: {_WANTED}")
+    answers = recorded(text, where, node or Path(where).stem)
     name = _one(where, answers, node)
     return _answered(name, answers[name])
 

@@ -12,6 +12,7 @@ from gpufleet.checks import judge as judging
 from gpufleet.checks.catalogue import CHECKS
 from gpufleet.checks.finding import Severity
 from gpufleet.checks.judge import judge
+from gpufleet.document import flaw
 from gpufleet.settings import Mistake, node_settings
 
 from .conftest import PROFILES, TODAY
@@ -72,7 +73,10 @@ def test_any_single_fact_may_be_garbage(document, profile, garbage):
         # One GPU stands for its siblings: the document is large, its lists are alike.
         if any(part != 0 for part in path if isinstance(part, int)):
             continue
-        report = judge({"gpu-01": put(healthy, path, garbage)}, {}, TODAY)
+        changed = put(healthy, path, garbage)
+        if flaw(changed):  # no fact but the outline: that is refused as a whole
+            continue
+        report = judge({"gpu-01": changed}, {}, TODAY)
         assert {finding.check for finding in report.findings} == set(CHECKS), path
 
 
@@ -96,10 +100,12 @@ def test_a_silent_driver_leaves_nothing_passed_that_asks_it(document):
     found = document("h100x8")
     absent = {"missing": "driver_not_loaded", "code": 9}
     found["driver"] |= dict.fromkeys(("init", "version", "cuda", "gpu_count", "branch"), absent)
-    found["gpus"] = found["nvlink"] = found["numa"] = found["fabric"] = []
+    found["gpus"] = found["nvlink"] = found["numa"] = found["fabric"] = found["pcie"] = []
+    found["p2p"] = dict.fromkeys(found["p2p"], [])
 
     findings = judge({"gpu-01": found}, {}, TODAY).findings
 
+    assert {each.check for each in findings} == set(CHECKS)
     asked = {each.check for each in findings if each.severity < Severity.UNKNOWN}
     assert not asked & {*judging.OF_NODE, *judging.OF_GPU}
 
@@ -149,6 +155,9 @@ def test_siblings_are_those_that_are_named(document):
     small = document("a100x4-pcie")
     for section in ("gpus", "nvlink", "numa", "fabric"):
         small[section] = small[section][:2]
+    for name in small["p2p"]:
+        small["p2p"][name] = [row[:2] for row in small["p2p"][name][:2]]
+    small["pcie"] = [row[:2] for row in small["pcie"][:2]]
     small["driver"]["gpu_count"] = 2
     small["pci"] = {"missing": "absent"}
     whole = {f"gpu-{n:02}": document("a100x4-pcie") for n in (2, 3, 4)}
@@ -159,3 +168,52 @@ def test_siblings_are_those_that_are_named(document):
 
     assert "gpu-count" in verdict({"gpu-01": tuple(whole)})
     assert "gpu-count" not in verdict({"gpu-01": ()})
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda d: d.clear() or d.update(schema=2),
+        lambda d: d.pop("gpus"),
+        lambda d: d.update(gpus=None),
+        lambda d: d["gpus"].append("GPU"),
+        lambda d: d["gpus"][0].pop("index"),
+        lambda d: d["gpus"][0].update(index="0"),
+        lambda d: d["gpus"][0].pop("name"),
+        lambda d: d["gpus"][0].pop("pci"),
+        lambda d: d["nvlink"].clear(),
+        lambda d: d["p2p"].update(nvlink=[]),
+        lambda d: d.update(pcie=[[]]),
+        lambda d: d["driver"].pop("init"),
+        lambda d: d.update(driver="ok"),
+        lambda d: d.update(system=[1]),
+        lambda d: d.pop("errors"),
+    ],
+)
+def test_a_document_that_is_not_whole_is_unknown_and_harms_no_sibling(document, damage):
+    broken = document("t4x1")
+    damage(broken)
+
+    report = judge({"gpu-01": broken, "gpu-02": document("t4x1")}, {}, TODAY)
+
+    (finding,) = report.of_nodes["gpu-01"]
+    assert finding.severity is Severity.UNKNOWN
+    assert "is not whole" in finding.found
+    assert report.verdict("gpu-02") <= Severity.INFO
+
+
+def test_an_accepted_cause_takes_with_it_what_could_not_be_asked(document):
+    """Nobody can accept thirty checks one by one for a GPU that is known to be away."""
+    found = document("a100x4-pcie")
+    lost = {"index": 2, "missing": "lost", "code": 15}
+    found["gpus"][2] = lost
+    for section in ("nvlink", "numa", "fabric"):
+        found[section][2] = {"missing": "lost", "code": 15}
+    accept = {"check": "gpu-answers", "node": "gpu-01", "gpu": 2, "until": "2026-01-31"}
+    settings = node_settings({"checks": {"accept": [accept]}})
+
+    report = judge({"gpu-01": found}, {"gpu-01": settings}, TODAY)
+
+    about = [each for each in report.findings if each.gpu and each.gpu.index == 2]
+    assert {each.severity for each in about} >= {Severity.BLOCK, Severity.UNKNOWN}
+    assert report.unfit("gpu-01") == {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+from functools import cached_property
 from typing import Any
 
 SCHEMA = 1
@@ -94,7 +95,8 @@ class Finding:
     """One check's answer about one node or one GPU.
 
     `accepted` is the operator's reason and date where he accepts the finding: it stays visible and
-    stops nothing.
+    stops nothing. `cause` is the check whose finding kept this one from being asked: that one is
+    what an operator reads and accepts.
     """
 
     check: str
@@ -106,6 +108,7 @@ class Finding:
     remedy: tuple[Step, ...] = ()
     gpu: GpuId | None = None
     accepted: str | None = None
+    cause: str | None = None
 
     @property
     def stops(self) -> bool:
@@ -139,13 +142,18 @@ class Report:
     facts: Mapping[str, Mapping[str, Any]] = field(repr=False)
     nodes: tuple[str, ...] = ()
 
+    @cached_property
+    def of_nodes(self) -> Mapping[str, tuple[Finding, ...]]:
+        """Every node's findings."""
+        found: dict[str, list[Finding]] = {name: [] for name in self.nodes}
+        for finding in self.findings:
+            found.setdefault(finding.node, []).append(finding)
+        return {name: tuple(each) for name, each in found.items()}
+
     def verdict(self, node: str | None = None) -> Severity:
         """Return the worst severity, of one node or of all, that nobody accepted."""
-        worst = (
-            finding.severity
-            for finding in self.findings
-            if finding.accepted is None and node in {None, finding.node}
-        )
+        about = self.findings if node is None else self.of_nodes[node]
+        worst = (finding.severity for finding in about if finding.accepted is None)
         return max(worst, default=Severity.OK)
 
     def as_json(self) -> dict[str, Any]:
@@ -164,6 +172,9 @@ class Report:
                     "verdict": self.verdict(node).word,
                     "stopped": bool(self.stopping(node)),
                     "unfit_gpus": sorted(self.unfit(node)),
+                    "gone_gpus": sorted(
+                        {each.gpu.bus_id or "" for each in self.gone(node) if each.gpu}
+                    ),
                 }
                 for node in self.nodes
             },
@@ -173,22 +184,20 @@ class Report:
 
     def stopping(self, node: str) -> tuple[Finding, ...]:
         """Return what keeps work away from the node as a whole."""
-        return tuple(f for f in self.findings if f.node == node and f.gpu is None and f.stops)
+        return tuple(f for f in self.of_nodes[node] if f.gpu is None and f.stops)
 
     def unfit(self, node: str) -> dict[int, tuple[Finding, ...]]:
         """Return the GPUs of a node that work must not be placed on, and why."""
         found: dict[int, tuple[Finding, ...]] = {}
-        for finding in self.findings:
+        for finding in self.of_nodes[node]:
             index = finding.gpu.index if finding.gpu else None
-            if finding.node == node and index is not None and finding.stops:
+            if index is not None and finding.stops:
                 found[index] = (*found.get(index, ()), finding)
         return found
 
     def gone(self, node: str) -> tuple[Finding, ...]:
         """Return what is said of GPUs that should be there and that NVML does not list."""
-        return tuple(
-            f for f in self.findings if f.node == node and f.gpu and f.gpu.index is None and f.stops
-        )
+        return tuple(f for f in self.of_nodes[node] if f.gpu and f.gpu.index is None and f.stops)
 
 
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:

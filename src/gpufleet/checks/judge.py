@@ -19,6 +19,7 @@ from gpufleet.checks.reading import (
     Reading,
     Unread,
 )
+from gpufleet.document import flaw
 from gpufleet.settings import Acceptance, NodeSettings
 
 # Checks of a node as a whole that can be answered while the driver does not answer.
@@ -46,8 +47,6 @@ OF_GPU: dict[str, Callable[[GpuReading], Iterator[Problem]]] = {
 # What an answer of a broken GPU can do to a check that takes it for what it should be.
 _NONSENSE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
-SCHEMA = 2  # of the probe's document
-
 # Whom a node is compared with: enough that a few odd ones are outvoted, few enough that a fleet of
 # 500 is judged in seconds (all with all took 240 s).
 ASKED_SIBLINGS = 16
@@ -67,11 +66,10 @@ def judge(
     judged by the defaults. `siblings` names for each node those that should be like it; left out,
     all nodes are each other's. `today` decides which acceptances hold.
     """
-    probed = {name: document for name, document in documents.items() if _readable(document)}
     alone = {
         name: Reading(name, document, settings.get(name, NodeSettings()), today=today)
-        for name, document in probed.items()
-        if not isinstance(document, str)
+        for name, document in documents.items()
+        if not isinstance(document, str) and flaw(document) is None
     }
     findings: list[Finding] = []
     for name, document in sorted(documents.items()):
@@ -84,9 +82,23 @@ def judge(
             needs=(needs or {}).get(name, Needs()),
             siblings=_nearest(alone[name], [alone[each] for each in alike if each in alone]),
         )
-        findings += (_accepted(found, node.settings, today) for found in _of_node(node))
+        findings += _with_consequences(
+            [_accepted(found, node.settings, today) for found in _of_node(node)]
+        )
     facts = {name: reading.document for name, reading in alone.items()}
     return Report(tuple(findings), facts, tuple(sorted(documents)))
+
+
+def _with_consequences(findings: Sequence[Finding]) -> Iterator[Finding]:
+    """Yield findings, what was not asked for an accepted cause being accepted with it."""
+    accepted = {
+        (each.check, each.gpu and each.gpu.index): each.accepted
+        for each in findings
+        if each.accepted is not None
+    }
+    for each in findings:
+        why = accepted.get((each.cause, each.gpu and each.gpu.index)) if each.cause else None
+        yield replace(each, accepted=why) if why and each.accepted is None else each
 
 
 def _nearest(node: Reading, alike: Sequence[Reading]) -> tuple[Reading, ...]:
@@ -102,16 +114,11 @@ def _nearest(node: Reading, alike: Sequence[Reading]) -> tuple[Reading, ...]:
     return tuple((after + before)[:ASKED_SIBLINGS])
 
 
-def _readable(document: Mapping[str, Any] | str) -> bool:
-    return not isinstance(document, str) and document.get("schema") == SCHEMA
-
-
 def _no_probe(name: str, document: Mapping[str, Any] | str) -> Finding:
     if isinstance(document, str):
         found, remedy = document, "ssh to the node; then check again"
     else:
-        found = f"its probe has schema {document.get('schema')!r}, this gpufleet reads {SCHEMA}"
-        remedy = "probe the node again with this version"
+        found, remedy = f"its probe {flaw(document)}", "probe the node again with this version"
     return Finding(
         "probe",
         name,
@@ -127,21 +134,17 @@ def _of_node(node: Reading) -> Iterator[Finding]:
     yield Finding("probe", node.name, Severity.OK, "the probe answered")
     for check, ask in WITHOUT_DRIVER.items():
         yield from _answers(check, node, partial(ask, node))
-    silent = None if node.driver_answers else "not asked: the driver does not answer"
+    if not node.driver_answers:
+        for check in (*OF_NODE, *OF_GPU):
+            yield _not_asked(check, node, "the driver does not answer", "driver-loaded")
+        return
     for check, ask in OF_NODE.items():
-        if silent:
-            yield _finding(check, node, Severity.UNKNOWN, silent)
-        else:
-            yield from _answers(check, node, partial(ask, node))
+        yield from _answers(check, node, partial(ask, node))
     for check, ask_gpu in OF_GPU.items():
-        if silent:
-            yield _finding(check, node, Severity.UNKNOWN, silent)
         for gpu in node.gpus:
             yield from _answers(check, node, partial(ask_gpu, gpu), gpu.id)
         for absent in node.silent_gpus:
-            yield _finding(
-                check, node, Severity.UNKNOWN, "not asked: the GPU does not answer", absent
-            )
+            yield _not_asked(check, node, "the GPU does not answer", "gpu-answers", absent)
 
 
 def _answers(
@@ -191,10 +194,11 @@ def _unknown(check: str, node: Reading, said: str) -> Problem:
     )
 
 
-def _finding(
-    check: str, node: Reading, severity: Severity, found: str, gpu: GpuId | None = None
+def _not_asked(
+    check: str, node: Reading, why: str, cause: str, gpu: GpuId | None = None
 ) -> Finding:
-    return Finding(check, node.name, severity, found, gpu=gpu)
+    found = f"not asked: {why}"
+    return Finding(check, node.name, Severity.UNKNOWN, found, gpu=gpu, cause=cause)
 
 
 def _accepted(found: Finding, settings: NodeSettings | None, today: dt.date) -> Finding:

@@ -93,10 +93,7 @@ class Expectation:
 
 @dataclass(frozen=True)
 class Reading:
-    """One node: its probe's document, its settings, and its siblings (nodes that should be alike).
-
-    `own_units` are the systemd units that gpufleet runs there, whose processes are not foreign.
-    """
+    """One node: its probe's document, its settings, and its siblings, which should be like it."""
 
     name: str
     document: Mapping[str, Any] = field(repr=False)
@@ -137,7 +134,7 @@ class Reading:
     @cached_property
     def product(self) -> str | None:
         """The name that most of its GPUs have."""
-        names = Counter(name for gpu in self.gpus if (name := gpu.known("name")))
+        names = Counter(name for gpu in self.gpus if isinstance(name := gpu.known("name"), str))
         return names.most_common(1)[0][0] if names else None
 
     @cached_property

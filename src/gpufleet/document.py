@@ -1,0 +1,112 @@
+"""A probe's document: is it whole, and which nodes' are in a file.  Pure.
+
+What a node printed, or a person edited, may be anything. It is looked at once, here: whoever works
+on a document that has no flaw may rely on its outline (docs/probe.md), never on its facts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from gpufleet.errors import FleetError
+
+SCHEMA = 2
+
+# Sections in which every GPU has its place, and sections that are objects.
+_OF_GPUS = ("gpus", "nvlink", "numa", "fabric")
+_OBJECTS = ("driver", "system", "nics", "p2p", "user", "kernel_log", "os_release")
+# What names a GPU.
+_NAMES = {"uuid", "serial", "name", "pci"}
+
+
+def flaw(document: Any) -> str | None:
+    """
+    Return why a document cannot be worked on, as a sentence's end; None if it is whole.
+
+    >>> flaw({"schema": 1})
+    'has schema 1, and this gpufleet reads 2: probe the node again with this version'
+    """
+    if not isinstance(document, dict) or "schema" not in document:
+        return "is no probe's document"
+    if document["schema"] != SCHEMA or isinstance(document["schema"], bool):
+        return (
+            f"has schema {document['schema']!r}, and this gpufleet reads {SCHEMA}: probe the node "
+            "again with this version"
+        )
+    bad = next((name for name in _OBJECTS if not isinstance(document.get(name), dict)), None)
+    bad = bad or next((name for name in _OF_GPUS if not isinstance(document.get(name), list)), None)
+    bad = bad or _bad_gpus(document) or _bad_pairs(document)
+    if bad is None and not isinstance(document.get("errors"), list):
+        bad = "errors"
+    if bad is None and not {"init", "version", "gpu_count"} <= set(document["driver"]):
+        bad = "driver"
+    return f"is not whole: look at {bad!r} in it, or probe the node again" if bad else None
+
+
+def _bad_gpus(document: Mapping[str, Any]) -> str | None:
+    count = len(document["gpus"])
+    for name in _OF_GPUS:
+        if len(document[name]) != count or not all(isinstance(x, dict) for x in document[name]):
+            return name
+    for place, gpu in enumerate(document["gpus"]):
+        if type(gpu.get("index")) is not int or gpu["index"] != place:
+            return "gpus"
+        if "missing" not in gpu and not _NAMES <= set(gpu):
+            return "gpus"
+    return None
+
+
+def _bad_pairs(document: Mapping[str, Any]) -> str | None:
+    count = len(document["gpus"])
+    matrices = {"pcie": document.get("pcie")}
+    matrices |= {f"p2p.{kind}": document["p2p"].get(kind) for kind in ("read", "write", "nvlink")}
+    for name, matrix in matrices.items():
+        square = isinstance(matrix, list) and all(
+            isinstance(row, list) and len(row) == count for row in matrix
+        )
+        if not square or len(matrix or ()) != count:
+            return name
+    return None
+
+
+def recorded(text: str, where: str, alone: str) -> dict[str, Any]:
+    """
+    Return {node: its document, or a sentence why there is none} out of a file's text.
+
+    The file holds one probe (its node is called `alone`), what `gpufleet probe --json` prints, or a
+    report of `gpufleet check --json`. `where` names the file. Raises `FleetError` for anything
+    else.
+    """
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise FleetError(f"{where}:{error.lineno}: is not JSON: {error.msg}") from None
+    except (RecursionError, ValueError):  # too deep; a number of thousands of digits
+        raise FleetError(f"{where}: is no probe: nothing of that depth or length is") from None
+    if not isinstance(found, dict):
+        raise FleetError(f"{where}: is JSON and no probe: {_WANTED}")
+    if "findings" in found or "facts" in found:
+        nodes = _reported(found)
+    elif "schema" in found:
+        nodes = {alone: found}
+    else:
+        nodes = found
+    if not nodes or not all(isinstance(each, str | dict) for each in nodes.values()):
+        raise FleetError(f"{where}: is JSON and no probe: {_WANTED}")
+    return nodes
+
+
+_WANTED = "`gpufleet probe INVENTORY --json` and `gpufleet check INVENTORY --json` print some"
+
+
+def _reported(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a report's facts, and what it says of nodes without any."""
+    facts = report.get("facts")
+    nodes: dict[str, Any] = dict(facts) if isinstance(facts, dict) else {}
+    findings = report.get("findings")
+    for finding in findings if isinstance(findings, list) else []:
+        if isinstance(finding, dict) and finding.get("check") == "probe":
+            nodes.setdefault(str(finding.get("node")), str(finding.get("found")))
+    return nodes
