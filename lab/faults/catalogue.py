@@ -19,6 +19,7 @@ from lab.faults.changes import (
     link_down,
     link_errors,
     link_errors_fatal,
+    links_gone,
     little_memory,
     log_denied,
     log_wrapped,
@@ -233,6 +234,10 @@ OF_LINKS = (
     Fault(
         "nvlink-gpu-off", "no NVLink of a GPU is up",
         {"nvlink-links": BLOCK}, linked_beyond_a_pair, change=all_links_down,
+    ),
+    Fault(
+        "nvlink-gone", "a GPU answers that it has no NVLink",
+        {"nvlink-links": BLOCK}, linked_beyond_a_pair, change=links_gone,
     ),
     Fault(
         "nvlink-errors", "a link repeats what it sends, again and again",

@@ -93,6 +93,11 @@ def all_links_down(machine: Machine, gpu: int) -> Machine:
     return _links_down(machine, gpu, "all")
 
 
+def links_gone(machine: Machine, gpu: int) -> Machine:
+    """The GPU has no link at all, as if it were another board; others' that end there are down."""
+    return laid_over(all_links_down(machine, gpu), f"gpu.{gpu}.nvlink.links = 0")
+
+
 def _links_down(machine: Machine, gpu: int, links: str) -> Machine:
     peers = {int(peer) for peer in re.findall(r":(\d+)", machine.profile.gpu(gpu, "nvlink.to"))}
     return laid_over(

@@ -19,6 +19,8 @@ from .wiring import (
     take_down,
 )
 
+NO_NVLINK = ["not_supported", "invalid_argument"]
+
 LINK_CHECKS = {"nvlink-links", "nvlink-width", "nvlink-errors", "fabric-state", "fabric-manager"}
 
 # --- nvlink-links
@@ -287,6 +289,110 @@ def test_boards_without_nvlink_have_no_trouble_with_it(document, judged, profile
     assert said.troubles == set()
     assert said.worst("nvlink-links", 0).found == "does not apply: this GPU has no NVLink"
     assert said.worst("nvlink-links", 0).severity.word == "ok"
+
+
+def deny(node, *gpus, answer="not_supported"):
+    """Let GPUs answer that they have no NVLink, and grant nobody access over it."""
+    count = len(node["gpus"])
+    for gpu in gpus:
+        node["nvlink"][gpu] = {key: {"missing": answer} for key in ("count", "switch_links")}
+        node["nvlink"][gpu]["links"] = {"missing": answer}
+        for other in set(range(count)) - {gpu}:
+            node["p2p"]["nvlink"][gpu][other] = node["p2p"]["nvlink"][other][gpu] = 5
+    return node
+
+
+@pytest.mark.parametrize("answer", [*NO_NVLINK, "function_not_found"])
+@pytest.mark.parametrize("profile", ["a100x8", "h100x8", "b200x8", "gb200x4", "a100x4-pcie"])
+def test_a_gpu_that_denies_the_nvlink_that_its_neighbours_have(document, judged, profile, answer):
+    node = deny(document(profile), 3, answer=answer)
+    said = judged(node)
+    assert said.troubles == {("nvlink-links", "block", 3)}
+    text = said.text("nvlink-links", 3)
+    assert "answers that it has no NVLink" in text
+    assert f"{len(document(profile)['nvlink'][3]['links'])} links up" in text
+
+
+@pytest.mark.parametrize("evidence", ["name", "switches", "fabric", "siblings", "declared"])
+@pytest.mark.parametrize("answer", NO_NVLINK)
+def test_a_node_of_which_all_gpus_deny_their_nvlink(document, judged, evidence, answer):
+    """One thing that speaks against it is enough."""
+    node, healthy = document("h100x8"), document("h100x8")
+    for found in (node, healthy):
+        if evidence != "name":
+            for gpu in found["gpus"]:
+                gpu["name"] = "NVIDIA H400"
+        if evidence != "switches":
+            found["pci"] = [each for each in found["pci"] if not each["class"].startswith("0x0680")]
+    for fabric in node["fabric"]:
+        if evidence != "fabric":
+            fabric["state"] = 0
+    deny(node, *range(8), answer=answer)
+    siblings = [healthy, healthy] if evidence == "siblings" else []
+    settings = {"gpus": {"nvlink_links": 18}} if evidence == "declared" else {}
+    said = judged(node, settings, siblings=siblings)
+    links = {each for each in said.troubles if each[0] == "nvlink-links"}
+    assert links == {("nvlink-links", "block", gpu) for gpu in range(8)}
+    assert said.worst("nvlink-width").severity.word != "ok"
+    unknown_count = evidence in {"switches", "fabric"}
+    assert ("18 links up" in said.text("nvlink-links", 0)) == (not unknown_count)
+
+
+def test_a_declared_nvlink_that_a_board_never_had_is_missed(document, judged):
+    said = judged(document("l40sx8"), {"gpus": {"nvlink_links": 4}})
+    assert said.troubles == {("nvlink-links", "block", gpu) for gpu in range(8)}
+    assert judged(document("l40sx8"), {"gpus": {"nvlink_links": 0}}).troubles == set()
+
+
+def test_the_pairs_of_a_gpu_that_denies_its_nvlink_are_not_joined(document, judged):
+    node, healthy = deny(document("h100x8"), 7), document("h100x8")
+    said = judged(node, siblings=[healthy, healthy])
+    assert said.troubles == {("nvlink-links", "block", 7)}
+    found = said.worst("nvlink-width")
+    assert found.severity.word == "info"
+    assert "GPUs 0 and 7 by 0" in found.found
+
+
+def test_a_gpu_by_itself_in_a_guest_may_have_no_nvlink(document, judged):
+    """Hypervisors hand single GPUs over without it; that it is declared is another matter."""
+    node = deny(as_guest(only(document("h200x8"), 0)), 0)
+    node["fabric"][0]["state"] = 0
+    assert not [each for each in judged(node).troubles if each[0] in LINK_CHECKS]
+    assert ("nvlink-links", "warn", 0) in judged(node, {"gpus": {"nvlink_links": 18}}).troubles
+
+
+def test_a_display_beside_linked_boards_has_no_nvlink(document, judged):
+    """A DGX Station A100: four boards that are wired to each other, and one for the monitor."""
+    node = document("a100x4-pcie")
+    cut_peers(node, 2)
+    deny(node, 3)
+    node["gpus"][3]["name"] = "NVIDIA DGX Display"
+    assert "nvlink-links" not in {check for check, _, gpu in judged(node).troubles if gpu == 3}
+
+
+@pytest.mark.parametrize("profile", ["h100x8", "a100x4-pcie"])
+def test_a_driver_without_nvlinks_functions_is_not_asked(document, judged, profile):
+    """It is the driver that is too old then, whatever the board has."""
+    node = document(profile)
+    deny(node, *range(len(node["gpus"])), answer="function_not_found")
+    said = judged(node)
+    assert not [each for each in said.troubles if each[0] == "nvlink-links"]
+    if profile == "h100x8":
+        assert "driver is too old" in said.worst("nvlink-links", 0).found
+
+
+def test_links_that_are_not_there_are_not_down(document, judged):
+    """A GPU that lists half of its links, all up."""
+    node = document("h100x8")
+    node["nvlink"][4]["links"] = node["nvlink"][4]["links"][:9]
+    node["nvlink"][4]["switch_links"] = 9
+    said = judged(node)
+    assert said.troubles == {("nvlink-links", "block", 4)}
+    assert said.worst("nvlink-links", 4).found == "9 of 18 links are there"
+    take_down(node, 4, [2])
+    assert judged(node).worst("nvlink-links", 4).found == (
+        "9 of 18 links are there, of which 1 down: 2"
+    )
 
 
 def test_a_link_whose_state_cannot_be_read_is_unknown(document, judged):

@@ -75,7 +75,11 @@ class Links:
 
 
 def links_of(gpu: GpuReading) -> Links:
-    """Return a GPU's links; raises `DoesNotApply` for a GPU without any, and `Unread`."""
+    """
+    Return a GPU's links; raises `DoesNotApply` for a GPU that says it has none, and `Unread`.
+
+    That it says so does not make it true: `nvlink-links` asks whether it should have some.
+    """
     try:
         listed = gpu.section("nvlink", "links")
     except (CannotTell, DoesNotApply):
@@ -104,6 +108,27 @@ def known_links(gpu: GpuReading) -> Links | None:
         return links_of(gpu)
     except (DoesNotApply, Unread):
         return None
+
+
+# What a GPU has that says it has no NVLink.
+NO_LINKS = Links(up=(), down=(), unread=(), peers={}, version=0)
+
+
+def links_or_none(gpu: GpuReading) -> Links | None:
+    """Return a GPU's links, `NO_LINKS` where it says it has none; None where it does not tell."""
+    try:
+        return links_of(gpu)
+    except DoesNotApply:
+        return NO_LINKS
+    except Unread:
+        return None
+
+
+def driver_knows_links(gpu: GpuReading) -> bool:
+    """Say whether the driver has NVLink's functions: without them no GPU can be asked."""
+    found = gpu.node.document["nvlink"][gpu.at]
+    listed = found if is_missing(found) else found["links"]
+    return not (is_missing(listed) and listed["missing"] in {"function_not_found", "version"})
 
 
 def listed_links(gpu: GpuReading) -> Iterable[Mapping[str, Any]]:
@@ -166,8 +191,12 @@ def is_grace(gpu: GpuReading) -> bool:
 
 @remembered
 def widths(node: Reading) -> dict[tuple[int, int], int]:
-    """Return how many links join every pair of GPUs (i < j) that answer and have NVLink."""
-    gpus = [gpu for gpu in node.gpus if known_links(gpu)]
+    """
+    Return how many links join every pair of GPUs (i < j) that tell of their links.
+
+    None join one that says it has no NVLink.
+    """
+    gpus = [gpu for gpu in node.gpus if links_or_none(gpu)]
     return {
         (one.index, other.index): nvlink_width(node.document, one.at, other.at)
         for one, other in combinations(gpus, 2)

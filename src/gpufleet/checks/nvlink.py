@@ -11,15 +11,18 @@ from gpufleet.checks.boards import is_for_servers
 from gpufleet.checks.finding import Action, Problem, Severity, Step
 from gpufleet.checks.links import (
     DRAIN,
+    NO_LINKS,
     NVLINK_3,
     REBOOT,
     RESEAT,
     RESET_ALL,
     RESTART_MANAGER,
     Links,
+    driver_knows_links,
     has_switches,
     known_links,
     links_of,
+    links_or_none,
     links_up,
     nvswitches,
     ranges,
@@ -82,8 +85,8 @@ _SAID = 6  # so many links or pairs are named in one sentence
 
 @remembered
 def _up_by_index(node: Reading) -> tuple[int | None, ...]:
-    """Return how many links each GPU of a node has up; None: it has none, or does not tell."""
-    known = {gpu.index: known_links(gpu) for gpu in node.gpus}
+    """Return how many links each GPU of a node has up; None: it does not tell."""
+    known = {gpu.index: links_or_none(gpu) for gpu in node.gpus}
     indexes = range(len(node.document["gpus"]))
     return tuple(len(links.up) if (links := known.get(index)) else None for index in indexes)
 
@@ -121,25 +124,27 @@ def nvlink_links(gpu: GpuReading) -> Iterator[Problem]:
     """
     As many links are up as declared, else as its siblings have, else as its board has in use.
 
-    Behind NVSwitches, and on boards that are sold no other way, that is all of them.
+    Behind NVSwitches, and on boards that are sold no other way, that is all of them. That a GPU
+    says it has no NVLink counts only where none is expected.
     """
-    links = links_of(gpu)
+    try:
+        links = links_of(gpu)
+    except DoesNotApply:
+        expected = _links_denied(gpu)
+        if not expected:
+            raise
+        yield _short(gpu, NO_LINKS, expected)
+        return
     if links.unread:
         numbers = ", ".join(f"{number} ({why})" for number, why in links.unread)
         raise Unread(f"the state of links {numbers} could not be read")
     expected = _links_expected(gpu, links)
-    up, several = len(links.up), len(gpu.node.document["gpus"]) > 1
+    up = len(links.up)
     if expected and up < expected.value:
-        yield Problem(
-            Severity.BLOCK if several and expected.certain else Severity.WARN,
-            _down(links),
-            f"{expected.value} links up",
-            expected.source,
-            _links_remedy(gpu),
-        )
+        yield _short(gpu, links, expected)
     elif odd := _partial_bridge(links):
         yield Problem(
-            Severity.BLOCK if several else Severity.WARN,
+            Severity.BLOCK if _has_peers(gpu) else Severity.WARN,
             f"{odd}: {_down(links)}",
             f"{LINKS_OF_A_BRIDGE} links for each NVLink bridge",
             "NVIDIA's NVLink bridges; how many are plugged nobody declared (gpus.nvlink_links)",
@@ -156,10 +161,63 @@ def nvlink_links(gpu: GpuReading) -> Iterator[Problem]:
         )
 
 
+def _has_peers(gpu: GpuReading) -> bool:
+    return len(gpu.node.document["gpus"]) > 1
+
+
+def _short(gpu: GpuReading, links: Links, expected: Expectation) -> Problem:
+    """Tell of a GPU with fewer links up than expected."""
+    return Problem(
+        Severity.BLOCK if _has_peers(gpu) and expected.certain else Severity.WARN,
+        _missed(links, expected.value),
+        f"{expected.value} links up" if expected.value > 1 else "NVLinks that are up",
+        expected.source,
+        _links_remedy(gpu),
+    )
+
+
+def _missed(links: Links, expected: int) -> str:
+    """Say which links are missed: none of them is there, fewer than expected, or some are down."""
+    if links.count == 0:
+        return "it answers that it has no NVLink"
+    if links.up and links.count < expected:
+        down = f", of which {len(links.down)} down: {ranges(links.down)}" if links.down else ""
+        return f"{links.count} of {expected} links are there{down}"
+    return _down(links)
+
+
 def _down(links: Links) -> str:
     if not links.up:
         return f"all {links.count} links are down"
     return f"{len(links.down)} of {links.count} links down: {ranges(links.down)}"
+
+
+def _links_denied(gpu: GpuReading) -> Expectation | None:
+    """
+    Return how many links a GPU should have up that says it has no NVLink; None: none.
+
+    A board of another kind than most of the node's (a workstation's display) may well have none.
+    """
+    node = gpu.node
+    others = max((count for _, count in _alike(gpu)), default=0)
+    name = gpu.known("name", default="")
+    odd = name != node.product and name not in LINKS_OF_BOARD
+    if odd and node.settings.gpus.nvlink_links is None and others == 0:
+        return None
+    expected = _links_expected(gpu, NO_LINKS)
+    if not expected or expected.value < 1:
+        return None
+    if not driver_knows_links(gpu) and others == 0:
+        raise CannotTell("the driver is too old to tell nvlink.links")
+    return expected
+
+
+def _alike(gpu: GpuReading) -> Iterator[tuple[GpuReading, int]]:
+    """Yield the node's GPUs of this one's kind, with how many links the board has."""
+    for other in gpu.node.gpus:
+        links = known_links(other)
+        if links and other.known("name") == gpu.known("name"):
+            yield other, links.count
 
 
 def _links_expected(gpu: GpuReading, links: Links) -> Expectation | None:
@@ -179,7 +237,8 @@ def _links_expected(gpu: GpuReading, links: Links) -> Expectation | None:
             return known if has_switches(node) else _unless_peer_is_gone(gpu, known)
         if has_switches(node):
             alike = of_node == len(links.up) > 0 and set(of_siblings) <= {of_node}
-            return Expectation(links.count, "all links lead to NVSwitches", certain=not alike)
+            count = links.count or max((count for _, count in _alike(gpu)), default=1)
+            return Expectation(count, "all links lead to NVSwitches", certain=not alike)
     by_siblings = expectation(None, "gpus.nvlink_links", of_siblings)
     if by_siblings:
         return _unless_peer_is_gone(gpu, by_siblings)
@@ -236,15 +295,20 @@ def nvlink_widths(node: Reading) -> Iterator[Problem]:
     compared with siblings alone. A pair that is narrow because of links that are down is
     nvlink-links' trouble; only told here.
     """
-    links = {gpu.index: own for gpu in node.gpus if (own := known_links(gpu))}
-    if not links:
+    links = {gpu.index: own for gpu in node.gpus if (own := links_or_none(gpu))}
+    short = {gpu.index for gpu in node.gpus if gpu.index in links and _is_short(gpu, links)}
+    if not any(own.count for own in links.values()):
+        if short:
+            yield Problem(
+                Severity.INFO, "no GPU tells of any link (nvlink-links)", "links", "nvlink-links"
+            )
+            return
         for gpu in node.gpus:
             links_of(gpu)  # raises: no NVLink, or could not be read
         raise DoesNotApply("no GPU answers")
     found = widths(node)
     expected = _widths_expected(node, links)
     narrow = {pair for pair in found if pair in expected and found[pair] < expected[pair].value}
-    short = {gpu.index for gpu in node.gpus if gpu.index in links and _is_short(gpu, links)}
     explained = {pair for pair in narrow if short & set(pair)}
     if explained:
         example = expected[min(explained)]
@@ -276,6 +340,8 @@ def nvlink_widths(node: Reading) -> Iterator[Problem]:
 def _is_short(gpu: GpuReading, links: Mapping[int, Links]) -> bool:
     """Say whether nvlink-links misses links of a GPU."""
     own = links[gpu.index]
+    if not own.count:
+        return _links_denied(gpu) is not None
     expected = _links_expected(gpu, own)
     return bool(expected and len(own.up) < expected.value) or _partial_bridge(own) is not None
 
@@ -294,7 +360,7 @@ def _widths_expected(
             pair: Expectation(expected, by_siblings.source, by_siblings.certain)
             for pair, expected in by_siblings.value
         }
-    if any(found.version < NVLINK_3 for found in links.values()):
+    if any(found.version < NVLINK_3 for found in links.values() if found.count):
         return {}
     joined = {pair: width for pair, width in widths(node).items() if width}
     within = [pair for island in islands(links, joined) for pair in combinations(sorted(island), 2)]
