@@ -145,6 +145,16 @@ def test_what_is_judged_is_what_the_unit_says():
         assert f"Environment={name}={value}\n" in unit
 
 
+def test_a_variable_of_ours_that_a_release_does_not_read_is_no_operator_s_business():
+    known = schema.load("0.33.0")
+    others = {name: each for name, each in known.environment.items() if "RPC_BASE" not in name}
+    settings = node("0.33.0")
+    begun = stage_flags.started(STAGE, settings.models["llama"], settings.vllm, release="x")
+    assert "VLLM_RPC_BASE_PATH" in begun.environment
+    found = stage_flags.judge(replace(known, environment=others), begun)
+    assert found == stage_flags.Findings()
+
+
 def test_each_word_leads_back_to_the_setting_that_it_comes_from():
     settings = node(arguments={"max-num-seqs": 8})
     begun = stage_flags.started(STAGE, settings.models["llama"], settings.vllm, release="x")

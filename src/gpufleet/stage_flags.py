@@ -77,8 +77,6 @@ class Started:
     keys: tuple[KeyPath, ...]
     environment: Mapping[str, str]
     variables: Mapping[str, KeyPath]
-    switched_off: frozenset[str]
-    """The options that stand for `false`: how that is spelt is nothing to remark on."""
 
 
 def started(
@@ -101,7 +99,6 @@ def started(
         tuple(key for _, key in words),
         units.environment(stage, model, vllm, release=release, toolkit=toolkit),
         {**shared, **own},
-        frozenset(f"--no-{name}" for name, value in model.arguments.items() if value is False),
     )
 
 
@@ -148,8 +145,8 @@ def judge(schema: Schema, begun: Started, origins: Origins | None = None) -> Fin
     found = Findings()
     for problem in check(schema, begun.argv, begun.environment):
         keys = _keys(begun, problem)
-        if _is_ours(schema, begun, problem, keys):
-            continue
+        if not keys and problem.by is By.ADVICE:
+            continue  # a variable of ours that this release does not read
         sentence = _sentence(schema, problem, keys, origins or {})
         if problem.refuses:
             found += Findings(refused=(sentence,))
@@ -189,16 +186,6 @@ def _keys(begun: Started, problem: Problem) -> tuple[KeyPath, ...]:
         return tuple(dict.fromkeys(begun.keys[place] for place in problem.at))
     key = begun.variables.get(problem.argument.partition("=")[0])
     return (key,) if key else ()
-
-
-def _is_ours(schema: Schema, begun: Started, problem: Problem, keys: tuple[KeyPath, ...]) -> bool:
-    """Say whether a problem is with what we write, and does not keep the server from starting."""
-    if not keys:
-        return problem.by is By.ADVICE  # a variable of ours that this release does not read
-    if problem.kind is not Kind.DEPRECATED or problem.argument not in begun.switched_off:
-        return False
-    flag = schema.flag(problem.argument)
-    return flag is not None and not (flag.deprecated or flag.help_hidden)
 
 
 # -- sentences -------------------------------------------------------------------------------------
