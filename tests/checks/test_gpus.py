@@ -70,9 +70,50 @@ def test_siblings_tell_which_slot_is_empty(document, judged):
 
     said = judged(off_the_bus(found, 5), siblings=[document("h100x8"), document("h100x8")])
 
-    assert stopped(said, "gpu-count") == {("block", bus_id)}
+    assert stopped(said, "gpu-count") == {("warn", bus_id)}
     assert said.worst("gpu-count").found.startswith(f"7 of 8 GPUs: nothing is at {bus_id}")
     assert said.worst("gpu-count").source == "2 siblings of the same kind"
+    assert "gpus.count: 7 in its host_vars" in said.text("gpu-count")
+
+
+def smaller(document, count):
+    """A node that was built with fewer GPUs: nothing of the others is anywhere."""
+    while document["driver"]["gpu_count"] > count:
+        off_the_bus(document, document["driver"]["gpu_count"] - 1)
+    return document
+
+
+def test_a_node_that_was_built_with_fewer_gpus_than_its_siblings_is_not_stopped(document, judged):
+    """NVML and the bus agree that nothing is missing: that siblings have more proves no fault."""
+    siblings = [document("l40sx8")] * 3
+
+    said = judged(smaller(document("l40sx8"), 4), siblings=siblings)
+    assert {(check, severity) for check, severity, _ in said.troubles} == {("gpu-count", "warn")}
+
+    four = judged(smaller(document("l40sx8"), 4), {"gpus": {"count": 4}}, siblings=siblings)
+    assert four.troubles == set()
+
+    eight = judged(smaller(document("l40sx8"), 4), {"gpus": {"count": 8}}, siblings=siblings)
+    assert {(check, severity) for check, severity, _ in eight.troubles} == {("gpu-count", "block")}
+
+
+def test_siblings_stop_a_node_whose_bus_cannot_be_asked(document, judged):
+    found = not_listed(document("l40sx8"), 5)
+    found["pci"] = {"missing": "absent"}
+
+    said = judged(found, siblings=[document("l40sx8")] * 2)
+
+    assert {severity for severity, _ in stopped(said, "gpu-count")} == {"block"}
+
+
+def test_a_list_that_is_not_as_long_as_the_count_is_no_answer(document, judged):
+    found = document("l40sx8")
+    found["driver"]["gpu_count"] = 9
+
+    said = judged(found)
+
+    assert said.troubles == {("gpu-count", "unknown", None)}
+    assert "counts 9 GPUs, and the probe lists 8" in said.worst("gpu-count").found
 
 
 def test_of_two_nodes_either_may_be_the_odd_one(document, judged):
@@ -133,14 +174,57 @@ def test_siblings_that_disagree_do_not_name_a_slot(document, judged):
     assert stopped(said, "gpu-count") == {("block", "that is gone")}
 
 
-def test_a_gpu_given_to_virtual_machines_is_not_missing(document, judged):
+def bound_to(document, index, driver):
+    """Another driver than NVIDIA's has the GPU."""
+    bus_id = document["gpus"][index]["pci"]["bus_id"]
+    for function in document["pci"]:
+        if function["bus_id"] == bus_id:
+            function["driver"] = driver
+    return not_listed(document, index)
+
+
+@pytest.mark.parametrize("siblings", [0, 1, 2])
+def test_a_gpu_given_to_virtual_machines_is_not_missing(document, judged, siblings):
     found = document("l40sx8")
     bus_id = found["gpus"][5]["pci"]["bus_id"]
-    for function in found["pci"]:
-        if function["bus_id"] == bus_id:
-            function["driver"] = "vfio-pci"
 
-    assert judged(not_listed(found, 5)).troubles == set()
+    said = judged(bound_to(found, 5, "vfio-pci"), siblings=[document("l40sx8")] * siblings)
+
+    assert said.troubles == set()
+    assert said.worst("gpu-count").severity is Severity.INFO
+    assert bus_id in said.worst("gpu-count").found
+
+
+def test_siblings_that_gave_a_gpu_away_still_have_eight(document, judged):
+    siblings = [bound_to(document("l40sx8"), 5, "vfio-pci") for _ in range(2)]
+    found = document("l40sx8")
+    bus_id = found["gpus"][5]["pci"]["bus_id"]
+
+    assert judged(document("l40sx8"), siblings=siblings).troubles == set()
+
+    said = judged(off_the_bus(found, 5), siblings=siblings)
+    assert said.troubles == {("gpu-count", "warn", bus_id)}
+
+
+def test_a_gpu_given_away_that_is_declared_is_missing(document, judged):
+    found = document("l40sx8")
+    bus_id = found["gpus"][5]["pci"]["bus_id"]
+
+    said = judged(bound_to(found, 5, "vfio-pci"), {"gpus": {"count": 8}})
+
+    assert said.troubles == {("gpu-count", "block", bus_id)}
+    assert "vfio-pci" in said.worst("gpu-count").found
+
+
+@pytest.mark.parametrize("driver", ["pci-stub", "nvidiafb", "nouveau"])
+def test_a_gpu_that_another_driver_has_is_missing_and_the_driver_named(document, judged, driver):
+    found = document("l40sx8")
+    bus_id = found["gpus"][5]["pci"]["bus_id"]
+
+    said = judged(bound_to(found, 5, driver))
+
+    assert said.troubles == {("gpu-count", "block", bus_id)}
+    assert f"{bus_id} is on the PCI bus, bound to {driver}" in said.worst("gpu-count").found
 
 
 def test_a_hidden_gpu_is_told_and_stops_nothing(document, judged):
