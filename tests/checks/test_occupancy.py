@@ -9,6 +9,10 @@ from gpufleet.checks.finding import Severity
 ABSENT = {"missing": "absent"}
 UNREAD = {"missing": "unknown", "code": 999}
 NOT_SUPPORTED = {"missing": "not_supported", "code": 3}
+SERVES_LLAMA = {
+    "vllm": {"version": "0.32.0", "lock": "locks/vllm-cuda.txt", "listen": "127.0.0.1"},
+    "models": {"llama": {"model": "/models/llama", "tensor_parallel": 1, "port": 8000}},
+}
 MIB = 1 << 20
 
 
@@ -115,7 +119,7 @@ def test_our_own_units_are_at_home(document, judged):
     [
         (TRAINING, ["pid 4711 python3 (session-3.scope, 20000 MiB)", "ps -fp 4711"]),
         (OLLAMA, ["ollama.service", "systemctl disable --now ollama.service"]),
-        (NOBODY, ["pid 4713 of unknown owner (20000 MiB)"]),
+        ({**NOBODY, "uid": 1000}, ["pid 4713 of unknown owner (20000 MiB)"]),
         (process(5, "python3", "session-3.scope", None), ["pid 5 python3 (session-3.scope)"]),
     ],
 )
@@ -133,10 +137,75 @@ def test_a_client_of_mps_computes_too(document, judged):
     assert judged(found).troubles == {("foreign-processes", "block", 2)}
 
 
-def test_a_unit_that_only_sounds_like_ours_is_foreign(document, judged):
-    found = with_processes(document("h100x8"), [process(6, "python3", "my-vllm-1.service")])
+@pytest.mark.parametrize(
+    "unit",
+    ["my-vllm-1.service", "vllm-bob.service", "vllm-.service", "vllm-0.service", "vllm-a-0.scope"],
+)
+@pytest.mark.parametrize("settings", [None, "declared"])
+def test_a_unit_that_only_sounds_like_ours_is_foreign(document, judged, unit, settings):
+    """The planner's names are vllm-MODEL-NUMBER.service, whatever else begins so."""
+    found = with_processes(document("h100x8"), [process(6, "python3", unit)])
 
-    assert judged(found).troubles == {("foreign-processes", "block", 2)}
+    said = judged(found, SERVES_LLAMA if settings else None)
+    assert ("foreign-processes", "block", 2) in said.troubles
+
+
+@pytest.mark.parametrize(
+    ("unit", "severity"), [("vllm-llama-11.service", "ok"), ("vllm-qwen-0.service", "warn")]
+)
+def test_a_unit_of_a_model_that_is_not_declared_is_a_warning(document, judged, unit, severity):
+    """A deploy that was told to serve something else has to be let in to stop it."""
+    found = with_processes(document("h100x8"), [process(6, "VLLM::Worker", unit)])
+
+    assert judged(found).worst("foreign-processes", 2).severity is Severity.OK
+    said = judged(found, SERVES_LLAMA)
+    assert said.worst("foreign-processes", 2).severity.word == severity
+    assert severity == "ok" or "models in group_vars" in said.text("foreign-processes", 2)
+
+
+@pytest.mark.parametrize("missing", ["absent", "not_found"])
+def test_a_process_that_has_ended_meanwhile_is_no_trouble(document, judged, missing):
+    """Root sees every PID: one that is gone from /proc was there for the driver alone."""
+    ended = {**NOBODY, "name": {"missing": missing}}
+    found = with_processes(document("h100x8"), [ended], [ended])
+    found["gpus"][2]["memory"]["used"] = 0
+
+    said = judged(found)
+
+    assert said.troubles == set()
+    assert said.worst("foreign-processes", 2).severity is Severity.INFO
+    assert "ended meanwhile: pid 4713" in said.worst("foreign-processes", 2).found
+
+
+def test_what_an_ended_process_leaves_is_memory_of_nobody(document, judged):
+    found = with_processes(document("h100x8"), [NOBODY])
+
+    assert judged(found).troubles == {("foreign-memory", "block", 2)}
+
+
+def test_root_in_a_container_may_not_see_a_process_that_runs(document, judged):
+    found = with_processes(document("h100x8"), [NOBODY])
+    found["system"]["units"] = {"missing": "absent", "detail": "systemd does not run here"}
+
+    assert ("foreign-processes", "block", 2) in judged(found).troubles
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["nvidia-cuda-mps-server", "nvidia-cuda-mps", "/usr/bin/nvidia-cuda-mps-server",
+     "nv-hostengine"],
+)  # fmt: skip
+def test_nvidias_own_services_are_no_trouble_and_hide_no_memory(document, judged, name):
+    helper = process(77, name, "nvidia-mps.service", 300, uid=0)
+    found = with_processes(document("h100x8"), [helper], mps=[helper])
+    found["gpus"][2]["memory"]["used"] = 300 * MIB
+
+    said = judged(found)
+    assert said.troubles == set()
+    assert said.worst("foreign-processes", 2).severity is Severity.INFO
+
+    found["gpus"][2]["memory"]["used"] = 70_000 * MIB
+    assert judged(found).troubles == {("foreign-memory", "block", 2)}
 
 
 def test_processes_that_only_root_may_see_are_unknown_and_not_foreign(document, judged):
@@ -160,12 +229,30 @@ def test_a_desktop_that_only_draws_is_a_warning(document, judged):
 
 
 @pytest.mark.parametrize(
-    "drawing", [process(902, "blender", "user@1000.service", 4000), {**NOBODY, "pid": 9}]
+    "drawing",
+    [process(902, "blender", "user@1000.service", 4000), {**NOBODY, "pid": 9, "uid": 1000}],
 )
 def test_drawing_that_leaves_vllm_too_little_memory_makes_a_gpu_unfit(document, judged, drawing):
     found = with_processes(document("rtx4090x2"), drawing=[XORG, drawing], gpu=0)
 
     assert judged(found).troubles == {("foreign-processes", "block", 0)}
+
+
+@pytest.mark.parametrize(
+    ("mib", "severity"), [(None, "unknown"), (20, "unknown"), (20_000, "unknown")]
+)
+def test_who_draws_and_only_root_may_see_is_unknown(document, judged, mib, severity):
+    nobody = {**NOBODY, "usedGpuMemory": None if mib is None else mib * MIB}
+    found = with_processes(document("rtx4090x2"), drawing=[XORG, nobody], gpu=0)
+    found["user"]["uid"] = 1000
+
+    said = judged(found)
+    assert ("foreign-processes", severity, 0) in said.troubles
+    assert "hidden from all but root" in said.worst("foreign-processes").found
+
+    blender = process(902, "blender", "user@1000.service", 4000)
+    found = with_processes(found, drawing=[blender, nobody], gpu=0)
+    assert ("foreign-processes", "block", 0) in judged(found).troubles
 
 
 def test_who_draws_and_computes_computes(document, judged):
@@ -210,6 +297,22 @@ def test_memory_of_nobody(document, judged, mib, severity):
     assert {trouble[0] for trouble in said.troubles} <= {"foreign-memory"}
     if mib > 15:
         assert f"{mib} MiB" in said.worst("foreign-memory").found
+
+
+@pytest.mark.parametrize(("mib", "severity"), [(0, "ok"), (3000, "ok"), (70_000, "unknown")])
+@pytest.mark.parametrize("why", [NOT_SUPPORTED, {"missing": "function_not_found", "code": 13}])
+def test_memory_on_a_board_that_lists_no_processes_may_be_anybodys(
+    document, judged, mib, severity, why
+):
+    found = document("h100x8")
+    for facts in found["gpus"]:
+        facts["processes"] = why
+    found["gpus"][2]["memory"]["used"] = mib * MIB
+
+    said = judged(found)
+
+    assert said.worst("foreign-memory", gpu=2).severity.word == severity
+    assert mib < 70_000 or "nobody says by whom" in said.worst("foreign-memory", gpu=2).found
 
 
 def test_memory_of_a_listed_process_is_its_own(document, judged):

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from fnmatch import fnmatch
 from typing import Any
 
 from gpufleet.checks.finding import Action, Problem, Severity, Step
 from gpufleet.checks.ladder import REBOOT_IT, STOP, reset
-from gpufleet.checks.reading import CannotTell, DoesNotApply, GpuReading, is_missing
+from gpufleet.checks.reading import CannotTell, DoesNotApply, GpuReading, Unread, is_missing
 
-OWN_UNITS = "vllm-*.service"  # the planner names every stage's unit so
+OWN_UNITS = "vllm-MODEL-NUMBER.service"
+# The planner names every stage's unit so; a model's name is as settings.ModelName has it.
+_OWN_UNIT = re.compile(r"vllm-(?P<model>[a-z0-9]([a-z0-9.-]{0,38}[a-z0-9])?)-\d+\.service")
+# NVIDIA's own services that stand on a GPU and compute nothing of their own, as /proc/PID/comm has
+# their names, which it cuts to 15 characters, or as NVML has them, with a path.
+_HELPERS = re.compile(r"(.*/)?(nvidia-cuda-mps(-server)?|nv-hostengine)")
 
 # nvmlComputeMode_t, nvml.h.
 COMPUTE_MODES = {1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
@@ -95,8 +100,11 @@ def foreign_processes(gpu: GpuReading) -> Iterator[Problem]:
     """
     Nobody but our own units computes on the GPU.
 
-    A desktop that only draws, and leaves vLLM the memory that it takes by default, is a warning.
-    Where processes of others are hidden from the SSH user (hidepid), nobody can tell.
+    A desktop that only draws, and leaves vLLM the memory that it takes by default, is a warning, as
+    is a unit named like ours for a model that is not declared: a deploy would stop it. Where
+    processes of others are hidden from the SSH user (hidepid), nobody can tell. NVIDIA's own
+    services, and processes that root finds no more, are no trouble (`foreign_memory` looks at what
+    those leave).
     """
     computing = [*gpu.get("processes"), *_listed(gpu, "mps_processes")]
     pids = {process["pid"] for process in computing}
@@ -104,8 +112,10 @@ def foreign_processes(gpu: GpuReading) -> Iterator[Problem]:
         process for process in _listed(gpu, "graphics_processes") if process["pid"] not in pids
     ]
     foreign = [process for process in computing if not _own(process)]
+    yield from _passing(gpu, [process for process in foreign if _is_passing(gpu, process)])
+    foreign = [process for process in foreign if not _is_passing(gpu, process)]
     if foreign:
-        hidden = all(is_missing(p["unit"]) for p in foreign) and gpu.node.known("user", "uid") != 0
+        hidden = all(_hidden(gpu, process) for process in foreign)
         yield Problem(
             Severity.UNKNOWN if hidden else Severity.BLOCK,
             f"computes on it: {_processes(foreign)}"
@@ -118,21 +128,78 @@ def foreign_processes(gpu: GpuReading) -> Iterator[Problem]:
             ),
             gpu.index,
         )
-    if others := [process for process in drawing if not _own(process)]:
-        used = sum(process["usedGpuMemory"] or 0 for process in others)
-        small = used <= SPARED * gpu.get("memory", "total") and not any(
-            is_missing(process["name"]) for process in others
-        )
-        yield Problem(
-            Severity.WARN if small else Severity.BLOCK,
-            f"draws on it: {_processes(others)}",
+    yield from _undeclared(gpu, computing)
+    others = [at for at in drawing if not _own(at) and not _is_passing(gpu, at)]
+    if others:
+        yield _drawing(gpu, others)
+
+
+def _drawing(gpu: GpuReading, others: list[Mapping[str, Any]]) -> Problem:
+    """Tell of those who only draw: how much of the memory they take decides."""
+    said = f"draws on it: {_processes(others)}"
+    source = f"vLLM leaves 8 % of the memory, {SPARED:.0%} are counted for others"
+    unseen = [at for at in others if _hidden(gpu, at) and is_missing(at["name"])]
+    seen = [process for process in others if process not in unseen]
+    small = sum(at["usedGpuMemory"] or 0 for at in seen) <= SPARED * gpu.get("memory", "total")
+    small = small and not any(is_missing(process["name"]) for process in seen)
+    if unseen and small:
+        look = f"`sudo ps -fp {','.join(str(p['pid']) for p in unseen)}` says who; probe as root"
+        return Problem(
+            Severity.UNKNOWN,
+            f"{said}, hidden from all but root",
             f"only {OWN_UNITS}",
-            f"vLLM leaves 8 % of the memory, {SPARED:.0%} are counted for others",
+            source,
+            (Step(Action.LOOK, look),),
+            gpu.index,
+        )
+    return Problem(
+        Severity.WARN if small else Severity.BLOCK,
+        said,
+        f"only {OWN_UNITS}",
+        source,
+        (
+            Step(
+                Action.CONFIGURE,
+                "a server needs no desktop: `systemctl set-default multi-user.target && "
+                "systemctl isolate multi-user.target`",
+            ),
+        ),
+        gpu.index,
+    )
+
+
+def _passing(gpu: GpuReading, processes: list[Mapping[str, Any]]) -> Iterator[Problem]:
+    """Tell of processes that are there, or were, and are no reason to keep work away."""
+    ended = [process for process in processes if _ended(gpu, process)]
+    helpers = [process for process in processes if not _ended(gpu, process)]
+    for said, some in (
+        ("has ended meanwhile", ended),
+        ("one of NVIDIA's own services", helpers),
+    ):
+        if some:
+            found = f"{said}: {_processes(some)}"
+            yield Problem(Severity.INFO, found, f"only {OWN_UNITS}", "/proc", gpu=gpu.index)
+
+
+def _undeclared(gpu: GpuReading, computing: Iterable[Mapping[str, Any]]) -> Iterator[Problem]:
+    """Warn of units that are named like ours, for a model that the node's variables lack."""
+    models = gpu.node.settings.models
+    strays = [
+        process
+        for process in computing
+        if (own := _own(process)) is not None and models and own["model"] not in models
+    ]
+    if strays:
+        yield Problem(
+            Severity.WARN,
+            f"serves a model that is not declared here: {_processes(strays)}",
+            f"units of {', '.join(sorted(models))}",
+            "models in group_vars",
             (
                 Step(
                     Action.CONFIGURE,
-                    "a server needs no desktop: `systemctl set-default multi-user.target && "
-                    "systemctl isolate multi-user.target`",
+                    "deploys/vllm.py stops those units that gpufleet placed; one of your own needs "
+                    f"another name and another node: `systemctl cat {strays[0]['unit']}`",
                 ),
             ),
             gpu.index,
@@ -147,9 +214,35 @@ def _listed(gpu: GpuReading, kind: str) -> list[Mapping[str, Any]]:
         return []
 
 
-def _own(process: Mapping[str, Any]) -> bool:
+def _own(process: Mapping[str, Any]) -> re.Match[str] | None:
+    """Return the parts of the unit's name if it is one that the planner gives."""
     unit = process["unit"]
-    return isinstance(unit, str) and fnmatch(unit, OWN_UNITS)
+    return _OWN_UNIT.fullmatch(unit) if isinstance(unit, str) else None
+
+
+def _is_passing(gpu: GpuReading, process: Mapping[str, Any]) -> bool:
+    name = process["name"]
+    return _ended(gpu, process) or (isinstance(name, str) and bool(_HELPERS.fullmatch(name)))
+
+
+def _ended(gpu: GpuReading, process: Mapping[str, Any]) -> bool:
+    """
+    Say whether a process has gone between the driver's answer and the look at /proc.
+
+    Root sees every process, a container's too: one that is not there, and that the driver cannot
+    name any more, is over. Others may only not see it, as may root in a container: where systemd
+    does not run the probe may be in one.
+    """
+    node = gpu.node
+    about = (process["name"], process["unit"], process["uid"])
+    sees_all = node.known("user", "uid") == 0 and node.known("system", "units") is not None
+    return sees_all and all(
+        is_missing(fact) and fact["missing"] in {"absent", "not_found"} for fact in about
+    )
+
+
+def _hidden(gpu: GpuReading, process: Mapping[str, Any]) -> bool:
+    return is_missing(process["unit"]) and gpu.node.known("user", "uid") != 0
 
 
 def _stopped(foreign: Iterable[Mapping[str, Any]]) -> Iterator[Step]:
@@ -179,24 +272,30 @@ def foreign_memory(gpu: GpuReading) -> Iterator[Problem]:
     """
     Where no process is listed, no memory is in use: a dead process has left none behind.
 
-    Only the newer struct is judged (R510): the older counts the driver's own reserve as used.
+    Only the newer struct is judged (R510): the older counts the driver's own reserve as used. On a
+    board that lists no processes memory in use may be our own or anybody's: nobody can tell.
     """
-    listed = [
-        *gpu.get("processes"),
-        *_listed(gpu, "graphics_processes"),
-        *_listed(gpu, "mps_processes"),
-    ]
+    kinds = ("graphics_processes", "mps_processes")
+    listed = [process for kind in kinds for process in _listed(gpu, kind)]
+    silent: str | None = None
+    try:
+        listed += gpu.get("processes")
+    except (DoesNotApply, CannotTell) as why:
+        silent = str(why)
     memory = gpu.get("memory")
-    if listed:
+    if any(not _is_passing(gpu, process) for process in listed):
         return  # foreign-processes knows whose it is
     if "reserved" not in memory:
         raise CannotTell("the driver is too old to tell its own reserve from the rest")
     numa = gpu.node.document["numa"][gpu.at]
     if not is_missing(numa) and not is_missing(numa["gpu_memory_node"]):
         raise DoesNotApply("Linux uses this GPU's memory as its own")
-    used = memory["used"]
-    if used <= IDLE_MIB * MIB:
+    helpers = [process for process in listed if not _ended(gpu, process)]
+    used = memory["used"] - sum(process["usedGpuMemory"] or 0 for process in helpers)
+    if used <= IDLE_MIB * MIB or (silent and used <= SPARED * memory["total"]):
         return
+    if silent:
+        raise Unread(f"{used // MIB} MiB are in use, and nobody says by whom: {silent}")
     yield Problem(
         Severity.BLOCK if used > SPARED * memory["total"] else Severity.WARN,
         f"{used // MIB} MiB are in use and no process is listed",
