@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from gpufleet.document import SCHEMA
 from gpufleet.errors import FleetError
-from gpufleet.interconnect import Interconnect, from_matrix, from_probe, ranges, spokes
+from gpufleet.interconnect import Interconnect, from_matrix, from_probe, spokes
+from gpufleet.ranges import ranges
 from gpufleet.topo_matrix import PCIE, parse
 
 TESTS = Path(__file__).parent
@@ -221,7 +222,7 @@ def test_a_driver_that_does_not_start_is_said(document):
     found = document("t4x1")
     found["driver"]["init"] = {"missing": "driver_not_loaded", "code": 9}
     found["gpus"] = found["nvlink"] = found["numa"] = found["fabric"] = found["pcie"] = []
-    found["p2p"] = dict.fromkeys(found["p2p"], [])
+    found["p2p"] = {kind: [] for kind in found["p2p"]}
 
     nothing = from_probe("gpu-01", found)
 

@@ -217,7 +217,7 @@ def test_a_node_without_a_driver_is_a_node_without_gpus(document):
     found["driver"].update(dict.fromkeys(("init", "version", "cuda", "gpu_count"), absent))
     for section in ("gpus", "nvlink", "numa", "fabric", "pcie"):
         found[section] = []
-    found["p2p"] = dict.fromkeys(found["p2p"], [])
+    found["p2p"] = {kind: [] for kind in found["p2p"]}
 
     node = node_from_probe("gpu-01", found)
 

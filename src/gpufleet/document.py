@@ -40,7 +40,7 @@ def flaw(document: Any) -> str | None:
     bad = bad or _bad_gpus(document) or _bad_pairs(document)
     if bad is None and not isinstance(document.get("errors"), list):
         bad = "errors"
-    if bad is None and not {"init", "version", "gpu_count"} <= set(document["driver"]):
+    if bad is None and not set(document["driver"]) >= {"init", "version", "gpu_count"}:
         bad = "driver"
     return f"is not whole: look at {bad!r} in it, or probe the node again" if bad else None
 
@@ -53,7 +53,7 @@ def _bad_gpus(document: Mapping[str, Any]) -> str | None:
     for place, gpu in enumerate(document["gpus"]):
         if type(gpu.get("index")) is not int or gpu["index"] != place:
             return "gpus"
-        if "missing" not in gpu and not _NAMES <= set(gpu):
+        if "missing" not in gpu and not set(gpu) >= _NAMES:
             return "gpus"
     return None
 

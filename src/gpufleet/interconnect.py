@@ -15,6 +15,7 @@ from typing import Any
 
 from gpufleet.errors import FleetError
 from gpufleet.nic_affinity import nearest, nic_classes
+from gpufleet.ranges import ranges
 from gpufleet.topo_matrix import PCIE, TopoMatrix
 from gpufleet.topology import LINK_UP, Node, islands, known, node_from_probe, nvlink_width
 
@@ -174,22 +175,6 @@ def from_probe(name: str, document: Mapping[str, Any]) -> Interconnect:
         },
         remarks=tuple(remarks),
     )
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """
-    Write numbers short.
-
-    >>> ranges([6, 0, 1, 2])
-    '0-2,6'
-    """
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def spokes(widths: Mapping[Pair, int]) -> dict[int, int] | None:

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator
 
 from rich.text import Text
 
-from gpufleet.interconnect import Interconnect, ranges
+from gpufleet.interconnect import Interconnect
+from gpufleet.ranges import ranges
 
 GPUS_A_LINE = 4
 CELL = 17  # "mlx5_bond_0 NODE" and a space

@@ -21,8 +21,9 @@ from itertools import groupby
 from textwrap import wrap
 from xml.etree import ElementTree as ET
 
-from gpufleet.interconnect import Interconnect, Pair, ranges, spokes
+from gpufleet.interconnect import Interconnect, Pair, spokes
 from gpufleet.picture import heading, inventory
+from gpufleet.ranges import ranges
 
 # Pixels.
 BOX = (140, 62)

@@ -6,7 +6,6 @@ Takes values, returns what `rich` prints; JSON for programs is made where the va
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from gpufleet.checks.catalogue import CHECKS
 from gpufleet.checks.finding import Finding, GpuId, Report, Severity, worst_first
 from gpufleet.planner import FleetPlan, Stage
 from gpufleet.printable import printable
+from gpufleet.ranges import node_ranges, ranges
 from gpufleet.topology import Node, known
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def probe_table(nodes: Iterable[Node]) -> Table:
             node.driver or "none",
             ".".join(map(str, node.cuda)) if node.cuda else "none",
             ", ".join(f"{count} x {name}" for name, count in kinds.items()) or "none",
-            " | ".join(_ranges(island) for island in node.islands if len(island) > 1) or "none",
+            " | ".join(ranges(island) for island in node.islands if len(island) > 1) or "none",
         )
     return table
 
@@ -171,7 +171,7 @@ def _where(alike: list[Finding]) -> str:
 
 
 def _gpu_names(gpus: Iterable[GpuId]) -> str:
-    indices = _ranges({gpu.index for gpu in gpus if gpu.index is not None})
+    indices = ranges({gpu.index for gpu in gpus if gpu.index is not None})
     gone = sorted({gpu.name for gpu in gpus if gpu.index is None})
     return " ".join([*([indices] if indices else []), *gone])
 
@@ -209,30 +209,6 @@ def _kind(document: Mapping[str, Any] | None) -> str:
     return f"{gpus}, driver {driver}" if driver else f"{gpus}, no driver"
 
 
-def node_ranges(names: Iterable[str]) -> str:
-    """
-    Write nodes' names short, as cluster tools do.
-
-    >>> node_ranges(["gpu-01", "gpu-02", "gpu-03", "login"])
-    'gpu-[01-03] login'
-    """
-    numbered: dict[tuple[str, int], list[int]] = {}
-    others = []
-    for name in sorted(set(names)):
-        if match := re.fullmatch(r"(.*?)(\d+)", name):
-            numbered.setdefault((match[1], len(match[2])), []).append(int(match[2]))
-        else:
-            others.append(name)
-    folded = []
-    for (prefix, width), numbers in numbered.items():
-        runs = _runs(numbers)
-        parts = [
-            f"{run[0]:0{width}}" + (f"-{run[-1]:0{width}}" if len(run) > 1 else "") for run in runs
-        ]
-        folded.append(f"{prefix}[{','.join(parts)}]" if len(numbers) > 1 else f"{prefix}{parts[0]}")
-    return " ".join([*folded, *others])
-
-
 def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
@@ -246,7 +222,7 @@ def plan_table(plan: FleetPlan, nodes: Mapping[str, Node]) -> Table:
             stage.model,
             str(stage.replica),
             stage.node,
-            _ranges(stage.gpus),
+            ranges(stage.gpus),
             _island(stage, nodes[stage.node]),
             str(stage.tensor_parallel),
             str(stage.port),
@@ -257,25 +233,8 @@ def plan_table(plan: FleetPlan, nodes: Mapping[str, Node]) -> Table:
 def _island(stage: Stage, node: Node) -> str:
     for island in node.islands:
         if set(stage.gpus) <= set(island):
-            return _ranges(island) if len(island) > 1 else "-"
+            return ranges(island) if len(island) > 1 else "-"
     return "several: PCIe between them"
-
-
-def _ranges(numbers: Iterable[int]) -> str:
-    """Write numbers short: `0-3,6`."""
-    runs = _runs(numbers)
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-
-
-def _runs(numbers: Iterable[int]) -> list[list[int]]:
-    """Return numbers in ascending runs without gaps."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return runs
 
 
 def _some(names: list[str]) -> str:

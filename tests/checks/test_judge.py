@@ -101,7 +101,7 @@ def test_a_silent_driver_leaves_nothing_passed_that_asks_it(document):
     absent = {"missing": "driver_not_loaded", "code": 9}
     found["driver"] |= dict.fromkeys(("init", "version", "cuda", "gpu_count", "branch"), absent)
     found["gpus"] = found["nvlink"] = found["numa"] = found["fabric"] = found["pcie"] = []
-    found["p2p"] = dict.fromkeys(found["p2p"], [])
+    found["p2p"] = {kind: [] for kind in found["p2p"]}
 
     findings = judge({"gpu-01": found}, {}, TODAY).findings
 

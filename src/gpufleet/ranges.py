@@ -1,0 +1,53 @@
+"""Numbers and nodes' names, written short.  Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+
+def ranges(numbers: Iterable[int], between: str = ",") -> str:
+    """
+    Write numbers short.
+
+    >>> ranges([6, 0, 1, 2])
+    '0-2,6'
+    """
+    return between.join(
+        str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in _runs(numbers)
+    )
+
+
+def node_ranges(names: Iterable[str]) -> str:
+    """
+    Write nodes' names short, as cluster tools do.
+
+    >>> node_ranges(["gpu-01", "gpu-02", "gpu-03", "login"])
+    'gpu-[01-03] login'
+    """
+    numbered: dict[tuple[str, int], list[int]] = {}
+    others = []
+    for name in sorted(set(names)):
+        if match := re.fullmatch(r"(.*?)(\d+)", name):
+            numbered.setdefault((match[1], len(match[2])), []).append(int(match[2]))
+        else:
+            others.append(name)
+    folded = []
+    for (prefix, width), numbers in numbered.items():
+        parts = [
+            f"{run[0]:0{width}}" + (f"-{run[-1]:0{width}}" if len(run) > 1 else "")
+            for run in _runs(numbers)
+        ]
+        folded.append(f"{prefix}[{','.join(parts)}]" if len(numbers) > 1 else f"{prefix}{parts[0]}")
+    return " ".join([*folded, *others])
+
+
+def _runs(numbers: Iterable[int]) -> list[list[int]]:
+    """Return numbers in ascending runs without gaps."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return runs
