@@ -253,10 +253,13 @@ def test_dnf_takes_every_repository(document: Document, judged: Judge) -> None:
         ({"missing": "timeout", "seconds": 10}, None, "unknown"),
         ({"enabled": UNREAD, "origins": [], "blacklist": []}, None, "unknown"),
         (None, {"missing": "timeout", "seconds": 10}, "unknown"),
+        ({"missing": "no_program", "detail": "apt-config"}, None, "info"),
+        ({"enabled": {"missing": "no_program"}, "origins": [], "blacklist": []}, None, "info"),
+        (None, {"missing": "no_program", "detail": "rpm"}, "info"),
         (None, ABSENT, "ok"),  # neither dpkg nor rpm
     ],
 )
-def test_upgrades_that_cannot_be_read_are_unknown(
+def test_upgrades_that_cannot_be_read_are_unknown_unless_nobody_could_tell(
     document: Document, judged: Judge, upgrades: Any, packages: Any, severity: str
 ) -> None:
     node = upgrading(document("h100x8"), BRANCHED, UBUNTU)

@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from gpufleet.checks.finding import Action, Problem, Severity, Step
-from gpufleet.checks.reading import DoesNotApply, Reading
+from gpufleet.checks.reading import CannotTell, DoesNotApply, Reading, is_missing
 
 # Packages whose upgrade changes the driver, or what has to be of its version. Not those that fit
 # every driver: the container toolkit, CUDA's compilers, DCGM.
@@ -151,8 +152,10 @@ def unattended_upgrades(node: Reading) -> Iterator[Problem]:
     No driver package is upgraded at night: held, blacklisted, or from where nothing is taken.
 
     Upgraded libraries refuse the module that is still loaded (NVML: version mismatch) until the
-    next reboot. Which origins reach the driver: docs/checks/unattended-upgrades.md.
+    next reboot. Which origins reach the driver: docs/checks/unattended-upgrades.md. Without the
+    programs that would tell it is not checked: at worst it would have been a warning.
     """
+    _can_be_told(node)
     upgrades = node.get("system", "unattended_upgrades", absent=None)
     if upgrades is None or not node.get("system", "unattended_upgrades", "enabled", absent=False):
         return
@@ -186,6 +189,18 @@ def unattended_upgrades(node: Reading) -> Iterator[Problem]:
             ),
         ),
     )
+
+
+def _can_be_told(node: Reading) -> None:
+    """Return if the node has what tells of upgrades; raises `CannotTell` if not."""
+    system = node.document["system"]
+    upgrades, packages = system["unattended_upgrades"], system["packages"]
+    told: list[Any] = [upgrades, packages]
+    if not is_missing(upgrades):
+        told.append(upgrades["enabled"])
+    for fact in told:
+        if is_missing(fact) and fact["missing"] == "no_program":
+            raise CannotTell(f"the node has no {fact.get('detail', 'program')} to be asked")
 
 
 def _fits(pattern: str, name: str) -> bool:
