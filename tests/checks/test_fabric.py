@@ -371,6 +371,28 @@ def test_the_manager_is_judged_while_the_driver_is_silent(document, judged):
     assert judged(node).worst("fabric-manager").severity.word == "unknown"
 
 
+@pytest.mark.parametrize("missing", ["no_program", "absent"])
+@pytest.mark.parametrize("profile", ["h100x8", "b200x8"])
+def test_without_a_package_manager_its_version_is_not_known_and_no_alarm(
+    document, judged, profile, missing
+):
+    node = document(profile)
+    node["system"]["packages"] = {"missing": missing, "detail": "dpkg-query"}
+    said = judged(node)
+    assert said.troubles == set()
+    assert said.worst("fabric-manager").severity.word == "info"
+    assert "its version is not known" in said.worst("fabric-manager").found
+
+
+@pytest.mark.parametrize("detail", [{}, {"detail": "systemd does not run here"}])
+def test_without_systemd_nobody_knows_of_the_service(document, judged, detail):
+    node = document("h100x8")
+    node["system"]["units"] = {"missing": "absent", **detail}
+    said = judged(node)
+    assert said.troubles == {("fabric-manager", "unknown", None)}
+    assert "systemd does not run here" in said.worst("fabric-manager").found
+
+
 @pytest.mark.parametrize("what", ["units", "packages"])
 def test_a_manager_that_could_not_be_asked_about_is_unknown(document, judged, what):
     node = document("h100x8")

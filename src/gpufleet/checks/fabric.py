@@ -35,6 +35,7 @@ from gpufleet.checks.reading import (
     GpuReading,
     Reading,
     Unread,
+    is_missing,
     take,
 )
 from gpufleet.checks.remembered import remembered, told_by_twins
@@ -305,6 +306,8 @@ def fabric_manager(node: Reading) -> Iterator[Problem]:
     rack of Grace boards the switch trays'.
     """
     _needs_manager(node)
+    if node.get("system", "units", absent=None) is None:
+        raise Unread("systemd does not run here, and nothing else tells of the fabric manager")
     load, active, enabled = (_of_manager(node, key) for key in ("load", "active", "enabled"))
     if load != "loaded":
         yield _not_there(node, load)
@@ -402,7 +405,7 @@ def _install(node: Reading) -> Step:
 
 def _manager_version(node: Reading) -> Iterator[Problem]:
     """It refuses to start beside a driver of another version, down to the last number."""
-    packages = node.get("system", "packages")
+    packages = _packages(node)
     installed = {
         name: package["version"]
         for name, package in packages.items()
@@ -450,6 +453,14 @@ def _manager_version(node: Reading) -> Iterator[Problem]:
                 RESET_ALL,
             ),
         )
+
+
+def _packages(node: Reading) -> Mapping[str, Any]:
+    """Return the installed packages; none on a node that has neither dpkg nor rpm."""
+    told = node.document["system"]["packages"]
+    if is_missing(told) and told["missing"] == "no_program":
+        return {}
+    return dict(node.get("system", "packages", absent={}))
 
 
 def _version_of(gpu: GpuReading) -> int:
