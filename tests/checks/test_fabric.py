@@ -183,6 +183,35 @@ def test_boards_on_pcie_have_no_fabric_and_need_none(document, judged, profile, 
     assert said.worst("fabric-state", 0).severity.word == "ok"
 
 
+@pytest.mark.parametrize("why", ["not_supported", "function_not_found", "invalid_argument"])
+@pytest.mark.parametrize("profile", ["h100x8", "b200x8", "gb200x4"])
+def test_one_gpu_without_the_state_that_the_others_tell_is_unknown(document, judged, profile, why):
+    node = document(profile)
+    node["fabric"][3] = {"missing": why}
+    assert judged(node).troubles == {("fabric-state", "unknown", 3)}
+    refuse_peers(node, 3)
+    assert ("fabric-state", "block", 3) in judged(node).troubles
+
+
+def test_a_display_beside_boards_of_a_fabric_is_in_none(document, judged):
+    node = document("h100x8")
+    node["gpus"][3].update(name="NVIDIA DGX Display")
+    node["nvlink"][3]["links"] = node["fabric"][3] = NOT_SUPPORTED
+    assert judged(node).worst("fabric-state", 3).severity.word == "ok"
+
+
+@pytest.mark.parametrize(
+    ("profile", "word"), [("h100x8", "unknown"), ("b200x8", "unknown"), ("a100x8", "ok")]
+)
+def test_behind_nvswitches_gpus_register_since_hopper(document, judged, profile, word):
+    """So none of them may say that there is no such thing; that the driver is too old it may."""
+    node = document(profile)
+    for old in ("not_supported", "function_not_found"):
+        node["fabric"] = [{"missing": old} for _ in node["fabric"]]
+        found = judged(node).worst("fabric-state", 0)
+        assert found.severity.word == (word if old == "not_supported" else "info")
+
+
 def test_a_gpu_that_denies_the_fabric_that_its_neighbours_are_in(document, judged):
     node = document("h100x8")
     node["fabric"][5]["state"] = 0
@@ -362,6 +391,7 @@ def test_the_manager_is_judged_while_the_driver_is_silent(document, judged):
     node["driver"]["version"] = {"missing": "driver_not_loaded"}
     for section in ("gpus", "nvlink", "numa", "fabric"):
         node[section] = []
+    node["pcie"], node["p2p"] = [], {kind: [] for kind in node["p2p"]}
     assert judged(node).worst("fabric-manager").severity.word == "ok"
     node["system"]["units"][SERVICE]["active"] = "failed"
     assert judged(node).worst("fabric-manager").severity.word == "block"

@@ -44,6 +44,9 @@ from gpufleet.topology import P2P_OK
 _STATES = {NOT_STARTED: "not started", IN_PROGRESS: "in progress"}
 # nvmlReturn_t values that have been seen as a registration's status.
 _STATUSES = {3: "not supported", 23: "insufficient resources", 999: "unknown error"}
+# GPUs from this compute capability on register with their NVSwitches: Hopper (nvml.h on
+# nvmlDeviceGetGpuFabricInfo).
+REGISTERS = (9, 0)
 # How long registration takes after boot at most, in seconds; it is tens of seconds as a rule.
 REGISTRATION_SECONDS = 300
 
@@ -113,6 +116,10 @@ def fabric_state(gpu: GpuReading) -> Iterator[Problem]:
             raise
         yield refused
         return
+    except Unread:
+        if refused:
+            yield refused
+        raise
     if state != COMPLETED:
         yield _not_joined(gpu, state)
     elif status := gpu.section("fabric", "status"):
@@ -129,7 +136,16 @@ def fabric_state(gpu: GpuReading) -> Iterator[Problem]:
 
 
 def _fabric_state(gpu: GpuReading) -> Any:
-    state = gpu.section("fabric", "state")
+    try:
+        state = gpu.section("fabric", "state")
+    except (CannotTell, DoesNotApply) as why:
+        if _its_like_tell(gpu):
+            raise Unread("the GPU tells no fabric state, which the node's other GPUs do") from None
+        if isinstance(why, DoesNotApply) and _must_register(gpu):
+            raise Unread(
+                "the GPU says it has no fabric state, and it is behind NVSwitches"
+            ) from None
+        raise
     if state == NO_FABRIC and not _others_have_fabric(gpu):
         raise DoesNotApply("this board is in no NVLink fabric")
     return state
@@ -186,6 +202,27 @@ def _others_have_fabric(gpu: GpuReading) -> bool:
     return count > 1 and bool(
         nvswitches(node) or _has_fabric(node) or any(told_by_twins(node, joins))
     )
+
+
+def _its_like_tell(gpu: GpuReading) -> bool:
+    """Say whether a GPU of the same name on the node is in a fabric, or should be."""
+    return any(
+        known_fabric_state(other) not in {None, NO_FABRIC}
+        for other in gpu.node.gpus
+        if other.known("name") == gpu.known("name")
+    )
+
+
+def _must_register(gpu: GpuReading) -> bool:
+    """
+    Say whether NVSwitches join it with others and it is of those that register with them.
+
+    Of a GPU without NVLink nvlink-links says whether it should have some.
+    """
+    several = len(gpu.node.document["gpus"]) > 1
+    capability = tuple(gpu.known("compute_capability", default=()))
+    switched = has_switches(gpu.node) or _others_have_fabric(gpu)
+    return several and switched and capability >= REGISTERS and known_links(gpu) is not None
 
 
 @remembered

@@ -36,6 +36,25 @@ _NO_SUCH_THING = {"not_supported"}
 _TOO_OLD = {"function_not_found", "version", "invalid_argument"}
 
 
+# Facts of a GPU without which its checks still know enough: another limit of its temperature, its
+# other processes. InfoROM is only asked after; what is wrong with it is a warning.
+_DISPENSABLE = {
+    "graphics_processes",
+    "inforom_valid",
+    "margin_celsius",
+    "mps_processes",
+    "temperature_gpu_max_celsius",
+    "temperature_limits",
+    "temperature_memory_celsius",
+    "temperature_memory_max_celsius",
+    "temperature_slowdown_celsius",
+}
+
+
+# Settings that say what a fact should be, by the fact. Of ECC its check knows more.
+_DECLARED = {"pcie_width": "pcie_width", "power_limit_milliwatts": "power_limit_watts"}
+
+
 def is_missing(value: Any) -> bool:
     """Say whether a value stands for one that the probe could not read."""
     return isinstance(value, dict) and "missing" in value
@@ -178,8 +197,49 @@ class GpuReading:
         return GpuId(self.index, **{key: value and str(value) for key, value in texts.items()})
 
     def get(self, *path: Any, absent: Any = _RAISE) -> Any:
-        """Return one of its facts, such as ("ecc_mode", "current"); raises like `Reading.get`."""
-        return take(self.facts, path, _RAISE, absent)
+        """
+        Return one of its facts, such as ("ecc_mode", "current"); raises like `Reading.get`.
+
+        That it has no such thing is only believed (`DoesNotApply`) where none of the node's GPUs of
+        the same name has one, and nobody declared what it should be.
+        """
+        try:
+            return take(self.facts, path, _RAISE, absent)
+        except DoesNotApply:
+            name = ".".join(map(str, path))
+            if self._is_declared(path):
+                why = f"which gpus.{_DECLARED[path[0]]} declares"
+            elif self._should_tell(path):
+                why = "which the node's other GPUs do"
+            else:
+                raise
+            raise Unread(f"GPU {self.index} does not tell {name}, {why}") from None
+
+    def _is_declared(self, path: tuple[Any, ...]) -> bool:
+        setting = _DECLARED.get(path[0])
+        return setting is not None and getattr(self.node.settings.gpus, setting) is not None
+
+    def _should_tell(self, path: tuple[Any, ...]) -> bool:
+        """Say whether GPUs like it tell a fact, and nothing that is switched off explains why."""
+        fact = str(path[0])
+        if fact in _DISPENSABLE or self.known("mig_mode", "current", default=0):
+            return False
+        if fact.startswith("ecc_") and fact != "ecc_mode":
+            with_ecc = self.known("ecc_mode", "current", default=1)
+        else:
+            with_ecc = 1
+        return bool(with_ecc) and any(
+            other.tells(path)
+            for other in self.node.gpus
+            if other.at != self.at and other.known("name") == self.known("name")
+        )
+
+    def tells(self, path: tuple[Any, ...]) -> bool:
+        """Say whether it tells the fact at `path`."""
+        try:
+            return self.known(*path) is not None
+        except (LookupError, TypeError):
+            return False  # an answer that makes no sense is that GPU's trouble
 
     def known(self, *path: Any, default: Any = None) -> Any:
         """Return one of its facts, or the default if it is missing for whatever reason."""
