@@ -350,6 +350,7 @@ def test_what_a_board_does_not_have_is_no_silence(document, judged):
         {"uuid": ""},
         {"memory": {"total": 0, "used": 0, "free": 0, "reserved": 0}},
         {"memory": {"total": 1 << 30, "used": 1 << 62, "free": 0, "reserved": 0}},
+        {"memory": {"total": 1 << 30, "used": -5, "free": 1 << 30, "reserved": 0}},
         {"temperature_celsius": 4294967295},
     ],
     ids=str,

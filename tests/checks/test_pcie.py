@@ -215,3 +215,19 @@ def test_replays_that_could_not_be_read_are_unknown(document, judged):
     found["gpus"][5]["pcie_replays"] = UNREAD
 
     assert judged(found).troubles == {("pcie-replays", "unknown", 5)}
+
+
+@pytest.mark.parametrize(
+    ("fact", "check", "value"),
+    [
+        ("pcie_replays", "pcie-replays", -5),
+        ("pcie_generation", "pcie-generation", 0),
+        ("pcie_generation", "pcie-generation", -5),
+        ("pcie_generation_max", "pcie-generation", 0),
+    ],
+)
+def test_a_number_that_cannot_be_is_no_answer(document, judged, fact, check, value):
+    found = document("h100x8")
+    found["gpus"][3][fact] = value
+
+    assert judged(found).troubles == {(check, "unknown", 3)}

@@ -291,3 +291,22 @@ def test_a_power_limit_that_could_not_be_read_is_unknown(document, judged):
     found["gpus"][3]["power_limit_milliwatts"] = UNREAD
 
     assert judged(found).troubles == {("power-limit", "unknown", 3)}
+
+
+@pytest.mark.parametrize("samples", [[], [-5], [0, -1, 0]])
+def test_samples_that_say_nothing_or_nonsense_are_no_answer(document, judged, samples):
+    found = document("h100x8")
+    found["gpus"][3]["throttle_samples"] = samples
+
+    assert judged(found).troubles == {("hardware-slowdown", "unknown", 3)}
+
+
+@pytest.mark.parametrize(
+    ("fact", "check"),
+    [("throttle_reasons", "software-throttle"), ("power_limit_milliwatts", "power-limit")],
+)
+def test_a_number_that_cannot_be_is_no_answer(document, judged, fact, check):
+    found = document("h100x8")
+    found["gpus"][3][fact] = -5
+
+    assert judged(found).troubles == {(check, "unknown", 3)}

@@ -317,7 +317,7 @@ def _nonsense(gpu: GpuReading) -> str | None:
     if not str(uuid).startswith("GPU-"):
         return f"its UUID is {uuid!r}"
     # A terabyte is several times what any GPU has.
-    if not 0 < memory["total"] < 1 << 40 or memory["used"] > memory["total"]:
+    if not 0 < memory["total"] < 1 << 40 or not 0 <= memory["used"] <= memory["total"]:
         return f"{memory['used']} of {memory['total']} bytes of memory used"
     celsius = gpu.known("temperature_celsius")
     if celsius is not None and not -40 <= celsius <= 150:  # silicon is dead on either side

@@ -89,6 +89,8 @@ def pcie_generation(gpu: GpuReading) -> Iterator[Problem]:
     An idle GPU lowers the generation to save power, which says nothing of its link.
     """
     generation, most = gpu.get("pcie_generation"), gpu.get("pcie_generation_max")
+    if generation < 1 or most < 1:
+        raise Unread(f"generation {generation} of {most} is none of PCIe")
     if generation >= most:
         return
     state = gpu.get("performance_state")
@@ -116,6 +118,8 @@ def pcie_replays(gpu: GpuReading) -> Iterator[Problem]:
     The counter runs since boot at most, so the mean since boot is compared: a bound from below.
     """
     replays = gpu.get("pcie_replays")
+    if replays < 0:
+        raise Unread(f"{replays} is no number of replays")
     if not replays:
         return
     lanes = gpu.get("pcie_width_max")

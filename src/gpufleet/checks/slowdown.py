@@ -8,7 +8,14 @@ from typing import Any
 
 from gpufleet.checks.finding import Action, Problem, Severity, Step
 from gpufleet.checks.ladder import REBOOT_IT, STOP
-from gpufleet.checks.reading import CannotTell, DoesNotApply, GpuReading, each, expectation
+from gpufleet.checks.reading import (
+    CannotTell,
+    DoesNotApply,
+    GpuReading,
+    Unread,
+    each,
+    expectation,
+)
 
 # nvmlClocksEventReasons, nvml.h.
 SW_POWER_CAP, HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, HW_POWER_BRAKE = 0x4, 0x8, 0x20, 0x40, 0x80
@@ -31,7 +38,9 @@ def hardware_slowdown(gpu: GpuReading) -> Iterator[Problem]:
     Set in every one of three samples it stops work; in some of them it is worth a look. 0x8 alone
     for a moment is nothing: a change of clocks reports it too.
     """
-    samples = gpu.get("throttle_samples")
+    samples = [_reasons(bits) for bits in gpu.get("throttle_samples")]
+    if not samples:
+        raise Unread("no sample of the clock event reasons was taken")
     celsius = gpu.known("temperature_celsius", default="?")
     found = []
     for bit, said, remedy in (
@@ -55,6 +64,13 @@ def hardware_slowdown(gpu: GpuReading) -> Iterator[Problem]:
             )
     # 0x8 comes beside the two others: the worst is told, and of equals the one that names a cause.
     yield from found and [max(found, key=lambda problem: problem.severity)]
+
+
+def _reasons(bits: int) -> int:
+    """Return NVML's reasons; raises `Unread` for a number that is no set of bits."""
+    if bits < 0:
+        raise Unread(f"{bits} is no set of clock event reasons")
+    return bits
 
 
 _POWER_LADDER = (
@@ -81,7 +97,7 @@ def software_throttle(gpu: GpuReading) -> Iterator[Problem]:
 
     Under load a power cap is how GPUs work; heat is worth knowing of.
     """
-    bits = gpu.get("throttle_reasons")
+    bits = _reasons(gpu.get("throttle_reasons"))
     if not bits & (SW_POWER_CAP | SW_THERMAL):
         return
     idle = not gpu.get("processes")
@@ -167,6 +183,8 @@ def _told(gpu: GpuReading, *path: str) -> Any:
 def power_limit(gpu: GpuReading) -> Iterator[Problem]:
     """The power limit is as declared, else as the siblings' is, else the board's default."""
     enforced = gpu.get("power_limit_milliwatts") / 1000
+    if enforced <= 0:
+        raise Unread(f"{enforced:.0f} W is no power limit")
     index = gpu.index
     declared = gpu.node.settings.gpus.power_limit_watts
     if declared is not None:
