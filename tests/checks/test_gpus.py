@@ -106,6 +106,16 @@ def test_siblings_stop_a_node_whose_bus_cannot_be_asked(document, judged):
     assert {severity for severity, _ in stopped(said, "gpu-count")} == {"block"}
 
 
+def test_siblings_stop_a_node_that_hides_a_gpu(document, judged):
+    found = document("l40sx8")
+    gpu = found["gpus"][5]
+    found["driver"]["excluded"] = [{"bus_id": gpu["pci"]["bus_id"], "uuid": gpu["uuid"]}]
+
+    said = judged(not_listed(found, 5), siblings=[document("l40sx8")] * 2)
+
+    assert said.troubles == {("gpu-count", "block", gpu["pci"]["bus_id"])}
+
+
 def test_a_list_that_is_not_as_long_as_the_count_is_no_answer(document, judged):
     found = document("l40sx8")
     found["driver"]["gpu_count"] = 9

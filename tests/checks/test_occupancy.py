@@ -177,6 +177,13 @@ def test_a_process_that_has_ended_meanwhile_is_no_trouble(document, judged, miss
     assert "ended meanwhile: pid 4713" in said.worst("foreign-processes", 2).found
 
 
+def test_a_desktop_that_has_ended_meanwhile_is_no_trouble(document, judged):
+    found = with_processes(document("rtx4090x2"), drawing=[NOBODY], gpu=0)
+    found["gpus"][0]["memory"]["used"] = 0
+
+    assert judged(found).troubles == set()
+
+
 def test_what_an_ended_process_leaves_is_memory_of_nobody(document, judged):
     found = with_processes(document("h100x8"), [NOBODY])
 

@@ -102,13 +102,11 @@ def _present(node: Reading) -> int:
 
 def _bus_agrees(node: Reading) -> bool:
     """
-    Say whether the PCI bus was read and has just the GPUs that NVML lists and those put away.
+    Say whether the PCI bus has just the GPUs that NVML lists, and those given away.
 
-    Without it nobody but the siblings knows, and a module option that hides a GPU says that it is
-    missing. So does a GPU that does not say where it is.
+    It has not where it could not be read, where a module option hides a GPU, and where one that
+    does not answer does not say where it is.
     """
-    if node.known("pci") is None or _hidden_at(node):
-        return False
     on_bus = {function["bus_id"] for function in _gpus_on_bus(node)} - set(_given_away(node))
     return on_bus == {gpu.known("pci", "bus_id") for gpu in node.gpus}
 
