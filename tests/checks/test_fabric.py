@@ -152,6 +152,9 @@ def test_a_membership_that_one_gpu_does_not_tell_is_unknown_of_that_one_alone(
     node["fabric"][1][key] = UNKNOWN
     node["fabric"][2]["clique"] = 7
     assert judged(node).troubles == {("fabric-state", "unknown", 1), ("fabric-state", "block", 2)}
+    node["fabric"][2]["clique"] = node["fabric"][3]["clique"]
+    node["fabric"][0][key] = node["fabric"][2][key] = UNKNOWN
+    assert judged(node).troubles == {("fabric-state", "unknown", gpu) for gpu in (0, 1, 2)}
 
 
 def test_a_tray_in_no_cluster_is_odd_where_its_siblings_are_in_one(document, judged):
@@ -191,6 +194,12 @@ def test_one_gpu_without_the_state_that_the_others_tell_is_unknown(document, jud
     assert judged(node).troubles == {("fabric-state", "unknown", 3)}
     refuse_peers(node, 3)
     assert ("fabric-state", "block", 3) in judged(node).troubles
+
+
+def test_a_gpu_by_itself_need_not_be_in_the_fabric_of_its_server(document, judged):
+    node = only(document("h100x8"), 0)
+    node["fabric"][0] = NOT_SUPPORTED
+    assert judged(node).worst("fabric-state", 0).severity.word == "ok"
 
 
 def test_a_display_beside_boards_of_a_fabric_is_in_none(document, judged):

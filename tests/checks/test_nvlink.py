@@ -454,6 +454,12 @@ def test_the_gpu_that_most_narrow_pairs_have_in_common_is_named(document, judged
     assert {gpu for check, _, gpu in said.troubles if check == "nvlink-width"} == {6}
 
 
+def test_a_narrow_pair_is_seen_beside_a_gpu_that_denies_its_nvlink(document, judged):
+    node = deny(document("h100x8"), 7)
+    node["nvlink"][6]["links"][0]["remote_type"] = 1
+    assert judged(node).troubles == {("nvlink-links", "block", 7), ("nvlink-width", "block", 6)}
+
+
 def test_a_slow_link_is_named(document, judged):
     node = document("h100x8")
     node["nvlink"][2]["links"][5]["speed_mbps"] = 13281
