@@ -7,9 +7,12 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
+import paramiko
 import pytest
 from pyinfra.api import Config, Inventory, State
 from pyinfra.context import ctx_state
@@ -28,15 +31,35 @@ def library(tmp_path_factory):
 
 @pytest.fixture
 def ask():
-    """`ask(data)`: survey this machine, with that data of the node."""
+    """`ask(data, seconds)`: survey this machine, with that data of the node."""
 
-    def asked(data):
+    def asked(data, seconds=30):
         inventory = Inventory((["@local"], data))
         state = State(inventory, Config())
         with ctx_state.use(state):
-            return survey(state, inventory, 30)["@local"]
+            return survey(state, inventory, seconds)["@local"]
 
     return asked
+
+
+@pytest.fixture
+def python3(tmp_path):
+    """`python3(script)`: the data of a node whose python3 is that shell script."""
+
+    def made(script):
+        program = tmp_path / "bin/python3"
+        program.parent.mkdir()
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+        return {"_env": {"PATH": f"{program.parent}:{os.environ['PATH']}"}}
+
+    return made
+
+
+@pytest.fixture
+def played(ask, python3):
+    """`played(script, seconds)`: survey this machine with that script as its python3."""
+    return lambda script, seconds=30: ask(python3(script), seconds)
 
 
 @pytest.fixture
@@ -44,6 +67,120 @@ def silent():
     """The port of a machine that accepts connections and never says a word."""
     with socket.create_server(("127.0.0.1", 0), backlog=8) as server:
         yield server.getsockname()[1]
+
+
+class AnySession(paramiko.ServerInterface):
+    """Lets everybody in and runs every command in a shell of this machine, as sshd does."""
+
+    def get_allowed_auths(self, *_):
+        return "publickey"
+
+    def check_auth_publickey(self, *_):
+        return paramiko.AUTH_SUCCESSFUL
+
+    def check_channel_request(self, *_):
+        return paramiko.OPEN_SUCCEEDED
+
+    def check_channel_exec_request(self, channel, command):
+        threading.Thread(target=serve, args=(channel, command), daemon=True).start()
+        return True
+
+
+def serve(channel, command):
+    """Connect a command with the channel that asked for it; kill it when the channel is closed."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(["/bin/sh", "-c", command], bufsize=0, **pipes) as program:
+
+        def pump(read, write, end=lambda: None):
+            with suppress(OSError):
+                while data := read(65536):
+                    write(data)
+            end()
+
+        outputs = [
+            threading.Thread(target=pump, args=(program.stdout.read, channel.sendall)),
+            threading.Thread(target=pump, args=(program.stderr.read, channel.sendall_stderr)),
+        ]
+        threading.Thread(
+            target=pump, args=(channel.recv, program.stdin.write, program.stdin.close), daemon=True
+        ).start()
+        for output in outputs:
+            output.start()
+        while program.poll() is None and not channel.closed:
+            time.sleep(0.02)
+        if channel.closed:
+            subprocess.run(["pkill", "-9", "-P", str(program.pid)], check=False)
+            program.kill()
+        for output in outputs:
+            output.join()
+        channel.send_exit_status(program.wait() % 256)  # negative when it was killed
+        channel.close()
+
+
+@pytest.fixture
+def sshd(tmp_path):
+    """The data of a node that is this machine, reached by SSH."""
+    key = paramiko.ECDSAKey.generate()
+    key.write_private_key_file(str(tmp_path / "key"))
+    transports = []
+
+    def accept():
+        with suppress(OSError):
+            while True:
+                transport = paramiko.Transport(server.accept()[0])
+                transports.append(transport)
+                transport.add_server_key(key)
+                transport.start_server(server=AnySession())
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        known = f"[127.0.0.1]:{port} {key.get_name()} {key.get_base64()}\n"
+        (tmp_path / "known_hosts").write_text(known)
+        threading.Thread(target=accept, daemon=True).start()
+        yield {
+            "ssh_hostname": "127.0.0.1",
+            "ssh_port": port,
+            "ssh_user": "anybody",
+            "ssh_key": str(tmp_path / "key"),
+            "ssh_allow_agent": False,
+            "ssh_look_for_keys": False,
+            "ssh_known_hosts_file": str(tmp_path / "known_hosts"),
+        }
+        server.shutdown(socket.SHUT_RDWR)
+    for transport in transports:
+        transport.close()
+
+
+@pytest.fixture(params=["by SSH", "local"])
+def beside_a_healthy_one(request, python3, check, sshd, library):
+    """
+    `asked(script)`: check a node whose python3 is that shell script, and a healthy one beside it.
+
+    Returns the first one's findings of the check `probe`, its facts, and what was printed.
+    """
+
+    def asked(script, *arguments):
+        bad = python3(script)
+        good = simulated(library, "a100x4-pcie")
+        nodes = [("gpu-01", {**sshd, **bad}), ("@local", good)]
+        if request.param == "local":
+            nodes = [("gpu-01", {**sshd, **good}), ("@local", bad)]
+        name, other = ("@local", "gpu-01") if request.param == "local" else ("gpu-01", "@local")
+
+        run = check(nodes, *arguments, "--json")
+
+        assert "Traceback" not in run.stderr
+        assert run.returncode == 1, run.stderr
+        report = json.loads(run.stdout)
+        assert len(report["facts"][other]["gpus"]) == 4
+        (said,) = [
+            each["found"]
+            for each in report["findings"]
+            if each["node"] == name and each["check"] == "probe"
+        ]
+        return said, report["facts"].get(name)
+
+    return asked
 
 
 @pytest.fixture
@@ -120,3 +257,75 @@ def test_a_refused_connection_is_a_sentence_and_no_traceback(check):
     assert "gpu-01" in run.stdout
     assert "cannot be reached: " in run.stdout
     assert "Traceback" not in run.stdout + run.stderr
+
+
+FLOODS = {
+    "a line without end": "cat >/dev/null; cat /dev/zero",
+    "lines without end": "cat >/dev/null; yes",
+    "errors without end": "cat >/dev/null; yes >&2",
+    "that reads nothing": "cat /dev/zero",
+}
+
+
+@pytest.mark.parametrize("script", FLOODS.values(), ids=FLOODS)
+def test_a_node_that_prints_without_end_is_not_listened_to(beside_a_healthy_one, script):
+    began = time.monotonic()
+    said, facts = beside_a_healthy_one(script)
+
+    assert said == "the node printed more than 8 MiB: that is no probe"
+    assert facts is None
+    assert time.monotonic() - began < 25  # without a limit it would be the deadline: 60 s
+
+
+@pytest.mark.parametrize(
+    "script", ["exec sleep 50", "while :; do echo x; sleep 0.1; done"], ids=["mute", "trickle"]
+)
+def test_a_node_that_never_ends_costs_itself_the_deadline(beside_a_healthy_one, script):
+    said, _ = beside_a_healthy_one(script, "--seconds", "5")
+
+    assert said == "no answer within 5 s"
+
+
+def test_a_node_that_talks_while_it_should_read_is_read(beside_a_healthy_one):
+    """More than any pipe holds, in both directions at once."""
+    said, facts = beside_a_healthy_one(
+        f"yes 'Authorized users only.' | head -c 3000000; echo; exec {sys.executable} \"$@\""
+    )
+
+    assert facts["schema"] == 2, said
+
+
+def test_a_banner_in_another_encoding_does_no_harm(beside_a_healthy_one):
+    said, facts = beside_a_healthy_one(
+        f"printf 'Zugang nur f\\374r Befugte\\n'; exec {sys.executable} \"$@\""
+    )
+
+    assert facts["schema"] == 2, said
+
+
+@pytest.mark.parametrize(
+    ("script", "quoted"),
+    [
+        ("cat >/dev/null; head -c 200000 /dev/zero | tr '\\0' '['", "[[[ ..."),
+        ("cat >/dev/null; printf '\\377\\376 nonsense\\n'", "\ufffd\ufffd nonsense"),
+        ("cat >/dev/null; printf 'one\\ntwo\\n\\n'", "the node said: one / two"),
+        ("cat >/dev/null", "the node said: nothing"),
+        (
+            "cat >/dev/null; printf '\\033]0;owned\\007\\n' >&2; exit 3",
+            r"the probe ended without an answer; the node said: \x1b]0;owned\x07",
+        ),
+    ],
+    ids=["nested", "bytes", "words", "nothing", "orders to the terminal"],
+)
+def test_what_a_node_says_instead_of_an_answer_is_quoted(played, script, quoted, capfd):
+    assert played(script).endswith(quoted)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_command_ends_when_nobody_waits_for_it(played, tmp_path):
+    """A node that hangs is not left with a process more for every check."""
+    said = played(f"echo $$ >{tmp_path}/pid; exec sleep 300", 2)
+
+    assert said == "no answer within 2 s"
+    process = Path("/proc", (tmp_path / "pid").read_text().strip(), "stat")
+    assert not process.exists() or process.read_text().split()[2] == "Z"

@@ -2,23 +2,44 @@
 
 A node that cannot be reached, that has no python3, that hangs or that prints nonsense costs itself
 only: what it gives is a sentence that says why, instead of a document.
+
+What a node prints is read here and not by pyinfra, whose readers take text by lines: a line without
+end keeps them, and with them every other node, busy past any deadline, lines without end fill the
+memory, and a byte that is no UTF-8 ends them. Everything else stays pyinfra's: connections, the
+`_sudo`, `_su_user`, `_env` ... of a node, and the question for a sudo password. Nodes that are
+reached neither by SSH nor locally (pyinfra's container connectors) are still read by it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import gevent
 from gevent import Timeout
+from gevent import os as gevent_os
+from gevent.subprocess import PIPE, Popen
 from paramiko import SSHException
 from pyinfra.api import Host, State, StringCommand
 from pyinfra.api.arguments import CONNECTOR_ARGUMENT_KEYS, pop_global_arguments
 from pyinfra.api.exceptions import FactProcessError, PyinfraError
+from pyinfra.connectors.local import LocalConnector
+from pyinfra.connectors.ssh import SSHConnector
+from pyinfra.connectors.util import (
+    CommandOutput,
+    OutputLine,
+    execute_command_with_sudo_retry,
+    make_unix_command_for_host,
+)
 from pyinfra.context import ctx_host, ctx_state
 
 from gpufleet import payload
 from gpufleet.facts import PYTHON, document
+from gpufleet.printable import LINES, printable, said
 from gpufleet.release import CACHE, RELEASES
 from gpufleet.units import MODELS
 
@@ -27,6 +48,13 @@ Answer: TypeAlias = dict[str, Any] | str
 
 # A probe's own deadlines end it after 50 s (on_node/probe.py); ten more are for connecting.
 SECONDS = 60
+
+# The largest document of tests/nodes, of eight GPUs, is 90 KB; at most 2000 lines of the kernel's
+# log (on_node/kernel_log.py), of at most a kilobyte, may come to that.
+MOST_MIB = 8
+# Of what a node says beside the document, the end is quoted.
+MOST_BESIDE = 1 << 16
+_CHUNK = 1 << 16
 
 DISKS = ("/", RELEASES, CACHE, MODELS)
 """Directories whose free space matters: the system's, the releases', their wheels', the models'."""
@@ -55,34 +83,236 @@ def survey(state: State, hosts: Iterable[Host], seconds: float = SECONDS) -> dic
     return answers
 
 
+@dataclass
+class _Streams:
+    """
+    A command that runs on a node, with raw ends.
+
+    `read` and `read_error` return at most so many bytes, and none at the end. All of them let
+    other greenlets run while they wait.
+    """
+
+    write: Callable[[bytes], None]
+    end: Callable[[], None]
+    read: Callable[[int], bytes]
+    read_error: Callable[[int], bytes]
+    status: Callable[[], int]
+
+
+@dataclass
+class _Printed:
+    """What a command printed: all that counts of it, and how much it was."""
+
+    out: bytearray = field(default_factory=bytearray)
+    error: bytearray = field(default_factory=bytearray)
+    total: int = 0
+
+    @property
+    def too_much(self) -> bool:
+        return self.total > MOST_MIB << 20
+
+
+class _TooMuchError(Exception):
+    """A node printed what is not even looked at."""
+
+
 def _ask(state: State, host: Host, program: str, seconds: float) -> Answer:
     """Probe one node. It raises nothing: gevent would print a traceback beside our sentences."""
     try:
         with Timeout(seconds), ctx_state.use(state), ctx_host.use(host):
             if not host.connected:
                 host.connect(show_errors=False, raise_exceptions=True)
-            arguments, _ = pop_global_arguments(state, host, {})
-            status, output = host.run_shell_command(
-                StringCommand(PYTHON),
-                **_for_connector(arguments),
-                _stdin=program,
-                _timeout=int(seconds),
-            )
-            if status:
-                return document(output.stdout_lines, "the probe")
-            said = " / ".join([*output.stderr_lines, *output.stdout_lines][-3:])
-            return f"the probe ended without an answer; the node said: {said or 'nothing'}"
+            ended_well, out, error = _run(state, host, program, seconds)
+            if ended_well:
+                return document(out, "the probe")
+            return f"the probe ended without an answer; the node said: {said([*error, *out])}"
     except (Timeout, TimeoutError):
         return _late(seconds)
-    except FactProcessError as error:
-        return str(error)
-    except (PyinfraError, SSHException, OSError, EOFError) as error:
-        return f"cannot be reached: {error or type(error).__name__}"
+    except (FactProcessError, _TooMuchError) as problem:
+        return str(problem)
+    except (PyinfraError, SSHException, OSError, EOFError) as problem:
+        return f"cannot be reached: {printable(str(problem)) or type(problem).__name__}"
+    # What a node sends passes through code of others (paramiko's reader of packets, codecs) that
+    # may raise anything; it must not cost the other nodes their answer.
+    except Exception as problem:  # noqa: BLE001
+        return f"cannot be asked: {type(problem).__name__}: {printable(str(problem))}"
 
 
-def _for_connector(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    ours = {"_stdin", "_timeout"}
-    return {k: v for k, v in arguments.items() if k in CONNECTOR_ARGUMENT_KEYS and k not in ours}
+def _run(
+    state: State, host: Host, program: str, seconds: float
+) -> tuple[bool, list[str], list[str]]:
+    """
+    Run `program` on a node; return whether it ended well and the last lines of both outputs.
+
+    Raises `_TooMuchError` when the node printed more than any probe does.
+    """
+    arguments, _ = pop_global_arguments(state, host, {})
+    ours: dict[str, Any] = {
+        key: value for key, value in arguments.items() if key in CONNECTOR_ARGUMENT_KEYS
+    }
+    for key in ("_stdin", "_timeout"):
+        ours.pop(key, None)
+    connector = host.connector
+    if not isinstance(connector, SSHConnector | LocalConnector):  # a container's
+        ended_well, output = host.run_shell_command(
+            StringCommand(PYTHON), **ours, _stdin=program, _timeout=int(seconds)
+        )
+        return ended_well, output.stdout_lines, output.stderr_lines
+    pty = ours.pop("_get_pty", False)
+    good = ours.pop("_success_exit_codes", None) or [0]
+    out: list[str] = []
+    error: list[str] = []
+
+    def execute() -> tuple[int, CommandOutput]:
+        command = make_unix_command_for_host(state, host, StringCommand(PYTHON), **ours)
+        text = command.get_raw_value()
+        started = (
+            _remote(connector, text, pty=pty)
+            if isinstance(connector, SSHConnector)
+            else _local(text)
+        )
+        with started as streams:
+            code, printed = _exchange(streams, program.encode())
+        out[:], error[:] = _end(printed.out), _end(printed.error)
+        return code, CommandOutput([OutputLine("stderr", line) for line in error])
+
+    # pyinfra asks the operator for a password when sudo wants one. Only where sudo was asked for:
+    # a node's output must not be able to bring that question up.
+    if ours.get("_sudo"):
+        status, _ = execute_command_with_sudo_retry(host, arguments, execute)
+    else:
+        status, _ = execute()
+    return status in good, out, error
+
+
+def _exchange(streams: _Streams, program: bytes) -> tuple[int, _Printed]:
+    """
+    Give a command its program while its outputs are read; return its status and what it printed.
+
+    Three greenlets, because nobody knows which pipe a node fills first. Raises `_TooMuchError`, and
+    what `streams` raise.
+    """
+    printed = _Printed()
+    sender = gevent.spawn(_send, streams, program)
+    readers = [
+        gevent.spawn(_listen, streams.read, printed, printed.out, MOST_MIB << 20),
+        gevent.spawn(_listen, streams.read_error, printed, printed.error, MOST_BESIDE),
+    ]
+    try:
+        for reader in gevent.iwait(readers):
+            if reader.value is not None:
+                raise reader.value
+            if printed.too_much:
+                raise _TooMuchError(f"the node printed more than {MOST_MIB} MiB: that is no probe")
+        return streams.status(), printed
+    finally:
+        # Before their ends are closed below them.
+        gevent.killall([sender, *readers], timeout=1)
+
+
+def _send(streams: _Streams, program: bytes) -> None:
+    """Write the program. Why a node stops reading, it says on its other streams, or nowhere."""
+    with suppress(Exception):
+        for start in range(0, len(program), _CHUNK):
+            streams.write(program[start : start + _CHUNK])
+        streams.end()
+
+
+def _listen(
+    read: Callable[[int], bytes], printed: _Printed, kept: bytearray, most: int
+) -> Exception | None:
+    """
+    Read to the end, or until both outputs together are too much; keep the last `most` bytes.
+
+    Returns what went wrong: gevent would print what a greenlet raises.
+    """
+    try:
+        while not printed.too_much and (chunk := read(_CHUNK)):
+            printed.total += len(chunk)
+            kept += chunk
+            del kept[:-most]
+            # What has arrived is read without waiting, and others, the deadline among them, have
+            # their turn only while somebody waits.
+            gevent.sleep(0)
+    except Exception as problem:  # noqa: BLE001
+        return problem
+    return None
+
+
+# Whoever starts a command stops it when nobody waits for it any more.
+
+
+@contextmanager
+def _remote(connector: SSHConnector, command: str, *, pty: bool) -> Iterator[_Streams]:
+    transport = connector.client.get_transport() if connector.client else None
+    if transport is None:
+        raise EOFError("the connection is closed")
+    channel = transport.open_session()
+
+    def status() -> int:
+        code = channel.recv_exit_status()
+        if code == -1 and not transport.is_active():
+            raise EOFError("the connection was lost before the probe answered")
+        return code
+
+    try:
+        if pty:
+            channel.get_pty()
+        channel.exec_command(command)
+        yield _Streams(
+            write=channel.sendall,
+            end=channel.shutdown_write,
+            read=channel.recv,
+            read_error=channel.recv_stderr,
+            status=status,
+        )
+    finally:
+        with suppress(SSHException, OSError, EOFError):
+            channel.close()
+
+
+@contextmanager
+def _local(command: str) -> Iterator[_Streams]:
+    # A group of its own, because the shell is not all there is to stop. No session of its own: sudo
+    # remembers passwords by terminal.
+    process = Popen(
+        ["/bin/sh", "-c", command],
+        stdin=PIPE,
+        stdout=PIPE,
+        stderr=PIPE,
+        bufsize=0,
+        process_group=0,
+    )
+    pipes = (process.stdin, process.stdout, process.stderr)
+    to, out, error = (pipe.fileno() for pipe in pipes)
+    for pipe in (to, out, error):
+        gevent_os.make_nonblocking(pipe)
+
+    def write(data: bytes) -> None:
+        while data:
+            data = data[gevent_os.nb_write(to, data) :]
+
+    try:
+        yield _Streams(
+            write=write,
+            end=process.stdin.close,
+            read=lambda size: gevent_os.nb_read(out, size),
+            read_error=lambda size: gevent_os.nb_read(error, size),
+            status=process.wait,
+        )
+    finally:
+        if process.poll() is None:
+            with suppress(ProcessLookupError, PermissionError):  # sudo's are not ours to end
+                os.killpg(process.pid, signal.SIGKILL)
+        for pipe in pipes:
+            pipe.close()
+
+
+def _end(printed: bytearray) -> list[str]:
+    """Return the last lines. Bytes that are no UTF-8 (a banner in Latin-1) are marked in them."""
+    return [
+        line.decode("utf-8", "replace") for line in bytes(printed).rstrip().rsplit(b"\n", LINES)
+    ][-LINES:]
 
 
 def _late(seconds: float) -> str:
