@@ -26,7 +26,6 @@ from gpufleet.checks.links import (
     links_into_switches,
     links_into_the_unknown,
     nvswitches,
-    ranges,
     widths,
 )
 from gpufleet.checks.reading import (
@@ -39,6 +38,7 @@ from gpufleet.checks.reading import (
     take,
 )
 from gpufleet.checks.remembered import remembered, told_by_twins
+from gpufleet.ranges import ranges
 from gpufleet.topology import P2P_OK
 
 _STATES = {NOT_STARTED: "not started", IN_PROGRESS: "in progress"}
@@ -305,7 +305,7 @@ def _refused(gpu: GpuReading) -> Problem | None:
         return None
     return _fabric_problem(
         gpu,
-        f"NVLinks join it with GPUs {ranges(refused)}, and the driver grants no peer access over "
+        f"NVLinks join it with GPUs {ranges(refused, ', ')}, and the driver grants no peer access over "
         "them",
         "peer access",
         "the driver (P2P status over NVLink)",

@@ -201,19 +201,3 @@ def widths(node: Reading) -> dict[tuple[int, int], int]:
         (one.index, other.index): nvlink_width(node.document, one.at, other.at)
         for one, other in combinations(gpus, 2)
     }
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """
-    Return numbers as people read them.
-
-    >>> ranges([3, 7, 8, 9])
-    '3, 7-9'
-    """
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -25,7 +25,6 @@ from gpufleet.checks.links import (
     links_or_none,
     links_up,
     nvswitches,
-    ranges,
     widths,
 )
 from gpufleet.checks.reading import (
@@ -39,6 +38,7 @@ from gpufleet.checks.reading import (
     is_missing,
 )
 from gpufleet.checks.remembered import remembered, told_by_twins
+from gpufleet.ranges import ranges
 from gpufleet.topology import LINK_ACTIVE, LINK_UP, islands
 
 # A bridge between two boards on PCIe joins four links of each, since Ampere: three bridges are 12
@@ -181,7 +181,9 @@ def _missed(links: Links, expected: int) -> str:
     if links.count == 0:
         return "it answers that it has no NVLink"
     if links.up and links.count < expected:
-        down = f", of which {len(links.down)} down: {ranges(links.down)}" if links.down else ""
+        down = (
+            f", of which {len(links.down)} down: {ranges(links.down, ', ')}" if links.down else ""
+        )
         return f"{links.count} of {expected} links are there{down}"
     return _down(links)
 
@@ -189,7 +191,7 @@ def _missed(links: Links, expected: int) -> str:
 def _down(links: Links) -> str:
     if not links.up:
         return f"all {links.count} links are down"
-    return f"{len(links.down)} of {links.count} links down: {ranges(links.down)}"
+    return f"{len(links.down)} of {links.count} links down: {ranges(links.down, ', ')}"
 
 
 def _links_denied(gpu: GpuReading) -> Expectation | None:
