@@ -333,3 +333,9 @@ def test_an_answer_that_makes_no_sense_is_unknown(document, judged, fact):
     node["gpus"][0][fact] = "garbage"
     checks = {check for check, severity, gpu in judged(node).troubles if severity == "unknown"}
     assert checks & set(NOT_OF_TURING)
+
+
+def test_a_count_that_cannot_be_is_no_answer(document, judged):
+    node = document("h100x8")
+    node["gpus"][3]["ecc_uncorrected_volatile"] = -5
+    assert judged(node).troubles == {("ecc-uncorrected", "unknown", 3)}

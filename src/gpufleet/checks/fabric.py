@@ -305,8 +305,8 @@ def _refused(gpu: GpuReading) -> Problem | None:
         return None
     return _fabric_problem(
         gpu,
-        f"NVLinks join it with GPUs {ranges(refused, ', ')}, and the driver grants no peer access over "
-        "them",
+        f"NVLinks join it with GPUs {ranges(refused, ', ')}, and the driver grants no peer access "
+        "over them",
         "peer access",
         "the driver (P2P status over NVLink)",
     )

@@ -135,6 +135,8 @@ def _and_pending(current: bool, pending: Any) -> str:
 def ecc_uncorrected(gpu: GpuReading) -> Iterator[Problem]:
     """No uncorrectable error since the driver loaded (DCGM: drain, then reset or reboot)."""
     now = gpu.get("ecc_uncorrected_volatile")
+    if now < 0:
+        raise Unread(f"ecc_uncorrected_volatile cannot be {now}")
     if now > 0:
         yield Problem(
             Severity.BLOCK,
