@@ -1,7 +1,8 @@
 """A lab of the tests' own, with the fleet deployed on it once; nothing here is simulated but GPUs.
 
-The lab has its own id, so that it stands beside an operator's. It is taken down at the end, and a
-run that was killed is cleaned up by the next one, or by `make clean`.
+The lab has its own id, so that it stands beside an operator's. It is taken down after the last of
+these tests, for its idle vLLM workers would slow the others down; a run that was killed is cleaned
+up by the next one, or by `make clean`.
 """
 
 from __future__ import annotations
@@ -216,7 +217,7 @@ class Fleet:
         shutil.copy(ROOT / "group_vars/lab.yml", self.project / "group_vars/lab.yml")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Two bare nodes with simulated GPUs, with everything to download at hand; nothing deployed."""
     if os.geteuid() != 0:
@@ -235,7 +236,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         lab.purge()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def deployed(nodes: Fleet) -> Fleet:
     """The fleet after the main deploy."""
     run = nodes.pyinfra("-y", seconds=1800)
