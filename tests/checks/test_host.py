@@ -35,7 +35,7 @@ def without_driver(document: Any) -> Any:
     document["driver"]["init"] = {"missing": "driver_not_loaded", "code": 9}
     for section in ("gpus", "nvlink", "numa", "fabric", "pcie"):
         document[section] = []
-    node["p2p"] = {kind: [] for kind in node["p2p"]}
+    document["p2p"] = {kind: [] for kind in document["p2p"]}
     return document
 
 
