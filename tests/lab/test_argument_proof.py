@@ -204,6 +204,7 @@ def shim(folder: Path) -> list[Path]:
     return [wheel for wheel in made if wheel.name.startswith("vllm-")]
 
 
+@pytest.mark.long  # two nodes build a second release while they serve: minutes
 def test_an_upgrade_whose_parser_lacks_a_flag_stops_before_any_restart(
     fleet: Fleet, other: dict[str, Any]
 ) -> None:
