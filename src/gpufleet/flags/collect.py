@@ -13,6 +13,7 @@ import hashlib
 import html
 import json
 import lzma
+import os
 import re
 import sys
 import urllib.request
@@ -23,7 +24,8 @@ from typing import Any
 from gpufleet.errors import FleetError
 from gpufleet.flags import extract, schema
 
-INDEX = "https://pypi.org/simple/vllm/"
+# Where uv and pip are told of a package index; its "simple" page of a project lists the files.
+INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "PIP_INDEX_URL")
 DATA = Path(__file__).with_name("data")
 _SECONDS = 300.0
 # <a href="https://files.../vllm-0.32.0.tar.gz#sha256=...">
@@ -73,11 +75,12 @@ def fetch(folder: Path, versions: Sequence[str]) -> None:
     missing = [version for version in versions if not _sdist(folder, version).exists()]
     if not missing:
         return
-    page = _get(INDEX).decode()
+    index = _index()
+    page = _get(index).decode()
     links = {version: (html.unescape(url), digest) for url, version, digest in _LINK.findall(page)}
     for version in missing:
         if version not in links:
-            raise FleetError(f"{INDEX} has no source distribution of vLLM {version}")
+            raise FleetError(f"{index} has no source distribution of vLLM {version}")
         url, digest = links[version]
         content = _get(url)
         if hashlib.sha256(content).hexdigest() != digest:
@@ -89,8 +92,19 @@ def _sdist(folder: Path, version: str) -> Path:
     return folder / f"vllm-{version}.tar.gz"
 
 
+def _index() -> str:
+    """Return the page of vLLM's files; raises `FleetError` where no package index is named."""
+    named = [os.environ[name] for name in INDEX_VARIABLES if os.environ.get(name)]
+    if not named:
+        raise FleetError(
+            f"no package index is named to fetch vLLM's sources from: set {INDEX_VARIABLES[0]} to "
+            "the address of one, as for uv"
+        )
+    return f"{named[0].rstrip('/')}/vllm/"
+
+
 def _get(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=_SECONDS) as answer:  # noqa: S310 - https, see INDEX
+    with urllib.request.urlopen(url, timeout=_SECONDS) as answer:  # noqa: S310 - the operator's own index
         return bytes(answer.read())
 
 
