@@ -13,6 +13,7 @@ hierarchies at /sys/fs/cgroup/unified. On such a hybrid machine systemd-nspawn a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import time
@@ -105,11 +106,10 @@ def start(
 def pids(group: str) -> list[int]:
     """Every process of `group` and of the cgroups below it."""
     found: list[int] = []
-    for file in (unified() / group).rglob("cgroup.procs"):
-        try:
-            found += map(int, file.read_text().split())
-        except OSError:  # the cgroup went away between listing and reading
-            continue
+    # os.walk and not rglob: a cgroup that goes away between listing and reading is no error.
+    for folder, _, _ in os.walk(unified() / group):
+        with contextlib.suppress(OSError):
+            found += map(int, Path(folder, "cgroup.procs").read_text().split())
     return found
 
 

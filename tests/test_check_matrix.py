@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,10 +12,10 @@ from gpufleet.checks.finding import Severity
 from gpufleet.checks.judge import judge
 from lab import machine, nvml
 from lab.faults import FAULTS
+from tests import repository
 from tests.matrix import SETTINGS, TODAY, Case, all_of, case, crossed, every_fault_once
 from tests.nodes.record import probe_machine
 
-ROOT = Path(__file__).parents[1]
 TABLE = pytest.StashKey[list[Case]]()
 
 
@@ -65,21 +64,13 @@ SHORT = {Severity.BLOCK: "**B**", Severity.UNKNOWN: "**U**", Severity.WARN: "w",
 
 def table(cases: list[Case]) -> str:
     """Return docs/check-matrix.md."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=10,
-    ).stdout.strip()
     profiles = nvml.profiles()
     at = {(each.profile, each.fault): each for each in cases}
     lines = [
         "# What the checks find: every kind of machine with every fault",
         "",
-        f"`make test-long` on {datetime.now(UTC):%Y-%m-%d}, commit {commit}: {len(profiles)} kinds "
-        f"of machine, {len(FAULTS)} faults, {len(cases)} machines",
+        f"`make test-long` on {datetime.now(UTC):%Y-%m-%d}, commit {repository.commit()}: "
+        f"{len(profiles)} kinds of machine, {len(FAULTS)} faults, {len(cases)} machines",
         "probed and judged. 0 false passes, 0 false blocks (the healthy machines too), 0",
         "tracebacks. All hardware is simulated: [lab-profiles.md](lab-profiles.md) says how.",
         "",

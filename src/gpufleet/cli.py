@@ -6,7 +6,6 @@ Thin: reads files, calls the modules that know, prints. Mistakes of the operator
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import signal
 import sys
@@ -20,12 +19,9 @@ import click
 from gpufleet.errors import FleetError
 
 if TYPE_CHECKING:
-    from gpufleet.checks.finding import Report
-    from gpufleet.checks.reading import Needs
+    from gpufleet.inventory import Fleet
     from gpufleet.nodevars import NodeVars
-    from gpufleet.settings import NodeSettings
-    from gpufleet.topology import Node
-    from gpufleet.variables import Origin
+    from gpufleet.survey import Answer
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -91,14 +87,12 @@ def probe(inventory_file: str, limit: tuple[str, ...], as_json: bool) -> None:
     """Ask the nodes of INVENTORY what they are. Installs nothing on them."""
     _cooperate()
     from gpufleet import fleet, show
+    from gpufleet.assessment import every
     from gpufleet.inventory import read
     from gpufleet.topology import node_from_probe
 
-    declared = read(inventory_file)
-    known = [*declared.nodes, *declared.groups.members]
-    documents = fleet.documents(
-        inventory_file, tuple(_selected(known, limit, inventory_file)) if limit else ()
-    )
+    wanted = _limited(read(inventory_file), limit)
+    documents = every(fleet.probe(inventory_file, wanted))
     if as_json:
         _print_json(documents)
         return
@@ -145,6 +139,7 @@ def check(
     Exit status: 0 fit, 1 something is blocked or could not be checked, 2 could not run.
     """
     from gpufleet import show
+    from gpufleet.assessment import judged
 
     if listing:
         show.display(show.checks_table())
@@ -154,9 +149,13 @@ def check(
     if inventory_file:
         if vars_file:
             raise click.UsageError("--vars is for --from: an inventory has its own variables.")
-        report = _checked(inventory_file, limit, seconds)
+        answers, declared = _live(inventory_file, limit, seconds)
     else:
-        report = _rejudged(files, limit, vars_file)
+        recorded = _documents(files)
+        names = _selected(list(recorded), limit, ", ".join(files))
+        answers = {name: recorded[name] for name in names}
+        declared = _declared(vars_file, names) if vars_file else {}
+    report = judged(answers, declared)
     if as_json:
         _print_json(report.as_json())
     else:
@@ -188,23 +187,25 @@ def plan(
         files = (*nodes, *targets)
         if not (files and vars_file):
             raise click.UsageError("--nodes and --vars belong together: give both.")
-        found, settings, origins = _saved(files, vars_file)
+        answers = _documents(files)
+        declared: Mapping[str, NodeVars] = _declared(vars_file, answers)
     elif len(targets) == 1:
-        found, settings, origins = _live(targets[0])
+        answers, declared = _live(targets[0])
     else:
         raise click.UsageError("Give one INVENTORY, or --nodes and --vars.")
 
-    from gpufleet import planner, show, stage_flags
+    from gpufleet import show
+    from gpufleet.assessment import planned
 
-    planned = planner.plan(found.values(), settings)
-    for remark in stage_flags.judge_plan(planned.stages, settings, origins):
+    found = planned(answers, declared)
+    for remark in found.remarks:
         click.echo(f"note: {remark}", err=True)
     if as_json:
-        _print_json(planned.as_json())
+        _print_json(found.plan.as_json())
         return
-    show.display(show.plan_table(planned, found))
+    show.display(show.plan_table(found.plan, found.nodes))
     click.echo()
-    for reason in planned.reasons:
+    for reason in found.plan.reasons:
         click.echo(reason)
 
 
@@ -267,64 +268,25 @@ def main() -> int:
 # -- where nodes and settings come from ------------------------------------------------------------
 
 
-def _checked(inventory_file: str, limit: tuple[str, ...], seconds: float) -> Report:
-    _cooperate()
-    from gpufleet import fleet
-    from gpufleet.inventory import read
-
-    declared = read(inventory_file)
-    known = [*declared.nodes, *declared.groups.members]
-    wanted = tuple(_selected(known, limit, inventory_file)) if limit else ()
-    return fleet.judged(fleet.probe(inventory_file, wanted, seconds), declared)
-
-
-def _rejudged(files: tuple[str, ...], limit: tuple[str, ...], vars_file: str | None) -> Report:
-    from gpufleet.checks.judge import judge
-
-    documents = _documents(files)
-    names = _selected(list(documents), limit, ", ".join(files))
-    declared = _declared(vars_file, names) if vars_file else {}
-    settings = {name: node.settings for name, node in declared.items()}
-    wanted = {name: documents[name] for name in names}
-    return judge(wanted, settings, _today(), _needs(settings))
-
-
 def _live(
-    inventory_file: str,
-) -> tuple[dict[str, Node], dict[str, NodeSettings], dict[str, dict[str, Origin]]]:
+    inventory_file: str, limit: tuple[str, ...] = (), seconds: float = 60
+) -> tuple[Mapping[str, Answer], Mapping[str, NodeVars]]:
+    """Return what the nodes of an inventory answer, and what it declares of them."""
     _cooperate()
     from gpufleet import fleet
-    from gpufleet.checks.admission import admitted
     from gpufleet.inventory import read
-    from gpufleet.topology import node_from_probe
 
     declared = read(inventory_file)
-    documents = fleet.documents(inventory_file)
-    found = [node_from_probe(name, document) for name, document in documents.items()]
-    settings = {name: node.settings for name, node in declared.nodes.items()}
-    nodes = admitted(fleet.judged(documents, declared), found, settings)
-    return nodes, settings, declared.origins
+    return fleet.probe(inventory_file, _limited(declared, limit), seconds), declared.nodes
 
 
-def _saved(
-    files: tuple[str, ...], vars_file: str
-) -> tuple[dict[str, Node], dict[str, NodeSettings], dict[str, dict[str, Origin]]]:
-    from gpufleet.checks.admission import admitted
-    from gpufleet.checks.judge import judge
-    from gpufleet.topology import node_from_probe
-
-    documents = _documents(files)
-    if silent := [f"{name}: {said}" for name, said in documents.items() if isinstance(said, str)]:
-        raise FleetError(*silent)
-    declared = _declared(vars_file, documents)
-    settings = {name: node.settings for name, node in declared.items()}
-    found = [node_from_probe(name, document) for name, document in documents.items()]
-    report = judge(documents, settings, _today(), _needs(settings))
-    nodes = admitted(report, found, settings)
-    return nodes, settings, {name: node.origins for name, node in declared.items()}
+def _limited(declared: Fleet, limit: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the nodes and groups that --limit names, none if it is not given."""
+    known = [*declared.nodes, *declared.groups.members]
+    return tuple(_selected(known, limit, declared.inventory)) if limit else ()
 
 
-def _documents(files: tuple[str, ...]) -> dict[str, Any]:
+def _documents(files: tuple[str, ...]) -> Mapping[str, Answer]:
     """Return {node: its probe, or a sentence why there is none} out of files."""
     from gpufleet.document import recorded
 
@@ -345,16 +307,6 @@ def _declared(vars_file: str, nodes: Iterable[str]) -> dict[str, NodeVars]:
     names = list(nodes)
     given = variables.load_file(Path(vars_file))
     return nodevars.check(dict.fromkeys(names, given), dict.fromkeys(names, ()))
-
-
-def _needs(settings: Mapping[str, NodeSettings]) -> dict[str, Needs]:
-    from gpufleet.fleet import needs
-
-    return {name: needs(each) for name, each in settings.items()}
-
-
-def _today() -> dt.date:
-    return dt.datetime.now(dt.UTC).date()
 
 
 def _selected(known: list[str], wanted: tuple[str, ...], where: str) -> list[str]:

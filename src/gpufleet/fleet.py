@@ -6,12 +6,11 @@ the run while the fleet still serves. `--limit` narrows what changes, never what
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import gevent
 from gevent.event import AsyncResult
@@ -20,18 +19,14 @@ from pyinfra.api import Host, State
 from pyinfra.api.exceptions import PyinfraError
 from pyinfra.context import ctx_state
 
-from gpufleet import inventory, planner, release, show, stage_flags
-from gpufleet.checks.admission import admitted, sentence
-from gpufleet.checks.finding import Report
-from gpufleet.checks.judge import judge
-from gpufleet.checks.reading import Needs
+from gpufleet import assessment, inventory, show
+from gpufleet.assessment import Assessment
 from gpufleet.errors import FleetError
-from gpufleet.inventory import Fleet
-from gpufleet.planner import FleetPlan, Stage
+from gpufleet.planner import Stage
 from gpufleet.refusal import Refusal
 from gpufleet.settings import NodeSettings
 from gpufleet.survey import SECONDS, Answer, survey
-from gpufleet.topology import Node, node_from_probe
+from gpufleet.topology import Node
 from gpufleet.variables import Origin
 
 
@@ -44,13 +39,6 @@ class Here:
     stages: tuple[Stage, ...]
     origins: Mapping[str, Origin] = field(default_factory=dict, repr=False)
     """Where each of its variables was set."""
-
-
-@dataclass(frozen=True)
-class _Planned:
-    nodes: Mapping[str, Node]
-    settings: Mapping[str, NodeSettings]
-    plan: FleetPlan
 
 
 T = TypeVar("T")
@@ -83,12 +71,12 @@ def here(*, unfit_stops: bool = True) -> Here:
     """
     plan = _planned if unfit_stops else _planned_anyway
     fleet = _single_flight(ctx_state.get(), plan)
-    name = host.name
+    declared = inventory.current().nodes[host.name]
     return Here(
-        node=fleet.nodes[name],
-        settings=fleet.settings[name],
-        stages=fleet.plan.on(name),
-        origins=inventory.current().nodes[name].origins,
+        node=fleet.nodes[host.name],
+        settings=declared.settings,
+        stages=fleet.plan.on(host.name),
+        origins=declared.origins,
     )
 
 
@@ -119,96 +107,33 @@ def _single_flight(state: State, work: Callable[[State], T]) -> T:
 
 
 def _checked(state: State) -> None:
-    declared = inventory.current()
     wanted = [each for each in state.inventory if state.is_host_in_limit(each)]
-    report = judged(survey(state, wanted), declared)
+    report = assessment.judged(survey(state, wanted), inventory.current().nodes)
     show.display(show.report(report))
     if report.verdict().stops:
         raise FleetError("not every node is fit: see the findings above, and docs/checks/ for each")
 
 
-def _planned(state: State) -> _Planned:
-    declared = inventory.current()
-    documents = _all(survey(state, state.inventory))
-    settings = {name: node.settings for name, node in declared.nodes.items()}
-    nodes = admitted(judged(documents, declared), _nodes(documents), settings)
-    planned = _with_plan(nodes, settings)
-    for remark in stage_flags.judge_plan(planned.plan.stages, settings, declared.origins):
-        logger.warning("    %s", remark)
-    return planned
-
-
-def _planned_anyway(state: State) -> _Planned:
-    declared = inventory.current()
-    documents = _all(survey(state, state.inventory))
-    for finding in judged(documents, declared).findings:
-        if finding.stops and finding.cause is None:
-            logger.warning("%s", sentence(finding))
-    settings = {name: node.settings for name, node in declared.nodes.items()}
-    return _with_plan({node.name: node for node in _nodes(documents)}, settings)
-
-
-def _with_plan(nodes: Mapping[str, Node], settings: Mapping[str, NodeSettings]) -> _Planned:
-    plan = planner.plan(nodes.values(), settings)
-    logger.info(
-        "--> Plan: %d stages on %d nodes", len(plan.stages), len({s.node for s in plan.stages})
+def _planned(state: State) -> Assessment:
+    return _with_words(
+        assessment.planned(survey(state, state.inventory), inventory.current().nodes)
     )
-    for reason in plan.reasons:
+
+
+def _planned_anyway(state: State) -> Assessment:
+    answers = survey(state, state.inventory)
+    return _with_words(assessment.planned(answers, inventory.current().nodes, unfit_stops=False))
+
+
+def _with_words(found: Assessment) -> Assessment:
+    """Log a plan with its reasons, and what is worth knowing beside it."""
+    stages = found.plan.stages
+    logger.info("--> Plan: %d stages on %d nodes", len(stages), len({s.node for s in stages}))
+    for reason in found.plan.reasons:
         logger.info("    %s", reason)
-    return _Planned(nodes, settings, plan)
-
-
-def _nodes(documents: Mapping[str, Mapping[str, Any]]) -> Iterable[Node]:
-    return [node_from_probe(name, document) for name, document in documents.items()]
-
-
-def _all(answers: Mapping[str, Answer]) -> dict[str, dict[str, Any]]:
-    """
-    Return the documents of every node.
-
-    Raises FleetError naming every node that gave none: a plan without them would move their
-    replicas to other nodes.
-    """
-    missing = [f"{name}: {said}" for name, said in answers.items() if isinstance(said, str)]
-    if missing:
-        raise FleetError(
-            *missing,
-            "every node of the inventory is needed to plan: bring them back, or take them out "
-            "of the inventory (their replicas then move to the others)",
-        )
-    return {name: document for name, document in answers.items() if isinstance(document, dict)}
-
-
-def judged(answers: Mapping[str, Answer], declared: Fleet) -> Report:
-    """
-    Return what the checks find, with what the inventory declares and who is whose sibling.
-
-    Siblings are nodes in the same groups.
-    """
-    settings = {name: node.settings for name, node in declared.nodes.items() if name in answers}
-    groups = {name: declared.nodes[name].groups for name in settings}
-    return judge(
-        answers,
-        settings,
-        dt.datetime.now(dt.UTC).date(),
-        {name: needs(each) for name, each in settings.items()},
-        {
-            name: tuple(other for other in groups if groups[other] == groups[name])
-            for name in groups
-        },
-    )
-
-
-def needs(settings: NodeSettings) -> Needs:
-    """Return what the vLLM release that the settings name asks of a node."""
-    vllm = settings.vllm
-    if vllm is None or vllm.device != "cuda":
-        return Needs()
-    try:
-        lock = Path(vllm.lock).read_bytes()
-    except OSError:
-        return Needs()  # the role that installs the release says what is wrong with its lock
-    return Needs(release.cuda_of(lock), f"the CUDA runtime in {vllm.lock}")
+    for remark in found.remarks:
+        logger.warning("    %s", remark)
+    return found
 
 
 def probe(path: str, limit: tuple[str, ...] = (), seconds: float = SECONDS) -> dict[str, Answer]:
@@ -237,11 +162,6 @@ def probe(path: str, limit: tuple[str, ...] = (), seconds: float = SECONDS) -> d
                 _disconnect(wanted)
     except PyinfraError as error:
         raise FleetError(str(error)) from error
-
-
-def documents(path: str, limit: tuple[str, ...] = ()) -> dict[str, dict[str, Any]]:
-    """Probe like `probe`; raises FleetError naming every node that gave no document."""
-    return _all(probe(path, limit))
 
 
 def _disconnect(hosts: Iterable[Host]) -> None:

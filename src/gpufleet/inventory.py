@@ -61,11 +61,6 @@ class Fleet:
     groups: Groups
     remarks: tuple[str, ...] = ()
 
-    @property
-    def origins(self) -> dict[str, dict[str, Origin]]:
-        """Where each variable of each node was set."""
-        return {name: node.origins for name, node in self.nodes.items()}
-
     def for_pyinfra(self) -> dict[str, Any]:
         """Return what an inventory module has to hold for pyinfra, and this fleet as `_fleet`."""
         hosts = [(name, node.for_pyinfra(self.root)) for name, node in self.nodes.items()]

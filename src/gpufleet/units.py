@@ -22,6 +22,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from gpufleet.arguments import words
 from gpufleet.errors import FleetError
 from gpufleet.planner import Stage
 from gpufleet.release import RELEASES
@@ -102,7 +103,7 @@ def render(
         environment=[
             systemd_quote(f"{name}={value}", command=False) for name, value in variables.items()
         ],
-        arguments=[" ".join(map(systemd_quote, words)) for _, words in lines(stage, model, vllm)],
+        arguments=[" ".join(map(systemd_quote, line)) for _, line in lines(stage, model, vllm)],
         credentials=sorted(hashes),
         stop_seconds=stop_seconds(model),
         launcher=LAUNCHER,
@@ -142,7 +143,7 @@ def arguments(stage: Stage, model: Model, vllm: Vllm) -> tuple[str, ...]:
     The model is first: options with several values would swallow it. The plan's flags follow, then
     the operator's by name, so that reordering YAML changes nothing.
     """
-    return tuple(word for _, words in lines(stage, model, vllm) for word in words)
+    return tuple(word for _, line in lines(stage, model, vllm) for word in line)
 
 
 def environment(
@@ -193,43 +194,22 @@ def lines(stage: Stage, model: Model, vllm: Vllm) -> list[tuple[KeyPath, tuple[s
     found: list[tuple[KeyPath, tuple[str, ...]]] = [((*own, "model"), (directory,))]
     problems = [f"models.{stage.model}.model {_UNSAYABLE}"] if _unsayable(directory) else []
     for key, (name, value) in [*planned.items(), *given.items()]:
-        words = _flag(name, value)
-        if wrong := _wrong_flag(value, words):
+        said = words(name, value)
+        if wrong := _wrong_flag(value, said):
             problems.append(f"models.{stage.model}.arguments.{name} {wrong}")
-        elif words:
-            found.append((key, words))
+        elif said:
+            found.append((key, said))
     if problems:
         raise FleetError(*problems)
     return found
 
 
-def _flag(name: str, value: Argument) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    if value is True:
-        return (f"--{name}",)
-    if value is False:
-        return (f"--no-{name}",)  # vLLM also has --disable-...; this is the form all versions know
-    if isinstance(value, list):
-        return (f"--{name}", *map(_word, value))
-    word = _word(value)
-    # As a word of its own it would be taken for the next flag.
-    return (f"--{name}={word}",) if word.startswith("-") else (f"--{name}", word)
-
-
-def _word(value: Any) -> str:
-    """A value as the command line has it: text as it is, the rest as compact JSON."""
-    if isinstance(value, str):
-        return value
-    return json.dumps(value, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
-
-
-def _wrong_flag(value: Argument, words: tuple[str, ...]) -> str | None:
+def _wrong_flag(value: Argument, said: tuple[str, ...]) -> str | None:
     if value == []:
         return "is an empty list, which a command line cannot say: remove it, or set it to null"
-    if isinstance(value, list) and any(word.startswith("-") for word in words[1:]):
+    if isinstance(value, list) and any(word.startswith("-") for word in said[1:]):
         return "has a value that starts with a dash, which vLLM would take for the next flag"
-    if any(_unsayable(word) for word in words):
+    if any(_unsayable(word) for word in said):
         return _UNSAYABLE
     return None
 

@@ -25,8 +25,9 @@ import yaml
 from lab import supplies
 from lab.nodes import Lab
 from lab.state import LabState
+from tests import repository
+from tests.repository import ROOT
 
-ROOT = Path(__file__).parents[2]
 LAB_ID = "gft"
 NODES = {"gpu-01": "h100x8", "gpu-02": "a100x4-pcie"}
 
@@ -47,18 +48,10 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 def fault_table(rows: list[tuple[str, float, str, float]]) -> str:
     """Return docs/fault-table.md: what was interrupted when, and how long the next run took."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=10,
-    ).stdout.strip()
     lines = [
         "# Interrupted deploys: the last long run",
         "",
-        f"`make test-long` on {datetime.now(UTC):%Y-%m-%d}, commit {commit}: "
+        f"`make test-long` on {datetime.now(UTC):%Y-%m-%d}, commit {repository.commit()}: "
         f"{len(rows)} interruptions, all converged.",
         "",
         "After each, one ordinary deploy: it succeeded, every process ran with the new value, and",
@@ -76,12 +69,25 @@ def fault_table(rows: list[tuple[str, float, str, float]]) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test here needs root and nodes: none is skipped, `make test-unit` leaves them out."""
-    for item in items:
-        if Path(item.fspath).is_relative_to(Path(__file__).parent):
-            item.add_marker("lab")
-            if item.get_closest_marker("timeout") is None:
-                item.add_marker(pytest.mark.timeout(1800))  # a first deploy on a slow machine
+    """
+    Every test here needs root and nodes: none is skipped, `make test-unit` leaves them out.
+
+    Those of the fleet run last, for its idle vLLM workers slow the others down, and the main job is
+    the first of them: it begins with bare nodes.
+    """
+    here = [item for item in items if Path(item.fspath).is_relative_to(Path(__file__).parent)]
+    for item in here:
+        item.add_marker("lab")
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(1800))  # a first deploy on a slow machine
+    ordered = iter(sorted(here, key=_turn))
+    items[:] = [next(ordered) if item.get_closest_marker("lab") else item for item in items]
+
+
+def _turn(item: pytest.Item) -> tuple[bool, bool]:
+    """Where a test stands among those here; equals keep their order."""
+    of_the_fleet = "nodes" in getattr(item, "fixturenames", ())
+    return of_the_fleet, of_the_fleet and item.path.name != "test_main_job.py"
 
 
 @dataclass

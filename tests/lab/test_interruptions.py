@@ -44,7 +44,7 @@ def test_a_first_deploy_interrupted_again_and_again_converges(
         record(f"power cut of {node} in a first deploy", seconds, operation, spent)
 
 
-@pytest.mark.parametrize(("number", "seconds"), enumerate(KILLS, 1))
+@pytest.mark.parametrize(("number", "seconds"), list(enumerate(KILLS, 1)))
 def test_a_killed_deploy_converges(
     deployed: Fleet, record: Callable[..., None], number: int, seconds: float
 ) -> None:
@@ -55,7 +55,7 @@ def test_a_killed_deploy_converges(
     record("kill -9 of pyinfra", seconds, operation, time.monotonic() - began)
 
 
-@pytest.mark.parametrize(("number", "seconds"), enumerate(CUTS, 1))
+@pytest.mark.parametrize(("number", "seconds"), list(enumerate(CUTS, 1)))
 def test_a_node_without_power_converges(
     deployed: Fleet, record: Callable[..., None], number: int, seconds: float
 ) -> None:

@@ -18,10 +18,10 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from gpufleet.flags import changes, check, command_line, explain, history, schema
+from gpufleet.flags import changes, check, command_line, explain, history
 from gpufleet.flags.changes import Change, ChangeKind
 from gpufleet.flags.command_line import Given, Trouble, Unparsed
-from gpufleet.flags.schema import Computed, Flag, Schema, sort_key
+from gpufleet.flags.schema import Flag, Schema
 from gpufleet.flags.yours import Yours
 
 
@@ -151,7 +151,7 @@ def overview(old: Schema, new: Schema) -> Overview:
         "flags added": len(
             {flag.name for flag in new.flags if not flag.positional and flag.name not in before}
         ),
-        "defaults changed": sum(_differs(flag.default, now.default) for flag, now in both),
+        "defaults changed": sum(history.differs(flag.default, now.default) for flag, now in both),
         "deprecated": sum(now.deprecated and not flag.deprecated for flag, now in both),
         "hidden from help": len(_hidden(new) - _hidden(old) & after),
         "variables removed": len(set(old.environment) - set(new.environment)),
@@ -241,7 +241,7 @@ def _gone(given: Given, old: Schema, new: Schema, argument: str) -> Difference:
             at=given.at,
         )
     heir = new.by_dest.get(given.flag.dest)
-    since = _first_without(given.option, old, new)
+    since = history.first_without(given.option, old, new)
     if heir is not None and not given.negated:
         return Difference(
             Sort.RENAMED,
@@ -297,7 +297,7 @@ def _of_values(
             Sort.VALUE, given.option, f"it {takes}", breaks=True, argument=argument, at=given.at
         )
         return
-    before, after = _listed(given.flag, old), _listed(now, new)
+    before, after = old.listed(given.flag), new.listed(now)
     for value in given.values:
         if value in before and after and value not in after:
             known = _value_change(given.flag.name, value, new.version)
@@ -307,7 +307,9 @@ def _of_values(
                 known.why if known else f"{value} is not among its values any more",
                 breaks=True,
                 argument=argument,
-                since=known.since if known else _first_without_value(given, value, old, new),
+                since=known.since
+                if known
+                else history.first_without_value(given.flag.name, value, old, new),
                 replacement=known.replacement if known else None,
                 rewritten=known.rewritten(given.values) if known else None,
                 then=known.then if known else None,
@@ -435,7 +437,7 @@ def _of_variables(old: Schema, new: Schema, yours: Yours) -> Iterator[Difference
             f"{said}; a variable that is not known is ignored",
             breaks=True,
             argument=f"{name}={value}",
-            since=known.since if known else _first_without(name, old, new),
+            since=known.since if known else history.first_without(name, old, new),
             replacement=known.replacement if known else None,
             rewritten=known.rewritten((value,)) if known else None,
             then=known.then if known else None,
@@ -495,9 +497,9 @@ def _of_defaults(old: Schema, new: Schema, set_names: set[str]) -> Iterator[Diff
     befores, afters = _defaults(old), _defaults(new)
     for name in sorted({*befores, *told} & set(afters) - set_names):
         before, after, change = befores.get(name), afters[name], told.get(name)
-        if name in befores and _differs(before, after) and (change or name in near):
+        if name in befores and history.differs(before, after) and (change or name in near):
             values = f"{explain.shown_default(before)} → {explain.shown_default(after)}"
-        elif change and _essence(before) is None and _essence(after) is None:
+        elif change and history.is_open(before) and history.is_open(after):
             values = "vLLM decides, and decides otherwise"
         else:
             continue
@@ -505,7 +507,7 @@ def _of_defaults(old: Schema, new: Schema, set_names: set[str]) -> Iterator[Diff
             Sort.DEFAULT,
             name,
             f"{values}: {change.why}" if change else values,
-            since=change.since if change else _first_default(name, after, old, new),
+            since=change.since if change else history.first_default(name, after, old, new),
             when=change.when if change else None,
             keep=change.keep if change and _accepted(change.keep, new) else None,
         )
@@ -522,7 +524,7 @@ def _of_useful(old: Schema, new: Schema, set_names: set[str]) -> Iterator[Differ
         if beside or not one.beside:
             because = f" (you set {', '.join(beside)})" if beside else ""
             yield Difference(
-                Sort.NEW, one.name, one.why + because, since=_first_with(one.name, old, new)
+                Sort.NEW, one.name, one.why + because, since=history.first_with(one.name, old, new)
             )
 
 
@@ -532,12 +534,6 @@ def _of_useful(old: Schema, new: Schema, set_names: set[str]) -> Iterator[Differ
 def _related(name: str) -> tuple[str, ...]:
     entry = explain.entries().get(name)
     return entry.related if entry else ()
-
-
-def _listed(flag: Flag, release: Schema) -> frozenset[str]:
-    """Return the values that a release takes for a flag, where it lists them."""
-    listed: Iterable[Any] = flag.choices or release.values.get(flag.dest, ()) or flag.suggested
-    return frozenset("None" if value is None else str(value) for value in listed)
 
 
 def _value_change(name: str, value: str, version: str) -> Change | None:
@@ -578,17 +574,6 @@ def _defaults(release: Schema) -> Mapping[str, Any]:
     return flags | {name: one.default for name, one in release.environment.items()}
 
 
-def _differs(before: Any, after: Any) -> bool:
-    """Say whether two defaults are different settings; nothing, empty and computed are alike."""
-    return repr(_essence(before)) != repr(_essence(after))
-
-
-def _essence(value: Any) -> Any:
-    if isinstance(value, Computed) or value in (None, "", [], {}):
-        return None
-    return value.lower() if isinstance(value, str) else value
-
-
 def _accepted(keep: tuple[str, ...] | None, release: Schema) -> bool:
     if not keep:
         return False
@@ -603,42 +588,3 @@ def _hidden(release: Schema) -> set[str]:
         for option in flag.options
         if flag.help_hidden or option in flag.hidden
     }
-
-
-def _between(old: Schema, new: Schema) -> tuple[str, ...]:
-    """Return the releases after `old` up to `new`; none on the way back: no change began there."""
-    low, high = sort_key(old.version), sort_key(new.version)
-    return tuple(one for one in schema.versions() if low < sort_key(one) <= high)
-
-
-def _first_without(name: str, old: Schema, new: Schema) -> str | None:
-    past = history.of_flag(name) if name.startswith("-") else history.of_variable(name)
-    return next((one for one in _between(old, new) if past.get(one) is None), None)
-
-
-def _first_with(name: str, old: Schema, new: Schema) -> str | None:
-    past = history.of_flag(name)
-    return next((one for one in _between(old, new) if past.get(one) is not None), None)
-
-
-def _first_default(name: str, after: Any, old: Schema, new: Schema) -> str | None:
-    """Return the release from which on the default was the new one."""
-    past: Mapping[str, Any] = (
-        history.of_flag(name) if name.startswith("-") else history.of_variable(name)
-    )
-    first = None
-    for version in reversed(_between(old, new)):
-        there = past.get(version)
-        if there is None or _differs(there.default, after):
-            break
-        first = version
-    return first
-
-
-def _first_without_value(given: Given, value: str, old: Schema, new: Schema) -> str | None:
-    for version in _between(old, new):
-        release = schema.load(version)
-        flag = release.flag(given.flag.name)
-        if flag and value not in _listed(flag, release):
-            return version
-    return None

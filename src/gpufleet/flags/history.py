@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpufleet.flags import schema
-from gpufleet.flags.schema import Flag, Variable
+from gpufleet.flags.schema import Computed, Flag, Schema, Variable, sort_key
 
 _DECODER = json.JSONDecoder()
 _FLAG_STARTS = '{"name":'
@@ -65,6 +65,66 @@ def spans(
     return found
 
 
+def between(old: Schema, new: Schema) -> tuple[str, ...]:
+    """Return the releases after `old` up to `new`; none on the way back: no change began there."""
+    low, high = sort_key(old.version), sort_key(new.version)
+    return tuple(one for one in schema.versions() if low < sort_key(one) <= high)
+
+
+def first_without(name: str, old: Schema, new: Schema) -> str | None:
+    """Return the first release after `old` without a flag or variable; None: `new` has it, too."""
+    past = _of(name)
+    return next((one for one in between(old, new) if past.get(one) is None), None)
+
+
+def first_with(name: str, old: Schema, new: Schema) -> str | None:
+    """Return the first release after `old` with a flag or variable; None: not even `new`."""
+    past = _of(name)
+    return next((one for one in between(old, new) if past.get(one) is not None), None)
+
+
+def first_default(name: str, after: Any, old: Schema, new: Schema) -> str | None:
+    """Return the release from which on a default was `after`."""
+    past = _of(name)
+    first = None
+    for version in reversed(between(old, new)):
+        there = past.get(version)
+        if there is None or differs(there.default, after):
+            break
+        first = version
+    return first
+
+
+def first_without_value(name: str, value: str, old: Schema, new: Schema) -> str | None:
+    """Return the first release after `old` that has a flag and does not list a value for it."""
+    for version in between(old, new):
+        release = schema.load(version)
+        flag = release.flag(name)
+        if flag and value not in release.listed(flag):
+            return version
+    return None
+
+
+def differs(before: Any, after: Any) -> bool:
+    """Say whether two defaults are different settings; nothing, empty and computed are alike."""
+    return repr(_essence(before)) != repr(_essence(after))
+
+
+def is_open(default: Any) -> bool:
+    """Say whether a default is nothing: vLLM decides when it starts."""
+    return _essence(default) is None
+
+
+def _essence(value: Any) -> Any:
+    if isinstance(value, Computed) or value in (None, "", [], {}):
+        return None
+    return value.lower() if isinstance(value, str) else value
+
+
+def _of(name: str) -> Mapping[str, Flag | Variable | None]:
+    return of_flag(name) if name.startswith("-") else of_variable(name)
+
+
 def _flag(text: str, version: str, option: str) -> Flag | None:
     for start in _occurrences(text, json.dumps(option)):
         begin = text.rfind(_FLAG_STARTS, 0, start + len(_FLAG_STARTS))
@@ -94,6 +154,6 @@ def _occurrences(text: str, part: str) -> Iterator[int]:
         at = text.find(part, at + 1)
 
 
-def _partial(version: str, **parts: Any) -> schema.Schema:
+def _partial(version: str, **parts: Any) -> Schema:
     empty = {"vllm": version, "flags": [], "classes": {}, "values": {}, "env": {}}
     return schema.from_document({**empty, **parts})

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import lzma
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache, cached_property
@@ -214,6 +214,11 @@ class Schema:
     def positional(self) -> Flag | None:
         """The positional argument that takes the model; older than `vllm serve` (0.5) has none."""
         return next((flag for flag in self.flags if flag.positional), None)
+
+    def listed(self, flag: Flag) -> frozenset[str]:
+        """Return the values that the release takes for a flag of its own, where it lists them."""
+        taken: Iterable[Any] = flag.choices or self.values.get(flag.dest, ()) or flag.suggested
+        return frozenset("None" if value is None else str(value) for value in taken)
 
     def flag(self, option: str) -> Flag | None:
         """Return the flag that `option` names exactly; underscores count as dashes, as in vLLM."""

@@ -6,12 +6,12 @@ somebody wrote.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gpufleet.arguments import words
 from gpufleet.errors import FleetError
 
 
@@ -52,37 +52,13 @@ def from_file(path: Path) -> tuple[Yours, ...]:
         if model.get("tensor_parallel", 1) != 1:
             argv += ["--tensor-parallel-size", str(model["tensor_parallel"])]
         for flag, value in arguments.items():
-            argv += words(str(flag), value)
+            argv += words(str(flag).lstrip("-"), value)
         found.append(
             Yours(tuple(argv), {str(key): str(value) for key, value in environment.items()}, where)
         )
     if problems:
         raise FleetError(*problems)
     return tuple(found)
-
-
-def words(name: str, value: Any) -> Sequence[str]:
-    """
-    Return what a unit passes for one of `arguments`: its flag and its values.
-
-    >>> words("enable-lora", True), words("seed", 1), words("seed", None)
-    (['--enable-lora'], ['--seed', '1'], [])
-    """
-    name = name.lstrip("-")
-    if value is None:
-        return []
-    if isinstance(value, bool):
-        return [f"--{name}" if value else f"--no-{name}"]
-    if isinstance(value, list):
-        return [f"--{name}", *map(_word, value)]
-    word = _word(value)
-    return [f"--{name}={word}"] if word.startswith("-") else [f"--{name}", word]
-
-
-def _word(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    return json.dumps(value, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
 
 
 def _mapping(model: Mapping[str, Any], key: str, where: str, problems: list[str]) -> dict[str, Any]:

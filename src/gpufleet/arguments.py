@@ -1,0 +1,35 @@
+"""One of `arguments` in group_vars as the words of a command line.  Pure."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+
+def words(name: str, value: Any) -> tuple[str, ...]:
+    """
+    Return a flag and its values; `name` is the flag without its dashes, `value` what YAML gave.
+
+    >>> words("enable-lora", True), words("enable-lora", False), words("seed", None)
+    (('--enable-lora',), ('--no-enable-lora',), ())
+    >>> words("seed", -1), words("lora-modules", ["a=/a", "b=/b"])
+    (('--seed=-1',), ('--lora-modules', 'a=/a', 'b=/b'))
+    """
+    if value is None:
+        return ()
+    if value is True:
+        return (f"--{name}",)
+    if value is False:
+        return (f"--no-{name}",)  # vLLM also has --disable-...; this is the form all versions know
+    if isinstance(value, list):
+        return (f"--{name}", *map(_word, value))
+    word = _word(value)
+    # As a word of its own it would be taken for the next flag.
+    return (f"--{name}={word}",) if word.startswith("-") else (f"--{name}", word)
+
+
+def _word(value: Any) -> str:
+    """A value as the command line has it: text as it is, the rest as compact JSON."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
