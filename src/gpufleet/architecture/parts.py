@@ -1,0 +1,182 @@
+"""
+The parts of a model that take GPU memory: weights and caches, as values.  Pure.
+
+Shapes are those of the whole model, as the checkpoint has them. What one GPU holds of them,
+`weights.py` and `kv_cache.py` say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeAlias
+
+
+class Split(StrEnum):
+    """How tensor parallelism divides a weight, in vLLM's layers (model_executor/layers)."""
+
+    NONE = "none"
+    """Every rank has all of it (norms, routers, MLA's down projections)."""
+    ROWS = "rows"
+    """The output is divided: ColumnParallelLinear."""
+    COLUMNS = "columns"
+    """The input is divided: RowParallelLinear."""
+    HEADS = "heads"
+    """Whole KV heads: max(1, heads / TP) on each rank (QKVParallelLinear)."""
+    VOCABULARY = "vocabulary"
+    """Rows are padded to a multiple of 64, then divided (VocabParallelEmbedding)."""
+
+
+@dataclass(frozen=True)
+class Weight:
+    """
+    One weight, or `count` equal ones (the experts of a layer).
+
+    `name` is the checkpoint's, without the layer's prefix and `.weight`: `self_attn.q_proj`.
+    """
+
+    name: str
+    rows: int
+    columns: int = 1
+    """1: a vector."""
+    split: Split = Split.NONE
+    heads: int = 0
+    """With `Split.HEADS`: of how many heads `rows` are made."""
+    count: int = 1
+    expert: bool = False
+    """Divided over ranks as a whole with expert parallelism, else by `split`."""
+    linear: bool = True
+    """A matrix that a quantization may replace. Not: embeddings, norms, biases, convolutions."""
+    dtype: str | None = None
+    """What vLLM keeps it in whatever the model's dtype: "float32"; None: the model's."""
+
+    @property
+    def parameters(self) -> int:
+        """Return how many numbers it has in the checkpoint."""
+        return self.rows * self.columns * self.count
+
+
+@dataclass(frozen=True)
+class FullCache:
+    """Keys and values of every token: MHA, MQA, GQA."""
+
+    kv_heads: int
+    head_dim: int
+    v_head_dim: int | None = None
+    """Where values are of another size than keys."""
+    sinks: bool = False
+
+
+@dataclass(frozen=True)
+class WindowCache:
+    """Keys and values of the last `window` tokens: sliding window."""
+
+    kv_heads: int
+    head_dim: int
+    window: int
+    v_head_dim: int | None = None
+
+
+@dataclass(frozen=True)
+class ChunkCache:
+    """Keys and values of the current chunk of `chunk` tokens (Llama 4)."""
+
+    kv_heads: int
+    head_dim: int
+    chunk: int
+
+
+@dataclass(frozen=True)
+class LatentCache:
+    """MLA: one latent and one rotary key a token, the same on every TP rank."""
+
+    rank: int
+    """kv_lora_rank"""
+    rope_dim: int
+    """qk_rope_head_dim"""
+    indexer_dim: int = 0
+    """Sparse attention's own key a token (DeepSeek V3.2): index_head_dim; 0: none."""
+
+
+@dataclass(frozen=True)
+class StateCache:
+    """
+    The state of a linear-attention or Mamba layer: one a sequence, whatever its length.
+
+    `shapes` are of one sequence and the whole model; the first dimension of each that `split` names
+    is divided by TP. `dtypes` beside them: "model" or a name ("float32").
+    """
+
+    kind: str
+    """As vLLM's `mamba_type`: mamba1, mamba2, gdn, kda, short_conv, linear."""
+    shapes: tuple[tuple[int, ...], ...]
+    split: tuple[int | None, ...]
+    """For each shape the dimension that TP divides; None: replicated."""
+    dtypes: tuple[str, ...]
+
+
+Cache: TypeAlias = FullCache | WindowCache | ChunkCache | LatentCache | StateCache
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One decoder layer. `cache` is None where it has none of its own (or shares another's)."""
+
+    weights: tuple[Weight, ...]
+    cache: Cache | None = None
+
+
+class Where(StrEnum):
+    """The pipeline stages that hold a part."""
+
+    FIRST = "first"
+    LAST = "last"
+    EVERY = "every"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Weights outside the decoder's layers: embeddings, head, final norm, vision tower."""
+
+    name: str
+    weights: tuple[Weight, ...]
+    where: Where
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A model that vLLM serves, as far as memory and parallelism are concerned."""
+
+    name: str
+    """As `architectures` in config.json has it: "LlamaForCausalLM"."""
+    hidden_size: int
+    vocab_size: int
+    heads: int
+    """Attention heads, which TP has to divide."""
+    kv_heads: int
+    """Of a full-attention layer; 1 with MLA."""
+    layers: tuple[Layer, ...]
+    parts: tuple[Part, ...]
+    max_model_len: int
+    """The longest context, as vLLM derives it from the config."""
+    dtype: str
+    """bfloat16, float16 or float32: what `--dtype auto` takes."""
+    tied: bool = False
+    """The head is the embedding."""
+    experts: int = 0
+    """Routed experts of a layer; 0: dense."""
+    moe_intermediate_size: int = 0
+    intermediate_size: int = 0
+    multimodal: bool = False
+    pipeline: bool = True
+    """Whether vLLM's class can be divided into pipeline stages."""
+    draft_layers: tuple[Layer, ...] = ()
+    """Layers of the checkpoint's own multi-token prediction, loaded only with speculation."""
+    notes: tuple[str, ...] = field(default=())
+    """What is not counted exactly, as sentences; each lowers the confidence."""
+
+    @property
+    def parameters(self) -> int:
+        """Return how many numbers the checkpoint has, without its draft layers."""
+        parts = sum(weight.parameters for part in self.parts for weight in part.weights)
+        return parts + sum(w.parameters for layer in self.layers for w in layer.weights)
