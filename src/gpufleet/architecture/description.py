@@ -1,0 +1,57 @@
+"""A model as sizing needs it: its architecture, its quantization, what its files hold.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpufleet.architecture.parts import Architecture
+
+if TYPE_CHECKING:
+    from gpufleet.architecture.quantization import Quantization
+
+Stored = Mapping[str, tuple[str, tuple[int, ...]]]
+"""{tensor's name: (its dtype as safetensors has it, its shape)}."""
+
+
+@dataclass(frozen=True, eq=False)
+class Description:
+    """
+    What a model's files say of it. Compared by identity: make one a model, and keep it.
+
+    `stored` is None where no safetensors header was read; `stored_bytes` is the index's
+    `total_size` in bytes, None where there is no index.
+    """
+
+    architecture: Architecture
+    quantization: Quantization | None = None
+    stored: Stored | None = None
+    stored_bytes: int | None = None
+    config: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """The parsed files of a model that sizing reads; none of its weights."""
+
+    config: Mapping[str, Any]
+    hf_quant_config: Mapping[str, Any] | None = None
+    stored: Stored | None = None
+    stored_bytes: int | None = None
+    origin: str = ""
+    """Where they were read, for messages."""
+
+
+def describe(files: ModelFiles) -> Description:
+    """Return what `files` describe. Raises `FleetError`, see `architecture()`."""
+    from gpufleet.architecture.quantization import quantization
+    from gpufleet.architecture.read import architecture
+
+    return Description(
+        architecture(files.config),
+        quantization(files.config, files.hf_quant_config),
+        files.stored,
+        files.stored_bytes,
+        files.config,
+    )
