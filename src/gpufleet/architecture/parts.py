@@ -49,11 +49,13 @@ class Weight:
     """A matrix that a quantization may replace. Not: embeddings, norms, biases, convolutions."""
     dtype: str | None = None
     """What vLLM keeps it in whatever the model's dtype: "float32"; None: the model's."""
+    buffer: bool = False
+    """Computed by vLLM when it loads: not in the checkpoint (rotary tables)."""
 
     @property
     def parameters(self) -> int:
         """Return how many numbers it has in the checkpoint."""
-        return self.rows * self.columns * self.count
+        return 0 if self.buffer else self.rows * self.columns * self.count
 
 
 @dataclass(frozen=True)
@@ -172,6 +174,8 @@ class Architecture:
     """Whether vLLM's class can be divided into pipeline stages."""
     draft_layers: tuple[Layer, ...] = ()
     """Layers of the checkpoint's own multi-token prediction, loaded only with speculation."""
+    prefix: str = "model.layers."
+    """What precedes a layer's number in the checkpoint's names; a quantization names them whole."""
     notes: tuple[str, ...] = field(default=())
     """What is not counted exactly, as sentences; each lowers the confidence."""
 

@@ -1,0 +1,94 @@
+"""Read a parsed `config.json` with sentences for what is missing or not a number.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gpufleet.errors import FleetError
+
+
+class Fields:
+    """
+    One part of a config, and under which name it is told about.
+
+    Every reader takes the key and its other names in older checkpoints; the first that is there and
+    not null counts. Without a `default` a missing key is a `FleetError` that names the first.
+    """
+
+    def __init__(self, config: Mapping[str, Any], name: str, path: str = "") -> None:
+        self.config = config
+        self.name = name
+        self.path = path
+
+    def value(self, *keys: str) -> Any:
+        """Return the first key's value that is not null, or None."""
+        for key in keys:
+            if (found := self.config.get(key)) is not None:
+                return found
+        return None
+
+    def whole(self, *keys: str, default: int | None = None) -> int:
+        """Return a whole number that is not negative."""
+        found = self.value(*keys)
+        if found is None:
+            if default is None:
+                raise self.missing(*keys)
+            return default
+        if isinstance(found, bool) or not isinstance(found, int) or found < 0:
+            raise FleetError(
+                f"config.json of {self.name}: `{self.path}{keys[0]}` is {found!r}, not a whole "
+                "number; take the file as the model's publisher has it"
+            )
+        return found
+
+    def number(self, *keys: str, default: float) -> float:
+        """Return a number."""
+        found = self.value(*keys)
+        if found is None:
+            return default
+        if isinstance(found, bool) or not isinstance(found, int | float):
+            raise FleetError(
+                f"config.json of {self.name}: `{self.path}{keys[0]}` is {found!r}, not a number; "
+                "take the file as the model's publisher has it"
+            )
+        return found
+
+    def flag(self, *keys: str, default: bool = False) -> bool:
+        """Return a yes or no."""
+        found = self.value(*keys)
+        return default if found is None else bool(found)
+
+    def text(self, *keys: str, default: str = "") -> str:
+        """Return a word."""
+        found = self.value(*keys)
+        return default if found is None else str(found)
+
+    def texts(self, *keys: str) -> tuple[str, ...]:
+        """Return a list of words; () where there is none."""
+        found = self.value(*keys)
+        if isinstance(found, str) or not isinstance(found, Iterable):
+            return ()
+        return tuple(str(word) for word in found)
+
+    def wholes(self, *keys: str) -> tuple[int, ...]:
+        """Return a list of whole numbers; () where there is none."""
+        found = self.value(*keys)
+        if isinstance(found, str | Mapping) or not isinstance(found, Iterable):
+            return ()
+        return tuple(int(number) for number in found)
+
+    def below(self, *keys: str) -> Fields | None:
+        """Return the first of these parts of the config (`text_config`), or None."""
+        for key in keys:
+            if isinstance(found := self.config.get(key), Mapping):
+                return Fields(found, self.name, f"{self.path}{key}.")
+        return None
+
+    def missing(self, *keys: str) -> FleetError:
+        """Return the error that says which key is not there."""
+        others = f" (nor {', '.join(f'`{key}`' for key in keys[1:])})" if keys[1:] else ""
+        return FleetError(
+            f"config.json of {self.name} has no `{self.path}{keys[0]}`{others}, without which its "
+            "size is unknown; take the file as the model's publisher has it"
+        )
