@@ -126,6 +126,13 @@ class Layer:
 
     weights: tuple[Weight, ...]
     cache: Cache | None = None
+    more: tuple[Cache, ...] = ()
+    """Its further caches: attention beside Mamba (Falcon-H1), an index key a token (MiniMax M3)."""
+
+    @property
+    def caches(self) -> tuple[Cache, ...]:
+        """Return all of them."""
+        return (() if self.cache is None else (self.cache,)) + self.more
 
 
 class Where(StrEnum):
