@@ -1,0 +1,99 @@
+"""GPUs by name: the memory that CUDA reports of them, and their compute capability.
+
+vLLM's budget is a share of the total that CUDA reports, which is neither the number on the box
+(80 GB) nor NVML's total (79.65 GiB): the driver keeps a part. `data/gpus.json` has what was
+measured, each with its source; a name that is not there is refused and not taken for its like.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from gpufleet.errors import FleetError
+
+_DATA = Path(__file__).with_name("data") / "gpus.json"
+
+LOWEST_SHARE = 0.97
+"""CUDA's total over NVML's, the lowest of the catalogue: 14.56 of 15.00 GiB, a T4."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """One kind of GPU."""
+
+    name: str
+    """As `--gpu` takes it."""
+    memory_gib: float
+    """The total that CUDA reports."""
+    compute_capability: tuple[int, int]
+    products: tuple[str, ...]
+    """NVML's names of it."""
+    source: str
+    """Where the total was seen."""
+
+
+def card(name: str) -> Card:
+    """
+    Return the GPU of this name: the catalogue's or NVML's, in any case and with any separators.
+
+    Raises `FleetError` for a name that is not in the catalogue, with near ones.
+    """
+    if found := _by_key().get(_key(name)):
+        return found
+    cards = _cards()
+    keys = {_key(one): one for one in cards}
+    near = [keys[key] for key in difflib.get_close_matches(_key(name), keys, n=3, cutoff=0.5)]
+    hint = f"near names: {', '.join(near)}" if near else f"known are {', '.join(cards)}"
+    raise FleetError(
+        f"--gpu {name}: the memory of this GPU is not known, and not guessed from another; {hint}; "
+        "or give what CUDA reports with --gpu-memory-gib, in GiB (torch.cuda.mem_get_info()[1] / "
+        "2**30)"
+    )
+
+
+def cuda_total_gib(product: str, nvml_bytes: int) -> float:
+    """
+    Return the total that CUDA reports of a GPU in a node, in GiB, or a little less.
+
+    `product` and `nvml_bytes` are NVML's name and total memory. For a product that is not in the
+    catalogue it is NVML's total by `LOWEST_SHARE`: not more than CUDA would report.
+    """
+    if found := _by_key().get(_key(product)):
+        return min(found.memory_gib, nvml_bytes / 2**30)
+    return nvml_bytes / 2**30 * LOWEST_SHARE
+
+
+def names() -> tuple[str, ...]:
+    """Return every name in the catalogue."""
+    return tuple(_cards())
+
+
+@cache
+def _cards() -> Mapping[str, Card]:
+    entries = json.loads(_DATA.read_text(encoding="utf-8"))["gpus"]
+    return {
+        name: Card(
+            name,
+            float(entry["memory_gib"]),
+            (int(entry["compute_capability"][0]), int(entry["compute_capability"][1])),
+            tuple(entry["products"]),
+            entry["source"],
+        )
+        for name, entry in entries.items()
+    }
+
+
+@cache
+def _by_key() -> Mapping[str, Card]:
+    return {_key(name): one for one in _cards().values() for name in (one.name, *one.products)}
+
+
+def _key(name: str) -> str:
+    """Return what is compared of a name: letters and digits, without the maker's name."""
+    return re.sub(r"[^a-z0-9]", "", name.lower()).removeprefix("nvidia").removeprefix("geforce")

@@ -1,0 +1,48 @@
+"""GPUs are known by name with what CUDA reports of them, or refused."""
+
+import pytest
+
+from gpufleet.errors import FleetError
+from gpufleet.gpu_catalogue import LOWEST_SHARE, card, cuda_total_gib, names
+
+
+@pytest.mark.parametrize("name", names())
+def test_cuda_reports_less_than_the_nominal_size(name):
+    """No entry is a number from a box: CUDA's total is never a whole number of GiB."""
+    found = card(name)
+
+    assert found.memory_gib % 1 or name in {"H20"}
+    assert found.source
+    assert found.products
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_product_is_the_same_card_under_nvmls_name(name):
+    """The planner knows a GPU by what NVML calls it, an operator by its short name."""
+    assert {card(product) for product in card(name).products} == {card(name)}
+
+
+@pytest.mark.parametrize(
+    "written", ["h100", "H100", "NVIDIA H100 80GB HBM3", "nvidia_h100-80gb-hbm3"]
+)
+def test_case_and_separators_do_not_count(written):
+    assert card(written).name == "H100"
+
+
+def test_a_name_that_is_not_there_is_refused_with_near_ones():
+    """An H100 with another memory is not taken for the H100 that is known."""
+    with pytest.raises(FleetError, match=r"H100-NVL.*--gpu-memory-gib") as refused:
+        card("H100-NVL2")
+
+    assert "not known" in str(refused.value)
+
+
+def test_an_unknown_product_counts_with_less_than_nvml_says():
+    """A plan never counts on memory that the driver keeps for itself."""
+    assert cuda_total_gib("NVIDIA Something", 48 * 2**30) == 48 * LOWEST_SHARE
+    assert cuda_total_gib("NVIDIA L40S", 48 * 2**30) == card("L40S").memory_gib
+
+
+def test_a_partition_of_a_known_product_is_not_taken_for_the_whole():
+    """NVML may report less than the product has: what it reports is the limit."""
+    assert cuda_total_gib("NVIDIA H100 80GB HBM3", 40 * 2**30) == 40
