@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import difflib
+import importlib
+import importlib.util
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
-from gpufleet.architecture import dense, multimodal
 from gpufleet.architecture.parts import Architecture
 from gpufleet.errors import FleetError
 
 Builder = Callable[[Mapping[str, Any]], Architecture]
 
-BUILDERS: dict[str, Builder] = {**dense.BUILDERS, **multimodal.BUILDERS}
-"""Every known name that `architectures` in config.json may have, with what reads it."""
+_FAMILIES = ("dense", "experts", "latent", "hybrid", "multimodal")
+"""Modules of this package; each has BUILDERS."""
 
 
 def architecture(config: Mapping[str, Any]) -> Architecture:
@@ -29,14 +31,26 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
             "config.json has no `architectures`, which names the model's class; take the file as "
             "the model's publisher has it"
         )
+    known = builders()
     for name in names:
-        if builder := BUILDERS.get(str(name)):
+        if builder := known.get(str(name)):
             return builder(config)
     raise _unknown(str(names[0]))
 
 
+@cache
+def builders() -> dict[str, Builder]:
+    """Return every known name that `architectures` may have, with what reads such a config."""
+    found: dict[str, Builder] = {}
+    for family in _FAMILIES:
+        name = f"gpufleet.architecture.{family}"
+        if importlib.util.find_spec(name):
+            found.update(getattr(importlib.import_module(name), "BUILDERS", {}))
+    return found
+
+
 def _unknown(name: str) -> FleetError:
-    near = difflib.get_close_matches(name, BUILDERS, n=3, cutoff=0.6)
+    near = difflib.get_close_matches(name, builders(), n=3, cutoff=0.6)
     others = f"; near names that are: {', '.join(near)}" if near else ""
     return FleetError(
         f"the architecture {name} (`architectures` in config.json) is not known{others}; its size "
