@@ -1,0 +1,129 @@
+"""
+What decoders of several kinds have in common: caches by layer, routed experts, the frame.  Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from gpufleet.architecture.dense import attention_caches, final_norm, finish, vector
+from gpufleet.architecture.fields import Fields
+from gpufleet.architecture.parts import Architecture, Cache, Layer, Part, Split, Weight
+from gpufleet.errors import FleetError
+
+GATED = ("gate_proj", "up_proj", "down_proj")
+"""An expert's matrices as most checkpoints name them."""
+NUMBERED = ("w1", "w3", "w2")
+"""The same, in Mixtral's order of names."""
+
+
+def too_short(fields: Fields, key: str, index: int) -> FleetError:
+    """Return the error for a list of layers that ends before the last layer."""
+    return FleetError(
+        f"config.json of {fields.name}: `{fields.path}{key}` says nothing of layer {index}, which "
+        "`num_hidden_layers` counts; take the file as the model's publisher has it"
+    )
+
+
+def head_size(fields: Fields, heads: int) -> int:
+    """Return `head_dim`, or what `hidden_size` and the number of heads make of it."""
+    return fields.whole("head_dim", default=0) or fields.whole("hidden_size") // max(heads, 1)
+
+
+def routed(
+    hidden: int,
+    inner: int,
+    experts: int,
+    *,
+    prefix: str = "mlp.",
+    matrices: tuple[str, str, str] = GATED,
+    router: str = "gate",
+    router_dtype: str | None = None,
+    correction: str = "",
+) -> tuple[Weight, ...]:
+    """
+    Return the weights of a layer's routed experts: its router and FusedMoE.
+
+    The router is on every rank and in no quantization (GateLinear). `correction` names the vector
+    that corrects its scores, float32 on the GPU.
+    """
+    gate, up, down = (f"{prefix}experts.{name}" for name in matrices)
+    weights = (
+        Weight(prefix + router, experts, hidden, linear=False, dtype=router_dtype),
+        Weight(gate, inner, hidden, Split.ROWS, count=experts, expert=True),
+        Weight(up, inner, hidden, Split.ROWS, count=experts, expert=True),
+        Weight(down, hidden, inner, Split.COLUMNS, count=experts, expert=True),
+    )
+    if correction:
+        weights += (vector(prefix + correction, experts, dtype="float32"),)
+    return weights
+
+
+def caches_of(fields: Fields, layers: int, kv_heads: int, head_dim: int) -> tuple[Cache, ...]:
+    """Return each layer's cache: of a window where `layer_types` or `sliding_window` say so."""
+    types = bool(fields.texts("layer_types"))
+    return attention_caches(fields, layers, kv_heads, head_dim, types=types)
+
+
+def assembled(
+    fields: Fields,
+    layers: Sequence[Layer],
+    *,
+    heads: int,
+    kv_heads: int,
+    experts: int = 0,
+    moe_intermediate_size: int = 0,
+    intermediate_size: int = 0,
+    tied: bool = False,
+    embedding_name: str = "model.embed_tokens",
+    norm_name: str = "model.norm",
+    norm_bias: bool = False,
+    head_bias: bool = False,
+    prefix: str = "model.layers.",
+    further: tuple[Part, ...] = (),
+    pipeline: bool = True,
+    draft_layers: Sequence[Layer] = (),
+    notes: tuple[str, ...] = (),
+) -> Architecture:
+    """
+    Return the architecture of these layers, with embedding, last norm and head around them.
+
+    `tied` is what a config without `tie_word_embeddings` means; `further` are parts beside those.
+    """
+    hidden = fields.whole("hidden_size", "d_model")
+    whole = finish(
+        fields,
+        layers=tuple(layers),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        intermediate=intermediate_size,
+        tied=fields.flag("tie_word_embeddings", default=tied),
+        final=final_norm(hidden, norm_name, bias=norm_bias),
+        parts=further,
+        embedding_name=embedding_name,
+        head_bias=head_bias,
+        prefix=prefix,
+        pipeline=pipeline,
+        notes=notes,
+    )
+    return replace(
+        whole,
+        experts=experts,
+        moe_intermediate_size=moe_intermediate_size,
+        draft_layers=tuple(draft_layers),
+    )
+
+
+def named(config: Mapping[str, Any], name: str) -> Fields:
+    """Return the config's fields under the name that `architectures` has, or else `name`."""
+    names = config.get("architectures")
+    known = isinstance(names, list | tuple) and names and isinstance(names[0], str)
+    return Fields(config, names[0] if known else name)  # type: ignore[index]
+
+
+def first_of(fields: Fields, *keys: str) -> int:
+    """Return a whole number that some configs repeat for every layer."""
+    return numbers[0] if (numbers := fields.wholes(*keys)) else fields.whole(*keys)
