@@ -22,6 +22,7 @@ from gpufleet.architecture.mixture import (
     caches_of,
     first_of,
     head_size,
+    leading_dense,
     named,
     routed,
     too_short,
@@ -141,16 +142,6 @@ def _mixture(
     return weights
 
 
-def _leading_dense(fields: Fields, index: int) -> bool:
-    if kinds := fields.texts("mlp_layer_types"):
-        return index < len(kinds) and kinds[index] == "dense"
-    every = fields.value("moe_layer_freq")
-    if isinstance(every, list):
-        return index >= len(every) or not every[index]
-    first = fields.whole("first_k_dense_replace", "num_dense_layers", default=0)
-    return index < first or bool(index % (every or 1))
-
-
 def _listed_dense(fields: Fields, index: int) -> bool:
     """Source: Qwen3MoeDecoderLayer in qwen3_moe.py."""
     step = fields.whole("decoder_sparse_step", default=1) or 1
@@ -234,7 +225,7 @@ _MIXTRAL = Family(
     matrices=NUMBERED,
 )
 _BAILING = Family(
-    dense=_leading_dense,
+    dense=leading_dense,
     shared=lambda fields: (
         fields.whole("num_shared_experts", default=0)
         * fields.whole("moe_shared_expert_intermediate_size", "moe_intermediate_size")
@@ -250,7 +241,7 @@ _BAILING = Family(
 
 FAMILIES: dict[str, Family] = {
     "AfmoeForCausalLM": Family(
-        dense=_leading_dense,
+        dense=leading_dense,
         router="router.gate",
         router_dtype="float32",
         correction="expert_bias",
@@ -268,9 +259,15 @@ FAMILIES: dict[str, Family] = {
     "BailingMoeV2ForCausalLM": replace(
         _BAILING, router_dtype="float32", correction="gate.expert_bias"
     ),
+    "DeepseekForCausalLM": Family(
+        experts=("n_routed_experts",),
+        dense=leading_dense,
+        shared=_times("n_shared_experts"),
+        qkv_bias=_attention_bias,
+    ),
     "Dots1ForCausalLM": Family(
         experts=("n_routed_experts",),
-        dense=_leading_dense,
+        dense=leading_dense,
         shared=_times("n_shared_experts"),
         correction="gate.e_score_correction_bias",
         qkv_bias=_attention_bias,
@@ -288,7 +285,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "Glm4MoeForCausalLM": Family(
         experts=("n_routed_experts",),
-        dense=_leading_dense,
+        dense=leading_dense,
         router_dtype="float32",
         correction="gate.e_score_correction_bias",
         shared=_times("n_shared_experts"),
@@ -297,7 +294,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "HYV3ForCausalLM": Family(
         expert_size=("expert_hidden_dim", "moe_intermediate_size"),
-        dense=_leading_dense,
+        dense=leading_dense,
         router_dtype="float32",
         correction="expert_bias",
         shared=lambda fields: (

@@ -127,3 +127,14 @@ def named(config: Mapping[str, Any], name: str) -> Fields:
 def first_of(fields: Fields, *keys: str) -> int:
     """Return a whole number that some configs repeat for every layer."""
     return numbers[0] if (numbers := fields.wholes(*keys)) else fields.whole(*keys)
+
+
+def leading_dense(fields: Fields, index: int) -> bool:
+    """Return whether this layer has one MLP: the first ones, and those that the config lists."""
+    if kinds := fields.texts("mlp_layer_types"):
+        return index < len(kinds) and kinds[index] == "dense"
+    every = fields.value("moe_layer_freq")
+    if isinstance(every, list):
+        return index >= len(every) or not every[index]
+    first = fields.whole("first_k_dense_replace", "num_dense_layers", default=0)
+    return index < first or bool(index % (every or 1))

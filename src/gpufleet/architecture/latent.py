@@ -1,0 +1,268 @@
+"""
+Decoders with multi-head latent attention: one small latent a token instead of keys.  Pure.
+
+Every rank of tensor parallelism keeps the same latents; only what makes heads of them is divided.
+Source: DeepseekV2MLAAttention and DeepseekV2MoE in vLLM's model_executor/models/deepseek_v2.py, and
+Indexer there for sparse attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from gpufleet.architecture.dense import gated_mlp, norm, rotary_of, vector
+from gpufleet.architecture.fields import Fields
+from gpufleet.architecture.mixture import assembled, leading_dense, named, routed
+from gpufleet.architecture.parts import (
+    Architecture,
+    Cache,
+    FullCache,
+    LatentCache,
+    Layer,
+    Split,
+    Weight,
+)
+
+
+@dataclass(frozen=True)
+class Family:
+    """In what a family differs from DeepSeek V3."""
+
+    router_dtype: str | None = None
+    norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
+    experts: tuple[str, ...] = ("n_routed_experts",)
+    shared: tuple[str, ...] = ("n_shared_experts",)
+    corrected: Callable[[Fields], bool] = lambda fields: (
+        fields.text("topk_method", default="noaux_tc") == "noaux_tc"
+    )
+    """Whether the router's scores have a correction, float32."""
+    sparse: bool = False
+    """Whether `index_topk` means sparse attention with its own index."""
+
+
+def latent_attention(fields: Fields, *, prefix: str = "self_attn.") -> tuple[Weight, ...]:
+    """Return the weights of one layer's latent attention."""
+    hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    low, rank = fields.whole("q_lora_rank", default=0), fields.whole("kv_lora_rank")
+    rope, plain = fields.whole("qk_rope_head_dim"), fields.whole("qk_nope_head_dim")
+    value = fields.whole("v_head_dim")
+    if low:
+        queries = (
+            Weight(f"{prefix}q_a_proj", low, hidden),
+            *norm(f"{prefix}q_a_layernorm", low),
+            Weight(f"{prefix}q_b_proj", heads * (plain + rope), low, Split.ROWS),
+        )
+    else:
+        queries = (Weight(f"{prefix}q_proj", heads * (plain + rope), hidden, Split.ROWS),)
+    return (
+        *queries,
+        Weight(f"{prefix}kv_a_proj_with_mqa", rank + rope, hidden),
+        *norm(f"{prefix}kv_a_layernorm", rank),
+        Weight(f"{prefix}kv_b_proj", heads * (plain + value), rank, Split.ROWS),
+        Weight(f"{prefix}o_proj", hidden, heads * value, Split.COLUMNS),
+    )
+
+
+def indexer(fields: Fields, *, prefix: str = "self_attn.indexer.") -> tuple[Weight, ...]:
+    """
+    Return the weights that choose the tokens sparse attention looks at, the same on each rank.
+
+    vLLM fuses `wk` and `weights_proj` and keeps both in the model's dtype, its norm in float32.
+    """
+    hidden, low = fields.whole("hidden_size"), fields.whole("q_lora_rank")
+    heads, dim = fields.whole("index_n_heads"), fields.whole("index_head_dim")
+    return (
+        Weight(f"{prefix}wq_b", heads * dim, low),
+        Weight(f"{prefix}wk", dim, hidden, linear=False),
+        Weight(f"{prefix}weights_proj", heads, hidden, linear=False),
+        vector(f"{prefix}k_norm", dim, dtype="float32"),
+        vector(f"{prefix}k_norm.bias", dim, dtype="float32"),
+    )
+
+
+def has_index(fields: Fields, index: int) -> bool:
+    """
+    Return whether this layer chooses tokens itself, or takes an earlier layer's choice.
+
+    Source: `index_topk_freq`, `index_topk_pattern` and `index_skip_topk_offset` in
+    DeepseekV2MLAAttention.
+    """
+    pattern = fields.value("index_topk_pattern")
+    if isinstance(pattern, str | list):
+        return not (index < len(pattern) and pattern[index] == "S")
+    every = fields.whole("index_topk_freq", default=1) or 1
+    offset = fields.whole("index_skip_topk_offset", default=2)
+    return max(index - offset + 1, 0) % every == 0
+
+
+def build(name: str, family: Family, config: Mapping[str, Any]) -> Architecture:
+    """Return the architecture that this config of the family describes."""
+    fields = named(config, name)
+    hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    experts = fields.whole(*family.experts, default=0)
+    dense = fields.whole("intermediate_size")
+    inner = fields.whole("moe_intermediate_size") if experts else 0
+    common = latent_attention(fields) + tuple(w for n in family.norms for w in norm(n, hidden))
+    mlp, mixture = gated_mlp(hidden, dense), _mixture(fields, family, hidden, inner, experts)
+    layers = []
+    count = fields.whole("num_hidden_layers")
+    sparse = family.sparse and fields.value("index_topk") is not None
+    for index in range(count):
+        feed_forward = mlp if not experts or leading_dense(fields, index) else mixture
+        if sparse and has_index(fields, index):
+            layers.append(
+                Layer(common + indexer(fields) + feed_forward, _cache(fields, index=True))
+            )
+        else:
+            layers.append(Layer(common + feed_forward, _cache(fields)))
+    draft = [
+        Layer(
+            _draft(hidden)
+            + common
+            + (indexer(fields) if sparse else ())
+            + (mixture if experts else mlp),
+            _cache(fields, index=sparse),
+        )
+        for _ in range(fields.whole("num_nextn_predict_layers", default=0))
+    ]
+    return assembled(
+        fields,
+        layers,
+        heads=heads,
+        kv_heads=1,
+        experts=experts,
+        moe_intermediate_size=inner,
+        intermediate_size=dense,
+        further=rotary_of(fields, fields.whole("qk_rope_head_dim")),
+        draft_layers=draft,
+    )
+
+
+def _cache(fields: Fields, *, index: bool = False) -> LatentCache:
+    return LatentCache(
+        fields.whole("kv_lora_rank"),
+        fields.whole("qk_rope_head_dim"),
+        indexer_dim=fields.whole("index_head_dim") if index else 0,
+    )
+
+
+def _mixture(
+    fields: Fields, family: Family, hidden: int, inner: int, experts: int
+) -> tuple[Weight, ...]:
+    if not experts:
+        return ()
+    weights = routed(
+        hidden,
+        inner,
+        experts,
+        router_dtype=family.router_dtype,
+        correction="gate.e_score_correction_bias" if family.corrected(fields) else "",
+    )
+    if shared := fields.whole(*family.shared, default=0):
+        weights += gated_mlp(hidden, shared * inner, prefix="mlp.shared_experts.")
+    return weights
+
+
+def _draft(hidden: int) -> tuple[Weight, ...]:
+    """Return what a layer that predicts further tokens has besides a decoder layer's weights."""
+    return (
+        *norm("enorm", hidden),
+        *norm("hnorm", hidden),
+        Weight("eh_proj", hidden, 2 * hidden, linear=False),
+        *norm("shared_head.norm", hidden),
+    )
+
+
+def longcat(config: Mapping[str, Any]) -> Architecture:
+    """
+    Return LongCat-Flash: two attentions and two MLPs in a layer, and experts that do nothing.
+
+    Source: longcat_flash.py; the router also scores the `zero_expert_num` experts without weights.
+    """
+    fields = named(config, "LongcatFlashForCausalLM")
+    hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    experts = fields.whole("n_routed_experts")
+    inner = fields.whole("expert_ffn_hidden_size", "moe_intermediate_size")
+    dense = fields.whole("ffn_hidden_size", "intermediate_size")
+    scored = experts + fields.whole("zero_expert_num", default=0)
+    weights = (
+        *(w for i in (0, 1) for w in latent_attention(fields, prefix=f"self_attn.{i}.")),
+        *(w for i in (0, 1) for w in gated_mlp(hidden, dense, prefix=f"mlps.{i}.")),
+        *(w for i in (0, 1) for w in norm(f"input_layernorm.{i}", hidden)),
+        *(w for i in (0, 1) for w in norm(f"post_attention_layernorm.{i}", hidden)),
+        *routed(hidden, inner, experts)[1:],
+        Weight("mlp.router.classifier", scored, hidden, linear=False, dtype="float32"),
+        vector("mlp.router.e_score_correction_bias", scored, dtype="float32"),
+    )
+    layer = Layer(weights, _cache(fields), more=(_cache(fields),))
+    return assembled(
+        fields,
+        [layer] * fields.whole("num_layers", "num_hidden_layers"),
+        heads=heads,
+        kv_heads=1,
+        experts=experts,
+        moe_intermediate_size=inner,
+        intermediate_size=dense,
+        further=rotary_of(fields, fields.whole("qk_rope_head_dim")),
+    )
+
+
+def minicpm3(config: Mapping[str, Any]) -> Architecture:
+    """
+    Return MiniCPM3, which vLLM serves without latents in its cache: a key and a value a head.
+
+    Source: minicpm3.py; values are padded to the size of keys.
+    """
+    fields = named(config, "MiniCPM3ForCausalLM")
+    hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    dense = fields.whole("intermediate_size")
+    weights = (
+        *latent_attention(fields),
+        *gated_mlp(hidden, dense),
+        *norm("input_layernorm", hidden),
+        *norm("post_attention_layernorm", hidden),
+    )
+    size = fields.whole("qk_nope_head_dim") + fields.whole("qk_rope_head_dim")
+    cache: Cache = FullCache(heads, size)
+    return assembled(
+        fields,
+        [Layer(weights, cache)] * fields.whole("num_hidden_layers"),
+        heads=heads,
+        kv_heads=heads,
+        intermediate_size=dense,
+        tied=True,
+        further=rotary_of(fields, fields.whole("qk_rope_head_dim")),
+    )
+
+
+_SPARSE = Family(sparse=True)
+_FAMILIES: dict[str, Family] = {
+    "AXK1ForCausalLM": Family(
+        norms=("input_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
+    ),
+    "DeepseekV2ForCausalLM": Family(
+        corrected=lambda fields: fields.text("topk_method") == "noaux_tc"
+    ),
+    "DeepseekV32ForCausalLM": _SPARSE,
+    "DeepseekV3ForCausalLM": _SPARSE,
+    "Glm4MoeLiteForCausalLM": Family(router_dtype="float32"),
+    "GlmMoeDsaForCausalLM": _SPARSE,
+    "MistralLarge3ForCausalLM": Family(
+        corrected=lambda fields: fields.text("topk_method") == "noaux_tc"
+    ),
+    "SarvamMLAForCausalLM": Family(
+        experts=("num_experts",),
+        shared=("num_shared_experts",),
+        corrected=lambda fields: fields.flag("moe_router_enable_expert_bias", default=True),
+    ),
+}
+
+BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
+    **{name: partial(build, name, family) for name, family in _FAMILIES.items()},
+    "LongcatFlashForCausalLM": longcat,
+    "MiniCPM3ForCausalLM": minicpm3,
+}
+"""What reads the config of each decoder with latent attention, by its name in `architectures`."""
