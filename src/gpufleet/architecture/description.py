@@ -29,6 +29,8 @@ class Description:
     stored: Stored | None = None
     stored_bytes: int | None = None
     config: Mapping[str, Any] | None = None
+    notes: tuple[str, ...] = ()
+    """What could not be read of the files, as sentences."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class ModelFiles:
     stored_bytes: int | None = None
     origin: str = ""
     """Where they were read, for messages."""
+    notes: tuple[str, ...] = ()
+    """What could not be read, as sentences."""
 
 
 def describe(files: ModelFiles) -> Description:
@@ -54,4 +58,5 @@ def describe(files: ModelFiles) -> Description:
         files.stored,
         files.stored_bytes,
         files.config,
+        files.notes,
     )
