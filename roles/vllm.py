@@ -66,7 +66,7 @@ def vllm(here: Here) -> None:
     files = {
         stage: found
         for stage in here.stages
-        if (found := checkpoint.checkpoint(here.settings.models[stage.model]))
+        if (found := checkpoint.checkpoint(here.settings.serving[stage.model]))
     }
 
     ground = Converge(
@@ -146,7 +146,7 @@ def unit_files(
     return {
         stage: units.render(
             stage,
-            here.settings.models[stage.model],
+            here.settings.serving[stage.model],
             wanted,
             release=build.id,
             toolkit=here.settings.cuda.toolkit if here.settings.cuda else None,
@@ -161,7 +161,7 @@ def begun(here: Here, wanted: Vllm, build: Release) -> tuple[Started, ...]:
     return tuple(
         stage_flags.started(
             stage,
-            here.settings.models[stage.model],
+            here.settings.serving[stage.model],
             wanted,
             release=build.id,
             toolkit=here.settings.cuda.toolkit if here.settings.cuda else None,
@@ -174,7 +174,7 @@ def services(here: Here, rendered: dict[Stage, UnitFile]) -> Wanted:
     """Return the planned stages' units, and that any other stage of ours is gone."""
     values: list[Value] = [NoOtherUnits(UNITS, stop_seconds=LONGEST_STOP_SECONDS)]
     for stage, unit in rendered.items():
-        model = here.settings.models[stage.model]
+        model = here.settings.serving[stage.model]
         values += [
             unit.file,
             Unit(
@@ -207,7 +207,7 @@ def endpoints(here: Here, rendered: dict[Stage, UnitFile]) -> tuple[Endpoint, ..
             url=f"http://{local(wanted.listen)}:{stage.port}",
             served_name=stage.model,
             key_file=API_KEY if wanted.api_key_file else None,
-            start_seconds=here.settings.models[stage.model].start_seconds,
+            start_seconds=here.settings.serving[stage.model].start_seconds,
             fingerprint=unit.fingerprint,
         )
         for stage, unit in rendered.items()
@@ -222,7 +222,7 @@ def local(listen: str) -> str:
 def patience(here: Here) -> int:
     """Return the seconds after which waiting for all endpoints ends, whatever else happens."""
     return (
-        max((here.settings.models[stage.model].start_seconds for stage in here.stages), default=0)
+        max((here.settings.serving[stage.model].start_seconds for stage in here.stages), default=0)
         + 300
     )
 

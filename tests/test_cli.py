@@ -18,7 +18,7 @@ GPUFLEET = Path(sys.executable).with_name("gpufleet")
 
 SERVING = """\
 vllm: {version: 0.32.0, lock: locks/x.txt, listen: 127.0.0.1}
-models:
+serving:
   pair: {model: /srv/pair, tensor_parallel: 2, replicas: 2}
 """
 
@@ -124,7 +124,7 @@ def test_a_mistake_is_one_line_with_file_and_key(serving):
     (line,) = refused(gpufleet("plan", "--vars", serving, "--nodes", NODES / "t4x1.json"))
 
     assert line == (
-        f"error: {serving}:3: models.pair.replica: no setting has this name; did you mean "
+        f"error: {serving}:3: serving.pair.replica: no setting has this name; did you mean "
         "'replicas'?"
     )
 

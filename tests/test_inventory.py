@@ -333,12 +333,12 @@ def test_all_mistakes_of_all_nodes_are_said_at_once_with_their_lines(project):
           lock: locks/x.txt
           api_key_fil: secrets/key
           allow_unauthenticated: true
-        models:
+        serving:
           tiny:
             model: /srv/tiny
             replicas: 0
             replica: 1
-        modles: {}
+        servin: {}
         ssh_prot: 22
         ssh_port: "22"
         """,
@@ -350,10 +350,11 @@ def test_all_mistakes_of_all_nodes_are_said_at_once_with_their_lines(project):
     assert mistakes == [
         "group_vars/gpu.yml:4: vllm.api_key_fil: no setting has this name; did you mean "
         "'api_key_file'?",
-        "group_vars/gpu.yml:9: models.tiny.replicas: input should be greater than 0 (got 0)",
-        "group_vars/gpu.yml:10: models.tiny.replica: no setting has this name; did you mean "
+        "group_vars/gpu.yml:9: serving.tiny.replicas: must be a number from 1 up, or `fit` for as "
+        "many as fit (got 0)",
+        "group_vars/gpu.yml:10: serving.tiny.replica: no setting has this name; did you mean "
         "'replicas'?",
-        "group_vars/gpu.yml:11: modles: no setting has this name; did you mean 'models'?",
+        "group_vars/gpu.yml:11: servin: no setting has this name; did you mean 'serving'?",
         "group_vars/gpu.yml:12: ssh_prot: no setting has this name; did you mean 'ssh_port'?",
         "group_vars/gpu.yml:13: ssh_port: str is not an instance of int",
     ]
@@ -375,9 +376,9 @@ def test_what_is_missing_is_placed_where_it_belongs(project):
 
 
 def test_what_only_some_nodes_lack_names_them(project):
-    project.write("group_vars/gpu_a.yml", "models: {m: {model: /srv/m}}\n")
+    project.write("group_vars/gpu_a.yml", "serving: {m: {model: /srv/m}}\n")
 
-    assert "@fake/n1, @fake/n2: `models` are declared, but `vllm` is not" in project.refuses(
+    assert "@fake/n1, @fake/n2: `serving` is declared, but `vllm` is not" in project.refuses(
         *DEPLOY
     )
 

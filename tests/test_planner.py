@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpufleet.errors import FleetError
 from gpufleet.planner import plan
-from gpufleet.settings import Model, NodeSettings
+from gpufleet.settings import NodeSettings, Served
 from gpufleet.topology import Gpu, Node
 
 VLLM = {"version": "0.32.0", "lock": "locks/vllm.txt", "api_key_file": "secrets/api-key"}
@@ -50,7 +50,7 @@ def machine(name, *islands, numa=None, pcie="SYS"):
 
 
 def declare(models, **others):
-    return NodeSettings.model_validate({"vllm": VLLM, "models": models, **others})
+    return NodeSettings.model_validate({"vllm": VLLM, "serving": models, **others})
 
 
 def model(**changes):
@@ -77,7 +77,7 @@ def test_a_group_never_spans_two_islands():
     assert gpus_on(plan([node], {"gpu-01": pairs}), "gpu-01") == [(0, 1), (2, 3)]
 
     (problem,) = problems_of([node], {"gpu-01": declare({"m": model(tensor_parallel=4)})})
-    assert "models.m: tensor_parallel 4 needs 4 GPUs in one NVLink island" in problem
+    assert "serving.m: tensor_parallel 4 needs 4 GPUs in one NVLink island" in problem
     assert "lower `tensor_parallel` to 2, or set `allow_pcie: true`" in problem
 
 
@@ -276,7 +276,7 @@ def test_a_fleet_too_small_says_how_many_fit():
     (problem,) = problems_of([machine("gpu-01", 8)], {"gpu-01": declare(wanted)})
 
     assert problem == (
-        "models.m: 4 replicas of 2 GPUs asked for, 2 fit on gpu-01 (8 GPUs, 4 of them taken by "
+        "serving.m: 4 replicas of 2 GPUs asked for, 2 fit on gpu-01 (8 GPUs, 4 of them taken by "
         "models placed before): lower `replicas` to 2, or lower `tensor_parallel`, or add nodes"
     )
 
@@ -291,7 +291,7 @@ def test_one_model_has_one_declaration():
 
     (problem,) = problems_of(fleet, settings)
 
-    assert "models.m is not the same on gpu-01 and gpu-02" in problem
+    assert "serving.m is not the same on gpu-01 and gpu-02" in problem
     assert "replicas: 2 and 3; port: 8000 and 8100" in problem
 
 
@@ -300,7 +300,7 @@ def test_one_model_has_one_declaration():
     [
         pytest.param(
             {"node_exporter": {"port": 8001}},
-            "port 8001 is wanted by models.m.port and node_exporter.port on gpu-01",
+            "port 8001 is wanted by node_exporter.port and serving.m.port on gpu-01",
             id="exporter",
         ),
         pytest.param(
@@ -311,19 +311,19 @@ def test_one_model_has_one_declaration():
                 },
                 "dcgm": {"version": "1", "exporter_version": "1", "port": 8000},
             },
-            "port 8000 is wanted by dcgm.port and models.m.port on gpu-01",
+            "port 8000 is wanted by dcgm.port and serving.m.port on gpu-01",
             id="dcgm",
         ),
         pytest.param(
-            {"models": {"m": model(replicas=2), "n": model(port=8001)}},
-            "port 8001 is wanted by models.m.port and models.n.port on gpu-01",
+            {"serving": {"m": model(replicas=2), "n": model(port=8001)}},
+            "port 8001 is wanted by serving.m.port and serving.n.port on gpu-01",
             id="another-model",
         ),
     ],
 )
 def test_a_port_has_one_user_on_a_node(others, sentence):
     """The second would fail to bind, minutes into its start; both keys are named."""
-    settings = declare(others.pop("models", {"m": model(replicas=2)}), **others)
+    settings = declare(others.pop("serving", {"m": model(replicas=2)}), **others)
 
     (problem,) = problems_of([machine("gpu-01", 8)], {"gpu-01": settings})
 
@@ -350,7 +350,7 @@ def test_everything_wrong_is_said_at_once():
 
     found = problems_of(fleet, settings)
 
-    assert [problem.split(":")[0] for problem in found] == ["gpu-03", "gpu-05", "models.c"]
+    assert [problem.split(":")[0] for problem in found] == ["gpu-03", "gpu-05", "serving.c"]
     assert "no GPU to use" in found[0]
     assert "no probe of this node" in found[1]
 
@@ -435,8 +435,8 @@ def test_every_plan_keeps_the_rules(fleet):
     for stage in found.stages:
         assert len(stage.gpus) == stage.tensor_parallel
         assert all(pair in by_name[stage.node].nvlink for pair in combinations(stage.gpus, 2))
-        assert stage.model in settings[stage.node].models
-    wanted = {name: m for node in settings.values() for name, m in node.models.items()}
+        assert stage.model in settings[stage.node].serving
+    wanted = {name: m for node in settings.values() for name, m in node.serving.items()}
     assert Counter(stage.model for stage in found.stages) == {
         name: declared.replicas for name, declared in wanted.items()
     }
@@ -449,11 +449,11 @@ def test_one_more_replica_moves_none_of_its_model(fleet, grown):
     more = {
         name: node.model_copy(
             update={
-                "models": {
+                "serving": {
                     key: declared.model_copy(update={"replicas": declared.replicas + 1})
                     if key == grown
                     else declared
-                    for key, declared in node.models.items()
+                    for key, declared in node.serving.items()
                 }
             }
         )
@@ -477,4 +477,4 @@ def test_probing_again_changes_nothing():
 
 def test_model_declares_pcie_deliberately():
     """The operator's word is needed before a group leaves NVLink."""
-    assert Model.model_validate(model()).allow_pcie is False
+    assert Served.model_validate(model()).allow_pcie is False

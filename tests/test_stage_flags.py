@@ -17,7 +17,7 @@ from gpufleet import stage_flags, units
 from gpufleet.errors import FleetError
 from gpufleet.flags import schema
 from gpufleet.planner import Stage
-from gpufleet.settings import OLDEST_VLLM, Model, NodeSettings, Vllm
+from gpufleet.settings import OLDEST_VLLM, NodeSettings, Served, Vllm
 from gpufleet.variables import Origin
 
 STAGE = Stage(
@@ -33,7 +33,7 @@ OTHER = replace(STAGE, replica=1, node="gpu-02", port=8001)
 SUPPORTED = [one for one in schema.versions() if schema.sort_key(one) >= OLDEST_VLLM]
 
 
-def node(version="0.32.0", *, arguments=None, environment=None, shared=None, device="cuda"):
+def node(version="0.32.0", *, flags=None, environment=None, shared=None, device="cuda"):
     return NodeSettings(
         vllm=Vllm(
             version=version,
@@ -42,11 +42,11 @@ def node(version="0.32.0", *, arguments=None, environment=None, shared=None, dev
             environment=shared or {},
             device=device,
         ),
-        models={
-            "llama": Model(
+        serving={
+            "llama": Served(
                 model="/srv/llama",
                 tensor_parallel=2,
-                arguments=arguments or {},
+                flags=flags or {},
                 environment=environment or {},
             )
         },
@@ -74,22 +74,22 @@ def test_what_we_add_ourselves_is_known_to_every_release_that_may_be_declared(ve
 @pytest.mark.parametrize("version", SUPPORTED)
 def test_a_switch_that_is_off_is_spelt_as_every_release_takes_it(version):
     """0.33 hides the form --no-x from its help; an operator wrote `false` and is told nothing."""
-    assert judged(node(version, arguments={"enable-prefix-caching": False})) == ((), ())
+    assert judged(node(version, flags={"enable-prefix-caching": False})) == ((), ())
 
 
 def test_a_removed_flag_is_refused_with_its_key_its_line_the_release_and_what_replaces_it():
     origins = {
         name: {
-            "models": Origin(
-                "group_vars/gpu.yml", 3, {("llama",): 4, ("llama", "arguments", "swap-space"): 17}
+            "serving": Origin(
+                "group_vars/gpu.yml", 3, {("llama",): 4, ("llama", "flags", "swap-space"): 17}
             )
         }
         for name in ("gpu-01", "gpu-02")
     }
-    refused, _ = judged(node(arguments={"swap-space": 4}), origins)
+    refused, _ = judged(node(flags={"swap-space": 4}), origins)
     assert len(refused) == 1, "two stages of one model, and one line to put right"
     (sentence,) = refused
-    assert sentence.startswith("group_vars/gpu.yml:17: models.llama.arguments.swap-space: ")
+    assert sentence.startswith("group_vars/gpu.yml:17: serving.llama.flags.swap-space: ")
     for said in ("0.32.0", "since 0.18.0", "remove it", "--kv-offloading-size"):
         assert said in sentence
 
@@ -97,16 +97,16 @@ def test_a_removed_flag_is_refused_with_its_key_its_line_the_release_and_what_re
 def test_everything_is_refused_at_once():
     refused, _ = judged(
         node(
-            arguments={"swap-space": 4, "max-model-len": "lots"},
+            flags={"swap-space": 4, "max-model-len": "lots"},
             environment={"VLLM_ATTENTION_BACKEND": "FLASHINFER"},
             shared={"VLLM_USE_V1": "1"},
         )
     )
     keys = {sentence.split(":")[0] for sentence in refused}
     assert keys == {
-        "models.llama.arguments.swap-space",
-        "models.llama.arguments.max-model-len",
-        "models.llama.environment.VLLM_ATTENTION_BACKEND",
+        "serving.llama.flags.swap-space",
+        "serving.llama.flags.max-model-len",
+        "serving.llama.environment.VLLM_ATTENTION_BACKEND",
         "vllm.environment.VLLM_USE_V1",
     }
 
@@ -114,20 +114,20 @@ def test_everything_is_refused_at_once():
 def test_a_model_s_variable_goes_before_the_shared_one_of_the_same_name():
     refused, _ = judged(node(environment={"VLLM_USE_V1": "0"}, shared={"VLLM_USE_V1": "1"}))
     assert [sentence.split(":")[0] for sentence in refused] == [
-        "models.llama.environment.VLLM_USE_V1"
+        "serving.llama.environment.VLLM_USE_V1"
     ]
 
 
 def test_what_only_calls_for_a_remark_stops_nothing_and_is_said_once():
-    refused, remarks = judged(node("0.33.0", arguments={"quantization": "fp8"}))
+    refused, remarks = judged(node("0.33.0", flags={"quantization": "fp8"}))
     assert refused == ()
     assert len(remarks) == 1
-    assert "models.llama.arguments.quantization" in remarks[0]
+    assert "serving.llama.flags.quantization" in remarks[0]
 
 
 def test_a_release_that_is_not_packaged_is_never_judged_by_its_neighbours():
     """0.32.0 would refuse this argument; of 99.0.0 we know nothing, and say who will be asked."""
-    refused, remarks = judged(node("99.0.0", arguments={"swap-space": 4}))
+    refused, remarks = judged(node("99.0.0", flags={"swap-space": 4}))
     assert refused == ()
     assert len(remarks) == 1
     assert "99.0.0" in remarks[0]
@@ -135,8 +135,8 @@ def test_a_release_that_is_not_packaged_is_never_judged_by_its_neighbours():
 
 
 def test_what_is_judged_is_what_the_unit_says():
-    settings = node(arguments={"enforce-eager": True, "seed": None, "max-num-seqs": 8})
-    model, vllm = settings.models["llama"], settings.vllm
+    settings = node(flags={"enforce-eager": True, "seed": None, "max-num-seqs": 8})
+    model, vllm = settings.serving["llama"], settings.vllm
     begun = stage_flags.started(STAGE, model, vllm, release="0.32.0-1a2b3c4d5e")
     unit = units.render(STAGE, model, vllm, release="0.32.0-1a2b3c4d5e").content
     command = unit.split("/bin/vllm serve \\\n")[1].split("\n\n")[0]
@@ -149,26 +149,26 @@ def test_a_variable_of_ours_that_a_release_does_not_read_is_no_operator_s_busine
     known = schema.load("0.33.0")
     others = {name: each for name, each in known.environment.items() if "RPC_BASE" not in name}
     settings = node("0.33.0")
-    begun = stage_flags.started(STAGE, settings.models["llama"], settings.vllm, release="x")
+    begun = stage_flags.started(STAGE, settings.serving["llama"], settings.vllm, release="x")
     assert "VLLM_RPC_BASE_PATH" in begun.environment
     found = stage_flags.judge(replace(known, environment=others), begun)
     assert found == stage_flags.Findings()
 
 
 def test_each_word_leads_back_to_the_setting_that_it_comes_from():
-    settings = node(arguments={"max-num-seqs": 8})
-    begun = stage_flags.started(STAGE, settings.models["llama"], settings.vllm, release="x")
+    settings = node(flags={"max-num-seqs": 8})
+    begun = stage_flags.started(STAGE, settings.serving["llama"], settings.vllm, release="x")
     keys = {word: ".".join(map(str, key)) for word, key in zip(begun.argv, begun.keys, strict=True)}
-    assert keys["/srv/llama"] == "models.llama.model"
+    assert keys["/srv/llama"] == "serving.llama.model"
     assert keys["--host"] == "vllm.listen"
-    assert keys["--tensor-parallel-size"] == "models.llama.tensor_parallel"
-    assert keys["--max-num-seqs"] == keys["8"] == "models.llama.arguments.max-num-seqs"
+    assert keys["--tensor-parallel-size"] == "serving.llama.tensor_parallel"
+    assert keys["--max-num-seqs"] == keys["8"] == "serving.llama.flags.max-num-seqs"
 
 
 def test_an_argument_that_a_process_cannot_be_given_is_refused_while_planning():
-    refused, _ = judged(node(arguments={"middleware": []}))
+    refused, _ = judged(node(flags={"middleware": []}))
     assert len(refused) == 1
-    assert "models.llama.arguments.middleware is an empty list" in refused[0]
+    assert "serving.llama.flags.middleware is an empty list" in refused[0]
 
 
 def test_a_name_that_only_this_release_lacks_is_named_with_what_it_has_instead():
@@ -180,11 +180,11 @@ def test_a_name_that_only_this_release_lacks_is_named_with_what_it_has_instead()
         else flag
         for flag in known.flags
     )
-    settings = node("99.0.0", arguments={"enforce-eager": True})
-    begun = stage_flags.started(STAGE, settings.models["llama"], settings.vllm, release="x")
+    settings = node("99.0.0", flags={"enforce-eager": True})
+    begun = stage_flags.started(STAGE, settings.serving["llama"], settings.vllm, release="x")
     found = stage_flags.judge(replace(known, version="99.0.0", flags=flags), begun)
     assert len(found.refused) == 1
-    assert "models.llama.arguments.enforce-eager" in found.refused[0]
+    assert "serving.llama.flags.enforce-eager" in found.refused[0]
     assert "`--force-eager`" in found.refused[0]
 
 
@@ -208,11 +208,11 @@ def test_what_is_to_be_written_instead_gives_these_very_arguments(words):
     arguments = {}
     for line in proposed.strip("`").split("` and `"):
         arguments |= yaml.safe_load(line)
-    model = Model(model="/srv/llama", arguments={})
+    model = Served(model="/srv/llama", flags={})
     made = [
         word
         for _, line in units.lines(
-            STAGE, model.model_copy(update={"arguments": arguments}), node().vllm
+            STAGE, model.model_copy(update={"flags": arguments}), node().vllm
         )[6:]
         for word in line
     ]

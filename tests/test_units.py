@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from gpufleet import units
 from gpufleet.errors import FleetError
 from gpufleet.planner import Stage
-from gpufleet.settings import Model, Vllm
+from gpufleet.settings import Served, Vllm
 
 GOLDEN = Path(__file__).parent / "data" / "vllm.service"
 STAGE = Stage(
@@ -43,7 +43,7 @@ def model(**changes):
         "model": "meta-llama/Llama-3.1-8B",
         "revision": "d04e592bb4f6aa9cfee91e2e20afa771667e1d4b",
     }
-    return Model.model_validate(settings | changes)
+    return Served.model_validate(settings | changes)
 
 
 def render(changed_model=None, changed_vllm=None, **changes):
@@ -55,7 +55,7 @@ def render(changed_model=None, changed_vllm=None, **changes):
 
 def flags(arguments):
     """The operator's flags as words: those after the last of the plan's."""
-    words = units.arguments(STAGE, model(arguments=arguments), vllm())
+    words = units.arguments(STAGE, model(flags=arguments), vllm())
     return words[words.index("--shutdown-timeout") + 2 :]
 
 
@@ -71,7 +71,7 @@ def test_the_unit_file_is_the_reviewed_one():
     rendered = render(
         model(
             tensor_parallel=2,
-            arguments={
+            flags={
                 "max-model-len": 8192,
                 "enable-prefix-caching": True,
                 "async-scheduling": False,
@@ -92,7 +92,7 @@ def test_the_unit_file_is_the_reviewed_one():
 def test_systemd_finds_nothing_wrong(tmp_path, device):
     """`systemd-analyze verify` warns of unknown keys, bad values and lines it would ignore."""
     awkward = '100% "sure" it\'s $HOME; \\ \n # é 🙂'
-    settings = model(arguments={"chat-template": awkward}, environment={"MOTTO": awkward})
+    settings = model(flags={"chat-template": awkward}, environment={"MOTTO": awkward})
     rendered = render(settings, vllm(device=device, user="root"))
     unit = tmp_path / rendered.unit
     unit.write_text(rendered.content.replace(units.LAUNCHER, shutil.which("env")))
@@ -129,8 +129,8 @@ def test_the_sandbox_keeps_its_strength(tmp_path):
 
 def test_every_flag_has_its_own_line():
     """A diff of two units then shows which flag changed, and nothing else."""
-    one = render(model(arguments={"max-model-len": 4096, "enforce-eager": True}))
-    two = render(model(arguments={"max-model-len": 8192, "enforce-eager": True}))
+    one = render(model(flags={"max-model-len": 4096, "enforce-eager": True}))
+    two = render(model(flags={"max-model-len": 8192, "enforce-eager": True}))
 
     def but_the_record(rendered):
         return [line for line in rendered.content.splitlines() if "started/%n" not in line]
@@ -196,8 +196,8 @@ def test_a_stop_outlasts_the_drain():
 
 def test_equal_wishes_have_equal_fingerprints():
     """YAML has no order: reordered flags restart nothing."""
-    one = render(model(arguments={"a": 1, "b": {"x": 1, "y": 2}}, environment={"A": "1", "B": "2"}))
-    two = render(model(arguments={"b": {"y": 2, "x": 1}, "a": 1}, environment={"B": "2", "A": "1"}))
+    one = render(model(flags={"a": 1, "b": {"x": 1, "y": 2}}, environment={"A": "1", "B": "2"}))
+    two = render(model(flags={"b": {"y": 2, "x": 1}, "a": 1}, environment={"B": "2", "A": "1"}))
 
     assert one == two
 
@@ -205,7 +205,7 @@ def test_equal_wishes_have_equal_fingerprints():
 @pytest.mark.parametrize(
     "changed",
     [
-        pytest.param(render(model(arguments={"seed": 1})), id="flag"),
+        pytest.param(render(model(flags={"seed": 1})), id="flag"),
         pytest.param(render(model(environment={"A": "1"})), id="variable"),
         pytest.param(render(release="0.33.0-ffffffffff"), id="release"),
         pytest.param(render(credentials={"api-key": "8e" * 32}), id="key"),
@@ -275,9 +275,9 @@ def test_arguments_that_no_command_line_can_say_are_refused_together():
         flags(wanted)
 
     assert [problem.split()[0] for problem in refused.value.problems] == [
-        "models.llama.arguments.dash",
-        "models.llama.arguments.empty",
-        "models.llama.arguments.nul",
+        "serving.llama.flags.dash",
+        "serving.llama.flags.empty",
+        "serving.llama.flags.nul",
     ]
 
 
@@ -324,8 +324,8 @@ def test_variables_that_systemd_would_drop_are_refused_together():
 
     assert [problem.split(" ")[0] for problem in refused.value.problems] == [
         "vllm.environment.D-E",
-        "models.llama.environment.A",
-        "models.llama.environment.C",
+        "serving.llama.environment.A",
+        "serving.llama.environment.C",
     ]
 
 
@@ -364,7 +364,7 @@ def test_what_systemd_cannot_say_is_refused(value):
     """It would drop the variable, or pass the escape as text, and start the process anyway."""
     with pytest.raises(ValueError, match="systemd cannot say"):
         units.systemd_quote(value)
-    with pytest.raises(FleetError, match=r"models\.llama\.arguments\.x holds"):
+    with pytest.raises(FleetError, match=r"serving\.llama\.flags\.x holds"):
         flags({"x": value})
 
 

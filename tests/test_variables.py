@@ -34,18 +34,18 @@ def test_every_key_knows_its_line_also_the_nested_ones(written):
           version: 0.32.0
 
           environment: {A: b}
-        models:
+        serving:
           tiny:
-            arguments:
+            flags:
               - one
               - two
         """
     )
-    vllm, models = found["vllm"][1], found["models"][1]
+    vllm, models = found["vllm"][1], found["serving"][1]
 
     assert str(vllm) == "gpu.yml:2"
     assert str(vllm.at("environment", "A")) == "gpu.yml:5"
-    assert str(models.at("tiny", "arguments", 1)) == "gpu.yml:10"
+    assert str(models.at("tiny", "flags", 1)) == "gpu.yml:10"
 
 
 def test_a_key_that_was_not_written_is_placed_at_the_nearest_one_above(written):
@@ -119,7 +119,7 @@ plain = st.recursive(
 
 
 @settings(deadline=None)  # the time of a file system, on a machine that does other things
-@given(st.dictionaries(st.sampled_from(["vllm", "cuda", "_sudo", "models"]), plain))
+@given(st.dictionaries(st.sampled_from(["vllm", "cuda", "_sudo", "serving"]), plain))
 def test_plain_data_comes_back_as_it_was_written(tmp_path_factory, data):
     """Whatever JSON can say, YAML's own writer writes, and reading returns, each key placed."""
     path = tmp_path_factory.mktemp("vars") / "gpu.yml"

@@ -1,4 +1,4 @@
-"""One of `arguments` in group_vars as the words of a command line.  Pure."""
+"""One of `flags` in group_vars as the words of a command line.  Pure."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import posixpath
 from dataclasses import dataclass
 from shlex import quote
 
-from gpufleet.settings import Model, Vllm
+from gpufleet.settings import Served, Vllm
 from gpufleet.units import model_directory
 
 TOKEN = "/etc/vllm/credentials/hf-token"  # noqa: S105  # a path
@@ -32,7 +32,7 @@ class Checkpoint:
         return f"{self.directory}/.complete"
 
 
-def checkpoint(model: Model) -> Checkpoint | None:
+def checkpoint(model: Served) -> Checkpoint | None:
     """Return what has to be downloaded; None for a model that lies at a path of the node."""
     if model.is_path or model.revision is None:
         return None

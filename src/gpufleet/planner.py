@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpufleet.errors import FleetError
-from gpufleet.settings import Model, NodeSettings
+from gpufleet.settings import NodeSettings, Served
 from gpufleet.topology import Node
 
 SCHEMA = 1
@@ -145,16 +145,16 @@ def _faults(
 ) -> Iterator[tuple[str, list[str]]]:
     """Each node that cannot be planned with, and the sentences that say why."""
     for name, wanted in sorted(settings.items()):
-        if not wanted.models:
+        if not wanted.serving:
             continue
         if name not in fleet:
             sentences = [
-                f"{name}: no probe of this node, and it declares {_listed(wanted.models)}: make it "
+                f"{name}: no probe of this node, and it declares {_listed(wanted.serving)}: make it "
                 "reachable, or take it out of the inventory so that its replicas go elsewhere"
             ]
         elif not fleet[name].gpus:
             why = ": " + _left_out(fleet[name]) if fleet[name].unfit else ""
-            sentences = [f"{name}: no GPU to use, and it declares {_listed(wanted.models)}{why}"]
+            sentences = [f"{name}: no GPU to use, and it declares {_listed(wanted.serving)}{why}"]
         else:
             continue
         yield name, sentences
@@ -164,17 +164,17 @@ def _left_out(node: Node) -> str:
     return "; ".join(f"GPU {index} is left out ({why})" for index, why in node.unfit.items())
 
 
-def _declarations(settings: Mapping[str, NodeSettings]) -> dict[str, dict[str, Model]]:
+def _declarations(settings: Mapping[str, NodeSettings]) -> dict[str, dict[str, Served]]:
     """For each model the nodes that declare it, with their declaration, both in order of name."""
-    declared: dict[str, dict[str, Model]] = defaultdict(dict)
+    declared: dict[str, dict[str, Served]] = defaultdict(dict)
     for name, wanted in sorted(settings.items()):
-        for model, declaration in sorted(wanted.models.items()):
+        for model, declaration in sorted(wanted.serving.items()):
             declared[model][name] = declaration
     return dict(sorted(declared.items()))
 
 
 def _disagreements(
-    declared: Mapping[str, Mapping[str, Model]],
+    declared: Mapping[str, Mapping[str, Served]],
 ) -> Iterator[tuple[str, str]]:
     """Each model that two nodes declare differently, with the sentence that says how."""
     for name, by_node in declared.items():
@@ -184,20 +184,20 @@ def _disagreements(
             continue
         differences = "; ".join(
             f"{key}: {getattr(reference, key)!r} and {getattr(by_node[other], key)!r}"
-            for key in Model.model_fields
+            for key in Served.model_fields
             if getattr(reference, key) != getattr(by_node[other], key)
         )
         yield (
             name,
-            f"models.{name} is not the same on {first} and {other} ({differences}): one model has "
+            f"serving.{name} is not the same on {first} and {other} ({differences}): one model has "
             "one declaration; set it in a group that both are in, or give one of them another name",
         )
 
 
-def _in_order(declared: Mapping[str, Mapping[str, Model]]) -> list[tuple[str, Model]]:
+def _in_order(declared: Mapping[str, Mapping[str, Served]]) -> list[tuple[str, Served]]:
     """The models as they are placed: largest group first, then by name."""
     models = [(name, next(iter(by_node.values()))) for name, by_node in declared.items()]
-    return sorted(models, key=lambda named: (-named[1].tensor_parallel, named[0]))
+    return sorted(models, key=lambda named: (-_width(named[1]), named[0]))
 
 
 # Placing
@@ -212,20 +212,20 @@ class _Room:
         self._islands = node.islands
         self._numa_nodes = _numa_nodes(node)
 
-    def group(self, model: Model) -> tuple[int, ...] | None:
+    def group(self, model: Served) -> tuple[int, ...] | None:
         """The GPUs that a replica of `model` would get here; None without room."""
-        size = model.tensor_parallel
+        size = _width(model)
         for parts in self._partitions(model):
             if pool := _best_fit(self.free, parts, size):
                 near = _best_fit(pool, self._numa_nodes, size)
                 return tuple(sorted(near or pool)[:size])
         return None
 
-    def largest(self, model: Model) -> int:
+    def largest(self, model: Served) -> int:
         """The GPUs of the largest group that `model` could have here, were all of them free."""
         return max((len(part) for parts in self._partitions(model) for part in parts), default=0)
 
-    def _partitions(self, model: Model) -> Iterator[tuple[tuple[int, ...], ...]]:
+    def _partitions(self, model: Served) -> Iterator[tuple[tuple[int, ...], ...]]:
         """The ways to cut the node into parts that a group may lie in, best first."""
         yield self._islands
         if model.allow_pcie:
@@ -269,22 +269,24 @@ class _Placed:
     misfit: tuple[str, ...]
 
 
-def _place(name: str, model: Model, rooms: list[_Room]) -> _Placed:
+def _place(name: str, model: Served, rooms: list[_Room]) -> _Placed:
     """Place as many replicas as fit, and take their GPUs out of `rooms`."""
     before = {room.node.name: len(room.free) for room in rooms}
     stages: list[Stage] = []
-    for replica in range(model.replicas):
+    for replica in range(_replicas(model)):
         on = Counter(stage.node for stage in stages)
         stage = _next_replica(name, model, replica, rooms, on)
         if stage is None:
             break
         stages.append(stage)
-    misfit = () if len(stages) == model.replicas else (_misfit(name, model, rooms, stages, before),)
+    misfit = (
+        () if len(stages) == _replicas(model) else (_misfit(name, model, rooms, stages, before),)
+    )
     return _Placed(tuple(stages), _reason(name, model, rooms, stages), misfit)
 
 
 def _next_replica(
-    name: str, model: Model, replica: int, rooms: list[_Room], on: Mapping[str, int]
+    name: str, model: Served, replica: int, rooms: list[_Room], on: Mapping[str, int]
 ) -> Stage | None:
     spread = sorted(
         rooms, key=lambda room: (on.get(room.node.name, 0), -len(room.free), room.node.name)
@@ -300,9 +302,17 @@ def _next_replica(
                 gpus=gpus,
                 gpu_uuids=tuple(uuids[index] for index in gpus),
                 port=model.port + on.get(room.node.name, 0),
-                tensor_parallel=model.tensor_parallel,
+                tensor_parallel=_width(model),
             )
     return None
+
+
+def _width(model: Served) -> int:
+    return model.tensor_parallel or 1
+
+
+def _replicas(model: Served) -> int:
+    return 1 if model.replicas == "fit" else model.replicas
 
 
 # Sentences
@@ -310,7 +320,7 @@ def _next_replica(
 
 def _misfit(
     name: str,
-    model: Model,
+    model: Served,
     rooms: list[_Room],
     stages: list[Stage],
     before: Mapping[str, int],
@@ -318,7 +328,7 @@ def _misfit(
     """Why not all replicas of `model` fit, and what to change."""
     nodes = _listed(room.node.name for room in rooms)
     largest = max(room.largest(model) for room in rooms)
-    size = model.tensor_parallel
+    size = _width(model)
     if largest < size:
         where = "node" if model.allow_pcie else "NVLink island"
         pcie = (
@@ -327,7 +337,7 @@ def _misfit(
             else ""
         )
         return (
-            f"models.{name}: tensor_parallel {size} needs {_gpus(size)} in one {where}, and the "
+            f"serving.{name}: tensor_parallel {size} needs {_gpus(size)} in one {where}, and the "
             f"largest on {nodes} has {largest}: lower `tensor_parallel` to {largest}{pcie}"
         )
     total = sum(len(room.node.gpus) for room in rooms)
@@ -335,28 +345,26 @@ def _misfit(
     others = f", {taken} of them taken by models placed before" if taken else ""
     lower = f"lower `replicas` to {len(stages)}" if stages else "lower another model's `replicas`"
     return (
-        f"models.{name}: {_counted(model.replicas, 'replica')} of {_gpus(size)} asked for, "
+        f"serving.{name}: {_counted(_replicas(model), 'replica')} of {_gpus(size)} asked for, "
         f"{len(stages)} fit on {nodes} ({_gpus(total)}{others}): {lower}, or "
         f"{'lower `tensor_parallel`, or ' if size > 1 else ''}add nodes"
     )
 
 
-def _reason(name: str, model: Model, rooms: list[_Room], stages: list[Stage]) -> str:
+def _reason(name: str, model: Served, rooms: list[_Room], stages: list[Stage]) -> str:
     """One sentence: how many, where, over which links, and which nodes were passed over."""
     nodes = {room.node.name: room.node for room in rooms}
     clauses = [
-        f"{name}: {_counted(len(stages), 'replica')} of {_gpus(model.tensor_parallel)}"
+        f"{name}: {_counted(len(stages), 'replica')} of {_gpus(_width(model))}"
         + "".join(f", {share}" for share in _shares(stages))
     ]
-    if model.tensor_parallel > 1 and stages:
+    if _width(model) > 1 and stages:
         ways = sorted({_way(nodes[stage.node], stage.gpus) for stage in stages})
         clauses.append(f"each group linked by {' or '.join(ways)}")
-    small = [
-        room.node.name for room in rooms if room.largest(model) < model.tensor_parallel and stages
-    ]
+    small = [room.node.name for room in rooms if room.largest(model) < _width(model) and stages]
     if small:
         clauses.append(
-            f"none on {_listed(small)}, where no NVLink island has {_gpus(model.tensor_parallel)}"
+            f"none on {_listed(small)}, where no NVLink island has {_gpus(_width(model))}"
         )
     return "; ".join(clauses)
 
@@ -405,7 +413,7 @@ def _port_clashes(stages: Iterable[Stage], settings: Mapping[str, NodeSettings])
         if wanted.dcgm:
             users[node, wanted.dcgm.port].append("dcgm.port")
     for stage in stages:
-        users[stage.node, stage.port].append(f"models.{stage.model}.port")
+        users[stage.node, stage.port].append(f"serving.{stage.model}.port")
     clashes: dict[tuple[int, tuple[str, ...]], list[str]] = defaultdict(list)
     for (node, port), keys in users.items():
         if len(keys) > 1:
@@ -418,6 +426,6 @@ def _port_clashes(stages: Iterable[Stage], settings: Mapping[str, NodeSettings])
     for stage in stages:
         if stage.port > 65535:
             yield (
-                f"models.{stage.model}.port: its replicas on {stage.node} would need port "
+                f"serving.{stage.model}.port: its replicas on {stage.node} would need port "
                 f"{stage.port}, and 65535 is the last: lower it"
             )

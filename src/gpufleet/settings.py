@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -256,7 +257,13 @@ class Vllm(Setting):
         return self
 
 
-class Model(Setting):
+def _some_or_fit(value: Any) -> Any:
+    if value == "fit" or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
+        return value
+    raise ValueError(f"must be a number from 1 up, or `fit` for as many as fit (got {value!r})")
+
+
+class Served(Setting):
     """One model and how much of the nodes that declare it it gets."""
 
     model: Annotated[
@@ -274,8 +281,48 @@ class Model(Setting):
             pattern=r"^[0-9a-f]{40}$",
         ),
     ] = None
-    tensor_parallel: Annotated[PositiveInt, Field(description="GPUs of a replica")] = 1
-    replicas: Annotated[PositiveInt, Field(description="Independent copies")] = 1
+    served_name: Annotated[
+        str | None,
+        Field(
+            pattern=r"^[\w.:/-]+$",
+            description="What clients ask for; null: the name that it has here",
+        ),
+    ] = None
+    replicas: Annotated[
+        int | Literal["fit"],
+        BeforeValidator(_some_or_fit),
+        Field(description="Independent copies; fit: as many as there is room for"),
+    ] = 1
+    objective: Annotated[
+        Literal["balanced", "latency", "throughput", "memory"],
+        Field(description="What the plan looks for where it may choose"),
+    ] = "balanced"
+    context: Annotated[
+        PositiveInt | None,
+        Field(description="Longest request in tokens, answer included; null: the model's own"),
+    ] = None
+    concurrency: Annotated[
+        PositiveInt, Field(description="Requests of full length that must fit at once")
+    ] = 1
+    preset: Annotated[
+        str | None, Field(description="Flags for a situation: `gpufleet presets` names them")
+    ] = None
+    tensor_parallel: Annotated[
+        PositiveInt | None, Field(description="GPUs that share each layer; null: planned")
+    ] = None
+    pipeline_parallel: Annotated[
+        PositiveInt | None, Field(description="Parts that the layers are cut into; null: planned")
+    ] = None
+    data_parallel: Annotated[
+        PositiveInt | None, Field(description="Engines behind one endpoint; null: planned")
+    ] = None
+    expert_parallel: Annotated[
+        bool | None,
+        Field(description="Whole experts on each GPU instead of a part of each; null: planned"),
+    ] = None
+    span_nodes: Annotated[
+        bool, Field(description="Let a replica use GPUs of several nodes where one is too small")
+    ] = False
     allow_pcie: Annotated[
         bool,
         Field(
@@ -286,7 +333,7 @@ class Model(Setting):
     port: Annotated[
         Port, Field(description="First port; further replicas on a node take the next")
     ] = 8000
-    arguments: Annotated[
+    flags: Annotated[
         dict[str, Argument], Field(description="Flags of `vllm serve`, without their dashes")
     ] = {}
     environment: Annotated[dict[str, str], Field(description="For this model's stages")] = {}
@@ -303,24 +350,22 @@ class Model(Setting):
         return self.model.startswith("/")
 
     @model_validator(mode="after")
-    def _nothing_is_set_twice(self) -> Model:
+    def _nothing_is_set_twice(self) -> Served:
         mistakes = []
-        names = {name.lstrip("-").replace("_", "-") for name in self.arguments}
+        names = {name.lstrip("-").replace("_", "-") for name in self.flags}
         if planned := sorted(names & PLANNED_ARGUMENTS):
             mistakes.append(
-                f"`arguments` sets {', '.join(planned)}, which the plan decides: use the settings "
+                f"`flags` sets {', '.join(planned)}, which the plan decides: use the settings "
                 "of the same meaning (tensor_parallel, port, drain_seconds, vllm.listen, "
                 "vllm.api_key_file) instead"
             )
         mistakes += [
-            f"`arguments` has {name}: {why}"
-            for name, why in REFUSED_ARGUMENTS.items()
-            if name in names
+            f"`flags` has {name}: {why}" for name, why in REFUSED_ARGUMENTS.items() if name in names
         ]
         mistakes += [
-            f"`arguments` has {name!r}: write flags as `vllm serve` names them, in lower case "
+            f"`flags` has {name!r}: write flags as `vllm serve` names them, in lower case "
             "with dashes and without the leading `--`"
-            for name in self.arguments
+            for name in self.flags
             if not re.fullmatch(r"[a-z0-9]+([-.][A-Za-z0-9_]+)*", name)
         ]
         if planned := sorted(set(self.environment) & PLANNED_ENVIRONMENT):
@@ -346,12 +391,12 @@ class NodeSettings(Setting):
     dcgm: Dcgm | None = None
     node_exporter: NodeExporter = NodeExporter()
     vllm: Vllm | None = None
-    models: dict[ModelName, Model] = {}
+    serving: dict[ModelName, Served] = {}
 
     @model_validator(mode="after")
     def _models_need_vllm(self) -> NodeSettings:
-        if self.models and self.vllm is None:
-            raise ValueError("`models` are declared, but `vllm` is not: say which release serves")
+        if self.serving and self.vllm is None:
+            raise ValueError("`serving` is declared, but `vllm` is not: say which release serves")
         if self.dcgm and not self.cuda:
             raise ValueError(
                 "`dcgm` comes from NVIDIA's repository, which `cuda.repository` names: set it"

@@ -46,7 +46,7 @@ def nodes_table(fleet: Fleet, names: Iterable[str]) -> Table:
     """Return one line a node: where it is, its groups, what it is to serve."""
     table = _table("node", "address", "groups", "models")
     for node in (fleet.nodes[name] for name in names):
-        _row(table, node.name, node.address, " ".join(node.groups), " ".join(node.settings.models))
+        _row(table, node.name, node.address, " ".join(node.groups), " ".join(node.settings.serving))
     return table
 
 

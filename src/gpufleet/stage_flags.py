@@ -24,7 +24,7 @@ from gpufleet.flags.check import check
 from gpufleet.flags.problem import By, Kind, Problem
 from gpufleet.flags.schema import Schema
 from gpufleet.planner import Stage
-from gpufleet.settings import Model, NodeSettings, Vllm
+from gpufleet.settings import NodeSettings, Served, Vllm
 from gpufleet.variables import KeyPath, Origin
 
 Origins: TypeAlias = Mapping[str, Origin]
@@ -80,7 +80,7 @@ class Started:
 
 
 def started(
-    stage: Stage, model: Model, vllm: Vllm, *, release: str, toolkit: str | None = None
+    stage: Stage, model: Served, vllm: Vllm, *, release: str, toolkit: str | None = None
 ) -> Started:
     """
     Return what the unit of a stage starts, as `units.render` writes it.
@@ -91,7 +91,7 @@ def started(
         (word, key) for key, line in units.lines(stage, model, vllm) for word in line
     ]  # one key for every word of its line
     shared = {name: ("vllm", "environment", name) for name in vllm.environment}
-    own = {name: ("models", stage.model, "environment", name) for name in model.environment}
+    own = {name: ("serving", stage.model, "environment", name) for name in model.environment}
     return Started(
         stage,
         vllm.version,
@@ -122,7 +122,7 @@ def judge_plan(
         try:
             begun = started(
                 stage,
-                here.models[stage.model],
+                here.serving[stage.model],
                 here.vllm,
                 release=here.vllm.version,  # decides nothing but PATH
                 toolkit=here.cuda.toolkit if here.cuda else None,
@@ -224,7 +224,7 @@ def _remedies(schema: Schema, problem: Problem) -> Iterator[str]:
 
 def as_settings(words: tuple[str, ...]) -> str:
     """
-    Return arguments as `arguments` in group_vars has them; "" for none.
+    Return arguments as `flags` in group_vars has them; "" for none.
 
     >>> as_settings(("--kv-cache-dtype", "fp8", "--no-enable-x"))
     '`kv-cache-dtype: fp8` and `enable-x: false`'

@@ -26,7 +26,7 @@ from gpufleet.arguments import words
 from gpufleet.errors import FleetError
 from gpufleet.planner import Stage
 from gpufleet.release import RELEASES
-from gpufleet.settings import Argument, Model, Vllm
+from gpufleet.settings import Argument, Served, Vllm
 from gpufleet.variables import KeyPath
 from gpufleet.wanted import UNIT_DIRECTORY, File, started_line
 
@@ -68,7 +68,7 @@ class UnitFile:
 
 def render(
     stage: Stage,
-    model: Model,
+    model: Served,
     vllm: Vllm,
     *,
     release: str,
@@ -113,7 +113,7 @@ def render(
     )
 
 
-def model_directory(model: Model) -> str:
+def model_directory(model: Served) -> str:
     """
     Return where the model's files lie on the node.
 
@@ -124,7 +124,7 @@ def model_directory(model: Model) -> str:
     return f"{MODELS}/{model.model.replace('/', '--')}/{model.revision}"
 
 
-def stop_seconds(model: Model) -> int:
+def stop_seconds(model: Served) -> int:
     """
     Return how long a stop of the model's stages may take: TimeoutStopSec= of their units.
 
@@ -134,7 +134,7 @@ def stop_seconds(model: Model) -> int:
     return model.drain_seconds + 30
 
 
-def arguments(stage: Stage, model: Model, vllm: Vllm) -> tuple[str, ...]:
+def arguments(stage: Stage, model: Served, vllm: Vllm) -> tuple[str, ...]:
     """
     Return every word after `vllm serve`.
 
@@ -147,7 +147,7 @@ def arguments(stage: Stage, model: Model, vllm: Vllm) -> tuple[str, ...]:
 
 
 def environment(
-    stage: Stage, model: Model, vllm: Vllm, *, release: str, toolkit: str | None = None
+    stage: Stage, model: Served, vllm: Vllm, *, release: str, toolkit: str | None = None
 ) -> dict[str, str]:
     """
     Return the variables of the stage's process, by name.
@@ -159,7 +159,7 @@ def environment(
     ours = {
         f"vllm.environment.{name}": (name, value) for name, value in vllm.environment.items()
     } | {
-        f"models.{stage.model}.environment.{name}": (name, value)
+        f"serving.{stage.model}.environment.{name}": (name, value)
         for name, value in model.environment.items()
     }
     if problems := [
@@ -172,14 +172,14 @@ def environment(
     return dict(sorted((built_in | vllm.environment | model.environment).items()))
 
 
-def lines(stage: Stage, model: Model, vllm: Vllm) -> list[tuple[KeyPath, tuple[str, ...]]]:
+def lines(stage: Stage, model: Served, vllm: Vllm) -> list[tuple[KeyPath, tuple[str, ...]]]:
     """
     Return the arguments in the groups that stand on one line, a flag and its values.
 
-    Each with the path of the setting that it comes from: `("models", "llama", "port")`. Raises
+    Each with the path of the setting that it comes from: `("serving", "llama", "port")`. Raises
     `FleetError` for what no process can be given.
     """
-    own = ("models", stage.model)
+    own = ("serving", stage.model)
     planned: dict[KeyPath, tuple[str, Argument]] = {
         own: ("served-model-name", stage.model),
         ("vllm", "listen"): ("host", vllm.listen),
@@ -187,16 +187,14 @@ def lines(stage: Stage, model: Model, vllm: Vllm) -> list[tuple[KeyPath, tuple[s
         (*own, "tensor_parallel"): ("tensor-parallel-size", stage.tensor_parallel),
         (*own, "drain_seconds"): ("shutdown-timeout", model.drain_seconds),
     }
-    given = {
-        (*own, "arguments", name): (name, value) for name, value in sorted(model.arguments.items())
-    }
+    given = {(*own, "flags", name): (name, value) for name, value in sorted(model.flags.items())}
     directory = model_directory(model)
     found: list[tuple[KeyPath, tuple[str, ...]]] = [((*own, "model"), (directory,))]
-    problems = [f"models.{stage.model}.model {_UNSAYABLE}"] if _unsayable(directory) else []
+    problems = [f"serving.{stage.model}.model {_UNSAYABLE}"] if _unsayable(directory) else []
     for key, (name, value) in [*planned.items(), *given.items()]:
         said = words(name, value)
         if wrong := _wrong_flag(value, said):
-            problems.append(f"models.{stage.model}.arguments.{name} {wrong}")
+            problems.append(f"serving.{stage.model}.flags.{name} {wrong}")
         elif said:
             found.append((key, said))
     if problems:
@@ -239,7 +237,7 @@ def _directories(stage: Stage) -> dict[str, str]:
     }
 
 
-def _offline(model: Model) -> dict[str, str]:
+def _offline(model: Served) -> dict[str, str]:
     return {
         # Files are staged beforehand: a start must not depend on a hub, nor wait for it.
         "HF_HUB_OFFLINE": "1",

@@ -11,7 +11,7 @@ from gpufleet.settings import NodeSettings
 from gpufleet.topology import Gpu, Node
 
 SERVING = {"vllm": {"version": "0.32.0", "lock": "l", "listen": "127.0.0.1"}}
-MODELS = {"models": {"m": {"model": "/srv/m"}}, **SERVING}
+MODELS = {"serving": {"m": {"model": "/srv/m"}}, **SERVING}
 
 
 def node(gpus=4):

@@ -24,7 +24,7 @@ def serving(width: int = 2, model: str = "/models/m") -> dict[str, Any]:
     revision = {} if model.startswith("/") else {"revision": "0" * 40}
     return {
         "vllm": VLLM,
-        "models": {"m": {"model": model, "tensor_parallel": width, **revision}},
+        "serving": {"m": {"model": model, "tensor_parallel": width, **revision}},
     }
 
 

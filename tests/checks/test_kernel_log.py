@@ -254,7 +254,7 @@ def test_an_nvlink_error_blocks_where_replicas_span_gpus(document: Document, jud
 
     def settings(width: int) -> dict[str, Any]:
         model = {"model": "/models/m", "tensor_parallel": width}
-        return {"vllm": vllm, "models": {"m": model}}
+        return {"vllm": vllm, "serving": {"m": model}}
 
     node = logged(document("h100x8"), (100.0, xid(74)))
     assert judged(node).troubles == BLOCK5

@@ -11,7 +11,7 @@ UNREAD = {"missing": "unknown", "code": 999}
 NOT_SUPPORTED = {"missing": "not_supported", "code": 3}
 SERVES_LLAMA = {
     "vllm": {"version": "0.32.0", "lock": "locks/vllm-cuda.txt", "listen": "127.0.0.1"},
-    "models": {"llama": {"model": "/models/llama", "tensor_parallel": 1, "port": 8000}},
+    "serving": {"llama": {"model": "/models/llama", "tensor_parallel": 1, "port": 8000}},
 }
 MIB = 1 << 20
 

@@ -329,18 +329,18 @@ def test_an_unknown_release_is_refused() -> None:
 SETTINGS = """
 vllm:
   environment: {VLLM_ATTENTION_BACKEND: FLASHINFER}
-models:
+serving:
   llama:
     model: /models/llama
     tensor_parallel: 2
-    arguments:
+    flags:
       swap-space: 4
       enable-prefix-caching: true
       enable-lora: false
       seed: null
   qwen:
     model: /models/qwen
-    arguments: {limit-mm-per-prompt: {image: 4}}
+    flags: {limit-mm-per-prompt: {image: 4}}
     environment: {VLLM_USE_V1: "1"}
 """
 
@@ -349,7 +349,7 @@ def test_settings_are_read_as_units_pass_them(tmp_path: Path) -> None:
     file = tmp_path / "gpu.yml"
     file.write_text(SETTINGS)
     llama, qwen = from_file(file)
-    assert llama.where == "models.llama"
+    assert llama.where == "serving.llama"
     assert llama.argv == (
         "/models/llama",
         "--tensor-parallel-size",
@@ -382,10 +382,10 @@ def test_every_model_of_the_settings_is_told_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("gpus: {}", "declares no `models`"),
-        ("models: {a: 1}", "models.a is no mapping"),
-        ("models: {a: {arguments: [x]}}", "models.a.arguments is no mapping"),
-        ("models: {a: {", "gpu.yml"),
+        ("gpus: {}", "declares no `serving`"),
+        ("serving: {a: 1}", "serving.a is no mapping"),
+        ("serving: {a: {flags: [x]}}", "serving.a.flags is no mapping"),
+        ("serving: {a: {", "gpu.yml"),
     ],
 )
 def test_settings_that_are_none_are_refused(tmp_path: Path, text: str, said: str) -> None:

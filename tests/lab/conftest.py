@@ -213,9 +213,9 @@ class Fleet:
         data = yaml.safe_load(path.read_text())
         for model, keys in changes.items():
             if keys is None:
-                data["models"].pop(model, None)
+                data["serving"].pop(model, None)
             else:
-                data["models"].setdefault(model, {}).update(keys)
+                data["serving"].setdefault(model, {}).update(keys)
         path.write_text(yaml.safe_dump(data))
 
     def reset(self) -> None:

@@ -15,13 +15,13 @@ from tests.lab.conftest import ROOT, Fleet
 def declared(model: str) -> dict[str, Any]:
     """Return a model's settings as the repository declares them."""
     settings: dict[str, Any] = yaml.safe_load((ROOT / "group_vars/lab.yml").read_text())
-    return settings["models"][model]
+    return settings["serving"][model]
 
 
 def change(fleet: Fleet, seqs: int) -> None:
     """Change one value that both replicas are started with."""
-    arguments = {**declared("tiny")["arguments"], "max-num-seqs": seqs}
-    fleet.set({"tiny": {"arguments": arguments}})
+    arguments = {**declared("tiny")["flags"], "max-num-seqs": seqs}
+    fleet.set({"tiny": {"flags": arguments}})
 
 
 def deploy_killed_after(fleet: Fleet, seconds: float, seqs: int) -> str:

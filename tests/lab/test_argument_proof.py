@@ -86,7 +86,7 @@ class Client:
 
 def arguments(fleet: Fleet, **more: Any) -> None:
     """Give the model further arguments."""
-    fleet.set({"tiny": {"arguments": {**declared("tiny")["arguments"], **more}}})
+    fleet.set({"tiny": {"flags": {**declared("tiny")["flags"], **more}}})
 
 
 def proofs(fleet: Fleet, node: str) -> dict[str, str]:
@@ -105,10 +105,10 @@ def test_a_flag_that_is_gone_is_refused_before_the_first_operation(fleet: Fleet)
         runs = [fleet.pyinfra("-y"), fleet.pyinfra("--dry")]
     for run in runs:
         assert run.status == 1, run.output
-        assert f"group_vars/lab.yml:{line}: models.tiny.arguments.swap-space: " in run.output
+        assert f"group_vars/lab.yml:{line}: serving.tiny.flags.swap-space: " in run.output
         for said in ("0.32.0", "since 0.18.0", "remove it", "--kv-offloading-size"):
             assert said in run.output
-        assert run.output.count("models.tiny.arguments.swap-space") == 1
+        assert run.output.count("serving.tiny.flags.swap-space") == 1
         assert "Starting operation" not in run.output
         assert "Traceback" not in run.output
     client.was_served()
@@ -222,7 +222,7 @@ def test_an_upgrade_whose_parser_lacks_a_flag_stops_before_any_restart(
     with Client(fleet) as client:
         run = fleet.pyinfra("-y", *upgrade, seconds=1500)
     assert run.status == 1, run.output
-    assert "models.tiny.arguments.enforce-eager: " in run.output
+    assert "serving.tiny.flags.enforce-eager: " in run.output
     assert "`--force-eager`" in run.output
     assert "Traceback" not in run.output
     assert "| units" not in run.output.split("no release has refused")[-1]
@@ -235,7 +235,7 @@ def test_an_upgrade_whose_parser_lacks_a_flag_stops_before_any_restart(
     # It is built now: a dry run asks it, and says so before any operation.
     again = fleet.pyinfra("--dry", *upgrade)
     assert again.status == 1, again.output
-    assert "models.tiny.arguments.enforce-eager: " in again.output
+    assert "serving.tiny.flags.enforce-eager: " in again.output
     assert "would " not in again.output.split("enforce-eager")[-1]
     assert "Traceback" not in again.output
 

@@ -254,7 +254,7 @@ def test_one_changed_value_restarts_exactly_what_it_touches_and_the_dry_run_says
     before = fleet.pids()
     assert len(before) == 3
 
-    fleet.set({"extra": {"arguments": {**tiny["arguments"], "max-num-seqs": 4}}})
+    fleet.set({"extra": {"flags": {**tiny["flags"], "max-num-seqs": 4}}})
     dry = fleet.pyinfra("--dry", "--json")
     assert dry.status == 0, dry.output
     foretold = dry.changed
@@ -281,13 +281,13 @@ def test_a_flag_that_vllm_does_not_know_is_refused_before_anything_changes(fleet
     """It would kill the service at its start: the operator reads which line to change instead."""
     before = fleet.pids()
     tiny = declared("tiny")
-    wrong = {**tiny["arguments"], "no-such-flag": 3}
+    wrong = {**tiny["flags"], "no-such-flag": 3}
     fleet.set(
-        {"wrong": {**tiny, "tensor_parallel": 1, "replicas": 1, "port": 8200, "arguments": wrong}}
+        {"wrong": {**tiny, "tensor_parallel": 1, "replicas": 1, "port": 8200, "flags": wrong}}
     )
     run = fleet.pyinfra("-y")
     assert run.status == 1
-    assert "models.wrong.arguments.no-such-flag" in run.output
+    assert "serving.wrong.flags.no-such-flag" in run.output
     assert "Traceback" not in run.output
     assert fleet.pids() == before
 

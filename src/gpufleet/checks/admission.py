@@ -27,7 +27,7 @@ def admitted(
     problems: list[str] = []
     for node in nodes:
         wanted = settings.get(node.name, NodeSettings())
-        if not wanted.models and wanted.gpus.count is None:
+        if not wanted.serving and wanted.gpus.count is None:
             found[node.name] = node
             continue
         problems += (sentence(finding) for finding in report.stopping(node.name))

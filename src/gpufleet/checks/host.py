@@ -249,7 +249,7 @@ def disk_space(node: Reading) -> Iterator[Problem]:
             f"{least // GIB} GiB for a release, {wanted // GIB} GiB for one beside it",
         )
     mounts = {releases}
-    downloads = any(not model.is_path for model in node.settings.models.values())
+    downloads = any(not model.is_path for model in node.settings.serving.values())
     for path, used, room in ((CACHE, vllm is not None, least), (MODELS, downloads, MODELS_ROOM)):
         key = _nearest(node, path)
         mount = node.get("system", "disks", key, "mount")
@@ -311,7 +311,7 @@ def shared_memory(node: Reading) -> Iterator[Problem]:
     size = node.get("system", "shm", "size_mib")
     free = node.get("system", "shm", "free_mib")
     gpus = max(_gpu_count(node), 1)
-    models = node.settings.models.values()
+    models = node.settings.serving.values()
     alone = gpus == 1 or (models and all(model.tensor_parallel == 1 for model in models))
     if free > SHM_RING and size >= gpus * SHM_EACH_GPU:
         return

@@ -240,7 +240,7 @@ def _reset_since(gpu: GpuReading) -> bool:
 
 def _talks_over_nvlink(node: Reading) -> bool:
     """Say whether a replica spans, or may span, several GPUs of a node that has NVLink."""
-    models = node.settings.models.values()
+    models = node.settings.serving.values()
     if models and all(model.tensor_parallel == 1 for model in models):
         return False
     return not node.gpus or sum(map(_may_have_nvlink, node.gpus)) > 1

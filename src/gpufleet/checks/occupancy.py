@@ -183,7 +183,7 @@ def _passing(gpu: GpuReading, processes: list[Mapping[str, Any]]) -> Iterator[Pr
 
 def _undeclared(gpu: GpuReading, computing: Iterable[Mapping[str, Any]]) -> Iterator[Problem]:
     """Warn of units that are named like ours, for a model that the node's variables lack."""
-    models = gpu.node.settings.models
+    models = gpu.node.settings.serving
     strays = [
         process
         for process in computing

@@ -26,26 +26,26 @@ class Yours:
 
 def from_file(path: Path) -> tuple[Yours, ...]:
     """
-    Return the servers of a file of variables, as in group_vars: one for each of its `models`.
+    Return the servers of a file of variables, as in group_vars: one for each model it serves.
 
     `vllm.environment` goes to all of them. Raises `FleetError` for what cannot be read so.
     """
     from gpufleet import variables
 
     values = {key: value for key, (value, _) in variables.load_file(path).items()}
-    models = values.get("models")
+    models = values.get("serving")
     if not isinstance(models, Mapping) or not models:
-        raise FleetError(f"{path}: declares no `models`, so there is nothing to compare")
+        raise FleetError(f"{path}: declares no `serving`, so there is nothing to compare")
     vllm = values.get("vllm")
     shared = vllm.get("environment") if isinstance(vllm, Mapping) else None
     problems: list[str] = []
     found = []
     for name, model in models.items():
-        where = f"models.{name}"
+        where = f"serving.{name}"
         if not isinstance(model, Mapping):
             problems.append(f"{path}: {where} is no mapping")
             continue
-        arguments = _mapping(model, "arguments", f"{path}: {where}", problems)
+        arguments = _mapping(model, "flags", f"{path}: {where}", problems)
         own = _mapping(model, "environment", f"{path}: {where}", problems)
         environment = {**(shared if isinstance(shared, Mapping) else {}), **own}
         argv = [str(model.get("model", "MODEL"))]
