@@ -1,12 +1,39 @@
-"""The bytes of weights that each GPU holds after vLLM has loaded a model.  Pure."""
+"""
+The bytes of weights that each GPU holds after vLLM has loaded a model.  Pure.
+
+What counts is what stays: packed weights, their scales and zero points, padded vocabularies and
+experts, and the rotary tables, as `Model loading took` of the start-up log has it.
+"""
 
 from __future__ import annotations
 
+import math
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gpufleet.architecture.parts import Architecture
-from gpufleet.architecture.quantization import Quantization
+from gpufleet.architecture.parts import Architecture, Layer, Part, Split, Weight, Where
+from gpufleet.architecture.quantization import Quantization, Scheme
+from gpufleet.errors import FleetError
+
+SIZES = {
+    "bfloat16": 2,
+    "float16": 2,
+    "half": 2,
+    "float32": 4,
+    "float": 4,
+    "fp8": 1,
+    "int8": 1,
+    "uint8": 1,
+    "float64": 8,
+    "int64": 8,
+    "int32": 4,
+}
+"""Bytes of a number, by the names of `--dtype` and of `Weight.dtype`."""
+
+_VOCABULARY_PADDING = 64
+"""DEFAULT_VOCAB_PADDING_SIZE in vllm/model_executor/layers/vocab_parallel_embedding.py."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +55,17 @@ class Weighed:
     layers: range
 
 
+Stored = Mapping[str, tuple[str, tuple[int, ...]]]
+"""{tensor: (dtype, shape)}, as the headers of safetensors files have it."""
+
+
 def weight_bytes(
     architecture: Architecture,
     quantization: Quantization | None,
     sharding: Sharding,
     *,
     dtype: str = "auto",
-    stored: Mapping[str, tuple[str, tuple[int, ...]]] | int | None = None,
+    stored: Stored | int | None = None,
     vllm: tuple[int, ...],
     partition: Sequence[int] | None = None,
 ) -> tuple[Weighed, ...]:
@@ -43,9 +74,26 @@ def weight_bytes(
 
     `dtype` is `--dtype`. `stored` says what the checkpoint has: {tensor: (dtype, shape)} from the
     headers of its safetensors files, or its total bytes from the index. `partition`: layers of each
-    stage, as in VLLM_PP_LAYER_PARTITION.
+    stage, as in VLLM_PP_LAYER_PARTITION. Raises `FleetError` for a partition that does not add up.
     """
-    raise NotImplementedError
+    plan = _plan(architecture, quantization, stored if isinstance(stored, Mapping) else None)
+    number = SIZES[architecture.dtype if dtype == "auto" else dtype]
+    rank = _Rank(sharding, number, vllm)
+    sizes = [rank.weigh(kept) for kept, _ in plan.kinds]
+    sizes_of_parts = [rank.weigh(kept) for kept in plan.parts]
+    ranges = layer_ranges(len(architecture.layers), sharding.pipeline, partition)
+    weighed = []
+    for stage, layers in enumerate(ranges):
+        first, last = stage == 0, stage == len(ranges) - 1
+        total = plan.unknown + sum(
+            round(sizes[kind] * plan.factors[kind]) * many
+            for kind, many in Counter(plan.kind_of[layer] for layer in layers).items()
+        )
+        for part, size in zip(architecture.parts, sizes_of_parts, strict=True):
+            if _is_on(part, first=first, last=last, tied=architecture.tied):
+                total += size
+        weighed.append(Weighed(total, layers))
+    return tuple(weighed)
 
 
 def layer_ranges(
@@ -55,6 +103,303 @@ def layer_ranges(
     Return the layers of each pipeline stage.
 
     The layers that do not divide go to the stages before the last one, one each, from the back.
-    Source: get_pp_indices in vllm/distributed/utils.py.
+    Raises `FleetError` for a partition that does not add up. Source: get_pp_indices in
+    vllm/distributed/utils.py.
     """
-    raise NotImplementedError
+    if partition is None:
+        counts = [layers // pipeline] * pipeline
+        for place in range(2, layers % pipeline + 2):
+            counts[-place] += 1
+    else:
+        counts = list(partition)
+        if len(counts) != pipeline or sum(counts) != layers:
+            raise FleetError(
+                f"VLLM_PP_LAYER_PARTITION has {len(counts)} stages of {sum(counts)} layers in all, "
+                f"the model has {layers} layers and --pipeline-parallel-size is {pipeline}; write "
+                f"{pipeline} numbers that add up to {layers}"
+            )
+    ends = [sum(counts[: stage + 1]) for stage in range(pipeline)]
+    return tuple(range(end - count, end) for end, count in zip(ends, counts, strict=True))
+
+
+def _is_on(part: Part, *, first: bool, last: bool, tied: bool) -> bool:
+    match part.where:
+        case Where.EVERY:
+            return True
+        case Where.LAST:
+            return last
+        case Where.FIRST:
+            # The last stage needs the embedding too where it is the head.
+            return first or (last and tied and _is_embedding(part))
+
+
+def _is_embedding(part: Part) -> bool:
+    return any(weight.split is Split.VOCABULARY for weight in part.weights)
+
+
+Kept = tuple[tuple[Weight, Scheme | None], ...]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Each weight with its scheme; layers that are alike only once."""
+
+    architecture: Architecture
+    quantization: Quantization | None
+    kinds: tuple[tuple[Kept, int], ...]
+    """Different layers, with the first one's number."""
+    kind_of: tuple[int, ...]
+    """Which of `kinds` each layer is."""
+    parts: tuple[Kept, ...]
+    factors: tuple[float, ...]
+    """What each kind is to be multiplied by to agree with the stored tensors."""
+    unknown: int
+    """Bytes that are stored outside of the layers and of no known part."""
+    stored: Stored | None
+
+
+_plans: dict[tuple[int, int, int], _Plan] = {}
+_MOST_PLANS = 256
+
+
+def _plan(
+    architecture: Architecture, quantization: Quantization | None, stored: Stored | None
+) -> _Plan:
+    """
+    Return the plan of these objects, made once.
+
+    Values of this size are slow to hash, so they are known by identity; a plan holds them, so an
+    identity is not used again while it is known.
+    """
+    key = (id(architecture), id(quantization), id(stored))
+    if found := _plans.get(key):
+        return found
+    if len(_plans) >= _MOST_PLANS:
+        _plans.clear()
+    made = _plans[key] = _made(architecture, quantization, stored)
+    return made
+
+
+def _made(
+    architecture: Architecture, quantization: Quantization | None, stored: Stored | None
+) -> _Plan:
+    kinds: dict[tuple[int, tuple[Scheme | None, ...]], int] = {}
+    listed: list[tuple[Kept, int]] = []
+    kind_of: list[int] = []
+    for number, layer in enumerate(architecture.layers):
+        schemes = _schemes(layer, f"{architecture.prefix}{number}.", quantization)
+        # Equal layers are one object where a family is uniform.
+        key = (id(layer), schemes)
+        if key not in kinds:
+            kinds[key] = len(listed)
+            listed.append((tuple(zip(layer.weights, schemes, strict=True)), number))
+        kind_of.append(kinds[key])
+    parts = tuple(
+        tuple(
+            (
+                weight,
+                quantization.scheme_of(weight.name, head=part.name == "head", expert=weight.expert)
+                if quantization and weight.linear
+                else None,
+            )
+            for weight in part.weights
+        )
+        for part in architecture.parts
+    )
+    factors, unknown = _measured(
+        architecture, quantization, stored, (tuple(listed), tuple(kind_of), parts)
+    )
+    return _Plan(
+        architecture,
+        quantization,
+        tuple(listed),
+        tuple(kind_of),
+        parts,
+        factors,
+        unknown,
+        stored,
+    )
+
+
+def _schemes(
+    layer: Layer, prefix: str, quantization: Quantization | None
+) -> tuple[Scheme | None, ...]:
+    if quantization is None:
+        return (None,) * len(layer.weights)
+    return tuple(
+        quantization.scheme_of(prefix + weight.name, expert=weight.expert)
+        if weight.linear
+        else None
+        for weight in layer.weights
+    )
+
+
+@dataclass(frozen=True)
+class _Rank:
+    """The rank that holds most, and how it keeps numbers."""
+
+    sharding: Sharding
+    number: int
+    """Bytes of one number of the model's dtype."""
+    vllm: tuple[int, ...]
+    as_stored: bool = False
+    """Weigh the checkpoint's tensors, without what loading adds."""
+
+    def weigh(self, kept: Kept) -> int:
+        """Return the bytes of these weights on it."""
+        return sum(self._one(weight, scheme) for weight, scheme in kept)
+
+    def _one(self, weight: Weight, scheme: Scheme | None) -> int:
+        if self.as_stored:
+            rows, columns, count = weight.rows, weight.columns, 0 if weight.buffer else weight.count
+        else:
+            rows, columns, count = self._shape(weight)
+        if scheme is None:
+            size = SIZES[weight.dtype] if weight.dtype else self.number
+            return rows * columns * count * size
+        if self.as_stored:
+            return packed_bytes(rows, columns, scheme) * count
+        if scheme.kind == "mxfp4" and weight.expert:
+            rows, columns = self._padded(weight, rows, columns)
+        one = packed_bytes(rows, columns, scheme)
+        if weight.name.endswith("kv_b_proj"):
+            # MLA keeps it for decoding too, absorbed and not quantized.
+            one += rows * columns * self.number
+        return one * count
+
+    def _shape(self, weight: Weight) -> tuple[int, int, int]:
+        """Return rows, columns and how many of them this rank holds."""
+        tensor, count = self.sharding.tensor, weight.count
+        if weight.expert:
+            if self.sharding.expert:
+                count = _up(count, tensor * self.sharding.data)
+                tensor = 1
+            else:
+                tensor *= self.sharding.data
+        match weight.split:
+            case Split.NONE:
+                return weight.rows, weight.columns, count
+            case Split.ROWS:
+                return _up(weight.rows, tensor), weight.columns, count
+            case Split.COLUMNS:
+                return weight.rows, _up(weight.columns, tensor), count
+            case Split.HEADS:
+                heads = max(weight.heads, 1)
+                return weight.rows // heads * _up(heads, tensor), weight.columns, count
+            case Split.VOCABULARY:
+                return _up(_to(weight.rows, _VOCABULARY_PADDING), tensor), weight.columns, count
+
+    def _padded(self, weight: Weight, rows: int, columns: int) -> tuple[int, int]:
+        """
+        Return an MXFP4 expert's shape as kernels want it: hidden to 256, intermediate to 128.
+
+        Source: mxfp4_round_up_hidden_size_and_intermediate_size in vLLM's mxfp4 oracle, and logs.
+        """
+        if weight.split is Split.COLUMNS:
+            return _to(rows, 256), _to(columns, 128)
+        halves = 2 if "gate_up" in weight.name else 1
+        return _to(_up(rows, halves), 128) * halves, _to(columns, 256)
+
+
+def packed_bytes(rows: int, columns: int, scheme: Scheme) -> int:
+    """Return what a weight of this shape takes under a scheme, with its scales and zero points."""
+    size = _up(rows * columns * scheme.bits, 8)
+    if scheme.block:
+        return (
+            size + _up(rows, scheme.block[0]) * _up(columns, scheme.block[1]) * scheme.scale_bytes
+        )
+    if scheme.group < 0:
+        return size + scheme.scale_bytes
+    groups = rows * _up(columns, scheme.group) if scheme.group else rows
+    size += groups * scheme.scale_bytes
+    if not scheme.symmetric:
+        size += _up(groups * scheme.bits, 8)
+    if scheme.activation_order:
+        size += columns * 8
+    return size
+
+
+def _up(number: int, by: int) -> int:
+    return -(-number // by)
+
+
+def _to(number: int, multiple: int) -> int:
+    return _up(number, multiple) * multiple
+
+
+_DTYPES = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "F8_E8M0": 1,
+    "U32": 4,
+    "U16": 2,
+}
+"""Bytes of a number, by safetensors' names."""
+
+_FLOATS = {"F64", "F32", "F16", "BF16"}
+_NOT_KEPT = (".g_idx", ".input_scale", ".k_scale", ".v_scale", ".weight_shape", ".inv_freq")
+"""What checkpoints have and the loaded model does not, or only as one number."""
+
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
+_TOWERS = re.compile(r"(?:^|\.)(?:visual|vision\w*|audio\w*|vit|image\w*|encoder|mm_\w+)\.")
+_DRAFTS = re.compile(r"(?:^|\.)mtp")
+
+
+def _measured(
+    architecture: Architecture,
+    quantization: Quantization | None,
+    stored: Stored | None,
+    plan: tuple[tuple[tuple[Kept, int], ...], tuple[int, ...], tuple[Kept, ...]],
+) -> tuple[tuple[float, ...], int]:
+    """
+    Return by what each kind of layer is to be multiplied to agree with the stored tensors, and how
+    many numbers outside of the layers are stored and not known.
+
+    A factor that is far from one is a checkpoint of something else (a merged adapter, a draft), so
+    it does not count.
+    """
+    kinds, kind_of, parts = plan
+    neutral = (1.0,) * len(kinds), 0
+    if not stored or (quantization and quantization.online):
+        return neutral
+    number = SIZES[architecture.dtype]
+    whole = _Rank(Sharding(), number, (), as_stored=True)
+    of_layer: Counter[int] = Counter()
+    rest = 0
+    symmetric = quantization is None or quantization.scheme is None or quantization.scheme.symmetric
+    for name, (dtype, shape) in stored.items():
+        if name.endswith(_NOT_KEPT) or (symmetric and name.endswith(".qzeros")):
+            continue
+        scale = "scale" in name
+        size = _DTYPES.get(dtype, 1) if scale or dtype not in _FLOATS else number
+        size *= math.prod(shape)
+        if _DRAFTS.search(name):
+            continue
+        if (found := _LAYER.search(name)) and not _TOWERS.search(name):
+            of_layer[int(found.group(1))] += size
+        elif not (architecture.tied and "lm_head" in name):
+            rest += size
+    factors = []
+    for kind, (kept, _) in enumerate(kinds):
+        numbers = [layer for layer, each in enumerate(kind_of) if each == kind]
+        found_bytes = sum(of_layer[layer] for layer in numbers)
+        expected = whole.weigh(kept) * len(numbers)
+        factor = found_bytes / expected if expected else 1.0
+        factors.append(factor if 1 / _FAR < factor < _FAR else 1.0)
+    known = sum(whole.weigh(kept) for kept in parts)
+    unknown = rest - known if architecture.multimodal and architecture.notes else 0
+    return tuple(factors), max(0, unknown)
+
+
+_FAR = 1.5
+"""Further from the arithmetic than this, stored tensors are not the layer's own."""
