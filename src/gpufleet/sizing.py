@@ -12,11 +12,19 @@ cache follow from the model's config; the other terms are estimates with an erro
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal, TypeAlias
 
-if TYPE_CHECKING:
-    from gpufleet.architecture.description import Description
+from gpufleet import kv_cache, kv_pages
+from gpufleet.architecture.description import Description
+from gpufleet.architecture.max_length import max_model_len, text_part
+from gpufleet.architecture.quantization import Quantization, online
+from gpufleet.errors import FleetError
+from gpufleet.start_memory import GIB, Defaults, DummyRun, StartMemory, defaults, start_memory
+from gpufleet.weights import SIZES, Sharding, weight_bytes
 
 Confidence: TypeAlias = Literal["certain", "near the edge"]
 
@@ -54,6 +62,8 @@ class Options:
     hybrid_manager: bool = True
     compute_capability: tuple[int, int] | None = None
     """(9, 0) is Hopper; None: unknown, and what depends on it is not judged."""
+    gpu: str | None = None
+    """NVML's name of it, which some releases look at for their defaults; None: not known."""
     device: Literal["cuda", "cpu"] = "cuda"
 
 
@@ -69,7 +79,8 @@ class Sizing:
     weights_bytes_per_gpu: int
     """Of the largest rank."""
     kv_bytes_per_token_per_gpu: int
-    """What one more token of a long context takes; windows and states have stopped growing."""
+    """What one more token of a long context takes, on the largest stage: windows and states have
+    stopped growing. Where all layers have windows: of a token inside of them."""
     kv_bytes_for_max_model_len_per_gpu: int
     """Of one request of `max_model_len`, with windows and states."""
     kv_cache_bytes_per_gpu: int
@@ -103,10 +114,459 @@ class Sizing:
         return document
 
 
+FIRST = (0, 8)
+"""The oldest release that is sized: the first whose engine is V1 by default."""
+NEWEST = (0, 33)
+"""The newest whose arithmetic was read."""
+
+CONTEXT = GIB // 2
+"""What a process has on the GPU before it is asked for anything: free memory at start was 0.45 to
+0.6 GiB below the total in most start-up logs."""
+
+AUTO_LENGTH = -1
+"""`--max-model-len auto`: as long as fits."""
+
+
 def size(description: Description, options: Options) -> Sizing:
     """
     Return what `description` takes on one GPU with `options`, and whether it starts.
 
-    Raises `FleetError` where a release or a dtype is unknown.
+    What vLLM refuses whatever the memory stands in `reasons`. Raises `FleetError` where the release
+    is older than V1's engine, or a dtype or quantization is unknown.
     """
-    raise NotImplementedError
+    found = _sized(description, options)
+    return replace(found, smallest_gpus=smallest_gpus(description, options))
+
+
+def smallest_gpus(description: Description, options: Options) -> int | None:
+    """
+    Return how many GPUs a replica needs at least, or None if 64 are too few.
+
+    Looked for in powers of two: tensor parallelism up to 8, beyond that pipeline stages of 8. The
+    other options stay.
+    """
+    return _smallest(description, replace(options, tensor_parallel=1, pipeline_parallel=1))
+
+
+@lru_cache(maxsize=4096)
+def _smallest(description: Description, options: Options) -> int | None:
+    whole = _sized(description, options).weights_bytes_per_gpu
+    for gpus in (1, 2, 4, 8, 16, 32, 64):
+        if whole / gpus > options.gpu_memory_gib * GIB:
+            continue  # not even the weights, and dividing them never takes less than a share
+        tensor = min(gpus, 8)
+        divided = replace(options, tensor_parallel=tensor, pipeline_parallel=gpus // tensor)
+        if _sized(description, divided).fits:
+            return gpus * options.data_parallel
+    return None
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """One pipeline stage's smallest rank."""
+
+    weights: int
+    start: StartMemory
+    available: int
+    """For the KV cache; negative where the weights leave nothing."""
+    error: int
+    """How far `available` may be off."""
+
+
+@lru_cache(maxsize=8192)
+def _sized(description: Description, options: Options) -> Sizing:
+    _check(options)
+    architecture = description.architecture
+    longest = (
+        max_model_len(description.config, options.vllm)
+        if description.config is not None
+        else architecture.max_model_len
+    )
+    asked = options.max_model_len
+    length = longest if asked is None or asked == AUTO_LENGTH else asked
+    chosen = _defaults(options, length)
+    stages, layers = _stages(description, options, chosen)
+    layout = _layout(description, options, chosen, layers, length)
+    available = [max(0, stage.available) for stage in stages]
+    whole = replace(layout, max_model_len=max(length, longest))
+    largest = kv_cache.largest_max_model_len(whole, available)
+    if asked == AUTO_LENGTH:
+        length = max(1, largest)
+        layout = replace(layout, max_model_len=length)
+    report = kv_cache.cache(layout, available)
+    refused = _refused(description, options, length)
+    worst = best = report
+    if any(stage.error for stage in stages):
+        worst = kv_cache.cache(layout, [max(0, stage.available - stage.error) for stage in stages])
+        best = kv_cache.cache(layout, [max(0, stage.available + stage.error) for stage in stages])
+    beyond = _beyond_budget(options, chosen, stages)
+    certain = worst.starts and not beyond
+    impossible = bool(refused) or not best.starts
+    tightest = min(stages, key=lambda stage: stage.available)
+    reasons = list(refused)
+    if not worst.starts and not refused:
+        reasons += _why(_Case(options, chosen, tightest, report, largest, length))
+    if not refused:
+        reasons += beyond
+    reasons += _notes(description, options)
+    return Sizing(
+        fits=certain and not impossible,
+        confidence="certain" if certain or impossible else "near the edge",
+        reasons=tuple(reasons),
+        weights_bytes_per_gpu=max(stage.weights for stage in stages),
+        kv_bytes_per_token_per_gpu=report.bytes_per_token_per_gpu or _window_bytes(layout),
+        kv_bytes_for_max_model_len_per_gpu=report.bytes_for_max_model_len_per_gpu,
+        kv_cache_bytes_per_gpu=min(available),
+        kv_cache_tokens=report.tokens,
+        max_concurrency=report.max_concurrency,
+        largest_max_model_len=largest,
+        smallest_gpus=None,
+        activation_bytes_per_gpu=tightest.start.activation.bytes,
+        non_torch_bytes_per_gpu=tightest.start.non_torch.bytes,
+        cuda_graph_bytes_per_gpu=tightest.start.cuda_graphs.bytes,
+        estimate_error_bytes_per_gpu=tightest.error,
+        max_model_len=length,
+        max_num_seqs=chosen.max_num_seqs,
+        max_num_batched_tokens=chosen.max_num_batched_tokens,
+        gpu_memory_utilization=chosen.gpu_memory_utilization,
+        block_size_tokens=report.block_size,
+        vllm=options.vllm,
+    )
+
+
+# -- what there is ---------------------------------------------------------------------------------
+
+
+def _check(options: Options) -> None:
+    problems = []
+    if options.vllm < FIRST:
+        release = ".".join(map(str, options.vllm))
+        problems.append(
+            f"--vllm {release}: releases before 0.8 size their cache in another way (the V0 "
+            "engine) and are not known here; give 0.8.0 or newer"
+        )
+    if options.dtype not in ("auto", "half", "float16", "bfloat16", "float", "float32"):
+        problems.append(
+            f"--dtype {options.dtype}: vLLM knows auto, half, float16, bfloat16, float and float32"
+        )
+    if options.gpu_memory_gib <= 0:
+        problems.append(f"--gpu-memory-gib {options.gpu_memory_gib:g}: has to be more than 0")
+    if options.max_model_len is not None and not (
+        options.max_model_len > 0 or options.max_model_len == AUTO_LENGTH
+    ):
+        problems.append(f"--max-model-len {options.max_model_len}: has to be more than 0, or auto")
+    share = options.gpu_memory_utilization
+    if share is not None and not 0 < share <= 1:
+        problems.append(f"--gpu-memory-utilization {share:g}: has to be above 0 and at most 1")
+    if problems:
+        raise FleetError(*problems)
+
+
+def _defaults(options: Options, length: int) -> Defaults:
+    return defaults(
+        vllm=options.vllm,
+        gpu_memory_gib=options.gpu_memory_gib,
+        max_model_len=length,
+        world=options.tensor_parallel * options.pipeline_parallel,
+        compute_capability=options.compute_capability,
+        gpu=options.gpu,
+        device=options.device,
+        gpu_memory_utilization=options.gpu_memory_utilization,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+    )
+
+
+def _dtype(description: Description, options: Options) -> str:
+    """
+    Return the model's dtype as vLLM resolves it: no float32 and, before Ampere, no bfloat16.
+
+    Source: _resolve_auto_dtype in vllm/config/model.py.
+    """
+    dtype = {"half": "float16", "float": "float32"}.get(options.dtype, options.dtype)
+    if dtype != "auto":
+        return dtype
+    dtype = description.architecture.dtype
+    capability = options.compute_capability
+    if dtype == "float32":
+        dtype = "bfloat16" if options.vllm >= (0, 9, 1) else "float16"
+    if dtype == "bfloat16" and capability is not None and capability < (8, 0):
+        return "float16"
+    return dtype
+
+
+def _quantization(description: Description, options: Options) -> Quantization | None:
+    found, asked = description.quantization, options.quantization
+    if asked is None:
+        return found
+    if found is None:
+        by_vllm = online(asked, options.vllm)
+        if by_vllm is None:
+            raise FleetError(
+                f"--quantization {asked}: the checkpoint is not quantized, and vLLM "
+                f"{'.'.join(map(str, options.vllm))} does not quantize by that name when it loads; "
+                "leave the flag out, or take a checkpoint that is quantized"
+            )
+        return by_vllm
+    # A kernel's name beside the method's ("awq_marlin") or the method itself.
+    if not asked.startswith(found.method) and not found.method.startswith(asked):
+        raise FleetError(
+            f"--quantization {asked}: the checkpoint's own config says {found.method}, and vLLM "
+            "refuses another; leave the flag out"
+        )
+    return found
+
+
+def _stages(
+    description: Description, options: Options, chosen: Defaults
+) -> tuple[list[_Stage], list[range]]:
+    """Return what each pipeline stage has, and its layers."""
+    architecture = description.architecture
+    dtype = _dtype(description, options)
+    quantization = _quantization(description, options)
+    weighed = weight_bytes(
+        architecture,
+        quantization,
+        Sharding(
+            options.tensor_parallel,
+            options.pipeline_parallel,
+            options.data_parallel,
+            options.expert_parallel,
+        ),
+        dtype=dtype,
+        stored=description.stored or description.stored_bytes,
+        vllm=options.vllm,
+    )
+    # Without experts, engines of data parallelism know nothing of each other's memory.
+    run = DummyRun(
+        vllm=options.vllm,
+        max_num_seqs=chosen.max_num_seqs,
+        max_num_batched_tokens=chosen.max_num_batched_tokens,
+        tensor=options.tensor_parallel,
+        data=options.data_parallel if architecture.experts else 1,
+        expert=options.expert_parallel,
+        dtype_bytes=SIZES[dtype],
+        enforce_eager=options.enforce_eager,
+        compute_capability=options.compute_capability,
+    )
+    inner = start_memory(architecture, description.config, replace(run, last_stage=False))
+    last = start_memory(architecture, description.config, run)
+    inexact = 0.02 if _inexact(description, quantization) else 0.005
+    stages = []
+    for number, stage in enumerate(weighed):
+        start = last if number == len(weighed) - 1 else inner
+        weights = stage.bytes
+        if start is last:
+            weights += _draft_bytes(description, options, dtype)
+        error = math.hypot(start.error, inexact * weights)
+        stages.append(_stage(options, chosen, weights, start, int(error)))
+    return stages, [stage.layers for stage in weighed]
+
+
+def _stage(
+    options: Options, chosen: Defaults, weights: int, start: StartMemory, error: int
+) -> _Stage:
+    total = options.gpu_memory_gib * GIB
+    if options.kv_cache_memory_bytes is not None:
+        return _Stage(weights, start, options.kv_cache_memory_bytes, 0)
+    if options.device == "cpu":
+        return _Stage(weights, start, *_cpu_space(options, chosen, weights, total))
+    if options.vllm > (*NEWEST, 1 << 30):
+        error *= 2
+    budget = math.ceil(total * chosen.gpu_memory_utilization)
+    return _Stage(weights, start, budget - weights - start.in_budget, error)
+
+
+_CPU_PROCESS = int(1.2 * GIB)
+"""A worker's resident memory without weights: 0.43 to 0.54 GiB before torch compiles, 1.6 with a
+model compiled (measured with 0.32.0 on CPU)."""
+
+
+def _cpu_space(options: Options, chosen: Defaults, weights: int, total: float) -> tuple[int, int]:
+    """
+    Return the KV cache's bytes on a CPU node that is told none, and their error.
+
+    4 GiB up to 0.11, half of the memory up to 0.20 (platforms/cpu.py), since 0.21 the utilization's
+    share without what the worker has in use (v1/worker/cpu_worker.py).
+    """
+    if options.vllm < (0, 12):
+        return 4 * GIB, 0
+    if options.vllm < (0, 21):
+        return int(total / 2), 0
+    budget = math.ceil(total * chosen.gpu_memory_utilization)
+    return budget - weights - _CPU_PROCESS, int(0.6 * GIB)
+
+
+def _draft_bytes(description: Description, options: Options, dtype: str) -> int:
+    """Return the weights of the checkpoint's own draft layers, loaded where tokens are guessed."""
+    layers = description.architecture.draft_layers if options.speculative_tokens else ()
+    numbers = sum(weight.parameters for layer in layers for weight in layer.weights)
+    return numbers * SIZES[dtype] // options.tensor_parallel
+
+
+def _layout(
+    description: Description,
+    options: Options,
+    chosen: Defaults,
+    layers: list[range],
+    length: int,
+) -> kv_pages.Layout:
+    architecture = description.architecture
+    caches = list(kv_pages.caches(architecture, layers))
+    if options.speculative_tokens:
+        caches[-1] += kv_pages.draft_caches(architecture)
+    return kv_pages.Layout(
+        stages=tuple(caches),
+        vllm=options.vllm,
+        max_model_len=length,
+        max_num_batched_tokens=chosen.max_num_batched_tokens,
+        dtype=_dtype(description, options),
+        kv_dtype=options.kv_cache_dtype,
+        tensor=options.tensor_parallel,
+        decode_context_parallel=options.decode_context_parallel,
+        block_size=options.block_size,
+        prefix_caching=options.prefix_caching,
+        speculative_tokens=options.speculative_tokens,
+        hybrid_manager=options.hybrid_manager,
+        state_chunk=_state_chunk(description),
+        compute_capability=options.compute_capability,
+        device=options.device,
+    )
+
+
+def _window_bytes(layout: kv_pages.Layout) -> int:
+    """Return what a token takes in a model of windows alone, as long as it is inside of them."""
+    return max(
+        sum(
+            page.bytes // page.block
+            for page in kv_pages.pages(layout, stage)
+            if page.kind is not kv_pages.Kind.STATE
+        )
+        for stage in layout.stages
+    )
+
+
+def _state_chunk(description: Description) -> int:
+    """Return Mamba's chunk: `chunk_size` under its several names, 256 where a config has none."""
+    text = text_part(description.config) if description.config else {}
+    for key in ("mamba_chunk_size", "chunk_size"):
+        if isinstance(found := text.get(key), int):
+            return found
+    return 256
+
+
+# -- the verdict -----------------------------------------------------------------------------------
+
+
+def _refused(description: Description, options: Options, length: int) -> tuple[str, ...]:
+    """Return what vLLM refuses whatever the memory."""
+    del description, options, length
+    return ()
+
+
+def _beyond_budget(options: Options, chosen: Defaults, stages: list[_Stage]) -> list[str]:
+    """Return what may fail although the budget holds: what lies outside of it."""
+    if options.device == "cpu":
+        return []
+    total = options.gpu_memory_gib * GIB
+    worst = max(stages, key=lambda stage: stage.weights + stage.start.in_budget)
+    start = worst.start
+    graphs = start.cuda_graphs.bytes
+    if options.kv_cache_memory_bytes is not None:
+        taken = worst.weights + start.activation.bytes + start.non_torch.bytes + graphs
+        taken += options.kv_cache_memory_bytes + CONTEXT
+        if taken + start.error > total:
+            return [
+                f"--kv-cache-memory-bytes is taken without a look at the rest: with it the GPU "
+                f"needs about {_gib(taken)} of {_gib(total)}, and nothing of vLLM's checks that"
+            ]
+        return []
+    left = total * (1 - chosen.gpu_memory_utilization)
+    if left < CONTEXT:
+        return [
+            f"--gpu-memory-utilization {chosen.gpu_memory_utilization:g} leaves {_gib(left)} for "
+            f"what is on the GPU before vLLM measures, about {_gib(CONTEXT)}: vLLM refuses to "
+            "start if less than its budget is free"
+        ]
+    if not start.graphs_in_budget and left < CONTEXT + graphs:
+        return [
+            f"this release takes the CUDA graphs, about {_gib(graphs)}, from outside its budget, "
+            f"where --gpu-memory-utilization {chosen.gpu_memory_utilization:g} leaves "
+            f"{_gib(left)}: it may run out of memory while it captures them"
+        ]
+    return []
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A cache that is too small, or may be, and what it was made of."""
+
+    options: Options
+    chosen: Defaults
+    stage: _Stage
+    report: kv_cache.CacheReport
+    largest: int
+    length: int
+
+
+def _why(case: _Case) -> Iterator[str]:
+    """Say why the cache is too small, or may be."""
+    options, stage, report = case.options, case.stage, case.report
+    given = options.kv_cache_memory_bytes is not None or options.device == "cpu"
+    if given:
+        left = f"the KV cache has {_gib(max(0, stage.available))}"
+    else:
+        share, total = case.chosen.gpu_memory_utilization, options.gpu_memory_gib
+        left = (
+            f"of {_gib(total * share * GIB)} ({share:g} x {total:g} GiB) the weights take "
+            f"{_gib(stage.weights)} and vLLM's start about {_gib(stage.start.in_budget)}"
+        )
+        if stage.available <= 0:
+            yield f"{left}: nothing is left for the KV cache; {_more_room(options)}"
+            return
+        left += f", which leaves {_gib(stage.available)} for the KV cache"
+    needs = f"one request of {case.length:,} tokens needs {_gib(report.needed_bytes)}"
+    if report.starts:
+        yield (
+            f"{left}, and {needs}: the estimate may be off by {_gib(stage.error)}, so it is not "
+            f"certain to start; {_more_room(options)}"
+        )
+        return
+    if not report.needed_bytes:  # the release cannot serve these layers together
+        yield report.why
+        return
+    fits = "no length would start"
+    if case.largest:
+        fits = f"--max-model-len {case.largest} would start"
+    yield f"{left}, and {needs}: {fits}; {_more_room(options)}"
+
+
+def _more_room(options: Options) -> str:
+    ways = ["--max-model-len lower", f"--tensor-parallel-size {2 * options.tensor_parallel}"]
+    if options.kv_cache_dtype == "auto":
+        ways.append("--kv-cache-dtype fp8")
+    return f"room is made by {', '.join(ways[:-1])} or {ways[-1]}"
+
+
+def _notes(description: Description, options: Options) -> Iterator[str]:
+    """Say what was not counted exactly."""
+    yield from description.architecture.notes
+    yield from description.notes
+    if options.vllm > (*NEWEST, 1 << 30):
+        release = ".".join(map(str, options.vllm))
+        yield (
+            f"vLLM {release} is newer than what is known here: counted as "
+            f"{'.'.join(map(str, NEWEST))}, with twice the error"
+        )
+    if options.speculative_tokens and not description.architecture.draft_layers:
+        yield "a draft model's own weights and cache are not counted"
+
+
+def _inexact(description: Description, quantization: Quantization | None) -> bool:
+    return bool(description.architecture.notes) or (
+        quantization is not None and description.stored is None
+    )
+
+
+def _gib(count: float) -> str:
+    return f"{count / GIB:.2f} GiB"
