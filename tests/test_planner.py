@@ -54,7 +54,8 @@ def declare(models, **others):
 
 
 def model(**changes):
-    return {"model": "/srv/model", **changes}
+    """A model of which nothing is known but what is asked for."""
+    return {"model": "/srv/model", "tensor_parallel": 1, **changes}
 
 
 def gpus_on(fleet_plan, node):
@@ -241,6 +242,7 @@ def test_a_plan_gives_its_reasons():
     assert found.reasons == (
         "m: 2 replicas of 2 GPUs, 1 each on gpu-01, gpu-02; each group linked by "
         "NVLink (NV18); none on gpu-03, where no NVLink island has 2 GPUs",
+        "m: memory not checked: nothing is known of the model",
     )
 
 
@@ -260,9 +262,15 @@ def test_a_plan_is_json_with_a_schema():
                 "gpu_uuids": ["GPU-gpu-01-0", "GPU-gpu-01-1"],
                 "port": 8000,
                 "tensor_parallel": 2,
+                "pipeline_parallel": 1,
+                "data_parallel": 1,
+                "expert_parallel": False,
+                "node_rank": 0,
+                "nodes": ["gpu-01"],
             }
         ],
         "reasons": list(found.reasons),
+        "moves": [],
     }
 
 
@@ -295,39 +303,90 @@ def test_one_model_has_one_declaration():
     assert "replicas: 2 and 3; port: 8000 and 8100" in problem
 
 
+DCGM = {
+    "cuda": {
+        "repository": {"url": "http://mirror", "keyring_sha256": "0" * 64},
+        "toolkit": None,
+    },
+    "dcgm": {"version": "1", "exporter_version": "1", "port": 8000},
+}
+
+
 @pytest.mark.parametrize(
-    ("others", "sentence"),
+    ("models", "others", "sentence"),
     [
         pytest.param(
+            {"m": model(port=8001)},
             {"node_exporter": {"port": 8001}},
             "port 8001 is wanted by node_exporter.port and serving.m.port on gpu-01",
             id="exporter",
         ),
         pytest.param(
-            {
-                "cuda": {
-                    "repository": {"url": "http://mirror", "keyring_sha256": "0" * 64},
-                    "toolkit": None,
-                },
-                "dcgm": {"version": "1", "exporter_version": "1", "port": 8000},
-            },
+            {"m": model(port=8000)},
+            DCGM,
             "port 8000 is wanted by dcgm.port and serving.m.port on gpu-01",
             id="dcgm",
         ),
         pytest.param(
-            {"serving": {"m": model(replicas=2), "n": model(port=8001)}},
-            "port 8001 is wanted by serving.m.port and serving.n.port on gpu-01",
+            {"m": model(port=8000), "n": model(port=8000)},
+            {},
+            "port 8000 is wanted by serving.m.port and serving.n.port on gpu-01",
             id="another-model",
         ),
     ],
 )
-def test_a_port_has_one_user_on_a_node(others, sentence):
+def test_a_port_that_was_written_twice_is_refused(models, others, sentence):
     """The second would fail to bind, minutes into its start; both keys are named."""
-    settings = declare(others.pop("serving", {"m": model(replicas=2)}), **others)
+    settings = declare(models, **others)
 
     (problem,) = problems_of([machine("gpu-01", 8)], {"gpu-01": settings})
 
     assert problem.startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("models", "others", "ports"),
+    [
+        pytest.param(
+            {"m": model(replicas=3)},
+            {"node_exporter": {"port": 8001}},
+            {"m-0": 8000, "m-1": 8002, "m-2": 8003},
+            id="an-exporter's",
+        ),
+        pytest.param({"m": model()}, DCGM, {"m-0": 8001}, id="a-default-is-no-wish"),
+        pytest.param(
+            {"m": model(replicas=2), "n": model(port=8001)},
+            {},
+            {"m-0": 8000, "m-1": 8002, "n-0": 8001},
+            id="another-model's-first",
+        ),
+        pytest.param(
+            {"m": model(replicas=2), "n": model()},
+            {},
+            {"m-0": 8000, "m-1": 8001, "n-0": 8002},
+            id="two-defaults",
+        ),
+    ],
+)
+def test_ports_of_others_are_stepped_over(models, others, ports):
+    """A first port that somebody wrote is that model's; all others take what is free."""
+    found = plan([machine("gpu-01", 8)], {"gpu-01": declare(models, **others)})
+
+    assert {stage.id: stage.port for stage in found.stages} == ports
+
+
+def test_a_port_of_another_program_is_stepped_over_and_a_written_one_refused():
+    node, taken = machine("gpu-01", 8), {"gpu-01": [8000, 8001]}
+
+    found = plan([node], {"gpu-01": declare({"m": model()})}, ports=taken)
+
+    assert [stage.port for stage in found.stages] == [8002]
+    assert found.reasons[-1] == (
+        "m: its first replica on gpu-01 has port 8002, for a program of others has the one it "
+        "declares"
+    )
+    with pytest.raises(FleetError, match=r"wanted by a program of others and serving\.m\.port"):
+        plan([node], {"gpu-01": declare({"m": model(port=8000)})}, ports=taken)
 
 
 def test_ports_end_at_65535():
