@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -60,18 +60,30 @@ DISKS = ("/", RELEASES, CACHE, MODELS)
 """Directories whose free space matters: the system's, the releases', their wheels', the models'."""
 
 
-def survey(state: State, hosts: Iterable[Host], seconds: float = SECONDS) -> dict[str, Answer]:
+def survey(
+    state: State,
+    hosts: Iterable[Host],
+    seconds: float = SECONDS,
+    models: Mapping[str, Collection[str]] | None = None,
+) -> dict[str, Answer]:
     """
     Probe `hosts` and return {name: document or sentence}, in the order of names.
 
+    `models` has for each node the directories of models whose descriptions are read there.
+
     Takes at most `seconds` and one more. Connects to those that are not connected yet.
     """
+    hosts = list(hosts)
     # One round trip: the program travels on stdin, and nothing is asked before it.
-    program = payload.program("probe", nvml=True, disks=DISKS)
+    asked = {each.name: tuple(sorted((models or {}).get(each.name, ()))) for each in hosts}
+    programs = {
+        paths: payload.program("probe", nvml=True, disks=DISKS, models=paths)
+        for paths in set(asked.values())
+    }
     # Plain greenlets: the deploy passes that wait for us fill pyinfra's own pool, and what is
     # spawned there would never run.
     jobs = {
-        each.name: gevent.spawn(_ask, state, each, program, seconds)
+        each.name: gevent.spawn(_ask, state, each, programs[asked[each.name]], seconds)
         for each in sorted(hosts, key=lambda h: h.name)
     }
     gevent.joinall(list(jobs.values()), timeout=seconds + 1)

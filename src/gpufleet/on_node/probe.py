@@ -4,6 +4,7 @@ Takes (global `PARAMETERS`, all optional):
   sysroot  prefix of every file read and of every program run: "" is the real machine
   seconds  {"init": 20, "gpu": 15, "pairs": 15, "beside": 20}: deadlines, see docs/probe.md
   disks    paths whose free space is asked: ["/"]
+  models   directories of models whose descriptions are read: []
   answers  of another machine: what system calls would say there (tests and recordings)
 Prints one JSON document, described in docs/probe.md. Every value that could not be read is
 {"missing": reason, ...}; none is left out.
@@ -31,6 +32,7 @@ from gpufleet.on_node import (
     nvidia,
     nvlink,
     packages,
+    stages,
     system,
 )  # fmt: skip
 from gpufleet.on_node.answers import is_missing, missing
@@ -46,6 +48,7 @@ PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
 # the programs that are run (kernel_log.py).
 SECONDS = {"init": 20, "gpu": 15, "pairs": 15, "beside": 20, **PARAMETERS.get("seconds", {})}
 DISKS = tuple(PARAMETERS.get("disks", ["/"]))
+MODELS = tuple(PARAMETERS.get("models", []))
 
 # Asked beside the GPUs. What the machine is comes first; the others are facts for checks.
 BESIDE: dict[str, Callable[[], Any]] = {
@@ -58,7 +61,9 @@ BESIDE: dict[str, Callable[[], Any]] = {
     "library": driver_files.library,
     "kernels": driver_files.kernels,
     "kernel_log": kernel_log.kernel_log,
+    "stages": stages.stages,
     **{"disk %s" % path: functools.partial(system.disk, path) for path in DISKS},
+    **{"model %s" % path: functools.partial(stages.model, path) for path in MODELS},
 }
 
 
@@ -92,6 +97,8 @@ def document() -> dict[str, Any]:
         **{name: sections[name] for name, _ in machine.HOST_FACTS},
         "system": system_section(beside),
         "kernel_log": beside["kernel_log"],
+        "stages": beside["stages"],
+        "models": {path: beside["model %s" % path] for path in MODELS},
         "driver": driver_section(driver, sections["module"], beside),
         **{
             section: [gpu_section(alone[i], section, i) for i in range(count)]

@@ -1,0 +1,88 @@
+"""What the probe finds of stages and of models' files, read below a root as on a node."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import pytest
+
+from gpufleet import units
+from gpufleet.on_node import machine, stages
+from gpufleet.planner import Stage
+from gpufleet.settings import Served, Vllm
+
+STAGE = Stage(
+    model="llama",
+    replica=3,
+    node="gpu-01",
+    gpus=(2, 3),
+    gpu_uuids=("GPU-5f1c", "GPU-9a2e"),
+    port=8001,
+    tensor_parallel=2,
+)
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "ROOT", str(tmp_path))
+    (tmp_path / "etc/systemd/system").mkdir(parents=True)
+    return tmp_path
+
+
+def rendered() -> str:
+    vllm = Vllm(version="0.32.0", lock="locks/vllm.txt", listen="127.0.0.1")
+    served = Served(model="/srv/llama", flags={"chat-template": "[X-Gpufleet]\nModel=other"})
+    return units.render(STAGE, served, vllm, release="0.32.0-1a2b3c4d5e").content
+
+
+def test_a_unit_that_was_rendered_says_which_stage_it_runs_and_where(root):
+    (root / "etc/systemd/system/vllm-llama-3.service").write_text(rendered())
+    assert stages.stages() == [
+        {
+            "unit": "vllm-llama-3.service",
+            "model": "llama",
+            "replica": 3,
+            "rank": 0,
+            "port": 8001,
+            "gpus": ["GPU-5f1c", "GPU-9a2e"],
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "answer"),
+    [
+        ("[Service]\nExecStart=/bin/true\n", {"unit": "vllm-x.service", "foreign": True}),
+        ("[Service]\n[X-Gpufleet]\nModel=llama\n", "error"),
+        ("[Service]\n[X-Gpufleet]\nModel=llama\nReplica=one\nRank=0\nPort=1\nGpus=\n", "error"),
+    ],
+)
+def test_what_is_not_ours_or_was_edited_is_said_and_ends_nothing(root, content, answer):
+    (root / "etc/systemd/system/vllm-x.service").write_text(content)
+    (found,) = stages.stages()
+    assert found == answer or found["missing"] == answer
+
+
+def test_a_node_without_units_has_no_stages(root):
+    assert stages.stages() == []
+
+
+def test_a_models_files_are_described_and_its_weights_are_not_read(root):
+    folder = root / "srv/llama"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    header = json.dumps({"a": {"dtype": "BF16", "shape": [5], "data_offsets": [0, 10]}}).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"0" * 10)
+
+    found = stages.model("/srv/llama")
+    assert found["config"] == {"architectures": ["LlamaForCausalLM"]}
+    assert found["hf_quant_config"] == {"missing": "absent"}
+    assert found["bytes"] == 10
+
+    (folder / "model.safetensors.index.json").write_text('{"metadata": {"total_size": 77}}')
+    assert stages.model("/srv/llama")["bytes"] == 77
+
+
+def test_a_model_that_is_not_there_is_missing(root):
+    assert stages.read(stages.model, "/srv/none") == {"missing": "absent"}
