@@ -30,11 +30,12 @@ INTERRUPTED = 128 + signal.SIGINT  # as a shell has it
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 
-# Groups of commands with a module of their own, loaded only when one is named: `lab` needs the
-# checkout, and neither may slow the others down.
+# Commands with a module of their own, loaded only when one is named: `lab` needs the checkout, and
+# none may slow the others down.
 _GROUPS = {
     "flags": "What vLLM's flags are in each release, and a command line judged by it.",
     "lab": "Real Linux nodes with simulated GPUs.",
+    "size": "What a model takes on one GPU, and whether it starts with these options.",
 }
 
 
@@ -49,7 +50,7 @@ class _Commands(click.Group):
             return super().get_command(ctx, cmd_name)
         if "--help" in sys.argv[1:2] or "-h" in sys.argv[1:2]:  # only its name is asked for
             return click.Command(cmd_name, help=_GROUPS[cmd_name])
-        return _flags() if cmd_name == "flags" else _lab()
+        return {"flags": _flags, "lab": _lab, "size": _size}[cmd_name]()
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -321,6 +322,12 @@ def _flags() -> click.Command:
     from gpufleet.flags.cli import flags
 
     return flags
+
+
+def _size() -> click.Command:
+    from gpufleet.sizing_cli import size
+
+    return size
 
 
 def _lab() -> click.Command:

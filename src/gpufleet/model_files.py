@@ -121,7 +121,9 @@ def _from_hub(model: str, revision: str | None, hub: Hub, seconds: float) -> Mod
     import huggingface_hub
     from huggingface_hub import errors
 
+    huggingface_hub.utils.logging.set_verbosity_error()  # what went wrong is said once, by us
     token = _token(hub)
+    unreachable = _unreachable(model, revision, hub, token)
 
     def file(name: str) -> Path | None:
         try:
@@ -133,12 +135,12 @@ def _from_hub(model: str, revision: str | None, hub: Hub, seconds: float) -> Mod
                     endpoint=hub.endpoint,
                     token=token,
                     cache_dir=hub.cache,
-                    local_files_only=hub.offline,
+                    local_files_only=hub.offline or unreachable is not None,
                 )
             )
         except errors.LocalEntryNotFoundError as error:
-            if name == CONFIG or not (hub.offline or huggingface_hub.constants.HF_HUB_OFFLINE):
-                raise _refused(error, model, revision, hub) from None
+            if name == CONFIG:
+                raise _refused(unreachable or error, model, revision, hub) from None
             return None
         except errors.EntryNotFoundError:
             return None
@@ -165,6 +167,23 @@ def _from_hub(model: str, revision: str | None, hub: Hub, seconds: float) -> Mod
         origin=model,
         notes=notes,
     )
+
+
+def _unreachable(model: str, revision: str | None, hub: Hub, token: str | None) -> Exception | None:
+    """Ask once whether the Hub answers at all: its client would try for half a minute."""
+    import httpx2
+    import huggingface_hub
+    from huggingface_hub.utils._headers import build_hf_headers
+    from huggingface_hub.utils._http import get_session
+
+    if hub.offline or huggingface_hub.constants.HF_HUB_OFFLINE:
+        return None
+    url = huggingface_hub.hf_hub_url(model, CONFIG, revision=revision, endpoint=hub.endpoint)
+    try:
+        get_session().head(url, headers=build_hf_headers(token=token), timeout=10)
+    except (httpx2.HTTPError, OSError) as error:
+        return error
+    return None
 
 
 def _headers(

@@ -542,7 +542,7 @@ def _why(case: _Case) -> Iterator[str]:
 
 
 def _more_room(options: Options) -> str:
-    ways = ["--max-model-len lower", f"--tensor-parallel-size {2 * options.tensor_parallel}"]
+    ways = ["a lower --max-model-len", f"--tensor-parallel-size {2 * options.tensor_parallel}"]
     if options.kv_cache_dtype == "auto":
         ways.append("--kv-cache-dtype fp8")
     return f"room is made by {', '.join(ways[:-1])} or {ways[-1]}"
