@@ -11,6 +11,7 @@ file, never from the command line.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import struct
 import threading
@@ -121,7 +122,7 @@ def _from_hub(model: str, revision: str | None, hub: Hub, seconds: float) -> Mod
     import huggingface_hub
     from huggingface_hub import errors
 
-    huggingface_hub.utils.logging.set_verbosity_error()  # what went wrong is said once, by us
+    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # we say it, once
     token = _token(hub)
     unreachable = _unreachable(model, revision, hub, token)
 
@@ -173,10 +174,11 @@ def _unreachable(model: str, revision: str | None, hub: Hub, token: str | None) 
     """Ask once whether the Hub answers at all: its client would try for half a minute."""
     import httpx2
     import huggingface_hub
+    from huggingface_hub import constants
     from huggingface_hub.utils._headers import build_hf_headers
     from huggingface_hub.utils._http import get_session
 
-    if hub.offline or huggingface_hub.constants.HF_HUB_OFFLINE:
+    if hub.offline or constants.HF_HUB_OFFLINE:
         return None
     url = huggingface_hub.hf_hub_url(model, CONFIG, revision=revision, endpoint=hub.endpoint)
     try:
@@ -198,7 +200,7 @@ def _headers(
     """Return what the headers of all weight files say; None, and why, if one cannot be had."""
     import httpx2
     import huggingface_hub
-    from huggingface_hub import errors
+    from huggingface_hub import constants, errors
 
     names = sorted(set(index.get("weight_map", {}).values())) if index else [SINGLE]
     cached = [
@@ -207,7 +209,7 @@ def _headers(
     ]
     if all(isinstance(path, str) for path in cached):
         return _merged(_local_header(Path(str(path))) for path in cached), ()
-    if hub.offline or huggingface_hub.constants.HF_HUB_OFFLINE:
+    if hub.offline or constants.HF_HUB_OFFLINE:
         return None, ("the weights' files are not in the cache, so their headers were not read",)
 
     def header(name: str) -> Stored:
