@@ -14,7 +14,7 @@ from gpufleet.errors import FleetError
 
 Builder = Callable[[Mapping[str, Any]], Architecture]
 
-_FAMILIES = ("dense", "experts", "latent", "hybrid", "multimodal")
+_FAMILIES = ("dense", "experts", "latent", "gemma", "hybrid", "multimodal")
 """Modules of this package; each has BUILDERS."""
 
 
