@@ -346,6 +346,7 @@ def _stages(
         data=options.data_parallel if architecture.experts else 1,
         expert=options.expert_parallel,
         dtype_bytes=SIZES[dtype],
+        mxfp4=quantization is not None and quantization.method == "mxfp4",
         enforce_eager=options.enforce_eager,
         compute_capability=options.compute_capability,
     )
