@@ -138,3 +138,14 @@ def leading_dense(fields: Fields, index: int) -> bool:
         return index >= len(every) or not every[index]
     first = fields.whole("first_k_dense_replace", "num_dense_layers", default=0)
     return index < first or bool(index % (every or 1))
+
+
+def full_attention(fields: Fields, count: int) -> tuple[bool, ...]:
+    """Return for each layer whether it attends to all tokens: `layer_types`, or every n-th."""
+    kinds = fields.texts("layer_types", "layers_block_type")
+    if kinds:
+        if len(kinds) < count:
+            raise too_short(fields, "layer_types", len(kinds))
+        return tuple(kind in {"full_attention", "attention"} for kind in kinds[:count])
+    every = fields.whole("full_attention_interval", default=4) or 1
+    return tuple((index + 1) % every == 0 for index in range(count))
