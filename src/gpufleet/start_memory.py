@@ -198,6 +198,8 @@ class DummyRun:
     """With expert parallelism."""
     last_stage: bool = True
     """The pipeline stage that samples."""
+    layers: int | None = None
+    """Of the stage; None: all."""
     dtype_bytes: int = 2
     mxfp4: bool = False
     """Experts quantized so."""
@@ -383,9 +385,9 @@ def _cuda_graphs(architecture: Architecture, run: DummyRun) -> Estimate:
         graphs = 3 + largest // 8
     else:
         graphs = _captured(largest) + _captured(min(largest, run.max_num_seqs))
-    found = 0.05 * GIB + _GRAPH * graphs * len(architecture.layers)
+    found = 0.05 * GIB + _GRAPH * graphs * (run.layers or len(architecture.layers))
     if architecture.experts:
-        found *= 1.5
+        found *= 1.2
     return Estimate(int(found), int(0.1 * GIB + 0.5 * found), "start-up logs")
 
 
