@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
     AfterValidator,
-    BeforeValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     PositiveInt,
@@ -24,6 +24,7 @@ from pydantic import (
     model_validator,
 )
 
+from gpufleet import presets
 from gpufleet.checks.catalogue import CHECKS
 from gpufleet.groups import suggestion
 
@@ -304,9 +305,10 @@ class Served(Setting):
     concurrency: Annotated[
         PositiveInt, Field(description="Requests of full length that must fit at once")
     ] = 1
-    preset: Annotated[
-        str | None, Field(description="Flags for a situation: `gpufleet presets` names them")
-    ] = None
+    presets: Annotated[
+        tuple[str, ...],
+        Field(description="Flags for a situation, the last one counts: `gpufleet presets`"),
+    ] = ()
     tensor_parallel: Annotated[
         PositiveInt | None, Field(description="GPUs that share each layer; null: planned")
     ] = None
@@ -367,6 +369,14 @@ class Served(Setting):
             "with dashes and without the leading `--`"
             for name in self.flags
             if not re.fullmatch(r"[a-z0-9]+([-.][A-Za-z0-9_]+)*", name)
+        ]
+        if self.context is not None and "max-model-len" in names:
+            mistakes.append("`context` and `flags.max-model-len` are the same: remove one of them")
+        mistakes += [
+            f"there is no preset {name!r}{suggestion(name, list(presets.names()))}; `gpufleet "
+            "presets` names them all"
+            for name in self.presets
+            if name not in presets.names()
         ]
         if planned := sorted(set(self.environment) & PLANNED_ENVIRONMENT):
             mistakes.append(f"`environment` sets {', '.join(planned)}, which the plan decides")

@@ -16,25 +16,12 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from gpufleet import presets
 from gpufleet.errors import FleetError
 from gpufleet.flags import changes, history, schema
 from gpufleet.flags.changes import Change
 from gpufleet.flags.history import Span
 from gpufleet.flags.schema import Computed, Flag, Kind, Schema, Variable
-
-PRESETS = (
-    "chat",
-    "low-latency code",
-    "long documents",
-    "offline batch",
-    "RAG",
-    "memory-constrained",
-    "reasoning",
-    "tools",
-    "multi-LoRA",
-    "speculative",
-)
-"""The kinds of service that an entry may name: whose preset sets the flag."""
 
 _SHOWN_VALUES = 16  # choices on a page; JSON has all of them
 
@@ -48,7 +35,6 @@ class Entry:
     use: str
     cost: str | None = None
     related: tuple[str, ...] = ()
-    presets: tuple[str, ...] = ()
 
 
 @cache
@@ -66,7 +52,6 @@ def entries() -> Mapping[str, Entry]:
                 words["use"],
                 words.get("cost"),
                 tuple(words.get("related", ())),
-                tuple(words.get("presets", ())),
             )
     return found
 
@@ -93,6 +78,11 @@ class Explanation:
     known: tuple[Change, ...]
 
     @property
+    def presets(self) -> tuple[str, ...]:
+        """The presets that set it."""
+        return presets.setting(self.name)
+
+    @property
     def gone(self) -> Change | None:
         """Why the release lacks it, if it does and the reason is known."""
         return None if self.there else changes.gone(self.name, self.version)
@@ -107,7 +97,7 @@ class Explanation:
             "use": entry.use if entry else None,
             "cost": entry.cost if entry else None,
             "related": list(entry.related) if entry else [],
-            "presets": list(entry.presets) if entry else [],
+            "presets": list(self.presets),
             "stands_for": self.base,
             "negation": self.negation,
             "accepted": there is not None,
@@ -208,8 +198,8 @@ def _facts(found: Explanation) -> Iterator[tuple[str, str]]:
         )
     for number, change in enumerate(found.known):
         yield "" if number else "Changes", _change(change)
-    if found.entry and found.entry.presets:
-        yield "Presets", ", ".join(found.entry.presets)
+    if found.presets:
+        yield "Presets", ", ".join(found.presets)
     if found.entry and found.entry.related:
         yield "Related", ", ".join(found.entry.related)
 
