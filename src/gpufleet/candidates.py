@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gpufleet.errors import FleetError
 from gpufleet.flags.rewriting import human_readable
+from gpufleet.gpu_catalogue import cuda_total_gib
 from gpufleet.settings import Served
-from gpufleet.sizing import Options, Sizing
+from gpufleet.sizing import AUTO_LENGTH, Options, Sizing
 
 if TYPE_CHECKING:
     from gpufleet.architecture.description import Description
@@ -169,6 +170,8 @@ class Considered:
     kind: Kind
     nodes: int
     candidates: tuple[Candidate, ...]
+    names: tuple[str, ...] = ()
+    """Of the nodes, where it is known which they are."""
 
     @property
     def chosen(self) -> Candidate | None:
@@ -447,12 +450,13 @@ def _most_tokens(by_size: list[Candidate]) -> Choice:
 
     most = max(by_size, key=each_gpu)
     enough = [each for each in by_size if each_gpu(each) >= THROUGHPUT_SHARE * each_gpu(most)]
-    best = enough[0]
+    least = enough[0].division.gpus
+    best = max((each for each in enough if each.division.gpus == least), key=each_gpu)
     why = f"the smallest group with about as many KV tokens a GPU as any: {each_gpu(best):,.0f}"
 
     def others(each: Candidate) -> str:
         held = f"fits and holds {each_gpu(each):,.0f} KV tokens a GPU"
-        if each in enough:
+        if each in enough and each.division.gpus > least:
             return f"{held}; {best.division} holds about as many in more, smaller groups"
         return f"{held}; {best.division} holds {each_gpu(best):,.0f}"
 
@@ -544,7 +548,7 @@ def remedies(
 def options(served: Served, kind: Kind, division: Division) -> Options:
     """Return vLLM's options of one replica, as far as they decide what it takes."""
     flags = {name.replace("_", "-"): value for name, value in served.flags.items()}
-    context = served.context or _integer(flags.get("max-model-len"))
+    context = served.context or _length(flags.get("max-model-len"))
     return Options(
         gpu_memory_gib=memory_gib(kind),
         vllm=release(kind.vllm),
@@ -553,7 +557,7 @@ def options(served: Served, kind: Kind, division: Division) -> Options:
         data_parallel=division.data,
         expert_parallel=division.expert,
         decode_context_parallel=_integer(flags.get("decode-context-parallel-size")) or 1,
-        max_model_len=context if context and context > 0 else None,
+        max_model_len=context,
         gpu_memory_utilization=_fraction(flags.get("gpu-memory-utilization")),
         kv_cache_dtype=str(flags.get("kv-cache-dtype") or "auto"),
         quantization=_text(flags.get("quantization")),
@@ -583,8 +587,8 @@ def release(version: str) -> tuple[int, ...]:
 
 
 def memory_gib(kind: Kind) -> float:
-    """Return the total that CUDA reports of one GPU, in GiB."""
-    return kind.memory_mib / 1024
+    """Return the total that CUDA reports of one GPU, in GiB, or a little less."""
+    return cuda_total_gib(kind.gpu, kind.memory_mib << 20)
 
 
 def _integer(value: Any) -> int | None:
@@ -592,6 +596,12 @@ def _integer(value: Any) -> int | None:
     if isinstance(value, bool) or value is None:
         return None
     return human_readable(str(value))
+
+
+def _length(value: Any) -> int | None:
+    """As `_integer`; vLLM takes "auto" for -1, as much as fits."""
+    length = AUTO_LENGTH if value == "auto" else _integer(value)
+    return length if length == AUTO_LENGTH or (length or 0) > 0 else None
 
 
 def _fraction(value: Any) -> float | None:

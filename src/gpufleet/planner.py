@@ -428,10 +428,15 @@ class _Wish:
         self.description = description
         self.rooms = rooms
         self.sizer = sizer
-        kinds = Counter(room.kind for room in rooms)
+        kinds: dict[Kind, list[str]] = defaultdict(list)
+        for room in rooms:
+            kinds[room.kind].append(room.name)
         self.considered: dict[Kind, Considered] = {
-            kind: candidates.consider(name, served, description, kind, count, sizer=sizer)
-            for kind, count in kinds.items()
+            kind: replace(
+                candidates.consider(name, served, description, kind, len(names), sizer=sizer),
+                names=tuple(names),
+            )
+            for kind, names in kinds.items()
         }
         self.divisions: dict[Kind, Division] = {
             kind: each.chosen.division for kind, each in self.considered.items() if each.chosen
@@ -582,7 +587,13 @@ class _Wish:
         taken = total - self.free_before
         others = f", {taken} of them taken by models placed before" if taken else ""
         count = len(self.placed)
-        lower = f"lower `replicas` to {count}" if count else "lower another model's `replicas`"
+        lower = (
+            f"lower `replicas` to {count}"
+            if count
+            else "lower another model's `replicas`"
+            if taken
+            else "set fewer GPUs a replica"
+        )
         groups = " or ".join(
             _gpus(count) for count in sorted({each.gpus for each in self.divisions.values()})
         )

@@ -1,0 +1,18 @@
+"""Models whose config.json is kept in tests/data/models, as the planner gets them."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+from gpufleet.architecture.description import Description, ModelFiles, describe
+
+MODELS = Path(__file__).parent / "data" / "models"
+
+
+@cache
+def described(name: str) -> Description:
+    """Return the description of a model by its file's name: `Qwen--Qwen3-32B`."""
+    kept = json.loads((MODELS / f"{name}.json").read_text())
+    return describe(ModelFiles(kept["config"]))
