@@ -907,8 +907,8 @@ _WRAPPERS: dict[str, _Wrapper] = {
     "GraniteSpeechForConditionalGeneration": _Wrapper(_ordinary, "GraniteForCausalLM"),
     "AriaForConditionalGeneration": _Wrapper(_ordinary),
     "Step3VLForConditionalGeneration": _Wrapper(_ordinary, "Step3TextForCausalLM"),
-    "Step3p7ForConditionalGeneration": _Wrapper(_ordinary, "Step3p5ForCausalLM"),
-    "Step3p7FlashForCausalLM": _Wrapper(_ordinary, "Step3p5ForCausalLM"),
+    "Step3p7ForConditionalGeneration": _Wrapper(_ordinary, "Step3p5ForCausalLM", top=True),
+    "Step3p7FlashForCausalLM": _Wrapper(_ordinary, "Step3p5ForCausalLM", top=True),
     "Ernie4_5_VLMoeForConditionalGeneration": _Wrapper(
         _ordinary, "Ernie4_5_MoeForCausalLM", top=True
     ),
