@@ -234,6 +234,14 @@ _BAILING = Family(
     attention_names=("query_key_value", "query_key_value", "query_key_value", "dense"),
     embedding="model.word_embeddings",
 )
+_EXAONE = Family(
+    dense=leading_dense,
+    correction="e_score_correction_bias",
+    shared=_times("num_shared_experts"),
+    qkv_bias=_attention_bias,
+    out_bias=_attention_bias,
+    head_norm=_always,
+)
 
 FAMILIES: dict[str, Family] = {
     "AfmoeForCausalLM": Family(
@@ -250,10 +258,6 @@ FAMILIES: dict[str, Family] = {
             "pre_mlp_layernorm",
             "post_mlp_layernorm",
         ),
-    ),
-    "BailingMoeForCausalLM": _BAILING,
-    "BailingMoeV2ForCausalLM": replace(
-        _BAILING, router_dtype="float32", correction="gate.expert_bias"
     ),
     "DeepseekForCausalLM": Family(
         experts=("n_routed_experts",),
@@ -278,6 +282,13 @@ FAMILIES: dict[str, Family] = {
         qkv_bias=_use_bias,
         mlp_bias=_use_bias,
         tied=True,
+    ),
+    "ExaoneMoeForCausalLM": _EXAONE,
+    "ExaoneMoEForCausalLM": _EXAONE,
+    "FlexOlmoForCausalLM": Family(
+        expert_size=("intermediate_size",),
+        more=_whole_norms,
+        norms=("post_attention_layernorm", "post_feedforward_layernorm"),
     ),
     "Glm4MoeForCausalLM": Family(
         experts=("n_routed_experts",),
@@ -334,8 +345,23 @@ FAMILIES: dict[str, Family] = {
     "Qwen3MoeForCausalLM": _QWEN3,
 }
 
+
+def bailing(config: Mapping[str, Any]) -> Architecture:
+    """Return Ling and Ring up to 2.0, and Sarvam's (bailing_moe.py): `router_dtype` by config."""
+    fields = named(config, "BailingMoeForCausalLM")
+    family = replace(
+        _BAILING,
+        router_dtype="float32" if fields.text("router_dtype") == "fp32" else None,
+        correction="gate.expert_bias" if fields.flag("moe_router_enable_expert_bias") else "",
+    )
+    return build(fields.name, family, config)
+
+
 BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
     **{name: partial(build, name, family) for name, family in FAMILIES.items()},
+    **dict.fromkeys(
+        ("BailingMoeForCausalLM", "BailingMoeV2ForCausalLM", "SarvamMoEForCausalLM"), bailing
+    ),
     **uneven.BUILDERS,
 }
 """What reads the config of each decoder with experts, by its name in `architectures`."""

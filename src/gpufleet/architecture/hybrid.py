@@ -20,11 +20,13 @@ from gpufleet.architecture.latent import latent_attention
 from gpufleet.architecture.mixture import (
     NUMBERED,
     assembled,
+    first_of,
     full_attention,
     head_size,
     leading_dense,
     named,
     routed,
+    too_short,
 )
 from gpufleet.architecture.parts import (
     Architecture,
@@ -334,10 +336,134 @@ def _kimi_delta(linear: Fields, hidden: int) -> tuple[tuple[Weight, ...], StateC
     return weights, StateCache("kda", shapes, (1, 0), ("model", "float32"))
 
 
+def minimax_text(config: Mapping[str, Any]) -> Architecture:
+    """Return MiniMax-Text-01 and M1: lightning attention, every eighth layer full attention."""
+    fields = named(config, "MiniMaxText01ForCausalLM")
+    hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    kv_heads, head_dim = fields.whole("num_key_value_heads"), head_size(fields, heads)
+    experts, inner = first_of(fields, "num_local_experts"), fields.whole("intermediate_size")
+    size, count = heads * head_dim, fields.whole("num_hidden_layers")
+    kinds = fields.wholes("attn_type_list", "decoder_attention_types")
+    if not kinds:
+        kinds = tuple(int(attends) for attends in full_attention(fields, count))
+    if len(kinds) < count:
+        raise too_short(fields, "attn_type_list", len(kinds))
+    linear = (
+        Weight("self_attn.qkv_proj", 3 * size, hidden, Split.ROWS),
+        Weight("self_attn.output_gate", size, hidden, Split.ROWS),
+        Weight("self_attn.out_proj", hidden, size, Split.COLUMNS),
+        vector("self_attn.norm", size, Split.ROWS),
+    )
+    rest: tuple[Weight, ...] = (
+        *norm("input_layernorm", hidden),
+        *norm("post_attention_layernorm", hidden),
+        *routed(
+            hidden,
+            inner,
+            experts,
+            prefix="block_sparse_moe.",
+            matrices=NUMBERED,
+            router_dtype="float32",
+        ),
+    )
+    shared = fields.wholes("shared_intermediate_size")
+    width = max(shared) if shared else fields.whole("shared_intermediate_size", default=0)
+    if width:
+        rest += gated_mlp(hidden, width, prefix="shared_mlp.")
+        rest += (Weight("coefficient", 1, hidden, linear=False, dtype="float32"),)
+    own = attention(hidden, heads, kv_heads, head_dim)
+    state = _linear_state(heads, head_dim)
+    layers = [
+        Layer(own + rest, FullCache(kv_heads, head_dim)) if kind else Layer(linear + rest, state)
+        for kind in kinds[:count]
+    ]
+    return assembled(
+        fields,
+        layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        experts=experts,
+        moe_intermediate_size=inner,
+        further=rotary_of(fields, head_dim),
+        pipeline=False,
+    )
+
+
+def _linear_state(heads: int, head_dim: int) -> StateCache:
+    return StateCache("linear", ((heads, head_dim, head_dim),), (0,), ("model",))
+
+
+def bailing_linear(config: Mapping[str, Any]) -> Architecture:
+    """
+    Return Ling and Ring 2.5: linear attention, every `layer_group_size`-th layer latent attention.
+
+    Source: bailing_moe_linear.py and layers/mamba/linear/bailing_linear_attn.py.
+    """
+    fields = named(config, "BailingMoeV2_5ForCausalLM")
+    hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    head_dim = head_size(fields, heads)
+    experts, inner = fields.whole("num_experts"), fields.whole("moe_intermediate_size")
+    dense, size = fields.whole("intermediate_size"), heads * head_dim
+    bias, qkv_bias = fields.flag("use_bias"), fields.flag("use_qkv_bias")
+    linear = attention(
+        hidden,
+        heads,
+        heads,
+        head_dim,
+        prefix="attention.",
+        names=("query_key_value", "query_key_value", "query_key_value", "dense"),
+        bias=bias or qkv_bias,
+        out_bias=bias,
+    )
+    if fields.flag("use_qk_norm"):
+        linear += norm("attention.query_layernorm", head_dim)
+        linear += norm("attention.key_layernorm", head_dim)
+    linear += (
+        Weight("attention.g_proj", size, hidden, Split.ROWS),
+        vector("attention.g_norm", size, Split.ROWS),
+    )
+    mixture = routed(
+        hidden,
+        inner,
+        experts,
+        router_dtype="float32" if fields.text("router_dtype", default="fp32") == "fp32" else None,
+        correction="gate.expert_bias" if fields.flag("moe_router_enable_expert_bias") else "",
+    )
+    if shared := fields.whole("num_shared_experts", default=0):
+        shared *= fields.whole("moe_shared_expert_intermediate_size", "moe_intermediate_size")
+        mixture += gated_mlp(hidden, shared, prefix="mlp.shared_experts.")
+    norms = (*norm("input_layernorm", hidden), *norm("post_attention_layernorm", hidden))
+    latent = latent_attention(fields, prefix="attention.")
+    cache = LatentCache(fields.whole("kv_lora_rank"), fields.whole("qk_rope_head_dim"))
+    every = fields.whole("layer_group_size", default=1) or 1
+    layers = []
+    for index in range(fields.whole("num_hidden_layers")):
+        rest = norms
+        rest += gated_mlp(hidden, dense) if leading_dense(fields, index) else mixture
+        if (index + 1) % every:
+            layers.append(Layer(linear + rest, _linear_state(heads, head_dim)))
+        else:
+            layers.append(Layer(latent + rest, cache))
+    return assembled(
+        fields,
+        layers,
+        heads=heads,
+        kv_heads=1,
+        experts=experts,
+        moe_intermediate_size=inner,
+        intermediate_size=dense,
+        embedding_name="model.word_embeddings",
+        further=rotary_of(fields, fields.whole("qk_rope_head_dim")),
+    )
+
+
 BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
     **gemma.BUILDERS,
     **mamba.BUILDERS,
+    "BailingMoeV2_5ForCausalLM": bailing_linear,
     "KimiLinearForCausalLM": kimi_linear,
+    "MiniMaxM1ForCausalLM": minimax_text,
+    "MiniMaxText01ForCausalLM": minimax_text,
     "Lfm2ForCausalLM": lfm2,
     "Lfm2MoeForCausalLM": lfm2,
     **{

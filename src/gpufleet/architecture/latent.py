@@ -25,6 +25,7 @@ from gpufleet.architecture.parts import (
     Split,
     Weight,
 )
+from gpufleet.errors import FleetError
 
 
 @dataclass(frozen=True)
@@ -260,8 +261,27 @@ _FAMILIES: dict[str, Family] = {
     ),
 }
 
+
+def deepseek_v4(config: Mapping[str, Any]) -> Architecture:
+    """
+    Refuse DeepSeek V4: its caches have no size here.
+
+    It keeps windows, caches of 4 or 128 tokens in one and the states of what compresses them, in
+    pages and groups of its own (vllm/models/deepseek_v4).
+    """
+    name = named(config, "DeepseekV4ForCausalLM").name
+    raise FleetError(
+        f"the architecture {name} (`architectures` in config.json) keeps windows and compressed "
+        "caches of several lengths, whose size is not known here and is not guessed: give the "
+        "parallel sizes and `--gpu-memory-utilization` yourself and read the tokens that vLLM "
+        "reports at start"
+    )
+
+
 BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
     **{name: partial(build, name, family) for name, family in _FAMILIES.items()},
+    "DeepseekV41ForCausalLM": deepseek_v4,
+    "DeepseekV4ForCausalLM": deepseek_v4,
     "LongcatFlashForCausalLM": longcat,
     "MiniCPM3ForCausalLM": minicpm3,
 }

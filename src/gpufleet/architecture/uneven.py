@@ -18,6 +18,7 @@ from gpufleet.architecture.mixture import (
     caches_of,
     first_of,
     head_size,
+    leading_dense,
     named,
     routed,
     too_short,
@@ -489,16 +490,147 @@ def _enumerated(fields: Fields, count: int) -> frozenset[int]:
     return frozenset(fields.wholes("moe_layers_enum") or range(1, count))
 
 
+def minimax_m3(config: Mapping[str, Any]) -> Architecture:
+    """
+    Return the text part of MiniMax M3: sparse attention, with an index key a token beside the KV.
+
+    Source: vllm/models/minimax_m3; the index key is one head of `sparse_index_dim` without a value,
+    kept as a cache of half that size twice.
+    """
+    fields = named(config, "MiniMaxM3SparseForCausalLM")
+    hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    kv_heads, head_dim = fields.whole("num_key_value_heads"), head_size(fields, heads)
+    experts, inner = fields.whole("num_local_experts"), _inner(fields)
+    dense, block = fields.whole("dense_intermediate_size"), "block_sparse_moe."
+    every = (
+        *attention(hidden, heads, kv_heads, head_dim, head_norm=True),
+        *norm("input_layernorm", hidden),
+        *norm("post_attention_layernorm", hidden),
+    )
+    corrected = fields.flag("use_routing_bias")
+    mixture = routed(
+        hidden,
+        inner,
+        experts,
+        prefix=block,
+        matrices=NUMBERED,
+        router_dtype="float32",
+        correction="e_score_correction_bias" if corrected else "",
+    )
+    if shared := fields.whole("n_shared_experts", default=0):
+        mixture += gated_mlp(hidden, shared * inner, prefix=f"{block}shared_experts.")
+    sparse = fields.below("sparse_attention_config")
+    frequency = sparse.wholes("sparse_attention_freq") if sparse else ()
+    dim = sparse.whole("sparse_index_dim") if sparse and frequency else 0
+    own = "self_attn.index_"
+    index = (
+        Weight(f"{own}q_proj", kv_heads * dim, hidden, Split.HEADS, heads=kv_heads),
+        Weight(f"{own}k_proj", dim, hidden),
+        *norm(f"{own}q_norm", dim),
+        *norm(f"{own}k_norm", dim),
+    )
+    full, keys = FullCache(kv_heads, head_dim), (FullCache(1, dim // 2),)
+    layers = []
+    for number in range(fields.whole("num_hidden_layers")):
+        weights = every
+        weights += gated_mlp(hidden, dense) if leading_dense(fields, number) else mixture
+        if number < len(frequency) and frequency[number]:
+            layers.append(Layer(weights + index, full, more=keys))
+        else:
+            layers.append(Layer(weights, full))
+    return assembled(
+        fields,
+        layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        experts=experts,
+        moe_intermediate_size=inner,
+        intermediate_size=dense,
+        further=rotary_of(fields, head_dim),
+    )
+
+
+def laguna(config: Mapping[str, Any]) -> Architecture:
+    """Return Laguna: layers may have heads and windows of their own, a gate for each head."""
+    fields = named(config, "LagunaForCausalLM")
+    hidden, usual = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    kv_heads, head_dim = fields.whole("num_key_value_heads"), head_size(fields, usual)
+    experts, inner = fields.whole("num_experts"), fields.whole("moe_intermediate_size")
+    dense, count = _inner(fields), fields.whole("num_hidden_layers")
+    kinds = fields.texts("mlp_layer_types")
+    if len(kinds) < count:
+        raise too_short(fields, "mlp_layer_types", len(kinds))
+    mixture = routed(hidden, inner, experts, correction="experts.e_score_correction_bias")
+    if shared := fields.whole("shared_expert_intermediate_size", default=0):
+        mixture += gated_mlp(hidden, shared, prefix="mlp.shared_expert.")
+    gating, own = fields.value("gating"), fields.wholes("num_attention_heads_per_layer")
+    bias = fields.flag("attention_bias")
+    layers = []
+    for index, cache in enumerate(caches_of(fields, count, kv_heads, head_dim)):
+        heads = own[index] if index < len(own) else usual
+        weights = attention(
+            hidden, heads, kv_heads, head_dim, bias=bias, out_bias=bias, head_norm=True
+        )
+        if gating:
+            rows = heads if gating in {True, "per-head"} else heads * head_dim
+            weights += (Weight("self_attn.g_proj", rows, hidden, Split.ROWS),)
+        weights += norm("input_layernorm", hidden) + norm("post_attention_layernorm", hidden)
+        weights += mixture if kinds[index] == "sparse" and experts else gated_mlp(hidden, dense)
+        layers.append(Layer(weights, cache))
+    return assembled(
+        fields,
+        layers,
+        heads=usual,
+        kv_heads=kv_heads,
+        experts=experts,
+        moe_intermediate_size=inner,
+        intermediate_size=dense,
+    )
+
+
+def grok(config: Mapping[str, Any]) -> Architecture:
+    """Return Grok 1 and 2: four norms a layer, with `residual_moe` an MLP beside the experts."""
+    fields = named(config, "Grok1ForCausalLM")
+    hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    kv_heads, head_dim = fields.whole("num_key_value_heads", default=heads), hidden // max(heads, 1)
+    experts = fields.whole("num_experts", "num_local_experts", default=8)
+    inner = fields.whole("moe_intermediate_size", "intermediate_size")
+    weights = (
+        *attention(hidden, heads, kv_heads, head_dim, prefix="attn."),
+        *(w for name in _GROK_NORMS for w in norm(name, hidden)),
+        *routed(hidden, inner, experts, prefix="moe_block.", matrices=NUMBERED),
+    )
+    if fields.flag("residual_moe"):
+        weights += gated_mlp(hidden, _inner(fields))
+    return assembled(
+        fields,
+        [Layer(weights, FullCache(kv_heads, head_dim))] * fields.whole("num_hidden_layers"),
+        heads=heads,
+        kv_heads=kv_heads,
+        experts=experts,
+        moe_intermediate_size=inner,
+        intermediate_size=_inner(fields),
+        tied=True,
+        further=rotary_of(fields, head_dim),
+    )
+
+
+_GROK_NORMS = ("pre_attn_norm", "post_attn_norm", "pre_moe_norm", "post_moe_norm")
+
 BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
     "ArcticForCausalLM": arctic,
     "DbrxForCausalLM": dbrx,
     "GptOssForCausalLM": gpt_oss,
+    "Grok1ForCausalLM": grok,
+    "Grok1ModelForCausalLM": grok,
     "GraniteMoeForCausalLM": granite_moe,
     "GraniteMoeSharedForCausalLM": granite_moe,
     "HunYuanMoEV1ForCausalLM": hunyuan,
+    "LagunaForCausalLM": laguna,
     "Llama4ForCausalLM": llama4,
     "MiMoV2FlashForCausalLM": mimo_v2,
     "MiMoV2ForCausalLM": mimo_v2,
+    "MiniMaxM3SparseForCausalLM": minimax_m3,
     "Step3TextForCausalLM": step3_text,
     "Step3p5ForCausalLM": step3p5,
 }
