@@ -281,12 +281,19 @@ def state_bytes(layout: Layout, cache: StateCache) -> int:
     they came, for Mamba-2 since 0.17, for short convolutions since 0.29 (mamba_utils.py).
     """
     total = 0
-    for shape, split, dtype in zip(cache.shapes, cache.split, cache.dtypes, strict=True):
+    # All but the last are convolutions', and a short convolution has nothing else.
+    convolutions = len(cache.shapes) - (cache.kind != "short_conv")
+    for place, (shape, split, dtype) in enumerate(
+        zip(cache.shapes, cache.split, cache.dtypes, strict=True)
+    ):
         sizes = list(shape)
         if split is not None:
             sizes[split] = -(-sizes[split] // layout.tensor)
-        if len(sizes) == 2 and split is not None and _lengthens(layout, cache.kind):
-            sizes[1 - split] += layout.speculative_tokens
+        if place < convolutions and _lengthens(layout, cache.kind):
+            # Beside the channels, or last where these are (groups, channels of each).
+            sizes[1 - split if len(sizes) == 2 and split is not None else -1] += (
+                layout.speculative_tokens
+            )
         total += prod(sizes) * DTYPE_BYTES[layout.dtype if dtype == "model" else dtype]
     return total
 
