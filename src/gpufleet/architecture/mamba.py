@@ -170,7 +170,32 @@ def nemotron_h(config: Mapping[str, Any]) -> Architecture:
         embedding_name="backbone.embeddings",
         norm_name="backbone.norm_f",
         prefix="backbone.layers.",
+        draft_layers=_nemotron_drafts(fields, hidden, mixers),
     )
+
+
+def _nemotron_drafts(fields: Fields, hidden: int, mixers: Mapping[str, Layer]) -> tuple[Layer, ...]:
+    """
+    Return the layers of multi-token prediction, attention and experts by a pattern of their own.
+
+    Source: nemotron_h_mtp.py.
+    """
+    steps = fields.whole("num_nextn_predict_layers", default=0)
+    pattern = fields.text("mtp_hybrid_override_pattern", default="")
+    if not steps or not pattern or not set(pattern) <= set(mixers):
+        return ()
+    first = (
+        Weight("eh_proj", hidden, 2 * hidden, Split.ROWS),
+        *norm("enorm", hidden),
+        *norm("hnorm", hidden),
+    )
+    drafts = [
+        Layer(mixers[letter].weights + norm("norm", hidden), mixers[letter].cache)
+        for letter in pattern
+    ]
+    drafts[0] = Layer(first + drafts[0].weights, drafts[0].cache)
+    drafts[-1] = Layer(drafts[-1].weights + norm("final_layernorm", hidden), drafts[-1].cache)
+    return tuple(drafts) * steps
 
 
 def _inner(fields: Fields) -> int:
