@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gpufleet.architecture.parts import Architecture, Layer, Part, Split, Weight, Where
+from gpufleet.architecture.parts import Architecture, LatentCache, Layer, Part, Split, Weight, Where
 from gpufleet.architecture.quantization import Quantization, Scheme
 from gpufleet.errors import FleetError
 
@@ -82,12 +82,17 @@ def weight_bytes(
     sizes = [rank.weigh(kept) for kept, _ in plan.kinds]
     sizes_of_parts = [rank.weigh(kept) for kept in plan.parts]
     ranges = layer_ranges(len(architecture.layers), sharding.pipeline, partition)
+    workspace = _workspace(architecture, vllm)
     weighed = []
     for stage, layers in enumerate(ranges):
         first, last = stage == 0, stage == len(ranges) - 1
-        total = plan.unknown + sum(
-            round(sizes[kind] * plan.factors[kind]) * many
-            for kind, many in Counter(plan.kind_of[layer] for layer in layers).items()
+        total = (
+            workspace
+            + plan.unknown
+            + sum(
+                round(sizes[kind] * plan.factors[kind]) * many
+                for kind, many in Counter(plan.kind_of[layer] for layer in layers).items()
+            )
         )
         for part, size in zip(architecture.parts, sizes_of_parts, strict=True):
             if _is_on(part, first=first, last=last, tied=architecture.tied):
@@ -120,6 +125,20 @@ def layer_ranges(
             )
     ends = [sum(counts[: stage + 1]) for stage in range(pipeline)]
     return tuple(range(end - count, end) for end, count in zip(ends, counts, strict=True))
+
+
+def _workspace(architecture: Architecture, vllm: tuple[int, ...]) -> int:
+    """
+    Return what loading takes once besides weights: FlashInfer's workspace for latent attention.
+
+    Some releases allocate it when they look at the attention backends, used or not. Source:
+    g_fi_workspace in v1/attention/backends/mla/flashinfer_mla.py, made at import from 0.11.1 to
+    0.24, when first used from 0.25; logs of DeepSeek-V2-Lite and Kimi-VL with 0.19.
+    """
+    latent = any(
+        isinstance(cache, LatentCache) for layer in architecture.layers for cache in layer.caches
+    )
+    return 128 << 20 if latent and (0, 11, 1) <= vllm < (0, 25) else 0
 
 
 def _is_on(part: Part, *, first: bool, last: bool, tied: bool) -> bool:
