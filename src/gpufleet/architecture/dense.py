@@ -181,8 +181,9 @@ def rotary_of(fields: Fields, head_dim: int, *, keys: tuple[str, ...] = ()) -> t
     Return the rotary tables of a config: () where it has no rotary positions.
 
     YaRN, linear and dynamic scaling lengthen the table by their factor, LongRoPE keeps one for
-    short and one for long contexts, and M-RoPE one of four times the positions. Source:
-    model_executor/layers/rotary_embedding of 0.8.5 to 0.33.0.
+    short and one for long contexts, and M-RoPE one of four times the positions. Gemma 4's global
+    layers have heads of their own size. Source: model_executor/layers/rotary_embedding of 0.8.5 to
+    0.33.0.
     """
     positions = fields.whole(
         *keys, "max_position_embeddings", "seq_length", "max_sequence_length", default=8192
@@ -205,7 +206,10 @@ def rotary_of(fields: Fields, head_dim: int, *, keys: tuple[str, ...] = ()) -> t
             )
         if scaling.get("mrope_section") and kind != "yarn":
             length *= 4
-        tables.append((int(length), int(head_dim * share)))
+        dim = int(head_dim * share)
+        if kind == "proportional":  # the whole head: what does not rotate stands in it as well
+            dim = fields.whole("global_head_dim", default=head_dim)
+        tables.append((int(length), dim))
     return tuple(rotary(length, dim) for length, dim in dict.fromkeys(tables))
 
 
