@@ -205,7 +205,7 @@ def endpoints(here: Here, rendered: dict[Stage, UnitFile]) -> tuple[Endpoint, ..
             id=stage.id,
             unit=stage.unit,
             url=f"http://{local(wanted.listen)}:{stage.port}",
-            served_name=stage.model,
+            served_name=units.served_name(stage, here.settings.serving[stage.model]),
             key_file=API_KEY if wanted.api_key_file else None,
             start_seconds=here.settings.serving[stage.model].start_seconds,
             fingerprint=unit.fingerprint,

@@ -7,20 +7,24 @@ that settings name, and the date.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from gpufleet import planner, release, stage_flags
+from gpufleet.architecture.description import Description
 from gpufleet.checks.admission import admitted, sentence
 from gpufleet.checks.finding import Report
 from gpufleet.checks.judge import judge
 from gpufleet.checks.reading import Needs
 from gpufleet.errors import FleetError
-from gpufleet.planner import FleetPlan
-from gpufleet.settings import NodeSettings
-from gpufleet.topology import Node, node_from_probe
+from gpufleet.model_reading import Described, described
+from gpufleet.nic_affinity import nearest_nics
+from gpufleet.planner import FleetPlan, Running
+from gpufleet.presets import YOURS, LayeredFlag, Subject, kinds, layered, objective, version
+from gpufleet.settings import NodeSettings, Served
+from gpufleet.topology import Node, known, node_from_probe
 from gpufleet.variables import Origin
 
 
@@ -44,6 +48,10 @@ class Assessment:
     nodes: Mapping[str, Node]
     plan: FleetPlan
     remarks: tuple[str, ...]
+    running: tuple[Running, ...] = ()
+    """The stages that have units on the nodes."""
+    layers: Mapping[tuple[str, str], tuple[LayeredFlag, ...]] = field(default_factory=dict)
+    """By model and release: every flag that a layer sets."""
 
 
 def judged(
@@ -86,14 +94,30 @@ def planned(
     settings = {name: each.settings for name, each in declared.items()}
     report = judged(documents, declared)
     nodes = {name: node_from_probe(name, document) for name, document in documents.items()}
-    if not unfit_stops:
-        unfit = (each for each in report.findings if each.stops and each.cause is None)
-        plan = planner.plan(nodes.values(), settings)
-        return Assessment(nodes, plan, tuple(map(sentence, unfit)))
-    fit = admitted(report, nodes.values(), settings)
-    plan = planner.plan(fit.values(), settings)
-    origins = {name: each.origins for name, each in declared.items()}
-    return Assessment(fit, plan, stage_flags.judge_plan(plan.stages, settings, origins))
+    remarks = tuple(sentence(each) for each in report.findings if each.stops and each.cause is None)
+    if unfit_stops:
+        nodes, remarks = admitted(report, nodes.values(), settings), ()
+    models = described(declared, documents)
+    layers = _layers(settings, models, nodes)
+    runs = tuple(running(documents))
+    plan = planner.plan(
+        nodes.values(),
+        _with_layers(settings, layers),
+        models,
+        runs,
+        nics={name: nearest_nics(document) for name, document in documents.items()},
+    )
+    plan = replace(
+        plan,
+        stages=tuple(
+            replace(stage, flags=_not_yours(layers[stage.model, _release(settings[stage.node])]))
+            for stage in plan.stages
+        ),
+    )
+    if unfit_stops:
+        origins = {name: each.origins for name, each in declared.items()}
+        remarks = stage_flags.judge_plan(plan.stages, settings, origins)
+    return Assessment(nodes, plan, remarks, runs, layers)
 
 
 def every(answers: Mapping[str, Mapping[str, Any] | str]) -> dict[str, Mapping[str, Any]]:
@@ -111,6 +135,89 @@ def every(answers: Mapping[str, Mapping[str, Any] | str]) -> dict[str, Mapping[s
             "of the inventory (their replicas then move to the others)",
         )
     return {name: said for name, said in answers.items() if not isinstance(said, str)}
+
+
+def running(documents: Mapping[str, Mapping[str, Any]]) -> Iterator[Running]:
+    """Yield the stages that have units on nodes, as their probes found them."""
+    for node, document in documents.items():
+        for unit in known(document.get("stages")) or ():
+            if "missing" not in unit and not unit.get("foreign"):
+                yield Running(
+                    model=unit["model"],
+                    replica=unit["replica"],
+                    node=node,
+                    gpu_uuids=tuple(unit["gpus"]),
+                    port=unit["port"],
+                    rank=unit["rank"],
+                )
+
+
+def _release(settings: NodeSettings) -> str:
+    return settings.vllm.version if settings.vllm else ""
+
+
+def _layers(
+    settings: Mapping[str, NodeSettings],
+    models: Mapping[str, Described],
+    nodes: Mapping[str, Node],
+) -> dict[tuple[str, str], tuple[LayeredFlag, ...]]:
+    """Return every flag that a layer sets. Raises `FleetError` naming all that cannot be set."""
+    declared: dict[tuple[str, str], tuple[Served, list[Node]]] = {}
+    for name, wanted in sorted(settings.items()):
+        for model, served in wanted.serving.items():
+            entry = declared.setdefault((model, _release(wanted)), (served, []))
+            entry[1].extend([nodes[name]] if name in nodes else [])
+    found: dict[tuple[str, str], tuple[LayeredFlag, ...]] = {}
+    problems: list[str] = []
+    for (model, vllm), (served, on) in declared.items():
+        description = models.get(model)
+        about = Subject(served.model, version(vllm))
+        if isinstance(description, Description):
+            layers = description.architecture.layers
+            about = replace(
+                about,
+                architecture=description.architecture.name,
+                caches=kinds(cache for layer in layers for cache in layer.caches),
+            )
+        gpus = [gpu.compute_capability for node in on for gpu in node.gpus]
+        try:
+            found[model, vllm] = layered(served, replace(about, capability=min(gpus, default=None)))
+        except FleetError as error:
+            problems += (f"serving.{model}.presets: {problem}" for problem in error.problems)
+    if problems:
+        raise FleetError(*problems)
+    return found
+
+
+def _with_layers(
+    settings: Mapping[str, NodeSettings],
+    layers: Mapping[tuple[str, str], tuple[LayeredFlag, ...]],
+) -> dict[str, NodeSettings]:
+    """Return the settings as the plan has to take them: with what presets set in `flags`."""
+    return {
+        name: wanted.model_copy(
+            update={
+                "serving": {
+                    model: served.model_copy(
+                        update={
+                            "flags": {
+                                each.name: each.value for each in layers[model, _release(wanted)]
+                            },
+                            "objective": objective(served),
+                        }
+                    )
+                    for model, served in wanted.serving.items()
+                }
+            }
+        )
+        if any(served.presets for served in wanted.serving.values())
+        else wanted
+        for name, wanted in settings.items()
+    }
+
+
+def _not_yours(flags: Iterable[LayeredFlag]) -> tuple[LayeredFlag, ...]:
+    return tuple(each for each in flags if each.layer != YOURS)
 
 
 def _needs(settings: NodeSettings) -> Needs:

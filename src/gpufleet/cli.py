@@ -276,9 +276,12 @@ def _live(
     _cooperate()
     from gpufleet import fleet
     from gpufleet.inventory import read
+    from gpufleet.model_reading import directories
 
     declared = read(inventory_file)
-    return fleet.probe(inventory_file, _limited(declared, limit), seconds), declared.nodes
+    wanted = _limited(declared, limit)
+    models = directories(declared.nodes)
+    return fleet.probe(inventory_file, wanted, seconds, models), declared.nodes
 
 
 def _limited(declared: Fleet, limit: tuple[str, ...]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ the run while the fleet still serves. `--limit` narrows what changes, never what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +22,8 @@ from pyinfra.context import ctx_state
 from gpufleet import assessment, inventory, show
 from gpufleet.assessment import Assessment
 from gpufleet.errors import FleetError
-from gpufleet.planner import Stage
+from gpufleet.model_reading import directories
+from gpufleet.planner import FleetPlan, Stage
 from gpufleet.refusal import Refusal
 from gpufleet.settings import NodeSettings
 from gpufleet.survey import SECONDS, Answer, survey
@@ -115,14 +116,33 @@ def _checked(state: State) -> None:
 
 
 def _planned(state: State) -> Assessment:
-    return _with_words(
-        assessment.planned(survey(state, state.inventory), inventory.current().nodes)
-    )
+    found = assessment.planned(_surveyed(state), inventory.current().nodes)
+    startable(found.plan)
+    return _with_words(found)
 
 
 def _planned_anyway(state: State) -> Assessment:
-    answers = survey(state, state.inventory)
-    return _with_words(assessment.planned(answers, inventory.current().nodes, unfit_stops=False))
+    declared = inventory.current().nodes
+    return _with_words(assessment.planned(_surveyed(state), declared, unfit_stops=False))
+
+
+def _surveyed(state: State) -> dict[str, Answer]:
+    models = directories(inventory.current().nodes)
+    return survey(state, state.inventory, models=models)
+
+
+def startable(plan: FleetPlan) -> None:
+    """Raise `FleetError` for what is planned and cannot be started yet."""
+    spanning = {stage.model: stage.nodes for stage in plan.stages if len(stage.nodes) > 1}
+    if spanning:
+        raise FleetError(
+            *(
+                f"serving.{model}: a replica would span {' and '.join(nodes)}, which deploys "
+                "cannot start yet: set `span_nodes: false` and take a model, a quantization or a "
+                "`context` that fits one node (`gpufleet plan --explain` shows what fits)"
+                for model, nodes in spanning.items()
+            )
+        )
 
 
 def _with_words(found: Assessment) -> Assessment:
@@ -136,9 +156,16 @@ def _with_words(found: Assessment) -> Assessment:
     return found
 
 
-def probe(path: str, limit: tuple[str, ...] = (), seconds: float = SECONDS) -> dict[str, Answer]:
+def probe(
+    path: str,
+    limit: tuple[str, ...] = (),
+    seconds: float = SECONDS,
+    models: Mapping[str, Collection[str]] | None = None,
+) -> dict[str, Answer]:
     """
     Probe the nodes of an inventory file, outside a deploy; return what each of them answers.
+
+    `models` are the directories whose models' files each node has to read.
 
     Takes at most `seconds` and a few more to close connections. The process must have gevent's
     monkey patches in place, as the pyinfra command has. Raises FleetError for what the operator can
@@ -157,7 +184,7 @@ def probe(path: str, limit: tuple[str, ...] = (), seconds: float = SECONDS) -> d
                 raise FleetError(f"--limit {', '.join(limit)} matches no node or group of {path}")
             state.init(nodes, Config(), initial_limit=wanted)
             try:
-                return survey(state, wanted, seconds)
+                return survey(state, wanted, seconds, models)
             finally:
                 _disconnect(wanted)
     except PyinfraError as error:

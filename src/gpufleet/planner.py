@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gpufleet import candidates
@@ -34,6 +34,7 @@ from gpufleet.candidates import Candidate, Considered, Division, Kind, Sizer, Ve
 from gpufleet.endpoints import Endpoint, assigned
 from gpufleet.errors import FleetError
 from gpufleet.placement import Layout, NearNics, Part, Picker, Room, mask
+from gpufleet.presets import LayeredFlag
 from gpufleet.ranges import ranges
 from gpufleet.settings import NodeSettings, Served
 from gpufleet.sizing import Options, Sizing, size
@@ -67,6 +68,8 @@ class Stage:
     """Which of `nodes` this is; only rank 0 answers on the port."""
     nodes: tuple[str, ...] = ()
     """All nodes of the replica in the order of their ranks; empty: this one alone."""
+    flags: tuple[LayeredFlag, ...] = ()
+    """What presets and settings set that the operator did not write as a flag."""
 
     @property
     def id(self) -> str:
@@ -162,6 +165,7 @@ class FleetPlan:
                     "expert_parallel": stage.expert_parallel,
                     "node_rank": stage.node_rank,
                     "nodes": list(stage.nodes or (stage.node,)),
+                    "flags": [asdict(each) for each in stage.flags],
                 }
                 for stage in self.stages
             ],
@@ -354,7 +358,7 @@ def _rooms(
                 vllm=vllm.version if vllm else "",
                 device=vllm.device if vllm else "cuda",
             )
-        rooms[name] = Room(node, kinds[alike], layout, order, mask(layout.gpus))
+        rooms[name] = Room(node, kinds[alike], layout, order)
     return rooms
 
 
@@ -395,13 +399,12 @@ class _Replica:
     def stages(self) -> Iterator[Stage]:
         nodes = tuple(room.name for room, _ in self.parts) if len(self.parts) > 1 else ()
         for rank, (room, gpus) in enumerate(self.parts):
-            uuids = {gpu.index: gpu.uuid for gpu in room.node.gpus}
             yield Stage(
                 model=self.model,
                 replica=self.number,
                 node=room.name,
                 gpus=gpus,
-                gpu_uuids=tuple(uuids[index] for index in gpus),
+                gpu_uuids=tuple(room.uuids[index] for index in gpus),
                 port=self.endpoint.port,
                 tensor_parallel=self.division.tensor,
                 pipeline_parallel=self.division.pipeline,
@@ -427,6 +430,7 @@ class _Wish:
         self.served = served
         self.description = description
         self.rooms = rooms
+        self._by_name = {room.name: room for room in rooms}
         self.sizer = sizer
         kinds: dict[Kind, list[str]] = defaultdict(list)
         for room in rooms:
@@ -442,6 +446,7 @@ class _Wish:
             kind: each.chosen.division for kind, each in self.considered.items() if each.chosen
         }
         self.placed: dict[int, _Replica] = {}
+        self._lowest = 0
         self.on: Counter[str] = Counter()
         self.running: dict[int, tuple[Running, ...]] = {}
         self.why: dict[int, str] = {}
@@ -462,18 +467,16 @@ class _Wish:
 
     def may_stay(self, stages: tuple[Running, ...]) -> list[Part] | str:
         """Return where a running replica is, or a sentence: why it may not stay there."""
-        by_name = {room.name: room for room in self.rooms}
         parts: list[Part] = []
         for stage in stages:
-            if (room := by_name.get(stage.node)) is None:
+            if (room := self._by_name.get(stage.node)) is None:
                 return f"{stage.node} is not there any more, or does not declare it"
             if room.kind not in self.divisions:
                 return f"it does not fit on {stage.node} any more"
-            index = {gpu.uuid: gpu.index for gpu in room.node.gpus}
-            if any(uuid not in index for uuid in stage.gpu_uuids):
+            if any(uuid not in room.indices for uuid in stage.gpu_uuids):
                 left = f" ({_left_out(room.node)})" if room.node.unfit else ""
                 return f"a GPU of {stage.node} cannot be used any more{left}"
-            parts.append((room, tuple(index[uuid] for uuid in stage.gpu_uuids)))
+            parts.append((room, tuple(room.indices[uuid] for uuid in stage.gpu_uuids)))
         division = self.divisions[parts[0][0].kind]
         if len(parts) != division.nodes or len({room.name for room, _ in parts}) != len(parts):
             return f"{division} needs {_counted(division.nodes, 'node')}, it ran on {len(parts)}"
@@ -493,8 +496,8 @@ class _Wish:
     def put(self, number: int, division: Division, parts: list[Part]) -> None:
         """Give a replica its GPUs."""
         for room, gpus in parts:
-            room.free &= ~mask(gpus)
-            room.held.pop((self.name, number), None)
+            room.release((self.name, number))
+            room.take(gpus)
             self.on[room.name] += 1
         ran = self.running.get(number, ())
         stays = [(each.node, each.gpu_uuids) for each in ran] and number not in self.why
@@ -522,14 +525,14 @@ class _Wish:
         """Stop holding the GPUs on which a replica runs."""
         self.why[number] = why
         for room, _ in parts:
-            room.held.pop((self.name, number), None)
+            room.release((self.name, number))
+        self._lowest = min(self._lowest, number)
 
     def next_number(self) -> int:
         """The lowest that no replica has, nor one that runs and may stay."""
-        number = 0
-        while number in self.placed or number in self.keeping:
-            number += 1
-        return number
+        while self._lowest in self.placed or self._lowest in self.keeping:
+            self._lowest += 1
+        return self._lowest
 
     # What became of it
 
@@ -740,7 +743,7 @@ def _hold(wish: _Wish) -> None:
             continue
         wish.keeping[number] = parts
         for room, gpus in parts:
-            room.held[wish.name, number] = mask(gpus)
+            room.hold((wish.name, number), gpus)
 
 
 def _picker(wish: _Wish, *, displace: bool = False) -> Picker:

@@ -54,6 +54,7 @@ PLANNED_ARGUMENTS = frozenset(
     {
         "api-key",
         "data-parallel-size",
+        "enable-expert-parallel",
         "headless",
         "host",
         "master-addr",
@@ -106,6 +107,10 @@ class Gpus(Setting):
         PositiveInt | None, Field(description="Power limit of each GPU, where it is lowered")
     ] = None
     ecc: Annotated[bool | None, Field(description="Whether ECC is on")] = None
+    reserved: Annotated[
+        tuple[int, ...],
+        Field(description="NVML indices of GPUs that others use: nothing is placed on them"),
+    ] = ()
     rdma_ports: Annotated[
         int | None, Field(ge=0, description="InfiniBand or RoCE ports that are up in the node")
     ] = None
@@ -358,8 +363,8 @@ class Served(Setting):
         if planned := sorted(names & PLANNED_ARGUMENTS):
             mistakes.append(
                 f"`flags` sets {', '.join(planned)}, which the plan decides: use the settings "
-                "of the same meaning (tensor_parallel, port, drain_seconds, vllm.listen, "
-                "vllm.api_key_file) instead"
+                "of the same meaning (tensor_parallel, served_name, port, drain_seconds, "
+                "vllm.listen, vllm.api_key_file) instead"
             )
         mistakes += [
             f"`flags` has {name}: {why}" for name, why in REFUSED_ARGUMENTS.items() if name in names

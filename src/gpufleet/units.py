@@ -146,6 +146,11 @@ def arguments(stage: Stage, model: Served, vllm: Vllm) -> tuple[str, ...]:
     return tuple(word for _, line in lines(stage, model, vllm) for word in line)
 
 
+def served_name(stage: Stage, model: Served) -> str:
+    """Return what clients ask the stage for."""
+    return model.served_name or stage.model
+
+
 def environment(
     stage: Stage, model: Served, vllm: Vllm, *, release: str, toolkit: str | None = None
 ) -> dict[str, str]:
@@ -181,12 +186,21 @@ def lines(stage: Stage, model: Served, vllm: Vllm) -> list[tuple[KeyPath, tuple[
     """
     own = ("serving", stage.model)
     planned: dict[KeyPath, tuple[str, Argument]] = {
-        own: ("served-model-name", stage.model),
+        (*own, "served_name"): ("served-model-name", served_name(stage, model)),
         ("vllm", "listen"): ("host", vllm.listen),
         (*own, "port"): ("port", stage.port),
         (*own, "tensor_parallel"): ("tensor-parallel-size", stage.tensor_parallel),
         (*own, "drain_seconds"): ("shutdown-timeout", model.drain_seconds),
     }
+    if stage.pipeline_parallel > 1:
+        planned[*own, "pipeline_parallel"] = ("pipeline-parallel-size", stage.pipeline_parallel)
+    if stage.data_parallel > 1:
+        planned[*own, "data_parallel"] = ("data-parallel-size", stage.data_parallel)
+    if stage.expert_parallel:
+        planned[*own, "expert_parallel"] = ("enable-expert-parallel", True)
+    for each in stage.flags:
+        layer = "context" if each.layer == "context" else "presets"
+        planned[*own, layer, each.name] = (each.name, each.value)
     given = {(*own, "flags", name): (name, value) for name, value in sorted(model.flags.items())}
     directory = model_directory(model)
     found: list[tuple[KeyPath, tuple[str, ...]]] = [((*own, "model"), (directory,))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from gpufleet.checks.finding import Finding, Report
@@ -31,8 +31,10 @@ def admitted(
             found[node.name] = node
             continue
         problems += (sentence(finding) for finding in report.stopping(node.name))
-        unfit = report.unfit(node.name)
-        gone = report.gone(node.name)
+        reserved = set(wanted.gpus.reserved)
+        # What is wrong with GPUs that others use is theirs to put right.
+        unfit = {gpu: each for gpu, each in report.unfit(node.name).items() if gpu not in reserved}
+        gone = [each for each in report.gone(node.name) if not _of(each, reserved)]
         if (unfit or gone) and not wanted.checks.degraded:
             problems += map(sentence, (*gone, *(each[0] for each in unfit.values())))
             rest = len(node.gpus) - len({gpu.index for gpu in node.gpus} & set(unfit))
@@ -42,12 +44,27 @@ def admitted(
             )
         found[node.name] = replace(
             node,
-            gpus=tuple(gpu for gpu in node.gpus if gpu.index not in unfit),
-            unfit={index: brief(each) for index, each in sorted(unfit.items())},
+            gpus=tuple(
+                gpu for gpu in node.gpus if gpu.index not in unfit and gpu.index not in reserved
+            ),
+            unfit=dict(sorted({**_reserved(node, reserved), **briefly(unfit)}.items())),
         )
     if problems:
         raise FleetError(*problems)
     return found
+
+
+def briefly(unfit: Mapping[int, tuple[Finding, ...]]) -> dict[int, str]:
+    """Return why each GPU is left out, short."""
+    return {index: brief(each) for index, each in unfit.items()}
+
+
+def _reserved(node: Node, reserved: Collection[int]) -> dict[int, str]:
+    return {gpu.index: "`gpus.reserved`" for gpu in node.gpus if gpu.index in reserved}
+
+
+def _of(finding: Finding, gpus: Collection[int]) -> bool:
+    return finding.gpu is not None and finding.gpu.index in gpus
 
 
 def sentence(finding: Finding) -> str:
