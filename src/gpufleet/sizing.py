@@ -22,6 +22,7 @@ from gpufleet import kv_cache, kv_pages
 from gpufleet.architecture.description import Description
 from gpufleet.architecture.max_length import max_model_len, text_part
 from gpufleet.architecture.quantization import Quantization, online
+from gpufleet.constraints import Choice, refusals
 from gpufleet.errors import FleetError
 from gpufleet.start_memory import GIB, Defaults, DummyRun, StartMemory, defaults, start_memory
 from gpufleet.weights import SIZES, Sharding, weight_bytes
@@ -142,8 +143,8 @@ def smallest_gpus(description: Description, options: Options) -> int | None:
     """
     Return how many GPUs a replica needs at least, or None if 64 are too few.
 
-    Looked for in powers of two: tensor parallelism up to 8, beyond that pipeline stages of 8. The
-    other options stay.
+    Looked for in powers of two, tensor parallelism of up to 8 before pipeline stages. The other
+    options stay.
     """
     return _smallest(description, replace(options, tensor_parallel=1, pipeline_parallel=1))
 
@@ -154,10 +155,13 @@ def _smallest(description: Description, options: Options) -> int | None:
     for gpus in (1, 2, 4, 8, 16, 32, 64):
         if whole / gpus > options.gpu_memory_gib * GIB:
             continue  # not even the weights, and dividing them never takes less than a share
-        tensor = min(gpus, 8)
-        divided = replace(options, tensor_parallel=tensor, pipeline_parallel=gpus // tensor)
-        if _sized(description, divided).fits:
-            return gpus * options.data_parallel
+        for tensor in (8, 4, 2, 1):
+            stages = gpus // tensor
+            if not 1 <= stages <= 8:
+                continue
+            divided = replace(options, tensor_parallel=tensor, pipeline_parallel=stages)
+            if _sized(description, divided).fits:
+                return gpus * options.data_parallel
     return None
 
 
@@ -194,7 +198,7 @@ def _sized(description: Description, options: Options) -> Sizing:
         length = max(1, largest)
         layout = replace(layout, max_model_len=length)
     report = kv_cache.cache(layout, available)
-    refused = _refused(description, options, length)
+    refused = _refused(description, options)
     worst = best = report
     if any(stage.error for stage in stages):
         worst = kv_cache.cache(layout, [max(0, stage.available - stage.error) for stage in stages])
@@ -338,6 +342,7 @@ def _stages(
         vllm=options.vllm,
     )
     # Without experts, engines of data parallelism know nothing of each other's memory.
+    most = max(len(stage.layers) for stage in weighed)
     run = DummyRun(
         vllm=options.vllm,
         max_num_seqs=chosen.max_num_seqs,
@@ -345,6 +350,7 @@ def _stages(
         tensor=options.tensor_parallel,
         data=options.data_parallel if architecture.experts else 1,
         expert=options.expert_parallel,
+        layers=most,
         dtype_bytes=SIZES[dtype],
         mxfp4=quantization is not None and quantization.method == "mxfp4",
         enforce_eager=options.enforce_eager,
@@ -459,10 +465,29 @@ def _state_chunk(description: Description) -> int:
 # -- the verdict -----------------------------------------------------------------------------------
 
 
-def _refused(description: Description, options: Options, length: int) -> tuple[str, ...]:
+def _refused(description: Description, options: Options) -> tuple[str, ...]:
     """Return what vLLM refuses whatever the memory."""
-    del description, options, length
-    return ()
+    choice = Choice(
+        tensor=options.tensor_parallel,
+        pipeline=options.pipeline_parallel,
+        data=options.data_parallel,
+        expert=options.expert_parallel,
+        decode_context=options.decode_context_parallel,
+        max_model_len=None if options.max_model_len == AUTO_LENGTH else options.max_model_len,
+        dtype=options.dtype,
+        kv_cache_dtype=options.kv_cache_dtype,
+        quantization=options.quantization,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+    )
+    found = refusals(
+        description.architecture,
+        description.quantization,
+        choice,
+        options.compute_capability if options.device == "cuda" else None,
+        options.vllm,
+    )
+    return tuple(refused.sentence for refused in found)
 
 
 def _beyond_budget(options: Options, chosen: Defaults, stages: list[_Stage]) -> list[str]:

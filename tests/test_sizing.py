@@ -1,0 +1,256 @@
+"""Does a model fit: the verdict, and the numbers beside it."""
+
+import json
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpufleet.architecture.description import ModelFiles, describe
+from gpufleet.errors import FleetError
+from gpufleet.gpu_catalogue import card
+from gpufleet.sizing import AUTO_LENGTH, NEWEST, Options, size, smallest_gpus
+
+MODELS = Path(__file__).parent / "data/models"
+GIB = 1 << 30
+
+NAMES = (
+    "meta-llama--Meta-Llama-3.1-8B",
+    "Qwen--Qwen3-32B",
+    "Qwen--Qwen3-30B-A3B-FP8",
+    "deepseek-ai--DeepSeek-V2-Lite",
+    "openai--gpt-oss-20b",
+    "google--gemma-2-9b",
+)
+
+
+@cache
+def model(name):
+    return describe(ModelFiles(json.loads((MODELS / f"{name}.json").read_text())["config"]))
+
+
+def options(gpu="H100", **given):
+    found = card(gpu)
+    return Options(
+        **{
+            "gpu_memory_gib": found.memory_gib,
+            "compute_capability": found.compute_capability,
+            "vllm": (0, 19, 0),
+            **given,
+        }
+    )
+
+
+def test_json_has_every_key_and_no_key_without_its_unit():
+    """Programs read these names; a number of bytes says so in its name."""
+    document = size(model(NAMES[0]), options()).as_json()
+
+    assert list(document)[:12] == [
+        "fits",
+        "confidence",
+        "reasons",
+        "weights_bytes_per_gpu",
+        "kv_bytes_per_token_per_gpu",
+        "kv_bytes_for_max_model_len_per_gpu",
+        "kv_cache_bytes_per_gpu",
+        "kv_cache_tokens",
+        "max_concurrency",
+        "largest_max_model_len",
+        "smallest_gpus",
+        "activation_bytes_per_gpu",
+    ]
+    assert json.loads(json.dumps(document)) == document
+
+
+def test_a_start_that_was_logged():
+    """
+    Llama 3.1 8B on an H100 at 0.95 and 8,192 tokens, vLLM 0.19.0: 58.11 GiB for the cache,
+    as in tests/data/start_up_logs.json.
+    """
+    found = size(
+        model(NAMES[0]),
+        options(
+            max_model_len=8192,
+            gpu_memory_utilization=0.95,
+            max_num_seqs=1024,
+            max_num_batched_tokens=8192,
+        ),
+    )
+
+    assert found.fits
+    assert found.kv_bytes_per_token_per_gpu == 131_072
+    assert found.kv_cache_bytes_per_gpu / GIB == pytest.approx(58.11, abs=0.1)
+    assert found.largest_max_model_len == 131_072
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("memory", [20.0, 24.0])
+def test_given_the_caches_bytes_nothing_is_estimated(name, memory):
+    """Tokens follow from the bytes, whatever the GPU and its utilization are."""
+    asked = options(gpu_memory_gib=1000.0, kv_cache_memory_bytes=int(memory * GIB))
+
+    found = size(model(name), asked)
+    other = size(model(name), replace(asked, gpu_memory_gib=900.0, gpu_memory_utilization=0.3))
+
+    assert found.confidence == "certain"
+    assert found.estimate_error_bytes_per_gpu == 0
+    assert found.kv_cache_bytes_per_gpu == memory * GIB
+    assert (found.kv_cache_tokens, found.max_concurrency) == (
+        other.kv_cache_tokens,
+        other.max_concurrency,
+    )
+
+
+def test_the_caches_bytes_may_be_more_than_the_gpu_has():
+    """vLLM does not look, and runs out of memory later: this is no fit."""
+    found = size(model(NAMES[0]), options("L4", kv_cache_memory_bytes=20 * GIB))
+
+    assert not found.fits
+    assert "--kv-cache-memory-bytes" in found.reasons[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_with_more_memory_no_first_then_near_the_edge_then_yes(name):
+    """A verdict within the estimate's error of the limit is never a fit, and never certain."""
+    verdicts = []
+    for quarter in range(4 * 4, 96 * 4):
+        found = size(model(name), options(gpu_memory_gib=quarter / 4, max_num_seqs=64))
+        verdicts.append((found.fits, found.confidence))
+        assert not (found.fits and found.confidence == "near the edge")
+
+    changes = [verdicts[0], *(b for a, b in pairwise(verdicts) if a != b)]
+    assert changes == [(False, "certain"), (False, "near the edge"), (True, "certain")]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_no_has_a_reason(name):
+    for step in range(10, 100, 7):
+        found = size(model(name), options(gpu_memory_gib=float(step)))
+        assert found.fits or found.reasons
+        assert all("0x" not in reason and len(reason) > 30 for reason in found.reasons)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(NAMES),
+    memory=st.floats(10, 180),
+    vllm=st.sampled_from([(0, 9, 2), (0, 11, 2), (0, 16, 0), (0, 19, 0), (0, 24, 0), (0, 33, 0)]),
+    tensor=st.sampled_from([1, 2, 4]),
+)
+def test_the_longest_length_starts_and_no_longer_one(name, memory, vllm, tensor):
+    """What is named as the longest `--max-model-len` has room for one request, the next has not."""
+    asked = options(gpu_memory_gib=memory, vllm=vllm, tensor_parallel=tensor, max_num_seqs=16)
+    longest = size(model(name), asked).largest_max_model_len
+    if not longest:
+        return
+
+    at = size(model(name), replace(asked, max_model_len=longest))
+    assert at.kv_bytes_for_max_model_len_per_gpu <= at.kv_cache_bytes_per_gpu
+    if longest < model(name).architecture.max_model_len:
+        beyond = size(model(name), replace(asked, max_model_len=longest + 1))
+        assert beyond.largest_max_model_len == longest
+        assert not beyond.fits
+
+
+def test_auto_takes_the_longest_that_starts():
+    asked = options("L4", max_model_len=AUTO_LENGTH)
+    found = size(model(NAMES[0]), asked)
+
+    assert found.max_model_len == found.largest_max_model_len
+    assert 0 < found.max_model_len < 131_072
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("gpu", ["L4", "H100"])
+def test_the_smallest_number_of_gpus_fits_and_half_of_it_does_not(name, gpu):
+    asked = options(gpu)
+    fewest = smallest_gpus(model(name), asked)
+
+    def fits(gpus):
+        divisions = ((tensor, gpus // tensor) for tensor in (1, 2, 4, 8) if gpus >= tensor)
+        return any(
+            size(model(name), replace(asked, tensor_parallel=tensor, pipeline_parallel=stages)).fits
+            for tensor, stages in divisions
+        )
+
+    assert fewest is not None
+    assert fits(fewest)
+    assert fewest == 1 or not fits(fewest // 2)
+
+
+def test_a_pipelines_tightest_stage_decides():
+    """The last stage has the head and the sampler: the cache is what is left there."""
+    llama = model(NAMES[0])
+    one, two = (size(llama, options(pipeline_parallel=stages)) for stages in (1, 2))
+
+    assert two.weights_bytes_per_gpu < one.weights_bytes_per_gpu
+    assert two.kv_bytes_per_token_per_gpu == one.kv_bytes_per_token_per_gpu // 2
+    assert two.activation_bytes_per_gpu == one.activation_bytes_per_gpu
+
+
+def test_what_vllm_refuses_is_no_fit_and_certain():
+    """Three GPUs do not divide 32 heads, whatever the memory."""
+    found = size(model(NAMES[0]), options(tensor_parallel=3))
+
+    assert (found.fits, found.confidence) == (False, "certain")
+    assert "--tensor-parallel-size 3" in found.reasons[0]
+
+
+def test_a_newer_release_is_counted_as_the_newest_known_with_twice_the_error():
+    known, newer = (
+        size(model(NAMES[0]), options(vllm=vllm)) for vllm in ((*NEWEST, 0), (0, 99, 0))
+    )
+
+    assert newer.kv_cache_tokens == known.kv_cache_tokens
+    assert newer.estimate_error_bytes_per_gpu == 2 * known.estimate_error_bytes_per_gpu
+    assert any("newer than what is known" in reason for reason in newer.reasons)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"vllm": (0, 7, 3)}, "--vllm 0.7.3: releases before 0.8"),
+        ({"dtype": "int3"}, "--dtype int3: vLLM knows"),
+        ({"gpu_memory_utilization": 1.5}, "--gpu-memory-utilization 1.5: has to be"),
+        ({"max_model_len": 0}, "--max-model-len 0: has to be more than 0"),
+        ({"quantization": "awq"}, "--quantization awq: the checkpoint is not quantized"),
+        ({"kv_cache_dtype": "fp3"}, "--kv-cache-dtype fp3"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(given, says):
+    with pytest.raises(FleetError, match=says):
+        size(model(NAMES[0]), options(**given))
+
+
+def test_all_mistakes_are_named_at_once():
+    with pytest.raises(FleetError) as refused:
+        size(model(NAMES[0]), options(vllm=(0, 5, 0), dtype="int3", max_model_len=-7))
+
+    assert len(refused.value.problems) == 3
+
+
+def test_graphs_outside_the_budget_make_a_high_utilization_no_fit():
+    """Before 0.20, 0.98 of a small GPU leaves no room for the graphs that are captured later."""
+    asked = {"max_model_len": 4096, "gpu_memory_utilization": 0.97}
+    older, newer = (
+        size(model(NAMES[0]), options("L4", vllm=vllm, **asked))
+        for vllm in ((0, 19, 0), (0, 24, 0))
+    )
+
+    assert not older.fits
+    assert "CUDA graphs" in older.reasons[-1]
+    assert newer.fits
+
+
+def test_on_a_cpu_the_cache_has_what_it_is_given():
+    found = size(
+        model(NAMES[0]),
+        Options(gpu_memory_gib=64.0, vllm=(0, 32, 0), device="cpu", kv_cache_memory_bytes=64 << 20),
+    )
+
+    assert found.block_size_tokens == 128
+    assert found.kv_cache_tokens == (64 << 20) // 131_072 // 128 * 128
