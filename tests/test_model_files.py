@@ -1,0 +1,318 @@
+"""A model's files from a directory and from a Hub: what is read, and how little of it."""
+
+import json
+import struct
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from time import monotonic, sleep
+
+import pytest
+
+from gpufleet import model_files
+from gpufleet.errors import FleetError
+from gpufleet.model_files import Hub
+from lab import hub as stand_in
+
+TOKEN = "hf_of-the-test"
+CONFIG = {"architectures": ["LlamaForCausalLM"], "hidden_size": 8}
+HEADER = {
+    "__metadata__": {"format": "pt"},
+    "model.norm.weight": {"dtype": "BF16", "shape": [8], "data_offsets": [0, 16]},
+}
+STORED = {"model.norm.weight": ("BF16", (8,))}
+LARGE = 50_000_000
+
+
+def weights(path, header=None, size=16):
+    text = json.dumps(header or HEADER).encode()
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + size)
+
+
+def checkpoint(folder, **config):
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG | config))
+    weights(folder / "model.safetensors")
+    return folder
+
+
+def sharded(folder, shards=3):
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    names = [f"model-{at:05}-of-{shards:05}.safetensors" for at in range(shards)]
+    for at, name in enumerate(names):
+        entry = {"dtype": "F8_E4M3", "shape": [4, 2], "data_offsets": [0, 8]}
+        weights(folder / name, {f"layers.{at}.weight": entry}, LARGE)
+    index = {
+        "metadata": {"total_size": 8 * shards},
+        "weight_map": {f"layers.{at}.weight": name for at, name in enumerate(names)},
+    }
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+# -- from a directory ------------------------------------------------------------------------------
+
+
+def test_a_directory_gives_its_config_and_what_its_headers_say(tmp_path):
+    found = model_files.read(str(checkpoint(tmp_path / "m")))
+
+    assert found.config == CONFIG
+    assert found.stored == STORED
+
+
+def test_a_config_in_a_checkpoint_stands_for_the_whole_of_it(tmp_path):
+    folder = checkpoint(tmp_path / "m")
+
+    assert model_files.read(str(folder / "config.json")).stored == STORED
+
+
+def test_a_config_under_another_name_is_read_alone(tmp_path):
+    (tmp_path / "llama.json").write_text(json.dumps(CONFIG))
+
+    found = model_files.read(str(tmp_path / "llama.json"))
+
+    assert (found.config, found.stored, found.stored_bytes) == (CONFIG, None, None)
+
+
+def test_shards_are_read_by_their_index(tmp_path):
+    found = model_files.read(str(sharded(tmp_path / "m")))
+
+    assert found.stored_bytes == 24
+    assert found.stored == {f"layers.{at}.weight": ("F8_E4M3", (4, 2)) for at in range(3)}
+
+
+def test_a_half_downloaded_checkpoint_counts_by_its_index(tmp_path):
+    folder = sharded(tmp_path / "m")
+    (folder / "model-00001-of-00003.safetensors").unlink()
+
+    found = model_files.read(str(folder))
+
+    assert (found.stored, found.stored_bytes) == (None, 24)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("config.json", b"{", "config.json: is no JSON"),
+        ("config.json", b"[]", "holds a list, and not an object"),
+        ("model.safetensors", b"version https://git-lfs", "does not begin as a safetensors file"),
+        ("model.safetensors", b"", "does not begin as a safetensors file"),
+        ("model.safetensors", struct.pack("<Q", 4) + b'"ab"', "holds a str"),
+        ("model.safetensors", struct.pack("<Q", 9) + b'{"a": {}}', "as the safetensors format"),
+    ],
+)
+def test_a_file_that_is_not_what_its_name_says_is_named(tmp_path, name, content, says):
+    folder = checkpoint(tmp_path / "m")
+    (folder / name).write_bytes(content)
+
+    with pytest.raises(FleetError, match=says):
+        model_files.read(str(folder))
+
+
+@pytest.mark.parametrize("name", ["./nothing", "/nothing/here", "a/b/c", "owner/na me"])
+def test_what_is_neither_here_nor_a_name_is_refused(name):
+    with pytest.raises(FleetError, match="no such directory or file"):
+        model_files.read(name)
+
+
+def test_a_directory_without_a_config_says_so(tmp_path):
+    with pytest.raises(FleetError, match=r"has no config\.json"):
+        model_files.read(str(tmp_path))
+
+
+# -- from the Hub ----------------------------------------------------------------------------------
+
+
+class _Served(ThreadingHTTPServer):
+    """A Hub on this machine: the lab's stand-in behind a real server that counts what it sends."""
+
+    daemon_threads = True
+    models: Path
+    sent: int = 0
+    ranges: bool = True
+    delay: float = 0.0
+    gated: bool = False
+    token: str = TOKEN
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Served
+
+    def do_HEAD(self):
+        self.answer(body=False)
+
+    def do_GET(self):
+        self.answer(body=True)
+
+    def answer(self, *, body):
+        sleep(self.server.delay)
+        authorization = self.headers.get("Authorization", "")
+        target = self.path.split("?")[0]
+        found = stand_in.answer(self.server.models, target, authorization, TOKEN)
+        status, headers, content = int(found.status), dict(found.headers), found.body
+        if self.server.gated and "/resolve/" in target:
+            status, content = 403, b"{}"
+            headers |= {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access is restricted"}
+            found = None
+        if found is not None and found.path is not None:
+            content = found.path.read_bytes()
+            whole = len(content)
+            if self.server.ranges and (asked := self.headers.get("Range")):
+                first, last = (int(end) for end in asked.removeprefix("bytes=").split("-"))
+                content = content[first : last + 1]
+                status = 206
+                headers["Content-Range"] = f"bytes {first}-{first + len(content) - 1}/{whole}"
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if body:
+            try:
+                for start in range(0, len(content), 1 << 16):
+                    self.wfile.write(content[start : start + (1 << 16)])
+                    self.server.sent += len(content[start : start + (1 << 16)])
+            except OSError:  # the client has read enough
+                self.close_connection = True
+
+    def log_message(self, *_):
+        pass
+
+
+@contextmanager
+def served(models, **settings):
+    server = _Served(("127.0.0.1", 0), _Handler)
+    server.models = models
+    for name, value in settings.items():
+        setattr(server, name, value)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def hub(tmp_path):
+    """Return what makes a `Hub` for a server, with a cache and a token file of its own."""
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+
+    def of(server, **given):
+        host, port = server.server_address
+        return Hub(
+            **{
+                "endpoint": f"http://{host}:{port}",
+                "token_file": str(tmp_path / "token"),
+                "cache": str(tmp_path / "cache"),
+                **given,
+            }
+        )
+
+    return of
+
+
+def test_a_name_is_read_from_the_hub(tmp_path, hub):
+    checkpoint(tmp_path / "hub/lab/tiny")
+    with served(tmp_path / "hub") as server:
+        found = model_files.read("lab/tiny", hub=hub(server))
+
+    assert (found.config, found.stored, found.origin) == (CONFIG, STORED, "lab/tiny")
+    assert found.notes == ()
+
+
+@pytest.mark.parametrize("ranges", [True, False], ids=["ranges", "no ranges"])
+def test_weights_are_not_downloaded(tmp_path, hub, ranges):
+    """Three files of 50 MB: their headers come, the rest stays, even where ranges do nothing."""
+    sharded(tmp_path / "hub/lab/large")
+    with served(tmp_path / "hub", ranges=ranges) as server:
+        found = model_files.read("lab/large", hub=hub(server))
+        sent = server.sent
+
+    assert len(found.stored) == 3
+    assert sent < 3 * LARGE / (10 if ranges else 2)
+    assert not list((tmp_path / "cache").rglob("*.safetensors"))
+
+
+def test_a_header_longer_than_what_is_asked_for_first_is_read_whole(tmp_path, hub, monkeypatch):
+    checkpoint(tmp_path / "hub/lab/tiny")
+    monkeypatch.setattr(model_files, "_FIRST_BYTES", 32)
+    with served(tmp_path / "hub") as server:
+        assert model_files.read("lab/tiny", hub=hub(server)).stored == STORED
+
+
+def test_the_cache_serves_when_the_hub_is_away(tmp_path, hub):
+    checkpoint(tmp_path / "hub/lab/tiny")
+    with served(tmp_path / "hub") as server:
+        model_files.read("lab/tiny", hub=hub(server))
+    away = hub(server)
+    offline = hub(server, offline=True)
+
+    for source in (away, offline):
+        found = model_files.read("lab/tiny", hub=source)
+        assert found.config == CONFIG
+        assert found.stored is None
+        assert len(found.notes) == 1
+
+
+def test_a_model_without_safetensors_has_a_config_all_the_same(tmp_path, hub):
+    (checkpoint(tmp_path / "hub/lab/old") / "model.safetensors").unlink()
+    with served(tmp_path / "hub") as server:
+        found = model_files.read("lab/old", hub=hub(server))
+
+    assert found.stored is None
+    assert "no safetensors files" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("gated", "given", "says"),
+    [
+        (False, {"name": "lab/nothing"}, "lab/nothing: not found at http"),
+        (True, {}, "grants access by account"),
+        (False, {"offline": True}, "not in the cache"),
+        (False, {"token_file": "/nothing"}, "token cannot be read"),
+    ],
+)
+def test_the_hubs_refusals_are_sentences(tmp_path, hub, gated, given, says):
+    checkpoint(tmp_path / "hub/lab/tiny")
+    name = given.pop("name", "lab/tiny")
+    with (
+        served(tmp_path / "hub", gated=gated) as server,
+        pytest.raises(FleetError, match=says) as refused,
+    ):
+        model_files.read(name, hub=hub(server, **given))
+
+    assert TOKEN not in str(refused.value)
+
+
+def test_a_revision_that_is_not_there_is_named(tmp_path, hub):
+    checkpoint(tmp_path / "hub/lab/tiny")
+    with (
+        served(tmp_path / "hub") as server,
+        pytest.raises(FleetError, match="lab/tiny: has no revision 'v9'"),
+    ):
+        model_files.read("lab/tiny", revision="v9", hub=hub(server))
+
+
+def test_a_hub_that_does_not_answer_is_not_waited_for(tmp_path, hub):
+    checkpoint(tmp_path / "hub/lab/tiny")
+    with served(tmp_path / "hub", delay=8.0) as server:
+        started = monotonic()
+        with pytest.raises(FleetError, match="has not sent its files within 1 s"):
+            model_files.read("lab/tiny", hub=hub(server), seconds=1)
+
+    assert monotonic() - started < 12
+
+
+def test_nobody_at_the_endpoint_is_said_at_once(tmp_path, hub):
+    with served(tmp_path) as server:
+        pass
+    started = monotonic()
+    with pytest.raises(FleetError, match="cannot be asked"):
+        model_files.read("lab/tiny", hub=hub(server))
+
+    assert monotonic() - started < 10
