@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache as once
 from pathlib import Path
 from typing import Any
 
 from gpufleet import kv_cache, kv_pages
 from gpufleet.architecture.description import Description, ModelFiles, describe
-from gpufleet.architecture.parts import LatentCache
+from gpufleet.architecture.parts import Architecture, LatentCache
 from gpufleet.architecture.quantization import online
 from gpufleet.gpu_catalogue import card
 from gpufleet.sizing import Options, Sizing, size
@@ -192,6 +192,11 @@ class Log:
         return "only the cache" in self.record.get("note", "")
 
     @property
+    def capability(self) -> tuple[int, int] | None:
+        """Return the GPU's compute capability; None: the log does not say the GPU."""
+        return card(self.record["gpu"]).compute_capability if "gpu" in self.record else None
+
+    @property
     def gpu_memory_gib(self) -> float | None:
         """Return the total that CUDA reports; None: the log does not say the GPU."""
         if "total_gib" in self.lines:
@@ -216,6 +221,14 @@ def logs() -> tuple[Log, ...]:
     return tuple(Log(record) for record in json.loads((_DATA / "start_up_logs.json").read_text()))
 
 
+def _loaded(log: Log) -> Architecture:
+    """Return what of the model is loaded: `--language-model-only` leaves the towers out."""
+    whole = log.description.architecture
+    if not log.flags.get("language_model_only"):
+        return whole
+    return replace(whole, parts=tuple(part for part in whole.parts if part.name != "tower"))
+
+
 @once
 def weighed(log: Log) -> tuple[Weighed, ...]:
     """Return what each pipeline stage's largest rank weighs."""
@@ -223,7 +236,7 @@ def weighed(log: Log) -> tuple[Weighed, ...]:
     if quantization is None and "quantization" in log.flags:
         quantization = online(log.flags["quantization"], log.vllm)
     return weight_bytes(
-        log.description.architecture,
+        _loaded(log),
         quantization,
         Sharding(
             log.tensor,
@@ -234,6 +247,7 @@ def weighed(log: Log) -> tuple[Weighed, ...]:
         dtype=log.dtype,
         vllm=log.vllm,
         partition=log.record.get("partition"),
+        compute_capability=log.capability,
     )
 
 
@@ -275,9 +289,8 @@ def sized(log: Log) -> Sizing:
     memory = log.gpu_memory_gib
     assert memory is not None
     flags = log.flags
-    name = log.record.get("gpu")
     return size(
-        log.description,
+        replace(log.description, architecture=_loaded(log)),
         Options(
             gpu_memory_gib=memory,
             vllm=log.vllm,
@@ -294,6 +307,6 @@ def sized(log: Log) -> Sizing:
             max_num_batched_tokens=flags.get("max_num_batched_tokens"),
             enforce_eager=flags.get("enforce_eager", False),
             prefix_caching=flags.get("enable_prefix_caching"),
-            compute_capability=card(name).compute_capability if name else None,
+            compute_capability=log.capability,
         ),
     )

@@ -340,6 +340,7 @@ def _stages(
         dtype=dtype,
         stored=description.stored or description.stored_bytes,
         vllm=options.vllm,
+        compute_capability=options.compute_capability,
     )
     # Without experts, engines of data parallelism know nothing of each other's memory.
     most = max(len(stage.layers) for stage in weighed)

@@ -68,17 +68,21 @@ def weight_bytes(
     stored: Stored | int | None = None,
     vllm: tuple[int, ...],
     partition: Sequence[int] | None = None,
+    compute_capability: tuple[int, int] | None = None,
 ) -> tuple[Weighed, ...]:
     """
     Return what the weights take on the largest rank of each pipeline stage.
 
     `dtype` is `--dtype`. `stored` says what the checkpoint has: {tensor: (dtype, shape)} from the
     headers of its safetensors files, or its total bytes from the index. `partition`: layers of each
-    stage, as in VLLM_PP_LAYER_PARTITION. Raises `FleetError` for a partition that does not add up.
+    stage, as in VLLM_PP_LAYER_PARTITION. `compute_capability` decides the kernel of MXFP4 experts,
+    and with it their padding; None: Marlin's, the usual one. Raises `FleetError` for a partition
+    that does not add up.
     """
     plan = _plan(architecture, quantization, stored if isinstance(stored, Mapping) else None)
     number = SIZES[architecture.dtype if dtype == "auto" else dtype]
-    rank = _Rank(sharding, number, vllm)
+    major = compute_capability[0] if compute_capability else None
+    rank = _Rank(sharding, number, vllm, major=major)
     sizes = [rank.weigh(kept) for kept, _ in plan.kinds]
     sizes_of_parts = [rank.weigh(kept) for kept in plan.parts]
     ranges = layer_ranges(len(architecture.layers), sharding.pipeline, partition)
@@ -263,6 +267,8 @@ class _Rank:
     vllm: tuple[int, ...]
     as_stored: bool = False
     """Weigh the checkpoint's tensors, without what loading adds."""
+    major: int | None = None
+    """Of the compute capability."""
 
     def weigh(self, kept: Kept) -> int:
         """Return the bytes of these weights on it, as the GPU's allocator hands them out."""
@@ -292,6 +298,8 @@ class _Rank:
         if self.as_stored:
             return packed_bytes(rows, columns, scheme), count
         if scheme.kind == "mxfp4" and weight.expert:
+            if self.major == 9 and self.vllm >= (0, 10, 2):
+                return self._for_triton(weight, rows, columns, scheme), count
             rows, columns = self._padded(weight, rows, columns)
         one = packed_bytes(rows, columns, scheme)
         if weight.name.endswith("kv_b_proj"):
@@ -308,13 +316,15 @@ class _Rank:
                 tensor = 1
             else:
                 tensor *= self.sharding.data
+        # KimiMoE of vllm/models/kimi_k3 pads experts that TP makes smaller, since 0.27.
+        least = weight.least if tensor > 1 and self.vllm >= (0, 27) else 0
         match weight.split:
             case Split.NONE:
                 return weight.rows, weight.columns, count
             case Split.ROWS:
-                return _up(weight.rows, tensor), weight.columns, count
+                return max(_up(weight.rows, tensor), least), weight.columns, count
             case Split.COLUMNS:
-                return weight.rows, _up(weight.columns, tensor), count
+                return weight.rows, max(_up(weight.columns, tensor), least), count
             case Split.HEADS:
                 heads = max(weight.heads, 1)
                 return weight.rows // heads * _up(heads, tensor), weight.columns, count
@@ -325,12 +335,31 @@ class _Rank:
         """
         Return an MXFP4 expert's shape as kernels want it: hidden to 256, intermediate to 128.
 
-        Source: mxfp4_round_up_hidden_size_and_intermediate_size in vLLM's mxfp4 oracle, and logs.
+        Both to 256 on SM100 (FlashInfer's TRT-LLM kernels). Source:
+        mxfp4_round_up_hidden_size_and_intermediate_size in vLLM's mxfp4 oracle, and logs.
+        """
+        inner = 256 if self.major == 10 else 128
+        if weight.split is Split.COLUMNS:
+            return _to(rows, 256), _to(columns, inner)
+        halves = 2 if "gate_up" in weight.name else 1
+        return _to(_up(rows, halves), inner) * halves, _to(columns, 256)
+
+    def _for_triton(self, weight: Weight, rows: int, columns: int, scheme: Scheme) -> int:
+        """
+        Return the bytes of an MXFP4 expert on Hopper, whose layout pads the values alone.
+
+        Inputs to 256, and with triton_kernels 3.6 (0.17) the outputs of gate and up as well.
+        Source: _swizzle_mxfp4 in mxfp4_utils.py, and logs: gpt-oss-120b of 0.14.1, 20b of 0.19.0.
         """
         if weight.split is Split.COLUMNS:
-            return _to(rows, 256), _to(columns, 128)
-        halves = 2 if "gate_up" in weight.name else 1
-        return _to(_up(rows, halves), 128) * halves, _to(columns, 256)
+            columns = _to(columns, 64)
+            outputs = rows
+        else:
+            halves = 2 if "gate_up" in weight.name else 1
+            rows = _to(_up(rows, halves), 64) * halves
+            outputs = _to(rows, 256) if self.vllm >= (0, 17) else rows
+        scales = packed_bytes(rows, columns, scheme) - rows * columns // 2
+        return outputs * _to(columns, 256) // 2 + scales
 
 
 _FUSED = {Split.ROWS, Split.HEADS}
