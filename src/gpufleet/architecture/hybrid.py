@@ -9,6 +9,7 @@ convolution.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from math import ceil
 from typing import Any
@@ -285,13 +286,23 @@ def kimi_linear(config: Mapping[str, Any]) -> Architecture:
     )
 
 
+_LEAST_EXPERT = 256
+"""What TP leaves of a Kimi expert's inner size at least: vllm/models/kimi_k3."""
+
+
 def _kimi_experts(fields: Fields, hidden: int, inner: int, experts: int) -> tuple[Weight, ...]:
     block = "block_sparse_moe."
     size = fields.whole("routed_expert_hidden_size", default=0)
+    matrices = routed(size or hidden, inner, experts, prefix=block, matrices=NUMBERED)[1:]
     weights = (
         Weight(f"{block}gate", experts, hidden, linear=False),
         vector(f"{block}gate.e_score_correction_bias", experts, dtype="float32"),
-        *routed(size or hidden, inner, experts, prefix=block, matrices=NUMBERED)[1:],
+        *(
+            replace(weight, least=_LEAST_EXPERT)
+            for weight in routed(size or hidden, inner, experts, prefix=block, matrices=NUMBERED)[
+                1:
+            ]
+        ),
     )
     if size and size != hidden:
         weights += (

@@ -93,9 +93,11 @@ def assembled(
     `tied` is what a config without `tie_word_embeddings` means; `further` are parts beside those.
     """
     hidden = fields.whole("hidden_size", "d_model")
+    # Equal layers are one object: what follows from each is worked out once.
+    same: dict[Layer, Layer] = {}
     whole = finish(
         fields,
-        layers=tuple(layers),
+        layers=tuple(same.setdefault(layer, layer) for layer in layers),
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,

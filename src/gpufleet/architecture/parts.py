@@ -49,6 +49,8 @@ class Weight:
     """A matrix that a quantization may replace. Not: embeddings, norms, biases, convolutions."""
     dtype: str | None = None
     """What vLLM keeps it in whatever the model's dtype: "float32"; None: the model's."""
+    least: int = 0
+    """Of the rows or columns that TP divides, a rank holds at least so many (Kimi's experts)."""
     buffer: bool = False
     """Computed by vLLM when it loads: not in the checkpoint (rotary tables)."""
 
