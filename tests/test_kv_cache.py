@@ -21,8 +21,9 @@ from gpufleet.architecture.parts import (
     StateCache,
     WindowCache,
 )
+from gpufleet.errors import FleetError
 from gpufleet.kv_cache import GIB, CacheReport, cache, largest_max_model_len
-from gpufleet.kv_pages import Layout
+from gpufleet.kv_pages import Layout, kv_dtype
 
 ORACLE = json.loads((Path(__file__).parent / "data" / "kv_oracle.json").read_text())
 Case = dict[str, Any]
@@ -133,3 +134,101 @@ def test_the_longest_length_starts_and_one_token_more_does_not(release: str) -> 
         if longest < asked.max_model_len and cache(asked, case["available"]).needed_bytes:
             longer = cache(replace(asked, max_model_len=longest + 1), case["available"])
             assert not longer.starts, (case, longest)
+
+
+def test_the_cpu_server_logs_what_is_foretold() -> None:
+    # Measured: vLLM 0.32.0 for CPUs, 2 layers of 4 heads of 32, --kv-cache-memory-bytes 64M:
+    # "CPU KV cache size: 65,536 tokens, Maximum concurrency for 512 tokens per request: 128.00x".
+    server = Layout(
+        stages=((FullCache(4, 32),) * 2,),
+        vllm=(0, 32, 0),
+        max_model_len=512,
+        max_num_batched_tokens=512,
+        device="cpu",
+    )
+    report = cache(server, 64 << 20)
+    assert (report.tokens, report.max_concurrency) == (65_536, 128.0)
+    assert report.block_size == 128
+
+
+def test_speculation_of_a_hybrid_is_as_logged() -> None:
+    # Logged by 0.19.2 with NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4 and 3 tokens by its own layer:
+    # 36.25 GiB, blocks of 8432, 1,399,712 tokens, 27.81 requests of 131072.
+    state = StateCache(
+        "mamba2",
+        ((3, 8192), (8, 2 * 128, 3), (128, 64, 128)),
+        (1, 0, 0),
+        ("model", "model", "float32"),
+    )
+    attention = FullCache(2, 128)
+    stage = (state,) * 40 + (attention,) * 8 + (attention,)
+    model = Layout(
+        stages=(stage,),
+        vllm=(0, 19, 2),
+        max_model_len=131_072,
+        max_num_batched_tokens=2048,
+        kv_dtype="fp8",
+        prefix_caching=False,
+        speculative_tokens=3,
+    )
+    report = cache(model, int(36.25 * GIB))
+    assert report.block_size == 8432
+    assert report.tokens == 1_399_712
+    assert f"{report.max_concurrency:.2f}" == "27.81"
+
+
+@pytest.mark.parametrize(
+    ("said", "requested", "vllm", "wanted"),
+    [
+        ({}, "auto", (0, 33, 0), "auto"),
+        ({}, "fp8", (0, 33, 0), "fp8"),
+        ({"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}, "auto", (0, 13, 0), "auto"),
+        (
+            {"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"},
+            "auto",
+            (0, 14, 0),
+            "fp8_e4m3",
+        ),
+        (
+            {"quant_method": "modelopt", "quantization": {"kv_cache_quant_algo": "FP8"}},
+            "auto",
+            (0, 33, 0),
+            "fp8_e4m3",
+        ),
+        ({"quant_method": "modelopt", "kv_cache_quant_algo": None}, "auto", (0, 33, 0), "auto"),
+        (
+            {"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8}},
+            "auto",
+            (0, 19, 0),
+            "fp8",
+        ),
+        (
+            {"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8}},
+            "bfloat16",
+            (0, 33, 0),
+            "bfloat16",
+        ),
+        (
+            {"quant_method": "compressed-tensors", "kv_cache_scheme": None},
+            "auto",
+            (0, 19, 0),
+            "auto",
+        ),
+    ],
+)
+def test_auto_is_what_the_checkpoint_says(
+    said: Case, requested: str, vllm: tuple[int, ...], wanted: str
+) -> None:
+    assert kv_dtype({"quantization_config": said}, requested, vllm) == wanted
+
+
+def test_a_kv_dtype_that_is_not_known_is_refused_by_name() -> None:
+    unknown = Layout(
+        stages=((FullCache(8, 128),),),
+        vllm=(0, 33, 0),
+        max_model_len=4096,
+        max_num_batched_tokens=2048,
+        kv_dtype="turboquant_4bit_nc",
+    )
+    with pytest.raises(FleetError, match="turboquant_4bit_nc"):
+        cache(unknown, GIB)

@@ -10,11 +10,11 @@ platforms/interface.py and model_executor/models/config.py of 0.8.5 to 0.33.0.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import lcm, prod
-from typing import Literal
+from typing import Any, Literal
 
 from gpufleet.architecture.parts import (
     Architecture,
@@ -209,6 +209,48 @@ def token_bytes(layout: Layout, cache: FullCache | WindowCache | ChunkCache | La
     return heads * (keys + values) * _element(layout)
 
 
+def kv_dtype(
+    config: Mapping[str, Any],
+    requested: str,
+    vllm: Version,
+    compute_capability: tuple[int, int] | None = None,
+) -> str:
+    """
+    Return the KV dtype that a release takes for `--kv-cache-dtype` with this config.json.
+
+    "auto" is what the checkpoint says: ModelOpt's kv_cache_quant_algo since 0.14
+    (utils/torch_utils.py), compressed-tensors' kv_cache_scheme since 0.16 (whatever was requested
+    until 0.21; layers/attention/attention.py). GLM-5's sparse attention takes fp8 on SM100 since
+    0.32 (model_executor/models/config.py).
+    """
+    said = config.get("quantization_config") or {}
+    method = str(said.get("quant_method", ""))
+    if method == "compressed-tensors" and said.get("kv_cache_scheme") and vllm >= (0, 16):
+        return "fp8" if requested == "auto" or vllm < (0, 22) else requested
+    if requested != "auto":
+        return requested
+    if method.startswith("modelopt") and vllm >= (0, 14):
+        return _modelopt_kv_dtype(said, vllm)
+    if config.get("architectures") == ["GlmMoeDsaForCausalLM"] and vllm >= (0, 32):
+        return "fp8_e4m3" if compute_capability and compute_capability[0] == 10 else "auto"
+    return "auto"
+
+
+def _modelopt_kv_dtype(said: Mapping[str, Any], vllm: Version) -> str:
+    inner = said.get("quantization") or said
+    for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
+        found = inner.get(key) or said.get(key)
+        if isinstance(found, Mapping):
+            if found.get("type") == "float" and found.get("num_bits") == 4 and vllm >= (0, 20):
+                return "nvfp4"
+            static = found.get("dynamic") is False and found.get("num_bits") == 8
+            return "fp8_e4m3" if static and found.get("type") == "float" else "auto"
+        if isinstance(found, str):
+            known = {"fp8": "fp8_e4m3"} | ({"nvfp4": "nvfp4"} if vllm >= (0, 20) else {})
+            return known.get(found.lower(), "auto")
+    return "auto"
+
+
 def _element(layout: Layout) -> int:
     dtype = layout.kv_dtype
     if dtype == "auto":
@@ -230,10 +272,10 @@ def _latent_dtype(layout: Layout, cache: LatentCache) -> str:
     if not cache.indexer_dim or dtype in _PACKED_LATENT:
         return dtype
     major = _major(layout)
-    if layout.vllm >= (0, 19):
-        # By backend: FlashMLA's on Hopper, SM120's kernel packs "auto" as well; FlashInfer, which
-        # SM100 prefers for fp8, keeps plain fp8 (_canonicalize_sparse_mla_kv_cache_dtype).
-        if major == 12 and (dtype == "auto" or dtype in _ONE_BYTE):
+    if layout.vllm >= (0, 18):
+        # By backend: FlashMLA's on Hopper, SM120's kernel (0.24) packs "auto" as well; FlashInfer,
+        # which SM100 prefers for fp8, keeps plain fp8 (layers/attention/mla_attention.py).
+        if major == 12 and (dtype == "auto" or dtype in _ONE_BYTE) and layout.vllm >= (0, 24):
             return "fp8_ds_mla"
         return "fp8_ds_mla" if dtype in _ONE_BYTE and major != 10 else dtype
     return "fp8_ds_mla" if dtype in _ONE_BYTE else dtype
@@ -277,23 +319,18 @@ def state_bytes(layout: Layout, cache: StateCache) -> int:
     """
     Return what one state takes on one GPU.
 
-    Speculation lengthens the convolution's state by its tokens: for gated delta nets and KDA since
-    they came, for Mamba-2 since 0.17, for short convolutions since 0.29 (mamba_utils.py).
+    Speculation lengthens what the convolution looks back on by its tokens: for gated delta nets and
+    KDA since they came, for Mamba-2 since 0.17, for short convolutions since 0.29 (mamba_utils.py).
     """
     total = 0
-    # All but the last are convolutions', and a short convolution has nothing else.
-    convolutions = len(cache.shapes) - (cache.kind != "short_conv")
-    for place, (shape, split, dtype) in enumerate(
-        zip(cache.shapes, cache.split, cache.dtypes, strict=True)
-    ):
+    last = len(cache.shapes) - (0 if cache.kind == "short_conv" else 1)
+    for number, (shape, split) in enumerate(zip(cache.shapes, cache.split, strict=True)):
         sizes = list(shape)
         if split is not None:
             sizes[split] = -(-sizes[split] // layout.tensor)
-        if place < convolutions and _lengthens(layout, cache.kind):
-            # Beside the channels, or last where these are (groups, channels of each).
-            sizes[1 - split if len(sizes) == 2 and split is not None else -1] += (
-                layout.speculative_tokens
-            )
+        if number < last and _lengthens(layout, cache.kind):
+            sizes[0 if split == 1 else -1] += layout.speculative_tokens
+        dtype = cache.dtypes[number]
         total += prod(sizes) * DTYPE_BYTES[layout.dtype if dtype == "model" else dtype]
     return total
 
