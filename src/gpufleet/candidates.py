@@ -20,6 +20,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gpufleet.errors import FleetError
@@ -105,12 +106,12 @@ class Division:
     nodes: int = 1
     """The stages of the pipeline lie on this many nodes, equally many on each."""
 
-    @property
+    @cached_property
     def gpus(self) -> int:
         """Return the GPUs of a replica, on all its nodes."""
         return self.tensor * self.pipeline * self.data
 
-    @property
+    @cached_property
     def unit(self) -> int:
         """
         Return how many GPUs NVLink has to join.
@@ -120,7 +121,7 @@ class Division:
         """
         return self.tensor * self.data if self.expert else self.tensor
 
-    @property
+    @cached_property
     def units(self) -> int:
         """Return how many of them lie on one node."""
         return self.gpus // self.nodes // self.unit

@@ -15,7 +15,6 @@ from __future__ import annotations
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 
 from gpufleet.candidates import Division, Kind
 from gpufleet.topology import Node, islands
@@ -168,31 +167,68 @@ def _best_fit(free: Mask, parts: Iterable[Mask], size: int) -> Mask:
     return min(pools, key=lambda pool: (pool.bit_count(), indices(pool)), default=0)
 
 
-@dataclass(eq=False, slots=True)
 class Room:
     """One node, and which of its GPUs no stage has yet."""
 
-    node: Node
-    kind: Kind
-    layout: Layout
-    order: int
-    """Its place among all nodes by name."""
-    free: Mask
-    held: dict[tuple[str, int], Mask] = field(default_factory=dict)
-    """Free GPUs on which a replica runs that is still to be placed: others take them last."""
+    __slots__ = (
+        "_indices",
+        "_uuids",
+        "free",
+        "held",
+        "kind",
+        "layout",
+        "name",
+        "node",
+        "open",
+        "order",
+    )
+
+    def __init__(self, node: Node, kind: Kind, layout: Layout, order: int) -> None:
+        """Take a node of which nothing is taken. `order` is its place among all by name."""
+        self.node = node
+        self.name = node.name
+        self.kind = kind
+        self.layout = layout
+        self.order = order
+        self.free: Mask = mask(layout.gpus)
+        self.open: Mask = self.free
+        """The GPUs that are free and on which nothing runs that may stay."""
+        self.held: dict[tuple[str, int], Mask] = {}
+        """Where replicas run that are still to be placed: others get these GPUs last."""
+        self._uuids: dict[int, str] = {}
+        self._indices: dict[str, int] = {}
 
     @property
-    def name(self) -> str:
-        """Return the node's name."""
-        return self.node.name
+    def uuids(self) -> Mapping[int, str]:
+        """Return the GPUs' UUIDs by index."""
+        if not self._uuids:
+            self._uuids = {gpu.index: gpu.uuid for gpu in self.node.gpus}
+        return self._uuids
 
     @property
-    def open(self) -> Mask:
-        """Return the GPUs that are free and on which nothing runs that may stay."""
-        found = self.free
-        for gpus in self.held.values():
-            found &= ~gpus
-        return found
+    def indices(self) -> Mapping[str, int]:
+        """Return the GPUs' indices by UUID."""
+        if not self._indices:
+            self._indices = {gpu.uuid: gpu.index for gpu in self.node.gpus}
+        return self._indices
+
+    def take(self, gpus: Iterable[int]) -> None:
+        """Give GPUs to a stage."""
+        taken = mask(gpus)
+        self.free &= ~taken
+        self.open &= ~taken
+
+    def hold(self, replica: tuple[str, int], gpus: Iterable[int]) -> None:
+        """Mark GPUs on which a replica runs that may stay."""
+        self.held[replica] = mask(gpus)
+        self.open &= ~self.held[replica]
+
+    def release(self, replica: tuple[str, int]) -> None:
+        """Take the mark away."""
+        if self.held.pop(replica, None) is not None:
+            self.open = self.free
+            for gpus in self.held.values():
+                self.open &= ~gpus
 
     def group(self, division: Division, *, pcie: bool, displace: bool) -> tuple[int, ...]:
         """Return the GPUs that a replica's part would get here; with `displace` also held ones."""
@@ -241,7 +277,6 @@ class Picker:
         self._on = on
         self._pcie = pcie
         self._displace = displace
-        self._divisions: dict[Division, Division] = {}
         lines: dict[tuple[bool, Kind | None], list[tuple[tuple[int, ...], Room, Division]]]
         lines = defaultdict(list)
         for room, division in rooms:
@@ -287,9 +322,8 @@ class Picker:
 
     def _key(self, room: Room, division: Division) -> tuple[int, ...]:
         """The last number is the room's own, so that no two keys are alike."""
-        free = room.free if self._displace else room.open
-        key = (self._on[room.name], -free.bit_count(), room.order)
-        if not self._displace or not room.held:
-            return (0, *key)
+        if not self._displace:
+            return 0, self._on[room.name], -room.open.bit_count(), room.order
         gpus = room.group(division, pcie=self._pcie, displace=True)
-        return (len(room.displaced(gpus)), *key)
+        making_way = len(room.displaced(gpus))
+        return making_way, self._on[room.name], -room.free.bit_count(), room.order

@@ -95,6 +95,10 @@ class Running:
     """None: not known, any will do."""
     rank: int = 0
     """Of the node in a replica that spans several."""
+    release: str = ""
+    """The id of the release that its unit starts; "": not known."""
+    arguments: tuple[str, ...] = ()
+    """As its unit has them, by line."""
 
     @property
     def id(self) -> str:
@@ -668,20 +672,13 @@ class _Wish:
 
     def _passed_over(self) -> Iterator[str]:
         """Nodes that declare the model and that can never have a replica."""
-        pcie = self.served.allow_pcie
-        small: dict[int, list[str]] = defaultdict(list)
-        unfit: dict[str, list[str]] = defaultdict(list)
-        for room in self.rooms:
-            division = self.divisions.get(room.kind)
-            if division is None:
-                last = self.considered[room.kind].candidates[-1:]
-                unfit[last[0].reason if last else "no division fits"].append(room.name)
-            elif room.layout.largest(pcie=pcie) < division.unit:
-                small[division.unit].append(room.name)
-        for width, nodes in sorted(small.items()):
-            yield f"none on {_listed(nodes)}, where no NVLink island has {_gpus(width)}"
-        for why, nodes in sorted(unfit.items()):
-            yield f"none on {_listed(nodes)}: {why}"
+        for considered in self.considered.values():
+            kind, nodes = considered.kind, _listed(considered.names)
+            if (division := self.divisions.get(kind)) is None:
+                last = considered.candidates[-1:]
+                yield f"none on {nodes}: {last[0].reason if last else 'no division fits'}"
+            elif (kind.gpus if self.served.allow_pcie else max(kind.islands)) < division.unit:
+                yield f"none on {nodes}, where no NVLink island has {_gpus(division.unit)}"
 
     def _chosen(self) -> Iterator[str]:
         for kind, each in self.considered.items():
