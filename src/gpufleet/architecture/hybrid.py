@@ -293,16 +293,11 @@ _LEAST_EXPERT = 256
 def _kimi_experts(fields: Fields, hidden: int, inner: int, experts: int) -> tuple[Weight, ...]:
     block = "block_sparse_moe."
     size = fields.whole("routed_expert_hidden_size", default=0)
-    matrices = routed(size or hidden, inner, experts, prefix=block, matrices=NUMBERED)[1:]
+    own = routed(size or hidden, inner, experts, prefix=block, matrices=NUMBERED)[1:]
     weights = (
         Weight(f"{block}gate", experts, hidden, linear=False),
         vector(f"{block}gate.e_score_correction_bias", experts, dtype="float32"),
-        *(
-            replace(weight, least=_LEAST_EXPERT)
-            for weight in routed(size or hidden, inner, experts, prefix=block, matrices=NUMBERED)[
-                1:
-            ]
-        ),
+        *(replace(weight, least=_LEAST_EXPERT) for weight in own),
     )
     if size and size != hidden:
         weights += (
