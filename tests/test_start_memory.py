@@ -36,7 +36,7 @@ def model(name, **changes):
         pytest.param((0, 19, 0), L4, 256, 2048, id="L4"),
         pytest.param((0, 27, 0), B200, 1024, 8192, id="0.27: B200"),
         pytest.param((0, 28, 0), B200, 1024, 16384, id="0.28: B200"),
-        pytest.param((0, 32, 0), GB10, 1024, 8192, id="0.32: GB10"),
+        pytest.param((0, 32, 0), GB10, 256, 2048, id="0.32: GB10, which NVML does not know"),
         pytest.param((0, 33, 0), GB10, 256, 2048, id="0.33: GB10"),
     ],
 )

@@ -132,7 +132,9 @@ def _batch_defaults(
         return 1024, 16384
     # vLLM looks for "a100" in the name; an A800 is not taken for one.
     a100 = "a100" in name or (not name and compute_capability == (8, 0))
-    small = (vllm >= (0, 9) and a100) or (vllm >= (0, 33) and compute_capability == (12, 1))
+    # A GB10 shares the node's memory: NVML does not say how much, and vLLM took that for little
+    # (get_device_total_memory in vllm/platforms/cuda.py); since 0.33 it knows the GPU.
+    small = (vllm >= (0, 9) and a100) or compute_capability == (12, 1)
     if gpu_memory_gib >= 70 and not small:
         return 1024, 8192
     return 256, 2048
