@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeAlias
 from gpufleet import kv_cache, kv_pages
 from gpufleet.architecture.description import Description
 from gpufleet.architecture.max_length import max_model_len, text_part
+from gpufleet.architecture.parts import LatentCache
 from gpufleet.architecture.quantization import Quantization, online
 from gpufleet.constraints import Choice, refusals
 from gpufleet.errors import FleetError
@@ -152,16 +153,23 @@ def smallest_gpus(description: Description, options: Options) -> int | None:
 @lru_cache(maxsize=4096)
 def _smallest(description: Description, options: Options) -> int | None:
     whole = _sized(description, options).weights_bytes_per_gpu
+    # Wider groups have the more room; but a latent cache is on every rank, whatever their number.
+    latent = any(
+        isinstance(cache, LatentCache)
+        for layer in description.architecture.layers
+        for cache in layer.caches
+    )
     for gpus in (1, 2, 4, 8, 16, 32, 64):
         if whole / gpus > options.gpu_memory_gib * GIB:
             continue  # not even the weights, and dividing them never takes less than a share
-        for tensor in (8, 4, 2, 1):
-            stages = gpus // tensor
-            if not 1 <= stages <= 8:
-                continue
-            divided = replace(options, tensor_parallel=tensor, pipeline_parallel=stages)
-            if _sized(description, divided).fits:
-                return gpus * options.data_parallel
+        divided = (
+            replace(options, tensor_parallel=tensor, pipeline_parallel=gpus // tensor)
+            for tensor in (8, 4, 2, 1)
+            if 1 <= gpus // tensor <= 8
+        )
+        allowed = [each for each in divided if not _refused(description, each)]
+        if any(_sized(description, each).fits for each in allowed[: None if latent else 1]):
+            return gpus * options.data_parallel
     return None
 
 
@@ -192,8 +200,9 @@ def _sized(description: Description, options: Options) -> Sizing:
     stages, layers = _stages(description, options, chosen)
     layout = _layout(description, options, chosen, layers, length)
     available = [max(0, stage.available) for stage in stages]
-    whole = replace(layout, max_model_len=max(length, longest))
-    largest = kv_cache.largest_max_model_len(whole, available)
+    largest = kv_cache.largest_max_model_len(
+        replace(layout, max_model_len=max(length, longest)), available
+    )
     if asked == AUTO_LENGTH:
         length = max(1, largest)
         layout = replace(layout, max_model_len=length)
@@ -429,7 +438,12 @@ def _layout(
         max_model_len=length,
         max_num_batched_tokens=chosen.max_num_batched_tokens,
         dtype=_dtype(description, options),
-        kv_dtype=options.kv_cache_dtype,
+        kv_dtype=kv_pages.kv_dtype(
+            description.config or {},
+            options.kv_cache_dtype,
+            options.vllm,
+            options.compute_capability,
+        ),
         tensor=options.tensor_parallel,
         decode_context_parallel=options.decode_context_parallel,
         block_size=options.block_size,

@@ -57,6 +57,18 @@ def describe(files: ModelFiles) -> Description:
         quantization(files.config, files.hf_quant_config),
         files.stored,
         files.stored_bytes,
-        files.config,
+        _with_quantization(files),
         files.notes,
     )
+
+
+def _with_quantization(files: ModelFiles) -> Mapping[str, Any]:
+    """
+    Return config.json with the quantization of hf_quant_config.json, where it has none itself.
+
+    As vLLM puts it in (transformers_utils/config.py, get_config).
+    """
+    if not files.hf_quant_config or files.config.get("quantization_config"):
+        return files.config
+    said = {"quant_method": "modelopt", **files.hf_quant_config}
+    return {**files.config, "quantization_config": said}
