@@ -173,7 +173,13 @@ def dtype_of(fields: Fields) -> str:
     Source: _resolve_auto_dtype in vllm/config/model.py; a GPU before Ampere takes float16 instead.
     """
     stated = fields.text("dtype", "torch_dtype", default="bfloat16").removeprefix("torch.")
-    return {"float32": "bfloat16", "float": "bfloat16", "half": "float16"}.get(stated, stated)
+    taken = {"float32": "bfloat16", "float": "bfloat16", "half": "float16"}.get(stated, stated)
+    if taken not in {"bfloat16", "float16"}:
+        raise FleetError(
+            f"config.json of {fields.name}: `{fields.path}torch_dtype` is {stated!r}, which vLLM "
+            "does not load; take bfloat16, float16 or float32"
+        )
+    return taken
 
 
 def rotary_of(fields: Fields, head_dim: int, *, keys: tuple[str, ...] = ()) -> tuple[Part, ...]:

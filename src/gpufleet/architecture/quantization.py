@@ -199,7 +199,13 @@ def quantization(
         )
     if method == "modelopt" and "quantized_layers" not in said and hf_quant_config:
         said = {**said, **_inner(hf_quant_config)}
-    return reader(said)
+    try:
+        return reader(said)
+    except (TypeError, ValueError, AttributeError, LookupError) as error:
+        raise FleetError(
+            f"the quantization {method} has a value of another kind than is expected there "
+            f"({error}); take config.json as the model's publisher has it"
+        ) from error
 
 
 def online(method: str, vllm: tuple[int, ...]) -> Quantization | None:
@@ -450,7 +456,7 @@ def _modelopt(said: Mapping[str, Any]) -> Quantization:
     if algorithm == "MIXED_PRECISION" or (isinstance(layers, Mapping) and layers):
         if not isinstance(layers, Mapping) or not layers:
             raise FleetError(
-                "the quantization has `quant_algo` MIXED_PRECISION and no `quantized_layers`, which "
+                "the quantization has `quant_algo` MIXED_PRECISION, no `quantized_layers`, which "
                 "says how each layer is kept; take hf_quant_config.json as the publisher has it"
             )
         named: dict[Scheme, list[str]] = {}

@@ -34,8 +34,23 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
     known = builders()
     for name in names:
         if builder := known.get(str(name)):
-            return builder(config)
+            try:
+                return builder(config)
+            except UNREADABLE as error:
+                raise unreadable(str(name), error) from error
     raise _unknown(str(names[0]))
+
+
+UNREADABLE = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
+"""What Python raises where a config has a value of another kind than its class expects."""
+
+
+def unreadable(what: str, error: Exception) -> FleetError:
+    """Return the error that says that a file's value is of no use."""
+    return FleetError(
+        f"config.json of {what} has a value of another kind than is expected there ({error}); take "
+        "the file as the model's publisher has it"
+    )
 
 
 @cache
