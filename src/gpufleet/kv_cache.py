@@ -76,7 +76,10 @@ class _Group:
 
     def on(self, stage: int) -> Counter[Page]:
         """Return how many layers have which page on one stage."""
-        return self.by_stage.get(stage, Counter())
+        return self.by_stage.get(stage, _NONE)
+
+
+_NONE: Counter[Page] = Counter()
 
 
 class _GroupingError(Exception):
@@ -178,6 +181,13 @@ class _Plan:
 
     def block_bytes(self, stage: int) -> int:
         """Return the bytes of one block of the pool on this stage."""
+        return self._block_bytes[stage]
+
+    @cached_property
+    def _block_bytes(self) -> tuple[int, ...]:
+        return tuple(map(self._bytes_of_a_block, range(self.layout.pipeline)))
+
+    def _bytes_of_a_block(self, stage: int) -> int:
         groups = self.groups[stage]
         if self.layout.vllm >= (0, 29) or (len(groups) == 1 and groups[0].uniform):
             return max(_bytes(self._counted(group, stage)) for group in groups)
