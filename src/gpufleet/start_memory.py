@@ -226,6 +226,10 @@ def start_memory(
     )
 
 
+_SORT_ALWAYS = (0, 11, 1)
+"""FlashInfer's sampler has to be asked for (VLLM_USE_FLASHINFER_SAMPLER)."""
+
+
 def _sampler_bytes(vllm: tuple[int, ...], dtype_bytes: int, *, second: bool) -> float:
     """
     Return the bytes of one logit of the sampler's dummy run, of `max_num_seqs` x vocabulary.
@@ -233,10 +237,14 @@ def _sampler_bytes(vllm: tuple[int, ...], dtype_bytes: int, *, second: bool) -> 
     The logits in the model's dtype, a float32 copy, and the working memory of top-k and top-p: up
     to 0.16 a sort (values, int64 indices, and what PyTorch's segmented sort needs: 38 in all,
     measured 38.2 to 38.6), then a Triton kernel or FlashInfer (probabilities and noise: 14, and
-    measured 14.28). The second runner up to 0.32 skips all but the logits. Source:
+    measured 14.28). Up to 0.11.0 the sort only where FlashInfer is not installed, as it was in
+    vLLM's images: between the two (11 and 38). The second runner up to 0.32 skips all but the
+    logits. Source:
     _dummy_sampler_run in vllm/v1/worker/gpu_model_runner.py and gpu/model_runner.py,
     vllm/v1/sample/ops/topk_topp_sampler.py.
     """
+    if vllm < _SORT_ALWAYS:
+        return 22.5 + dtype_bytes
     if vllm < (0, 17):
         return 36 + dtype_bytes
     if second and vllm < (0, 33):
@@ -262,6 +270,8 @@ def _activation(
     in_pass, in_sampler = forward + experts, sampler + kept
     peak = max(in_pass, in_sampler) + _OTHER
     error = 0.06 * GIB + 0.03 * sampler + 0.4 * experts
+    if run.vllm < _SORT_ALWAYS:
+        error += 0.55 * sampler
     if in_sampler < 1.3 * in_pass:  # else the forward pass is long over at the peak
         error += 0.25 * forward
     if architecture.multimodal:
