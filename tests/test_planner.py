@@ -267,6 +267,7 @@ def test_a_plan_is_json_with_a_schema():
                 "expert_parallel": False,
                 "node_rank": 0,
                 "nodes": ["gpu-01"],
+                "flags": [],
             }
         ],
         "reasons": list(found.reasons),
