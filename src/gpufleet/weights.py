@@ -480,5 +480,5 @@ def _measured(
     return tuple(factors), max(0, unknown)
 
 
-_FAR = 1.5
+_FAR = 4
 """Further from the arithmetic than this, stored tensors are not the layer's own."""
