@@ -98,7 +98,9 @@ class Sizing:
     activation_bytes_per_gpu: int
     non_torch_bytes_per_gpu: int
     cuda_graph_bytes_per_gpu: int
-    """Estimate; part of the budget from 0.21 on, on top of it before."""
+    """Estimate; whether it is part of the budget, `cuda_graphs_in_budget` says."""
+    cuda_graphs_in_budget: bool
+    """Or on top of it: up to 0.19, and with the second model runner up to 0.28."""
     estimate_error_bytes_per_gpu: int
     """How far the three estimates together may be off."""
     max_model_len: int
@@ -237,6 +239,7 @@ def _sized(description: Description, options: Options) -> Sizing:
         activation_bytes_per_gpu=tightest.start.activation.bytes,
         non_torch_bytes_per_gpu=tightest.start.non_torch.bytes,
         cuda_graph_bytes_per_gpu=tightest.start.cuda_graphs.bytes,
+        cuda_graphs_in_budget=tightest.start.graphs_in_budget,
         estimate_error_bytes_per_gpu=tightest.error,
         max_model_len=length,
         max_num_seqs=chosen.max_num_seqs,
@@ -340,12 +343,7 @@ def _stages(
     weighed = weight_bytes(
         architecture,
         quantization,
-        Sharding(
-            options.tensor_parallel,
-            options.pipeline_parallel,
-            options.data_parallel,
-            options.expert_parallel,
-        ),
+        _sharding(options),
         dtype=dtype,
         stored=description.stored or description.stored_bytes,
         vllm=options.vllm,
@@ -414,11 +412,34 @@ def _cpu_space(options: Options, chosen: Defaults, weights: int, total: float) -
     return budget - weights - _CPU_PROCESS, int(0.6 * GIB)
 
 
+def _sharding(options: Options) -> Sharding:
+    return Sharding(
+        options.tensor_parallel,
+        options.pipeline_parallel,
+        options.data_parallel,
+        options.expert_parallel,
+    )
+
+
 def _draft_bytes(description: Description, options: Options, dtype: str) -> int:
-    """Return the weights of the checkpoint's own draft layers, loaded where tokens are guessed."""
-    layers = description.architecture.draft_layers if options.speculative_tokens else ()
-    numbers = sum(weight.parameters for layer in layers for weight in layer.weights)
-    return numbers * SIZES[dtype] // options.tensor_parallel
+    """
+    Return the weights of the checkpoint's own draft layers, loaded where tokens are guessed.
+
+    They are quantized as layers after the decoder's last one, on one stage.
+    """
+    architecture = description.architecture
+    if not options.speculative_tokens or not architecture.draft_layers:
+        return 0
+    longer = replace(
+        architecture, layers=architecture.layers + architecture.draft_layers, draft_layers=()
+    )
+    quantization = _quantization(description, options)
+    sharding = replace(_sharding(options), pipeline=1)
+    with_drafts, without = (
+        weight_bytes(each, quantization, sharding, dtype=dtype, vllm=options.vllm)[0].bytes
+        for each in (longer, architecture)
+    )
+    return with_drafts - without
 
 
 def _layout(
