@@ -69,7 +69,7 @@ class _Group:
             found.setdefault(number, Counter())[page] += 1
         return found
 
-    @property
+    @cached_property
     def page(self) -> Page:
         """Return its first layer's page, which is every layer's where it is not uniform."""
         return self.pages[0][1]
@@ -344,8 +344,9 @@ def _keeps_windows(layout: Layout) -> bool:
     """
     Return whether windows and chunks are kept as such beside full attention.
 
-    Not before 0.9.1, nor with --disable-hybrid-kv-cache-manager, nor on the CPU until its platform
-    says so; chunks (Llama 4) not by default since 0.10.1, for their latency.
+    Not before 0.9.1, nor with --disable-hybrid-kv-cache-manager, nor on the CPU before 0.10.2
+    (support_hybrid_kv_cache in platforms/cpu.py); chunks (Llama 4) not by default since 0.10.1, for
+    their latency.
     """
     if not layout.hybrid_manager or layout.vllm < (0, 9, 1):
         return False

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property
 from math import lcm, prod
 from typing import Any, Literal
 
@@ -77,17 +78,22 @@ class Layout:
         """Return how many stages there are."""
         return len(self.stages)
 
-    @property
+    @cached_property
+    def kinds(self) -> tuple[Cache, ...]:
+        """Return every cache that some layer has, once."""
+        return tuple(dict.fromkeys(cache for stage in self.stages for cache in stage))
+
+    @cached_property
     def has_states(self) -> bool:
         """Return whether some layer keeps a state."""
-        return any(isinstance(cache, StateCache) for stage in self.stages for cache in stage)
+        return any(isinstance(cache, StateCache) for cache in self.kinds)
 
-    @property
+    @cached_property
     def has_attention(self) -> bool:
         """Return whether some layer keeps tokens."""
-        return any(not isinstance(cache, StateCache) for stage in self.stages for cache in stage)
+        return any(not isinstance(cache, StateCache) for cache in self.kinds)
 
-    @property
+    @cached_property
     def caches_prefixes(self) -> bool:
         """
         Return whether prefix caching is on.
@@ -153,18 +159,21 @@ def pages(layout: Layout, stage: tuple[Cache, ...]) -> tuple[Page, ...]:
     Raises `FleetError` for a KV dtype that is not known.
     """
     block = block_size(layout)
-    found: list[Page] = []
-    for cache in stage:
-        if isinstance(cache, StateCache):
-            found.append(_state_page(layout, cache, block))
-        else:
-            found.append(_page(layout, cache, block))
-            if isinstance(cache, LatentCache) and cache.indexer_dim:
-                found.append(_index_page(cache, block))
+    made = {cache: _pages(layout, cache, block) for cache in set(stage)}
+    found = [page for cache in stage for page in made[cache]]
     if layout.vllm < (0, 11):
         # Two passes over the layers: attention, then Mamba (gpu_model_runner.get_kv_cache_spec).
         found.sort(key=lambda page: page.kind is Kind.STATE)
     return tuple(found)
+
+
+def _pages(layout: Layout, cache: Cache, block: int) -> tuple[Page, ...]:
+    """Return the pages of one layer: two where sparse attention keeps an index besides."""
+    if isinstance(cache, StateCache):
+        return (_state_page(layout, cache, block),)
+    if isinstance(cache, LatentCache) and cache.indexer_dim:
+        return (_page(layout, cache, block), _index_page(cache, block))
+    return (_page(layout, cache, block),)
 
 
 def block_size(layout: Layout) -> int:
@@ -409,10 +418,7 @@ def _major(layout: Layout) -> int:
 
 
 def _latent(layout: Layout) -> LatentCache | None:
-    return next(
-        (cache for stage in layout.stages for cache in stage if isinstance(cache, LatentCache)),
-        None,
-    )
+    return next((cache for cache in layout.kinds if isinstance(cache, LatentCache)), None)
 
 
 def _latent_block(layout: Layout, cache: LatentCache) -> tuple[int, int]:
@@ -459,9 +465,7 @@ def _cpu_block(layout: Layout) -> tuple[int, int]:
 
 def _attention_token(layout: Layout) -> int:
     """Return the bytes a token of the first layer with attention, whose page holds a state."""
-    first = next(
-        cache for stage in layout.stages for cache in stage if not isinstance(cache, StateCache)
-    )
+    first = next(cache for cache in layout.kinds if not isinstance(cache, StateCache))
     return token_bytes(layout, first)
 
 
@@ -474,12 +478,9 @@ def _hybrid_block(layout: Layout, block: int, kernel: int) -> int:
     also of Mamba's chunk.
     """
     token = _attention_token(layout)
-    state, kinds = 0, set()
-    for stage in layout.stages:
-        for cache in stage:
-            if isinstance(cache, StateCache):
-                state = max(state, state_bytes(layout, cache))
-                kinds.add(cache.kind)
+    states = [cache for cache in layout.kinds if isinstance(cache, StateCache)]
+    state = max(state_bytes(layout, cache) for cache in states)
+    kinds = {cache.kind for cache in states}
     align = _hybrid_alignment(layout, block, kernel)
     if any(_caches_every_block(layout, kind) for kind in kinds):
         align = lcm(layout.state_chunk, align)
@@ -499,11 +500,7 @@ def _hybrid_alignment(layout: Layout, block: int, kernel: int) -> int:
         return 16
     if latent:
         return 64
-    wide = any(
-        isinstance(cache, FullCache) and cache.head_dim == 256
-        for stage in layout.stages
-        for cache in stage
-    )
+    wide = any(isinstance(cache, FullCache) and cache.head_dim == 256 for cache in layout.kinds)
     return 32 if wide and _major(layout) == 10 and vllm < (0, 18) else 16
 
 
