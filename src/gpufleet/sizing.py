@@ -99,8 +99,6 @@ class Sizing:
     non_torch_bytes_per_gpu: int
     cuda_graph_bytes_per_gpu: int
     """Estimate; whether it is part of the budget, `cuda_graphs_in_budget` says."""
-    cuda_graphs_in_budget: bool
-    """Or on top of it: up to 0.19, and with the second model runner up to 0.28."""
     estimate_error_bytes_per_gpu: int
     """How far the three estimates together may be off."""
     max_model_len: int
@@ -109,6 +107,8 @@ class Sizing:
     gpu_memory_utilization: float
     block_size_tokens: int
     vllm: tuple[int, ...]
+    cuda_graphs_in_budget: bool = True
+    """Or on top of it: up to 0.19, and with the second model runner up to 0.28."""
 
     def as_json(self) -> dict[str, Any]:
         """Return it as `gpufleet size --json` prints it: units in the names."""

@@ -258,7 +258,7 @@ def _rows(options: Options, found: Sizing) -> Iterator[tuple[str, str, str]]:
             "sequences",
         )
         yield "CUDA and NCCL", _gib(found.non_torch_bytes_per_gpu), "estimate"
-        where = "estimate" if found.vllm >= (0, 20) else "estimate; outside the budget"
+        where = "estimate" if found.cuda_graphs_in_budget else "estimate; on top of the budget"
         yield "CUDA graphs", _gib(found.cuda_graph_bytes_per_gpu), where
         error = found.estimate_error_bytes_per_gpu
         yield "KV cache", _gib(found.kv_cache_bytes_per_gpu), f"what is left, +/- {_gib(error)}"

@@ -222,8 +222,15 @@ def start_memory(
         _activation(architecture, config, run),
         _non_torch(run),
         _cuda_graphs(architecture, run),
-        run.vllm >= GRAPHS_IN_BUDGET,
+        _reserves_graphs(architecture, run),
     )
+
+
+def _reserves_graphs(architecture: Architecture, run: DummyRun) -> bool:
+    """Return whether the graphs' memory is kept free: not by the second runner up to 0.28."""
+    if run.vllm < GRAPHS_IN_BUDGET or run.enforce_eager:
+        return False
+    return run.vllm >= _V2_PROFILES_GRAPHS or not second_runner(architecture, run.vllm)
 
 
 _SORT_ALWAYS = (0, 11, 1)
@@ -390,8 +397,6 @@ def _cuda_graphs(architecture: Architecture, run: DummyRun) -> Estimate:
     """
     if run.enforce_eager:
         return Estimate(0, 0, "--enforce-eager: none")
-    if GRAPHS_IN_BUDGET <= run.vllm < _V2_PROFILES_GRAPHS and second_runner(architecture, run.vllm):
-        return Estimate(0, 0, "this release's second model runner estimates none")
     largest = min(2 * run.max_num_seqs, 512, run.max_num_batched_tokens)
     if run.vllm < (0, 11, 1):
         graphs = 3 + largest // 8
