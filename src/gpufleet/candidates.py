@@ -43,7 +43,7 @@ least number of requests run at once."""
 SMALL_WEIGHTS_GIB = 2.0
 """Weights on a GPU of which a step reads so fast that waiting for the other GPUs takes as long: a
 wider group answers no sooner, once the KV cache is not divided any further either."""
-THROUGHPUT_SHARE = 2 / 3
+THROUGHPUT_SHARE = 0.6
 """Of the most KV tokens that a GPU can have: the smallest group that reaches this much is taken,
 since twice the GPUs in a group also wait twice as much for each other."""
 MOST_STAGES = 8
@@ -500,47 +500,63 @@ def remedies(
     """
     Return settings with which a model fits on `nodes` nodes of a kind where it does not.
 
-    Each as `key: value` in backquotes, tried here: it is not proposed unless it helps by itself.
+    Each as `key: value` in backquotes, or two of them where one is not enough. All were tried: what
+    is named helps by itself.
     """
 
-    def helps(changes: Mapping[str, Any], on: int = nodes) -> bool:
+    def considered(changes: Mapping[str, Any]) -> Considered:
         changed = served.model_copy(update=dict(changes))
-        found = consider("", changed, description, kind, on, sizer=sizer)
-        return any(
-            each.chosen and each.replicas and each.verdict is not Verdict.UNKNOWN
-            for each in found.candidates
-        )
+        return consider("", changed, description, kind, nodes, sizer=sizer)
 
-    found = []
+    def helps(changes: Mapping[str, Any]) -> bool:
+        chosen = considered(changes).chosen
+        return chosen is not None and chosen.replicas > 0 and chosen.verdict is not Verdict.UNKNOWN
+
+    found = [each for each in _one_change(served, considered({}).candidates) if helps(each)]
+    wider: dict[str, Any] = {}
     if served.tensor_parallel is not None:
-        free = consider(
-            "",
-            served.model_copy(update={"tensor_parallel": None}),
-            description,
-            kind,
-            nodes,
-            sizer=sizer,
-        ).chosen
-        if free is not None and helps({"tensor_parallel": free.division.tensor}):
-            found.append(f"`tensor_parallel: {free.division.tensor}`")
-    judged = consider("", served, description, kind, nodes, sizer=sizer).candidates
-    if served.concurrency > 1:
-        most = int(max((each.concurrency for each in judged), default=0))
-        for fewer in dict.fromkeys((most, int(most * 0.8), 1)):
-            if 1 <= fewer < served.concurrency and helps({"concurrency": fewer}):
-                found.append(f"`concurrency: {fewer}`")
-                break
-    longest = max((each.sizing.largest_max_model_len for each in judged if each.sizing), default=0)
+        free = considered({"tensor_parallel": None})
+        tensor = free.chosen.division.tensor if free.chosen else max(_powers(1, max(kind.islands)))
+        wider = {"tensor_parallel": tensor}
+        if helps(wider):
+            found.insert(0, wider)
+    if not found and wider:
+        changed = served.model_copy(update=wider)
+        more = _one_change(changed, considered(wider).candidates)
+        found = [both for each in more if helps(both := {**wider, **each})]
+    if not found:
+        least = {**wider, "concurrency": 1}
+        changed = served.model_copy(update=least)
+        more = _one_change(changed, considered(least).candidates)
+        found = [both for each in more if helps(both := {**least, **each})]
+    first: dict[tuple[str, ...], str] = {}
+    for changes in found:  # of several values of one key the nearest, which comes first
+        words = " and ".join(f"`{key}: {_yaml(value)}`" for key, value in changes.items())
+        first.setdefault(tuple(changes), words)
+    return tuple(first.values())
+
+
+def _one_change(served: Served, judged: tuple[Candidate, ...]) -> Iterator[dict[str, Any]]:
+    """Yield what might help, for each key the smallest change first."""
+    most = int(max((each.concurrency for each in judged), default=0))
+    for fewer in dict.fromkeys((most, int(most * 0.8), 1)):
+        if 1 <= fewer < served.concurrency:
+            yield {"concurrency": fewer}
+    sizings = [each.sizing for each in judged if each.sizing]
+    longest = max((sizing.largest_max_model_len for sizing in sizings), default=0)
+    length = max((sizing.max_model_len for sizing in sizings), default=0)
     for part in (0.95, 0.8, 0.5, 0.25):
         shorter = int(longest * part / served.concurrency) // 1024 * 1024
-        if shorter > 0 and helps({"context": shorter}):
-            found.append(f"`context: {shorter}`")
-            break
-    if not served.allow_pcie and helps({"allow_pcie": True}):
-        found.append("`allow_pcie: true`")
-    if not served.span_nodes and nodes > 1 and helps({"span_nodes": True}):
-        found.append("`span_nodes: true`")
-    return tuple(found)
+        if 0 < shorter < length:
+            yield {"context": shorter}
+    if not served.allow_pcie:
+        yield {"allow_pcie": True}
+    if not served.span_nodes:
+        yield {"span_nodes": True}
+
+
+def _yaml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 # How it would be started
