@@ -299,11 +299,12 @@ def _page(
             Kind.FULL, block, block * token, ("latent", cache.rank, cache.rope_dim), 0, token
         )
     shape: tuple[object, ...] = (max(1, cache.kv_heads // layout.tensor), cache.head_dim)
-    if isinstance(cache, ChunkCache):
+    if isinstance(cache, ChunkCache) and layout.vllm >= (0, 10):  # a whole context before
         return Page(Kind.CHUNK, block, block * token, shape, cache.chunk)
     if isinstance(cache, WindowCache):
         return Page(Kind.WINDOW, block, block * token, shape, cache.window)
-    return Page(Kind.FULL, block, block * token, (*shape, cache.v_head_dim), 0, token)
+    values = None if isinstance(cache, ChunkCache) else cache.v_head_dim
+    return Page(Kind.FULL, block, block * token, (*shape, values), 0, token)
 
 
 def _index_page(cache: LatentCache, block: int) -> Page:
