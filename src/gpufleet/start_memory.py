@@ -368,7 +368,7 @@ def _non_torch(run: DummyRun) -> Estimate:
     elif run.vllm < (0, 9, 1):
         found, error = (0.6, 0.3) if alone else (1.9, 0.9)
     elif run.vllm < (0, 17):
-        found, error = (0.1, 0.15) if alone else (1.4, 0.8)
+        found, error = (0.13, 0.15) if alone else (0.55, 0.5)
     elif run.vllm < _TOTAL_CONSUMED:
         found, error = (0.25, 0.15) if alone else (2.1, 0.5)
     else:
