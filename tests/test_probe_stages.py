@@ -46,6 +46,16 @@ def test_a_unit_that_was_rendered_says_which_stage_it_runs_and_where(root):
             "rank": 0,
             "port": 8001,
             "gpus": ["GPU-5f1c", "GPU-9a2e"],
+            "release": "0.32.0-1a2b3c4d5e",
+            "arguments": [
+                "/srv/llama",
+                "--served-model-name llama",
+                "--host 127.0.0.1",
+                "--port 8001",
+                "--tensor-parallel-size 2",
+                "--shutdown-timeout 60",
+                r'--chat-template "[X-Gpufleet]\nModel=other"',
+            ],
         }
     ]
 

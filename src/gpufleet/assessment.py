@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,10 +19,12 @@ from gpufleet.checks.finding import Report
 from gpufleet.checks.judge import judge
 from gpufleet.checks.reading import Needs
 from gpufleet.errors import FleetError
+from gpufleet.explanation import Change, difference, rows
 from gpufleet.model_reading import Described, described
 from gpufleet.nic_affinity import nearest_nics
 from gpufleet.planner import FleetPlan, Running
 from gpufleet.presets import YOURS, LayeredFlag, Subject, kinds, layered, objective, version
+from gpufleet.restarts import restarts
 from gpufleet.settings import NodeSettings, Served
 from gpufleet.topology import Node, known, node_from_probe
 from gpufleet.variables import Origin
@@ -52,6 +54,30 @@ class Assessment:
     """The stages that have units on the nodes."""
     layers: Mapping[tuple[str, str], tuple[LayeredFlag, ...]] = field(default_factory=dict)
     """By model and release: every flag that a layer sets."""
+    restarts: Mapping[str, str] = field(default_factory=dict)
+    """Stages whose process was started with something else than the plan says, and with what."""
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """What carrying the plan out does to what runs."""
+        return difference(self.plan, self.running, self.restarts, self.nodes.values())
+
+    def as_json(self) -> dict[str, Any]:
+        """
+        Plain values for `json.dumps`: the plan's, and beside them
+
+            {"candidates": [...], "changes": [...], "flags": {"llama": [...]}, "remarks": [...]}
+        """
+        return {
+            **self.plan.as_json(),
+            "candidates": [asdict(row) for row in rows(self.plan)],
+            "changes": [each.as_json() for each in self.changes],
+            "flags": {
+                f"{model} {vllm}".strip(): [asdict(each) for each in flags]
+                for (model, vllm), flags in self.layers.items()
+            },
+            "remarks": list(self.remarks),
+        }
 
 
 def judged(
@@ -117,7 +143,7 @@ def planned(
     if unfit_stops:
         origins = {name: each.origins for name, each in declared.items()}
         remarks = stage_flags.judge_plan(plan.stages, settings, origins)
-    return Assessment(nodes, plan, remarks, runs, layers)
+    return Assessment(nodes, plan, remarks, runs, layers, restarts(plan.stages, runs, settings))
 
 
 def every(answers: Mapping[str, Mapping[str, Any] | str]) -> dict[str, Mapping[str, Any]]:
@@ -149,6 +175,8 @@ def running(documents: Mapping[str, Mapping[str, Any]]) -> Iterator[Running]:
                     gpu_uuids=tuple(unit["gpus"]),
                     port=unit["port"],
                     rank=unit["rank"],
+                    release=str(unit.get("release", "")),
+                    arguments=tuple(unit.get("arguments", ())),
                 )
 
 

@@ -34,6 +34,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, 
 # none may slow the others down.
 _GROUPS = {
     "flags": "What vLLM's flags are in each release, and a command line judged by it.",
+    "import": "What you have (models.yml, vllm serve, docker run, compose) as settings.",
     "lab": "Real Linux nodes with simulated GPUs.",
     "size": "What a model takes on one GPU, and whether it starts with these options.",
 }
@@ -50,7 +51,7 @@ class _Commands(click.Group):
             return super().get_command(ctx, cmd_name)
         if "--help" in sys.argv[1:2] or "-h" in sys.argv[1:2]:  # only its name is asked for
             return click.Command(cmd_name, help=_GROUPS[cmd_name])
-        return {"flags": _flags, "lab": _lab, "size": _size}[cmd_name]()
+        return {"flags": _flags, "import": _import, "lab": _lab, "size": _size}[cmd_name]()
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -170,15 +171,27 @@ def check(
     "--nodes", multiple=True, metavar="FILE...", help="Plan for saved probes, not for live nodes."
 )
 @click.option("--vars", "vars_file", metavar="FILE", help="With --nodes: the variables of all.")
+@click.option(
+    "--explain", "explained", is_flag=True, help="Show every candidate, and why it was not taken."
+)
+@click.option("--diff", "compared", is_flag=True, help="Show what changes against what runs now.")
 @json_option
 def plan(
-    targets: tuple[str, ...], nodes: tuple[str, ...], vars_file: str | None, as_json: bool
+    targets: tuple[str, ...],
+    *,
+    nodes: tuple[str, ...],
+    vars_file: str | None,
+    explained: bool,
+    compared: bool,
+    as_json: bool,
 ) -> None:
     """
     Show which GPUs of which node would serve what, and why. Changes nothing.
 
     \b
     gpufleet plan inventories/prod.py
+    gpufleet plan inventories/prod.py --explain
+    gpufleet plan inventories/prod.py --diff
     gpufleet plan --vars serving.yml --nodes probes.json
 
     The files of --nodes are what `gpufleet probe --json` prints, or one node's probe each, named
@@ -197,17 +210,44 @@ def plan(
 
     from gpufleet import show
     from gpufleet.assessment import planned
+    from gpufleet.explanation import explain
 
     found = planned(answers, declared)
     for remark in found.remarks:
         click.echo(f"note: {remark}", err=True)
     if as_json:
-        _print_json(found.plan.as_json())
+        _print_json(found.as_json())
+        return
+    if explained:
+        click.echo(explain(found.plan, found.nodes.values()), nl=False)
+    if compared:
+        show.display(show.changes_table(found.changes))
+    if explained or compared:
         return
     show.display(show.plan_table(found.plan, found.nodes))
+    if found.layers:
+        click.echo()
+        show.display(show.layers_table(found.layers))
     click.echo()
     for reason in found.plan.reasons:
         click.echo(reason)
+
+
+@gpufleet.command()
+@click.argument("name", required=False)
+@json_option
+def presets(name: str | None, as_json: bool) -> None:
+    """Show the presets that `presets` of a model may name, or every value of one with reasons."""
+    from gpufleet import presets, show
+
+    wanted = {each: presets.load(each) for each in ((name,) if name else presets.names())}
+    if as_json:
+        _print_json({each: preset.model_dump(mode="json") for each, preset in wanted.items()})
+    elif name:
+        click.echo(wanted[name].situation + "\n")
+        show.display(show.preset_table(wanted[name]))
+    else:
+        show.display(show.presets_table(wanted))
 
 
 @gpufleet.command()
@@ -331,6 +371,12 @@ def _size() -> click.Command:
     from gpufleet.sizing_cli import size
 
     return size
+
+
+def _import() -> click.Command:
+    from gpufleet.import_cli import import_
+
+    return import_
 
 
 def _lab() -> click.Command:

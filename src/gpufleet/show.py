@@ -16,7 +16,9 @@ from rich.text import Text
 
 from gpufleet.checks.catalogue import CHECKS
 from gpufleet.checks.finding import Finding, GpuId, Report, Severity, worst_first
+from gpufleet.explanation import Action, Change
 from gpufleet.planner import FleetPlan, Stage
+from gpufleet.presets import Choice, LayeredFlag, Preset
 from gpufleet.printable import printable
 from gpufleet.ranges import node_ranges, ranges
 from gpufleet.topology import Node, known
@@ -228,6 +230,56 @@ def plan_table(plan: FleetPlan, nodes: Mapping[str, Node]) -> Table:
             str(stage.port),
         )
     return table
+
+
+def layers_table(layers: Mapping[tuple[str, str], Iterable[LayeredFlag]]) -> Table:
+    """Return one line a flag of each model that somebody set, and who did."""
+    table = _table("model", "flag", "value", "set by", "because")
+    for (model, _), flags in layers.items():
+        for each in flags:
+            because = each.because if len(each.because) < 60 else each.because[:57] + "..."
+            _row(table, model, f"--{each.name}", _shown(each.value), each.layer, because)
+    return table
+
+
+def changes_table(changes: Iterable[Change]) -> Table:
+    """Return one line a replica: what a deploy would do with it."""
+    table = _table("replica", "", "runs now", "is to run", "why")
+    for each in changes:
+        after = "" if each.action is Action.STAY else each.after
+        _row(table, each.replica, str(each.action), each.before, after, each.why)
+    return table
+
+
+def presets_table(found: Mapping[str, Preset]) -> Table:
+    """Return one line a preset."""
+    table = _table("preset", "objective", "for")
+    for name, preset in found.items():
+        _row(table, name, preset.objective, preset.situation)
+    return table
+
+
+def preset_table(preset: Preset) -> Table:
+    """Return one line a value that a preset may set."""
+    table = _table("flag", "value", "where", "because")
+    for flag, choices in preset.flags.items():
+        for each in choices:
+            value = f"by the model's family ({each.value})" if each.table else _shown(each.value)
+            _row(table, f"--{flag}", value, _where_it_holds(each), each.because)
+    for need in preset.needs:
+        _row(table, f"--{need.flag}", "yours", "", need.what)
+    return table
+
+
+def _where_it_holds(choice: Choice) -> str:
+    return "; ".join(
+        [
+            *([f"vLLM {choice.since} on"] if choice.since else []),
+            *([f"compute capability {choice.capability} on"] if choice.capability else []),
+            *([f"no {' or '.join(choice.without)} cache"] if choice.without else []),
+            *([", ".join(choice.architectures)] if choice.architectures else []),
+        ]
+    )
 
 
 def _island(stage: Stage, node: Node) -> str:

@@ -103,7 +103,7 @@ def render(
         environment=[
             systemd_quote(f"{name}={value}", command=False) for name, value in variables.items()
         ],
-        arguments=[" ".join(map(systemd_quote, line)) for _, line in lines(stage, model, vllm)],
+        arguments=argument_lines(stage, model, vllm),
         credentials=sorted(hashes),
         stop_seconds=stop_seconds(model),
         launcher=LAUNCHER,
@@ -144,6 +144,11 @@ def arguments(stage: Stage, model: Served, vllm: Vllm) -> tuple[str, ...]:
     the operator's by name, so that reordering YAML changes nothing.
     """
     return tuple(word for _, line in lines(stage, model, vllm) for word in line)
+
+
+def argument_lines(stage: Stage, model: Served, vllm: Vllm) -> list[str]:
+    """Return the lines of ExecStart= behind `vllm serve`, quoted as systemd reads them."""
+    return [" ".join(map(systemd_quote, line)) for _, line in lines(stage, model, vllm)]
 
 
 def served_name(stage: Stage, model: Served) -> str:

@@ -52,7 +52,24 @@ def stage(unit: str) -> dict[str, Any]:
         "rank": int(values["rank"]),
         "port": int(values["port"]),
         "gpus": values["gpus"].split(),
+        **started(text),
     }
+
+
+def started(text: str) -> dict[str, Any]:
+    """
+    Return the release that a unit starts, and its arguments as the unit has them, by line.
+
+    templates/vllm.service.j2: the launcher, `.../releases/<id>/bin/vllm serve`, a line for each.
+    """
+    _, _, rest = text.partition("\nExecStart=")
+    lines = []
+    for line in rest.splitlines():
+        lines.append(line.strip().rstrip("\\").strip())
+        if not line.endswith("\\"):
+            break
+    program = lines[1] if len(lines) > 1 else ""
+    return {"release": program.partition("/bin/")[0].rpartition("/")[2], "arguments": lines[2:]}
 
 
 def until_next(text: str) -> Iterator[str]:
