@@ -219,22 +219,27 @@ def online(method: str, vllm: tuple[int, ...]) -> Quantization | None:
     if scheme is None or not since <= vllm[:2] < until:
         return None
     return Quantization(
-        method, scheme, experts_only=method == "experts_int8", online=True, ignored=("lm_head",)
+        method,
+        scheme,
+        experts_only=method in {"experts_int8", "nvfp4_per_token", "int8_per_channel_weight_only"},
+        online=True,
+        ignored=("lm_head",),
     )
 
 
 _EVER = (1 << 30,)
 _ONLINE: dict[str, tuple[Scheme | None, tuple[int, ...], tuple[int, ...]]] = {
     "fp8": (FP8, (0, 0), (0, 31)),
-    "ptpc_fp8": (FP8_CHANNEL, (0, 7), (0, 31)),
-    "fp8_per_tensor": (FP8, (0, 19), _EVER),
-    "fp8_per_block": (Scheme(8, "fp8", block=(128, 128), scale_bytes=4), (0, 19), _EVER),
+    "ptpc_fp8": (FP8_CHANNEL, (0, 7), (0, 19)),
+    "fp8_per_tensor": (FP8, (0, 20), _EVER),
+    "fp8_per_block": (Scheme(8, "fp8", block=(128, 128), scale_bytes=4), (0, 20), _EVER),
     "fp8_per_channel": (FP8_CHANNEL, (0, 24), _EVER),
-    "mxfp8": (MXFP8, (0, 17), _EVER),
-    "mxfp4": (MXFP4, (0, 24), _EVER),
-    "int8_per_channel_weight_only": (INT8_CHANNEL, (0, 21), _EVER),
+    "mxfp8": (MXFP8, (0, 19), _EVER),
+    "mxfp4": (MXFP4, (0, 28), _EVER),
+    "int8_per_channel_weight_only": (INT8_CHANNEL, (0, 20), _EVER),
+    "nvfp4_per_token": (NVFP4, (0, 26), _EVER),
     "experts_int8": (INT8_CHANNEL, (0, 0), _EVER),
-    "bitsandbytes": (NF4, (0, 0), _EVER),
+    "bitsandbytes": (NF4, (0, 0), (0, 28)),
 }
 
 
@@ -486,6 +491,10 @@ def _mxfp4(said: Mapping[str, Any]) -> Quantization:
     return Quantization("mxfp4", MXFP4, _skipped(said), experts_only=True)
 
 
+def _mxfp8(said: Mapping[str, Any]) -> Quantization:
+    return Quantization("mxfp8", MXFP8, _skipped(said))
+
+
 def _quark(said: Mapping[str, Any]) -> Quantization:
     usual = _quark_scheme(said.get("global_quant_config") or {})
     groups = tuple(
@@ -560,6 +569,7 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], Quantization]] = {
     "modelopt": _modelopt,
     "bitsandbytes": _bitsandbytes,
     "mxfp4": _mxfp4,
+    "mxfp8": _mxfp8,
     "quark": _quark,
     "torchao": _torchao,
     "hqq": _hqq,
