@@ -39,7 +39,7 @@ class Refusal:
     needed_gib: float
     available_gib: float
     estimate: int
-    """The longest model length that would start."""
+    """The longest model length that would start; 0: not said."""
 
 
 @dataclass(frozen=True, eq=False)
