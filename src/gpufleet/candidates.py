@@ -334,7 +334,9 @@ def _powers(least: int, most: int) -> list[int]:
 
 def _verdict(served: Served, division: Division, sizing: Sizing) -> tuple[Verdict, str]:
     if not sizing.fits:
-        why = "; ".join(sizing.reasons) or "the KV cache of one request does not fit"
+        # What to write instead, the plan says with its own keys (`remedies`), not vLLM's flags.
+        found = (reason.split("; room is made by")[0] for reason in sizing.reasons)
+        why = "; ".join(found) or "the KV cache of one request does not fit"
         near = sizing.confidence == "near the edge"
         return (Verdict.NEAR if near else Verdict.NO), why
     # One request is certain to fit; the others that were asked for have to be as certain.

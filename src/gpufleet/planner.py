@@ -558,11 +558,11 @@ class _Wish:
             self.served, description, best.kind, best.nodes, sizer=self.sizer
         )
         write = f"set {', or '.join(ways)}" if ways else "take a checkpoint with smaller weights"
-        more = "" if len(judged) == 1 else f" (of {len(judged)} kinds of node the largest)"
+        kinds = "" if len(judged) == 1 else f", the largest of {len(judged)} kinds of node"
+        verdict = "is near the edge" if last.verdict is Verdict.NEAR else str(last.verdict)
         return (
-            f"serving.{self.name}: no division fits on {nodes}; {best.kind}{more}, "
-            f"{last.division}: {last.verdict}: {last.reason}: {write}, or use nodes with more "
-            "GPU memory"
+            f"serving.{self.name}: no division fits on {nodes} ({best.kind}{kinds}); the widest, "
+            f"{last.division}, {verdict}: {last.reason}; {write}, or use nodes with more GPU memory"
         )
 
     @property
