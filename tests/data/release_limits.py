@@ -14,7 +14,8 @@ capability and the activation dtypes that its class asks for (`get_min_capabilit
 
 A span is [first release, first release without it or null]; releases between two that were read
 may have made the change already. Compared with what the classes of 0.32.0 say when they are
-imported (`supports_pp`, `supports_lora`): the same.
+imported on a CPU (`supports_pp`, `supports_lora`): the same, but for DeepSeek V4, which has other
+classes there.
 """
 
 from __future__ import annotations

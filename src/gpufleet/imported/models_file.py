@@ -51,8 +51,8 @@ def _models(models: Any) -> Iterator[tuple[str, Any]]:
         yield from ((str(name), model) for name, model in models.items())
     elif isinstance(models, list):
         for model in models:
-            named = next((model[key] for key in _NAMES if key in model), "") if model else ""
-            yield str(named), model
+            known = model if isinstance(model, Mapping) else {}
+            yield str(next((known[key] for key in _NAMES if key in known), "")), model
     else:
         raise FleetError("`models` is neither a list nor a mapping of models")
 

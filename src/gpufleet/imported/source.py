@@ -25,6 +25,16 @@ def read(text: str, file: str, name: str) -> tuple[tuple[Launch, ...], tuple[Not
     `file` is for messages, `name` is what a server is called that has no name there. Raises
     `FleetError` where there is none.
     """
+    try:
+        launches, notes = _read(text, file, name)
+    except FleetError as error:
+        raise FleetError(*(f"{file}: {problem}" for problem in error.problems)) from None
+    if not launches:
+        raise FleetError(f"{file}: nothing in it starts vLLM; {_HOW}")
+    return _named(launches), notes
+
+
+def _read(text: str, file: str, name: str) -> tuple[tuple[Launch, ...], tuple[Note, ...]]:
     document = _document(text, file)
     notes: tuple[Note, ...] = ()
     if document is None:
@@ -39,9 +49,7 @@ def read(text: str, file: str, name: str) -> tuple[tuple[Launch, ...], tuple[Not
             for key in document
             if key not in {"models", "env", "environment"}
         )
-    if not launches:
-        raise FleetError(f"{file}: nothing in it starts vLLM; {_HOW}")
-    return _named(launches), notes
+    return launches, notes
 
 
 def _document(text: str, file: str) -> Mapping[str, Any] | None:
@@ -50,7 +58,7 @@ def _document(text: str, file: str) -> Mapping[str, Any] | None:
         loaded = yaml.safe_load(text)
     except yaml.YAMLError as error:
         if file.endswith((".yml", ".yaml")):
-            raise FleetError(f"{file}: is no YAML: {error}") from None
+            raise FleetError(f"is no YAML: {error}") from None
         return None
     if isinstance(loaded, list) and all(isinstance(one, Mapping) for one in loaded):
         return {"models": loaded}
@@ -62,7 +70,7 @@ def _document(text: str, file: str) -> Mapping[str, Any] | None:
         return {"models": loaded}
     if file.endswith((".yml", ".yaml")):
         keys = ", ".join(map(str, loaded)) or "nothing"
-        raise FleetError(f"{file}: has {keys}, and neither `models` nor `services`; {_HOW}")
+        raise FleetError(f"has {keys}, and neither `models` nor `services`; {_HOW}")
     return None
 
 

@@ -1,0 +1,467 @@
+"""What people have becomes settings, nothing is lost without a word, and no key is printed."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpufleet.errors import FleetError
+from gpufleet.flags import schema
+from gpufleet.import_cli import import_
+from gpufleet.imported import secret, shell
+from gpufleet.imported.convert import Imported, convert
+from gpufleet.imported.source import read
+from gpufleet.settings import NodeSettings, node_settings
+
+NEWEST = schema.load("0.33.0")
+KEY = "sk-abcdefghijklmnop"
+TOKEN = "hf_abcdefghijklmnopqrstuv"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+MODELS_FILE = f"""
+# One machine, two models
+env:
+  VLLM_LOGGING_LEVEL: INFO
+models:
+  - name: Qwen 72B (chat)
+    command: >-
+      vllm serve Qwen/Qwen2.5-72B-Instruct-AWQ --host 0.0.0.0 --port 8001
+      --tensor-parallel-size 4 --max-model-len 32k --swap-space 8
+      --gpu-memory-utilization 0.92 --enable-reasoning --guided-decoding-backend xgrammar
+      --api-key {KEY} --disable-log-requests --served-model-name qwen72
+      --enable-auto-tool-choice --tool-call-parser hermes
+    env:
+      VLLM_USE_V1: "1"
+      VLLM_ATTENTION_BACKEND: FLASH_ATTN
+      HF_TOKEN: {TOKEN}
+      CUDA_VISIBLE_DEVICES: 0,1,2,3
+    litellm:
+      model: hosted_vllm/qwen72
+      api_base: http://gpu1:8001/v1
+      api_key: {KEY}
+  - name: coder
+    command:
+      - python3
+      - -m
+      - vllm.entrypoints.openai.api_server
+      - --model
+      - /models/deepseek-coder
+      - --speculative-model
+      - /models/draft
+      - --num-speculative-tokens
+      - "5"
+      - --compilation-config
+      - '{{"cudagraph_mode": "FULL"}}'
+"""
+
+SCRIPT = f"""
+#!/bin/bash
+# start the server; don't forget the key
+set -euo pipefail
+MODEL="${{MODEL:-meta-llama/Llama-3.3-70B-Instruct}}"  # the model's name
+export VLLM_WORKER_MULTIPROC_METHOD=spawn
+export HF_HOME=/data/hf NCCL_DEBUG=WARN
+PORT=8080
+HF_TOKEN={TOKEN} nohup vllm serve "$MODEL" \\
+    --port $PORT \\
+    --tensor-parallel-size 8 \\
+    # --enforce-eager \\
+    --revision {COMMIT} \\
+    --hf-overrides '{{"rope_parameters": {{"rope_type": "yarn",
+                     "factor": 4.0}}}}' \\
+    -O3 --no-enable-prefix-caching \\
+    --api-key "$API_KEY" "$@" > vllm.log 2>&1 &
+echo started
+"""
+
+DOCKER = f"""
+docker run -d --name llama --runtime nvidia --gpus '"device=0,1"' \\
+  -v ~/.cache/huggingface:/root/.cache/huggingface -v /data/models:/models:ro \\
+  --env "HUGGING_FACE_HUB_TOKEN={TOKEN}" -e VLLM_USE_V1=0 -e NCCL_DEBUG=INFO \\
+  -p 127.0.0.1:9000:8000 --ipc=host --shm-size=16g --restart unless-stopped \\
+  vllm/vllm-openai:v0.10.2 \\
+  --model /models/Llama-3.1-8B-Instruct --max-model-len 16384 --kv-cache-dtype fp8
+"""
+
+COMPOSE = f"""
+services:
+  chat:
+    image: vllm/vllm-openai:latest
+    command: ["--model", "Qwen/Qwen3-8B", "--max-model-len", "8192", "--hf-token", "{TOKEN}"]
+    environment:
+      - HF_TOKEN=${{HF_TOKEN}}
+      - VLLM_LOGGING_LEVEL=${{LEVEL:-DEBUG}}
+    ports: ["8005:8000"]
+    volumes: ["hf:/root/.cache/huggingface"]
+    ipc: host
+    deploy:
+      resources: {{reservations: {{devices: [{{driver: nvidia, count: 1}}]}}}}
+  litellm:
+    image: ghcr.io/berriai/litellm:main
+"""
+
+SAMPLES = {"models.yml": MODELS_FILE, "start.sh": SCRIPT, "run.txt": DOCKER, "compose.yml": COMPOSE}
+
+
+def imported(text: str, file: str = "serve.sh") -> Imported:
+    """Return what a text becomes for the newest release."""
+    launches, notes = read(textwrap.dedent(text), file, "model")
+    found = convert(launches, NEWEST)
+    return Imported(found.settings, (*notes, *found.notes))
+
+
+def served(text: str, file: str = "serve.sh") -> dict[str, Any]:
+    """Return the settings of the one server of a text."""
+    (one,) = imported(text, file).settings["serving"].values()
+    return dict(one)
+
+
+def told(found: Imported) -> str:
+    """Return every note."""
+    return "\n".join(map(str, found.notes))
+
+
+def accepted(found: Mapping[str, Any]) -> NodeSettings:
+    """Return the settings with what only the operator knows: a release, its lock, the commits."""
+    vllm = {
+        "version": NEWEST.version,
+        "lock": "locks/vllm.txt",
+        "allow_unauthenticated": True,
+        **found.get("vllm", {}),
+    }
+    serving = {
+        name: {key: COMMIT if key == "revision" and not value else value
+               for key, value in model.items()}
+        for name, model in found["serving"].items()
+    }  # fmt: skip
+    return node_settings({"vllm": vllm, "serving": serving})
+
+
+# -- the round trip --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", SAMPLES)
+def test_what_comes_out_is_what_our_settings_take(file: str) -> None:
+    """A person adds the commits; nothing else has to be changed."""
+    found = imported(SAMPLES[file], file)
+
+    assert accepted(found.settings).serving.keys() == found.settings["serving"].keys()
+
+
+@pytest.mark.parametrize("file", SAMPLES)
+def test_the_yaml_says_the_same_as_the_values(file: str, tmp_path: Path) -> None:
+    """What is printed, read again, is what was converted."""
+    path = tmp_path / file
+    path.write_text(SAMPLES[file])
+
+    run = CliRunner().invoke(import_, [str(path), "--vllm", "0.33.0"], standalone_mode=False)
+
+    assert run.return_value == 1  # each sample leaves something to decide
+    assert yaml.safe_load(run.stdout)["serving"].keys() == (
+        imported(SAMPLES[file], file).settings["serving"].keys()
+        if file != "start.sh"
+        else {"start"}
+    )
+
+
+@pytest.mark.parametrize("file", SAMPLES)
+def test_no_key_is_printed(file: str, tmp_path: Path) -> None:
+    """Neither on standard output nor in a sentence about it."""
+    path = tmp_path / file
+    path.write_text(SAMPLES[file])
+
+    run = CliRunner().invoke(import_, [str(path)])
+
+    assert KEY not in run.output + run.stderr
+    assert TOKEN not in run.output + run.stderr
+
+
+# -- each form -------------------------------------------------------------------------------------
+
+
+def test_a_list_of_models_becomes_one_entry_each() -> None:
+    """Commands as text and as words; LiteLLM's part is told about and dropped."""
+    found = imported(MODELS_FILE, "models.yml")
+
+    assert found.settings == {
+        "vllm": {
+            "hf_token_file": "secrets/hf-token",
+            "api_key_file": "secrets/vllm-api-key",
+            "environment": {"VLLM_LOGGING_LEVEL": "INFO"},
+        },
+        "serving": {
+            "qwen-72b-chat": {
+                "model": "Qwen/Qwen2.5-72B-Instruct-AWQ",
+                "revision": None,
+                "served_name": "qwen72",
+                "context": 32_000,
+                "tensor_parallel": 4,
+                "port": 8001,
+                "flags": {
+                    "attention-backend": "FLASH_ATTN",
+                    "enable-auto-tool-choice": True,
+                    "enable-log-requests": False,
+                    "gpu-memory-utilization": 0.92,
+                    "structured-outputs-config": {"backend": "xgrammar"},
+                    "tool-call-parser": "hermes",
+                },
+            },
+            "coder": {
+                "model": "/models/deepseek-coder",
+                "served_name": "/models/deepseek-coder",
+                "flags": {
+                    "compilation-config": {"cudagraph_mode": "FULL"},
+                    "speculative-config": {"model": "/models/draft", "num_speculative_tokens": 5},
+                },
+            },
+        },
+    }
+    for dropped in (
+        "--swap-space", "--enable-reasoning", "--host", "--api-key", "litellm", "VLLM_USE_V1",
+        "VLLM_ATTENTION_BACKEND", "HF_TOKEN", "CUDA_VISIBLE_DEVICES", "`qwen72`",
+    ):  # fmt: skip
+        assert dropped in told(found)
+
+
+def test_a_script_is_read_as_a_shell_would() -> None:
+    """Variables, continued lines, quotes over lines, comments in between, redirections."""
+    assert served(SCRIPT) == {
+        "model": "meta-llama/Llama-3.3-70B-Instruct",
+        "revision": COMMIT,
+        "served_name": "meta-llama/Llama-3.3-70B-Instruct",
+        "tensor_parallel": 8,
+        "port": 8080,
+        "flags": {
+            "enable-prefix-caching": False,
+            "hf-overrides": {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
+            "optimization-level": "3",
+        },
+        "environment": {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "NCCL_DEBUG": "WARN"},
+    }
+    assert "`$@` stands for arguments" in told(imported(SCRIPT))
+
+
+def test_a_container_s_paths_and_port_become_the_node_s() -> None:
+    """Clients keep the name that they ask for, the model is where the mount comes from."""
+    found = imported(DOCKER)
+
+    assert found.settings["serving"]["llama"] == {
+        "model": "/data/models/Llama-3.1-8B-Instruct",
+        "served_name": "/models/Llama-3.1-8B-Instruct",
+        "context": 16384,
+        "port": 9000,
+        "flags": {"kv-cache-dtype": "fp8"},
+        "environment": {"NCCL_DEBUG": "INFO"},
+    }
+    for dropped in ("v0.10.2", "--gpus", "--ipc", "--shm-size", "--restart", "--runtime", "-d ",
+                    "/root/.cache/huggingface", "VLLM_USE_V1"):  # fmt: skip
+        assert dropped in told(found)
+
+
+def test_a_compose_file_s_vllm_services_are_taken() -> None:
+    """The others are named and left out."""
+    found = imported(COMPOSE, "compose.yml")
+
+    assert found.settings["serving"] == {
+        "chat": {
+            "model": "Qwen/Qwen3-8B",
+            "revision": None,
+            "served_name": "Qwen/Qwen3-8B",
+            "context": 8192,
+            "port": 8005,
+            "environment": {"VLLM_LOGGING_LEVEL": "DEBUG"},
+        }
+    }
+    assert "service `litellm` runs no vLLM" in told(found)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "vllm serve org/m --seed 7",
+        "/opt/venv/bin/vllm serve org/m --seed=7",
+        "vllm serve --model org/m --seed 7",
+        "vllm serve --model=org/m --seed 7",
+        "python -m vllm.entrypoints.openai.api_server --model org/m --seed 7",
+        "exec nohup vllm serve org/m --seed 7 >log 2>&1 &",
+        "cd /srv && . venv/bin/activate && vllm serve org/m --seed 7 | tee log",
+        "sudo -u vllm env A=b vllm serve org/m --seed 7 # the seed",
+        "docker run --rm --gpus all vllm/vllm-openai:v0.30.0 --model org/m --seed 7",
+        "podman run vllm/vllm-openai org/m --seed 7",
+        "docker run --entrypoint vllm vllm/vllm-openai serve org/m --seed 7",
+        "docker run -it vllm/vllm-openai bash -c 'vllm serve org/m --seed 7'",
+        "docker run --entrypoint bash vllm/vllm-openai -c 'exec vllm serve org/m --seed 7'",
+        "M=org/m\nvllm serve $M --seed 7",
+        "ARGS='org/m --seed 7'\nvllm serve $ARGS",
+        "vllm serve org/m \\\n  --seed \\\n  7\n",
+        "models:\n  - {name: a, command: vllm serve org/m --seed 7}\n",
+        "models:\n  a: {model: org/m, args: [--seed, 7]}\n",
+        "models:\n  a: {command: [vllm, serve, org/m, --seed, '7']}\n",
+        "- name: a\n  command: org/m --seed 7\n",
+        "services:\n  a: {image: 'vllm/vllm-openai', command: --model org/m --seed 7}\n",
+        "services:\n  a:\n    image: mine/vllm\n    entrypoint: [vllm, serve]\n"
+        "    command: [org/m, --seed, '7']\n",
+    ],
+)
+def test_every_way_to_write_it_means_the_same(line: str) -> None:
+    """One server of org/m with one flag."""
+    found = served(line, "-")
+
+    assert (found["model"], found["flags"]) == ("org/m", {"seed": 7})
+
+
+@pytest.mark.parametrize(
+    ("flags", "kept"),
+    [
+        ("-tp 2", {"tensor_parallel": 2}),
+        ("--tensor_parallel_size=2", {"tensor_parallel": 2}),
+        ("-pp 2 -dp 4 --enable-expert-parallel",
+         {"pipeline_parallel": 2, "data_parallel": 4, "expert_parallel": True}),
+        ("--max-model-len 32K", {"context": 32768}),
+        ("--max-model-len auto", {"flags": {"max-model-len": -1}}),
+        ("--shutdown-timeout 90", {"drain_seconds": 90}),
+        ("--port 8000", {}),
+        ("--host ::1 --nnodes 2 --node-rank 0 --master-addr a", {}),
+        ("--download-dir /models", {}),
+        ("--lora-modules a=/a b=/b --enable-lora",
+         {"flags": {"lora-modules": ["a=/a", "b=/b"], "enable-lora": True}}),
+        ("--compilation-config.mode 3", {"flags": {"compilation-config": {"mode": 3}}}),
+        ("--kv-transfer-config '{\"kv_connector\": \"NixlConnector\", \"kv_role\": \"kv_both\"}'",
+         {"flags": {"kv-transfer-config":
+                    {"kv_connector": "NixlConnector", "kv_role": "kv_both"}}}),
+        ("--num-scheduler-steps 8 --use-v2-block-manager --preemption-mode swap", {}),
+        ("--disable-log-stats --trust-remote-code",
+         {"flags": {"disable-log-stats": True, "trust-remote-code": True}}),
+    ],
+)  # fmt: skip
+def test_a_flag_becomes_a_setting_or_is_told_about(flags: str, kept: dict[str, Any]) -> None:
+    """Ours where there is one, vLLM's else, and a sentence where it is neither."""
+    found = imported(f"vllm serve /m {flags}")
+    (one,) = found.settings["serving"].values()
+
+    assert {key: value for key, value in one.items() if key not in {"model", "served_name"}} == kept
+    assert accepted(found.settings).serving
+
+
+def test_the_release_decides_how_flags_are_written() -> None:
+    """The same line, for a release that still has the flag."""
+    launches, _ = read("vllm serve /m --swap-space 4", "-", "m")
+
+    assert convert(launches, schema.load("0.17.0")).settings["serving"]["m"]["flags"] == {
+        "swap-space": 4
+    }
+    assert "flags" not in convert(launches, NEWEST).settings["serving"]["m"]
+
+
+def test_what_only_a_person_knows_is_marked() -> None:
+    """Unset variables, unknown flags, a branch for a revision, a model that is no id."""
+    found = imported(
+        "vllm serve gpt2 --served-model-name $NAME --revision main --no-such-flag 3 "
+        "--chat-template $TEMPLATE"
+    )
+    decide = [str(note) for note in found.notes if note.decide]
+
+    for what in ("gpt2", "$NAME", "--no-such-flag", "$TEMPLATE"):
+        assert any(what in sentence for sentence in decide), what
+    assert not found.decided
+
+
+def test_two_servers_of_one_name_stay_two() -> None:
+    """Both are there, the second one numbered."""
+    found = imported("vllm serve org/a --port 8000 &\nvllm serve org/b --port 8001 &\n")
+
+    assert [one["model"] for one in found.settings["serving"].values()] == ["org/a", "org/b"]
+    assert accepted(found.settings).serving
+
+
+@pytest.mark.parametrize(
+    ("text", "file", "said"),
+    [
+        ("echo hello", "a.sh", "nothing in it starts vLLM"),
+        ("vllm serve 'org/m", "a.sh", "never closed"),
+        ("a: [", "a.yml", "is no YAML"),
+        ("plain: 1", "a.yml", "neither `models` nor `services`"),
+        ("models:\n  - name: a\n    env: {A: b}\n", "a.yml", "neither `command` nor `model`"),
+        ("models: 3", "a.yml", "neither a list nor a mapping"),
+        ("models: [3]", "a.yml", "is no mapping"),
+        ("services:\n  a: {image: nginx}\n", "a.yml", "nothing in it starts vLLM"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_what_to_give(text: str, file: str, said: str) -> None:
+    """Never half an import."""
+    with pytest.raises(FleetError, match=said):
+        imported(text, file)
+
+
+# -- rules -----------------------------------------------------------------------------------------
+
+WORDS = st.sampled_from(
+    [
+        *("vllm", "serve", "docker", "run", "-e", "A=b", "--model", "org/m", "-p", "1:2", "--seed"),
+        *("7", "--", "-", ";", "&", "|", ">", "2>&1", "$A", "${A:-b}", "\\", "#", "'", '"', "\n"),
+        *(
+            '{"a": 1}',
+            "vllm/vllm-openai",
+            "--env",
+            "--api-key",
+            "python",
+            "-m",
+            "export",
+            "=",
+            "-v",
+        ),
+    ]
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(WORDS, max_size=20).map(" ".join))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    """Nothing but a FleetError for whatever is pasted."""
+    try:
+        found = imported(text, "-")
+    except FleetError:
+        return
+    assert found.settings["serving"]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.from_regex(r"(hf_[A-Za-z0-9]{20}|sk-[A-Za-z0-9]{20})", fullmatch=True))
+def test_a_key_is_hidden_wherever_it_stands(key: str) -> None:
+    """As a flag's value, a variable, in a URL, in JSON."""
+    found = imported(
+        f"X_API_KEY={key} OTHER=pre-{key} vllm serve /m --api-key {key} --hf-token={key} "
+        f'--hf-overrides \'{{"a": "{key}"}}\' --tokenizer https://user:{key}@host/x'
+    )
+
+    assert key not in str(found.settings)
+    assert key not in told(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_secret"),
+    [
+        ("HF_TOKEN", True), ("OPENAI_API_KEY", True), ("WANDB_APIKEY", True), ("DB_PASSWORD", True),
+        ("TOKENIZERS_PARALLELISM", False), ("VLLM_MAX_TOKENS_PER_EXPERT", False),
+        ("API_KEY_FILE", False), ("HF_TOKEN_PATH", False), ("MONKEY", False),
+    ],
+)  # fmt: skip
+def test_a_variable_s_name_says_that_it_is_a_secret(name: str, is_secret: bool) -> None:
+    """By whole words of the name."""
+    assert secret.names_one(name) is is_secret
+
+
+def test_a_comment_s_quote_does_not_swallow_the_rest() -> None:
+    """An apostrophe in a comment is no quote, and a # in a word no comment."""
+    text = "# don't\nvllm serve org/m --chat-template /a#b.jinja  # it's here\necho 'x'\n"
+    (launch,) = shell.launches(text, "m")
+
+    assert launch.argv == ("org/m", "--chat-template", "/a#b.jinja")
