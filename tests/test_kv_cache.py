@@ -136,18 +136,44 @@ def test_the_longest_length_starts_and_one_token_more_does_not(release: str) -> 
             assert not longer.starts, (case, longest)
 
 
-def test_the_cpu_server_logs_what_is_foretold() -> None:
-    # Measured: vLLM 0.32.0 for CPUs, 2 layers of 4 heads of 32, --kv-cache-memory-bytes 64M:
-    # "CPU KV cache size: 65,536 tokens, Maximum concurrency for 512 tokens per request: 128.00x".
-    server = Layout(
-        stages=((FullCache(4, 32),) * 2,),
-        vllm=(0, 32, 0),
-        max_model_len=512,
-        max_num_batched_tokens=512,
-        device="cpu",
-    )
-    report = cache(server, 64 << 20)
-    assert (report.tokens, report.max_concurrency) == (65_536, 128.0)
+CPU = Layout(
+    stages=((FullCache(4, 32),) * 2,),
+    vllm=(0, 32, 0),
+    max_model_len=512,
+    max_num_batched_tokens=512,
+    device="cpu",
+)
+SLIDES, SEES_ALL = WindowCache(2, 32, 64), FullCache(2, 32)
+
+
+@pytest.mark.parametrize(
+    ("server", "memory", "tokens", "concurrency"),
+    [
+        # --kv-cache-memory-bytes 64M; all layers alike.
+        (CPU, 64 << 20, 65_536, "128.00"),
+        # 8M; five windows and two full layers: four groups of two, one of them padded. A batch is
+        # in flight but once: the CPU's scheduler waits for it.
+        (
+            replace(
+                CPU,
+                stages=((SLIDES, SLIDES, SEES_ALL, SLIDES, SLIDES, SEES_ALL, SLIDES),),
+                max_model_len=4096,
+                max_num_batched_tokens=256,
+            ),
+            8 << 20,
+            11_915,
+            "2.91",
+        ),
+    ],
+)
+def test_the_cpu_server_logs_what_is_foretold(
+    server: Layout, memory: int, tokens: int, concurrency: str
+) -> None:
+    # Measured: vLLM 0.32.0 for CPUs, "CPU KV cache size: 65,536 tokens, Maximum concurrency for 512
+    # tokens per request: 128.00x" and so on.
+    report = cache(server, memory)
+    assert report.tokens == tokens
+    assert f"{report.max_concurrency:.2f}" == concurrency
     assert report.block_size == 128
 
 

@@ -404,13 +404,13 @@ def _in_flight(layout: Layout) -> int:
     """
     Return the tokens that are scheduled but not settled, whose blocks a window still holds.
 
-    One batch, until 0.26 counted all that run at once (VllmConfig.max_in_flight_tokens): two with
-    asynchronous scheduling, the default; with pipeline stages as many as those, and one more with
-    the second model runner (0.29; before that for dense models, which is taken here).
+    One batch, until 0.26 counted all that run at once (VllmConfig.max_in_flight_tokens): as many as
+    there are stages, and one more with asynchronous scheduling. That is the default, but not on
+    the CPU, nor with several stages for most mixtures of experts before 0.29, which is left out.
     """
     if layout.vllm < (0, 26):
         return layout.max_num_batched_tokens
-    overlap = 1 if layout.device == "cuda" or layout.pipeline == 1 else 0
+    overlap = 0 if layout.device == "cpu" else 1
     return (layout.pipeline + overlap) * layout.max_num_batched_tokens
 
 
