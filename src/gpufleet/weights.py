@@ -46,6 +46,15 @@ class Sharding:
     expert: bool = False
     """Experts are divided as a whole, over tensor x data ranks."""
 
+    @property
+    def replicates_shared_experts(self) -> bool:
+        """
+        Say whether each rank has all of the shared experts, since it gets a part of the tokens.
+
+        Source: use_sequence_parallel_moe in vllm/config/parallel.py, DeepseekV2MLP.
+        """
+        return self.expert and self.tensor > 1 and self.data > 1
+
 
 @dataclass(frozen=True)
 class Weighed:
