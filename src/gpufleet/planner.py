@@ -224,7 +224,8 @@ def plan(
             continue  # whether it fits can only be said once these are put right
         served = next(iter(by_node.values()))
         description = (described or {}).get(name)
-        wish = _Wish(name, served, description, [rooms[node] for node in by_node], sized)
+        its_rooms = [rooms[node] for node in by_node]
+        wish = _Wish(name, served, description, its_rooms, fleet.keys(), sized)
         wish.running = found.pop(name, {})
         models.append(wish)
 
@@ -428,8 +429,10 @@ class _Wish:
         served: Served,
         description: Description | str | None,
         rooms: list[Room],
+        fleet: Collection[str],
         sizer: Sizer,
     ) -> None:
+        self.fleet = fleet
         self.name = name
         self.served = served
         self.description = description
@@ -474,7 +477,8 @@ class _Wish:
         parts: list[Part] = []
         for stage in stages:
             if (room := self._by_name.get(stage.node)) is None:
-                return f"{stage.node} is not there any more, or does not declare it"
+                gone = stage.node not in self.fleet
+                return f"{stage.node} {'is gone' if gone else 'does not declare it any more'}"
             if room.kind not in self.divisions:
                 return f"it does not fit on {stage.node} any more"
             if any(uuid not in room.indices for uuid in stage.gpu_uuids):
