@@ -116,7 +116,7 @@ class Quantization:
 
 
 _ROOTS = ("", "model.", "language_model.model.", "model.language_model.")
-_BEFORE_LAYERS = re.compile(r"^(?:(?:model|language_model|transformer|text_model|llm)\.)+")
+_BEFORE_LAYERS = re.compile(r"^(?:(?:model|language_model|transformer|text_model|llm|backbone)\.)+")
 _NUMBER = re.compile(r"(?:^|\.)layers\.(\d+)(?![\d])")
 
 
@@ -130,6 +130,7 @@ class _Patterns:
 
     def __init__(self, patterns: Iterable[str]) -> None:
         self.plain: set[str] = set()
+        self.parts: set[str] = set()
         self.of_layer: dict[str, list[re.Pattern[str]]] = {}
         self.anywhere: list[re.Pattern[str]] = []
         for pattern in patterns:
@@ -144,19 +145,23 @@ class _Patterns:
                 else:
                     self.anywhere.append(compiled)
             else:
-                self.plain.add(_unrooted(pattern.rstrip(".")))
+                plain = _unrooted(pattern.rstrip("."))
+                (self.plain if _NUMBER.search(plain) else self.parts).add(f".{plain}.")
 
     def matches(self, names: Sequence[str]) -> bool:
         """Return whether one of the names of a weight is meant."""
         return any(self._match(name) for name in names)
 
     def _match(self, name: str) -> bool:
-        if self.plain:
-            words = name.split(".")
-            for start in range(len(words)):
-                for end in range(start + 1, len(words) + 1):
-                    if ".".join(words[start:end]) in self.plain:
-                        return True
+        dotted = f".{name}."
+        if self.plain and _NUMBER.search(name):
+            end = dotted.find(".", 1)
+            while end > 0:
+                if dotted[: end + 1] in self.plain:
+                    return True
+                end = dotted.find(".", end + 1)
+        if any(part in dotted for part in self.parts):
+            return True
         if self.of_layer and (number := _NUMBER.search(name)):
             for pattern in self.of_layer.get(number.group(1), ()):
                 if pattern.match(name):
