@@ -290,3 +290,19 @@ def test_a_second_call_is_fast_enough_for_a_planner():
         spent.append(time.perf_counter() - began)
 
     assert min(spent) <= 0.002
+
+
+def test_an_index_s_total_fills_in_what_the_config_does_not_say():
+    """Only where the architecture is not known exactly: a total says nothing of layers."""
+    text = {**config("meta-llama--Meta-Llama-3.1-8B"), "model_type": "llama"}
+    heard = {"hidden_size": 1024, "num_hidden_layers": 4}
+    loose = architecture(
+        {"architectures": ["UltravoxModel"], "text_config": text, "audio_config": heard}
+    )
+    exact = architecture(text)
+
+    for model, more in ((loose, GIB), (exact, 0)):
+        stored = 2 * model.parameters + GIB
+        (said,) = weight_bytes(model, None, Sharding(), stored=stored, vllm=V)
+        (counted,) = weight_bytes(model, None, Sharding(), vllm=V)
+        assert said.bytes - counted.bytes == more

@@ -88,7 +88,7 @@ def weight_bytes(
     and with it their padding; None: Marlin's, the usual one. Raises `FleetError` for a partition
     that does not add up.
     """
-    plan = _plan(architecture, quantization, stored if isinstance(stored, Mapping) else None)
+    plan = _plan(architecture, quantization, stored)
     number = SIZES[architecture.dtype if dtype == "auto" else dtype]
     major = compute_capability[0] if compute_capability else None
     rank = _Rank(sharding, number, vllm, major=major)
@@ -187,7 +187,7 @@ class _Plan:
     """What each kind is to be multiplied by to agree with the stored tensors."""
     unknown: int
     """Bytes that are stored outside of the layers and of no known part."""
-    stored: Stored | None
+    stored: Stored | int | None
 
 
 _plans: dict[tuple[int, int, int], _Plan] = {}
@@ -195,7 +195,7 @@ _MOST_PLANS = 256
 
 
 def _plan(
-    architecture: Architecture, quantization: Quantization | None, stored: Stored | None
+    architecture: Architecture, quantization: Quantization | None, stored: Stored | int | None
 ) -> _Plan:
     """
     Return the plan of these objects, made once.
@@ -203,7 +203,7 @@ def _plan(
     Values of this size are slow to hash, so they are known by identity; a plan holds them, so an
     identity is not used again while it is known.
     """
-    key = (id(architecture), id(quantization), id(stored))
+    key = (id(architecture), id(quantization), stored if isinstance(stored, int) else id(stored))
     if found := _plans.get(key):
         return found
     if len(_plans) >= _MOST_PLANS:
@@ -213,7 +213,7 @@ def _plan(
 
 
 def _made(
-    architecture: Architecture, quantization: Quantization | None, stored: Stored | None
+    architecture: Architecture, quantization: Quantization | None, stored: Stored | int | None
 ) -> _Plan:
     kinds: dict[tuple[int, tuple[Scheme | None, ...]], int] = {}
     listed: list[tuple[Kept, int]] = []
@@ -446,15 +446,16 @@ _DRAFTS = re.compile(r"(?:^|\.)mtp")
 def _measured(
     architecture: Architecture,
     quantization: Quantization | None,
-    stored: Stored | None,
+    stored: Stored | int | None,
     plan: tuple[tuple[tuple[Kept, int], ...], tuple[int, ...], tuple[Kept, ...]],
 ) -> tuple[tuple[float, ...], int]:
     """
-    Return by what each kind of layer is to be multiplied to agree with the stored tensors, and how
-    many numbers outside of the layers are stored and not known.
+    Return by what each kind of layer is to be multiplied to agree with the stored tensors, and the
+    bytes outside of the layers that are stored and of no known part.
 
     A factor that is far from one is a checkpoint of something else (a merged adapter, a draft), so
-    it does not count.
+    it does not count. A total alone says nothing of layers; it counts where the architecture is not
+    known exactly, and is more than the arithmetic by less than half.
     """
     kinds, kind_of, parts = plan
     neutral = (1.0,) * len(kinds), 0
@@ -462,6 +463,11 @@ def _measured(
         return neutral
     number = SIZES[architecture.dtype]
     whole = _Rank(Sharding(), number, (), as_stored=True)
+    inexact = architecture.multimodal and bool(architecture.notes)
+    known = sum(whole.weigh(kept) for kept in parts)
+    if isinstance(stored, int):
+        known += sum(whole.weigh(kinds[kind][0]) for kind in kind_of)
+        return neutral[0], stored - known if inexact and known < stored < known * 1.5 else 0
     of_layer: Counter[int] = Counter()
     rest = 0
     symmetric = quantization is None or quantization.scheme is None or quantization.scheme.symmetric
@@ -484,9 +490,7 @@ def _measured(
         expected = whole.weigh(kept) * len(numbers)
         factor = found_bytes / expected if expected else 1.0
         factors.append(factor if 1 / _FAR < factor < _FAR else 1.0)
-    known = sum(whole.weigh(kept) for kept in parts)
-    unknown = rest - known if architecture.multimodal and architecture.notes else 0
-    return tuple(factors), max(0, unknown)
+    return tuple(factors), max(0, rest - known) if inexact else 0
 
 
 _FAR = 4

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from gpufleet.errors import FleetError
@@ -213,6 +213,7 @@ def quantization(
         ) from error
 
 
+@cache
 def online(method: str, vllm: tuple[int, ...]) -> Quantization | None:
     """
     Return what `--quantization METHOD` does to a checkpoint that is not quantized.
@@ -267,19 +268,27 @@ def _method(said: Mapping[str, Any]) -> str:
     stated = str(said.get("quant_method") or "").lower()
     if by_modelopt or (algorithm and stated in {"", "modelopt"}):
         return "modelopt"
-    return {
-        "auto_awq": "awq",
-        "auto_gptq": "gptq",
-        "awq_marlin": "awq",
-        "gptq_marlin": "gptq",
-        "gptq_marlin_24": "gptq_marlin_24",
-        "auto-round": "auto-round",
-        "intel/auto-round": "auto-round",
-        "inc": "auto-round",
-        "modelopt_fp4": "modelopt",
-        "modelopt_mixed": "modelopt",
-        "gpt_oss_mxfp4": "mxfp4",
-    }.get(stated, stated or "(no quant_method)")
+    return canonical(stated) or "(no quant_method)"
+
+
+_SAME = {
+    "auto_awq": "awq",
+    "awq_marlin": "awq",
+    "awq_triton": "awq",
+    "auto_gptq": "gptq",
+    "gptq_marlin": "gptq",
+    "intel/auto-round": "auto-round",
+    "inc": "auto-round",
+    "modelopt_fp4": "modelopt",
+    "modelopt_mixed": "modelopt",
+    "modelopt_mxfp8": "modelopt",
+    "gpt_oss_mxfp4": "mxfp4",
+}
+
+
+def canonical(method: str) -> str:
+    """Return a method's name here; vLLM has several for one, by kernel and by release."""
+    return _SAME.get(method.lower(), method.lower())
 
 
 def _inner(said: Mapping[str, Any]) -> Mapping[str, Any]:
