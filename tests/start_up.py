@@ -1,8 +1,4 @@
-"""
-The lines of vLLM's start-up in logs that others published, and what is said here in their place.
-
-`python -m tests.start_up` prints docs/sizing-accuracy.md.
-"""
+"""The lines of vLLM's start-up that others published, and what is said here in their place."""
 
 from __future__ import annotations
 
@@ -309,4 +305,17 @@ def sized(log: Log) -> Sizing:
             prefix_caching=flags.get("enable_prefix_caching"),
             compute_capability=log.capability,
         ),
+    )
+
+
+def whole_logs() -> tuple[Log, ...]:
+    """Return the starts that say all that the whole chain needs."""
+    return tuple(
+        log
+        for log in logs()
+        if log.gpu_memory_gib
+        and not log.only_cache
+        and log.available_gib
+        and min(log.available_gib) > 0
+        and "cpu_offload_gb" not in log.flags
     )

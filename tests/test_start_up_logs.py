@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.start_up import GIB, ROUNDING, Log, cached, logs, sized, weighed
+from tests.start_up import GIB, ROUNDING, Log, cached, logs, sized, weighed, whole_logs
 
 LOADED = 0.02
 """How far the weights may be off, as a share. Most are within a thousandth; the rest is what a load
@@ -21,15 +21,7 @@ def ids(log: Log) -> str:
 LOADED_LOGS = [log for log in logs() if log.loaded_gib and not log.only_cache]
 CACHE_LOGS = [log for log in logs() if log.available_gib and "kv_tokens" in log.lines]
 REFUSED_LOGS = [log for log in logs() if log.refusal]
-WHOLE_LOGS = [
-    log
-    for log in logs()
-    if log.gpu_memory_gib
-    and not log.only_cache
-    and log.available_gib
-    and min(log.available_gib) > 0
-    and "cpu_offload_gb" not in log.flags
-]
+WHOLE_LOGS = whole_logs()
 
 
 def test_there_are_enough_logs() -> None:
