@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufleet.errors import FleetError
-from gpufleet.planner import plan
+from gpufleet.planner import Running, plan
 from gpufleet.settings import NodeSettings, Served
 from gpufleet.topology import Gpu, Node
 
@@ -538,3 +538,168 @@ def test_probing_again_changes_nothing():
 def test_model_declares_pcie_deliberately():
     """The operator's word is needed before a group leaves NVLink."""
     assert Served.model_validate(model()).allow_pcie is False
+
+
+def test_a_default_port_yields_to_one_that_was_written():
+    """Also where the other model has no replica: it may get one there tomorrow."""
+    fleet = [machine("gpu-01", 2), machine("gpu-02", 1)]
+    settings = {node.name: declare({"a": model(port=8000), "z": model()}) for node in fleet}
+
+    found = plan(fleet, settings)
+    again = plan(fleet, settings, running=running_of(found))
+
+    assert {stage.id: (stage.node, stage.port) for stage in found.stages} == {
+        "a-0": ("gpu-01", 8000),
+        "z-0": ("gpu-01", 8001),
+    }
+    assert "z: its first replica on gpu-01 has port 8001, for serving.a.port has" in "".join(
+        found.reasons
+    )
+    assert again.stages == found.stages
+
+
+# What runs
+
+
+def running_of(found):
+    """The plan, carried out."""
+    return [
+        Running(stage.model, stage.replica, stage.node, stage.gpu_uuids, stage.port)
+        for stage in found.stages
+    ]
+
+
+def on(name, model_name, number, *gpus, port=8000):
+    return Running(model_name, number, name, tuple(f"GPU-{name}-{gpu}" for gpu in gpus), port)
+
+
+def test_what_runs_stays_where_no_plan_would_put_it():
+    """Not the first node, not the first GPU, not the lowest number: no reason to stop it."""
+    fleet = [machine("gpu-01", 4), machine("gpu-02", 4)]
+    wanted = declare({"m": model(tensor_parallel=2, replicas=2)})
+    runs = on("gpu-02", "m", 5, 1, 3)
+
+    found = plan(fleet, {node.name: wanted for node in fleet}, running=[runs])
+
+    assert [(each.id, each.node, each.gpus) for each in found.stages] == [
+        ("m-0", "gpu-01", (0, 1)),
+        ("m-5", "gpu-02", (1, 3)),
+    ]
+    assert found.moves == ()
+
+
+@pytest.mark.parametrize(
+    ("runs", "why"),
+    [
+        pytest.param(on("gpu-09", "m", 0, 0, 1), "gpu-09 is gone", id="node"),
+        pytest.param(
+            on("gpu-01", "m", 0, 2, 3),
+            "a GPU of gpu-01 cannot be used any more (GPU 3 is left out (xid))",
+            id="gpu",
+        ),
+        pytest.param(
+            on("gpu-01", "m", 0, 0),
+            "TP 2 is planned, for 2 GPUs of a node, and it ran on 1",
+            id="size",
+        ),
+        pytest.param(
+            on("gpu-01", "m", 0, 2, 4), "its GPUs on gpu-01 are not in one NVLink island", id="link"
+        ),
+    ],
+)
+def test_what_cannot_stay_moves_and_the_plan_says_why(runs, why):
+    whole = machine("gpu-01", 4, 4)
+    node = replace(whole, gpus=tuple(gpu for gpu in whole.gpus if gpu.index != 3), unfit={3: "xid"})
+
+    found = plan([node], {"gpu-01": declare({"m": model(tensor_parallel=2)})}, running=[runs])
+
+    (move,) = found.moves
+    assert move.why == why
+    assert [stage.gpus for stage in move.after] == [(0, 1)]
+    assert found.reasons[-1].endswith(f": {why}")
+
+
+def test_fewer_replicas_stop_the_last_ones():
+    node, settings = machine("gpu-01", 4), declare({"m": model(replicas=2)})
+    runs = [on("gpu-01", "m", number, number, port=8000 + number) for number in range(4)]
+
+    found = plan([node], {"gpu-01": settings}, running=runs)
+
+    assert [stage.id for stage in found.stages] == ["m-0", "m-1"]
+    assert [str(move) for move in found.moves] == [
+        "m-2 stops on gpu-01: `replicas` is 2",
+        "m-3 stops on gpu-01: `replicas` is 2",
+    ]
+
+
+def test_as_many_as_fit_make_way_for_a_number_that_was_asked_for():
+    """Four of `b` ran on the node; `a` needs two GPUs, and as few of `b` as can be make way."""
+    wanted = {"a": model(tensor_parallel=2, port=9000), "b": model(replicas="fit")}
+    runs = [on("gpu-01", "b", number, number, port=8000 + number) for number in range(4)]
+
+    found = plan([machine("gpu-01", 4)], {"gpu-01": declare(wanted)}, running=runs)
+
+    assert {stage.id: stage.gpus for stage in found.stages} == {
+        "a-0": (2, 3),
+        "b-0": (0,),
+        "b-1": (1,),
+    }
+    assert [str(move) for move in found.moves] == [
+        "b-2 stops on gpu-01: a-0 needs its GPUs on gpu-01",
+        "b-3 stops on gpu-01: a-0 needs its GPUs on gpu-01",
+    ]
+
+
+def test_a_model_that_nobody_declares_any_more_stops():
+    found = plan(
+        [machine("gpu-01", 2)],
+        {"gpu-01": declare({"m": model()})},
+        running=[on("gpu-01", "old", 0, 1, port=9000)],
+    )
+
+    assert [str(move) for move in found.moves] == ["old-0 stops on gpu-01: no node declares it"]
+
+
+# As many as fit
+
+
+def test_as_many_as_fit_take_turns():
+    """Neither model takes all because its name is first."""
+    wanted = {"a": model(replicas="fit"), "b": model(replicas="fit", port=9000)}
+
+    found = plan([machine("gpu-01", 8)], {"gpu-01": declare(wanted)})
+
+    assert Counter(stage.model for stage in found.stages) == {"a": 4, "b": 4}
+
+
+def test_as_many_as_fit_is_at_least_one():
+    wanted = {"a": model(tensor_parallel=2), "b": model(replicas="fit", port=9000)}
+
+    (problem,) = problems_of([machine("gpu-01", 2)], {"gpu-01": declare(wanted)})
+
+    assert problem.startswith("serving.b: 1 replica of 1 GPU asked for, 0 fit on gpu-01")
+
+
+# GPUs of others, NICs
+
+
+def test_reserved_gpus_serve_nothing_and_the_plan_says_so():
+    found = plan(
+        [machine("gpu-01", 4)],
+        {"gpu-01": declare({"m": model(tensor_parallel=2)})},
+        reserved={"gpu-01": [0]},
+    )
+
+    assert gpus_on(found, "gpu-01") == [(1, 2)]
+    assert found.reasons[0] == "gpu-01: GPU 0 is left out (reserved for others)"
+
+
+def test_gpus_behind_one_nic_are_preferred():
+    """Of one NUMA node and one island, the pair that shares a NIC."""
+    nics = {"gpu-01": {0: [("mlx5_0", "PIX")], 1: [("mlx5_1", "PIX")], 2: [("mlx5_0", "PIX")]}}
+
+    found = plan(
+        [machine("gpu-01", 3)], {"gpu-01": declare({"m": model(tensor_parallel=2)})}, nics=nics
+    )
+
+    assert gpus_on(found, "gpu-01") == [(0, 2)]

@@ -110,7 +110,8 @@ class _Ports:
 
     def _find(self, endpoint: Endpoint, *, first: bool) -> None:
         port = endpoint.declared
-        if first and not self._in_use(endpoint, port):
+        written = not endpoint.explicit and self._promised(endpoint, port, written=True)
+        if first and not written and not self._in_use(endpoint, port):
             self._take(endpoint, port)
             return
         if first and endpoint.explicit and (users := self._written(endpoint, port)):
@@ -128,7 +129,7 @@ class _Ports:
             return
         if first:
             having = {self.users[node].get(endpoint.declared, "") for node in endpoint.nodes}
-            user = " and ".join(sorted(having - {""})) or "another model"
+            user = " and ".join(sorted(having - {""})) or self._writer(endpoint)
             self.stepped[endpoint.model, port, user] += endpoint.nodes
         self._take(endpoint, port)
 
@@ -141,6 +142,15 @@ class _Ports:
             model != endpoint.model and (explicit or not written)
             for node in endpoint.nodes
             for model, explicit in self.declared[node].get(port, {}).items()
+        )
+
+    def _writer(self, endpoint: Endpoint) -> str:
+        """Return the key of another model that has the declared port written."""
+        return next(
+            f"serving.{model}.port"
+            for node in endpoint.nodes
+            for model, explicit in sorted(self.declared[node].get(endpoint.declared, {}).items())
+            if model != endpoint.model and explicit
         )
 
     def _written(self, endpoint: Endpoint, port: int) -> set[str]:

@@ -225,7 +225,7 @@ def plan(
         served = next(iter(by_node.values()))
         description = (described or {}).get(name)
         its_rooms = [rooms[node] for node in by_node]
-        wish = _Wish(name, served, description, its_rooms, fleet.keys(), sized)
+        wish = _Wish(name, served, description, its_rooms, fleet=fleet.keys(), sizer=sized)
         wish.running = found.pop(name, {})
         models.append(wish)
 
@@ -429,6 +429,7 @@ class _Wish:
         served: Served,
         description: Description | str | None,
         rooms: list[Room],
+        *,
         fleet: Collection[str],
         sizer: Sizer,
     ) -> None:
