@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from gpufleet.imported.launch import Launch, Note
+
+Inside: TypeAlias = Callable[[str], Launch | None]
+"""Reads the command line that a shell in the container gets."""
 
 _IMAGE = re.compile(r"vllm[^:@]*(?::v?(\d+\.\d+\.\d+(?:\.?\w+)*))?(?:@.*)?$")
 _ENTRIES = (
@@ -58,7 +61,7 @@ _COMPOSE = {
 """Compose's keys by the options of `docker run` that do the same."""
 
 
-def from_run(words: Sequence[str], name: str) -> Launch:
+def from_run(words: Sequence[str], name: str, inside: Inside) -> Launch:
     """Return the server of the words behind `docker run`."""
     run = _Run()
     at = 0
@@ -78,10 +81,12 @@ def from_run(words: Sequence[str], name: str) -> Launch:
             at += 1
         run.take(option, value)
     image, command = (words[at], words[at + 1 :]) if at < len(words) else ("", ())
-    return _launch(name, run, image, command)
+    return _launch(name, run, image, command, inside)
 
 
-def from_compose(services: Mapping[str, Any]) -> tuple[tuple[Launch, ...], tuple[Note, ...]]:
+def from_compose(
+    services: Mapping[str, Any], inside: Inside
+) -> tuple[tuple[Launch, ...], tuple[Note, ...]]:
     """Return the servers of a compose file's `services`, and notes about the others."""
     found, notes = [], []
     for name, service in services.items():
@@ -91,7 +96,8 @@ def from_compose(services: Mapping[str, Any]) -> tuple[tuple[Launch, ...], tuple
         run = _Run()
         for key, value in service.items():
             run.take_key(str(key), value)
-        found.append(_launch(str(name), run, str(service.get("image", "")), run.command))
+        image = str(service.get("image", ""))
+        found.append(_launch(str(name), run, image, run.command, inside))
     return tuple(found), tuple(notes)
 
 
@@ -183,11 +189,13 @@ class _Run:
         self.notes.append(Note(f"{what} is dropped: {WHY.get(option, _NO_CONTAINER)}"))
 
 
-def _launch(name: str, run: _Run, image: str, command: Sequence[str]) -> Launch:
-    words = list(command)
-    if run.entrypoint:
-        words = [*run.entrypoint, *words]
-    words = _without_shell(words)
+def _launch(name: str, run: _Run, image: str, command: Sequence[str], inside: Inside) -> Launch:
+    words = [*run.entrypoint, *command]
+    environment = run.environment
+    shell = words[0].rpartition("/")[2] if words else ""
+    if shell in {"sh", "bash"} and len(words) > 2 and (inner := inside(words[2])):
+        words = list(inner.argv)
+        environment = {**environment, **inner.environment}
     for entry in _ENTRIES:
         if tuple(words[: len(entry)]) == entry:
             words = words[len(entry) :]
@@ -201,23 +209,12 @@ def _launch(name: str, run: _Run, image: str, command: Sequence[str]) -> Launch:
     return Launch(
         run.name or name,
         tuple(words),
-        run.environment,
+        environment,
         run.port,
         tuple(run.mounts),
         version,
         tuple(notes),
     )
-
-
-def _without_shell(words: Sequence[str]) -> list[str]:
-    """Return what `bash -c "vllm serve ..."` runs."""
-    shells = {"sh", "bash", "/bin/sh", "/bin/bash"}
-    if len(words) >= 3 and words[0] in shells and words[1] in {"-c", "-lc", "-ec"}:
-        inner = [word for word in shlex.split(words[2]) if word != "exec"]
-        if "vllm" in inner:
-            return inner[inner.index("vllm") :]
-        return inner
-    return list(words)
 
 
 def _words(value: Any) -> list[str]:

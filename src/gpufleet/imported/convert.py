@@ -25,7 +25,7 @@ from gpufleet.imported.launch import Launch, Note
 _MODEL = re.compile(r"/\S+|[\w.-]+/[\w.-]+")
 _SERVED = re.compile(r"[\w.:/-]+")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_UNSET = re.compile(r"\$\{?[A-Za-z_]")
+_UNSET = re.compile(r"\$\{?[A-Za-z_0-9@*#(]|`")
 _NAME_LENGTH = 40  # settings.ModelName
 _FIRST_PORT = 8000
 

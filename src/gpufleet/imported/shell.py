@@ -1,8 +1,9 @@
 """The `vllm serve` and `docker run` lines of a shell script, without running it.  Pure.
 
-Contract: what a shell would make of plain words, quotes, continued lines, comments and variables
-that the script itself sets. Whatever would have to be run to be known (`$(...)`, variables from
-outside) is not guessed: it stays as written.
+Contract: what a shell would make of plain words, quotes, continued lines, comments, here-documents
+and variables that the script itself sets; a unit file's `ExecStart=` and `Environment=` count as
+such lines. Whatever would have to be run to be known (`$(...)`, variables from outside) is not
+guessed: it stays as written.
 """
 
 from __future__ import annotations
@@ -23,6 +24,13 @@ _REDIRECTION = re.compile(r"\d*(?:>>?|<|&>>?|>&)(.*)", re.DOTALL)
 _OLD_ENTRY = re.compile(r"vllm\.entrypoints\.(?:openai\.api_server|api_server|cli\.main)$")
 _CONTAINERS = {"docker", "podman", "nerdctl"}
 _REST = {"$@", "$*", "${@}", "${*}"}
+_COMPUTED = re.compile(r"\$\(|`|\$[0-9@*#?]")
+_HERE = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
+_UNIT = re.compile(r"\s*(ExecStart|Environment)=[-@:+!]*(.*)", re.DOTALL)
+_INNER = {"-c", "-lc", "-ec", "-cl"}
+# They speak of a server, and start none.
+_TALK = {"echo", "printf", "grep", "pgrep", "pkill", "which", "type", "cat", "man"}
+_LONGEST = 1 << 16  # characters of one command; longer is a quote that was never closed
 
 
 @dataclass
@@ -40,13 +48,11 @@ def launches(text: str, name: str) -> tuple[Launch, ...]:
     `name` is what a server is called that has no other name. Raises `FleetError` for quotes that
     are never closed.
     """
-    script = _Script()
-    found = []
-    for words in _commands(text):
-        launch = _command(words, script, name)
-        if launch is not None:
-            found.append(launch)
-    return tuple(found)
+    return _launches(text, name, _Script())
+
+
+def _launches(text: str, name: str, script: _Script) -> tuple[Launch, ...]:
+    return tuple(launch for words in _commands(text) for launch in _command(words, script, name))
 
 
 def expanded(text: str, variables: Mapping[str, str]) -> str:
@@ -87,29 +93,40 @@ def _commands(text: str) -> Iterator[list[str]]:
 
 def _lines(text: str) -> Iterator[str]:
     """Yield the lines of a script, continued ones and those within quotes as one, no comments."""
-    pending = ""
+    pending, here = "", ""
     for line in text.splitlines():
-        if not _open(pending):
-            if line.lstrip().startswith("#"):
-                continue
-            own = _without_comment(line)
-        else:
-            own = line
+        if here:
+            here = "" if line.strip() == here else here
+            continue
+        fresh = not _open(pending)
+        if fresh and line.lstrip().startswith("#"):
+            continue
+        own = _without_comment(_plain(line)) if fresh else line
         continued = _continues(own)
         pending += own[:-1] + " " if continued else own
         if continued:
             continue
-        if _open(pending):
-            pending += "\n"
-        else:
+        if not _open(pending):
+            if document := _HERE.search(pending):
+                here = document[2]
             yield pending
             pending = ""
+        elif len(pending) > _LONGEST:
+            break
+        else:
+            pending += "\n"
     if _open(pending):
-        raise FleetError(
-            f"a quote is opened and never closed: {pending.strip()[:60]!r}...; close it"
-        )
+        raise FleetError(f"a quote is opened and never closed: {pending.strip()[:60]!r}; close it")
     if pending:
         yield pending
+
+
+def _plain(line: str) -> str:
+    """Return a line of a unit file as a shell would have it, any other as it is."""
+    match = _UNIT.fullmatch(line)
+    if match is None:
+        return line
+    return match[2] if match[1] == "ExecStart" else f"export {match[2]}"
 
 
 def _continues(line: str) -> bool:
@@ -136,24 +153,26 @@ def _open(text: str) -> bool:
 # -- one command -----------------------------------------------------------------------------------
 
 
-def _command(words: Sequence[str], script: _Script, name: str) -> Launch | None:
-    """Return the server that a command starts, if it starts one; else take over what it sets."""
+def _command(words: Sequence[str], script: _Script, name: str) -> tuple[Launch, ...]:
+    """Return the servers that a command starts; one that sets variables is taken over."""
     if words and words[0] in _SETTING:
         _set(words, script)
-        return None
+        return ()
     before, rest = _assignments(words, script)
     if not rest:
-        script.variables |= before
-        return None
+        script.variables |= {k: v for k, v in before.items() if not _COMPUTED.search(v)}
+        return ()
+    if rest[0].rpartition("/")[2] in _TALK:
+        return ()
     if _start(rest) is None:
-        return None
+        return _within(rest, replace(script, exported={**script.exported, **before}), name)
     rest, passed = _read(rest, script.variables)
     start = _start(rest)
-    if start is None:
-        return None
+    if start is None or {"-h", "--help"} & set(rest[start[1] :]):
+        return ()
     first, behind = start
     if rest[first].rpartition("/")[2] in _CONTAINERS:
-        launch = container.from_run(rest[behind:], name)
+        launch = container.from_run(rest[behind:], name, inside)
     else:
         inner = (_ASSIGNMENT.fullmatch(word) for word in rest[:first])  # env A=b vllm serve ...
         before |= {match[1]: match[2] for match in inner if match}
@@ -161,7 +180,22 @@ def _command(words: Sequence[str], script: _Script, name: str) -> Launch | None:
     if passed:
         text = f"`{passed}` stands for arguments that the script is called with: add them"
         launch = replace(launch, notes=(*launch.notes, Note(text, decide=True)))
-    return launch
+    return (launch,)
+
+
+def _within(words: Sequence[str], script: _Script, name: str) -> tuple[Launch, ...]:
+    """Return the servers of a command line within a command: `bash -c "..."`, `ssh node "..."`."""
+    remote = words[0].rpartition("/")[2] in {"ssh", "tmux", "screen", "su"}
+    for at, word in enumerate(words):
+        quoted = words[at - 1] in _INNER if at else False
+        if (quoted or (remote and " " in word)) and "vllm" in word:
+            return _launches(word, name, script)
+    return ()
+
+
+def inside(text: str) -> Launch | None:
+    """Return the first server of a command line that a container's shell gets."""
+    return next(iter(launches(text, "")), None)
 
 
 _SETTING = {"export", "declare", "typeset", "local", "readonly"}
@@ -205,6 +239,8 @@ def _read(words: Sequence[str], variables: Mapping[str, str]) -> tuple[list[str]
         whole = _VARIABLE.fullmatch(word)
         text = expanded(word, variables)
         # An unquoted variable may stand for several words; a model's name never has any space.
+        if whole and text != word and not text:
+            continue
         if whole and text != word and " " in text and not text.lstrip().startswith(("{", "[")):
             found += shlex.split(text)
         else:

@@ -40,7 +40,7 @@ def _read(text: str, file: str, name: str) -> tuple[tuple[Launch, ...], tuple[No
     if document is None:
         launches = shell.launches(text, name)
     elif "services" in document:
-        launches, notes = container.from_compose(_expanded(document["services"]))
+        launches, notes = container.from_compose(_expanded(document["services"]), shell.inside)
     else:
         shared = document.get("env", document.get("environment"))
         launches, notes = models_file.launches(document["models"], shared)
