@@ -22,7 +22,7 @@ from gpufleet import kv_cache, kv_pages
 from gpufleet.architecture.description import Description
 from gpufleet.architecture.max_length import max_model_len, text_part
 from gpufleet.architecture.parts import LatentCache
-from gpufleet.architecture.quantization import Quantization, online
+from gpufleet.architecture.quantization import Quantization, canonical, online
 from gpufleet.constraints import Choice, refusals
 from gpufleet.errors import FleetError
 from gpufleet.start_memory import GIB, Defaults, DummyRun, StartMemory, defaults, start_memory
@@ -325,7 +325,7 @@ def _quantization(description: Description, options: Options) -> Quantization | 
             )
         return by_vllm
     # A kernel's name beside the method's ("awq_marlin") or the method itself.
-    if not asked.startswith(found.method) and not found.method.startswith(asked):
+    if canonical(asked) != found.method and asked != "moe_wna16":
         raise FleetError(
             f"--quantization {asked}: the checkpoint's own config says {found.method}, and vLLM "
             "refuses another; leave the flag out"
@@ -349,6 +349,11 @@ def _stages(
         vllm=options.vllm,
         compute_capability=options.compute_capability,
     )
+    if not all(stage.layers for stage in weighed):
+        raise FleetError(
+            f"--pipeline-parallel-size {options.pipeline_parallel}: the model has "
+            f"{len(architecture.layers)} layers, and every stage needs one; lower it"
+        )
     # Without experts, engines of data parallelism know nothing of each other's memory.
     most = max(len(stage.layers) for stage in weighed)
     run = DummyRun(
