@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import lzma
 import re
 from dataclasses import replace
 from functools import cache
@@ -21,6 +22,7 @@ from gpufleet.constraints import FLAGS, Choice, Refused, refusals, without
 from gpufleet.errors import FleetError
 
 MODELS = Path(__file__).parent / "data" / "models"
+ORACLE = Path(__file__).parent / "data" / "models_oracle.json.xz"
 PAGE = Path(__file__).parents[1] / "docs" / "plan-refusals.md"
 NEWEST = (0, 33, 0)
 HOPPER, ADA, AMPERE, TURING, VOLTA = (9, 0), (8, 9), (8, 0), (7, 5), (7, 0)
@@ -147,6 +149,31 @@ def test_no_release_that_serves_a_model_refuses_it_whole_on_a_hopper(name: str) 
     for vllm in serving:
         refused = refusals(found.architecture, found.quantization, Choice(), HOPPER, vllm)
         assert [one.sentence for one in refused if one.name != "quantization-method"] == []
+
+
+@cache
+def built() -> dict[str, dict[str, Any]]:
+    """Return what vLLM 0.32.0's own classes could be built for on a Hopper GPU, by model."""
+    if not ORACLE.exists():
+        return {}
+    found: dict[str, dict[str, Any]] = json.loads(lzma.decompress(ORACLE.read_bytes()))["models"]
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(built().keys() & described().keys()))
+def test_tensor_parallelism_is_refused_where_vllm_s_classes_are_not_built(name: str) -> None:
+    """Rank 0 of 1, 2, 4 and 8 was built, or raised, in tests/data/models_oracle.py."""
+    found = described()[name]
+    refused = {
+        str(ranks)
+        for ranks in (1, 2, 4, 8)
+        for one in refusals(
+            found.architecture, found.quantization, Choice(tensor=ranks), HOPPER, (0, 32, 0)
+        )
+        if one.setting != "vllm"
+    }
+
+    assert refused == {"1", "2", "4", "8"} - built()[name]["tp"].keys()
 
 
 # -- the rules, one by one -------------------------------------------------------------------------
