@@ -255,6 +255,8 @@ def layout(log: Log) -> kv_pages.Layout:
     stages = list(kv_pages.caches(architecture, ranges))
     if log.own_drafts:
         stages[-1] += kv_pages.draft_caches(architecture)
+    # A draft model's layers are like the model's own.
+    stages[-1] += stages[-1][-1:] * log.record.get("further_layers", 0)
     return kv_pages.Layout(
         stages=tuple(stages),
         vllm=log.vllm,

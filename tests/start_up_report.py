@@ -57,7 +57,7 @@ def _row(name: str, errors: list[float], within: float, unit: str) -> str:
 
 def _minor(group: str) -> tuple[int, str]:
     """Return what puts "0.8 to 0.10" before "0.11 to 0.15"."""
-    first = group.split(" ")[0].removeprefix("0.")
+    first = group.partition(" ")[0].removeprefix("0.")
     return (int(first) if first.isdigit() else 0), group
 
 
@@ -147,9 +147,9 @@ def report() -> str:
         "",
         "## Whole chain",
         "",
-        f"In {len(inside)} of {len(memory)} starts the cache has the memory that is foretold, within "
-        "the error\nthat is stated with it. None that started is said with certainty not to, and none "
-        "that was refused\nis said to fit.",
+        f"In {len(inside)} of {len(memory)} starts the cache has the memory that is foretold, "
+        "within the error\nthat is stated with it. None that started is said with certainty not "
+        "to, and none that was refused\nis said to fit.",
         *_table("cache memory", memory, 0.5, " GiB"),
         "",
         "The farthest off:",
