@@ -344,10 +344,10 @@ class _Rank:
         """
         Return an MXFP4 expert's shape as kernels want it: hidden to 256, intermediate to 128.
 
-        Both to 256 on SM100 (FlashInfer's TRT-LLM kernels). Source:
+        Both to 256 on SM100 (FlashInfer's TRT-LLM kernels) up to 0.26. Source:
         mxfp4_round_up_hidden_size_and_intermediate_size in vLLM's mxfp4 oracle, and logs.
         """
-        inner = 256 if self.major == 10 else 128
+        inner = 256 if self.major == 10 and self.vllm < (0, 27) else 128
         if weight.split is Split.COLUMNS:
             return _to(rows, 256), _to(columns, inner)
         halves = 2 if "gate_up" in weight.name else 1
