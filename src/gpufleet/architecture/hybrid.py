@@ -261,7 +261,8 @@ def kimi_linear(config: Mapping[str, Any]) -> Architecture:
     )
     if fields.value("attn_res_block_size") is not None:
         for name in ("self_attention_res", "mlp_res"):
-            norms += (*norm(f"{name}_norm", hidden), Weight(f"{name}_proj", 1, hidden))
+            norms += norm(f"{name}_norm", hidden)
+            norms += (Weight(f"{name}_proj", 1, hidden, linear=False),)
     own = latent_attention(fields)
     if fields.flag("mla_use_output_gate"):
         own += (Weight("self_attn.g_proj", heads * fields.whole("v_head_dim"), hidden, Split.ROWS),)

@@ -137,7 +137,8 @@ def build(name: str, family: Family, config: Mapping[str, Any]) -> Architecture:
         experts=experts,
         moe_intermediate_size=inner,
         intermediate_size=dense,
-        further=rotary_of(fields, fields.whole("qk_rope_head_dim")),
+        # Sparse attention's index turns its keys the other way round: a table of its own.
+        further=rotary_of(fields, fields.whole("qk_rope_head_dim")) * (2 if sparse else 1),
         draft_layers=draft,
     )
 

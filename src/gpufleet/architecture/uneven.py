@@ -169,6 +169,7 @@ def dbrx(config: Mapping[str, Any]) -> Architecture:
         kv_heads=kv_heads,
         experts=experts,
         moe_intermediate_size=inner,
+        further=rotary_of(fields, hidden // max(heads, 1), keys=("max_seq_len",)),
         embedding_name="transformer.wte",
         norm_name="transformer.norm_f",
         prefix="transformer.blocks.",
@@ -349,6 +350,7 @@ def mimo_v2(config: Mapping[str, Any]) -> Architecture:
         experts=experts,
         moe_intermediate_size=inner,
         intermediate_size=dense,
+        further=rotary_of(fields, fields.whole("head_dim")),
     )
 
 
@@ -419,6 +421,7 @@ def step3_text(config: Mapping[str, Any]) -> Architecture:
         experts=experts,
         moe_intermediate_size=inner,
         intermediate_size=dense,
+        further=rotary_of(fields, head_dim, keys=("max_position_embedding",)),
     )
 
 
@@ -477,6 +480,7 @@ def step3p5(config: Mapping[str, Any]) -> Architecture:
         experts=experts,
         moe_intermediate_size=inner,
         intermediate_size=dense,
+        further=rotary_of(fields, head_dim),
     )
 
 
@@ -585,6 +589,7 @@ def laguna(config: Mapping[str, Any]) -> Architecture:
         experts=experts,
         moe_intermediate_size=inner,
         intermediate_size=dense,
+        further=rotary_of(fields, head_dim),
     )
 
 
