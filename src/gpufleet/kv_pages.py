@@ -301,7 +301,8 @@ def _page(
     shape: tuple[object, ...] = (max(1, cache.kv_heads // layout.tensor), cache.head_dim)
     if isinstance(cache, ChunkCache) and layout.vllm >= (0, 10):  # a whole context before
         return Page(Kind.CHUNK, block, block * token, shape, cache.chunk)
-    if isinstance(cache, WindowCache):
+    # 0.8.0 to 0.8.2 knew no windows.
+    if isinstance(cache, WindowCache) and layout.vllm >= (0, 8, 3):
         return Page(Kind.WINDOW, block, block * token, shape, cache.window)
     values = None if isinstance(cache, ChunkCache) else cache.v_head_dim
     return Page(Kind.FULL, block, block * token, (*shape, values), 0, token)
