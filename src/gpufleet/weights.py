@@ -319,6 +319,8 @@ class _Rank:
     def _shape(self, weight: Weight) -> tuple[int, int, int]:
         """Return rows, columns and how many of them this rank holds."""
         tensor, count = self.sharding.tensor, weight.count
+        if weight.until and self.vllm >= weight.until:
+            count = 0
         if weight.expert:
             if self.sharding.expert:
                 count = _up(count, tensor * self.sharding.data)

@@ -147,7 +147,14 @@ def final_norm(hidden: int, name: str = "model.norm", *, bias: bool = False) -> 
     return Part("norm", norm(name, hidden, bias=bias), Where.LAST)
 
 
-def rotary(positions: int, dim: int, *, dtype: str | None = None, tables: int = 1) -> Part:
+def rotary(
+    positions: int,
+    dim: int,
+    *,
+    dtype: str | None = None,
+    tables: int = 1,
+    until: tuple[int, ...] | None = None,
+) -> Part:
     """
     Return the table of cosines and sines that all layers share, which vLLM computes.
 
@@ -162,6 +169,7 @@ def rotary(positions: int, dim: int, *, dtype: str | None = None, tables: int = 
         dtype=dtype,
         buffer=True,
         count=tables,
+        until=until,
     )
     return Part("rotary", (table,), Where.EVERY)
 
@@ -187,14 +195,16 @@ def rotary_of(fields: Fields, head_dim: int, *, keys: tuple[str, ...] = ()) -> t
     Return the rotary tables of a config: () where it has no rotary positions.
 
     YaRN, linear and dynamic scaling lengthen the table by their factor, LongRoPE keeps one for
-    short and one for long contexts, and M-RoPE one of four times the positions. Gemma 4's global
-    layers have heads of their own size. Source: model_executor/layers/rotary_embedding of 0.8.5 to
+    short and one for long contexts, and M-RoPE one of four times the positions: for Qwen3-VL and
+    Qwen3.5 only before 0.32 (mrope_positions_factor in qwen3_vl.py). Gemma 4's global layers have
+    heads of their own size. Source: model_executor/layers/rotary_embedding of 0.8.5 to
     0.33.0.
     """
     positions = fields.whole(
         *keys, "max_position_embeddings", "seq_length", "max_sequence_length", default=8192
     )
     tables = []
+    stretched = []
     for scaling in rope_parameters(fields.config) or ({},):
         kind = str(scaling.get("rope_type", scaling.get("type", "default")))
         share = scaling.get("partial_rotary_factor") or fields.number(
@@ -210,13 +220,19 @@ def rotary_of(fields: Fields, head_dim: int, *, keys: tuple[str, ...] = ()) -> t
             length += scaling.get("original_max_position_embeddings") or fields.whole(
                 "original_max_position_embeddings", default=positions
             )
-        if scaling.get("mrope_section") and kind != "yarn":
-            length *= 4
         dim = int(head_dim * share)
+        if scaling.get("mrope_section") and kind != "yarn":
+            if fields.text("model_type").startswith(("qwen3_vl", "qwen3_5")):
+                stretched.append((int(length) * 3, dim))
+            else:
+                length *= 4
         if kind == "proportional":  # the whole head: what does not rotate stands in it as well
             dim = fields.whole("global_head_dim", default=head_dim)
         tables.append((int(length), dim))
-    return tuple(rotary(length, dim) for length, dim in dict.fromkeys(tables))
+    return (
+        *(rotary(length, dim) for length, dim in dict.fromkeys(tables)),
+        *(rotary(length, dim, until=(0, 32)) for length, dim in stretched),
+    )
 
 
 def attention_caches(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from gpufleet.architecture.dense import attention, gated_mlp, norm, rotary_of, vector
+from gpufleet.architecture.dense import attention, gated_mlp, norm, rotary, rotary_of, vector
 from gpufleet.architecture.fields import Fields
 from gpufleet.architecture.mixture import assembled, named, too_short
 from gpufleet.architecture.parts import (
@@ -129,8 +129,26 @@ def gemma(config: Mapping[str, Any], *, name: str, head_norm: bool) -> Architect
         kv_heads=kv_heads,
         intermediate_size=inner,
         tied=True,
-        further=rotary_of(fields, head_dim),
+        further=(
+            *rotary_of(fields, head_dim),
+            *(_local_rotary(fields, head_dim) if head_norm else ()),
+        ),
     )
+
+
+def _local_rotary(fields: Fields, head_dim: int) -> tuple[Part, ...]:
+    """
+    Return the windows' own rotary table: of another base, and never scaled.
+
+    Configs of newer checkpoints name both under `rope_parameters`, where `rotary_of` reads them.
+    Source: Gemma3Attention in model_executor/models/gemma3.py.
+    """
+    named_both = any(
+        isinstance(part, Mapping) for part in (fields.value("rope_parameters") or {}).values()
+    )
+    if named_both:
+        return ()
+    return (rotary(fields.whole("max_position_embeddings"), head_dim),)
 
 
 def gemma3n(config: Mapping[str, Any]) -> Architecture:

@@ -53,6 +53,8 @@ class Weight:
     """Of the rows or columns that TP divides, a rank holds at least so many (Kimi's experts)."""
     buffer: bool = False
     """Computed by vLLM when it loads: not in the checkpoint (rotary tables)."""
+    until: tuple[int, ...] | None = None
+    """The release from which on vLLM does without it; None: it is there in all."""
 
     @property
     def parameters(self) -> int:
