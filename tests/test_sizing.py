@@ -192,6 +192,18 @@ def test_a_pipelines_tightest_stage_decides():
     assert two.activation_bytes_per_gpu == one.activation_bytes_per_gpu
 
 
+def test_a_stage_without_attention_needs_no_cache():
+    """Many of Nemotron Super's layers have no attention: some stages have no cache."""
+    found = size(model("nvidia--Llama-3_3-Nemotron-Super-49B-v1"), options(pipeline_parallel=16))
+
+    assert found.kv_cache_tokens > 0
+
+
+def test_more_stages_than_layers_are_refused():
+    with pytest.raises(FleetError, match="--pipeline-parallel-size 100: the model has 32 layers"):
+        size(model(NAMES[0]), options(pipeline_parallel=100))
+
+
 def test_what_vllm_refuses_is_no_fit_and_certain():
     """Three GPUs do not divide 32 heads, whatever the memory."""
     found = size(model(NAMES[0]), options(tensor_parallel=3))
@@ -231,6 +243,19 @@ def test_all_mistakes_are_named_at_once():
         size(model(NAMES[0]), options(vllm=(0, 5, 0), dtype="int3", max_model_len=-7))
 
     assert len(refused.value.problems) == 3
+
+
+def test_a_checkpoint_quantized_while_loading_has_to_fit_unquantized_before_0_16():
+    """Qwen3 32B is 61 GiB in bfloat16: FP8 fits a 48 GB GPU, its loading only since 0.16."""
+    asked = {"quantization": "fp8", "max_model_len": 2048, "max_num_seqs": 16}
+    older, newer = (
+        size(model("Qwen--Qwen3-32B"), options("RTX-6000-Ada", vllm=vllm, **asked))
+        for vllm in ((0, 13, 0), (0, 16, 0))
+    )
+
+    assert newer.fits
+    assert not older.fits
+    assert "before it quantizes" in older.reasons[-1]
 
 
 def test_graphs_outside_the_budget_make_a_high_utilization_no_fit():

@@ -200,7 +200,12 @@ def _sized(description: Description, options: Options) -> Sizing:
     length = longest if asked is None or asked == AUTO_LENGTH else asked
     chosen = _defaults(options, length)
     stages, layers = _stages(description, options, chosen)
+    heaviest = max(stage.weights for stage in stages)
     layout = _layout(description, options, chosen, layers, length)
+    # A stage without a cache (Nemotron's layers without attention) needs no room for one.
+    if any(layout.stages):
+        stages = [stage for stage, own in zip(stages, layout.stages, strict=True) if own]
+        layout = replace(layout, stages=tuple(own for own in layout.stages if own))
     available = [max(0, stage.available) for stage in stages]
     largest = kv_cache.largest_max_model_len(
         replace(layout, max_model_len=max(length, longest)), available
@@ -214,7 +219,7 @@ def _sized(description: Description, options: Options) -> Sizing:
     if any(stage.error for stage in stages):
         worst = kv_cache.cache(layout, [max(0, stage.available - stage.error) for stage in stages])
         best = kv_cache.cache(layout, [max(0, stage.available + stage.error) for stage in stages])
-    beyond = _beyond_budget(options, chosen, stages)
+    beyond = _beyond_budget(options, chosen, stages) or _while_loading(description, options)
     certain = worst.starts and not beyond
     impossible = bool(refused) or not best.starts
     tightest = min(stages, key=lambda stage: stage.available)
@@ -228,7 +233,7 @@ def _sized(description: Description, options: Options) -> Sizing:
         fits=certain and not impossible,
         confidence="certain" if certain or impossible else "near the edge",
         reasons=tuple(reasons),
-        weights_bytes_per_gpu=max(stage.weights for stage in stages),
+        weights_bytes_per_gpu=heaviest,
         kv_bytes_per_token_per_gpu=report.bytes_per_token_per_gpu or _window_bytes(layout),
         kv_bytes_for_max_model_len_per_gpu=report.bytes_for_max_model_len_per_gpu,
         kv_cache_bytes_per_gpu=min(available),
@@ -562,6 +567,34 @@ def _beyond_budget(options: Options, chosen: Defaults, stages: list[_Stage]) -> 
             f"{_gib(left)}: it may run out of memory while it captures them"
         ]
     return []
+
+
+_LAYERWISE = (0, 16)
+"""Since then each layer is quantized as it is loaded (layers/quantization/fp8.py); before that all
+are on the GPU first."""
+
+
+def _while_loading(description: Description, options: Options) -> list[str]:
+    """Return what loading needs more than the loaded model, if that is too much."""
+    quantization = _quantization(description, options)
+    if quantization is None or not quantization.online or options.vllm >= _LAYERWISE:
+        return []
+    sharding = Sharding(
+        options.tensor_parallel,
+        options.pipeline_parallel,
+        options.data_parallel,
+        options.expert_parallel,
+    )
+    dtype = _dtype(description, options)
+    loaded = weight_bytes(description.architecture, None, sharding, dtype=dtype, vllm=options.vllm)
+    most = max(stage.bytes for stage in loaded)
+    if most + CONTEXT <= options.gpu_memory_gib * GIB:
+        return []
+    return [
+        f"--quantization {options.quantization}: this release loads all of it, {_gib(most)} of a "
+        f"GPU's {options.gpu_memory_gib:g} GiB, before it quantizes; take vLLM 0.16 or newer, or a "
+        "checkpoint that is quantized"
+    ]
 
 
 @dataclass(frozen=True)
