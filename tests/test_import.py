@@ -313,6 +313,8 @@ def test_a_compose_file_s_vllm_services_are_taken() -> None:
         "models:\n  a: {model: org/m, args: [--seed, 7]}\n",
         "models:\n  a: {command: [vllm, serve, org/m, --seed, '7']}\n",
         "- name: a\n  command: org/m --seed 7\n",
+        "- name: a\n  command: [vllm serve org/m, --seed 7]\n",
+        "- name: a\n  command:\n  - org/m\n  args:\n  - --seed 7\n",
         "services:\n  a: {image: 'vllm/vllm-openai', command: --model org/m --seed 7}\n",
         "services:\n  a:\n    image: mine/vllm\n    entrypoint: [vllm, serve]\n"
         "    command: [org/m, --seed, '7']\n",

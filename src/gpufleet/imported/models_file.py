@@ -7,6 +7,7 @@ LiteLLM's part belongs to the proxy and is dropped, with a word about the name t
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -69,17 +70,15 @@ def _launch(
     if said is None:
         argv = [str(model["model"])]
     else:
-        # Plain words keep their quotes when they are put together as a shell would read them.
-        text = shlex.join(map(str, said)) if isinstance(said, list) else str(said)
+        text = _text(said)
         started = shell.launches(text, name)
         if started:
             argv = list(started[0].argv)
             environment |= started[0].environment
             notes += started[0].notes
         else:  # the arguments alone
-            argv = [str(one) for one in said] if isinstance(said, list) else shlex.split(text)
-    more = _first(model, _ARGUMENTS)
-    argv += shlex.split(more) if isinstance(more, str) else [str(one) for one in more or ()]
+            argv = shlex.split(text)
+    argv += shlex.split(_text(_first(model, _ARGUMENTS) or ""))
     notes += _litellm(_first(model, _LITELLM))
     notes += [
         Note(f"`{key}` is dropped: it says nothing about the server")
@@ -94,6 +93,22 @@ def _launch(
         port if isinstance(port, int) else None,
         notes=tuple(notes),
     )
+
+
+def _text(said: Any) -> str:
+    """
+    Return a command as a shell reads it.
+
+    A list is of words, which keep their spaces, unless it is of lines: `--port 8001`.
+
+    >>> _text(["--a", "x y"]), _text(["vllm serve m", "--a b"])
+    ("--a 'x y'", 'vllm serve m --a b')
+    """
+    if not isinstance(said, list):
+        return str(said)
+    words = [str(one) for one in said]
+    lines = any(re.match(r"(-{1,2}[\w-]+|vllm|python3?)\s", word) for word in words)
+    return " ".join(words) if lines else shlex.join(words)
 
 
 def _litellm(said: Any) -> Iterator[Note]:
