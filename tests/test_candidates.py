@@ -210,6 +210,8 @@ def test_a_pipeline_spans_nodes_only_by_word_and_need():
     assert considered(served(span_nodes=True), huge, nodes=1).chosen is None
     assert chosen(served(span_nodes=True), huge, nodes=4) == Division(8, pipeline=2, nodes=2)
     assert chosen(served(span_nodes=True), model(140), nodes=4) == Division(4)
+    # Cards without NVLink: stages on one node, before any network is between them.
+    assert chosen(served(span_nodes=True), model(60), L40SX8, nodes=4) == Division(1, pipeline=2)
 
 
 def test_an_own_pipeline_lies_on_as_few_nodes_as_hold_it():

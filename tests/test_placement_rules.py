@@ -28,13 +28,14 @@ CARDS = {
 }
 SLOW = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=60)
 
-# Small enough for one GPU, several GPUs, one node and more than a node of these.
+# For a part of a GPU, one, several, and more than some nodes have.
 MODELS = {
     "tiny": "Qwen--Qwen3-0.6B",
+    "small": "meta-llama--Meta-Llama-3.1-8B",
     "dense": "Qwen--Qwen3-32B",
+    "latent": "deepseek-ai--DeepSeek-V2-Lite",
     "experts": "Qwen--Qwen3-30B-A3B",
     "large": "meta-llama--Meta-Llama-3.1-70B",
-    "huge": "meta-llama--Meta-Llama-3.1-405B",
 }
 
 
@@ -66,43 +67,52 @@ def machine(name, card, sizes, numa=2):
 
 
 @st.composite
-def nodes(draw, name):
-    card = draw(st.sampled_from(sorted(CARDS)))
-    sizes = draw(st.sampled_from([(1, 1, 1, 1), (2, 2), (4,), (4, 4), (8,), (3,)]))
-    node = machine(name, card, sizes)
-    lost = draw(st.sets(st.sampled_from(range(sum(sizes))), max_size=1))
-    left = tuple(gpu for gpu in node.gpus if gpu.index not in lost)
-    return replace(node, gpus=left, unfit=dict.fromkeys(lost, "ecc-uncorrected"))
+def kinds(draw):
+    """A card and the islands of a node; whole boards more often than odd ones."""
+    islands = [(8,), (8,), (4, 4), (4,), (2, 2), (1, 1, 1, 1), (3,)]
+    return draw(st.sampled_from(sorted(CARDS))), draw(st.sampled_from(islands))
+
+
+@st.composite
+def nodes(draw, name, alike=kinds()):  # noqa: B008  # a strategy is a value
+    card, islands = draw(alike)
+    node = machine(name, card, islands)
+    if draw(st.integers(0, 5)):
+        return node
+    lost = draw(st.sampled_from(node.gpus)).index
+    left = tuple(gpu for gpu in node.gpus if gpu.index != lost)
+    return replace(node, gpus=left, unfit={lost: "ecc-uncorrected"})
 
 
 @st.composite
 def models(draw):
     """Models by name, each as an operator may declare it."""
     found = {}
-    for name in draw(st.lists(st.sampled_from(sorted(MODELS)), unique=True, min_size=1)):
+    names = st.lists(st.sampled_from(sorted(MODELS)), unique=True, min_size=1, max_size=3)
+    for number, name in enumerate(draw(names)):
         served = {
             "model": "/srv/model",
-            "replicas": draw(st.sampled_from([1, 1, 2, 3, "fit"])),
+            "replicas": draw(st.sampled_from([1, 1, 2, "fit"])),
             "objective": draw(st.sampled_from(["balanced", "latency", "throughput", "memory"])),
-            "context": draw(st.sampled_from([2048, 8192, 32768])),
+            "context": draw(st.sampled_from([2048, 8192])),
             "concurrency": draw(st.sampled_from([1, 1, 4])),
             "allow_pcie": draw(st.booleans()),
             "span_nodes": draw(st.booleans()),
         }
-        if draw(st.integers(0, 3)) == 0:
+        if draw(st.integers(0, 4)) == 0:
             served["tensor_parallel"] = draw(st.sampled_from([1, 2, 4, 8]))
-        if draw(st.booleans()):
-            served["port"] = draw(st.sampled_from([8000, 8001, 9000, 9100]))
-        found[name] = served
+        ports = {"port": 9000 + 100 * number}, {}, {}, {"port": draw(st.sampled_from([8000, 8001]))}
+        found[name] = served | draw(st.sampled_from(ports))
     return found
 
 
 @st.composite
 def fleets(draw):
-    """Nodes, and which models each of them declares."""
-    found = [draw(nodes(f"gpu-{number:02}")) for number in range(draw(st.integers(1, 4)))]
+    """Nodes, often alike, and which models each of them declares."""
+    few = st.sampled_from(draw(st.lists(kinds(), min_size=1, max_size=2)))
+    found = [draw(nodes(f"gpu-{number:02}", few)) for number in range(draw(st.integers(2, 4)))]
     declared = draw(models())
-    everywhere = draw(st.booleans())
+    everywhere = draw(st.integers(0, 2)) > 0
     declarations = {
         node.name: NodeSettings.model_validate(
             {

@@ -6,7 +6,8 @@ leaves open is searched:
 
 - tensor parallelism in powers of two, inside an NVLink island; wider only with `allow_pcie`, and
   only where no island is wide enough;
-- pipeline parallelism over nodes, only with `span_nodes`, and only where one node is too small;
+- pipeline parallelism over islands and nodes, only with `span_nodes`, and only where no group is
+  large enough;
 - for models of experts, several engines with whole experts on each GPU (data and expert
   parallelism), where `objective: throughput` asks what that brings.
 
@@ -244,7 +245,7 @@ def _judged(
         found += (judged(each) for each in _divisions(served, description, kind, island + 1, node))
         fitting = [each for each in found if each.verdict is Verdict.FITS]
     if not fitting and served.span_nodes and served.pipeline_parallel is None:
-        for deep in _pipelines(served, nodes, node if served.allow_pcie else island):
+        for deep in _pipelines(served, kind, nodes, node if served.allow_pcie else island):
             candidate = judged(deep)
             found.append(candidate)
             if candidate.verdict is Verdict.FITS:
@@ -293,13 +294,23 @@ def _divisions(
                 yield _placed(division, served, kind)
 
 
-def _pipelines(served: Served, nodes: int, widest: int) -> Iterator[Division]:
-    """Yield pipelines over nodes, the shortest first, in each the widest groups first."""
+def _pipelines(served: Served, kind: Kind, nodes: int, widest: int) -> list[Division]:
+    """Return pipelines of more GPUs than a group can have: over few nodes, of few stages first."""
     own = served.tensor_parallel
-    for stages in range(2, min(nodes, MOST_STAGES) + 1):
-        for tensor in [own] if own is not None else reversed(_powers(1, widest)):
-            if tensor <= widest:
-                yield Division(tensor, stages, nodes=stages)
+    tensors = _powers(1, widest) if own is None else [own]
+    every = (
+        _placed(Division(tensor, stages), served, kind)
+        for stages in range(2, MOST_STAGES + 1)
+        for tensor in tensors
+    )
+    return sorted(
+        (
+            each
+            for each in every
+            if each.gpus > max(tensors, default=0) and _replicas(each, served, kind, nodes)
+        ),
+        key=lambda each: (each.nodes, each.pipeline, each.gpus),
+    )
 
 
 def _placed(division: Division, served: Served, kind: Kind) -> Division:
