@@ -189,6 +189,7 @@ def test_what_the_operator_sets_is_not_taken_where_it_is_certain_to_fail():
     assert found.chosen is None
     assert remedies(served(tensor_parallel=1), model(140)[0], H100X8, 1, sizer=model(140)[1]) == (
         "`tensor_parallel: 4`",
+        "`span_nodes: true`",
     )
 
 
