@@ -38,17 +38,17 @@ def group(targets=("Linear",), **weights):
         ),
         pytest.param(
             {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True},
-            Scheme(4, group=128, symmetric=False),
+            Scheme(4, group=128, symmetric=False, zero_points=True),
             id="awq",
         ),
         pytest.param(
             {"quant_method": "gptq", "bits": 8, "group_size": -1, "sym": True},
-            Scheme(8, group=0),
+            Scheme(8, group=0, zero_points=True),
             id="gptq of one group",
         ),
         pytest.param(
             {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True},
-            Scheme(4, group=32, activation_order=True),
+            Scheme(4, group=32, zero_points=True, activation_order=True),
             id="gptq with act order",
         ),
         pytest.param(

@@ -170,9 +170,9 @@ def test_a_partition_has_to_add_up():
 @pytest.mark.parametrize(
     ("scheme", "size"),
     [
-        pytest.param(Scheme(4, group=128), 4096 * 2048 + 4096 * 32 * 2, id="GPTQ"),
+        pytest.param(Scheme(4, group=128), 4096 * 2048 + 4096 * 32 * 2, id="W4A16"),
         pytest.param(
-            Scheme(4, group=128, symmetric=False),
+            Scheme(4, group=128, symmetric=False, zero_points=True),
             4096 * 2048 + 4096 * 32 * 2 + 4096 * 32 // 2,
             id="AWQ",
         ),

@@ -284,37 +284,40 @@ class _Rank:
         total = 0
         tensors: dict[tuple[str, int, Scheme | None, int, bool], int] = {}
         for weight, scheme in kept:
-            size, count = self._one(weight, scheme)
+            size, beside, count = self._one(weight, scheme)
+            if self.as_stored:
+                total += (size + beside) * count
+                continue
             if weight.expert:
-                size, count = size * count, 1
-            if self.as_stored or not weight.linear or weight.split not in _FUSED:
-                total += size * count if self.as_stored else allocated(size) * count
+                size, beside, count = size * count, beside * count, 1
+            total += allocated(beside) * count
+            if not weight.linear or weight.split not in _FUSED:
+                total += allocated(size) * count
                 continue
             # Queries, keys and values, and gate and up, are one tensor in vLLM.
             key = (weight.name.rpartition(".")[0], weight.columns, scheme, count, weight.expert)
             tensors[key] = tensors.get(key, 0) + size
         return total + sum(allocated(size) * key[3] for key, size in tensors.items())
 
-    def _one(self, weight: Weight, scheme: Scheme | None) -> tuple[int, int]:
-        """Return the bytes of one of a weight, and how many there are."""
+    def _one(self, weight: Weight, scheme: Scheme | None) -> tuple[int, int, int]:
+        """Return the bytes of one of a weight, of its scales, and how many there are."""
         if self.as_stored:
             rows, columns, count = weight.rows, weight.columns, 0 if weight.buffer else weight.count
         else:
             rows, columns, count = self._shape(weight)
         if scheme is None:
             size = SIZES[weight.dtype] if weight.dtype else self.number
-            return rows * columns * size, count
-        if self.as_stored:
-            return packed_bytes(rows, columns, scheme), count
-        if scheme.kind == "mxfp4" and weight.expert:
+            return rows * columns * size, 0, count
+        beside = 0
+        if scheme.kind == "mxfp4" and weight.expert and not self.as_stored:
             if self.major == 9 and self.vllm >= (0, 10, 2):
-                return self._for_triton(weight, rows, columns, scheme), count
+                return self._for_triton(weight, rows, columns, scheme), 0, count
             rows, columns = self._padded(weight, rows, columns)
-        one = packed_bytes(rows, columns, scheme)
-        if weight.name.endswith("kv_b_proj"):
+        elif weight.name.endswith("kv_b_proj") and not self.as_stored:
             # MLA keeps it for decoding too, absorbed and not quantized.
-            one += rows * columns * self.number
-        return one, count
+            beside = rows * columns * self.number
+        size = _up(rows * columns * scheme.bits, 8)
+        return size, packed_bytes(rows, columns, scheme) - size + beside, count
 
     def _shape(self, weight: Weight) -> tuple[int, int, int]:
         """Return rows, columns and how many of them this rank holds."""
@@ -402,7 +405,7 @@ def packed_bytes(rows: int, columns: int, scheme: Scheme) -> int:
         return size + scheme.scale_bytes
     groups = rows * _up(columns, scheme.group) if scheme.group else rows
     size += groups * scheme.scale_bytes
-    if not scheme.symmetric:
+    if scheme.zero_points:
         size += _up(groups * scheme.bits, 8)
     if scheme.activation_order:
         size += columns * 8
@@ -472,9 +475,8 @@ def _measured(
         return neutral[0], stored - known if inexact and known < stored < known * 1.5 else 0
     of_layer: Counter[int] = Counter()
     rest = 0
-    symmetric = quantization is None or quantization.scheme is None or quantization.scheme.symmetric
     for name, (dtype, shape) in stored.items():
-        if name.endswith(_NOT_KEPT) or (symmetric and name.endswith(".qzeros")):
+        if name.endswith(_NOT_KEPT):
             continue
         scale = "scale" in name
         size = _DTYPES.get(dtype, 1) if scale or dtype not in _FLOATS else number

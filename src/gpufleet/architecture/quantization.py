@@ -30,7 +30,9 @@ class Scheme:
     block: tuple[int, int] | None = None
     """Outputs and inputs that share a scale: (128, 128)."""
     symmetric: bool = True
-    """Without zero points."""
+    """Whether zero points are not used."""
+    zero_points: bool = False
+    """Kept beside the scales, used or not: of as many bits as a weight."""
     scale_bytes: int = 2
     activation_order: bool = False
     """GPTQ's desc_act: an index for each input is kept."""
@@ -327,6 +329,7 @@ def _awq(said: Mapping[str, Any]) -> Quantization:
         int(said.get("bits") or said.get("w_bit") or 4),
         group=_group(said.get("group_size", said.get("q_group_size", 128))),
         symmetric=not said.get("zero_point", True),
+        zero_points=bool(said.get("zero_point", True)),
     )
     return Quantization("awq", scheme, _skipped(said), head=bool(said.get("lm_head")))
 
@@ -352,6 +355,8 @@ def _gptq_scheme(said: Mapping[str, Any]) -> Scheme:
         int(said.get("bits", 4)),
         group=_group(said.get("group_size", 128)),
         symmetric=bool(said.get("sym", True)),
+        # Checkpoints have them even where they are symmetric, and not every kernel drops them.
+        zero_points=True,
         activation_order=bool(said.get("desc_act", False)),
     )
 
@@ -440,6 +445,7 @@ def _compressed(weights: Mapping[str, Any] | None, form: str) -> Scheme | None:
         bits,
         group=-1 if strategy == "tensor" else group if strategy == "group" else 0,
         symmetric=bool(weights.get("symmetric", True)),
+        zero_points=not weights.get("symmetric", True),
         scale_bytes=2 if packed else 4,
         activation_order=actorder == "group",
     )
@@ -532,7 +538,12 @@ def _quark_scheme(said: Mapping[str, Any]) -> Scheme | None:
     if kind == "int8":
         return INT8_CHANNEL
     if kind in {"int4", "uint4"}:
-        return Scheme(4, group=_group(weight.get("group_size")), symmetric=kind == "int4")
+        return Scheme(
+            4,
+            group=_group(weight.get("group_size")),
+            symmetric=kind == "int4",
+            zero_points=kind == "uint4",
+        )
     raise _unknown("quark", "weight.dtype", kind)
 
 
