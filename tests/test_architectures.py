@@ -1,0 +1,154 @@
+"""
+Every family of decoders with experts, latents, windows or states, against vLLM's own classes.
+
+`data/small_models.json` has a small config of each family and what vLLM 0.32.0 makes of it
+(`data/small_models.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpufleet.architecture.parts import FullCache, LatentCache, StateCache, WindowCache
+from gpufleet.architecture.read import architecture, builders
+from gpufleet.errors import FleetError
+from gpufleet.kv_pages import Layout, caches, state_bytes, token_bytes
+from gpufleet.weights import Sharding, weight_bytes
+
+SMALL = json.loads((Path(__file__).parent / "data" / "small_models.json").read_text())
+RANKS = [(name, int(tensor)) for name, record in SMALL.items() for tensor in record["tp"]]
+VLLM = (0, 32, 0)
+KINDS = {FullCache: "full", LatentCache: "full", WindowCache: "window"}
+
+LEFT_OUT = 1 << 20
+"""Bytes of a rank that are not counted: each layer's scales for the KV cache, 0.1 MiB in all."""
+LEFT_OUT_TABLES = {"bailing 2.5": 2 << 20, "dbrx": 2 << 20, "laguna": 2 << 20}
+"""Rotary tables that a family keeps more than one of."""
+
+
+def config(name: str, **changes: Any) -> dict[str, Any]:
+    """Return a family's config with other values; None takes a key away."""
+    changed = SMALL[name]["config"] | changes
+    return {key: value for key, value in changed.items() if key not in changes or value is not None}
+
+
+@pytest.mark.parametrize(("name", "tensor"), RANKS)
+def test_a_rank_holds_what_vllms_own_class_holds(name: str, tensor: int) -> None:
+    """Divided, replicated and padded as vLLM's layers do, to the megabyte."""
+    expected = SMALL[name]["tp"][str(tensor)]["allocated"]
+
+    (found,) = weight_bytes(architecture(config(name)), None, Sharding(tensor=tensor), vllm=VLLM)
+
+    assert abs(found.bytes - expected) <= LEFT_OUT_TABLES.get(name, LEFT_OUT)
+
+
+@pytest.mark.parametrize(("name", "tensor"), RANKS)
+def test_layers_cache_what_vllms_own_layers_ask_for(name: str, tensor: int) -> None:
+    """As many layers of each kind, and as many bytes of a token or a state in all of them."""
+    model = architecture(config(name))
+    layout = Layout(
+        stages=caches(model, [range(len(model.layers))]),
+        vllm=VLLM,
+        max_model_len=4096,
+        max_num_batched_tokens=8192,
+        tensor=tensor,
+        prefix_caching=False,
+    )
+    found: dict[str, list[int]] = {}
+    for cache in layout.stages[0]:
+        if isinstance(cache, StateCache):
+            add(found, "state", state_bytes(layout, cache))
+            continue
+        add(found, KINDS[type(cache)], token_bytes(layout, cache))
+        if isinstance(cache, LatentCache) and cache.indexer_dim:
+            add(found, "full", cache.indexer_dim + 4)
+
+    assert found == SMALL[name]["tp"][str(tensor)]["cache"]
+
+
+def add(found: dict[str, list[int]], kind: str, size: int) -> None:
+    """Count one more layer of a kind, and its bytes."""
+    layers, total = found.get(kind, [0, 0])
+    found[kind] = [layers + 1, total + size]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_config_without_its_sizes_is_refused_by_the_key(name: str) -> None:
+    """What a size follows from is never guessed: the key that is missing is named."""
+    for key in ("vocab_size", "num_attention_heads"):
+        if key not in SMALL[name]["config"]:
+            continue
+        if key == "num_attention_heads" and not architecture(config(name)).heads:
+            continue
+        if name == "gemma 3n":
+            continue  # Google leaves both out; their class has defaults.
+        with pytest.raises(FleetError, match=re.escape(f"`{key}`")):
+            architecture(config(name, **{key: None}))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_equal_layers_are_one_object(name: str) -> None:
+    """What follows from a layer is worked out once for all that are like it."""
+    layers = architecture(config(name)).layers
+
+    assert len({id(layer) for layer in layers}) == len(set(layers))
+
+
+@pytest.mark.parametrize("name", ["afmoe", "laguna", "exaone moe", "qwen 3.5", "granite 4"])
+def test_a_list_of_layers_that_ends_early_is_refused(name: str) -> None:
+    """A layer that the config says nothing of has no kind."""
+    with pytest.raises(FleetError, match="layer_types"):
+        architecture(config(name, layer_types=SMALL[name]["config"]["layer_types"][:3]))
+
+
+def test_a_shared_index_is_neither_loaded_nor_cached() -> None:
+    """GLM-5.2: three of four layers take the tokens that an earlier layer chose."""
+    layers = architecture(config("glm 5")).layers
+    indexed = [
+        index
+        for index, layer in enumerate(layers)
+        if isinstance(layer.cache, LatentCache) and layer.cache.indexer_dim
+    ]
+
+    assert indexed == [0, 1, 2, 6]
+    for index, layer in enumerate(layers):
+        assert any("indexer" in weight.name for weight in layer.weights) == (index in indexed)
+
+
+def test_draft_layers_are_not_the_models_own() -> None:
+    """Multi-token prediction is loaded only where it is asked for."""
+    without = architecture(config("deepseek 3"))
+    with_drafts = architecture(config("deepseek 3", num_nextn_predict_layers=1))
+
+    assert with_drafts.parameters == without.parameters
+    assert len(with_drafts.draft_layers) == 1
+
+
+def test_kimis_experts_are_padded_since_0_27() -> None:
+    """A rank of eight holds 256 of each expert's inner size, of which TP would leave 64."""
+    model = architecture(config("kimi linear"))
+    before, since = (
+        weight_bytes(model, None, Sharding(tensor=8), vllm=vllm)[0].bytes
+        for vllm in ((0, 26, 0), (0, 27, 0))
+    )
+
+    assert since > before * 2
+
+
+@pytest.mark.parametrize("name", ["DeepseekV4ForCausalLM", "DeepseekV41ForCausalLM"])
+def test_a_cache_of_no_known_size_is_refused_by_name(name: str) -> None:
+    """Compressed caches are said to be unknown, not sized as something else."""
+    with pytest.raises(FleetError, match=f"{name} .*compressed"):
+        architecture({"architectures": [name]})
+
+
+def test_every_name_reads_a_config_that_has_nothing_with_a_sentence() -> None:
+    """No architecture's reader fails on an empty config other than by saying what is missing."""
+    for name in builders():
+        with pytest.raises(FleetError):
+            architecture({"architectures": [name]})
