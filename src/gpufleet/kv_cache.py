@@ -290,11 +290,12 @@ class _Plan:
         groups = self.groups[stage]
         if layout.vllm < (0, 9, 1):
             return count * block_size(layout)
-        several = len(groups) > 1
-        parallel = layout.decode_context_parallel
-        if several and layout.vllm < (0, 11):
-            parallel = 1
-        return count // len(groups) * self.block_size * parallel
+        if layout.vllm >= (0, 11):
+            return count // len(groups) * self.block_size * layout.decode_context_parallel
+        if len(groups) > 1:
+            return count // len(groups) * self.block_size
+        # --block-size, even of states alone, which do not come in tokens.
+        return count * block_size(layout) * layout.decode_context_parallel
 
 
 @lru_cache(maxsize=256)

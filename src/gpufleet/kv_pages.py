@@ -330,8 +330,8 @@ def state_bytes(layout: Layout, cache: StateCache) -> int:
     """
     Return what one state takes on one GPU.
 
-    Speculation lengthens what the convolution looks back on by its tokens: for gated delta nets and
-    KDA since they came, for Mamba-2 since 0.17, for short convolutions since 0.29 (mamba_utils.py).
+    Speculation lengthens what the convolution looks back on by its tokens: for gated delta nets
+    always, for Mamba-2 since 0.17, KDA since 0.27, short convolutions since 0.29 (mamba_utils.py).
     """
     total = 0
     last = len(cache.shapes) - (0 if cache.kind == "short_conv" else 1)
@@ -347,7 +347,7 @@ def state_bytes(layout: Layout, cache: StateCache) -> int:
 
 
 def _lengthens(layout: Layout, kind: str) -> bool:
-    since = {"gdn": (0,), "kda": (0,), "mamba2": (0, 17), "short_conv": (0, 29)}
+    since = {"gdn": (0,), "mamba2": (0, 17), "kda": (0, 27), "short_conv": (0, 29)}
     return kind in since and layout.vllm >= since[kind]
 
 
@@ -476,7 +476,7 @@ def _hybrid_block(layout: Layout, block: int, kernel: int) -> int:
     Return the block of attention beside states: such that one of its pages holds a state.
 
     Multiples of 16 (64 for MLA since 0.11.1; 32 on SM100 with heads of 256, 0.11.1 to 0.17), since
-    0.20 of the backend's own block, since 0.28 of 128 for MLA. Where every block's state is cached
+    0.20 of the backend's own block, since 0.27 of 128 for MLA. Where every block's state is cached
     also of Mamba's chunk.
     """
     token = _attention_token(layout)
@@ -497,7 +497,7 @@ def _hybrid_alignment(layout: Layout, block: int, kernel: int) -> int:
     latent, vllm = _latent(layout) is not None, layout.vllm
     if vllm >= (0, 20):
         align = max(kernel, block)
-        return max(align, 128) if latent and vllm >= (0, 28) else align
+        return max(align, 128) if latent and vllm >= (0, 27) else align
     if vllm < (0, 11, 1):
         return 16
     if latent:

@@ -44,6 +44,7 @@ REAL = {
     "vllm.v1.kv_cache_interface",
     "vllm.v1.kv_cache_layout",
     "vllm.v1.kv_cache_spec_registry",
+    "vllm.attention.backends.registry",
     "vllm.v1.attention.backends.registry",
     "vllm.model_executor.models.config",
     "vllm.model_executor.layers.mamba.mamba_utils",
@@ -179,7 +180,8 @@ class Release:
         given = dict(state["arguments"])
         given |= {"tp_world_size": tensor, "tp_size": tensor, "num_spec": speculative}
         shapes = function(**{name: value for name, value in given.items() if name in names})
-        return tuple(shapes), tuple(DTYPES[name] for name in state["dtypes"])
+        first, last = (DTYPES[name] for name in state["dtypes"])
+        return tuple(shapes), (first,) * (len(shapes) - 1) + (last,)
 
 
 def layers_of(model: dict[str, Any]) -> list[dict[str, Any]]:
@@ -343,7 +345,7 @@ def specs_of(
                 mamba_cache_mode=mode,
                 num_speculative_blocks=case["speculative_tokens"],
                 num_prefill_checkpoint_blocks=int(
-                    release.version >= {"mamba2": (0, 32), "gdn": (0, 33)}[cache["type"]]
+                    release.version >= {"mamba2": (0, 32), "gdn": (0, 33)}.get(cache["type"], (9,))
                 ),
             )
             continue
@@ -503,6 +505,36 @@ MAMBA = state(
     state_size=128,
     conv_kernel=4,
 )
+MAMBA1 = state(
+    "mamba1",
+    "mamba1_state_shape",
+    ["bfloat16", "bfloat16"],
+    intermediate_size=8192,
+    state_size=16,
+    conv_kernel=4,
+)
+KDA = state(
+    "kda",
+    "kda_state_shape",
+    ["bfloat16", "float32"],
+    num_heads=32,
+    head_dim=128,
+    conv_kernel_size=4,
+)
+SHORT = state(
+    "short_conv",
+    "short_conv_state_shape",
+    ["bfloat16", "bfloat16"],
+    intermediate_size=2048,
+    conv_kernel=3,
+)
+LINEAR = state(
+    "linear",
+    "linear_attention_state_shape",
+    ["bfloat16", "bfloat16"],
+    num_heads=64,
+    head_dim=128,
+)
 # Heads, dimensions and windows are those of the models' config.json.
 MODELS: dict[str, dict[str, Any]] = {
     "Llama-3.1-8B": {"layers": [[32, [full(8, 128)]]]},
@@ -535,6 +567,16 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "Qwen3-Next-80B-A3B": {"layers": [[12, [DELTA] * 3 + [full(2, 256)]]]},
     "Granite-4.0-H-Small": {"layers": [[4, [MAMBA] * 9 + [full(8, 128)]]], "every_block": True},
+    "Kimi-Linear-48B-A3B": {
+        "layers": [
+            [6, [KDA] * 3 + [{"kind": "latent", "rank": 512, "rope_dim": 64}]],
+            [1, [KDA] * 3],
+        ]
+    },
+    "LFM2-1.2B": {"layers": [[5, [SHORT, SHORT, full(8, 64)]], [1, [SHORT]]]},
+    "MiniMax-Text-01": {"layers": [[10, [LINEAR] * 7 + [full(8, 128)]]]},
+    "Jamba": {"layers": [[4, [MAMBA1] * 4 + [full(8, 128)] + [MAMBA1] * 3]], "every_block": True},
+    "Mamba-Codestral-7B": {"layers": [[64, [MAMBA]]], "every_block": True},
     "mixed heads": {"layers": [[8, [full(8, 128), full(4, 128), full(8, 64)]]]},
     "values of their own": {"layers": [[16, [full(4, 192, v_head_dim=128)]]]},
     "two windows": {"layers": [[8, [window(8, 128, 4096), window(8, 128, 1024), full(8, 128)]]]},
@@ -575,6 +617,9 @@ def cases() -> list[dict[str, Any]]:
         found.append(case(model, stages=half, max_model_len=65536))
         found.append(case(model, max_model_len=131072, available=[int(1.71 * GIB)]))
         found.append(case(model, stages=half, max_model_len=65536, available=[GIB * 2, GIB]))
+        quarters = [count // 4 + (place < count % 4) for place in range(4)]
+        memory = [6 * GIB, 5 * GIB + 1, 7 * GIB, 8 * GIB]
+        found.append(case(model, stages=quarters, tensor=2, available=memory))
         found.append(case(model, hybrid_manager=False))
         found.append(case(model, max_model_len=1000, available=[0]))
     bytes_wide = ("Llama-3.3-70B", "gemma-3-27b", "DeepSeek-V3", "Qwen3-Next-80B-A3B")
@@ -586,7 +631,14 @@ def cases() -> list[dict[str, Any]]:
     for size in (32, 64, 128):
         found.append(case("Llama-3.1-8B", block_size=size))
         found.append(case("gpt-oss-20b", block_size=size))
-    for model in ("Qwen3-Next-80B-A3B", "Granite-4.0-H-Small"):
+    hybrids = (
+        "Qwen3-Next-80B-A3B",
+        "Granite-4.0-H-Small",
+        "Kimi-Linear-48B-A3B",
+        "LFM2-1.2B",
+        "Jamba",
+    )
+    for model in hybrids:
         found.append(case(model, prefix_caching=True))
         found.append(case(model, prefix_caching=True, tensor=4, max_model_len=262144))
         found.append(case(model, speculative_tokens=3))
