@@ -230,9 +230,35 @@ def rotary_of(fields: Fields, head_dim: int, *, keys: tuple[str, ...] = ()) -> t
             dim = fields.whole("global_head_dim", default=head_dim)
         tables.append((int(length), dim))
     return (
-        *(rotary(length, dim) for length, dim in dict.fromkeys(tables)),
+        *(
+            rotary(length, dim, until=_BY_TRANSFORMERS.get(fields.name))
+            for length, dim in dict.fromkeys(tables)
+        ),
         *(rotary(length, dim, until=(0, 32)) for length, dim in stretched),
     )
+
+
+_BY_TRANSFORMERS = {
+    "SmolLM3ForCausalLM": (0,),
+    "Starcoder2ForCausalLM": (0, 25),
+    "OlmoForCausalLM": (0, 26),
+    "Olmo2ForCausalLM": (0, 26),
+    "HunYuanDenseV1ForCausalLM": (0, 30),
+    "NanbeigeForCausalLM": (0, 30),
+    "Olmo3ForCausalLM": (0, 30),
+    "ArceeForCausalLM": (0, 33),
+    "CwmForCausalLM": (0, 33),
+    "GlmForCausalLM": (0, 33),
+    "GPTNeoXForCausalLM": (0, 33),
+    "Jais2ForCausalLM": (0, 33),
+    "PhiForCausalLM": (0, 33),
+    "SeedOssForCausalLM": (0, 33),
+}
+"""
+The release from which transformers' own class is served, which keeps no rotary table.
+
+Source: _TRANSFORMERS_SUPPORTED_MODELS in model_executor/models/registry.py of each release.
+"""
 
 
 def attention_caches(
