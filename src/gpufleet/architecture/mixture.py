@@ -50,7 +50,7 @@ def routed(
     that corrects its scores, float32 on the GPU.
     """
     gate, up, down = (f"{prefix}experts.{name}" for name in matrices)
-    weights = (
+    weights: tuple[Weight, ...] = (
         Weight(prefix + router, experts, hidden, linear=False, dtype=router_dtype),
         Weight(gate, inner, hidden, Split.ROWS, count=experts, expert=True),
         Weight(up, inner, hidden, Split.ROWS, count=experts, expert=True),
