@@ -194,8 +194,8 @@ def rotary_of(fields: Fields, head_dim: int, *, keys: tuple[str, ...] = ()) -> t
     """
     Return the rotary tables of a config: () where it has no rotary positions.
 
-    YaRN, linear and dynamic scaling lengthen the table by their factor, LongRoPE keeps one for
-    short and one for long contexts, and M-RoPE one of four times the positions: for Qwen3-VL and
+    YaRN and linear scaling lengthen the table by their factor, dynamic before 0.22; LongRoPE keeps
+    one for short and one for long contexts, and M-RoPE one of four times the positions: for Qwen3-VL and
     Qwen3.5 only before 0.32 (mrope_positions_factor in qwen3_vl.py). Gemma 4's global layers have
     heads of their own size. Source: model_executor/layers/rotary_embedding of 0.8.5 to
     0.33.0.
@@ -204,7 +204,7 @@ def rotary_of(fields: Fields, head_dim: int, *, keys: tuple[str, ...] = ()) -> t
         *keys, "max_position_embeddings", "seq_length", "max_sequence_length", default=8192
     )
     tables = []
-    stretched = []
+    stretched: list[tuple[int, int, tuple[int, ...]]] = []
     for scaling in rope_parameters(fields.config) or ({},):
         kind = str(scaling.get("rope_type", scaling.get("type", "default")))
         share = scaling.get("partial_rotary_factor") or fields.number(
@@ -214,7 +214,7 @@ def rotary_of(fields: Fields, head_dim: int, *, keys: tuple[str, ...] = ()) -> t
         if kind == "yarn":
             original = scaling.get("original_max_position_embeddings") or positions
             length = original * float(scaling.get("factor") or 1)
-        elif kind in {"linear", "dynamic"}:
+        elif kind == "linear":
             length *= float(scaling.get("factor") or 1)
         elif kind in {"longrope", "su"}:
             length += scaling.get("original_max_position_embeddings") or fields.whole(
@@ -223,9 +223,12 @@ def rotary_of(fields: Fields, head_dim: int, *, keys: tuple[str, ...] = ()) -> t
         dim = int(head_dim * share)
         if scaling.get("mrope_section") and kind != "yarn":
             if fields.text("model_type").startswith(("qwen3_vl", "qwen3_5")):
-                stretched.append((int(length) * 3, dim))
+                stretched.append((int(length) * 3, dim, (0, 32)))
             else:
                 length *= 4
+        if kind == "dynamic":
+            more = int(positions * (float(scaling.get("factor") or 1) - 1))
+            stretched.append((more, dim, (0, 22)))
         if kind == "proportional":  # the whole head: what does not rotate stands in it as well
             dim = fields.whole("global_head_dim", default=head_dim)
         tables.append((int(length), dim))
@@ -234,7 +237,7 @@ def rotary_of(fields: Fields, head_dim: int, *, keys: tuple[str, ...] = ()) -> t
             rotary(length, dim, until=_BY_TRANSFORMERS.get(fields.name))
             for length, dim in dict.fromkeys(tables)
         ),
-        *(rotary(length, dim, until=(0, 32)) for length, dim in stretched),
+        *(rotary(length, dim, until=until) for length, dim, until in stretched),
     )
 
 
@@ -246,13 +249,13 @@ _BY_TRANSFORMERS = {
     "HunYuanDenseV1ForCausalLM": (0, 30),
     "NanbeigeForCausalLM": (0, 30),
     "Olmo3ForCausalLM": (0, 30),
-    "ArceeForCausalLM": (0, 33),
-    "CwmForCausalLM": (0, 33),
-    "GlmForCausalLM": (0, 33),
-    "GPTNeoXForCausalLM": (0, 33),
-    "Jais2ForCausalLM": (0, 33),
-    "PhiForCausalLM": (0, 33),
-    "SeedOssForCausalLM": (0, 33),
+    "ArceeForCausalLM": (0, 32),
+    "CwmForCausalLM": (0, 32),
+    "GlmForCausalLM": (0, 32),
+    "GPTNeoXForCausalLM": (0, 32),
+    "Jais2ForCausalLM": (0, 32),
+    "PhiForCausalLM": (0, 32),
+    "SeedOssForCausalLM": (0, 32),
 }
 """
 The release from which transformers' own class is served, which keeps no rotary table.
