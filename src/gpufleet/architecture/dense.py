@@ -195,10 +195,10 @@ def rotary_of(fields: Fields, head_dim: int, *, keys: tuple[str, ...] = ()) -> t
     Return the rotary tables of a config: () where it has no rotary positions.
 
     YaRN and linear scaling lengthen the table by their factor, dynamic before 0.22; LongRoPE keeps
-    one for short and one for long contexts, and M-RoPE one of four times the positions: for Qwen3-VL and
-    Qwen3.5 only before 0.32 (mrope_positions_factor in qwen3_vl.py). Gemma 4's global layers have
-    heads of their own size. Source: model_executor/layers/rotary_embedding of 0.8.5 to
-    0.33.0.
+    one for short and one for long contexts, and M-RoPE one of four times the positions: for
+    Qwen3-VL and Qwen3.5 only before 0.32 (mrope_positions_factor in qwen3_vl.py). Gemma 4's global
+    layers have heads of their own size. Source: model_executor/layers/rotary_embedding of 0.8.5
+    to 0.33.0.
     """
     positions = fields.whole(
         *keys, "max_position_embeddings", "seq_length", "max_sequence_length", default=8192
