@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime as dt
 import re
 from collections.abc import Mapping
+from ipaddress import IPv4Network
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
@@ -327,6 +328,17 @@ class Served(Setting):
         bool | None,
         Field(description="Whole experts on each GPU instead of a part of each; null: planned"),
     ] = None
+    distributed_executor_backend: Annotated[
+        Literal["mp", "ray"],
+        Field(description="What joins the nodes of a replica: vLLM's own processes, or Ray"),
+    ] = "mp"
+    data_parallel_balancing: Annotated[
+        Literal["internal", "hybrid", "external"],
+        Field(description="Who divides requests over engines: one server, one a node, or none"),
+    ] = "internal"
+    cluster_port: Annotated[
+        Port, Field(description="First of the ports that a replica's nodes talk to each other on")
+    ] = 29500
     span_nodes: Annotated[
         bool, Field(description="Let a replica use GPUs of several nodes where one is too small")
     ] = False
@@ -406,6 +418,10 @@ class NodeSettings(Setting):
     dcgm: Dcgm | None = None
     node_exporter: NodeExporter = NodeExporter()
     vllm: Vllm | None = None
+    cluster_network: Annotated[
+        IPv4Network | None,
+        Field(description="Network on which nodes of one replica talk; null: found by the probe"),
+    ] = None
     serving: dict[ModelName, Served] = {}
 
     @model_validator(mode="after")
