@@ -1,7 +1,8 @@
 """Programs for nodes: one text that a node's `python3 -I -` reads from its standard input.
 
 Nothing is installed on the node and nothing is left there, nothing needs quoting, and what a
-program is given never appears in the node's process list.
+program is given never appears in the node's process list. (A program that runs as long as a unit
+does is installed instead: `archive`.)
 
 A program is a file of `on_node/`: standard library only, syntax of Python 3.8, one JSON document
 on stdout. It runs as `__main__` and finds what it was given in the global `PARAMETERS`. Other files
@@ -15,7 +16,9 @@ from __future__ import annotations
 import ast
 import base64
 import hashlib
+import io
 import json
+import zipfile
 import zlib
 from functools import cache
 from importlib import resources
@@ -100,6 +103,28 @@ def program(name: str, *, nvml: bool = False, **parameters: Any) -> Payload:
             carried={module: _packed_source(path) for module, path in modules.items()},
         )
     )
+
+
+@cache
+def archive(name: str) -> bytes:
+    """
+    Return `on_node/<name>.py` as one file to install: executable, with all that it imports.
+
+    It is a zip file behind a `#!` line, which Python runs by itself; `unzip -p FILE` shows the
+    source. Nothing in it is compressed or dated, so the same sources are the same bytes everywhere:
+    a unit's fingerprint covers them. Raises `FileNotFoundError` for an unknown program.
+    """
+    modules = {module: f"on_node/{module.rpartition('.')[2]}.py" for module in _imported(name)}
+    contents = {f"{module.replace('.', '/')}.py": _source(path) for module, path in modules.items()}
+    for package in ("gpufleet", "gpufleet/on_node"):
+        contents[f"{package}/__init__.py"] = _source("on_node/__init__.py")
+    contents["__main__.py"] = _source(f"on_node/{name}.py")
+    packed = io.BytesIO()
+    packed.write(b"#!/usr/bin/python3 -IB\n")
+    with zipfile.ZipFile(packed, "a", zipfile.ZIP_STORED) as file:
+        for path, source in sorted(contents.items()):
+            file.writestr(zipfile.ZipInfo(path), source.encode())
+    return packed.getvalue()
 
 
 @cache

@@ -1,0 +1,158 @@
+"""RUNS ON THE NODE: the programs that a rank runs, and everything that they start.
+
+A program may start others that leave its process group, as Ray's do. So we are the reaper of all
+orphans below us (PR_SET_CHILD_SUBREAPER): whatever descends from us stays our descendant, and an
+end is complete when there is none left. A program itself dies with us (PR_SET_PDEATHSIG), also when
+we are killed; what that leaves, systemd kills with the unit's control group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+from typing import Any, Iterator
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PR_SET_CHILD_SUBREAPER = 36
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+TCP_LISTEN = "0A"  # include/net/tcp_states.h, as /proc/net/tcp prints it
+
+
+class Children:
+    """The programs that were started here, in order."""
+
+    def __init__(self) -> None:
+        LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self.running: dict[int, str] = {}
+        """The name of each program that runs, by process number."""
+        self.pids: list[int] = []
+        """Of all that were started, in order."""
+        # Kept, so that nobody but us waits for them.
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    def start(self, argv: list[str], environment: dict[str, str]) -> int:
+        """Start a program in a process group of its own. Raises `OSError`."""
+        parent = os.getpid()
+
+        def prepare() -> None:
+            os.setpgid(0, 0)
+            LIBC.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+            if os.getppid() != parent:  # it died before the line above
+                os._exit(1)
+
+        started = subprocess.Popen(
+            argv,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            preexec_fn=prepare,  # noqa: PLW1509  # there is one thread
+        )
+        self._started.append(started)
+        self.pids.append(started.pid)
+        self.running[started.pid] = os.path.basename(argv[0])
+        return started.pid
+
+    def ended(self) -> list[tuple[str, int]]:
+        """Return the programs that ended since, with their status as `Popen` has it."""
+        found: list[tuple[str, int]] = []
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return found
+            if not pid:
+                return found
+            if pid in self.running:
+                code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+                for each in self._started:
+                    if each.pid == pid:
+                        each.returncode = code
+                found.append((self.running.pop(pid), code))
+
+    def terminate(self, pid: int | None = None) -> None:
+        """
+        Ask one program to end, or all.
+
+        Only the programs themselves: vLLM drains on SIGTERM, and its workers must not get it.
+        """
+        for each in [pid] if pid else list(self.running):
+            with contextlib.suppress(OSError):
+                # A stopped program takes no signal but this one.
+                os.kill(each, signal.SIGTERM)
+                os.kill(each, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Kill whatever descends from us."""
+        for pid in list(self.running):
+            with contextlib.suppress(OSError):
+                os.killpg(pid, signal.SIGKILL)
+        for pid in descendants():
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def descendants() -> list[int]:
+    """Return the processes that descend from us, without those that have ended."""
+    children: dict[int, list[int]] = {}
+    for pid, parent in processes():
+        children.setdefault(parent, []).append(pid)
+    found: list[int] = []
+    unread = [os.getpid()]
+    while unread:
+        below = children.pop(unread.pop(), [])
+        found += below
+        unread += below
+    return found
+
+
+def processes() -> Iterator[tuple[int, int]]:
+    """Yield the number of each process that has not ended, and of its parent."""
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            with open("/proc/%s/stat" % name, encoding="utf-8", errors="replace") as file:
+                # The name in parentheses may hold anything, also parentheses.
+                state, parent = file.read().rpartition(")")[2].split()[:2]
+            if state not in "ZX":
+                yield int(name), int(parent)
+
+
+def listens(port: int) -> bool:
+    """Say whether somebody on this node listens on a TCP port, without connecting to it."""
+    wanted = ":%04X" % port
+    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
+            for line in file:
+                words = line.split()
+                if words[1].endswith(wanted) and words[3] == TCP_LISTEN:
+                    return True
+    return False
+
+
+def said(status: int) -> str:
+    """Return how a program ended, in words: `with status 1`, `by SIGKILL`."""
+    if status >= 0:
+        return "with status %d" % status
+    try:
+        return "by " + signal.Signals(-status).name
+    except ValueError:
+        return "by signal %d" % -status
+
+
+def environment(values: dict[str, Any]) -> dict[str, str]:
+    """Return our variables for a program: without systemd's own, placeholders filled in."""
+    ours = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+    found = {name: filled(value, values) for name, value in os.environ.items() if name not in ours}
+    found["GPUFLEET_INCARNATION"] = str(values["incarnation"])
+    return found
+
+
+def filled(text: str, values: dict[str, Any]) -> str:
+    """Fill in `{master_port}` and the like; other braces stay, for arguments hold JSON."""
+    for name, value in values.items():
+        text = text.replace("{%s}" % name, str(value))
+    return text

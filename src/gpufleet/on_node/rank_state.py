@@ -1,0 +1,142 @@
+"""RUNS ON THE NODE: what a rank says of itself in a file, for whoever asks this node.
+
+The file is a JSON object; times are seconds since 1970:
+  schema        1
+  replica, rank, node
+  phase         waiting | refused | pausing | starting | running | draining | ending | ended
+  since         of the phase
+  why           a sentence where the phase has one: whom it waits for, what was refused
+  at            when this was written; every few seconds, so an old one means a program that hangs
+  incarnation   null | {id, counter, since, master_port, rpc_port}
+  peers         {node: {rank, address, connected, round_trip_ms, clock_offset_ms, boot_id}}
+  last_end      null | {when, lived, why, rank, node}: of the last incarnation, `lived` in seconds
+  short_lives   how many incarnations in a row ended within SHORT_SECONDS
+  counter       of the last incarnation that this rank was part of
+
+It outlives the program, and the next one begins with what it says: keep its directory over
+restarts (RuntimeDirectoryPreserve=yes). Lost, nothing worse happens than a start without a pause.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+SCHEMA = 1
+REFRESH_SECONDS = 5
+# An incarnation that served longer has not failed to start: the next one starts at once.
+SHORT_SECONDS = 600
+FIRST_PAUSE_SECONDS = 10
+LONGEST_PAUSE_SECONDS = 300
+KILLED = "the rank's program was killed, or its node went down"
+
+
+class State:
+    """The file, and what it said before."""
+
+    def __init__(self, path: str, replica: str, rank: int, node: str) -> None:
+        self.path = path
+        before = self._before()
+        self.document: dict[str, Any] = {
+            "schema": SCHEMA,
+            "replica": replica,
+            "rank": rank,
+            "node": node,
+            "phase": "waiting",
+            "since": int(time.time()),
+            "why": "",
+            "incarnation": None,
+            "peers": {},
+            "last_end": before.get("last_end"),
+            "short_lives": number(before.get("short_lives")),
+            "counter": number(before.get("counter")),
+        }
+        self.problem: str | None = None
+        """Why the file cannot be written."""
+        self._written = ""
+        self._next = 0.0
+        if before.get("incarnation"):  # killed, or the node lost power: nobody wrote an end
+            self.document["incarnation"] = before["incarnation"]
+            self.end(KILLED, rank, node, when=number(before.get("at")))
+
+    @property
+    def counter(self) -> int:
+        """The last incarnation's."""
+        return int(self.document["counter"])
+
+    def pause(self) -> float:
+        """Return the seconds to wait from the last end on: none at first, then ever more."""
+        failures = int(self.document["short_lives"]) - 1
+        if failures <= 0:
+            return 0.0
+        return min(float(LONGEST_PAUSE_SECONDS), FIRST_PAUSE_SECONDS * 2.0 ** (failures - 1))
+
+    def pause_left(self) -> float:
+        """Return how many seconds of the pause are left."""
+        end = self.document["last_end"]
+        if not end:
+            return 0.0
+        gone = time.time() - end["when"]
+        # A clock that was set back must not keep us for hours.
+        return max(0.0, self.pause() - gone) if gone >= 0 else self.pause()
+
+    def phase(self, phase: str, why: str = "") -> None:
+        """Note where we are; `since` stays when only the sentence changes."""
+        if phase != self.document["phase"]:
+            self.document["since"] = int(time.time())
+        self.document["phase"] = phase
+        self.document["why"] = why
+
+    def begin(self, incarnation: dict[str, Any]) -> None:
+        """Note the incarnation that we are part of now."""
+        self.document["incarnation"] = {**incarnation, "since": int(time.time())}
+        self.document["counter"] = incarnation["counter"]
+
+    def end(self, why: str, rank: int, node: str, *, stopped: bool = False, when: int = 0) -> None:
+        """Note the end of the incarnation; a stop that was asked for is no failure."""
+        incarnation = self.document["incarnation"]
+        if not incarnation:
+            return
+        now = when or int(time.time())
+        lived = max(0, now - number(incarnation.get("since")))
+        self.document["last_end"] = {
+            "when": now,
+            "lived": lived,
+            "why": why,
+            "rank": rank,
+            "node": node,
+        }
+        self.document["incarnation"] = None
+        short = lived < SHORT_SECONDS and not stopped
+        self.document["short_lives"] = self.document["short_lives"] + 1 if short else 0
+
+    def write(self, now: float) -> None:
+        """Write the file if it says something new, or the last writing is some seconds ago."""
+        text = json.dumps(self.document, sort_keys=True)
+        if text == self._written and now < self._next:
+            return
+        self._written, self._next = text, now + REFRESH_SECONDS
+        temporary = self.path + ".new"
+        try:
+            with open(temporary, "w", encoding="utf-8") as file:
+                json.dump({**self.document, "at": int(time.time())}, file, sort_keys=True)
+                os.fchmod(file.fileno(), 0o644)
+            os.replace(temporary, self.path)
+            self.problem = None
+        except OSError as error:
+            self.problem = "%s: %s" % (self.path, error.strerror)
+
+    def _before(self) -> dict[str, Any]:
+        try:
+            with open(self.path, encoding="utf-8") as file:
+                document = json.loads(file.read(1 << 20))
+        except (OSError, ValueError):
+            return {}
+        return document if isinstance(document, dict) else {}
+
+
+def number(value: Any) -> int:
+    """Return a count of an old file, or 0."""
+    return int(value) if isinstance(value, (int, float)) else 0

@@ -1,0 +1,251 @@
+"""RUNS ON THE NODE: a connection between two ranks of a replica that knows whether both still live.
+
+* Strangers get nowhere: every frame carries an HMAC-SHA256 of a key that is made for this
+  connection, from the replica's key and a nonce of either side. A frame of another connection,
+  of the other direction, or out of order does not fit.
+* Alive means answered: each side sends beats and remembers when it sent the newest one that came
+  back. So either side notices a cut of either direction.
+* Nothing here waits: bytes are taken and given as the kernel has room.
+
+A frame is its length (4 bytes), the HMAC (32) and a JSON object with `kind`. Once a group has
+formed, every frame names its incarnation, and one of another incarnation ends the connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import socket
+import struct
+import time
+from typing import Any, Dict, Iterator
+
+# Raised when frames change their meaning: ranks of two protocols refuse each other at the door.
+MAGIC = b"gpufleet rank 1\n"
+NONCE_BYTES = 32
+LENGTH = struct.Struct(">I")
+COUNTER = struct.Struct(">Q")
+MAC_BYTES = 32
+FRAME_BYTES = 1 << 20
+# Before the first frame has proven that the peer has the key.
+STRANGER_BYTES = 8 << 10
+# A peer that takes nothing is silent long before; this only keeps its memory from growing.
+UNSENT_BYTES = 4 << 20
+# linux/tcp.h. Without it a lost beat is repeated after 0.2, 0.4, 0.8 ... 6.4 s; with it, thin
+# streams such as ours repeat at a steady pace, and bad lines are told from dead ones.
+TCP_THIN_LINEAR_TIMEOUTS = 16
+
+Message = Dict[str, Any]  # {"kind": str, ...}
+
+
+class LostError(Exception):
+    """The connection is of no more use; the text says why, and goes behind the peer's name."""
+
+
+class Link:
+    """
+    One side of a connection, over a socket that is connected.
+
+    `beat` is the pace of beats in seconds.
+    """
+
+    def __init__(self, connected: socket.socket, key: bytes, *, head: bool, beat: float) -> None:
+        connected.setblocking(False)
+        self.socket = connected
+        self.address = connected.getpeername()[0]
+        self.opened = time.monotonic()
+        self.answered = self.opened
+        """When we sent the newest beat that was answered; before the first, when it opened."""
+        self.round_trip: float | None = None
+        """The shortest round trip of a beat so far, in seconds."""
+        self.clock_offset: float | None = None
+        """How far the peer's clock is ahead of ours, in seconds, by that beat."""
+        self.known = False
+        """The peer has proven that it has the key."""
+        self.incarnation: str | None = None
+        self.refused = False
+        """Its last word was said: whatever it still sends counts for nothing."""
+        self.bound = False
+        """From now on the peer's frames must name our incarnation."""
+        self._key = key
+        self._head = head
+        self._beat_seconds = beat
+        self._nonce = os.urandom(NONCE_BYTES)
+        self._keys: tuple[bytes, bytes] | None = None
+        self._counters = [0, 0]  # sent, received
+        self._received = bytearray()
+        self._unsent = bytearray()
+        self._beats: dict[int, tuple[float, float]] = {}
+        self._beat = 0
+        self._next_beat = self.opened
+        self._waiting: list[Message] = []
+        for option, value in ((socket.TCP_NODELAY, 1), (TCP_THIN_LINEAR_TIMEOUTS, 1)):
+            with contextlib.suppress(OSError):
+                connected.setsockopt(socket.IPPROTO_TCP, option, value)
+        if not head:
+            self._unsent += MAGIC + self._nonce
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor, for `select`."""
+        return self.socket.fileno()
+
+    @property
+    def unsent(self) -> bool:
+        """There is something that the kernel has not taken yet."""
+        return bool(self._unsent)
+
+    def send(self, kind: str, **content: Any) -> None:
+        """Send a message; before the keys are made it waits."""
+        message = {"kind": kind, "incarnation": self.incarnation, **content}
+        if self._keys is None:
+            self._waiting.append(message)
+            return
+        body = json.dumps(message, separators=(",", ":")).encode()
+        mac = self._mac(0, body)
+        self._unsent += LENGTH.pack(len(body)) + mac + body
+        if len(self._unsent) > UNSENT_BYTES:
+            raise LostError("takes no messages")
+
+    def flush(self) -> None:
+        """Give the kernel what it takes. Raises `LostError`."""
+        try:
+            while self._unsent:
+                del self._unsent[: self.socket.send(bytes(self._unsent[: 1 << 18]))]
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            raise LostError("cannot be reached: %s" % error.strerror) from None
+
+    def receive(self) -> Iterator[Message]:
+        """
+        Yield the messages that have arrived, without beats and their answers.
+
+        One by one: what one says decides how the next is taken. Raises `LostError` if something
+        else than our frames came, and behind the last words when the connection has ended.
+        """
+        ended = None
+        try:
+            while len(self._received) <= FRAME_BYTES:
+                arrived = self.socket.recv(1 << 16)
+                if not arrived:
+                    ended = LostError("closed the connection")
+                    break
+                self._received += arrived
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError as error:
+            ended = LostError("closed the connection: %s" % error.strerror)
+        yield from self._taken()
+        if ended:
+            raise ended
+
+    def pulse(self, now: float) -> None:
+        """Send a beat if it is time for one."""
+        if self._keys is None or now < self._next_beat or not (self.known or not self._head):
+            return
+        self._beat += 1
+        # What was not answered after a thousand beats never will be.
+        self._beats.pop(self._beat - 1000, None)
+        self._beats[self._beat] = (now, time.time())
+        self._next_beat = now + self._beat_seconds
+        self.send("beat", number=self._beat)
+
+    def last_words(self) -> None:
+        """Send what there is to send, and that nothing follows."""
+        with contextlib.suppress(LostError, OSError):
+            self.flush()
+            self.socket.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Close the connection, with what the kernel still takes without waiting."""
+        with contextlib.suppress(LostError, OSError):
+            self.flush()
+        self.socket.close()
+
+    def _taken(self) -> Iterator[Message]:
+        if self._keys is None and not self._greeted():
+            return
+        while len(self._received) >= LENGTH.size + MAC_BYTES:
+            (length,) = LENGTH.unpack_from(self._received)
+            if length > (FRAME_BYTES if self.known else STRANGER_BYTES):
+                raise LostError("sent a frame of %d bytes" % length)
+            end = LENGTH.size + MAC_BYTES + length
+            if len(self._received) < end:
+                break
+            mac = bytes(self._received[LENGTH.size : LENGTH.size + MAC_BYTES])
+            body = bytes(self._received[LENGTH.size + MAC_BYTES : end])
+            del self._received[:end]
+            if not hmac.compare_digest(mac, self._mac(1, body)):
+                raise LostError("has another cluster key")
+            self.known = True
+            message = self._checked(body)
+            if message["kind"] == "beat":
+                self.send("echo", number=message.get("number"), clock=time.time())
+            elif message["kind"] == "echo":
+                self._echoed(message)
+            else:
+                yield message
+
+    def _greeted(self) -> bool:
+        """Take the peer's nonce; the head answers with its own only then."""
+        wanted = len(MAGIC) + NONCE_BYTES
+        if bytes(self._received[: len(MAGIC)]) != MAGIC[: len(self._received)]:
+            raise LostError("does not speak as ranks of this release do")
+        if len(self._received) < wanted:
+            return False
+        theirs = bytes(self._received[len(MAGIC) : wanted])
+        del self._received[:wanted]
+        if self._head:
+            self._unsent += MAGIC + self._nonce
+        nonces = self._nonce + theirs if self._head else theirs + self._nonce
+        keys = [
+            hmac.new(self._key, name + nonces, hashlib.sha256).digest() for name in (b"h", b"w")
+        ]
+        self._keys = (keys[0], keys[1]) if self._head else (keys[1], keys[0])
+        waiting, self._waiting = self._waiting, []
+        for message in waiting:
+            self.send(**{**message, "incarnation": self.incarnation})
+        return True
+
+    def _mac(self, direction: int, body: bytes) -> bytes:
+        """Return the HMAC of the next frame; 0: that we send, 1: that we receive."""
+        assert self._keys is not None
+        counter = COUNTER.pack(self._counters[direction])
+        self._counters[direction] += 1
+        return hmac.new(self._keys[direction], counter + body, hashlib.sha256).digest()
+
+    def _checked(self, body: bytes) -> Message:
+        try:
+            message = json.loads(body.decode())
+        except ValueError:
+            raise LostError("sent a frame that is no JSON") from None
+        if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
+            raise LostError("sent a frame without a kind")
+        theirs = message.get("incarnation")
+        if theirs is None and not self.bound:
+            return message
+        if theirs == self.incarnation or (self.incarnation is None and message["kind"] == "form"):
+            return message
+        raise LostError("speaks for incarnation %s, ours is %s" % (theirs, self.incarnation))
+
+    def _echoed(self, message: Message) -> None:
+        sent = self._beats.pop(number(message.get("number")), None)
+        if sent is None:
+            return
+        at, clock = sent
+        self.answered = max(self.answered, at)
+        taken = time.monotonic() - at
+        theirs = message.get("clock")
+        if isinstance(theirs, (int, float)) and (
+            self.round_trip is None or taken < self.round_trip
+        ):
+            self.round_trip = taken
+            self.clock_offset = theirs - (clock + taken / 2)
+
+
+def number(value: Any) -> int:
+    """Return a peer's count, or 0, which is none."""
+    return value if isinstance(value, int) else 0
