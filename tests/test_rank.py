@@ -258,11 +258,12 @@ def test_ranks_start_in_order_and_a_stop_drains_before_it_reaches_workers(fleet)
     head = fleet.runs("head", "listen={master_port}", "drains", '{"json": {}}')
     fleet.start(0, *head, ready_port="{master_port}")
     fleet.wait_for_phase("running")
-    began = {name: at for name, _, _, at in fleet.events()}
+    fleet.pid("worker")
+    began = [name for name, *_ in fleet.events()]
     incarnation = fleet.state(0)["incarnation"]
     peer = fleet.state(0)["peers"]["gpu-02"]
 
-    assert list(began) == ["head", "worker"]
+    assert began == ["head", "worker"]
     assert fleet.state(1)["incarnation"]["id"] == incarnation["id"]
     assert peer["connected"]
     assert abs(peer["clock_offset_ms"]) < 1000
@@ -305,12 +306,16 @@ def test_whatever_is_killed_the_others_are_gone_within_the_grace(fleet, victim, 
     assert re.search(why, fleet.state(survivor)["last_end"]["why"])
 
 
-def test_a_frozen_rank_is_dead_within_the_bound_and_cannot_come_back(fleet):
+@pytest.mark.parametrize(
+    ("silence", "grace"),
+    [(2.5, 0.5), pytest.param(10.0, 5.0, id="as-installed", marks=pytest.mark.long)],
+)
+def test_a_frozen_rank_is_dead_within_the_bound_and_cannot_come_back(fleet, silence, grace):
     """
-    With the usual bounds: 10 s of silence and 5 s of grace. Its node's successor forms a newer
-    group, on other ports; thawed, it finds itself left behind and ends, and nobody is disturbed.
+    Its node's successor forms a newer group, on other ports; thawed, it finds itself left behind
+    and ends, and nobody is disturbed.
     """
-    fleet.silence, fleet.grace = 10.0, 5.0
+    fleet.silence, fleet.grace = silence, grace
     fleet.start(0, *fleet.runs("rank0", "deaf"))
     fleet.start(1)
     fleet.wait_for_phase("running")
@@ -321,9 +326,11 @@ def test_a_frozen_rank_is_dead_within_the_bound_and_cannot_come_back(fleet):
     took = wait(lambda: not alive(program), 30, fleet.told)
 
     print(f"frozen worker: head's program gone after {took:.2f} s")
-    assert 9 < took < 10 + 5 + 1 + 2
+    assert took < silence + grace + 1 + 2
     assert fleet.exit_status(0) == 1
-    assert fleet.state(0)["last_end"]["why"] == "rank 1 on gpu-02 has not answered for 10 s"
+    assert fleet.state(0)["last_end"]["why"] == (
+        f"rank 1 on gpu-02 has not answered for {silence:g} s"
+    )
 
     fleet.start(0)
     fleet.start(1, state=str(fleet.folder / "new.json"))
@@ -446,7 +453,7 @@ def test_a_rank_with_another_key_does_not_get_in(fleet):
     fleet.start(0)
     fleet.start(1, key_file=str(fleet.folder / "other-key"))
 
-    wait(lambda: "have both the same cluster key?" in fleet.journal(1), 20, fleet.told)
+    wait(lambda: "do both have the same cluster key?" in fleet.journal(1), 20, fleet.told)
     wait(lambda: "has another cluster key" in fleet.journal(0), 20, fleet.told)
     assert fleet.state(0)["phase"] == "waiting"
     assert fleet.events() == []
@@ -616,7 +623,7 @@ def test_frames_are_taken_in_order_and_once(links):
 
     assert taken(head, one + two[:10]) == [1]
     assert taken(head, two[10:]) == [2]
-    with pytest.raises(LostError, match="another cluster key"):
+    with pytest.raises(LostError, match="out of order or changed"):
         taken(head, two)
 
 
@@ -693,10 +700,10 @@ def test_the_installed_file_is_the_same_everywhere_and_needs_nothing(fleet):
     """Two builds are the same bytes; it runs in isolation, and says what is wrong with words."""
     payload.archive.cache_clear()
     assert payload.archive("rank") == fleet.program.read_bytes()
-    wrong = fleet.start(0, "--", "true", rank="5")
+    wrong = fleet.start(0, "--", "true", port="65530")
 
     assert wrong.wait(20) == 2
-    assert "--rank 5 of 2 nodes" in fleet.journal(0)
+    assert "--port: 16 ports from it on must be ports" in fleet.journal(0)
 
 
 def test_a_key_that_is_none_is_refused(fleet):

@@ -78,7 +78,7 @@ class State:
         end = self.document["last_end"]
         if not end:
             return 0.0
-        gone = time.time() - end["when"]
+        gone = time.time() - number(end.get("when"))
         # A clock that was set back must not keep us for hours.
         return max(0.0, self.pause() - gone) if gone >= 0 else self.pause()
 
@@ -134,7 +134,12 @@ class State:
                 document = json.loads(file.read(1 << 20))
         except (OSError, ValueError):
             return {}
-        return document if isinstance(document, dict) else {}
+        if not isinstance(document, dict):
+            return {}
+        for name in ("incarnation", "last_end"):
+            if not isinstance(document.get(name), dict):
+                document[name] = None
+        return document
 
 
 def number(value: Any) -> int:

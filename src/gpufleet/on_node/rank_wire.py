@@ -179,7 +179,8 @@ class Link:
             body = bytes(self._received[LENGTH.size + MAC_BYTES : end])
             del self._received[:end]
             if not hmac.compare_digest(mac, self._mac(1, body)):
-                raise LostError("has another cluster key")
+                known = "sent a frame that is out of order or changed"
+                raise LostError(known if self.known else "has another cluster key")
             self.known = True
             message = self._checked(body)
             if message["kind"] == "beat":
