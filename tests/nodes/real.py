@@ -27,6 +27,7 @@ STAND_INS: dict[str, Callable[[int], str]] = {
     "ib_guid": lambda n: f"{n:032x}",
     "mac": lambda n: f"02:00:00:00:{n >> 8:02x}:{n & 255:02x}",
     "ipv4": lambda n: f"192.0.2.{n % 256}",
+    "networks": lambda n: f"192.0.2.{n % 256}/24",
     "ipv6": lambda n: f"2001:db8::{n:x}",
 }
 

@@ -13,7 +13,8 @@ import platform
 import re
 import socket
 import struct
-from typing import Any, Callable, Iterable
+from functools import lru_cache
+from typing import Any, Callable, Iterable, Iterator
 
 from gpufleet.on_node.answers import missing, read
 
@@ -142,7 +143,12 @@ def infiniband(name: str) -> dict[str, Any]:
 
 
 def net(name: str) -> dict[str, Any]:
-    """Return one net device; `speed` in Mbit/s, which devices without a link do not know."""
+    """
+    Return one net device; `speed` in Mbit/s, which devices without a link do not know.
+
+    `networks` are all its IPv4 addresses with the lengths of their prefixes, `kind` is Linux' word
+    for a device that is no plain NIC, `lower` are the devices that it consists of (a bond's).
+    """
     at = "/sys/class/net/" + name
     return {
         "name": name,
@@ -153,7 +159,20 @@ def net(name: str) -> dict[str, Any]:
         "pci": read(pci_parent, at),
         "ipv4": read(ipv4, name),
         "ipv6": read(ipv6, name),
+        "networks": read(networks, name),
+        "kind": read(kind, at),
+        "lower": read(lambda: [each[6:] for each in names(at) if each.startswith("lower_")]),
     }
+
+
+def kind(at: str) -> str:
+    """Return "bridge", "bond", "vlan", "wireguard", ..., as drivers name their devices' type."""
+    if os.path.exists(ROOT + at + "/tun_flags"):
+        return "tun"
+    for row in line(at + "/uevent").splitlines():
+        if row.startswith("DEVTYPE="):
+            return row.partition("=")[2]
+    raise FileNotFoundError(errno.ENOENT, "no type")
 
 
 def pci_parent(at: str) -> dict[str, Any]:
@@ -176,6 +195,59 @@ def ipv4(name: str) -> str:
         # SIOCGIFADDR, linux/sockios.h; the address lies at bytes 20 to 24 of struct ifreq.
         answer = fcntl.ioctl(asked.fileno(), 0x8915, struct.pack("256s", name[:15].encode()))
     return socket.inet_ntoa(answer[20:24])
+
+
+def networks(name: str) -> list[str]:
+    """Return a net device's IPv4 addresses with the lengths of their prefixes: "10.1.0.5/16"."""
+    # Where another machine is described, this one's kernel has no say.
+    found = dict(ANSWERS.get("networks", {})) if "ipv4" in ANSWERS else all_networks()
+    if name not in found:
+        raise OSError(errno.EADDRNOTAVAIL, name)
+    return list(found[name])
+
+
+@lru_cache(maxsize=None)
+def all_networks() -> dict[str, list[str]]:
+    """Ask the kernel over netlink, which alone tells several addresses of a device."""
+    found: dict[str, list[str]] = {}
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as asked:
+        asked.settimeout(2)
+        # struct nlmsghdr (RTM_GETADDR; NLM_F_REQUEST and NLM_F_DUMP), then struct ifaddrmsg.
+        asked.send(struct.pack("=IHHIIBBBBI", 24, 22, 0x301, 1, 0, socket.AF_INET, 0, 0, 0, 0))
+        ended = False
+        while not ended:
+            for kind_of, body in _messages(asked.recv(1 << 16)):
+                ended = ended or kind_of in (2, 3)  # NLMSG_ERROR, NLMSG_DONE
+                address = _address(body) if kind_of == 20 else None  # RTM_NEWADDR
+                if address:
+                    device = socket.if_indextoname(struct.unpack_from("=I", body, 4)[0])
+                    found.setdefault(device, []).append(address)
+    return found
+
+
+def _messages(answer: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield each netlink message's type and what follows its header."""
+    at = 0
+    while at + 16 <= len(answer):
+        length, kind_of = struct.unpack_from("=IH", answer, at)
+        if length < 16:
+            return
+        yield kind_of, answer[at + 16 : at + length]
+        at += (length + 3) & ~3
+
+
+def _address(body: bytes) -> str | None:
+    """Return the address of a struct ifaddrmsg with its attributes; IFA_LOCAL is the own one."""
+    attributes: dict[int, bytes] = {}
+    at = 8
+    while at + 4 <= len(body):
+        length, kind_of = struct.unpack_from("=HH", body, at)
+        if length < 4:
+            break
+        attributes[kind_of] = body[at + 4 : at + length]
+        at += (length + 3) & ~3
+    own = attributes.get(2, attributes.get(1))  # IFA_LOCAL, IFA_ADDRESS
+    return None if own is None else "%s/%d" % (socket.inet_ntoa(own), body[1])
 
 
 def ipv6(name: str) -> list[str]:

@@ -1,0 +1,449 @@
+"""
+What makes the processes of a replica that spans nodes one: flags, variables, Ray's commands.  Pure.
+
+Takes a stage of the plan and the network of each of its replica's nodes, gives what the process of
+that stage is started with beside what any stage is (`units.lines`, `units.environment`). What flags
+mean and what they exclude was read in vllm/engine/arg_utils.py, vllm/config/parallel.py and
+vllm/entrypoints/cli/serve.py of 0.18 to 0.33.
+
+How the nodes are joined depends on what crosses from one to the next:
+
+- tensor or pipeline parallelism: `--nnodes`, by vLLM's own processes (`mp`), or a Ray cluster;
+- whole engines of data parallelism: `--data-parallel-*`; behind one server (`internal`), a server
+  a node (`hybrid`), or a server an engine (`external`);
+- both, an engine being larger than a node: `--nnodes` with `--data-parallel-size`.
+
+Nothing is left to an address that vLLM finds by itself (it asks for the route to 8.8.8.8), nor to
+the names of interfaces that Gloo and NCCL find.
+
+Ports are written as `{master_port}` and `{rpc_port}`: the rank's program puts in those of the
+incarnation that begins, so that a process of an older one can join nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from gpufleet.cluster_network import Network
+from gpufleet.endpoints import LAST_PORT
+from gpufleet.errors import FleetError
+from gpufleet.planner import Stage
+from gpufleet.settings import Argument, Served
+
+Version: TypeAlias = tuple[int, ...]
+
+MASTER_PORT = "{master_port}"
+RPC_PORT = "{rpc_port}"
+"""Placeholders, which on_node/rank.py fills in."""
+
+PORTS = 16
+"""Ports that a replica has between its nodes: its program's own, then those of incarnations."""
+EPHEMERAL = 32768
+"""Where Linux' net.ipv4.ip_local_port_range begins: any program may be given a port from here."""
+
+NIXL_PORT = 5600
+"""VLLM_NIXL_SIDE_CHANNEL_PORT by itself (vllm/envs.py); rank n of data parallelism takes the n-th
+after it."""
+
+# vLLM's engines hand each other small messages through Ray's object store; tensors go by NCCL. Ray
+# itself would take 30 % of the machine's memory.
+_STORE_BYTES = 1 << 30
+_STORE_BYTES_CPU = 200_000_000  # measured: two ranks on CPU; Ray refuses less than 75 MB
+
+# --data-parallel-multi-port-external-lb: in the schemas from 0.22 on.
+_MULTI_PORT_SINCE = (0, 22)
+# RAY_AUTH_MODE=token: docs.ray.io, "Ray token authentication".
+_TOKEN_SINCE = (2, 52)
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What one node's process of a replica gets beside what any stage gets."""
+
+    serves: bool
+    """Whether it runs `vllm serve`; a Ray worker runs Ray alone."""
+    flags: Mapping[str, Argument] = field(default_factory=dict)
+    """Of `vllm serve`, without their dashes, as `arguments.words` takes them."""
+    drops: tuple[str, ...] = ()
+    """Flags that this process refuses, whoever set them."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    unset: tuple[str, ...] = ()
+    """Variables of the node that `vllm serve` must not see: vLLM would copy them to all nodes."""
+    ray: tuple[str, ...] = ()
+    """The words of the command that starts Ray here, `ray` first; empty: no Ray."""
+    ready_port: str = ""
+    """On the head: the port on which it listens when the others may start."""
+    endpoints: tuple[int, ...] = ()
+    """Ports that `vllm serve` listens on here for clients and probes; empty: it has no server."""
+
+
+Balancing: TypeAlias = Literal["internal", "hybrid", "external"]
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """How a replica's engines lie on its nodes."""
+
+    engine_gpus: int
+    node_gpus: int
+    nodes: int
+    engines: int
+
+    @property
+    def local(self) -> int:
+        """Whole engines of a node; 0: an engine is larger."""
+        return self.node_gpus // self.engine_gpus
+
+    @property
+    def span(self) -> int:
+        """Nodes of an engine."""
+        return max(self.engine_gpus // self.node_gpus, 1)
+
+
+def arrange(
+    stage: Stage,
+    model: Served,
+    networks: Mapping[str, Network],
+    *,
+    vllm: Version,
+    device: Literal["cuda", "cpu"] = "cuda",
+    ray: Version | None = None,
+    experts: bool | None = None,
+    side_channel_port: int = NIXL_PORT,
+) -> Rank:
+    """
+    Return what the process of a stage gets that is part of a replica over several nodes.
+
+    `networks` has every node of the replica, `vllm` is the release that runs it, `ray` the release
+    of Ray beside it, `experts` whether the model has some (None: not known).
+    `side_channel_port` is where NIXL's side channel begins, if the model hands over its KV cache.
+
+    Raises `FleetError` for what this release, this backend or this model cannot be given.
+    """
+    shape = _shape(stage)
+    balancing: Balancing = model.data_parallel_balancing
+    if problems := _problems(stage, model, shape, vllm=vllm, ray=ray, experts=experts):
+        raise FleetError(*problems)
+    here, head = networks[stage.node], networks[stage.nodes[0]]
+    variables = {
+        **_interfaces(here, device),
+        **transfer(stage, model, here, port=side_channel_port),
+    }
+    if model.distributed_executor_backend == "ray":
+        return _by_ray(stage, shape, here, head, variables, device=device, ray=ray or ())
+    listens = endpoints(stage, model)
+    flags: dict[str, Argument] = {}
+    if not shape.local:
+        flags |= _by_nodes(stage, head)
+    if shape.engines > 1:
+        flags |= _by_engines(stage, shape, balancing, head, headless=not listens)
+    if not listens:
+        flags["headless"] = True
+    # The head opens the port of the engines first, if there are several.
+    ready = RPC_PORT if shape.engines > 1 else MASTER_PORT
+    return Rank(
+        serves=True,
+        flags=flags,
+        # A headless process with it dies of a ValueError in vllm/entrypoints/cli/serve.py.
+        drops=() if listens else ("api-server-count",),
+        variables=variables,
+        ready_port=ready if stage.node_rank == 0 else "",
+        endpoints=listens,
+    )
+
+
+def transfer(
+    stage: Stage, model: Served, network: Network, *, port: int = NIXL_PORT
+) -> dict[str, str]:
+    """
+    Return the variables of a stage that hands its KV cache to other nodes, or takes it; else none.
+
+    NIXL binds its side channel to localhost by itself, and moves KV by UCX, which NCCL's variables
+    do not rule. Also for replicas on one node: of prefill and decode each has its own nodes.
+    """
+    if not _connects(stage, model, "Nixl"):
+        return {}
+    devices = (*(() if network.no_rdma else network.hcas), network.interface)
+    return {
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": network.address,
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port),
+        "UCX_NET_DEVICES": ",".join(devices),
+    }
+
+
+def cluster_ports(
+    stages: Iterable[Stage],
+    settings: Mapping[str, Served],
+    *,
+    running: Mapping[str, int] | None = None,
+    others: Mapping[str, Collection[int]] | None = None,
+) -> dict[str, int]:
+    """
+    Return by id the first of the ports that each replica over several nodes has between them.
+
+    A replica gets `cluster_port` of its model in `settings`, or the next of its ranges that no
+    other replica, no endpoint and nothing in `others` (by node) has on any of its nodes. `running`
+    are the first ports of replicas that run: they keep them where they can.
+
+    Raises `FleetError` where no range is left.
+    """
+    every = list(stages)
+    taken = {node: set(ports) for node, ports in (others or {}).items()}
+    for stage in every:
+        taken.setdefault(stage.node, set()).add(stage.port)
+    spanning = {stage.id: stage for stage in every if len(stage.nodes) > 1}
+    kept = running or {}
+    ordered = sorted(
+        spanning.values(), key=lambda stage: (stage.id not in kept, stage.model, stage.replica)
+    )
+    given: dict[str, int] = {}
+    problems = []
+    for stage in ordered:
+        first = settings[stage.model].cluster_port
+        last = (EPHEMERAL if first < EPHEMERAL else LAST_PORT + 1) - PORTS
+        choices = [*range(first, last + 1, PORTS)]
+        if kept.get(stage.id) in choices:
+            choices.insert(0, kept[stage.id])
+        port = next((each for each in choices if _free(each, stage.nodes, taken)), None)
+        if port is None:
+            problems.append(
+                f"serving.{stage.model}.cluster_port: {first}: no {PORTS} ports in a row are free "
+                f"on {' and '.join(stage.nodes)} from there to {last + PORTS - 1}: write a lower "
+                "one"
+            )
+            continue
+        given[stage.id] = port
+        for node in stage.nodes:
+            taken.setdefault(node, set()).update(range(port, port + PORTS))
+    if problems:
+        raise FleetError(*problems)
+    return {name: given[name] for name in spanning}
+
+
+def filled(text: str, port: int) -> str:
+    """
+    Return a word with the ports of a replica's first incarnation, for those who judge it.
+
+    >>> filled("10.1.0.1:{master_port}", 29500)
+    '10.1.0.1:29502'
+    """
+    return text.replace(MASTER_PORT, str(port + 2)).replace(RPC_PORT, str(port + 10))
+
+
+def endpoints(stage: Stage, model: Served) -> tuple[int, ...]:
+    """
+    Return the ports on which a stage of several nodes listens for clients and probes.
+
+    One where there is a server; with `external` balancing and several engines a node one for each
+    engine, from the stage's port on, and behind them one that tells whether all are ready.
+    """
+    if model.distributed_executor_backend == "ray" or stage.data_parallel == 1:
+        return (stage.port,) if stage.node_rank == 0 else ()
+    shape = _shape(stage)
+    if model.data_parallel_balancing == "internal":
+        return (stage.port,) if stage.node_rank == 0 else ()
+    if not shape.local:
+        return (stage.port,) if stage.node_rank % shape.span == 0 else ()
+    if model.data_parallel_balancing == "external" and shape.local > 1:
+        return tuple(range(stage.port, stage.port + shape.local + 1))
+    return (stage.port,)
+
+
+# What cannot be
+
+
+def _shape(stage: Stage) -> _Shape:
+    if len(stage.nodes) < 2:
+        raise ValueError(f"{stage.id} is not part of a replica over several nodes")
+    shape = _Shape(
+        engine_gpus=stage.tensor_parallel * stage.pipeline_parallel,
+        node_gpus=len(stage.gpus),
+        nodes=len(stage.nodes),
+        engines=stage.data_parallel,
+    )
+    if shape.engine_gpus * shape.engines != shape.node_gpus * shape.nodes:
+        raise ValueError(f"{stage.id}: {shape} does not come out even")
+    return shape
+
+
+def _problems(
+    stage: Stage,
+    model: Served,
+    shape: _Shape,
+    *,
+    vllm: Version,
+    ray: Version | None,
+    experts: bool | None,
+) -> list[str]:
+    key = f"serving.{stage.model}"
+    balancing = model.data_parallel_balancing
+    alone = balancing == "external" or (balancing == "hybrid" and shape.local < 2)
+    by_ray = model.distributed_executor_backend == "ray"
+    found = []
+    if shape.engine_gpus % shape.node_gpus and shape.node_gpus % shape.engine_gpus:
+        found.append(
+            f"{key}: engines of {shape.engine_gpus} GPUs on nodes that give {shape.node_gpus} "
+            f"each would lie across nodes unevenly: choose `tensor_parallel` and "
+            f"`pipeline_parallel` so that one is a multiple of the other"
+        )
+    if by_ray and ray is None:
+        found.append(
+            f"{key}.distributed_executor_backend: ray, and there is no Ray in `vllm.lock`: vLLM "
+            "has not brought it since 0.18, so add `ray` to the lock, or write `mp`"
+        )
+    if stage.data_parallel == 1:
+        return found
+    if by_ray and balancing != "internal":
+        found.append(
+            f"{key}.data_parallel_balancing: {balancing}, and with "
+            "`distributed_executor_backend: ray` one server starts all engines: write `internal`, "
+            "or `mp` there"
+        )
+    elif alone and experts is False:
+        found.append(
+            f"{key}.data_parallel_balancing: {balancing}, which gives each engine a server, and "
+            "vLLM takes that for models with experts alone: write `replicas: "
+            f"{stage.data_parallel}` and `data_parallel: 1`"
+        )
+    elif balancing == "external" and shape.local > 1 and vllm[:2] < _MULTI_PORT_SINCE:
+        found.append(
+            f"{key}.data_parallel_balancing: external with {shape.local} engines a node takes "
+            f"vLLM {'.'.join(map(str, _MULTI_PORT_SINCE))} or newer (this is "
+            f"{'.'.join(map(str, vllm))}): write `hybrid`"
+        )
+    return found
+
+
+# vLLM's own processes
+
+
+def _by_nodes(stage: Stage, head: Network) -> dict[str, Argument]:
+    """One engine over all nodes, or several that each are over several: by its rank a node's
+    place is known."""
+    return {
+        "distributed-executor-backend": "mp",
+        "nnodes": len(stage.nodes),
+        "node-rank": stage.node_rank,
+        "master-addr": head.address,
+        "master-port": MASTER_PORT,
+    }
+
+
+def _by_engines(
+    stage: Stage, shape: _Shape, balancing: Balancing, head: Network, *, headless: bool
+) -> dict[str, Argument]:
+    """Several engines, which find each other at the head."""
+    flags: dict[str, Argument] = {
+        "data-parallel-address": head.address,
+        "data-parallel-rpc-port": RPC_PORT,
+    }
+    if not shape.local:
+        return flags if balancing == "internal" else {**flags, "data-parallel-external-lb": True}
+    first = stage.node_rank * shape.local
+    if balancing != "internal" and shape.local == 1:
+        # vLLM takes hybrid for external then, with a warning.
+        return {**flags, "data-parallel-rank": first}
+    flags["data-parallel-size-local"] = shape.local
+    if balancing != "internal" or headless:  # on an internal head it would mean hybrid
+        flags["data-parallel-start-rank"] = first
+    if balancing == "hybrid":
+        flags["data-parallel-hybrid-lb"] = True
+    elif balancing == "external":
+        flags["data-parallel-multi-port-external-lb"] = True
+        flags["data-parallel-supervisor-port"] = stage.port + shape.local
+    return flags
+
+
+# Ray
+
+
+def _by_ray(
+    stage: Stage,
+    shape: _Shape,
+    here: Network,
+    head: Network,
+    variables: dict[str, str],
+    *,
+    device: Literal["cuda", "cpu"],
+    ray: Version,
+) -> Rank:
+    address = f"{head.address}:{MASTER_PORT}"
+    variables = {**variables, "RAY_ADDRESS": address, "RAY_USAGE_STATS_ENABLED": "0"}
+    if ray >= _TOKEN_SINCE:
+        variables["RAY_AUTH_MODE"] = "token"
+        # Where systemd puts the credentials of a unit (systemd.exec(5), LoadCredential=).
+        variables["RAY_AUTH_TOKEN_PATH"] = f"/run/credentials/{stage.unit}/ray-token"
+    common = [
+        *("--node-ip-address", here.address),
+        # What is not said is counted: Ray would start an idle process for each CPU. One CPU a GPU
+        # is more than engines ask for (one each).
+        *("--num-gpus", str(shape.node_gpus), "--num-cpus", str(shape.node_gpus)),
+        *("--object-store-memory", str(_STORE_BYTES if device == "cuda" else _STORE_BYTES_CPU)),
+        "--disable-usage-stats",
+        "--block",
+    ]
+    if stage.node_rank > 0:
+        return Rank(
+            serves=False,
+            variables=variables,
+            ray=("ray", "start", "--address", address, *common),
+        )
+    flags: dict[str, Argument] = {"distributed-executor-backend": "ray"}
+    if shape.engines > 1:
+        flags |= {"data-parallel-backend": "ray", "data-parallel-address": head.address}
+        if shape.local:
+            flags["data-parallel-size-local"] = shape.local
+        variables["VLLM_RAY_DP_PACK_STRATEGY"] = "strict" if shape.local else "span"
+    return Rank(
+        serves=True,
+        flags=flags,
+        variables=variables,
+        # Some releases lay the server's own over those of each node (vllm/ray/ray_env.py).
+        unset=tuple(sorted(name for name in variables if name in _OF_THE_NODE)),
+        ray=(
+            *("ray", "start", "--head", "--port", MASTER_PORT),
+            # Off where it can be; Ray's client server, where its dependencies are there, has a
+            # port of ours instead of 10001, which the next replica's could not have too.
+            *("--include-dashboard", "false", "--ray-client-server-port", RPC_PORT),
+            *common,
+        ),
+        ready_port=MASTER_PORT,
+        endpoints=(stage.port,),
+    )
+
+
+# Variables
+
+_OF_THE_NODE = {"NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "UCX_NET_DEVICES"}
+
+
+def _interfaces(here: Network, device: Literal["cuda", "cpu"]) -> dict[str, str]:
+    variables = {"VLLM_HOST_IP": here.address, "GLOO_SOCKET_IFNAME": here.interface}
+    if device == "cpu":
+        return variables
+    # `=`: this name and not those that begin with it, as mlx5_1 and mlx5_10 do (NCCL's manual).
+    variables["NCCL_SOCKET_IFNAME"] = f"={here.interface}"
+    if here.no_rdma:
+        variables["NCCL_IB_DISABLE"] = "1"
+    elif here.hcas:
+        variables["NCCL_IB_HCA"] = f"={','.join(here.hcas)}"
+    return variables
+
+
+def _connects(stage: Stage, model: Served, connector: str) -> bool:
+    """Say whether a stage's KV cache goes through a connector of this name, alone or among others.
+
+    `--kv-transfer-config` from the operator's flags, else from the presets'.
+    """
+    flags: dict[str, Any] = {each.name: each.value for each in stage.flags} | dict(model.flags)
+    config = flags.get("kv-transfer-config")
+    text = config if isinstance(config, str) else json.dumps(config)
+    return f'"{connector}' in text
+
+
+def _free(port: int, nodes: Collection[str], taken: Mapping[str, Collection[int]]) -> bool:
+    wanted = set(range(port, port + PORTS))
+    return all(wanted.isdisjoint(taken.get(node, ())) for node in nodes)
