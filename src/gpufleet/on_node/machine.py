@@ -242,7 +242,7 @@ def _address(body: bytes) -> str | None:
     at = 8
     while at + 4 <= len(body):
         length, kind_of = struct.unpack_from("=HH", body, at)
-        if length < 4:
+        if length < 4 or at + length > len(body):
             break
         attributes[kind_of] = body[at + 4 : at + length]
         at += (length + 3) & ~3
