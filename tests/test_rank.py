@@ -363,6 +363,60 @@ def test_a_cut_of_either_direction_ends_both_sides(fleet, proxy, direction):
     assert [fleet.exit_status(rank) for rank in (0, 1)] == [1, 1]
 
 
+class Relay:
+    """Carries the datagrams between ranks 1 and 2, of which rank 2 uses the proxy's port."""
+
+    def __init__(self, fleet: Fleet, proxy: Proxy) -> None:
+        one, two = fleet.addresses[1], fleet.addresses[2]
+        self.cut = False
+        self.sockets = [socket.socket(type=socket.SOCK_DGRAM) for _ in range(2)]
+        self.sockets[0].bind((one, proxy.port))
+        self.sockets[1].bind((two, fleet.port))
+        self.to = [(two, proxy.port), (one, fleet.port)]
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    def serve(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            while True:
+                for ready in select.select(self.sockets, [], [], 0.5)[0]:
+                    data = ready.recv(2000)
+                    # What came to one rank's address leaves from the other's.
+                    side = 1 - self.sockets.index(ready)
+                    if not self.cut:
+                        self.sockets[side].sendto(data, self.to[side])
+
+    def close(self) -> None:
+        for each in self.sockets:
+            each.close()
+
+
+def test_workers_that_are_cut_apart_end_the_group_although_the_head_reaches_both(tmp_path):
+    """Nor does one begin before all reach each other."""
+    fleet = Fleet(tmp_path, ranks=3)
+    proxy = Proxy(fleet)
+    try:
+        fleet.start(0)
+        fleet.start(1)
+        fleet.start(2, port=str(proxy.port))
+        apart = f"waits for gpu-02 (does not reach gpu-03, UDP port {fleet.port}), gpu-03 (does"
+        wait(lambda: apart in fleet.state(0).get("why", ""), 20, fleet.told)
+
+        relay = Relay(fleet, proxy)
+        fleet.wait_for_phase("running")
+        programs = [fleet.pid(f"rank{rank}") for rank in range(3)]
+        relay.cut = True
+        took = wait(lambda: not any(map(alive, programs)), 20, fleet.told)
+        relay.close()
+
+        print(f"workers cut apart: all gone after {took:.2f} s")
+        assert took < fleet.silence + 2 + fleet.grace + 3
+        assert [fleet.exit_status(rank) for rank in range(3)] == [1, 1, 1]
+        assert "do not reach each other" in fleet.state(0)["last_end"]["why"]
+    finally:
+        fleet.close()
+        proxy.close()
+
+
 def test_a_slow_line_is_no_dead_one(fleet, proxy):
     """200 ms each way, for longer than a peer may be silent."""
     proxy.delay = 0.2
@@ -562,6 +616,7 @@ def joined(fleet: Fleet) -> Link:
             if message["kind"] == "large":
                 link.send("got")
                 link.send("large")
+                link.send("reach", missing=[])
             if message["kind"] == "form":
                 link.incarnation = message["incarnation"]
         return link.incarnation is not None

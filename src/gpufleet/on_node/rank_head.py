@@ -39,6 +39,8 @@ class Head(Rank):
         self.hello: dict[int, dict[str, Any]] = {}
         self.tested: dict[int, str] = {}
         """How far the test with large messages is: there, back, done."""
+        self.apart: dict[int, list[int]] = {}
+        """The workers that each worker does not reach."""
         self.formed: set[int] = set()
         self.started: set[int] = set()
         self.refused: dict[int, str] = {}
@@ -126,6 +128,8 @@ class Head(Rank):
             self.tested[rank] = "back"
         elif kind == "large":
             self.tested[rank] = "done"
+        elif kind == "reach":
+            self.apart[rank] = [each for each in self.workers if each in message["missing"]]
         elif kind == "formed":
             link.bound = True
             self.formed.add(rank)
@@ -163,6 +167,7 @@ class Head(Rank):
         self.ranks[rank] = link
         self.hello[rank] = hello
         self.tested[rank] = "there"
+        self.apart[rank] = self.workers
         self.told = ""
         link.send("welcome")  # a small one first: from strangers none of this size is taken
         link.send("large", pad=LARGE)
@@ -233,17 +238,12 @@ class Head(Rank):
         ready = {
             rank
             for rank, link in self.ranks.items()
-            if self.tested[rank] == "done" and link.round_trip is not None
+            if self.tested[rank] == "done" and link.round_trip is not None and not self.apart[rank]
         }
         missing = [rank for rank in self.workers if rank not in ready]
         pause = self.state.pause_left()
         if missing:
-            names = [
-                self.nodes[rank].name
-                + (" (%s)" % self.refused[rank] if rank in self.refused else "")
-                for rank in missing
-            ]
-            self.wait_with("waiting", "waits for " + ", ".join(names))
+            self.wait_with("waiting", "waits for " + ", ".join(map(self._missing, missing)))
         elif pause > 0:
             short = self.state.document["short_lives"]
             self.state.phase("pausing", "%d short lives in a row: %d s more" % (short, pause + 1))
@@ -254,6 +254,18 @@ class Head(Rank):
             self.told = self.state.document["why"]
             for link in self.ranks.values():
                 link.send("waiting", why=self.told)
+
+    def _missing(self, rank: int) -> str:
+        """Return the name of a rank that is waited for, and what is known of why."""
+        name = self.nodes[rank].name
+        if rank in self.refused:
+            return "%s (%s)" % (name, self.refused[rank])
+        # Whoever is not here is not reached by the others either.
+        apart = [self.nodes[each].name for each in self.apart.get(rank, []) if each in self.ranks]
+        if rank in self.ranks and apart:
+            port = self.options.port
+            return "%s (does not reach %s, UDP port %d)" % (name, " and ".join(apart), port)
+        return name
 
     def _form_group(self) -> None:
         seen = [int(hello.get("counter") or 0) for hello in self.hello.values()]

@@ -89,6 +89,9 @@ class Rank:
         """Do what there is to do next."""
         raise NotImplementedError
 
+    def keep(self, now: float) -> None:
+        """Do what is due for as long as we live, also while we end."""
+
     def take(self, link: Link, message: dict[str, Any]) -> None:
         """Act on a peer's message."""
         raise NotImplementedError
@@ -141,6 +144,7 @@ class Rank:
         for link in list(self.links):
             self._receive(link)
         now = time.monotonic()
+        self.keep(now)
         for name, status in self.children.ended():
             why = "%s: %s ended %s" % (self.named(self.rank), name, said(status))
             if self.ending is None or self.ending.step == "drain":

@@ -11,12 +11,15 @@ import time
 from typing import Any
 
 from gpufleet.on_node.rank_life import Rank, peer
+from gpufleet.on_node.rank_mesh import Mesh
 from gpufleet.on_node.rank_wire import Link, LostError
 
 CONNECT_SECONDS = 3.0
 AGAIN_SECONDS = 0.5
 # A refused rank may be welcome once the other side has been deployed too.
 REFUSED_SECONDS = 5.0
+# A dead worker is the head's to name. Only if it still answers there are the two of us cut apart.
+APART_SECONDS = 2.0
 
 
 class Worker(Rank):
@@ -29,11 +32,60 @@ class Worker(Rank):
         self.next_connect = 0.0
         self.draining = False
         """The head drains: the end of our programs is no surprise."""
+        self.mesh: Mesh | None = None
+        self.next_bind = 0.0
+        self.told: list[int] | None = None
+        """The workers that we do not reach, as the head has heard."""
 
     @property
     def link(self) -> Link | None:
         """The one to the head."""
         return self.links[0] if self.links else None
+
+    @property
+    def others(self) -> dict[int, str]:
+        """The addresses of the other workers, by rank."""
+        return {
+            rank: node.address for rank, node in enumerate(self.nodes) if rank not in (0, self.rank)
+        }
+
+    def sockets(self) -> list[Any]:
+        return [self.mesh] if self.mesh else []
+
+    def keep(self, now: float) -> None:
+        if self.mesh:
+            self.mesh.pulse(now)
+        elif self.others and now >= self.next_bind:
+            self.next_bind = now + 1
+            try:
+                self.mesh = Mesh(
+                    self.rank,
+                    self.me.address,
+                    self.options.port,
+                    self.others,
+                    key=self.key + self.options.replica.encode(),
+                    silence=self.options.silence_seconds,
+                )
+            except OSError as error:
+                self.say(
+                    "cannot use %s UDP port %d: %s"
+                    % (self.me.address, self.options.port, error.strerror)
+                )
+
+    def _look_around(self, link: Link, now: float) -> None:
+        """Tell the head whom we do not reach; once there is a group, that is its end."""
+        silence = self.options.silence_seconds
+        if self.incarnation is None:
+            missing = self.mesh.missing(now, silence) if self.mesh else sorted(self.others)
+            if link.known and missing != self.told:
+                self.told = missing
+                link.send("reach", missing=missing)
+            return
+        assert self.mesh is not None or not self.others
+        apart = self.mesh.missing(now, silence + APART_SECONDS) if self.mesh else []
+        if apart:
+            both = (self.named(self.rank), self.named(apart[0]))
+            self.end("%s and %s do not reach each other" % both, self.rank)
 
     def advance(self, now: float) -> None:
         link = self.link
@@ -41,6 +93,8 @@ class Worker(Rank):
             self._connect(now)
         elif not link.known and now - link.opened > self.options.silence_seconds:
             self.drop(link, "says nothing")
+        else:
+            self._look_around(link, now)
         self.state.document["peers"] = {
             self.nodes[0].name: peer(self.nodes[0].address, 0, self.link)
         }
@@ -99,6 +153,7 @@ class Worker(Rank):
             self._not_reached(str(error.strerror))
             return
         self.links.append(link)
+        self.told = None
         link.send(
             "hello",
             replica=self.options.replica,

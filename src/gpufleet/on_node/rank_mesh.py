@@ -1,0 +1,115 @@
+"""RUNS ON THE NODE: do the workers of a replica reach each other, and not only the head?
+
+A network may be cut between two workers while the head reaches both: then the links to the head
+live, and the model hangs. So every worker sends each other one a small datagram some times within
+each silence, on the tether's port. It names the newest one that came from there; whoever finds its
+own number in it knows that both directions pass.
+
+A datagram carries an HMAC-SHA256 of the replica's key. What somebody records and sends again says
+nothing new: a number counts once, and only to the process that gave it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import socket
+from typing import Any
+
+from gpufleet.on_node.rank_wire import MAC_BYTES
+
+# As many may be lost in a row before a peer is silent: on a line that loses 30 % of what is sent,
+# in either direction, forty in a row are lost once in 10^12.
+BEATS = 40
+DATAGRAM_BYTES = 2048
+
+
+class Mesh:
+    """
+    One worker's datagrams to the others, whose addresses `others` has by rank.
+
+    `key` is this replica's, `silence` the seconds after which a peer counts as gone.
+
+    Raises `OSError` if it cannot bind.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        address: str,
+        port: int,
+        others: dict[int, str],
+        *,
+        key: bytes,
+        silence: float,
+    ) -> None:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self.socket = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        try:
+            self.socket.bind((address, port))
+        except OSError:
+            self.socket.close()
+            raise
+        self.rank = rank
+        self.port = port
+        self.others = others
+        self.answered = dict.fromkeys(others, float("-inf"))
+        """When we sent the newest datagram that each of the others has answered."""
+        self._key = hmac.new(key, b"datagrams", hashlib.sha256).digest()
+        self._pace = silence / BEATS
+        self._session = os.urandom(8).hex()
+        self._number = 0
+        self._sent: dict[int, float] = {}
+        self._heard: dict[int, tuple[str, int]] = {}
+        self._next = 0.0
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor, for `select`."""
+        return self.socket.fileno()
+
+    def missing(self, now: float, silence: float) -> list[int]:
+        """Return the ranks that have answered nothing of the last `silence` seconds."""
+        return [rank for rank, at in sorted(self.answered.items()) if now - at > silence]
+
+    def pulse(self, now: float) -> None:
+        """Take what has come, and send what is due."""
+        with contextlib.suppress(OSError):
+            while True:
+                self._take(*self.socket.recvfrom(DATAGRAM_BYTES))
+        if now < self._next:
+            return
+        self._next = now + self._pace
+        self._number += 1
+        self._sent[self._number] = now
+        self._sent.pop(self._number - 10 * BEATS, None)
+        for rank, address in self.others.items():
+            heard = self._heard.get(rank)
+            body = json.dumps([self.rank, rank, self._session, self._number, heard]).encode()
+            # Refused, unreachable, no room: for the other side it is all one, silence.
+            with contextlib.suppress(OSError):
+                self.socket.sendto(self._mac(body) + body, (address, self.port))
+
+    def _take(self, datagram: bytes, source: Any) -> None:
+        mac, body = datagram[:MAC_BYTES], datagram[MAC_BYTES:]
+        if source[0] not in self.others.values() or not hmac.compare_digest(mac, self._mac(body)):
+            return
+        rank, to, session, number, heard = json.loads(body.decode())
+        if to != self.rank or self.others.get(rank) != source[0]:
+            return
+        # A process that began anew counts from 1 again.
+        known = self._heard.get(rank)
+        if known is None or known[0] != session or known[1] < number:
+            self._heard[rank] = (session, number)
+        if heard and heard[0] == self._session:
+            at = self._sent.get(heard[1], float("-inf"))
+            self.answered[rank] = max(self.answered[rank], at)
+
+    def _mac(self, body: bytes) -> bytes:
+        return hmac.new(self._key, body, hashlib.sha256).digest()
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.socket.close()
