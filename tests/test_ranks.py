@@ -22,8 +22,8 @@ from gpufleet.errors import FleetError
 from gpufleet.flags import schema
 from gpufleet.flags.check import check
 from gpufleet.planner import Stage
-from gpufleet.ranks import PORTS, arrange, cluster_ports, endpoints, filled, transfer
-from gpufleet.settings import OLDEST_VLLM, Served, Vllm
+from gpufleet.ranks import arrange, endpoints, filled, transfer
+from gpufleet.settings import OLDEST_VLLM, PLANNED_ARGUMENTS, Served, Vllm
 
 PAGE = Path(__file__).parents[1] / "docs" / "replicas-over-nodes.md"
 SUPPORTED = [one for one in schema.versions() if schema.sort_key(one) >= OLDEST_VLLM]
@@ -471,11 +471,44 @@ def refusal(replica, model, **more):
             "takes vLLM 0.22 or newer (this is 0.21.0): write `hybrid`",
         ),
         (stages(3, 8, tensor=6, data=4), served(), {}, "a multiple of the other"),
+        (
+            stages(2, 8, tensor=16),
+            served(flags={"distributed-executor-backend": "mp"}),
+            {},
+            "serving.m.flags.distributed-executor-backend: which the plan decides for a replica "
+            "over several nodes: set it beside `flags`, not in it",
+        ),
+        (
+            stages(2, 8, data=16),
+            served(flags={"data-parallel-start-rank": 8}),
+            {},
+            "serving.m.flags.data-parallel-start-rank: which the plan decides for a replica over "
+            "several nodes: remove it",
+        ),
     ],
-    ids=["no ray", "ray and hybrid", "dense and external", "old and external", "uneven"],
+    ids=[
+        "no ray",
+        "ray and hybrid",
+        "dense and external",
+        "old and external",
+        "uneven",
+        "our backend",
+        "our rank",
+    ],
 )
 def test_what_cannot_be_is_refused_with_what_to_write(replica, model, more, said):
     assert said in refusal(replica, model, **more)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_flag_that_is_set_here_is_refused_from_an_operator(name):
+    replica, model, hcas = ALL[name]
+    ours = {flag for rank in arranged(replica, model, hcas=hcas, ray=RAY) for flag in rank.flags}
+
+    for flag in ours - PLANNED_ARGUMENTS:  # the settings themselves refuse those
+        written = model.model_copy(update={"flags": {**model.flags, flag: 1}})
+
+        assert f".flags.{flag}:" in refusal(replica, written, ray=RAY)
 
 
 # KV caches handed over
@@ -513,48 +546,6 @@ def test_who_hands_nothing_over_needs_no_side_channel(config):
     model = served(flags={"kv-transfer-config": config} if config else {})
 
     assert transfer(stage, model, Network("eth1", "10.1.0.1")) == {}
-
-
-# Ports between nodes
-
-
-def two(first, second, **more):
-    a = stages(2, 4, tensor=8, name="a")
-    b = stages(2, 4, tensor=8, name="b", port=8001)
-    models = {"a": served(cluster_port=first), "b": served(cluster_port=second)}
-    return cluster_ports([*a, *b], models, **more)
-
-
-def test_replicas_that_share_a_node_have_ports_of_their_own():
-    assert two(29500, 29500) == {"a-0": 29500, "b-0": 29500 + PORTS}
-    assert two(29500, 30000) == {"a-0": 29500, "b-0": 30000}
-
-
-def test_a_range_that_overlaps_is_taken_as_well():
-    assert two(29500, 29510) == {"a-0": 29500, "b-0": 29526}
-
-
-def test_who_runs_keeps_its_ports():
-    assert two(29500, 29500, running={"b-0": 29500}) == {"a-0": 29516, "b-0": 29500}
-
-
-def test_ports_of_others_and_of_endpoints_are_stepped_over():
-    assert two(29500, 29500, others={"gpu-02": [29507]})["a-0"] == 29516
-    assert two(7995, 29500)["a-0"] == 8011
-
-
-def test_ports_that_any_program_may_be_given_are_not_taken():
-    assert two(32752, 29500)["a-0"] == 32752
-    with pytest.raises(FleetError) as caught:
-        two(32752, 32752)
-    assert "serving.b.cluster_port: 32752: no 16 ports" in str(caught.value)
-
-
-def test_a_replica_on_one_node_needs_none():
-    (stage, _) = stages(2, 4, tensor=8, name="a")
-    alone = Stage(**{**vars(stage), "nodes": ()})
-
-    assert cluster_ports([alone], {"a": served()}) == {}
 
 
 # The page

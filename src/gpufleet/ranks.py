@@ -23,12 +23,11 @@ incarnation that begins, so that a process of an older one can join nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from gpufleet.cluster_network import Network
-from gpufleet.endpoints import LAST_PORT
 from gpufleet.errors import FleetError
 from gpufleet.planner import Stage
 from gpufleet.settings import Argument, Served
@@ -39,14 +38,8 @@ MASTER_PORT = "{master_port}"
 RPC_PORT = "{rpc_port}"
 """Placeholders, which on_node/rank.py fills in."""
 
-PORTS = 16
-"""Ports that a replica has between its nodes: its program's own, then those of incarnations."""
-EPHEMERAL = 32768
-"""Where Linux' net.ipv4.ip_local_port_range begins: any program may be given a port from here."""
-
 NIXL_PORT = 5600
-"""VLLM_NIXL_SIDE_CHANNEL_PORT by itself (vllm/envs.py); rank n of data parallelism takes the n-th
-after it."""
+"""VLLM_NIXL_SIDE_CHANNEL_PORT by itself (vllm/envs.py)."""
 
 # vLLM's engines hand each other small messages through Ray's object store; tensors go by NCCL. Ray
 # itself would take 30 % of the machine's memory.
@@ -81,6 +74,27 @@ class Rank:
 
 
 Balancing: TypeAlias = Literal["internal", "hybrid", "external"]
+
+_BALANCING = "set `data_parallel_balancing` instead"
+# Flags that `arrange` sets for one or another replica, and what an operator writes instead.
+_OURS = {
+    "data-parallel-address": "set `cluster_network` instead",
+    "data-parallel-backend": "set `distributed_executor_backend` instead",
+    "data-parallel-external-lb": _BALANCING,
+    "data-parallel-hybrid-lb": _BALANCING,
+    "data-parallel-multi-port-external-lb": _BALANCING,
+    "data-parallel-rank": "",
+    "data-parallel-rpc-port": "set `cluster_port` instead",
+    "data-parallel-size-local": "",
+    "data-parallel-start-rank": "",
+    "data-parallel-supervisor-port": "",
+    "distributed-executor-backend": "set it beside `flags`, not in it",
+    "headless": "",
+    "master-addr": "set `cluster_network` instead",
+    "master-port": "set `cluster_port` instead",
+    "nnodes": "",
+    "node-rank": "",
+}
 
 
 @dataclass(frozen=True)
@@ -164,7 +178,7 @@ def transfer(
     NIXL binds its side channel to localhost by itself, and moves KV by UCX, which NCCL's variables
     do not rule. Also for replicas on one node: of prefill and decode each has its own nodes.
     """
-    if not _connects(stage, model, "Nixl"):
+    if not hands_over(stage, model):
         return {}
     devices = (*(() if network.no_rdma else network.hcas), network.interface)
     return {
@@ -174,53 +188,15 @@ def transfer(
     }
 
 
-def cluster_ports(
-    stages: Iterable[Stage],
-    settings: Mapping[str, Served],
-    *,
-    running: Mapping[str, int] | None = None,
-    others: Mapping[str, Collection[int]] | None = None,
-) -> dict[str, int]:
+def hands_over(stage: Stage, model: Served) -> bool:
     """
-    Return by id the first of the ports that each replica over several nodes has between them.
+    Say whether a stage's KV cache goes to other processes by NIXL, alone or among others.
 
-    A replica gets `cluster_port` of its model in `settings`, or the next of its ranges that no
-    other replica, no endpoint and nothing in `others` (by node) has on any of its nodes. `running`
-    are the first ports of replicas that run: they keep them where they can.
-
-    Raises `FleetError` where no range is left.
+    `kv-transfer-config` of the operator's flags counts, else that of a preset.
     """
-    every = list(stages)
-    taken = {node: set(ports) for node, ports in (others or {}).items()}
-    for stage in every:
-        taken.setdefault(stage.node, set()).add(stage.port)
-    spanning = {stage.id: stage for stage in every if len(stage.nodes) > 1}
-    kept = running or {}
-    ordered = sorted(
-        spanning.values(), key=lambda stage: (stage.id not in kept, stage.model, stage.replica)
-    )
-    given: dict[str, int] = {}
-    problems = []
-    for stage in ordered:
-        first = settings[stage.model].cluster_port
-        last = (EPHEMERAL if first < EPHEMERAL else LAST_PORT + 1) - PORTS
-        choices = [*range(first, last + 1, PORTS)]
-        if kept.get(stage.id) in choices:
-            choices.insert(0, kept[stage.id])
-        port = next((each for each in choices if _free(each, stage.nodes, taken)), None)
-        if port is None:
-            problems.append(
-                f"serving.{stage.model}.cluster_port: {first}: no {PORTS} ports in a row are free "
-                f"on {' and '.join(stage.nodes)} from there to {last + PORTS - 1}: write a lower "
-                "one"
-            )
-            continue
-        given[stage.id] = port
-        for node in stage.nodes:
-            taken.setdefault(node, set()).update(range(port, port + PORTS))
-    if problems:
-        raise FleetError(*problems)
-    return {name: given[name] for name in spanning}
+    flags: dict[str, Argument] = {each.name: each.value for each in stage.flags} | model.flags
+    config = flags.get("kv-transfer-config")
+    return '"Nixl' in (config if isinstance(config, str) else json.dumps(config))
 
 
 def filled(text: str, port: int) -> str:
@@ -282,7 +258,12 @@ def _problems(
     balancing = model.data_parallel_balancing
     alone = balancing == "external" or (balancing == "hybrid" and shape.local < 2)
     by_ray = model.distributed_executor_backend == "ray"
-    found = []
+    found = [
+        f"{key}.flags.{name}: which the plan decides for a replica over several nodes"
+        + (f": {instead}" if instead else ": remove it")
+        for name, instead in _OURS.items()
+        if name in model.flags
+    ]
     if shape.engine_gpus % shape.node_gpus and shape.node_gpus % shape.engine_gpus:
         found.append(
             f"{key}: engines of {shape.engine_gpus} GPUs on nodes that give {shape.node_gpus} "
@@ -431,19 +412,3 @@ def _interfaces(here: Network, device: Literal["cuda", "cpu"]) -> dict[str, str]
     elif here.hcas:
         variables["NCCL_IB_HCA"] = f"={','.join(here.hcas)}"
     return variables
-
-
-def _connects(stage: Stage, model: Served, connector: str) -> bool:
-    """Say whether a stage's KV cache goes through a connector of this name, alone or among others.
-
-    `--kv-transfer-config` from the operator's flags, else from the presets'.
-    """
-    flags: dict[str, Any] = {each.name: each.value for each in stage.flags} | dict(model.flags)
-    config = flags.get("kv-transfer-config")
-    text = config if isinstance(config, str) else json.dumps(config)
-    return f'"{connector}' in text
-
-
-def _free(port: int, nodes: Collection[str], taken: Mapping[str, Collection[int]]) -> bool:
-    wanted = set(range(port, port + PORTS))
-    return all(wanted.isdisjoint(taken.get(node, ())) for node in nodes)
