@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufleet import units
-from gpufleet.arguments import words
 from gpufleet.cluster_network import Network
 from gpufleet.errors import FleetError
 from gpufleet.flags import schema
 from gpufleet.flags.check import check
+from gpufleet.on_node import rank as program
 from gpufleet.planner import Stage
-from gpufleet.ranks import arrange, endpoints, filled, transfer
+from gpufleet.ranks import arrange, command, endpoints, filled, transfer
 from gpufleet.settings import OLDEST_VLLM, PLANNED_ARGUMENTS, Served, Vllm
 
 PAGE = Path(__file__).parents[1] / "docs" / "replicas-over-nodes.md"
@@ -78,14 +79,37 @@ def arranged(replica, model, *, version=NEWEST, hcas=(), **more):
     ]
 
 
+RELEASE = "/opt/vllm/releases/0.33.0-1f2e3d4c5b"
+
+
+def started(stage, model, rank, version=NEWEST, *, hcas=()):
+    """The lines that the rank's program is started with."""
+    replica = [replace(stage, node=node, node_rank=n) for n, node in enumerate(stage.nodes)]
+    return command(
+        stage,
+        model,
+        rank,
+        networks(replica, hcas=hcas),
+        port=model.cluster_port,
+        same={"release": "0.33.0-1f2e3d4c5b", "model": "9d1f62ac"},
+        programs=f"{RELEASE}/bin",
+        serve=[line for _, line in units.lines(stage, model, vllm(version))],
+    )
+
+
+def programs(stage, model, rank, version=NEWEST):
+    """What the rank's own parser makes of them, with the first incarnation's ports."""
+    line = [word for line in started(stage, model, rank, version) for word in line]
+    options, found = program.arguments(line)
+    assert (options.replica, options.rank) == (stage.id, stage.node_rank)
+    assert [node.name for node in options.node] == list(stage.nodes)
+    return [[filled(word, options.port) for word in each] for each in found]
+
+
 def command_line(stage, model, rank, version=NEWEST):
     """Every word behind `vllm serve`, with the first incarnation's ports."""
-    own = model.model_copy(
-        update={"flags": {k: v for k, v in model.flags.items() if k not in rank.drops}}
-    )
-    more = [word for name, value in rank.flags.items() for word in words(name, value)]
-    line = [*units.arguments(stage, own, vllm(version)), *more]
-    return [filled(word, model.cluster_port) for word in line]
+    serving = programs(stage, model, rank, version)[-1]
+    return serving[serving.index("serve") + 1 :]
 
 
 # The examples
@@ -559,20 +583,9 @@ def block(name):
     for stage, rank in ((replica[0], ranks[0]), (replica[-1], ranks[-1])):
         lines.append(f"# {stage.node}: {stage.unit}")
         lines += [f"Environment={key}={rank.variables[key]}" for key in sorted(rank.variables)]
-        if rank.ray:
-            lines.append(" ".join(rank.ray))
-        if rank.serves:
-            without = [f"-u {name}" for name in rank.unset]
-            lines.append(" ".join(["env", *without, "vllm serve"] if without else ["vllm serve"]))
-            lines += [f"    {text}" for text in _flag_lines(stage, model, rank)]
-        lines.append("")
+        said = [" ".join(map(units.systemd_quote, line)) for line in started(stage, model, rank)]
+        lines += [" \\\n    ".join(["ExecStart=/usr/local/libexec/gpufleet/vllm-rank", *said]), ""]
     return "\n".join(lines).rstrip()
-
-
-def _flag_lines(stage, model, rank):
-    own = [line for key, line in units.lines(stage, model, vllm()) if key[-1] not in rank.drops]
-    more = [words(name, value) for name, value in rank.flags.items()]
-    return [" ".join(map(units.systemd_quote, line)) for line in (*own, *more)]
 
 
 def test_the_page_shows_what_is_started():

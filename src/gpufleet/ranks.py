@@ -2,7 +2,8 @@
 What makes the processes of a replica that spans nodes one: flags, variables, Ray's commands.  Pure.
 
 Takes a stage of the plan and the network of each of its replica's nodes, gives what the process of
-that stage is started with beside what any stage is (`units.lines`, `units.environment`). What flags
+that stage is started with beside what any stage is (`units.lines`, `units.environment`), and the
+command line of the rank's program that starts it. What flags
 mean and what they exclude was read in vllm/engine/arg_utils.py, vllm/config/parallel.py and
 vllm/entrypoints/cli/serve.py of 0.18 to 0.33.
 
@@ -23,10 +24,11 @@ incarnation that begins, so that a process of an older one can join nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from gpufleet.arguments import words
 from gpufleet.cluster_network import Network
 from gpufleet.errors import FleetError
 from gpufleet.planner import Stage
@@ -45,6 +47,10 @@ NIXL_PORT = 5600
 # itself would take 30 % of the machine's memory.
 _STORE_BYTES = 1 << 30
 _STORE_BYTES_CPU = 200_000_000  # measured: two ranks on CPU; Ray refuses less than 75 MB
+
+# After the drain: 5 s that vLLM gives its workers, and to exit. With the program's own 5 s before it
+# kills that is within the 30 s that systemd gives the unit (`units.stop_seconds`).
+_EXIT_SECONDS = 20
 
 # --data-parallel-multi-port-external-lb: in the schemas from 0.22 on.
 _MULTI_PORT_SINCE = (0, 22)
@@ -197,6 +203,59 @@ def hands_over(stage: Stage, model: Served) -> bool:
     flags: dict[str, Argument] = {each.name: each.value for each in stage.flags} | model.flags
     config = flags.get("kv-transfer-config")
     return '"Nixl' in (config if isinstance(config, str) else json.dumps(config))
+
+
+def command(
+    stage: Stage,
+    model: Served,
+    rank: Rank,
+    networks: Mapping[str, Network],
+    *,
+    port: int,
+    same: Mapping[str, str],
+    programs: str,
+    serve: Sequence[tuple[str, ...]],
+) -> list[tuple[str, ...]]:
+    """
+    Return what the rank's program (on_node/rank.py) is started with, in the words of one line each.
+
+    `port` is the first of the replica's ports between its nodes, `same` what must be alike on all
+    of them, `programs` the directory of the release's programs, `serve` the lines behind `vllm
+    serve` that any stage has. Of those, flags that this process refuses are left out.
+    """
+    lines: list[tuple[str, ...]] = [
+        ("--replica", stage.id),
+        ("--rank", str(stage.node_rank)),
+        *(("--node", f"{node}={networks[node].address}") for node in stage.nodes),
+        ("--port", str(port)),
+        *(("--same", f"{name}={value}") for name, value in sorted(same.items())),
+        ("--start-seconds", str(model.start_seconds)),
+        ("--drain-seconds", str(model.drain_seconds + _EXIT_SECONDS)),
+    ]
+    if rank.ready_port:
+        lines.append(("--ready-port", rank.ready_port))
+    if rank.ray:
+        lines += _by_option(("--", f"{programs}/{rank.ray[0]}", *rank.ray[1:]))
+    if rank.serves:
+        without = [word for name in rank.unset for word in ("-u", name)]
+        lines.append(
+            ("--", *(["/usr/bin/env", *without] if without else []), f"{programs}/vllm", "serve")
+        )
+        refused = {word for name in rank.drops for word in (f"--{name}", f"--no-{name}")}
+        lines += [line for line in serve if line[0].partition("=")[0] not in refused]
+        lines += [said for name, value in rank.flags.items() if (said := words(name, value))]
+    return lines
+
+
+def _by_option(line: Sequence[str]) -> list[tuple[str, ...]]:
+    """Break a command line before each option."""
+    lines: list[list[str]] = [[line[0]]]
+    for word in line[1:]:
+        if word.startswith("--"):
+            lines.append([word])
+        else:
+            lines[-1].append(word)
+    return [tuple(each) for each in lines]
 
 
 def filled(text: str, port: int) -> str:
