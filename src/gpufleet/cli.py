@@ -17,13 +17,18 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from gpufleet.errors import FleetError
+from gpufleet.printable import printable
 
 if TYPE_CHECKING:
     from gpufleet.inventory import Fleet
+    from gpufleet.journals import Journals, Line
     from gpufleet.nodevars import NodeVars
     from gpufleet.survey import Answer
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+
+# Between two looks at journals that are followed. A look costs a node one short Python process.
+FOLLOW_SECONDS = 2
 
 INTERRUPTED = 128 + signal.SIGINT  # as a shell has it
 
@@ -234,6 +239,110 @@ def plan(
 
 
 @gpufleet.command()
+@click.argument("inventory_file", metavar="INVENTORY")
+@click.option("--limit", multiple=True, help="Only this node or group; may be repeated.")
+@click.option("--completion", is_flag=True, help="Ask every endpoint for one token, too.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=1, max=3600),
+    help="Deadline for every node.  [default: 40; 100 with --completion]",
+)
+@json_option
+def status(
+    inventory_file: str,
+    *,
+    limit: tuple[str, ...],
+    completion: bool,
+    seconds: float | None,
+    as_json: bool,
+) -> int:
+    """
+    Say whether the replicas on the nodes of INVENTORY serve. Reads only, installs nothing.
+
+    \b
+    gpufleet status inventories/prod.py
+    gpufleet status inventories/prod.py --limit gpu-07
+    gpufleet status inventories/prod.py --json
+
+    Every endpoint is asked, on its node, for its health and its models.
+
+    Exit status: 0 all serve, 1 something does not or is not known, 2 could not run.
+    """
+    _cooperate()
+    import time
+
+    from gpufleet import fleet, payload, rank_status, show
+    from gpufleet.inventory import read
+
+    declared = read(inventory_file)
+    wanted = _limited(declared, limit)
+    program = payload.program("stage_status", completion=completion)
+    with fleet.asking(inventory_file, wanted) as ask:
+        answers = ask(lambda _: program, seconds or (100 if completion else 40), "the look")
+    found = rank_status.status(answers, declared.nodes, whole=not limit)
+    if as_json:
+        _print_json(found.as_json())
+    else:
+        show.display(show.status(found, time.time()))
+    return int(not found.serves)
+
+
+@gpufleet.command()
+@click.argument("inventory_file", metavar="INVENTORY")
+@click.argument("replica")
+@click.option("--limit", multiple=True, help="Only this node or group; may be repeated.")
+@click.option(
+    "--since", metavar="TIME", help="From then on: 10m, 2h, 1d ago, or 2026-11-21T19:40 (UTC)."
+)
+@click.option("--lines", default=200, show_default=True, help="At most so many, the last ones.")
+@click.option("--follow", "-f", is_flag=True, help="Go on with what is written from now on.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=1, max=3600),
+    default=30,
+    show_default=True,
+    help="Deadline for every node.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line, for programs.")
+def logs(
+    inventory_file: str,
+    replica: str,
+    *,
+    limit: tuple[str, ...],
+    since: str | None,
+    lines: int,
+    follow: bool,
+    seconds: float,
+    as_json: bool,
+) -> int:
+    """
+    Show the journals of the ranks of REPLICA as one, by time. Secrets stay on their nodes.
+
+    \b
+    gpufleet logs inventories/prod.py llama-0
+    gpufleet logs inventories/prod.py llama-0 --since 10m --lines 2000
+    gpufleet logs inventories/prod.py llama-0 --follow
+
+    Exit status: 0 complete, 1 lines of a node are missing, 2 could not run.
+    """
+    _cooperate()
+    import gevent
+
+    from gpufleet import fleet, journals
+    from gpufleet.inventory import read
+
+    wanted = _limited(read(inventory_file), limit)
+    reading = journals.Journals(replica, lines, journals.since(since))
+    with fleet.asking(inventory_file, wanted) as ask:
+        while True:
+            found = reading.take(ask(reading.program, seconds, "the look at the journal"))
+            _print_lines(reading, found, as_json=as_json)
+            if not follow:
+                return int(not reading.whole)
+            gevent.sleep(FOLLOW_SECONDS)
+
+
+@gpufleet.command()
 @click.argument("name", required=False)
 @json_option
 def presets(name: str | None, as_json: bool) -> None:
@@ -407,6 +516,21 @@ def _interrupted(_signal: int, _frame: FrameType | None) -> NoReturn:
 
 
 # -- printing --------------------------------------------------------------------------------------
+
+
+def _print_lines(reading: Journals, found: list[Line], *, as_json: bool) -> None:
+    """Print lines as they came, and on stderr what is worth knowing beside them."""
+    from gpufleet.journals import shown
+
+    if as_json:
+        for line in found:
+            click.echo(json.dumps(line.as_json()))
+    else:
+        for text in shown(found, reading.nodes):
+            click.echo(text)
+    for note in reading.notes:
+        click.echo(f"note: {printable(note)}", err=True)
+    reading.notes.clear()
 
 
 def _print_json(value: Any) -> None:

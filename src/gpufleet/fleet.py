@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import gevent
 from gevent.event import AsyncResult
@@ -26,7 +26,7 @@ from gpufleet.model_reading import directories
 from gpufleet.planner import FleetPlan, Stage
 from gpufleet.refusal import Refusal
 from gpufleet.settings import NodeSettings
-from gpufleet.survey import SECONDS, Answer, survey
+from gpufleet.survey import SECONDS, Answer, ask, survey
 from gpufleet.topology import Node
 from gpufleet.variables import Origin
 
@@ -43,6 +43,9 @@ class Here:
 
 
 T = TypeVar("T")
+Answers: TypeAlias = dict[str, Answer]
+Asking: TypeAlias = Callable[[Callable[[str], str | None], float, str], Answers]
+"""(program of a node or None, seconds, what it is) -> {node: document or sentence}."""
 
 _flights: dict[tuple[int, object], AsyncResult] = {}
 
@@ -171,6 +174,39 @@ def probe(
     monkey patches in place, as the pyinfra command has. Raises FleetError for what the operator can
     put right.
     """
+    with _reached(path, limit) as (state, wanted):
+        return survey(state, wanted, seconds, models)
+
+
+@contextmanager
+def asking(path: str, limit: tuple[str, ...] = ()) -> Generator[Asking]:
+    """
+    Give a function that asks the nodes of an inventory file, and keeps connections between calls.
+
+        with asking("inventories/prod.py") as ask:
+            answers = ask(lambda node: payload.program("stage_status"), 40, "the look")
+
+    It takes a function from a node's name to its program (None: this node is not asked), a deadline
+    in seconds, and what the programs are called in sentences; it returns {node: document or
+    sentence}. For the process, and what is raised, see `probe`.
+    """
+    with _reached(path, limit) as (state, wanted):
+
+        def asked(program: Callable[[str], str | None], seconds: float, what: str) -> Answers:
+            given = {each.name: program(each.name) for each in wanted}
+            programs = {name: text for name, text in given.items() if text is not None}
+            hosts = [each for each in wanted if each.name in programs]
+            answers = ask(state, hosts, programs, seconds, what)
+            # What is lost or stuck is not asked again over the same connection.
+            _disconnect(each for each in hosts if isinstance(answers[each.name], str))
+            return answers
+
+        yield asked
+
+
+@contextmanager
+def _reached(path: str, limit: tuple[str, ...]) -> Generator[tuple[State, list[Host]]]:
+    """Give the nodes of an inventory file to ask; close their connections afterwards."""
     from pyinfra.api import Config
     from pyinfra_cli.inventory import make_inventory
 
@@ -184,7 +220,7 @@ def probe(
                 raise FleetError(f"--limit {', '.join(limit)} matches no node or group of {path}")
             state.init(nodes, Config(), initial_limit=wanted)
             try:
-                return survey(state, wanted, seconds, models)
+                yield state, wanted
             finally:
                 _disconnect(wanted)
     except PyinfraError as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
@@ -21,6 +21,7 @@ from gpufleet.planner import FleetPlan, Stage
 from gpufleet.presets import Choice, LayeredFlag, Preset
 from gpufleet.printable import printable
 from gpufleet.ranges import node_ranges, ranges
+from gpufleet.rank_status import FleetStatus, Stand
 from gpufleet.topology import Node, known
 
 if TYPE_CHECKING:
@@ -35,6 +36,13 @@ _STYLES = {
     Severity.WARN: "yellow",
     Severity.INFO: "cyan",
     Severity.OK: "green",
+}
+_STAND_STYLES = {
+    Stand.SERVES: "green",
+    Stand.RUNS: "green",
+    Stand.STARTS: "yellow",
+    Stand.BUSY: "yellow",
+    Stand.UNKNOWN: "magenta",
 }
 _VERDICTS = {Severity.BLOCK: "blocked", Severity.UNKNOWN: "unknown"}
 
@@ -249,6 +257,69 @@ def changes_table(changes: Iterable[Change]) -> Table:
         after = "" if each.action is Action.STAY else each.after
         _row(table, each.replica, str(each.action), each.before, after, each.why)
     return table
+
+
+def status(found: FleetStatus, now: float) -> RenderableType:
+    """Return one line a rank, then what is amiss, then how many replicas serve."""
+    table = _table(
+        "replica", "rank", "node", "", "since", "GPUs", "port", "restarts", "last restart"
+    )
+    for replica in found.replicas:
+        for rank in replica.ranks:
+            last = rank.last_restart
+            _row(
+                table,
+                replica.id,
+                str(rank.rank),
+                rank.node,
+                Text(str(rank.stand), style=_STAND_STYLES.get(rank.stand, "red")),
+                "" if rank.since is None else _ago(now - rank.since),
+                ranges(rank.indices) if rank.indices else _counted(len(rank.gpus), "GPU"),
+                "-" if rank.port is None else str(rank.port),
+                "" if rank.restarts is None else str(rank.restarts),
+                f"{_ago(now - last.when)} ago: {last.cause}" if last else "",
+            )
+    parts: list[RenderableType] = [table] if found.replicas else []
+    lines = [*_incarnations(found, now), *_amiss(found)]
+    if lines:
+        parts += [Text(), *(Text(printable(line)) for line in lines)]
+    serving = sum(each.stand is Stand.SERVES for each in found.replicas)
+    said = f"{serving} of {_counted(len(found.replicas), 'replica')} serve"
+    style = _STAND_STYLES[Stand.SERVES] if found.serves else "bold red"
+    return Group(*parts, Text(), Text(said if found.replicas else "no replica", style=style))
+
+
+def _incarnations(found: FleetStatus, now: float) -> Iterator[str]:
+    for replica in found.replicas:
+        formed = [rank.formed for rank in replica.ranks if rank.formed is not None]
+        if replica.incarnation:
+            since = f", {_ago(now - min(formed))} old" if formed else ""
+            counter = replica.ranks[0].counter
+            yield (
+                f"{replica.id}: {_counted(len(replica.ranks), 'rank')}, incarnation "
+                f"{replica.incarnation}{'' if counter is None else f' (the {counter}.)'}{since}"
+            )
+
+
+def _amiss(found: FleetStatus) -> Iterator[str]:
+    for replica in found.replicas:
+        for why in replica.why:
+            yield f"{replica.id} {replica.stand}: {why}"
+    for node, why in found.silent.items():
+        yield f"{node} unknown: {why}"
+    yield from (f"missing: {each}" for each in found.missing)
+    yield from (f"note: {each}" for each in found.remarks)
+
+
+def _ago(seconds: float) -> str:
+    """Return a span in its two largest units: `3 d 4 h`."""
+    left = max(0, int(seconds))
+    parts: list[str] = []
+    for name, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        count, left = divmod(left, size)
+        if count or parts:
+            parts.append(f"{count} {name}")
+    return " ".join(each for each in parts[:2] if not each.startswith("0 ")) or "0 s"
 
 
 def presets_table(found: Mapping[str, Preset]) -> Table:

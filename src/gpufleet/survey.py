@@ -44,7 +44,7 @@ from gpufleet.release import CACHE, RELEASES
 from gpufleet.units import MODELS
 
 Answer: TypeAlias = dict[str, Any] | str
-"""A probe's document, or a sentence why there is none."""
+"""The document of a probe, or of another program, or a sentence why there is none."""
 
 # A probe's own deadlines end it after 50 s (on_node/probe.py); ten more are for connecting.
 SECONDS = 60
@@ -80,10 +80,26 @@ def survey(
         paths: payload.program("probe", nvml=True, disks=DISKS, models=paths)
         for paths in set(asked.values())
     }
+    return ask(state, hosts, {name: programs[paths] for name, paths in asked.items()}, seconds)
+
+
+def ask(
+    state: State,
+    hosts: Iterable[Host],
+    programs: Mapping[str, str],
+    seconds: float,
+    what: str = "the probe",
+) -> dict[str, Answer]:
+    """
+    Run on each of `hosts` its program and return {name: document or sentence}, by name.
+
+    `programs` are texts for Python that print one JSON document; `what` names them in sentences.
+    Takes at most `seconds` and one more. Connects to those that are not connected yet.
+    """
     # Plain greenlets: the deploy passes that wait for us fill pyinfra's own pool, and what is
     # spawned there would never run.
     jobs = {
-        each.name: gevent.spawn(_ask, state, each, programs[asked[each.name]], seconds)
+        each.name: gevent.spawn(_ask, state, each, programs[each.name], seconds, what)
         for each in sorted(hosts, key=lambda h: h.name)
     }
     gevent.joinall(list(jobs.values()), timeout=seconds + 1)
@@ -125,22 +141,24 @@ class _Printed:
 
 
 class _TooMuchError(Exception):
-    """A node printed what is not even looked at."""
+    """A node printed more than `MOST_MIB`, which is not even looked at."""
 
 
-def _ask(state: State, host: Host, program: str, seconds: float) -> Answer:
-    """Probe one node. It raises nothing: gevent would print a traceback beside our sentences."""
+def _ask(state: State, host: Host, program: str, seconds: float, what: str) -> Answer:
+    """Ask one node. It raises nothing: gevent would print a traceback beside our sentences."""
     try:
         with Timeout(seconds), ctx_state.use(state), ctx_host.use(host):
             if not host.connected:
                 host.connect(show_errors=False, raise_exceptions=True)
             ended_well, out, error = _run(state, host, program, seconds)
             if ended_well:
-                return document(out, "the probe")
-            return f"the probe ended without an answer; the node said: {said([*error, *out])}"
+                return document(out, what)
+            return f"{what} ended without an answer; the node said: {said([*error, *out])}"
     except (Timeout, TimeoutError):
         return _late(seconds)
-    except (FactProcessError, _TooMuchError) as problem:
+    except _TooMuchError:
+        return f"the node printed more than {MOST_MIB} MiB: that is no {what.removeprefix('the ')}"
+    except FactProcessError as problem:
         return str(problem)
     except (PyinfraError, SSHException, OSError, EOFError) as problem:
         return f"cannot be reached: {printable(str(problem)) or type(problem).__name__}"
@@ -215,7 +233,7 @@ def _exchange(streams: _Streams, program: bytes) -> tuple[int, _Printed]:
             if reader.value is not None:
                 raise reader.value
             if printed.too_much:
-                raise _TooMuchError(f"the node printed more than {MOST_MIB} MiB: that is no probe")
+                raise _TooMuchError
         return streams.status(), printed
     finally:
         # Before their ends are closed below them.
@@ -264,7 +282,7 @@ def _remote(connector: SSHConnector, command: str, *, pty: bool) -> Iterator[_St
     def status() -> int:
         code = channel.recv_exit_status()
         if code == -1 and not transport.is_active():
-            raise EOFError("the connection was lost before the probe answered")
+            raise EOFError("the connection was lost before the node answered")
         return code
 
     try:

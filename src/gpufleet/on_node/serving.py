@@ -201,4 +201,5 @@ def main() -> None:
     sys.stdout.write(json.dumps(document, separators=(",", ":")) + "\n")
 
 
-main()
+if __name__ == "__main__":
+    main()
