@@ -48,8 +48,8 @@ NIXL_PORT = 5600
 _STORE_BYTES = 1 << 30
 _STORE_BYTES_CPU = 200_000_000  # measured: two ranks on CPU; Ray refuses less than 75 MB
 
-# After the drain: 5 s that vLLM gives its workers, and to exit. With the program's own 5 s before it
-# kills that is within the 30 s that systemd gives the unit (`units.stop_seconds`).
+# After the drain: 5 s that vLLM gives its workers, and to exit. With the 5 s of grace of the rank's
+# program that is within the 30 s that systemd gives the unit (`units.stop_seconds`).
 _EXIT_SECONDS = 20
 
 # --data-parallel-multi-port-external-lb: in the schemas from 0.22 on.
