@@ -176,6 +176,34 @@ def test_a_bond_a_vlan_and_a_bridge_of_hardware_are_hardware():
     assert "800 Gbit/s, RDMA" in found[0].why
 
 
+def test_a_network_is_as_fast_as_its_slowest_node():
+    one = node(nic("eth1", "10.1.0.1/24", speed=400000), nic("eth2", "10.2.0.1/24", speed=100000))
+    other = node(nic("eth1", "10.1.0.2/24", speed=10000), nic("eth2", "10.2.0.2/24", speed=100000))
+
+    assert [each.interface for each in chosen(one, other)] == ["eth2", "eth2"]
+
+
+def test_a_bond_does_rdma_only_if_all_its_parts_do():
+    def both(end):
+        return hgx(
+            nic("eth1", pci="0000:17:00.0"),
+            nic("eth2", pci="0000:ee:00.0"),
+            nic("bond0", f"10.1.0.{end}/24", kind="bond", lower=["eth1", "eth2"]),
+        )
+
+    assert "RDMA" not in chosen(both(1), both(2))[0].why
+
+
+def test_of_a_nodes_interfaces_in_one_network_the_one_with_rdma_is_taken():
+    def both(end):
+        return hgx(
+            nic("eth1", f"10.1.0.{end}/24", speed=800000),
+            nic("ib1", f"10.1.0.{end + 10}/24", pci="0000:17:00.0"),
+        )
+
+    assert taken(chosen(both(1), both(2))) == [("ib1", "10.1.0.11"), ("ib1", "10.1.0.12")]
+
+
 def test_every_address_of_an_interface_counts():
     one = node(nic("eth0", "192.0.2.1/25", "10.1.0.1/24"))
     other = node(nic("eth0", "192.0.2.201/25", "10.1.0.2/24"))
@@ -327,6 +355,16 @@ def test_nccl_gets_the_hcas_near_the_gpus_that_the_replica_has():
     assert everything[0].hcas == tuple(f"mlx5_{number}:1" for number in range(8))
     assert some[0].hcas == ("mlx5_0:1", "mlx5_1:1")
     assert not some[0].no_rdma
+
+
+def test_hcas_are_in_the_order_of_their_numbers():
+    def many(end):
+        document = rdma(end)
+        for device in document["nics"]["infiniband"]:
+            device["name"] = device["name"].replace("mlx5_1", "mlx5_10")
+        return document
+
+    assert chosen(many(1), many(2), gpus=(1, 2))[0].hcas == ("mlx5_2:1", "mlx5_10:1")
 
 
 def test_a_port_that_is_down_makes_way_for_the_next_nearest():

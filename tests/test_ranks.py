@@ -564,6 +564,16 @@ def test_nixl_is_told_the_address_and_devices_that_reach_the_other_side(config):
     }
 
 
+def test_nixl_has_no_rdma_where_nccl_has_none():
+    (stage, _) = stages(2, 8, tensor=16)
+    config = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+    network = Network("eth1", "10.1.0.1", ("mlx5_0:1",), no_rdma=True)
+
+    found = transfer(stage, served(flags={"kv-transfer-config": config}), network)
+
+    assert found["UCX_NET_DEVICES"] == "eth1"
+
+
 @pytest.mark.parametrize("config", [None, {"kv_connector": "OffloadingConnector"}])
 def test_who_hands_nothing_over_needs_no_side_channel(config):
     (stage, _) = stages(2, 8, tensor=16)
