@@ -53,7 +53,7 @@ def asked(root, monkeypatch, capsys):
         (root / "entries").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
         program = root / "usr/bin/journalctl"
         program.write_text(
-            f'#!/bin/sh\necho "$*" >{root}/asked\ncat {root}/entries\n'
+            f'#!/bin/sh\necho "$*" >{root}/asked\ntac {root}/entries\n'
             f"echo '{error}' >&2\nexit {status}\n"
         )
         program.chmod(0o755)
@@ -123,6 +123,17 @@ def test_more_lines_than_were_asked_for_are_left_out_and_said(asked):
     assert found["cursor"] == "i=5"
 
 
+@pytest.mark.parametrize(
+    ("cursor", "after"), [("i=3", ["4", "5"]), ("i=5", []), ("i=gone", ["1", "2", "3", "4", "5"])]
+)
+def test_lines_after_a_cursor_are_those_that_are_new(asked, cursor, after):
+    entries = [{**ENTRY, "MESSAGE": str(count), "__CURSOR": f"i={count}"} for count in range(1, 6)]
+    found = asked(entries, lines=9, at=12, cursor=cursor)
+
+    assert [line[3] for line in found["lines"]] == after
+    assert found["cursor"] == "i=5"
+
+
 def test_long_lines_do_not_make_a_long_answer(asked):
     found = asked([{**ENTRY, "MESSAGE": "x" * 40_000}] * 1000, lines=1000)
 
@@ -131,11 +142,11 @@ def test_long_lines_do_not_make_a_long_answer(asked):
 
 
 def test_a_line_without_end_is_skipped_and_those_around_it_are_not():
-    tail = journal.Tail()
+    printed = journal.Printed()
     for piece in (b"one\n", *[b"x" * (1 << 19)] * 4, b"end\nt", b"wo\n"):
-        tail.take(piece)
+        printed.take(piece)
 
-    assert list(tail.lines) == [b"one", b"two"]
+    assert printed.lines == [b"one", b"two"]
 
 
 @pytest.mark.parametrize(
@@ -156,7 +167,7 @@ def test_messages_that_are_no_text_are_shown_all_the_same(asked, said, text):
     ("parameters", "argument"),
     [
         ({"at": 12}, "--since=@12"),
-        ({"cursor": "s=1;i=a", "at": 12}, "--after-cursor=s=1;i=a"),
+        ({}, "--reverse"),
         ({}, "--lines=6"),
     ],
 )

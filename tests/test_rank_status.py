@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import socket
+import subprocess
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -238,6 +242,7 @@ def stage(rank=0, url="http://127.0.0.1:8000", **more):
         "keyed": True,
         "fingerprint": "f1",
         "seen": {"unit": properties, "started": "f1", "journal": [], **answers},
+        "engines": {},
         "since": CLOCK - 60,
         "state": {"missing": "absent"},
         "events": [],
@@ -348,6 +353,21 @@ def test_an_endpoint_that_answers_is_not_enough_for_a_replica_over_nodes(worker,
     assert replica.stand is stand
     assert says in "".join(replica.why)
     assert not fleet.serves
+
+
+def test_every_engine_that_has_a_server_of_its_own_must_be_healthy():
+    ill = {"http://h:8001": {"status": 200}, "http://h:8002": {"error": "refused"}}
+    (replica,) = judged(answer(stage(engines=ill))).replicas
+
+    assert replica.stand is Stand.STARTS
+    assert replica.why == ("vllm-llama-0.service: no /health yet of http://h:8002",)
+
+
+def test_the_ports_of_engines_are_those_after_the_first():
+    server = ["--data-parallel-multi-port-external-lb", "--data-parallel-size-local", "3"]
+
+    assert stage_status.engines(server, 8000) == [8001, 8002]
+    assert stage_status.engines(server[1:], 8000) == []
 
 
 def test_two_nodes_that_have_the_same_rank_are_not_two_replicas():
@@ -494,8 +514,8 @@ def test_the_table_has_a_line_for_each_rank_and_says_what_is_amiss():
         "llama-0 0 gpu-01 serves 1 min 3 8000 0 2 h 1 min ago: rank 1 on gpu-02: silent for 10 s"
     )
     assert lines[2].startswith("llama-0 1 gpu-02 runs 1 min 3 - 0")
-    assert "llama-0: 2 ranks, incarnation 5a5a (the 7.), 50 s old" in lines
-    assert lines[-1] == "1 of 1 replica serve"
+    assert "llama-0: 2 ranks of incarnation 7, 5a5a, 50 s old" in lines
+    assert lines[-1] == "1 of 1 replicas serve"
 
 
 def test_what_a_node_says_is_no_order_to_the_terminal():
@@ -512,3 +532,59 @@ def test_json_has_every_rank_with_times_that_programs_read():
     (replica,) = found["replicas"]
     assert replica["ranks"][0]["since"] == "2026-11-21T19:39:00Z"
     assert (found["serves"], replica["incarnation"]) == (True, "5a5a")
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+GPUFLEET = Path(sys.executable).with_name("gpufleet")
+
+
+@pytest.fixture
+def gpufleet(tmp_path):
+    """`gpufleet(*arguments)`: run a command on an inventory of one node that nobody answers for."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        node = {"ssh_hostname": "127.0.0.1", "ssh_port": server.getsockname()[1]}
+    (tmp_path / "inventories").mkdir()
+    (tmp_path / "inventories/x.py").write_text(
+        "from gpufleet import inventory\n"
+        f"globals().update(inventory.load(__file__, groups={{'gpu': [('gpu-01', {node!r})]}}))\n"
+    )
+
+    def run(command, *arguments):
+        return subprocess.run(
+            [GPUFLEET, command, "inventories/x.py", *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    return run
+
+
+def test_a_node_that_does_not_answer_is_unknown_and_that_is_not_serving(gpufleet):
+    run = gpufleet("status", "--json")
+
+    assert run.returncode == 1, run.stderr
+    found = json.loads(run.stdout)
+    assert "cannot be reached" in found["silent"]["gpu-01"]
+    assert not found["serves"]
+    assert "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("llama-0",), "no node that answered has llama-0"),
+        (("llama",), "names no replica"),
+        (("llama-0", "--since", "noon"), "--since 'noon' is no time"),
+        (("llama-0", "--lines", "0"), "--lines 0"),
+    ],
+)
+def test_journals_that_cannot_be_read_are_a_sentence_and_status_2(gpufleet, arguments, says):
+    run = gpufleet("logs", *arguments)
+
+    assert run.returncode == 2
+    assert says in run.stderr
+    assert "Traceback" not in run.stderr

@@ -84,7 +84,7 @@ class Journals:
     nodes: set[str] = field(default_factory=set)
     """Those that have a unit of it, or lines."""
     _cursors: dict[str, str] = field(default_factory=dict)
-    _begun: dict[str, float] = field(default_factory=dict)
+    _begun: dict[str, int] = field(default_factory=dict)
     _silent: set[str] = field(default_factory=set)
     _noted: set[str] = field(default_factory=set)
     _rounds: int = 0
@@ -105,7 +105,7 @@ class Journals:
             return None
         where: dict[str, Any] = dict(self.when)
         if node in self._cursors:
-            where = {"cursor": self._cursors[node]}
+            where = {"cursor": self._cursors[node], "at": self._begun[node]}
         elif node in self._begun:
             where = {"at": self._begun[node]}
         return payload.program("journal", stage=self.replica, lines=self.lines, **where)
@@ -130,9 +130,11 @@ class Journals:
                 if taken or self.replica in answer["here"]:
                     self.nodes.add(node)
                     self._clocks(node, answer["clocks"])
-                self._begun[node] = int(answer["clock"]) / 1_000_000
                 if isinstance(answer["cursor"], str):
                     self._cursors[node] = answer["cursor"]
+                if taken or node not in self._begun:
+                    last = taken[-1].microseconds if taken else int(answer["clock"])
+                    self._begun[node] = last // 1_000_000
                 more = more or bool(answer["more"])
             except _UnreadError as why:
                 self._lost(node, str(why))

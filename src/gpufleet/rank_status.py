@@ -315,6 +315,10 @@ def _stand(stage: Mapping[str, Any], clock: float) -> tuple[Stand, str]:
     if stage["url"] is None and stand is Stand.STARTS:
         # It answers nowhere: its unit and its group are all that is known.
         return group or (Stand.RUNS, "")
+    if stand is Stand.SERVES:
+        ill = [place for place, health in stage["engines"].items() if health.get("status") != 200]
+        if ill:
+            return Stand.STARTS, f"{unit}: no /health yet of {', '.join(ill)}"
     return stand, "" if stand is Stand.SERVES else why
 
 

@@ -284,7 +284,7 @@ def status(found: FleetStatus, now: float) -> RenderableType:
     if lines:
         parts += [Text(), *(Text(printable(line)) for line in lines)]
     serving = sum(each.stand is Stand.SERVES for each in found.replicas)
-    said = f"{serving} of {_counted(len(found.replicas), 'replica')} serve"
+    said = f"{serving} of {len(found.replicas)} replicas serve"
     style = _STAND_STYLES[Stand.SERVES] if found.serves else "bold red"
     return Group(*parts, Text(), Text(said if found.replicas else "no replica", style=style))
 
@@ -294,10 +294,9 @@ def _incarnations(found: FleetStatus, now: float) -> Iterator[str]:
         formed = [rank.formed for rank in replica.ranks if rank.formed is not None]
         if replica.incarnation:
             since = f", {_ago(now - min(formed))} old" if formed else ""
-            counter = replica.ranks[0].counter
             yield (
-                f"{replica.id}: {_counted(len(replica.ranks), 'rank')}, incarnation "
-                f"{replica.incarnation}{'' if counter is None else f' (the {counter}.)'}{since}"
+                f"{replica.id}: {_counted(len(replica.ranks), 'rank')} of incarnation "
+                f"{replica.ranks[0].counter}, {replica.incarnation}{since}"
             )
 
 

@@ -4,7 +4,7 @@ Takes (JSON header `PARAMETERS`):
   stage    id of the stage: llama-0
   lines    at most so many, the last ones
   ago      seconds: only lines that are younger; or
-  at       seconds since 1970: only lines from then on; or
+  at       seconds since 1970: only lines from then on; and of those
   cursor   only lines after this one
 Prints one JSON document:
   schema   1
@@ -27,8 +27,7 @@ import json
 import re
 import sys
 import time
-from collections import deque
-from typing import Any, Callable, Deque
+from typing import Any, Callable, List
 
 from gpufleet.on_node import machine, stages
 from gpufleet.on_node.answers import CannotRead, is_missing, read
@@ -81,20 +80,26 @@ def found(unit: str) -> dict[str, Any]:
         entries = journal("--lines=%d" % (wanted + 1), *since(), "--unit=" + unit, fields=FIELDS)
     except CannotRead as error:
         return {"lines": error.missing, "more": False, "cursor": None}
+    last = entries[-1].get("__CURSOR") if entries else None
+    cursors = [entry.get("__CURSOR") for entry in entries]
+    if PARAMETERS.get("cursor") in cursors:
+        entries = entries[cursors.index(PARAMETERS["cursor"]) + 1 :]
     hide = hiding(secrets(unit_text(unit)))
     lines = [line(entry, hide) for entry in entries[-wanted:]]
     kept = fitting(lines)
     return {
         "lines": kept,
         "more": len(entries) > wanted or len(kept) < len(entries),
-        "cursor": entries[-1].get("__CURSOR") if entries else None,
+        "cursor": last,
     }
 
 
 def since() -> list[str]:
-    """Return journalctl's arguments for where to begin."""
-    if PARAMETERS.get("cursor"):
-        return ["--after-cursor=" + PARAMETERS["cursor"]]
+    """
+    Return journalctl's arguments for where to begin.
+
+    Not --after-cursor: with it --lines are the first ones, and backwards it means those before.
+    """
     if PARAMETERS.get("at") is not None:
         return ["--since=@%d" % PARAMETERS["at"]]
     if PARAMETERS.get("ago") is not None:  # by the node's own clock, which its lines have
@@ -109,22 +114,23 @@ def journal(*arguments: str, fields: str) -> list[dict[str, Any]]:
     Raises `CannotRead`: `no_program`, `timeout`, `no_permission`, `absent` where the node keeps no
     journal.
     """
-    tail = Tail()
+    printed = Printed()
+    # Backwards: with --since, --lines are otherwise the first ones (systemd 252).
     output = run(
-        "journalctl", "--no-pager", "--output=json", "--output-fields=" + fields, *arguments,
-        seconds=SECONDS, take=tail.take,
+        "journalctl", "--no-pager", "--reverse", "--output=json", "--output-fields=" + fields,
+        *arguments, seconds=SECONDS, take=printed.take,
     )  # fmt: skip
-    entries = [json.loads(text) for text in tail.lines if text.startswith(b"{")]
+    entries = [json.loads(text) for text in printed.lines if text.startswith(b"{")]
     if not entries:
         refuse(output)
-    return entries
+    return entries[::-1]
 
 
-class Tail:
-    """The last lines of what a program prints, of which there may be any number."""
+class Printed:
+    """The first lines of what a program prints, of which there may be any number."""
 
     def __init__(self) -> None:
-        self.lines: Deque[bytes] = deque()
+        self.lines: List[bytes] = []
         self.bytes = 0
         self.begun = b""
         self.skips = False
@@ -133,14 +139,12 @@ class Tail:
         """Take what was printed next."""
         *whole, self.begun = (self.begun + piece).split(b"\n")
         for line in whole:
-            if not self.skips:
+            if not self.skips and self.bytes < KEPT_BYTES:
                 self.lines.append(line)
                 self.bytes += len(line)
             self.skips = False
         if len(self.begun) > LINE_BYTES:
             self.begun, self.skips = b"", True
-        while self.bytes > KEPT_BYTES:
-            self.bytes -= len(self.lines.popleft())
 
 
 def refuse(output: Output) -> None:

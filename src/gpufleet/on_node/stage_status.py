@@ -17,6 +17,7 @@ Of one stage:
   keyed        whether the endpoint wants a key
   fingerprint  what the unit's file would be started with
   seen         what on_node/serving.py says of unit and endpoint
+  engines      {url: /health's answer} of the node's other engines that have servers of their own
   since        seconds since 1970: when the unit came to the state it is in; null: not known
   state        rank.json, as on_node/rank_state.py says; {"missing": "absent"} for a replica of one
   events       [{at, boot, life, what, ...}] of the last starts and ends, oldest first
@@ -46,6 +47,7 @@ PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
 # One stage: systemctl, the journal, and three requests of 5 s; a completion has 60 s more.
 STAGE_SECONDS = 25
 GPU_SECONDS = 10
+HEALTH_SECONDS = 2  # of up to eight engines, one after another
 # Of a server that starts or that died: its first error may be some hundred lines back.
 LINES = 300
 # Of a line. Two lives of eight stages stay below the 8 MiB that a node is listened to.
@@ -122,6 +124,7 @@ def stage(unit: str) -> dict[str, Any]:
     key_file = dict(journal.CREDENTIAL.findall(text)).get(API_KEY)
     served_name = value(server, "--served-model-name") or ""
     place = endpoint(server, said["port"])
+    others = [endpoint(server, port) for port in engines(server, said["port"])]
     known = journal.hiding(journal.secrets(text))
 
     def hide(said: str) -> str:
@@ -140,6 +143,9 @@ def stage(unit: str) -> dict[str, Any]:
         "keyed": key_file is not None,
         "fingerprint": next(iter(FINGERPRINT.findall(text)), None),
         "seen": hidden(seen, hide),
+        "engines": {
+            each: serving.request(each + "/health", HEALTH_SECONDS) for each in others if each
+        },
         "since": read(since, unit),
         "state": hidden(read(journal.state, name), hide),
         "events": happened,
@@ -235,6 +241,18 @@ def endpoint(server: list[str], port: int) -> str | None:
     if host in ("0.0.0.0", "::"):
         host = "127.0.0.1"
     return "http://%s:%s" % ("[%s]" % host if ":" in host else host, port)
+
+
+def engines(server: list[str], port: int) -> list[int]:
+    """
+    Return the ports of a node's other engines, where each has a server of its own.
+
+    vLLM's --data-parallel-multi-port-external-lb gives them the ports after the first one.
+    """
+    if "--data-parallel-multi-port-external-lb" not in server:
+        return []
+    local = value(server, "--data-parallel-size-local") or "1"
+    return [port + number for number in range(1, int(local))]
 
 
 def members(words: list[str]) -> Iterator[str]:
