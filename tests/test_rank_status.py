@@ -134,6 +134,14 @@ def test_health_alone_is_not_enough(node, monkeypatch):
     assert "/health: HTTP 503" in replica.why[0]
 
 
+def test_systemd_writes_signals_as_numbers():
+    killed = {"MESSAGE_ID": "98e322203f7a4ed290d09fe03c09fe15", "EXIT_CODE": "killed"}
+
+    assert stage_status.event({**killed, "EXIT_STATUS": "9"})["signal"] == "KILL"
+    assert stage_status.event({**killed, "EXIT_STATUS": "50"})["signal"] == "50"
+    assert "signal" not in stage_status.event({**killed, "EXIT_CODE": "exited"})
+
+
 def test_a_unit_that_hangs_its_systemctl_costs_only_itself(node, monkeypatch):
     (node.path / "etc/systemd/system/vllm-other-0.service").write_text("[Service]\n")
     node.program("systemctl", "exec sleep 60")
@@ -397,7 +405,7 @@ def restart(**more):
 
 
 FAILED = event("failed", unit_result="exit-code")
-KILLED = event("exited", exit_code="killed", exit_status="KILL")
+KILLED = event("exited", exit_code="killed", exit_status="9", signal="KILL")
 
 
 @pytest.mark.parametrize(

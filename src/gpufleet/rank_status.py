@@ -116,6 +116,8 @@ class Rank:
             and {"when": iso(self.last_restart.when), "cause": self.last_restart.cause},
             "phase": self.phase,
             "incarnation": self.incarnation,
+            "incarnation_number": self.counter,
+            "incarnation_since": iso(self.formed),
         }
 
 
@@ -209,17 +211,19 @@ def status(
                 continue
             for stage in _stages(answer):
                 if "model" not in stage:
-                    remarks.append(_unread(node, stage))
-                    if "foreign" not in stage:
-                        silent[node] = remarks.pop()
+                    if "foreign" in stage:
+                        remarks.append(f"{node}: {stage['unit']} is none of ours: left alone")
+                    else:
+                        why = f"{stage['unit']} could not be looked at: {_reason(stage)}"
+                        silent[node] = "; ".join(filter(None, [silent.get(node), why]))
                     continue
                 key = str(stage["model"]), int(stage["replica"])
                 found[key].append(_rank(node, stage, answer))
                 names = tuple(map(str, stage["nodes"]))
                 members[key] = max(members.get(key, ()), names, key=len)
         # A node that is broken or hostile costs the others nothing.
-        except (AttributeError, KeyError, TypeError, ValueError) as why:
-            silent[node] = f"its answer makes no sense ({type(why).__name__}: {why})"
+        except (AttributeError, KeyError, TypeError, ValueError) as problem:
+            silent[node] = f"its answer makes no sense ({type(problem).__name__}: {problem})"
     replicas = tuple(
         _replica(key, tuple(ranks), members[key], silent) for key, ranks in sorted(found.items())
     )
@@ -240,12 +244,6 @@ def _stages(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     if answer["schema"] != 1:
         raise ValueError(f"schema {answer['schema']!r}, expected 1")
     return list(answer["stages"])
-
-
-def _unread(node: str, stage: Mapping[str, Any]) -> str:
-    if "foreign" in stage:
-        return f"{node}: {stage['unit']} is none of ours: it is left alone"
-    return f"{stage['unit']} could not be looked at: {_reason(stage)}"
 
 
 def _reason(missing: Mapping[str, Any]) -> str:
@@ -332,7 +330,7 @@ def _health(seen: Mapping[str, Any]) -> str:
 _PHASES = {
     "waiting": Stand.STARTS,
     "refused": Stand.WRONG,
-    "pausing": Stand.STARTS,
+    "pausing": Stand.DOWN,  # after several short lives in a row
     "starting": Stand.STARTS,
     "running": Stand.RUNS,
     "draining": Stand.DOWN,
@@ -440,7 +438,7 @@ def _words(known: Mapping[str, Any], exited: Mapping[str, Any], status: str) -> 
     if result in {"timeout", "watchdog", "start-limit-hit", "resources"}:
         return f"systemd gave up on it ({result})"
     if exited.get("exit_code") in {"killed", "dumped"}:
-        return f"killed by signal {status}"
+        return f"killed by signal {exited.get('signal', status)}"
     return f"exit status {status}"
 
 

@@ -32,8 +32,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
 import time
+from contextlib import suppress
 from functools import partial
 from typing import Any, Callable, Iterator, Match, Tuple
 
@@ -299,7 +301,18 @@ def event(entry: dict[str, Any]) -> dict[str, Any]:
         "life": entry.get("INVOCATION_ID"),
         "what": WHAT[entry["MESSAGE_ID"]],
         **{name.lower(): entry[name] for name in DETAILS if name in entry},
+        **(
+            {"signal": signal_name(entry)} if entry.get("EXIT_CODE") in ("killed", "dumped") else {}
+        ),
     }
+
+
+def signal_name(entry: dict[str, Any]) -> str:
+    """Return the signal that ended a process: KILL; its number if it has no name here."""
+    status = str(entry.get("EXIT_STATUS"))
+    with suppress(ValueError):
+        return signal.Signals(int(status)).name[3:]
+    return status
 
 
 def before(happened: Any, life: str | None) -> list[str]:
