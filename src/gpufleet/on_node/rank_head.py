@@ -72,6 +72,8 @@ class Head(Rank):
         for link in list(self.links):
             if not link.known and now - link.opened > STRANGER_SECONDS:
                 self.drop(link, "said nothing")
+        if self.step == "gather":
+            self._give_up_on_large(now)
         self.steps[self.step]()
         self._note_peers()
 
@@ -117,7 +119,7 @@ class Head(Rank):
 
     def take(self, link: Link, message: dict[str, Any]) -> None:
         kind = message["kind"]
-        rank = self._rank_of(link)
+        rank = self.rank_of(link)
         if link.refused:
             return
         if kind == "hello" and rank is None:
@@ -140,7 +142,7 @@ class Head(Rank):
         elif kind == "over":
             self.end(str(message.get("why")), rank)
 
-    def _rank_of(self, link: Link) -> int | None:
+    def rank_of(self, link: Link) -> int | None:
         return next((rank for rank, each in self.ranks.items() if each is link), None)
 
     def _meet(self, link: Link, hello: dict[str, Any]) -> None:
@@ -206,22 +208,28 @@ class Head(Rank):
         link.send("refused", why=why)
 
     def lost(self, link: Link, why: str) -> None:
-        rank = self._rank_of(link)
+        rank = self.rank_of(link)
         if rank is None:
             if not link.refused and (link.known or "key" in why):
                 self.say("%s %s" % (link.address, why))
             return
-        if self.tested[rank] != "done" and "answered" in why:
-            ends = [self.me, self.nodes[rank]][:: 1 if self.tested[rank] == "there" else -1]
-            why = (
-                "is not reached by messages of 64 KiB from %s (%s) to %s (%s), while small ones "
-                "pass: give all interfaces between them the same MTU" % (*ends[0], *ends[1])
-            )
-            self.refused[rank] = why
         del self.ranks[rank]
         self.say("%s %s" % (self.named(rank), why))
         if self.step != "gather":
             self.end("%s %s" % (self.named(rank), why), rank)
+
+    def _give_up_on_large(self, now: float) -> None:
+        """Say which way large messages do not pass; whoever sent small ones may try again."""
+        for rank, link in list(self.ranks.items()):
+            late = now - link.opened > self.options.silence_seconds
+            if self.tested[rank] == "done" or not late:
+                continue
+            ends = [self.me, self.nodes[rank]][:: 1 if self.tested[rank] == "there" else -1]
+            self.refused[rank] = (
+                "messages of 64 KiB from %s (%s) to %s (%s) do not arrive, while small ones do: "
+                "give all interfaces between them the same MTU" % (*ends[0], *ends[1])
+            )
+            self.drop(link, self.refused[rank])
 
     def _note_peers(self) -> None:
         self.state.document["peers"] = {
@@ -286,6 +294,8 @@ class Head(Rank):
             "master_port": master,
             "rpc_port": rpc,
         }
+        if self.mesh:
+            self.mesh.pin()
         self.state.begin(self.incarnation)
         self.state.phase("starting", "forms the group")
         self.say("incarnation %(counter)d, %(id)s, master port %(master_port)d" % self.incarnation)

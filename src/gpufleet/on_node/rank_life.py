@@ -19,12 +19,15 @@ import time
 from typing import Any, NamedTuple
 
 from gpufleet.on_node.rank_children import Children, descendants, environment, filled, said
+from gpufleet.on_node.rank_mesh import Mesh
 from gpufleet.on_node.rank_state import State
 from gpufleet.on_node.rank_wire import Link, LostError
 
 TICK_SECONDS = 0.2
 KILL_SECONDS = 1.0
 PART_SECONDS = 0.5
+# How many silences a connection may pass nothing, while datagrams show that the peer lives.
+STUCK = 6
 # A sentence that is still true is said again after this long.
 REPEAT_SECONDS = 60.0
 # What systemd does not restart after (RestartPreventExitStatus=2 of the unit): wrong arguments.
@@ -74,6 +77,8 @@ class Rank:
         self.ending: Ending | None = None
         self.status: int | None = None
         self.incarnation: dict[str, Any] | None = None
+        self.mesh: Mesh | None = None
+        self._next_bind = 0.0
         self._asked_to_stop = False
         self._said: dict[str, float] = {}
         self._wake, self._woken = socket.socketpair()
@@ -89,8 +94,9 @@ class Rank:
         """Do what there is to do next."""
         raise NotImplementedError
 
-    def keep(self, now: float) -> None:
-        """Do what is due for as long as we live, also while we end."""
+    def rank_of(self, link: Link) -> int | None:
+        """Return whose link this is; None: not known yet."""
+        raise NotImplementedError
 
     def take(self, link: Link, message: dict[str, Any]) -> None:
         """Act on a peer's message."""
@@ -144,7 +150,7 @@ class Rank:
         for link in list(self.links):
             self._receive(link)
         now = time.monotonic()
-        self.keep(now)
+        self._keep_mesh(now)
         for name, status in self.children.ended():
             why = "%s: %s ended %s" % (self.named(self.rank), name, said(status))
             if self.ending is None or self.ending.step == "drain":
@@ -178,11 +184,40 @@ class Rank:
 
         self._attempt(link, receive)
 
+    def _keep_mesh(self, now: float) -> None:
+        if self.ending is not None and self.ending.step != "drain":
+            return
+        if self.mesh:
+            self.mesh.pulse(now)
+        elif len(self.nodes) > 1 and now >= self._next_bind:
+            self._next_bind = now + 1
+            nodes = enumerate(self.nodes)
+            try:
+                self.mesh = Mesh(
+                    self.rank,
+                    self.me.address,
+                    self.options.port,
+                    {rank: node.address for rank, node in nodes if rank != self.rank},
+                    key=self.key + self.options.replica.encode(),
+                    silence=self.options.silence_seconds,
+                )
+            except OSError as error:
+                self.say(
+                    "cannot use %s UDP port %d: %s"
+                    % (self.me.address, self.options.port, error.strerror)
+                )
+
     def _judge(self, now: float) -> None:
         silence = self.options.silence_seconds
         for link in list(self.links):
-            if link.known and now - link.answered > silence:
+            if not link.known:
+                continue
+            rank = self.rank_of(link)
+            by_mesh = self.mesh.answered.get(rank, 0.0) if self.mesh and rank is not None else 0.0
+            if now - max(link.answered, by_mesh) > silence:
                 self.drop(link, "has not answered for %g s" % silence)
+            elif now - link.answered > silence * STUCK:
+                self.drop(link, "answers datagrams, but no message for %g s" % (silence * STUCK))
 
     def _attempt(self, link: Link, act: Any) -> None:
         try:
@@ -242,6 +277,8 @@ class Rank:
                     link,
                     lambda link=link: link.send("over", why=why, rank=rank, stopped=stopped),
                 )
+            # Should the word be lost, our silence tells.
+            link.muted = True
         self.children.terminate()
 
     def drain(self, why: str, rank: int) -> None:

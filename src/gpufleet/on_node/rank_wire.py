@@ -70,6 +70,8 @@ class Link:
         """Its last word was said: whatever it still sends counts for nothing."""
         self.bound = False
         """From now on the peer's frames must name our incarnation."""
+        self.muted = False
+        """Send no more beats and answers: for the other side we are gone, whatever still comes."""
         self._key = key
         self._head = head
         self._beat_seconds = beat
@@ -144,7 +146,9 @@ class Link:
 
     def pulse(self, now: float) -> None:
         """Send a beat if it is time for one."""
-        if self._keys is None or now < self._next_beat or not (self.known or not self._head):
+        if self._keys is None or self.muted or now < self._next_beat:
+            return
+        if self._head and not self.known:
             return
         self._beat += 1
         # What was not answered after a thousand beats never will be.
@@ -184,7 +188,8 @@ class Link:
             self.known = True
             message = self._checked(body)
             if message["kind"] == "beat":
-                self.send("echo", number=message.get("number"), clock=time.time())
+                if not self.muted:
+                    self.send("echo", number=message.get("number"), clock=time.time())
             elif message["kind"] == "echo":
                 self._echoed(message)
             else:

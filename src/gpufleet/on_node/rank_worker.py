@@ -11,7 +11,6 @@ import time
 from typing import Any
 
 from gpufleet.on_node.rank_life import Rank, peer
-from gpufleet.on_node.rank_mesh import Mesh
 from gpufleet.on_node.rank_wire import Link, LostError
 
 CONNECT_SECONDS = 3.0
@@ -32,8 +31,6 @@ class Worker(Rank):
         self.next_connect = 0.0
         self.draining = False
         """The head drains: the end of our programs is no surprise."""
-        self.mesh: Mesh | None = None
-        self.next_bind = 0.0
         self.told: list[int] | None = None
         """The workers that we do not reach, as the head has heard."""
 
@@ -42,48 +39,27 @@ class Worker(Rank):
         """The one to the head."""
         return self.links[0] if self.links else None
 
-    @property
-    def others(self) -> dict[int, str]:
-        """The addresses of the other workers, by rank."""
-        return {
-            rank: node.address for rank, node in enumerate(self.nodes) if rank not in (0, self.rank)
-        }
+    def rank_of(self, link: Link) -> int | None:
+        return 0 if link in self.links else None
 
-    def sockets(self) -> list[Any]:
-        return [self.mesh] if self.mesh else []
-
-    def keep(self, now: float) -> None:
-        if self.mesh:
-            self.mesh.pulse(now)
-        elif self.others and now >= self.next_bind:
-            self.next_bind = now + 1
-            try:
-                self.mesh = Mesh(
-                    self.rank,
-                    self.me.address,
-                    self.options.port,
-                    self.others,
-                    key=self.key + self.options.replica.encode(),
-                    silence=self.options.silence_seconds,
-                )
-            except OSError as error:
-                self.say(
-                    "cannot use %s UDP port %d: %s"
-                    % (self.me.address, self.options.port, error.strerror)
-                )
+    def _silent(self, now: float, seconds: float) -> list[int]:
+        """Return the other workers that have not answered us for so long."""
+        answered = self.mesh.answered if self.mesh else {}
+        return [
+            rank
+            for rank in range(1, len(self.nodes))
+            if rank != self.rank and now - answered.get(rank, float("-inf")) > seconds
+        ]
 
     def _look_around(self, link: Link, now: float) -> None:
         """Tell the head whom we do not reach; once there is a group, that is its end."""
         silence = self.options.silence_seconds
         if self.incarnation is None:
-            missing = self.mesh.missing(now, silence) if self.mesh else sorted(self.others)
+            missing = self._silent(now, silence)
             if link.known and missing != self.told:
                 self.told = missing
                 link.send("reach", missing=missing)
-            return
-        assert self.mesh is not None or not self.others
-        apart = self.mesh.missing(now, silence + APART_SECONDS) if self.mesh else []
-        if apart:
+        elif apart := self._silent(now, silence + APART_SECONDS):
             both = (self.named(self.rank), self.named(apart[0]))
             self.end("%s and %s do not reach each other" % both, self.rank)
 
@@ -201,6 +177,8 @@ class Worker(Rank):
             name: group[name] for name in ("id", "counter", "master_port", "rpc_port")
         }
         link.incarnation, link.bound = group["id"], True
+        if self.mesh:
+            self.mesh.pin()
         self.state.begin(self.incarnation)
         self.state.phase("starting", "%s is to start first" % self.nodes[0].name)
         self.say("incarnation %(counter)d, %(id)s, master port %(master_port)d" % self.incarnation)
