@@ -258,6 +258,18 @@ def test_following_asks_only_for_what_is_new_and_only_nodes_that_have_ranks():
     assert journals.notes == []  # said once
 
 
+def test_lines_that_are_followed_do_not_get_lost_in_a_small_beginning():
+    texts, journals = read(
+        {"a": answer((1, "1"), (2, "2"))}, {"a": answer((3, "3"), (4, "4"), (5, "5"))}, lines=1
+    )
+    assert texts == ["3", "4", "5"]
+    assert journals.whole
+
+    journals.take({"a": answer((6, "6"), more=True)})
+    assert not journals.whole
+    assert "lines came at once" in journals.notes[0]
+
+
 def test_a_replica_that_no_node_has_is_refused_with_those_that_there_are():
     with pytest.raises(FleetError, match=r"no node has llama-0.*llama-1"):
         read({"a": answer(here=["llama-1"], rank={"missing": "absent"})})

@@ -293,7 +293,7 @@ def judged(*answers):
         (seen(), Stand.SERVES, ""),
         (seen(models=["other"]), Stand.WRONG, "serves ['other']"),
         (seen(without_key=200), Stand.WRONG, "answers without the API key"),
-        (seen(started="f0"), Stand.WRONG, "other settings"),
+        (seen(started="f0"), Stand.WRONG, "its unit has changed since"),
         (seen(models_error={"error": "timed out"}), Stand.WRONG, "/v1/models answers timed out"),
         (seen(key_error="[Errno 13] Permission denied: 'x'"), Stand.UNKNOWN, "needs root"),
         (seen(unit={"error": "no systemd"}), Stand.UNKNOWN, "no systemd"),
@@ -432,6 +432,12 @@ def test_the_cause_of_the_last_restart_is_what_systemd_wrote_down(events, cause)
 
     assert cause in found.cause
     assert found.when == CLOCK - 100
+
+
+def test_a_node_that_went_down_says_only_when_it_was_back():
+    lives = [event("started", at=CLOCK - 9000, boot=EARLIER_BOOT), event("starts", life=NOW)]
+
+    assert restart(events=lives).when == CLOCK - 100
 
 
 def test_a_server_that_ended_by_itself_is_asked_why():

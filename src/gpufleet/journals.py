@@ -18,8 +18,9 @@ from gpufleet.errors import FleetError
 from gpufleet.groups import suggestion
 from gpufleet.printable import printable
 
-# Of one round: as many as a terminal keeps by default, ten times over.
+# Of one round: ten times what terminals usually keep.
 MOST_LINES = 10_000
+FOLLOWED_LINES = 5000
 # Two nodes that keep time by NTP differ by some milliseconds; lines that cause each other come
 # closer than this only by chance.
 CLOCK_MILLISECONDS = 100
@@ -76,7 +77,7 @@ class Journals:
     replica: str
     """Its id: `llama-0`."""
     lines: int
-    """The most that one round returns."""
+    """The most that the first round returns."""
     when: Mapping[str, float]
     """`since()`'s."""
     notes: list[str] = field(default_factory=list)
@@ -108,11 +109,16 @@ class Journals:
             where = {"cursor": self._cursors[node], "at": self._begun[node]}
         elif node in self._begun:
             where = {"at": self._begun[node]}
-        return payload.program("journal", stage=self.replica, lines=self.lines, **where)
+        return payload.program("journal", stage=self.replica, lines=self._most, **where)
+
+    @property
+    def _most(self) -> int:
+        """The most lines of the next round: those that are followed shall not get lost."""
+        return max(self.lines, FOLLOWED_LINES) if self._rounds else self.lines
 
     def take(self, answers: Mapping[str, Mapping[str, Any] | str]) -> list[Line]:
         """
-        Return the lines of one round, oldest first: the last `lines` of all nodes' together.
+        Return the lines of one round, oldest first; of the first one the last `lines` of all.
 
         Raises `FleetError` if after the first round no node knows the replica.
         """
@@ -144,14 +150,16 @@ class Journals:
                 self._lost(node, f"its answer makes no sense ({type(why).__name__}: {why})")
                 continue
             found += taken
-        self._rounds += 1
-        if self._rounds == 1 and not self.nodes:
-            self._unknown(known)
         found.sort()
-        if self._rounds > 1 and (more or len(found) > self.lines):
-            self._note(f"more than {self.lines} lines came at once: only the last are shown")
+        if not self._rounds and not self.nodes:
+            self._unknown(known)
+        if not self._rounds:
+            found = found[-self.lines :]
+        elif more:
+            self._note(f"more than {self._most} lines came at once: only the last are shown")
             self.whole = False
-        return found[-self.lines :]
+        self._rounds += 1
+        return found
 
     def _lost(self, node: str, why: str) -> None:
         self.whole = False

@@ -27,6 +27,8 @@ STALE_SECONDS = 20
 # whose drain may take as long as settings allow by default.
 SAME_END_SECONDS = 120
 
+WENT_DOWN = "the node went down without a shutdown: power, a crash or a reset"
+
 
 class Stand(StrEnum):
     """How a rank or a replica is, best first."""
@@ -303,6 +305,8 @@ def _stand(stage: Mapping[str, Any], clock: float) -> tuple[Stand, str]:
         restarts=int(properties.get("NRestarts") or 0),
     )
     stand, why = _STANDS[verdict.state], verdict.text
+    if stand is Stand.WRONG and seen.get("started") != stage["fingerprint"]:
+        why = f"{unit}: its unit has changed since it was started: run deploys/vllm.py"
     if stand is Stand.STARTS:
         why = f"{unit} starts: {why}{_health(seen)}"
     if stand in {Stand.DOWN, Stand.UNKNOWN}:
@@ -402,17 +406,15 @@ def _by_unit(stage: Mapping[str, Any], boot_id: str) -> Restart | None:
     events = earlier[-1]
     ends = [event for event in events if event["what"] not in {"starts", "started"}]
     if events[-1]["boot"] != boot_id:
-        return Restart(float(events[-1]["at"]), _by_boot(ends))
+        if any(event["what"] == "stops" for event in ends):
+            return Restart(float(ends[-1]["at"]), "the node was shut down or rebooted")
+        # Nobody wrote down when that was: it is known only when the unit was back.
+        back = [event["at"] for event in stage["events"] if event["boot"] == boot_id]
+        return Restart(float(back[0] if back else events[-1]["at"]), WENT_DOWN)
     if not ends:
         return None
     told = stage["before"] if isinstance(stage["before"], list) else []
     return Restart(float(ends[0]["at"]), _cause(ends, told))
-
-
-def _by_boot(ends: Sequence[Mapping[str, Any]]) -> str:
-    if any(event["what"] == "stops" for event in ends):
-        return "the node was shut down or rebooted"
-    return "the node went down without a shutdown: power, a crash or a reset"
 
 
 def _cause(ends: Sequence[Mapping[str, Any]], told: Sequence[str]) -> str:
