@@ -107,6 +107,17 @@ def test_no_secret_of_the_unit_leaves_the_node(asked):
     assert "key=<api-key>" in printed
 
 
+def test_secrets_that_stand_in_the_unit_are_hidden_too(asked, root):
+    unit = root / "etc/systemd/system/vllm-llama-0.service"
+    text = unit.read_text().replace(
+        "Environment=", "Environment=MY_TOKEN=abcdefgh1\nEnvironment=", 1
+    )
+    unit.write_text(text.replace("--port", "--api-key abcdefgh2 --port", 1))
+    (line,) = asked([{**ENTRY, "MESSAGE": "args: {'api_key': ['abcdefgh2']} abcdefgh1"}])["lines"]
+
+    assert line[3] == "args: {'api_key': ['<api-key>']} <MY_TOKEN>"
+
+
 def test_a_key_that_may_not_be_read_is_hidden_where_its_header_names_it(asked, root):
     (root / "etc/vllm/credentials/api-key").unlink()
     (line,) = asked([{**ENTRY, "MESSAGE": f"authorization: bearer {KEY}"}])["lines"]
@@ -281,6 +292,12 @@ def test_clocks_that_differ_are_said_because_the_order_depends_on_them():
     assert journals.notes == [
         "the clocks of a and b differ by 1.5 s: so does the order of their lines"
     ]
+
+
+@pytest.mark.parametrize("lines", [0, -1, 10**9])
+def test_a_look_is_bounded(lines):
+    with pytest.raises(FleetError, match="--lines"):
+        Journals("llama-0", lines, {})
 
 
 @pytest.mark.parametrize("text", ["llama", "", "-n1", "a b-0", "--x", "../x-0"])

@@ -592,8 +592,6 @@ def test_a_node_that_does_not_answer_is_unknown_and_that_is_not_serving(gpufleet
     [
         (("llama-0",), "no node that answered has llama-0"),
         (("llama",), "names no replica"),
-        (("llama-0", "--since", "noon"), "--since 'noon' is no time"),
-        (("llama-0", "--lines", "0"), "--lines 0"),
     ],
 )
 def test_journals_that_cannot_be_read_are_a_sentence_and_status_2(gpufleet, arguments, says):

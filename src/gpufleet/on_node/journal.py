@@ -50,6 +50,11 @@ STATE_BYTES = 1 << 20
 SECRET_CHARACTERS = 8
 SECRET_BYTES = 1 << 16
 CREDENTIAL = re.compile(r"^LoadCredential=([\w.-]+):(/\S+)$", re.MULTILINE)
+# What should be a credential and stands in the unit all the same: servers log both.
+WRITTEN = (
+    re.compile(r"^Environment=[\"']?(\w*(?:KEY|TOKEN|SECRET|PASSWORD))=([^\s\"']+)", re.MULTILINE),
+    re.compile(r"(?:^|\s)--(api-key)[\s=]+[\"']?([^\s\"']+)"),
+)
 # Of others, that the unit does not know: a header that a server logs, tokens of the Hugging Face
 # Hub, keys of model services.
 KNOWN_SECRETS = (
@@ -238,12 +243,14 @@ def unit_text(unit: str) -> str:
 
 def secrets(text: str) -> dict[str, str]:
     """Return {secret: its name} of those that a unit is given and that may be read here."""
-    known = {}
-    for name, path in CREDENTIAL.findall(text):
-        content = read(secret, path)
-        if isinstance(content, str) and len(content) >= SECRET_CHARACTERS:
-            known[content] = name
-    return known
+    given = [(name, read(secret, path)) for name, path in CREDENTIAL.findall(text)]
+    for pattern in WRITTEN:
+        given += pattern.findall(text)
+    return {
+        content: name
+        for name, content in given
+        if isinstance(content, str) and len(content) >= SECRET_CHARACTERS
+    }
 
 
 def secret(path: str) -> str:
