@@ -187,6 +187,11 @@ def alive(pid: int) -> bool:
     return False
 
 
+def begin(pid: int) -> int:
+    """Return when a process was started, in ticks of the kernel."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
 class Proxy:
     """Stands between a worker and the head; `cut` and `room` say what no longer passes."""
 
@@ -449,6 +454,44 @@ def test_a_worker_that_is_stopped_takes_the_group_along(fleet):
         )
 
 
+def test_workers_that_serve_finish_their_requests_too(fleet):
+    """Every node has a server (hybrid and external balancing): the end waits for all of them."""
+    fleet.start(0)
+    # A drain takes a second, twice the grace: nobody cuts it short.
+    fleet.start(1, "--serves", *fleet.runs("rank1", "drains"))
+    fleet.wait_for_phase("running")
+    fleet.pid("rank0")
+    fleet.pid("rank1")
+    fleet.ranks[0].send_signal(signal.SIGTERM)
+
+    assert [fleet.exit_status(rank) for rank in (0, 1)] == [0, 0]
+    assert [name for name, what, *_ in fleet.events() if what == "ended"] == ["rank0", "rank1"]
+
+
+def test_a_drain_has_a_limit(fleet):
+    fleet.start(0, *fleet.runs("rank0", "deaf"), drain_seconds="0.5")
+    fleet.start(1)
+    fleet.wait_for_phase("running")
+    fleet.pid("rank0")
+    fleet.ranks[0].send_signal(signal.SIGTERM)
+
+    assert [fleet.exit_status(rank) for rank in (0, 1)] == [0, 0]
+    assert "no more draining: it took longer than 0.5 s" in fleet.journal(0)
+
+
+def test_systemd_hears_that_a_rank_lives(fleet, monkeypatch):
+    """With WatchdogSec= it ends a frozen one; `systemctl status` shows whom a rank waits for."""
+    path = str(fleet.folder / "notify")
+    monkeypatch.setenv("NOTIFY_SOCKET", path)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(path)
+        systemd.settimeout(20)
+        fleet.start(0)
+        said = [systemd.recv(1000).decode() for _ in range(2)]
+
+    assert said[1] == "WATCHDOG=1\nSTATUS=waiting waits for gpu-02"
+
+
 def test_nothing_that_a_program_started_is_left(fleet):
     """Also what left its process group and takes no SIGTERM, as Ray's processes may."""
     fleet.start(0)
@@ -468,9 +511,9 @@ def test_further_programs_of_the_head_start_after_the_workers(fleet):
     )
     fleet.start(1)
     fleet.wait_for_phase("running")
-    fleet.pid("server")
+    began = [begin(fleet.pid(name)) for name in ("ray", "rank1", "server")]
 
-    assert [name for name, what, *_ in fleet.events()] == ["ray", "rank1", "server"]
+    assert began == sorted(began)
 
 
 def test_a_program_with_wrong_arguments_is_not_started_forever(fleet):

@@ -89,6 +89,11 @@ def parser_of_options() -> argparse.ArgumentParser:
     )
     add("--ready-port", metavar="PORT", help="the head's, that is listened on before workers start")
     add(
+        "--serves",
+        action="store_true",
+        help="a worker's last program serves clients too: a stop drains it with the head's",
+    )
+    add(
         "--key-file",
         default=os.environ.get("CREDENTIALS_DIRECTORY", ".") + "/cluster-key",
         help="at least 32 bytes, the same on all ranks",

@@ -25,6 +25,8 @@ STRANGERS = 32
 CLOCK_SECONDS = 1.0
 # A message that needs packets of full size, many times over, in both directions.
 LARGE = "x" * (64 << 10)
+# On a line that loses 30 % they take longer than a silence, and do arrive.
+LARGE_SILENCES = 3
 
 
 class Head(Rank):
@@ -41,6 +43,8 @@ class Head(Rank):
         """How far the test with large messages is: there, back, done."""
         self.apart: dict[int, list[int]] = {}
         """The workers that each worker does not reach."""
+        self.draining: set[int] = set()
+        """The workers that serve clients too, and have not finished."""
         self.formed: set[int] = set()
         self.started: set[int] = set()
         self.refused: dict[int, str] = {}
@@ -137,6 +141,9 @@ class Head(Rank):
             self.formed.add(rank)
         elif kind == "started":
             self.started.add(rank)
+        elif kind == "drained":
+            self.draining.discard(rank)
+            self._drained()
         elif kind == "leaving":
             self.drain("%s was stopped" % self.named(rank), rank)
         elif kind == "over":
@@ -169,7 +176,7 @@ class Head(Rank):
         self.ranks[rank] = link
         self.hello[rank] = hello
         self.tested[rank] = "there"
-        self.apart[rank] = self.workers
+        self.apart.pop(rank, None)
         self.told = ""
         link.send("welcome")  # a small one first: from strangers none of this size is taken
         link.send("large", pad=LARGE)
@@ -213,23 +220,26 @@ class Head(Rank):
             if not link.refused and (link.known or "key" in why):
                 self.say("%s %s" % (link.address, why))
             return
+        if self.tested[rank] != "done" and "answered" in why:
+            why = self.refused[rank] = self._not_large(rank)
         del self.ranks[rank]
         self.say("%s %s" % (self.named(rank), why))
         if self.step != "gather":
             self.end("%s %s" % (self.named(rank), why), rank)
 
     def _give_up_on_large(self, now: float) -> None:
-        """Say which way large messages do not pass; whoever sent small ones may try again."""
         for rank, link in list(self.ranks.items()):
-            late = now - link.opened > self.options.silence_seconds
-            if self.tested[rank] == "done" or not late:
-                continue
-            ends = [self.me, self.nodes[rank]][:: 1 if self.tested[rank] == "there" else -1]
-            self.refused[rank] = (
-                "messages of 64 KiB from %s (%s) to %s (%s) do not arrive, while small ones do: "
-                "give all interfaces between them the same MTU" % (*ends[0], *ends[1])
-            )
-            self.drop(link, self.refused[rank])
+            late = now - link.opened > self.options.silence_seconds * LARGE_SILENCES
+            if self.tested[rank] != "done" and late:
+                self.drop(link, "has not answered a large message")
+
+    def _not_large(self, rank: int) -> str:
+        """Say which way large messages do not pass."""
+        ends = [self.me, self.nodes[rank]][:: 1 if self.tested[rank] == "there" else -1]
+        return (
+            "messages of 64 KiB from %s (%s) to %s (%s) do not arrive, while small ones do: "
+            "give all interfaces between them the same MTU" % (*ends[0], *ends[1])
+        )
 
     def _note_peers(self) -> None:
         self.state.document["peers"] = {
@@ -246,7 +256,9 @@ class Head(Rank):
         ready = {
             rank
             for rank, link in self.ranks.items()
-            if self.tested[rank] == "done" and link.round_trip is not None and not self.apart[rank]
+            if self.tested[rank] == "done"
+            and link.round_trip is not None
+            and self.apart.get(rank) == []
         }
         missing = [rank for rank in self.workers if rank not in ready]
         pause = self.state.pause_left()
@@ -353,21 +365,29 @@ class Head(Rank):
         self.drain("%s was stopped" % self.named(0), 0)
 
     def drain(self, why: str, rank: int) -> None:
-        """As any rank's, and the server that is the last program gets its SIGTERM."""
+        """As any rank's, and the servers, ours and those of workers that have one, finish."""
+        if self.ending is not None:
+            return
         super().drain(why, rank)
+        self.draining = {each for each in self.started if self.hello[each].get("serves")}
         for link in self.ranks.values():
             link.send("draining", why=why, rank=rank)
         server = self._server()
-        if server is None:
-            self.end("nothing serves", 0)
-        else:
+        if server is not None:
             self.children.terminate(server)
+        self._drained()
 
     def program_ended(self, why: str, status: int) -> None:
         if self.ending is None:
             super().program_ended(why, status)
-        elif self._server() is None:
-            self.end("the server has ended", 0)
+        else:
+            self._drained()
+
+    def _drained(self) -> None:
+        """End once nobody serves any more."""
+        drains = self.ending is not None and self.ending.step == "drain"
+        if drains and self._server() is None and not self.draining:
+            self.end("nobody serves any more", 0)
 
     def _server(self) -> int | None:
         """Return the process of the last program, if it was started and runs."""

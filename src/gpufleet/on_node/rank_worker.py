@@ -56,7 +56,8 @@ class Worker(Rank):
         silence = self.options.silence_seconds
         if self.incarnation is None:
             missing = self._silent(now, silence)
-            if link.known and missing != self.told:
+            early = bool(missing) and now - link.opened < silence / 2
+            if link.known and missing != self.told and not early:
                 self.told = missing
                 link.send("reach", missing=missing)
         elif apart := self._silent(now, silence + APART_SECONDS):
@@ -136,6 +137,7 @@ class Worker(Rank):
             rank=self.rank,
             same=self.same,
             counter=self.state.counter,
+            serves=self.options.serves,
             boot_id=boot_id(),
             clock=time.time(),
         )
@@ -160,6 +162,8 @@ class Worker(Rank):
         elif kind == "draining":
             self.draining = True
             self.state.phase("draining", str(message.get("why")))
+            if self.options.serves and self.children.pids:
+                self.children.terminate(self.children.pids[-1])
         elif kind == "over":
             self.end(
                 str(message.get("why")),
@@ -213,6 +217,9 @@ class Worker(Rank):
     def program_ended(self, why: str, status: int) -> None:
         if self.draining or self.ending is not None:
             self.say(why)
+            server_ended = self.children.pids[-1] not in self.children.running
+            if self.options.serves and self.link and server_ended:
+                self.link.send("drained")
         else:
             super().program_ended(why, status)
 
