@@ -488,6 +488,13 @@ def _norms_of_each_head(fields: Fields) -> tuple[Weight, ...]:
     )
 
 
+def _sinks(fields: Fields) -> tuple[Weight, ...]:
+    """Granite with windows: a number for each head, which takes what attention need not give."""
+    if not fields.flag("attention_sinks", default=bool(fields.texts("layer_types"))):
+        return ()
+    return (vector("self_attn.sinks", fields.whole("num_attention_heads"), Split.ROWS),)
+
+
 def _xielu(_fields: Fields) -> tuple[Weight, ...]:
     """Apertus' activation has two numbers that were learnt."""
     return (vector("mlp.act_fn", 2),)
@@ -526,7 +533,9 @@ _STYLES: dict[str, Style] = {
     "InternLMForCausalLM": Style(),
     "TeleFLMForCausalLM": Style(qkv_bias=False, out_bias=False),
     "SolarForCausalLM": Style(),
-    "GraniteForCausalLM": Style(tied=True),
+    "GraniteForCausalLM": Style(tied=True, types=True, further=_sinks),
+    "GraniteSWAForCausalLM": Style(tied=True, types=True, further=_sinks),
+    "GritLM": Style(types=True),
     "Ernie4_5ForCausalLM": Style(tied=True),
     "Step1ForCausalLM": Style(tied=True),
     "PanguEmbeddedForCausalLM": Style(),
@@ -1011,6 +1020,45 @@ def _phi(config: Mapping[str, Any], name: str) -> Architecture:
     )
 
 
+def _persimmon(config: Mapping[str, Any], name: str) -> Architecture:
+    """Persimmon: biases everywhere, a norm with a bias on each head's queries and keys."""
+    fields = Fields(config, name)
+    hidden = fields.whole("hidden_size")
+    heads = fields.whole("num_attention_heads")
+    layers = fields.whole("num_hidden_layers")
+    intermediate = fields.whole("intermediate_size")
+    head_dim = hidden // max(heads, 1)
+    fused = "query_key_value"
+    weights = (
+        attention(
+            hidden,
+            heads,
+            heads,
+            head_dim,
+            names=(fused, fused, fused, "dense"),
+            bias=True,
+            out_bias=True,
+        )
+        + plain_mlp(hidden, intermediate, names=("dense_h_to_4h", "dense_4h_to_h"), bias=True)
+        + norm("input_layernorm", hidden, bias=True)
+        + norm("post_attention_layernorm", hidden, bias=True)
+    )
+    if fields.flag("qk_layernorm", default=True):
+        weights += norm("self_attn.q_layernorm", head_dim, bias=True)
+        weights += norm("self_attn.k_layernorm", head_dim, bias=True)
+    return finish(
+        fields,
+        layers=layers_of(weights, (FullCache(heads, head_dim),) * layers),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        intermediate=intermediate,
+        tied=False,
+        final=final_norm(hidden, "model.final_layernorm", bias=True),
+        parts=rotary_of(fields, head_dim),
+    )
+
+
 def _chatglm(config: Mapping[str, Any], name: str) -> Architecture:
     """ChatGLM 2 and 3, GLM-4-9B: fused weights, biases on queries, keys and values only."""
     fields = Fields(config, name)
@@ -1202,7 +1250,8 @@ BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
             (_phi, ("PhiForCausalLM",)),
             (_chatglm, ("ChatGLMModel", "ChatGLMForConditionalGeneration")),
             (_qwen, ("QWenLMHeadModel",)),
-            (_telechat2, ("TeleChat2ForCausalLM",)),
+            (_telechat2, ("TeleChat2ForCausalLM", "TeleChatForCausalLM")),
+            (_persimmon, ("PersimmonForCausalLM",)),
             (_deci, ("DeciLMForCausalLM",)),
             (_minicpm, ("MiniCPMForCausalLM",)),
         )
