@@ -15,7 +15,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-from gpufleet.kv_pages import Kind, Layout, Page, block_size, blocks, padded, pages, widened
+from gpufleet.kv_pages import (
+    Kind,
+    Layout,
+    Page,
+    block_size,
+    blocks,
+    padded,
+    pages,
+    row_bytes,
+    widened,
+)
 
 GIB = 1 << 30
 
@@ -190,7 +200,9 @@ class _Plan:
     def _bytes_of_a_block(self, stage: int) -> int:
         groups = self.groups[stage]
         if self.layout.vllm >= (0, 29) or (len(groups) == 1 and groups[0].uniform):
-            return max(_bytes(self._counted(group, stage)) for group in groups)
+            row = row_bytes(self.layout)
+            most = max(_bytes(self._counted(group, stage)) for group in groups)
+            return -(-most // row) * row
         return max(group.on(stage).total() for group in groups) * groups[0].page.bytes
 
     def _counted(self, group: _Group, stage: int) -> Counter[Page]:

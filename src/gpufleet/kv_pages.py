@@ -79,19 +79,19 @@ class Layout:
         return len(self.stages)
 
     @cached_property
-    def kinds(self) -> tuple[Cache, ...]:
+    def distinct(self) -> tuple[Cache, ...]:
         """Return every cache that some layer has, once."""
         return tuple(dict.fromkeys(cache for stage in self.stages for cache in stage))
 
     @cached_property
     def has_states(self) -> bool:
         """Return whether some layer keeps a state."""
-        return any(isinstance(cache, StateCache) for cache in self.kinds)
+        return any(isinstance(cache, StateCache) for cache in self.distinct)
 
     @cached_property
     def has_attention(self) -> bool:
         """Return whether some layer keeps tokens."""
-        return any(not isinstance(cache, StateCache) for cache in self.kinds)
+        return any(not isinstance(cache, StateCache) for cache in self.distinct)
 
     @cached_property
     def caches_prefixes(self) -> bool:
@@ -308,6 +308,18 @@ def _page(
     return Page(Kind.FULL, block, block * token, (*shape, values), 0, token)
 
 
+def row_bytes(layout: Layout) -> int:
+    """
+    Return what 0.31 rounds a block of the pool up to: sparse attention's row on SM100, else 1.
+
+    MLAAttention._uses_flat_kv_cache; 0.32 aligns each page instead, which a whole row already is.
+    """
+    latent = _latent(layout)
+    if latent is None or not latent.indexer_dim or layout.vllm[:2] != (0, 31):
+        return 1
+    return token_bytes(layout, latent) if _major(layout) == 10 else 1
+
+
 def _index_page(cache: LatentCache, block: int) -> Page:
     """Return the page of sparse attention's index keys: one byte a number, and their scales."""
     token = cache.indexer_dim + cache.indexer_dim // _INDEX_GROUP * 4
@@ -420,7 +432,7 @@ def _major(layout: Layout) -> int:
 
 
 def _latent(layout: Layout) -> LatentCache | None:
-    return next((cache for cache in layout.kinds if isinstance(cache, LatentCache)), None)
+    return next((cache for cache in layout.distinct if isinstance(cache, LatentCache)), None)
 
 
 def _latent_block(layout: Layout, cache: LatentCache) -> tuple[int, int]:
@@ -467,7 +479,7 @@ def _cpu_block(layout: Layout) -> tuple[int, int]:
 
 def _attention_token(layout: Layout) -> int:
     """Return the bytes a token of the first layer with attention, whose page holds a state."""
-    first = next(cache for cache in layout.kinds if not isinstance(cache, StateCache))
+    first = next(cache for cache in layout.distinct if not isinstance(cache, StateCache))
     return token_bytes(layout, first)
 
 
@@ -480,7 +492,7 @@ def _hybrid_block(layout: Layout, block: int, kernel: int) -> int:
     also of Mamba's chunk.
     """
     token = _attention_token(layout)
-    states = [cache for cache in layout.kinds if isinstance(cache, StateCache)]
+    states = [cache for cache in layout.distinct if isinstance(cache, StateCache)]
     state = max(state_bytes(layout, cache) for cache in states)
     kinds = {cache.kind for cache in states}
     align = _hybrid_alignment(layout, block, kernel)
@@ -502,7 +514,7 @@ def _hybrid_alignment(layout: Layout, block: int, kernel: int) -> int:
         return 16
     if latent:
         return 64
-    wide = any(isinstance(cache, FullCache) and cache.head_dim == 256 for cache in layout.kinds)
+    wide = any(isinstance(cache, FullCache) and cache.head_dim == 256 for cache in layout.distinct)
     return 32 if wide and _major(layout) == 10 and vllm < (0, 18) else 16
 
 
