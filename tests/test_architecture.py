@@ -188,6 +188,143 @@ def test_a_wrapper_has_its_text_part_and_a_tower_on_every_stage():
     assert model.name == "Qwen3VLForConditionalGeneration"
 
 
+QWEN_2_7B = {
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+    "max_position_embeddings": 32768,
+}
+SIGLIP = {
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "model_type": "siglip_vision_model",
+    "num_attention_heads": 16,
+    "num_hidden_layers": 27,
+    "patch_size": 14,
+}
+CLIP = {
+    "model_type": "clip_vision_model",
+    "hidden_size": 1024,
+    "image_size": 336,
+    "intermediate_size": 4096,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 24,
+    "patch_size": 14,
+}
+CLIP_LAYER = 4 * 1024 * 1024 + 2 * 1024 * 4096 + 9 * 1024 + 4096
+
+
+@pytest.mark.parametrize(
+    ("published", "unloaded", "config"),
+    [
+        pytest.param(
+            8_291_375_616,
+            0,
+            {
+                "architectures": ["Qwen2VLForConditionalGeneration"],
+                **QWEN_2_7B,
+                "vision_config": {
+                    "depth": 32,
+                    "embed_dim": 1280,
+                    "mlp_ratio": 4,
+                    "num_heads": 16,
+                    "hidden_size": 3584,
+                },
+            },
+            id="Qwen2-VL-7B",
+        ),
+        pytest.param(
+            2_923_466_480,
+            0,
+            {
+                "architectures": ["PaliGemmaForConditionalGeneration"],
+                "text_config": {
+                    "model_type": "gemma",
+                    "hidden_size": 2048,
+                    "intermediate_size": 16384,
+                    "num_attention_heads": 8,
+                    "num_hidden_layers": 18,
+                    "num_key_value_heads": 1,
+                    "head_dim": 256,
+                    "vocab_size": 257216,
+                },
+                "vision_config": {**SIGLIP, "image_size": 224},
+            },
+            id="PaliGemma-3B",
+        ),
+        pytest.param(
+            8_099_175_152,
+            0,
+            {
+                "architectures": ["MiniCPMV"],
+                **QWEN_2_7B,
+                "vocab_size": 151666,
+                "query_num": 64,
+                "drop_vision_last_layer": False,
+                "vision_config": {**SIGLIP, "image_size": 980},
+            },
+            id="MiniCPM-V-2.6",
+        ),
+        pytest.param(
+            8_075_365_376,
+            0,
+            {
+                "architectures": ["InternVLChatModel"],
+                "downsample_ratio": 0.5,
+                "select_layer": -1,
+                "llm_config": {
+                    "architectures": ["InternLM2ForCausalLM"],
+                    "hidden_size": 4096,
+                    "intermediate_size": 14336,
+                    "num_attention_heads": 32,
+                    "num_key_value_heads": 8,
+                    "num_hidden_layers": 32,
+                    "vocab_size": 92553,
+                },
+                "vision_config": {**CLIP, "image_size": 448, "qkv_bias": True},
+            },
+            id="InternVL2.5-8B",
+        ),
+        pytest.param(
+            10_292_777_472,
+            0,
+            {
+                "architectures": ["Glm4vForConditionalGeneration"],
+                "text_config": {
+                    "model_type": "glm4v_text",
+                    "hidden_size": 4096,
+                    "intermediate_size": 13696,
+                    "num_hidden_layers": 40,
+                    "num_attention_heads": 32,
+                    "num_key_value_heads": 2,
+                    "vocab_size": 151552,
+                    "attention_bias": True,
+                },
+                "vision_config": {"hidden_size": 1536, "depth": 24, "out_hidden_size": 4096},
+            },
+            id="GLM-4.1V-9B",
+        ),
+        pytest.param(
+            7_063_427_072,
+            CLIP_LAYER + 2 * 1024,
+            {
+                "architectures": ["LlavaForConditionalGeneration"],
+                "text_config": {"model_type": "llama", "vocab_size": 32064},
+                "vision_config": CLIP,
+                "vision_feature_layer": -2,
+            },
+            id="LLaVA-1.5-7B, whose last tower layer is not loaded",
+        ),
+    ],
+)
+def test_towers_have_the_numbers_that_are_published(published, unloaded, config):
+    """The safetensors total of the model's page, to the last one."""
+    assert architecture(config).parameters == published - unloaded
+
+
 def test_a_tower_that_is_not_known_is_estimated_and_says_so():
     seen = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
     text = {**LLAMA, "model_type": "llama"}

@@ -11,7 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpufleet.architecture.parts import Architecture, LatentCache, Layer, Part, Split, Weight, Where
 from gpufleet.architecture.quantization import Quantization, Scheme
@@ -231,7 +231,7 @@ def _made(
             (
                 weight,
                 quantization.scheme_of(weight.name, head=part.name == "head", expert=weight.expert)
-                if quantization and weight.linear
+                if quantization and weight.linear and not _is_left(part, quantization)
                 else None,
             )
             for weight in part.weights
@@ -251,6 +251,19 @@ def _made(
         unknown,
         stored,
     )
+
+
+_TEXT_ONLY = {"awq", "gptq", "auto-round", "hqq"}
+
+
+def _is_left(part: Part, quantization: Quantization) -> bool:
+    """
+    Say whether a tower is left as it is though the config does not say so.
+
+    Source: _maybe_ignore_quant_config in vLLM's qwen2_5_vl.py and others: these methods' tools
+    quantize the text part alone, and list nothing.
+    """
+    return part.name == "tower" and quantization.method in _TEXT_ONLY
 
 
 def _schemes(
@@ -316,6 +329,8 @@ class _Rank:
         elif weight.name.endswith("kv_b_proj") and not self.as_stored:
             # MLA keeps it for decoding too, absorbed and not quantized.
             beside = rows * columns * self.number
+        elif weight.expert and scheme.kind == "int" and not self.as_stored:
+            scheme = _finer(weight, rows, columns, scheme)
         size = _up(rows * columns * scheme.bits, 8)
         return size, packed_bytes(rows, columns, scheme) - size + beside, count
 
@@ -374,6 +389,23 @@ class _Rank:
             outputs = _to(rows, 256) if self.vllm >= (0, 17) else rows
         scales = packed_bytes(rows, columns, scheme) - rows * columns // 2
         return outputs * _to(columns, 256) // 2 + scales
+
+
+def _finer(weight: Weight, rows: int, columns: int, scheme: Scheme) -> Scheme:
+    """
+    Return the scheme of experts whose part on a rank is no multiple of the group: a finer one.
+
+    Source: MoeWNA16Method.create_weights in quantization/moe_wna16.py, which takes such shapes.
+    """
+    inner = columns if weight.split is Split.COLUMNS else rows
+    if weight.split is Split.ROWS and "gate_up" in weight.name:
+        inner //= 2
+    group = scheme.group
+    while group > 1 and inner % group:
+        group //= 2
+    if group == scheme.group:
+        return scheme
+    return replace(scheme, group=group, zero_points=not scheme.symmetric)
 
 
 _FUSED = {Split.ROWS, Split.HEADS}

@@ -749,6 +749,31 @@ def _minicpm_v(fields: Fields, text: Fields) -> tuple[Weights, str]:
     ), ""
 
 
+_CLIP_336 = {
+    "hidden_size": 1024,
+    "image_size": 336,
+    "intermediate_size": 4096,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 24,
+    "patch_size": 14,
+}
+"""CLIP ViT-L/14 at 336 pixels, which Phi-3's class always takes (CLIP_VIT_LARGE_PATCH14_336)."""
+
+
+def _phi3_v(fields: Fields, text: Fields) -> tuple[Weights, str]:
+    """Phi-3 and 3.5 Vision: CLIP up to its last layer but one, and two layers over four patches."""
+    out = text.whole("hidden_size")
+    width = _CLIP_336["hidden_size"]
+    whole = Fields({**fields.config, "vision_config": _CLIP_336}, fields.name)
+    return (
+        *_clip(whole, layers=23),
+        vector("model.vision_embed_tokens.glb_GN", 4 * width),
+        vector("model.vision_embed_tokens.sub_GN", 4 * width),
+        *_plain(_line("model.vision_embed_tokens.img_projection.0", out, 4 * width)),
+        *_plain(_line("model.vision_embed_tokens.img_projection.2", out, out)),
+    ), ""
+
+
 def _ordinary(fields: Fields, text: Fields) -> tuple[Weights, str]:
     """Estimate a tower from its config: an ordinary transformer, and two layers to the text."""
     weights: list[Weight] = []
@@ -902,7 +927,7 @@ _WRAPPERS: dict[str, _Wrapper] = {
     "MiniCPMV": _Wrapper(_minicpm_v, "Qwen2ForCausalLM", top=True, prefix="llm.model.layers."),
     "DeepseekVLV2ForCausalLM": _Wrapper(_ordinary, "DeepseekV2ForCausalLM"),
     "Ovis2_5": _Wrapper(_ordinary, "Qwen3ForCausalLM"),
-    "Phi3VForCausalLM": _Wrapper(_ordinary, "Phi3ForCausalLM", top=True),
+    "Phi3VForCausalLM": _Wrapper(_phi3_v, "Phi3ForCausalLM", top=True),
     "Phi4MMForCausalLM": _Wrapper(_ordinary, "Phi3ForCausalLM", top=True),
     "GraniteSpeechForConditionalGeneration": _Wrapper(_ordinary, "GraniteForCausalLM"),
     "GraniteSpeechPlusForConditionalGeneration": _Wrapper(_ordinary, "GraniteForCausalLM"),
