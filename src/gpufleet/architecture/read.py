@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import importlib.util
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
@@ -15,7 +14,7 @@ from gpufleet.errors import FleetError
 Builder = Callable[[Mapping[str, Any]], Architecture]
 
 _FAMILIES = ("dense", "experts", "latent", "gemma", "hybrid", "multimodal")
-"""Modules of this package; each has BUILDERS."""
+"""Modules of this package, each with BUILDERS; imported when first asked for: they are many."""
 
 
 def architecture(config: Mapping[str, Any]) -> Architecture:
@@ -58,9 +57,8 @@ def builders() -> dict[str, Builder]:
     """Return every known name that `architectures` may have, with what reads such a config."""
     found: dict[str, Builder] = {}
     for family in _FAMILIES:
-        name = f"gpufleet.architecture.{family}"
-        if importlib.util.find_spec(name):
-            found.update(getattr(importlib.import_module(name), "BUILDERS", {}))
+        module = importlib.import_module(f"gpufleet.architecture.{family}")
+        found.update(module.BUILDERS)
     return found
 
 
