@@ -1,13 +1,14 @@
 """A config.json says what a model is made of; what it does not say is refused, never guessed."""
 
+import importlib
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from gpufleet.architecture import dense, multimodal
 from gpufleet.architecture.parts import FullCache, Split, Where, WindowCache
-from gpufleet.architecture.read import architecture, builders
+from gpufleet.architecture.read import FAMILIES, architecture, builders
 from gpufleet.errors import FleetError
 
 MODELS = Path(__file__).parent / "data" / "models"
@@ -348,4 +349,11 @@ def test_a_text_part_of_an_unknown_class_is_refused():
 
 
 def test_no_name_is_read_by_two_modules_unawares():
-    assert not set(dense.BUILDERS) & set(multimodal.BUILDERS)
+    """The later one would win, and which that is nobody would see."""
+    names = Counter(
+        name
+        for family in FAMILIES
+        for name in importlib.import_module(f"gpufleet.architecture.{family}").BUILDERS
+    )
+
+    assert [name for name, often in names.items() if often > 1] == []

@@ -13,7 +13,7 @@ from gpufleet.errors import FleetError
 
 Builder = Callable[[Mapping[str, Any]], Architecture]
 
-_FAMILIES = ("dense", "experts", "latent", "gemma", "hybrid", "multimodal")
+FAMILIES = ("dense", "experts", "latent", "hybrid", "multimodal")
 """Modules of this package, each with BUILDERS; imported when first asked for: they are many."""
 
 
@@ -56,7 +56,7 @@ def unreadable(what: str, error: Exception) -> FleetError:
 def builders() -> dict[str, Builder]:
     """Return every known name that `architectures` may have, with what reads such a config."""
     found: dict[str, Builder] = {}
-    for family in _FAMILIES:
+    for family in FAMILIES:
         module = importlib.import_module(f"gpufleet.architecture.{family}")
         found.update(module.BUILDERS)
     return found
