@@ -36,7 +36,8 @@ class CacheReport:
 
     bytes_per_token_per_gpu: int
     """That one more token of a long context takes on the largest stage: windows, chunks and states
-    have stopped growing. Divided by decode context parallelism, rounded up."""
+    that the release keeps as such have stopped growing. Divided by decode context parallelism,
+    rounded up."""
     bytes_for_max_model_len_per_gpu: int
     """That one request of `max_model_len` takes of the pool, on the largest stage."""
     needed_bytes: int
@@ -104,19 +105,16 @@ def cache(layout: Layout, available_bytes: int | Sequence[int]) -> CacheReport:
     not that of as many stages.
     """
     available = _per_stage(layout, available_bytes)
-    every = [pages(layout, stage) for stage in layout.stages]
-    per_token = max((sum(page.grows for page in stage) for stage in every), default=0)
-    per_token = -(-per_token // layout.decode_context_parallel)
     smallest = block_size(layout)
-    if not any(every):
+    if not any(layout.stages):
         return CacheReport(0, 0, 0, 0, 1, smallest, 0.0, True, "", layout.max_model_len)
     try:
         plan = _plan(layout)
     except _GroupingError as refused:
-        return CacheReport(per_token, 0, 0, 0, 0, smallest, 0.0, False, str(refused), 0)
+        return CacheReport(0, 0, 0, 0, 0, smallest, 0.0, False, str(refused), 0)
     length = layout.max_model_len
     report = CacheReport(
-        bytes_per_token_per_gpu=per_token,
+        bytes_per_token_per_gpu=max(map(plan.token_bytes, range(layout.pipeline))),
         bytes_for_max_model_len_per_gpu=max(
             plan.block_bytes(stage) * plan.request_blocks(stage, length)
             for stage in range(layout.pipeline)
@@ -188,6 +186,15 @@ class _Plan:
     def block_size(self) -> int:
         """Return the tokens of the smallest group's block."""
         return min(page.block for group in self.groups[0] for page in group.counts)
+
+    def token_bytes(self, stage: int) -> int:
+        """Return what one more token of a long context takes on this stage."""
+        grows = sum(
+            page.grows * count
+            for group in self.groups[stage]
+            for page, count in group.on(stage).items()
+        )
+        return -(-grows // self.layout.decode_context_parallel)
 
     def block_bytes(self, stage: int) -> int:
         """Return the bytes of one block of the pool on this stage."""
@@ -313,6 +320,10 @@ class _Plan:
 @lru_cache(maxsize=256)
 def _plan(layout: Layout) -> _Plan:
     raw = tuple(pages(layout, stage) for stage in layout.stages)
+    if not all(raw):
+        raise _GroupingError(
+            "a pipeline stage has no layer with a KV cache: set a lower --pipeline-parallel-size"
+        )
     if layout.decode_context_parallel > 1 and any(
         page.kind in (Kind.WINDOW, Kind.CHUNK) for stage in raw for page in stage
     ):
