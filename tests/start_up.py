@@ -305,6 +305,10 @@ def sized(log: Log) -> Sizing:
             max_num_batched_tokens=flags.get("max_num_batched_tokens"),
             enforce_eager=flags.get("enforce_eager", False),
             prefix_caching=flags.get("enable_prefix_caching"),
+            block_size=flags.get("block_size"),
+            decode_context_parallel=flags.get("decode_context_parallel_size", 1),
+            speculative_tokens=log.drafts if log.own_drafts else 0,
+            hybrid_manager=not flags.get("disable_hybrid_kv_cache_manager", False),
             compute_capability=log.capability,
         ),
     )

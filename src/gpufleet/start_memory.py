@@ -385,8 +385,10 @@ def _non_torch(run: DummyRun) -> Estimate:
         found, error = (0.25, 0.15) if alone else (2.1, 0.5)
     else:
         found, error = (0.35, 0.3) if alone else (1.8, 1.0)
-    if not alone and run.compute_capability is not None and run.compute_capability[0] < 9:
-        found, error = 0.3, 0.4  # no multicast buffers before Hopper
+    major, minor = run.compute_capability or (9, 0)
+    if not alone and (major < 9 or (major, minor) == (12, 0)):
+        # No NVLink switches, no multicast buffers. From 0.27: 0.76 on two RTX 5090.
+        found, error = (0.3, 0.4) if run.vllm < _TOTAL_CONSUMED else (0.75, 0.5)
     return Estimate(
         int(found * GIB),
         int(error * GIB),
