@@ -272,6 +272,45 @@ def test_a_quantization_group_stays_on_one_gpu(weights: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("weights", "tensor", "vllm", "refused"),
+    [
+        pytest.param("compressed int4", 4, NEWEST, True, id="compressed-tensors"),
+        pytest.param("compressed int4", 4, (0, 23, 0), False, id="compressed-tensors-once"),
+        pytest.param("awq", 4, NEWEST, False, id="half-an-awq-group-divides"),
+        pytest.param("awq", 16, NEWEST, True, id="no-part-of-an-awq-group-divides"),
+        pytest.param("gptq", 16, (0, 10, 0), True, id="no-part-of-a-gptq-group-divides"),
+    ],
+)
+def test_quantization_groups_of_experts(
+    weights: str, tensor: int, vllm: tuple[int, ...], refused: bool
+) -> None:
+    """Qwen3's 768 inner numbers leave 192 on each of 4 GPUs, 48 on each of 16."""
+    choice = Choice(tensor=tensor)
+    found = asked("Qwen3-30B-A3B", choice, vllm=vllm, quantization=QUANTIZED[weights])
+    whole = replace(choice, expert=True)
+
+    assert ("expert-group" in found) is refused
+    assert "expert-group" not in asked(
+        "Qwen3-30B-A3B", whole, vllm=vllm, quantization=QUANTIZED[weights]
+    )
+
+
+def test_gpt_oss_has_no_more_ranks_than_kv_heads() -> None:
+    """Its class divides the 8 KV heads and never copies them."""
+    assert asked("gpt-oss-20b", Choice(tensor=8)) == {}
+    assert asked("gpt-oss-20b", Choice(tensor=16))["kv-heads"].nearest == 8
+
+
+def test_compressed_tensors_blocks_are_checked_in_merged_projections() -> None:
+    """Llama-3.2-1B's 8 KV heads of 64 leave half a block on each of 8 GPUs."""
+    choice = Choice(tensor=8)
+    compressed = QUANTIZED["compressed fp8 in blocks"]
+
+    assert "fp8-block" in asked("Llama-3.2-1B", choice, quantization=compressed)
+    assert asked("Llama-3.2-1B", choice, quantization=QUANTIZED["fp8 in blocks"]) == {}
+
+
+@pytest.mark.parametrize(
     ("weights", "gpu", "vllm", "least"),
     [
         pytest.param("fp8", TURING, (0, 13, 0), (8, 0), id="fp8-on-turing-once"),
