@@ -306,3 +306,20 @@ def test_an_index_s_total_fills_in_what_the_config_does_not_say():
         (said,) = weight_bytes(model, None, Sharding(), stored=stored, vllm=V)
         (counted,) = weight_bytes(model, None, Sharding(), vllm=V)
         assert said.bytes - counted.bytes == more
+
+
+def test_some_classes_have_embedding_and_head_on_every_stage():
+    """Qwen3-30B-A3B's class does, Qwen3-8B's leaves them out where they are of no use."""
+    head = 151936 * 2048 * 2
+
+    first, last = (
+        stage.bytes
+        for stage in weight_bytes(
+            architecture(config("Qwen--Qwen3-30B-A3B")), None, Sharding(pipeline=2), vllm=V
+        )
+    )
+    assert last - first < head // 100
+    one, two = loaded("Qwen--Qwen3-30B-A3B"), loaded("Qwen--Qwen3-30B-A3B", pipeline=2)
+    assert sum(two) - sum(one) == pytest.approx(2 * head / GIB, rel=0.02)
+    one, two = loaded("Qwen--Qwen3-8B"), loaded("Qwen--Qwen3-8B", pipeline=2)
+    assert sum(two) == pytest.approx(sum(one), abs=0.02)

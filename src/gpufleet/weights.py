@@ -108,7 +108,7 @@ def weight_bytes(
             )
         )
         for part, size in zip(architecture.parts, sizes_of_parts, strict=True):
-            if _is_on(part, first=first, last=last, tied=architecture.tied):
+            if _is_on(part, vllm, first=first, last=last, tied=architecture.tied):
                 total += size
         weighed.append(Weighed(total, layers))
     return tuple(weighed)
@@ -154,7 +154,9 @@ def _workspace(architecture: Architecture, vllm: tuple[int, ...]) -> int:
     return 128 << 20 if latent and (0, 11, 1) <= vllm < (0, 25) else 0
 
 
-def _is_on(part: Part, *, first: bool, last: bool, tied: bool) -> bool:
+def _is_on(part: Part, vllm: tuple[int, ...], *, first: bool, last: bool, tied: bool) -> bool:
+    if part.everywhere and (part.everywhere_until is None or vllm < part.everywhere_until):
+        return True
     match part.where:
         case Where.EVERY:
             return True

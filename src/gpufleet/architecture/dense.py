@@ -234,16 +234,17 @@ def rotary_of(fields: Fields, head_dim: int, *, keys: tuple[str, ...] = ()) -> t
         tables.append((int(length), dim))
     return (
         *(
-            rotary(length, dim, until=_BY_TRANSFORMERS.get(fields.name))
+            rotary(length, dim, until=BY_TRANSFORMERS.get(fields.name))
             for length, dim in dict.fromkeys(tables)
         ),
         *(rotary(length, dim, until=until) for length, dim, until in stretched),
     )
 
 
-_BY_TRANSFORMERS = {
+BY_TRANSFORMERS = {
     "SmolLM3ForCausalLM": (0,),
     "Starcoder2ForCausalLM": (0, 25),
+    "GPTBigCodeForCausalLM": (0, 28),
     "OlmoForCausalLM": (0, 26),
     "Olmo2ForCausalLM": (0, 26),
     "HunYuanDenseV1ForCausalLM": (0, 30),

@@ -976,7 +976,7 @@ _WRAPPERS: dict[str, _Wrapper] = {
 
 def _built(config: Mapping[str, Any], name: str, wrapper: _Wrapper) -> Architecture:
     """Return the text part's architecture under the wrapper's name, with the tower beside it."""
-    from gpufleet.architecture.read import builders
+    from gpufleet.architecture.read import builders, built
 
     whole = config
     if wrapper.within and isinstance(config.get(wrapper.within), Mapping):
@@ -984,14 +984,13 @@ def _built(config: Mapping[str, Any], name: str, wrapper: _Wrapper) -> Architect
     fields = Fields(whole, name)
     text, path = _text(fields, wrapper)
     class_name = _class_of(text, wrapper)
-    builder = builders().get(class_name)
-    if builder is None:
+    if class_name not in builders():
         raise FleetError(
             f"the text part of {name} is {class_name or 'of no stated class'} "
             f"(`{path}architectures` in config.json), which is not known; its size is not guessed: "
             "give the parallel sizes and `--gpu-memory-utilization` yourself"
         )
-    read = builder({**text, "architectures": [class_name]})
+    read = built(class_name, {**text, "architectures": [class_name]})
     weights, note = wrapper.tower(fields, Fields(text, name, path))
     tower = Part("tower", weights, Where.EVERY)
     return replace(

@@ -154,6 +154,10 @@ class Part:
     name: str
     weights: tuple[Weight, ...]
     where: Where
+    everywhere: bool = False
+    """Whether other stages make it too, though they do not use it ..."""
+    everywhere_until: tuple[int, ...] | None = None
+    """... and the release from which they do not; None: they do in all."""
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from gpufleet.architecture.dense import BY_TRANSFORMERS
 from gpufleet.architecture.parts import Architecture
 from gpufleet.errors import FleetError
 
@@ -30,14 +32,95 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
             "config.json has no `architectures`, which names the model's class; take the file as "
             "the model's publisher has it"
         )
-    known = builders()
-    for name in names:
-        if builder := known.get(str(name)):
+    for name in map(str, names):
+        if name in builders():
             try:
-                return builder(config)
+                return built(name, config)
             except UNREADABLE as error:
-                raise unreadable(str(name), error) from error
+                raise unreadable(name, error) from error
     raise _unknown(str(names[0]))
+
+
+def built(name: str, config: Mapping[str, Any]) -> Architecture:
+    """Return the model of this class; the name has to be one of `builders()`."""
+    model = builders()[name](config)
+    if name not in _ON_EVERY_STAGE:
+        return model
+    parts = tuple(
+        replace(part, everywhere=True, everywhere_until=BY_TRANSFORMERS.get(name))
+        if part.name == "embedding" or (part.name == "head" and name not in _HEAD_ON_THE_LAST)
+        else part
+        for part in model.parts
+    )
+    return replace(model, parts=parts)
+
+
+_HEAD_ON_THE_LAST = {
+    "CohereForCausalLM",
+    "Cohere2ForCausalLM",
+    "Gemma2ForCausalLM",
+    "Lfm2ForCausalLM",
+    "Lfm2MoeForCausalLM",
+    "MPTForCausalLM",
+    "MptForCausalLM",
+    "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForCausalLM",
+}
+
+_ON_EVERY_STAGE = _HEAD_ON_THE_LAST | {
+    "ArcticForCausalLM",
+    "BaiChuanForCausalLM",
+    "BaichuanForCausalLM",
+    "BambaForCausalLM",
+    "BloomForCausalLM",
+    "ChatGLMForConditionalGeneration",
+    "ChatGLMModel",
+    "DbrxForCausalLM",
+    "FalconForCausalLM",
+    "FalconMambaForCausalLM",
+    "GPT2LMHeadModel",
+    "GPTBigCodeForCausalLM",
+    "GPTJForCausalLM",
+    "GPTNeoXForCausalLM",
+    "Gemma3ForCausalLM",
+    "Gemma4ForCausalLM",
+    "GemmaForCausalLM",
+    "GptOssForCausalLM",
+    "GraniteMoeForCausalLM",
+    "GraniteMoeHybridForCausalLM",
+    "GraniteMoeSharedForCausalLM",
+    "HYV3ForCausalLM",
+    "InternLM2ForCausalLM",
+    "JambaForCausalLM",
+    "MambaForCausalLM",
+    "MiniCPMForCausalLM",
+    "MixtralForCausalLM",
+    "NemotronHForCausalLM",
+    "OPTForCausalLM",
+    "Olmo2ForCausalLM",
+    "Olmo3ForCausalLM",
+    "OlmoForCausalLM",
+    "OlmoeForCausalLM",
+    "OrionForCausalLM",
+    "PersimmonForCausalLM",
+    "PhiForCausalLM",
+    "PhiMoEForCausalLM",
+    "Plamo3ForCausalLM",
+    "QWenLMHeadModel",
+    "Qwen2MoeForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "Qwen3NextForCausalLM",
+    "RWForCausalLM",
+    "StableLMEpochForCausalLM",
+    "StableLmForCausalLM",
+    "Starcoder2ForCausalLM",
+}
+"""
+Classes that make the embedding, and most the head, on each pipeline stage, used there or not.
+
+Source: their modules in model_executor/models of 0.10.2 to 0.33.0, which have no PPMissingLayer in
+the place of these.
+"""
 
 
 UNREADABLE = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
