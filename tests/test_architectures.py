@@ -106,6 +106,14 @@ def test_a_list_of_layers_that_ends_early_is_refused(name: str) -> None:
         architecture(config(name, layer_types=SMALL[name]["config"]["layer_types"][:3]))
 
 
+@pytest.mark.parametrize("name", SMALL)
+def test_more_layers_than_any_model_has_are_refused(name: str) -> None:
+    """A slip of the pen in a count takes neither the memory nor the time of a fleet's plan."""
+    counts = {"num_hidden_layers", "num_layers", "n_layers"} & set(SMALL[name]["config"])
+    with pytest.raises(FleetError, match="no model has more"):
+        architecture(config(name, **dict.fromkeys(counts, 10**9)))
+
+
 def test_a_shared_index_is_neither_loaded_nor_cached() -> None:
     """GLM-5.2: three of four layers take the tokens that an earlier layer chose."""
     layers = architecture(config("glm 5")).layers
