@@ -176,13 +176,14 @@ def test_a_dtype_that_is_not_loaded_is_refused():
     assert architecture({**LLAMA, "torch_dtype": "float32"}).dtype == "bfloat16"
 
 
-def test_a_wrapper_has_its_text_part_and_a_tower_on_every_stage():
+def test_a_wrapper_has_its_text_part_and_a_tower():
     """Qwen3-VL-8B: 8,767,123,696 numbers, 576 million of them in the tower."""
     model = architecture(config("Qwen--Qwen3-VL-8B-Instruct"))
     tower = next(part for part in model.parts if part.name == "tower")
 
     assert model.parameters == 8_767_123_696
-    assert tower.where is Where.EVERY
+    assert tower.where is Where.FIRST
+    assert (tower.everywhere, tower.everywhere_until) == (True, (0, 33))
     assert sum(each.parameters for each in tower.weights) == 576_388_336
     assert model.multimodal
     assert model.notes == ()
