@@ -2,8 +2,8 @@
 Models that also see or hear: the text part, and the tower beside it.  Pure.
 
 vLLM loads the tower on every pipeline stage, from 0.33 on the first (_mark_tower_model), and
-divides its matrices by TP like the decoder's (`--mm-encoder-tp-mode weights`, the default). A tower that is not known here is estimated from its
-config as an ordinary transformer, and a note says so.
+divides its matrices by TP like the decoder's (`--mm-encoder-tp-mode weights`, the default). A tower
+that is not known here is estimated from its config as an ordinary transformer, and a note says so.
 
 Source: the classes of the same names in vLLM's model_executor/models, 0.19 to 0.33.
 """
