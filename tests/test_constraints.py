@@ -20,6 +20,7 @@ from gpufleet.architecture.description import Description, ModelFiles, describe
 from gpufleet.architecture.quantization import FP8, NVFP4, Quantization, Scheme
 from gpufleet.constraints import FLAGS, Choice, Refused, refusals, without
 from gpufleet.errors import FleetError
+from tests import start_up
 
 MODELS = Path(__file__).parent / "data" / "models"
 ORACLE = Path(__file__).parent / "data" / "models_oracle.json.xz"
@@ -174,6 +175,30 @@ def test_tensor_parallelism_is_refused_where_vllm_s_classes_are_not_built(name: 
     }
 
     assert refused == {"1", "2", "4", "8"} - built()[name]["tp"].keys()
+
+
+@pytest.mark.parametrize("log", start_up.logs(), ids=str)
+def test_no_published_start_is_refused(log: start_up.Log) -> None:
+    """What others' servers loaded, on the GPU and with the flags of their logs, is not refused."""
+    flags = log.flags
+    length = flags.get("max_model_len")
+    choice = Choice(
+        max_model_len=length if isinstance(length, int) and length > 0 else None,
+        tensor=log.tensor,
+        pipeline=log.pipeline,
+        data=flags.get("data_parallel_size", 1),
+        expert=bool(flags.get("enable_expert_parallel")),
+        decode_context=flags.get("decode_context_parallel_size", 1),
+        dtype=flags.get("dtype", "auto"),
+        kv_cache_dtype=flags.get("kv_cache_dtype", "auto"),
+        quantization=flags.get("quantization"),
+    )
+    found = log.description
+    refused = refusals(found.architecture, found.quantization, choice, log.capability, log.vllm)
+    # Of some checkpoints only the config of the model that they were made from was found.
+    lacking = {"quantization-flag"} if found.quantization is None else set()
+
+    assert [one.sentence for one in refused if one.name not in lacking] == []
 
 
 # -- the rules, one by one -------------------------------------------------------------------------
