@@ -709,7 +709,7 @@ def _gpt(config: Mapping[str, Any], name: str) -> Architecture:
         intermediate=intermediate,
         tied=fields.flag("tie_word_embeddings", default=True),
         final=final_norm(hidden, "transformer.ln_f", bias=True),
-        parts=(Part("positions", (learnt,), Where.FIRST),),
+        parts=(Part("positions", (learnt,), Where.EVERY),),
         embedding_name="transformer.wte",
         prefix="transformer.h.",
     )
