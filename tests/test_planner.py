@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufleet.errors import FleetError
+from gpufleet.explanation import Action, difference
 from gpufleet.planner import Running, plan
 from gpufleet.settings import NodeSettings, Served
 from gpufleet.topology import Gpu, Node
@@ -703,3 +704,48 @@ def test_gpus_behind_one_nic_are_preferred():
     )
 
     assert gpus_on(found, "gpu-01") == [(0, 2)]
+
+
+def test_a_replica_that_runs_twice_stays_once():
+    """Its node was away, the plan put it elsewhere, and now the node is back: one of them stops."""
+    fleet = [machine("gpu-01", 2), machine("gpu-02", 2)]
+    wanted = declare({"m": model(tensor_parallel=2)})
+    runs = [on("gpu-01", "m", 0, 0, 1), on("gpu-02", "m", 0, 0, 1)]
+
+    found = plan(fleet, {node.name: wanted for node in fleet}, running=runs)
+
+    assert [stage.node for stage in found.stages] == ["gpu-01"]
+    assert [str(move) for move in found.moves] == ["m-0 stops on gpu-02: gpu-01 runs it too"]
+    assert [(each.action, each.why) for each in difference(found, runs)] == [
+        (Action.STOP, "gpu-01 runs it too"),
+        (Action.STAY, ""),
+    ]
+
+
+def test_the_difference_names_what_starts_stops_moves_and_restarts():
+    """By replica: what it was, what it will be, and why."""
+    fleet = [machine("gpu-01", 2), machine("gpu-02", 2)]
+    wanted = declare({"m": model(tensor_parallel=2, replicas=2), "n": model(port=9000)})
+    runs = [on("gpu-02", "m", 0, 0, 1), on("gpu-09", "m", 1, 0, 1), on("gpu-01", "o", 0, 1)]
+    fleet.append(machine("gpu-03", 1))
+
+    found = plan(fleet, {node.name: wanted for node in fleet}, running=runs)
+    changes = difference(found, runs, {"m-0": "its flags changed"}, fleet)
+
+    assert [(each.action, each.replica, each.before, each.after) for each in changes] == [
+        ("restart", "m-0", "gpu-02 GPUs 0-1 port 8000", "gpu-02 GPUs 0-1 port 8000"),
+        (
+            "move",
+            "m-1",
+            "gpu-09 GPUs GPU-gpu-09-0, GPU-gpu-09-1 port 8000",
+            "gpu-01 GPUs 0-1 port 8000",
+        ),
+        ("start", "n-0", "", "gpu-03 GPU 0 port 9000"),
+        ("stop", "o-0", "gpu-01 GPU 1 port 8000", ""),
+    ]
+    assert [each.why for each in changes] == [
+        "its flags changed",
+        "gpu-09 is gone",
+        "",
+        "no node declares it",
+    ]

@@ -74,10 +74,18 @@ class Kind:
     vllm: str
     device: str = "cuda"
 
-    @property
+    @cached_property
     def gpus(self) -> int:
         """Return how many GPUs such a node has."""
         return sum(self.islands)
+
+    def __hash__(self) -> int:
+        """Return the hash, worked out once: a plan of a large fleet asks for it all the time."""
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.gpu, self.memory_mib, self.islands, self.vllm, self.device))
 
     def __str__(self) -> str:
         """

@@ -230,6 +230,13 @@ def difference(
     for key in sorted({*planned, *found}):
         name = f"{key[0]}-{key[1]}"
         was, now = found.get(key, []), planned.get(key, [])
+        if len(was) > len(now) > 0:  # it ran twice: one of them stops
+            here = {each.node for each in now}
+            for each in (each for each in was if each.node not in here):
+                place = _place(each.node, each.gpu_uuids, each.port, indices)
+                why_not = why.pop(key, "it runs elsewhere")
+                changes.append(Change(Action.STOP, name, place, "", why_not))
+            was = [each for each in was if each.node in here] or was[:1]
         before = "; ".join(
             _place(each.node, each.gpu_uuids, each.port, indices)
             for each in sorted(was, key=lambda each: (each.rank, each.node))

@@ -256,6 +256,9 @@ Part = tuple[Room, tuple[int, ...]]
 """A node and the GPUs that a replica gets there, in the order of ranks."""
 
 
+_Entry = tuple[tuple[int, ...], Room, Division]
+
+
 class Picker:
     """
     Picks where one model's next replica goes: to the node with the fewest of them so far, then
@@ -277,10 +280,10 @@ class Picker:
         self._on = on
         self._pcie = pcie
         self._displace = displace
-        lines: dict[tuple[bool, Kind | None], list[tuple[tuple[int, ...], Room, Division]]]
-        lines = defaultdict(list)
+        lines: dict[tuple[bool, Kind | None], list[_Entry]] = defaultdict(list)
         for room, division in rooms:
-            if room.free.bit_count() >= division.unit * division.units:
+            free = room.free if displace else room.open
+            if free.bit_count() >= division.unit * division.units:
                 spans = division.nodes > 1
                 entry = (self._key(room, division), room, division)
                 lines[spans, room.kind if spans else None].append(entry)
@@ -292,33 +295,37 @@ class Picker:
     def next(self) -> tuple[Division, list[Part]] | None:
         """Return the next replica's parts, or None without room. Taking them is the caller's."""
         for line in self._lines:
-            if line and (found := self._from(line)):
-                return found
-        return None
-
-    def _from(
-        self, line: list[tuple[tuple[int, ...], Room, Division]]
-    ) -> tuple[Division, list[Part]] | None:
-        parts: list[Part] = []
-        used = []
-        while line:
-            key, room, division = heapq.heappop(line)
-            now = self._key(room, division)
-            if now != key:
-                heapq.heappush(line, (now, room, division))
-                continue
-            gpus = room.group(division, pcie=self._pcie, displace=self._displace)
-            if not gpus:
-                continue
-            parts.append((room, gpus))
-            used.append((key, room, division))
-            if len(parts) == division.nodes:
+            used: list[_Entry] = []
+            parts: list[Part] = []
+            while line:
+                room, division, gpus = self._first(line)
+                if not gpus:
+                    break
+                parts.append((room, gpus))
+                if len(parts) < division.nodes:
+                    used.append(heapq.heappop(line))
+                    continue
                 for entry in used:
                     heapq.heappush(line, entry)
                 return division, parts
-        for entry in used:
-            heapq.heappush(line, entry)
+            for entry in used:
+                heapq.heappush(line, entry)
         return None
+
+    def _first(self, line: list[_Entry]) -> tuple[Room, Division, tuple[int, ...]]:
+        """Return the first room that has a group, and leave it in line; no GPUs without one."""
+        while True:
+            key, room, division = line[0]
+            now = self._key(room, division)
+            if now != key:
+                heapq.heapreplace(line, (now, room, division))
+                continue
+            gpus = room.group(division, pcie=self._pcie, displace=self._displace)
+            if gpus:
+                return room, division, gpus
+            heapq.heappop(line)
+            if not line:
+                return room, division, ()
 
     def _key(self, room: Room, division: Division) -> tuple[int, ...]:
         """The last number is the room's own, so that no two keys are alike."""

@@ -315,9 +315,7 @@ def _disagreements(
     """Each model that two nodes declare differently, with the sentence that says how."""
     for name, by_node in declared.items():
         (first, reference), *rest = by_node.items()
-        other = next(
-            (node for node, each in rest if each is not reference and each != reference), None
-        )
+        other = next((node for node, each in rest if vars(each) != vars(reference)), None)
         if other is None:
             continue
         differences = "; ".join(
@@ -460,6 +458,8 @@ class _Wish:
         self.why: dict[int, str] = {}
         """Of running replicas that do not stay."""
         self.free_before = 0
+        self.twice: list[Move] = []
+        """Of replicas that run at two places: what stops."""
         self.keeping: dict[int, list[Part]] = {}
         """Running replicas that may stay, and are not placed yet."""
 
@@ -473,8 +473,25 @@ class _Wish:
         """The GPUs of the largest group, as models are ordered by it."""
         return max(division.unit * division.units for division in self.divisions.values())
 
-    def may_stay(self, stages: tuple[Running, ...]) -> list[Part] | str:
-        """Return where a running replica is, or a sentence: why it may not stay there."""
+    def may_stay(self, number: int) -> list[Part] | str:
+        """
+        Return where a running replica is, or a sentence: why it may not stay there.
+
+        One that runs twice, since it was moved while its node was away, stays at one place.
+        """
+        stages = self.running[number]
+        found = self._may_stay(stages)
+        if isinstance(found, str) and len(stages) > 1:
+            for stage in stages:
+                parts = self._may_stay((stage,))
+                if not isinstance(parts, str):
+                    others = tuple(each for each in stages if each is not stage)
+                    self.twice.append(Move(self.name, number, f"{stage.node} runs it too", others))
+                    self.running[number] = (stage,)
+                    return parts
+        return found
+
+    def _may_stay(self, stages: tuple[Running, ...]) -> list[Part] | str:
         parts: list[Part] = []
         for stage in stages:
             if (room := self._by_name.get(stage.node)) is None:
@@ -599,13 +616,13 @@ class _Wish:
         taken = total - self.free_before
         others = f", {taken} of them taken by models placed before" if taken else ""
         count = len(self.placed)
-        lower = (
-            f"lower `replicas` to {count}"
-            if count
-            else "lower another model's `replicas`"
-            if taken
-            else "set fewer GPUs a replica"
-        )
+        if count:
+            lower = f"lower `replicas` to {count}"
+        elif taken:
+            lower = "lower another model's `replicas`"
+        else:
+            deep = any(division.pipeline > 1 for division in self.divisions.values())
+            lower = f"lower `{'pipeline_parallel' if deep else 'data_parallel'}`"
         groups = " or ".join(
             _gpus(count) for count in sorted({each.gpus for each in self.divisions.values()})
         )
@@ -625,6 +642,7 @@ class _Wish:
 
     def moves(self) -> Iterator[Move]:
         """Yield what does not stay as it runs."""
+        yield from self.twice
         for number, ran in self.running.items():
             now = self.placed.get(number)
             if now is None:
@@ -738,8 +756,8 @@ def _place(wishes: Sequence[_Wish]) -> None:
 
 def _hold(wish: _Wish) -> None:
     """Mark the GPUs on which replicas run that may stay there."""
-    for number, stages in sorted(wish.running.items()):
-        parts = wish.may_stay(stages)
+    for number in sorted(wish.running):
+        parts = wish.may_stay(number)
         if isinstance(parts, str):
             wish.why[number] = parts
             continue
