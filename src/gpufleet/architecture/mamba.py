@@ -9,7 +9,7 @@ convolution.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
@@ -439,7 +439,7 @@ def mamba(config: Mapping[str, Any]) -> Architecture:
         bias=fields.flag("use_bias"),
     )
     layer = Layer(weights + norm("norm", hidden), mamba1_state(inner, state, kernel))
-    return _without_attention(fields, layer, falcon=fields.name.startswith("Falcon"))
+    return _without_attention(fields, layer, tied=not fields.name.startswith("Falcon"))
 
 
 def mamba2_alone(config: Mapping[str, Any]) -> Architecture:
@@ -457,16 +457,16 @@ def mamba2_alone(config: Mapping[str, Any]) -> Architecture:
         bias=fields.flag("use_bias"),
     )
     layer = Layer(mixer.weights(hidden, "mixer.") + norm("norm", hidden), mixer.cache())
-    return _without_attention(fields, layer, falcon=False)
+    return replace(_without_attention(fields, layer, tied=True), pipeline=False)
 
 
-def _without_attention(fields: Fields, layer: Layer, *, falcon: bool) -> Architecture:
+def _without_attention(fields: Fields, layer: Layer, *, tied: bool) -> Architecture:
     return assembled(
         fields,
         [layer] * fields.whole("num_hidden_layers", "n_layer"),
         heads=0,
         kv_heads=0,
-        tied=not falcon,
+        tied=tied,
         embedding_name="backbone.embeddings",
         norm_name="backbone.norm_f",
         prefix="backbone.layers.",
