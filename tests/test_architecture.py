@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from gpufleet.architecture.parts import FullCache, Split, Where, WindowCache
+from gpufleet.architecture.quantization import quantization
 from gpufleet.architecture.read import FAMILIES, architecture, builders
 from gpufleet.errors import FleetError
+from gpufleet.weights import Sharding, weight_bytes
 
 MODELS = Path(__file__).parent / "data" / "models"
 LLAMA = {
@@ -168,6 +170,49 @@ def test_no_builder_breaks_on_a_config_that_says_nothing(name):
     """Whatever is missing, an operator reads a sentence."""
     with pytest.raises(FleetError):
         architecture({"architectures": [name]})
+
+
+def keys_of(read, above=()):
+    """Yield the path of every key of a config, its parts' too."""
+    for key, value in read.items():
+        yield (*above, key)
+        if isinstance(value, dict):
+            yield from keys_of(value, (*above, key))
+
+
+def changed(read, path, value):
+    """Return the config with this key's value, MISSING for without it."""
+    rest = {key: each for key, each in read.items() if key != path[0]}
+    if path[1:]:
+        return {**rest, path[0]: changed(read[path[0]], path[1:], value)}
+    return rest if value is MISSING else {**rest, path[0]: value}
+
+
+MISSING = object()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Qwen--Qwen2.5-VL-7B-Instruct",
+        "deepseek-ai--DeepSeek-R1",
+        "google--gemma-3-4b-it",
+        "moonshotai--Kimi-K2.5",
+        "nvidia--Llama-3_3-Nemotron-Super-49B-v1",
+        "openai--gpt-oss-20b",
+    ],
+)
+def test_a_config_with_a_wrong_value_is_read_or_refused_by_sentence(name):
+    """Whichever key has whatever value: never another exception."""
+    read = config(name)
+    for path in keys_of(read):
+        for value in (MISSING, None, "x", 0, -1, 1.5, [], {}, [1, "a", None]):
+            try:
+                wrong = changed(read, path, value)
+                model, said = architecture(wrong), quantization(wrong)
+                weight_bytes(model, said, Sharding(2, 2), vllm=(0, 19, 0))
+            except FleetError as error:
+                assert str(error)
 
 
 def test_a_dtype_that_is_not_loaded_is_refused():
