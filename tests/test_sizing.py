@@ -1,6 +1,7 @@
 """Does a model fit: the verdict, and the numbers beside it."""
 
 import json
+import re
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -279,3 +280,19 @@ def test_on_a_cpu_the_cache_has_what_it_is_given():
 
     assert found.block_size_tokens == 128
     assert found.kv_cache_tokens == (64 << 20) // 131_072 // 128 * 128
+
+
+@pytest.mark.parametrize("gpu", [15.0, 22.0, 39.4])
+@pytest.mark.parametrize("length", [None, 8192])
+def test_every_change_that_is_proposed_makes_it_start(gpu, length):
+    """A flag with its value as it stands in the sentence, and nothing else, is a certain fit."""
+    description = model("Qwen--Qwen3-32B-FP8")
+    tried = Options(gpu_memory_gib=gpu, vllm=(0, 32, 0), max_model_len=length)
+    found = size(description, tried)
+    assert not found.fits
+    proposed = re.findall(r"--([a-z-]+) (\w+)", found.reasons[-1])
+    assert proposed
+    for flag, value in proposed:
+        name = {"tensor-parallel-size": "tensor_parallel"}.get(flag, flag.replace("-", "_"))
+        changed = replace(tried, **{name: int(value) if value.isdigit() else value})
+        assert size(description, changed).fits, flag
