@@ -155,8 +155,6 @@ def test_no_release_that_serves_a_model_refuses_it_whole_on_a_hopper(name: str) 
 @cache
 def built() -> dict[str, dict[str, Any]]:
     """Return what vLLM 0.32.0's own classes could be built for on a Hopper GPU, by model."""
-    if not ORACLE.exists():
-        return {}
     found: dict[str, dict[str, Any]] = json.loads(lzma.decompress(ORACLE.read_bytes()))["models"]
     return found
 
@@ -318,6 +316,33 @@ def test_quantization_groups_of_experts(
     assert "expert-group" not in asked(
         "Qwen3-30B-A3B", whole, vllm=vllm, quantization=QUANTIZED[weights]
     )
+
+
+@pytest.mark.parametrize("vllm", [(0, 12, 0), (0, 20, 0), (0, 24, 0), NEWEST])
+def test_auto_round_is_served_under_either_name(vllm: tuple[int, ...]) -> None:
+    """Its class is called INC's from 0.24 on; the checkpoints stay the same."""
+    weights = Quantization("auto-round", Scheme(4, group=128))
+
+    assert asked("Llama-3.1-8B", Choice(), vllm=vllm, quantization=weights) == {}
+
+
+@pytest.mark.parametrize(
+    ("flag", "gpu", "vllm", "rules"),
+    [
+        pytest.param("fp8", HOPPER, (0, 30, 0), set(), id="fp8-until-0.30"),
+        pytest.param("fp8", HOPPER, NEWEST, {"quantization-flag"}, id="fp8-no-longer"),
+        pytest.param("fp8_per_tensor", TURING, NEWEST, set(), id="online-on-turing"),
+        pytest.param("mxfp4", TURING, NEWEST, set(), id="online-mxfp4-on-turing"),
+        pytest.param("fp8_per_tensor", VOLTA, (0, 20, 0),
+                     {"gpu-generation", "quantization-gpu"}, id="online-on-volta"),
+        pytest.param("awq", HOPPER, NEWEST, {"quantization-flag"}, id="not-quantized"),
+    ],
+)  # fmt: skip
+def test_quantizing_while_loading(
+    flag: str, gpu: tuple[int, int], vllm: tuple[int, ...], rules: set[str]
+) -> None:
+    """Of a checkpoint in bfloat16, by the names that the release has for it."""
+    assert set(asked("Llama-3.1-8B", Choice(quantization=flag), gpu=gpu, vllm=vllm)) == rules
 
 
 def test_gpt_oss_has_no_more_ranks_than_kv_heads() -> None:

@@ -365,8 +365,10 @@ def _loaded_as(case: _Case, quantization: Quantization) -> str:
     vllm/model_executor/layers/quantization.
     """
     method = quantization.method
-    if quantization.online and release_limits.asked(method, case.vllm) is None:
+    if quantization.online and method not in _ONLINE_OF_THEIR_OWN:
         return "online"
+    if method == "auto-round" and release_limits.asked(method, case.vllm) is None:
+        return "inc"
     if method == "modelopt":
         kinds = quantization.kinds
         if len(kinds) > 1:
@@ -387,6 +389,10 @@ def _loaded_as(case: _Case, quantization: Quantization) -> str:
         if enough and fits:
             return f"{method}_marlin"
     return method
+
+
+_ONLINE_OF_THEIR_OWN = {"fp8", "ptpc_fp8", "bitsandbytes", "experts_int8"}
+"""What is quantized while it is loaded, by a class of its own and not OnlineQuantizationConfig."""
 
 
 # -- the release and the GPU -----------------------------------------------------------------------
