@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from gpufleet.ranges import listed
 from gpufleet.settings import NodeSettings
 
 LAST_PORT = 65535
@@ -169,8 +170,8 @@ class _Ports:
     def _problems(self) -> Iterable[str]:
         for (port, keys), nodes in sorted(self.clashes.items()):
             yield (
-                f"port {port} is wanted by {' and '.join(keys)} on {_listed(nodes)}: give one of "
-                "them another port"
+                f"port {port} is wanted by {' and '.join(keys)} on {listed(set(nodes))}: give one "
+                "of them another port"
             )
         for (model, port), node in sorted(self.beyond.items()):
             yield (
@@ -181,17 +182,10 @@ class _Ports:
     def _remarks(self) -> Iterable[str]:
         for (model, port, user), nodes in sorted(self.stepped.items()):
             yield (
-                f"{model}: its first replica on {_listed(nodes)} has port {port}, for {user} has "
-                "the one it declares"
+                f"{model}: its first replica on {listed(set(nodes))} has port {port}, for {user} "
+                "has the one it declares"
             )
 
 
 def _by_name(endpoint: Endpoint) -> tuple[str, int]:
     return endpoint.model, endpoint.replica
-
-
-def _listed(names: Iterable[str], limit: int = 4) -> str:
-    ordered = sorted(set(names))
-    if len(ordered) <= limit:
-        return ", ".join(ordered)
-    return f"{', '.join(ordered[: limit - 1])} and {len(ordered) - limit + 1} more"
