@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeAlias
 
 from gpufleet import kv_cache, kv_pages
 from gpufleet.architecture.description import Description
-from gpufleet.architecture.max_length import max_model_len, text_part
+from gpufleet.architecture.max_length import text_part
 from gpufleet.architecture.parts import LatentCache
 from gpufleet.architecture.quantization import Quantization, canonical, online
 from gpufleet.constraints import Choice, refusals
@@ -204,11 +204,7 @@ def _judged(description: Description, options: Options) -> tuple[Sizing, bool]:
     """Return the sizing, and whether the cache is too small, or may be."""
     _check(options)
     architecture = description.architecture
-    longest = (
-        max_model_len(description.config, options.vllm)
-        if description.config is not None
-        else architecture.max_model_len
-    )
+    longest = architecture.untold_length(options.vllm)
     asked = options.max_model_len
     length = longest if asked is None or asked == AUTO_LENGTH else asked
     chosen = _defaults(options, length)

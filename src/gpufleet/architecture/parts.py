@@ -189,10 +189,27 @@ class Architecture:
     """Whether vLLM's class can be divided into pipeline stages."""
     draft_layers: tuple[Layer, ...] = ()
     """Layers of the checkpoint's own multi-token prediction, loaded only with speculation."""
+    lengths: tuple[tuple[tuple[int, ...], int, int], ...] = ()
+    """(release, tokens that it takes untold, most that may be asked of it) where that changed."""
     prefix: str = "model.layers."
     """What precedes a layer's number in the checkpoint's names; a quantization names them whole."""
     notes: tuple[str, ...] = field(default=())
     """What is not counted exactly, as sentences; each lowers the confidence."""
+
+    def untold_length(self, vllm: tuple[int, ...]) -> int:
+        """Return the tokens of the context that this release takes without `--max-model-len`."""
+        return self._length(vllm, 1)
+
+    def longest_length(self, vllm: tuple[int, ...]) -> int:
+        """Return the most that `--max-model-len` may be with this release."""
+        return self._length(vllm, 2)
+
+    def _length(self, vllm: tuple[int, ...], which: int) -> int:
+        found = self.max_model_len
+        for row in self.lengths:
+            if vllm >= row[0]:
+                found = (found, row[1], row[2])[which]
+        return found
 
     @property
     def parameters(self) -> int:

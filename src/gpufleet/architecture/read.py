@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from gpufleet.architecture.dense import BY_TRANSFORMERS
+from gpufleet.architecture.max_length import lengths
 from gpufleet.architecture.parts import Architecture
 from gpufleet.errors import FleetError
 
@@ -44,6 +45,7 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
 def built(name: str, config: Mapping[str, Any]) -> Architecture:
     """Return the model of this class; the name has to be one of `builders()`."""
     model = builders()[name](config)
+    model = replace(model, lengths=lengths(config, model.max_model_len))
     if name not in _ON_EVERY_STAGE:
         return model
     parts = tuple(
