@@ -1116,7 +1116,7 @@ def _context_fault(case: _Case, size: int) -> _Fault | None:
 
 
 def _length(case: _Case) -> Iterator[Refused]:
-    wanted, longest = case.choice.max_model_len, case.architecture.max_model_len
+    wanted, longest = case.choice.max_model_len, case.architecture.longest_length(case.vllm)
     if wanted is not None and wanted > longest:
         yield Refused(
             "max-model-len",
@@ -1143,7 +1143,7 @@ def _batch(case: _Case) -> Iterator[Refused]:
             rule,
             sequences,
         )
-    length = case.choice.max_model_len or case.architecture.max_model_len
+    length = case.choice.max_model_len or case.architecture.untold_length(case.vllm)
     if not case.choice.chunked_prefill and tokens < length:
         yield Refused(
             "batched-tokens-below-length",
