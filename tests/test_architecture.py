@@ -90,6 +90,7 @@ def test_a_window_holds_for_all_layers_unless_they_have_their_own():
     kinds = ["sliding_attention", "full_attention"] * 3
 
     assert {layer.cache for layer in architecture(phi).layers} == {WindowCache(2, 64, 1024)}
+    assert {layer.cache for layer in architecture(mistral).layers} == {WindowCache(2, 64, 1024)}
     own = architecture({**mistral, "layer_types": kinds}).layers
     assert [isinstance(layer.cache, WindowCache) for layer in own] == [True, False] * 3
 

@@ -277,9 +277,9 @@ def attention_caches(
     """
     Return each layer's cache: windows where the config has them.
 
-    `types`: the class gives each layer its own kind (`layer_types`, or every n-th full with
-    `sliding_window_pattern`); else a window holds for all. Source: get_sliding_window in
-    vllm/config/model.py.
+    `types`: the class gives each layer its own kind, where `layer_types` or
+    `sliding_window_pattern` (every n-th is full) say so; else a window holds for all. Source:
+    get_sliding_window in vllm/config/model.py, Attention in layers/attention.
     """
     full = FullCache(kv_heads, head_dim, v_head_dim)
     window = fields.value("sliding_window")
@@ -305,7 +305,7 @@ def attention_caches(
         return tuple(
             sliding if pattern[layer % len(pattern)] == "L" else full for layer in range(layers)
         )
-    return (full if types else sliding,) * layers
+    return (sliding,) * layers
 
 
 @dataclass(frozen=True)
