@@ -94,6 +94,7 @@ _ON_EVERY_STAGE = _HEAD_ON_THE_LAST | {
     "HYV3ForCausalLM",
     "InternLM2ForCausalLM",
     "JambaForCausalLM",
+    "Mamba2ForCausalLM",
     "MambaForCausalLM",
     "MiniCPMForCausalLM",
     "MixtralForCausalLM",
