@@ -84,14 +84,13 @@ def weight_bytes(
 
     `dtype` is `--dtype`. `stored` says what the checkpoint has: {tensor: (dtype, shape)} from the
     headers of its safetensors files, or its total bytes from the index. `partition`: layers of each
-    stage, as in VLLM_PP_LAYER_PARTITION. `compute_capability` decides the kernel of MXFP4 experts,
-    and with it their padding; None: Marlin's, the usual one. Raises `FleetError` for a partition
-    that does not add up.
+    stage, as in VLLM_PP_LAYER_PARTITION. `compute_capability` decides the kernel of MXFP4 experts
+    and of FP8 blocks, and with it their padding and scales; None: the usual one. Raises
+    `FleetError` for a partition that does not add up.
     """
     plan = _plan(architecture, quantization, stored)
     number = SIZES[architecture.dtype if dtype == "auto" else dtype]
-    major = compute_capability[0] if compute_capability else None
-    rank = _Rank(sharding, number, vllm, major=major)
+    rank = _Rank(sharding, number, vllm, capability=compute_capability)
     sizes = [rank.weigh(kept) for kept, _ in plan.kinds]
     sizes_of_parts = [rank.weigh(kept) for kept in plan.parts]
     ranges = layer_ranges(len(architecture.layers), sharding.pipeline, partition)
@@ -291,8 +290,8 @@ class _Rank:
     vllm: tuple[int, ...]
     as_stored: bool = False
     """Weigh the checkpoint's tensors, without what loading adds."""
-    major: int | None = None
-    """Of the compute capability."""
+    capability: tuple[int, int] | None = None
+    """The GPU's compute capability."""
 
     def weigh(self, kept: Kept) -> int:
         """Return the bytes of these weights on it, as the GPU's allocator hands them out."""
@@ -325,7 +324,7 @@ class _Rank:
             return rows * columns * size, 0, count
         beside = 0
         if scheme.kind == "mxfp4" and weight.expert and not self.as_stored:
-            if self.major == 9 and self.vllm >= _TRITON_KERNELS:
+            if self._major == 9 and self.vllm >= _TRITON_KERNELS:
                 return self._for_triton(weight, rows, columns, scheme), 0, count
             rows, columns = self._padded(weight, rows, columns)
         elif weight.name.endswith("kv_b_proj") and not self.as_stored:
@@ -333,6 +332,8 @@ class _Rank:
             beside = rows * columns * self.number
         elif weight.expert and scheme.kind == "int" and not self.as_stored:
             scheme = _finer(weight, rows, columns, scheme)
+        if scheme.block and scheme.kind == "fp8" and not self.as_stored:
+            scheme = self._for_gpu(scheme)
         size = _up(rows * columns * scheme.bits, 8)
         return size, packed_bytes(rows, columns, scheme) - size + beside, count
 
@@ -362,6 +363,21 @@ class _Rank:
             case Split.VOCABULARY:
                 return _up(_to(weight.rows, _VOCABULARY_PADDING), tensor), weight.columns, count
 
+    @property
+    def _major(self) -> int | None:
+        return self.capability[0] if self.capability else None
+
+    def _for_gpu(self, scheme: Scheme) -> Scheme:
+        """
+        Return FP8 blocks as the kernel has them: Marlin's, before Ada, knows no blocks.
+
+        Each output gets its own copy of the scale, in the model's dtype. Source:
+        prepare_fp8_layer_for_marlin in vLLM's quantization/utils/marlin_utils_fp8.py.
+        """
+        if scheme.block is None or self.capability is None or self.capability >= (8, 9):
+            return scheme
+        return replace(scheme, block=None, group=scheme.block[1], scale_bytes=self.number)
+
     def _padded(self, weight: Weight, rows: int, columns: int) -> tuple[int, int]:
         """
         Return an MXFP4 expert's shape as kernels want it: hidden to 256, intermediate to 128.
@@ -369,7 +385,7 @@ class _Rank:
         Both to 256 on SM100 (FlashInfer's TRT-LLM kernels) up to 0.26. Source:
         mxfp4_round_up_hidden_size_and_intermediate_size in vLLM's mxfp4 oracle, and logs.
         """
-        inner = 256 if self.major == 10 and self.vllm < (0, 27) else 128
+        inner = 256 if self._major == 10 and self.vllm < (0, 27) else 128
         if weight.split is Split.COLUMNS:
             return _to(rows, 256), _to(columns, inner)
         halves = 2 if "gate_up" in weight.name else 1
