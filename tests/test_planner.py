@@ -749,3 +749,29 @@ def test_the_difference_names_what_starts_stops_moves_and_restarts():
         "",
         "no node declares it",
     ]
+
+
+def test_what_may_stop_makes_way_before_what_would_move():
+    """`b` has a number and would go elsewhere; one of `c`, as many as fit, is one less."""
+    wanted = {
+        "a": model(tensor_parallel=2, port=9000),
+        "b": model(port=9100, replicas=2),
+        "c": model(port=9200, replicas="fit"),
+    }
+    runs = [
+        on("gpu-01", "b", 0, 2, port=9100),
+        on("gpu-01", "b", 1, 3, port=9101),
+        on("gpu-01", "c", 0, 0, port=9200),
+        on("gpu-01", "c", 1, 1, port=9201),
+        on("gpu-02", "c", 2, 0, port=9200),
+    ]
+    fleet = [machine("gpu-01", 4), machine("gpu-02", 1)]
+
+    found = plan(fleet, {node.name: declare(wanted) for node in fleet}, running=runs)
+
+    assert {stage.id: stage.gpus for stage in found.stages if stage.node == "gpu-01"} == {
+        "a-0": (0, 1),
+        "b-0": (2,),
+        "b-1": (3,),
+    }
+    assert [move.why for move in found.moves] == ["a-0 needs its GPUs on gpu-01"] * 2

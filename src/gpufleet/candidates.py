@@ -286,7 +286,8 @@ def _divisions(
         pipeline = served.pipeline_parallel or 1
         engines = [served.data_parallel or 1]
         if (
-            served.data_parallel is None
+            own is None
+            and served.data_parallel is None
             and served.expert_parallel is not False
             and served.objective == "throughput"
             and experts
@@ -390,9 +391,8 @@ def _choose(
     else:
         best, why, others = _balanced(by_size)
     if len(fitting) == 1:
-        why = "the only one that fits"
-    if served.tensor_parallel is not None:
-        why = "`tensor_parallel` is set, and it fits"
+        own = served.tensor_parallel is not None
+        why = "`tensor_parallel` is set, and it fits" if own else "the only one that fits"
     return [
         replace(each, chosen=True, reason=why)
         if each is best

@@ -399,7 +399,7 @@ def _hold(demand: Demand) -> None:
             continue
         demand.keeping[number] = parts
         for room, gpus in parts:
-            room.hold((demand.name, number), gpus)
+            room.hold((demand.name, number), gpus, needed=demand.served.replicas != "fit")
 
 
 def _picker(demand: Demand, *, displace: bool = False) -> Picker:

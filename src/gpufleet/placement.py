@@ -172,6 +172,7 @@ class Room:
 
     __slots__ = (
         "_indices",
+        "_needed",
         "_uuids",
         "free",
         "held",
@@ -195,6 +196,7 @@ class Room:
         """The GPUs that are free and on which nothing runs that may stay."""
         self.held: dict[tuple[str, int], Mask] = {}
         """Where replicas run that are still to be placed: others get these GPUs last."""
+        self._needed: set[tuple[str, int]] = set()
         self._uuids: dict[int, str] = {}
         self._indices: dict[str, int] = {}
 
@@ -218,8 +220,10 @@ class Room:
         self.free &= ~taken
         self.open &= ~taken
 
-    def hold(self, replica: tuple[str, int], gpus: Iterable[int]) -> None:
-        """Mark GPUs on which a replica runs that may stay."""
+    def hold(self, replica: tuple[str, int], gpus: Iterable[int], *, needed: bool) -> None:
+        """Mark GPUs on which a replica runs that may stay; if `needed`, else it goes elsewhere."""
+        if needed:
+            self._needed.add(replica)
         self.held[replica] = mask(gpus)
         self.open &= ~self.held[replica]
 
@@ -235,12 +239,18 @@ class Room:
         found = self.layout.group(self.open, division, pcie=pcie)
         if found or not displace:
             return found
-        # As few as possible: the smallest first, of one model the last replica first.
-        smallest = sorted(
-            self.held.items(), key=lambda held: (held[1].bit_count(), held[0][0], -held[0][1])
+        # As few as possible: those that need not go elsewhere, the smallest, of one model the last.
+        cheapest = sorted(
+            self.held.items(),
+            key=lambda held: (
+                held[0] in self._needed,
+                held[1].bit_count(),
+                held[0][0],
+                -held[0][1],
+            ),
         )
         allowed = self.open
-        for _, gpus in smallest:
+        for _, gpus in cheapest:
             allowed |= gpus & self.free
             if found := self.layout.group(allowed, division, pcie=pcie):
                 return found
@@ -250,6 +260,12 @@ class Room:
         """Return the replicas that run on some of `gpus`."""
         taken = mask(gpus)
         return [replica for replica, held in self.held.items() if held & taken]
+
+    def cost(self, gpus: tuple[int, ...]) -> tuple[int, int]:
+        """Return how many replicas on `gpus` would go elsewhere, and how many would stop."""
+        found = self.displaced(gpus)
+        needed = sum(replica in self._needed for replica in found)
+        return needed, len(found) - needed
 
 
 Part = tuple[Room, tuple[int, ...]]
@@ -330,7 +346,6 @@ class Picker:
     def _key(self, room: Room, division: Division) -> tuple[int, ...]:
         """The last number is the room's own, so that no two keys are alike."""
         if not self._displace:
-            return 0, self._on[room.name], -room.open.bit_count(), room.order
+            return self._on[room.name], -room.open.bit_count(), room.order
         gpus = room.group(division, pcie=self._pcie, displace=True)
-        making_way = len(room.displaced(gpus))
-        return making_way, self._on[room.name], -room.free.bit_count(), room.order
+        return *room.cost(gpus), self._on[room.name], -room.free.bit_count(), room.order
