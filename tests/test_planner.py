@@ -755,15 +755,15 @@ def test_what_may_stop_makes_way_before_what_would_move():
     """`b` has a number and would go elsewhere; one of `c`, as many as fit, is one less."""
     wanted = {
         "a": model(tensor_parallel=2, port=9000),
-        "b": model(port=9100, replicas=2),
-        "c": model(port=9200, replicas="fit"),
+        "b": model(port=8100, replicas=2),
+        "c": model(port=8200, replicas="fit"),
     }
     runs = [
-        on("gpu-01", "b", 0, 2, port=9100),
-        on("gpu-01", "b", 1, 3, port=9101),
-        on("gpu-01", "c", 0, 0, port=9200),
-        on("gpu-01", "c", 1, 1, port=9201),
-        on("gpu-02", "c", 2, 0, port=9200),
+        on("gpu-01", "b", 0, 2, port=8100),
+        on("gpu-01", "b", 1, 3, port=8101),
+        on("gpu-01", "c", 0, 0, port=8200),
+        on("gpu-01", "c", 1, 1, port=8201),
+        on("gpu-02", "c", 2, 0, port=8200),
     ]
     fleet = [machine("gpu-01", 4), machine("gpu-02", 1)]
 
