@@ -199,6 +199,21 @@ def test_mxfp4_experts_are_padded_for_their_kernel():
     assert loaded("openai--gpt-oss-120b", 4) == [pytest.approx(17.22, rel=0.002)]
 
 
+@pytest.mark.parametrize(
+    ("capability", "scales"),
+    [((9, 0), 4 * 32 * 32), ((8, 9), 4 * 32 * 32), ((8, 0), 2 * 32 * 4096), (None, 4 * 32 * 32)],
+)
+def test_fp8_blocks_have_a_scale_for_each_output_before_ada(capability, scales):
+    """Marlin's kernel, which older GPUs take, knows groups of inputs and no blocks."""
+    blocks = Scheme(8, "fp8", block=(128, 128), scale_bytes=4)
+    model = tiny(Weight("mlp.down_proj", 4096, 4096, Split.COLUMNS))
+
+    with_blocks = held(model, Sharding(), blocks, compute_capability=capability)
+    of_channels = held(model, Sharding(), Scheme(8, "fp8", group=0, scale_bytes=0))
+
+    assert with_blocks[0] - of_channels[0] == scales
+
+
 def test_online_fp8_halves_linear_layers_and_leaves_the_head():
     """Llama-3.1-8B with `--quantization fp8` in 0.19.0: 8.49 GiB."""
     model = architecture(config("meta-llama--Meta-Llama-3.1-8B"))
