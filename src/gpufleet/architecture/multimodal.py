@@ -810,7 +810,7 @@ def _whisper_tower(fields: Fields, text: Fields) -> tuple[Weights, str]:
         width = heard.whole("d_model", "hidden_size", default=1280)
         bins = heard.whole("num_mel_bins", default=128)
         positions = heard.whole("max_source_positions", "max_position_embeddings", default=1500)
-        weights += _Block(
+        layers = _Block(
             "audio_tower.layers.0.",
             heard.whole("encoder_layers", "num_hidden_layers", default=32),
             width,
@@ -818,6 +818,9 @@ def _whisper_tower(fields: Fields, text: Fields) -> tuple[Weights, str]:
             heard.whole("encoder_ffn_dim", "intermediate_size", default=4 * width),
             mlp=("fc1", "fc2"),
         ).weights()
+        if "Qwen2" in fields.name:  # the encoder is Transformers' own, whole on every rank
+            layers = tuple(replace(weight, split=Split.NONE) for weight in layers)
+        weights += layers
         weights += [
             _table("audio_tower.conv1", width, bins * 3),
             _table("audio_tower.conv2", width, width * 3),
@@ -1046,7 +1049,7 @@ _CROSS = (
     "is not guessed: read the tokens that vLLM reports at start"
 )
 
-_REFUSED: dict[str, str] = {
+REFUSED: dict[str, str] = {
     **dict.fromkeys(
         (
             "BertModel",
@@ -1106,9 +1109,13 @@ _REFUSED: dict[str, str] = {
         _CROSS,
     ),
 }
+"""Classes that are known and have no size here, and why."""
+
+ESTIMATED = frozenset(name for name, wrapper in _WRAPPERS.items() if wrapper.tower is _ordinary)
+"""Classes whose tower is not counted weight by weight; a note says so of each model."""
 
 BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
-    **{name: partial(_refused, name=name, why=why) for name, why in _REFUSED.items()},
+    **{name: partial(_refused, name=name, why=why) for name, why in REFUSED.items()},
     **{name: partial(_built, name=name, wrapper=wrapper) for name, wrapper in _WRAPPERS.items()},
 }
 """Each name that `architectures` may have, with what reads such a config."""
