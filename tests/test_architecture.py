@@ -13,6 +13,7 @@ from gpufleet.architecture.quantization import quantization
 from gpufleet.architecture.read import FAMILIES, architecture, builders
 from gpufleet.errors import FleetError
 from gpufleet.weights import Sharding, weight_bytes
+from tests.known_models import PAGE, page
 
 MODELS = Path(__file__).parent / "data" / "models"
 LLAMA = {
@@ -402,3 +403,8 @@ def test_no_name_is_read_by_two_modules_unawares():
     )
 
     assert [name for name, often in names.items() if often > 1] == []
+
+
+def test_the_page_names_every_architecture_that_is_known():
+    """`python -m tests.known_models > docs/known-models.md` after one is added."""
+    assert PAGE.read_text() == page()
