@@ -576,6 +576,12 @@ def _internvl(fields: Fields, text: Fields) -> tuple[Weights, str]:
         further.append(
             replace(vector(f"{prefix}encoder.layers.0.attn.qk_norm", 2 * width), count=depth)
         )
+    layers = block.weights()
+    if "Conditional" in fields.name:  # InternSdpaAttention of interns1_vit.py is not divided
+        layers = tuple(
+            replace(weight, split=Split.NONE) if ".attn." in weight.name else weight
+            for weight in layers
+        )
     merged = int(width / fields.number("downsample_ratio", default=0.5) ** 2)
     out = text.whole("hidden_size")
     return (
@@ -587,7 +593,7 @@ def _internvl(fields: Fields, text: Fields) -> tuple[Weights, str]:
             (int(image or 448) // int(patch or 14)) ** 2 + 1,
             width,
         ),
-        *block.weights(),
+        *layers,
         *further,
         *_normed("mlp1.0", merged),
         *_plain(_line("mlp1.1", out, merged)),
