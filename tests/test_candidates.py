@@ -318,6 +318,8 @@ def test_a_remedy_is_tried_before_it_is_named():
     for each in found:
         changes = (change.strip("`").split(": ") for change in each.split(" and "))
         changed = wanted.model_copy(
-            update={key: value == "true" or int(value) for key, value in changes}
+            update={key: value == "true" or int(value) for key, value in changes if value.isalnum()}
         )
+        if "kv-cache-dtype" in each:
+            changed = changed.model_copy(update={"flags": {"kv-cache-dtype": "fp8"}})
         assert consider("m", changed, description, H100X8, 2, sizer=size).chosen

@@ -9,6 +9,7 @@ from itertools import combinations
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as tried
 from hypothesis import strategies as st
 
 from gpufleet.errors import FleetError
@@ -471,6 +472,7 @@ def outcome(nodes, settings):
         return refused.problems
 
 
+@tried(deadline=None)
 @given(fleets(), st.randoms(use_true_random=False))
 def test_the_same_fleet_has_the_same_plan(fleet, random):
     """The order in which nodes answer, or files are read, moves nothing, nor changes a refusal."""
@@ -481,6 +483,7 @@ def test_the_same_fleet_has_the_same_plan(fleet, random):
     assert outcome(random.sample(nodes, len(nodes)), dict(shuffled)) == outcome(nodes, settings)
 
 
+@tried(deadline=None)
 @given(fleets())
 def test_every_plan_keeps_the_rules(fleet):
     """No GPU serves twice, no group leaves its island, no port is used twice on a node."""
@@ -503,6 +506,7 @@ def test_every_plan_keeps_the_rules(fleet):
     }
 
 
+@tried(deadline=None)
 @given(fleets(), st.sampled_from("abc"))
 def test_one_more_replica_moves_none_of_its_model(fleet, grown):
     """A running model must not restart because it gets company."""

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 Sizer: TypeAlias = "Callable[[Description, Options], Sizing]"
 
 GIB = 1 << 30
+_ADVICE = ("it would start ", "no single setting ")  # how `sizing.size` begins what to change
 
 # The four below are choices of this project, not measurements.
 CACHE_SHARE = 0.1
@@ -355,7 +356,7 @@ def _powers(least: int, most: int) -> list[int]:
 def _verdict(served: Served, division: Division, sizing: Sizing) -> tuple[Verdict, str]:
     if not sizing.fits:
         # What to write instead, the plan says with its own keys (`remedies`), not vLLM's flags.
-        found = (reason.split("; room is made by")[0] for reason in sizing.reasons)
+        found = (each for each in sizing.reasons if not each.startswith(_ADVICE))
         why = "; ".join(found) or "the KV cache of one request does not fit"
         near = sizing.confidence == "near the edge"
         return (Verdict.NEAR if near else Verdict.NO), why
@@ -552,7 +553,7 @@ def remedies(
         found = [both for each in more if helps(both := {**least, **each})]
     first: dict[tuple[str, ...], str] = {}
     for changes in found:  # of several values of one key the nearest, which comes first
-        words = " and ".join(f"`{key}: {_yaml(value)}`" for key, value in changes.items())
+        words = " and ".join(_yaml(key, value) for key, value in changes.items())
         first.setdefault(tuple(changes), words)
     return tuple(first.values())
 
@@ -574,10 +575,19 @@ def _one_change(served: Served, judged: tuple[Candidate, ...]) -> Iterator[dict[
         yield {"allow_pcie": True}
     if not served.span_nodes:
         yield {"span_nodes": True}
+    if served.expert_parallel:
+        yield {"expert_parallel": False}
+    for key in ("data_parallel", "pipeline_parallel"):
+        if (getattr(served, key) or 1) > 1:
+            yield {key: 1}
+    if "kv-cache-dtype" not in served.flags:
+        yield {"flags": {**served.flags, "kv-cache-dtype": "fp8"}}
 
 
-def _yaml(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _yaml(key: str, value: Any) -> str:
+    if key == "flags":
+        return "`kv-cache-dtype: fp8` in `flags`"
+    return f"`{key}: {str(value).lower() if isinstance(value, bool) else value}`"
 
 
 # How it would be started

@@ -215,12 +215,17 @@ class Demand:
         ways = candidates.remedies(
             self.served, description, best.kind, best.nodes, sizer=self.sizer
         )
-        write = f"set {', or '.join(ways)}" if ways else "take a checkpoint with smaller weights"
+        if ways:
+            write = f"set {', or '.join(ways)}, or use nodes with more GPU memory"
+        elif last.sizing and last.concurrency >= self.served.concurrency:
+            write = "set what it says, in `flags` where it is no setting of ours"
+        else:
+            write = "take a checkpoint with smaller weights, or use nodes with more GPU memory"
         kinds = "" if len(judged) == 1 else f", the largest of {len(judged)} kinds of node"
         verdict = "is near the edge" if last.verdict is Verdict.NEAR else str(last.verdict)
         return (
             f"serving.{self.name}: no division fits on {nodes} ({best.kind}{kinds}); the widest, "
-            f"{last.division}, {verdict}: {last.reason}; {write}, or use nodes with more GPU memory"
+            f"{last.division}, {verdict}: {last.reason}; {write}"
         )
 
     @property
