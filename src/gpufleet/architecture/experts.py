@@ -21,6 +21,7 @@ from gpufleet.architecture.mixture import (
     NUMBERED,
     assembled,
     caches_of,
+    drafting,
     first_of,
     head_size,
     leading_dense,
@@ -72,6 +73,8 @@ class Family:
     embedding: str = "model.embed_tokens"
     tied: bool = False
     """What a config without `tie_word_embeddings` means."""
+    drafts: tuple[str, ...] = ()
+    """Keys of the number of layers that predict further tokens, each with experts."""
 
 
 def build(name: str, family: Family, config: Mapping[str, Any]) -> Architecture:
@@ -101,9 +104,11 @@ def build(name: str, family: Family, config: Mapping[str, Any]) -> Architecture:
         own = family.more(fields, index, heads, kv_heads, head_dim)
         feed_forward = mlp if not experts or family.dense(fields, index) else mixture
         layers.append(Layer(every + own + feed_forward, cache))
+    drafts = fields.whole(*family.drafts, default=0) if family.drafts else 0
     return assembled(
         fields,
         layers,
+        draft_layers=[Layer(drafting(hidden) + every + mixture, caches[-1])] * drafts,
         heads=heads,
         kv_heads=kv_heads,
         experts=experts,
@@ -298,6 +303,7 @@ FAMILIES: dict[str, Family] = {
         shared=_times("n_shared_experts"),
         qkv_bias=_attention_bias,
         head_norm=lambda fields: fields.flag("use_qk_norm"),
+        drafts=("num_nextn_predict_layers",),
     ),
     "HYV3ForCausalLM": Family(
         expert_size=("expert_hidden_dim", "moe_intermediate_size"),
