@@ -84,8 +84,8 @@ def weight_bytes(
 
     `dtype` is `--dtype`. `stored` says what the checkpoint has: {tensor: (dtype, shape)} from the
     headers of its safetensors files, or its total bytes from the index. `partition`: layers of each
-    stage, as in VLLM_PP_LAYER_PARTITION. `compute_capability` decides the kernel of MXFP4 experts
-    and of FP8 blocks, and with it their padding and scales; None: the usual one. Raises
+    stage, as in VLLM_PP_LAYER_PARTITION. `compute_capability` decides the kernel of MXFP4 experts,
+    FP8 blocks and zero points, and with it their padding and scales; None: the usual one. Raises
     `FleetError` for a partition that does not add up.
     """
     plan = _plan(architecture, quantization, stored)
@@ -334,6 +334,9 @@ class _Rank:
             scheme = _finer(weight, rows, columns, scheme)
         if scheme.block and scheme.kind == "fp8" and not self.as_stored:
             scheme = self._for_gpu(scheme)
+        elif self._is_for_machete(weight, scheme):
+            groups = rows * _up(columns, scheme.group) if scheme.group else rows
+            beside += groups * self.number - _up(groups * scheme.bits, 8)
         size = _up(rows * columns * scheme.bits, 8)
         return size, packed_bytes(rows, columns, scheme) - size + beside, count
 
@@ -366,6 +369,20 @@ class _Rank:
     @property
     def _major(self) -> int | None:
         return self.capability[0] if self.capability else None
+
+    def _is_for_machete(self, weight: Weight, scheme: Scheme) -> bool:
+        """
+        Say whether Hopper's kernel holds the zero points, as scaled numbers of the model's dtype.
+
+        Source: transform_w_zp of kernels/linear/mixed_precision/machete.py; AWQ since 0.17.
+        """
+        return (
+            self.capability == (9, 0)
+            and self.vllm >= (0, 17)
+            and scheme.kind == "int"
+            and scheme.zero_points
+            and not (scheme.symmetric or weight.expert or self.as_stored)
+        )
 
     def _for_gpu(self, scheme: Scheme) -> Scheme:
         """
