@@ -779,3 +779,51 @@ def test_what_may_stop_makes_way_before_what_would_move():
         "b-1": (3,),
     }
     assert [move.why for move in found.moves] == ["a-0 needs its GPUs on gpu-01"] * 2
+
+
+def test_two_that_run_on_one_gpu_are_told_apart():
+    """Somebody started the second by hand: the GPU is the first one's, the second leaves it."""
+    wanted = {"a": model(port=8000), "b": model(port=8100)}
+    runs = [on("gpu-01", "a", 0, 1, port=8000), on("gpu-01", "b", 0, 1, port=8100)]
+
+    found = plan([machine("gpu-01", 2)], {"gpu-01": declare(wanted)}, running=runs)
+
+    assert {stage.id: stage.gpus for stage in found.stages} == {"a-0": (1,), "b-0": (0,)}
+    assert [str(move) for move in found.moves] == [
+        "b-0 starts anew on gpu-01 GPUs 0: its GPUs on gpu-01 serve another replica"
+    ]
+
+
+def test_a_further_replica_leaves_the_port_that_another_model_declares():
+    """The first port of a model is its own, whoever was there before."""
+    wanted = {"m": model(replicas=2, port=8000), "n": model(port=8001)}
+    runs = [on("gpu-01", "m", 0, 0, port=8000), on("gpu-01", "m", 1, 1, port=8001)]
+
+    found = plan([machine("gpu-01", 4)], {"gpu-01": declare(wanted)}, running=runs)
+
+    assert {stage.id: (stage.gpus, stage.port) for stage in found.stages} == {
+        "m-0": ((0,), 8000),
+        "m-1": ((1,), 8002),
+        "n-0": ((2,), 8001),
+    }
+    assert [move.why for move in found.moves] == ["port 8001 cannot stay, it is 8002 now"]
+
+
+@pytest.mark.parametrize(
+    ("port", "kept"),
+    [
+        pytest.param(8003, True, id="as-if-replicas-before-it-had-stopped"),
+        pytest.param(7999, False, id="below-the-declared-one"),
+        pytest.param(8004, False, id="more-than-the-node-can-hold"),
+        pytest.param(9100, False, id="an-exporter's"),
+        pytest.param(None, True, id="not-known"),
+    ],
+)
+def test_a_port_is_kept_if_a_plan_could_have_given_it(port, kept):
+    """So that a `port` that was changed takes effect, and a stopped neighbour restarts nobody."""
+    runs = [on("gpu-01", "m", 0, 1, port=port)]
+
+    found = plan([machine("gpu-01", 4)], {"gpu-01": declare({"m": model()})}, running=runs)
+
+    assert (found.moves == ()) == kept
+    assert found.stages[0].port == (port if kept and port else 8000)

@@ -103,7 +103,7 @@ class _Ports:
         if port == endpoint.declared:
             return endpoint.explicit or not self._promised(endpoint, port, written=True)
         passed = sum(
-            any(at in self.users[node] or at in self.declared[node] for node in endpoint.nodes)
+            self._others(endpoint, at) or self._promised(endpoint, at)
             for at in range(endpoint.declared, min(port, endpoint.declared + 1000))
         )
         near = port - endpoint.declared < endpoint.room + passed
@@ -136,6 +136,14 @@ class _Ports:
 
     def _in_use(self, endpoint: Endpoint, port: int) -> bool:
         return any(port in self.users[node] for node in endpoint.nodes)
+
+    def _others(self, endpoint: Endpoint, port: int) -> bool:
+        """Say whether the port has a user who is no replica of the same model."""
+        users = (self.users[node].get(port) for node in endpoint.nodes)
+        own = f"serving.{endpoint.model}.port"
+        return any(
+            user and user != own and user[: user.rfind("-")] != endpoint.model for user in users
+        )
 
     def _promised(self, endpoint: Endpoint, port: int, *, written: bool = False) -> bool:
         """Say whether another model of a node declares the port, or has it `written`."""
