@@ -188,6 +188,13 @@ class Log:
         return "only the cache" in self.record.get("note", "")
 
     @property
+    def repacked(self) -> bool:
+        """Say whether 4-bit integers are repacked after loading, which leaves gaps."""
+        found = self.description.quantization
+        scheme = found.scheme if found is not None else None
+        return scheme is not None and scheme.kind == "int" and scheme.bits == 4
+
+    @property
     def capability(self) -> tuple[int, int] | None:
         """Return the GPU's compute capability; None: the log does not say the GPU."""
         return card(self.record["gpu"]).compute_capability if "gpu" in self.record else None
@@ -324,4 +331,5 @@ def whole_logs() -> tuple[Log, ...]:
         and log.available_gib
         and min(log.available_gib) > 0
         and "cpu_offload_gb" not in log.flags
+        and "not the whole chain" not in log.record.get("note", "")
     )
