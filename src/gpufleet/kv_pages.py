@@ -21,6 +21,7 @@ from gpufleet.architecture.parts import (
     Architecture,
     Cache,
     ChunkCache,
+    CompressedCache,
     FullCache,
     LatentCache,
     StateCache,
@@ -171,9 +172,57 @@ def _pages(layout: Layout, cache: Cache, block: int) -> tuple[Page, ...]:
     """Return the pages of one layer: two where sparse attention keeps an index besides."""
     if isinstance(cache, StateCache):
         return (_state_page(layout, cache, block),)
+    if isinstance(cache, CompressedCache):
+        return compressed_pages(layout, cache)
     if isinstance(cache, LatentCache) and cache.indexer_dim:
         return (_page(layout, cache, block), _index_page(cache, block))
     return (_page(layout, cache, block),)
+
+
+COMPRESSED = "compressed"
+"""The first of a page's `shape` where it is DeepSeek V4's."""
+_COMPRESSED_BLOCK, _WINDOW_BLOCK = 256, 64
+_STATE_BLOCKS = {4: 4, 128: 8}
+_FLASH_MLA_ROW = 576
+
+
+def compressed_pages(layout: Layout, cache: CompressedCache) -> tuple[Page, ...]:
+    """
+    Return DeepSeek V4's pages of one layer, in FlashMLA's packed rows (fp8_ds_mla).
+
+    A token of 512 numbers is 448 bytes, 64 numbers of two bytes and 8 scales; pages are multiples
+    of 576 bytes. The states, of keys and of scores, are float32; four tokens overlap. Source:
+    DeepseekV4SWACache, DeepseekV4Attention, DeepseekV4IndexerCache and CompressorStateCache in
+    vllm/models/deepseek_v4 and v1/attention/backends/mla/sparse_swa.py, 0.20 to 0.33.
+    """
+    if layout.kv_dtype != "auto" and layout.kv_dtype not in _ONE_BYTE | {"fp8_ds_mla"}:
+        raise FleetError(
+            f"--kv-cache-dtype {layout.kv_dtype}: of DeepSeek V4 only the bytes of fp8_ds_mla are "
+            "known here, which auto and fp8 mean"
+        )
+    rope = 64
+    token, ratio = cache.dim - rope + 2 * rope + 8, cache.ratio
+    window = _rows(_WINDOW_BLOCK * token)
+    found = [Page(Kind.WINDOW, _WINDOW_BLOCK, window, (COMPRESSED, cache.dim), cache.window)]
+    if not ratio:
+        return tuple(found)
+    block = layout.block_size or _COMPRESSED_BLOCK
+    overlap = 2 if ratio == 4 else 1
+    state = _STATE_BLOCKS.get(ratio, ratio)
+    kept = [(cache.dim, token)]
+    if cache.index_dim:
+        kept.append((cache.index_dim, cache.index_dim + cache.index_dim // _INDEX_GROUP * 4))
+    for dim, entry in kept:
+        size = _rows(block // ratio * entry)
+        shape = (COMPRESSED, dim, ratio)
+        found.append(Page(Kind.FULL, block, size, shape, 0, size // block))
+        own = _rows(state * 2 * overlap * dim * 4)
+        found.append(Page(Kind.WINDOW, state, own, (*shape, "state"), overlap * ratio))
+    return tuple(found)
+
+
+def _rows(size: int) -> int:
+    return -(-size // _FLASH_MLA_ROW) * _FLASH_MLA_ROW
 
 
 def block_size(layout: Layout) -> int:
@@ -479,7 +528,9 @@ def _cpu_block(layout: Layout) -> tuple[int, int]:
 
 def _attention_token(layout: Layout) -> int:
     """Return the bytes a token of the first layer with attention, whose page holds a state."""
-    first = next(cache for cache in layout.distinct if not isinstance(cache, StateCache))
+    first = next(
+        cache for cache in layout.distinct if not isinstance(cache, StateCache | CompressedCache)
+    )
     return token_bytes(layout, first)
 
 

@@ -121,7 +121,24 @@ class StateCache:
     dtypes: tuple[str, ...]
 
 
-Cache: TypeAlias = FullCache | WindowCache | ChunkCache | LatentCache | StateCache
+@dataclass(frozen=True)
+class CompressedCache:
+    """
+    DeepSeek V4: the last `window` tokens, and every `ratio` tokens made into one.
+
+    The same on every TP rank. What makes one of several keeps a state of its own.
+    """
+
+    dim: int
+    """head_dim: of a token in the window, and of what several are made into."""
+    window: int
+    ratio: int = 0
+    """0: the window alone."""
+    index_dim: int = 0
+    """Sparse attention's own key, made of `ratio` tokens as well; 0: none."""
+
+
+Cache: TypeAlias = FullCache | WindowCache | ChunkCache | LatentCache | StateCache | CompressedCache
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import translate
 from functools import cache, cached_property
 from typing import Any
@@ -207,12 +207,35 @@ def quantization(
     if method == "modelopt" and "quantized_layers" not in said and hf_quant_config:
         said = {**said, **_inner(hf_quant_config)}
     try:
-        return reader(said)
+        found = reader(said)
+        return _deepseek_v4(found, config, said) if method == "fp8" else found
     except (TypeError, ValueError, AttributeError, LookupError) as error:
         raise FleetError(
             f"the quantization {method} has a value of another kind than is expected there "
             f"({error}); take config.json as the model's publisher has it"
         ) from error
+
+
+def _deepseek_v4(
+    found: Quantization, config: Mapping[str, Any], said: Mapping[str, Any]
+) -> Quantization:
+    """
+    Return DeepSeek V4's quantization: fp8, and routed experts of four bits.
+
+    `expert_dtype` says whether they are, without it they are; a scale is then one byte. Source:
+    DeepseekV4FP8Config in vllm/models/deepseek_v4/quant_config.py.
+    """
+    if not str(config.get("model_type", "")).startswith("deepseek_v4"):
+        return found
+    if str(said.get("moe_quant_algo", "")).upper() == "NVFP4":
+        experts = NVFP4
+    elif config.get("expert_dtype", "fp4") == "fp4":
+        experts = MXFP4
+    else:
+        return found
+    linear = replace(found.scheme, scale_bytes=1) if found.scheme else None
+    own = (("re:.*ffn\\.experts\\..*",), experts)
+    return replace(found, scheme=linear, ignored=(), groups=(own,))
 
 
 @cache
