@@ -353,10 +353,10 @@ def llama(config: Mapping[str, Any], name: str, style: Style) -> Architecture:
     )
     head_dim = fields.whole("head_dim", "kv_channels", default=hidden // max(heads, 1))
     intermediate = fields.whole("intermediate_size", "ffn_hidden_size", "n_inner")
-    stated = fields.flag("attention_bias", "bias", "use_bias", "qkv_bias")
+    stated = fields.flag("attention_bias", "bias", "qkv_bias", "use_qkv_bias")
     qkv_bias = fields.flag("qkv_bias", default=stated) if style.qkv_bias is None else style.qkv_bias
     out_bias = (
-        fields.flag("attention_out_bias", default=fields.flag("attention_bias", "bias", "use_bias"))
+        fields.flag("attention_out_bias", default=fields.flag("attention_bias", "bias"))
         if style.out_bias is None
         else style.out_bias
     )
@@ -534,8 +534,8 @@ _STYLES: dict[str, Style] = {
     "InternLMForCausalLM": Style(),
     "TeleFLMForCausalLM": Style(qkv_bias=False, out_bias=False),
     "SolarForCausalLM": Style(),
-    "GraniteForCausalLM": Style(tied=True, types=True, further=_sinks),
-    "GraniteSWAForCausalLM": Style(tied=True, types=True, further=_sinks),
+    "GraniteForCausalLM": Style(types=True, further=_sinks),
+    "GraniteSWAForCausalLM": Style(types=True, further=_sinks),
     "GritLM": Style(types=True),
     "Ernie4_5ForCausalLM": Style(tied=True),
     "Step1ForCausalLM": Style(tied=True),
@@ -627,7 +627,7 @@ _STYLES: dict[str, Style] = {
         norm="transformer.ln_f",
         prefix="transformer.h.",
     ),
-    "HunYuanDenseV1ForCausalLM": Style(head_norm=None, tied=True),
+    "HunYuanDenseV1ForCausalLM": Style(head_norm=None),
     "InternLM2ForCausalLM": Style(
         qkv_bias=False,
         out_bias=False,
@@ -653,15 +653,6 @@ _STYLES: dict[str, Style] = {
         attention_names=("W_pack", "W_pack", "W_pack", "o_proj"),
     ),
     "MiniCPMForCausalLM": Style(qkv_bias=False, out_bias=False, mlp_bias=False, tied=True),
-    "Starcoder2ForCausalLM": Style(
-        gated=False,
-        norm_bias=True,
-        mlp_names=("", "c_fc", "c_proj"),
-        tied=True,
-        qkv_bias=None,
-        out_bias=None,
-        mlp_bias=None,
-    ),
     "Plamo3ForCausalLM": Style(
         qkv_bias=False,
         out_bias=False,
@@ -805,7 +796,7 @@ def _falcon(config: Mapping[str, Any], name: str) -> Architecture:
     else:
         kv_heads = 1 if fields.flag("multi_query", default=True) else heads
     head_dim = hidden // max(heads, 1)
-    intermediate = fields.whole("ffn_hidden_size", default=4 * hidden)
+    intermediate = 4 * hidden
     bias = fields.flag("bias")
     fused = "query_key_value"
     weights = attention(
@@ -1160,6 +1151,21 @@ def _telechat2(config: Mapping[str, Any], name: str) -> Architecture:
     return llama({**config, **renamed}, name, _TELECHAT2)
 
 
+def _starcoder2(config: Mapping[str, Any], name: str) -> Architecture:
+    """StarCoder 2: one key for the biases of attention and MLP, which are there untold."""
+    bias = Fields(config, name).flag("use_bias", default=True)
+    style = Style(
+        qkv_bias=bias,
+        out_bias=bias,
+        mlp_bias=bias,
+        gated=False,
+        norm_bias=True,
+        mlp_names=("", "c_fc", "c_proj"),
+        tied=True,
+    )
+    return llama(config, name, style)
+
+
 _TELECHAT2 = Style(out_bias=True, mlp_bias=False, qkv_bias=False, further=_down_bias)
 
 
@@ -1253,6 +1259,7 @@ BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
             (_qwen, ("QWenLMHeadModel",)),
             (_telechat2, ("TeleChat2ForCausalLM", "TeleChatForCausalLM")),
             (_persimmon, ("PersimmonForCausalLM",)),
+            (_starcoder2, ("Starcoder2ForCausalLM",)),
             (_deci, ("DeciLMForCausalLM",)),
             (_minicpm, ("MiniCPMForCausalLM",)),
         )

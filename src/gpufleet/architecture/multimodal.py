@@ -105,6 +105,8 @@ class _Block:
     out_bias: bool = True
     mlp_bias: bool = True
     norm_bias: bool = True
+    k_bias: bool = True
+    """Where there is `qkv_bias`."""
     width: int = 0
     """Of all heads together, where it is not the hidden size."""
     divided: bool = True
@@ -125,9 +127,9 @@ class _Block:
             weight = vector(self.prefix + name, size, split, heads=self.heads)
             made.append(replace(weight, count=self.depth))
 
-        for each in (self.qkv[0], self.qkv[-1], self.qkv[-1]) if len(self.qkv) < 3 else self.qkv:
+        for place, each in enumerate(self.qkv if len(self.qkv) == 3 else self.qkv * 3):
             matrix(each, width, self.hidden, heads)
-            if self.qkv_bias:
+            if self.qkv_bias and (self.k_bias or place != 1):
                 line(f"{each}.bias", width, heads)
         matrix(self.out, self.hidden, width, columns)
         if self.out_bias:
@@ -314,9 +316,13 @@ def _glm4v(fields: Fields, text: Fields) -> tuple[Weights, str]:
 
 
 def _siglip(
-    fields: Fields, *, prefix: str = "vision_tower.vision_model.", layers: int | None = None
+    fields: Fields,
+    *,
+    prefix: str = "vision_tower.vision_model.",
+    layers: int | None = None,
+    normed: bool = True,
 ) -> Weights:
-    """SigLIP, and SigLIP 2 with a fixed size."""
+    """SigLIP, and SigLIP 2 with a fixed size; `normed`: with the norm after its last layer."""
     seen = _vision(fields)
     width, heads = seen.whole("hidden_size"), seen.whole("num_attention_heads")
     depth = seen.whole("num_hidden_layers")
@@ -333,11 +339,12 @@ def _siglip(
         vector(f"{prefix}embeddings.patch_embedding.bias", width),
         _table(f"{prefix}embeddings.position_embedding", positions, width),
         *block.weights(),
-        *(_normed(f"{prefix}post_layernorm", width) if count == depth else ()),
+        *(_normed(f"{prefix}post_layernorm", width) if normed and count == depth else ()),
     )
 
 
 def _clip(fields: Fields, *, layers: int | None = None) -> Weights:
+    """CLIP, without the norm after its last layer, which only embedders want."""
     seen = _vision(fields)
     width = seen.whole("hidden_size", default=768)
     depth = seen.whole("num_hidden_layers", default=12)
@@ -357,7 +364,6 @@ def _clip(fields: Fields, *, layers: int | None = None) -> Weights:
         _table(f"{prefix}embeddings.position_embedding", patches + 1, width),
         *_normed(f"{prefix}pre_layrnorm", width),
         *block.weights(),
-        *(_normed(f"{prefix}post_layernorm", width) if count == depth else ()),
     )
 
 
@@ -406,7 +412,7 @@ def _llava(fields: Fields, text: Fields) -> tuple[Weights, str]:
     kind = seen.text("model_type")
     width = seen.whole("hidden_size", default=1024)
     if "siglip" in kind:
-        tower = _siglip(fields, layers=_tower_layers(fields))
+        tower = _siglip(fields, layers=_tower_layers(fields), normed=False)
     elif kind == "pixtral":
         tower = _pixtral(fields)
     elif "clip" in kind:
@@ -419,6 +425,8 @@ def _llava(fields: Fields, text: Fields) -> tuple[Weights, str]:
         *_column("multi_modal_projector.linear_1", out, width, bias=bias),
         *_row("multi_modal_projector.linear_2", out, out, bias=bias),
     )
+    if fields.name == "LlavaOnevisionForConditionalGeneration":
+        projector = _plain(projector)
     if fields.name != "LlavaForConditionalGeneration":
         projector = (*projector, vector("image_newline", out))
     return (*tower, *projector), ""
@@ -544,8 +552,8 @@ def _conformer(heard: Fields, out: int) -> Weights:
 
 
 def _plain(weights: Weights) -> Weights:
-    """Return weights of transformers' own classes, which vLLM neither divides nor quantizes."""
-    return tuple(replace(weight, linear=False) for weight in weights)
+    """Return weights of PyTorch's own layers, which vLLM neither divides nor quantizes."""
+    return tuple(replace(weight, linear=False, split=Split.NONE) for weight in weights)
 
 
 def _internvl(fields: Fields, text: Fields) -> tuple[Weights, str]:
@@ -702,7 +710,7 @@ def _cohere2_vision(fields: Fields, text: Fields) -> tuple[Weights, str]:
 def _paligemma(fields: Fields, text: Fields) -> tuple[Weights, str]:
     width = _vision(fields).whole("hidden_size")
     out = text.whole("hidden_size", default=2048)
-    return (*_siglip(fields), *_column("multi_modal_projector.linear", out, width)), ""
+    return (*_siglip(fields), *_plain(_line("multi_modal_projector.linear", out, width))), ""
 
 
 def _idefics3(fields: Fields, text: Fields) -> tuple[Weights, str]:
