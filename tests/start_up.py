@@ -11,7 +11,7 @@ from typing import Any
 
 from gpufleet import kv_cache, kv_pages
 from gpufleet.architecture.description import Description, ModelFiles, describe
-from gpufleet.architecture.parts import Architecture, LatentCache
+from gpufleet.architecture.parts import Architecture, LatentCache, WindowCache
 from gpufleet.architecture.quantization import online
 from gpufleet.gpu_catalogue import card
 from gpufleet.sizing import Options, Sizing, size
@@ -214,7 +214,9 @@ def _description(config: str, changes: str) -> Description:
         found = json.loads(config)
     else:
         found = json.loads((_DATA / "models" / f"{config}.json").read_text())["config"]
-    changed = {**found, **json.loads(changes)}
+    wanted = json.loads(changes)
+    inner = {**found.get("text_config", {}), **wanted.pop("text_config", {})}
+    changed = {**found, **wanted, "text_config": inner or None}
     return describe(ModelFiles({key: value for key, value in changed.items() if value is not None}))
 
 
@@ -264,6 +266,8 @@ def layout(log: Log) -> kv_pages.Layout:
         stages[-1] += kv_pages.draft_caches(architecture)
     # A draft model's layers are like the model's own.
     stages[-1] += stages[-1][-1:] * log.record.get("further_layers", 0)
+    layers, *shape = log.record.get("further_windows", (0, 1, 1, 1))
+    stages[-1] += (WindowCache(*shape),) * layers
     return kv_pages.Layout(
         stages=tuple(stages),
         vllm=log.vllm,
