@@ -103,3 +103,23 @@ def test_stages_have_blocks_of_their_own_layers() -> None:
     )
 
     assert 1.8 < half.blocks / whole.blocks < 2.1
+
+
+def test_a_published_refusal_is_foretold() -> None:
+    """
+    Two GH200 with 0.22 and 16,384 tokens a batch: of 30,000 tokens 6.66 GiB, and 5.44 are there.
+
+    Source: a comment on github.com/vllm-project/vllm/issues/44376; it says 13,528 tokens would fit.
+    """
+    asked = layout(
+        RECORD["ratios"]["Flash"],
+        (0, 22, 0),
+        max_model_len=30000,
+        max_num_batched_tokens=16384,
+        kv_dtype="fp8",
+    )
+    least, most = (cache(asked, int(memory * GIB)) for memory in (5.435, 5.445))
+
+    assert not most.starts
+    assert least.needed_bytes / GIB == pytest.approx(6.66, abs=0.005)
+    assert least.estimated_max_model_len <= 13528 <= most.estimated_max_model_len
