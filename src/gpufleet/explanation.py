@@ -14,7 +14,7 @@ from typing import Any
 
 from gpufleet.candidates import GIB, Considered
 from gpufleet.planner import FleetPlan, Running, Stage
-from gpufleet.ranges import ranges
+from gpufleet.ranges import node_ranges, ranges
 from gpufleet.topology import Node
 
 # Candidates
@@ -26,7 +26,7 @@ class Row:
 
     model: str
     nodes: str
-    """How many nodes, of which kind."""
+    """Their names, written short, and their kind."""
     chosen: bool
     tensor_parallel: int
     pipeline_parallel: int
@@ -51,7 +51,7 @@ def rows(plan: FleetPlan) -> tuple[Row, ...]:
 
 
 def _rows(considered: Considered) -> Iterable[Row]:
-    where = f"{considered.nodes} node{'s' if considered.nodes > 1 else ''}: {considered.kind}"
+    where = f"{node_ranges(considered.names)}: {considered.kind}"
     for each in considered.candidates:
         sizing, division = each.sizing, each.division
         yield Row(
