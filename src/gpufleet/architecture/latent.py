@@ -294,8 +294,9 @@ def deepseek_v4(config: Mapping[str, Any]) -> Architecture:
         )
     mixing = fields.whole("hc_mult")
     shared = fields.whole("n_shared_experts", default=0)
+    drafts = fields.whole("num_nextn_predict_layers", default=0)
     layers = []
-    for index, ratio in enumerate(ratios[:count]):
+    for index, ratio in enumerate((*ratios, *(0,) * drafts)[: count + drafts]):
         matrices = routed(hidden, inner, experts, prefix="ffn.", matrices=NUMBERED)
         if index < hashed:
             # A table of four-byte numbers: the experts of each token.
@@ -314,12 +315,14 @@ def deepseek_v4(config: Mapping[str, Any]) -> Architecture:
             *norm("attn_norm", hidden),
             *norm("ffn_norm", hidden),
         )
+        if index >= count:
+            weights += _v4_draft(hidden, mixing)
         layers.append(Layer(weights + matrices, _v4_cache(fields, ratio)))
     positions = fields.whole("max_position_embeddings")
     head = Weight("hc_head_fn", mixing, mixing * hidden, linear=False, dtype="float32")
-    whole = assembled(
+    return assembled(
         fields,
-        layers,
+        layers[:count],
         heads=heads,
         kv_heads=1,
         experts=experts,
@@ -331,8 +334,20 @@ def deepseek_v4(config: Mapping[str, Any]) -> Architecture:
             rotary(positions, fields.whole("qk_rope_head_dim"), dtype="float32", tables=2),
             Part("mixing", (head,), Where.LAST),
         ),
+        draft_layers=layers[count:],
     )
-    return replace(whole, notes=(*whole.notes, "the cache of DeepSeek V4's draft is not counted"))
+
+
+def _v4_draft(hidden: int, mixing: int) -> tuple[Weight, ...]:
+    """What predicts further tokens besides a layer: vllm/models/deepseek_v4/nvidia/mtp.py."""
+    return (
+        *norm("enorm", hidden),
+        *norm("hnorm", hidden),
+        Weight("e_proj", hidden, hidden),
+        Weight("h_proj", hidden, hidden),
+        *norm("norm", hidden),
+        Weight("hc_head_fn", mixing, mixing * hidden, linear=False, dtype="float32"),
+    )
 
 
 def _v4_cache(fields: Fields, ratio: int) -> CompressedCache:
