@@ -234,6 +234,14 @@ def _loaded(log: Log) -> Architecture:
     return replace(whole, parts=tuple(part for part in whole.parts if part.name != "tower"))
 
 
+def _with_drafts(log: Log) -> Architecture:
+    """Return what is loaded, the layers that predict further tokens among the others."""
+    whole = _loaded(log)
+    if not log.own_drafts:
+        return whole
+    return replace(whole, layers=whole.layers + whole.draft_layers, draft_layers=())
+
+
 @once
 def weighed(log: Log) -> tuple[Weighed, ...]:
     """Return what each pipeline stage's largest rank weighs."""
@@ -241,7 +249,7 @@ def weighed(log: Log) -> tuple[Weighed, ...]:
     if quantization is None and "quantization" in log.flags:
         quantization = online(log.flags["quantization"], log.vllm)
     return weight_bytes(
-        _loaded(log),
+        _with_drafts(log),
         quantization,
         Sharding(
             log.tensor,
