@@ -527,7 +527,7 @@ def remedies(
     """
 
     def considered(changes: Mapping[str, Any]) -> Considered:
-        changed = served.model_copy(update=dict(changes))
+        changed = _changed(served, changes)
         return consider("", changed, description, kind, nodes, sizer=sizer)
 
     def helps(changes: Mapping[str, Any]) -> bool:
@@ -543,12 +543,12 @@ def remedies(
         if helps(wider):
             found.insert(0, wider)
     if not found and wider:
-        changed = served.model_copy(update=wider)
+        changed = _changed(served, wider)
         more = _one_change(changed, considered(wider).candidates)
         found = [both for each in more if helps(both := {**wider, **each})]
     if not found:
         least = {**wider, "concurrency": 1}
-        changed = served.model_copy(update=least)
+        changed = _changed(served, least)
         more = _one_change(changed, considered(least).candidates)
         found = [both for each in more if helps(both := {**least, **each})]
     first: dict[tuple[str, ...], str] = {}
@@ -571,6 +571,8 @@ def _one_change(served: Served, judged: tuple[Candidate, ...]) -> Iterator[dict[
         shorter = int(longest * part / served.concurrency) // 1024 * 1024
         if 0 < shorter < length:
             yield {"context": shorter}
+    if "max-num-seqs" not in served.flags:
+        yield from ({"flags.max-num-seqs": fewer} for fewer in (512, 256, 128, 64))
     if not served.allow_pcie:
         yield {"allow_pcie": True}
     if not served.span_nodes:
@@ -581,12 +583,23 @@ def _one_change(served: Served, judged: tuple[Candidate, ...]) -> Iterator[dict[
         if (getattr(served, key) or 1) > 1:
             yield {key: 1}
     if "kv-cache-dtype" not in served.flags:
-        yield {"flags": {**served.flags, "kv-cache-dtype": "fp8"}}
+        yield {"flags.kv-cache-dtype": "fp8"}
+
+
+def _changed(served: Served, changes: Mapping[str, Any]) -> Served:
+    """Write settings, and flags where a key begins so."""
+    flags = {
+        key.removeprefix("flags."): value
+        for key, value in changes.items()
+        if key.startswith("flags.")
+    }
+    settings = {key: value for key, value in changes.items() if not key.startswith("flags.")}
+    return served.model_copy(update={**settings, "flags": {**served.flags, **flags}})
 
 
 def _yaml(key: str, value: Any) -> str:
-    if key == "flags":
-        return "`kv-cache-dtype: fp8` in `flags`"
+    if key.startswith("flags."):
+        return f"`{key.removeprefix('flags.')}: {value}` in `flags`"
     return f"`{key}: {str(value).lower() if isinstance(value, bool) else value}`"
 
 

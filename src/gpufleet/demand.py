@@ -211,21 +211,21 @@ class Demand:
                 "cannot say how many GPUs it needs: set `tensor_parallel` to that number"
             )
         best = max(judged, key=lambda each: (each.kind.memory_mib * each.kind.gpus, str(each.kind)))
-        last = max(best.candidates, key=lambda each: each.division.gpus)
+        last = max(best.candidates, key=_nearest)
         ways = candidates.remedies(
             self.served, description, best.kind, best.nodes, sizer=self.sizer
         )
         if ways:
             write = f"set {', or '.join(ways)}, or use nodes with more GPU memory"
-        elif last.sizing and last.concurrency >= self.served.concurrency:
+        elif last.verdict is Verdict.NO and last.concurrency >= self.served.concurrency:
             write = "set what it says, in `flags` where it is no setting of ours"
         else:
             write = "take a checkpoint with smaller weights, or use nodes with more GPU memory"
         kinds = "" if len(judged) == 1 else f", the largest of {len(judged)} kinds of node"
         verdict = "is near the edge" if last.verdict is Verdict.NEAR else str(last.verdict)
         return (
-            f"serving.{self.name}: no division fits on {nodes} ({best.kind}{kinds}); the widest, "
-            f"{last.division}, {verdict}: {last.reason}; {write}"
+            f"serving.{self.name}: no division fits on {nodes} ({best.kind}{kinds}); the nearest "
+            f"to it, {last.division}, {verdict}: {last.reason}; {write}"
         )
 
     @property
@@ -451,6 +451,12 @@ def _fill(demands: Sequence[Demand], by_name: Mapping[str, Demand]) -> None:
 def left_out(node: Node) -> str:
     """Return which GPUs of a node serve nothing, and why."""
     return "; ".join(f"GPU {index} is left out ({why})" for index, why in node.unfit.items())
+
+
+def _nearest(candidate: Candidate) -> tuple[bool, int, int]:
+    """Order candidates that do not fit: the fewest obstacles first, then the most GPUs."""
+    obstacles = len(candidate.sizing.reasons) if candidate.sizing else 0
+    return candidate.verdict is Verdict.NEAR, -obstacles, candidate.division.gpus
 
 
 def _gpus(count: int) -> str:
