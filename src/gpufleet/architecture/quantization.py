@@ -291,7 +291,7 @@ def _method(said: Mapping[str, Any]) -> str:
     producer = said.get("producer")
     by_modelopt = isinstance(producer, Mapping) and producer.get("name") == "modelopt"
     stated = str(said.get("quant_method") or "").lower()
-    if by_modelopt or (algorithm and stated in {"", "modelopt"}):
+    if (by_modelopt or algorithm) and stated in {"", "modelopt"}:
         return "modelopt"
     return canonical(stated) or "(no quant_method)"
 
