@@ -746,17 +746,11 @@ def _inexact(description: Description, quantization: Quantization | None) -> flo
     Return by which share the weights may be off.
 
     Within 0.5 % of `Model loading took` in nine of ten start-up logs, quantized or not, and within
-    2.5 % in all (docs/sizing-accuracy.md). Repacking 4-bit weights leaves the allocator gaps: up to
-    2.1 % (Qwen2.5-7B-AWQ), 0.1 % in most.
+    2 % in all (docs/sizing-accuracy.md).
     """
-    if description.architecture.notes or _repacked(quantization):
+    if description.architecture.notes:
         return 0.02
     return 0.01 if quantization is not None and description.stored is None else 0.005
-
-
-def _repacked(quantization: Quantization | None) -> bool:
-    scheme = quantization.scheme if quantization is not None else None
-    return scheme is not None and scheme.kind == "int" and scheme.bits < 8
 
 
 def _gib(count: float) -> str:
