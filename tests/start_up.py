@@ -188,13 +188,6 @@ class Log:
         return "only the cache" in self.record.get("note", "")
 
     @property
-    def repacked(self) -> bool:
-        """Say whether 4-bit integers are repacked after loading, which leaves gaps."""
-        found = self.description.quantization
-        scheme = found.scheme if found is not None else None
-        return scheme is not None and scheme.kind == "int" and scheme.bits == 4
-
-    @property
     def capability(self) -> tuple[int, int] | None:
         """Return the GPU's compute capability; None: the log does not say the GPU."""
         return card(self.record["gpu"]).compute_capability if "gpu" in self.record else None
