@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import combinations
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -421,14 +422,21 @@ def more(declarations, step):
     }
 
 
-SETTING = re.compile(r"`(tensor_parallel|concurrency|context|allow_pcie|span_nodes): (\w+)`")
-LOWER = re.compile(r"lower `(tensor_parallel|data_parallel|replicas)` to (\d+)")
+SETTING = re.compile(r"`([\w-]+): (\w+)`( in `flags`)?")
+LOWER = re.compile(r"lower `(tensor_parallel|data_parallel|replicas)` to (\d+)()")
 
 
 def told(problem):
     """What a refusal says to write: each way by itself, one or several settings."""
     ways = [SETTING.findall(way) for way in problem.split(", or ")]
     return [way for way in ways if way] + [[way] for way in LOWER.findall(problem)]
+
+
+def written(served, way):
+    """The declaration after one of these ways."""
+    settings = {key: yaml.safe_load(value) for key, value, in_flags in way if not in_flags}
+    flags = {key: yaml.safe_load(value) for key, value, in_flags in way if in_flags}
+    return served.model_copy(update={**settings, "flags": {**served.flags, **flags}})
 
 
 @SLOW
@@ -443,12 +451,11 @@ def test_a_refusal_names_a_setting_that_ends_it(fleet):
         if not (model := re.match(r"serving\.(\w+):", problem)):
             continue
         for way in told(problem):
-            changes = {key: {"true": True}.get(value) or int(value) for key, value in way}
             changed = {
                 name: each.model_copy(
                     update={
                         "serving": {
-                            at: served.model_copy(update=changes) if at == model[1] else served
+                            at: written(served, way) if at == model[1] else served
                             for at, served in each.serving.items()
                         }
                     }
