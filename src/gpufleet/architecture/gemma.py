@@ -8,6 +8,7 @@ Google's configs leave out is the default of their class in transformers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -298,9 +299,17 @@ def _layer_inputs(fields: Fields, hidden: int, size: int, each: int) -> tuple[Pa
 
 
 def _without_keys(weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
-    """Return a layer's weights without those of keys and values, which it takes from another."""
+    """
+    Return a layer's weights where it takes keys and values from another.
+
+    Checkpoints have its own as well, and vLLM kept them before 0.30 (`is_kv_shared_layer` in
+    model_executor/models/gemma3n.py and gemma4.py).
+    """
     names = ("self_attn.k_proj", "self_attn.v_proj", "self_attn.k_norm")
-    return tuple(weight for weight in weights if not weight.name.startswith(names))
+    return tuple(
+        replace(weight, until=(0, 30)) if weight.name.startswith(names) else weight
+        for weight in weights
+    )
 
 
 def _values_from_keys(weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
