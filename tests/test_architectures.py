@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from gpufleet.architecture.description import ModelFiles, describe
 from gpufleet.architecture.parts import (
     CompressedCache,
     FullCache,
@@ -25,6 +26,7 @@ from gpufleet.architecture.quantization import quantization
 from gpufleet.architecture.read import architecture, builders
 from gpufleet.errors import FleetError
 from gpufleet.kv_pages import Layout, caches, state_bytes, token_bytes
+from gpufleet.sizing import Options, size
 from gpufleet.weights import Sharding, weight_bytes
 
 SMALL = json.loads((Path(__file__).parent / "data" / "small_models.json").read_text())
@@ -150,6 +152,37 @@ def test_draft_layers_are_not_the_models_own() -> None:
 
     assert with_drafts.parameters == without.parameters
     assert len(with_drafts.draft_layers) == 1
+
+
+@pytest.mark.parametrize("name", ["qwen 3.5", "nemotron 3 with a draft"])
+@pytest.mark.parametrize("pattern", ["mtp", "mtp*", "mtp.layers.0*", "re:^mtp.*", "model.mtp*"])
+def test_a_draft_that_the_checkpoint_leaves_as_it_is_takes_all_its_bytes(
+    name: str, pattern: str
+) -> None:
+    """A pattern of `mtp` means the draft's layers, and no layer of the model itself."""
+    changes: dict[str, Any] = {"num_nextn_predict_layers": 1, "mtp_num_hidden_layers": 1}
+    if name == "nemotron 3 with a draft":
+        name, changes["mtp_hybrid_override_pattern"] = "nemotron 3", "*"
+    said = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}
+    own, draft = (
+        added_by_a_draft(config(name, **changes, quantization_config={**said, "ignore": ignored}))
+        for ignored in (["lm_head"], ["lm_head", pattern])
+    )
+    plain = added_by_a_draft(config(name, **changes))
+
+    assert draft[0] == own[0]
+    assert own[1] < draft[1] == plain[1]
+
+
+def added_by_a_draft(own: dict[str, Any]) -> tuple[int, int]:
+    """Return the weights of a model on a GPU, and what its draft adds, in bytes."""
+    card = {"gpu_memory_gib": 79.0, "compute_capability": (9, 0), "vllm": VLLM}
+    described = describe(ModelFiles(own))
+    without, with_draft = (
+        size(described, Options(**card, speculative_tokens=tokens)).weights_bytes_per_gpu
+        for tokens in (0, 1)
+    )
+    return without, with_draft - without
 
 
 def test_kimis_experts_are_padded_since_0_27() -> None:

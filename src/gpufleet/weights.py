@@ -272,8 +272,12 @@ def _schemes(
 ) -> tuple[Scheme | None, ...]:
     if quantization is None:
         return (None,) * len(layer.weights)
+    # A draft that the checkpoint keeps apart has whole names: no layer's number goes before them.
     return tuple(
-        quantization.scheme_of(prefix + weight.name, expert=weight.expert)
+        quantization.scheme_of(
+            weight.name if weight.name.startswith("mtp.") else prefix + weight.name,
+            expert=weight.expert,
+        )
         if weight.linear
         else None
         for weight in layer.weights

@@ -28,6 +28,7 @@ from gpufleet.architecture.mixture import (
     named,
     routed,
     too_short,
+    under,
 )
 from gpufleet.architecture.parts import (
     Architecture,
@@ -71,8 +72,9 @@ def qwen(config: Mapping[str, Any], *, name: str) -> Architecture:
         default=1 if name == "Qwen3NextForCausalLM" else 0,
     )
     feed_forward = mixture or gated_mlp(hidden, dense)
+    # It is left unquantized, and cut by rows: qwen3_next_mtp.py and qwen3_5_mtp.py.
     draft = (
-        Weight("mtp.fc", hidden, 2 * hidden, linear=False),
+        Weight("mtp.fc", hidden, 2 * hidden, Split.ROWS, linear=False),
         *norm("mtp.pre_fc_norm_embedding", hidden),
         *norm("mtp.pre_fc_norm_hidden", hidden),
         *norm("mtp.norm", hidden),
@@ -86,7 +88,14 @@ def qwen(config: Mapping[str, Any], *, name: str) -> Architecture:
         moe_intermediate_size=inner,
         intermediate_size=dense,
         further=rotary_of(fields, head_dim),
-        draft_layers=[Layer(draft + own + norms + feed_forward, full)] * further,
+        draft_layers=[
+            Layer(
+                (draft if not index else ())
+                + under(f"mtp.layers.{index}.", own + norms + feed_forward),
+                full,
+            )
+            for index in range(further)
+        ],
     )
 
 

@@ -21,6 +21,7 @@ from gpufleet.architecture.mixture import (
     head_size,
     named,
     routed,
+    under,
 )
 from gpufleet.architecture.parts import (
     Architecture,
@@ -189,13 +190,15 @@ def _nemotron_drafts(fields: Fields, hidden: int, mixers: Mapping[str, Layer]) -
         *norm("enorm", hidden),
         *norm("hnorm", hidden),
     )
-    drafts = [
-        Layer(mixers[letter].weights + norm("norm", hidden), mixers[letter].cache)
-        for letter in pattern
-    ]
-    drafts[0] = Layer(first + drafts[0].weights, drafts[0].cache)
-    drafts[-1] = Layer(drafts[-1].weights + norm("final_layernorm", hidden), drafts[-1].cache)
-    return tuple(drafts) * steps
+    drafts = []
+    for index, letter in enumerate(pattern * steps):
+        weights = mixers[letter].weights + norm("norm", hidden)
+        if index % len(pattern) == 0:
+            weights = first + weights
+        if index % len(pattern) == len(pattern) - 1:
+            weights += norm("final_layernorm", hidden)
+        drafts.append(Layer(under(f"mtp.layers.{index}.", weights), mixers[letter].cache))
+    return tuple(drafts)
 
 
 def _inner(fields: Fields) -> int:

@@ -134,6 +134,11 @@ def drafting(hidden: int) -> tuple[Weight, ...]:
     )
 
 
+def under(prefix: str, weights: Sequence[Weight]) -> tuple[Weight, ...]:
+    """Return weights of a draft with their whole checkpoint names, which begin with `mtp.`."""
+    return tuple(replace(weight, name=prefix + weight.name) for weight in weights)
+
+
 def named(config: Mapping[str, Any], name: str) -> Fields:
     """Return the config's fields under the name that `architectures` has, or else `name`."""
     names = config.get("architectures")
