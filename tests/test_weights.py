@@ -346,3 +346,60 @@ def test_some_classes_have_embedding_and_head_on_every_stage():
     assert sum(two) - sum(one) == pytest.approx(2 * head / GIB, rel=0.02)
     one, two = loaded("Qwen--Qwen3-8B"), loaded("Qwen--Qwen3-8B", pipeline=2)
     assert sum(two) == pytest.approx(sum(one), abs=0.02)
+
+
+def test_shared_experts_are_whole_on_each_rank_that_gets_a_part_of_the_tokens():
+    """With TP, DP and expert parallelism together (use_sequence_parallel_moe); else divided."""
+    model = tiny(Weight("mlp.shared_experts.up_proj", 512, 128, Split.ROWS))
+
+    assert held(model, Sharding(2, data=2, expert=True)) == [512 * 128 * 2]
+    assert held(model, Sharding(2, data=2)) == [256 * 128 * 2]
+    assert held(model, Sharding(2, expert=True)) == [256 * 128 * 2]
+
+
+def test_a_quantized_latent_is_kept_once_more_for_decoding():
+    """MLA absorbs kv_b_proj in the model's dtype, and keeps the packed one (MLAAttention)."""
+    model = tiny(Weight("self_attn.kv_b_proj", 512, 128, Split.ROWS))
+    fp8 = Scheme(8, "fp8", group=-1, scale_bytes=4)
+
+    # Beside it the scale, which shares the copy's tensor here.
+    assert held(model, Sharding(), fp8) == [512 * 128 + 512 * 128 * 2 + 512]
+    assert held(model, Sharding()) == [512 * 128 * 2]
+
+
+@pytest.mark.parametrize(("tensor", "group"), [(1, 128), (4, 64), (8, 32)])
+def test_narrow_experts_get_a_finer_group(tensor, group):
+    """Experts of 768 inputs over 8 ranks have 96, which 128 does not divide (moe_wna16.py)."""
+    down = Weight("experts.down_proj", 1024, 768, Split.COLUMNS, count=4, expert=True)
+    inputs = 768 // tensor
+
+    packed = 4 * 1024 * inputs // 2
+    scales = 4 * 1024 * (inputs // group) * 2
+    assert held(tiny(down), Sharding(tensor), Scheme(4, group=128)) == [packed + scales]
+
+
+@pytest.mark.parametrize(("method", "size"), [("gptq", 2), ("awq", 2), ("fp8", 1)])
+def test_a_tower_is_packed_only_where_the_method_packs_more_than_text(method, size):
+    """AWQ's and GPTQ's tools leave towers as they are, and do not say so."""
+    tower = Part("tower", (Weight("visual.fc1", 512, 128, Split.ROWS),), Where.FIRST)
+    said = Quantization(method, Scheme(8, "fp8", group=-1, scale_bytes=0))
+
+    (stage,) = weight_bytes(tiny(parts=[tower]), said, Sharding(), vllm=V)
+
+    assert stage.bytes == 512 * 128 * size
+
+
+def test_a_tower_is_on_the_first_stage_alone_from_0_33():
+    tower = Part(
+        "tower",
+        (Weight("visual.fc1", 512, 128, Split.ROWS),),
+        Where.FIRST,
+        everywhere=True,
+        everywhere_until=(0, 33),
+    )
+    model = tiny(Weight("up", 512, 128, Split.ROWS), layers=2, parts=[tower])
+
+    def last(release):
+        return weight_bytes(model, None, Sharding(pipeline=2), vllm=release)[1].bytes
+
+    assert last((0, 32, 0)) - last((0, 33, 0)) == 512 * 128 * 2

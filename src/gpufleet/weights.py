@@ -355,6 +355,8 @@ class _Rank:
                 tensor = 1
             else:
                 tensor *= self.sharding.data
+        elif "shared_expert" in weight.name and self.sharding.replicates_shared_experts:
+            tensor = 1
         # KimiMoE of vllm/models/kimi_k3 pads experts that TP makes smaller, since 0.27.
         least = weight.least if tensor > 1 and self.vllm >= (0, 27) else 0
         match weight.split:
