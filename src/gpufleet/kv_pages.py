@@ -250,7 +250,7 @@ def token_bytes(layout: Layout, cache: FullCache | WindowCache | ChunkCache | La
     MLA's latent is the same on every rank; KV heads are divided by TP, at least one a rank.
     """
     if isinstance(cache, LatentCache):
-        packed = _PACKED_LATENT.get(_latent_dtype(layout, cache))
+        packed = _PACKED_LATENT.get(_latent_dtype(layout))
         return packed or (cache.rank + cache.rope_dim) * _element(layout)
     heads = max(1, cache.kv_heads // layout.tensor)
     # Values of their own size were counted from 0.14 on (FullAttentionSpec.head_size_v).
@@ -324,10 +324,23 @@ def _element(layout: Layout) -> int:
     )
 
 
-def _latent_dtype(layout: Layout, cache: LatentCache) -> str:
+def _is_sparse(layout: Layout) -> bool:
+    """
+    Say whether the model's attention is sparse: of all layers, where only some have an index.
+
+    GLM-5.2's layers without one use that of a layer before (`index_topk_freq`).
+    """
+    return any(
+        isinstance(cache, LatentCache) and cache.indexer_dim
+        for stage in layout.stages
+        for cache in stage
+    )
+
+
+def _latent_dtype(layout: Layout) -> str:
     """Return the KV dtype of MLA: sparse attention turns fp8 into DeepSeek's packed format."""
     dtype = layout.kv_dtype
-    if not cache.indexer_dim or dtype in _PACKED_LATENT:
+    if dtype in _PACKED_LATENT or not _is_sparse(layout):
         return dtype
     major = _major(layout)
     if layout.vllm >= (0, 18):
@@ -495,7 +508,7 @@ def _latent_block(layout: Layout, cache: LatentCache) -> tuple[int, int]:
     """
     major, asked, vllm = _major(layout), layout.block_size, layout.vllm
     if vllm >= (0, 18):
-        wanted = _preferred_latent_block(layout, major, sparse=bool(cache.indexer_dim))
+        wanted = _preferred_latent_block(layout, major, sparse=_is_sparse(layout))
         return (asked or max(wanted, 16)), wanted
     if cache.indexer_dim:
         return 64, 64
