@@ -281,8 +281,8 @@ def _activation(
         error += 0.55 * sampler
     if in_sampler < 1.3 * in_pass:  # else the forward pass is long over at the peak
         error += 0.25 * forward
-    if _is_compressed(architecture):
-        peak, error = peak + _COMPRESSING, error + _COMPRESSING
+    if _is_sparse(architecture):
+        peak, error = peak + _CHOOSING, error + _CHOOSING
     if architecture.multimodal:
         peak, error = peak + _TOWER, error + 0.5 * GIB
     if run.vllm >= _V2_EVERY and not run.enforce_eager:
@@ -298,17 +298,19 @@ def _activation(
     )
 
 
-def _is_compressed(architecture: Architecture) -> bool:
+def _is_sparse(architecture: Architecture) -> bool:
     return any(
-        isinstance(cache, CompressedCache)
+        isinstance(cache, CompressedCache) or (isinstance(cache, LatentCache) and cache.indexer_dim)
         for layer in architecture.layers
         for cache in layer.caches
     )
 
 
-_COMPRESSING = 1.2 * GIB
-"""What DeepSeek V4's kernels and its four streams of hidden states took beyond a layer's own in one
-start of 0.25, on two RTX PRO 6000."""
+_CHOOSING = 1.6 * GIB
+"""What sparse attention's kernels and index took beyond a layer's own: 1.2 GiB for DeepSeek V4 on
+two RTX PRO 6000 with 0.25, 2.1 for GLM-5.2 on four GB200 with 0.26."""
+_SPARSE_GRAPH = 0.0006 * GIB
+"""Of one graph and one layer in the same two starts: 0.00054 and 0.00063."""
 _COMPILING = 0.4 * GIB
 """What the first start, which compiles, leaves less of than the next one. With 0.31: 0.42 on an
 A100, 0.9 and 1.1 between a cold and a warm start of small GPUs."""
@@ -396,6 +398,8 @@ def _non_torch(run: DummyRun) -> Estimate:
         found, error = (0.13, 0.15) if alone else (0.55, 0.5)
     elif run.vllm < _TOTAL_CONSUMED:
         found, error = (0.25, 0.15) if alone else (2.1, 0.5)
+        if not alone and run.compute_capability is not None and run.compute_capability[0] == 10:
+            found, error = 1.5, 0.7  # 0.95 on four GB200
     else:
         found, error = (0.35, 0.3) if alone else (1.8, 1.0)
     major, minor = run.compute_capability or (9, 0)
@@ -429,11 +433,10 @@ def _cuda_graphs(architecture: Architecture, run: DummyRun) -> Estimate:
         graphs = 3 + largest // 8
     else:
         graphs = _captured(largest) + _captured(min(largest, run.max_num_seqs))
-    found = 0.05 * GIB + _GRAPH * graphs * (run.layers or len(architecture.layers))
-    if architecture.experts:
-        found *= 1.2
-    if _is_compressed(architecture):
-        found *= 3.5  # the same start: an estimate of 1.58 GiB for 68 graphs
+    of_a_layer = _GRAPH * 1.2 if architecture.experts else _GRAPH
+    if _is_sparse(architecture):
+        of_a_layer = _SPARSE_GRAPH
+    found = 0.05 * GIB + of_a_layer * graphs * (run.layers or len(architecture.layers))
     return Estimate(int(found), int(0.1 * GIB + 0.5 * found), "start-up logs")
 
 
