@@ -282,6 +282,7 @@ def layout(log: Log) -> kv_pages.Layout:
         prefix_caching=log.flags.get("enable_prefix_caching"),
         speculative_tokens=log.drafts,
         hybrid_manager=not log.flags.get("disable_hybrid_kv_cache_manager", False),
+        compute_capability=log.capability,
     )
 
 

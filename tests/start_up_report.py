@@ -38,8 +38,10 @@ _FOOT = """
   rows, not like those of 0.19.
 - Most logs are of one node with NVLink. NCCL's buffers over PCIe or between nodes are hardly
   measured.
-- Logs of 0.28 and newer are few: there the arithmetic follows vLLM's source, and little confirms
-  it.
+- Up to 0.11.0 the activation peak depends on whether FlashInfer is installed, as it was in vLLM's
+  images: nothing says so beforehand. The estimate lies between, and its error holds both.
+- Logs of 0.28 and newer are few, and none of them has the whole chain: there the arithmetic follows
+  vLLM's source, and little confirms it.
 - Where a config is put together from a model's card and a near model's file, the log's record says
   so.
 - Starts with LoRA, CPU offloading, or a draft model of its own besides the model's own prediction
