@@ -290,7 +290,7 @@ def test_every_change_that_is_proposed_makes_it_start(gpu, length):
     tried = Options(gpu_memory_gib=gpu, vllm=(0, 32, 0), max_model_len=length)
     found = size(description, tried)
     assert not found.fits
-    proposed = re.findall(r"--([a-z-]+) (\w+)", found.reasons[-1])
+    proposed = re.findall(r"--([a-z-]+) (\w+)", found.remedy)
     assert proposed
     for flag, value in proposed:
         name = {"tensor-parallel-size": "tensor_parallel"}.get(flag, flag.replace("-", "_"))

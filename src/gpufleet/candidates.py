@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 Sizer: TypeAlias = "Callable[[Description, Options], Sizing]"
 
 GIB = 1 << 30
-_ADVICE = ("it would start ", "no single setting ")  # how `sizing.size` begins what to change
 
 # The four below are choices of this project, not measurements.
 CACHE_SHARE = 0.1
@@ -356,8 +355,7 @@ def _powers(least: int, most: int) -> list[int]:
 def _verdict(served: Served, division: Division, sizing: Sizing) -> tuple[Verdict, str]:
     if not sizing.fits:
         # What to write instead, the plan says with its own keys (`remedies`), not vLLM's flags.
-        found = (each for each in sizing.reasons if not each.startswith(_ADVICE))
-        why = "; ".join(found) or "the KV cache of one request does not fit"
+        why = "; ".join(sizing.reasons) or "the KV cache of one request does not fit"
         near = sizing.confidence == "near the edge"
         return (Verdict.NEAR if near else Verdict.NO), why
     # One request is certain to fit; the others that were asked for have to be as certain.

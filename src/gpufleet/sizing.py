@@ -113,11 +113,14 @@ class Sizing:
     vllm: tuple[int, ...]
     cuda_graphs_in_budget: bool = True
     """Or on top of it: up to 0.19, and with the second model runner up to 0.28."""
+    remedy: str = ""
+    """Which single changes are certain to make room; "" where memory is not what is missing."""
 
     def as_json(self) -> dict[str, Any]:
         """Return it as `gpufleet size --json` prints it: units in the names."""
         document = asdict(self)
-        document["reasons"] = list(self.reasons)
+        document["reasons"] = [*self.reasons, *([self.remedy] if self.remedy else [])]
+        del document["remedy"]
         document["vllm"] = ".".join(map(str, self.vllm))
         return document
 
@@ -144,10 +147,8 @@ def size(description: Description, options: Options) -> Sizing:
     """
     found, too_small = _judged(description, options)
     smallest = smallest_gpus(description, options)
-    reasons = found.reasons
-    if too_small:
-        reasons += (_remedy(description, options, found, smallest),)
-    return replace(found, smallest_gpus=smallest, reasons=reasons)
+    remedy = _remedy(description, options, found, smallest) if too_small else ""
+    return replace(found, smallest_gpus=smallest, remedy=remedy)
 
 
 def smallest_gpus(description: Description, options: Options) -> int | None:
