@@ -313,7 +313,9 @@ class _Rank:
                 total += allocated(size, self.vllm) * count
                 continue
             # Queries, keys and values, and gate and up, are one tensor in vLLM.
-            key = (weight.name.rpartition(".")[0], weight.columns, scheme, count, weight.expert)
+            module, _, name = weight.name.rpartition(".")
+            module += _APART.get(name, "")
+            key = (module, weight.columns, scheme, count, weight.expert)
             tensors[key] = tensors.get(key, 0) + size
         return total + sum(allocated(size, self.vllm) * key[3] for key, size in tensors.items())
 
@@ -451,6 +453,9 @@ def _finer(weight: Weight, rows: int, columns: int, scheme: Scheme) -> Scheme:
 
 _TRITON_KERNELS = (0, 12)
 """They come with vLLM; before, Marlin is taken where nobody installed them."""
+_APART = dict.fromkeys(("in_proj_b", "in_proj_a", "in_proj_ba"), ".gates")
+"""Delta nets' gates: one tensor beside the one of the other projections into the layer
+(qwen_gdn_linear_attn.py)."""
 _FUSED = {Split.ROWS, Split.HEADS}
 _MIB = 1 << 20
 

@@ -233,11 +233,15 @@ def on_hopper() -> None:
 
 
 def allocated(size: int) -> int:
-    """Return what PyTorch's CUDA allocator hands out for so many bytes (CUDACachingAllocator)."""
+    """
+    Return what PyTorch's CUDA allocator hands out for so many bytes, as it is set to load weights.
+
+    Source: CUDACachingAllocator.cpp; vLLM sets max_split_size_mb to 20 (v1/worker/gpu_worker.py).
+    """
     if size <= 10 * MIB:
         return -(-size // 512) * 512
     whole = -(-size // (2 * MIB)) * 2 * MIB
-    return whole if whole - size <= MIB else -(-size // 512) * 512
+    return whole if whole - size <= MIB or size >= 20 * MIB else -(-size // 512) * 512
 
 
 def pretend(ranks: int, stage: int | None) -> None:
