@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import models_oracle
 import torch
+from vllm.model_executor.layers.mamba.gdn import olmo_gdn_linear_attn
 
 RECORD = Path(__file__).parent / "small_models.json"
 
@@ -351,6 +352,51 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "shared_intermediate_size": 512,
         },
     ),
+    "granite moe with windows": (
+        "GraniteMoeSWAForCausalLM",
+        "granitemoe_swa",
+        {**GRANITE, "num_local_experts": 16, "num_experts_per_tok": 4},
+    ),
+    "cohere moe": (
+        "Cohere2MoeForCausalLM",
+        "cohere2_moe",
+        {
+            "num_experts": 16,
+            "num_experts_per_tok": 4,
+            "intermediate_size": 512,
+            "num_shared_experts": 2,
+            "first_k_dense_replace": 2,
+            "prefix_dense_intermediate_size": 3072,
+            "sliding_window": 128,
+            "tie_word_embeddings": None,
+            "rms_norm_eps": None,
+        },
+    ),
+    "olmo hybrid": (
+        "OlmoHybridForCausalLM",
+        "olmo_hybrid",
+        {
+            "head_dim": None,
+            "rope_theta": None,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+        },
+    ),
+    "pangu ultra": (
+        "PanguUltraMoEForCausalLM",
+        LLAMA,
+        {**DEEPSEEK, "sandwich_norm": True, "router_enable_expert_bias": True},
+    ),
+    "param 2": (
+        "Param2MoEForCausalLM",
+        "param2moe",
+        {
+            **BAILING,
+            "use_qk_norm": True,
+            "num_shared_experts": 2,
+            "moe_shared_expert_intermediate_size": 1024,
+            "rope_scaling": None,
+        },
+    ),
     "hy 3": (
         "HYV3ForCausalLM",
         "hy_v3",
@@ -590,6 +636,9 @@ def main() -> None:
     torch.set_num_threads(1)
     models_oracle.on_hopper()
     models_oracle.OWN_CONFIGS["minimax_m3_text"] = "PretrainedConfig"
+    models_oracle.OWN_CONFIGS["param2moe"] = "PretrainedConfig"
+    # It speaks to a GPU's kernels, of which there are none here.
+    olmo_gdn_linear_attn.set_triton_allocator = lambda _: None
     names = set(sys.argv[1:])
     found: dict[str, Any] = json.loads(RECORD.read_text()) if names else {}
     for name, model in MODELS.items():

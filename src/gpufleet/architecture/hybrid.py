@@ -155,6 +155,73 @@ def _delta_net(
     return weights, state
 
 
+def olmo(config: Mapping[str, Any]) -> Architecture:
+    """
+    Return OLMo Hybrid: gated delta nets, with full attention in each fourth layer.
+
+    Source: olmo_hybrid.py and layers/mamba/gdn/olmo_gdn_linear_attn.py; OlmoHybridConfig of
+    transformers for what a config leaves out.
+    """
+    fields = named(config, "OlmoHybridForCausalLM")
+    hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    kv_heads = fields.whole("num_key_value_heads", default=heads)
+    head_dim, dense = hidden // max(heads, 1), fields.whole("intermediate_size")
+    linear, state = _olmo_delta_net(fields, hidden, heads)
+    linear += (*norm("input_layernorm", hidden), *norm("post_attention_layernorm", hidden))
+    own = (
+        *attention(hidden, heads, kv_heads, head_dim),
+        vector("self_attn.q_norm", hidden),
+        vector("self_attn.k_norm", kv_heads * head_dim),
+        *norm("post_attention_layernorm", hidden),
+        *norm("post_feedforward_layernorm", hidden),
+    )
+    mlp, full = gated_mlp(hidden, dense), FullCache(kv_heads, head_dim)
+    layers = [
+        Layer(own + mlp, full) if attends else Layer(linear + mlp, state)
+        for attends in full_attention(fields, fields.whole("num_hidden_layers"))
+    ]
+    return assembled(
+        fields,
+        layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        intermediate_size=dense,
+        further=rotary_of(fields, head_dim),
+    )
+
+
+def _olmo_delta_net(
+    fields: Fields, hidden: int, heads: int
+) -> tuple[tuple[Weight, ...], StateCache]:
+    key_heads = fields.whole("linear_num_key_heads", default=heads)
+    value_heads = fields.whole("linear_num_value_heads", default=heads)
+    key_dim = fields.whole("linear_key_head_dim", default=hidden * 3 // (4 * max(key_heads, 1)))
+    value_dim = fields.whole("linear_value_head_dim", default=2 * key_dim)
+    kernel = fields.whole("linear_conv_kernel_dim", default=4)
+    keys, values = key_heads * key_dim, value_heads * value_dim
+    block = "linear_attn."
+    weights = (
+        Weight(f"{block}q_proj", keys, hidden, Split.ROWS),
+        Weight(f"{block}k_proj", keys, hidden, Split.ROWS),
+        Weight(f"{block}v_proj", values, hidden, Split.ROWS),
+        Weight(f"{block}g_proj", values, hidden, Split.ROWS),
+        Weight(f"{block}b_proj", value_heads, hidden, Split.ROWS),
+        Weight(f"{block}a_proj", value_heads, hidden, Split.ROWS),
+        Weight(f"{block}conv1d", 2 * keys + values, kernel, Split.ROWS, linear=False),
+        vector(f"{block}dt_bias", value_heads, Split.ROWS),
+        vector(f"{block}A_log", value_heads, Split.ROWS),
+        vector(f"{block}o_norm", value_dim),
+        Weight(f"{block}o_proj", hidden, values, Split.COLUMNS),
+    )
+    state = StateCache(
+        "gdn",
+        ((kernel - 1, 2 * keys + values), (value_heads, value_dim, key_dim)),
+        (1, 0),
+        ("model", "model"),
+    )
+    return weights, state
+
+
 def _qwen_mixture(fields: Fields, hidden: int, inner: int, experts: int) -> tuple[Weight, ...]:
     weights = routed(hidden, inner, experts)
     if shared := fields.whole("shared_expert_intermediate_size", default=0):
@@ -480,6 +547,7 @@ BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
     "KimiLinearForCausalLM": kimi_linear,
     "MiniMaxM1ForCausalLM": minimax_text,
     "MiniMaxText01ForCausalLM": minimax_text,
+    "OlmoHybridForCausalLM": olmo,
     "Lfm2ForCausalLM": lfm2,
     "Lfm2MoeForCausalLM": lfm2,
     **{

@@ -50,6 +50,8 @@ class Family:
         fields.text("topk_method", default="noaux_tc") == "noaux_tc"
     )
     """Whether the router's scores have a correction, float32."""
+    sandwich: tuple[str, ...] = ()
+    """Further norms of a layer where `sandwich_norm` is set."""
     sparse: bool = False
     """Whether `index_topk` means sparse attention with its own index."""
 
@@ -116,7 +118,8 @@ def build(name: str, family: Family, config: Mapping[str, Any]) -> Architecture:
     experts = fields.whole(*family.experts, default=0)
     dense = fields.whole("intermediate_size")
     inner = fields.whole("moe_intermediate_size") if experts else 0
-    common = latent_attention(fields) + tuple(w for n in family.norms for w in norm(n, hidden))
+    norms = family.norms + (family.sandwich if fields.flag("sandwich_norm") else ())
+    common = latent_attention(fields) + tuple(w for n in norms for w in norm(n, hidden))
     mlp, mixture = gated_mlp(hidden, dense), _mixture(fields, family, hidden, inner, experts)
     layers = []
     count = fields.whole("num_hidden_layers")
@@ -264,6 +267,10 @@ _FAMILIES: dict[str, Family] = {
     "GlmMoeDsaForCausalLM": _SPARSE,
     "MistralLarge3ForCausalLM": Family(
         corrected=lambda fields: fields.text("topk_method") == "noaux_tc"
+    ),
+    "PanguUltraMoEForCausalLM": Family(
+        sandwich=("pre_mlp_layernorm", "post_mlp_layernorm"),
+        corrected=lambda fields: fields.flag("router_enable_expert_bias"),
     ),
     "SarvamMLAForCausalLM": Family(
         experts=("num_experts",),
