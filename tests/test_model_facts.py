@@ -61,9 +61,6 @@ LOOSER_WEIGHTS = {
     "deepseek-ai--DeepSeek-V3.2": _LATENT,
     "zai-org--GLM-5-FP8": _LATENT,
     "moonshotai--Kimi-K2-Instruct": _LATENT,
-    "moonshotai--Kimi-K2.5": "its vision tower is estimated",
-    "meta-llama--Llama-4-Maverick-17B-128E-Instruct": "its vision tower is estimated",
-    "meta-llama--Llama-4-Scout-17B-16E-Instruct": "its vision tower is estimated",
     "mistralai--Devstral-Small-2-24B-Instruct-2512": "whether FP8 reaches its vision tower",
 }
 NOT_COMPARED = {

@@ -232,7 +232,9 @@ def _made(
             (
                 weight,
                 quantization.scheme_of(weight.name, head=part.name == "head", expert=weight.expert)
-                if quantization and weight.linear and not _is_left(part, quantization)
+                if quantization
+                and weight.linear
+                and not _is_left(part, quantization, architecture.name)
                 else None,
             )
             for weight in part.weights
@@ -257,14 +259,17 @@ def _made(
 _TEXT_ONLY = {"awq", "gptq", "auto-round", "hqq"}
 
 
-def _is_left(part: Part, quantization: Quantization) -> bool:
+def _is_left(part: Part, quantization: Quantization, architecture: str) -> bool:
     """
     Say whether a tower is left as it is though the config does not say so.
 
     Source: _maybe_ignore_quant_config in vLLM's qwen2_5_vl.py and others: these methods' tools
-    quantize the text part alone, and list nothing.
+    quantize the text part alone, and list nothing; kimi_k25.py leaves it with compressed-tensors.
     """
-    return part.name == "tower" and quantization.method in _TEXT_ONLY
+    if part.name != "tower":
+        return False
+    left = architecture.startswith("KimiK25") and quantization.method == "compressed-tensors"
+    return left or quantization.method in _TEXT_ONLY
 
 
 def _schemes(
