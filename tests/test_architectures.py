@@ -185,6 +185,30 @@ def added_by_a_draft(own: dict[str, Any]) -> tuple[int, int]:
     return without, with_draft - without
 
 
+def test_longcat_lite_looks_several_tokens_up_together() -> None:
+    """One table of the last two, and of the last three, for each split; each of an odd size."""
+    changes = {"ngram_vocab_size_ratio": 3, "emb_split_num": 2, "emb_neighbor_num": 3}
+    plain = config("longcat")
+    hidden, vocabulary = plain["hidden_size"], plain["vocab_size"]
+    with_tables = architecture(
+        config("longcat", architectures=["LongcatFlashNgramForCausalLM"], **changes)
+    )
+
+    rows = sum(3 * vocabulary + 2 * table + 1 for table in range(4))
+    assert with_tables.parameters - architecture(plain).parameters == (
+        rows * hidden // 4 + hidden * hidden
+    )
+
+
+def test_zambas_transformers_are_loaded_once() -> None:
+    """Two are shared by three layers, of which each has a cache and adapters of its own."""
+    layers = [layer for layer in architecture(config("zamba 2")).layers if len(layer.caches) == 2]
+    shared = ["self_attn.o_proj" in "".join(w.name for w in layer.weights) for layer in layers]
+
+    assert shared == [True, True, False]
+    assert all(any("adapter" in weight.name for weight in layer.weights) for layer in layers)
+
+
 def test_kimis_experts_are_padded_since_0_27() -> None:
     """A rank of eight holds 256 of each expert's inner size, of which TP would leave 64."""
     model = architecture(config("kimi linear"))

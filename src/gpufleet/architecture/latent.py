@@ -196,6 +196,7 @@ def longcat(config: Mapping[str, Any]) -> Architecture:
     Return LongCat-Flash: two attentions and two MLPs in a layer, and experts that do nothing.
 
     Source: longcat_flash.py; the router also scores the `zero_expert_num` experts without weights.
+    LongCat-Flash-Lite looks the last tokens up together as well (longcat_flash_ngram.py).
     """
     fields = named(config, "LongcatFlashForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
@@ -221,8 +222,24 @@ def longcat(config: Mapping[str, Any]) -> Architecture:
         experts=experts,
         moe_intermediate_size=inner,
         intermediate_size=dense,
-        further=rotary_of(fields, fields.whole("qk_rope_head_dim")),
+        further=(*rotary_of(fields, fields.whole("qk_rope_head_dim")), *_ngrams(fields, hidden)),
     )
+
+
+def _ngrams(fields: Fields, hidden: int) -> tuple[Part, ...]:
+    """Return the tables that tell several last tokens apart, of one size but for odd numbers."""
+    ratio = fields.whole("ngram_vocab_size_ratio", default=0)
+    if fields.name != "LongcatFlashNgramForCausalLM" or not ratio:
+        return ()
+    tables = fields.whole("emb_split_num") * (fields.whole("emb_neighbor_num") - 1)
+    rows = tables * ratio * fields.whole("vocab_size") + tables**2
+    size = hidden // max(tables, 1)
+    block = "model.ngram_embeddings."
+    weights = (
+        Weight(f"{block}embedders", rows, size, Split.VOCABULARY, linear=False),
+        Weight(f"{block}post_projs", tables * size, hidden, linear=False),
+    )
+    return (Part("embedding of several tokens", weights, Where.FIRST),)
 
 
 def minicpm3(config: Mapping[str, Any]) -> Architecture:
@@ -420,6 +437,7 @@ BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
     **{name: partial(build, name, family) for name, family in _FAMILIES.items()},
     "DeepseekV4ForCausalLM": deepseek_v4,
     "LongcatFlashForCausalLM": longcat,
+    "LongcatFlashNgramForCausalLM": longcat,
     "MiniCPM3ForCausalLM": minicpm3,
 }
 """What reads the config of each decoder with latent attention, by its name in `architectures`."""

@@ -21,6 +21,7 @@ from gpufleet.architecture.mixture import (
     head_size,
     named,
     routed,
+    too_short,
     under,
 )
 from gpufleet.architecture.parts import (
@@ -365,6 +366,97 @@ def falcon_h1(config: Mapping[str, Any]) -> Architecture:
     )
 
 
+def zamba2(config: Mapping[str, Any]) -> Architecture:
+    """
+    Return Zamba2: Mamba-2 everywhere, and some layers with one of a few transformers beside it.
+
+    Source: zamba2.py. The transformers are shared: each layer has its own adapters to one, and its
+    own cache. Their weights are counted with the first layers that have them.
+    """
+    fields = named(config, "Zamba2ForCausalLM")
+    hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    dense, head_dim = _inner(fields), 2 * hidden // max(heads, 1)
+    count = fields.whole("num_hidden_layers")
+    kinds = fields.texts("layers_block_type", "layer_types")
+    if len(kinds) < count:
+        raise too_short(fields, "layers_block_type", len(kinds))
+    inner = fields.whole("mamba_expand", default=2) * hidden
+    mixer = Mamba2(
+        inner=inner,
+        heads=fields.whole("n_mamba_heads"),
+        head_dim=inner // max(fields.whole("n_mamba_heads"), 1),
+        groups=fields.whole("mamba_ngroups", default=1),
+        state=fields.whole("mamba_d_state"),
+        kernel=fields.whole("mamba_d_conv", default=4),
+        conv_bias=fields.flag("use_conv_bias", default=True),
+        bias=fields.flag("add_bias_linear"),
+    )
+    alone = Layer(mixer.weights(hidden) + norm("input_layernorm", hidden), mixer.cache())
+    beside = (
+        *mixer.weights(hidden, "mamba_decoder.mamba."),
+        *norm("mamba_decoder.input_layernorm", hidden),
+        Weight("linear", hidden, hidden),
+        *_zamba_adapters(fields, hidden, dense),
+    )
+    shared = _zamba_transformer(fields, hidden, heads, head_dim, dense)
+    full, left = FullCache(heads, head_dim), fields.whole("num_mem_blocks", default=1)
+    layers = []
+    for kind in kinds[:count]:
+        if kind != "hybrid":
+            layers.append(alone)
+            continue
+        layers.append(Layer(beside + (shared if left > 0 else ()), full, more=alone.caches))
+        left -= 1
+    return assembled(
+        fields,
+        layers,
+        heads=heads,
+        kv_heads=heads,
+        intermediate_size=dense,
+        tied=True,
+        norm_name="model.final_layernorm",
+        pipeline=False,
+        further=rotary_of(fields, head_dim) if fields.flag("use_mem_rope") else (),
+    )
+
+
+def _zamba_transformer(
+    fields: Fields, hidden: int, heads: int, head_dim: int, dense: int
+) -> tuple[Weight, ...]:
+    """Attention over what a layer gets and the embedding, side by side; and an MLP."""
+    block, wide = "shared_transformer.", heads * head_dim
+    bias = fields.flag("add_bias_linear")
+    return (
+        *(
+            Weight(f"{block}self_attn.{name}", wide, wide, Split.ROWS)
+            for name in ("q_proj", "k_proj", "v_proj")
+        ),
+        Weight(f"{block}self_attn.o_proj", hidden, wide, Split.COLUMNS),
+        *gated_mlp(hidden, dense, prefix=f"{block}feed_forward.", bias=bias),
+        *norm(f"{block}input_layernorm", 2 * hidden),
+        *norm(f"{block}pre_ff_layernorm", hidden),
+    )
+
+
+def _zamba_adapters(fields: Fields, hidden: int, dense: int) -> tuple[Weight, ...]:
+    """What one layer adds to the transformer it shares: pairs of thin matrices."""
+    rank = fields.whole("adapter_rank", default=128)
+    block = "shared_transformer."
+    pairs = [("feed_forward.gate_up_proj_adapter", hidden, 2 * dense)]
+    if fields.flag("use_shared_attention_adapter"):
+        pairs += [
+            (f"self_attn.linear_{name}_adapter", 2 * hidden, 2 * hidden) for name in ("q", "k", "v")
+        ]
+    return tuple(
+        weight
+        for name, into, out in pairs
+        for weight in (
+            Weight(f"{block}{name}.0", rank, into, Split.ROWS),
+            Weight(f"{block}{name}.1", out, rank, Split.ROWS),
+        )
+    )
+
+
 def jamba(config: Mapping[str, Any]) -> Architecture:
     """Return Jamba: Mamba, every eighth layer attention, every second one experts."""
     fields = named(config, "JambaForCausalLM")
@@ -485,4 +577,5 @@ BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
     "Mamba2ForCausalLM": mamba2_alone,
     "MambaForCausalLM": mamba,
     "NemotronHForCausalLM": nemotron_h,
+    "Zamba2ForCausalLM": zamba2,
 }
