@@ -145,6 +145,16 @@ class _Idle:
         return _Idle()
 
 
+class _Block(dict):
+    """A part of a config whose keys are read as attributes."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self:
+            raise AttributeError(name)
+        found = self[name]
+        return _Block(found) if isinstance(found, dict) else found
+
+
 class _TritonConfig:
     """An entry of a kernel's tuning table, which is read when the kernel's module is imported."""
 
@@ -219,7 +229,9 @@ def on_hopper() -> None:
         try:
             return real(self, name)
         except AttributeError:
-            if name.startswith("__") or not str(self.name).startswith(("_C", "_moe_C")):
+            if name.startswith("__") or not str(self.name).startswith(
+                ("_C", "_moe_C", "_flashkda")
+            ):
                 raise
             return _Idle()
 
@@ -329,7 +341,13 @@ def known(kind: str) -> None:
     import transformers
 
     base = getattr(transformers, OWN_CONFIGS[kind])
-    own = type("Own", (base,), {"model_type": kind})
+
+    def read(self: Any, block_configs: Any = (), **values: Any) -> None:
+        base.__init__(self, **values)
+        if block_configs:  # Nemotron's layers, each of its own sizes
+            self.block_configs = [_Block(block) for block in block_configs]
+
+    own = type("Own", (base,), {"model_type": kind, "__init__": read})
     transformers.AutoConfig.register(kind, own, exist_ok=True)
 
 

@@ -39,6 +39,7 @@ from gpufleet.architecture.parts import (
     StateCache,
     Weight,
 )
+from gpufleet.errors import FleetError
 
 
 def qwen(config: Mapping[str, Any], *, name: str) -> Architecture:
@@ -378,8 +379,8 @@ def _kimi_experts(fields: Fields, hidden: int, inner: int, experts: int) -> tupl
     )
     if size and size != hidden:
         weights += (
-            Weight(f"{block}routed_expert_down_proj", size, hidden),
-            Weight(f"{block}routed_expert_up_proj", hidden, size),
+            Weight(f"{block}routed_expert_down_proj", size, hidden, linear=False),
+            Weight(f"{block}routed_expert_up_proj", hidden, size, linear=False),
         )
         if fields.flag("latent_moe_use_norm"):
             weights += norm(f"{block}routed_expert_norm", size)
@@ -540,10 +541,83 @@ def bailing_linear(config: Mapping[str, Any]) -> Architecture:
     )
 
 
+def bailing_delta(config: Mapping[str, Any]) -> Architecture:
+    """
+    Return Ling 3: Kimi delta attention, every `layer_group_size`-th layer latent attention.
+
+    Layers past the last whole group have latent attention too. Source: bailing_moe_v3.py.
+    """
+    fields = named(config, "BailingMoeV3ForCausalLM")
+    hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    experts, inner = fields.whole("num_experts"), fields.whole("moe_intermediate_size")
+    if not fields.flag("no_kda_lora"):
+        raise FleetError(
+            f"config.json of {fields.name}: `{fields.path}no_kda_lora` is not true, and vLLM "
+            "serves this architecture without such adapters alone; serve another checkpoint"
+        )
+    dense, bias = fields.whole("intermediate_size"), fields.flag("use_bias")
+    delta, state = _bailing_delta(fields, hidden, heads)
+    latent, value = latent_attention(fields, prefix="attention."), fields.whole("v_head_dim")
+    gates = {"head_wise": heads, "element_wise": heads * value}
+    if rows := gates.get(fields.text("gated_attention_proj_granularity_type")):
+        latent += (Weight("attention.g_proj", rows, hidden, Split.ROWS),)
+    shared = fields.whole("num_shared_experts") * fields.whole(
+        "moe_shared_expert_intermediate_size"
+    )
+    mixture = (
+        *routed(hidden, inner, experts, router_dtype="float32", correction="gate.expert_bias"),
+        *gated_mlp(hidden, shared, prefix="mlp.shared_experts.", bias=bias),
+    )
+    norms = (*norm("input_layernorm", hidden), *norm("post_attention_layernorm", hidden))
+    cache = LatentCache(fields.whole("kv_lora_rank"), fields.whole("qk_rope_head_dim"))
+    every, count = fields.whole("layer_group_size") or 1, fields.whole("num_hidden_layers")
+    first = fields.whole("first_k_dense_replace")
+    layers = []
+    for index in range(count):
+        rest = norms + (gated_mlp(hidden, dense, bias=bias) if index < first else mixture)
+        if (index + 1) % every and index < count // every * every:
+            layers.append(Layer(delta + rest, state))
+        else:
+            layers.append(Layer(latent + rest, cache))
+    return assembled(
+        fields,
+        layers,
+        heads=heads,
+        kv_heads=1,
+        experts=experts,
+        moe_intermediate_size=inner,
+        intermediate_size=dense,
+        embedding_name="model.word_embeddings",
+        further=rotary_of(fields, fields.whole("qk_rope_head_dim")),
+    )
+
+
+def _bailing_delta(
+    fields: Fields, hidden: int, heads: int
+) -> tuple[tuple[Weight, ...], StateCache]:
+    dim, kernel = fields.whole("head_dim"), fields.whole("short_conv_kernel_size")
+    size, block = heads * dim, "attention."
+    weights = (
+        *(Weight(f"{block}{name}_proj", size, hidden, Split.ROWS) for name in "qkvfg"),
+        Weight(f"{block}b_proj", heads, hidden, Split.ROWS),
+        *(
+            Weight(f"{block}{name}_conv1d", size, kernel, Split.ROWS, linear=False, dtype="float32")
+            for name in "qkv"
+        ),
+        vector(f"{block}dt_bias", size, Split.ROWS, dtype="float32"),
+        vector(f"{block}A_log", heads, Split.ROWS, dtype="float32"),
+        *norm(f"{block}o_norm", dim),
+        Weight(f"{block}o_proj", hidden, size, Split.COLUMNS),
+    )
+    shapes = ((kernel - 1, 3 * size), (heads, dim, dim))
+    return weights, StateCache("kda", shapes, (1, 0), ("model", "float32"))
+
+
 BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
     **gemma.BUILDERS,
     **mamba.BUILDERS,
     "BailingMoeV2_5ForCausalLM": bailing_linear,
+    "BailingMoeV3ForCausalLM": bailing_delta,
     "KimiLinearForCausalLM": kimi_linear,
     "MiniMaxM1ForCausalLM": minimax_text,
     "MiniMaxText01ForCausalLM": minimax_text,
