@@ -200,6 +200,32 @@ def test_longcat_lite_looks_several_tokens_up_together() -> None:
     )
 
 
+def test_lings_experts_may_have_four_bits_in_a_checkpoint_of_eight() -> None:
+    """`routed_experts_quant_method` says so; what is no routed expert keeps eight."""
+    said = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    model = architecture(config("bailing 3"))
+    eight, mixed = (
+        weight_bytes(
+            model,
+            quantization(config("bailing 3", quantization_config={**said, **more})),
+            Sharding(),
+            vllm=VLLM,
+        )[0].bytes
+        for more in ({}, {"routed_experts_quant_method": "mxfp4"})
+    )
+    experts = sum(
+        weight.parameters for layer in model.layers for weight in layer.weights if weight.expert
+    )
+
+    assert eight - mixed == pytest.approx(experts * 15 / 32, rel=0.01)
+
+
+def test_ling_3_with_adapters_is_refused() -> None:
+    """The class knows none in its Kimi delta attention."""
+    with pytest.raises(FleetError, match="no_kda_lora"):
+        architecture(config("bailing 3", no_kda_lora=None))
+
+
 def test_zambas_transformers_are_loaded_once() -> None:
     """Two are shared by three layers, of which each has a cache and adapters of its own."""
     layers = [layer for layer in architecture(config("zamba 2")).layers if len(layer.caches) == 2]

@@ -20,7 +20,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import models_oracle
 import torch
-from vllm.model_executor.layers.mamba.gdn import olmo_gdn_linear_attn
 
 RECORD = Path(__file__).parent / "small_models.json"
 
@@ -186,6 +185,20 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "layer_group_size": 4,
             "group_norm_size": 8,
             "rope_interleave": True,
+        },
+    ),
+    "bailing 3": (
+        "BailingMoeV3ForCausalLM",
+        LLAMA,
+        {
+            **BAILING,
+            **LATENT,
+            "num_hidden_layers": 9,
+            "layer_group_size": 4,
+            "no_kda_lora": True,
+            "short_conv_kernel_size": 4,
+            "moe_shared_expert_intermediate_size": 768,
+            "gated_attention_proj_granularity_type": "head_wise",
         },
     ),
     "dbrx": (
@@ -656,7 +669,9 @@ def main() -> None:
     models_oracle.on_hopper()
     models_oracle.OWN_CONFIGS["minimax_m3_text"] = "PretrainedConfig"
     models_oracle.OWN_CONFIGS["param2moe"] = "PretrainedConfig"
-    # It speaks to a GPU's kernels, of which there are none here.
+    # vLLM comes after what it shall find. This class speaks to a GPU's kernels, and has none here.
+    from vllm.model_executor.layers.mamba.gdn import olmo_gdn_linear_attn
+
     olmo_gdn_linear_attn.set_triton_allocator = lambda _: None
     names = set(sys.argv[1:])
     found: dict[str, Any] = json.loads(RECORD.read_text()) if names else {}
