@@ -281,7 +281,8 @@ def kv_dtype(
     until 0.21; layers/attention/attention.py). GLM-5's sparse attention takes fp8 on SM100 since
     0.32 (model_executor/models/config.py).
     """
-    said = config.get("quantization_config") or {}
+    said = config.get("quantization_config")
+    said = said if isinstance(said, Mapping) else {}
     method = str(said.get("quant_method", ""))
     if method == "compressed-tensors" and said.get("kv_cache_scheme") and vllm >= (0, 16):
         return "fp8" if requested == "auto" or vllm < (0, 22) else requested
@@ -295,7 +296,8 @@ def kv_dtype(
 
 
 def _modelopt_kv_dtype(said: Mapping[str, Any], vllm: Version) -> str:
-    inner = said.get("quantization") or said
+    below = said.get("quantization")
+    inner = below if isinstance(below, Mapping) else said
     for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
         found = inner.get(key) or said.get(key)
         if isinstance(found, Mapping):

@@ -208,12 +208,36 @@ def quantization(
         said = {**said, **_inner(hf_quant_config)}
     try:
         found = reader(said)
-        return _deepseek_v4(found, config, said) if method == "fp8" else found
-    except (TypeError, ValueError, AttributeError, LookupError) as error:
+        found = _with_experts(found, config, said) if method == "fp8" else found
+        _check(found)
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, re.error) as error:
         raise FleetError(
             f"the quantization {method} has a value of another kind than is expected there "
             f"({error}); take config.json as the model's publisher has it"
         ) from error
+    return found
+
+
+def _check(found: Quantization) -> None:
+    """Raises `ValueError` for a scheme of no size, `re.error` for a pattern that is none."""
+    found.scheme_of("", expert=True)  # compiles the patterns, which are kept
+    for scheme in (found.scheme, *(scheme for _, scheme in found.groups)):
+        if scheme is not None and (scheme.bits < 1 or min(scheme.block or (1, 1)) < 1):
+            raise ValueError(f"{scheme.bits} bits in blocks of {scheme.block}")
+
+
+def _with_experts(
+    found: Quantization, config: Mapping[str, Any], said: Mapping[str, Any]
+) -> Quantization:
+    """
+    Return fp8 with the routed experts as some families keep them, of four bits.
+
+    Source: _configure_ling_fp8_quant_config in bailing_moe_v3.py for Ling 3.
+    """
+    if said.get("routed_experts_quant_method") == "mxfp4":
+        own = (("re:.*mlp\\.experts\\..*",), MXFP4)
+        return replace(found, groups=(own, *found.groups))
+    return _deepseek_v4(found, config, said)
 
 
 def _deepseek_v4(

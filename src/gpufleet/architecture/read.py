@@ -11,7 +11,12 @@ from typing import Any
 
 from gpufleet.architecture.dense import BY_TRANSFORMERS
 from gpufleet.architecture.max_length import lengths
-from gpufleet.architecture.parts import Architecture
+from gpufleet.architecture.parts import (
+    Architecture,
+    CompressedCache,
+    LatentCache,
+    StateCache,
+)
 from gpufleet.errors import FleetError
 
 Builder = Callable[[Mapping[str, Any]], Architecture]
@@ -46,6 +51,7 @@ def built(name: str, config: Mapping[str, Any]) -> Architecture:
     """Return the model of this class; the name has to be one of `builders()`."""
     model = builders()[name](config)
     model = replace(model, lengths=lengths(config, model.max_model_len))
+    _check(model)
     if name not in _ON_EVERY_STAGE:
         return model
     parts = tuple(
@@ -55,6 +61,34 @@ def built(name: str, config: Mapping[str, Any]) -> Architecture:
         for part in model.parts
     )
     return replace(model, parts=parts)
+
+
+_LONGEST = 1 << 40
+"""Tokens of a context; the longest of a public model is 10 million (Llama 4 Scout)."""
+_WIDEST = 1 << 32
+"""Numbers in one direction of a layer's cache; the largest of public models are some thousands."""
+_STATE_DTYPES = {"model", "float32", "bfloat16", "float16"}
+
+
+def _check(model: Architecture) -> None:
+    """Raises `ValueError` for a length or a cache that has no size, or one that none can have."""
+    for length in {model.max_model_len, *(each for row in model.lengths for each in row[1:])}:
+        if not 0 < length <= _LONGEST:
+            raise ValueError(f"a context of {length} tokens")
+    seen = {each for layer in model.layers + model.draft_layers for each in layer.caches}
+    for found in seen:
+        if isinstance(found, StateCache):
+            if unknown := set(found.dtypes) - _STATE_DTYPES:
+                raise ValueError(f"a state of {', '.join(unknown)}")
+            sizes = [size for shape in found.shapes for size in shape]
+        elif isinstance(found, LatentCache):
+            sizes = [found.rank]
+        elif isinstance(found, CompressedCache):
+            sizes = [found.dim, found.window]
+        else:
+            sizes = [found.kv_heads, found.head_dim]
+        if not all(0 < size <= _WIDEST for size in sizes):
+            raise ValueError(f"attention of the sizes {', '.join(map(str, sizes))}")
 
 
 _HEAD_ON_THE_LAST = {
