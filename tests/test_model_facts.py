@@ -43,9 +43,12 @@ LOOSER_PARAMETERS = {
     "meituan-longcat--LongCat-Flash-Chat": "its draft layer is stored",
 }
 _REPACKED = "repacked and padded for the kernel when it is loaded, after vLLM has built its class"
+_CUT = "8 ranks cut experts inside a group of 16, whose scales are kept whole"
 _LATENT = "vLLM adds the absorbed kv_b_proj when it has loaded the weights, not in its class"
 _TRANSFORMERS = "0.32 builds it with Transformers' class, which keeps no rotary table"
 LOOSER_WEIGHTS = {
+    "nvidia--Gemma-4-26B-A4B-NVFP4": _CUT,
+    "nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4": _CUT,
     "HuggingFaceTB--SmolLM3-3B": _TRANSFORMERS,
     "allenai--Olmo-3.1-32B-Instruct": _TRANSFORMERS,
     "Qwen--Qwen2.5-14B-AWQ": _REPACKED,
