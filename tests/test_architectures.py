@@ -200,6 +200,31 @@ def test_longcat_lite_looks_several_tokens_up_together() -> None:
     )
 
 
+def test_rnjs_chunks_are_windows_of_a_gemma() -> None:
+    """Each kind of layer turns its keys by a base of its own: a table more."""
+    kinds = (["chunked_attention"] * 3 + ["full_attention"]) * 2
+    own = {**config("olmoe"), "sliding_window": 128, "layer_types": kinds}
+    bases = {"chunked_attention": 10000.0, "full_attention": 1000000.0}
+    one, two = (
+        architecture(
+            {
+                **own,
+                "architectures": ["Rnj1ForCausalLM"],
+                "rope_parameters": {
+                    kind: {"rope_type": "default", "rope_theta": base}
+                    for kind, base in each.items()
+                },
+            }
+        )
+        for each in (dict.fromkeys(bases, 10000.0), bases)
+    )
+
+    assert [isinstance(layer.cache, WindowCache) for layer in two.layers] == [
+        kind == "chunked_attention" for kind in kinds
+    ]
+    assert len(two.parts) == len(one.parts) + 1
+
+
 def test_lings_experts_may_have_four_bits_in_a_checkpoint_of_eight() -> None:
     """`routed_experts_quant_method` says so; what is no routed expert keeps eight."""
     said = {"quant_method": "fp8", "weight_block_size": [128, 128]}

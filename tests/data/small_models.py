@@ -496,6 +496,11 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "moe_topk": 4,
         },
     ),
+    "loop coder": (
+        "IQuestLoopCoderForCausalLM",
+        LLAMA,
+        {"head_dim": None, "loop_num": 2, "loop_window_size": 64},
+    ),
     "zamba 2": (
         "Zamba2ForCausalLM",
         "zamba2",

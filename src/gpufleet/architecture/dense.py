@@ -231,11 +231,11 @@ def rotary_of(fields: Fields, head_dim: int, *, keys: tuple[str, ...] = ()) -> t
             stretched.append((more, dim, (0, 22)))
         if kind == "proportional":  # the whole head: what does not rotate stands in it as well
             dim = fields.whole("global_head_dim", default=head_dim)
-        tables.append((int(length), dim))
+        tables.append((int(length), dim, scaling.get("rope_theta")))
     return (
         *(
             rotary(length, dim, until=BY_TRANSFORMERS.get(fields.name))
-            for length, dim in dict.fromkeys(tables)
+            for length, dim, _ in dict.fromkeys(tables)
         ),
         *(rotary(length, dim, until=until) for length, dim, until in stretched),
     )

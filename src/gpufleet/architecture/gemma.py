@@ -85,12 +85,16 @@ def _completed(config: Mapping[str, Any], name: str) -> Fields:
     return named({**_DEFAULTS[name], **stated}, name)
 
 
+_WINDOWS = {"sliding_attention", "chunked_attention"}
+"""The second is Rnj-1's, whose chunks look back on the one before: kept as a window (rnj1.py)."""
+
+
 def _windowed(fields: Fields, count: int) -> tuple[bool, ...]:
     """Return for each layer whether it has a window: `layer_types`, or all but every n-th."""
     if kinds := fields.texts("layer_types"):
         if len(kinds) < count:
             raise too_short(fields, "layer_types", len(kinds))
-        return tuple(kind == "sliding_attention" for kind in kinds[:count])
+        return tuple(kind in _WINDOWS for kind in kinds[:count])
     every = fields.whole("sliding_window_pattern") or 1
     return tuple((index + 1) % every != 0 for index in range(count))
 
@@ -325,6 +329,7 @@ def _values_from_keys(weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
 BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
     "Gemma2ForCausalLM": partial(gemma, name="Gemma2ForCausalLM", head_norm=False),
     "Gemma3ForCausalLM": partial(gemma, name="Gemma3ForCausalLM", head_norm=True),
+    "Rnj1ForCausalLM": partial(gemma, name="Gemma3ForCausalLM", head_norm=True),
     "Gemma3nForCausalLM": gemma3n,
     "Gemma4ForCausalLM": gemma4,
 }

@@ -38,6 +38,7 @@ from gpufleet.architecture.parts import (
     Split,
     StateCache,
     Weight,
+    WindowCache,
 )
 from gpufleet.errors import FleetError
 
@@ -541,6 +542,38 @@ def bailing_linear(config: Mapping[str, Any]) -> Architecture:
     )
 
 
+def loop_coder(config: Mapping[str, Any]) -> Architecture:
+    """
+    Return IQuest's loop coder, which goes through its layers twice: the second time in a window.
+
+    Source: iquest_loopcoder.py; each time has a cache of its own.
+    """
+    fields = named(config, "IQuestLoopCoderForCausalLM")
+    hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    kv_heads, head_dim = fields.whole("num_key_value_heads"), hidden // max(heads, 1)
+    dense = fields.whole("intermediate_size")
+    weights = (
+        *attention(hidden, heads, kv_heads, head_dim),
+        *gated_mlp(hidden, dense),
+        *norm("input_layernorm", hidden),
+        *norm("post_attention_layernorm", hidden),
+        Weight("gate_projections", heads, head_dim, Split.ROWS),
+        vector("gate_projections.bias", heads, Split.ROWS),
+    )
+    window = WindowCache(kv_heads, head_dim, fields.whole("loop_window_size", default=64))
+    again = (window,) * (fields.whole("loop_num", default=2) - 1)
+    return assembled(
+        fields,
+        [Layer(weights, FullCache(kv_heads, head_dim), more=again)]
+        * fields.whole("num_hidden_layers"),
+        heads=heads,
+        kv_heads=kv_heads,
+        intermediate_size=dense,
+        pipeline=False,
+        further=rotary_of(fields, head_dim),
+    )
+
+
 def bailing_delta(config: Mapping[str, Any]) -> Architecture:
     """
     Return Ling 3: Kimi delta attention, every `layer_group_size`-th layer latent attention.
@@ -622,6 +655,7 @@ BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
     "MiniMaxM1ForCausalLM": minimax_text,
     "MiniMaxText01ForCausalLM": minimax_text,
     "OlmoHybridForCausalLM": olmo,
+    "IQuestLoopCoderForCausalLM": loop_coder,
     "Lfm2ForCausalLM": lfm2,
     "Lfm2MoeForCausalLM": lfm2,
     **{
