@@ -11,7 +11,7 @@ from typing import Any
 
 from gpufleet import kv_cache, kv_pages
 from gpufleet.architecture.description import Description, ModelFiles, describe
-from gpufleet.architecture.parts import Architecture, LatentCache
+from gpufleet.architecture.parts import Architecture, LatentCache, WindowCache
 from gpufleet.architecture.quantization import online
 from gpufleet.gpu_catalogue import card
 from gpufleet.sizing import Options, Sizing, size
@@ -207,7 +207,9 @@ def _description(config: str, changes: str) -> Description:
         found = json.loads(config)
     else:
         found = json.loads((_DATA / "models" / f"{config}.json").read_text())["config"]
-    changed = {**found, **json.loads(changes)}
+    wanted = json.loads(changes)
+    inner = {**found.get("text_config", {}), **wanted.pop("text_config", {})}
+    changed = {**found, **wanted, "text_config": inner or None}
     return describe(ModelFiles({key: value for key, value in changed.items() if value is not None}))
 
 
@@ -225,6 +227,14 @@ def _loaded(log: Log) -> Architecture:
     return replace(whole, parts=tuple(part for part in whole.parts if part.name != "tower"))
 
 
+def _with_drafts(log: Log) -> Architecture:
+    """Return what is loaded, the layers that predict further tokens among the others."""
+    whole = _loaded(log)
+    if not log.own_drafts:
+        return whole
+    return replace(whole, layers=whole.layers + whole.draft_layers, draft_layers=())
+
+
 @once
 def weighed(log: Log) -> tuple[Weighed, ...]:
     """Return what each pipeline stage's largest rank weighs."""
@@ -232,7 +242,7 @@ def weighed(log: Log) -> tuple[Weighed, ...]:
     if quantization is None and "quantization" in log.flags:
         quantization = online(log.flags["quantization"], log.vllm)
     return weight_bytes(
-        _loaded(log),
+        _with_drafts(log),
         quantization,
         Sharding(
             log.tensor,
@@ -257,6 +267,8 @@ def layout(log: Log) -> kv_pages.Layout:
         stages[-1] += kv_pages.draft_caches(architecture)
     # A draft model's layers are like the model's own.
     stages[-1] += stages[-1][-1:] * log.record.get("further_layers", 0)
+    layers, *shape = log.record.get("further_windows", (0, 1, 1, 1))
+    stages[-1] += (WindowCache(*shape),) * layers
     return kv_pages.Layout(
         stages=tuple(stages),
         vllm=log.vllm,
@@ -270,6 +282,7 @@ def layout(log: Log) -> kv_pages.Layout:
         prefix_caching=log.flags.get("enable_prefix_caching"),
         speculative_tokens=log.drafts,
         hybrid_manager=not log.flags.get("disable_hybrid_kv_cache_manager", False),
+        compute_capability=log.capability,
     )
 
 
@@ -305,6 +318,10 @@ def sized(log: Log) -> Sizing:
             max_num_batched_tokens=flags.get("max_num_batched_tokens"),
             enforce_eager=flags.get("enforce_eager", False),
             prefix_caching=flags.get("enable_prefix_caching"),
+            block_size=flags.get("block_size"),
+            decode_context_parallel=flags.get("decode_context_parallel_size", 1),
+            speculative_tokens=log.drafts if log.own_drafts else 0,
+            hybrid_manager=not flags.get("disable_hybrid_kv_cache_manager", False),
             compute_capability=log.capability,
         ),
     )
@@ -320,4 +337,5 @@ def whole_logs() -> tuple[Log, ...]:
         and log.available_gib
         and min(log.available_gib) > 0
         and "cpu_offload_gb" not in log.flags
+        and "not the whole chain" not in log.record.get("note", "")
     )

@@ -1,14 +1,19 @@
 """A config.json says what a model is made of; what it does not say is refused, never guessed."""
 
+import importlib
 import json
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from gpufleet.architecture import dense, multimodal
 from gpufleet.architecture.parts import FullCache, Split, Where, WindowCache
-from gpufleet.architecture.read import architecture, builders
+from gpufleet.architecture.quantization import quantization
+from gpufleet.architecture.read import FAMILIES, architecture, builders
 from gpufleet.errors import FleetError
+from gpufleet.weights import Sharding, weight_bytes
+from tests.known_models import PAGE, page
 
 MODELS = Path(__file__).parent / "data" / "models"
 LLAMA = {
@@ -86,6 +91,7 @@ def test_a_window_holds_for_all_layers_unless_they_have_their_own():
     kinds = ["sliding_attention", "full_attention"] * 3
 
     assert {layer.cache for layer in architecture(phi).layers} == {WindowCache(2, 64, 1024)}
+    assert {layer.cache for layer in architecture(mistral).layers} == {WindowCache(2, 64, 1024)}
     own = architecture({**mistral, "layer_types": kinds}).layers
     assert [isinstance(layer.cache, WindowCache) for layer in own] == [True, False] * 3
 
@@ -169,23 +175,201 @@ def test_no_builder_breaks_on_a_config_that_says_nothing(name):
         architecture({"architectures": [name]})
 
 
+def keys_of(read, above=()):
+    """Yield the path of every key of a config, its parts' too."""
+    for key, value in read.items():
+        yield (*above, key)
+        if isinstance(value, dict):
+            yield from keys_of(value, (*above, key))
+
+
+def changed(read, path, value):
+    """Return the config with this key's value, MISSING for without it."""
+    rest = {key: each for key, each in read.items() if key != path[0]}
+    if path[1:]:
+        return {**rest, path[0]: changed(read[path[0]], path[1:], value)}
+    return rest if value is MISSING else {**rest, path[0]: value}
+
+
+MISSING = object()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Qwen--Qwen2.5-VL-7B-Instruct",
+        "RedHatAI--Llama-4-Scout-17B-16E-Instruct-FP8-dynamic",
+        "deepseek-ai--DeepSeek-V2-Lite",
+        "google--gemma-3-4b-it",
+        "openai--gpt-oss-20b",
+    ],
+)
+def test_a_config_with_a_wrong_value_is_read_or_refused_by_sentence(name):
+    """Whichever key has whatever value: never another exception."""
+    read = config(name)
+    for path in keys_of(read):
+        for value in (MISSING, None, "x", 0, -1, 1.5, [], {}, [1, "a", None]):
+            with suppress(FleetError):
+                wrong = changed(read, path, value)
+                model, said = architecture(wrong), quantization(wrong)
+                weight_bytes(model, said, Sharding(2, 2), vllm=(0, 19, 0))
+
+
 def test_a_dtype_that_is_not_loaded_is_refused():
     with pytest.raises(FleetError, match="`torch_dtype` is 'float8'"):
         architecture({**LLAMA, "torch_dtype": "float8"})
     assert architecture({**LLAMA, "torch_dtype": "float32"}).dtype == "bfloat16"
 
 
-def test_a_wrapper_has_its_text_part_and_a_tower_on_every_stage():
+def test_a_wrapper_has_its_text_part_and_a_tower():
     """Qwen3-VL-8B: 8,767,123,696 numbers, 576 million of them in the tower."""
     model = architecture(config("Qwen--Qwen3-VL-8B-Instruct"))
     tower = next(part for part in model.parts if part.name == "tower")
 
     assert model.parameters == 8_767_123_696
-    assert tower.where is Where.EVERY
+    assert tower.where is Where.FIRST
+    assert (tower.everywhere, tower.everywhere_until) == (True, (0, 33))
     assert sum(each.parameters for each in tower.weights) == 576_388_336
     assert model.multimodal
     assert model.notes == ()
     assert model.name == "Qwen3VLForConditionalGeneration"
+
+
+QWEN_2_7B = {
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+    "max_position_embeddings": 32768,
+}
+SIGLIP = {
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "model_type": "siglip_vision_model",
+    "num_attention_heads": 16,
+    "num_hidden_layers": 27,
+    "patch_size": 14,
+}
+CLIP = {
+    "model_type": "clip_vision_model",
+    "hidden_size": 1024,
+    "image_size": 336,
+    "intermediate_size": 4096,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 24,
+    "patch_size": 14,
+}
+CLIP_LAYER = 4 * 1024 * 1024 + 2 * 1024 * 4096 + 9 * 1024 + 4096
+
+
+@pytest.mark.parametrize(
+    ("published", "unloaded", "config"),
+    [
+        pytest.param(
+            8_291_375_616,
+            0,
+            {
+                "architectures": ["Qwen2VLForConditionalGeneration"],
+                **QWEN_2_7B,
+                "vision_config": {
+                    "depth": 32,
+                    "embed_dim": 1280,
+                    "mlp_ratio": 4,
+                    "num_heads": 16,
+                    "hidden_size": 3584,
+                },
+            },
+            id="Qwen2-VL-7B",
+        ),
+        pytest.param(
+            2_923_466_480,
+            0,
+            {
+                "architectures": ["PaliGemmaForConditionalGeneration"],
+                "text_config": {
+                    "model_type": "gemma",
+                    "hidden_size": 2048,
+                    "intermediate_size": 16384,
+                    "num_attention_heads": 8,
+                    "num_hidden_layers": 18,
+                    "num_key_value_heads": 1,
+                    "head_dim": 256,
+                    "vocab_size": 257216,
+                },
+                "vision_config": {**SIGLIP, "image_size": 224},
+            },
+            id="PaliGemma-3B",
+        ),
+        pytest.param(
+            8_099_175_152,
+            0,
+            {
+                "architectures": ["MiniCPMV"],
+                **QWEN_2_7B,
+                "vocab_size": 151666,
+                "query_num": 64,
+                "drop_vision_last_layer": False,
+                "vision_config": {**SIGLIP, "image_size": 980},
+            },
+            id="MiniCPM-V-2.6",
+        ),
+        pytest.param(
+            8_075_365_376,
+            0,
+            {
+                "architectures": ["InternVLChatModel"],
+                "downsample_ratio": 0.5,
+                "select_layer": -1,
+                "llm_config": {
+                    "architectures": ["InternLM2ForCausalLM"],
+                    "hidden_size": 4096,
+                    "intermediate_size": 14336,
+                    "num_attention_heads": 32,
+                    "num_key_value_heads": 8,
+                    "num_hidden_layers": 32,
+                    "vocab_size": 92553,
+                },
+                "vision_config": {**CLIP, "image_size": 448, "qkv_bias": True},
+            },
+            id="InternVL2.5-8B",
+        ),
+        pytest.param(
+            10_292_777_472,
+            0,
+            {
+                "architectures": ["Glm4vForConditionalGeneration"],
+                "text_config": {
+                    "model_type": "glm4v_text",
+                    "hidden_size": 4096,
+                    "intermediate_size": 13696,
+                    "num_hidden_layers": 40,
+                    "num_attention_heads": 32,
+                    "num_key_value_heads": 2,
+                    "vocab_size": 151552,
+                    "attention_bias": True,
+                },
+                "vision_config": {"hidden_size": 1536, "depth": 24, "out_hidden_size": 4096},
+            },
+            id="GLM-4.1V-9B",
+        ),
+        pytest.param(
+            7_063_427_072,
+            CLIP_LAYER + 2 * 1024,
+            {
+                "architectures": ["LlavaForConditionalGeneration"],
+                "text_config": {"model_type": "llama", "vocab_size": 32064},
+                "vision_config": CLIP,
+                "vision_feature_layer": -2,
+            },
+            id="LLaVA-1.5-7B, whose last tower layer is not loaded",
+        ),
+    ],
+)
+def test_towers_have_the_numbers_that_are_published(published, unloaded, config):
+    """The safetensors total of the model's page, to the last one."""
+    assert architecture(config).parameters == published - unloaded
 
 
 def test_a_tower_that_is_not_known_is_estimated_and_says_so():
@@ -211,4 +395,16 @@ def test_a_text_part_of_an_unknown_class_is_refused():
 
 
 def test_no_name_is_read_by_two_modules_unawares():
-    assert not set(dense.BUILDERS) & set(multimodal.BUILDERS)
+    """The later one would win, and which that is nobody would see."""
+    names = Counter(
+        name
+        for family in FAMILIES
+        for name in importlib.import_module(f"gpufleet.architecture.{family}").BUILDERS
+    )
+
+    assert [name for name, often in names.items() if often > 1] == []
+
+
+def test_the_page_names_every_architecture_that_is_known():
+    """`python -m tests.known_models > docs/known-models.md` after one is added."""
+    assert PAGE.read_text() == page()

@@ -14,10 +14,19 @@ from typing import Any
 
 import pytest
 
-from gpufleet.architecture.parts import FullCache, LatentCache, StateCache, WindowCache
+from gpufleet.architecture.description import ModelFiles, describe
+from gpufleet.architecture.parts import (
+    CompressedCache,
+    FullCache,
+    LatentCache,
+    StateCache,
+    WindowCache,
+)
+from gpufleet.architecture.quantization import quantization
 from gpufleet.architecture.read import architecture, builders
 from gpufleet.errors import FleetError
 from gpufleet.kv_pages import Layout, caches, state_bytes, token_bytes
+from gpufleet.sizing import Options, size
 from gpufleet.weights import Sharding, weight_bytes
 
 SMALL = json.loads((Path(__file__).parent / "data" / "small_models.json").read_text())
@@ -42,12 +51,19 @@ def test_a_rank_holds_what_vllms_own_class_holds(name: str, tensor: int) -> None
     """Divided, replicated and padded as vLLM's layers do, to the megabyte."""
     expected = SMALL[name]["tp"][str(tensor)]["allocated"]
 
-    (found,) = weight_bytes(architecture(config(name)), None, Sharding(tensor=tensor), vllm=VLLM)
+    own = config(name)
+    (found,) = weight_bytes(
+        architecture(own), quantization(own), Sharding(tensor=tensor), vllm=VLLM
+    )
 
     assert abs(found.bytes - expected) <= LEFT_OUT_TABLES.get(name, LEFT_OUT)
 
 
-@pytest.mark.parametrize(("name", "tensor"), RANKS)
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    # DeepSeek V4's pages stand in test_kv_compressed.py: a model built alone has no block yet.
+    [(name, tensor) for name, tensor in RANKS if name != "deepseek 4"],
+)
 def test_layers_cache_what_vllms_own_layers_ask_for(name: str, tensor: int) -> None:
     """As many layers of each kind, and as many bytes of a token or a state in all of them."""
     model = architecture(config(name))
@@ -64,6 +80,7 @@ def test_layers_cache_what_vllms_own_layers_ask_for(name: str, tensor: int) -> N
         if isinstance(cache, StateCache):
             add(found, "state", state_bytes(layout, cache))
             continue
+        assert not isinstance(cache, CompressedCache)
         add(found, KINDS[type(cache)], token_bytes(layout, cache))
         if isinstance(cache, LatentCache) and cache.indexer_dim:
             add(found, "full", cache.indexer_dim + 4)
@@ -106,6 +123,14 @@ def test_a_list_of_layers_that_ends_early_is_refused(name: str) -> None:
         architecture(config(name, layer_types=SMALL[name]["config"]["layer_types"][:3]))
 
 
+@pytest.mark.parametrize("name", [name for name in SMALL if name != "nemotron 3"])
+def test_more_layers_than_any_model_has_are_refused(name: str) -> None:
+    """A slip of the pen in a count takes neither the memory nor the time of a fleet's plan."""
+    counts = {"num_hidden_layers", "num_layers", "n_layers"} & set(SMALL[name]["config"])
+    with pytest.raises(FleetError, match="no model has more"):
+        architecture(config(name, **dict.fromkeys(counts, 10**9)))
+
+
 def test_a_shared_index_is_neither_loaded_nor_cached() -> None:
     """GLM-5.2: three of four layers take the tokens that an earlier layer chose."""
     layers = architecture(config("glm 5")).layers
@@ -129,6 +154,112 @@ def test_draft_layers_are_not_the_models_own() -> None:
     assert len(with_drafts.draft_layers) == 1
 
 
+@pytest.mark.parametrize("name", ["qwen 3.5", "nemotron 3 with a draft"])
+@pytest.mark.parametrize("pattern", ["mtp", "mtp*", "mtp.layers.0*", "re:^mtp.*", "model.mtp*"])
+def test_a_draft_that_the_checkpoint_leaves_as_it_is_takes_all_its_bytes(
+    name: str, pattern: str
+) -> None:
+    """A pattern of `mtp` means the draft's layers, and no layer of the model itself."""
+    changes: dict[str, Any] = {"num_nextn_predict_layers": 1, "mtp_num_hidden_layers": 1}
+    if name == "nemotron 3 with a draft":
+        name, changes["mtp_hybrid_override_pattern"] = "nemotron 3", "*"
+    said = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}
+    own, draft = (
+        added_by_a_draft(config(name, **changes, quantization_config={**said, "ignore": ignored}))
+        for ignored in (["lm_head"], ["lm_head", pattern])
+    )
+    plain = added_by_a_draft(config(name, **changes))
+
+    assert draft[0] == own[0]
+    assert own[1] < draft[1] == plain[1]
+
+
+def added_by_a_draft(own: dict[str, Any]) -> tuple[int, int]:
+    """Return the weights of a model on a GPU, and what its draft adds, in bytes."""
+    card = {"gpu_memory_gib": 79.0, "compute_capability": (9, 0), "vllm": VLLM}
+    described = describe(ModelFiles(own))
+    without, with_draft = (
+        size(described, Options(**card, speculative_tokens=tokens)).weights_bytes_per_gpu
+        for tokens in (0, 1)
+    )
+    return without, with_draft - without
+
+
+def test_longcat_lite_looks_several_tokens_up_together() -> None:
+    """One table of the last two, and of the last three, for each split; each of an odd size."""
+    changes = {"ngram_vocab_size_ratio": 3, "emb_split_num": 2, "emb_neighbor_num": 3}
+    plain = config("longcat")
+    hidden, vocabulary = plain["hidden_size"], plain["vocab_size"]
+    with_tables = architecture(
+        config("longcat", architectures=["LongcatFlashNgramForCausalLM"], **changes)
+    )
+
+    rows = sum(3 * vocabulary + 2 * table + 1 for table in range(4))
+    assert with_tables.parameters - architecture(plain).parameters == (
+        rows * hidden // 4 + hidden * hidden
+    )
+
+
+def test_rnjs_chunks_are_windows_of_a_gemma() -> None:
+    """Each kind of layer turns its keys by a base of its own: a table more."""
+    kinds = (["chunked_attention"] * 3 + ["full_attention"]) * 2
+    own = {**config("olmoe"), "sliding_window": 128, "layer_types": kinds}
+    bases = {"chunked_attention": 10000.0, "full_attention": 1000000.0}
+    one, two = (
+        architecture(
+            {
+                **own,
+                "architectures": ["Rnj1ForCausalLM"],
+                "rope_parameters": {
+                    kind: {"rope_type": "default", "rope_theta": base}
+                    for kind, base in each.items()
+                },
+            }
+        )
+        for each in (dict.fromkeys(bases, 10000.0), bases)
+    )
+
+    assert [isinstance(layer.cache, WindowCache) for layer in two.layers] == [
+        kind == "chunked_attention" for kind in kinds
+    ]
+    assert len(two.parts) == len(one.parts) + 1
+
+
+def test_lings_experts_may_have_four_bits_in_a_checkpoint_of_eight() -> None:
+    """`routed_experts_quant_method` says so; what is no routed expert keeps eight."""
+    said = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    model = architecture(config("bailing 3"))
+    eight, mixed = (
+        weight_bytes(
+            model,
+            quantization(config("bailing 3", quantization_config={**said, **more})),
+            Sharding(),
+            vllm=VLLM,
+        )[0].bytes
+        for more in ({}, {"routed_experts_quant_method": "mxfp4"})
+    )
+    experts = sum(
+        weight.parameters for layer in model.layers for weight in layer.weights if weight.expert
+    )
+
+    assert eight - mixed == pytest.approx(experts * 15 / 32, rel=0.01)
+
+
+def test_ling_3_with_adapters_is_refused() -> None:
+    """The class knows none in its Kimi delta attention."""
+    with pytest.raises(FleetError, match="no_kda_lora"):
+        architecture(config("bailing 3", no_kda_lora=None))
+
+
+def test_zambas_transformers_are_loaded_once() -> None:
+    """Two are shared by three layers, of which each has a cache and adapters of its own."""
+    layers = [layer for layer in architecture(config("zamba 2")).layers if len(layer.caches) == 2]
+    shared = ["self_attn.o_proj" in "".join(w.name for w in layer.weights) for layer in layers]
+
+    assert shared == [True, True, False]
+    assert all(any("adapter" in weight.name for weight in layer.weights) for layer in layers)
+
+
 def test_kimis_experts_are_padded_since_0_27() -> None:
     """A rank of eight holds 256 of each expert's inner size, of which TP would leave 64."""
     model = architecture(config("kimi linear"))
@@ -140,11 +271,11 @@ def test_kimis_experts_are_padded_since_0_27() -> None:
     assert since > before * 2
 
 
-@pytest.mark.parametrize("name", ["DeepseekV4ForCausalLM", "DeepseekV41ForCausalLM"])
-def test_a_cache_of_no_known_size_is_refused_by_name(name: str) -> None:
-    """Compressed caches are said to be unknown, not sized as something else."""
-    with pytest.raises(FleetError, match=f"{name} .*compressed"):
-        architecture({"architectures": [name]})
+@pytest.mark.parametrize("ratios", [[0, 4], [0, 4, 16, 4, 128, 0, 0]])
+def test_a_compression_that_vllm_does_not_know_is_refused(ratios: list[int]) -> None:
+    """Of DeepSeek V4's layers each says how many tokens become one: 4, 128 or none."""
+    with pytest.raises(FleetError, match="compress_ratios"):
+        architecture(config("deepseek 4", compress_ratios=ratios))
 
 
 def test_every_name_reads_a_config_that_has_nothing_with_a_sentence() -> None:

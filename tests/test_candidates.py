@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 from gpufleet.candidates import Division, Kind, Verdict, consider, options, remedies
 from gpufleet.errors import FleetError
@@ -307,17 +309,28 @@ def test_real_models_are_divided_as_one_would(name, kind, objective, expected):
     assert found.chosen.division == expected
 
 
-def test_a_remedy_is_tried_before_it_is_named():
+@pytest.mark.parametrize(
+    ("name", "kind", "changes"),
+    [
+        ("meta-llama--Meta-Llama-3.1-70B", H100X8, {"tensor_parallel": 2, "concurrency": 64}),
+        ("meta-llama--Meta-Llama-3.1-70B", H100X8, {"tensor_parallel": 2}),
+        ("meta-llama--Meta-Llama-3.1-8B", PAIRS, {"expert_parallel": True}),
+        ("Qwen--Qwen3-32B", L40SX8, {}),
+        # The states of as many sequences as it takes by default do not fit on one GPU.
+        ("mistralai--Mamba-Codestral-7B-v0.1", L40SX8, {}),
+    ],
+)
+def test_a_remedy_is_tried_before_it_is_named(name, kind, changes):
     """Each of them, written by itself, makes the model fit."""
-    wanted = served(context=131072, concurrency=64, tensor_parallel=2)
-    description = described("meta-llama--Meta-Llama-3.1-70B")
+    wanted, description = served(**changes), described(name)
 
-    found = remedies(wanted, description, H100X8, 2, sizer=size)
+    found = remedies(wanted, description, kind, 2, sizer=size)
 
     assert found
     for each in found:
-        changes = (change.strip("`").split(": ") for change in each.split(" and "))
-        changed = wanted.model_copy(
-            update={key: value == "true" or int(value) for key, value in changes}
-        )
-        assert consider("m", changed, description, H100X8, 2, sizer=size).chosen
+        told = re.findall(r"`([\w-]+): (\w+)`( in `flags`)?", each)
+        settings = {key: yaml.safe_load(value) for key, value, flag in told if not flag}
+        flags = {key: value for key, value, flag in told if flag}
+        changed = wanted.model_copy(update={**settings, "flags": flags})
+        assert told
+        assert consider("m", changed, description, kind, 2, sizer=size).chosen

@@ -20,6 +20,7 @@ from gpufleet.architecture.description import Description, ModelFiles, describe
 from gpufleet.architecture.quantization import FP8, NVFP4, Quantization, Scheme
 from gpufleet.constraints import FLAGS, Choice, Refused, refusals, without
 from gpufleet.errors import FleetError
+from tests import start_up
 
 MODELS = Path(__file__).parent / "data" / "models"
 ORACLE = Path(__file__).parent / "data" / "models_oracle.json.xz"
@@ -154,8 +155,6 @@ def test_no_release_that_serves_a_model_refuses_it_whole_on_a_hopper(name: str) 
 @cache
 def built() -> dict[str, dict[str, Any]]:
     """Return what vLLM 0.32.0's own classes could be built for on a Hopper GPU, by model."""
-    if not ORACLE.exists():
-        return {}
     found: dict[str, dict[str, Any]] = json.loads(lzma.decompress(ORACLE.read_bytes()))["models"]
     return found
 
@@ -174,6 +173,30 @@ def test_tensor_parallelism_is_refused_where_vllm_s_classes_are_not_built(name: 
     }
 
     assert refused == {"1", "2", "4", "8"} - built()[name]["tp"].keys()
+
+
+@pytest.mark.parametrize("log", start_up.logs(), ids=str)
+def test_no_published_start_is_refused(log: start_up.Log) -> None:
+    """What others' servers loaded, on the GPU and with the flags of their logs, is not refused."""
+    flags = log.flags
+    length = flags.get("max_model_len")
+    choice = Choice(
+        max_model_len=length if isinstance(length, int) and length > 0 else None,
+        tensor=log.tensor,
+        pipeline=log.pipeline,
+        data=flags.get("data_parallel_size", 1),
+        expert=bool(flags.get("enable_expert_parallel")),
+        decode_context=flags.get("decode_context_parallel_size", 1),
+        dtype=flags.get("dtype", "auto"),
+        kv_cache_dtype=flags.get("kv_cache_dtype", "auto"),
+        quantization=flags.get("quantization"),
+    )
+    found = log.description
+    refused = refusals(found.architecture, found.quantization, choice, log.capability, log.vllm)
+    # Of some checkpoints only the config of the model that they were made from was found.
+    lacking = {"quantization-flag"} if found.quantization is None else set()
+
+    assert [one.sentence for one in refused if one.name not in lacking] == []
 
 
 # -- the rules, one by one -------------------------------------------------------------------------
@@ -269,6 +292,72 @@ def test_a_quantization_group_stays_on_one_gpu(weights: str) -> None:
     assert asked("Qwen2.5-7B-Instruct", Choice(tensor=4), quantization=quantization) == {}
     wide = replace(quantization, scheme=Scheme(4, group=256))
     assert "quantization-group" in asked("Qwen2.5-7B-Instruct", Choice(tensor=4), quantization=wide)
+
+
+@pytest.mark.parametrize(
+    ("weights", "tensor", "vllm", "refused"),
+    [
+        pytest.param("compressed int4", 4, NEWEST, True, id="compressed-tensors"),
+        pytest.param("compressed int4", 4, (0, 23, 0), False, id="compressed-tensors-once"),
+        pytest.param("awq", 4, NEWEST, False, id="half-an-awq-group-divides"),
+        pytest.param("awq", 16, NEWEST, True, id="no-part-of-an-awq-group-divides"),
+        pytest.param("gptq", 16, (0, 10, 0), True, id="no-part-of-a-gptq-group-divides"),
+    ],
+)
+def test_quantization_groups_of_experts(
+    weights: str, tensor: int, vllm: tuple[int, ...], refused: bool
+) -> None:
+    """Qwen3's 768 inner numbers leave 192 on each of 4 GPUs, 48 on each of 16."""
+    choice = Choice(tensor=tensor)
+    found = asked("Qwen3-30B-A3B", choice, vllm=vllm, quantization=QUANTIZED[weights])
+    whole = replace(choice, expert=True)
+
+    assert ("expert-group" in found) is refused
+    assert "expert-group" not in asked(
+        "Qwen3-30B-A3B", whole, vllm=vllm, quantization=QUANTIZED[weights]
+    )
+
+
+@pytest.mark.parametrize("vllm", [(0, 12, 0), (0, 20, 0), (0, 24, 0), NEWEST])
+def test_auto_round_is_served_under_either_name(vllm: tuple[int, ...]) -> None:
+    """Its class is called INC's from 0.24 on; the checkpoints stay the same."""
+    weights = Quantization("auto-round", Scheme(4, group=128))
+
+    assert asked("Llama-3.1-8B", Choice(), vllm=vllm, quantization=weights) == {}
+
+
+@pytest.mark.parametrize(
+    ("flag", "gpu", "vllm", "rules"),
+    [
+        pytest.param("fp8", HOPPER, (0, 30, 0), set(), id="fp8-until-0.30"),
+        pytest.param("fp8", HOPPER, NEWEST, {"quantization-flag"}, id="fp8-no-longer"),
+        pytest.param("fp8_per_tensor", TURING, NEWEST, set(), id="online-on-turing"),
+        pytest.param("mxfp4", TURING, NEWEST, set(), id="online-mxfp4-on-turing"),
+        pytest.param("fp8_per_tensor", VOLTA, (0, 20, 0),
+                     {"gpu-generation", "quantization-gpu"}, id="online-on-volta"),
+        pytest.param("awq", HOPPER, NEWEST, {"quantization-flag"}, id="not-quantized"),
+    ],
+)  # fmt: skip
+def test_quantizing_while_loading(
+    flag: str, gpu: tuple[int, int], vllm: tuple[int, ...], rules: set[str]
+) -> None:
+    """Of a checkpoint in bfloat16, by the names that the release has for it."""
+    assert set(asked("Llama-3.1-8B", Choice(quantization=flag), gpu=gpu, vllm=vllm)) == rules
+
+
+def test_gpt_oss_has_no_more_ranks_than_kv_heads() -> None:
+    """Its class divides the 8 KV heads and never copies them."""
+    assert asked("gpt-oss-20b", Choice(tensor=8)) == {}
+    assert asked("gpt-oss-20b", Choice(tensor=16))["kv-heads"].nearest == 8
+
+
+def test_compressed_tensors_blocks_are_checked_in_merged_projections() -> None:
+    """Llama-3.2-1B's 8 KV heads of 64 leave half a block on each of 8 GPUs."""
+    choice = Choice(tensor=8)
+    compressed = QUANTIZED["compressed fp8 in blocks"]
+
+    assert "fp8-block" in asked("Llama-3.2-1B", choice, quantization=compressed)
+    assert asked("Llama-3.2-1B", choice, quantization=QUANTIZED["fp8 in blocks"]) == {}
 
 
 @pytest.mark.parametrize(

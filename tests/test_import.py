@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,8 +14,12 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpufleet.arguments import words as rendered
 from gpufleet.errors import FleetError
-from gpufleet.flags import schema
+from gpufleet.flags import schema, values
+from gpufleet.flags.check import check
+from gpufleet.flags.command_line import parse
+from gpufleet.flags.schema import Flag
 from gpufleet.import_cli import import_
 from gpufleet.imported import secret, shell
 from gpufleet.imported.convert import Imported, convert
@@ -314,6 +319,7 @@ def test_a_compose_file_s_vllm_services_are_taken() -> None:
         "models:\n  a: {command: [vllm, serve, org/m, --seed, '7']}\n",
         "- name: a\n  command: org/m --seed 7\n",
         "- name: a\n  command: [vllm serve org/m, --seed 7]\n",
+        "models:\n  a:\n    model: org/m\n    vllm: {seed: 7}\n    litellm: [x]\n",
         "- name: a\n  command:\n  - org/m\n  args:\n  - --seed 7\n",
         "services:\n  a: {image: 'vllm/vllm-openai', command: --model org/m --seed 7}\n",
         "services:\n  a:\n    image: mine/vllm\n    entrypoint: [vllm, serve]\n"
@@ -408,6 +414,47 @@ def test_what_cannot_be_read_is_refused_with_what_to_give(text: str, file: str, 
     """Never half an import."""
     with pytest.raises(FleetError, match=said):
         imported(text, file)
+
+
+def plausible(flag: Flag) -> tuple[str, ...]:
+    """Return words that give a flag some value of its type."""
+    if not flag.takes_value:
+        return (flag.name,)
+    texts = {"int": "3", "float": "0.5", "human_readable_int": "4k", "bool": "true"}
+    base = flag.type.base if flag.type else "str"
+    if flag.choices:
+        value = str(next(choice for choice in flag.choices if choice is not None))
+    elif flag.type and flag.type.json_class:
+        value = "{}"
+    else:
+        value = texts.get(base, "abc")
+    more = (value,) if flag.nargs == "+" else ()
+    return (flag.name, value, *more)
+
+
+@pytest.mark.parametrize("version", ["0.18.0", "0.24.0", "0.33.0"])
+def test_every_flag_of_a_release_comes_through_unchanged(version: str) -> None:
+    """What the release takes from the settings is what it took from the command line."""
+    release = schema.load(version)
+    through = 0
+    for flag in release.flags:
+        words = ("/m", *plausible(flag))
+        if flag.positional or any(one.refuses for one in check(release, words)):
+            continue
+        launches, _ = read(shlex.join(("vllm", "serve", *words)), "-", "m")
+        (one,) = convert(launches, release).settings["serving"].values()
+        flags = one.get("flags", {})
+        if not flags:  # it is a setting of ours, or told about: other tests say which
+            continue
+        again = ("/m", *(word for key, value in flags.items() for word in rendered(key, value)))
+        before, after = parse(release, words).by_name, parse(release, again).by_name
+        assert before.keys() == after.keys(), flag.name
+        assert [values.read(release, given) for given in before[flag.name]] == [
+            values.read(release, given) for given in after[flag.name]
+        ], flag.name
+        through += 1
+
+    assert through > len(release.flags) // 2
 
 
 # -- rules -----------------------------------------------------------------------------------------

@@ -196,6 +196,27 @@ def test_the_cpu_server_logs_what_is_foretold(
     assert report.block_size == 128
 
 
+@pytest.mark.parametrize(
+    ("capability", "token"), [((9, 0), 656), ((10, 0), 576), ((12, 0), 656), (None, 656)]
+)
+def test_layers_that_share_an_index_keep_their_latents_as_the_others(
+    capability: tuple[int, int] | None, token: int
+) -> None:
+    """GLM-5.2 has an index in 21 of 78 layers, and sparse attention in all of them."""
+    layers = (LatentCache(512, 64, 128), LatentCache(512, 64))
+    glm = Layout(
+        stages=(layers,),
+        vllm=(0, 26, 0),
+        max_model_len=8192,
+        max_num_batched_tokens=8192,
+        kv_dtype="fp8",
+        compute_capability=capability,
+    )
+
+    index = 128 + 4
+    assert cache(glm, [GIB]).bytes_per_token_per_gpu == 2 * token + index
+
+
 def test_speculation_of_a_hybrid_is_as_logged() -> None:
     # Logged by 0.19.2 with NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4 and 3 tokens by its own layer:
     # 36.25 GiB, blocks of 8432, 1,399,712 tokens, 27.81 requests of 131072.

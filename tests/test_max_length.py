@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpufleet.architecture.max_length import max_model_len
+from gpufleet.architecture.read import architecture
 
 MODELS = Path(__file__).parent / "data" / "models"
 
@@ -81,3 +82,29 @@ def test_the_smallest_key_counts_and_command_r_has_one_that_wins():
 
 def test_a_config_without_any_key_has_the_default():
     assert max_model_len({}) == 2048
+
+
+def test_more_may_be_asked_of_longrope_than_it_takes_untold():
+    """Phi-3.5-mini starts with 4,096 tokens since 0.11, and serves 131,072 where told to."""
+    read = json.loads((MODELS / "microsoft--Phi-3.5-mini-instruct.json").read_text())["config"]
+    model = architecture(read)
+
+    assert model.untold_length((0, 19, 0)) == 4096
+    assert model.untold_length((0, 10, 2)) == 131072
+    assert model.longest_length((0, 19, 0)) == 131072
+
+
+def test_a_release_counts_yarn_as_it_did():
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    read = json.loads((MODELS / "Qwen--Qwen3-8B.json").read_text())["config"]
+    model = architecture({**read, "max_position_embeddings": 32768, "rope_scaling": yarn})
+
+    assert (model.longest_length((0, 28)), model.longest_length((0, 30))) == (131072, 32768)
+
+
+def test_a_config_without_a_length_has_its_class_s():
+    """Gemma 3's text parts leave out what transformers' class has."""
+    read = json.loads((MODELS / "google--gemma-3-4b-it.json").read_text())["config"]
+    text = {key: value for key, value in read["text_config"].items() if "position" not in key}
+
+    assert architecture({**read, "text_config": text}).untold_length((0, 19)) == 131072

@@ -99,6 +99,9 @@ def test_a_half_downloaded_checkpoint_counts_by_its_index(tmp_path):
     [
         ("config.json", b"{", "config.json: is no JSON"),
         ("config.json", b"[]", "holds a list, and not an object"),
+        ("config.json", b"[" * 100_000, "is nested more deeply"),
+        (model_files.INDEX, b'{"weight_map": [1]}', "`weight_map` does not say"),
+        (model_files.INDEX, b'{"weight_map": {"a": 1}}', "`weight_map` does not say"),
         ("model.safetensors", b"version https://git-lfs", "does not begin as a safetensors file"),
         ("model.safetensors", b"", "does not begin as a safetensors file"),
         ("model.safetensors", struct.pack("<Q", 4) + b'"ab"', "holds a str"),
@@ -117,6 +120,20 @@ def test_a_file_that_is_not_what_its_name_says_is_named(tmp_path, name, content,
 def test_what_is_neither_here_nor_a_name_is_refused(name):
     with pytest.raises(FleetError, match="no such directory or file"):
         model_files.read(name)
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-this-name/m", "m" * 5000])
+def test_what_no_file_can_be_called_is_refused_in_a_sentence(name):
+    with pytest.raises(FleetError, match="cannot be read"):
+        model_files.read(name)
+
+
+def test_an_index_without_a_number_of_bytes_is_none(tmp_path):
+    """JSON as Python reads it knows Infinity."""
+    folder = checkpoint(tmp_path / "m")
+    (folder / model_files.INDEX).write_text('{"metadata": {"total_size": Infinity}}')
+
+    assert model_files.read(str(folder)).stored_bytes is None
 
 
 def test_a_directory_without_a_config_says_so(tmp_path):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import combinations
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -369,14 +370,73 @@ def test_a_gpu_that_fails_moves_only_what_ran_on_its_node(fleet, data):
     check(after, hurt, declarations)
 
 
-SETTING = re.compile(r"`(tensor_parallel|concurrency|context|allow_pcie|span_nodes): (\w+)`")
-LOWER = re.compile(r"lower `(tensor_parallel|data_parallel|replicas)` to (\d+)")
+@SLOW
+@given(
+    fleets(), st.lists(st.sampled_from(["lose", "return", "grow", "shrink"]), max_size=6), st.data()
+)
+def test_a_fleet_goes_through_its_days(fleet, days, data):
+    """Nodes go and come back with what ran on them, replicas are asked for and no longer."""
+    machines, declarations = fleet
+    here = {node.name: node for node in machines}
+    runs = {}  # by node, what runs there; a node that is away keeps it
+    for day in ["start", *days]:
+        if day == "lose" and len(here) > 1:
+            del here[data.draw(st.sampled_from(sorted(here)))]
+        away = [node for node in machines if node.name not in here]
+        if day == "return" and away:
+            here[away[0].name] = away[0]
+        if day in {"grow", "shrink"}:
+            declarations = more(declarations, 1 if day == "grow" else -1)
+        nodes = [*here.values()]
+        wanted = {name: declarations[name] for name in here}
+        running = [each for name in here for each in runs.get(name, [])]
+        found = outcome(nodes, wanted, running)
+        if isinstance(found, tuple):
+            continue  # nothing is changed by a plan that is refused
+        check(found, nodes, wanted)
+        stays = {
+            (stage.model, stage.replica, stage.node, stage.gpu_uuids, stage.port, stage.node_rank)
+            for stage in found.stages
+        }
+        said = {(move.model, move.replica) for move in found.moves}
+        for each in running:
+            now = (each.model, each.replica, each.node, each.gpu_uuids, each.port, each.rank)
+            assert now in stays or (each.model, each.replica) in said
+        for name in here:
+            runs[name] = [each for each in running_of(found) if each.node == name]
+
+
+def more(declarations, step):
+    """Every model's number of replicas, changed by one."""
+
+    def changed(served):
+        if served.replicas == "fit":
+            return served
+        return served.model_copy(update={"replicas": max(1, served.replicas + step)})
+
+    return {
+        node: each.model_copy(
+            update={"serving": {name: changed(served) for name, served in each.serving.items()}}
+        )
+        for node, each in declarations.items()
+    }
+
+
+SETTING = re.compile(r"`([\w-]+): (\w+)`( in `flags`)?")
+LOWER = re.compile(r"lower `(tensor_parallel|data_parallel|replicas)` to (\d+)()")
 
 
 def told(problem):
     """What a refusal says to write: each way by itself, one or several settings."""
     ways = [SETTING.findall(way) for way in problem.split(", or ")]
     return [way for way in ways if way] + [[way] for way in LOWER.findall(problem)]
+
+
+def written(served, way):
+    """The declaration after one of these ways."""
+    settings = {key: yaml.safe_load(value) for key, value, in_flags in way if not in_flags}
+    flags = {key: yaml.safe_load(value) for key, value, in_flags in way if in_flags}
+    return served.model_copy(update={**settings, "flags": {**served.flags, **flags}})
 
 
 @SLOW
@@ -391,12 +451,11 @@ def test_a_refusal_names_a_setting_that_ends_it(fleet):
         if not (model := re.match(r"serving\.(\w+):", problem)):
             continue
         for way in told(problem):
-            changes = {key: {"true": True}.get(value) or int(value) for key, value in way}
             changed = {
                 name: each.model_copy(
                     update={
                         "serving": {
-                            at: served.model_copy(update=changes) if at == model[1] else served
+                            at: written(served, way) if at == model[1] else served
                             for at, served in each.serving.items()
                         }
                     }

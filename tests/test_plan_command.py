@@ -27,7 +27,11 @@ def config(name: str) -> dict:
 def project(tmp_path):
     """Two nodes with eight H100 each, on which a model's files lie."""
     recorded = json.loads((TESTS / "nodes/h100x8.json").read_text())
-    about = {"config": config("Qwen--Qwen3-32B"), "hf_quant_config": {"missing": "absent"}, "bytes": None}
+    about = {
+        "config": config("Qwen--Qwen3-32B"),
+        "hf_quant_config": {"missing": "absent"},
+        "bytes": None,
+    }
     recorded["models"] = {QWEN: about}
     return Project(tmp_path, {name: json.loads(json.dumps(recorded)) for name in ("a", "b")})
 
@@ -169,6 +173,21 @@ def test_a_model_that_nobody_can_read_is_planned_only_as_the_operator_says(proje
     document = project.plan()
     assert [each["tensor_parallel"] for each in document["stages"]] == [2, 2]
     assert any("memory not checked" in reason for reason in document["reasons"])
+
+
+def test_fp8_is_proposed_where_it_saves_gpus_and_never_applied(project):
+    document = project.plan()
+    assert {each["tensor_parallel"] for each in document["stages"]} == {2}
+    (said,) = [reason for reason in document["reasons"] if "FP8" in reason]
+    assert "TP 1 would do instead of TP 2" in said
+    assert "flags.quantization: fp8_per_tensor" in said
+    assert "quantization" not in {each["name"] for each in document["flags"]["qwen 0.32.0"]}
+
+    # As told, and it is not said again.
+    project.qwen["flags"] = {"quantization": "fp8_per_tensor"}
+    document = project.plan()
+    assert {each["tensor_parallel"] for each in document["stages"]} == {1}
+    assert not any("FP8" in reason for reason in document["reasons"])
 
 
 def test_nothing_is_placed_on_gpus_that_others_have(project):

@@ -9,9 +9,11 @@ from itertools import combinations
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as tried
 from hypothesis import strategies as st
 
 from gpufleet.errors import FleetError
+from gpufleet.explanation import Action, difference
 from gpufleet.planner import Running, plan
 from gpufleet.settings import NodeSettings, Served
 from gpufleet.topology import Gpu, Node
@@ -470,6 +472,7 @@ def outcome(nodes, settings):
         return refused.problems
 
 
+@tried(deadline=None)
 @given(fleets(), st.randoms(use_true_random=False))
 def test_the_same_fleet_has_the_same_plan(fleet, random):
     """The order in which nodes answer, or files are read, moves nothing, nor changes a refusal."""
@@ -480,6 +483,7 @@ def test_the_same_fleet_has_the_same_plan(fleet, random):
     assert outcome(random.sample(nodes, len(nodes)), dict(shuffled)) == outcome(nodes, settings)
 
 
+@tried(deadline=None)
 @given(fleets())
 def test_every_plan_keeps_the_rules(fleet):
     """No GPU serves twice, no group leaves its island, no port is used twice on a node."""
@@ -502,6 +506,7 @@ def test_every_plan_keeps_the_rules(fleet):
     }
 
 
+@tried(deadline=None)
 @given(fleets(), st.sampled_from("abc"))
 def test_one_more_replica_moves_none_of_its_model(fleet, grown):
     """A running model must not restart because it gets company."""
@@ -703,3 +708,122 @@ def test_gpus_behind_one_nic_are_preferred():
     )
 
     assert gpus_on(found, "gpu-01") == [(0, 2)]
+
+
+def test_a_replica_that_runs_twice_stays_once():
+    """Its node was away, the plan put it elsewhere, and now the node is back: one of them stops."""
+    fleet = [machine("gpu-01", 2), machine("gpu-02", 2)]
+    wanted = declare({"m": model(tensor_parallel=2)})
+    runs = [on("gpu-01", "m", 0, 0, 1), on("gpu-02", "m", 0, 0, 1)]
+
+    found = plan(fleet, {node.name: wanted for node in fleet}, running=runs)
+
+    assert [stage.node for stage in found.stages] == ["gpu-01"]
+    assert [str(move) for move in found.moves] == ["m-0 stops on gpu-02: gpu-01 runs it too"]
+    assert [(each.action, each.why) for each in difference(found, runs)] == [
+        (Action.STOP, "gpu-01 runs it too"),
+        (Action.STAY, ""),
+    ]
+
+
+def test_the_difference_names_what_starts_stops_moves_and_restarts():
+    """By replica: what it was, what it will be, and why."""
+    fleet = [machine("gpu-01", 2), machine("gpu-02", 2)]
+    wanted = declare({"m": model(tensor_parallel=2, replicas=2), "n": model(port=9000)})
+    runs = [on("gpu-02", "m", 0, 0, 1), on("gpu-09", "m", 1, 0, 1), on("gpu-01", "o", 0, 1)]
+    fleet.append(machine("gpu-03", 1))
+
+    found = plan(fleet, {node.name: wanted for node in fleet}, running=runs)
+    changes = difference(found, runs, {"m-0": "its flags changed"}, fleet)
+
+    assert [(each.action, each.replica, each.before, each.after) for each in changes] == [
+        ("restart", "m-0", "gpu-02 GPUs 0-1 port 8000", "gpu-02 GPUs 0-1 port 8000"),
+        (
+            "move",
+            "m-1",
+            "gpu-09 GPUs GPU-gpu-09-0, GPU-gpu-09-1 port 8000",
+            "gpu-01 GPUs 0-1 port 8000",
+        ),
+        ("start", "n-0", "", "gpu-03 GPU 0 port 9000"),
+        ("stop", "o-0", "gpu-01 GPU 1 port 8000", ""),
+    ]
+    assert [each.why for each in changes] == [
+        "its flags changed",
+        "gpu-09 is gone",
+        "",
+        "no node declares it",
+    ]
+
+
+def test_what_may_stop_makes_way_before_what_would_move():
+    """`b` has a number and would go elsewhere; one of `c`, as many as fit, is one less."""
+    wanted = {
+        "a": model(tensor_parallel=2, port=9000),
+        "b": model(port=8100, replicas=2),
+        "c": model(port=8200, replicas="fit"),
+    }
+    runs = [
+        on("gpu-01", "b", 0, 2, port=8100),
+        on("gpu-01", "b", 1, 3, port=8101),
+        on("gpu-01", "c", 0, 0, port=8200),
+        on("gpu-01", "c", 1, 1, port=8201),
+        on("gpu-02", "c", 2, 0, port=8200),
+    ]
+    fleet = [machine("gpu-01", 4), machine("gpu-02", 1)]
+
+    found = plan(fleet, {node.name: declare(wanted) for node in fleet}, running=runs)
+
+    assert {stage.id: stage.gpus for stage in found.stages if stage.node == "gpu-01"} == {
+        "a-0": (0, 1),
+        "b-0": (2,),
+        "b-1": (3,),
+    }
+    assert [move.why for move in found.moves] == ["a-0 needs its GPUs on gpu-01"] * 2
+
+
+def test_two_that_run_on_one_gpu_are_told_apart():
+    """Somebody started the second by hand: the GPU is the first one's, the second leaves it."""
+    wanted = {"a": model(port=8000), "b": model(port=8100)}
+    runs = [on("gpu-01", "a", 0, 1, port=8000), on("gpu-01", "b", 0, 1, port=8100)]
+
+    found = plan([machine("gpu-01", 2)], {"gpu-01": declare(wanted)}, running=runs)
+
+    assert {stage.id: stage.gpus for stage in found.stages} == {"a-0": (1,), "b-0": (0,)}
+    assert [str(move) for move in found.moves] == [
+        "b-0 starts anew on gpu-01 GPUs 0: its GPUs on gpu-01 serve another replica"
+    ]
+
+
+def test_a_further_replica_leaves_the_port_that_another_model_declares():
+    """The first port of a model is its own, whoever was there before."""
+    wanted = {"m": model(replicas=2, port=8000), "n": model(port=8001)}
+    runs = [on("gpu-01", "m", 0, 0, port=8000), on("gpu-01", "m", 1, 1, port=8001)]
+
+    found = plan([machine("gpu-01", 4)], {"gpu-01": declare(wanted)}, running=runs)
+
+    assert {stage.id: (stage.gpus, stage.port) for stage in found.stages} == {
+        "m-0": ((0,), 8000),
+        "m-1": ((1,), 8002),
+        "n-0": ((2,), 8001),
+    }
+    assert [move.why for move in found.moves] == ["port 8001 cannot stay, it is 8002 now"]
+
+
+@pytest.mark.parametrize(
+    ("port", "kept"),
+    [
+        pytest.param(8003, True, id="as-if-replicas-before-it-had-stopped"),
+        pytest.param(7999, False, id="below-the-declared-one"),
+        pytest.param(8004, False, id="more-than-the-node-can-hold"),
+        pytest.param(9100, False, id="an-exporter's"),
+        pytest.param(None, True, id="not-known"),
+    ],
+)
+def test_a_port_is_kept_if_a_plan_could_have_given_it(port, kept):
+    """So that a `port` that was changed takes effect, and a stopped neighbour restarts nobody."""
+    runs = [on("gpu-01", "m", 0, 1, port=port)]
+
+    found = plan([machine("gpu-01", 4)], {"gpu-01": declare({"m": model()})}, running=runs)
+
+    assert (found.moves == ()) == kept
+    assert found.stages[0].port == (port if kept and port else 8000)

@@ -121,6 +121,47 @@ def group(targets=("Linear",), **weights):
             Scheme(8, "fp8", group=-1, scale_bytes=4),
             id="quark",
         ),
+        pytest.param(
+            {"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["lm_head"]},
+            Scheme(8, "fp8", scale_bytes=4),
+            id="fbgemm",
+        ),
+        pytest.param(
+            {"quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": True},
+            Scheme(4, group=128, zero_points=True),
+            id="auto-round",
+        ),
+        pytest.param(
+            {"quant_method": "auto-round", "data_type": "mx_fp", "bits": 4},
+            Scheme(4, "mxfp4", group=32, scale_bytes=1),
+            id="auto-round of floats",
+        ),
+        pytest.param(
+            {
+                "quant_method": "torchao",
+                "quant_type": {"default": {"_type": "Int4WeightOnlyConfig", "_data": {}}},
+            },
+            Scheme(4, group=128, scale_bytes=4),
+            id="torchao",
+        ),
+        pytest.param(
+            {"quant_method": "torchao", "quant_type": "int4wo-64"},
+            Scheme(4, group=64, scale_bytes=4),
+            id="torchao, by its older name",
+        ),
+        pytest.param(
+            {
+                "quant_method": "hqq",
+                "quant_config": {"weight_quant_params": {"nbits": 4, "group_size": 64}},
+            },
+            Scheme(4, group=64, scale_bytes=4),
+            id="hqq",
+        ),
+        pytest.param(
+            {"quant_method": "mxfp8", "ignored_layers": ["lm_head"]},
+            Scheme(8, "mxfp8", group=32, scale_bytes=1),
+            id="mxfp8",
+        ),
     ],
 )
 def test_each_method_keeps_weights_as_its_kernels_do(keys, scheme):
@@ -210,6 +251,39 @@ def test_dynamic_rules_of_gptq_override_and_skip():
 
     assert found.scheme_of(Q) is None
     assert (found.scheme_of(UP).bits, found.scheme_of(UP).group) == (8, 64)
+
+
+def test_layers_of_auto_round_may_be_kept_whole_or_finer():
+    found = said(
+        quant_method="auto-round",
+        bits=4,
+        group_size=128,
+        extra_config={Q: {"bits": 16}, UP: {"bits": 8, "group_size": None}},
+    )
+
+    assert found.scheme_of(Q) is None
+    assert (found.scheme_of(UP).bits, found.scheme_of(UP).group) == (8, 128)
+
+
+def test_a_checkpoint_s_own_method_counts_more_than_its_producer():
+    """DeepSeek V4's NVFP4 checkpoints are fp8 with experts of four bits."""
+    kept = {
+        "model_type": "deepseek_v4",
+        "quantization_config": {
+            "quant_method": "fp8",
+            "weight_block_size": [128, 128],
+            "moe_quant_algo": "NVFP4",
+            "quant_algo": "MIXED_PRECISION",
+            "producer": {"name": "modelopt"},
+            "quantized_layers": {"layers.0.ffn.experts": {"quant_algo": "NVFP4"}},
+        },
+    }
+
+    found = quantization(kept)
+
+    assert found.method == "fp8"
+    assert found.scheme_of("layers.3.attn.wo_b").kind == "fp8"
+    assert found.scheme_of("layers.3.ffn.experts.w1", expert=True).kind == "nvfp4"
 
 
 def test_groups_of_compressed_tensors_are_by_name():

@@ -1,6 +1,7 @@
 """Does a model fit: the verdict, and the numbers beside it."""
 
 import json
+import re
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -26,6 +27,10 @@ NAMES = (
     "openai--gpt-oss-20b",
     "google--gemma-2-9b",
 )
+
+
+QUANTIZED = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 
 
 @cache
@@ -279,3 +284,54 @@ def test_on_a_cpu_the_cache_has_what_it_is_given():
 
     assert found.block_size_tokens == 128
     assert found.kv_cache_tokens == (64 << 20) // 131_072 // 128 * 128
+
+
+@pytest.mark.parametrize("gpu", [15.0, 22.0, 39.4])
+@pytest.mark.parametrize("length", [None, 8192])
+def test_every_change_that_is_proposed_makes_it_start(gpu, length):
+    """A flag with its value as it stands in the sentence, and nothing else, is a certain fit."""
+    description = model("Qwen--Qwen3-32B-FP8")
+    tried = Options(gpu_memory_gib=gpu, vllm=(0, 32, 0), max_model_len=length)
+    found = size(description, tried)
+    assert not found.fits
+    proposed = re.findall(r"--([a-z-]+) (\w+)", found.remedy)
+    assert proposed
+    for flag, value in proposed:
+        name = {"tensor-parallel-size": "tensor_parallel"}.get(flag, flag.replace("-", "_"))
+        changed = replace(tried, **{name: int(value) if value.isdigit() else value})
+        assert size(description, changed).fits, flag
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("microsoft--Phi-3.5-MoE-instruct", {"num_key_value_heads": 0}),
+        ("OrionStarAI--Orion-14B", {"num_attention_heads": 10**30}),
+        ("meta-llama--Meta-Llama-3.1-8B", {"max_position_embeddings": 0}),
+        ("ibm-granite--granite-4.0-h-small", {"hidden_size": 3}),
+        ("meta-llama--Meta-Llama-3.1-8B", {"rope_scaling": {"factor": 10**30}}),
+        (
+            "meta-llama--Meta-Llama-3.1-8B-GPTQ-Int4",
+            {"quantization_config": QUANTIZED | {"bits": 1e999}},
+        ),
+        ("meta-llama--Meta-Llama-3.1-8B", {"quantization_config": FP8 | {"ignore": ["re:("]}}),
+        (
+            "meta-llama--Meta-Llama-3.1-8B",
+            {"quantization_config": FP8 | {"weight_block_size": [0, 0]}},
+        ),
+    ],
+)
+def test_a_config_that_no_model_can_have_is_refused_in_a_sentence(name, wrong):
+    """Heads, lengths and bits of nothing, or of more than there is."""
+    config = json.loads((MODELS / f"{name}.json").read_text())["config"]
+
+    with pytest.raises(FleetError, match="a value of another kind than is expected there"):
+        size(describe(ModelFiles({**config, **wrong})), options())
+
+
+def test_a_quantization_that_is_no_mapping_is_none():
+    config = json.loads((MODELS / f"{NAMES[0]}.json").read_text())["config"]
+
+    found = size(describe(ModelFiles({**config, "quantization_config": [None]})), options())
+
+    assert found.fits

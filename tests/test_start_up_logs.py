@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.start_up import GIB, ROUNDING, Log, cached, logs, sized, weighed, whole_logs
+from gpufleet import kv_cache
+from tests.start_up import GIB, ROUNDING, Log, cached, layout, logs, sized, weighed, whole_logs
 
 LOADED = 0.02
 """How far the weights may be off, as a share. Most are within a thousandth; the rest is what a load
@@ -21,6 +22,7 @@ def ids(log: Log) -> str:
 LOADED_LOGS = [log for log in logs() if log.loaded_gib and not log.only_cache]
 CACHE_LOGS = [log for log in logs() if log.available_gib and "kv_tokens" in log.lines]
 REFUSED_LOGS = [log for log in logs() if log.refusal]
+STATE_LOGS = [log for log in logs() if "state_blocks" in log.lines]
 WHOLE_LOGS = whole_logs()
 
 
@@ -67,6 +69,20 @@ def test_a_refusal_is_foretold_with_its_numbers(log: Log) -> None:
     assert least.needed_bytes / GIB == pytest.approx(refusal.needed_gib, abs=ROUNDING + 1e-6)
     if refusal.estimate:
         assert least.estimated_max_model_len <= refusal.estimate <= most.estimated_max_model_len
+
+
+@pytest.mark.parametrize("log", STATE_LOGS, ids=ids)
+def test_more_sequences_than_blocks_for_their_states_are_refused(log: Log) -> None:
+    """The blocks are foretold from the config, the flags and the GPU, within the stated error."""
+    sizing = sized(log)
+    least, most = (
+        kv_cache.cache(layout(log), [sizing.kv_cache_bytes_per_gpu + by]).blocks
+        for by in (-sizing.estimate_error_bytes_per_gpu, sizing.estimate_error_bytes_per_gpu)
+    )
+
+    assert least <= log.lines["state_blocks"] <= most
+    assert not sizing.fits
+    assert any(f"--max-num-seqs {sizing.max_num_seqs}: " in reason for reason in sizing.reasons)
 
 
 @pytest.mark.parametrize("log", WHOLE_LOGS, ids=ids)

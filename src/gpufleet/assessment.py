@@ -24,8 +24,10 @@ from gpufleet.model_reading import Described, described
 from gpufleet.nic_affinity import nearest_nics
 from gpufleet.planner import FleetPlan, Running
 from gpufleet.presets import YOURS, LayeredFlag, Subject, kinds, layered, objective, version
+from gpufleet.quantization_advice import advice
 from gpufleet.restarts import restarts
 from gpufleet.settings import NodeSettings, Served
+from gpufleet.sizing import size
 from gpufleet.topology import Node, known, node_from_probe
 from gpufleet.variables import Origin
 
@@ -133,8 +135,12 @@ def planned(
         runs,
         nics={name: nearest_nics(document) for name, document in documents.items()},
     )
+    serving = {
+        model: served for wanted in settings.values() for model, served in wanted.serving.items()
+    }
     plan = replace(
         plan,
+        reasons=(*plan.reasons, *advice(plan.candidates, serving, models, size)),
         stages=tuple(
             replace(stage, flags=_not_yours(layers[stage.model, _release(settings[stage.node])]))
             for stage in plan.stages

@@ -74,10 +74,18 @@ class Kind:
     vllm: str
     device: str = "cuda"
 
-    @property
+    @cached_property
     def gpus(self) -> int:
         """Return how many GPUs such a node has."""
         return sum(self.islands)
+
+    def __hash__(self) -> int:
+        """Return the hash, worked out once: a plan of a large fleet asks for it all the time."""
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.gpu, self.memory_mib, self.islands, self.vllm, self.device))
 
     def __str__(self) -> str:
         """
@@ -278,7 +286,8 @@ def _divisions(
         pipeline = served.pipeline_parallel or 1
         engines = [served.data_parallel or 1]
         if (
-            served.data_parallel is None
+            own is None
+            and served.data_parallel is None
             and served.expert_parallel is not False
             and served.objective == "throughput"
             and experts
@@ -346,8 +355,7 @@ def _powers(least: int, most: int) -> list[int]:
 def _verdict(served: Served, division: Division, sizing: Sizing) -> tuple[Verdict, str]:
     if not sizing.fits:
         # What to write instead, the plan says with its own keys (`remedies`), not vLLM's flags.
-        found = (reason.split("; room is made by")[0] for reason in sizing.reasons)
-        why = "; ".join(found) or "the KV cache of one request does not fit"
+        why = "; ".join(sizing.reasons) or "the KV cache of one request does not fit"
         near = sizing.confidence == "near the edge"
         return (Verdict.NEAR if near else Verdict.NO), why
     # One request is certain to fit; the others that were asked for have to be as certain.
@@ -382,9 +390,8 @@ def _choose(
     else:
         best, why, others = _balanced(by_size)
     if len(fitting) == 1:
-        why = "the only one that fits"
-    if served.tensor_parallel is not None:
-        why = "`tensor_parallel` is set, and it fits"
+        own = served.tensor_parallel is not None
+        why = "`tensor_parallel` is set, and it fits" if own else "the only one that fits"
     return [
         replace(each, chosen=True, reason=why)
         if each is best
@@ -518,7 +525,7 @@ def remedies(
     """
 
     def considered(changes: Mapping[str, Any]) -> Considered:
-        changed = served.model_copy(update=dict(changes))
+        changed = _changed(served, changes)
         return consider("", changed, description, kind, nodes, sizer=sizer)
 
     def helps(changes: Mapping[str, Any]) -> bool:
@@ -534,17 +541,17 @@ def remedies(
         if helps(wider):
             found.insert(0, wider)
     if not found and wider:
-        changed = served.model_copy(update=wider)
+        changed = _changed(served, wider)
         more = _one_change(changed, considered(wider).candidates)
         found = [both for each in more if helps(both := {**wider, **each})]
     if not found:
         least = {**wider, "concurrency": 1}
-        changed = served.model_copy(update=least)
+        changed = _changed(served, least)
         more = _one_change(changed, considered(least).candidates)
         found = [both for each in more if helps(both := {**least, **each})]
     first: dict[tuple[str, ...], str] = {}
     for changes in found:  # of several values of one key the nearest, which comes first
-        words = " and ".join(f"`{key}: {_yaml(value)}`" for key, value in changes.items())
+        words = " and ".join(_yaml(key, value) for key, value in changes.items())
         first.setdefault(tuple(changes), words)
     return tuple(first.values())
 
@@ -562,14 +569,36 @@ def _one_change(served: Served, judged: tuple[Candidate, ...]) -> Iterator[dict[
         shorter = int(longest * part / served.concurrency) // 1024 * 1024
         if 0 < shorter < length:
             yield {"context": shorter}
+    if "max-num-seqs" not in served.flags:
+        yield from ({"flags.max-num-seqs": fewer} for fewer in (512, 256, 128, 64))
     if not served.allow_pcie:
         yield {"allow_pcie": True}
     if not served.span_nodes:
         yield {"span_nodes": True}
+    if served.expert_parallel:
+        yield {"expert_parallel": False}
+    for key in ("data_parallel", "pipeline_parallel"):
+        if (getattr(served, key) or 1) > 1:
+            yield {key: 1}
+    if "kv-cache-dtype" not in served.flags:
+        yield {"flags.kv-cache-dtype": "fp8"}
 
 
-def _yaml(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _changed(served: Served, changes: Mapping[str, Any]) -> Served:
+    """Write settings, and flags where a key begins so."""
+    flags = {
+        key.removeprefix("flags."): value
+        for key, value in changes.items()
+        if key.startswith("flags.")
+    }
+    settings = {key: value for key, value in changes.items() if not key.startswith("flags.")}
+    return served.model_copy(update={**settings, "flags": {**served.flags, **flags}})
+
+
+def _yaml(key: str, value: Any) -> str:
+    if key.startswith("flags."):
+        return f"`{key.removeprefix('flags.')}: {value}` in `flags`"
+    return f"`{key}: {str(value).lower() if isinstance(value, bool) else value}`"
 
 
 # How it would be started

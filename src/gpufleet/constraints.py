@@ -365,8 +365,10 @@ def _loaded_as(case: _Case, quantization: Quantization) -> str:
     vllm/model_executor/layers/quantization.
     """
     method = quantization.method
-    if quantization.online and release_limits.asked(method, case.vllm) is None:
+    if quantization.online and method not in _ONLINE_OF_THEIR_OWN:
         return "online"
+    if method == "auto-round" and release_limits.asked(method, case.vllm) is None:
+        return "inc"
     if method == "modelopt":
         kinds = quantization.kinds
         if len(kinds) > 1:
@@ -387,6 +389,10 @@ def _loaded_as(case: _Case, quantization: Quantization) -> str:
         if enough and fits:
             return f"{method}_marlin"
     return method
+
+
+_ONLINE_OF_THEIR_OWN = {"fp8", "ptpc_fp8", "bitsandbytes", "experts_int8"}
+"""What is quantized while it is loaded, by a class of its own and not OnlineQuantizationConfig."""
 
 
 # -- the release and the GPU -----------------------------------------------------------------------
@@ -670,13 +676,23 @@ def _kv_heads(case: _Case, tensor: int, _: bool) -> Iterator[_Fault]:
         if isinstance(cache, FullCache | WindowCache | ChunkCache)
     }
     for heads in sorted(counts):
-        if tensor % heads and heads % tensor:
+        if tensor > heads and case.model in _NEVER_COPIED:
+            yield _Fault(
+                "kv-heads",
+                f"--tensor-parallel-size {tensor} is more than {case.model}'s {heads} KV heads, "
+                "which its class does not copy",
+                "vllm/model_executor/models/gpt_oss.py: OAIAttention",
+            )
+        elif tensor % heads and heads % tensor:
             yield _Fault(
                 "kv-heads",
                 f"--tensor-parallel-size {tensor} neither divides {case.model}'s {heads} KV heads "
                 "nor is a multiple of them",
                 "vllm/model_executor/layers/linear.py: QKVParallelLinear",
             )
+
+
+_NEVER_COPIED = {"GptOssForCausalLM"}
 
 
 def _vocabulary(case: _Case, tensor: int, _: bool) -> Iterator[_Fault]:
@@ -815,8 +831,11 @@ _NOT_MERGED = ("q_b_proj", "kv_b_proj")
 
 
 def _fp8_blocks(case: _Case, tensor: int, _: bool) -> Iterator[_Fault]:
+    method = case.quantization.method if case.quantization else ""
     if tensor == 1:
         return
+    # compressed-tensors keeps its blocks elsewhere, where the allowance does not look for them.
+    allowed = case.vllm[:2] >= _MERGED_MAY_MISMATCH and method == "fp8"
     for weight, scheme in _schemes(case):
         if scheme.block is None or weight.expert:
             continue
@@ -824,7 +843,7 @@ def _fp8_blocks(case: _Case, tensor: int, _: bool) -> Iterator[_Fault]:
         merged = not weight.name.endswith(_NOT_MERGED)
         if weight.split is Split.COLUMNS:
             size, block = weight.columns // tensor, columns
-        elif merged and case.vllm[:2] >= _MERGED_MAY_MISMATCH:
+        elif merged and allowed:
             continue
         elif weight.split is Split.HEADS:
             size, block = max(1, weight.heads // tensor) * weight.rows // weight.heads, rows
@@ -901,6 +920,45 @@ def _groups(case: _Case, tensor: int, _: bool) -> Iterator[_Fault]:
             return
 
 
+_EXPERT_GROUPS_CHECKED = (0, 24)
+"""create_weights of compressed_tensors_moe_wna16.py; before, the scales were cut short."""
+_SMALLEST_GROUP = 32
+"""MoeWNA16Method.create_weights halves a group that does not divide, down to this."""
+
+
+def _expert_groups(case: _Case, tensor: int, expert: bool) -> Iterator[_Fault]:
+    method = case.quantization.method if case.quantization else ""
+    ranks = _ranks_of_experts(case, tensor, expert)
+    for weight, scheme in _schemes(case):
+        if not weight.expert or weight.split is not Split.COLUMNS or scheme.kind != "int":
+            continue
+        size, group = weight.columns // ranks, scheme.group
+        if group <= 0 or size % group == 0:
+            continue
+        if method == "compressed-tensors" and case.vllm[:2] >= _EXPERT_GROUPS_CHECKED:
+            rule = "compressed_tensors/compressed_tensors_moe: the WNA16 method"
+        elif method in {"awq", "gptq"} and not _halves(group, size, case.architecture.hidden_size):
+            rule = "moe_wna16.py: MoeWNA16Method.create_weights"
+        else:
+            continue
+        yield _Fault(
+            "expert-group",
+            f"{_over(case, tensor, ranks)} leaves {size} inner numbers of each of {case.model}'s "
+            f"experts on a GPU, no whole number of quantization groups of {group}",
+            f"vllm/model_executor/layers/quantization/{rule}",
+        )
+        return
+
+
+def _halves(group: int, *sizes: int) -> bool:
+    """Say whether a group, halved as often as needed, divides all sizes."""
+    while any(size % group for size in sizes):
+        group //= 2
+        if group < _SMALLEST_GROUP:
+            return False
+    return True
+
+
 _PREQUANTIZED_GONE = (0, 28)
 
 
@@ -926,9 +984,10 @@ _TENSOR_RULES: tuple[Callable[[_Case, int, bool], Iterator[_Fault]], ...] = (
     _fp8_blocks,
     _fp8_expert_blocks,
     _groups,
+    _expert_groups,
     _bitsandbytes,
 )
-_OF_EXPERTS = {"expert-size", "fp8-expert-block"}
+_OF_EXPERTS = {"expert-size", "fp8-expert-block", "expert-group"}
 
 
 def _tensor(case: _Case) -> Iterator[Refused]:
@@ -1057,7 +1116,7 @@ def _context_fault(case: _Case, size: int) -> _Fault | None:
 
 
 def _length(case: _Case) -> Iterator[Refused]:
-    wanted, longest = case.choice.max_model_len, case.architecture.max_model_len
+    wanted, longest = case.choice.max_model_len, case.architecture.longest_length(case.vllm)
     if wanted is not None and wanted > longest:
         yield Refused(
             "max-model-len",
@@ -1084,7 +1143,7 @@ def _batch(case: _Case) -> Iterator[Refused]:
             rule,
             sequences,
         )
-    length = case.choice.max_model_len or case.architecture.max_model_len
+    length = case.choice.max_model_len or case.architecture.untold_length(case.vllm)
     if not case.choice.chunked_prefill and tokens < length:
         yield Refused(
             "batched-tokens-below-length",

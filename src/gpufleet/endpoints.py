@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from gpufleet.ranges import listed
 from gpufleet.settings import NodeSettings
 
 LAST_PORT = 65535
@@ -102,7 +103,7 @@ class _Ports:
         if port == endpoint.declared:
             return endpoint.explicit or not self._promised(endpoint, port, written=True)
         passed = sum(
-            any(at in self.users[node] or at in self.declared[node] for node in endpoint.nodes)
+            self._others(endpoint, at) or self._promised(endpoint, at)
             for at in range(endpoint.declared, min(port, endpoint.declared + 1000))
         )
         near = port - endpoint.declared < endpoint.room + passed
@@ -135,6 +136,14 @@ class _Ports:
 
     def _in_use(self, endpoint: Endpoint, port: int) -> bool:
         return any(port in self.users[node] for node in endpoint.nodes)
+
+    def _others(self, endpoint: Endpoint, port: int) -> bool:
+        """Say whether the port has a user who is no replica of the same model."""
+        users = (self.users[node].get(port) for node in endpoint.nodes)
+        own = f"serving.{endpoint.model}.port"
+        return any(
+            user and user != own and user[: user.rfind("-")] != endpoint.model for user in users
+        )
 
     def _promised(self, endpoint: Endpoint, port: int, *, written: bool = False) -> bool:
         """Say whether another model of a node declares the port, or has it `written`."""
@@ -169,8 +178,8 @@ class _Ports:
     def _problems(self) -> Iterable[str]:
         for (port, keys), nodes in sorted(self.clashes.items()):
             yield (
-                f"port {port} is wanted by {' and '.join(keys)} on {_listed(nodes)}: give one of "
-                "them another port"
+                f"port {port} is wanted by {' and '.join(keys)} on {listed(set(nodes))}: give one "
+                "of them another port"
             )
         for (model, port), node in sorted(self.beyond.items()):
             yield (
@@ -181,17 +190,10 @@ class _Ports:
     def _remarks(self) -> Iterable[str]:
         for (model, port, user), nodes in sorted(self.stepped.items()):
             yield (
-                f"{model}: its first replica on {_listed(nodes)} has port {port}, for {user} has "
-                "the one it declares"
+                f"{model}: its first replica on {listed(set(nodes))} has port {port}, for {user} "
+                "has the one it declares"
             )
 
 
 def _by_name(endpoint: Endpoint) -> tuple[str, int]:
     return endpoint.model, endpoint.replica
-
-
-def _listed(names: Iterable[str], limit: int = 4) -> str:
-    ordered = sorted(set(names))
-    if len(ordered) <= limit:
-        return ", ".join(ordered)
-    return f"{', '.join(ordered[: limit - 1])} and {len(ordered) - limit + 1} more"

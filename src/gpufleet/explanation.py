@@ -14,7 +14,7 @@ from typing import Any
 
 from gpufleet.candidates import GIB, Considered
 from gpufleet.planner import FleetPlan, Running, Stage
-from gpufleet.ranges import ranges
+from gpufleet.ranges import node_ranges, ranges
 from gpufleet.topology import Node
 
 # Candidates
@@ -26,7 +26,7 @@ class Row:
 
     model: str
     nodes: str
-    """How many nodes, of which kind."""
+    """Their names, written short, and their kind."""
     chosen: bool
     tensor_parallel: int
     pipeline_parallel: int
@@ -51,7 +51,7 @@ def rows(plan: FleetPlan) -> tuple[Row, ...]:
 
 
 def _rows(considered: Considered) -> Iterable[Row]:
-    where = f"{considered.nodes} node{'s' if considered.nodes > 1 else ''}: {considered.kind}"
+    where = f"{node_ranges(considered.names)}: {considered.kind}"
     for each in considered.candidates:
         sizing, division = each.sizing, each.division
         yield Row(
@@ -230,6 +230,13 @@ def difference(
     for key in sorted({*planned, *found}):
         name = f"{key[0]}-{key[1]}"
         was, now = found.get(key, []), planned.get(key, [])
+        if len(was) > len(now) > 0:  # it ran twice: one of them stops
+            here = {each.node for each in now}
+            for each in (each for each in was if each.node not in here):
+                place = _place(each.node, each.gpu_uuids, each.port, indices)
+                why_not = why.pop(key, "it runs elsewhere")
+                changes.append(Change(Action.STOP, name, place, "", why_not))
+            was = [each for each in was if each.node in here] or was[:1]
         before = "; ".join(
             _place(each.node, each.gpu_uuids, each.port, indices)
             for each in sorted(was, key=lambda each: (each.rank, each.node))

@@ -15,7 +15,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-from gpufleet.kv_pages import Kind, Layout, Page, block_size, blocks, padded, pages, widened
+from gpufleet import kv_compressed
+from gpufleet.kv_pages import (
+    Kind,
+    Layout,
+    Page,
+    block_size,
+    blocks,
+    padded,
+    pages,
+    row_bytes,
+    widened,
+)
 
 GIB = 1 << 30
 
@@ -26,7 +37,8 @@ class CacheReport:
 
     bytes_per_token_per_gpu: int
     """That one more token of a long context takes on the largest stage: windows, chunks and states
-    have stopped growing. Divided by decode context parallelism, rounded up."""
+    that the release keeps as such have stopped growing. Divided by decode context parallelism,
+    rounded up."""
     bytes_for_max_model_len_per_gpu: int
     """That one request of `max_model_len` takes of the pool, on the largest stage."""
     needed_bytes: int
@@ -55,6 +67,8 @@ class _Group:
     """(number of the stage, page) of each of its layers."""
     uniform: bool = False
     """Layers of one kind whose pages differ in size: each has memory of its own."""
+    packed: bool = False
+    """One of several with pages of several sizes (DeepSeek V4)."""
 
     @cached_property
     def counts(self) -> Counter[Page]:
@@ -94,19 +108,16 @@ def cache(layout: Layout, available_bytes: int | Sequence[int]) -> CacheReport:
     not that of as many stages.
     """
     available = _per_stage(layout, available_bytes)
-    every = [pages(layout, stage) for stage in layout.stages]
-    per_token = max((sum(page.grows for page in stage) for stage in every), default=0)
-    per_token = -(-per_token // layout.decode_context_parallel)
     smallest = block_size(layout)
-    if not any(every):
+    if not any(layout.stages):
         return CacheReport(0, 0, 0, 0, 1, smallest, 0.0, True, "", layout.max_model_len)
     try:
         plan = _plan(layout)
     except _GroupingError as refused:
-        return CacheReport(per_token, 0, 0, 0, 0, smallest, 0.0, False, str(refused), 0)
+        return CacheReport(0, 0, 0, 0, 0, smallest, 0.0, False, str(refused), 0)
     length = layout.max_model_len
     report = CacheReport(
-        bytes_per_token_per_gpu=per_token,
+        bytes_per_token_per_gpu=max(map(plan.token_bytes, range(layout.pipeline))),
         bytes_for_max_model_len_per_gpu=max(
             plan.block_bytes(stage) * plan.request_blocks(stage, length)
             for stage in range(layout.pipeline)
@@ -179,6 +190,15 @@ class _Plan:
         """Return the tokens of the smallest group's block."""
         return min(page.block for group in self.groups[0] for page in group.counts)
 
+    def token_bytes(self, stage: int) -> int:
+        """Return what one more token of a long context takes on this stage."""
+        grows = sum(
+            page.grows * count
+            for group in self.groups[stage]
+            for page, count in group.on(stage).items()
+        )
+        return -(-grows // self.layout.decode_context_parallel)
+
     def block_bytes(self, stage: int) -> int:
         """Return the bytes of one block of the pool on this stage."""
         return self._block_bytes[stage]
@@ -189,9 +209,27 @@ class _Plan:
 
     def _bytes_of_a_block(self, stage: int) -> int:
         groups = self.groups[stage]
-        if self.layout.vllm >= (0, 29) or (len(groups) == 1 and groups[0].uniform):
-            return max(_bytes(self._counted(group, stage)) for group in groups)
+        if groups[0].packed and self.layout.vllm < (0, 27):
+            return self._bytes_of_packed(stage)
+        whole = groups[0].packed or (len(groups) == 1 and groups[0].uniform)
+        if self.layout.vllm >= (0, 29) or whole:
+            row = row_bytes(self.layout)
+            most = max(_bytes(self._counted(group, stage)) for group in groups)
+            return -(-most // row) * row
         return max(group.on(stage).total() for group in groups) * groups[0].page.bytes
+
+    def _bytes_of_packed(self, stage: int) -> int:
+        """
+        Return the bytes of one block where groups have pages of several sizes.
+
+        Until 0.22 as many of each size of the first group's as any group has tuples; since then as
+        many of each size as any group has of it; since 0.27 what the largest group has.
+        """
+        slots = kv_compressed.slots([group.on(stage) for group in self.groups[stage]])
+        if self.layout.vllm < (0, 23):
+            sizes = {page.bytes for page in self.groups[stage][0].on(stage)}
+            return sum(sizes) * max(slots.values(), default=0)
+        return sum(size * count for size, count in slots.items())
 
     def _counted(self, group: _Group, stage: int) -> Counter[Page]:
         """Return the layers that a stage reckons with: until 0.16 those of the whole model."""
@@ -216,6 +254,11 @@ class _Plan:
             return self._needs(self.raw[stage], length)
         if vllm >= (0, 29):
             return self.block_bytes(stage) * self.request_blocks(stage, length)
+        if groups[0].packed:
+            slots = kv_compressed.slots([group.on(stage) for group in groups])
+            sizes = {page.bytes for page in groups[0].on(stage)}
+            one = sum(sizes) * max(slots.values(), default=0)
+            return one * self.request_blocks(stage, length)
         if len(groups) == 1 and groups[0].uniform:
             return self._needs(self._counted(groups[0], stage), length)
         most = max(self._counted(group, stage).total() for group in groups)
@@ -275,6 +318,13 @@ class _Plan:
         if self.layout.vllm < (0, 9, 1):
             # Tokens over the length, without rounding a request up to blocks.
             return count * block_size(self.layout) / length
+        groups = self.groups[stage]
+        if groups[0].packed and self.layout.vllm < (0, 27):
+            # A request's bytes in blocks of the first group's size.
+            asked = sum(
+                self._group_blocks(group, length) * _bytes(group.on(stage)) for group in groups
+            )
+            return count / max(1, -(-asked // (_bytes(groups[0].on(stage)) or 1)))
         return count / self.request_blocks(stage, length)
 
     def tokens(self, stage: int, count: int, concurrency: float) -> int:
@@ -301,6 +351,10 @@ class _Plan:
 @lru_cache(maxsize=256)
 def _plan(layout: Layout) -> _Plan:
     raw = tuple(pages(layout, stage) for stage in layout.stages)
+    if not all(raw):
+        raise _GroupingError(
+            "a pipeline stage has no layer with a KV cache: set a lower --pipeline-parallel-size"
+        )
     if layout.decode_context_parallel > 1 and any(
         page.kind in (Kind.WINDOW, Kind.CHUNK) for stage in raw for page in stage
     ):
@@ -337,6 +391,11 @@ def _grouped(layout: Layout, layers: list[tuple[int, Page]]) -> tuple[_Group, ..
         raise _GroupingError("this release serves only layers with one kind of KV cache")
     if vllm >= (0, 11) and _one_kind(layers):
         return (_Group(tuple(layers), uniform=True),)
+    if kv_compressed.is_compressed(layers):
+        return tuple(
+            _Group(tuple(members), uniform=True, packed=True)
+            for members in kv_compressed.packed(vllm, layers)
+        )
     layers = _of_one_size(vllm, layers)
     return _split(vllm, layers)
 

@@ -21,6 +21,7 @@ from gpufleet.architecture.parts import (
     Architecture,
     Cache,
     ChunkCache,
+    CompressedCache,
     FullCache,
     LatentCache,
     StateCache,
@@ -79,19 +80,19 @@ class Layout:
         return len(self.stages)
 
     @cached_property
-    def kinds(self) -> tuple[Cache, ...]:
+    def distinct(self) -> tuple[Cache, ...]:
         """Return every cache that some layer has, once."""
         return tuple(dict.fromkeys(cache for stage in self.stages for cache in stage))
 
     @cached_property
     def has_states(self) -> bool:
         """Return whether some layer keeps a state."""
-        return any(isinstance(cache, StateCache) for cache in self.kinds)
+        return any(isinstance(cache, StateCache) for cache in self.distinct)
 
     @cached_property
     def has_attention(self) -> bool:
         """Return whether some layer keeps tokens."""
-        return any(not isinstance(cache, StateCache) for cache in self.kinds)
+        return any(not isinstance(cache, StateCache) for cache in self.distinct)
 
     @cached_property
     def caches_prefixes(self) -> bool:
@@ -171,9 +172,57 @@ def _pages(layout: Layout, cache: Cache, block: int) -> tuple[Page, ...]:
     """Return the pages of one layer: two where sparse attention keeps an index besides."""
     if isinstance(cache, StateCache):
         return (_state_page(layout, cache, block),)
+    if isinstance(cache, CompressedCache):
+        return compressed_pages(layout, cache)
     if isinstance(cache, LatentCache) and cache.indexer_dim:
         return (_page(layout, cache, block), _index_page(cache, block))
     return (_page(layout, cache, block),)
+
+
+COMPRESSED = "compressed"
+"""The first of a page's `shape` where it is DeepSeek V4's."""
+_COMPRESSED_BLOCK, _WINDOW_BLOCK = 256, 64
+_STATE_BLOCKS = {4: 4, 128: 8}
+_FLASH_MLA_ROW = 576
+
+
+def compressed_pages(layout: Layout, cache: CompressedCache) -> tuple[Page, ...]:
+    """
+    Return DeepSeek V4's pages of one layer, in FlashMLA's packed rows (fp8_ds_mla).
+
+    A token of 512 numbers is 448 bytes, 64 numbers of two bytes and 8 scales; pages are multiples
+    of 576 bytes. The states, of keys and of scores, are float32; four tokens overlap. Source:
+    DeepseekV4SWACache, DeepseekV4Attention, DeepseekV4IndexerCache and CompressorStateCache in
+    vllm/models/deepseek_v4 and v1/attention/backends/mla/sparse_swa.py, 0.20 to 0.33.
+    """
+    if layout.kv_dtype != "auto" and layout.kv_dtype not in _ONE_BYTE | {"fp8_ds_mla"}:
+        raise FleetError(
+            f"--kv-cache-dtype {layout.kv_dtype}: of DeepSeek V4 only the bytes of fp8_ds_mla are "
+            "known here, which auto and fp8 mean"
+        )
+    rope = 64
+    token, ratio = cache.dim - rope + 2 * rope + 8, cache.ratio
+    window = _rows(_WINDOW_BLOCK * token)
+    found = [Page(Kind.WINDOW, _WINDOW_BLOCK, window, (COMPRESSED, cache.dim), cache.window)]
+    if not ratio:
+        return tuple(found)
+    block = layout.block_size or _COMPRESSED_BLOCK
+    overlap = 2 if ratio == 4 else 1
+    state = _STATE_BLOCKS.get(ratio, ratio)
+    kept = [(cache.dim, token)]
+    if cache.index_dim:
+        kept.append((cache.index_dim, cache.index_dim + cache.index_dim // _INDEX_GROUP * 4))
+    for dim, entry in kept:
+        size = _rows(block // ratio * entry)
+        shape = (COMPRESSED, dim, ratio)
+        found.append(Page(Kind.FULL, block, size, shape, 0, size // block))
+        own = _rows(state * 2 * overlap * dim * 4)
+        found.append(Page(Kind.WINDOW, state, own, (*shape, "state"), overlap * ratio))
+    return tuple(found)
+
+
+def _rows(size: int) -> int:
+    return -(-size // _FLASH_MLA_ROW) * _FLASH_MLA_ROW
 
 
 def block_size(layout: Layout) -> int:
@@ -201,7 +250,7 @@ def token_bytes(layout: Layout, cache: FullCache | WindowCache | ChunkCache | La
     MLA's latent is the same on every rank; KV heads are divided by TP, at least one a rank.
     """
     if isinstance(cache, LatentCache):
-        packed = _PACKED_LATENT.get(_latent_dtype(layout, cache))
+        packed = _PACKED_LATENT.get(_latent_dtype(layout))
         return packed or (cache.rank + cache.rope_dim) * _element(layout)
     heads = max(1, cache.kv_heads // layout.tensor)
     # Values of their own size were counted from 0.14 on (FullAttentionSpec.head_size_v).
@@ -232,7 +281,8 @@ def kv_dtype(
     until 0.21; layers/attention/attention.py). GLM-5's sparse attention takes fp8 on SM100 since
     0.32 (model_executor/models/config.py).
     """
-    said = config.get("quantization_config") or {}
+    said = config.get("quantization_config")
+    said = said if isinstance(said, Mapping) else {}
     method = str(said.get("quant_method", ""))
     if method == "compressed-tensors" and said.get("kv_cache_scheme") and vllm >= (0, 16):
         return "fp8" if requested == "auto" or vllm < (0, 22) else requested
@@ -246,7 +296,8 @@ def kv_dtype(
 
 
 def _modelopt_kv_dtype(said: Mapping[str, Any], vllm: Version) -> str:
-    inner = said.get("quantization") or said
+    below = said.get("quantization")
+    inner = below if isinstance(below, Mapping) else said
     for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
         found = inner.get(key) or said.get(key)
         if isinstance(found, Mapping):
@@ -275,10 +326,23 @@ def _element(layout: Layout) -> int:
     )
 
 
-def _latent_dtype(layout: Layout, cache: LatentCache) -> str:
+def _is_sparse(layout: Layout) -> bool:
+    """
+    Say whether the model's attention is sparse: of all layers, where only some have an index.
+
+    GLM-5.2's layers without one use that of a layer before (`index_topk_freq`).
+    """
+    return any(
+        isinstance(cache, LatentCache) and cache.indexer_dim
+        for stage in layout.stages
+        for cache in stage
+    )
+
+
+def _latent_dtype(layout: Layout) -> str:
     """Return the KV dtype of MLA: sparse attention turns fp8 into DeepSeek's packed format."""
     dtype = layout.kv_dtype
-    if not cache.indexer_dim or dtype in _PACKED_LATENT:
+    if dtype in _PACKED_LATENT or not _is_sparse(layout):
         return dtype
     major = _major(layout)
     if layout.vllm >= (0, 18):
@@ -306,6 +370,18 @@ def _page(
         return Page(Kind.WINDOW, block, block * token, shape, cache.window)
     values = None if isinstance(cache, ChunkCache) else cache.v_head_dim
     return Page(Kind.FULL, block, block * token, (*shape, values), 0, token)
+
+
+def row_bytes(layout: Layout) -> int:
+    """
+    Return what 0.31 rounds a block of the pool up to: sparse attention's row on SM100, else 1.
+
+    MLAAttention._uses_flat_kv_cache; 0.32 aligns each page instead, which a whole row already is.
+    """
+    latent = _latent(layout)
+    if latent is None or not latent.indexer_dim or layout.vllm[:2] != (0, 31):
+        return 1
+    return token_bytes(layout, latent) if _major(layout) == 10 else 1
 
 
 def _index_page(cache: LatentCache, block: int) -> Page:
@@ -420,7 +496,7 @@ def _major(layout: Layout) -> int:
 
 
 def _latent(layout: Layout) -> LatentCache | None:
-    return next((cache for cache in layout.kinds if isinstance(cache, LatentCache)), None)
+    return next((cache for cache in layout.distinct if isinstance(cache, LatentCache)), None)
 
 
 def _latent_block(layout: Layout, cache: LatentCache) -> tuple[int, int]:
@@ -434,7 +510,7 @@ def _latent_block(layout: Layout, cache: LatentCache) -> tuple[int, int]:
     """
     major, asked, vllm = _major(layout), layout.block_size, layout.vllm
     if vllm >= (0, 18):
-        wanted = _preferred_latent_block(layout, major, sparse=bool(cache.indexer_dim))
+        wanted = _preferred_latent_block(layout, major, sparse=_is_sparse(layout))
         return (asked or max(wanted, 16)), wanted
     if cache.indexer_dim:
         return 64, 64
@@ -467,7 +543,9 @@ def _cpu_block(layout: Layout) -> tuple[int, int]:
 
 def _attention_token(layout: Layout) -> int:
     """Return the bytes a token of the first layer with attention, whose page holds a state."""
-    first = next(cache for cache in layout.kinds if not isinstance(cache, StateCache))
+    first = next(
+        cache for cache in layout.distinct if not isinstance(cache, StateCache | CompressedCache)
+    )
     return token_bytes(layout, first)
 
 
@@ -480,7 +558,7 @@ def _hybrid_block(layout: Layout, block: int, kernel: int) -> int:
     also of Mamba's chunk.
     """
     token = _attention_token(layout)
-    states = [cache for cache in layout.kinds if isinstance(cache, StateCache)]
+    states = [cache for cache in layout.distinct if isinstance(cache, StateCache)]
     state = max(state_bytes(layout, cache) for cache in states)
     kinds = {cache.kind for cache in states}
     align = _hybrid_alignment(layout, block, kernel)
@@ -502,7 +580,7 @@ def _hybrid_alignment(layout: Layout, block: int, kernel: int) -> int:
         return 16
     if latent:
         return 64
-    wide = any(isinstance(cache, FullCache) and cache.head_dim == 256 for cache in layout.kinds)
+    wide = any(isinstance(cache, FullCache) and cache.head_dim == 256 for cache in layout.distinct)
     return 32 if wide and _major(layout) == 10 and vllm < (0, 18) else 16
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import struct
 import threading
@@ -63,11 +64,14 @@ def read(
     Raises `FleetError` if there is no such model, if it has no `config.json`, if a file is not what
     its name says, or if the Hub has not answered within `seconds`.
     """
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return _directory(path)
-    if path.is_file():
-        return _directory(path.parent) if path.name == CONFIG else _only_config(path)
+    try:
+        path = Path(model).expanduser()
+        if path.is_dir():
+            return _directory(path)
+        if path.is_file():
+            return _directory(path.parent) if path.name == CONFIG else _only_config(path)
+    except (OSError, RuntimeError) as error:  # RuntimeError: ~ of a user that is not there
+        raise FleetError(f"{model[:200]}: cannot be read: {_first_line(error)}") from None
     if model.startswith((".", "/", "~")) or not _REPOSITORY.fullmatch(model):
         raise FleetError(
             f"{model}: no such directory or file; give a model's directory, its config.json, or "
@@ -95,7 +99,7 @@ def _directory(folder: Path) -> ModelFiles:
         return _json(file.read_bytes(), str(file)) if file.is_file() else None
 
     index = optional(INDEX)
-    names = sorted(set(index.get("weight_map", {}).values())) if index else [SINGLE]
+    names = _weight_files(index, str(folder / INDEX))
     files = [folder / name for name in names]
     complete = all(file.is_file() for file in files)
     return ModelFiles(
@@ -202,7 +206,7 @@ def _headers(
     import huggingface_hub
     from huggingface_hub import constants, errors
 
-    names = sorted(set(index.get("weight_map", {}).values())) if index else [SINGLE]
+    names = _weight_files(index, f"{model}: {INDEX}")
     cached = [
         huggingface_hub.try_to_load_from_cache(model, name, cache_dir=hub.cache, revision=commit)
         for name in names
@@ -261,7 +265,7 @@ def _token(hub: Hub) -> str | None:
         return None
     try:
         token = Path(hub.token_file).expanduser().read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, RuntimeError, UnicodeDecodeError) as error:
         raise FleetError(
             f"{hub.token_file}: the Hub's token cannot be read from it: {error}"
         ) from None
@@ -308,15 +312,32 @@ def _json(text: bytes, name: str) -> dict[str, Any]:
         found = json.loads(text)
     except ValueError as error:
         raise FleetError(f"{name}: is no JSON: {error}") from None
+    except RecursionError:
+        raise FleetError(f"{name}: is nested more deeply than any model's files are") from None
     if not isinstance(found, dict):
         raise FleetError(f"{name}: holds a {type(found).__name__}, and not an object with keys")
     return found
 
 
+def _weight_files(index: Mapping[str, Any] | None, name: str) -> list[str]:
+    """Return the names of the files that hold the tensors, as the index has them."""
+    if not index:
+        return [SINGLE]
+    files = index.get("weight_map", {})
+    if not isinstance(files, Mapping) or not all(isinstance(file, str) for file in files.values()):
+        raise FleetError(
+            f"{name}: its `weight_map` does not say for each tensor which file holds it; take the "
+            "file as the model's publisher has it"
+        )
+    return sorted(set(files.values()))
+
+
 def _total_size(index: Mapping[str, Any] | None) -> int | None:
     metadata = (index or {}).get("metadata")
     size = metadata.get("total_size") if isinstance(metadata, Mapping) else None
-    return int(size) if isinstance(size, int | float) and size > 0 else None
+    if isinstance(size, int | float) and 0 < size < math.inf:
+        return int(size)
+    return None
 
 
 def _header_size(first: bytes, name: str) -> int:

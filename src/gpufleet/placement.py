@@ -172,6 +172,7 @@ class Room:
 
     __slots__ = (
         "_indices",
+        "_needed",
         "_uuids",
         "free",
         "held",
@@ -195,6 +196,7 @@ class Room:
         """The GPUs that are free and on which nothing runs that may stay."""
         self.held: dict[tuple[str, int], Mask] = {}
         """Where replicas run that are still to be placed: others get these GPUs last."""
+        self._needed: set[tuple[str, int]] = set()
         self._uuids: dict[int, str] = {}
         self._indices: dict[str, int] = {}
 
@@ -218,8 +220,10 @@ class Room:
         self.free &= ~taken
         self.open &= ~taken
 
-    def hold(self, replica: tuple[str, int], gpus: Iterable[int]) -> None:
-        """Mark GPUs on which a replica runs that may stay."""
+    def hold(self, replica: tuple[str, int], gpus: Iterable[int], *, needed: bool) -> None:
+        """Mark GPUs on which a replica runs that may stay; if `needed`, else it goes elsewhere."""
+        if needed:
+            self._needed.add(replica)
         self.held[replica] = mask(gpus)
         self.open &= ~self.held[replica]
 
@@ -235,12 +239,18 @@ class Room:
         found = self.layout.group(self.open, division, pcie=pcie)
         if found or not displace:
             return found
-        # As few as possible: the smallest first, of one model the last replica first.
-        smallest = sorted(
-            self.held.items(), key=lambda held: (held[1].bit_count(), held[0][0], -held[0][1])
+        # As few as possible: those that need not go elsewhere, the smallest, of one model the last.
+        cheapest = sorted(
+            self.held.items(),
+            key=lambda held: (
+                held[0] in self._needed,
+                held[1].bit_count(),
+                held[0][0],
+                -held[0][1],
+            ),
         )
         allowed = self.open
-        for _, gpus in smallest:
+        for _, gpus in cheapest:
             allowed |= gpus & self.free
             if found := self.layout.group(allowed, division, pcie=pcie):
                 return found
@@ -251,9 +261,18 @@ class Room:
         taken = mask(gpus)
         return [replica for replica, held in self.held.items() if held & taken]
 
+    def cost(self, gpus: tuple[int, ...]) -> tuple[int, int]:
+        """Return how many replicas on `gpus` would go elsewhere, and how many would stop."""
+        found = self.displaced(gpus)
+        needed = sum(replica in self._needed for replica in found)
+        return needed, len(found) - needed
+
 
 Part = tuple[Room, tuple[int, ...]]
 """A node and the GPUs that a replica gets there, in the order of ranks."""
+
+
+_Entry = tuple[tuple[int, ...], Room, Division]
 
 
 class Picker:
@@ -277,10 +296,10 @@ class Picker:
         self._on = on
         self._pcie = pcie
         self._displace = displace
-        lines: dict[tuple[bool, Kind | None], list[tuple[tuple[int, ...], Room, Division]]]
-        lines = defaultdict(list)
+        lines: dict[tuple[bool, Kind | None], list[_Entry]] = defaultdict(list)
         for room, division in rooms:
-            if room.free.bit_count() >= division.unit * division.units:
+            free = room.free if displace else room.open
+            if free.bit_count() >= division.unit * division.units:
                 spans = division.nodes > 1
                 entry = (self._key(room, division), room, division)
                 lines[spans, room.kind if spans else None].append(entry)
@@ -292,38 +311,41 @@ class Picker:
     def next(self) -> tuple[Division, list[Part]] | None:
         """Return the next replica's parts, or None without room. Taking them is the caller's."""
         for line in self._lines:
-            if line and (found := self._from(line)):
-                return found
-        return None
-
-    def _from(
-        self, line: list[tuple[tuple[int, ...], Room, Division]]
-    ) -> tuple[Division, list[Part]] | None:
-        parts: list[Part] = []
-        used = []
-        while line:
-            key, room, division = heapq.heappop(line)
-            now = self._key(room, division)
-            if now != key:
-                heapq.heappush(line, (now, room, division))
-                continue
-            gpus = room.group(division, pcie=self._pcie, displace=self._displace)
-            if not gpus:
-                continue
-            parts.append((room, gpus))
-            used.append((key, room, division))
-            if len(parts) == division.nodes:
+            used: list[_Entry] = []
+            parts: list[Part] = []
+            while line:
+                room, division, gpus = self._first(line)
+                if not gpus:
+                    break
+                parts.append((room, gpus))
+                if len(parts) < division.nodes:
+                    used.append(heapq.heappop(line))
+                    continue
                 for entry in used:
                     heapq.heappush(line, entry)
                 return division, parts
-        for entry in used:
-            heapq.heappush(line, entry)
+            for entry in used:
+                heapq.heappush(line, entry)
         return None
+
+    def _first(self, line: list[_Entry]) -> tuple[Room, Division, tuple[int, ...]]:
+        """Return the first room that has a group, and leave it in line; no GPUs without one."""
+        while True:
+            key, room, division = line[0]
+            now = self._key(room, division)
+            if now != key:
+                heapq.heapreplace(line, (now, room, division))
+                continue
+            gpus = room.group(division, pcie=self._pcie, displace=self._displace)
+            if gpus:
+                return room, division, gpus
+            heapq.heappop(line)
+            if not line:
+                return room, division, ()
 
     def _key(self, room: Room, division: Division) -> tuple[int, ...]:
         """The last number is the room's own, so that no two keys are alike."""
         if not self._displace:
-            return 0, self._on[room.name], -room.open.bit_count(), room.order
+            return self._on[room.name], -room.open.bit_count(), room.order
         gpus = room.group(division, pcie=self._pcie, displace=True)
-        making_way = len(room.displaced(gpus))
-        return making_way, self._on[room.name], -room.free.bit_count(), room.order
+        return *room.cost(gpus), self._on[room.name], -room.free.bit_count(), room.order

@@ -42,6 +42,29 @@ def node_ranges(names: Iterable[str]) -> str:
     return " ".join([*folded, *others])
 
 
+def listed(names: Iterable[str], limit: int = 4) -> str:
+    """
+    Write names one after another, and of many the first: a sentence stays a sentence.
+
+    >>> listed(["d", "a", "c", "e", "b"])
+    'a, b, c and 2 more'
+    """
+    ordered = sorted(names)
+    if len(ordered) <= limit:
+        return ", ".join(ordered)
+    return f"{', '.join(ordered[: limit - 1])} and {len(ordered) - limit + 1} more"
+
+
+def counted(count: int, noun: str) -> str:
+    """
+    Write how many there are of something.
+
+    >>> counted(1, "node"), counted(2, "node")
+    ('1 node', '2 nodes')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def _runs(numbers: Iterable[int]) -> list[list[int]]:
     """Return numbers in ascending runs without gaps."""
     runs: list[list[int]] = []

@@ -20,13 +20,17 @@ from typing import Any, Literal, TypeAlias
 
 from gpufleet import kv_cache, kv_pages
 from gpufleet.architecture.description import Description
-from gpufleet.architecture.max_length import max_model_len, text_part
+from gpufleet.architecture.max_length import text_part
 from gpufleet.architecture.parts import LatentCache
 from gpufleet.architecture.quantization import Quantization, canonical, online
 from gpufleet.constraints import Choice, refusals
 from gpufleet.errors import FleetError
 from gpufleet.start_memory import GIB, Defaults, DummyRun, StartMemory, defaults, start_memory
 from gpufleet.weights import SIZES, Sharding, weight_bytes
+
+FEW_SEQUENCES = 256
+"""What is proposed where the dummy run of many sequences takes the room; vLLM's default on small
+GPUs."""
 
 Confidence: TypeAlias = Literal["certain", "near the edge"]
 
@@ -109,11 +113,14 @@ class Sizing:
     vllm: tuple[int, ...]
     cuda_graphs_in_budget: bool = True
     """Or on top of it: up to 0.19, and with the second model runner up to 0.28."""
+    remedy: str = ""
+    """Which single changes are certain to make room; "" where memory is not what is missing."""
 
     def as_json(self) -> dict[str, Any]:
         """Return it as `gpufleet size --json` prints it: units in the names."""
         document = asdict(self)
-        document["reasons"] = list(self.reasons)
+        document["reasons"] = [*self.reasons, *([self.remedy] if self.remedy else [])]
+        del document["remedy"]
         document["vllm"] = ".".join(map(str, self.vllm))
         return document
 
@@ -138,8 +145,10 @@ def size(description: Description, options: Options) -> Sizing:
     What vLLM refuses whatever the memory stands in `reasons`. Raises `FleetError` where the release
     is older than V1's engine, or a dtype or quantization is unknown.
     """
-    found = _sized(description, options)
-    return replace(found, smallest_gpus=smallest_gpus(description, options))
+    found, too_small = _judged(description, options)
+    smallest = smallest_gpus(description, options)
+    remedy = _remedy(description, options, found, smallest) if too_small else ""
+    return replace(found, smallest_gpus=smallest, remedy=remedy)
 
 
 def smallest_gpus(description: Description, options: Options) -> int | None:
@@ -187,15 +196,16 @@ class _Stage:
     """How far `available` may be off."""
 
 
-@lru_cache(maxsize=8192)
 def _sized(description: Description, options: Options) -> Sizing:
+    return _judged(description, options)[0]
+
+
+@lru_cache(maxsize=8192)
+def _judged(description: Description, options: Options) -> tuple[Sizing, bool]:
+    """Return the sizing, and whether the cache is too small, or may be."""
     _check(options)
     architecture = description.architecture
-    longest = (
-        max_model_len(description.config, options.vllm)
-        if description.config is not None
-        else architecture.max_model_len
-    )
+    longest = architecture.untold_length(options.vllm)
     asked = options.max_model_len
     length = longest if asked is None or asked == AUTO_LENGTH else asked
     chosen = _defaults(options, length)
@@ -220,16 +230,24 @@ def _sized(description: Description, options: Options) -> Sizing:
         worst = kv_cache.cache(layout, [max(0, stage.available - stage.error) for stage in stages])
         best = kv_cache.cache(layout, [max(0, stage.available + stage.error) for stage in stages])
     beyond = _beyond_budget(options, chosen, stages) or _while_loading(description, options)
-    certain = worst.starts and not beyond
-    impossible = bool(refused) or not best.starts
+    sequences = _blocks_for_states(layout, options, chosen)
+    certain = worst.starts and not beyond and sequences <= worst.blocks
+    impossible = bool(refused) or not best.starts or sequences > best.blocks
     tightest = min(stages, key=lambda stage: stage.available)
     reasons = list(refused)
-    if not worst.starts and not refused:
+    too_small = not worst.starts and not refused
+    if too_small:
         reasons += _why(_Case(description, options, chosen, tightest, report, largest, length))
     if not refused:
         reasons += beyond
+        if worst.starts and sequences > worst.blocks:
+            reasons.append(
+                f"--max-num-seqs {sequences}: the states of each sequence need a block, and there "
+                f"are about {report.blocks}: vLLM refuses to capture CUDA graphs; lower it to "
+                f"{_fewer(worst.blocks)}"
+            )
     reasons += _notes(description, options)
-    return Sizing(
+    sizing = Sizing(
         fits=certain and not impossible,
         confidence="certain" if certain or impossible else "near the edge",
         reasons=tuple(reasons),
@@ -253,6 +271,7 @@ def _sized(description: Description, options: Options) -> Sizing:
         block_size_tokens=report.block_size,
         vllm=options.vllm,
     )
+    return sizing, too_small
 
 
 # -- what there is ---------------------------------------------------------------------------------
@@ -569,6 +588,37 @@ def _beyond_budget(options: Options, chosen: Defaults, stages: list[_Stage]) -> 
     return []
 
 
+_STATES_CHECKED = (0, 20)
+"""Before, fewer graphs are captured instead."""
+
+
+def _blocks_for_states(layout: kv_pages.Layout, options: Options, chosen: Defaults) -> int:
+    """
+    Return the sequences that need a block each before vLLM captures graphs; 0: none do.
+
+    Source: resolve_cudagraph_mode_and_sizes in vllm/config/compilation.py of 0.21.0 to 0.33.0.
+    """
+    if options.enforce_eager or options.device == "cpu" or options.vllm < _STATES_CHECKED:
+        return 0
+    stateful = any(
+        page.kind is kv_pages.Kind.STATE
+        for stage in layout.stages
+        for page in kv_pages.pages(layout, stage)
+    )
+    return chosen.max_num_seqs if stateful else 0
+
+
+def _fewer(blocks: int) -> int:
+    """
+    Return a rounder number that is not larger.
+
+    >>> _fewer(856), _fewer(108), _fewer(7)
+    (832, 96, 7)
+    """
+    step = 64 if blocks >= 256 else 16 if blocks >= 16 else 1
+    return blocks // step * step
+
+
 _LAYERWISE = (0, 16)
 """Since then each layer is quantized as it is loaded (layers/quantization/fp8.py); before that all
 are on the GPU first."""
@@ -622,39 +672,60 @@ def _why(case: _Case) -> Iterator[str]:
             f"{_gib(stage.weights)} and vLLM's start about {_gib(stage.start.in_budget)}"
         )
         if stage.available <= 0:
-            yield f"{left}: nothing is left for the KV cache; {_more_room(case)}"
+            yield f"{left}: nothing is left for the KV cache"
             return
         left += f", which leaves {_gib(stage.available)} for the KV cache"
     needs = f"one request of {case.length:,} tokens needs {_gib(report.needed_bytes)}"
     if report.starts:
         yield (
             f"{left}, and {needs}: the estimate may be off by {_gib(stage.error)}, so it is not "
-            f"certain to start; {_more_room(case)}"
+            f"certain to start"
         )
         return
     if not report.needed_bytes:  # the release cannot serve these layers together
         yield report.why
         return
-    fits = "no length would start"
+    fits = "no length fits"
     if case.largest:
-        fits = f"--max-model-len {case.largest} would start"
-    yield f"{left}, and {needs}: {fits}; {_more_room(case)}"
+        fits = f"{case.largest:,} tokens fit at most"
+    yield f"{left}, and {needs}: {fits}"
 
 
-def _more_room(case: _Case) -> str:
-    """Say which flags make room, those that cost least first."""
-    options, chosen = case.options, case.chosen
-    ways = ["a lower --max-model-len"]
-    if case.stage.start.activation.bytes > GIB and chosen.max_num_seqs > 256:
-        ways.append(f"--max-num-seqs 256 instead of {chosen.max_num_seqs:,}")
+def _remedy(description: Description, options: Options, found: Sizing, smallest: int | None) -> str:
+    """Say which single changes are certain to start, those that cost least first."""
+    ways: dict[str, str] = {}
+    for flag, value, changed in _changes(options, found):
+        if flag in ways or _refused(description, changed):
+            continue
+        if _sized(description, changed).fits:
+            ways[flag] = f"{flag} {value}"
+    if ways:
+        return f"it would start with {', or with '.join(ways.values())}"
+    if smallest is not None:
+        return f"it would start on {smallest} GPUs of this kind"
+    return (
+        "no single setting makes it start on GPUs of this kind: take GPUs with more memory, or a "
+        "smaller or quantized checkpoint"
+    )
+
+
+def _changes(options: Options, found: Sizing) -> Iterator[tuple[str, object, Options]]:
+    """Yield what an operator may change, a flag and its value, with the options that it gives."""
+    # The longest that may start is at the estimates' edge: the first shorter one that is certain.
+    for share in (1, 0.95, 0.8, 0.5):
+        length = int(found.largest_max_model_len * share) // 16 * 16
+        if 0 < length < found.max_model_len:
+            yield "--max-model-len", length, replace(options, max_model_len=length)
+    if found.max_num_seqs > FEW_SEQUENCES:
+        yield "--max-num-seqs", FEW_SEQUENCES, replace(options, max_num_seqs=FEW_SEQUENCES)
     if options.kv_cache_dtype == "auto":
-        ways.append("--kv-cache-dtype fp8")
+        yield "--kv-cache-dtype", "fp8", replace(options, kv_cache_dtype="fp8")
+    if options.kv_cache_memory_bytes is not None:
+        needed = found.kv_bytes_for_max_model_len_per_gpu
+        yield "--kv-cache-memory-bytes", needed, replace(options, kv_cache_memory_bytes=needed)
     for tensor in (2, 4, 8, 16):
-        wider = replace(options, tensor_parallel=tensor)
-        if tensor > options.tensor_parallel and not _refused(case.description, wider):
-            ways.append(f"--tensor-parallel-size {tensor}")
-            break
-    return f"room is made by {', '.join(ways[:-1])} or {ways[-1]}" if ways[1:] else ways[0]
+        if tensor > options.tensor_parallel:
+            yield "--tensor-parallel-size", tensor, replace(options, tensor_parallel=tensor)
 
 
 def _notes(description: Description, options: Options) -> Iterator[str]:
@@ -676,7 +747,7 @@ def _inexact(description: Description, quantization: Quantization | None) -> flo
     Return by which share the weights may be off.
 
     Within 0.5 % of `Model loading took` in nine of ten start-up logs, quantized or not, and within
-    2.5 % in all (docs/sizing-accuracy.md).
+    2 % in all (docs/sizing-accuracy.md).
     """
     if description.architecture.notes:
         return 0.02

@@ -238,7 +238,7 @@ def _print(origin: str, description: Description, options: Options, found: Sizin
     if not found.fits and found.confidence != "certain":
         verdict, style = "near the edge: it may start, or not", "yellow"
     console.print(Text(verdict, style=style))
-    for reason in found.reasons:
+    for reason in found.as_json()["reasons"]:
         console.print(Text(printable(f"- {reason}")))
 
 

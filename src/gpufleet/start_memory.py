@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gpufleet.architecture.max_length import text_part
-from gpufleet.architecture.parts import Architecture, LatentCache, StateCache
+from gpufleet.architecture.parts import Architecture, CompressedCache, LatentCache, StateCache
 
 GIB = 1 << 30
 
@@ -281,6 +281,8 @@ def _activation(
         error += 0.55 * sampler
     if in_sampler < 1.3 * in_pass:  # else the forward pass is long over at the peak
         error += 0.25 * forward
+    if _is_sparse(architecture):
+        peak, error = peak + _CHOOSING, error + _CHOOSING
     if architecture.multimodal:
         peak, error = peak + _TOWER, error + 0.5 * GIB
     if run.vllm >= _V2_EVERY and not run.enforce_eager:
@@ -296,6 +298,19 @@ def _activation(
     )
 
 
+def _is_sparse(architecture: Architecture) -> bool:
+    return any(
+        isinstance(cache, CompressedCache) or (isinstance(cache, LatentCache) and cache.indexer_dim)
+        for layer in architecture.layers
+        for cache in layer.caches
+    )
+
+
+_CHOOSING = 1.6 * GIB
+"""What sparse attention's kernels and index took beyond a layer's own: 1.2 GiB for DeepSeek V4 on
+two RTX PRO 6000 with 0.25, 2.1 for GLM-5.2 on four GB200 with 0.26."""
+_SPARSE_GRAPH = 0.0006 * GIB
+"""Of one graph and one layer in the same two starts: 0.00054 and 0.00063."""
 _COMPILING = 0.4 * GIB
 """What the first start, which compiles, leaves less of than the next one. With 0.31: 0.42 on an
 A100, 0.9 and 1.1 between a cold and a warm start of small GPUs."""
@@ -383,10 +398,14 @@ def _non_torch(run: DummyRun) -> Estimate:
         found, error = (0.13, 0.15) if alone else (0.55, 0.5)
     elif run.vllm < _TOTAL_CONSUMED:
         found, error = (0.25, 0.15) if alone else (2.1, 0.5)
+        if not alone and run.compute_capability is not None and run.compute_capability[0] == 10:
+            found, error = 1.5, 0.7  # 0.95 on four GB200
     else:
         found, error = (0.35, 0.3) if alone else (1.8, 1.0)
-    if not alone and run.compute_capability is not None and run.compute_capability[0] < 9:
-        found, error = 0.3, 0.4  # no multicast buffers before Hopper
+    major, minor = run.compute_capability or (9, 0)
+    if not alone and (major < 9 or (major, minor) == (12, 0)):
+        # No NVLink switches, no multicast buffers. From 0.27: 0.76 on two RTX 5090.
+        found, error = (0.3, 0.4) if run.vllm < _TOTAL_CONSUMED else (0.75, 0.5)
     return Estimate(
         int(found * GIB),
         int(error * GIB),
@@ -414,9 +433,10 @@ def _cuda_graphs(architecture: Architecture, run: DummyRun) -> Estimate:
         graphs = 3 + largest // 8
     else:
         graphs = _captured(largest) + _captured(min(largest, run.max_num_seqs))
-    found = 0.05 * GIB + _GRAPH * graphs * (run.layers or len(architecture.layers))
-    if architecture.experts:
-        found *= 1.2
+    of_a_layer = _GRAPH * 1.2 if architecture.experts else _GRAPH
+    if _is_sparse(architecture):
+        of_a_layer = _SPARSE_GRAPH
+    found = 0.05 * GIB + of_a_layer * graphs * (run.layers or len(architecture.layers))
     return Estimate(int(found), int(0.1 * GIB + 0.5 * found), "start-up logs")
 
 

@@ -11,7 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpufleet.architecture.parts import Architecture, LatentCache, Layer, Part, Split, Weight, Where
 from gpufleet.architecture.quantization import Quantization, Scheme
@@ -85,13 +85,12 @@ def weight_bytes(
     `dtype` is `--dtype`. `stored` says what the checkpoint has: {tensor: (dtype, shape)} from the
     headers of its safetensors files, or its total bytes from the index. `partition`: layers of each
     stage, as in VLLM_PP_LAYER_PARTITION. `compute_capability` decides the kernel of MXFP4 experts,
-    and with it their padding; None: Marlin's, the usual one. Raises `FleetError` for a partition
-    that does not add up.
+    FP8 blocks and zero points, and with it their padding and scales; None: the usual one. Raises
+    `FleetError` for a partition that does not add up.
     """
     plan = _plan(architecture, quantization, stored)
     number = SIZES[architecture.dtype if dtype == "auto" else dtype]
-    major = compute_capability[0] if compute_capability else None
-    rank = _Rank(sharding, number, vllm, major=major)
+    rank = _Rank(sharding, number, vllm, capability=compute_capability)
     sizes = [rank.weigh(kept) for kept, _ in plan.kinds]
     sizes_of_parts = [rank.weigh(kept) for kept in plan.parts]
     ranges = layer_ranges(len(architecture.layers), sharding.pipeline, partition)
@@ -108,7 +107,7 @@ def weight_bytes(
             )
         )
         for part, size in zip(architecture.parts, sizes_of_parts, strict=True):
-            if _is_on(part, first=first, last=last, tied=architecture.tied):
+            if _is_on(part, vllm, first=first, last=last, tied=architecture.tied):
                 total += size
         weighed.append(Weighed(total, layers))
     return tuple(weighed)
@@ -154,7 +153,9 @@ def _workspace(architecture: Architecture, vllm: tuple[int, ...]) -> int:
     return 128 << 20 if latent and (0, 11, 1) <= vllm < (0, 25) else 0
 
 
-def _is_on(part: Part, *, first: bool, last: bool, tied: bool) -> bool:
+def _is_on(part: Part, vllm: tuple[int, ...], *, first: bool, last: bool, tied: bool) -> bool:
+    if part.everywhere and (part.everywhere_until is None or vllm < part.everywhere_until):
+        return True
     match part.where:
         case Where.EVERY:
             return True
@@ -231,7 +232,9 @@ def _made(
             (
                 weight,
                 quantization.scheme_of(weight.name, head=part.name == "head", expert=weight.expert)
-                if quantization and weight.linear
+                if quantization
+                and weight.linear
+                and not _is_left(part, quantization, architecture.name)
                 else None,
             )
             for weight in part.weights
@@ -253,13 +256,33 @@ def _made(
     )
 
 
+_TEXT_ONLY = {"awq", "gptq", "auto-round", "hqq"}
+
+
+def _is_left(part: Part, quantization: Quantization, architecture: str) -> bool:
+    """
+    Say whether a tower is left as it is though the config does not say so.
+
+    Source: _maybe_ignore_quant_config in vLLM's qwen2_5_vl.py and others: these methods' tools
+    quantize the text part alone, and list nothing; kimi_k25.py leaves it with compressed-tensors.
+    """
+    if part.name != "tower":
+        return False
+    left = architecture.startswith("KimiK25") and quantization.method == "compressed-tensors"
+    return left or quantization.method in _TEXT_ONLY
+
+
 def _schemes(
     layer: Layer, prefix: str, quantization: Quantization | None
 ) -> tuple[Scheme | None, ...]:
     if quantization is None:
         return (None,) * len(layer.weights)
+    # A draft that the checkpoint keeps apart has whole names: no layer's number goes before them.
     return tuple(
-        quantization.scheme_of(prefix + weight.name, expert=weight.expert)
+        quantization.scheme_of(
+            weight.name if weight.name.startswith("mtp.") else prefix + weight.name,
+            expert=weight.expert,
+        )
         if weight.linear
         else None
         for weight in layer.weights
@@ -276,8 +299,8 @@ class _Rank:
     vllm: tuple[int, ...]
     as_stored: bool = False
     """Weigh the checkpoint's tensors, without what loading adds."""
-    major: int | None = None
-    """Of the compute capability."""
+    capability: tuple[int, int] | None = None
+    """The GPU's compute capability."""
 
     def weigh(self, kept: Kept) -> int:
         """Return the bytes of these weights on it, as the GPU's allocator hands them out."""
@@ -290,14 +313,16 @@ class _Rank:
                 continue
             if weight.expert:
                 size, beside, count = size * count, beside * count, 1
-            total += allocated(beside) * count
+            total += allocated(beside, self.vllm) * count
             if not weight.linear or weight.split not in _FUSED:
-                total += allocated(size) * count
+                total += allocated(size, self.vllm) * count
                 continue
             # Queries, keys and values, and gate and up, are one tensor in vLLM.
-            key = (weight.name.rpartition(".")[0], weight.columns, scheme, count, weight.expert)
+            module, _, name = weight.name.rpartition(".")
+            module += _APART.get(name, "")
+            key = (module, weight.columns, scheme, count, weight.expert)
             tensors[key] = tensors.get(key, 0) + size
-        return total + sum(allocated(size) * key[3] for key, size in tensors.items())
+        return total + sum(allocated(size, self.vllm) * key[3] for key, size in tensors.items())
 
     def _one(self, weight: Weight, scheme: Scheme | None) -> tuple[int, int, int]:
         """Return the bytes of one of a weight, of its scales, and how many there are."""
@@ -310,12 +335,19 @@ class _Rank:
             return rows * columns * size, 0, count
         beside = 0
         if scheme.kind == "mxfp4" and weight.expert and not self.as_stored:
-            if self.major == 9 and self.vllm >= (0, 10, 2):
+            if self._major == 9 and self.vllm >= _TRITON_KERNELS:
                 return self._for_triton(weight, rows, columns, scheme), 0, count
             rows, columns = self._padded(weight, rows, columns)
         elif weight.name.endswith("kv_b_proj") and not self.as_stored:
             # MLA keeps it for decoding too, absorbed and not quantized.
             beside = rows * columns * self.number
+        elif weight.expert and scheme.kind == "int" and not self.as_stored:
+            scheme = _finer(weight, rows, columns, scheme)
+        if scheme.block and scheme.kind == "fp8" and not self.as_stored:
+            scheme = self._for_gpu(scheme)
+        elif self._is_for_machete(weight, scheme):
+            groups = rows * _up(columns, scheme.group) if scheme.group else rows
+            beside += groups * self.number - _up(groups * scheme.bits, 8)
         size = _up(rows * columns * scheme.bits, 8)
         return size, packed_bytes(rows, columns, scheme) - size + beside, count
 
@@ -330,6 +362,8 @@ class _Rank:
                 tensor = 1
             else:
                 tensor *= self.sharding.data
+        elif "shared_expert" in weight.name and self.sharding.replicates_shared_experts:
+            tensor = 1
         # KimiMoE of vllm/models/kimi_k3 pads experts that TP makes smaller, since 0.27.
         least = weight.least if tensor > 1 and self.vllm >= (0, 27) else 0
         match weight.split:
@@ -345,6 +379,35 @@ class _Rank:
             case Split.VOCABULARY:
                 return _up(_to(weight.rows, _VOCABULARY_PADDING), tensor), weight.columns, count
 
+    @property
+    def _major(self) -> int | None:
+        return self.capability[0] if self.capability else None
+
+    def _is_for_machete(self, weight: Weight, scheme: Scheme) -> bool:
+        """
+        Say whether Hopper's kernel holds the zero points, as scaled numbers of the model's dtype.
+
+        Source: transform_w_zp of kernels/linear/mixed_precision/machete.py; AWQ since 0.17.
+        """
+        return (
+            self.capability == (9, 0)
+            and self.vllm >= (0, 17)
+            and scheme.kind == "int"
+            and scheme.zero_points
+            and not (scheme.symmetric or weight.expert or self.as_stored)
+        )
+
+    def _for_gpu(self, scheme: Scheme) -> Scheme:
+        """
+        Return FP8 blocks as the kernel has them: Marlin's, before Ada, knows no blocks.
+
+        Each output gets its own copy of the scale, in the model's dtype. Source:
+        prepare_fp8_layer_for_marlin in vLLM's quantization/utils/marlin_utils_fp8.py.
+        """
+        if scheme.block is None or self.capability is None or self.capability >= (8, 9):
+            return scheme
+        return replace(scheme, block=None, group=scheme.block[1], scale_bytes=self.number)
+
     def _padded(self, weight: Weight, rows: int, columns: int) -> tuple[int, int]:
         """
         Return an MXFP4 expert's shape as kernels want it: hidden to 256, intermediate to 128.
@@ -352,7 +415,7 @@ class _Rank:
         Both to 256 on SM100 (FlashInfer's TRT-LLM kernels) up to 0.26. Source:
         mxfp4_round_up_hidden_size_and_intermediate_size in vLLM's mxfp4 oracle, and logs.
         """
-        inner = 256 if self.major == 10 and self.vllm < (0, 27) else 128
+        inner = 256 if self._major == 10 and self.vllm < (0, 27) else 128
         if weight.split is Split.COLUMNS:
             return _to(rows, 256), _to(columns, inner)
         halves = 2 if "gate_up" in weight.name else 1
@@ -376,22 +439,47 @@ class _Rank:
         return outputs * _to(columns, 256) // 2 + scales
 
 
+def _finer(weight: Weight, rows: int, columns: int, scheme: Scheme) -> Scheme:
+    """
+    Return the scheme of experts whose part on a rank is no multiple of the group: a finer one.
+
+    Source: MoeWNA16Method.create_weights in quantization/moe_wna16.py, which takes such shapes.
+    """
+    inner = columns if weight.split is Split.COLUMNS else rows
+    if weight.split is Split.ROWS and "gate_up" in weight.name:
+        inner //= 2
+    group = scheme.group
+    while group > 1 and inner % group:
+        group //= 2
+    if group == scheme.group:
+        return scheme
+    return replace(scheme, group=group, zero_points=not scheme.symmetric)
+
+
+_TRITON_KERNELS = (0, 12)
+"""They come with vLLM; before, Marlin is taken where nobody installed them."""
+_APART = dict.fromkeys(("in_proj_b", "in_proj_a", "in_proj_ba"), ".gates")
+"""Delta nets' gates: one tensor beside the one of the other projections into the layer
+(qwen_gdn_linear_attn.py)."""
 _FUSED = {Split.ROWS, Split.HEADS}
 _MIB = 1 << 20
 
 
-def allocated(size: int) -> int:
+def allocated(size: int, vllm: tuple[int, ...]) -> int:
     """
-    Return what a tensor of so many bytes takes of the GPU's memory.
+    Return what a tensor of so many bytes takes of the GPU's memory when a release loads it.
 
     Above 10 MiB the allocator asks for multiples of 2 MiB and keeps a rest of at most 1 MiB with
-    the tensor. Source: c10/cuda/CUDACachingAllocator.cpp of PyTorch (kMinLargeAlloc, kRoundLarge,
-    should_split), and logs: Qwen2.5-7B takes 56 MiB more than its weights.
+    the tensor; from 0.21 on, which sets max_split_size_mb to 20 while it loads, any rest with a
+    tensor of 20 MiB or more. Source: c10/cuda/CUDACachingAllocator.cpp of PyTorch (kMinLargeAlloc,
+    kRoundLarge, should_split), load_model in vllm/v1/worker/gpu_worker.py, and logs: Qwen2.5-7B
+    takes 56 MiB more than its weights with 0.19, and 98 MiB with 0.23.
     """
     if size <= 10 * _MIB:
         return _to(size, 512)
     rounded = _to(size, 2 * _MIB)
-    return rounded if rounded - size <= _MIB else _to(size, 512)
+    whole = vllm >= (0, 21) and size >= 20 * _MIB
+    return rounded if whole or rounded - size <= _MIB else _to(size, 512)
 
 
 def packed_bytes(rows: int, columns: int, scheme: Scheme) -> int:

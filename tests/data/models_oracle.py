@@ -9,6 +9,9 @@ it runs on a Hopper GPU, so it chooses that GPU's quantization kernels and pads 
 1, 2, 4 and 8 tensor-parallel ranks is built; no process group is larger than one. What needs CUDA
 to be imported is replaced by an empty stand-in: kernels are never called.
 
+Besides, a rank of 8 with expert parallelism is built of models with experts, and both stages of
+pipeline parallelism over 2 of every model.
+
 Of each rank it keeps the parameters (how many, how many bytes), the buffers' bytes (rotary tables,
 scales), all of them as the GPU's allocator would hand them out, and the cache of its layers:
 {kind: [layers, bytes of a token in all of them; of a sequence where it is a state]}. What a rank
@@ -39,6 +42,7 @@ os.environ |= {
 }
 
 import torch
+import torch.fx.experimental._config
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
@@ -141,6 +145,16 @@ class _Idle:
         return _Idle()
 
 
+class _Block(dict):
+    """A part of a config whose keys are read as attributes."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self:
+            raise AttributeError(name)
+        found = self[name]
+        return _Block(found) if isinstance(found, dict) else found
+
+
 class _TritonConfig:
     """An entry of a kernel's tuning table, which is read when the kernel's module is imported."""
 
@@ -164,6 +178,8 @@ class Meta(TorchFunctionMode):
             args = (first, *rest)
         elif function is torch.Tensor.cuda:
             return args[0]
+        elif function is torch.Tensor.item:
+            return 0  # asked for by what is logged of the experts' places
         elif function in _device_constructors() or kwargs.get("device") is not None:
             kwargs["device"] = torch.device("meta")
         return function(*args, **kwargs)
@@ -213,7 +229,9 @@ def on_hopper() -> None:
         try:
             return real(self, name)
         except AttributeError:
-            if name.startswith("__") or not str(self.name).startswith(("_C", "_moe_C")):
+            if name.startswith("__") or not str(self.name).startswith(
+                ("_C", "_moe_C", "_flashkda")
+            ):
                 raise
             return _Idle()
 
@@ -227,24 +245,38 @@ def on_hopper() -> None:
 
 
 def allocated(size: int) -> int:
-    """Return what PyTorch's CUDA allocator hands out for so many bytes (CUDACachingAllocator)."""
+    """
+    Return what PyTorch's CUDA allocator hands out for so many bytes, as it is set to load weights.
+
+    Source: CUDACachingAllocator.cpp; vLLM sets max_split_size_mb to 20 (v1/worker/gpu_worker.py).
+    """
     if size <= 10 * MIB:
         return -(-size // 512) * 512
     whole = -(-size // (2 * MIB)) * 2 * MIB
-    return whole if whole - size <= MIB else -(-size // 512) * 512
+    return whole if whole - size <= MIB or size >= 20 * MIB else -(-size // 512) * 512
 
 
-def pretend(ranks: int) -> None:
-    """Let the process group of one be rank 0 of so many."""
+def pretend(ranks: int, stage: int | None) -> None:
+    """Let the process group of one be rank 0 of so many, on this of 2 pipeline stages."""
     import vllm.distributed.parallel_state as state
 
     group = state._TP
     group.world_size, group.ranks, group.rank_in_group = ranks, list(range(ranks)), 0
     state._EP = state._EPLB = group
+    stages = state._PP
+    stages.world_size, stages.rank_in_group = (1, 0) if stage is None else (2, stage)
+    # The process is global rank 0, so the list says which stage it is.
+    stages.ranks = {None: [0], 0: [0, 1], 1: [1, 0]}[stage]
 
 
-def built(directory: str, ranks: int) -> tuple[Any, Any]:
-    """Return vLLM's config for this checkpoint, and its model as rank 0 of `ranks`."""
+def built(
+    directory: str, ranks: int, *, experts: bool = False, stage: int | None = None
+) -> tuple[Any, Any]:
+    """
+    Return vLLM's config for this checkpoint, and its model as rank 0 of `ranks`.
+
+    `experts`: with expert parallelism. `stage`: one of 2 pipeline stages.
+    """
     import vllm.distributed.parallel_state as state
     from vllm.config import set_current_vllm_config
     from vllm.engine.arg_utils import EngineArgs
@@ -264,7 +296,9 @@ def built(directory: str, ranks: int) -> tuple[Any, Any]:
             state.init_distributed_environment(1, 0, f"file://{directory}/world", 0, "gloo")
             state.initialize_model_parallel(1, 1, backend="gloo")
     config.parallel_config.tensor_parallel_size = ranks
-    pretend(ranks)
+    config.parallel_config.enable_expert_parallel = experts
+    config.parallel_config.pipeline_parallel_size = 1 if stage is None else 2
+    pretend(ranks, stage)
     dtype = set_default_torch_dtype(config.model_config.dtype)
     with Meta(), set_current_vllm_config(config), dtype:
         return config, initialize_model(config)
@@ -307,7 +341,13 @@ def known(kind: str) -> None:
     import transformers
 
     base = getattr(transformers, OWN_CONFIGS[kind])
-    own = type("Own", (base,), {"model_type": kind})
+
+    def read(self: Any, block_configs: Any = (), **values: Any) -> None:
+        base.__init__(self, **values)
+        if block_configs:  # Nemotron's layers, each of its own sizes
+            self.block_configs = [_Block(block) for block in block_configs]
+
+    own = type("Own", (base,), {"model_type": kind, "__init__": read})
     transformers.AutoConfig.register(kind, own, exist_ok=True)
 
 
@@ -321,28 +361,39 @@ def record(facts: dict[str, Any]) -> dict[str, Any]:
     config |= SIZELESS_OF.get(kind, {})
     if kind in OWN_CONFIGS:
         known(kind)
-    found: dict[str, Any] = {"tp": {}}
-    for ranks in RANKS:
-        with tempfile.TemporaryDirectory() as directory:
-            Path(directory, "config.json").write_text(json.dumps(config))
-            if "hf_quant_config" in facts:
-                Path(directory, "hf_quant_config.json").write_text(
-                    json.dumps(facts["hf_quant_config"])
-                )
-            try:
-                vllm_config, model = built(directory, ranks)
-            except Exception as error:  # noqa: BLE001 -- heads that do not divide, old classes
-                print(f"  {ranks} ranks: {type(error).__name__}: {str(error)[-160:]!r}")
-                continue
-        found["max_model_len"] = vllm_config.model_config.max_model_len
-        found["dtype"] = str(vllm_config.model_config.dtype).removeprefix("torch.")
-        found["tp"][str(ranks)] = rank(vllm_config, model)
+    found: dict[str, Any] = {"tp": {}, "ep": {}, "pp": []}
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, "config.json").write_text(json.dumps(config))
+        if "hf_quant_config" in facts:
+            Path(directory, "hf_quant_config.json").write_text(json.dumps(facts["hf_quant_config"]))
+        for ranks in RANKS:
+            if one := attempt(directory, ranks):
+                found["tp"][str(ranks)] = rank(*one)
+                found["max_model_len"] = one[0].model_config.max_model_len
+                found["dtype"] = str(one[0].model_config.dtype).removeprefix("torch.")
+                moe = one[0].model_config.is_moe
+        if found["tp"] and moe and (one := attempt(directory, 8, experts=True)):
+            found["ep"]["8"] = rank(*one)
+        for stage in (0, 1) if "1" in found["tp"] else ():
+            if one := attempt(directory, 1, stage=stage):
+                found["pp"].append(rank(*one))
     return found
+
+
+def attempt(directory: str, ranks: int, **options: Any) -> tuple[Any, Any] | None:
+    """Return what `built` does; None where vLLM cannot: heads that do not divide, old classes."""
+    try:
+        return built(directory, ranks, **options)
+    except Exception as error:  # noqa: BLE001 -- whatever a class of vLLM may raise
+        print(f"  {ranks} {options}: {type(error).__name__}: {str(error)[-160:]!r}")
+        return None
 
 
 def main() -> None:
     """Build the models that are named, or all, and write the record."""
     torch.set_num_threads(1)
+    # Which experts a rank has is counted on the meta device too.
+    torch.fx.experimental._config.meta_nonzero_assume_all_nonzero = True
     on_hopper()
     import vllm
 

@@ -1,11 +1,12 @@
 """
 Record what vLLM's own classes make of small models of many families: small_models.json.
 
-    PYTHON tests/data/small_models.py
+    PYTHON tests/data/small_models.py [NAME ...]
 
 PYTHON is the one of `models_oracle.py`, which does the work. The configs below are not of published
 models: each has the keys of its family, with small sizes of which no two are equal by chance where
-it matters. Of each the record keeps the config and what a rank of 1, 2, 4 and 8 holds.
+it matters. Of each the record keeps the config and what a rank of 1, 2, 4 and 8 holds. With NAMEs
+only those are built anew.
 """
 
 from __future__ import annotations
@@ -186,6 +187,20 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "rope_interleave": True,
         },
     ),
+    "bailing 3": (
+        "BailingMoeV3ForCausalLM",
+        LLAMA,
+        {
+            **BAILING,
+            **LATENT,
+            "num_hidden_layers": 9,
+            "layer_group_size": 4,
+            "no_kda_lora": True,
+            "short_conv_kernel_size": 4,
+            "moe_shared_expert_intermediate_size": 768,
+            "gated_attention_proj_granularity_type": "head_wise",
+        },
+    ),
     "dbrx": (
         "DbrxForCausalLM",
         "dbrx",
@@ -214,6 +229,56 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "deepseek 3": ("DeepseekV3ForCausalLM", "deepseek_v3", DEEPSEEK),
     "deepseek 3.2": ("DeepseekV32ForCausalLM", "deepseek_v32", SPARSE),
+    "deepseek 4": (
+        "DeepseekV4ForCausalLM",
+        "deepseek_v4",
+        {
+            "num_hidden_layers": 6,
+            "compress_ratios": [0, 0, 4, 128, 4, 128, 0],
+            "num_attention_heads": 64,
+            "num_key_value_heads": 1,
+            "head_dim": 512,
+            "intermediate_size": None,
+            "q_lora_rank": 1024,
+            "qk_rope_head_dim": 64,
+            "o_groups": 8,
+            "o_lora_rank": 1024,
+            "index_topk": 512,
+            "index_n_heads": 64,
+            "index_head_dim": 128,
+            "sliding_window": 128,
+            "n_routed_experts": 16,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 6,
+            "moe_intermediate_size": 1024,
+            "num_hash_layers": 2,
+            "num_nextn_predict_layers": 1,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 1.5,
+            "scoring_func": "sqrtsoftplus",
+            "topk_method": "noaux_tc",
+            "swiglu_limit": 10.0,
+            "hc_mult": 4,
+            "hc_eps": 1e-6,
+            "hc_sinkhorn_iters": 20,
+            "compress_rope_theta": 160000,
+            "expert_dtype": "fp4",
+            "rope_scaling": {
+                "type": "yarn",
+                "factor": 16,
+                "original_max_position_embeddings": 512,
+                "beta_fast": 32,
+                "beta_slow": 1,
+            },
+            "quantization_config": {
+                "quant_method": "fp8",
+                "activation_scheme": "dynamic",
+                "fmt": "e4m3",
+                "scale_fmt": "ue8m0",
+                "weight_block_size": [128, 128],
+            },
+        },
+    ),
     "exaone moe": (
         "ExaoneMoEForCausalLM",
         "exaone_moe",
@@ -300,6 +365,51 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "shared_intermediate_size": 512,
         },
     ),
+    "granite moe with windows": (
+        "GraniteMoeSWAForCausalLM",
+        "granitemoe_swa",
+        {**GRANITE, "num_local_experts": 16, "num_experts_per_tok": 4},
+    ),
+    "cohere moe": (
+        "Cohere2MoeForCausalLM",
+        "cohere2_moe",
+        {
+            "num_experts": 16,
+            "num_experts_per_tok": 4,
+            "intermediate_size": 512,
+            "num_shared_experts": 2,
+            "first_k_dense_replace": 2,
+            "prefix_dense_intermediate_size": 3072,
+            "sliding_window": 128,
+            "tie_word_embeddings": None,
+            "rms_norm_eps": None,
+        },
+    ),
+    "olmo hybrid": (
+        "OlmoHybridForCausalLM",
+        "olmo_hybrid",
+        {
+            "head_dim": None,
+            "rope_theta": None,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+        },
+    ),
+    "pangu ultra": (
+        "PanguUltraMoEForCausalLM",
+        LLAMA,
+        {**DEEPSEEK, "sandwich_norm": True, "router_enable_expert_bias": True},
+    ),
+    "param 2": (
+        "Param2MoEForCausalLM",
+        "param2moe",
+        {
+            **BAILING,
+            "use_qk_norm": True,
+            "num_shared_experts": 2,
+            "moe_shared_expert_intermediate_size": 1024,
+            "rope_scaling": None,
+        },
+    ),
     "hy 3": (
         "HYV3ForCausalLM",
         "hy_v3",
@@ -384,6 +494,30 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "expert_ffn_hidden_size": 512,
             "zero_expert_num": 8,
             "moe_topk": 4,
+        },
+    ),
+    "loop coder": (
+        "IQuestLoopCoderForCausalLM",
+        LLAMA,
+        {"head_dim": None, "loop_num": 2, "loop_window_size": 64},
+    ),
+    "zamba 2": (
+        "Zamba2ForCausalLM",
+        "zamba2",
+        {
+            "head_dim": None,
+            "num_key_value_heads": None,
+            "num_hidden_layers": 9,
+            "layers_block_type": ["mamba", "hybrid", "mamba"] * 3,
+            "num_mem_blocks": 2,
+            "mamba_d_state": 64,
+            "n_mamba_heads": 16,
+            "mamba_ngroups": 2,
+            "adapter_rank": 64,
+            "use_shared_attention_adapter": True,
+            "use_mem_rope": True,
+            "hidden_act": "gelu",
+            "tie_word_embeddings": True,
         },
     ),
     "mamba": (
@@ -539,14 +673,24 @@ def main() -> None:
     torch.set_num_threads(1)
     models_oracle.on_hopper()
     models_oracle.OWN_CONFIGS["minimax_m3_text"] = "PretrainedConfig"
-    found: dict[str, Any] = {}
+    models_oracle.OWN_CONFIGS["param2moe"] = "PretrainedConfig"
+    # vLLM comes after what it shall find. This class speaks to a GPU's kernels, and has none here.
+    from vllm.model_executor.layers.mamba.gdn import olmo_gdn_linear_attn
+
+    olmo_gdn_linear_attn.set_triton_allocator = lambda _: None
+    names = set(sys.argv[1:])
+    found: dict[str, Any] = json.loads(RECORD.read_text()) if names else {}
     for name, model in MODELS.items():
+        if names and name not in names:
+            continue
         print(name, flush=True)
         config = config_of(*model)
         record = models_oracle.record({"config": json.loads(json.dumps(config))})
         if record["tp"]:
             found[name] = {"config": config, **record}
-    text = ",\n".join(f"{json.dumps(name)}: {json.dumps(record)}" for name, record in found.items())
+    text = ",\n".join(
+        f"{json.dumps(name)}: {json.dumps(record)}" for name, record in sorted(found.items())
+    )
     RECORD.write_text(f"{{\n{text}\n}}\n")
 
 

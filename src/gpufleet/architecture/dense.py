@@ -231,19 +231,20 @@ def rotary_of(fields: Fields, head_dim: int, *, keys: tuple[str, ...] = ()) -> t
             stretched.append((more, dim, (0, 22)))
         if kind == "proportional":  # the whole head: what does not rotate stands in it as well
             dim = fields.whole("global_head_dim", default=head_dim)
-        tables.append((int(length), dim))
+        tables.append((int(length), dim, scaling.get("rope_theta")))
     return (
         *(
-            rotary(length, dim, until=_BY_TRANSFORMERS.get(fields.name))
-            for length, dim in dict.fromkeys(tables)
+            rotary(length, dim, until=BY_TRANSFORMERS.get(fields.name))
+            for length, dim, _ in dict.fromkeys(tables)
         ),
         *(rotary(length, dim, until=until) for length, dim, until in stretched),
     )
 
 
-_BY_TRANSFORMERS = {
+BY_TRANSFORMERS = {
     "SmolLM3ForCausalLM": (0,),
     "Starcoder2ForCausalLM": (0, 25),
+    "GPTBigCodeForCausalLM": (0, 28),
     "OlmoForCausalLM": (0, 26),
     "Olmo2ForCausalLM": (0, 26),
     "HunYuanDenseV1ForCausalLM": (0, 30),
@@ -276,9 +277,9 @@ def attention_caches(
     """
     Return each layer's cache: windows where the config has them.
 
-    `types`: the class gives each layer its own kind (`layer_types`, or every n-th full with
-    `sliding_window_pattern`); else a window holds for all. Source: get_sliding_window in
-    vllm/config/model.py.
+    `types`: the class gives each layer its own kind, where `layer_types` or
+    `sliding_window_pattern` (every n-th is full) say so; else a window holds for all. Source:
+    get_sliding_window in vllm/config/model.py, Attention in layers/attention.
     """
     full = FullCache(kv_heads, head_dim, v_head_dim)
     window = fields.value("sliding_window")
@@ -304,7 +305,7 @@ def attention_caches(
         return tuple(
             sliding if pattern[layer % len(pattern)] == "L" else full for layer in range(layers)
         )
-    return (full if types else sliding,) * layers
+    return (sliding,) * layers
 
 
 @dataclass(frozen=True)
@@ -352,10 +353,10 @@ def llama(config: Mapping[str, Any], name: str, style: Style) -> Architecture:
     )
     head_dim = fields.whole("head_dim", "kv_channels", default=hidden // max(heads, 1))
     intermediate = fields.whole("intermediate_size", "ffn_hidden_size", "n_inner")
-    stated = fields.flag("attention_bias", "bias", "use_bias", "qkv_bias")
+    stated = fields.flag("attention_bias", "bias", "qkv_bias", "use_qkv_bias")
     qkv_bias = fields.flag("qkv_bias", default=stated) if style.qkv_bias is None else style.qkv_bias
     out_bias = (
-        fields.flag("attention_out_bias", default=fields.flag("attention_bias", "bias", "use_bias"))
+        fields.flag("attention_out_bias", default=fields.flag("attention_bias", "bias"))
         if style.out_bias is None
         else style.out_bias
     )
@@ -488,6 +489,13 @@ def _norms_of_each_head(fields: Fields) -> tuple[Weight, ...]:
     )
 
 
+def _sinks(fields: Fields) -> tuple[Weight, ...]:
+    """Granite with windows: a number for each head, which takes what attention need not give."""
+    if not fields.flag("attention_sinks", default=bool(fields.texts("layer_types"))):
+        return ()
+    return (vector("self_attn.sinks", fields.whole("num_attention_heads"), Split.ROWS),)
+
+
 def _xielu(_fields: Fields) -> tuple[Weight, ...]:
     """Apertus' activation has two numbers that were learnt."""
     return (vector("mlp.act_fn", 2),)
@@ -526,7 +534,9 @@ _STYLES: dict[str, Style] = {
     "InternLMForCausalLM": Style(),
     "TeleFLMForCausalLM": Style(qkv_bias=False, out_bias=False),
     "SolarForCausalLM": Style(),
-    "GraniteForCausalLM": Style(tied=True),
+    "GraniteForCausalLM": Style(types=True, further=_sinks),
+    "GraniteSWAForCausalLM": Style(types=True, further=_sinks),
+    "GritLM": Style(types=True),
     "Ernie4_5ForCausalLM": Style(tied=True),
     "Step1ForCausalLM": Style(tied=True),
     "PanguEmbeddedForCausalLM": Style(),
@@ -617,7 +627,7 @@ _STYLES: dict[str, Style] = {
         norm="transformer.ln_f",
         prefix="transformer.h.",
     ),
-    "HunYuanDenseV1ForCausalLM": Style(head_norm=None, tied=True),
+    "HunYuanDenseV1ForCausalLM": Style(head_norm=None),
     "InternLM2ForCausalLM": Style(
         qkv_bias=False,
         out_bias=False,
@@ -643,15 +653,6 @@ _STYLES: dict[str, Style] = {
         attention_names=("W_pack", "W_pack", "W_pack", "o_proj"),
     ),
     "MiniCPMForCausalLM": Style(qkv_bias=False, out_bias=False, mlp_bias=False, tied=True),
-    "Starcoder2ForCausalLM": Style(
-        gated=False,
-        norm_bias=True,
-        mlp_names=("", "c_fc", "c_proj"),
-        tied=True,
-        qkv_bias=None,
-        out_bias=None,
-        mlp_bias=None,
-    ),
     "Plamo3ForCausalLM": Style(
         qkv_bias=False,
         out_bias=False,
@@ -699,7 +700,7 @@ def _gpt(config: Mapping[str, Any], name: str) -> Architecture:
         intermediate=intermediate,
         tied=fields.flag("tie_word_embeddings", default=True),
         final=final_norm(hidden, "transformer.ln_f", bias=True),
-        parts=(Part("positions", (learnt,), Where.FIRST),),
+        parts=(Part("positions", (learnt,), Where.EVERY),),
         embedding_name="transformer.wte",
         prefix="transformer.h.",
     )
@@ -795,7 +796,7 @@ def _falcon(config: Mapping[str, Any], name: str) -> Architecture:
     else:
         kv_heads = 1 if fields.flag("multi_query", default=True) else heads
     head_dim = hidden // max(heads, 1)
-    intermediate = fields.whole("ffn_hidden_size", default=4 * hidden)
+    intermediate = 4 * hidden
     bias = fields.flag("bias")
     fused = "query_key_value"
     weights = attention(
@@ -1011,6 +1012,45 @@ def _phi(config: Mapping[str, Any], name: str) -> Architecture:
     )
 
 
+def _persimmon(config: Mapping[str, Any], name: str) -> Architecture:
+    """Persimmon: biases everywhere, a norm with a bias on each head's queries and keys."""
+    fields = Fields(config, name)
+    hidden = fields.whole("hidden_size")
+    heads = fields.whole("num_attention_heads")
+    layers = fields.whole("num_hidden_layers")
+    intermediate = fields.whole("intermediate_size")
+    head_dim = hidden // max(heads, 1)
+    fused = "query_key_value"
+    weights = (
+        attention(
+            hidden,
+            heads,
+            heads,
+            head_dim,
+            names=(fused, fused, fused, "dense"),
+            bias=True,
+            out_bias=True,
+        )
+        + plain_mlp(hidden, intermediate, names=("dense_h_to_4h", "dense_4h_to_h"), bias=True)
+        + norm("input_layernorm", hidden, bias=True)
+        + norm("post_attention_layernorm", hidden, bias=True)
+    )
+    if fields.flag("qk_layernorm", default=True):
+        weights += norm("self_attn.q_layernorm", head_dim, bias=True)
+        weights += norm("self_attn.k_layernorm", head_dim, bias=True)
+    return finish(
+        fields,
+        layers=layers_of(weights, (FullCache(heads, head_dim),) * layers),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        intermediate=intermediate,
+        tied=False,
+        final=final_norm(hidden, "model.final_layernorm", bias=True),
+        parts=rotary_of(fields, head_dim),
+    )
+
+
 def _chatglm(config: Mapping[str, Any], name: str) -> Architecture:
     """ChatGLM 2 and 3, GLM-4-9B: fused weights, biases on queries, keys and values only."""
     fields = Fields(config, name)
@@ -1111,6 +1151,21 @@ def _telechat2(config: Mapping[str, Any], name: str) -> Architecture:
     return llama({**config, **renamed}, name, _TELECHAT2)
 
 
+def _starcoder2(config: Mapping[str, Any], name: str) -> Architecture:
+    """StarCoder 2: one key for the biases of attention and MLP, which are there untold."""
+    bias = Fields(config, name).flag("use_bias", default=True)
+    style = Style(
+        qkv_bias=bias,
+        out_bias=bias,
+        mlp_bias=bias,
+        gated=False,
+        norm_bias=True,
+        mlp_names=("", "c_fc", "c_proj"),
+        tied=True,
+    )
+    return llama(config, name, style)
+
+
 _TELECHAT2 = Style(out_bias=True, mlp_bias=False, qkv_bias=False, further=_down_bias)
 
 
@@ -1202,7 +1257,9 @@ BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
             (_phi, ("PhiForCausalLM",)),
             (_chatglm, ("ChatGLMModel", "ChatGLMForConditionalGeneration")),
             (_qwen, ("QWenLMHeadModel",)),
-            (_telechat2, ("TeleChat2ForCausalLM",)),
+            (_telechat2, ("TeleChat2ForCausalLM", "TeleChatForCausalLM")),
+            (_persimmon, ("PersimmonForCausalLM",)),
+            (_starcoder2, ("Starcoder2ForCausalLM",)),
             (_deci, ("DeciLMForCausalLM",)),
             (_minicpm, ("MiniCPMForCausalLM",)),
         )

@@ -21,11 +21,13 @@ from gpufleet.architecture.mixture import (
     NUMBERED,
     assembled,
     caches_of,
+    drafting,
     first_of,
     head_size,
     leading_dense,
     named,
     routed,
+    too_short,
 )
 from gpufleet.architecture.parts import (
     Architecture,
@@ -72,6 +74,8 @@ class Family:
     embedding: str = "model.embed_tokens"
     tied: bool = False
     """What a config without `tie_word_embeddings` means."""
+    drafts: tuple[str, ...] = ()
+    """Keys of the number of layers that predict further tokens, each with experts."""
 
 
 def build(name: str, family: Family, config: Mapping[str, Any]) -> Architecture:
@@ -101,9 +105,11 @@ def build(name: str, family: Family, config: Mapping[str, Any]) -> Architecture:
         own = family.more(fields, index, heads, kv_heads, head_dim)
         feed_forward = mlp if not experts or family.dense(fields, index) else mixture
         layers.append(Layer(every + own + feed_forward, cache))
+    drafts = fields.whole(*family.drafts, default=0) if family.drafts else 0
     return assembled(
         fields,
         layers,
+        draft_layers=[Layer(drafting(hidden) + every + mixture, caches[-1])] * drafts,
         heads=heads,
         kv_heads=kv_heads,
         experts=experts,
@@ -234,6 +240,14 @@ _BAILING = Family(
     attention_names=("query_key_value", "query_key_value", "query_key_value", "dense"),
     embedding="model.word_embeddings",
 )
+_COHERE = Family(
+    expert_size=("intermediate_size",),
+    dense_size=("prefix_dense_intermediate_size", "intermediate_size"),
+    dense=lambda fields, index: fields.texts("mlp_layer_types")[index] == "dense",
+    shared=_times("num_shared_experts", "intermediate_size"),
+    norms=("input_layernorm",),
+    tied=True,
+)
 _EXAONE = Family(
     dense=leading_dense,
     correction="e_score_correction_bias",
@@ -298,6 +312,7 @@ FAMILIES: dict[str, Family] = {
         shared=_times("n_shared_experts"),
         qkv_bias=_attention_bias,
         head_norm=lambda fields: fields.flag("use_qk_norm"),
+        drafts=("num_nextn_predict_layers",),
     ),
     "HYV3ForCausalLM": Family(
         expert_size=("expert_hidden_dim", "moe_intermediate_size"),
@@ -324,6 +339,17 @@ FAMILIES: dict[str, Family] = {
     "MixtralForCausalLM": _MIXTRAL,
     "OlmoeForCausalLM": Family(
         expert_size=("intermediate_size",), more=_whole_norms, qkv_bias=_attention_bias
+    ),
+    "Param2MoEForCausalLM": replace(
+        _BAILING,
+        router_dtype="float32",
+        correction="gate.expert_bias",
+        shared=lambda fields: (
+            fields.whole("moe_shared_expert_intermediate_size", default=0)
+            or fields.whole("num_shared_experts", default=1) * fields.whole("moe_intermediate_size")
+        ),
+        qkv_bias=lambda fields: fields.flag("use_qkv_bias"),
+        mlp_bias=lambda _: False,
     ),
     "PhiMoEForCausalLM": Family(
         experts=("num_local_experts",),
@@ -357,11 +383,40 @@ def bailing(config: Mapping[str, Any]) -> Architecture:
     return build(fields.name, family, config)
 
 
+def cohere(config: Mapping[str, Any]) -> Architecture:
+    """
+    Return Command A+: a window in three of four layers, and the first layers without experts.
+
+    Source: cohere2_moe.py, and Cohere2MoeConfig of transformers for what a config leaves out.
+    """
+    fields = named(config, "Cohere2MoeForCausalLM")
+    count = fields.whole("num_hidden_layers")
+    first = min(fields.whole("first_k_dense_replace", default=0), count)
+    whole = dict(config)
+    if not fields.texts("layer_types"):
+        leading = fields.whole("prefix_dense_sliding_window_pattern", default=1) or 1
+        every = fields.whole("sliding_window_pattern", default=4) or 1
+        whole["layer_types"] = [
+            "sliding_attention" if (index + 1) % pattern else "full_attention"
+            for length, pattern in ((first, leading), (count - first, every))
+            for index in range(length)
+        ]
+    kinds = fields.texts("mlp_layer_types")
+    if not kinds:
+        whole["mlp_layer_types"] = ["dense"] * first + ["sparse"] * (count - first)
+    elif len(kinds) < count:
+        raise too_short(fields, "mlp_layer_types", len(kinds))
+    # The class lets a layer look back on one token more than the config says.
+    whole["sliding_window"] = fields.whole("sliding_window", default=4096) + 1
+    return build(fields.name, _COHERE, whole)
+
+
 BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
     **{name: partial(build, name, family) for name, family in FAMILIES.items()},
     **dict.fromkeys(
         ("BailingMoeForCausalLM", "BailingMoeV2ForCausalLM", "SarvamMoEForCausalLM"), bailing
     ),
+    "Cohere2MoeForCausalLM": cohere,
     **uneven.BUILDERS,
 }
 """What reads the config of each decoder with experts, by its name in `architectures`."""

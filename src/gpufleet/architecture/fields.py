@@ -7,6 +7,18 @@ from typing import Any
 
 from gpufleet.errors import FleetError
 
+_MOST = 10_000
+_COUNTED = {
+    "altup_num_inputs",
+    "mtp_num_hidden_layers",
+    "n_layer",
+    "n_layers",
+    "num_hidden_layers",
+    "num_layers",
+    "num_nextn_predict_layers",
+}
+"""Of these one object each is made: a slip of the pen must not take all memory."""
+
 
 class Fields:
     """
@@ -39,6 +51,11 @@ class Fields:
             raise FleetError(
                 f"config.json of {self.name}: `{self.path}{keys[0]}` is {found!r}, not a whole "
                 "number; take the file as the model's publisher has it"
+            )
+        if found > _MOST and keys[0] in _COUNTED:
+            raise FleetError(
+                f"config.json of {self.name}: `{self.path}{keys[0]}` is {found}, and no model has "
+                f"more than {_MOST}; take the file as the model's publisher has it"
             )
         return found
 

@@ -8,6 +8,7 @@ Google's configs leave out is the default of their class in transformers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -84,12 +85,16 @@ def _completed(config: Mapping[str, Any], name: str) -> Fields:
     return named({**_DEFAULTS[name], **stated}, name)
 
 
+_WINDOWS = {"sliding_attention", "chunked_attention"}
+"""The second is Rnj-1's, whose chunks look back on the one before: kept as a window (rnj1.py)."""
+
+
 def _windowed(fields: Fields, count: int) -> tuple[bool, ...]:
     """Return for each layer whether it has a window: `layer_types`, or all but every n-th."""
     if kinds := fields.texts("layer_types"):
         if len(kinds) < count:
             raise too_short(fields, "layer_types", len(kinds))
-        return tuple(kind == "sliding_attention" for kind in kinds[:count])
+        return tuple(kind in _WINDOWS for kind in kinds[:count])
     every = fields.whole("sliding_window_pattern") or 1
     return tuple((index + 1) % every != 0 for index in range(count))
 
@@ -298,9 +303,17 @@ def _layer_inputs(fields: Fields, hidden: int, size: int, each: int) -> tuple[Pa
 
 
 def _without_keys(weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
-    """Return a layer's weights without those of keys and values, which it takes from another."""
+    """
+    Return a layer's weights where it takes keys and values from another.
+
+    Checkpoints have its own as well, and vLLM kept them before 0.30 (`is_kv_shared_layer` in
+    model_executor/models/gemma3n.py and gemma4.py).
+    """
     names = ("self_attn.k_proj", "self_attn.v_proj", "self_attn.k_norm")
-    return tuple(weight for weight in weights if not weight.name.startswith(names))
+    return tuple(
+        replace(weight, until=(0, 30)) if weight.name.startswith(names) else weight
+        for weight in weights
+    )
 
 
 def _values_from_keys(weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
@@ -316,6 +329,7 @@ def _values_from_keys(weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
 BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
     "Gemma2ForCausalLM": partial(gemma, name="Gemma2ForCausalLM", head_norm=False),
     "Gemma3ForCausalLM": partial(gemma, name="Gemma3ForCausalLM", head_norm=True),
+    "Rnj1ForCausalLM": partial(gemma, name="Gemma3ForCausalLM", head_norm=True),
     "Gemma3nForCausalLM": gemma3n,
     "Gemma4ForCausalLM": gemma4,
 }

@@ -28,6 +28,7 @@ from gpufleet.architecture.mixture import (
     named,
     routed,
     too_short,
+    under,
 )
 from gpufleet.architecture.parts import (
     Architecture,
@@ -37,7 +38,9 @@ from gpufleet.architecture.parts import (
     Split,
     StateCache,
     Weight,
+    WindowCache,
 )
+from gpufleet.errors import FleetError
 
 
 def qwen(config: Mapping[str, Any], *, name: str) -> Architecture:
@@ -71,8 +74,9 @@ def qwen(config: Mapping[str, Any], *, name: str) -> Architecture:
         default=1 if name == "Qwen3NextForCausalLM" else 0,
     )
     feed_forward = mixture or gated_mlp(hidden, dense)
+    # It is left unquantized, and cut by rows: qwen3_next_mtp.py and qwen3_5_mtp.py.
     draft = (
-        Weight("mtp.fc", hidden, 2 * hidden, linear=False),
+        Weight("mtp.fc", hidden, 2 * hidden, Split.ROWS, linear=False),
         *norm("mtp.pre_fc_norm_embedding", hidden),
         *norm("mtp.pre_fc_norm_hidden", hidden),
         *norm("mtp.norm", hidden),
@@ -86,7 +90,14 @@ def qwen(config: Mapping[str, Any], *, name: str) -> Architecture:
         moe_intermediate_size=inner,
         intermediate_size=dense,
         further=rotary_of(fields, head_dim),
-        draft_layers=[Layer(draft + own + norms + feed_forward, full)] * further,
+        draft_layers=[
+            Layer(
+                (draft if not index else ())
+                + under(f"mtp.layers.{index}.", own + norms + feed_forward),
+                full,
+            )
+            for index in range(further)
+        ],
     )
 
 
@@ -142,6 +153,73 @@ def _delta_net(
         ((kernel - 1, 2 * keys + values), (value_heads, value_dim, key_dim)),
         (1, 0),
         ("model", fields.text("mamba_ssm_dtype", default="model")),
+    )
+    return weights, state
+
+
+def olmo(config: Mapping[str, Any]) -> Architecture:
+    """
+    Return OLMo Hybrid: gated delta nets, with full attention in each fourth layer.
+
+    Source: olmo_hybrid.py and layers/mamba/gdn/olmo_gdn_linear_attn.py; OlmoHybridConfig of
+    transformers for what a config leaves out.
+    """
+    fields = named(config, "OlmoHybridForCausalLM")
+    hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    kv_heads = fields.whole("num_key_value_heads", default=heads)
+    head_dim, dense = hidden // max(heads, 1), fields.whole("intermediate_size")
+    linear, state = _olmo_delta_net(fields, hidden, heads)
+    linear += (*norm("input_layernorm", hidden), *norm("post_attention_layernorm", hidden))
+    own = (
+        *attention(hidden, heads, kv_heads, head_dim),
+        vector("self_attn.q_norm", hidden),
+        vector("self_attn.k_norm", kv_heads * head_dim),
+        *norm("post_attention_layernorm", hidden),
+        *norm("post_feedforward_layernorm", hidden),
+    )
+    mlp, full = gated_mlp(hidden, dense), FullCache(kv_heads, head_dim)
+    layers = [
+        Layer(own + mlp, full) if attends else Layer(linear + mlp, state)
+        for attends in full_attention(fields, fields.whole("num_hidden_layers"))
+    ]
+    return assembled(
+        fields,
+        layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        intermediate_size=dense,
+        further=rotary_of(fields, head_dim),
+    )
+
+
+def _olmo_delta_net(
+    fields: Fields, hidden: int, heads: int
+) -> tuple[tuple[Weight, ...], StateCache]:
+    key_heads = fields.whole("linear_num_key_heads", default=heads)
+    value_heads = fields.whole("linear_num_value_heads", default=heads)
+    key_dim = fields.whole("linear_key_head_dim", default=hidden * 3 // (4 * max(key_heads, 1)))
+    value_dim = fields.whole("linear_value_head_dim", default=2 * key_dim)
+    kernel = fields.whole("linear_conv_kernel_dim", default=4)
+    keys, values = key_heads * key_dim, value_heads * value_dim
+    block = "linear_attn."
+    weights = (
+        Weight(f"{block}q_proj", keys, hidden, Split.ROWS),
+        Weight(f"{block}k_proj", keys, hidden, Split.ROWS),
+        Weight(f"{block}v_proj", values, hidden, Split.ROWS),
+        Weight(f"{block}g_proj", values, hidden, Split.ROWS),
+        Weight(f"{block}b_proj", value_heads, hidden, Split.ROWS),
+        Weight(f"{block}a_proj", value_heads, hidden, Split.ROWS),
+        Weight(f"{block}conv1d", 2 * keys + values, kernel, Split.ROWS, linear=False),
+        vector(f"{block}dt_bias", value_heads, Split.ROWS),
+        vector(f"{block}A_log", value_heads, Split.ROWS),
+        vector(f"{block}o_norm", value_dim),
+        Weight(f"{block}o_proj", hidden, values, Split.COLUMNS),
+    )
+    state = StateCache(
+        "gdn",
+        ((kernel - 1, 2 * keys + values), (value_heads, value_dim, key_dim)),
+        (1, 0),
+        ("model", "model"),
     )
     return weights, state
 
@@ -302,8 +380,8 @@ def _kimi_experts(fields: Fields, hidden: int, inner: int, experts: int) -> tupl
     )
     if size and size != hidden:
         weights += (
-            Weight(f"{block}routed_expert_down_proj", size, hidden),
-            Weight(f"{block}routed_expert_up_proj", hidden, size),
+            Weight(f"{block}routed_expert_down_proj", size, hidden, linear=False),
+            Weight(f"{block}routed_expert_up_proj", hidden, size, linear=False),
         )
         if fields.flag("latent_moe_use_norm"):
             weights += norm(f"{block}routed_expert_norm", size)
@@ -464,13 +542,120 @@ def bailing_linear(config: Mapping[str, Any]) -> Architecture:
     )
 
 
+def loop_coder(config: Mapping[str, Any]) -> Architecture:
+    """
+    Return IQuest's loop coder, which goes through its layers twice: the second time in a window.
+
+    Source: iquest_loopcoder.py; each time has a cache of its own.
+    """
+    fields = named(config, "IQuestLoopCoderForCausalLM")
+    hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    kv_heads, head_dim = fields.whole("num_key_value_heads"), hidden // max(heads, 1)
+    dense = fields.whole("intermediate_size")
+    weights = (
+        *attention(hidden, heads, kv_heads, head_dim),
+        *gated_mlp(hidden, dense),
+        *norm("input_layernorm", hidden),
+        *norm("post_attention_layernorm", hidden),
+        Weight("gate_projections", heads, head_dim, Split.ROWS),
+        vector("gate_projections.bias", heads, Split.ROWS),
+    )
+    window = WindowCache(kv_heads, head_dim, fields.whole("loop_window_size", default=64))
+    again = (window,) * (fields.whole("loop_num", default=2) - 1)
+    return assembled(
+        fields,
+        [Layer(weights, FullCache(kv_heads, head_dim), more=again)]
+        * fields.whole("num_hidden_layers"),
+        heads=heads,
+        kv_heads=kv_heads,
+        intermediate_size=dense,
+        pipeline=False,
+        further=rotary_of(fields, head_dim),
+    )
+
+
+def bailing_delta(config: Mapping[str, Any]) -> Architecture:
+    """
+    Return Ling 3: Kimi delta attention, every `layer_group_size`-th layer latent attention.
+
+    Layers past the last whole group have latent attention too. Source: bailing_moe_v3.py.
+    """
+    fields = named(config, "BailingMoeV3ForCausalLM")
+    hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    experts, inner = fields.whole("num_experts"), fields.whole("moe_intermediate_size")
+    if not fields.flag("no_kda_lora"):
+        raise FleetError(
+            f"config.json of {fields.name}: `{fields.path}no_kda_lora` is not true, and vLLM "
+            "serves this architecture without such adapters alone; serve another checkpoint"
+        )
+    dense, bias = fields.whole("intermediate_size"), fields.flag("use_bias")
+    delta, state = _bailing_delta(fields, hidden, heads)
+    latent, value = latent_attention(fields, prefix="attention."), fields.whole("v_head_dim")
+    gates = {"head_wise": heads, "element_wise": heads * value}
+    if rows := gates.get(fields.text("gated_attention_proj_granularity_type")):
+        latent += (Weight("attention.g_proj", rows, hidden, Split.ROWS),)
+    shared = fields.whole("num_shared_experts") * fields.whole(
+        "moe_shared_expert_intermediate_size"
+    )
+    mixture = (
+        *routed(hidden, inner, experts, router_dtype="float32", correction="gate.expert_bias"),
+        *gated_mlp(hidden, shared, prefix="mlp.shared_experts.", bias=bias),
+    )
+    norms = (*norm("input_layernorm", hidden), *norm("post_attention_layernorm", hidden))
+    cache = LatentCache(fields.whole("kv_lora_rank"), fields.whole("qk_rope_head_dim"))
+    every, count = fields.whole("layer_group_size") or 1, fields.whole("num_hidden_layers")
+    first = fields.whole("first_k_dense_replace")
+    layers = []
+    for index in range(count):
+        rest = norms + (gated_mlp(hidden, dense, bias=bias) if index < first else mixture)
+        if (index + 1) % every and index < count // every * every:
+            layers.append(Layer(delta + rest, state))
+        else:
+            layers.append(Layer(latent + rest, cache))
+    return assembled(
+        fields,
+        layers,
+        heads=heads,
+        kv_heads=1,
+        experts=experts,
+        moe_intermediate_size=inner,
+        intermediate_size=dense,
+        embedding_name="model.word_embeddings",
+        further=rotary_of(fields, fields.whole("qk_rope_head_dim")),
+    )
+
+
+def _bailing_delta(
+    fields: Fields, hidden: int, heads: int
+) -> tuple[tuple[Weight, ...], StateCache]:
+    dim, kernel = fields.whole("head_dim"), fields.whole("short_conv_kernel_size")
+    size, block = heads * dim, "attention."
+    weights = (
+        *(Weight(f"{block}{name}_proj", size, hidden, Split.ROWS) for name in "qkvfg"),
+        Weight(f"{block}b_proj", heads, hidden, Split.ROWS),
+        *(
+            Weight(f"{block}{name}_conv1d", size, kernel, Split.ROWS, linear=False, dtype="float32")
+            for name in "qkv"
+        ),
+        vector(f"{block}dt_bias", size, Split.ROWS, dtype="float32"),
+        vector(f"{block}A_log", heads, Split.ROWS, dtype="float32"),
+        *norm(f"{block}o_norm", dim),
+        Weight(f"{block}o_proj", hidden, size, Split.COLUMNS),
+    )
+    shapes = ((kernel - 1, 3 * size), (heads, dim, dim))
+    return weights, StateCache("kda", shapes, (1, 0), ("model", "float32"))
+
+
 BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
     **gemma.BUILDERS,
     **mamba.BUILDERS,
     "BailingMoeV2_5ForCausalLM": bailing_linear,
+    "BailingMoeV3ForCausalLM": bailing_delta,
     "KimiLinearForCausalLM": kimi_linear,
     "MiniMaxM1ForCausalLM": minimax_text,
     "MiniMaxText01ForCausalLM": minimax_text,
+    "OlmoHybridForCausalLM": olmo,
+    "IQuestLoopCoderForCausalLM": loop_coder,
     "Lfm2ForCausalLM": lfm2,
     "Lfm2MoeForCausalLM": lfm2,
     **{

@@ -9,21 +9,31 @@ Indexer there for sparse attention.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from gpufleet.architecture.dense import gated_mlp, norm, rotary_of, vector
+from gpufleet.architecture.dense import gated_mlp, norm, rotary, rotary_of, vector
 from gpufleet.architecture.fields import Fields
-from gpufleet.architecture.mixture import assembled, leading_dense, named, routed
+from gpufleet.architecture.mixture import (
+    NUMBERED,
+    assembled,
+    leading_dense,
+    named,
+    routed,
+    too_short,
+)
 from gpufleet.architecture.parts import (
     Architecture,
     Cache,
+    CompressedCache,
     FullCache,
     LatentCache,
     Layer,
+    Part,
     Split,
     Weight,
+    Where,
 )
 from gpufleet.errors import FleetError
 
@@ -40,6 +50,8 @@ class Family:
         fields.text("topk_method", default="noaux_tc") == "noaux_tc"
     )
     """Whether the router's scores have a correction, float32."""
+    sandwich: tuple[str, ...] = ()
+    """Further norms of a layer where `sandwich_norm` is set."""
     sparse: bool = False
     """Whether `index_topk` means sparse attention with its own index."""
 
@@ -106,7 +118,8 @@ def build(name: str, family: Family, config: Mapping[str, Any]) -> Architecture:
     experts = fields.whole(*family.experts, default=0)
     dense = fields.whole("intermediate_size")
     inner = fields.whole("moe_intermediate_size") if experts else 0
-    common = latent_attention(fields) + tuple(w for n in family.norms for w in norm(n, hidden))
+    norms = family.norms + (family.sandwich if fields.flag("sandwich_norm") else ())
+    common = latent_attention(fields) + tuple(w for n in norms for w in norm(n, hidden))
     mlp, mixture = gated_mlp(hidden, dense), _mixture(fields, family, hidden, inner, experts)
     layers = []
     count = fields.whole("num_hidden_layers")
@@ -183,6 +196,7 @@ def longcat(config: Mapping[str, Any]) -> Architecture:
     Return LongCat-Flash: two attentions and two MLPs in a layer, and experts that do nothing.
 
     Source: longcat_flash.py; the router also scores the `zero_expert_num` experts without weights.
+    LongCat-Flash-Lite looks the last tokens up together as well (longcat_flash_ngram.py).
     """
     fields = named(config, "LongcatFlashForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
@@ -208,8 +222,24 @@ def longcat(config: Mapping[str, Any]) -> Architecture:
         experts=experts,
         moe_intermediate_size=inner,
         intermediate_size=dense,
-        further=rotary_of(fields, fields.whole("qk_rope_head_dim")),
+        further=(*rotary_of(fields, fields.whole("qk_rope_head_dim")), *_ngrams(fields, hidden)),
     )
+
+
+def _ngrams(fields: Fields, hidden: int) -> tuple[Part, ...]:
+    """Return the tables that tell several last tokens apart, of one size but for odd numbers."""
+    ratio = fields.whole("ngram_vocab_size_ratio", default=0)
+    if fields.name != "LongcatFlashNgramForCausalLM" or not ratio:
+        return ()
+    tables = fields.whole("emb_split_num") * (fields.whole("emb_neighbor_num") - 1)
+    rows = tables * ratio * fields.whole("vocab_size") + tables**2
+    size = hidden // max(tables, 1)
+    block = "model.ngram_embeddings."
+    weights = (
+        Weight(f"{block}embedders", rows, size, Split.VOCABULARY, linear=False),
+        Weight(f"{block}post_projs", tables * size, hidden, linear=False),
+    )
+    return (Part("embedding of several tokens", weights, Where.FIRST),)
 
 
 def minicpm3(config: Mapping[str, Any]) -> Architecture:
@@ -255,6 +285,10 @@ _FAMILIES: dict[str, Family] = {
     "MistralLarge3ForCausalLM": Family(
         corrected=lambda fields: fields.text("topk_method") == "noaux_tc"
     ),
+    "PanguUltraMoEForCausalLM": Family(
+        sandwich=("pre_mlp_layernorm", "post_mlp_layernorm"),
+        corrected=lambda fields: fields.flag("router_enable_expert_bias"),
+    ),
     "SarvamMLAForCausalLM": Family(
         experts=("num_experts",),
         shared=("num_shared_experts",),
@@ -265,25 +299,145 @@ _FAMILIES: dict[str, Family] = {
 
 def deepseek_v4(config: Mapping[str, Any]) -> Architecture:
     """
-    Refuse DeepSeek V4: its caches have no size here.
+    Return DeepSeek V4: one key a token, of which every 4 or 128 are made into one.
 
-    It keeps windows, caches of 4 or 128 tokens in one and the states of what compresses them, in
-    pages and groups of its own (vllm/models/deepseek_v4).
+    `compress_ratios` says how many for each layer; 0: a window alone. The first
+    `num_hash_layers` choose experts by the token. Source: vllm/models/deepseek_v4.
     """
-    name = named(config, "DeepseekV4ForCausalLM").name
-    raise FleetError(
-        f"the architecture {name} (`architectures` in config.json) keeps windows and compressed "
-        "caches of several lengths, whose size is not known here and is not guessed: give the "
-        "parallel sizes and `--gpu-memory-utilization` yourself and read the tokens that vLLM "
-        "reports at start"
+    fields = named(config, "DeepseekV4ForCausalLM")
+    hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    experts, inner = fields.whole("n_routed_experts"), fields.whole("moe_intermediate_size")
+    count, hashed = fields.whole("num_hidden_layers"), fields.whole("num_hash_layers", default=0)
+    ratios = fields.wholes("compress_ratios")
+    if len(ratios) < count:
+        raise too_short(fields, "compress_ratios", len(ratios))
+    if unknown := sorted(set(ratios) - {0, 1, 4, 128}):
+        raise FleetError(
+            f"config.json of {fields.name}: `compress_ratios` has {unknown[0]}, and vLLM knows 4 "
+            "and 128 alone; take the file as the model's publisher has it"
+        )
+    mixing = fields.whole("hc_mult")
+    shared = fields.whole("n_shared_experts", default=0)
+    drafts = fields.whole("num_nextn_predict_layers", default=0)
+    layers = []
+    for index, ratio in enumerate((*ratios, *(0,) * drafts)[: count + drafts]):
+        matrices = routed(hidden, inner, experts, prefix="ffn.", matrices=NUMBERED)
+        if index < hashed:
+            # A table of four-byte numbers: the experts of each token.
+            chosen = fields.whole("num_experts_per_tok")
+            table = Weight("ffn.gate.tid2eid", fields.whole("vocab_size"), chosen, linear=False)
+            matrices += (replace(table, dtype="float32"),)
+        else:
+            matrices += (vector("ffn.gate.bias", experts, dtype="float32"),)
+        if shared:
+            prefix = "ffn.shared_experts."
+            matrices += gated_mlp(hidden, shared * inner, prefix=prefix, names=NUMBERED)
+        weights = (
+            *_v4_attention(fields, hidden, heads, ratio),
+            *_v4_mixing("hc_attn", mixing, hidden),
+            *_v4_mixing("hc_ffn", mixing, hidden),
+            *norm("attn_norm", hidden),
+            *norm("ffn_norm", hidden),
+        )
+        if index >= count:
+            weights += _v4_draft(hidden, mixing)
+        layers.append(Layer(weights + matrices, _v4_cache(fields, ratio)))
+    positions = fields.whole("max_position_embeddings")
+    head = Weight("hc_head_fn", mixing, mixing * hidden, linear=False, dtype="float32")
+    return assembled(
+        fields,
+        layers[:count],
+        heads=heads,
+        kv_heads=1,
+        experts=experts,
+        moe_intermediate_size=inner,
+        embedding_name="embed",
+        norm_name="norm",
+        prefix="layers.",
+        further=(
+            rotary(positions, fields.whole("qk_rope_head_dim"), dtype="float32", tables=2),
+            Part("mixing", (head,), Where.LAST),
+        ),
+        draft_layers=layers[count:],
+    )
+
+
+def _v4_draft(hidden: int, mixing: int) -> tuple[Weight, ...]:
+    """What predicts further tokens besides a layer: vllm/models/deepseek_v4/nvidia/mtp.py."""
+    return (
+        *norm("enorm", hidden),
+        *norm("hnorm", hidden),
+        Weight("e_proj", hidden, hidden),
+        Weight("h_proj", hidden, hidden),
+        *norm("norm", hidden),
+        Weight("hc_head_fn", mixing, mixing * hidden, linear=False, dtype="float32"),
+    )
+
+
+def _v4_cache(fields: Fields, ratio: int) -> CompressedCache:
+    compressed = ratio if ratio > 1 else 0
+    index = fields.whole("index_head_dim") if compressed == _INDEXED_RATIO else 0
+    return CompressedCache(
+        fields.whole("head_dim"), fields.whole("sliding_window"), compressed, index
+    )
+
+
+_INDEXED_RATIO = 4
+"""Layers that make one of four tokens choose among them by an index."""
+
+
+def _v4_attention(fields: Fields, hidden: int, heads: int, ratio: int) -> tuple[Weight, ...]:
+    low, dim = fields.whole("q_lora_rank"), fields.whole("head_dim")
+    groups, out = fields.whole("o_groups"), fields.whole("o_lora_rank")
+    weights: tuple[Weight, ...] = (
+        Weight("attn.wq_a", low, hidden),
+        Weight("attn.wkv", dim, hidden),
+        *norm("attn.q_norm", low),
+        *norm("attn.kv_norm", dim),
+        Weight("attn.wq_b", heads * dim, low, Split.ROWS),
+        Weight("attn.wo_a", groups * out, heads * dim // max(groups, 1), Split.ROWS),
+        Weight("attn.wo_b", hidden, groups * out, Split.COLUMNS),
+        vector("attn.attn_sink", heads, dtype="float32"),
+    )
+    if ratio > 1:
+        weights += _v4_compressor("attn.compressor.", hidden, dim, ratio)
+    if ratio == _INDEXED_RATIO:
+        own, size = "attn.indexer.", fields.whole("index_head_dim")
+        many = fields.whole("index_n_heads")
+        weights += (
+            Weight(f"{own}wq_b", many * size, low),
+            Weight(f"{own}weights_proj", many, hidden, linear=False),
+            *_v4_compressor(f"{own}compressor.", hidden, size, ratio),
+        )
+    return weights
+
+
+def _v4_compressor(prefix: str, hidden: int, dim: int, ratio: int) -> tuple[Weight, ...]:
+    """What makes one of `ratio` tokens; four at a time overlap with the four before."""
+    width = dim * (2 if ratio == _INDEXED_RATIO else 1)
+    return (
+        Weight(f"{prefix}ape", ratio, width, linear=False, dtype="float32"),
+        Weight(f"{prefix}wkv", width, hidden, linear=False),
+        Weight(f"{prefix}wgate", width, hidden, linear=False),
+        *norm(f"{prefix}norm", dim),
+    )
+
+
+def _v4_mixing(name: str, mixing: int, hidden: int) -> tuple[Weight, ...]:
+    """What mixes the `hc_mult` streams of hidden states, in float32."""
+    rows = (2 + mixing) * mixing
+    return (
+        Weight(f"{name}_fn", rows, mixing * hidden, linear=False, dtype="float32"),
+        vector(f"{name}_base", rows, dtype="float32"),
+        vector(f"{name}_scale", 3, dtype="float32"),
     )
 
 
 BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
     **{name: partial(build, name, family) for name, family in _FAMILIES.items()},
-    "DeepseekV41ForCausalLM": deepseek_v4,
     "DeepseekV4ForCausalLM": deepseek_v4,
     "LongcatFlashForCausalLM": longcat,
+    "LongcatFlashNgramForCausalLM": longcat,
     "MiniCPM3ForCausalLM": minicpm3,
 }
 """What reads the config of each decoder with latent attention, by its name in `architectures`."""

@@ -9,7 +9,7 @@ convolution.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
@@ -21,6 +21,8 @@ from gpufleet.architecture.mixture import (
     head_size,
     named,
     routed,
+    too_short,
+    under,
 )
 from gpufleet.architecture.parts import (
     Architecture,
@@ -189,13 +191,15 @@ def _nemotron_drafts(fields: Fields, hidden: int, mixers: Mapping[str, Layer]) -
         *norm("enorm", hidden),
         *norm("hnorm", hidden),
     )
-    drafts = [
-        Layer(mixers[letter].weights + norm("norm", hidden), mixers[letter].cache)
-        for letter in pattern
-    ]
-    drafts[0] = Layer(first + drafts[0].weights, drafts[0].cache)
-    drafts[-1] = Layer(drafts[-1].weights + norm("final_layernorm", hidden), drafts[-1].cache)
-    return tuple(drafts) * steps
+    drafts = []
+    for index, letter in enumerate(pattern * steps):
+        weights = mixers[letter].weights + norm("norm", hidden)
+        if index % len(pattern) == 0:
+            weights = first + weights
+        if index % len(pattern) == len(pattern) - 1:
+            weights += norm("final_layernorm", hidden)
+        drafts.append(Layer(under(f"mtp.layers.{index}.", weights), mixers[letter].cache))
+    return tuple(drafts)
 
 
 def _inner(fields: Fields) -> int:
@@ -362,6 +366,97 @@ def falcon_h1(config: Mapping[str, Any]) -> Architecture:
     )
 
 
+def zamba2(config: Mapping[str, Any]) -> Architecture:
+    """
+    Return Zamba2: Mamba-2 everywhere, and some layers with one of a few transformers beside it.
+
+    Source: zamba2.py. The transformers are shared: each layer has its own adapters to one, and its
+    own cache. Their weights are counted with the first layers that have them.
+    """
+    fields = named(config, "Zamba2ForCausalLM")
+    hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    dense, head_dim = _inner(fields), 2 * hidden // max(heads, 1)
+    count = fields.whole("num_hidden_layers")
+    kinds = fields.texts("layers_block_type", "layer_types")
+    if len(kinds) < count:
+        raise too_short(fields, "layers_block_type", len(kinds))
+    inner = fields.whole("mamba_expand", default=2) * hidden
+    mixer = Mamba2(
+        inner=inner,
+        heads=fields.whole("n_mamba_heads"),
+        head_dim=inner // max(fields.whole("n_mamba_heads"), 1),
+        groups=fields.whole("mamba_ngroups", default=1),
+        state=fields.whole("mamba_d_state"),
+        kernel=fields.whole("mamba_d_conv", default=4),
+        conv_bias=fields.flag("use_conv_bias", default=True),
+        bias=fields.flag("add_bias_linear"),
+    )
+    alone = Layer(mixer.weights(hidden) + norm("input_layernorm", hidden), mixer.cache())
+    beside = (
+        *mixer.weights(hidden, "mamba_decoder.mamba."),
+        *norm("mamba_decoder.input_layernorm", hidden),
+        Weight("linear", hidden, hidden),
+        *_zamba_adapters(fields, hidden, dense),
+    )
+    shared = _zamba_transformer(fields, hidden, heads, head_dim, dense)
+    full, left = FullCache(heads, head_dim), fields.whole("num_mem_blocks", default=1)
+    layers = []
+    for kind in kinds[:count]:
+        if kind != "hybrid":
+            layers.append(alone)
+            continue
+        layers.append(Layer(beside + (shared if left > 0 else ()), full, more=alone.caches))
+        left -= 1
+    return assembled(
+        fields,
+        layers,
+        heads=heads,
+        kv_heads=heads,
+        intermediate_size=dense,
+        tied=True,
+        norm_name="model.final_layernorm",
+        pipeline=False,
+        further=rotary_of(fields, head_dim) if fields.flag("use_mem_rope") else (),
+    )
+
+
+def _zamba_transformer(
+    fields: Fields, hidden: int, heads: int, head_dim: int, dense: int
+) -> tuple[Weight, ...]:
+    """Attention over what a layer gets and the embedding, side by side; and an MLP."""
+    block, wide = "shared_transformer.", heads * head_dim
+    bias = fields.flag("add_bias_linear")
+    return (
+        *(
+            Weight(f"{block}self_attn.{name}", wide, wide, Split.ROWS)
+            for name in ("q_proj", "k_proj", "v_proj")
+        ),
+        Weight(f"{block}self_attn.o_proj", hidden, wide, Split.COLUMNS),
+        *gated_mlp(hidden, dense, prefix=f"{block}feed_forward.", bias=bias),
+        *norm(f"{block}input_layernorm", 2 * hidden),
+        *norm(f"{block}pre_ff_layernorm", hidden),
+    )
+
+
+def _zamba_adapters(fields: Fields, hidden: int, dense: int) -> tuple[Weight, ...]:
+    """What one layer adds to the transformer it shares: pairs of thin matrices."""
+    rank = fields.whole("adapter_rank", default=128)
+    block = "shared_transformer."
+    pairs = [("feed_forward.gate_up_proj_adapter", hidden, 2 * dense)]
+    if fields.flag("use_shared_attention_adapter"):
+        pairs += [
+            (f"self_attn.linear_{name}_adapter", 2 * hidden, 2 * hidden) for name in ("q", "k", "v")
+        ]
+    return tuple(
+        weight
+        for name, into, out in pairs
+        for weight in (
+            Weight(f"{block}{name}.0", rank, into, Split.ROWS),
+            Weight(f"{block}{name}.1", out, rank, Split.ROWS),
+        )
+    )
+
+
 def jamba(config: Mapping[str, Any]) -> Architecture:
     """Return Jamba: Mamba, every eighth layer attention, every second one experts."""
     fields = named(config, "JambaForCausalLM")
@@ -439,7 +534,7 @@ def mamba(config: Mapping[str, Any]) -> Architecture:
         bias=fields.flag("use_bias"),
     )
     layer = Layer(weights + norm("norm", hidden), mamba1_state(inner, state, kernel))
-    return _without_attention(fields, layer, falcon=fields.name.startswith("Falcon"))
+    return _without_attention(fields, layer, tied=not fields.name.startswith("Falcon"))
 
 
 def mamba2_alone(config: Mapping[str, Any]) -> Architecture:
@@ -457,16 +552,16 @@ def mamba2_alone(config: Mapping[str, Any]) -> Architecture:
         bias=fields.flag("use_bias"),
     )
     layer = Layer(mixer.weights(hidden, "mixer.") + norm("norm", hidden), mixer.cache())
-    return _without_attention(fields, layer, falcon=False)
+    return replace(_without_attention(fields, layer, tied=True), pipeline=False)
 
 
-def _without_attention(fields: Fields, layer: Layer, *, falcon: bool) -> Architecture:
+def _without_attention(fields: Fields, layer: Layer, *, tied: bool) -> Architecture:
     return assembled(
         fields,
         [layer] * fields.whole("num_hidden_layers", "n_layer"),
         heads=0,
         kv_heads=0,
-        tied=not falcon,
+        tied=tied,
         embedding_name="backbone.embeddings",
         norm_name="backbone.norm_f",
         prefix="backbone.layers.",
@@ -482,4 +577,5 @@ BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
     "Mamba2ForCausalLM": mamba2_alone,
     "MambaForCausalLM": mamba,
     "NemotronHForCausalLM": nemotron_h,
+    "Zamba2ForCausalLM": zamba2,
 }

@@ -33,35 +33,58 @@ _LONGROPE_IS_SHORT = (0, 11)
 
 def max_model_len(config: Mapping[str, Any], vllm: tuple[int, ...] | None = None) -> int:
     """
-    Return the tokens of the longest context that vLLM takes without being told.
+    Return the tokens of the context that vLLM takes without being told.
 
     `config` is a parsed config.json; its text part counts where it has one. `vllm`: the release,
     the newest when None. Source: _get_and_verify_max_len in vllm/config/model.py of 0.8.5 to
-    0.33.0, which differ in two things: up to 0.28 YaRN's length is its original length times its
+    0.33.0, which differ in two things: up to 0.29 YaRN's length is its original length times its
     factor, from 0.30 the config's own; from 0.11 LongRoPE starts with the original length.
     """
     text = text_part(config)
-    lengths = [text[key] for key in _LENGTHS if isinstance(text.get(key), int | float)]
-    length: float = min(lengths, default=DEFAULT)
+    short = vllm is None or vllm >= _LONGROPE_IS_SHORT
+    if short and any(_kind(scaling) == "longrope" for scaling in rope_parameters(text)):
+        return int(text.get("original_max_position_embeddings") or longest_model_len(text, vllm))
+    return longest_model_len(text, vllm)
+
+
+def longest_model_len(config: Mapping[str, Any], vllm: tuple[int, ...] | None = None) -> int:
+    """Return the most tokens that `--max-model-len` may be; as `max_model_len` but for LongRoPE."""
+    text = text_part(config)
+    length: float = min(_stated(text), default=DEFAULT)
     if text.get("model_max_length"):
         length = text["model_max_length"]
-    scalings = rope_parameters(text)
-    newest = vllm is None
-    if "gemma3" not in str(text.get("model_type", "")):
-        factor = 1.0
-        yarn_is_scaled = newest or (vllm or ()) >= _YARN_IS_SCALED
-        for scaling in scalings:
-            kind = _kind(scaling)
-            if kind in (_SCALED_YARN if yarn_is_scaled else _SCALED):
-                continue
-            factor = scaling.get("factor") or factor
-            if kind == "yarn":
-                length = scaling.get("original_max_position_embeddings") or length
-        length *= factor
-    longrope = any(_kind(scaling) == "longrope" for scaling in scalings)
-    if longrope and (newest or (vllm or ()) >= _LONGROPE_IS_SHORT):
-        length = text.get("original_max_position_embeddings") or length
-    return int(length)
+    if "gemma3" in str(text.get("model_type", "")):
+        return int(length)
+    factor = 1.0
+    scaled = _SCALED_YARN if vllm is None or vllm >= _YARN_IS_SCALED else _SCALED
+    for scaling in rope_parameters(text):
+        kind = _kind(scaling)
+        if kind in scaled:
+            continue
+        factor = scaling.get("factor") or factor
+        if kind == "yarn":
+            length = scaling.get("original_max_position_embeddings") or length
+    return int(length * factor)
+
+
+def lengths(
+    config: Mapping[str, Any], otherwise: int
+) -> tuple[tuple[tuple[int, ...], int, int], ...]:
+    """
+    Return (release, tokens taken untold, most that may be asked) for each release that changed it.
+
+    `otherwise` is both where the config states no length: what its class has then.
+    """
+    if not _stated(text_part(config)):
+        return (((0,), otherwise, otherwise),)
+    return tuple(
+        (since, max_model_len(config, since), longest_model_len(config, since))
+        for since in ((0,), _LONGROPE_IS_SHORT, _YARN_IS_SCALED)
+    )
+
+
+def _stated(text: Mapping[str, Any]) -> list[float]:
+    return [text[key] for key in _LENGTHS if isinstance(text.get(key), int | float)]
 
 
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gpufleet.architecture.dense import attention_caches, final_norm, finish, vector
+from gpufleet.architecture.dense import attention_caches, final_norm, finish, norm, vector
 from gpufleet.architecture.fields import Fields
 from gpufleet.architecture.parts import Architecture, Cache, Layer, Part, Split, Weight
 from gpufleet.errors import FleetError
@@ -117,6 +117,26 @@ def assembled(
         moe_intermediate_size=moe_intermediate_size,
         draft_layers=tuple(draft_layers),
     )
+
+
+def drafting(hidden: int) -> tuple[Weight, ...]:
+    """
+    Return what a layer that predicts further tokens has besides a decoder layer's weights.
+
+    Source: the ...MultiTokenPredictorLayer of deepseek_mtp.py and glm4_moe_mtp.py; embedding and
+    head are the model's.
+    """
+    return (
+        *norm("enorm", hidden),
+        *norm("hnorm", hidden),
+        Weight("eh_proj", hidden, 2 * hidden, linear=False),
+        *norm("shared_head.norm", hidden),
+    )
+
+
+def under(prefix: str, weights: Sequence[Weight]) -> tuple[Weight, ...]:
+    """Return weights of a draft with their whole checkpoint names, which begin with `mtp.`."""
+    return tuple(replace(weight, name=prefix + weight.name) for weight in weights)
 
 
 def named(config: Mapping[str, Any], name: str) -> Fields:

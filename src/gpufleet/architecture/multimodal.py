@@ -1,9 +1,9 @@
 """
 Models that also see or hear: the text part, and the tower beside it.  Pure.
 
-vLLM loads the tower on every pipeline stage and divides its matrices by TP like the decoder's
-(`--mm-encoder-tp-mode weights`, the default). A tower that is not known here is estimated from its
-config as an ordinary transformer, and a note says so.
+vLLM loads the tower on every pipeline stage, from 0.33 on the first (_mark_tower_model), and
+divides its matrices by TP like the decoder's (`--mm-encoder-tp-mode weights`, the default). A tower
+that is not known here is estimated from its config as an ordinary transformer, and a note says so.
 
 Source: the classes of the same names in vLLM's model_executor/models, 0.19 to 0.33.
 """
@@ -105,6 +105,8 @@ class _Block:
     out_bias: bool = True
     mlp_bias: bool = True
     norm_bias: bool = True
+    k_bias: bool = True
+    """Where there is `qkv_bias`."""
     width: int = 0
     """Of all heads together, where it is not the hidden size."""
     divided: bool = True
@@ -125,9 +127,9 @@ class _Block:
             weight = vector(self.prefix + name, size, split, heads=self.heads)
             made.append(replace(weight, count=self.depth))
 
-        for each in (self.qkv[0], self.qkv[-1], self.qkv[-1]) if len(self.qkv) < 3 else self.qkv:
+        for place, each in enumerate(self.qkv if len(self.qkv) == 3 else self.qkv * 3):
             matrix(each, width, self.hidden, heads)
-            if self.qkv_bias:
+            if self.qkv_bias and (self.k_bias or place != 1):
                 line(f"{each}.bias", width, heads)
         matrix(self.out, self.hidden, width, columns)
         if self.out_bias:
@@ -314,9 +316,13 @@ def _glm4v(fields: Fields, text: Fields) -> tuple[Weights, str]:
 
 
 def _siglip(
-    fields: Fields, *, prefix: str = "vision_tower.vision_model.", layers: int | None = None
+    fields: Fields,
+    *,
+    prefix: str = "vision_tower.vision_model.",
+    layers: int | None = None,
+    normed: bool = True,
 ) -> Weights:
-    """SigLIP, and SigLIP 2 with a fixed size."""
+    """SigLIP, and SigLIP 2 with a fixed size; `normed`: with the norm after its last layer."""
     seen = _vision(fields)
     width, heads = seen.whole("hidden_size"), seen.whole("num_attention_heads")
     depth = seen.whole("num_hidden_layers")
@@ -333,11 +339,12 @@ def _siglip(
         vector(f"{prefix}embeddings.patch_embedding.bias", width),
         _table(f"{prefix}embeddings.position_embedding", positions, width),
         *block.weights(),
-        *(_normed(f"{prefix}post_layernorm", width) if count == depth else ()),
+        *(_normed(f"{prefix}post_layernorm", width) if normed and count == depth else ()),
     )
 
 
 def _clip(fields: Fields, *, layers: int | None = None) -> Weights:
+    """CLIP, without the norm after its last layer, which only embedders want."""
     seen = _vision(fields)
     width = seen.whole("hidden_size", default=768)
     depth = seen.whole("num_hidden_layers", default=12)
@@ -357,7 +364,6 @@ def _clip(fields: Fields, *, layers: int | None = None) -> Weights:
         _table(f"{prefix}embeddings.position_embedding", patches + 1, width),
         *_normed(f"{prefix}pre_layrnorm", width),
         *block.weights(),
-        *(_normed(f"{prefix}post_layernorm", width) if count == depth else ()),
     )
 
 
@@ -406,7 +412,7 @@ def _llava(fields: Fields, text: Fields) -> tuple[Weights, str]:
     kind = seen.text("model_type")
     width = seen.whole("hidden_size", default=1024)
     if "siglip" in kind:
-        tower = _siglip(fields, layers=_tower_layers(fields))
+        tower = _siglip(fields, layers=_tower_layers(fields), normed=False)
     elif kind == "pixtral":
         tower = _pixtral(fields)
     elif "clip" in kind:
@@ -419,6 +425,8 @@ def _llava(fields: Fields, text: Fields) -> tuple[Weights, str]:
         *_column("multi_modal_projector.linear_1", out, width, bias=bias),
         *_row("multi_modal_projector.linear_2", out, out, bias=bias),
     )
+    if fields.name == "LlavaOnevisionForConditionalGeneration":
+        projector = _plain(projector)
     if fields.name != "LlavaForConditionalGeneration":
         projector = (*projector, vector("image_newline", out))
     return (*tower, *projector), ""
@@ -544,8 +552,8 @@ def _conformer(heard: Fields, out: int) -> Weights:
 
 
 def _plain(weights: Weights) -> Weights:
-    """Return weights of transformers' own classes, which vLLM neither divides nor quantizes."""
-    return tuple(replace(weight, linear=False) for weight in weights)
+    """Return weights of PyTorch's own layers, which vLLM neither divides nor quantizes."""
+    return tuple(replace(weight, linear=False, split=Split.NONE) for weight in weights)
 
 
 def _internvl(fields: Fields, text: Fields) -> tuple[Weights, str]:
@@ -576,6 +584,12 @@ def _internvl(fields: Fields, text: Fields) -> tuple[Weights, str]:
         further.append(
             replace(vector(f"{prefix}encoder.layers.0.attn.qk_norm", 2 * width), count=depth)
         )
+    layers = block.weights()
+    if "Conditional" in fields.name:  # InternSdpaAttention of interns1_vit.py is not divided
+        layers = tuple(
+            replace(weight, split=Split.NONE) if ".attn." in weight.name else weight
+            for weight in layers
+        )
     merged = int(width / fields.number("downsample_ratio", default=0.5) ** 2)
     out = text.whole("hidden_size")
     return (
@@ -587,7 +601,7 @@ def _internvl(fields: Fields, text: Fields) -> tuple[Weights, str]:
             (int(image or 448) // int(patch or 14)) ** 2 + 1,
             width,
         ),
-        *block.weights(),
+        *layers,
         *further,
         *_normed("mlp1.0", merged),
         *_plain(_line("mlp1.1", out, merged)),
@@ -696,7 +710,7 @@ def _cohere2_vision(fields: Fields, text: Fields) -> tuple[Weights, str]:
 def _paligemma(fields: Fields, text: Fields) -> tuple[Weights, str]:
     width = _vision(fields).whole("hidden_size")
     out = text.whole("hidden_size", default=2048)
-    return (*_siglip(fields), *_column("multi_modal_projector.linear", out, width)), ""
+    return (*_siglip(fields), *_plain(_line("multi_modal_projector.linear", out, width))), ""
 
 
 def _idefics3(fields: Fields, text: Fields) -> tuple[Weights, str]:
@@ -749,6 +763,31 @@ def _minicpm_v(fields: Fields, text: Fields) -> tuple[Weights, str]:
     ), ""
 
 
+_CLIP_336 = {
+    "hidden_size": 1024,
+    "image_size": 336,
+    "intermediate_size": 4096,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 24,
+    "patch_size": 14,
+}
+"""CLIP ViT-L/14 at 336 pixels, which Phi-3's class always takes (CLIP_VIT_LARGE_PATCH14_336)."""
+
+
+def _phi3_v(fields: Fields, text: Fields) -> tuple[Weights, str]:
+    """Phi-3 and 3.5 Vision: CLIP up to its last layer but one, and two layers over four patches."""
+    out = text.whole("hidden_size")
+    width = _CLIP_336["hidden_size"]
+    whole = Fields({**fields.config, "vision_config": _CLIP_336}, fields.name)
+    return (
+        *_clip(whole, layers=23),
+        vector("model.vision_embed_tokens.glb_GN", 4 * width),
+        vector("model.vision_embed_tokens.sub_GN", 4 * width),
+        *_plain(_line("model.vision_embed_tokens.img_projection.0", out, 4 * width)),
+        *_plain(_line("model.vision_embed_tokens.img_projection.2", out, out)),
+    ), ""
+
+
 def _ordinary(fields: Fields, text: Fields) -> tuple[Weights, str]:
     """Estimate a tower from its config: an ordinary transformer, and two layers to the text."""
     weights: list[Weight] = []
@@ -785,7 +824,7 @@ def _whisper_tower(fields: Fields, text: Fields) -> tuple[Weights, str]:
         width = heard.whole("d_model", "hidden_size", default=1280)
         bins = heard.whole("num_mel_bins", default=128)
         positions = heard.whole("max_source_positions", "max_position_embeddings", default=1500)
-        weights += _Block(
+        layers = _Block(
             "audio_tower.layers.0.",
             heard.whole("encoder_layers", "num_hidden_layers", default=32),
             width,
@@ -793,6 +832,9 @@ def _whisper_tower(fields: Fields, text: Fields) -> tuple[Weights, str]:
             heard.whole("encoder_ffn_dim", "intermediate_size", default=4 * width),
             mlp=("fc1", "fc2"),
         ).weights()
+        if "Qwen2" in fields.name:  # the encoder is Transformers' own, whole on every rank
+            layers = tuple(replace(weight, split=Split.NONE) for weight in layers)
+        weights += layers
         weights += [
             _table("audio_tower.conv1", width, bins * 3),
             _table("audio_tower.conv2", width, width * 3),
@@ -902,9 +944,38 @@ _WRAPPERS: dict[str, _Wrapper] = {
     "MiniCPMV": _Wrapper(_minicpm_v, "Qwen2ForCausalLM", top=True, prefix="llm.model.layers."),
     "DeepseekVLV2ForCausalLM": _Wrapper(_ordinary, "DeepseekV2ForCausalLM"),
     "Ovis2_5": _Wrapper(_ordinary, "Qwen3ForCausalLM"),
-    "Phi3VForCausalLM": _Wrapper(_ordinary, "Phi3ForCausalLM", top=True),
+    "Phi3VForCausalLM": _Wrapper(_phi3_v, "Phi3ForCausalLM", top=True),
     "Phi4MMForCausalLM": _Wrapper(_ordinary, "Phi3ForCausalLM", top=True),
     "GraniteSpeechForConditionalGeneration": _Wrapper(_ordinary, "GraniteForCausalLM"),
+    "GraniteSpeechPlusForConditionalGeneration": _Wrapper(_ordinary, "GraniteForCausalLM"),
+    "Granite4VisionForConditionalGeneration": _Wrapper(_ordinary, "GraniteForCausalLM"),
+    "GlmOcrForConditionalGeneration": _Wrapper(_ordinary, "Glm4ForCausalLM", mrope=True),
+    "KeyeForConditionalGeneration": _Wrapper(_ordinary, "Qwen3ForCausalLM", top=True, mrope=True),
+    "KeyeVL1_5ForConditionalGeneration": _Wrapper(
+        _ordinary, "Qwen3ForCausalLM", top=True, mrope=True
+    ),
+    "Qwen3ASRForConditionalGeneration": _Wrapper(
+        _ordinary, "Qwen3ForCausalLM", within="thinker_config"
+    ),
+    "Exaone4_5_ForConditionalGeneration": _Wrapper(_ordinary, "Exaone4ForCausalLM"),
+    "OpenCUAForConditionalGeneration": _Wrapper(_ordinary, "Qwen2ForCausalLM"),
+    "Ovis": _Wrapper(_ordinary),
+    "Ovis2_6ForCausalLM": _Wrapper(_ordinary, "Qwen3ForCausalLM"),
+    "Ovis2_6_MoeForCausalLM": _Wrapper(_ordinary, "Qwen3MoeForCausalLM"),
+    "AudioFlamingo3ForConditionalGeneration": _Wrapper(_ordinary, "Qwen2ForCausalLM"),
+    "InternS1ProForConditionalGeneration": _Wrapper(_ordinary, "Qwen3MoeForCausalLM"),
+    "MiniCPMO": _Wrapper(_ordinary, "Qwen2ForCausalLM", top=True, prefix="llm.model.layers."),
+    "HunYuanVLForConditionalGeneration": _Wrapper(_ordinary, "HunYuanDenseV1ForCausalLM", top=True),
+    "HCXVisionForCausalLM": _Wrapper(_ordinary, "LlamaForCausalLM"),
+    "HCXVisionV2ForCausalLM": _Wrapper(_ordinary, "HyperCLOVAXForCausalLM"),
+    "KananaVForConditionalGeneration": _Wrapper(_ordinary, "LlamaForCausalLM"),
+    "BeeForConditionalGeneration": _Wrapper(_ordinary, "Qwen3ForCausalLM"),
+    "Blip2ForConditionalGeneration": _Wrapper(_ordinary, "OPTForCausalLM"),
+    "StepVLForConditionalGeneration": _Wrapper(_ordinary, "Qwen3ForCausalLM"),
+    "MiMoV2OmniForCausalLM": _Wrapper(_ordinary, "MiMoV2ForCausalLM", top=True),
+    "NemotronH_Nano_Omni_Reasoning_V3": _Wrapper(_ordinary, "NemotronHForCausalLM"),
+    "NemotronH_Super_Omni_Reasoning_V3": _Wrapper(_ordinary, "NemotronHForCausalLM"),
+    "NemotronH_Omni_Reasoning_V3": _Wrapper(_ordinary, "NemotronHForCausalLM"),
     "AriaForConditionalGeneration": _Wrapper(_ordinary),
     "Step3VLForConditionalGeneration": _Wrapper(_ordinary, "Step3TextForCausalLM"),
     "Step3p7ForConditionalGeneration": _Wrapper(_ordinary, "Step3p5ForCausalLM", top=True),
@@ -922,7 +993,7 @@ _WRAPPERS: dict[str, _Wrapper] = {
 
 def _built(config: Mapping[str, Any], name: str, wrapper: _Wrapper) -> Architecture:
     """Return the text part's architecture under the wrapper's name, with the tower beside it."""
-    from gpufleet.architecture.read import builders
+    from gpufleet.architecture.read import builders, built
 
     whole = config
     if wrapper.within and isinstance(config.get(wrapper.within), Mapping):
@@ -930,16 +1001,15 @@ def _built(config: Mapping[str, Any], name: str, wrapper: _Wrapper) -> Architect
     fields = Fields(whole, name)
     text, path = _text(fields, wrapper)
     class_name = _class_of(text, wrapper)
-    builder = builders().get(class_name)
-    if builder is None:
+    if class_name not in builders():
         raise FleetError(
             f"the text part of {name} is {class_name or 'of no stated class'} "
             f"(`{path}architectures` in config.json), which is not known; its size is not guessed: "
             "give the parallel sizes and `--gpu-memory-utilization` yourself"
         )
-    read = builder({**text, "architectures": [class_name]})
+    read = built(class_name, {**text, "architectures": [class_name]})
     weights, note = wrapper.tower(fields, Fields(text, name, path))
-    tower = Part("tower", weights, Where.EVERY)
+    tower = Part("tower", weights, Where.FIRST, everywhere=True, everywhere_until=(0, 33))
     return replace(
         read,
         name=name,
@@ -993,7 +1063,7 @@ _CROSS = (
     "is not guessed: read the tokens that vLLM reports at start"
 )
 
-_REFUSED: dict[str, str] = {
+REFUSED: dict[str, str] = {
     **dict.fromkeys(
         (
             "BertModel",
@@ -1014,8 +1084,31 @@ _REFUSED: dict[str, str] = {
             "CLIPModel",
             "SiglipModel",
             "HF_ColBERT",
+            "Gemma2Model",
             "Gemma3TextModel",
+            "EmbeddingGemma2Model",
             "LlamaBidirectionalModel",
+            "LlamaBidirectionalForSequenceClassification",
+            "BertSpladeSparseEmbeddingModel",
+            "ModernBertForTokenClassification",
+            "RobertaForTokenClassification",
+            "XLMRobertaForTokenClassification",
+            "GteNewForSequenceClassification",
+            "GPT2ForSequenceClassification",
+            "JambaForSequenceClassification",
+            "Qwen2ForSequenceClassification",
+            "Qwen2ForRewardModel",
+            "Qwen2ForProcessRewardModel",
+            "InternLM2ForRewardModel",
+            "JinaVLForRanking",
+            "JinaForRanking",
+            "JinaEmbeddingsV5Model",
+            "ColPaliForRetrieval",
+            "ColQwen3",
+            "VoyageQwen3BidirectionalEmbedModel",
+            "LlamaNemotronVLModel",
+            "LlamaNemotronVLForSequenceClassification",
+            "Terratorch",
         ),
         _NO_CACHE,
     ),
@@ -1030,9 +1123,13 @@ _REFUSED: dict[str, str] = {
         _CROSS,
     ),
 }
+"""Classes that are known and have no size here, and why."""
+
+ESTIMATED = frozenset(name for name, wrapper in _WRAPPERS.items() if wrapper.tower is _ordinary)
+"""Classes whose tower is not counted weight by weight; a note says so of each model."""
 
 BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
-    **{name: partial(_refused, name=name, why=why) for name, why in _REFUSED.items()},
+    **{name: partial(_refused, name=name, why=why) for name, why in REFUSED.items()},
     **{name: partial(_built, name=name, wrapper=wrapper) for name, wrapper in _WRAPPERS.items()},
 }
 """Each name that `architectures` may have, with what reads such a config."""

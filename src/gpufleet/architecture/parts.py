@@ -121,7 +121,24 @@ class StateCache:
     dtypes: tuple[str, ...]
 
 
-Cache: TypeAlias = FullCache | WindowCache | ChunkCache | LatentCache | StateCache
+@dataclass(frozen=True)
+class CompressedCache:
+    """
+    DeepSeek V4: the last `window` tokens, and every `ratio` tokens made into one.
+
+    The same on every TP rank. What makes one of several keeps a state of its own.
+    """
+
+    dim: int
+    """head_dim: of a token in the window, and of what several are made into."""
+    window: int
+    ratio: int = 0
+    """0: the window alone."""
+    index_dim: int = 0
+    """Sparse attention's own key, made of `ratio` tokens as well; 0: none."""
+
+
+Cache: TypeAlias = FullCache | WindowCache | ChunkCache | LatentCache | StateCache | CompressedCache
 
 
 @dataclass(frozen=True)
@@ -154,6 +171,10 @@ class Part:
     name: str
     weights: tuple[Weight, ...]
     where: Where
+    everywhere: bool = False
+    """Whether other stages make it too, though they do not use it ..."""
+    everywhere_until: tuple[int, ...] | None = None
+    """... and the release from which they do not; None: they do in all."""
 
 
 @dataclass(frozen=True)
@@ -185,10 +206,27 @@ class Architecture:
     """Whether vLLM's class can be divided into pipeline stages."""
     draft_layers: tuple[Layer, ...] = ()
     """Layers of the checkpoint's own multi-token prediction, loaded only with speculation."""
+    lengths: tuple[tuple[tuple[int, ...], int, int], ...] = ()
+    """(release, tokens that it takes untold, most that may be asked of it) where that changed."""
     prefix: str = "model.layers."
     """What precedes a layer's number in the checkpoint's names; a quantization names them whole."""
     notes: tuple[str, ...] = field(default=())
     """What is not counted exactly, as sentences; each lowers the confidence."""
+
+    def untold_length(self, vllm: tuple[int, ...]) -> int:
+        """Return the tokens of the context that this release takes without `--max-model-len`."""
+        return self._length(vllm, 1)
+
+    def longest_length(self, vllm: tuple[int, ...]) -> int:
+        """Return the most that `--max-model-len` may be with this release."""
+        return self._length(vllm, 2)
+
+    def _length(self, vllm: tuple[int, ...], which: int) -> int:
+        found = self.max_model_len
+        for row in self.lengths:
+            if vllm >= row[0]:
+                found = (found, row[1], row[2])[which]
+        return found
 
     @property
     def parameters(self) -> int:

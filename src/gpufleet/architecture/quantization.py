@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import translate
 from functools import cache, cached_property
 from typing import Any
@@ -207,12 +207,59 @@ def quantization(
     if method == "modelopt" and "quantized_layers" not in said and hf_quant_config:
         said = {**said, **_inner(hf_quant_config)}
     try:
-        return reader(said)
-    except (TypeError, ValueError, AttributeError, LookupError) as error:
+        found = reader(said)
+        found = _with_experts(found, config, said) if method == "fp8" else found
+        _check(found)
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, re.error) as error:
         raise FleetError(
             f"the quantization {method} has a value of another kind than is expected there "
             f"({error}); take config.json as the model's publisher has it"
         ) from error
+    return found
+
+
+def _check(found: Quantization) -> None:
+    """Raises `ValueError` for a scheme of no size, `re.error` for a pattern that is none."""
+    found.scheme_of("", expert=True)  # compiles the patterns, which are kept
+    for scheme in (found.scheme, *(scheme for _, scheme in found.groups)):
+        if scheme is not None and (scheme.bits < 1 or min(scheme.block or (1, 1)) < 1):
+            raise ValueError(f"{scheme.bits} bits in blocks of {scheme.block}")
+
+
+def _with_experts(
+    found: Quantization, config: Mapping[str, Any], said: Mapping[str, Any]
+) -> Quantization:
+    """
+    Return fp8 with the routed experts as some families keep them, of four bits.
+
+    Source: _configure_ling_fp8_quant_config in bailing_moe_v3.py for Ling 3.
+    """
+    if said.get("routed_experts_quant_method") == "mxfp4":
+        own = (("re:.*mlp\\.experts\\..*",), MXFP4)
+        return replace(found, groups=(own, *found.groups))
+    return _deepseek_v4(found, config, said)
+
+
+def _deepseek_v4(
+    found: Quantization, config: Mapping[str, Any], said: Mapping[str, Any]
+) -> Quantization:
+    """
+    Return DeepSeek V4's quantization: fp8, and routed experts of four bits.
+
+    `expert_dtype` says whether they are, without it they are; a scale is then one byte. Source:
+    DeepseekV4FP8Config in vllm/models/deepseek_v4/quant_config.py.
+    """
+    if not str(config.get("model_type", "")).startswith("deepseek_v4"):
+        return found
+    if str(said.get("moe_quant_algo", "")).upper() == "NVFP4":
+        experts = NVFP4
+    elif config.get("expert_dtype", "fp4") == "fp4":
+        experts = MXFP4
+    else:
+        return found
+    linear = replace(found.scheme, scale_bytes=1) if found.scheme else None
+    own = (("re:.*ffn\\.experts\\..*",), experts)
+    return replace(found, scheme=linear, ignored=(), groups=(own,))
 
 
 @cache
@@ -268,7 +315,7 @@ def _method(said: Mapping[str, Any]) -> str:
     producer = said.get("producer")
     by_modelopt = isinstance(producer, Mapping) and producer.get("name") == "modelopt"
     stated = str(said.get("quant_method") or "").lower()
-    if by_modelopt or (algorithm and stated in {"", "modelopt"}):
+    if (by_modelopt or algorithm) and stated in {"", "modelopt"}:
         return "modelopt"
     return canonical(stated) or "(no quant_method)"
 

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import importlib.util
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from gpufleet.architecture.parts import Architecture
+from gpufleet.architecture.dense import BY_TRANSFORMERS
+from gpufleet.architecture.max_length import lengths
+from gpufleet.architecture.parts import (
+    Architecture,
+    CompressedCache,
+    LatentCache,
+    StateCache,
+)
 from gpufleet.errors import FleetError
 
 Builder = Callable[[Mapping[str, Any]], Architecture]
 
-_FAMILIES = ("dense", "experts", "latent", "gemma", "hybrid", "multimodal")
-"""Modules of this package; each has BUILDERS."""
+FAMILIES = ("dense", "experts", "latent", "hybrid", "multimodal")
+"""Modules of this package, each with BUILDERS; imported when first asked for: they are many."""
 
 
 def architecture(config: Mapping[str, Any]) -> Architecture:
@@ -31,14 +38,126 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
             "config.json has no `architectures`, which names the model's class; take the file as "
             "the model's publisher has it"
         )
-    known = builders()
-    for name in names:
-        if builder := known.get(str(name)):
+    for name in map(str, names):
+        if name in builders():
             try:
-                return builder(config)
+                return built(name, config)
             except UNREADABLE as error:
-                raise unreadable(str(name), error) from error
+                raise unreadable(name, error) from error
     raise _unknown(str(names[0]))
+
+
+def built(name: str, config: Mapping[str, Any]) -> Architecture:
+    """Return the model of this class; the name has to be one of `builders()`."""
+    model = builders()[name](config)
+    model = replace(model, lengths=lengths(config, model.max_model_len))
+    _check(model)
+    if name not in _ON_EVERY_STAGE:
+        return model
+    parts = tuple(
+        replace(part, everywhere=True, everywhere_until=BY_TRANSFORMERS.get(name))
+        if part.name == "embedding" or (part.name == "head" and name not in _HEAD_ON_THE_LAST)
+        else part
+        for part in model.parts
+    )
+    return replace(model, parts=parts)
+
+
+_LONGEST = 1 << 40
+"""Tokens of a context; the longest of a public model is 10 million (Llama 4 Scout)."""
+_WIDEST = 1 << 32
+"""Numbers in one direction of a layer's cache; the largest of public models are some thousands."""
+_STATE_DTYPES = {"model", "float32", "bfloat16", "float16"}
+
+
+def _check(model: Architecture) -> None:
+    """Raises `ValueError` for a length or a cache that has no size, or one that none can have."""
+    for length in {model.max_model_len, *(each for row in model.lengths for each in row[1:])}:
+        if not 0 < length <= _LONGEST:
+            raise ValueError(f"a context of {length} tokens")
+    seen = {each for layer in model.layers + model.draft_layers for each in layer.caches}
+    for found in seen:
+        if isinstance(found, StateCache):
+            if unknown := set(found.dtypes) - _STATE_DTYPES:
+                raise ValueError(f"a state of {', '.join(unknown)}")
+            sizes = [size for shape in found.shapes for size in shape]
+        elif isinstance(found, LatentCache):
+            sizes = [found.rank]
+        elif isinstance(found, CompressedCache):
+            sizes = [found.dim, found.window]
+        else:
+            sizes = [found.kv_heads, found.head_dim]
+        if not all(0 < size <= _WIDEST for size in sizes):
+            raise ValueError(f"attention of the sizes {', '.join(map(str, sizes))}")
+
+
+_HEAD_ON_THE_LAST = {
+    "CohereForCausalLM",
+    "Cohere2ForCausalLM",
+    "Gemma2ForCausalLM",
+    "Lfm2ForCausalLM",
+    "Lfm2MoeForCausalLM",
+    "MPTForCausalLM",
+    "MptForCausalLM",
+    "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForCausalLM",
+}
+
+_ON_EVERY_STAGE = _HEAD_ON_THE_LAST | {
+    "ArcticForCausalLM",
+    "BaiChuanForCausalLM",
+    "BaichuanForCausalLM",
+    "BambaForCausalLM",
+    "BloomForCausalLM",
+    "ChatGLMForConditionalGeneration",
+    "ChatGLMModel",
+    "DbrxForCausalLM",
+    "FalconForCausalLM",
+    "FalconMambaForCausalLM",
+    "GPT2LMHeadModel",
+    "GPTBigCodeForCausalLM",
+    "GPTJForCausalLM",
+    "GPTNeoXForCausalLM",
+    "Gemma3ForCausalLM",
+    "Gemma4ForCausalLM",
+    "GemmaForCausalLM",
+    "GptOssForCausalLM",
+    "GraniteMoeForCausalLM",
+    "GraniteMoeHybridForCausalLM",
+    "GraniteMoeSharedForCausalLM",
+    "HYV3ForCausalLM",
+    "InternLM2ForCausalLM",
+    "JambaForCausalLM",
+    "Mamba2ForCausalLM",
+    "MambaForCausalLM",
+    "MiniCPMForCausalLM",
+    "MixtralForCausalLM",
+    "NemotronHForCausalLM",
+    "OPTForCausalLM",
+    "Olmo2ForCausalLM",
+    "Olmo3ForCausalLM",
+    "OlmoForCausalLM",
+    "OlmoeForCausalLM",
+    "OrionForCausalLM",
+    "PersimmonForCausalLM",
+    "PhiForCausalLM",
+    "PhiMoEForCausalLM",
+    "Plamo3ForCausalLM",
+    "QWenLMHeadModel",
+    "Qwen2MoeForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "Qwen3NextForCausalLM",
+    "RWForCausalLM",
+    "StableLMEpochForCausalLM",
+    "StableLmForCausalLM",
+    "Starcoder2ForCausalLM",
+}
+"""
+Classes that make the embedding, and most the head, on each pipeline stage, used there or not.
+
+Source: their modules in model_executor/models of 0.10.2 to 0.33.0, which have no PPMissingLayer in
+the place of these.
+"""
 
 
 UNREADABLE = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
@@ -57,10 +176,9 @@ def unreadable(what: str, error: Exception) -> FleetError:
 def builders() -> dict[str, Builder]:
     """Return every known name that `architectures` may have, with what reads such a config."""
     found: dict[str, Builder] = {}
-    for family in _FAMILIES:
-        name = f"gpufleet.architecture.{family}"
-        if importlib.util.find_spec(name):
-            found.update(getattr(importlib.import_module(name), "BUILDERS", {}))
+    for family in FAMILIES:
+        module = importlib.import_module(f"gpufleet.architecture.{family}")
+        found.update(module.BUILDERS)
     return found
 
 

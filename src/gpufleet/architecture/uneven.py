@@ -177,8 +177,19 @@ def dbrx(config: Mapping[str, Any]) -> Architecture:
 
 
 def granite_moe(config: Mapping[str, Any]) -> Architecture:
-    """Return Granite 3's mixture of experts, with or without shared ones (granitemoe.py)."""
+    """
+    Return Granite's mixture of experts, with or without shared ones and windows (granitemoe.py).
+
+    With windows each head has a number that its attention may rest on, and each layer may turn its
+    keys by a base of its own (granite.py; GraniteMoeSWAConfig of transformers for what a config
+    leaves out).
+    """
     fields = named(config, "GraniteMoeForCausalLM")
+    if fields.name == "GraniteMoeSWAForCausalLM" and not fields.texts("layer_types"):
+        kinds = ["sliding_attention"] * fields.whole("num_hidden_layers")
+        kinds[::4] = ["full_attention"] * len(kinds[::4])
+        window = fields.whole("sliding_window", default=128)
+        return granite_moe({**config, "layer_types": kinds, "sliding_window": window})
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads = fields.whole("num_key_value_heads", default=heads)
     head_dim = hidden // max(heads, 1)
@@ -189,6 +200,8 @@ def granite_moe(config: Mapping[str, Any]) -> Architecture:
         *norm("post_attention_layernorm", hidden),
         *granite_experts(fields, hidden, inner, experts),
     )
+    if fields.texts("layer_types") and fields.flag("attention_sinks", default=True):
+        weights += (vector("self_attn.sinks", heads, Split.ROWS),)
     layers = [
         Layer(weights, cache)
         for cache in caches_of(fields, fields.whole("num_hidden_layers"), kv_heads, head_dim)
@@ -630,6 +643,7 @@ BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
     "Grok1ModelForCausalLM": grok,
     "GraniteMoeForCausalLM": granite_moe,
     "GraniteMoeSharedForCausalLM": granite_moe,
+    "GraniteMoeSWAForCausalLM": granite_moe,
     "HunYuanMoEV1ForCausalLM": hunyuan,
     "LagunaForCausalLM": laguna,
     "Llama4ForCausalLM": llama4,

@@ -1,7 +1,8 @@
 """A list of models, each with a command, variables and LiteLLM's parameters.  Pure.
 
 Contract: `models` is a list of mappings or a mapping by name. Of each, `command` (text or words,
-with or without `vllm serve`) or `model` is needed; `args` are added to it, `env` are its variables.
+with or without `vllm serve`) or `model` is needed; `args`, text, words or a mapping of flags, are
+added to it, `env` are its variables.
 LiteLLM's part belongs to the proxy and is dropped, with a word about the name that it asks for.
 """
 
@@ -12,6 +13,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from gpufleet.arguments import words as words_of
 from gpufleet.errors import FleetError
 from gpufleet.imported import shell
 from gpufleet.imported.launch import Launch, Note
@@ -19,7 +21,7 @@ from gpufleet.imported.launch import Launch, Note
 _NAMES = ("name", "model_name", "id")
 _ENVIRONMENT = ("env", "environment")
 _COMMAND = ("command", "cmd", "vllm_command")
-_ARGUMENTS = ("args", "extra_args", "vllm_args")
+_ARGUMENTS = ("args", "extra_args", "vllm_args", "vllm", "flags")
 _LITELLM = ("litellm", "litellm_params")
 _KNOWN = {*_NAMES, *_ENVIRONMENT, *_COMMAND, *_ARGUMENTS, *_LITELLM, "model", "port"}
 _PREFIXES = ("hosted_vllm/", "openai/", "vllm/", "text-completion-openai/")
@@ -99,11 +101,15 @@ def _text(said: Any) -> str:
     """
     Return a command as a shell reads it.
 
-    A list is of words, which keep their spaces, unless it is of lines: `--port 8001`.
+    A list is of words, which keep their spaces, unless it is of lines: `--port 8001`. A mapping is
+    of flags.
 
     >>> _text(["--a", "x y"]), _text(["vllm serve m", "--a b"])
     ("--a 'x y'", 'vllm serve m --a b')
     """
+    if isinstance(said, Mapping):
+        flags = ((str(name).lstrip("-").replace("_", "-"), value) for name, value in said.items())
+        return shlex.join(word for name, value in flags for word in words_of(name, value))
     if not isinstance(said, list):
         return str(said)
     words = [str(one) for one in said]
@@ -112,11 +118,13 @@ def _text(said: Any) -> str:
 
 
 def _litellm(said: Any) -> Iterator[Note]:
-    if not isinstance(said, Mapping):
+    if said is None:
         return
-    keys = ", ".join(str(key) for key in said)
-    yield Note(f"litellm ({keys}) is dropped: it configures the proxy, not the server")
-    asked = str(said.get("model", ""))
+    told = said if isinstance(said, Mapping) else {}
+    keys = f" ({', '.join(map(str, told))})" if told else ""
+    yield Note(f"litellm{keys} is dropped: it configures the proxy, not the server")
+    inner = told.get("litellm_params")
+    asked = str((inner if isinstance(inner, Mapping) else told).get("model", ""))
     for prefix in _PREFIXES:
         if asked.startswith(prefix):
             yield Note(

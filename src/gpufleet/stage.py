@@ -1,0 +1,90 @@
+"""A stage: as it is planned, as it was found running, and why one does not stay.  Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpufleet.presets import LayeredFlag
+from gpufleet.ranges import listed, ranges
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The part of a replica that one node runs: one systemd unit."""
+
+    model: str
+    replica: int
+    """Counted over the whole fleet, from 0."""
+    node: str
+    gpus: tuple[int, ...]
+    """NVML indices in the order of ranks: one tensor-parallel group after another, ascending."""
+    gpu_uuids: tuple[str, ...]
+    """Of the same GPUs, in the same order."""
+    port: int
+    tensor_parallel: int
+    pipeline_parallel: int = 1
+    data_parallel: int = 1
+    expert_parallel: bool = False
+    node_rank: int = 0
+    """Which of `nodes` this is; only rank 0 answers on the port."""
+    nodes: tuple[str, ...] = ()
+    """All nodes of the replica in the order of their ranks; empty: this one alone."""
+    flags: tuple[LayeredFlag, ...] = ()
+    """What presets and settings set that the operator did not write as a flag."""
+
+    @property
+    def id(self) -> str:
+        """Names the stage on its node and in the fleet: `llama-0`."""
+        return f"{self.model}-{self.replica}"
+
+    @property
+    def unit(self) -> str:
+        """The systemd unit: `vllm-llama-0.service`."""
+        return f"vllm-{self.id}.service"
+
+
+@dataclass(frozen=True)
+class Running:
+    """A stage as it was found on a node."""
+
+    model: str
+    replica: int
+    node: str
+    gpu_uuids: tuple[str, ...]
+    """In the order of ranks."""
+    port: int | None = None
+    """None: not known, any will do."""
+    rank: int = 0
+    """Of the node in a replica that spans several."""
+    release: str = ""
+    """The id of the release that its unit starts; "": not known."""
+    arguments: tuple[str, ...] = ()
+    """As its unit has them, by line."""
+
+    @property
+    def id(self) -> str:
+        """Names the stage as the plan does: `llama-0`."""
+        return f"{self.model}-{self.replica}"
+
+
+@dataclass(frozen=True)
+class Move:
+    """A replica that does not stay as it runs, and why."""
+
+    model: str
+    replica: int
+    why: str
+    before: tuple[Running, ...]
+    after: tuple[Stage, ...] = ()
+    """Empty: it stops."""
+
+    def __str__(self) -> str:
+        """Say it as a sentence of the plan."""
+        name = f"{self.model}-{self.replica}"
+        if not self.after:
+            return f"{name} stops on {listed({each.node for each in self.before})}: {self.why}"
+        was, now = ({each.node for each in side} for side in (self.before, self.after))
+        gpus = "; ".join(f"{stage.node} GPUs {ranges(stage.gpus)}" for stage in self.after)
+        if was == now:
+            return f"{name} starts anew on {gpus}: {self.why}"
+        return f"{name} moves from {listed(was)} to {gpus}: {self.why}"
