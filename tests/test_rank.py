@@ -769,6 +769,15 @@ def test_the_pause_grows_with_lives_that_were_short(tmp_path):
     assert (state.pause(), state.pause_left()) == (0, 0)
 
 
+def test_a_clock_that_was_set_back_does_not_lengthen_the_pause(tmp_path):
+    state = State(str(tmp_path / "rank.json"), "m-0", 0, "gpu-01")
+    state.document["short_lives"] = 2
+    state.document["last_end"] = {"when": time.time() + 7200}
+
+    assert state.pause_left() <= 10
+    assert state.document["last_end"]["when"] <= time.time()
+
+
 def test_a_program_that_was_killed_left_an_end_behind(tmp_path):
     """Nobody wrote it: the next program finds an incarnation in the file, and says so."""
     path = str(tmp_path / "rank.json")

@@ -103,7 +103,9 @@ class Head(Rank):
 
     def _accept(self) -> None:
         addresses = {node.address for node in self.nodes}
-        while self.listener and select.select([self.listener], [], [], 0)[0]:
+        for _ in range(STRANGERS):  # no more at once: a flood must not keep us from the others
+            if not self.listener or not select.select([self.listener], [], [], 0)[0]:
+                return
             try:
                 connected, (address, *_) = self.listener.accept()
             except OSError:

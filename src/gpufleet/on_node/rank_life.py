@@ -123,8 +123,9 @@ class Rank:
         signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._asked)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # wakes the loop
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        for number in (signal.SIGCHLD, signal.SIGHUP):
+            # The first wakes the loop. Not SIG_IGN, which programs that we start would inherit.
+            signal.signal(number, lambda *_: None)
         while self.status is None:
             self._turn()
         self.state.phase("ended", self.state.document["why"])

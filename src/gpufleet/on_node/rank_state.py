@@ -78,9 +78,10 @@ class State:
         end = self.document["last_end"]
         if not end:
             return 0.0
-        gone = time.time() - number(end.get("when"))
-        # A clock that was set back must not keep us for hours.
-        return max(0.0, self.pause() - gone) if gone >= 0 else self.pause()
+        now = time.time()
+        if number(end.get("when")) > now:  # the clock was set back, and must not keep us for hours
+            end["when"] = int(now)
+        return max(0.0, self.pause() - (now - number(end.get("when"))))
 
     def phase(self, phase: str, why: str = "") -> None:
         """Note where we are; `since` stays when only the sentence changes."""
