@@ -300,6 +300,8 @@ class Rank:
             return
         left = descendants()
         if left and now < ending.until:
+            if ending.step == "kill":  # what was being started while the others were killed
+                self.children.kill()
             return
         if left and ending.step == "terminate":
             self.children.kill()

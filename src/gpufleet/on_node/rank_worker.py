@@ -139,7 +139,6 @@ class Worker(Rank):
             counter=self.state.counter,
             serves=self.options.serves,
             boot_id=boot_id(),
-            clock=time.time(),
         )
 
     def take(self, link: Link, message: dict[str, Any]) -> None:
