@@ -78,7 +78,10 @@ class Head(Rank):
                 self.drop(link, "said nothing")
         if self.step == "gather":
             self._give_up_on_large(now)
-        self.steps[self.step]()
+        before = ""
+        while before != self.step and self.ending is None:
+            before = self.step
+            self.steps[before]()
         self._note_peers()
 
     def _listen(self, now: float) -> None:
@@ -222,7 +225,9 @@ class Head(Rank):
             if not link.refused and (link.known or "key" in why):
                 self.say("%s %s" % (link.address, why))
             return
-        if self.tested[rank] != "done" and "answered" in why:
+        # Either side may be the first to give up; usually the test takes milliseconds.
+        late = time.monotonic() - link.opened > self.options.silence_seconds / 2
+        if self.tested[rank] != "done" and late:
             why = self.refused[rank] = self._not_large(rank)
         del self.ranks[rank]
         self.say("%s %s" % (self.named(rank), why))

@@ -77,6 +77,8 @@ class Rank:
         self.ending: Ending | None = None
         self.status: int | None = None
         self.incarnation: dict[str, Any] | None = None
+        self.connecting: socket.socket | None = None
+        """What is to become a link."""
         self.mesh: Mesh | None = None
         self._next_bind = 0.0
         self._asked_to_stop = False
@@ -172,7 +174,9 @@ class Rank:
 
     def _wait(self) -> None:
         reading = [self._woken, *self.sockets(), *self.links]
-        writing = [link for link in self.links if link.unsent]
+        writing: list[Any] = [link for link in self.links if link.unsent]
+        if self.connecting:
+            writing.append(self.connecting)
         select.select(reading, writing, [], TICK_SECONDS)
         with contextlib.suppress(BlockingIOError):
             while self._woken.recv(64):

@@ -26,7 +26,6 @@ class Worker(Rank):
 
     def __init__(self, options: argparse.Namespace, programs: list[list[str]], key: bytes) -> None:
         super().__init__(options, programs, key)
-        self.connecting: socket.socket | None = None
         self.connecting_until = 0.0
         self.next_connect = 0.0
         self.draining = False
@@ -197,7 +196,7 @@ class Worker(Rank):
 
     def lost(self, link: Link, why: str) -> None:
         if not link.known and "closed" in why:
-            why += " before it said anything: do both have the same cluster key?"
+            why += ", before it said anything: do both have the same cluster key?"
         if self.incarnation is not None:
             self.end("%s %s" % (self.named(0), why), 0)
         else:
