@@ -11,6 +11,7 @@ from gpufleet.errors import FleetError
 from gpufleet.flags import schema
 from gpufleet.flags.check import check
 from gpufleet.flags.explain import explain
+from gpufleet.planner import Stage
 from gpufleet.presets import YOURS, Subject
 from gpufleet.settings import OLDEST_VLLM, Served
 
@@ -151,6 +152,23 @@ def test_a_preset_says_what_the_plan_looks_for_unless_the_operator_does():
     assert presets.objective(served("low-latency-code")) == "latency"
     assert presets.objective(served("low-latency-code", objective="balanced")) == "balanced"
     assert presets.objective(served()) == "balanced"
+
+
+def test_a_stage_with_any_presets_flags_can_be_a_key():
+    """Roles look stages up; speculation's flag is an object."""
+    flags = tuple(layered("speculative").values())
+    assert any(isinstance(each.value, dict) for each in flags)
+    stage = Stage(
+        model="qwen",
+        replica=0,
+        node="gpu-01",
+        gpus=(0,),
+        gpu_uuids=("GPU-1",),
+        port=8000,
+        tensor_parallel=1,
+        flags=flags,
+    )
+    assert {stage: 1}[stage] == 1
 
 
 def test_an_explanation_names_the_presets_that_set_the_flag():
