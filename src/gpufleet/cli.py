@@ -296,9 +296,11 @@ def main() -> int:
         error.show()
         return error.exit_code
     except FleetError as error:
+        from gpufleet.printable import printable
+
         for problem in error.problems:
             for line in problem.splitlines():
-                click.echo(f"error: {line}", err=True)
+                click.echo(f"error: {printable(line)}", err=True)
         return 2
     except (click.Abort, KeyboardInterrupt):
         click.echo("Interrupted.", err=True)
