@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from gpufleet.candidates import Division, Kind, Verdict, consider, options, remedies
-from gpufleet.errors import FleetError
+from gpufleet.errors import NotKnownError
 from gpufleet.settings import Served
 from gpufleet.sizing import Sizing, size
 from tests.models import described
@@ -253,7 +253,7 @@ def test_without_a_description_only_what_is_set_is_taken():
 
 def test_what_cannot_be_sized_counts_as_not_known():
     def refuses(*_):
-        raise FleetError("vLLM 0.7.0 is older than what is sized")
+        raise NotKnownError("vLLM 0.7.0 is older than what is sized")
 
     found = consider("m", served(tensor_parallel=2), model(1)[0], H100X8, 1, sizer=refuses)
 

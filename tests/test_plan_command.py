@@ -198,6 +198,20 @@ def test_nothing_is_placed_on_gpus_that_others_have(project):
     assert not any(gpu in {0, 1, 2} for _, gpu in used)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"pipeline_parallel": 65, "tensor_parallel": 1, "span_nodes": True}, "64 layers"),
+        ({"flags": {"quantization": "awq"}, "tensor_parallel": 2}, "--quantization awq"),
+    ],
+)
+def test_what_this_model_cannot_have_is_refused_and_not_taken_for_unknown(project, wrong, says):
+    project.qwen.update(wrong)
+    run = project.run()
+    assert run.returncode == 2
+    assert says in run.stderr
+
+
 def test_a_model_that_no_node_holds_is_refused_with_what_would(project):
     project.qwen.update({"tensor_parallel": 1, "context": 40960, "concurrency": 500})
     run = project.run()

@@ -286,6 +286,23 @@ def test_on_a_cpu_the_cache_has_what_it_is_given():
     assert found.kv_cache_tokens == (64 << 20) // 131_072 // 128 * 128
 
 
+def test_a_cache_that_is_given_and_too_small_names_what_would_do():
+    tried = options(kv_cache_memory_bytes=1 << 20, max_model_len=4096, vllm=(0, 32, 0))
+    found = size(model(NAMES[0]), tried)
+    assert not found.fits
+    assert "1.00 MiB" in found.reasons[0]
+    needed = int(re.search(r"--kv-cache-memory-bytes (\d+)", found.remedy)[1])
+    assert size(model(NAMES[0]), replace(tried, kv_cache_memory_bytes=needed)).fits
+
+
+def test_a_model_of_few_layers_is_not_divided_further_than_its_layers():
+    """No pipeline is tried with more stages than layers, however small the GPU."""
+    config = dict(model(NAMES[0]).config) | {"num_hidden_layers": 2}
+    found = size(describe(ModelFiles(config)), options(gpu_memory_gib=0.5))
+    assert not found.fits
+    assert found.smallest_gpus is None
+
+
 @pytest.mark.parametrize("gpu", [15.0, 22.0, 39.4])
 @pytest.mark.parametrize("length", [None, 8192])
 def test_every_change_that_is_proposed_makes_it_start(gpu, length):

@@ -176,7 +176,7 @@ def _smallest(description: Description, options: Options) -> int | None:
         divided = (
             replace(options, tensor_parallel=tensor, pipeline_parallel=gpus // tensor)
             for tensor in (8, 4, 2, 1)
-            if 1 <= gpus // tensor <= 8
+            if 1 <= gpus // tensor <= min(8, len(description.architecture.layers))
         )
         allowed = [each for each in divided if not _refused(description, each)]
         if any(_sized(description, each).fits for each in allowed[: None if latent else 1]):
@@ -721,8 +721,11 @@ def _changes(options: Options, found: Sizing) -> Iterator[tuple[str, object, Opt
     if options.kv_cache_dtype == "auto":
         yield "--kv-cache-dtype", "fp8", replace(options, kv_cache_dtype="fp8")
     if options.kv_cache_memory_bytes is not None:
-        needed = found.kv_bytes_for_max_model_len_per_gpu
-        yield "--kv-cache-memory-bytes", needed, replace(options, kv_cache_memory_bytes=needed)
+        # Some releases keep a block for themselves.
+        block = found.kv_bytes_per_token_per_gpu * found.block_size_tokens
+        for more in (0, block):
+            needed = found.kv_bytes_for_max_model_len_per_gpu + more
+            yield "--kv-cache-memory-bytes", needed, replace(options, kv_cache_memory_bytes=needed)
     for tensor in (2, 4, 8, 16):
         if tensor > options.tensor_parallel:
             yield "--tensor-parallel-size", tensor, replace(options, tensor_parallel=tensor)
@@ -755,4 +758,6 @@ def _inexact(description: Description, quantization: Quantization | None) -> flo
 
 
 def _gib(count: float) -> str:
-    return f"{count / GIB:.2f} GiB"
+    """Say a number of bytes in GiB; in MiB where two digits of GiB would say nothing."""
+    small = 0 < count < GIB / 10
+    return f"{count / (1 << 20):.2f} MiB" if small else f"{count / GIB:.2f} GiB"
