@@ -352,3 +352,41 @@ def test_a_quantization_that_is_no_mapping_is_none():
     found = size(describe(ModelFiles({**config, "quantization_config": [None]})), options())
 
     assert found.fits
+
+
+@pytest.mark.parametrize(
+    ("gpu", "given"),
+    [
+        ("L4", {"max_num_seqs": 4096}),
+        ("H100", {"max_num_seqs": 20_000}),
+        ("H100", {"max_num_batched_tokens": 512, "vllm": (0, 10, 0)}),
+    ],
+)
+def test_a_batch_smaller_than_its_sequences_is_refused_by_the_other_s_default_too(gpu, given):
+    """One of the two is given, and the release's default of the other does not go with it."""
+    found = size(model(NAMES[0]), options(gpu, max_model_len=4096, **given))
+
+    assert not found.fits
+    assert "is less than --max-num-seqs" in found.reasons[0]
+
+
+def test_fewer_tokens_than_sequences_lower_the_sequences_since_0_10_1():
+    found = size(model(NAMES[0]), options(max_num_batched_tokens=512, vllm=(0, 10, 1)))
+
+    assert found.fits
+    assert found.max_num_seqs == 512
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"gpu_memory_gib": float("nan")}, "--gpu-memory-gib nan"),
+        ({"gpu_memory_gib": float("inf")}, "--gpu-memory-gib inf"),
+        ({"tensor_parallel": 10**20}, "--tensor-parallel-size 1"),
+        ({"pipeline_parallel": 10**10}, "--pipeline-parallel-size 10000000000"),
+        ({"data_parallel": 0}, "--data-parallel-size 0"),
+    ],
+)
+def test_numbers_that_nobody_means_are_refused_at_once(given, says):
+    with pytest.raises(FleetError, match=says):
+        size(model(NAMES[0]), options(**given))

@@ -134,6 +134,11 @@ CONTEXT = GIB // 2
 """What a process has on the GPU before it is asked for anything: free memory at start was 0.45 to
 0.6 GiB below the total in most start-up logs."""
 
+MOST_GIB = 1 << 20
+"""Of one GPU, or of a node with `device` "cpu": a slip of the pen must not be reckoned with."""
+MOST_GPUS = 10_000
+"""In one direction of a division; the same."""
+
 AUTO_LENGTH = -1
 """`--max-model-len auto`: as long as fits."""
 
@@ -207,7 +212,7 @@ def _judged(description: Description, options: Options) -> tuple[Sizing, bool]:
     architecture = description.architecture
     longest = architecture.untold_length(options.vllm)
     asked = options.max_model_len
-    length = longest if asked is None or asked == AUTO_LENGTH else asked
+    length = _length(description, options)
     chosen = _defaults(options, length)
     stages, layers = _stages(description, options, chosen)
     heaviest = max(stage.weights for stage in stages)
@@ -289,8 +294,21 @@ def _check(options: Options) -> None:
         problems.append(
             f"--dtype {options.dtype}: vLLM knows auto, half, float16, bfloat16, float and float32"
         )
-    if options.gpu_memory_gib <= 0:
-        problems.append(f"--gpu-memory-gib {options.gpu_memory_gib:g}: has to be more than 0")
+    if not 0 < options.gpu_memory_gib <= MOST_GIB:
+        problems.append(
+            f"--gpu-memory-gib {options.gpu_memory_gib:g}: has to be more than 0, and not more "
+            f"than {MOST_GIB:,}"
+        )
+    groups = {
+        "--tensor-parallel-size": options.tensor_parallel,
+        "--pipeline-parallel-size": options.pipeline_parallel,
+        "--data-parallel-size": options.data_parallel,
+    }
+    problems += (
+        f"{flag} {count}: has to be at least 1, and not more than {MOST_GPUS:,}"
+        for flag, count in groups.items()
+        if not 1 <= count <= MOST_GPUS
+    )
     if options.max_model_len is not None and not (
         options.max_model_len > 0 or options.max_model_len == AUTO_LENGTH
     ):
@@ -300,6 +318,14 @@ def _check(options: Options) -> None:
         problems.append(f"--gpu-memory-utilization {share:g}: has to be above 0 and at most 1")
     if problems:
         raise FleetError(*problems)
+
+
+def _length(description: Description, options: Options) -> int:
+    """Return the length that is asked for, or that the release takes; for `auto` the latter."""
+    asked = options.max_model_len
+    if asked is None or asked == AUTO_LENGTH:
+        return description.architecture.untold_length(options.vllm)
+    return asked
 
 
 def _defaults(options: Options, length: int) -> Defaults:
@@ -532,6 +558,7 @@ def _state_chunk(description: Description) -> int:
 
 def _refused(description: Description, options: Options) -> tuple[str, ...]:
     """Return what vLLM refuses whatever the memory."""
+    chosen = _defaults(options, _length(description, options))
     choice = Choice(
         tensor=options.tensor_parallel,
         pipeline=options.pipeline_parallel,
@@ -542,8 +569,9 @@ def _refused(description: Description, options: Options) -> tuple[str, ...]:
         dtype=options.dtype,
         kv_cache_dtype=options.kv_cache_dtype,
         quantization=options.quantization,
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
+        # One that is given is compared with the other's default.
+        max_num_seqs=chosen.max_num_seqs,
+        max_num_batched_tokens=chosen.max_num_batched_tokens,
     )
     found = refusals(
         description.architecture,
