@@ -325,6 +325,16 @@ def test_a_hub_that_does_not_answer_is_not_waited_for(tmp_path, hub):
     assert monotonic() - started < 12
 
 
+def test_a_password_in_the_endpoint_is_not_shown(tmp_path):
+    hub = Hub(endpoint="http://user:a-word@127.0.0.1:9", cache=str(tmp_path))
+
+    with pytest.raises(FleetError) as error:
+        model_files.read("org/m", hub=hub)
+
+    assert "http://127.0.0.1:9 cannot be asked" in str(error.value)
+    assert "a-word" not in str(error.value)
+
+
 def test_nobody_at_the_endpoint_is_said_at_once(tmp_path, hub):
     with served(tmp_path) as server:
         pass

@@ -35,6 +35,7 @@ SECONDS = 60.0
 """For one model, whatever the Hub does."""
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+|[\w.-]+")
+_PASSWORD = re.compile(r"//[^/\s@]+@")
 _LARGEST_HEADER = 100_000_000
 """What the safetensors format allows."""
 _FIRST_BYTES = 1 << 20
@@ -278,7 +279,8 @@ def _refused(error: Exception, model: str, revision: str | None, hub: Hub) -> Fl
     """Say in a sentence why the Hub's client has no file for us."""
     from huggingface_hub import constants, errors
 
-    endpoint = hub.endpoint or constants.ENDPOINT
+    # A mirror's address may have a password in it.
+    endpoint = _PASSWORD.sub("//", hub.endpoint or constants.ENDPOINT)
     if isinstance(error, errors.GatedRepoError):
         return FleetError(
             f"{model}: its publisher grants access by account: accept the terms on the Hub, and "
@@ -371,7 +373,7 @@ def _merged(headers: Iterable[Stored]) -> Stored:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return _PASSWORD.sub("//", (str(error).strip() or type(error).__name__).splitlines()[0])
 
 
 def _within(seconds: float, work: Callable[[], _Found], model: str) -> _Found:
