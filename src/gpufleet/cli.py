@@ -211,15 +211,16 @@ def plan(
     from gpufleet import show
     from gpufleet.assessment import planned
     from gpufleet.explanation import explain
+    from gpufleet.printable import printable
 
     found = planned(answers, declared)
     for remark in found.remarks:
-        click.echo(f"note: {remark}", err=True)
+        click.echo(printable(f"note: {remark}"), err=True)
     if as_json:
         _print_json(found.as_json())
         return
     if explained:
-        click.echo(explain(found.plan, found.nodes.values()), nl=False)
+        click.echo(printable(explain(found.plan, found.nodes.values())), nl=False)
     if compared:
         show.display(show.changes_table(found.changes))
     if explained or compared:
@@ -230,7 +231,7 @@ def plan(
         show.display(show.layers_table(found.layers))
     click.echo()
     for reason in found.plan.reasons:
-        click.echo(reason)
+        click.echo(printable(reason))
 
 
 @gpufleet.command()
