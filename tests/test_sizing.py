@@ -385,8 +385,20 @@ def test_fewer_tokens_than_sequences_lower_the_sequences_since_0_10_1():
         ({"tensor_parallel": 10**20}, "--tensor-parallel-size 1"),
         ({"pipeline_parallel": 10**10}, "--pipeline-parallel-size 10000000000"),
         ({"data_parallel": 0}, "--data-parallel-size 0"),
+        ({"decode_context_parallel": 10**30}, "--decode-context-parallel-size 1"),
     ],
 )
 def test_numbers_that_nobody_means_are_refused_at_once(given, says):
     with pytest.raises(FleetError, match=says):
         size(model(NAMES[0]), options(**given))
+
+
+def test_a_start_that_cannot_serve_one_request_says_so():
+    """0.13 checks Llama 4's chunks, and its cache keeps the whole context."""
+    scout = model("meta-llama--Llama-4-Scout-17B-16E-Instruct")
+    given = {"tensor_parallel": 4, "kv_cache_memory_bytes": 10 * GIB, "max_model_len": 400_000}
+
+    found = size(scout, options("B200", vllm=(0, 13, 0), **given))
+
+    assert found.max_concurrency < 1
+    assert any("cannot serve one request of 400,000 tokens" in each for each in found.reasons)

@@ -139,6 +139,9 @@ MOST_GIB = 1 << 20
 MOST_GPUS = 10_000
 """In one direction of a division; the same."""
 
+_WHOLE_REQUEST = 0.99
+"""Below, a request does not fit. Not 1: what the pool sets aside may round it down a little."""
+
 AUTO_LENGTH = -1
 """`--max-model-len auto`: as long as fits."""
 
@@ -251,6 +254,11 @@ def _judged(description: Description, options: Options) -> tuple[Sizing, bool]:
                 f"are about {report.blocks}: vLLM refuses to capture CUDA graphs; lower it to "
                 f"{_fewer(worst.blocks)}"
             )
+    if worst.starts and not refused and report.max_concurrency < _WHOLE_REQUEST:
+        reasons.append(
+            f"this release starts and cannot serve one request of {length:,} tokens: its check "
+            f"asks for less than the request takes, and {report.max_concurrency:.2f} of one fit"
+        )
     reasons += _notes(description, options)
     sizing = Sizing(
         fits=certain and not impossible,
@@ -303,6 +311,7 @@ def _check(options: Options) -> None:
         "--tensor-parallel-size": options.tensor_parallel,
         "--pipeline-parallel-size": options.pipeline_parallel,
         "--data-parallel-size": options.data_parallel,
+        "--decode-context-parallel-size": options.decode_context_parallel,
     }
     problems += (
         f"{flag} {count}: has to be at least 1, and not more than {MOST_GPUS:,}"
