@@ -25,7 +25,7 @@ _VALUE = re.compile(
     r"|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}|\bxox[a-z]-[\w-]{10,}|\bAIza[\w-]{30,}"
     r"|\bnvapi-[\w-]{8,}|\bAKIA[A-Z0-9]{16}|\beyJ[\w-]{10,}\.[\w.-]+"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
-    r"|://[^/\s:@]*:[^/\s@]+@"
+    r"|(?<=://)[^/\s:@]*:[^/\s@]+(?=@)"
     r"|[?&](?:api[_-]?key|(?:\w+_)?token|key|password|secret|sig(?:nature)?)=[^&\s'\"]+"
     r"|\bauthorization[\"']?\s*[=:]\s*[\"']?(?:(?:bearer|basic|token)(?:\s+|%20))?[^\s'\",]+"
     r"|\bbearer\s+[\w.~+/=-]{8,}",
