@@ -102,6 +102,8 @@ def test_a_half_downloaded_checkpoint_counts_by_its_index(tmp_path):
         ("config.json", b"[" * 100_000, "is nested more deeply"),
         (model_files.INDEX, b'{"weight_map": [1]}', "`weight_map` does not say"),
         (model_files.INDEX, b'{"weight_map": {"a": 1}}', "`weight_map` does not say"),
+        (model_files.INDEX, b'{"weight_map": {"a": "../x"}}', "`weight_map` does not say"),
+        (model_files.INDEX, b'{"weight_map": {"a": "/etc/x"}}', "`weight_map` does not say"),
         ("model.safetensors", b"version https://git-lfs", "does not begin as a safetensors file"),
         ("model.safetensors", b"", "does not begin as a safetensors file"),
         ("model.safetensors", struct.pack("<Q", 4) + b'"ab"', "holds a str"),

@@ -126,8 +126,10 @@ def _from_hub(model: str, revision: str | None, hub: Hub, seconds: float) -> Mod
     headers_until = time.monotonic() + 0.8 * seconds
     import huggingface_hub
     from huggingface_hub import errors
+    from huggingface_hub.utils import logging as hub_logging
 
-    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # we say it, once
+    # We say it, once. By its own function: importing more of it sets the logger's level anew.
+    hub_logging.set_verbosity(logging.CRITICAL)
     token = _token(hub)
     unreachable = _unreachable(model, revision, hub, token)
 
@@ -326,12 +328,17 @@ def _weight_files(index: Mapping[str, Any] | None, name: str) -> list[str]:
     if not index:
         return [SINGLE]
     files = index.get("weight_map", {})
-    if not isinstance(files, Mapping) or not all(isinstance(file, str) for file in files.values()):
+    if not isinstance(files, Mapping) or not all(map(_is_below, files.values())):
         raise FleetError(
             f"{name}: its `weight_map` does not say for each tensor which file holds it; take the "
             "file as the model's publisher has it"
         )
     return sorted(set(files.values()))
+
+
+def _is_below(file: Any) -> bool:
+    """Say whether it is a name of a file below the model's directory."""
+    return isinstance(file, str) and not file.startswith("/") and ".." not in file.split("/")
 
 
 def _total_size(index: Mapping[str, Any] | None) -> int | None:
