@@ -407,6 +407,7 @@ def test_two_servers_of_one_name_stay_two() -> None:
         ("models:\n  - name: a\n    env: {A: b}\n", "a.yml", "neither `command` nor `model`"),
         ('models: [{name: a, command: "vllm \'x"}]', "a.yml", "models.a: a quote is opened"),
         ('models: [{name: a, model: m, args: "\'x"}]', "a.yml", "models.a: a quote is opened"),
+        ("[" * 5000, "a.yml", "nested more deeply"),
         ("models: 3", "a.yml", "neither a list nor a mapping"),
         ("models: [3]", "a.yml", "is no mapping"),
         ("services:\n  a: {image: nginx}\n", "a.yml", "nothing in it starts vLLM"),

@@ -60,6 +60,8 @@ def _document(text: str, file: str) -> Mapping[str, Any] | None:
         if file.endswith((".yml", ".yaml")):
             raise FleetError(f"is no YAML: {_where(error)}") from None
         return None
+    except RecursionError:
+        raise FleetError("is nested more deeply than anything that starts vLLM") from None
     if isinstance(loaded, list) and all(isinstance(one, Mapping) for one in loaded):
         return {"models": loaded}
     if not isinstance(loaded, Mapping):
