@@ -183,6 +183,11 @@ def test_fp8_is_proposed_where_it_saves_gpus_and_never_applied(project):
     assert "flags.quantization: fp8_per_tensor" in said
     assert "quantization" not in {each["name"] for each in document["flags"]["qwen 0.32.0"]}
 
+    # Whoever says himself how many GPUs it gets is told nothing.
+    project.qwen["tensor_parallel"] = 4
+    assert not any("FP8" in reason for reason in project.plan()["reasons"])
+    del project.qwen["tensor_parallel"]
+
     # As told, and it is not said again.
     project.qwen["flags"] = {"quantization": "fp8_per_tensor"}
     document = project.plan()
