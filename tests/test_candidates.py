@@ -273,6 +273,7 @@ def test_flags_that_take_memory_reach_the_sizing():
             "max-num-seqs": 64,
             "enforce-eager": True,
             "enable-prefix-caching": False,
+            "performance-mode": "throughput",
             "speculative-config": {"method": "ngram", "num_speculative_tokens": 3},
         }
     )
@@ -282,7 +283,7 @@ def test_flags_that_take_memory_reach_the_sizing():
     assert (asked.tensor_parallel, asked.max_model_len, asked.vllm) == (2, 32000, (0, 32, 0))
     assert (asked.gpu_memory_utilization, asked.kv_cache_dtype) == (0.8, "fp8")
     assert (asked.max_num_seqs, asked.enforce_eager, asked.prefix_caching) == (64, True, False)
-    assert asked.speculative_tokens == 3
+    assert (asked.speculative_tokens, asked.throughput) == (3, True)
     assert asked.gpu_memory_gib < 81559 / 1024  # what CUDA reports, less than NVML's
     assert options(served(context=4096), H100X8, Division(1)).max_model_len == 4096
 

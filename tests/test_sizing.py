@@ -402,3 +402,15 @@ def test_a_start_that_cannot_serve_one_request_says_so():
 
     assert found.max_concurrency < 1
     assert any("cannot serve one request of 400,000 tokens" in each for each in found.reasons)
+
+
+def test_performance_mode_throughput_doubles_what_is_not_given_since_0_17():
+    """vLLM does so before it makes the dummy run."""
+
+    def batch(**given):
+        found = size(model(NAMES[0]), options(max_model_len=4096, throughput=True, **given))
+        return found.max_num_seqs, found.max_num_batched_tokens
+
+    assert batch(vllm=(0, 19, 0)) == (2048, 16384)
+    assert batch(vllm=(0, 16, 0)) == (1024, 8192)
+    assert batch(vllm=(0, 19, 0), max_num_seqs=64) == (64, 16384)

@@ -629,6 +629,7 @@ def options(served: Served, kind: Kind, division: Division) -> Options:
         max_num_seqs=_integer(flags.get("max-num-seqs")),
         max_num_batched_tokens=_integer(flags.get("max-num-batched-tokens")),
         kv_cache_memory_bytes=_integer(flags.get("kv-cache-memory-bytes")),
+        throughput=flags.get("performance-mode") == "throughput",
         block_size=_integer(flags.get("block-size")),
         enforce_eager=flags.get("enforce-eager") is True,
         prefix_caching=_switch(flags.get("enable-prefix-caching")),

@@ -68,6 +68,9 @@ class Options:
     hybrid_manager: bool = True
     compute_capability: tuple[int, int] | None = None
     """(9, 0) is Hopper; None: unknown, and what depends on it is not judged."""
+    throughput: bool = False
+    """`--performance-mode throughput`, which doubles the defaults of sequences and
+    batched tokens."""
     gpu: str | None = None
     """NVML's name of it, which some releases look at for their defaults; None: not known."""
     device: Literal["cuda", "cpu"] = "cuda"
@@ -349,6 +352,7 @@ def _defaults(options: Options, length: int) -> Defaults:
         gpu_memory_utilization=options.gpu_memory_utilization,
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
+        throughput=options.throughput,
     )
 
 
