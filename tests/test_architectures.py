@@ -19,6 +19,7 @@ from gpufleet.architecture.parts import (
     CompressedCache,
     FullCache,
     LatentCache,
+    Layer,
     StateCache,
     WindowCache,
 )
@@ -198,6 +199,33 @@ def test_longcat_lite_looks_several_tokens_up_together() -> None:
     assert with_tables.parameters - architecture(plain).parameters == (
         rows * hidden // 4 + hidden * hidden
     )
+
+
+def test_alice_is_qwens_attention_kimis_delta_and_experts() -> None:
+    """Beside those of the two families: a bias of the router, and what mixes earlier layers."""
+    qwen, kimi = architecture(config("qwen 3 next")), architecture(config("kimi linear"))
+    linear = config("kimi linear")["linear_attn_config"]
+    alice = architecture(
+        config(
+            "qwen 3 next",
+            architectures=["AliceAIForCausalLM"],
+            linear_num_key_heads=linear["num_heads"],
+            linear_key_head_dim=linear["head_dim"],
+            linear_conv_kernel_dim=linear["short_conv_kernel_size"],
+        )
+    )
+    hidden, experts = alice.hidden_size, alice.experts
+
+    def attends(layer: Layer, prefix: str) -> int:
+        return sum(w.parameters for w in layer.weights if w.name.startswith(prefix))
+
+    delta = next(layer for layer in kimi.layers if isinstance(layer.cache, StateCache))
+    for index, (layer, its) in enumerate(zip(alice.layers, qwen.layers, strict=True)):
+        mixing = 2 * hidden * (2 if index else 1)
+        rest = attends(its, "mlp.") + 2 * hidden + experts + mixing
+        own = attends(its, "self_attn.") or attends(delta, "self_attn.")
+        assert sum(weight.parameters for weight in layer.weights) == own + rest
+        assert layer.cache == (delta if isinstance(its.cache, StateCache) else its).cache
 
 
 def test_rnjs_chunks_are_windows_of_a_gemma() -> None:

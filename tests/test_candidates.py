@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from gpufleet.candidates import Division, Kind, Verdict, consider, options, remedies
-from gpufleet.errors import FleetError
+from gpufleet.errors import NotKnownError
 from gpufleet.settings import Served
 from gpufleet.sizing import Sizing, size
 from tests.models import described
@@ -253,7 +253,7 @@ def test_without_a_description_only_what_is_set_is_taken():
 
 def test_what_cannot_be_sized_counts_as_not_known():
     def refuses(*_):
-        raise FleetError("vLLM 0.7.0 is older than what is sized")
+        raise NotKnownError("vLLM 0.7.0 is older than what is sized")
 
     found = consider("m", served(tensor_parallel=2), model(1)[0], H100X8, 1, sizer=refuses)
 
@@ -273,6 +273,7 @@ def test_flags_that_take_memory_reach_the_sizing():
             "max-num-seqs": 64,
             "enforce-eager": True,
             "enable-prefix-caching": False,
+            "performance-mode": "throughput",
             "speculative-config": {"method": "ngram", "num_speculative_tokens": 3},
         }
     )
@@ -282,7 +283,7 @@ def test_flags_that_take_memory_reach_the_sizing():
     assert (asked.tensor_parallel, asked.max_model_len, asked.vllm) == (2, 32000, (0, 32, 0))
     assert (asked.gpu_memory_utilization, asked.kv_cache_dtype) == (0.8, "fp8")
     assert (asked.max_num_seqs, asked.enforce_eager, asked.prefix_caching) == (64, True, False)
-    assert asked.speculative_tokens == 3
+    assert (asked.speculative_tokens, asked.throughput) == (3, True)
     assert asked.gpu_memory_gib < 81559 / 1024  # what CUDA reports, less than NVML's
     assert options(served(context=4096), H100X8, Division(1)).max_model_len == 4096
 

@@ -151,6 +151,15 @@ def test_mistakes_end_in_a_sentence(arguments, says):
     assert says in "\n".join(refused(gpufleet(*arguments)))
 
 
+def test_a_file_s_own_words_do_not_reach_the_terminal_raw(tmp_path):
+    """An escape sequence in a config.json would rewrite what the operator reads."""
+    (tmp_path / "config.json").write_text('{"architectures": ["\\u001b[2JEvil"]}')
+
+    (line,) = refused(gpufleet("size", tmp_path, "--gpu", "H100"))
+
+    assert r"\x1b[2JEvil" in line
+
+
 def test_too_little_hardware_says_what_to_change(serving):
     lines = refused(gpufleet("plan", "--vars", serving, "--nodes", NODES / "t4x1.json"))
 

@@ -405,6 +405,9 @@ def test_two_servers_of_one_name_stay_two() -> None:
         ("a: [", "a.yml", "is no YAML"),
         ("plain: 1", "a.yml", "neither `models` nor `services`"),
         ("models:\n  - name: a\n    env: {A: b}\n", "a.yml", "neither `command` nor `model`"),
+        ('models: [{name: a, command: "vllm \'x"}]', "a.yml", "models.a: a quote is opened"),
+        ('models: [{name: a, model: m, args: "\'x"}]', "a.yml", "models.a: a quote is opened"),
+        ("[" * 5000, "a.yml", "nested more deeply"),
         ("models: 3", "a.yml", "neither a list nor a mapping"),
         ("models: [3]", "a.yml", "is no mapping"),
         ("services:\n  a: {image: nginx}\n", "a.yml", "nothing in it starts vLLM"),
@@ -508,11 +511,72 @@ def test_a_key_is_hidden_wherever_it_stands(key: str) -> None:
         ("HF_TOKEN", True), ("OPENAI_API_KEY", True), ("WANDB_APIKEY", True), ("DB_PASSWORD", True),
         ("TOKENIZERS_PARALLELISM", False), ("VLLM_MAX_TOKENS_PER_EXPERT", False),
         ("API_KEY_FILE", False), ("HF_TOKEN_PATH", False), ("MONKEY", False),
+        ("MYTOKEN", True), ("PGPASSWORD", True), ("DB_PASS", True), ("secretKey", True),
+        ("AWS_ACCESS_KEY_ID", True), ("--ssl-keyfile-password", True), ("--ssl-keyfile", False),
+        ("eos_token", False), ("VLLM_MULTI_STREAM_GEMM_TOKEN_THRESHOLD", False),
     ],
 )  # fmt: skip
 def test_a_variable_s_name_says_that_it_is_a_secret(name: str, is_secret: bool) -> None:
     """By whole words of the name."""
     assert secret.names_one(name) is is_secret
+
+
+SECRET = "a-word-of-no-known-form"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"X_TOKEN={SECRET} vllm serve /m",
+        f"OTEL_EXPORTER_OTLP_HEADERS='authorization=Bearer {SECRET}' vllm serve /m",
+        f"OTEL_EXPORTER_OTLP_HEADERS=Authorization=Basic%20{SECRET} vllm serve /m",
+        f"REDIS_URL=redis://:{SECRET}@host:6379 vllm serve /m",
+        f"HOOK='https://host/x?a=b&api_key={SECRET}' vllm serve /m",
+        f"vllm serve /m --API-KEY {SECRET}",
+        f"vllm serve /m --api_keys={SECRET}",
+        f"vllm serve /m --apikey {SECRET}",
+        f"vllm serve /m --my-secret-key {SECRET}",
+        f"""vllm serve /m --hf-overrides '{{"x": "a=b", "hub": {{"secret_key": "{SECRET}"}}}}'""",
+        f"""vllm serve /m --hf-overrides='{{"token": "{SECRET}"}}'""",
+        f"vllm serve /m --kv-transfer-config.kv_connector_extra_config.password {SECRET}",
+        f"docker run --label auth={SECRET} vllm/vllm-openai --model /m",
+        f"docker run --health-cmd 'curl -u a:{SECRET} x' vllm/vllm-openai --model /m",
+        f"services: {{a: {{image: vllm/vllm-openai, command: /m, pid: {SECRET}}}}}",
+        f"models: [{{model: /m, api_key: {SECRET}}}]",
+    ],
+)
+def test_a_secret_is_known_by_what_names_it(text: str) -> None:
+    """Its form says nothing; the name of the variable, flag, key or header does."""
+    found = imported(text, "-")
+
+    assert SECRET not in str(found.settings)
+    assert SECRET not in told(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "file"),
+    [(f"vllm serve /m --api-key '{SECRET}", "a.sh"), (f"key: {SECRET}: [", "a.yml")],
+)
+def test_what_is_wrong_with_a_text_is_said_without_the_text(text: str, file: str) -> None:
+    with pytest.raises(FleetError) as error:
+        imported(text, file)
+
+    assert SECRET not in str(error.value)
+    assert "line 1" in str(error.value)
+
+
+def test_the_model_may_stand_beside_the_command() -> None:
+    found = imported("models: [{model: org/m, command: --seed 3, port: '8001'}]", "a.yml")
+
+    (served,) = found.settings["serving"].values()
+    assert (served["model"], served["port"], served["flags"]) == ("org/m", 8001, {"seed": 3})
+
+
+def test_a_second_server_of_one_command_is_not_lost_in_silence() -> None:
+    found = imported("models: [{name: a, command: vllm serve /m & vllm serve /n}]", "a.yml")
+
+    assert "starts 2 servers, and the first alone is taken" in told(found)
+    assert not found.decided
 
 
 def test_a_comment_s_quote_does_not_swallow_the_rest() -> None:

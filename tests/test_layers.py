@@ -39,7 +39,7 @@ def imported(path: Path) -> set[str]:
 
 PURE = sorted(
     path
-    for folder in ("", "checks/", "flags/")
+    for folder in ("", "architecture/", "checks/", "flags/", "imported/")
     for path in SOURCE.glob(f"{folder}*.py")
     if path.stem not in BORDER
 )

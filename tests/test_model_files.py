@@ -102,6 +102,8 @@ def test_a_half_downloaded_checkpoint_counts_by_its_index(tmp_path):
         ("config.json", b"[" * 100_000, "is nested more deeply"),
         (model_files.INDEX, b'{"weight_map": [1]}', "`weight_map` does not say"),
         (model_files.INDEX, b'{"weight_map": {"a": 1}}', "`weight_map` does not say"),
+        (model_files.INDEX, b'{"weight_map": {"a": "../x"}}', "`weight_map` does not say"),
+        (model_files.INDEX, b'{"weight_map": {"a": "/etc/x"}}', "`weight_map` does not say"),
         ("model.safetensors", b"version https://git-lfs", "does not begin as a safetensors file"),
         ("model.safetensors", b"", "does not begin as a safetensors file"),
         ("model.safetensors", struct.pack("<Q", 4) + b'"ab"', "holds a str"),
@@ -323,6 +325,16 @@ def test_a_hub_that_does_not_answer_is_not_waited_for(tmp_path, hub):
             model_files.read("lab/tiny", hub=hub(server), seconds=1)
 
     assert monotonic() - started < 12
+
+
+def test_a_password_in_the_endpoint_is_not_shown(tmp_path):
+    hub = Hub(endpoint="http://user:a-word@127.0.0.1:9", cache=str(tmp_path))
+
+    with pytest.raises(FleetError) as error:
+        model_files.read("org/m", hub=hub)
+
+    assert "http://127.0.0.1:9 cannot be asked" in str(error.value)
+    assert "a-word" not in str(error.value)
 
 
 def test_nobody_at_the_endpoint_is_said_at_once(tmp_path, hub):

@@ -183,6 +183,11 @@ def test_fp8_is_proposed_where_it_saves_gpus_and_never_applied(project):
     assert "flags.quantization: fp8_per_tensor" in said
     assert "quantization" not in {each["name"] for each in document["flags"]["qwen 0.32.0"]}
 
+    # Whoever says himself how many GPUs it gets is told nothing.
+    project.qwen["tensor_parallel"] = 4
+    assert not any("FP8" in reason for reason in project.plan()["reasons"])
+    del project.qwen["tensor_parallel"]
+
     # As told, and it is not said again.
     project.qwen["flags"] = {"quantization": "fp8_per_tensor"}
     document = project.plan()
@@ -196,6 +201,20 @@ def test_nothing_is_placed_on_gpus_that_others_have(project):
     used = {(each["node"], gpu) for each in project.plan()["stages"] for gpu in each["gpus"]}
     assert len(used) == 10
     assert not any(gpu in {0, 1, 2} for _, gpu in used)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"pipeline_parallel": 65, "tensor_parallel": 1, "span_nodes": True}, "64 layers"),
+        ({"flags": {"quantization": "awq"}, "tensor_parallel": 2}, "--quantization awq"),
+    ],
+)
+def test_what_this_model_cannot_have_is_refused_and_not_taken_for_unknown(project, wrong, says):
+    project.qwen.update(wrong)
+    run = project.run()
+    assert run.returncode == 2
+    assert says in run.stderr
 
 
 def test_a_model_that_no_node_holds_is_refused_with_what_would(project):

@@ -5,18 +5,20 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from gpufleet import presets
+from gpufleet import presets, show
 from gpufleet.arguments import words
 from gpufleet.errors import FleetError
 from gpufleet.flags import schema
 from gpufleet.flags.check import check
 from gpufleet.flags.explain import explain
-from gpufleet.presets import YOURS, Subject
+from gpufleet.planner import Stage
+from gpufleet.presets import YOURS, LayeredFlag, Subject
 from gpufleet.settings import OLDEST_VLLM, Served
 
 SUPPORTED = [one for one in schema.versions() if schema.sort_key(one) >= OLDEST_VLLM]
 NEEDS = {"multi-lora": {"lora-modules": ["a=/srv/a"], "max-lora-rank": 16}}
 QWEN = "/srv/Qwen3-32B"
+URL = "http://user:a-word@host"
 
 
 def subject(model: str = QWEN, vllm: str = "0.32.0", **more) -> Subject:
@@ -151,6 +153,36 @@ def test_a_preset_says_what_the_plan_looks_for_unless_the_operator_does():
     assert presets.objective(served("low-latency-code")) == "latency"
     assert presets.objective(served("low-latency-code", objective="balanced")) == "balanced"
     assert presets.objective(served()) == "balanced"
+
+
+def test_a_stage_with_any_presets_flags_can_be_a_key():
+    """Roles look stages up; speculation's flag is an object."""
+    flags = tuple(layered("speculative").values())
+    assert any(isinstance(each.value, dict) for each in flags)
+    stage = Stage(
+        model="qwen",
+        replica=0,
+        node="gpu-01",
+        gpus=(0,),
+        gpu_uuids=("GPU-1",),
+        port=8000,
+        tensor_parallel=1,
+        flags=flags,
+    )
+    assert {stage: 1}[stage] == 1
+
+
+def test_the_table_of_flags_shows_no_key(capsys):
+    """What an operator has written into a flag all the same."""
+    flags = served(flags={"hf-overrides": {"token": "a-word"}, "otlp-traces-endpoint": URL}).flags
+    layers = (LayeredFlag(name, value, YOURS) for name, value in flags.items())
+
+    show.display(show.layers_table({("qwen", "0.32.0"): layers}))
+
+    printed = capsys.readouterr().out
+    assert "--hf-overrides" in printed
+    assert "http://(not shown)@host" in printed
+    assert "a-word" not in printed
 
 
 def test_an_explanation_names_the_presets_that_set_the_flag():

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import struct
+from types import SimpleNamespace
 
 import pytest
 
-from gpufleet import units
+from gpufleet import model_reading, units
 from gpufleet.on_node import machine, stages
 from gpufleet.planner import Stage
-from gpufleet.settings import Served, Vllm
+from gpufleet.settings import NodeSettings, Served, Vllm
 
 STAGE = Stage(
     model="llama",
@@ -21,6 +22,18 @@ STAGE = Stage(
     port=8001,
     tensor_parallel=2,
 )
+
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 8192,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+}
 
 
 @pytest.fixture
@@ -92,6 +105,41 @@ def test_a_models_files_are_described_and_its_weights_are_not_read(root):
 
     (folder / "model.safetensors.index.json").write_text('{"metadata": {"total_size": 77}}')
     assert stages.model("/srv/llama")["bytes"] == 77
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"version https://git-lfs", struct.pack("<Q", 99) + b"{}"]
+)
+def test_a_file_that_was_cut_off_has_no_number_of_bytes(root, content):
+    folder = root / "srv/llama"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(content)
+
+    assert "cut off" in stages.model("/srv/llama")["bytes"]["detail"]
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({"config": LLAMA, "bytes": -8, "hf_quant_config": [1]}, None),
+        ({"config": LLAMA, "bytes": 16_000_000_000}, 16_000_000_000),
+        ({"config": [1]}, "config.json could not be read on any node (no object with keys)"),
+        ({"config": {"missing": "absent"}}, "config.json could not be read on any node (absent)"),
+        ({"missing": "absent"}, "config.json could not be read on any node (absent)"),
+    ],
+)
+def test_what_nodes_say_of_a_model_is_taken_or_told(said, expected):
+    """Whatever a node's file holds, the plan has a description or a sentence."""
+    vllm = Vllm(version="0.32.0", lock="locks/vllm.txt", listen="127.0.0.1")
+    serving = {"llama": Served(model="/srv/llama")}
+    node = SimpleNamespace(settings=NodeSettings(vllm=vllm, serving=serving))
+
+    found = model_reading.described({"n1": node}, {"n1": {"models": {"/srv/llama": said}}})["llama"]
+
+    if isinstance(expected, str):
+        assert expected in found
+    else:
+        assert found.stored_bytes == expected
 
 
 def test_a_model_that_is_not_there_is_missing(root):

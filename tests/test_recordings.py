@@ -108,6 +108,13 @@ def test_what_identifies_nobody_stays(private):
     assert found["system"]["cmdline"] == "iommu=pt"
 
 
+def test_what_a_machine_serves_is_not_told(private):
+    private["stages"] = [{"unit": "vllm-secret-0.service", "arguments": ["/srv/secret"]}]
+    private["models"] = {"/srv/secret": {"config": {"architectures": ["SecretForCausalLM"]}}}
+
+    assert "secret" not in json.dumps(real.anonymous(private)).lower()
+
+
 def test_a_machine_is_made_anonymous_once(private):
     """A second time changes nothing: the test of what is published relies on it."""
     net = private["nics"]["net"][0]

@@ -286,6 +286,23 @@ def test_on_a_cpu_the_cache_has_what_it_is_given():
     assert found.kv_cache_tokens == (64 << 20) // 131_072 // 128 * 128
 
 
+def test_a_cache_that_is_given_and_too_small_names_what_would_do():
+    tried = options(kv_cache_memory_bytes=1 << 20, max_model_len=4096, vllm=(0, 32, 0))
+    found = size(model(NAMES[0]), tried)
+    assert not found.fits
+    assert "1.00 MiB" in found.reasons[0]
+    needed = int(re.search(r"--kv-cache-memory-bytes (\d+)", found.remedy)[1])
+    assert size(model(NAMES[0]), replace(tried, kv_cache_memory_bytes=needed)).fits
+
+
+def test_a_model_of_few_layers_is_not_divided_further_than_its_layers():
+    """No pipeline is tried with more stages than layers, however small the GPU."""
+    config = dict(model(NAMES[0]).config) | {"num_hidden_layers": 2}
+    found = size(describe(ModelFiles(config)), options(gpu_memory_gib=0.5))
+    assert not found.fits
+    assert found.smallest_gpus is None
+
+
 @pytest.mark.parametrize("gpu", [15.0, 22.0, 39.4])
 @pytest.mark.parametrize("length", [None, 8192])
 def test_every_change_that_is_proposed_makes_it_start(gpu, length):
@@ -335,3 +352,65 @@ def test_a_quantization_that_is_no_mapping_is_none():
     found = size(describe(ModelFiles({**config, "quantization_config": [None]})), options())
 
     assert found.fits
+
+
+@pytest.mark.parametrize(
+    ("gpu", "given"),
+    [
+        ("L4", {"max_num_seqs": 4096}),
+        ("H100", {"max_num_seqs": 20_000}),
+        ("H100", {"max_num_batched_tokens": 512, "vllm": (0, 10, 0)}),
+    ],
+)
+def test_a_batch_smaller_than_its_sequences_is_refused_by_the_other_s_default_too(gpu, given):
+    """One of the two is given, and the release's default of the other does not go with it."""
+    found = size(model(NAMES[0]), options(gpu, max_model_len=4096, **given))
+
+    assert not found.fits
+    assert "is less than --max-num-seqs" in found.reasons[0]
+
+
+def test_fewer_tokens_than_sequences_lower_the_sequences_since_0_10_1():
+    found = size(model(NAMES[0]), options(max_num_batched_tokens=512, vllm=(0, 10, 1)))
+
+    assert found.fits
+    assert found.max_num_seqs == 512
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"gpu_memory_gib": float("nan")}, "--gpu-memory-gib nan"),
+        ({"gpu_memory_gib": float("inf")}, "--gpu-memory-gib inf"),
+        ({"tensor_parallel": 10**20}, "--tensor-parallel-size 1"),
+        ({"pipeline_parallel": 10**10}, "--pipeline-parallel-size 10000000000"),
+        ({"data_parallel": 0}, "--data-parallel-size 0"),
+        ({"decode_context_parallel": 10**30}, "--decode-context-parallel-size 1"),
+    ],
+)
+def test_numbers_that_nobody_means_are_refused_at_once(given, says):
+    with pytest.raises(FleetError, match=says):
+        size(model(NAMES[0]), options(**given))
+
+
+def test_a_start_that_cannot_serve_one_request_says_so():
+    """0.13 checks Llama 4's chunks, and its cache keeps the whole context."""
+    scout = model("meta-llama--Llama-4-Scout-17B-16E-Instruct")
+    given = {"tensor_parallel": 4, "kv_cache_memory_bytes": 10 * GIB, "max_model_len": 400_000}
+
+    found = size(scout, options("B200", vllm=(0, 13, 0), **given))
+
+    assert found.max_concurrency < 1
+    assert any("cannot serve one request of 400,000 tokens" in each for each in found.reasons)
+
+
+def test_performance_mode_throughput_doubles_what_is_not_given_since_0_17():
+    """vLLM does so before it makes the dummy run."""
+
+    def batch(**given):
+        found = size(model(NAMES[0]), options(max_model_len=4096, throughput=True, **given))
+        return found.max_num_seqs, found.max_num_batched_tokens
+
+    assert batch(vllm=(0, 19, 0)) == (2048, 16384)
+    assert batch(vllm=(0, 16, 0)) == (1024, 8192)
+    assert batch(vllm=(0, 19, 0), max_num_seqs=64) == (64, 16384)

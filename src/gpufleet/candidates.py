@@ -24,7 +24,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from gpufleet.errors import FleetError
+from gpufleet.errors import FleetError, NotKnownError
 from gpufleet.flags.rewriting import human_readable
 from gpufleet.gpu_catalogue import cuda_total_gib
 from gpufleet.settings import Served
@@ -211,7 +211,7 @@ def consider(
     else:
         try:
             found = _judged(served, description, kind, nodes, sizer)
-        except FleetError as error:
+        except NotKnownError as error:
             found = _unjudged(served, kind, nodes, "; ".join(error.problems))
     return Considered(name, kind, nodes, tuple(found))
 
@@ -240,9 +240,14 @@ def _judged(
     """Return the candidates, one of them chosen where one may be."""
 
     def judged(division: Division) -> Candidate:
-        sizing = sizer(description, options(served, kind, division))
-        verdict, reason = _verdict(served, division, sizing)
         room = _replicas(division, served, kind, nodes)
+        try:
+            sizing = sizer(description, options(served, kind, division))
+        except NotKnownError:
+            raise
+        except FleetError as error:  # what no release takes, or what this model cannot have
+            return Candidate(division, Verdict.NO, "; ".join(error.problems), replicas=room)
+        verdict, reason = _verdict(served, division, sizing)
         return Candidate(division, verdict, reason, sizing, room)
 
     island, node = max(kind.islands, default=0), kind.gpus
@@ -624,6 +629,7 @@ def options(served: Served, kind: Kind, division: Division) -> Options:
         max_num_seqs=_integer(flags.get("max-num-seqs")),
         max_num_batched_tokens=_integer(flags.get("max-num-batched-tokens")),
         kv_cache_memory_bytes=_integer(flags.get("kv-cache-memory-bytes")),
+        throughput=flags.get("performance-mode") == "throughput",
         block_size=_integer(flags.get("block-size")),
         enforce_eager=flags.get("enforce-eager") is True,
         prefix_caching=_switch(flags.get("enable-prefix-caching")),

@@ -216,15 +216,16 @@ def plan(
     from gpufleet import show
     from gpufleet.assessment import planned
     from gpufleet.explanation import explain
+    from gpufleet.printable import printable
 
     found = planned(answers, declared)
     for remark in found.remarks:
-        click.echo(f"note: {remark}", err=True)
+        click.echo(printable(f"note: {remark}"), err=True)
     if as_json:
         _print_json(found.as_json())
         return
     if explained:
-        click.echo(explain(found.plan, found.nodes.values()), nl=False)
+        click.echo(printable(explain(found.plan, found.nodes.values())), nl=False)
     if compared:
         show.display(show.changes_table(found.changes))
     if explained or compared:
@@ -235,7 +236,7 @@ def plan(
         show.display(show.layers_table(found.layers))
     click.echo()
     for reason in found.plan.reasons:
-        click.echo(reason)
+        click.echo(printable(reason))
 
 
 @gpufleet.command()
@@ -405,9 +406,11 @@ def main() -> int:
         error.show()
         return error.exit_code
     except FleetError as error:
+        from gpufleet.printable import printable
+
         for problem in error.problems:
             for line in problem.splitlines():
-                click.echo(f"error: {line}", err=True)
+                click.echo(f"error: {printable(line)}", err=True)
         return 2
     except (click.Abort, KeyboardInterrupt):
         click.echo("Interrupted.", err=True)

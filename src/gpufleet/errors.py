@@ -18,3 +18,7 @@ class FleetError(Exception):
             raise ValueError("a FleetError needs at least one problem")
         self.problems: tuple[str, ...] = problems
         super().__init__("\n".join(problems))
+
+
+class NotKnownError(FleetError):
+    """Something that may well be right, but that gpufleet cannot judge."""

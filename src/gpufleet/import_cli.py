@@ -45,6 +45,7 @@ def import_(file: str, version: str | None, name: str | None) -> int:
     from gpufleet.imported import secret
     from gpufleet.imported.convert import convert
     from gpufleet.imported.source import read
+    from gpufleet.printable import printable
 
     release = version or schema.versions()[-1]
     text = _text(file)
@@ -57,7 +58,7 @@ def import_(file: str, version: str | None, name: str | None) -> int:
     everything = (*notes, *imported.notes)
     for note in everything:
         mark = "to decide: " if note.decide else ""
-        click.echo(secret.hide(f"{mark}{note}", ()), err=True)
+        click.echo(printable(secret.hide(f"{mark}{note}", ())), err=True)
     click.echo(f"flags are written as vLLM {release} takes them", err=True)
     return int(any(note.decide for note in everything))
 

@@ -27,7 +27,7 @@ from gpufleet.architecture.parts import (
     StateCache,
     WindowCache,
 )
-from gpufleet.errors import FleetError
+from gpufleet.errors import NotKnownError
 
 Version = tuple[int, ...]
 
@@ -157,7 +157,7 @@ def pages(layout: Layout, stage: tuple[Cache, ...]) -> tuple[Page, ...]:
     """
     Return the pages of one stage's layers, in the order in which the release looks at them.
 
-    Raises `FleetError` for a KV dtype that is not known.
+    Raises `NotKnownError` for a KV dtype that is not known.
     """
     block = block_size(layout)
     made = {cache: _pages(layout, cache, block) for cache in set(stage)}
@@ -196,7 +196,7 @@ def compressed_pages(layout: Layout, cache: CompressedCache) -> tuple[Page, ...]
     vllm/models/deepseek_v4 and v1/attention/backends/mla/sparse_swa.py, 0.20 to 0.33.
     """
     if layout.kv_dtype != "auto" and layout.kv_dtype not in _ONE_BYTE | {"fp8_ds_mla"}:
-        raise FleetError(
+        raise NotKnownError(
             f"--kv-cache-dtype {layout.kv_dtype}: of DeepSeek V4 only the bytes of fp8_ds_mla are "
             "known here, which auto and fp8 mean"
         )
@@ -319,7 +319,7 @@ def _element(layout: Layout) -> int:
         return 1
     if dtype in DTYPE_BYTES:
         return DTYPE_BYTES[dtype]
-    raise FleetError(
+    raise NotKnownError(
         f"--kv-cache-dtype {layout.kv_dtype}: its bytes a token are not known here; known are "
         f"auto, {', '.join(sorted(_ONE_BYTE | {'bfloat16', 'float16'}))}, fp8_ds_mla, "
         "nvfp4_ds_mla, nvfp4 and int4/int8/fp8_per_token_head"

@@ -35,6 +35,7 @@ SECONDS = 60.0
 """For one model, whatever the Hub does."""
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+|[\w.-]+")
+_PASSWORD = re.compile(r"//[^/\s@]+@")
 _LARGEST_HEADER = 100_000_000
 """What the safetensors format allows."""
 _FIRST_BYTES = 1 << 20
@@ -125,8 +126,10 @@ def _from_hub(model: str, revision: str | None, hub: Hub, seconds: float) -> Mod
     headers_until = time.monotonic() + 0.8 * seconds
     import huggingface_hub
     from huggingface_hub import errors
+    from huggingface_hub.utils import logging as hub_logging
 
-    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # we say it, once
+    # We say it, once. By its own function: importing more of it sets the logger's level anew.
+    hub_logging.set_verbosity(logging.CRITICAL)
     token = _token(hub)
     unreachable = _unreachable(model, revision, hub, token)
 
@@ -278,7 +281,8 @@ def _refused(error: Exception, model: str, revision: str | None, hub: Hub) -> Fl
     """Say in a sentence why the Hub's client has no file for us."""
     from huggingface_hub import constants, errors
 
-    endpoint = hub.endpoint or constants.ENDPOINT
+    # A mirror's address may have a password in it.
+    endpoint = _PASSWORD.sub("//", hub.endpoint or constants.ENDPOINT)
     if isinstance(error, errors.GatedRepoError):
         return FleetError(
             f"{model}: its publisher grants access by account: accept the terms on the Hub, and "
@@ -324,12 +328,17 @@ def _weight_files(index: Mapping[str, Any] | None, name: str) -> list[str]:
     if not index:
         return [SINGLE]
     files = index.get("weight_map", {})
-    if not isinstance(files, Mapping) or not all(isinstance(file, str) for file in files.values()):
+    if not isinstance(files, Mapping) or not all(map(_is_below, files.values())):
         raise FleetError(
             f"{name}: its `weight_map` does not say for each tensor which file holds it; take the "
             "file as the model's publisher has it"
         )
     return sorted(set(files.values()))
+
+
+def _is_below(file: Any) -> bool:
+    """Say whether it is a name of a file below the model's directory."""
+    return isinstance(file, str) and not file.startswith("/") and ".." not in file.split("/")
 
 
 def _total_size(index: Mapping[str, Any] | None) -> int | None:
@@ -371,7 +380,7 @@ def _merged(headers: Iterable[Stored]) -> Stored:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return _PASSWORD.sub("//", (str(error).strip() or type(error).__name__).splitlines()[0])
 
 
 def _within(seconds: float, work: Callable[[], _Found], model: str) -> _Found:

@@ -82,11 +82,18 @@ def _on_nodes(path: str, documents: Iterable[Mapping[str, Any]]) -> ModelFiles:
             continue
         config = found.get("config")
         if isinstance(config, Mapping) and "missing" not in config:
+            quantized = known(found.get("hf_quant_config"))
             return ModelFiles(
                 config,
-                known(found.get("hf_quant_config")),
-                stored_bytes=known(found.get("bytes")),
+                quantized if isinstance(quantized, Mapping) else None,
+                stored_bytes=_positive(known(found.get("bytes"))),
                 origin=path,
             )
-        why = str((config or found).get("missing", "no config.json"))
+        missing = config if isinstance(config, Mapping) else found
+        why = str(missing.get("missing", "no object with keys"))
     raise FleetError(f"{path}: its config.json could not be read on any node ({why})")
+
+
+def _positive(count: Any) -> int | None:
+    """Return a number of bytes, None for what is none: a file that was cut off says less than 0."""
+    return count if isinstance(count, int) and count > 0 else None

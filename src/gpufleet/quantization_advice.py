@@ -30,19 +30,22 @@ def advice(
     """
     Yield a sentence for each model and kind of node on which FP8 would do with fewer GPUs.
 
-    Models that are quantized already, or whose description is not known, are left alone.
+    Models that are quantized already, whose description is not known, or of which the operator has
+    said how many GPUs they get, are left alone.
     """
     for each in considered:
         description = described.get(each.model)
         if each.chosen is None or not isinstance(description, Description):
             continue
-        if description.quantization is not None or "quantization" in serving[each.model].flags:
+        served = serving[each.model]
+        if description.quantization is not None or "quantization" in served.flags:
             continue
+        if served.tensor_parallel is not None:
+            continue  # the operator's own word, whatever would do
         now = each.chosen.division
         method = _method(each)
         if now.gpus == 1 or method is None:
             continue
-        served = serving[each.model]
         quantized = served.model_copy(
             update={"flags": {**served.flags, "quantization": method}, "tensor_parallel": None}
         )

@@ -464,4 +464,5 @@ def _sentence(found: Any) -> tuple[tuple[str | int, ...], str]:
         return at, "is needed and not set"
     if found["type"] == "value_error":
         return at, what
+    what = what.replace("valid tuple", "list")  # as YAML has it
     return at, f"{what[0].lower()}{what[1:]} (got {found['input']!r})"

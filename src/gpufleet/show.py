@@ -17,6 +17,7 @@ from rich.text import Text
 from gpufleet.checks.catalogue import CHECKS
 from gpufleet.checks.finding import Finding, GpuId, Report, Severity, worst_first
 from gpufleet.explanation import Action, Change
+from gpufleet.imported.secret import hide, within
 from gpufleet.planner import FleetPlan, Stage
 from gpufleet.presets import Choice, LayeredFlag, Preset
 from gpufleet.printable import printable
@@ -246,7 +247,8 @@ def layers_table(layers: Mapping[tuple[str, str], Iterable[LayeredFlag]]) -> Tab
     for (model, _), flags in layers.items():
         for each in flags:
             because = each.because if len(each.because) < 60 else each.because[:57] + "..."
-            _row(table, model, f"--{each.name}", _shown(each.value), each.layer, because)
+            value = hide(_shown(each.value), within(each.value))
+            _row(table, model, f"--{each.name}", value, each.layer, because)
     return table
 
 

@@ -68,6 +68,9 @@ class Options:
     hybrid_manager: bool = True
     compute_capability: tuple[int, int] | None = None
     """(9, 0) is Hopper; None: unknown, and what depends on it is not judged."""
+    throughput: bool = False
+    """`--performance-mode throughput`, which doubles the defaults of sequences and
+    batched tokens."""
     gpu: str | None = None
     """NVML's name of it, which some releases look at for their defaults; None: not known."""
     device: Literal["cuda", "cpu"] = "cuda"
@@ -134,6 +137,14 @@ CONTEXT = GIB // 2
 """What a process has on the GPU before it is asked for anything: free memory at start was 0.45 to
 0.6 GiB below the total in most start-up logs."""
 
+MOST_GIB = 1 << 20
+"""Of one GPU, or of a node with `device` "cpu": a slip of the pen must not be reckoned with."""
+MOST_GPUS = 10_000
+"""In one direction of a division; the same."""
+
+_WHOLE_REQUEST = 0.99
+"""Below, a request does not fit. Not 1: what the pool sets aside may round it down a little."""
+
 AUTO_LENGTH = -1
 """`--max-model-len auto`: as long as fits."""
 
@@ -176,7 +187,7 @@ def _smallest(description: Description, options: Options) -> int | None:
         divided = (
             replace(options, tensor_parallel=tensor, pipeline_parallel=gpus // tensor)
             for tensor in (8, 4, 2, 1)
-            if 1 <= gpus // tensor <= 8
+            if 1 <= gpus // tensor <= min(8, len(description.architecture.layers))
         )
         allowed = [each for each in divided if not _refused(description, each)]
         if any(_sized(description, each).fits for each in allowed[: None if latent else 1]):
@@ -207,7 +218,7 @@ def _judged(description: Description, options: Options) -> tuple[Sizing, bool]:
     architecture = description.architecture
     longest = architecture.untold_length(options.vllm)
     asked = options.max_model_len
-    length = longest if asked is None or asked == AUTO_LENGTH else asked
+    length = _length(description, options)
     chosen = _defaults(options, length)
     stages, layers = _stages(description, options, chosen)
     heaviest = max(stage.weights for stage in stages)
@@ -246,6 +257,11 @@ def _judged(description: Description, options: Options) -> tuple[Sizing, bool]:
                 f"are about {report.blocks}: vLLM refuses to capture CUDA graphs; lower it to "
                 f"{_fewer(worst.blocks)}"
             )
+    if worst.starts and not refused and report.max_concurrency < _WHOLE_REQUEST:
+        reasons.append(
+            f"this release starts and cannot serve one request of {length:,} tokens: its check "
+            f"asks for less than the request takes, and {report.max_concurrency:.2f} of one fit"
+        )
     reasons += _notes(description, options)
     sizing = Sizing(
         fits=certain and not impossible,
@@ -289,8 +305,22 @@ def _check(options: Options) -> None:
         problems.append(
             f"--dtype {options.dtype}: vLLM knows auto, half, float16, bfloat16, float and float32"
         )
-    if options.gpu_memory_gib <= 0:
-        problems.append(f"--gpu-memory-gib {options.gpu_memory_gib:g}: has to be more than 0")
+    if not 0 < options.gpu_memory_gib <= MOST_GIB:
+        problems.append(
+            f"--gpu-memory-gib {options.gpu_memory_gib:g}: has to be more than 0, and not more "
+            f"than {MOST_GIB:,}"
+        )
+    groups = {
+        "--tensor-parallel-size": options.tensor_parallel,
+        "--pipeline-parallel-size": options.pipeline_parallel,
+        "--data-parallel-size": options.data_parallel,
+        "--decode-context-parallel-size": options.decode_context_parallel,
+    }
+    problems += (
+        f"{flag} {count}: has to be at least 1, and not more than {MOST_GPUS:,}"
+        for flag, count in groups.items()
+        if not 1 <= count <= MOST_GPUS
+    )
     if options.max_model_len is not None and not (
         options.max_model_len > 0 or options.max_model_len == AUTO_LENGTH
     ):
@@ -300,6 +330,14 @@ def _check(options: Options) -> None:
         problems.append(f"--gpu-memory-utilization {share:g}: has to be above 0 and at most 1")
     if problems:
         raise FleetError(*problems)
+
+
+def _length(description: Description, options: Options) -> int:
+    """Return the length that is asked for, or that the release takes; for `auto` the latter."""
+    asked = options.max_model_len
+    if asked is None or asked == AUTO_LENGTH:
+        return description.architecture.untold_length(options.vllm)
+    return asked
 
 
 def _defaults(options: Options, length: int) -> Defaults:
@@ -314,6 +352,7 @@ def _defaults(options: Options, length: int) -> Defaults:
         gpu_memory_utilization=options.gpu_memory_utilization,
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
+        throughput=options.throughput,
     )
 
 
@@ -532,6 +571,7 @@ def _state_chunk(description: Description) -> int:
 
 def _refused(description: Description, options: Options) -> tuple[str, ...]:
     """Return what vLLM refuses whatever the memory."""
+    chosen = _defaults(options, _length(description, options))
     choice = Choice(
         tensor=options.tensor_parallel,
         pipeline=options.pipeline_parallel,
@@ -542,8 +582,9 @@ def _refused(description: Description, options: Options) -> tuple[str, ...]:
         dtype=options.dtype,
         kv_cache_dtype=options.kv_cache_dtype,
         quantization=options.quantization,
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
+        # One that is given is compared with the other's default.
+        max_num_seqs=chosen.max_num_seqs,
+        max_num_batched_tokens=chosen.max_num_batched_tokens,
     )
     found = refusals(
         description.architecture,
@@ -721,8 +762,11 @@ def _changes(options: Options, found: Sizing) -> Iterator[tuple[str, object, Opt
     if options.kv_cache_dtype == "auto":
         yield "--kv-cache-dtype", "fp8", replace(options, kv_cache_dtype="fp8")
     if options.kv_cache_memory_bytes is not None:
-        needed = found.kv_bytes_for_max_model_len_per_gpu
-        yield "--kv-cache-memory-bytes", needed, replace(options, kv_cache_memory_bytes=needed)
+        # Some releases keep a block for themselves.
+        block = found.kv_bytes_per_token_per_gpu * found.block_size_tokens
+        for more in (0, block):
+            needed = found.kv_bytes_for_max_model_len_per_gpu + more
+            yield "--kv-cache-memory-bytes", needed, replace(options, kv_cache_memory_bytes=needed)
     for tensor in (2, 4, 8, 16):
         if tensor > options.tensor_parallel:
             yield "--tensor-parallel-size", tensor, replace(options, tensor_parallel=tensor)
@@ -755,4 +799,6 @@ def _inexact(description: Description, quantization: Quantization | None) -> flo
 
 
 def _gib(count: float) -> str:
-    return f"{count / GIB:.2f} GiB"
+    """Say a number of bytes in GiB; in MiB where two digits of GiB would say nothing."""
+    small = 0 < count < GIB / 10
+    return f"{count / (1 << 20):.2f} MiB" if small else f"{count / GIB:.2f} GiB"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpufleet.presets import LayeredFlag
 from gpufleet.ranges import listed, ranges
@@ -29,7 +29,8 @@ class Stage:
     """Which of `nodes` this is; only rank 0 answers on the port."""
     nodes: tuple[str, ...] = ()
     """All nodes of the replica in the order of their ranks; empty: this one alone."""
-    flags: tuple[LayeredFlag, ...] = ()
+    # Their values may be lists and objects, which have no hash.
+    flags: tuple[LayeredFlag, ...] = field(default=(), hash=False)
     """What presets and settings set that the operator did not write as a flag."""
 
     @property

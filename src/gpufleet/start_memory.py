@@ -89,18 +89,22 @@ def defaults(
     gpu_memory_utilization: float | None = None,
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
+    throughput: bool = False,
 ) -> Defaults:
     """
     Return what `vllm serve` takes where a flag is not given (None).
 
-    `gpu` is the product's name, `world` the GPUs of a replica. Source: get_batch_defaults and
-    _set_default_max_num_seqs_and_batched_tokens_args in vllm/engine/arg_utils.py (older:
-    _set_default_args_v1) of 0.8.0 to 0.33.0, for the API server.
+    `gpu` is the product's name, `world` the GPUs of a replica, `throughput` what doubles the
+    defaults of sequences and tokens: `--performance-mode throughput`, since 0.17. Source:
+    get_batch_defaults and _set_default_max_num_seqs_and_batched_tokens_args in
+    vllm/engine/arg_utils.py (older: _set_default_args_v1) of 0.8.0 to 0.33.0, for the API server.
     """
     if device == "cpu":
         seqs, tokens = (128 * world, 2048 * world) if vllm >= (0, 9, 2) else (256, 2048)
     else:
         seqs, tokens = _batch_defaults(vllm, gpu_memory_gib, compute_capability, gpu)
+    if throughput and vllm >= (0, 17):
+        seqs, tokens = 2 * seqs, 2 * tokens
     if max_num_seqs is not None:
         seqs = max_num_seqs
     if max_num_batched_tokens is not None:

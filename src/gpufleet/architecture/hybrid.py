@@ -35,9 +35,11 @@ from gpufleet.architecture.parts import (
     FullCache,
     LatentCache,
     Layer,
+    Part,
     Split,
     StateCache,
     Weight,
+    Where,
     WindowCache,
 )
 from gpufleet.errors import FleetError
@@ -390,11 +392,12 @@ def _kimi_experts(fields: Fields, hidden: int, inner: int, experts: int) -> tupl
     return weights
 
 
-def _kimi_delta(linear: Fields, hidden: int) -> tuple[tuple[Weight, ...], StateCache]:
-    """Source: KimiLinearGatedDeltaNetAttention in layers/mamba/gdn/kimi_gdn_linear_attn.py."""
+def _kimi_delta(
+    linear: Fields, hidden: int, *, block: str = "self_attn."
+) -> tuple[tuple[Weight, ...], StateCache]:
+    """Source: KimiGatedDeltaNetAttention in layers/mamba/gdn/kimi_gdn_linear_attn.py."""
     heads, dim = linear.whole("num_heads"), linear.whole("head_dim")
     kernel, size = linear.whole("short_conv_kernel_size", default=4), heads * dim
-    block = "self_attn."
     if linear.flag("use_full_rank_gate"):
         gate: tuple[Weight, ...] = (Weight(f"{block}g_proj", size, hidden, Split.ROWS),)
     else:
@@ -419,6 +422,59 @@ def _kimi_delta(linear: Fields, hidden: int) -> tuple[tuple[Weight, ...], StateC
     )
     shapes = ((kernel - 1, 3 * size), (heads, dim, dim))
     return weights, StateCache("kda", shapes, (1, 0), ("model", "float32"))
+
+
+def alice(config: Mapping[str, Any]) -> Architecture:
+    """
+    Return Alice AI: Kimi delta attention, Qwen3-Next's attention between, experts in every layer.
+
+    Source: alice_ai.py; what each layer reads is mixed from earlier ones.
+    """
+    fields = named(config, "AliceAIForCausalLM")
+    hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    kv_heads, head_dim = fields.whole("num_key_value_heads"), head_size(fields, heads)
+    experts, inner = fields.whole("num_experts"), fields.whole("moe_intermediate_size")
+    sizes = {
+        "num_heads": fields.whole("linear_num_key_heads"),
+        "head_dim": fields.whole("linear_key_head_dim"),
+        "short_conv_kernel_size": fields.whole("linear_conv_kernel_dim"),
+    }
+    delta, state = _kimi_delta(Fields(sizes, fields.name), hidden, block="linear_attn.")
+    own = attention(hidden, heads, kv_heads, head_dim, head_norm=True)
+    own += (Weight("self_attn.q_proj", heads * head_dim, hidden, Split.ROWS),)
+    rest = (
+        *_qwen_mixture(fields, hidden, inner, experts),
+        vector("mlp.gate.e_score_correction_bias", experts, dtype="float32"),
+        *norm("input_layernorm", hidden),
+        *norm("post_attention_layernorm", hidden),
+    )
+    full = FullCache(kv_heads, head_dim)
+    layers = []
+    for index, attends in enumerate(full_attention(fields, fields.whole("num_hidden_layers"))):
+        mixing = _alice_mixing("mlp_res", hidden)
+        if index:
+            mixing += _alice_mixing("attn_res", hidden)
+        layers.append(
+            Layer(own + rest + mixing, full) if attends else Layer(delta + rest + mixing, state)
+        )
+    return assembled(
+        fields,
+        layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        experts=experts,
+        moe_intermediate_size=inner,
+        pipeline=False,
+        notes=("what its layers keep of earlier ones during a step is not counted",),
+        further=(
+            *rotary_of(fields, head_dim),
+            Part("mixing", _alice_mixing("model.attnres_final.res", hidden), Where.LAST),
+        ),
+    )
+
+
+def _alice_mixing(name: str, hidden: int) -> tuple[Weight, ...]:
+    return Weight(f"{name}_proj", 1, hidden, linear=False), vector(f"{name}_norm_weight", hidden)
 
 
 def minimax_text(config: Mapping[str, Any]) -> Architecture:
@@ -649,6 +705,7 @@ def _bailing_delta(
 BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
     **gemma.BUILDERS,
     **mamba.BUILDERS,
+    "AliceAIForCausalLM": alice,
     "BailingMoeV2_5ForCausalLM": bailing_linear,
     "BailingMoeV3ForCausalLM": bailing_delta,
     "KimiLinearForCausalLM": kimi_linear,

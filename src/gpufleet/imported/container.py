@@ -135,7 +135,9 @@ class _Run:
             case _ if option in _ALONE:
                 self._drop(f"-{option}" if len(option) < 4 else f"--{option}", option)
             case _:
-                self._drop(f"--{option} {value}".rstrip(), option)
+                # What is not known may have a key in it: `--label`, `--health-cmd`.
+                said = f"--{option} {value}" if option in WHY else f"--{option}"
+                self._drop(said.rstrip(), option)
 
     def take_key(self, key: str, value: Any) -> None:
         """Read one key of a compose service."""
@@ -156,7 +158,8 @@ class _Run:
                 for one in _ends(value, "published"):
                     self._port(one)
             case _:
-                what = f"{key}: {value}" if isinstance(value, str | int) else f"`{key}`"
+                told = isinstance(value, str | int) and _COMPOSE.get(key, key) in WHY
+                what = f"{key}: {value}" if told else f"`{key}`"
                 self._drop(what, _COMPOSE.get(key, key))
 
     def _variable(self, pair: str) -> None:

@@ -7,6 +7,7 @@ note that says why not. No key or token is in either.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -268,14 +269,19 @@ class _Server:
         words = list(argv)
         while words:
             word = words.pop(0)
-            name, equals, value = word.partition("=")
-            setting = _SECRET_FLAGS.get(name.replace("_", "-"))
-            if setting is not None:
+            name, equals, value = word.partition("=") if word[:1] == "-" else (word, "", "")
+            plain = name.lower().replace("_", "-")
+            setting = _SECRET_FLAGS.get(plain)
+            if setting is not None or self._hides(plain):
                 texts = [value] if equals else []
                 while not equals and words and not words[0].startswith("-"):
                     texts.append(words.pop(0))
                 for text in texts:
                     self._secret(f"`{name}`", text, setting)
+            elif inner := tuple(secret.within(_json(value if equals else word))):
+                self.secrets += inner
+                flag = name if equals else (kept.pop() if kept and kept[-1][:1] == "-" else "JSON")
+                self._secret(f"`{flag}`", inner[0], None)
             elif secret.is_one(value if equals else word):
                 flag = name if equals else (kept.pop() if kept and kept[-1][:1] == "-" else word)
                 self._secret("a key" if flag == word else f"`{flag}`", value or word, None)
@@ -283,13 +289,21 @@ class _Server:
                 kept.append(word)
         return tuple(kept)
 
+    def _hides(self, flag: str) -> bool:
+        """Say whether a flag that the release does not have is called as if it had a secret."""
+        known = flag in self.schema.by_option or flag.partition(".")[0] in self.schema.by_option
+        if flag.startswith("--no-") or not flag.startswith("--"):
+            return False
+        return (not known or "." in flag) and secret.names_one(flag)
+
     def _environment(self) -> tuple[dict[str, str], tuple[str, ...]]:
         """Return the variables that are kept, and the flags that stand for others."""
         kept: dict[str, str] = {}
         for name, value in self.launch.environment.items():
             if name in _SECRET_VARIABLES:
                 self._secret(name, value, _SECRET_VARIABLES[name])
-            elif secret.names_one(name) or secret.is_one(value):
+            elif secret.names_one(name) or secret.is_one(value) or any(secret.within(_json(value))):
+                self.secrets += secret.within(_json(value))
                 self._secret(name, value, None)
             elif name in _DROPPED_VARIABLES:
                 self._say(f"{name} is dropped: {_DROPPED_VARIABLES[name]}")
@@ -449,6 +463,10 @@ class _Server:
                 continue  # what another flag was rewritten to
             if name in _DROPPED_FLAGS:
                 continue
+            if name in _SECRET_FLAGS:  # what another flag was rewritten to
+                for text in given.values:
+                    self._secret(f"`{name}`", text, _SECRET_FLAGS[name])
+                continue
             value, _ = values.read(self.schema, given)
             if value is None:
                 continue
@@ -508,6 +526,16 @@ def _model_of(argv: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
     if words and not words[0].startswith("-"):
         return words[0], tuple(words[1:])
     return None, tuple(words)
+
+
+def _json(text: str) -> Any:
+    """Return a text's JSON value; None for other texts."""
+    if not text.lstrip().startswith(("{", "[")):
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _open(problem: Problem) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gpufleet.arguments import words as words_of
@@ -69,32 +69,47 @@ def _launch(
     if said is None and "model" not in model:
         problems.append(f"{where} has neither `command` nor `model`: nothing says what it serves")
         return None
-    if said is None:
-        argv = [str(model["model"])]
-    else:
-        text = _text(said)
+    try:
+        text = "" if said is None else _text(said)
         started = shell.launches(text, name)
-        if started:
-            argv = list(started[0].argv)
-            environment |= started[0].environment
-            notes += started[0].notes
-        else:  # the arguments alone
-            argv = shlex.split(text)
-    argv += shlex.split(_text(_first(model, _ARGUMENTS) or ""))
+        argv = list(started[0].argv) if started else shlex.split(text)  # or the arguments alone
+        argv += shlex.split(_text(_first(model, _ARGUMENTS) or ""))
+    except ValueError:
+        problems.append(f"{where}: a quote is opened and never closed, or its last character is \\")
+        return None
+    except FleetError as error:
+        problems += (f"{where}: {problem}" for problem in error.problems)
+        return None
+    if started:
+        environment |= started[0].environment
+        notes += started[0].notes
+    if started[1:]:
+        text = f"its command starts {len(started)} servers, and the first alone is taken"
+        notes.append(Note(f"{text}: give the others names of their own", decide=True))
+    if model.get("model") is not None and not _names_a_model(argv):
+        argv.insert(0, str(model["model"]))
     notes += _litellm(_first(model, _LITELLM))
     notes += [
         Note(f"`{key}` is dropped: it says nothing about the server")
         for key in model
         if key not in _KNOWN
     ]
-    port = model.get("port")
+    port = str(model.get("port", ""))
+    if port and not port.isdecimal():
+        notes.append(Note("`port` is dropped: it is no whole number", decide=True))
     return Launch(
         name,
         tuple(argv),
         environment,
-        port if isinstance(port, int) else None,
+        int(port) if port.isdecimal() else None,
         notes=tuple(notes),
     )
+
+
+def _names_a_model(argv: Sequence[str]) -> bool:
+    """Say whether arguments have the model in front or behind `--model`."""
+    flagged = any(word == "--model" or word.startswith("--model=") for word in argv)
+    return flagged or (bool(argv) and not argv[0].startswith("-"))
 
 
 def _text(said: Any) -> str:

@@ -3,36 +3,67 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
-# Words of a variable's name that say what its value is. Not TOKENIZER, not ..._TOKENS.
-_NAME = re.compile(
-    r"(?:^|_)(?:API_?KEYS?|KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|AUTH)(?:_|$)",
+# Words of a name that say what its value is. Not TOKENIZER, not ..._TOKENS.
+_WORDS = re.compile(
+    r"(?:^|[_.-])(?:KEYS?|PASS|PWD|PAT|CREDENTIALS?|AUTH|AUTHORIZATION|BEARER|COOKIE)(?:[_.-]|$)"
+    r"|(?:API_?KEYS?|TOKEN|SECRETS?|PASSWORD|PASSWD|PASSPHRASE)(?:[_.-]|$)"
+    r"|PRIVATE_?KEY",
     re.IGNORECASE,
 )
-_NOT = re.compile(r"(?:FILE|PATH|DIR)$", re.IGNORECASE)
-# Forms that only secrets have: Hugging Face, OpenAI and LiteLLM, GitHub, Weights & Biases, AWS.
+_HUMPS = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_NOT = re.compile(
+    r"(?:FILE|PATH|DIR|THRESHOLD|IDS?(?<!KEY_ID)|(?:BOS|EOS|PAD|UNK|SEP|CLS|MASK|IMAGE|AUDIO|VIDEO)_TOKEN)$",
+    re.IGNORECASE,
+)
+# Forms that only secrets have: Hugging Face, OpenAI and LiteLLM, GitHub, GitLab, Slack, Google,
+# NVIDIA, AWS, JSON web tokens, private keys; what stands in URLs and in headers.
 _VALUE = re.compile(
     r"\bhf_[A-Za-z0-9]{16,}|\bsk-[A-Za-z0-9_-]{8,}|\bgh[pousr]_[A-Za-z0-9]{20,}"
-    r"|\bAKIA[A-Z0-9]{16}|://[^/\s:@]+:[^/\s@]+@"
+    r"|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}|\bxox[a-z]-[\w-]{10,}|\bAIza[\w-]{30,}"
+    r"|\bnvapi-[\w-]{8,}|\bAKIA[A-Z0-9]{16}|\beyJ[\w-]{10,}\.[\w.-]+"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
+    r"|(?<=://)[^/\s:@]*:[^/\s@]+(?=@)"
+    r"|[?&](?:api[_-]?key|(?:\w+_)?token|key|password|secret|sig(?:nature)?)=[^&\s'\"]+"
+    r"|\bauthorization[\"']?\s*[=:]\s*[\"']?(?:(?:bearer|basic|token)(?:\s+|%20))?[^\s'\",]+"
+    r"|\bbearer\s+[\w.~+/=-]{8,}",
+    re.IGNORECASE,
 )
 
 HIDDEN = "(not shown)"
 
 
-def names_one(variable: str) -> bool:
+def names_one(name: str) -> bool:
     """
-    Say whether a variable's name says that its value is a secret.
+    Say whether the name of a variable, a flag or a key says that its value is a secret.
 
     >>> names_one("HF_TOKEN"), names_one("TOKENIZERS_PARALLELISM"), names_one("API_KEY_FILE")
     (True, False, False)
+    >>> names_one("--api-key"), names_one("secretKey"), names_one("max-tokens")
+    (True, True, False)
     """
-    return bool(_NAME.search(variable)) and not _NOT.search(variable)
+    plain = _HUMPS.sub("_", name.lstrip("-")).replace("-", "_")
+    return bool(_WORDS.search(plain)) and not _NOT.search(plain)
 
 
 def is_one(value: str) -> bool:
     """Say whether a value has the form of a known kind of key."""
     return bool(_VALUE.search(value))
+
+
+def within(value: Any) -> Iterator[str]:
+    """Yield the secrets of a JSON value: what stands under names that say so, at any depth."""
+    if isinstance(value, Mapping):
+        for name, below in value.items():
+            if isinstance(below, str) and below and names_one(str(name)):
+                yield below
+            else:
+                yield from within(below)
+    elif isinstance(value, list):
+        for below in value:
+            yield from within(below)
 
 
 def hide(text: str, secrets: Iterable[str]) -> str:

@@ -93,8 +93,8 @@ def _commands(text: str) -> Iterator[list[str]]:
 
 def _lines(text: str) -> Iterator[str]:
     """Yield the lines of a script, continued ones and those within quotes as one, no comments."""
-    pending, here = "", ""
-    for line in text.splitlines():
+    pending, here, began = "", "", 1
+    for number, line in enumerate(text.splitlines(), 1):
         if here:
             here = "" if line.strip() == here else here
             continue
@@ -102,6 +102,7 @@ def _lines(text: str) -> Iterator[str]:
         if fresh and line.lstrip().startswith("#"):
             continue
         own = _without_comment(_plain(line)) if fresh else line
+        began = number if fresh else began
         continued = _continues(own)
         pending += own[:-1] + " " if continued else own
         if continued:
@@ -116,7 +117,9 @@ def _lines(text: str) -> Iterator[str]:
         else:
             pending += "\n"
     if _open(pending):
-        raise FleetError(f"a quote is opened and never closed: {pending.strip()[:60]!r}; close it")
+        raise FleetError(  # by its line's number: what follows it may have a key in it
+            f"a quote is opened in line {began} and never closed; close it"
+        )
     if pending:
         yield pending
 

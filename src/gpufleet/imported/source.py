@@ -58,8 +58,10 @@ def _document(text: str, file: str) -> Mapping[str, Any] | None:
         loaded = yaml.safe_load(text)
     except yaml.YAMLError as error:
         if file.endswith((".yml", ".yaml")):
-            raise FleetError(f"is no YAML: {error}") from None
+            raise FleetError(f"is no YAML: {_where(error)}") from None
         return None
+    except RecursionError:
+        raise FleetError("is nested more deeply than anything that starts vLLM") from None
     if isinstance(loaded, list) and all(isinstance(one, Mapping) for one in loaded):
         return {"models": loaded}
     if not isinstance(loaded, Mapping):
@@ -72,6 +74,13 @@ def _document(text: str, file: str) -> Mapping[str, Any] | None:
         keys = ", ".join(map(str, loaded)) or "nothing"
         raise FleetError(f"has {keys}, and neither `models` nor `services`; {_HOW}")
     return None
+
+
+def _where(error: yaml.YAMLError) -> str:
+    """Return what is wrong in which line, without the line: it may have a key in it."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
+        return f"{error.problem} in line {error.problem_mark.line + 1}"
+    return "it cannot be read as text"
 
 
 def _expanded(value: Any) -> Any:

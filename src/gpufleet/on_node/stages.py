@@ -114,4 +114,7 @@ def tensors(path: str) -> int:
     """Return the bytes of one file's tensors: all behind its header, whose size comes first."""
     with open(path, "rb") as file:
         header = int.from_bytes(file.read(8), "little")
-    return os.path.getsize(path) - 8 - header
+    size = os.path.getsize(path) - 8 - header
+    if size < 0:
+        raise ValueError("%s is cut off, or no safetensors file" % path)
+    return size
