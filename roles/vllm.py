@@ -9,7 +9,7 @@ from pathlib import Path
 from pyinfra import host
 from pyinfra.api import QuoteString, StringCommand, deploy, operation
 
-from gpufleet import checkpoint, stage_flags, units
+from gpufleet import checkpoint, payload, ranks, stage_flags, units
 from gpufleet.checkpoint import Checkpoint
 from gpufleet.converge import Converge
 from gpufleet.errors import FleetError
@@ -128,6 +128,7 @@ def foundation(wanted: Vllm, build: Release, secrets: dict[str, bytes]) -> Wante
         Directory(CREDENTIALS, mode=0o700),
         Directory("/usr/local/libexec/gpufleet", mode=0o755),
         File(units.LAUNCHER, units.template("vllm-serve.sh").encode(), mode=0o755),
+        File(units.RANK, payload.archive("rank"), mode=0o755),
         File(build.lock_path, build.lock),
         File(build.uv_lock_path, build.uv_lock),
         *(_secret(name, content) for name, content in secrets.items()),
@@ -150,7 +151,11 @@ def unit_files(
             wanted,
             release=build.id,
             toolkit=here.settings.cuda.toolkit if here.settings.cuda else None,
-            credentials={"api-key": hashes["api-key"]} if "api-key" in hashes else {},
+            credentials={
+                name: hashes[name]
+                for name in ("api-key", *(["cluster-key"] if stage.group else []))
+                if name in hashes
+            },
         )
         for stage in here.stages
     }
@@ -211,6 +216,7 @@ def endpoints(here: Here, rendered: dict[Stage, UnitFile]) -> tuple[Endpoint, ..
             fingerprint=unit.fingerprint,
         )
         for stage, unit in rendered.items()
+        if not stage.group or ranks.endpoints(stage, here.settings.serving[stage.model])
     )
 
 
@@ -229,7 +235,11 @@ def patience(here: Here) -> int:
 
 def credentials(wanted: Vllm) -> dict[str, bytes]:
     """Return the secrets that go to a node, by name, read from this machine's files."""
-    named = {"api-key": wanted.api_key_file, "hf-token": wanted.hf_token_file}
+    named = {
+        "api-key": wanted.api_key_file,
+        "cluster-key": wanted.cluster_key_file,
+        "hf-token": wanted.hf_token_file,
+    }
     found = {name: read(path).strip() for name, path in named.items() if path}
     if empty := [str(named[name]) for name, content in found.items() if not content]:
         raise FleetError(*(f"{path} is empty: put the secret into it" for path in empty))

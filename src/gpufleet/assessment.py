@@ -7,27 +7,30 @@ that settings name, and the date.
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from gpufleet import planner, release, stage_flags
+from gpufleet import cluster_ports, planner, release, stage_flags
 from gpufleet.architecture.description import Description
 from gpufleet.checks.admission import admitted, sentence
 from gpufleet.checks.finding import Report
 from gpufleet.checks.judge import judge
 from gpufleet.checks.reading import Needs
+from gpufleet.cluster_network import networks
 from gpufleet.errors import FleetError
 from gpufleet.explanation import Change, difference, rows
 from gpufleet.model_reading import Described, described
 from gpufleet.nic_affinity import nearest_nics
-from gpufleet.planner import FleetPlan, Running
+from gpufleet.planner import FleetPlan, Running, Stage
 from gpufleet.presets import YOURS, LayeredFlag, Subject, kinds, layered, objective, version
 from gpufleet.quantization_advice import advice
 from gpufleet.restarts import restarts
 from gpufleet.settings import NodeSettings, Served
 from gpufleet.sizing import size
+from gpufleet.stage import Group
 from gpufleet.topology import Node, known, node_from_probe
 from gpufleet.variables import Origin
 
@@ -146,6 +149,7 @@ def planned(
             for stage in plan.stages
         ),
     )
+    plan = replace(plan, stages=_grouped(plan.stages, documents, settings, models))
     if unfit_stops:
         origins = {name: each.origins for name, each in declared.items()}
         remarks = stage_flags.judge_plan(plan.stages, settings, origins)
@@ -184,6 +188,67 @@ def running(documents: Mapping[str, Mapping[str, Any]]) -> Iterator[Running]:
                     release=str(unit.get("release", "")),
                     arguments=tuple(unit.get("arguments", ())),
                 )
+
+
+def _grouped(
+    stages: Iterable[Stage],
+    documents: Mapping[str, Mapping[str, Any]],
+    settings: Mapping[str, NodeSettings],
+    models: Mapping[str, Described],
+) -> tuple[Stage, ...]:
+    """
+    Give stages of replicas over nodes what joins them.
+
+    Raises `FleetError` naming all replicas whose nodes no network joins, or that have no ports.
+    """
+    ordered = tuple(stages)
+    spanning: dict[str, list[Stage]] = {}
+    for stage in ordered:
+        if len(stage.nodes) > 1:
+            spanning.setdefault(stage.id, []).append(stage)
+    if not spanning:
+        return ordered
+    serving = {stage.model: settings[stage.node].serving[stage.model] for stage in ordered}
+    ports = cluster_ports.assigned(ordered, serving)
+    groups: dict[str, Group] = {}
+    problems: list[str] = []
+    for name, ranks in spanning.items():
+        by_rank = sorted(ranks, key=lambda each: each.node_rank)
+        try:
+            found = networks(
+                name,
+                {each.node: documents[each.node] for each in by_rank},
+                {each.node: each.gpus for each in by_rank},
+                {each.node: settings[each.node].cluster_network for each in by_rank},
+            )
+        except FleetError as error:
+            problems += error.problems
+            continue
+        description = models.get(by_rank[0].model)
+        groups[name] = Group(
+            networks=tuple(found.items()),
+            cluster_port=ports[name].cluster,
+            side_channel_port=ports[name].side_channel,
+            experts=(
+                description.architecture.experts > 0
+                if isinstance(description, Description)
+                else None
+            ),
+            ray=_ray(settings[by_rank[0].node]),
+        )
+    if problems:
+        raise FleetError(*problems)
+    return tuple(replace(stage, group=groups.get(stage.id)) for stage in ordered)
+
+
+def _ray(settings: NodeSettings) -> tuple[int, ...] | None:
+    """Return the release of Ray in the node's lock; None if there is none."""
+    try:
+        lock = Path(settings.vllm.lock).read_text() if settings.vllm else ""
+    except OSError:
+        return None  # the role that installs the release says what is wrong with its lock
+    found = re.search(r"^ray(?:\[[^\]]*\])?==([0-9.]+)", lock, re.MULTILINE)
+    return version(found[1]) if found else None
 
 
 def _release(settings: NodeSettings) -> str:

@@ -120,7 +120,8 @@ def _checked(state: State) -> None:
 
 def _planned(state: State) -> Assessment:
     found = assessment.planned(_surveyed(state), inventory.current().nodes)
-    startable(found.plan)
+    declared = inventory.current().nodes
+    startable(found.plan, {name: each.settings for name, each in declared.items()})
     return _with_words(found)
 
 
@@ -134,18 +135,26 @@ def _surveyed(state: State) -> dict[str, Answer]:
     return survey(state, state.inventory, models=models)
 
 
-def startable(plan: FleetPlan) -> None:
-    """Raise `FleetError` for what is planned and cannot be started yet."""
-    spanning = {stage.model: stage.nodes for stage in plan.stages if len(stage.nodes) > 1}
-    if spanning:
+def startable(plan: FleetPlan, settings: Mapping[str, NodeSettings]) -> None:
+    """Raise `FleetError` for what is planned and cannot be started."""
+    without = {
+        stage.model: stage.nodes
+        for stage in plan.stages
+        if stage.group and not _has_key(settings[stage.node])
+    }
+    if without:
         raise FleetError(
             *(
-                f"serving.{model}: a replica would span {' and '.join(nodes)}, which deploys "
-                "cannot start yet: set `span_nodes: false` and take a model, a quantization or a "
-                "`context` that fits one node (`gpufleet plan --explain` shows what fits)"
-                for model, nodes in spanning.items()
+                f"serving.{model}: a replica spans {' and '.join(nodes)}, and its nodes know each "
+                "other by a key: `openssl rand -hex 32 > secrets/cluster-key`, and name that file "
+                "in `vllm.cluster_key_file`"
+                for model, nodes in without.items()
             )
         )
+
+
+def _has_key(settings: NodeSettings) -> bool:
+    return settings.vllm is not None and settings.vllm.cluster_key_file is not None
 
 
 def _with_words(found: Assessment) -> Assessment:

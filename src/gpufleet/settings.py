@@ -232,6 +232,13 @@ class Vllm(Setting):
         str | None,
         Field(description="File on this machine with the API key; its content goes to the nodes"),
     ] = None
+    cluster_key_file: Annotated[
+        str | None,
+        Field(
+            description="File on this machine with the key that the nodes of a replica know each "
+            "other by, 32 bytes or more; needed where replicas span nodes"
+        ),
+    ] = None
     allow_unauthenticated: Annotated[
         bool, Field(description="Accept that anyone who reaches the port may use the model")
     ] = False

@@ -4,8 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from gpufleet.cluster_network import Network
 from gpufleet.presets import LayeredFlag
 from gpufleet.ranges import listed, ranges
+
+
+@dataclass(frozen=True)
+class Group:
+    """What the stages of a replica over several nodes have in common."""
+
+    networks: tuple[tuple[str, Network], ...]
+    """Of each node, in the order of ranks."""
+    cluster_port: int
+    """First of the ports between its nodes."""
+    side_channel_port: int = 0
+    """First of NIXL's; 0: the replica hands no KV cache over."""
+    experts: bool | None = None
+    """Whether the model has experts; None: not known."""
+    ray: tuple[int, ...] | None = None
+    """The release of Ray beside vLLM; None: there is none in the lock."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +49,8 @@ class Stage:
     # Their values may be lists and objects, which have no hash.
     flags: tuple[LayeredFlag, ...] = field(default=(), hash=False)
     """What presets and settings set that the operator did not write as a flag."""
+    group: Group | None = None
+    """How it reaches the other nodes of its replica; None: there are none."""
 
     @property
     def id(self) -> str:

@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import TypeAlias
 
 from gpufleet import payload, units
+from gpufleet.arguments import words
 from gpufleet.errors import FleetError
 from gpufleet.flags import schema as schemas
 from gpufleet.flags.check import check
 from gpufleet.flags.problem import By, Kind, Problem
 from gpufleet.flags.schema import Schema
 from gpufleet.planner import Stage
+from gpufleet.ranks import filled
 from gpufleet.settings import NodeSettings, Served, Vllm
 from gpufleet.variables import KeyPath, Origin
 
@@ -87,16 +89,24 @@ def started(
 
     Raises `FleetError` for arguments and variables that no process can be given.
     """
-    words = [
-        (word, key) for key, line in units.lines(stage, model, vllm) for word in line
-    ]  # one key for every word of its line
+    lines = list(units.lines(stage, model, vllm))
+    if stage.group:
+        rank = units.rank(stage, model, vllm)
+        port, refused = stage.group.cluster_port, {f"--{name}" for name in rank.drops}
+        lines = [each for each in lines if each[1][0].partition("=")[0] not in refused]
+        lines += [
+            (("serving", stage.model), tuple(filled(word, port) for word in words(name, value)))
+            for name, value in rank.flags.items()
+        ]
+    # One key for every word of its line.
+    said = [(word, key) for key, line in lines for word in line]
     shared = {name: ("vllm", "environment", name) for name in vllm.environment}
     own = {name: ("serving", stage.model, "environment", name) for name in model.environment}
     return Started(
         stage,
         vllm.version,
-        tuple(word for word, _ in words),
-        tuple(key for _, key in words),
+        tuple(word for word, _ in said),
+        tuple(key for _, key in said),
         units.environment(stage, model, vllm, release=release, toolkit=toolkit),
         {**shared, **own},
     )

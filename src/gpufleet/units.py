@@ -22,9 +22,11 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from gpufleet import payload, ranks
 from gpufleet.arguments import words
 from gpufleet.errors import FleetError
 from gpufleet.planner import Stage
+from gpufleet.presets import version
 from gpufleet.release import RELEASES
 from gpufleet.settings import Argument, Served, Vllm
 from gpufleet.variables import KeyPath
@@ -33,6 +35,8 @@ from gpufleet.wanted import UNIT_DIRECTORY, File, started_line
 TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
 """The checkout's own; the place does not depend on the working directory."""
 
+RANK = "/usr/local/libexec/gpufleet/vllm-rank"
+"""Where `on_node/rank.py` lies on nodes, the main process of a rank of a replica over nodes."""
 LAUNCHER = "/usr/local/libexec/gpufleet/vllm-serve"
 """Where `templates/vllm-serve.sh` lies on nodes."""
 MODELS = "/var/lib/vllm/models"
@@ -94,6 +98,7 @@ def render(
         stage.unit,
         f"{UNIT_DIRECTORY}/{stage.unit}",
         {"release": release, "launcher": template("vllm-serve.sh", templates)}
+        | ({"rank": payload.archive("rank")} if stage.group else {})
         | {f"credential {name}": digest for name, digest in hashes.items()},
         templates,
         stage=stage,
@@ -103,7 +108,8 @@ def render(
         environment=[
             systemd_quote(f"{name}={value}", command=False) for name, value in variables.items()
         ],
-        arguments=argument_lines(stage, model, vllm),
+        arguments=argument_lines(stage, model, vllm, release=release),
+        program=RANK if stage.group else f"{RELEASES}/{release}/bin/vllm serve",
         credentials=sorted(hashes),
         stop_seconds=stop_seconds(model),
         launcher=LAUNCHER,
@@ -146,9 +152,45 @@ def arguments(stage: Stage, model: Served, vllm: Vllm) -> tuple[str, ...]:
     return tuple(word for _, line in lines(stage, model, vllm) for word in line)
 
 
-def argument_lines(stage: Stage, model: Served, vllm: Vllm) -> list[str]:
-    """Return the lines of ExecStart= behind `vllm serve`, quoted as systemd reads them."""
-    return [" ".join(map(systemd_quote, line)) for _, line in lines(stage, model, vllm)]
+def argument_lines(stage: Stage, model: Served, vllm: Vllm, *, release: str = "") -> list[str]:
+    """
+    Return the lines of ExecStart= behind the program, quoted as systemd reads them.
+
+    The program is `vllm serve`; of a replica over nodes the rank's, which starts that.
+    """
+    said = [line for _, line in lines(stage, model, vllm)]
+    if stage.group:
+        said = ranks.command(
+            stage,
+            model,
+            rank(stage, model, vllm),
+            dict(stage.group.networks),
+            port=stage.group.cluster_port,
+            same={"release": release, "model": model.revision or model.model},
+            programs=f"{RELEASES}/{release}/bin",
+            serve=said,
+        )
+    return [" ".join(map(systemd_quote, line)) for line in said]
+
+
+def rank(stage: Stage, model: Served, vllm: Vllm) -> ranks.Rank:
+    """
+    Return what a stage of a replica over nodes is started with besides.
+
+    Raises `FleetError` for what the release or the model cannot be given.
+    """
+    if stage.group is None:
+        raise ValueError(f"{stage.id} is on one node")
+    return ranks.arrange(
+        stage,
+        model,
+        dict(stage.group.networks),
+        vllm=version(vllm.version),
+        device=vllm.device,
+        ray=stage.group.ray,
+        experts=stage.group.experts,
+        side_channel_port=stage.group.side_channel_port or ranks.NIXL_PORT,
+    )
 
 
 def served_name(stage: Stage, model: Served) -> str:
@@ -179,6 +221,8 @@ def environment(
     ]:
         raise FleetError(*problems)
     built_in = _directories(stage) | _offline(model) | _device(stage, vllm, release, toolkit)
+    if stage.group:
+        built_in |= rank(stage, model, vllm).variables
     return dict(sorted((built_in | vllm.environment | model.environment).items()))
 
 

@@ -1,0 +1,86 @@
+"""Units of replicas that span nodes: what systemd starts on each, and what the parser is asked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpufleet import stage_flags, units
+from gpufleet.cluster_network import Network
+from gpufleet.planner import Stage
+from gpufleet.settings import Served, Vllm
+from gpufleet.stage import Group
+
+NETWORKS = (
+    ("gpu-01", Network(interface="eth1", address="10.1.0.1", hcas=("mlx5_0:1",))),
+    ("gpu-02", Network(interface="eth2", address="10.1.0.2", hcas=("mlx5_3:1",))),
+)
+HEAD = Stage(
+    model="llama",
+    replica=0,
+    node="gpu-01",
+    gpus=tuple(range(8)),
+    gpu_uuids=tuple(f"GPU-a{n}" for n in range(8)),
+    port=8000,
+    tensor_parallel=8,
+    pipeline_parallel=2,
+    nodes=("gpu-01", "gpu-02"),
+    group=Group(networks=NETWORKS, cluster_port=29500),
+)
+WORKER = replace(HEAD, node="gpu-02", node_rank=1)
+VLLM = Vllm.model_validate(
+    {
+        "version": "0.33.0",
+        "lock": "locks/vllm.txt",
+        "api_key_file": "secrets/api-key",
+        "cluster_key_file": "secrets/cluster-key",
+    }
+)
+SERVED = Served(model="/srv/llama", span_nodes=True, flags={"seed": 1})
+KEYS = {"api-key": "7d" * 32, "cluster-key": "1c" * 32}
+
+
+def rendered(stage: Stage) -> str:
+    return units.render(stage, SERVED, VLLM, release="0.33.0-1a2b3c4d5e", credentials=KEYS).content
+
+
+@pytest.mark.parametrize(("stage", "rank"), [(HEAD, 0), (WORKER, 1)])
+def test_each_node_starts_the_ranks_program_with_its_own_rank_and_network(stage, rank):
+    unit = rendered(stage)
+    assert "/usr/local/libexec/gpufleet/vllm-rank \\\n" in unit
+    assert f"    --rank {rank} \\\n" in unit
+    assert "    --node gpu-01=10.1.0.1 \\\n    --node gpu-02=10.1.0.2 \\\n" in unit
+    assert "--nnodes 2" in unit
+    assert f"--node-rank {rank}" in unit
+    assert ("--headless" in unit) is bool(rank)
+    own = dict(NETWORKS)[stage.node]
+    assert f"Environment=VLLM_HOST_IP={own.address}\n" in unit
+    assert f"Environment=NCCL_SOCKET_IFNAME=={own.interface}\n" in unit
+    assert "LoadCredential=cluster-key:/etc/vllm/credentials/cluster-key\n" in unit
+    assert "WatchdogSec=" in unit
+
+
+def test_a_replica_on_one_node_knows_nothing_of_ranks():
+    alone = replace(HEAD, pipeline_parallel=1, nodes=(), group=None)
+    unit = units.render(
+        alone, SERVED, VLLM, release="0.33.0-1a2b3c4d5e", credentials={"api-key": "7d" * 32}
+    ).content
+    for word in ("vllm-rank", "nnodes", "WatchdogSec", "cluster-key"):
+        assert word not in unit
+
+
+def test_the_parser_is_asked_for_the_flags_of_each_rank_with_ports_that_are_numbers():
+    for stage in (HEAD, WORKER):
+        begun = stage_flags.started(stage, SERVED, VLLM, release="x")
+        assert len(begun.argv) == len(begun.keys)
+        assert "{" not in " ".join(begun.argv)
+        assert ("--headless" in begun.argv) is bool(stage.node_rank)
+
+
+def test_another_network_or_program_restarts_the_stage():
+    other = replace(
+        HEAD,
+        group=replace(HEAD.group, networks=(NETWORKS[0], ("gpu-02", Network("eth2", "10.1.0.9")))),
+    )
+    assert rendered(other) != rendered(HEAD)
