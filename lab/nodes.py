@@ -238,7 +238,7 @@ class Lab:
         write(facts.ssh_config, "".join(hosts) + common)
         (facts.dir / "secrets").mkdir(exist_ok=True)
         (facts.dir / "secrets").chmod(0o700)
-        for name in ("api-key", "hf-token"):
+        for name in ("api-key", "cluster-key", "hf-token"):
             if not (secret := facts.dir / "secrets" / name).exists():
                 write(secret, secrets.token_urlsafe(32) + "\n", 0o600)
 

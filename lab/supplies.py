@@ -16,6 +16,7 @@ from lab.progress import Say, silent, step
 from lab.state import LabState, write
 
 API_KEY = "secrets/api-key"
+CLUSTER_KEY = "secrets/cluster-key"
 HF_TOKEN = "secrets/hf-token"
 MODEL = "lab/tiny"
 
@@ -56,6 +57,7 @@ def provide(state: LabState, say: Say = silent) -> None:
             "find_links": [f"{state.mirror_url}/wheels/"],
             "hf_endpoint": f"{state.mirror_url}/hub",
             "api_key_file": str(state.dir / API_KEY),
+            "cluster_key_file": str(state.dir / CLUSTER_KEY),
             "hf_token_file": str(state.dir / HF_TOKEN),
         },
     }
