@@ -232,6 +232,8 @@ def command(
         ("--start-seconds", str(model.start_seconds)),
         ("--drain-seconds", str(model.drain_seconds + _EXIT_SECONDS)),
     ]
+    if rank.endpoints and stage.node_rank:
+        lines.append(("--serves",))  # its own server's requests finish, too, when it is stopped
     if rank.ready_port:
         lines.append(("--ready-port", rank.ready_port))
     if rank.ray:
