@@ -23,13 +23,14 @@ from gpufleet.explanation import Change, difference, rows
 from gpufleet.model_reading import Described, described
 from gpufleet.nic_affinity import nearest_nics
 from gpufleet.planner import FleetPlan, Running
-from gpufleet.presets import YOURS, LayeredFlag, Subject, kinds, layered, objective, version
+from gpufleet.presets import YOURS, LayeredFlag, Subject, kinds, layered, objective
 from gpufleet.quantization_advice import advice
 from gpufleet.restarts import restarts
 from gpufleet.settings import NodeSettings, Served
 from gpufleet.sizing import size
 from gpufleet.topology import Node, known, node_from_probe
 from gpufleet.variables import Origin
+from gpufleet.version import numbers
 
 
 class Declared(Protocol):
@@ -128,15 +129,17 @@ def planned(
     models = described(declared, documents)
     layers = _layers(settings, models, nodes)
     runs = tuple(running(documents))
+    effective = _with_layers(settings, layers)
     plan = planner.plan(
         nodes.values(),
-        _with_layers(settings, layers),
+        effective,
         models,
         runs,
+        reserved={name: each.gpus.reserved for name, each in settings.items()},
         nics={name: nearest_nics(document) for name, document in documents.items()},
     )
     serving = {
-        model: served for wanted in settings.values() for model, served in wanted.serving.items()
+        model: served for wanted in effective.values() for model, served in wanted.serving.items()
     }
     plan = replace(
         plan,
@@ -205,7 +208,7 @@ def _layers(
     problems: list[str] = []
     for (model, vllm), (served, on) in declared.items():
         description = models.get(model)
-        about = Subject(served.model, version(vllm))
+        about = Subject(served.model, numbers(vllm))
         if isinstance(description, Description):
             layers = description.architecture.layers
             about = replace(
