@@ -14,6 +14,7 @@ from gpufleet.flags.explain import explain
 from gpufleet.planner import Stage
 from gpufleet.presets import YOURS, LayeredFlag, Subject
 from gpufleet.settings import OLDEST_VLLM, Served
+from gpufleet.version import numbers
 
 SUPPORTED = [one for one in schema.versions() if schema.sort_key(one) >= OLDEST_VLLM]
 NEEDS = {"multi-lora": {"lora-modules": ["a=/srv/a"], "max-lora-rank": 16}}
@@ -24,7 +25,7 @@ URL = "http://user:a-word@host"
 def subject(model: str = QWEN, vllm: str = "0.32.0", **more) -> Subject:
     known = {"architecture": "Qwen3ForCausalLM", "caches": frozenset({"full"}),
              "capability": (9, 0)}  # fmt: skip
-    return Subject(model, presets.version(vllm), **known | more)
+    return Subject(model, numbers(vllm), **known | more)
 
 
 def served(*names: str, **more) -> Served:

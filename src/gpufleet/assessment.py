@@ -25,7 +25,7 @@ from gpufleet.explanation import Change, difference, rows
 from gpufleet.model_reading import Described, described
 from gpufleet.nic_affinity import nearest_nics
 from gpufleet.planner import FleetPlan, Running, Stage
-from gpufleet.presets import YOURS, LayeredFlag, Subject, kinds, layered, objective, version
+from gpufleet.presets import YOURS, LayeredFlag, Subject, kinds, layered, objective
 from gpufleet.quantization_advice import advice
 from gpufleet.restarts import restarts
 from gpufleet.settings import NodeSettings, Served
@@ -33,6 +33,7 @@ from gpufleet.sizing import size
 from gpufleet.stage import Group
 from gpufleet.topology import Node, known, node_from_probe
 from gpufleet.variables import Origin
+from gpufleet.version import numbers
 
 
 class Declared(Protocol):
@@ -131,15 +132,17 @@ def planned(
     models = described(declared, documents)
     layers = _layers(settings, models, nodes)
     runs = tuple(running(documents))
+    effective = _with_layers(settings, layers)
     plan = planner.plan(
         nodes.values(),
-        _with_layers(settings, layers),
+        effective,
         models,
         runs,
+        reserved={name: each.gpus.reserved for name, each in settings.items()},
         nics={name: nearest_nics(document) for name, document in documents.items()},
     )
     serving = {
-        model: served for wanted in settings.values() for model, served in wanted.serving.items()
+        model: served for wanted in effective.values() for model, served in wanted.serving.items()
     }
     plan = replace(
         plan,
@@ -248,7 +251,7 @@ def _ray(settings: NodeSettings) -> tuple[int, ...] | None:
     except OSError:
         return None  # the role that installs the release says what is wrong with its lock
     found = re.search(r"^ray(?:\[[^\]]*\])?==([0-9.]+)", lock, re.MULTILINE)
-    return version(found[1]) if found else None
+    return numbers(found[1]) if found else None
 
 
 def _release(settings: NodeSettings) -> str:
@@ -270,7 +273,7 @@ def _layers(
     problems: list[str] = []
     for (model, vllm), (served, on) in declared.items():
         description = models.get(model)
-        about = Subject(served.model, version(vllm))
+        about = Subject(served.model, numbers(vllm))
         if isinstance(description, Description):
             layers = description.architecture.layers
             about = replace(

@@ -17,7 +17,6 @@ A division fits if one request of the asked context, `concurrency` times, is cer
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -29,6 +28,7 @@ from gpufleet.flags.rewriting import human_readable
 from gpufleet.gpu_catalogue import cuda_total_gib
 from gpufleet.settings import Served
 from gpufleet.sizing import AUTO_LENGTH, Options, Sizing
+from gpufleet.version import numbers
 
 if TYPE_CHECKING:
     from gpufleet.architecture.description import Description
@@ -615,7 +615,7 @@ def options(served: Served, kind: Kind, division: Division) -> Options:
     context = served.context or _length(flags.get("max-model-len"))
     return Options(
         gpu_memory_gib=memory_gib(kind),
-        vllm=release(kind.vllm),
+        vllm=numbers(kind.vllm),
         tensor_parallel=division.tensor,
         pipeline_parallel=division.pipeline,
         data_parallel=division.data,
@@ -638,17 +638,6 @@ def options(served: Served, kind: Kind, division: Division) -> Options:
         compute_capability=kind.compute_capability,
         device="cpu" if kind.device == "cpu" else "cuda",
     )
-
-
-def release(version: str) -> tuple[int, ...]:
-    """
-    Return a release's number, without what follows it.
-
-    >>> release("0.32.0.post1"), release("0.19.1rc2")
-    ((0, 32, 0), (0, 19, 1))
-    """
-    found = re.match(r"\d+(?:\.\d+){0,2}", version)
-    return tuple(map(int, found[0].split("."))) if found else ()
 
 
 def memory_gib(kind: Kind) -> float:

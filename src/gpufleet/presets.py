@@ -21,6 +21,7 @@ from yaml import safe_load
 
 from gpufleet.errors import FleetError
 from gpufleet.groups import suggestion
+from gpufleet.version import numbers
 
 if TYPE_CHECKING:
     from gpufleet.settings import Argument, Served
@@ -187,7 +188,7 @@ def _chosen(
 
 
 def _holds(choice: Choice, subject: Subject) -> bool:
-    if choice.since is not None and subject.vllm < version(choice.since):
+    if choice.since is not None and subject.vllm < numbers(choice.since):
         return False
     if choice.without and (subject.caches is None or subject.caches & set(choice.without)):
         return False
@@ -209,7 +210,7 @@ def _of_family(preset: str, parser: str, subject: Subject) -> str:
                 f"preset {preset}: models like {name} have no {parser} in vLLM: take the preset "
                 f"out, or set `flags.{parser}` yourself"
             )
-        if subject.vllm < version(family.since):
+        if subject.vllm < numbers(family.since):
             raise FleetError(
                 f"preset {preset}: the {parser} of {name}, {found}, is in vLLM {family.since} and "
                 f"later: take a newer release, or set `flags.{parser}` yourself"
@@ -219,11 +220,6 @@ def _of_family(preset: str, parser: str, subject: Subject) -> str:
         f"preset {preset}: no {parser} is known for {name}: set `flags.{parser}` yourself; the "
         "model's card names it"
     )
-
-
-def version(text: str) -> tuple[int, ...]:
-    """Return a release as numbers: (0, 32, 0)."""
-    return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
 
 
 def kinds(caches: Iterable[object]) -> frozenset[str]:

@@ -13,6 +13,7 @@ from gpufleet.architecture.quantization import online
 from gpufleet.candidates import Considered, Sizer
 from gpufleet.errors import FleetError
 from gpufleet.settings import Served
+from gpufleet.version import numbers
 
 # FP8 tensor cores: Ada and Hopper (CUDA programming guide, compute capabilities).
 FP8_CAPABILITY = (8, 9)
@@ -67,5 +68,5 @@ def _method(considered: Considered) -> str | None:
     """Return the name by which the release quantizes to FP8 while loading, if the GPU has it."""
     if considered.kind.compute_capability < FP8_CAPABILITY:
         return None
-    vllm = candidates.release(considered.kind.vllm)
+    vllm = numbers(considered.kind.vllm)
     return next((name for name in FP8 if online(name, vllm) is not None), None)

@@ -26,10 +26,10 @@ from gpufleet import payload, ranks
 from gpufleet.arguments import words
 from gpufleet.errors import FleetError
 from gpufleet.planner import Stage
-from gpufleet.presets import version
 from gpufleet.release import RELEASES
 from gpufleet.settings import Argument, Served, Vllm
 from gpufleet.variables import KeyPath
+from gpufleet.version import numbers
 from gpufleet.wanted import UNIT_DIRECTORY, File, started_line
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
@@ -185,7 +185,7 @@ def rank(stage: Stage, model: Served, vllm: Vllm) -> ranks.Rank:
         stage,
         model,
         dict(stage.group.networks),
-        vllm=version(vllm.version),
+        vllm=numbers(vllm.version),
         device=vllm.device,
         ray=stage.group.ray,
         experts=stage.group.experts,

@@ -44,23 +44,12 @@ def admitted(
             )
         found[node.name] = replace(
             node,
-            gpus=tuple(
-                gpu for gpu in node.gpus if gpu.index not in unfit and gpu.index not in reserved
-            ),
-            unfit=dict(sorted({**_reserved(node, reserved), **briefly(unfit)}.items())),
+            gpus=tuple(gpu for gpu in node.gpus if gpu.index not in unfit),
+            unfit={index: brief(each) for index, each in sorted(unfit.items())},
         )
     if problems:
         raise FleetError(*problems)
     return found
-
-
-def briefly(unfit: Mapping[int, tuple[Finding, ...]]) -> dict[int, str]:
-    """Return why each GPU is left out, short."""
-    return {index: brief(each) for index, each in unfit.items()}
-
-
-def _reserved(node: Node, reserved: Collection[int]) -> dict[int, str]:
-    return {gpu.index: "`gpus.reserved`" for gpu in node.gpus if gpu.index in reserved}
 
 
 def _of(finding: Finding, gpus: Collection[int]) -> bool:

@@ -1,0 +1,16 @@
+"""A release of vLLM as numbers, to compare it with others.  Pure."""
+
+from __future__ import annotations
+
+import re
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """
+    Return a release's number, without what follows it; () if there is none.
+
+    >>> numbers("0.32.0.post1"), numbers("0.19.1rc2"), numbers("")
+    ((0, 32, 0), (0, 19, 1), ())
+    """
+    found = re.match(r"\d+(?:\.\d+){0,2}", version)
+    return tuple(map(int, found[0].split("."))) if found else ()
