@@ -171,7 +171,8 @@ def every(answers: Mapping[str, Mapping[str, Any] | str]) -> dict[str, Mapping[s
         raise FleetError(
             *missing,
             "every node of the inventory is needed to plan: bring them back, or take them out "
-            "of the inventory (their replicas then move to the others)",
+            "of the inventory (their replicas then move to the others; one over several nodes "
+            "only with `when_a_node_leaves: replan`)",
         )
     return {name: said for name, said in answers.items() if not isinstance(said, str)}
 

@@ -12,13 +12,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gpufleet import candidates
-from gpufleet.candidates import Candidate, Considered, Division, Kind, Sizer, Verdict
+from gpufleet import candidates, leaving
+from gpufleet.candidates import Candidate, Considered, Sizer, Verdict
+from gpufleet.division import Division, Kind
 from gpufleet.endpoints import Endpoint
 from gpufleet.placement import Part, Picker, Room, mask
 from gpufleet.ranges import counted, listed
 from gpufleet.settings import Served
-from gpufleet.stage import Move, Running, Stage
+from gpufleet.stage import Balancing, Move, Running, Stage
 from gpufleet.topology import Node
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Replica:
     division: Division
     parts: list[Part]
     endpoint: Endpoint
+    balancing: Balancing = "internal"
 
     def stages(self) -> Iterator[Stage]:
         nodes = tuple(room.name for room, _ in self.parts) if len(self.parts) > 1 else ()
@@ -51,6 +53,7 @@ class Replica:
                 expert_parallel=self.division.expert,
                 node_rank=rank,
                 nodes=nodes,
+                balancing=self.balancing,
             )
 
 
@@ -117,18 +120,23 @@ class Demand:
         """
         stages = self.running[number]
         found = self._may_stay(stages)
-        if isinstance(found, str) and len(stages) > 1:
-            for stage in stages:
-                parts = self._may_stay((stage,))
+        places = _places(stages)
+        if isinstance(found, str) and len(places) > 1:
+            for place in places:
+                parts = self._may_stay(place)
                 if not isinstance(parts, str):
-                    others = tuple(each for each in stages if each is not stage)
-                    self.twice.append(Move(self.name, number, f"{stage.node} runs it too", others))
-                    self.running[number] = (stage,)
+                    others = tuple(each for each in stages if each not in place)
+                    where = listed({each.node for each in place})
+                    runs = "run" if len(place) > 1 else "runs"
+                    self.twice.append(Move(self.name, number, f"{where} {runs} it too", others))
+                    self.running[number] = place
                     return parts
         return found
 
     def _may_stay(self, stages: tuple[Running, ...]) -> list[Part] | str:
         parts: list[Part] = []
+        if absent := [node for node in stages[0].nodes if node not in self.fleet]:
+            return f"{listed(absent)} {'is' if len(absent) == 1 else 'are'} gone"
         for stage in stages:
             if (room := self._by_name.get(stage.node)) is None:
                 gone = stage.node not in self.fleet
@@ -172,7 +180,17 @@ class Demand:
             wished=ran[0].port if stays else None,
             room=max(len(room.layout.gpus) for room, _ in parts),
         )
-        self.placed[number] = Replica(self.name, number, division, parts, endpoint)
+        by_ray = self.served.distributed_executor_backend == "ray"
+        replica = Replica(
+            self.name,
+            number,
+            division,
+            parts,
+            endpoint,
+            "internal" if by_ray else self.served.data_parallel_balancing,
+        )
+        endpoint.width = max(1, *(len(stage.ports) for stage in replica.stages()))
+        self.placed[number] = replica
 
     def keep(self, number: int) -> None:
         """Let a running replica stay, if its GPUs are still free."""
@@ -197,6 +215,18 @@ class Demand:
         return self._lowest
 
     # What became of it
+
+    @property
+    def left_behind(self) -> list[str]:
+        """Why running replicas over nodes may not lose a node, unless a new plan is asked for."""
+        usable = {room.name: room.indices for room in self.rooms}
+        without = {room.name: left_out(room.node) for room in self.rooms}
+        losing = {}
+        for number, stages in self.running.items():
+            losses = [leaving.lost(place, self.fleet, usable, without) for place in _places(stages)]
+            # One that runs twice needs one place.
+            losing[number] = {} if {} in losses else losses[0]
+        return leaving.refusals(self.name, self.served, self.running, losing)
 
     @property
     def refusal(self) -> str:
@@ -446,6 +476,14 @@ def _fill(demands: Sequence[Demand], by_name: Mapping[str, Demand]) -> None:
         demand, picker = min(growing, key=lambda turn: len(turn[0].placed))
         if not _add(demand, picker, by_name):
             growing = [turn for turn in growing if turn[0] is not demand]
+
+
+def _places(stages: Sequence[Running]) -> list[tuple[Running, ...]]:
+    """Take apart what runs of a replica by the nodes that belong together."""
+    found: dict[tuple[str, ...], list[Running]] = defaultdict(list)
+    for stage in stages:
+        found[stage.nodes].append(stage)
+    return [tuple(each) for each in found.values()]
 
 
 def left_out(node: Node) -> str:

@@ -11,9 +11,11 @@ The rules, in the order in which they decide:
    placed; then such models take turns, the one with the fewest replicas first.
 4. A replica that runs where it may run stays: same node, GPUs, port and number. It makes way only
    for a model that is placed before its own and finds no other room, and the plan says so.
-5. A new replica goes to the node with the fewest replicas of its model so far, then the most free
+5. One over several nodes that would lose a node is refused, unless its settings say otherwise
+   (`leaving.py`).
+6. A new replica goes to the node with the fewest replicas of its model so far, then the most free
    GPUs, then the first name; on the node to the GPUs that `placement.py` says.
-6. A GPU serves one stage, a port on a node one user (`endpoints.py`).
+7. A GPU serves one stage, a port on a node one user (`endpoints.py`).
 
 Replicas are placed one after another and each choice looks only at those before it. So asking for
 one more replica moves none of that model. It may move models that are placed later, when they had
@@ -29,8 +31,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from gpufleet.candidates import Considered, Kind, Sizer
+from gpufleet.candidates import Considered, Sizer
 from gpufleet.demand import Demand, in_order, left_out, place
+from gpufleet.division import Kind
 from gpufleet.endpoints import assigned
 from gpufleet.errors import FleetError
 from gpufleet.placement import Layout, NearNics, Room
@@ -83,6 +86,7 @@ class FleetPlan:
                     "gpus": list(stage.gpus),
                     "gpu_uuids": list(stage.gpu_uuids),
                     "port": stage.port,
+                    "ports": list(stage.ports),
                     "tensor_parallel": stage.tensor_parallel,
                     "pipeline_parallel": stage.pipeline_parallel,
                     "data_parallel": stage.data_parallel,
@@ -149,6 +153,9 @@ def plan(
         demand.running = found.pop(name, {})
         demands.append(demand)
 
+    left = {demand.name: sentences for demand in demands if (sentences := demand.left_behind)}
+    problems += (sentence for sentences in left.values() for sentence in sentences)
+    demands = [demand for demand in demands if demand.name not in left]
     chosen = [demand for demand in demands if demand.divisions]
     problems += (demand.refusal for demand in demands if not demand.divisions)
     place(chosen)

@@ -349,6 +349,13 @@ class Served(Setting):
     span_nodes: Annotated[
         bool, Field(description="Let a replica use GPUs of several nodes where one is too small")
     ] = False
+    when_a_node_leaves: Annotated[
+        Literal["refuse", "replan"],
+        Field(
+            description="A node that a replica over several nodes needs leaves the inventory, or "
+            "its GPUs may not be used any more: refuse the plan, or place the replica anew"
+        ),
+    ] = "refuse"
     allow_pcie: Annotated[
         bool,
         Field(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 from gpufleet.cluster_network import Network
 from gpufleet.presets import LayeredFlag
 from gpufleet.ranges import listed, ranges
+
+Balancing: TypeAlias = Literal["internal", "hybrid", "external"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,8 @@ class Stage:
     """What presets and settings set that the operator did not write as a flag."""
     group: Group | None = None
     """How it reaches the other nodes of its replica; None: there are none."""
+    balancing: Balancing = "internal"
+    """Who divides requests over engines, where the replica has some on several nodes."""
 
     @property
     def id(self) -> str:
@@ -61,6 +66,35 @@ class Stage:
     def unit(self) -> str:
         """The systemd unit: `vllm-llama-0.service`."""
         return f"vllm-{self.id}.service"
+
+    @property
+    def local_engines(self) -> int:
+        """Whole engines of data parallelism here; 0: one is larger than the node's part."""
+        return len(self.gpus) // (self.tensor_parallel * self.pipeline_parallel)
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """
+        The ports on which it listens for clients and probes; empty: it has no server.
+
+        With `external` balancing and several engines a node one for each engine, from `port` on,
+        and behind them one that tells whether all are ready (`--data-parallel-supervisor-port`).
+        """
+        if len(self.nodes) < 2:
+            return (self.port,)
+        if self.balancing == "internal" or self.data_parallel == 1:
+            return (self.port,) if self.node_rank == 0 else ()
+        if not (local := self.local_engines):
+            span = self.tensor_parallel * self.pipeline_parallel // len(self.gpus)
+            return (self.port,) if self.node_rank % span == 0 else ()
+        if self.balancing == "external" and local > 1:
+            return tuple(range(self.port, self.port + local + 1))
+        return (self.port,)
+
+    @property
+    def servers(self) -> tuple[int, ...]:
+        """Those of `ports` that complete prompts."""
+        return self.ports[:-1] if len(self.ports) > 1 else self.ports
 
 
 @dataclass(frozen=True)
@@ -85,6 +119,17 @@ class Running:
     def id(self) -> str:
         """Names the stage as the plan does: `llama-0`."""
         return f"{self.model}-{self.replica}"
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """
+        All nodes of its replica in the order of their ranks, as its unit names them.
+
+        Only this one for a replica on one node, or where the unit's arguments are not known.
+        """
+        named = (line.partition(" ") for line in self.arguments)
+        found = tuple(value.partition("=")[0] for name, _, value in named if name == "--node")
+        return found or (self.node,)
 
 
 @dataclass(frozen=True)
