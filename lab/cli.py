@@ -170,14 +170,15 @@ def power(ctx: click.Context, node: str, action: str) -> None:
 
 @lab.command()
 @click.argument("node")
-@click.argument("action", type=click.Choice(["cut", "heal", "loss", "rate"]))
+@click.argument("action", type=click.Choice(["cut", "heal", "loss", "delay", "deaf", "rate"]))
 @click.argument("amount", required=False)
 @click.pass_context
 def net(ctx: click.Context, node: str, action: str, amount: str | None) -> None:
     """
-    Harm NODE's link: cut, loss PERCENT, rate RATE (1mbit); or heal it.
+    Harm NODE's link, or heal it.
 
-    Loss and rate stay until they are set anew or healed.
+    cut, loss PERCENT, delay MILLISECONDS, deaf OTHER-NODE (one way: what that one sends is lost),
+    rate RATE (1mbit). All stay until they are set anew or healed.
     """
     _open(ctx, "changes network interfaces").net(node, action, amount)
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv4Network, ip_network
 from pathlib import Path
 from typing import Any
 
 from gpufleet.errors import FleetError
-from lab import command
+from lab import cgroup, command
+from lab import delay as carrier
 from lab.state import LabNode, LabState, remembered
 
 # Where free networks are looked for, upwards; GPUFLEET_LAB_NET overrides.
@@ -101,6 +103,7 @@ def unplug(state: LabState, name: str, number: int) -> None:
     """Remove what `plug` made for a node; nothing of it needs to be there."""
     command.run("nft", "delete", "table", "netdev", f"{state.table}_{number}", check=False)
     command.run("ip", "link", "del", f"{state.prefix}.{number}", check=False)
+    command.run("ip", "link", "del", state.tap(number), check=False)
     handle = Path("/run/netns") / state.netns(name)
     if handle.exists():
         command.run("ip", "netns", "del", handle.name, check=False)
@@ -114,6 +117,8 @@ def remove(state: LabState) -> None:
         unplug(state, name, int(name.removeprefix("gpu-")))
     for port in Path("/sys/class/net").glob(f"{state.prefix}.*"):
         command.run("ip", "link", "del", port.name, check=False)
+    for tap in Path("/sys/class/net").glob(state.tap("*")):
+        command.run("ip", "link", "del", tap.name, check=False)
     if _exists(state.prefix):
         command.run("ip", "link", "del", state.prefix)
     tables = json.loads(command.run("nft", "-j", "list", "tables"))["nftables"]
@@ -133,10 +138,14 @@ def cut(state: LabState, node: LabNode) -> None:
 
 
 def heal(state: LabState, node: LabNode) -> None:
-    """Plug the cable in again, without loss and at full speed."""
+    """Plug the cable in again, without loss or delay, and at full speed."""
     table, port = f"{state.table}_{node.number}", state.port(node)
     command.run("nft", "delete", "table", "netdev", table, check=False)
     command.run("tc", "qdisc", "del", "dev", port, "root", check=False)
+    if _exists(tap := state.tap(node.number)):
+        cgroup.remove(_carrier(state, node))
+        _ip("link", "del", tap)
+        _ip("link", "set", port, "master", state.prefix)
     _ip("link", "set", port, "up")
 
 
@@ -144,18 +153,45 @@ def lose(state: LabState, node: LabNode, percent: int) -> None:
     """Drop `percent` of the packets, each way for itself: 20 loses 36 % of the echoes."""
     if not 0 <= percent <= 100:
         raise FleetError(f"Loss is {percent}: it is a percentage, 0 to 100.")
+    _drop(state, node, f"numgen random mod 100 < {percent}", "ingress", "egress")
+
+
+def deafen(state: LabState, node: LabNode, peer: LabNode) -> None:
+    """Cut one way: what `peer` sends to the node is lost, and nothing else."""
+    _drop(state, node, f"ip saddr {peer.address}", "egress")
+
+
+def delay(state: LabState, node: LabNode, milliseconds: int) -> None:
+    """Have every packet be so late, each way for itself: 200 makes a round trip of 400."""
+    heal(state, node)
+    tap, port = state.tap(node.number), state.port(node)
+    _ip("tuntap", "add", tap, "mode", "tap", "vnet_hdr")
+    _ip("link", "set", tap, "master", state.prefix, "up")
+    _ip("link", "set", port, "nomaster")
+    program = [sys.executable, "-I", carrier.__file__, port, tap, str(milliseconds)]
+    cgroup.start(_carrier(state, node), program, state.dir / "delay.log")
+
+
+def _carrier(state: LabState, node: LabNode) -> str:
+    """The cgroup of the program that delays; it ends with the node's power, too."""
+    return f"{state.prefix}/{node.name}/delay"
+
+
+def _drop(state: LabState, node: LabNode, what: str, *hooks: str) -> None:
+    """Drop what passes the node's port: `ingress` is what it sends, `egress` what it gets."""
     table, port = f"{state.table}_{node.number}", state.port(node)
-    drop = f'device "{port}" priority 0; numgen random mod 100 < {percent} drop'
+    chains = "".join(
+        f"""
+                chain {hook} {{ type filter hook {hook} device "{port}" priority 0; {what} drop
+                }}"""
+        for hook in hooks
+    )
     command.run(
         *("nft", "-f", "-"),
         stdin=f"""
             table netdev {table} {{}}
             delete table netdev {table}
-            table netdev {table} {{
-                chain from {{ type filter hook ingress {drop}
-                }}
-                chain to {{ type filter hook egress {drop}
-                }}
+            table netdev {table} {{{chains}
             }}""",
     )
 

@@ -143,8 +143,9 @@ class Lab:
         """
         Harm a node's link, or heal it.
 
-        `cut`, `heal`, `loss` with a percentage, `rate` as tc writes it (`1mbit`); also as one
-        word: `net("gpu-01", "loss 30")`.
+        `cut`, `heal`, `loss` with a percentage, `delay` with milliseconds, `deaf` with the node
+        of which nothing is heard any more, `rate` as tc writes it (`1mbit`); also as one word:
+        `net("gpu-01", "loss 30")`.
         """
         verb, _, rest = action.partition(" ")
         value = str(rest if amount is None else amount)
@@ -156,12 +157,16 @@ class Lab:
                 network.heal(self.facts, node)
             elif verb == "loss" and value.isdigit():
                 network.lose(self.facts, node, int(value))
+            elif verb == "delay" and value.isdigit() and int(value) <= 10_000:
+                network.delay(self.facts, node, int(value))
+            elif verb == "deaf" and value != name:
+                network.deafen(self.facts, node, self.facts.node(value))
             elif verb == "rate" and re.fullmatch(r"[0-9]+[kmg]?bit", value):
                 network.throttle(self.facts, node, value)
             else:
                 raise FleetError(
-                    f"Net {verb!r} {value!r}: it is cut, heal, loss PERCENT (0 to 100) or "
-                    "rate RATE (such as 1mbit)."
+                    f"Net {verb!r} {value!r}: it is cut, heal, loss PERCENT (0 to 100), delay "
+                    "MILLISECONDS (0 to 10000), deaf OTHER-NODE or rate RATE (such as 1mbit)."
                 )
 
     def fault(self, name: str, fault: str, gpu: int | None = None) -> Broken:

@@ -93,6 +93,10 @@ class LabState:
         """The bridge's port that the node's network cable is plugged into."""
         return f"{self.prefix}.{node.number}"
 
+    def tap(self, number: int | str) -> str:
+        """What stands on the bridge for a node whose packets are delayed."""
+        return f"gd-{self.id}.{number}"
+
     def netns(self, name: str) -> str:
         return f"{self.prefix}-{name}"
 

@@ -112,7 +112,9 @@ def left_on_machine(lab_id: str) -> set[str]:
             continue
         if f"gpufleet-lab/{lab_id}/" in command:
             found.add(f"process {command}")
-    others = re.compile(rf"gf[-_](?!{lab_id}\b)|gpufleet-lab/(?!{lab_id}/)|/dev/shm/(?!{lab_id}-)")
+    others = re.compile(
+        rf"g[fd][-_](?!{lab_id}\b)|gpufleet-lab/(?!{lab_id}/)|/dev/shm/(?!{lab_id}-)"
+    )
     theirs = {
         f"route unreachable {json.loads(file.read_text())['net']}"
         for file in STATE.glob("*/lab.json")
@@ -210,6 +212,35 @@ def test_a_cut_link_is_silent_and_heals(lab: Lab) -> None:
     assert ssh(lab, "gpu-01", "ping -c1 -W1 gpu-02").returncode == 1
     lab.net("gpu-02", "heal")
     said(lab, "gpu-01", "ping -c1 -W2 gpu-02")
+
+
+def test_a_deaf_node_hears_all_but_one(lab: Lab) -> None:
+    """Cut one way: what comes from elsewhere arrives, and so does what the deaf node sends."""
+    lab.net("gpu-02", "deaf gpu-01")
+    try:
+        assert ssh(lab, "gpu-01", "ping -c1 -W1 gpu-02").returncode == 1
+        counted = "cat /sys/class/net/eth0/statistics/rx_packets"
+        before = int(said(lab, "gpu-01", counted))
+        ssh(lab, "gpu-02", "ping -c20 -i0.01 -W1 gpu-01")
+        assert int(said(lab, "gpu-01", counted)) - before >= 20
+    finally:
+        lab.net("gpu-02", "heal")
+    said(lab, "gpu-01", "ping -c1 -W2 gpu-02")
+
+
+def test_a_delayed_node_answers_late_and_loses_nothing(lab: Lab) -> None:
+    said(lab, "gpu-01", "ping -c1 -W2 gpu-02")  # so that nobody has to look for it first
+    lab.net("gpu-02", "delay 100")
+    try:
+        echoes = said(lab, "gpu-01", "ping -c5 -i0.2 -W2 gpu-02")
+        assert "5 received" in echoes
+        times = [float(each) for each in re.findall(r"time=([0-9.]+) ms", echoes)]
+        assert all(200 <= each < 300 for each in times), echoes
+        # Segments larger than the MTU and unfinished checksums pass: 3 MB arrive whole.
+        assert said(lab, "gpu-02", "seq 500000") == "\n".join(map(str, range(1, 500001)))
+    finally:
+        lab.net("gpu-02", "heal")
+    assert "time=0." in said(lab, "gpu-01", "ping -c1 -W2 gpu-02")
 
 
 def test_up_again_changes_nothing(lab: Lab) -> None:
