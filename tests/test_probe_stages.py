@@ -73,6 +73,22 @@ def test_a_unit_that_was_rendered_says_which_stage_it_runs_and_where(root):
     ]
 
 
+def test_the_unit_of_a_rank_says_its_release_and_the_nodes_of_its_replica(root):
+    """Its program is not the release's: that is behind it, with what it starts."""
+    text = rendered()
+    program = "/opt/vllm/releases/0.32.0-1a2b3c4d5e/bin/vllm serve"
+    rank = (
+        "/usr/local/libexec/gpufleet/vllm-rank \\\n    --node gpu-01=10.1.0.1 \\\n    -- " + program
+    )
+    assert program in text
+    (root / "etc/systemd/system/vllm-llama-3.service").write_text(text.replace(program, rank))
+
+    (found,) = stages.stages()
+
+    assert found["release"] == "0.32.0-1a2b3c4d5e"
+    assert found["arguments"][:2] == ["--node gpu-01=10.1.0.1", f"-- {program}"]
+
+
 @pytest.mark.parametrize(
     ("content", "answer"),
     [

@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 
 from gpufleet import units
+from gpufleet.cluster_network import Network
 from gpufleet.planner import Running, Stage
 from gpufleet.presets import LayeredFlag
 from gpufleet.restarts import restarts
 from gpufleet.settings import NodeSettings
+from gpufleet.stage import Group
 
 STAGE = Stage(
     model="llama",
@@ -62,3 +64,44 @@ def test_a_stage_that_is_new_here_or_says_nothing_of_itself_restarts_for_no_flag
     assert restarts([STAGE], [], {"gpu-01": settings()}) == {}
     silent = replace(started(), arguments=())
     assert restarts([STAGE], [silent], {"gpu-01": settings(seed=1)}) == {}
+
+
+NETWORKS = (("gpu-01", Network("eth1", "10.1.0.1")), ("gpu-02", Network("eth1", "10.1.0.2")))
+HEAD = replace(
+    STAGE,
+    pipeline_parallel=2,
+    nodes=("gpu-01", "gpu-02"),
+    group=Group(networks=NETWORKS, cluster_port=29500),
+)
+RANKS = (HEAD, replace(HEAD, node="gpu-02", node_rank=1))
+
+
+def units_of(here, release="0.32.0-1a2b"):
+    return [
+        Running(
+            stage.model,
+            stage.replica,
+            stage.node,
+            stage.gpu_uuids,
+            8000,
+            stage.node_rank,
+            release,
+            tuple(units.argument_lines(stage, here.serving["llama"], here.vllm, release=release)),
+        )
+        for stage in RANKS
+    ]
+
+
+def both(here):
+    return dict.fromkeys(("gpu-01", "gpu-02"), here)
+
+
+def test_the_ranks_of_a_replica_restart_for_what_differs_on_any_of_them_said_once():
+    """Their units name the release, which is no difference by itself."""
+    assert restarts(RANKS, units_of(settings()), both(settings())) == {}
+
+    found = restarts(RANKS, units_of(settings(seed=1)), both(settings(seed=2)))
+    assert found == {"llama-0": "- --seed 1, + --seed 2"}
+
+    older = units_of(settings("0.31.0"), release="0.31.0-1a2b")
+    assert restarts(RANKS, older, both(settings())) == {"llama-0": "vLLM 0.31.0 -> 0.32.0"}

@@ -74,7 +74,6 @@ ENDS = ("exited", "succeeded", "failed", "out of memory", "stopped", "restarts")
 DETAILS = ("EXIT_CODE", "EXIT_STATUS", "UNIT_RESULT")
 
 API_KEY = "api-key"
-RELEASE = re.compile(r"/releases/([^/\s]+)/bin/")
 FINGERPRINT = re.compile(r"printf %%s ([0-9A-Za-z]+) > /run/gpufleet/started/")
 # Words as units.systemd_quote writes them: wholly in quotes, or plain.
 WORD = re.compile(r"\"((?:[^\"\\]|\\.)*)\"|'((?:[^'\\]|\\.)*)'|(\S+)")
@@ -138,7 +137,7 @@ def stage(unit: str) -> dict[str, Any]:
     life = seen.get("unit", {}).get("InvocationID")
     return {
         **{key: said[key] for key in ("model", "replica", "rank", "port", "gpus")},
-        "release": next(iter(RELEASE.findall(text)), ""),
+        "release": next(iter(stages.RELEASE.findall(text)), ""),
         "nodes": list(members(words)),
         "served_name": served_name,
         "url": place,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import configparser
 import json
 import os
+import re
 from typing import Any, Iterator
 
 from gpufleet.on_node import machine
@@ -17,6 +18,7 @@ from gpufleet.on_node.answers import CannotRead, read
 UNITS = "/etc/systemd/system"
 # systemd ignores sections whose names begin so (systemd.unit(5)); templates/vllm.service.j2 has it.
 SECTION = "X-Gpufleet"
+RELEASE = re.compile(r"/releases/([^/\s]+)/bin/")
 # The largest are ours, of 8 KB; an index has a line for each tensor, of the largest public models
 # some 20 MB.
 UNIT_BYTES = 1 << 20
@@ -61,6 +63,7 @@ def started(text: str) -> dict[str, Any]:
     Return the release that a unit starts, and its arguments as the unit has them, by line.
 
     templates/vllm.service.j2: the launcher, `.../releases/<id>/bin/vllm serve`, a line for each.
+    A rank of a replica over nodes has its program there, and the release in an argument.
     """
     _, _, rest = text.partition("\nExecStart=")
     lines = []
@@ -68,8 +71,9 @@ def started(text: str) -> dict[str, Any]:
         lines.append(line.strip().rstrip("\\").strip())
         if not line.endswith("\\"):
             break
-    program = lines[1] if len(lines) > 1 else ""
-    return {"release": program.partition("/bin/")[0].rpartition("/")[2], "arguments": lines[2:]}
+    releases = (RELEASE.search(line) for line in lines[1:])
+    release = next((found.group(1) for found in releases if found), "")
+    return {"release": release, "arguments": lines[2:]}
 
 
 def until_next(text: str) -> Iterator[str]:
