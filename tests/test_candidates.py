@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from gpufleet.candidates import Division, Kind, Verdict, consider, options, remedies
+from gpufleet.candidates import Verdict, consider, options, remedies
+from gpufleet.division import Division, Kind
 from gpufleet.errors import NotKnownError
 from gpufleet.settings import Served
 from gpufleet.sizing import Sizing, size

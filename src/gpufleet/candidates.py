@@ -7,7 +7,7 @@ leaves open is searched:
 - tensor parallelism in powers of two, inside an NVLink island; wider only with `allow_pcie`, and
   only where no island is wide enough;
 - pipeline parallelism over islands and nodes, only with `span_nodes`, and only where no group is
-  large enough;
+  large enough; tensor, data and expert parallelism over nodes only as the operator sets them;
 - for models of experts, several engines with whole experts on each GPU (data and expert
   parallelism), where `objective: throughput` asks what that brings.
 
@@ -20,9 +20,9 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from gpufleet.division import Division, Kind, room, spread
 from gpufleet.errors import FleetError, NotKnownError
 from gpufleet.flags.rewriting import human_readable
 from gpufleet.gpu_catalogue import cuda_total_gib
@@ -58,93 +58,6 @@ class Verdict(StrEnum):
     NEAR = "near the edge"
     NO = "does not fit"
     UNKNOWN = "not checked"
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What nodes have in common that a model's division depends on."""
-
-    gpu: str
-    """Product name as NVML gives it."""
-    memory_mib: int
-    """Of one GPU, as NVML has it: more than CUDA gives to processes."""
-    compute_capability: tuple[int, int]
-    islands: tuple[int, ...]
-    """The GPUs in each NVLink island, most first."""
-    vllm: str
-    device: str = "cuda"
-
-    @cached_property
-    def gpus(self) -> int:
-        """Return how many GPUs such a node has."""
-        return sum(self.islands)
-
-    def __hash__(self) -> int:
-        """Return the hash, worked out once: a plan of a large fleet asks for it all the time."""
-        return self._hash
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash((self.gpu, self.memory_mib, self.islands, self.vllm, self.device))
-
-    def __str__(self) -> str:
-        """
-        Say it in a table's cell.
-
-        >>> str(Kind("NVIDIA L4", 23034, (8, 9), (1, 1), "0.32.0"))
-        '2 x NVIDIA L4, no NVLink'
-        """
-        largest = self.islands[0] if self.islands else 0
-        if largest <= 1:
-            joined = ", no NVLink" if self.gpus > 1 else ""
-        elif largest == self.gpus:
-            joined = ", all on NVLink"
-        else:
-            joined = f", NVLink islands of {' + '.join(map(str, self.islands))}"
-        return f"{self.gpus} x {self.gpu}{joined}"
-
-
-@dataclass(frozen=True)
-class Division:
-    """How a replica is divided, in the sense of vLLM's flags of these names."""
-
-    tensor: int
-    pipeline: int = 1
-    data: int = 1
-    expert: bool = False
-    nodes: int = 1
-    """The stages of the pipeline lie on this many nodes, equally many on each."""
-
-    @cached_property
-    def gpus(self) -> int:
-        """Return the GPUs of a replica, on all its nodes."""
-        return self.tensor * self.pipeline * self.data
-
-    @cached_property
-    def unit(self) -> int:
-        """
-        Return how many GPUs NVLink has to join.
-
-        A tensor-parallel group; with experts on each GPU all of the engines, for every layer sends
-        tokens to other GPUs' experts.
-        """
-        return self.tensor * self.data if self.expert else self.tensor
-
-    @cached_property
-    def units(self) -> int:
-        """Return how many of them lie on one node."""
-        return self.gpus // self.nodes // self.unit
-
-    def __str__(self) -> str:
-        """
-        Say it in a sentence.
-
-        >>> str(Division(4)), str(Division(8, pipeline=2, nodes=2)), str(Division(1, 1, 8, True))
-        ('TP 4', 'TP 8 x PP 2', 'TP 1 x DP 8 with EP')
-        """
-        others = (("PP", self.pipeline), ("DP", self.data))
-        words = [f"TP {self.tensor}", *(f"{name} {size}" for name, size in others if size > 1)]
-        return " x ".join(words) + (" with EP" if self.expert else "")
 
 
 @dataclass(frozen=True)
@@ -219,7 +132,7 @@ def consider(
 def _unjudged(served: Served, kind: Kind, nodes: int, why: str | None) -> list[Candidate]:
     if served.tensor_parallel is None:
         return []
-    division = _placed(
+    division = spread(
         Division(
             served.tensor_parallel,
             served.pipeline_parallel or 1,
@@ -230,8 +143,8 @@ def _unjudged(served: Served, kind: Kind, nodes: int, why: str | None) -> list[C
         kind,
     )
     reason = f"memory not checked: {why or 'nothing is known of the model'}"
-    room = _replicas(division, served, kind, nodes)
-    return [Candidate(division, Verdict.UNKNOWN, reason, replicas=room, chosen=True)]
+    replicas = room(division, served, kind, nodes)
+    return [Candidate(division, Verdict.UNKNOWN, reason, replicas=replicas, chosen=True)]
 
 
 def _judged(
@@ -240,15 +153,17 @@ def _judged(
     """Return the candidates, one of them chosen where one may be."""
 
     def judged(division: Division) -> Candidate:
-        room = _replicas(division, served, kind, nodes)
+        replicas = room(division, served, kind, nodes)
         try:
             sizing = sizer(description, options(served, kind, division))
         except NotKnownError:
             raise
         except FleetError as error:  # what no release takes, or what this model cannot have
-            return Candidate(division, Verdict.NO, "; ".join(error.problems), replicas=room)
+            return Candidate(division, Verdict.NO, "; ".join(error.problems), replicas=replicas)
         verdict, reason = _verdict(served, division, sizing)
-        return Candidate(division, verdict, reason, sizing, room)
+        if verdict is Verdict.FITS and own is None and division.nodes > nodes:
+            verdict, reason = Verdict.NO, f"takes {division.nodes} nodes, and {nodes} are alike"
+        return Candidate(division, verdict, reason, sizing, replicas)
 
     island, node = max(kind.islands, default=0), kind.gpus
     own = served.tensor_parallel
@@ -258,7 +173,9 @@ def _judged(
         found += (judged(each) for each in _divisions(served, description, kind, island + 1, node))
         fitting = [each for each in found if each.verdict is Verdict.FITS]
     if not fitting and served.span_nodes and served.pipeline_parallel is None:
-        for deep in _pipelines(served, kind, nodes, node if served.allow_pcie else island):
+        for deep in _pipelines(
+            served, description, kind, nodes, node if served.allow_pcie else island
+        ):
             candidate = judged(deep)
             found.append(candidate)
             if candidate.verdict is Verdict.FITS:
@@ -300,54 +217,36 @@ def _divisions(
         ):
             engines = [each for each in _powers(1, most) if tensor * each <= most]
         for data in engines:
-            expert = served.expert_parallel
-            if expert is None:
-                expert = data > 1 and experts
+            expert = _with_experts(served, description, data)
             division = Division(tensor, pipeline, data, expert)
-            if own is not None or division.unit >= least:
-                yield _placed(division, served, kind)
+            if own is not None or division.group >= least:
+                yield spread(division, served, kind)
 
 
-def _pipelines(served: Served, kind: Kind, nodes: int, widest: int) -> list[Division]:
+def _pipelines(
+    served: Served, description: Description, kind: Kind, nodes: int, widest: int
+) -> list[Division]:
     """Return pipelines of more GPUs than a group can have: over few nodes, of few stages first."""
     own = served.tensor_parallel
     tensors = _powers(1, widest) if own is None else [own]
+    data = served.data_parallel or 1
+    expert = _with_experts(served, description, data)
     every = (
-        _placed(Division(tensor, stages), served, kind)
+        spread(Division(tensor, stages, data, expert), served, kind)
         for stages in range(2, MOST_STAGES + 1)
         for tensor in tensors
+        if tensor * stages > max(tensors)
     )
     return sorted(
-        (
-            each
-            for each in every
-            if each.gpus > max(tensors, default=0) and _replicas(each, served, kind, nodes)
-        ),
+        (each for each in every if room(each, served, kind, nodes)),
         key=lambda each: (each.nodes, each.pipeline, each.gpus),
     )
 
 
-def _placed(division: Division, served: Served, kind: Kind) -> Division:
-    """Spread a pipeline over as few nodes as hold it, if it may span nodes."""
-    if not served.span_nodes or _on_a_node(division, served, kind):
-        return division
-    for nodes in range(2, division.pipeline + 1):
-        spread = replace(division, nodes=nodes)
-        if division.pipeline % nodes == 0 and _on_a_node(spread, served, kind):
-            return spread
-    return division
-
-
-def _on_a_node(division: Division, served: Served, kind: Kind) -> int:
-    """Return how many replicas' parts an empty node holds."""
-    groups = sum(island // division.unit for island in kind.islands)
-    if served.allow_pcie:
-        groups = max(groups, kind.gpus // division.unit)
-    return groups // max(1, division.units)
-
-
-def _replicas(division: Division, served: Served, kind: Kind, nodes: int) -> int:
-    return _on_a_node(division, served, kind) * (nodes // division.nodes)
+def _with_experts(served: Served, description: Description, data: int) -> bool:
+    if served.expert_parallel is not None:
+        return served.expert_parallel
+    return data > 1 and description.architecture.experts > 0
 
 
 def _powers(least: int, most: int) -> list[int]:

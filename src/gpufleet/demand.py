@@ -352,6 +352,10 @@ class Demand:
             }
             ways = sorted({layout.way(group) for layout, group in groups})
             clauses.append(f"each group linked by {' or '.join(ways)}")
+        clauses += (
+            f"{wide} is wider than a node: every layer waits for the network"
+            for wide in sorted({each.division.wide for each in replicas if each.division.crosses})
+        )
         clauses += self._passed_over()
         yield "; ".join(clauses)
         yield from dict.fromkeys(self._chosen())

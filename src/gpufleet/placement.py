@@ -16,7 +16,7 @@ import heapq
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from gpufleet.candidates import Division, Kind
+from gpufleet.division import Division, Kind
 from gpufleet.topology import Node, islands
 
 # How NVML names the nearest common ancestor of two GPUs, nearest first: one switch, several
