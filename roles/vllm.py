@@ -62,7 +62,7 @@ def vllm(here: Here) -> None:
         nothing.units(name="no stages")
         return
     build = release(wanted, read(wanted.lock), read(wanted.uv_lock))
-    secrets = credentials(wanted)
+    secrets = credentials(wanted, here)
     files = {
         stage: found
         for stage in here.stages
@@ -153,7 +153,7 @@ def unit_files(
             toolkit=here.settings.cuda.toolkit if here.settings.cuda else None,
             credentials={
                 name: hashes[name]
-                for name in ("api-key", *(["cluster-key"] if stage.group else []))
+                for name in units.secrets(stage, here.settings.serving[stage.model])
                 if name in hashes
             },
         )
@@ -197,26 +197,26 @@ def planned(here: Here) -> tuple[Endpoint, ...]:
     if wanted is None:
         return ()
     build = release(wanted, read(wanted.lock), read(wanted.uv_lock))
-    return endpoints(here, unit_files(here, wanted, build, credentials(wanted)))
+    return endpoints(here, unit_files(here, wanted, build, credentials(wanted, here)))
 
 
 def endpoints(here: Here, rendered: dict[Stage, UnitFile]) -> tuple[Endpoint, ...]:
-    """Return where this node's stages answer, as the node itself reaches them."""
+    """Return where this node's stages answer, each server of them, as the node itself does."""
     wanted = here.settings.vllm
     if wanted is None:
         return ()
     return tuple(
         Endpoint(
-            id=stage.id,
+            id=stage.id if port == stage.port else f"{stage.id} on port {port}",
             unit=stage.unit,
-            url=f"http://{local(wanted.listen)}:{stage.port}",
+            url=f"http://{local(wanted.listen)}:{port}",
             served_name=units.served_name(stage, here.settings.serving[stage.model]),
             key_file=API_KEY if wanted.api_key_file else None,
             start_seconds=here.settings.serving[stage.model].start_seconds,
             fingerprint=unit.fingerprint,
         )
         for stage, unit in rendered.items()
-        if not stage.group or ranks.endpoints(stage, here.settings.serving[stage.model])
+        for port in stage.servers
     )
 
 
@@ -233,8 +233,12 @@ def patience(here: Here) -> int:
     )
 
 
-def credentials(wanted: Vllm) -> dict[str, bytes]:
-    """Return the secrets that go to a node, by name, read from this machine's files."""
+def credentials(wanted: Vllm, here: Here) -> dict[str, bytes]:
+    """
+    Return the secrets that go to a node, by name: read from this machine's files, or made of them.
+
+    Ray's token goes to nodes alone that have a stage which Ray joins to others.
+    """
     named = {
         "api-key": wanted.api_key_file,
         "cluster-key": wanted.cluster_key_file,
@@ -243,6 +247,10 @@ def credentials(wanted: Vllm) -> dict[str, bytes]:
     found = {name: read(path).strip() for name, path in named.items() if path}
     if empty := [str(named[name]) for name, content in found.items() if not content]:
         raise FleetError(*(f"{path} is empty: put the secret into it" for path in empty))
+    serving = here.settings.serving
+    asked = {name for each in here.stages for name in units.secrets(each, serving[each.model])}
+    if ranks.RAY_TOKEN in asked and "cluster-key" in found:
+        found[ranks.RAY_TOKEN] = ranks.ray_token(found["cluster-key"])
     return found
 
 

@@ -263,6 +263,7 @@ def test_a_plan_is_json_with_a_schema():
                 "gpus": [0, 1],
                 "gpu_uuids": ["GPU-gpu-01-0", "GPU-gpu-01-1"],
                 "port": 8000,
+                "ports": [8000],
                 "tensor_parallel": 2,
                 "pipeline_parallel": 1,
                 "data_parallel": 1,

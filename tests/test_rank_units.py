@@ -84,3 +84,31 @@ def test_another_network_or_program_restarts_the_stage():
         group=replace(HEAD.group, networks=(NETWORKS[0], ("gpu-02", Network("eth2", "10.1.0.9")))),
     )
     assert rendered(other) != rendered(HEAD)
+
+
+def fingerprint(stage, model=SERVED, vllm=VLLM):
+    line = units.argument_lines(stage, model, vllm, release="0.33.0-1a2b3c4d5e")
+    return next(each for each in line if each.startswith("--same fingerprint="))
+
+
+def test_all_ranks_have_one_fingerprint_whatever_is_a_nodes_own():
+    listens = VLLM.model_copy(update={"listen": "10.1.0.2"})
+    uuids = tuple(f"GPU-b{n}" for n in range(8))
+    assert fingerprint(replace(WORKER, gpu_uuids=uuids), vllm=listens) == fingerprint(HEAD)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"flags": {"seed": 2}},
+        {"environment": {"NCCL_DEBUG": "INFO"}},
+        {"data_parallel_balancing": "hybrid"},
+    ],
+)
+def test_a_rank_that_a_deploy_has_not_reached_has_another_fingerprint(change):
+    assert fingerprint(WORKER, SERVED.model_copy(update=change)) != fingerprint(HEAD)
+
+
+def test_a_variable_of_the_nodes_own_may_differ():
+    own = VLLM.model_copy(update={"environment": {"NCCL_IB_HCA": "=mlx5_7:1"}})
+    assert fingerprint(WORKER, vllm=own) == fingerprint(HEAD)

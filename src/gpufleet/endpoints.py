@@ -1,10 +1,13 @@
 """
-Which port each replica answers on.  Pure.
+Which port each replica answers on, and which further ones.  Pure.
 
 A port on a node has one user. A model's first replica on a node has the declared port, further
 ones the next that are free there. What is stepped over: ports of exporters, of programs of others,
 of other stages, and the declared ports of the other models of the node, which those keep for their
 own first replica. A replica that runs keeps its port, as long as it could have got it so.
+
+A replica with several servers on a node has as many ports in a row, one behind them for their
+supervisor, and gets them or none.
 
 A declared port is stepped over only where it is a default. Written down twice, it is a mistake.
 """
@@ -36,8 +39,14 @@ class Endpoint:
     """On which it answers now; None: it does not run, or it moves."""
     room: int = 1
     """Replicas that a node can hold: so far from `declared` a port can be one of ours."""
+    width: int = 1
+    """Ports in a row that it needs on each node."""
     port: int = 0
-    """The result."""
+    """The result: the first of them."""
+
+    def ports(self, first: int) -> range:
+        """All of its ports, if this is the first."""
+        return range(first, first + self.width)
 
 
 def assigned(
@@ -100,42 +109,52 @@ class _Ports:
         port = endpoint.wished
         if port is None or port < endpoint.declared or self._in_use(endpoint, port):
             return False
+        if endpoint.ports(port)[-1] > LAST_PORT:
+            return False
         if port == endpoint.declared:
             return endpoint.explicit or not self._promised(endpoint, port, written=True)
         passed = sum(
-            self._others(endpoint, at) or self._promised(endpoint, at)
+            self._others(endpoint, at) or self._promises(endpoint, at)
             for at in range(endpoint.declared, min(port, endpoint.declared + 1000))
         )
-        near = port - endpoint.declared < endpoint.room + passed
+        near = port - endpoint.declared < endpoint.room * endpoint.width + passed
         return near and not self._promised(endpoint, port)
 
     def _find(self, endpoint: Endpoint, *, first: bool) -> None:
         port = endpoint.declared
         written = not endpoint.explicit and self._promised(endpoint, port, written=True)
-        if first and not written and not self._in_use(endpoint, port):
+        fits = endpoint.ports(port)[-1] <= LAST_PORT
+        if first and not written and fits and not self._in_use(endpoint, port):
             self._take(endpoint, port)
             return
-        if first and endpoint.explicit and (users := self._written(endpoint, port)):
+        users = self._written(endpoint, *endpoint.ports(port))
+        if first and endpoint.explicit and users:
             keys = tuple(sorted({f"serving.{endpoint.model}.port", *users}))
-            self.clashes[port, keys] += endpoint.nodes
+            taken = next(at for at in endpoint.ports(port) if self._written(endpoint, at))
+            self.clashes[taken, keys] += endpoint.nodes
             endpoint.port = port
             return
-        while port <= LAST_PORT and (
+        while (last := endpoint.ports(port)[-1]) <= LAST_PORT and (
             self._in_use(endpoint, port) or self._promised(endpoint, port)
         ):
             port += 1
-        if port > LAST_PORT:
-            self.beyond.setdefault((endpoint.model, port), endpoint.nodes[0])
+        if last > LAST_PORT:
+            self.beyond.setdefault((endpoint.model, last), endpoint.nodes[0])
             endpoint.port = port
             return
         if first:
-            having = {self.users[node].get(endpoint.declared, "") for node in endpoint.nodes}
+            having = {
+                self.users[node].get(at, "")
+                for node in endpoint.nodes
+                for at in endpoint.ports(endpoint.declared)
+            }
             user = " and ".join(sorted(having - {""})) or self._writer(endpoint)
             self.stepped[endpoint.model, port, user] += endpoint.nodes
         self._take(endpoint, port)
 
     def _in_use(self, endpoint: Endpoint, port: int) -> bool:
-        return any(port in self.users[node] for node in endpoint.nodes)
+        wanted = endpoint.ports(port)
+        return any(at in self.users[node] for node in endpoint.nodes for at in wanted)
 
     def _others(self, endpoint: Endpoint, port: int) -> bool:
         """Say whether the port has a user who is no replica of the same model."""
@@ -146,7 +165,10 @@ class _Ports:
         )
 
     def _promised(self, endpoint: Endpoint, port: int, *, written: bool = False) -> bool:
-        """Say whether another model of a node declares the port, or has it `written`."""
+        """Say whether another model of a node declares one of its ports, or has it `written`."""
+        return any(self._promises(endpoint, at, written=written) for at in endpoint.ports(port))
+
+    def _promises(self, endpoint: Endpoint, port: int, *, written: bool = False) -> bool:
         return any(
             model != endpoint.model and (explicit or not written)
             for node in endpoint.nodes
@@ -154,17 +176,18 @@ class _Ports:
         )
 
     def _writer(self, endpoint: Endpoint) -> str:
-        """Return the key of another model that has the declared port written."""
+        """Return the key of another model that has one of the declared ports written."""
         return next(
             f"serving.{model}.port"
             for node in endpoint.nodes
-            for model, explicit in sorted(self.declared[node].get(endpoint.declared, {}).items())
+            for port in endpoint.ports(endpoint.declared)
+            for model, explicit in sorted(self.declared[node].get(port, {}).items())
             if model != endpoint.model and explicit
         )
 
-    def _written(self, endpoint: Endpoint, port: int) -> set[str]:
-        """Return the keys that give the port to somebody else."""
-        users = (self.users[node].get(port, "") for node in endpoint.nodes)
+    def _written(self, endpoint: Endpoint, *ports: int) -> set[str]:
+        """Return the keys that give one of the ports to somebody else."""
+        users = (self.users[node].get(port, "") for node in endpoint.nodes for port in ports)
         return {user for user in users if user.endswith(".port") or user == OTHERS}
 
     def _take(self, endpoint: Endpoint, port: int) -> None:
@@ -173,7 +196,7 @@ class _Ports:
             user = f"{endpoint.model}-{endpoint.replica}"
             if port == endpoint.declared and endpoint.explicit:
                 user = f"serving.{endpoint.model}.port"
-            self.users[node][port] = user
+            self.users[node].update(dict.fromkeys(endpoint.ports(port), user))
 
     def _problems(self) -> Iterable[str]:
         for (port, keys), nodes in sorted(self.clashes.items()):

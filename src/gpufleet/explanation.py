@@ -150,12 +150,18 @@ def picture(plan: FleetPlan, node: Node) -> list[str]:
         elif gpu in serving:
             stage, rank = serving[gpu]
             lines.append(
-                f"  GPU {gpu}  {stage.id:{width}}  rank {rank}  port {stage.port}"
+                f"  GPU {gpu}  {stage.id:{width}}  rank {rank}{_listens(stage)}"
                 f"{_link(node, stage, gpu)}"
             )
         else:
             lines.append(f"  GPU {gpu}  free")
     return lines
+
+
+def _listens(stage: Stage) -> str:
+    """Its ports; a node of a replica that has no server answers nowhere."""
+    ports = stage.ports
+    return f"  port{'s' if len(ports) > 1 else ''} {ranges(ports)}" if ports else ""
 
 
 def _link(node: Node, stage: Stage, gpu: int) -> str:

@@ -23,9 +23,11 @@ incarnation that begins, so that a process of an older one can join nothing.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from gpufleet.arguments import words
@@ -33,12 +35,28 @@ from gpufleet.cluster_network import Network
 from gpufleet.errors import FleetError
 from gpufleet.planner import Stage
 from gpufleet.settings import Argument, Served
+from gpufleet.stage import Balancing
 
 Version: TypeAlias = tuple[int, ...]
 
 MASTER_PORT = "{master_port}"
 RPC_PORT = "{rpc_port}"
 """Placeholders, which on_node/rank.py fills in."""
+
+OF_THE_NODE = frozenset(
+    {
+        "GLOO_SOCKET_IFNAME",
+        "NCCL_IB_HCA",
+        "NCCL_SOCKET_IFNAME",
+        "UCX_NET_DEVICES",
+        "VLLM_HOST_IP",
+        "VLLM_NIXL_SIDE_CHANNEL_HOST",
+    }
+)
+"""Variables that each node of a replica has its own value of."""
+
+RAY_TOKEN = "ray-token"
+"""The credential of a unit that `RAY_AUTH_TOKEN_PATH` names."""
 
 NIXL_PORT = 5600
 """VLLM_NIXL_SIDE_CHANNEL_PORT by itself (vllm/envs.py)."""
@@ -78,8 +96,6 @@ class Rank:
     endpoints: tuple[int, ...] = ()
     """Ports that `vllm serve` listens on here for clients and probes; empty: it has no server."""
 
-
-Balancing: TypeAlias = Literal["internal", "hybrid", "external"]
 
 _BALANCING = "set `data_parallel_balancing` instead"
 # Flags that `arrange` sets for one or another replica, and what an operator writes instead.
@@ -249,6 +265,16 @@ def command(
     return lines
 
 
+def ray_token(cluster_key: bytes) -> bytes:
+    """
+    Return what Ray's processes of a fleet prove to each other that they belong to it.
+
+    Of the cluster key, so that there is no second secret to keep, and such that nobody learns that
+    from it: Ray sends its token with each request, over lines that are not encrypted.
+    """
+    return hmac.new(cluster_key, b"gpufleet: Ray's token", hashlib.sha256).hexdigest().encode()
+
+
 def _by_option(line: Sequence[str]) -> list[tuple[str, ...]]:
     """Break a command line before each option."""
     lines: list[list[str]] = [[line[0]]]
@@ -272,21 +298,12 @@ def filled(text: str, port: int) -> str:
 
 def endpoints(stage: Stage, model: Served) -> tuple[int, ...]:
     """
-    Return the ports on which a stage of several nodes listens for clients and probes.
+    Return the ports on which a stage listens for clients and probes, as `Stage.ports` says.
 
-    One where there is a server; with `external` balancing and several engines a node one for each
-    engine, from the stage's port on, and behind them one that tells whether all are ready.
+    What is declared of the model counts, also for stages that know nothing of it.
     """
-    if model.distributed_executor_backend == "ray" or stage.data_parallel == 1:
-        return (stage.port,) if stage.node_rank == 0 else ()
-    shape = _shape(stage)
-    if model.data_parallel_balancing == "internal":
-        return (stage.port,) if stage.node_rank == 0 else ()
-    if not shape.local:
-        return (stage.port,) if stage.node_rank % shape.span == 0 else ()
-    if model.data_parallel_balancing == "external" and shape.local > 1:
-        return tuple(range(stage.port, stage.port + shape.local + 1))
-    return (stage.port,)
+    by_ray = model.distributed_executor_backend == "ray"
+    return replace(stage, balancing="internal" if by_ray else model.data_parallel_balancing).ports
 
 
 # What cannot be
@@ -417,7 +434,7 @@ def _by_ray(
     if ray >= _TOKEN_SINCE:
         variables["RAY_AUTH_MODE"] = "token"
         # Where systemd puts the credentials of a unit (systemd.exec(5), LoadCredential=).
-        variables["RAY_AUTH_TOKEN_PATH"] = f"/run/credentials/{stage.unit}/ray-token"
+        variables["RAY_AUTH_TOKEN_PATH"] = f"/run/credentials/{stage.unit}/{RAY_TOKEN}"
     common = [
         *("--node-ip-address", here.address),
         # What is not said is counted: Ray would start an idle process for each CPU. One CPU a GPU
@@ -444,7 +461,7 @@ def _by_ray(
         flags=flags,
         variables=variables,
         # Some releases lay the server's own over those of each node (vllm/ray/ray_env.py).
-        unset=tuple(sorted(name for name in variables if name in _OF_THE_NODE)),
+        unset=tuple(sorted(name for name in variables if name in _COPIED)),
         ray=(
             *("ray", "start", "--head", "--port", MASTER_PORT),
             # Off where it can be; Ray's client server, where its dependencies are there, has a
@@ -459,7 +476,8 @@ def _by_ray(
 
 # Variables
 
-_OF_THE_NODE = {"NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "UCX_NET_DEVICES"}
+# Of those, what vLLM copies to the Ray workers of other nodes, by their prefixes.
+_COPIED = {"NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "UCX_NET_DEVICES"}
 
 
 def _interfaces(here: Network, device: Literal["cuda", "cpu"]) -> dict[str, str]:

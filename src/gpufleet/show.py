@@ -236,7 +236,7 @@ def plan_table(plan: FleetPlan, nodes: Mapping[str, Node]) -> Table:
             ranges(stage.gpus),
             _island(stage, nodes[stage.node]),
             str(stage.tensor_parallel),
-            str(stage.port),
+            ranges(stage.ports) or "-",
         )
     return table
 

@@ -119,6 +119,14 @@ def render(
     )
 
 
+def secrets(stage: Stage, model: Served) -> tuple[str, ...]:
+    """Return the names of the credentials that the stage's unit loads, where a node has them."""
+    if not stage.group:
+        return ("api-key",)
+    by_ray = model.distributed_executor_backend == "ray"
+    return ("api-key", "cluster-key", *([ranks.RAY_TOKEN] if by_ray else []))
+
+
 def model_directory(model: Served) -> str:
     """
     Return where the model's files lie on the node.
@@ -166,11 +174,44 @@ def argument_lines(stage: Stage, model: Served, vllm: Vllm, *, release: str = ""
             rank(stage, model, vllm),
             dict(stage.group.networks),
             port=stage.group.cluster_port,
-            same={"release": release, "model": model.revision or model.model},
+            same={
+                "release": release,
+                "model": model.revision or model.model,
+                "fingerprint": in_common(stage, model, vllm),
+            },
             programs=f"{RELEASES}/{release}/bin",
             serve=said,
         )
     return [" ".join(map(systemd_quote, line)) for line in said]
+
+
+def in_common(stage: Stage, model: Served, vllm: Vllm) -> str:
+    """
+    Return the fingerprint of what all ranks of a replica are started with, 16 digits.
+
+    Ranks that have another one do not form a group: while a deploy has reached some of the nodes,
+    those wait for the others. Not in it is what each node has of its own, and what follows from
+    the list of nodes, which the ranks compare themselves.
+    """
+    said = [line for _, line in lines(stage, model, vllm)]
+    variables = _offline(model) | vllm.environment | model.environment
+    return _fingerprint(
+        {
+            "arguments": json.dumps([line for line in said if line[0] != "--host"]),
+            "environment": json.dumps(
+                sorted(each for each in variables.items() if each[0] not in ranks.OF_THE_NODE)
+            ),
+            "joined": json.dumps(
+                [
+                    model.distributed_executor_backend,
+                    model.data_parallel_balancing,
+                    [stage.group.cluster_port, stage.group.side_channel_port]
+                    if stage.group
+                    else [],
+                ]
+            ),
+        }
+    )[:16]
 
 
 def rank(stage: Stage, model: Served, vllm: Vllm) -> ranks.Rank:

@@ -1,0 +1,131 @@
+"""Ports of replicas: also of those with a server an engine, which need several in a row."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpufleet.endpoints import Endpoint, assigned
+from gpufleet.settings import NodeSettings
+from gpufleet.stage import Stage
+
+VLLM = {"version": "0.33.0", "lock": "locks/vllm.txt", "listen": "127.0.0.1"}
+
+
+def declared(**models):
+    """Settings of a node with these models; the value is the port that somebody wrote, or None."""
+    serving = {
+        name: {"model": "/srv/m"} | ({"port": port} if port else {})
+        for name, port in models.items()
+    }
+    return NodeSettings.model_validate({"vllm": VLLM, "serving": serving})
+
+
+def endpoint(model, *nodes, declared=8000, explicit=False, width=1, wished=None, replica=0):
+    return Endpoint(model, replica, nodes, declared, explicit, wished, width=width)
+
+
+def ports(endpoints, settings, others=None):
+    problems, _ = assigned(endpoints, settings, others or {})
+    assert problems == ()
+    return {f"{each.model}-{each.replica}": each.port for each in endpoints}
+
+
+def stage(rank=0, balancing="external", nodes=2, gpus=8, **changes):
+    return Stage(
+        model="m",
+        replica=0,
+        node=f"n{rank}",
+        gpus=tuple(range(gpus)),
+        gpu_uuids=tuple(f"GPU-{n}" for n in range(gpus)),
+        port=8000,
+        node_rank=rank,
+        nodes=tuple(f"n{n}" for n in range(nodes)),
+        balancing=balancing,
+        **{"tensor_parallel": 1, "data_parallel": nodes * gpus} | changes,
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "listens", "completes"),
+    [
+        (stage(0), range(8000, 8009), range(8000, 8008)),
+        (stage(1), range(8000, 8009), range(8000, 8008)),
+        (stage(1, "hybrid"), [8000], [8000]),
+        (stage(0, "internal"), [8000], [8000]),
+        (stage(1, "internal"), [], []),
+        (stage(1, tensor_parallel=8, data_parallel=2), [8000], [8000]),
+        (stage(1, nodes=4, tensor_parallel=16, data_parallel=2), [], []),
+        (stage(2, nodes=4, tensor_parallel=16, data_parallel=2), [8000], [8000]),
+        (stage(1, tensor_parallel=16, data_parallel=1), [], []),
+    ],
+    ids=[
+        "an engine a port, and their supervisor",
+        "on every node",
+        "a server a node",
+        "one server",
+        "none",
+        "one engine a node",
+        "half an engine",
+        "the next engine",
+        "one engine",
+    ],
+)
+def test_a_stage_listens_where_it_has_servers(found, listens, completes):
+    assert found.ports == tuple(listens)
+    assert found.servers == tuple(completes)
+
+
+def test_servers_of_one_replica_do_not_get_ports_of_another():
+    """Of `a` the first and the second replica have four ports each, `b` the next one."""
+    both = [
+        endpoint("a", "n1", width=4),
+        endpoint("a", "n1", width=4, replica=1),
+        endpoint("b", "n1"),
+    ]
+
+    assert ports(both, {"n1": declared(a=None, b=None)}) == {"a-0": 8000, "a-1": 8004, "b-0": 8008}
+
+
+def test_what_has_one_of_its_ports_on_one_of_its_nodes_moves_all_of_them():
+    wide = endpoint("a", "n1", "n2", width=4)
+    settings = {"n1": declared(a=None), "n2": declared(a=None)}
+
+    assert ports([wide], settings, {"n2": [8002]}) == {"a-0": 8003}
+
+
+def test_a_port_that_somebody_wrote_is_not_taken_for_a_further_server():
+    wide, other = endpoint("a", "n1", width=4), endpoint("b", "n1", declared=8003, explicit=True)
+
+    assert ports([wide, other], {"n1": declared(a=None, b=8003)}) == {"a-0": 8004, "b-0": 8003}
+
+
+def test_two_that_were_written_so_that_they_overlap_are_refused_with_the_port():
+    both = [
+        endpoint("a", "n1", explicit=True, width=4),
+        endpoint("b", "n1", declared=8003, explicit=True),
+    ]
+
+    problems, _ = assigned(both, {"n1": declared(a=8000, b=8003)}, {})
+
+    assert problems == (
+        "port 8003 is wanted by serving.a.port and serving.b.port on n1: give one of them another "
+        "port",
+    )
+
+
+def test_who_runs_keeps_its_ports_only_if_all_are_free():
+    runs = endpoint("a", "n1", width=4, wished=8000)
+    settings = {"n1": declared(a=None)}
+
+    assert ports([runs], settings) == {"a-0": 8000}
+    assert ports([runs], settings, {"n1": [8003]}) == {"a-0": 8004}
+
+
+def test_the_last_port_of_a_replica_is_one():
+    wide = endpoint("a", "n1", declared=65533, explicit=True, width=4)
+
+    problems, _ = assigned([wide], {"n1": declared(a=65533)}, {})
+
+    assert problems == (
+        "serving.a.port: its replicas on n1 would need port 65536, and 65535 is the last: lower it",
+    )
