@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from gpufleet.snapshot import (
     questions,
 )
 from gpufleet.wanted import (
+    STARTED_DIRECTORY,
     Absent,
     Directory,
     File,
@@ -206,6 +208,32 @@ def test_a_single_unit_is_restarted(tmp_path: Path) -> None:
 
     assert done.returncode == 0
     assert (tmp_path / "calls").read_text() == f"restart -- {UNIT}\n"
+
+
+@pytest.mark.parametrize(
+    ("started", "active", "calls"),
+    [
+        ("3c4d", True, []),
+        ("3c4d", False, [f"restart -- {UNIT}"]),
+        ("1a2b", True, [f"restart -- {UNIT}"]),
+        (None, True, [f"restart -- {UNIT}"]),
+    ],
+)
+def test_what_runs_with_the_wanted_by_now_is_not_started_again(
+    tmp_path: Path, started: str | None, active: bool, calls: list[str]
+) -> None:
+    """Between the look and the restart systemd may have started it, with the file just loaded."""
+    if started:
+        (tmp_path / UNIT).write_text(started)
+    (tmp_path / "fails").write_text("" if active else "is-active")
+    command = last_command(Unit(UNIT, "3c4d"))
+    words = tuple(word.replace(STARTED_DIRECTORY, str(tmp_path)) for word in command.argv)
+
+    done = run(replace(command, argv=words), tmp_path, systemctl=SYSTEMCTL)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    said = (tmp_path / "calls").read_text().splitlines() if (tmp_path / "calls").exists() else []
+    assert [each for each in said if not each.startswith("is-active")] == calls
 
 
 @pytest.mark.parametrize(("count", "fails"), [(1, "restart"), (2, "stop"), (2, "start")], ids=str)

@@ -67,10 +67,22 @@ done"""
 # starts, because a restart of many is independent jobs: one would start on GPUs or a port that
 # another still drains from. In one command, and deaf to a connection that ends, so that an
 # interrupted run cannot leave them stopped. On failure it tells why: bounded in lines, and in
-# time for a slow journal, within UNIT_MARGIN_SECONDS.
-_START = """\
+# time for a slow journal, within UNIT_MARGIN_SECONDS. `UNIT=FINGERPRINT` is left alone where by now
+# it runs with that: a rank whose group another node's restart has ended comes back by itself, with
+# the new file once that is loaded, and a second start would end the new group.
+_START = f"""\
 trap '' HUP PIPE
+left=$#
+while [ "$left" -gt 0 ]; do
+  unit=${{1%%=*}} wanted=${{1#"$unit"}}
+  shift
+  left=$((left - 1))
+  if [ -n "$wanted" ] && [ "=$(cat "{STARTED_DIRECTORY}/$unit" 2>/dev/null)" = "$wanted" ] &&
+    systemctl is-active --quiet -- "$unit"; then continue; fi
+  set -- "$@" "$unit"
+done
 case $# in
+  0) exit 0 ;;
   1) systemctl restart -- "$1" ;;
   *) systemctl stop -- "$@" && systemctl start -- "$@" ;;
 esac && exit
@@ -160,6 +172,15 @@ def difference(wanted: Wanted, snapshot: Snapshot) -> Difference:
         files=_files(wanted, snapshot),
         lines=_lines(wanted, snapshot),
         units=_units(wanted, snapshot),
+    )
+
+
+def starting(wanted: Wanted, snapshot: Snapshot) -> tuple[str, ...]:
+    """Return the names of the units that would be started or restarted now, as far as is known."""
+    return tuple(
+        unit.name
+        for unit in wanted.of(Unit)
+        if isinstance(state := snapshot.unit(unit.name), UnitState) and _why_start(unit, state)
     )
 
 
@@ -561,7 +582,17 @@ def _start(units: list[Unit], seen: dict[str, UnitState], work: _Work) -> None:
     # The slowest to stop may be another than the slowest to start.
     stop = max(unit.stop_seconds for unit, _ in due)
     start = max(unit.start_seconds for unit, _ in due)
-    work.run("sh", "-c", _START, "sh", *names, seconds=stop + start + UNIT_MARGIN_SECONDS)
+    words = (f"{u.name}={u.fingerprint}" if u.fingerprint else u.name for u, _ in due)
+    work.run("sh", "-c", _START, "sh", *words, seconds=stop + start + UNIT_MARGIN_SECONDS)
+
+
+def starting(wanted: Wanted, snapshot: Snapshot) -> tuple[str, ...]:
+    """Return the wanted units that would be started or restarted, as far as that is known."""
+    return tuple(
+        unit.name
+        for unit in wanted.of(Unit)
+        if not isinstance(state := snapshot.unit(unit.name), Unknown) and _why_start(unit, state)
+    )
 
 
 def _why_start(unit: Unit, state: UnitState) -> str | None:
