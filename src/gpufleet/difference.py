@@ -586,15 +586,6 @@ def _start(units: list[Unit], seen: dict[str, UnitState], work: _Work) -> None:
     work.run("sh", "-c", _START, "sh", *words, seconds=stop + start + UNIT_MARGIN_SECONDS)
 
 
-def starting(wanted: Wanted, snapshot: Snapshot) -> tuple[str, ...]:
-    """Return the wanted units that would be started or restarted, as far as that is known."""
-    return tuple(
-        unit.name
-        for unit in wanted.of(Unit)
-        if not isinstance(state := snapshot.unit(unit.name), Unknown) and _why_start(unit, state)
-    )
-
-
 def _why_start(unit: Unit, state: UnitState) -> str | None:
     if not unit.running:
         return None
