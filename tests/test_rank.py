@@ -23,6 +23,8 @@ from pathlib import Path
 import pytest
 
 from gpufleet import payload
+from gpufleet.on_node import rank_mesh
+from gpufleet.on_node.rank_mesh import Mesh
 from gpufleet.on_node.rank_state import KILLED, State
 from gpufleet.on_node.rank_wire import Link, LostError
 
@@ -88,7 +90,9 @@ class Fleet:
         program, log = (str(self.folder / file) for file in ("program.py", "log"))
         return ["--", sys.executable, "-SE", program, log, name, *words]
 
-    def start(self, rank: int, *words: str, **options: str) -> subprocess.Popen[bytes]:
+    def start(
+        self, rank: int, *words: str, stderr: int | None = None, **options: str
+    ) -> subprocess.Popen[bytes]:
         """Start a rank's program, as systemd would; without words it runs `rank<N>`."""
         given = {
             "replica": "m-0",
@@ -107,7 +111,9 @@ class Fleet:
             argv += ["--node", f"gpu-0{number + 1}={address}"]
         with (self.folder / f"journal{rank}").open("ab") as journal:
             started = subprocess.Popen(
-                [*argv, *(words or self.runs(f"rank{rank}"))], stderr=journal, stdout=journal
+                [*argv, *(words or self.runs(f"rank{rank}"))],
+                stderr=journal if stderr is None else stderr,
+                stdout=journal,
             )
         self.ranks[rank] = started
         self.processes.append(started)
@@ -377,6 +383,27 @@ def test_a_frozen_rank_is_dead_within_the_bound_and_cannot_come_back(fleet, sile
     assert fleet.state(0)["phase"] == "running"
 
 
+def test_a_journal_that_takes_nothing_holds_nobody_up(fleet):
+    """Its disk may stall while a peer dies: the end goes on without a word."""
+    reader, writer = os.pipe()
+    fleet.start(0, stderr=writer)
+    fleet.start(1)
+    fleet.wait_for_phase("running")
+    program = fleet.pid("rank0")
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x")
+    os.set_blocking(writer, True)
+    fleet.ranks[1].send_signal(signal.SIGKILL)
+
+    assert fleet.exit_status(0) == 1
+    assert not alive(program)
+    assert fleet.state(0)["last_end"]["why"] == "rank 1 on gpu-02 closed the connection"
+    for end in (reader, writer):
+        os.close(end)
+
+
 def test_a_cut_of_either_direction_ends_both_sides(both):
     """Each side counts answers, not what it hears."""
     for fleet, _, _ in both:
@@ -550,6 +577,24 @@ def test_a_program_with_wrong_arguments_is_not_started_forever(fleet):
 
     assert [fleet.exit_status(rank) for rank in (0, 1)] == [1, 2]
     assert "ended with status 2" in fleet.state(0)["last_end"]["why"]
+
+
+@pytest.mark.parametrize(
+    ("missing", "status"), [(True, 2), pytest.param(False, 1, id="busy-for-a-moment")]
+)
+def test_what_cannot_be_started_is_given_up_only_if_that_is_for_good(fleet, missing, status):
+    """A node that was short of processes or memory for a moment comes back by itself."""
+    program = fleet.folder / "busy"
+    if not missing:
+        program.write_bytes(Path("/bin/sleep").read_bytes())
+        program.chmod(0o755)
+    fleet.start(0)
+    # What is open for writing cannot be executed (ETXTBSY).
+    with contextlib.nullcontext() if missing else program.open("ab"):
+        fleet.start(1, "--", str(program), "100")
+
+        assert fleet.exit_status(1) == status
+    assert "cannot start" in fleet.state(1)["last_end"]["why"]
 
 
 # Who may join
@@ -772,6 +817,96 @@ def test_a_stranger_cannot_make_us_keep_much(links):
 
     with pytest.raises(LostError, match="frame of 1000000 bytes"):
         taken(head, (1_000_000).to_bytes(4, "big") + bytes(32))
+
+
+# Datagrams
+
+
+class Two:
+    """Two ranks' datagrams on the loopback; `beat` sends and takes as the ranks' loops do."""
+
+    def __init__(self) -> None:
+        self.port = free_ports()
+        self.addresses = {rank: f"127.99.{os.getpid() % 250}.{rank + 1}" for rank in (0, 1)}
+        self.now = 0.0
+        self.meshes = [self.mesh(0), self.mesh(1)]
+
+    def mesh(self, rank: int) -> Mesh:
+        others = {1 - rank: self.addresses[1 - rank]}
+        return Mesh(rank, self.addresses[rank], self.port, others, key=KEY, silence=1)
+
+    def beat(self, times: int = 4) -> None:
+        for _ in range(times):
+            self.now += 1
+            for mesh in self.meshes:
+                mesh.pulse(self.now)
+
+    def renew(self) -> None:
+        """Start rank 1 anew."""
+        self.meshes[1].close()
+        self.meshes[1] = self.mesh(1)
+
+    def recorded(self) -> bytes:
+        """Return what rank 1 sends next, without sending it."""
+        mesh = self.meshes[1]
+        body = json.dumps([1, 0, mesh._session, mesh._number + 1, mesh._heard.get(0)]).encode()
+        return mesh._mac(body) + body
+
+    def replay(self, data: bytes) -> None:
+        """Send rank 0 what was recorded, from another port of rank 1's node."""
+        with socket.socket(type=socket.SOCK_DGRAM) as sender:
+            sender.bind((self.addresses[1], 0))
+            sender.sendto(data, (self.addresses[0], self.port))
+        self.meshes[0].pulse(self.now)
+
+
+@pytest.fixture
+def two():
+    two = Two()
+    yield two
+    for mesh in two.meshes:
+        mesh.close()
+
+
+def test_a_recording_of_an_older_process_is_not_taken_for_the_rank(two):
+    """Neither for one that began anew, nor at the moment when a group forms."""
+    two.beat()
+    older = two.recorded()
+    two.renew()
+    two.beat()
+    two.replay(older)
+    two.meshes[0].pin()
+    formed = two.now
+    two.beat()
+
+    assert two.meshes[0].answered[1] > formed
+
+
+def test_a_process_that_began_anew_is_taken_for_the_rank_until_a_group_forms(two):
+    two.beat()
+    two.renew()
+    began = two.now
+    two.beat()
+
+    assert two.meshes[0].answered[1] > began
+
+    two.meshes[0].pin()
+    two.renew()
+    formed = two.now
+    two.beat()
+
+    assert two.meshes[0].answered[1] <= formed
+
+
+def test_datagrams_of_another_protocol_are_not_read(two, monkeypatch):
+    """A node that was not deployed yet sends others; its rank is refused in words, by TCP."""
+    monkeypatch.setattr(rank_mesh, "MAGIC", b"gpufleet rank 0\n")
+    two.renew()
+    monkeypatch.undo()
+    two.beat()
+
+    assert two.meshes[0].answered[1] == float("-inf")
+    assert two.meshes[0]._heard == {}
 
 
 # The state file

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import os
 import select
 import signal
 import socket
-import sys
 import time
 from typing import Any, NamedTuple
 
@@ -32,6 +32,12 @@ STUCK = 6
 REPEAT_SECONDS = 60.0
 # What systemd does not restart after (RestartPreventExitStatus=2 of the unit): wrong arguments.
 WRONG = 2
+# Why a program cannot be started that could not be started later either. Not among them: no memory,
+# too many processes, a stale file of a network.
+FOR_GOOD = (errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR, errno.E2BIG)
+STDERR = 2
+# What a pipe or socket takes without waiting if it takes anything (PIPE_BUF).
+LINE_BYTES = 4096
 
 
 class Node(NamedTuple):
@@ -256,7 +262,7 @@ class Rank:
             pid = self.children.start(argv, environment(self.values))
         except OSError as error:
             why = "%s: cannot start %s: %s" % (self.named(self.rank), argv[0], error.strerror)
-            self.end(why, self.rank, status=WRONG)
+            self.end(why, self.rank, status=WRONG if error.errno in FOR_GOOD else 1)
             return
         self.say("started %s, process %d" % (argv[0], pid))
 
@@ -330,10 +336,13 @@ class Rank:
             return
         if len(self._said) > 1000:
             self._said.clear()
-        self._said[text] = now
+        line = "%s of %s: %s" % (self.named(self.rank), self.options.replica, text)
         with contextlib.suppress(OSError):
-            sys.stderr.write("%s of %s: %s\n" % (self.named(self.rank), self.options.replica, text))
-            sys.stderr.flush()
+            # A journal that takes nothing, on a stalled disk say, must not keep us from our end.
+            if not select.select([], [STDERR], [], 0)[1]:
+                return
+            os.write(STDERR, line.encode(errors="replace")[: LINE_BYTES - 1] + b"\n")
+        self._said[text] = now
 
     def wait_with(self, phase: str, why: str) -> None:
         """Note what we wait for, and say it."""

@@ -7,7 +7,8 @@
 
 A datagram names the newest one that came from the other side; whoever finds its own number in it
 knows that both directions pass. It carries an HMAC-SHA256 of the replica's key. What somebody
-records and sends again says nothing new: numbers are those of one process, and age.
+records and sends again says nothing new: a process is taken for the rank's if it answers something
+newer than was answered before, and a recording cannot.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import os
 import socket
 from typing import Any
 
-from gpufleet.on_node.rank_wire import MAC_BYTES
+from gpufleet.on_node.rank_wire import MAC_BYTES, MAGIC
 
 # As many may be lost in a row before a peer is silent: on a line that loses 30 % of what is sent,
 # in either direction, forty in a row are lost once in 10^12.
@@ -28,6 +29,7 @@ BEATS = 40
 DATAGRAM_BYTES = 2048
 # A flood must not keep us from everything else; what is left over is there the next time.
 AT_ONCE = 500
+NEVER = float("-inf")
 
 
 class Mesh:
@@ -59,9 +61,9 @@ class Mesh:
         self.rank = rank
         self.port = port
         self.others = others
-        self.answered = dict.fromkeys(others, float("-inf"))
+        self.answered = dict.fromkeys(others, NEVER)
         """When we sent the newest datagram that each of the others has answered."""
-        self._key = hmac.new(key, b"datagrams", hashlib.sha256).digest()
+        self._key = hmac.new(key, MAGIC + b"datagrams", hashlib.sha256).digest()
         self._pace = silence / BEATS
         self._session = os.urandom(8).hex()
         self._number = 0
@@ -71,8 +73,9 @@ class Mesh:
         self._next = 0.0
 
     def pin(self) -> None:
-        """From now on a rank is the process that was heard last, or is heard first."""
-        self._pinned = {rank: session for rank, (session, _) in self._heard.items()}
+        """From now on a rank is the process that answered last, or answers first."""
+        answered = [rank for rank in self._heard if self.answered[rank] > NEVER]
+        self._pinned = {rank: self._heard[rank][0] for rank in answered}
 
     def pulse(self, now: float) -> None:
         """Take what has come, and send what is due."""
@@ -99,15 +102,22 @@ class Mesh:
         rank, to, session, number, heard = json.loads(body.decode())
         if to != self.rank or self.others.get(rank) != source[0]:
             return
-        if self._pinned is not None and self._pinned.setdefault(rank, session) != session:
+        ours = heard is not None and heard[0] == self._session
+        at = self._sent.get(heard[1], NEVER) if ours else NEVER
+        if self._pinned is not None and self._pinned.get(rank, session) != session:
             return
-        # A process that began anew counts from 1 again.
         known = self._heard.get(rank)
-        if known is None or known[0] != session or known[1] < number:
+        if known is None or known[0] != session:
+            # A process that began anew counts from 1 again; but is it that, or an older one's word?
+            if self.answered[rank] > NEVER and at <= self.answered[rank]:
+                return
             self._heard[rank] = (session, number)
-        if heard and heard[0] == self._session:
-            at = self._sent.get(heard[1], float("-inf"))
+        elif known[1] < number:
+            self._heard[rank] = (session, number)
+        if at > NEVER:
             self.answered[rank] = max(self.answered[rank], at)
+            if self._pinned is not None:
+                self._pinned.setdefault(rank, session)
 
     def _mac(self, body: bytes) -> bytes:
         return hmac.new(self._key, body, hashlib.sha256).digest()
