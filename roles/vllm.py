@@ -13,7 +13,7 @@ from gpufleet import checkpoint, payload, ranks, stage_flags, units
 from gpufleet.checkpoint import Checkpoint
 from gpufleet.converge import Converge
 from gpufleet.errors import FleetError
-from gpufleet.fleet import Here
+from gpufleet.fleet import Here, together
 from gpufleet.planner import Stage
 from gpufleet.proof import Proof, accepted, agreed
 from gpufleet.release import BUILD_SECONDS, WAIT_SECONDS, Release, build_script, release
@@ -61,6 +61,7 @@ def vllm(here: Here) -> None:
         nothing = Converge(Wanted(NoOtherUnits(UNITS, stop_seconds=LONGEST_STOP_SECONDS)))
         nothing.units(name="no stages")
         return
+    together()
     build = release(wanted, read(wanted.lock), read(wanted.uv_lock))
     secrets = credentials(wanted, here)
     files = {

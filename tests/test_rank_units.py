@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpufleet import stage_flags, units
+from gpufleet import ranks, stage_flags, units
 from gpufleet.cluster_network import Network
 from gpufleet.planner import Stage
 from gpufleet.settings import Served, Vllm
@@ -112,3 +112,54 @@ def test_a_rank_that_a_deploy_has_not_reached_has_another_fingerprint(change):
 def test_a_variable_of_the_nodes_own_may_differ():
     own = VLLM.model_copy(update={"environment": {"NCCL_IB_HCA": "=mlx5_7:1"}})
     assert fingerprint(WORKER, vllm=own) == fingerprint(HEAD)
+
+
+def test_a_rank_without_a_server_is_given_no_api_key():
+    """Nor restarted for another one: the head alone is, and the group forms anew once."""
+    cluster = {"cluster-key": KEYS["cluster-key"]}
+    assert units.secrets(HEAD, SERVED) == ("api-key", "cluster-key")
+    assert units.secrets(WORKER, SERVED) == ("cluster-key",)
+
+    unit = units.render(WORKER, SERVED, VLLM, release="0.33.0-1a2b3c4d5e", credentials=cluster)
+    assert "api-key" not in unit.content
+    with pytest.raises(ValueError, match="API key"):
+        units.render(HEAD, SERVED, VLLM, release="0.33.0-1a2b3c4d5e", credentials=cluster)
+
+
+def by_ray(stage: Stage) -> Stage:
+    assert stage.group is not None
+    return replace(stage, group=replace(stage.group, ray=(2, 60, 0)))
+
+
+@pytest.mark.parametrize("stage", [HEAD, WORKER])
+def test_rays_processes_have_a_token_and_a_unit_that_loads_it(stage):
+    served = SERVED.model_copy(update={"distributed_executor_backend": "ray"})
+    keys = {**KEYS, "ray-token": "3e" * 32}
+    assert {*units.secrets(by_ray(stage), served), "api-key"} == set(keys)
+    unit = units.render(
+        by_ray(stage), served, VLLM, release="0.33.0-1a2b3c4d5e", credentials=keys
+    ).content
+    assert "LoadCredential=ray-token:/etc/vllm/credentials/ray-token\n" in unit
+    assert "Environment=RAY_AUTH_MODE=token\n" in unit
+    path = f"/run/credentials/{stage.unit}/ray-token"
+    assert f"Environment=RAY_AUTH_TOKEN_PATH={path}\n" in unit
+
+
+def test_another_token_restarts_rays_ranks_and_no_others():
+    served = SERVED.model_copy(update={"distributed_executor_backend": "ray"})
+    units_of = [
+        units.render(by_ray(HEAD), served, VLLM, release="x", credentials={**KEYS, **token})
+        for token in ({"ray-token": "3e" * 32}, {"ray-token": "4f" * 32})
+    ]
+    assert units_of[0].fingerprint != units_of[1].fingerprint
+    assert "ray-token" not in units.secrets(HEAD, SERVED)
+
+
+def test_the_token_does_not_tell_the_cluster_key():
+    key = b"1c" * 32
+    assert ranks.ray_token(key) == ranks.ray_token(key)
+    assert ranks.ray_token(key) != ranks.ray_token(b"2d" * 32)
+    assert key not in ranks.ray_token(key)
+    # Ray trims what is around it and asks for 32 characters in what it makes itself.
+    assert len(ranks.ray_token(key)) >= 32
+    assert ranks.ray_token(key).isalnum()

@@ -19,14 +19,17 @@ from pyinfra.api import Host, State
 from pyinfra.api.exceptions import PyinfraError
 from pyinfra.context import ctx_state
 
-from gpufleet import assessment, inventory, show
+from gpufleet import assessment, inventory, invocation, show
 from gpufleet.assessment import Assessment
 from gpufleet.errors import FleetError
 from gpufleet.model_reading import directories
 from gpufleet.planner import FleetPlan, Stage
 from gpufleet.refusal import Refusal
-from gpufleet.settings import NodeSettings
+from gpufleet.release import release
+from gpufleet.settings import NodeSettings, Vllm
+from gpufleet.stage import Running
 from gpufleet.survey import SECONDS, Answer, ask, survey
+from gpufleet.together import halves
 from gpufleet.topology import Node
 from gpufleet.variables import Origin
 
@@ -40,6 +43,8 @@ class Here:
     stages: tuple[Stage, ...]
     origins: Mapping[str, Origin] = field(default_factory=dict, repr=False)
     """Where each of its variables was set."""
+    running: tuple[Running, ...] = ()
+    """The stages that have units on it."""
 
 
 T = TypeVar("T")
@@ -81,6 +86,7 @@ def here(*, unfit_stops: bool = True) -> Here:
         settings=declared.settings,
         stages=fleet.plan.on(host.name),
         origins=declared.origins,
+        running=tuple(each for each in fleet.running if each.node == host.name),
     )
 
 
@@ -123,6 +129,42 @@ def _planned(state: State) -> Assessment:
     declared = inventory.current().nodes
     startable(found.plan, {name: each.settings for name, each in declared.items()})
     return _with_words(found)
+
+
+def together() -> None:
+    """
+    Raise `Refusal` if this run would change a replica over nodes on some of its nodes only.
+
+    Deploys that start stages call it while they prepare, before the first operation of any node.
+    """
+    _single_flight(ctx_state.get(), _together)
+
+
+def _together(state: State) -> None:
+    found = _single_flight(state, _planned)
+    typed = invocation.current()
+    settings = {name: each.settings for name, each in inventory.current().nodes.items()}
+    spanning = {stage.node for stage in found.plan.stages if stage.group}
+    problems = halves(
+        found.plan.stages,
+        found.running,
+        settings,
+        {name: _release(vllm) for name in spanning if (vllm := settings[name].vllm)},
+        {each.name for each in state.inventory if state.is_host_in_limit(each)},
+        serial=bool(typed and typed.serial),
+    )
+    if sentences := tuple(problems):
+        raise FleetError(*sentences)
+
+
+def _release(vllm: Vllm) -> str:
+    """Return the id of the release that settings mean."""
+    try:
+        return release(vllm, Path(vllm.lock).read_bytes(), Path(vllm.uv_lock).read_bytes()).id
+    except OSError as error:
+        raise FleetError(
+            f"{error.filename} cannot be read ({error.strerror}): see `vllm` in group_vars"
+        ) from None
 
 
 def _planned_anyway(state: State) -> Assessment:

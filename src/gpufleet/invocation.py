@@ -37,6 +37,7 @@ class Invocation:
     limit: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     group_data: tuple[str, ...] = ()
+    serial: bool = False
     no_wait: bool = False
     yes: bool = False
     dry: bool = False

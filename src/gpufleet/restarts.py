@@ -52,4 +52,4 @@ def _told(changes: Iterable[str]) -> Iterable[str]:
     """Return each change once."""
     every = dict.fromkeys(changes)
     arguments = [each for each in every if not each[2:].startswith(_FINGERPRINT)]
-    return arguments or ["its environment"]
+    return arguments or ["its environment, or what starts it"]

@@ -15,14 +15,14 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from gpufleet import payload, ranks
+from gpufleet import disaggregation, payload, ranks
 from gpufleet.arguments import words
 from gpufleet.errors import FleetError
 from gpufleet.planner import Stage
@@ -88,7 +88,8 @@ def render(
     Raises `FleetError` for arguments and variables that no process can be given.
     """
     hashes = dict(credentials or {})
-    if vllm.api_key_file is not None and "api-key" not in hashes:
+    open_without = stage.servers or not stage.group
+    if vllm.api_key_file is not None and open_without and "api-key" not in hashes:
         # Without the credential the launcher would start an open endpoint.
         raise ValueError(f"{stage.id} is to have an API key, and its hash is missing")
     variables = environment(stage, model, vllm, release=release, toolkit=toolkit)
@@ -120,11 +121,16 @@ def render(
 
 
 def secrets(stage: Stage, model: Served) -> tuple[str, ...]:
-    """Return the names of the credentials that the stage's unit loads, where a node has them."""
+    """
+    Return the names of the credentials that the stage's unit loads, where a node has them.
+
+    A rank that has no server needs no API key, and a new key no restart of it.
+    """
     if not stage.group:
         return ("api-key",)
     by_ray = model.distributed_executor_backend == "ray"
-    return ("api-key", "cluster-key", *([ranks.RAY_TOKEN] if by_ray else []))
+    own = ("api-key",) if stage.servers else ()
+    return (*own, "cluster-key", *([ranks.RAY_TOKEN] if by_ray else []))
 
 
 def model_directory(model: Served) -> str:
@@ -193,11 +199,12 @@ def in_common(stage: Stage, model: Served, vllm: Vllm) -> str:
     those wait for the others. Not in it is what each node has of its own, and what follows from
     the list of nodes, which the ranks compare themselves.
     """
-    said = [line for _, line in lines(stage, model, vllm)]
+    said = [line for _, line in lines(replace(stage, node_rank=0), model, vllm)]
     variables = _offline(model) | vllm.environment | model.environment
     return _fingerprint(
         {
             "arguments": json.dumps([line for line in said if line[0] != "--host"]),
+            "programs": _programs(),
             "environment": json.dumps(
                 sorted(each for each in variables.items() if each[0] not in ranks.OF_THE_NODE)
             ),
@@ -212,6 +219,13 @@ def in_common(stage: Stage, model: Served, vllm: Vllm) -> str:
             ),
         }
     )[:16]
+
+
+@cache
+def _programs() -> str:
+    """Return a fingerprint of what is ours in every rank: a new gpufleet restarts them all."""
+    ours = {name: template(name) for name in ("vllm.service.j2", "vllm-serve.sh")}
+    return _fingerprint({**ours, "rank": payload.archive("rank")})
 
 
 def rank(stage: Stage, model: Served, vllm: Vllm) -> ranks.Rank:
@@ -264,6 +278,9 @@ def environment(
     built_in = _directories(stage) | _offline(model) | _device(stage, vllm, release, toolkit)
     if stage.group:
         built_in |= rank(stage, model, vllm).variables
+    if stage.handover:
+        network = dict(stage.handover.networks)[stage.node]
+        built_in |= ranks.transfer(stage, model, network, port=stage.handover.port)
     return dict(sorted((built_in | vllm.environment | model.environment).items()))
 
 
@@ -289,8 +306,11 @@ def lines(stage: Stage, model: Served, vllm: Vllm) -> list[tuple[KeyPath, tuple[
     if stage.expert_parallel:
         planned[*own, "expert_parallel"] = ("enable-expert-parallel", True)
     for each in stage.flags:
-        layer = "context" if each.layer == "context" else "presets"
-        planned[*own, layer, each.name] = (each.name, each.value)
+        layer = each.layer if each.layer in ("context", disaggregation.LAYER) else "presets"
+        value = each.value
+        if stage.group and each.layer == disaggregation.LAYER and isinstance(value, dict):
+            value = {**value, "engine_id": disaggregation.engine_id(stage)}
+        planned[*own, layer, each.name] = (each.name, value)
     given = {(*own, "flags", name): (name, value) for name, value in sorted(model.flags.items())}
     directory = model_directory(model)
     found: list[tuple[KeyPath, tuple[str, ...]]] = [((*own, "model"), (directory,))]
@@ -412,6 +432,11 @@ def drop_in(
 def template(name: str, templates: Path = TEMPLATES) -> str:
     """Return a file of `templates/` that needs no rendering, as it is."""
     return (templates / name).read_text(encoding="utf-8")
+
+
+def filled(name: str, templates: Path = TEMPLATES, **variables: Any) -> str:
+    """Return a file of `templates/` that records no start, with its variables put in."""
+    return _loader(templates).get_template(name).render(variables)
 
 
 def _render(
