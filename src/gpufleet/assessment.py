@@ -13,13 +13,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from gpufleet import cluster_ports, planner, release, stage_flags
+from gpufleet import cluster_ports, disaggregation, planner, release, stage_flags
 from gpufleet.architecture.description import Description
 from gpufleet.checks.admission import admitted, sentence
 from gpufleet.checks.finding import Report
 from gpufleet.checks.judge import judge
 from gpufleet.checks.reading import Needs
-from gpufleet.cluster_network import networks
+from gpufleet.cluster_network import Network, networks
+from gpufleet.disaggregation import Pairs
 from gpufleet.errors import FleetError
 from gpufleet.explanation import Change, difference, rows
 from gpufleet.model_reading import Described, described
@@ -30,7 +31,7 @@ from gpufleet.quantization_advice import advice
 from gpufleet.restarts import restarts
 from gpufleet.settings import NodeSettings, Served
 from gpufleet.sizing import size
-from gpufleet.stage import Group
+from gpufleet.stage import Group, Handover
 from gpufleet.topology import Node, known, node_from_probe
 from gpufleet.variables import Origin
 from gpufleet.version import numbers
@@ -131,6 +132,8 @@ def planned(
         nodes, remarks = admitted(report, nodes.values(), settings), ()
     models = described(declared, documents)
     layers = _layers(settings, models, nodes)
+    pairs = disaggregation.declared(settings, layers, models, _locks(settings))
+    layers = _with_roles(layers, pairs)
     runs = tuple(running(documents))
     effective = _with_layers(settings, layers)
     plan = planner.plan(
@@ -152,7 +155,12 @@ def planned(
             for stage in plan.stages
         ),
     )
-    plan = replace(plan, stages=_grouped(plan.stages, documents, settings, models))
+    handed = disaggregation.divided(plan.stages, pairs, layers, models)
+    plan = replace(
+        plan,
+        reasons=(*plan.reasons, *handed),
+        stages=_grouped(plan.stages, documents, settings, models, pairs),
+    )
     if unfit_stops:
         origins = {name: each.origins for name, each in declared.items()}
         remarks = stage_flags.judge_plan(plan.stages, settings, origins)
@@ -199,9 +207,10 @@ def _grouped(
     documents: Mapping[str, Mapping[str, Any]],
     settings: Mapping[str, NodeSettings],
     models: Mapping[str, Described],
+    pairs: Pairs,
 ) -> tuple[Stage, ...]:
     """
-    Give stages of replicas over nodes what joins them.
+    Give stages of replicas over nodes what joins them, and those that hand KV caches over theirs.
 
     Raises `FleetError` naming all replicas whose nodes no network joins, or that have no ports.
     """
@@ -210,7 +219,7 @@ def _grouped(
     for stage in ordered:
         if len(stage.nodes) > 1:
             spanning.setdefault(stage.id, []).append(stage)
-    if not spanning:
+    if not spanning and not pairs.prefill:
         return ordered
     serving = {stage.model: settings[stage.node].serving[stage.model] for stage in ordered}
     ports = cluster_ports.assigned(ordered, serving)
@@ -240,9 +249,66 @@ def _grouped(
             ),
             ray=_ray(settings[by_rank[0].node]),
         )
+    handovers: dict[tuple[str, str], Handover] = {}
+    for stage in ordered:
+        if not pairs.role(stage.model):
+            continue
+        try:
+            handovers[stage.node, stage.id] = Handover(
+                networks=tuple(_partners(stage, ordered, documents, settings, pairs).items()),
+                port=ports[stage.id].side_channel,
+            )
+        except FleetError as error:
+            problems += error.problems
     if problems:
-        raise FleetError(*problems)
-    return tuple(replace(stage, group=groups.get(stage.id)) for stage in ordered)
+        raise FleetError(*dict.fromkeys(problems))
+    return tuple(
+        replace(
+            stage,
+            group=groups.get(stage.id),
+            handover=handovers.get((stage.node, stage.id)),
+        )
+        for stage in ordered
+    )
+
+
+def _partners(
+    stage: Stage,
+    stages: Iterable[Stage],
+    documents: Mapping[str, Mapping[str, Any]],
+    settings: Mapping[str, NodeSettings],
+    pairs: Pairs,
+) -> dict[str, Network]:
+    """Return how the nodes on either side of a handover reach each other, with a stage's NICs."""
+    entries = pairs.partners(stage.model)
+    gpus: dict[str, set[int]] = {}
+    for each in stages:
+        if each.model in entries:
+            gpus.setdefault(each.node, set()).update(each.gpus)
+    gpus[stage.node] = set(stage.gpus)
+    names = sorted(gpus)
+    return networks(
+        " and ".join(sorted(entries)),
+        {name: documents[name] for name in names},
+        {name: sorted(gpus[name]) for name in names},
+        {name: settings[name].cluster_network for name in names},
+    )
+
+
+def _locks(settings: Mapping[str, NodeSettings]) -> dict[str, str]:
+    """Return the text of each lock that can be read; the role says what is wrong with others."""
+    names = {wanted.vllm.lock for wanted in settings.values() if wanted.vllm}
+    return {name: Path(name).read_text("utf-8") for name in names if Path(name).is_file()}
+
+
+def _with_roles(
+    layers: Mapping[tuple[str, str], tuple[LayeredFlag, ...]], pairs: Pairs
+) -> dict[tuple[str, str], tuple[LayeredFlag, ...]]:
+    """Add the flag that tells an entry whether it computes prompts or answers."""
+    return {
+        (model, vllm): (*flags, *([flag] if (flag := pairs.flag(model)) else []))
+        for (model, vllm), flags in layers.items()
+    }
 
 
 def _ray(settings: NodeSettings) -> tuple[int, ...] | None:

@@ -29,6 +29,16 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Handover:
+    """How a stage hands its KV cache to stages of another entry, or takes theirs."""
+
+    networks: tuple[tuple[str, Network], ...]
+    """Of each node on either side, by name."""
+    port: int
+    """First of NIXL's side channel, one for each engine of the replica."""
+
+
+@dataclass(frozen=True)
 class Stage:
     """The part of a replica that one node runs: one systemd unit."""
 
@@ -54,6 +64,8 @@ class Stage:
     """What presets and settings set that the operator did not write as a flag."""
     group: Group | None = None
     """How it reaches the other nodes of its replica; None: there are none."""
+    handover: Handover | None = None
+    """What reaches its partners in prefill and decode; None: it does both."""
     balancing: Balancing = "internal"
     """Who divides requests over engines, where the replica has some on several nodes."""
 

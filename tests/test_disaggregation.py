@@ -1,0 +1,309 @@
+"""One entry computes prompts for another: what both are told, and what does not fit."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gpufleet import units
+from gpufleet.disaggregation import Pairs, divided, engine_id
+from gpufleet.errors import FleetError
+from gpufleet.presets import LayeredFlag
+from gpufleet.settings import NodeSettings, Served
+from gpufleet.stage import Stage
+from tests.models import described
+from tests.planned import machine, planned
+
+LLAMA = "meta-llama--Meta-Llama-3.1-8B"
+
+
+@pytest.fixture
+def lock(tmp_path):
+    """Write a lock, by default with the NIXL that the newest vLLM takes."""
+
+    def written(*packages):
+        path = tmp_path / "vllm.txt"
+        path.write_text("\n".join(packages or ["vllm==0.33.0", "nixl-cu13==1.5.0"]))
+        return str(path)
+
+    return written
+
+
+def fleet(lock, prefill=(), decode=(), *, vllm=(), nodes=("p", "d"), model=LLAMA):
+    """A node of eight H100 for each side; settings beside those that both have."""
+    shared = {"model": "/srv/m", "served_name": "llama", "tensor_parallel": 4, "context": 8192}
+    serving = {
+        "p": {"prompts": shared | dict(prefill)},
+        "d": {"llama": shared | {"prefill": "prompts"} | dict(decode)},
+    }
+    machines = {
+        name: machine("h100x8", number, {"/srv/m": model}) for number, name in enumerate(nodes, 1)
+    }
+    settings = {
+        name: {
+            "vllm": {"version": "0.33.0", "lock": lock, "listen": "127.0.0.1"}
+            | dict(dict(vllm).get(name[0], {})),
+            "cluster_network": "10.1.0.0/24",
+            "serving": serving[name[0]],
+        }
+        for name in nodes
+    }
+    return machines, settings
+
+
+def stages(*given, **more):
+    machines, settings = fleet(*given, **more)
+    return planned(machines, settings), {
+        name: NodeSettings.model_validate(each) for name, each in settings.items()
+    }
+
+
+def refusal(*given, **more):
+    with pytest.raises(FleetError) as caught:
+        stages(*given, **more)
+    return list(caught.value.problems)
+
+
+def started(stage, settings):
+    """The flag as vLLM reads it, and what its environment says of NIXL."""
+    here = settings[stage.node]
+    model = here.serving[stage.model]
+    words = list(units.arguments(stage, model, here.vllm))
+    flag = json.loads(words[words.index("--kv-transfer-config") + 1])
+    variables = units.environment(stage, model, here.vllm, release="x")
+    return flag, {
+        name.removeprefix("VLLM_NIXL_SIDE_CHANNEL_"): value
+        for name, value in variables.items()
+        if "NIXL" in name or "UCX" in name
+    }
+
+
+def test_each_side_is_told_its_part_and_the_address_that_reaches_the_other(lock):
+    found, settings = stages(lock())
+
+    told = {stage.model: started(stage, settings) for stage in found.plan.stages}
+
+    assert told["prompts"][0] == {"kv_connector": "NixlConnector", "kv_role": "kv_producer"}
+    assert told["llama"][0] == {"kv_connector": "NixlConnector", "kv_role": "kv_consumer"}
+    assert (told["prompts"][1]["HOST"], told["llama"][1]["HOST"]) == ("10.1.0.1", "10.1.0.2")
+    for _, variables in told.values():
+        assert variables["PORT"] == "5600"
+        assert variables["UCX_NET_DEVICES"].split(",")[-1] == "eth1"
+
+
+def test_replicas_of_both_sides_on_one_node_have_ports_of_their_own(lock):
+    machines, settings = fleet(lock(), nodes=("p",))
+    settings["p"]["serving"] |= fleet(lock(), nodes=("d",))[1]["d"]["serving"]
+    found = planned(machines, settings)
+    parsed = {name: NodeSettings.model_validate(each) for name, each in settings.items()}
+
+    ports = {started(stage, parsed)[1]["PORT"] for stage in found.plan.stages}
+
+    assert ports == {"5600", "5601"}
+
+
+def test_the_plan_says_what_a_router_has_to_know(lock):
+    found, _ = stages(lock(), {"replicas": 2})
+
+    assert (
+        "llama: its prompts are computed by 2 replicas of prompts: a router has to send each "
+        "request first to prefill (p:8000, p:8001), then with what that answers to decode (d:8000)"
+        in found.plan.reasons
+    )
+    assert [flag.layer for flag in found.layers["llama", "0.33.0"] if "kv-" in flag.name] == [
+        "prefill"
+    ]
+
+
+def test_ranks_of_an_engine_over_nodes_say_one_name_of_it_and_another_engine_another():
+    names = ("d1", "d2", "d3", "d4")
+    replica = [
+        Stage(
+            model="llama",
+            replica=0,
+            node=node,
+            gpus=(0, 1, 2, 3),
+            gpu_uuids=("a", "b", "c", "d"),
+            port=8000,
+            tensor_parallel=8,
+            data_parallel=2,
+            node_rank=rank,
+            nodes=names,
+        )
+        for rank, node in enumerate(names)
+    ]
+    assert [engine_id(stage) for stage in replica] == [
+        "llama-0-0-{incarnation}",
+        "llama-0-0-{incarnation}",
+        "llama-0-1-{incarnation}",
+        "llama-0-1-{incarnation}",
+    ]
+
+
+OVER_NODES = {"tensor_parallel": 16, "span_nodes": True}
+
+
+def test_a_side_over_nodes_is_one_group_that_has_one_fingerprint(lock):
+    found, settings = stages(
+        lock(),
+        {"data_parallel": 4, "span_nodes": True},
+        {"tensor_parallel": 8},
+        nodes=("p1", "p2", "d"),
+        model="Qwen--Qwen3-32B",
+    )
+    spread = [stage for stage in found.plan.stages if stage.model == "prompts"]
+
+    assert [started(stage, settings)[0]["engine_id"] for stage in spread] == [
+        "prompts-0-0-{incarnation}",
+        "prompts-0-1-{incarnation}",
+    ]
+    assert {started(stage, settings)[1]["PORT"] for stage in spread} == {"5600"}
+    same = {
+        units.in_common(stage, settings[stage.node].serving[stage.model], settings[stage.node].vllm)
+        for stage in spread
+    }
+    assert len(same) == 1
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "said"),
+    [
+        (
+            {"model": "/srv/other"},
+            {},
+            "serving.llama.model: /srv/m, and serving.prompts.model: /srv/other: a KV cache is "
+            "handed over between servers that are alike in it: write the same",
+        ),
+        (
+            {"flags": {"kv-cache-dtype": "fp8"}},
+            {},
+            "serving.llama.flags.kv-cache-dtype: not set, and serving.prompts.flags.kv-cache-dtype"
+            ": fp8: a KV cache",
+        ),
+        ({}, {"flags": {"block-size": 32}}, "serving.llama.flags.block-size: 32, and serving.pro"),
+        (
+            {"served_name": "other"},
+            {},
+            "serving.prompts.served_name: prompts answers to 'other' and llama to 'llama', and both"
+            " get the same request: write `served_name: llama`",
+        ),
+        (
+            {},
+            {"prefill": "prompt"},
+            "serving.llama.prefill: `serving` of no node has 'prompt'; did",
+        ),
+        ({}, {"prefill": "llama"}, "serving.llama.prefill: names itself"),
+        (
+            {"prefill": "llama"},
+            {},
+            "serving.llama.prefill: prompts names llama itself, and what computes prompts takes",
+        ),
+        (
+            {"flags": {"kv-transfer-config": {"kv_connector": "NixlConnector"}}},
+            {},
+            "serving.prompts.flags.kv-transfer-config: which `prefill` sets on both sides: remove",
+        ),
+        (
+            {"tensor_parallel": 2, "pipeline_parallel": 2},
+            {},
+            "serving.prompts.pipeline_parallel: 2, and NixlConnector hands over what one stage has",
+        ),
+    ],
+    ids=[
+        "another model",
+        "another KV dtype",
+        "another block size",
+        "another name",
+        "nobody",
+        "itself",
+        "each other",
+        "its own flag",
+        "pipeline",
+    ],
+)
+def test_partners_that_do_not_fit_are_refused_before_anything_starts(lock, prefill, decode, said):
+    assert any(said in each for each in refusal(lock(), prefill, decode))
+
+
+def test_all_that_does_not_fit_is_said_at_once(lock):
+    found = refusal(
+        lock("vllm==0.33.0"),
+        {"model": "/srv/other", "served_name": "o", "flags": {"dtype": "float16"}},
+    )
+
+    assert len(found) == 5
+
+
+def test_nixl_has_to_be_in_the_lock_in_a_release_that_vllm_takes(lock):
+    assert any("add `nixl` 1.5.0 to the lock" in each for each in refusal(lock("vllm==0.33.0")))
+    old = refusal(lock("vllm==0.33.0", "nixl==1.4.1"))
+    assert any("has 1.4.1: vLLM 0.33.0 takes 1.5.0 or newer" in each for each in old)
+
+
+def test_both_sides_run_one_release(lock):
+    found = refusal(lock(), vllm={"p": {"version": "0.32.0"}})
+    assert found == [
+        "serving.llama.prefill: llama runs on vLLM 0.33.0 and prompts on vLLM 0.32.0: what is "
+        "handed over is of one release: write the same `vllm.version` on all of their nodes"
+    ]
+
+
+def test_a_cpu_hands_nothing_over(lock):
+    found = refusal(lock(), vllm={"d": {"device": "cpu"}})
+    assert any("`vllm.device` is cpu on d" in each for each in found)
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "release", "model", "refused"),
+    [
+        (8, 4, "0.33.0", LLAMA, "nothing is refused"),  # as many ranks as KV heads
+        (8, 4, "0.19.0", LLAMA, "has 8 KV heads"),  # before 0.20 one less
+        (4, 8, "0.19.0", LLAMA, "nothing is refused"),
+        (8, 4, "0.33.0", "Qwen--Qwen3-235B-A22B", "has 4 KV heads"),
+        (4, 8, "0.33.0", "Qwen--Qwen3-235B-A22B", "nothing is refused"),
+        (3, 4, "0.33.0", LLAMA, "has to be a multiple of the other"),
+    ],
+)
+def test_ranks_read_whole_parts(prefill, decode, release, model, refused):
+    assert refused in judged({"p": prefill, "d": decode}, release, model)
+
+
+def judged(sides, release, model, contexts=()):
+    """What is refused about two replicas of so many ranks; "": nothing."""
+    found = [
+        Stage(name, 0, name, tuple(range(size)), ("u",) * size, 8000, size)
+        for name, size in sides.items()
+    ]
+    flag = "decode-context-parallel-size"
+    layers = {
+        (name, release): tuple(
+            LayeredFlag(flag, value, "yours") for each, value in contexts if each == name
+        )
+        for name in sides
+    }
+    try:
+        divided(found, Pairs({"d": "p"}), layers, dict.fromkeys(sides, described(model)))
+    except FleetError as error:
+        return str(error)
+    return "nothing is refused"
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "release", "refused"),
+    [
+        (2, 4, "0.33.0", "nothing is refused"),
+        (2, 3, "0.33.0", "one has to divide the other"),
+        (2, 4, "0.28.0", "before vLLM 0.30 both have to be the same"),
+        (4, 4, "0.28.0", "nothing is refused"),
+    ],
+)
+def test_contexts_are_divided_alike_or_evenly(mine, theirs, release, refused):
+    model = "deepseek-ai--DeepSeek-V3"
+    found = judged({"p": 8, "d": 8}, release, model, [("d", mine), ("p", theirs)])
+    assert refused in found
+
+
+def test_the_setting_is_a_name():
+    with pytest.raises(ValueError, match="prefill"):
+        Served.model_validate({"model": "/srv/m", "prefill": "No Such"})
