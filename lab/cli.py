@@ -50,13 +50,21 @@ def _say(line: str) -> None:
 @lab.command()
 @click.argument("nodes", nargs=-1, metavar="[NODE=PROFILE ...]")
 @click.option("--bare", is_flag=True, help="Nodes only, with nothing for them to download.")
+@click.option(
+    "--cable",
+    "cables",
+    multiple=True,
+    metavar="NODE:INTERFACE=ADDRESS",
+    help="A further interface, as gpu-01:eth1=10.60.1.1/24; may be repeated.",
+)
 @click.pass_context
-def up(ctx: click.Context, nodes: tuple[str, ...], bare: bool) -> None:
+def up(ctx: click.Context, nodes: tuple[str, ...], *, bare: bool, cables: tuple[str, ...]) -> None:
     """
     Have exactly these nodes running, healthy and reachable.
 
     Without arguments: those of the last time, or gpu-01=h100x8 gpu-02=a100x4-pcie. Profiles are
-    the files of lab/profiles/.
+    the files of lab/profiles/. Interfaces with addresses in one network are on one switch; eth0 of
+    a node that has others reaches this machine alone.
     """
     wanted: dict[str, str] = {}
     for node in nodes:
@@ -64,9 +72,16 @@ def up(ctx: click.Context, nodes: tuple[str, ...], bare: bool) -> None:
         if not name or not profile or name in wanted:
             raise click.UsageError(f"{node!r}: write each node once, as gpu-01=h100x8.")
         wanted[name] = profile
+    laid: dict[str, dict[str, str]] = {}
+    for cable in cables:
+        where, _, address = cable.partition("=")
+        name, _, interface = where.partition(":")
+        if not (interface and address) or interface in laid.get(name, {}):
+            raise click.UsageError(f"{cable!r}: write each once, as gpu-01:eth1=10.60.1.1/24.")
+        laid.setdefault(name, {})[interface] = address
     room = _open(ctx, "makes network interfaces, mounts and cgroups")
     begin = time.monotonic()
-    room.up(wanted or None)
+    room.up(wanted or None, laid or None)
     if not bare:
         supplies.provide(room.facts, room.say)
     count = len(room.facts.nodes)

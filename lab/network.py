@@ -1,5 +1,7 @@
 """The lab's network: one bridge, a cable and a network namespace per node, and no way out.
 
+A node may have further cables, each to the switch of its network, which this machine is not in.
+
 Everything here converges: each function looks at what is there and adds what is missing, so it may
 be called again after a `kill -9` at any point. `remove` takes all of it away by name.
 """
@@ -10,7 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from ipaddress import IPv4Address, IPv4Network, ip_network
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, ip_network
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,12 @@ def up(state: LabState) -> None:
     _ip("addr", "replace", f"{state.machine}/24", "dev", bridge)
     _ip("link", "set", bridge, "up")
     _ip("route", "replace", "unreachable", str(state.subnet), "metric", _FALLBACK_METRIC)
+    for number, _ in enumerate(state.networks, 1):
+        # Without an address: this machine is in none of them.
+        if not _exists(switch := state.switch(number)):
+            mac = _mac(state.machine, number)
+            command.run("ip", "link", "add", switch, "address", mac, "type", "bridge")
+        _ip("link", "set", switch, "up")
     # Refused rather than dropped: a node that tries to reach out knows at once. IPv6 needs no rule:
     # nodes have link-local addresses only.
     command.run(
@@ -91,12 +99,50 @@ def plug(state: LabState, node: LabNode) -> None:
     if not _exists(port):
         end = ("name", "eth0", "address", _mac(node.address), "netns", netns)
         _ip("link", "add", port, "type", "veth", "peer", *end)
+    cables = state.cables.get(node.name, {})
     _ip("link", "set", port, "master", state.prefix)
     _ip("-n", netns, "link", "set", "lo", "up")
-    _ip("-n", netns, "addr", "replace", f"{node.address}/24", "dev", "eth0")
+    # Beside further interfaces eth0 is for management: it reaches this machine and no other node.
+    prefix, other = ("32", "24") if cables else ("24", "32")
+    command.run("bridge", "link", "set", "dev", port, "isolated", "on" if cables else "off")
+    old = ("addr", "del", f"{node.address}/{other}", "dev", "eth0")
+    command.run("ip", "-n", netns, *old, check=False)
+    _ip("-n", netns, "addr", "replace", f"{node.address}/{prefix}", "dev", "eth0")
     _ip("-n", netns, "link", "set", "eth0", "up")
+    if cables:
+        _ip("-n", netns, "route", "replace", str(state.machine), "dev", "eth0")
     _ip("-n", netns, "route", "replace", "default", "via", str(state.machine))
+    for interface, address in cables.items():
+        _lay(state, node, interface, IPv4Interface(address))
     heal(state, node)
+
+
+def _lay(state: LabState, node: LabNode, interface: str, address: IPv4Interface) -> None:
+    """Give a node a further cable, to the switch of the network that its address is in."""
+    netns = state.netns(node.name)
+    number = state.networks.index(address.network) + 1
+    switch = state.switch(number)
+    if not _exists(port := f"{switch}.{node.number}"):
+        mac = _mac(node.address, number)
+        end = ("name", interface, "address", mac, "netns", netns)
+        _ip("link", "add", port, "type", "veth", "peer", *end)
+    _ip("link", "set", port, "master", switch)
+    _ip("-n", netns, "addr", "replace", str(address), "dev", interface)
+    _ip("-n", netns, "link", "set", interface, "up")
+
+
+def pull(state: LabState) -> None:
+    """Remove all further cables and their switches."""
+    for name in _further(state):
+        command.run("ip", "link", "del", name, check=False)
+
+
+def _further(state: LabState, number: int | str = "*") -> list[str]:
+    """Return what further networks have on this machine, ports first; of a node only its ports."""
+    pattern = state.switch("[1-9]")
+    links = Path("/sys/class/net")
+    ports = [each.name for each in links.glob(f"{pattern}.{number}")]
+    return ports + ([each.name for each in links.glob(pattern)] if number == "*" else [])
 
 
 def unplug(state: LabState, name: str, number: int) -> None:
@@ -104,6 +150,8 @@ def unplug(state: LabState, name: str, number: int) -> None:
     command.run("nft", "delete", "table", "netdev", f"{state.table}_{number}", check=False)
     command.run("ip", "link", "del", f"{state.prefix}.{number}", check=False)
     command.run("ip", "link", "del", state.tap(number), check=False)
+    for port in _further(state, number):
+        command.run("ip", "link", "del", port, check=False)
     handle = Path("/run/netns") / state.netns(name)
     if handle.exists():
         command.run("ip", "netns", "del", handle.name, check=False)
@@ -119,6 +167,7 @@ def remove(state: LabState) -> None:
         command.run("ip", "link", "del", port.name, check=False)
     for tap in Path("/sys/class/net").glob(state.tap("*")):
         command.run("ip", "link", "del", tap.name, check=False)
+    pull(state)
     if _exists(state.prefix):
         command.run("ip", "link", "del", state.prefix)
     tables = json.loads(command.run("nft", "-j", "list", "tables"))["nftables"]
@@ -133,12 +182,13 @@ def remove(state: LabState) -> None:
 
 
 def cut(state: LabState, node: LabNode) -> None:
-    """Pull the cable: what is sent is lost, and no peer is told."""
-    _ip("link", "set", state.port(node), "down")
+    """Pull every cable: what is sent is lost, and no peer is told."""
+    for port in (state.port(node), *_further(state, node.number)):
+        _ip("link", "set", port, "down")
 
 
 def heal(state: LabState, node: LabNode) -> None:
-    """Plug the cable in again, without loss or delay, and at full speed."""
+    """Plug the cables in again, without loss or delay, and at full speed."""
     table, port = f"{state.table}_{node.number}", state.port(node)
     command.run("nft", "delete", "table", "netdev", table, check=False)
     command.run("tc", "qdisc", "del", "dev", port, "root", check=False)
@@ -146,7 +196,8 @@ def heal(state: LabState, node: LabNode) -> None:
         cgroup.remove(_carrier(state, node))
         _ip("link", "del", tap)
         _ip("link", "set", port, "master", state.prefix)
-    _ip("link", "set", port, "up")
+    for cable in (port, *_further(state, node.number)):
+        _ip("link", "set", cable, "up")
 
 
 def lose(state: LabState, node: LabNode, percent: int) -> None:
@@ -214,9 +265,9 @@ def _exists(interface: str) -> bool:
     return (Path("/sys/class/net") / interface).exists()
 
 
-def _mac(address: IPv4Address) -> str:
-    """Return a locally administered MAC that is the same at every `up`: 02:00 and the address."""
-    return ":".join(f"{byte:02x}" for byte in (2, 0, *address.packed))
+def _mac(address: IPv4Address, network: int = 0) -> str:
+    """Return a locally administered MAC that is the same at every `up`: 02, network and address."""
+    return ":".join(f"{byte:02x}" for byte in (2, network, *address.packed))
 
 
 def _candidates() -> Iterator[IPv4Network]:

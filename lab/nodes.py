@@ -21,7 +21,7 @@ from lab import broken, cgroup, hardware, image, network, power, root, services
 from lab import gpu as gpus
 from lab.broken import Broken
 from lab.progress import Say, silent, step
-from lab.state import LabNode, LabState, check_nodes, exclusive, forget, write
+from lab.state import LabNode, LabState, check_cables, check_nodes, exclusive, forget, write
 
 DEFAULT_ID = "lab"
 # Two nodes of different hardware: an HGX board whose eight GPUs all reach each other through
@@ -88,12 +88,17 @@ class Lab:
 
     # -- verbs ---------------------------------------------------------------------------------
 
-    def up(self, profiles: Mapping[str, str] | None = None) -> None:
+    def up(
+        self,
+        profiles: Mapping[str, str] | None = None,
+        cables: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> None:
         """
         Have exactly these nodes running (name -> hardware profile), reachable and unharmed.
 
         None means those of the last `up`, or the default two. A running node is left running; one
-        not named any more is removed with what it had written. Raises `FleetError`.
+        not named any more is removed with what it had written. `cables` are what nodes have besides
+        eth0: {"gpu-01": {"eth1": "10.60.1.1/24"}}. Raises `FleetError`.
         """
         with self._alone():
             self._refresh()
@@ -102,7 +107,8 @@ class Lab:
             gpus.check_profiles(wanted)
             image.ensure_packages(self.say)
             base = image.build(self.say)
-            self._settle(wanted)
+            kept = self.facts.cables if profiles is None else {}
+            self._settle(wanted, kept if cables is None else cables)
             network.up(self.facts)
             self._write_files()
             services.start(self.facts, self.say)
@@ -214,7 +220,7 @@ class Lab:
 
     # -- steps of up ---------------------------------------------------------------------------
 
-    def _settle(self, wanted: Mapping[str, str]) -> None:
+    def _settle(self, wanted: Mapping[str, str], cables: Mapping[str, Mapping[str, str]]) -> None:
         """Decide on network and nodes, remember it, and remove the nodes not wanted any more."""
         # Held over all labs: two must not choose the same network at once.
         with exclusive("networks"):
@@ -222,7 +228,10 @@ class Lab:
             if self.facts.net and net != self.facts.net:
                 self.say(f"the lab moves from {self.facts.net} to {net}")
                 self._down()
-            self.facts = replace(self.facts, net=net, profiles=dict(wanted))
+            check_cables(cables, wanted, net)
+            if cables != self.facts.cables:
+                network.pull(self.facts)
+            self.facts = replace(self.facts, net=net, profiles=dict(wanted), cables=dict(cables))
             self.facts.save()
         for home in self._homes():
             if home.name not in wanted:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,10 @@ PROXY_PORT = 3128
 # (IFNAMSIZ is 16 with the closing NUL). nft identifiers take no hyphen, hence none in the id.
 _ID = re.compile(r"[a-z][a-z0-9]{0,7}")
 _NODE = re.compile(r"gpu-([0-9]{2,3})")
+_INTERFACE = re.compile(r"eth[1-9]")
 LAST_NODE = 240
+# Of further networks: one digit of their switches' names.
+MOST_NETWORKS = 9
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ class LabState:
     id: str
     net: IPv4Network | None = None  # None until the first `up` has chosen one
     profiles: Mapping[str, str] = field(default_factory=dict)  # node name -> hardware profile
+    # node name -> interface -> its address, as 10.60.1.1/24: what it has besides eth0
+    cables: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     # -- where it lies -------------------------------------------------------------------------
 
@@ -97,6 +102,10 @@ class LabState:
         """What stands on the bridge for a node whose packets are delayed."""
         return f"gd-{self.id}.{number}"
 
+    def switch(self, network: int | str) -> str:
+        """The bridge of a further network, counted from 1; its ports are `<it>.<number>`."""
+        return f"g{network}-{self.id}"
+
     def netns(self, name: str) -> str:
         return f"{self.prefix}-{name}"
 
@@ -120,6 +129,19 @@ class LabState:
     @property
     def proxy_url(self) -> str:
         return f"http://{self.machine}:{PROXY_PORT}"
+
+    @property
+    def networks(self) -> tuple[IPv4Network, ...]:
+        """The networks that cables join, besides the lab's own."""
+        return tuple(
+            sorted(
+                {
+                    IPv4Interface(address).network
+                    for cables in self.cables.values()
+                    for address in cables.values()
+                }
+            )
+        )
 
     @property
     def nodes(self) -> tuple[LabNode, ...]:
@@ -148,12 +170,17 @@ class LabState:
         except FileNotFoundError:
             return state
         profiles = {name: node["profile"] for name, node in facts["nodes"].items()}
-        return replace(state, net=IPv4Network(facts["net"]), profiles=profiles)
+        cables = {name: node["cables"] for name, node in facts["nodes"].items() if "cables" in node}
+        return replace(state, net=IPv4Network(facts["net"]), profiles=profiles, cables=cables)
 
     def save(self) -> None:
         """Write `lab.json` for later commands and for whoever reads about the lab."""
         nodes = {
-            node.name: {"address": str(node.address), "profile": node.profile}
+            node.name: {
+                "address": str(node.address),
+                "profile": node.profile,
+                **({"cables": self.cables[node.name]} if self.cables.get(node.name) else {}),
+            }
             for node in self.nodes
         }
         facts = {
@@ -194,6 +221,36 @@ def check_nodes(profiles: Mapping[str, str]) -> None:
     numbers = [_number(name) for name in profiles if _NODE.fullmatch(name)]
     if len(set(numbers)) < len(numbers):
         wrong.append("Two nodes have the same number, so they would have the same address.")
+    if wrong:
+        raise FleetError(*wrong)
+
+
+def check_cables(
+    cables: Mapping[str, Mapping[str, str]], profiles: Mapping[str, str], net: IPv4Network
+) -> None:
+    """Refuse cables that cannot be laid, all of them at once."""
+    wrong: list[str] = []
+    networks: set[IPv4Network] = set()
+    for node, interface, address in (
+        (node, *cable) for node, own in cables.items() for cable in own.items()
+    ):
+        where = f"Cable {node}:{interface}={address}"
+        if node not in profiles:
+            wrong.append(f"{where}: there is no node {node!r}.")
+        if not _INTERFACE.fullmatch(interface):
+            wrong.append(f"{where}: further interfaces are eth1 to eth9.")
+        try:
+            network = IPv4Interface(address).network
+        except ValueError as error:
+            wrong.append(f"{where}: {error}.")
+            continue
+        if network.prefixlen > 30:
+            wrong.append(f"{where}: write the address with its network, as 10.60.1.1/24.")
+        if network.overlaps(net):
+            wrong.append(f"{where}: {net} is the lab's own, which eth0 is in.")
+        networks.add(network)
+    if len(networks) > MOST_NETWORKS:
+        wrong.append(f"{len(networks)} further networks: at most {MOST_NETWORKS} are possible.")
     if wrong:
         raise FleetError(*wrong)
 
