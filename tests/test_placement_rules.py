@@ -423,7 +423,7 @@ def more(declarations, step):
 
 
 SETTING = re.compile(r"`([\w-]+): (\w+)`( in `flags`)?")
-LOWER = re.compile(r"lower `(tensor_parallel|data_parallel|replicas)` to (\d+)()")
+LOWER = re.compile(r"(?:lower|raise) `(\w+_parallel|replicas)` to (\d+)()")
 
 
 def told(problem):

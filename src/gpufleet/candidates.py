@@ -162,7 +162,8 @@ def _judged(
             return Candidate(division, Verdict.NO, "; ".join(error.problems), replicas=replicas)
         verdict, reason = _verdict(served, division, sizing)
         if verdict is Verdict.FITS and own is None and division.nodes > nodes:
-            verdict, reason = Verdict.NO, f"takes {division.nodes} nodes, and {nodes} are alike"
+            are = f"{nodes} {'is' if nodes == 1 else 'are'} of this kind"
+            verdict, reason = Verdict.NO, f"it takes {division.nodes} nodes, and {are}"
         return Candidate(division, verdict, reason, sizing, replicas)
 
     island, node = max(kind.islands, default=0), kind.gpus
@@ -482,7 +483,8 @@ def _one_change(served: Served, judged: tuple[Candidate, ...]) -> Iterator[dict[
     if served.expert_parallel:
         yield {"expert_parallel": False}
     for key in ("data_parallel", "pipeline_parallel"):
-        if (getattr(served, key) or 1) > 1:
+        if (own := getattr(served, key) or 1) > 1:
+            yield from ({key: fewer} for fewer in _powers(2, own - 1)[::-1])
             yield {key: 1}
     if "kv-cache-dtype" not in served.flags:
         yield {"flags.kv-cache-dtype": "fp8"}

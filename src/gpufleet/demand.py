@@ -16,6 +16,7 @@ from gpufleet import candidates, leaving
 from gpufleet.candidates import Candidate, Considered, Sizer, Verdict
 from gpufleet.division import Division, Kind
 from gpufleet.endpoints import Endpoint
+from gpufleet.oversize import Oversize
 from gpufleet.placement import Part, Picker, Room, mask
 from gpufleet.ranges import counted, listed
 from gpufleet.settings import Served
@@ -36,6 +37,11 @@ class Replica:
     parts: list[Part]
     endpoint: Endpoint
     balancing: Balancing = "internal"
+
+    @property
+    def id(self) -> str:
+        """Names it as its stages are named: `llama-0`."""
+        return f"{self.model}-{self.number}"
 
     def stages(self) -> Iterator[Stage]:
         nodes = tuple(room.name for room, _ in self.parts) if len(self.parts) > 1 else ()
@@ -90,6 +96,14 @@ class Demand:
         self.divisions: dict[Kind, Division] = {
             kind: each.chosen.division for kind, each in self.considered.items() if each.chosen
         }
+        whole = any(
+            each.chosen.replicas and not each.chosen.division.crosses
+            for each in self.considered.values()
+            if each.chosen
+        )
+        self.apart = [kind for kind, each in self.divisions.items() if whole and each.crosses]
+        """Kinds whose nodes get no new replica: every layer would wait for the network there, and
+        not on others."""
         self.placed: dict[int, Replica] = {}
         self._lowest = 0
         self.on: Counter[str] = Counter()
@@ -261,53 +275,28 @@ class Demand:
     @property
     def misfit(self) -> str:
         """Why not all replicas fit, and what to change."""
-        name, nodes = self.name, listed(room.name for room in self.rooms)
-        pcie = self.served.allow_pcie
-        largest = max(room.layout.largest(pcie=pcie) for room in self.rooms)
-        least = min(self.divisions.values(), key=lambda division: division.unit)
-        width = least.unit
-        if largest < width:
-            where = "node" if pcie else "NVLink island"
-            wider = (
-                ", or set `allow_pcie: true` if waiting for PCIe in every layer is acceptable"
-                if not pcie and max(len(room.layout.gpus) for room in self.rooms) >= width
-                else ""
+        if not any(each.chosen and each.chosen.replicas for each in self.considered.values()):
+            considered = self.considered.values()
+            return str(
+                Oversize(self.name, self.served, self.description, considered, sizer=self.sizer)
             )
-            if least.expert and least.data > 1:
-                return (
-                    f"serving.{name}: data_parallel {least.data} with experts on each GPU needs "
-                    f"{_gpus(width)} in one {where}, and the largest on {nodes} has {largest}: "
-                    f"lower `data_parallel` to {max(1, largest // least.tensor)}{wider}"
-                )
-            return (
-                f"serving.{name}: tensor_parallel {width} needs {_gpus(width)} in one {where}, and "
-                f"the largest on {nodes} has {largest}: lower `tensor_parallel` to {largest}{wider}"
-            )
+        nodes = listed(room.name for room in self.rooms)
+        width = min(division.unit for division in self.divisions.values())
         total = sum(len(room.layout.gpus) for room in self.rooms)
         taken = total - self.free_before
         others = f", {taken} of them taken by models placed before" if taken else ""
         count = len(self.placed)
-        if count:
-            lower = f"lower `replicas` to {count}"
-        elif taken:
-            lower = "lower another model's `replicas`"
-        else:
-            deep = any(division.pipeline > 1 for division in self.divisions.values())
-            lower = f"lower `{'pipeline_parallel' if deep else 'data_parallel'}`"
+        lower = f"lower `replicas` to {count}" if count else "lower another model's `replicas`"
+        apart = "".join(f"; {each}" for each in self._kept_apart())
         groups = " or ".join(
             _gpus(count) for count in sorted({each.gpus for each in self.divisions.values()})
-        )
-        span = (
-            ", or set `span_nodes: true`"
-            if not self.served.span_nodes and all(d.pipeline > 1 for d in self.divisions.values())
-            else ""
         )
         narrower = (
             "lower `tensor_parallel`, or " if self.served.tensor_parallel or width > 1 else ""
         )
         return (
-            f"serving.{name}: {counted(self.required, 'replica')} of {groups} asked for, "
-            f"{count} fit on {nodes} ({_gpus(total)}{others}): {lower}{span}, or "
+            f"serving.{self.name}: {counted(self.required, 'replica')} of {groups} asked for, "
+            f"{count} fit on {nodes} ({_gpus(total)}{others}{apart}): {lower}, or "
             f"{narrower if max(d.gpus for d in self.divisions.values()) > 1 else ''}add nodes"
         )
 
@@ -351,14 +340,30 @@ class Demand:
                 for start in range(0, len(gpus), self.divisions[room.kind].unit)
             }
             ways = sorted({layout.way(group) for layout, group in groups})
-            clauses.append(f"each group linked by {' or '.join(ways)}")
-        clauses += (
-            f"{wide} is wider than a node: every layer waits for the network"
-            for wide in sorted({each.division.wide for each in replicas if each.division.crosses})
-        )
+            cut = any(replica.division.crosses for replica in replicas)
+            each = "each node's part of a group" if cut else "each group"
+            clauses.append(f"{each} linked by {' or '.join(ways)}")
+        clauses += self._crossing(replicas)
         clauses += self._passed_over()
         yield "; ".join(clauses)
         yield from dict.fromkeys(self._chosen())
+
+    def _crossing(self, replicas: Iterable[Replica]) -> Iterator[str]:
+        """Yield what joins the nodes of groups that are wider than a node."""
+        found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+        for each in replicas:
+            if each.division.crosses:
+                domains = {room.node.domain for room, _ in each.parts}
+                if domains == {None}:
+                    how = "every layer waits for the network"
+                elif len(domains) == 1:
+                    how = f"within {domains.pop()}"
+                else:
+                    how = "every layer waits for the network, no NVLink clique has room"
+                found[each.division.wide][how].append(each.id)
+        for wide, ways in found.items():
+            said = (f"{how} ({listed(ids)})" if len(ways) > 1 else how for how, ids in ways.items())
+            yield f"{wide} is wider than a node: {', '.join(said)}"
 
     def _shares(self) -> Iterator[str]:
         """`2 each on gpu-01, gpu-02`, then `1 on gpu-03`: most replicas first."""
@@ -372,11 +377,24 @@ class Demand:
         """Nodes that declare the model and that can never have a replica."""
         for considered in self.considered.values():
             kind, nodes = considered.kind, listed(considered.names)
-            if (division := self.divisions.get(kind)) is None:
+            largest = kind.gpus if self.served.allow_pcie else max(kind.islands)
+            if considered.chosen is None:
                 last = considered.candidates[-1:]
                 yield f"none on {nodes}: {last[0].reason if last else 'no division fits'}"
-            elif (kind.gpus if self.served.allow_pcie else max(kind.islands)) < division.unit:
-                yield f"none on {nodes}, where no NVLink island has {_gpus(division.unit)}"
+            elif considered.chosen.replicas == 0:
+                division = considered.chosen.division
+                if division.nodes > 1:
+                    yield f"none on {nodes}, where {division} takes {division.nodes} nodes alike"
+                elif largest < division.unit:
+                    yield f"none on {nodes}, where no NVLink island has {_gpus(division.unit)}"
+                else:
+                    yield f"none on {nodes}, where no node has room for {division}"
+        yield from self._kept_apart()
+
+    def _kept_apart(self) -> Iterator[str]:
+        for kind in self.apart:
+            nodes = listed(self.considered[kind].names)
+            yield f"none on {nodes}, where the network would cut {self.divisions[kind].wide}"
 
     def _chosen(self) -> Iterator[str]:
         for kind, each in self.considered.items():
@@ -446,7 +464,7 @@ def _picker(demand: Demand, *, displace: bool = False) -> Picker:
         (
             (room, demand.divisions[room.kind])
             for room in demand.rooms
-            if room.kind in demand.divisions
+            if room.kind in demand.divisions and room.kind not in demand.apart
         ),
         demand.on,
         pcie=demand.served.allow_pcie,
@@ -495,10 +513,11 @@ def left_out(node: Node) -> str:
     return "; ".join(f"GPU {index} is left out ({why})" for index, why in node.unfit.items())
 
 
-def _nearest(candidate: Candidate) -> tuple[bool, int, int]:
-    """Order candidates that do not fit: the fewest obstacles first, then the most GPUs."""
+def _nearest(candidate: Candidate) -> tuple[bool, int, int, int]:
+    """Order candidates that do not fit: fewest obstacles, fewest nodes, then the most GPUs."""
     obstacles = len(candidate.sizing.reasons) if candidate.sizing else 0
-    return candidate.verdict is Verdict.NEAR, -obstacles, candidate.division.gpus
+    division = candidate.division
+    return candidate.verdict is Verdict.NEAR, -obstacles, -division.nodes, division.gpus
 
 
 def _gpus(count: int) -> str:

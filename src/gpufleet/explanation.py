@@ -43,6 +43,8 @@ class Row:
     max_concurrency: float | None
     """Requests of full length at once, in the whole replica."""
     reason: str
+    over_nodes: int = 1
+    """Nodes of each replica."""
 
 
 def rows(plan: FleetPlan) -> tuple[Row, ...]:
@@ -68,10 +70,15 @@ def _rows(considered: Considered) -> Iterable[Row]:
             kv_cache_tokens=each.kv_tokens if sizing else None,
             max_concurrency=round(each.concurrency, 2) if sizing else None,
             reason=each.reason,
+            over_nodes=division.nodes,
         )
 
 
-_COLUMNS = ("", "TP", "PP", "DP", "EP", "replicas", "fits", "weights/GPU", "KV tokens", "at once")
+_COLUMNS = (
+    *("", "TP", "PP", "DP", "EP", "nodes"),
+    *("replicas", "fits", "weights/GPU", "KV tokens", "at once"),
+)
+_NODES = _COLUMNS.index("nodes")
 
 
 def explain(plan: FleetPlan, nodes: Iterable[Node] = ()) -> str:
@@ -94,7 +101,7 @@ def explain(plan: FleetPlan, nodes: Iterable[Node] = ()) -> str:
 
 
 def _table(found: Sequence[Row]) -> list[str]:
-    cells = [
+    cells: list[tuple[str, ...]] = [
         _COLUMNS,
         *(
             (
@@ -103,6 +110,7 @@ def _table(found: Sequence[Row]) -> list[str]:
                 str(row.pipeline_parallel),
                 str(row.data_parallel),
                 "yes" if row.expert_parallel else "no",
+                str(row.over_nodes),
                 str(row.replicas),
                 row.verdict,
                 _known(row.weights_gib_per_gpu, ".1f", " GiB"),
@@ -112,6 +120,8 @@ def _table(found: Sequence[Row]) -> list[str]:
             for row in found
         ),
     ]
+    if all(row.over_nodes == 1 for row in found):
+        cells = [(*line[:_NODES], *line[_NODES + 1 :]) for line in cells]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     reasons = ["why", *(row.reason for row in found)]
     return [
@@ -167,16 +177,17 @@ def _listens(stage: Stage) -> str:
 def _link(node: Node, stage: Stage, gpu: int) -> str:
     """What the GPU has in common with the farthest of its tensor-parallel group."""
     size = stage.tensor_parallel
+    across = "  network" if size > len(stage.gpus) else ""
     at = stage.gpus.index(gpu) // size * size
     pairs = [tuple(sorted((gpu, other))) for other in stage.gpus[at : at + size] if other != gpu]
     if not pairs:
-        return ""
+        return across
     links = min(node.nvlink.get((one, other), 0) for one, other in pairs)
     if links:
-        return f"  NV{links}"
+        return f"  NV{links}{across}"
     near = {node.pcie.get((one, other), "SYS") for one, other in pairs}
     order = ("SYS", "NODE", "PHB", "PXB", "PIX")
-    return f"  {next((tier for tier in order if tier in near), 'SYS')}"
+    return f"  {next((tier for tier in order if tier in near), 'SYS')}{across}"
 
 
 # What changes

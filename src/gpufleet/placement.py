@@ -17,7 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from gpufleet.division import Division, Kind
-from gpufleet.topology import Node, islands
+from gpufleet.topology import Domain, Node, islands
 
 # How NVML names the nearest common ancestor of two GPUs, nearest first: one switch, several
 # switches, one host bridge, one NUMA node, anything.
@@ -278,7 +278,8 @@ _Entry = tuple[tuple[int, ...], Room, Division]
 class Picker:
     """
     Picks where one model's next replica goes: to the node with the fewest of them so far, then
-    the most free GPUs, then the first name. Over several nodes: to the first of one kind.
+    the most free GPUs, then the first name. Over several nodes: to the first of one kind in one
+    NVLink domain, or, where none has room, to the first of one kind.
 
     Rooms only fill up while it is used. So a node without room is not asked again, and one that
     others have filled since goes back in line: each choice costs a look or two, not one a node.
@@ -296,15 +297,27 @@ class Picker:
         self._on = on
         self._pcie = pcie
         self._displace = displace
-        lines: dict[tuple[bool, Kind | None], list[_Entry]] = defaultdict(list)
+        # In this order: single nodes; nodes that NVLink joins; any nodes of one kind.
+        alone: list[_Entry] = []
+        joined: dict[tuple[Kind, Domain], list[_Entry]] = defaultdict(list)
+        alike: dict[Kind, list[_Entry]] = defaultdict(list)
         for room, division in rooms:
             free = room.free if displace else room.open
-            if free.bit_count() >= division.unit * division.units:
-                spans = division.nodes > 1
-                entry = (self._key(room, division), room, division)
-                lines[spans, room.kind if spans else None].append(entry)
-        # Single nodes first; kinds of node over which replicas span in the order of names.
-        self._lines = [line for _, line in sorted(lines.items(), key=lambda item: item[0][0])]
+            if free.bit_count() < division.share:
+                continue
+            entry = (self._key(room, division), room, division)
+            if division.nodes == 1:
+                alone.append(entry)
+                continue
+            alike[room.kind].append(entry)
+            if room.node.domain:
+                joined[room.kind, room.node.domain].append(entry)
+        # The smallest that still suffices, so that large ones stay whole.
+        self._lines = [
+            alone,
+            *sorted(joined.values(), key=lambda line: (len(line), line[0][1].order)),
+            *alike.values(),
+        ]
         for line in self._lines:
             heapq.heapify(line)
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpufleet.document import flaw
 from gpufleet.errors import FleetError
@@ -31,6 +31,8 @@ LINK_ASLEEP = 2
 LINK_UP = (LINK_ACTIVE, LINK_ASLEEP)
 P2P_OK = 0  # nvmlGpuP2PStatus_t
 
+FABRIC_COMPLETED = 3  # nvmlGpuFabricState_t: the GPU has joined
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -45,6 +47,24 @@ class Gpu:
     numa_node: int | None  # of the CPUs next to it; None: unknown, or the node has but one
 
 
+class Domain(NamedTuple):
+    """GPUs that NVLink joins across nodes, such as the trays of a rack (nvmlGpuFabricInfo_t)."""
+
+    cluster: str
+    """The UUID of the NVLink domain, 32 hexadecimal digits."""
+    clique: int
+    """The part of it whose GPUs reach each other."""
+
+    def __str__(self) -> str:
+        """
+        Say it in a sentence.
+
+        >>> str(Domain("8f1d2c3b4a5e6f708192a3b4c5d6e7f8", 32766))
+        'NVLink clique 32766 of cluster 8f1d2c3b4a5e6f708192a3b4c5d6e7f8'
+        """
+        return f"NVLink clique {self.clique} of cluster {self.cluster}"
+
+
 @dataclass(frozen=True)
 class Node:
     """
@@ -53,7 +73,8 @@ class Node:
     `nvlink` has the number of links of every pair (i < j) that NVLink joins, `pcie` how near every
     pair is on PCIe ("PIX", "PXB", "PHB", "NODE", "SYS"; unknown counts as "SYS", the farthest).
     `address` is the IPv4 address of the default route's net device. `unfit` are GPUs that are not
-    in `gpus` because checks found them unfit, each with the names of those checks.
+    in `gpus` because checks found them unfit, each with the names of those checks. `domain` is what
+    joins its GPUs with those of other nodes; None: nothing, or not known.
     """
 
     name: str
@@ -64,6 +85,7 @@ class Node:
     pcie: Mapping[tuple[int, int], str]
     address: str | None = None
     unfit: Mapping[int, str] = field(default_factory=dict)
+    domain: Domain | None = None
 
     @cached_property
     def islands(self) -> tuple[tuple[int, ...], ...]:
@@ -147,6 +169,7 @@ def node_from_probe(name: str, document: Mapping[str, Any]) -> Node:
         nvlink={pair: links for pair, links in widths.items() if links and pair not in refused},
         pcie={(i, j): PCIE_LEVELS.get(known(document["pcie"][i][j]), "SYS") for i, j in pairs},
         address=_address(document["nics"]),
+        domain=_domain(document),
     )
 
 
@@ -231,6 +254,23 @@ def _numa_node(numa: Mapping[str, Any]) -> int | None:
 def _cuda(version: int | None) -> tuple[int, int] | None:
     """NVML has 12080 for CUDA 12.8."""
     return None if version is None else (version // 1000, version % 1000 // 10)
+
+
+def _domain(document: Mapping[str, Any]) -> Domain | None:
+    """
+    Return the one that all GPUs have joined that joined any.
+
+    A GPU that has not is unfit, which checks say. A board whose switches join its own GPUs alone
+    has a cluster of zeros.
+    """
+    joined = (known(each, {}) for each in document["fabric"])
+    found = {
+        (known(each.get("cluster_uuid"), ""), known(each.get("clique")))
+        for each in joined
+        if known(each.get("state")) == FABRIC_COMPLETED
+    }
+    cluster, clique = found.pop() if len(found) == 1 else ("", None)
+    return None if clique is None or not cluster.strip("0-") else Domain(cluster, clique)
 
 
 def _address(nics: Any) -> str | None:
