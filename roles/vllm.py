@@ -16,6 +16,7 @@ from gpufleet.errors import FleetError
 from gpufleet.fleet import Here, together
 from gpufleet.planner import Stage
 from gpufleet.proof import Proof, accepted, agreed
+from gpufleet.reaching import reached
 from gpufleet.release import BUILD_SECONDS, WAIT_SECONDS, Release, build_script, release
 from gpufleet.serving import Endpoint, answering
 from gpufleet.settings import Vllm
@@ -53,8 +54,9 @@ def vllm(here: Here) -> None:
     Converge this node to exactly its planned stages; with none, it serves nothing.
 
     Packages, release and model files are brought before the first unit is touched, and each node's
-    release has accepted the flags that its stages will have: an outage is the model's load time. A
-    stage restarts only when its process was started with something else than the plan now says.
+    release has accepted the flags that its stages will have, and the nodes of each replica over
+    nodes have proven that they reach each other: an outage is the model's load time. A stage
+    restarts only when its process was started with something else than the plan now says.
     """
     wanted = here.settings.vllm
     if wanted is None:
@@ -94,6 +96,7 @@ def vllm(here: Here) -> None:
 
     rendered = unit_files(here, wanted, build, secrets)
     stages = Converge(services(here, rendered))
+    reached(stages, here.stages, name="nodes of a replica reach each other")
     stages.files(name="units")
     stages.units(name="stages")
     # Once nothing runs that was started with them.

@@ -20,6 +20,7 @@ BORDER = {
     "invocation",
     "nodevars",
     "proof",
+    "reaching",
     "refusal",
     "serving",
     "survey",

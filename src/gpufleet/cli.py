@@ -241,6 +241,50 @@ def plan(
 
 @gpufleet.command()
 @click.argument("inventory_file", metavar="INVENTORY")
+@click.argument("replica", required=False)
+@json_option
+def reach(inventory_file: str, replica: str | None, *, as_json: bool) -> int:
+    """
+    Have the nodes of REPLICA, or of all that span nodes, prove that they reach each other.
+
+    \b
+    gpufleet reach inventories/prod.py
+    gpufleet reach inventories/prod.py llama-0 --json
+
+    As a deploy does before it starts one: connections from each node's address to each other's, on
+    the ports between them, full packets, clocks, the release and the model's files. Ports that are
+    in use are left alone, and nothing is installed.
+
+    Exit status: 0 they do, 1 they do not, 2 could not run.
+    """
+    _cooperate()
+    from gpufleet import fleet, reaching, show
+    from gpufleet.assessment import planned
+
+    answers, declared = _live(inventory_file)
+    plan = planned(answers, declared, unfit_stops=False).plan
+    spanning = {stage.id: stage for stage in plan.stages if stage.group}
+    wanted = _selected(
+        list(spanning), (replica,) if replica else (), f"the plan over {inventory_file}"
+    )
+    settings = {name: each.settings for name, each in declared.items()}
+    replicas = [reaching.replica(spanning[name], settings) for name in wanted]
+    if not replicas:
+        click.echo("no replica spans nodes")
+        return 0
+    nodes = tuple(sorted({node for each in replicas for node in each.nodes}))
+    with fleet.asking(inventory_file, nodes) as ask:
+        found = [reaching.prove(each, ask) for each in replicas]
+    if as_json:
+        _print_json([each.as_json() for each in found])
+    else:
+        for each in found:
+            show.display(show.reach(each))
+    return int(any(each.problems for each in found))
+
+
+@gpufleet.command()
+@click.argument("inventory_file", metavar="INVENTORY")
 @click.option("--limit", multiple=True, help="Only this node or group; may be repeated.")
 @click.option("--completion", is_flag=True, help="Ask every endpoint for one token, too.")
 @click.option(

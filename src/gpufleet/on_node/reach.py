@@ -1,0 +1,353 @@
+"""RUNS ON THE NODE, on all nodes of a replica at once: do they reach each other?
+
+Each listens on its ports and connects to all of the others', from its address to theirs. Each sends
+datagrams to each other, small ones and such as fill a packet, which may not be taken apart on the
+way, and notes what came: so a line that is cut in one direction only shows in which.
+
+Takes (`PARAMETERS`):
+  token        of this proof; whoever does not know it is not answered
+  node, address
+  ports        to listen on for connections
+  udp          the port for datagrams; null: none
+  mtu          of the interface that has the address
+  peers        {node: {"address", "ports", "udp", "mtu"}} of the others
+  seconds      after which it ends, whatever is missing
+Prints one JSON document:
+  schema       1
+  unbound      {port: why} of those that could not be listened on; "udp" for the datagrams
+  connected    {node: {port: null, or why not}}
+  clocks       {node: {"ahead", "within"}} in seconds: how far that node's clock is ahead of this
+               one's, which is known within so much
+  heard        {node: {"bytes", "datagrams", "address"}}: the largest packet that came, how many
+               came, and from where
+  seconds      that it took
+It ends as soon as everything has come about here and at the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import resource
+import selectors
+import socket
+import sys
+import time
+from functools import partial
+from typing import Any, Callable, Dict, List
+
+PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
+
+TICK_SECONDS = 0.1
+SEND_SECONDS = 0.2
+# Smaller packets are sent where full ones have not come back as arrived.
+SIZES_SECONDS = 1.0
+RETRY_SECONDS = 0.3
+# What says that we have all may be lost: it is said so many more times.
+FAREWELLS = 5
+MESSAGE_BYTES = 4096
+# IPv4's header and UDP's (RFC 791, RFC 768), without options.
+HEADERS = 28
+LARGEST_PACKET = 65535
+# linux/in.h. "Probe": send with Don't Fragment set, whatever the kernel believes of the path.
+IP_MTU_DISCOVER = 10
+IP_PMTUDISC_PROBE = 3
+# Sizes that networks have, to tell how much passes where a full packet does not: tunnels,
+# Ethernet, clouds, InfiniBand, jumbo frames.
+SIZES = (576, 1280, 1380, 1400, 1420, 1450, 1460, 1480, 1500, 2044, 4096, 8192, 8896, 8950, 9000)
+
+
+class Peer:
+    """One of the others, and what is known of the way there and back."""
+
+    def __init__(self, node: str, given: Dict[str, Any], mtu: int) -> None:
+        self.node = node
+        self.address: str = given["address"]
+        self.udp: int | None = given["udp"]
+        self.full = min(mtu, given["mtu"], LARGEST_PACKET)
+        self.connected: Dict[int, str | None] = dict.fromkeys(given["ports"], "no answer")
+        self.clock: Dict[str, float] | None = None
+        self.bytes = 0
+        self.datagrams = 0
+        self.source = ""
+        self.told = False
+        """It has all that it needs of us."""
+        self.full_arrived = False
+        """It has had a full packet of ours."""
+
+    @property
+    def done(self) -> bool:
+        """Say whether we have all that we need of it."""
+        connected = not any(self.connected.values())
+        return connected and (self.udp is None or self.bytes >= self.full)
+
+    def measure(self, sent: float, theirs: float) -> None:
+        """Compare clocks: a message left at `sent`, was answered at `theirs`, and is back now."""
+        within = max(0.0, time.time() - sent) / 2
+        if self.clock is None or within < self.clock["within"]:
+            ahead = theirs - sent - within
+            self.clock = {"ahead": round(ahead, 4), "within": round(within, 4)}
+
+
+class Exchange:
+    """The proof, as this node takes part in it."""
+
+    def __init__(self, given: Dict[str, Any]) -> None:
+        self.given = given
+        self.peers = {
+            node: Peer(node, each, given["mtu"]) for node, each in sorted(given["peers"].items())
+        }
+        self.unbound: Dict[str, str] = {}
+        self.selector = selectors.DefaultSelector()
+        self.began = time.monotonic()
+        self.farewells = 0
+        self.retries: List[Any] = []
+        """(when, peer, port) of connections to try again."""
+        self.datagrams: socket.socket | None = None
+
+    def run(self) -> Dict[str, Any]:
+        """Return what came about."""
+        self.listen()
+        for peer in self.peers.values():
+            for port in peer.connected:
+                self.connect(peer, port)
+        next_send = 0.0
+        next_sizes = self.began + SIZES_SECONDS
+        end = self.began + self.given["seconds"]
+        while time.monotonic() < end and self.farewells < FAREWELLS:
+            for key, _ in self.selector.select(TICK_SECONDS):
+                with contextlib.suppress(OSError, ValueError):
+                    key.data()
+            now = time.monotonic()
+            self.retry(now)
+            if now >= next_send:
+                next_send = now + SEND_SECONDS
+                self.send(sizes=now >= next_sizes)
+                if now >= next_sizes:
+                    next_sizes = now + SIZES_SECONDS
+                if all(peer.done and peer.told for peer in self.peers.values()):
+                    self.farewells += 1
+        return self.document()
+
+    def document(self) -> Dict[str, Any]:
+        peers = self.peers.values()
+        return {
+            "schema": 1,
+            "unbound": self.unbound,
+            "connected": {each.node: each.connected for each in peers},
+            "clocks": {each.node: each.clock for each in peers if each.clock},
+            "heard": {
+                each.node: {
+                    "bytes": each.bytes,
+                    "datagrams": each.datagrams,
+                    "address": each.source,
+                }
+                for each in peers
+                if each.datagrams
+            },
+            "seconds": round(time.monotonic() - self.began, 2),
+        }
+
+    # -- listening
+
+    def listen(self) -> None:
+        """Open the ports; what cannot be opened is noted."""
+        address = self.given["address"]
+        for port in self.given["ports"]:
+            listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind((address, port))
+                listener.listen(128)
+            except OSError as error:
+                listener.close()
+                self.unbound[str(port)] = str(error.strerror)
+                continue
+            self.watch(listener, partial(self.accept, listener))
+        if self.given["udp"] is None:
+            return
+        datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        try:
+            datagrams.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_PROBE)
+            # Of eighteen nodes, full ones: the default holds twenty of 9000 bytes.
+            datagrams.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+            datagrams.bind((address, self.given["udp"]))
+        except OSError as error:
+            datagrams.close()
+            self.unbound["udp"] = str(error.strerror)
+            return
+        self.datagrams = datagrams
+        self.watch(datagrams, self.receive)
+
+    def watch(self, of: socket.socket, do: Callable[[], None]) -> None:
+        self.selector.register(of, selectors.EVENT_READ, do)
+
+    def forget(self, of: socket.socket) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self.selector.unregister(of)
+        of.close()
+
+    def accept(self, listener: socket.socket) -> None:
+        """Take a connection in, and wait for its message."""
+        connection, (source, *_) = listener.accept()
+        connection.setblocking(False)
+        heard = bytearray()
+        self.watch(connection, lambda: self.answer(connection, heard, source))
+
+    def answer(self, connection: socket.socket, heard: bytearray, source: str) -> None:
+        """Answer a message with our clock; whoever says something else is cut off."""
+        try:
+            piece = connection.recv(MESSAGE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            piece = b""
+        heard += piece
+        if piece and b"\n" not in heard and len(heard) < MESSAGE_BYTES:
+            return
+        message = self.message(bytes(heard))
+        if message and message["node"] in self.peers:
+            reply = {"token": self.given["token"], "node": self.given["node"]}
+            with contextlib.suppress(OSError):
+                connection.send(text({**reply, "clock": time.time(), "seen": source}))
+        self.forget(connection)
+
+    def message(self, heard: bytes) -> Dict[str, Any] | None:
+        """Return what was said, if it belongs to this proof."""
+        try:
+            message = json.loads(heard.partition(b"\n")[0].decode())
+            return message if message["token"] == self.given["token"] else None
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    # -- connecting
+
+    def connect(self, peer: Peer, port: int) -> None:
+        """Begin to connect from our address to one port of a peer."""
+        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            connection.bind((self.given["address"], 0))
+            code = connection.connect_ex((peer.address, port))
+        except OSError as error:
+            code = error.errno or errno.EIO
+        if code not in (0, errno.EINPROGRESS):
+            self.failed(peer, port, connection, os.strerror(code))
+            return
+        self.selector.register(
+            connection, selectors.EVENT_WRITE, lambda: self.say(peer, port, connection)
+        )
+
+    def say(self, peer: Peer, port: int, connection: socket.socket) -> None:
+        """Say who we are, once the connection has come about."""
+        code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            self.failed(peer, port, connection, os.strerror(code))
+            return
+        # Accepted by the kernel there; whether by our program, its answer tells.
+        peer.connected[port] = "no answer"
+        sent = time.time()
+        connection.send(text({"token": self.given["token"], "node": self.given["node"]}))
+        self.selector.modify(
+            connection,
+            selectors.EVENT_READ,
+            lambda: self.hear(peer, port, connection, sent),
+        )
+
+    def hear(self, peer: Peer, port: int, connection: socket.socket, sent: float) -> None:
+        """Take the answer."""
+        try:
+            heard = connection.recv(MESSAGE_BYTES)
+        except OSError as error:
+            self.failed(peer, port, connection, str(error.strerror))
+            return
+        message = self.message(heard)
+        if not heard:
+            self.failed(peer, port, connection, "it hung up")
+            return
+        if message is None or message["node"] != peer.node:
+            self.failed(peer, port, connection, "another program answered")
+            return
+        if message["seen"] != self.given["address"]:
+            self.failed(peer, port, connection, "it was seen as %s" % message["seen"])
+            return
+        peer.measure(sent, message["clock"])
+        peer.connected[port] = None
+        self.forget(connection)
+
+    def failed(self, peer: Peer, port: int, connection: socket.socket, why: str) -> None:
+        """Note why, and try again soon: the other side may not be there yet."""
+        peer.connected[port] = why
+        self.forget(connection)
+        self.retries.append((time.monotonic() + RETRY_SECONDS, peer, port))
+
+    def retry(self, now: float) -> None:
+        due = [each for each in self.retries if each[0] <= now]
+        self.retries = [each for each in self.retries if each[0] > now]
+        for _, peer, port in due:
+            self.connect(peer, port)
+
+    # -- datagrams
+
+    def send(self, *, sizes: bool) -> None:
+        """Send to each peer what it may still need; `sizes`: what is less than full, too."""
+        for peer in self.peers.values():
+            if self.datagrams is None or peer.udp is None:
+                continue  # one of us cannot tell the other that it is done: both stay to the end
+            said = {
+                "token": self.given["token"],
+                "node": self.given["node"],
+                "full": peer.bytes >= peer.full,
+                "done": peer.done,
+            }
+            self.datagram(peer, text(said))
+            if peer.full_arrived:
+                continue
+            self.datagram(peer, text(said).ljust(peer.full - HEADERS))
+            for size in SIZES:
+                if sizes and size < peer.full:
+                    self.datagram(peer, text(said).ljust(size - HEADERS))
+
+    def datagram(self, peer: Peer, content: bytes) -> None:
+        assert self.datagrams is not None
+        with contextlib.suppress(OSError):
+            self.datagrams.sendto(content, (peer.address, peer.udp))
+
+    def receive(self) -> None:
+        """Note what came, and from where."""
+        assert self.datagrams is not None
+        for _ in range(500):
+            try:
+                content, (source, *_) = self.datagrams.recvfrom(LARGEST_PACKET + 1)
+            except BlockingIOError:
+                return
+            message = self.message(content)
+            peer = self.peers.get(message["node"]) if message else None
+            if message is None or peer is None:
+                continue
+            peer.datagrams += 1
+            peer.source = source
+            # Another address is another way: what it carries, is not what will be used.
+            if source == peer.address:
+                peer.bytes = max(peer.bytes, len(content) + HEADERS)
+            peer.full_arrived = peer.full_arrived or bool(message["full"])
+            peer.told = peer.told or bool(message["done"])
+
+
+def text(message: Dict[str, Any]) -> bytes:
+    """Return a message as it travels."""
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
+def main() -> None:
+    """Print the document."""
+    # Two sockets for each port of each peer.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    found = Exchange(PARAMETERS).run()
+    sys.stdout.write(json.dumps(found, separators=(",", ":")) + "\n")
+
+
+if __name__ == "__main__":
+    main()
