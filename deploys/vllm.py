@@ -7,6 +7,7 @@ pyinfra --dry inventories/prod.py deploys/vllm.py     # only shows what would ch
 from gpufleet.fleet import here, refusals
 from roles.cuda import cuda
 from roles.dcgm import dcgm
+from roles.firewall import firewall, narrows
 from roles.node_exporter import node_exporter
 from roles.vllm import vllm
 
@@ -17,4 +18,8 @@ with refusals():
     node_exporter(node.settings.node_exporter)
     if node.settings.dcgm:
         dcgm(node.settings.dcgm)
+    # What is planned is reachable before it starts, and what runs until it is replaced.
+    firewall(node, node.running)
     vllm(node)
+    if narrows(node):
+        firewall(node)

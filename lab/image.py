@@ -32,7 +32,7 @@ SUITE = "bookworm"
 # what pyinfra's facts call.
 PACKAGES = (
     "ca-certificates", "curl", "dbus", "gnupg", "iproute2", "iputils-ping", "kmod",
-    "libpam-systemd", "nftables", "openssh-server", "pciutils", "procps", "python3",
+    "libpam-systemd", "openssh-server", "pciutils", "procps", "python3",
     "python3-venv", "sudo", "systemd", "systemd-sysv",
 )  # fmt: skip
 

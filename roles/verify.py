@@ -12,12 +12,14 @@ from gpufleet import serving
 from gpufleet.fleet import Here
 from gpufleet.readiness import State as Stand
 from gpufleet.serving import Endpoint, Metrics
-from roles import dcgm, node_exporter
+from roles import dcgm, firewall, node_exporter
 from roles.vllm import planned
 
 
 def verify(here: Here) -> None:
-    """Verify this node's stages and exporters; the node fails with every problem at once."""
+    """Verify this node's firewall, stages and exporters; the node fails with every problem."""
+    if here.settings.firewall:
+        enforced(here, name="verify the firewall", _timeout=firewall.LOOK_SECONDS)
     metrics = [node_exporter.metrics(here.settings.node_exporter)]
     if here.settings.dcgm:
         metrics.append(dcgm.metrics(here.settings.dcgm))
@@ -33,6 +35,16 @@ def verified(
     found = problems(endpoints, metrics, seen)
     if not found:
         host.noop(f"{len(endpoints)} endpoints and {len(metrics)} exporters answer")
+        return
+    yield FunctionCommand(_report, (tuple(found),), {})
+
+
+@operation()
+def enforced(here: Here) -> Generator[FunctionCommand]:
+    """No change when the rules that are wanted are loaded, now and after a reboot."""
+    found = firewall.problems(here)
+    if not found:
+        host.noop("the firewall's rules are loaded")
         return
     yield FunctionCommand(_report, (tuple(found),), {})
 

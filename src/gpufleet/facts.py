@@ -67,6 +67,29 @@ class NodeSnapshot(FactBase[dict[str, Any]]):
         return document(output, "the snapshot of the node")
 
 
+class FirewallRules(FactBase[dict[str, Any]]):
+    """
+    The node's own table of nftables beside the wanted one, as `on_node/firewall.py` prints it.
+
+    ```python
+    host.get_fact(FirewallRules, _stdin=payload.program("firewall", action="look", wanted=...))
+    {"schema": 1, "error": "", "loaded": "table inet gpufleet {...", "canonical": "...", ...}
+    ```
+
+    `{}` when there was no answer. It may also put rules in place: `action` says.
+    """
+
+    @staticmethod
+    def default() -> dict[str, Any]:
+        return {}
+
+    def command(self) -> str:
+        return PYTHON
+
+    def process(self, output: Iterable[str]) -> dict[str, Any]:
+        return document(output, "the look at the firewall")
+
+
 class ReleaseFlags(FactBase[dict[str, Any]]):
     """
     What a release of vLLM on the node takes, as `on_node/flag_schema.py` reads it from its files.

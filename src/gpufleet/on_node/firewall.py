@@ -1,0 +1,212 @@
+"""RUNS ON THE NODE: nftables' table `inet gpufleet`, as it is, and put in place so that it can be
+taken back.
+
+Takes (JSON header `PARAMETERS`):
+  action   look, apply, confirm or revert
+  wanted   the table's text, as nft reads it
+  seconds  of apply: after so long the rules before come back by themselves
+  rules    the file that is loaded at boot
+  service  the unit that loads it
+Prints one JSON document {"schema": 1, "error": sentence or "", ...}; after `look` and `confirm`:
+  installed  whether there is nft
+  user       whether the user that the table names is there
+  loaded     the table as nft lists it, null if there is none
+  canonical  the wanted one as nft lists it: loaded where nobody is, in a network of its own
+  saved      whether the file is the wanted text
+  pending    whether rules wait for their confirmation
+  service    the unit's ActiveState
+
+`apply` starts a timer first, then loads the table; the file stays as it is, so that a reboot takes
+the rules back, too. `confirm` ends the timer and writes the file. Whoever confirms does it over a
+connection that came about under the new rules. Python 3.8, standard library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pwd
+import re
+import subprocess
+from typing import Any
+
+PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
+
+TABLE = ("inet", "gpufleet")
+RUN = "/run/gpufleet/firewall"
+BEFORE = RUN + "/before.nft"
+REVERT = "gpufleet-firewall-revert"
+# A listing of a table with some thousand addresses takes less than a second.
+SECONDS = 15
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+EMPTY = "table inet gpufleet {}\ndelete table inet gpufleet\n"
+
+
+class FailedError(Exception):
+    """What a command said when it failed."""
+
+
+def run(*argv: str, text: str = "") -> str:
+    """Return what a command prints; raise `FailedError` with what it said instead."""
+    try:
+        done = subprocess.run(
+            argv,
+            input=text.encode(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            timeout=SECONDS,
+            check=False,
+            env=dict(os.environ, PATH=PATH, LC_ALL="C"),
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise FailedError("%s: %s" % (argv[0], error)) from None
+    if done.returncode:
+        said = done.stderr.decode("utf-8", "replace").strip() or "status %d" % done.returncode
+        raise FailedError("%s: %s" % (" ".join(argv[:3]), " ".join(said.split())[:400]))
+    return done.stdout.decode("utf-8", "replace")
+
+
+def there(name: str) -> bool:
+    """Say whether a program is in the path that is used here."""
+    return any(os.access(os.path.join(where, name), os.X_OK) for where in PATH.split(":"))
+
+
+def loaded() -> str | None:
+    """Return our table as it is loaded, without its counters' values; None if there is none."""
+    names = run("nft", "list", "tables").splitlines()
+    if "table %s %s" % TABLE not in [line.strip() for line in names]:
+        return None
+    return run("nft", "-s", "list", "table", *TABLE)
+
+
+def canonical(wanted: str) -> str:
+    """Return the wanted table as this node's nft and kernel list it."""
+    script = "nft -f - && nft -s list table %s %s" % TABLE
+    return run("unshare", "--net", "sh", "-c", script, text=wanted)
+
+
+def users(wanted: str) -> bool:
+    """Say whether the users that a table names are there."""
+    for name in re.findall(r'skuid != "([^"]+)"', wanted):
+        try:
+            pwd.getpwnam(name)
+        except KeyError:
+            return False
+    return True
+
+
+def saved(path: str, wanted: str) -> bool:
+    """Say whether a file has the wanted text."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read() == wanted
+    except (OSError, ValueError):
+        return False
+
+
+def active(unit: str) -> str:
+    """Return a unit's state; "" if systemd does not say."""
+    try:
+        return run("systemctl", "show", "-p", "ActiveState", "--value", "--", unit).strip()
+    except FailedError:
+        return ""
+
+
+def write(path: str, text: str, mode: int) -> None:
+    """Put a whole file in place at once: also after a power cut it is the old one or the new."""
+    new = path + ".new"
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(new, path)
+    directory = os.open(os.path.dirname(path), os.O_RDONLY)
+    os.fsync(directory)
+    os.close(directory)
+
+
+def look(wanted: str) -> dict[str, Any]:
+    """Return what is loaded, what is wanted in the same words, and what a reboot would load."""
+    installed, known = there("nft"), users(wanted)
+    return {
+        "installed": installed,
+        "user": known,
+        "loaded": loaded() if installed else None,
+        "canonical": canonical(wanted) if installed and known else None,
+        "saved": saved(PARAMETERS["rules"], wanted),
+        "pending": active(REVERT + ".timer") == "active",
+        "service": active(PARAMETERS["service"]),
+    }
+
+
+def forget() -> None:
+    """End the timer that would take the rules back."""
+    for verb in ("stop", "reset-failed"):
+        with contextlib.suppress(FailedError):  # it is not there: nothing waits
+            run("systemctl", verb, "--", REVERT + ".timer", REVERT + ".service")
+
+
+def apply(wanted: str, seconds: int) -> dict[str, Any]:
+    """Load the table, once it is certain that what was before comes back by itself."""
+    os.makedirs(RUN, mode=0o700, exist_ok=True)
+    run("nft", "-c", "-f", "-", text=wanted)
+    # Rules that were never confirmed are nothing to come back to.
+    if active(REVERT + ".timer") != "active" or not os.path.exists(BEFORE):
+        write(BEFORE, EMPTY + (loaded() or ""), 0o600)
+    forget()
+    run(
+        "systemd-run",
+        "--quiet",
+        "--collect",
+        "--unit=" + REVERT,
+        "--description=Takes back rules of the firewall that nobody confirmed",
+        "--on-active=%d" % seconds,
+        "--timer-property=AccuracySec=1s",
+        *("nft", "-f", BEFORE),
+    )
+    try:
+        run("nft", "-f", "-", text=wanted)
+    except FailedError:
+        forget()  # nothing was changed: nft loads all or nothing
+        raise
+    return {}
+
+
+def confirm(wanted: str) -> dict[str, Any]:
+    """Keep what was loaded, also over a reboot."""
+    forget()
+    seen = look(wanted)
+    if seen["loaded"] is None or seen["loaded"] != seen["canonical"]:
+        raise FailedError("the rules were taken back before they were confirmed")
+    write(PARAMETERS["rules"], wanted, 0o644)
+    return dict(seen, saved=True)
+
+
+def revert() -> dict[str, Any]:
+    """Bring back at once what was loaded before."""
+    with open(BEFORE, encoding="utf-8") as file:
+        run("nft", "-f", "-", text=file.read())
+    forget()
+    return {}
+
+
+def main() -> None:
+    """Do what is asked and print the document."""
+    wanted = PARAMETERS["wanted"]
+    actions = {
+        "look": lambda: look(wanted),
+        "apply": lambda: apply(wanted, PARAMETERS["seconds"]),
+        "confirm": lambda: confirm(wanted),
+        "revert": revert,
+    }
+    try:
+        found = dict(actions[PARAMETERS["action"]](), error="")
+    except (FailedError, OSError) as error:
+        found = {"error": str(error)}
+    print(json.dumps(dict(found, schema=1)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""A deploy of the firewall alone: no vLLM, and a replica on gpu-01 and gpu-02 that nobody planned.
+
+Settings come from the inventory as ever. FIREWALL_STAGES says whether the replica is `planned` or
+only `running`; with FIREWALL_VERIFY the rules are verified, and nothing is changed.
+"""
+
+import os
+
+from pyinfra import host
+
+from gpufleet import inventory
+from gpufleet.cluster_network import Network
+from gpufleet.fleet import Here, refusals
+from gpufleet.stage import Group, Running, Stage
+from gpufleet.topology import Node
+from roles.firewall import firewall
+from roles.verify import enforced
+
+NODES = ("gpu-01", "gpu-02")
+addresses = {each.name: str(each.data.ssh_hostname) for each in host.state.inventory}
+holds = os.environ.get("FIREWALL_STAGES") if host.name in NODES else None
+
+
+def stage() -> Stage:
+    return Stage(
+        model="tiny",
+        replica=0,
+        node=host.name,
+        gpus=(0,),
+        gpu_uuids=("GPU-0",),
+        port=8000,
+        tensor_parallel=1,
+        pipeline_parallel=2,
+        node_rank=NODES.index(host.name),
+        nodes=NODES,
+        group=Group(
+            networks=tuple((name, Network("eth0", addresses[name])) for name in NODES),
+            cluster_port=29500,
+            side_channel_port=5600,
+        ),
+    )
+
+
+def found() -> Running:
+    """Return the same as a probe reads it from the unit."""
+    rank = NODES.index(host.name)
+    lines = (f"--rank {rank}", *(f"--node {name}={addresses[name]}" for name in NODES))
+    return Running(
+        model="tiny",
+        replica=0,
+        node=host.name,
+        gpu_uuids=("GPU-0",),
+        port=8000,
+        rank=rank,
+        arguments=(*lines, "--port 29500", "-- /opt/vllm/releases/x/bin/vllm serve"),
+    )
+
+
+with refusals():
+    here = Here(
+        node=Node(host.name, None, None, (), {}, {}),
+        settings=inventory.current().nodes[host.name].settings,
+        stages=(stage(),) if holds == "planned" else (),
+        running=(found(),) if holds == "running" else (),
+    )
+    if os.environ.get("FIREWALL_VERIFY"):
+        enforced(here, name="verify the firewall")
+    else:
+        firewall(here, here.running)
