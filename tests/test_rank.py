@@ -558,16 +558,25 @@ def test_nothing_that_a_program_started_is_left(fleet):
     assert not alive(left)
 
 
-def test_further_programs_of_the_head_start_after_the_workers(fleet):
-    """Ray's head, then Ray on the workers, then the server that asks for all of them."""
+def test_further_programs_of_the_head_start_when_the_workers_are_ready(fleet):
+    """Ray's head, then Ray on the workers, then the server that counts the nodes it finds."""
     fleet.start(
         0, *fleet.runs("ray", "listen={rpc_port}"), *fleet.runs("server"), ready_port="{rpc_port}"
     )
-    fleet.start(1)
+    fleet.start(1, *fleet.runs("rank1", "listen={master_port}"), ready_port="{master_port}")
     fleet.wait_for_phase("running")
-    began = [begin(fleet.pid(name)) for name in ("ray", "rank1", "server")]
+    fleet.pid("server")
 
-    assert began == sorted(began)
+    # A program says so behind its port's opening, which takes half a second here.
+    assert [name for name, *_ in fleet.events()] == ["ray", "rank1", "server"]
+
+
+def test_a_worker_that_never_becomes_ready_ends_the_group(fleet):
+    fleet.start(0)
+    fleet.start(1, ready_port="{rpc_port}", start_seconds="0.5")
+
+    assert [fleet.exit_status(rank) for rank in (0, 1)] == [1, 1]
+    assert "rank 1 on gpu-02: nobody listened on port" in fleet.state(0)["last_end"]["why"]
 
 
 def test_a_program_with_wrong_arguments_is_not_started_forever(fleet):

@@ -9,7 +9,8 @@ them, its node, its program or the network between them fails, the group is over
 its programs and exits with 1, and systemd starts it anew, to find the others again.
 
 Words after a lone `--` are a program; further lone `--` separate further ones. The head starts its
-first program, workers theirs when it listens on `--ready-port`, the head its other ones after that.
+first program, workers theirs when it listens on the head's `--ready-port`, the head its other ones
+when workers' do, each on its own.
 `{master_port}` and `{rpc_port}` are replaced by this incarnation's ports, and `{incarnation}`, in
 arguments and in variables. Ports in use are `--port` and the 15 after it.
 
@@ -87,7 +88,7 @@ def parser_of_options() -> argparse.ArgumentParser:
         metavar="NAME=VALUE",
         help="what must be alike on all ranks: release, model",
     )
-    add("--ready-port", metavar="PORT", help="the head's, that is listened on before workers start")
+    add("--ready-port", metavar="PORT", help="is listened on before other ranks go on")
     add(
         "--serves",
         action="store_true",

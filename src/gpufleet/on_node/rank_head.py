@@ -10,7 +10,7 @@ import socket
 import time
 from typing import Any, Callable
 
-from gpufleet.on_node.rank_children import filled, listens
+from gpufleet.on_node.rank_children import listens
 from gpufleet.on_node.rank_life import Rank, peer
 from gpufleet.on_node.rank_wire import Link
 
@@ -57,8 +57,6 @@ class Head(Rank):
             "workers": self._workers,
             "running": lambda: None,
         }
-        self.until = 0.0
-        self.next_look = 0.0
 
     @property
     def workers(self) -> list[int]:
@@ -328,24 +326,10 @@ class Head(Rank):
     def _form(self) -> None:
         if self.formed == set(self.workers):
             self.step = "first"
-            self.until = time.monotonic() + self.options.start_seconds
             self.start(self.programs[0])
 
     def _first(self) -> None:
-        now = time.monotonic()
-        if self.options.ready_port and now >= self.next_look:
-            self.next_look = now + 0.5
-            port = int(filled(self.options.ready_port, self.values))
-            self.state.phase("starting", "%s is to listen on port %d" % (self.me.name, port))
-            if not listens(port):
-                if now > self.until:
-                    self.end(
-                        "%s: nobody listened on port %d within %g s"
-                        % (self.named(0), port, self.options.start_seconds),
-                        0,
-                    )
-                return
-        elif self.options.ready_port:
+        if not self.ready():
             return
         self.step = "workers"
         self.state.phase("starting", "the workers start")

@@ -18,7 +18,14 @@ import socket
 import time
 from typing import Any, NamedTuple
 
-from gpufleet.on_node.rank_children import Children, descendants, environment, filled, said
+from gpufleet.on_node.rank_children import (
+    Children,
+    descendants,
+    environment,
+    filled,
+    listens,
+    said,
+)
 from gpufleet.on_node.rank_mesh import Mesh
 from gpufleet.on_node.rank_state import State
 from gpufleet.on_node.rank_wire import Link, LostError
@@ -35,6 +42,8 @@ WRONG = 2
 # Why a program cannot be started that could not be started later either. Not among them: no memory,
 # too many processes, a stale file of a network.
 FOR_GOOD = (errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR, errno.E2BIG)
+# Between two looks for the port of what was started.
+LOOK_SECONDS = 0.5
 STDERR = 2
 # What a pipe or socket takes without waiting if it takes anything (PIPE_BUF).
 LINE_BYTES = 4096
@@ -91,6 +100,8 @@ class Rank:
         self._said: dict[str, float] = {}
         self._wake, self._woken = socket.socketpair()
         self._next_notice = 0.0
+        self._next_look = 0.0
+        self._start_until = 0.0
 
     # What heads and workers do differently
 
@@ -265,6 +276,24 @@ class Rank:
             self.end(why, self.rank, status=WRONG if error.errno in FOR_GOOD else 1)
             return
         self.say("started %s, process %d" % (argv[0], pid))
+        self._start_until = time.monotonic() + self.options.start_seconds
+
+    def ready(self) -> bool:
+        """Say whether what was started listens on `--ready-port`; never is the group's end."""
+        now = time.monotonic()
+        if not self.options.ready_port:
+            return True
+        if now < self._next_look:
+            return False
+        self._next_look = now + LOOK_SECONDS
+        port = int(filled(self.options.ready_port, self.values))
+        if listens(port):
+            return True
+        self.state.phase("starting", "%s is to listen on port %d" % (self.me.name, port))
+        if now > self._start_until:
+            limits = (self.named(self.rank), port, self.options.start_seconds)
+            self.end("%s: nobody listened on port %d within %g s" % limits, self.rank)
+        return False
 
     # The end
 

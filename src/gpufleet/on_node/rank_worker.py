@@ -30,6 +30,8 @@ class Worker(Rank):
         self.next_connect = 0.0
         self.draining = False
         """The head drains: the end of our programs is no surprise."""
+        self.starting = False
+        """Our programs were started, and the head does not know yet."""
         self.told: list[int] | None = None
         """The workers that we do not reach, as the head has heard."""
 
@@ -71,6 +73,7 @@ class Worker(Rank):
             self.drop(link, "says nothing")
         else:
             self._look_around(link, now)
+            self._started(link)
         self.state.document["peers"] = {
             self.nodes[0].name: peer(self.nodes[0].address, 0, self.link)
         }
@@ -156,7 +159,7 @@ class Worker(Rank):
         elif kind == "form":
             self._form(link, message["group"])
         elif kind == "start":
-            self._start(link)
+            self._start()
         elif kind == "draining":
             self.draining = True
             self.state.phase("draining", str(message.get("why")))
@@ -186,11 +189,16 @@ class Worker(Rank):
         self.say("incarnation %(counter)d, %(id)s, master port %(master_port)d" % self.incarnation)
         link.send("formed")
 
-    def _start(self, link: Link) -> None:
+    def _start(self) -> None:
         for program in self.programs:
             if self.ending is None:
                 self.start(program)
-        if self.ending is None:
+        self.starting = True
+
+    def _started(self, link: Link) -> None:
+        """Tell the head once our programs are ready, for what it starts behind them."""
+        if self.starting and self.ending is None and self.ready():
+            self.starting = False
             link.send("started")
             self.state.phase("running")
 
