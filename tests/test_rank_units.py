@@ -70,6 +70,12 @@ def test_a_replica_on_one_node_knows_nothing_of_ranks():
         assert word not in unit
 
 
+def test_a_rank_that_was_short_of_memory_is_killed_and_not_stopped():
+    """A stop is somebody's wish: the group would drain first, and start again without a pause."""
+    assert "OOMPolicy=kill\n" in rendered(WORKER)
+    assert "OOMPolicy=stop" not in rendered(WORKER)
+
+
 def test_the_parser_is_asked_for_the_flags_of_each_rank_with_ports_that_are_numbers():
     for stage in (HEAD, WORKER):
         begun = stage_flags.started(stage, SERVED, VLLM, release="x")
