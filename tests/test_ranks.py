@@ -1,16 +1,12 @@
 """
 What each node's process of a replica is started with, and that every release takes it.
 
-The examples are those of docs/replicas-over-nodes.md; `UPDATE_GOLDEN=1 pytest tests/test_ranks.py`
-writes their blocks there anew, for somebody to review.
+Stages are made up here, of every shape; tests/test_examples_over_nodes.py has those of real plans.
 """
 
 from __future__ import annotations
 
-import os
-import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -26,7 +22,6 @@ from gpufleet.planner import Stage
 from gpufleet.ranks import arrange, command, endpoints, filled, transfer
 from gpufleet.settings import OLDEST_VLLM, PLANNED_ARGUMENTS, Served, Vllm
 
-PAGE = Path(__file__).parents[1] / "docs" / "replicas-over-nodes.md"
 SUPPORTED = [one for one in schema.versions() if schema.sort_key(one) >= OLDEST_VLLM]
 NEWEST = SUPPORTED[-1]
 RAY = (2, 60, 0)
@@ -407,6 +402,7 @@ def test_ray_runs_on_every_node_and_the_server_on_the_first():
     assert (head.serves, worker.serves) == (True, False)
     assert head.ray[:5] == ("ray", "start", "--head", "--port", "{master_port}")
     assert worker.ray[:4] == ("ray", "start", "--address", "10.1.0.1:{master_port}")
+    assert worker.ray[4:6] == ("--node-manager-port", worker.ready_port)
     assert head.variables["RAY_ADDRESS"] == "10.1.0.1:{master_port}"
     for rank, address in ((head, "10.1.0.1"), (worker, "10.1.0.2")):
         assert rank.ray[rank.ray.index("--node-ip-address") + 1] == address
@@ -580,33 +576,3 @@ def test_who_hands_nothing_over_needs_no_side_channel(config):
     model = served(flags={"kv-transfer-config": config} if config else {})
 
     assert transfer(stage, model, Network("eth1", "10.1.0.1")) == {}
-
-
-# The page
-
-
-def block(name):
-    """An example as the page shows it: the first node's process, then the last one's."""
-    replica, model, hcas = EXAMPLES[name]
-    ranks = arranged(replica, model, hcas=hcas, ray=RAY)
-    lines = []
-    for stage, rank in ((replica[0], ranks[0]), (replica[-1], ranks[-1])):
-        lines.append(f"# {stage.node}: {stage.unit}")
-        lines += [f"Environment={key}={rank.variables[key]}" for key in sorted(rank.variables)]
-        said = [" ".join(map(units.systemd_quote, line)) for line in started(stage, model, rank)]
-        lines += [" \\\n    ".join(["ExecStart=/usr/local/libexec/gpufleet/vllm-rank", *said]), ""]
-    return "\n".join(lines).rstrip()
-
-
-def test_the_page_shows_what_is_started():
-    page = PAGE.read_text()
-    blocks = dict(
-        re.findall(r"^### (.+?)\n(?:(?!^#).)*?^```\n(.*?)\n```", page, re.MULTILINE | re.DOTALL)
-    )
-    if os.environ.get("UPDATE_GOLDEN"):
-        for name in EXAMPLES:
-            page = page.replace(f"```\n{blocks[name]}\n```", f"```\n{block(name)}\n```", 1)
-        PAGE.write_text(page)
-        blocks = {name: block(name) for name in EXAMPLES}
-
-    assert blocks == {name: block(name) for name in EXAMPLES}

@@ -13,7 +13,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from gpufleet import cluster_ports, disaggregation, planner, release, stage_flags
+from gpufleet import (
+    cluster_ports,
+    disaggregation,
+    over_nodes,
+    planner,
+    release,
+    stage_flags,
+)
 from gpufleet.architecture.description import Description
 from gpufleet.checks.admission import admitted, sentence
 from gpufleet.checks.finding import Report
@@ -132,7 +139,8 @@ def planned(
         nodes, remarks = admitted(report, nodes.values(), settings), ()
     models = described(declared, documents)
     layers = _layers(settings, models, nodes)
-    pairs = disaggregation.declared(settings, layers, models, _locks(settings))
+    locks = _locks(settings)
+    pairs = disaggregation.declared(settings, layers, models, locks)
     layers = _with_roles(layers, pairs)
     runs = tuple(running(documents))
     effective = _with_layers(settings, layers)
@@ -163,7 +171,10 @@ def planned(
     )
     if unfit_stops:
         origins = {name: each.origins for name, each in declared.items()}
-        remarks = stage_flags.judge_plan(plan.stages, settings, origins)
+        remarks = (
+            *over_nodes.judged(plan.stages, settings, nodes, locks),
+            *stage_flags.judge_plan(plan.stages, settings, origins),
+        )
     return Assessment(nodes, plan, remarks, runs, layers, restarts(plan.stages, runs, settings))
 
 

@@ -1,0 +1,149 @@
+"""What nodes of one replica have to have in common, and what crosses between them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpufleet.cluster_network import Network
+from gpufleet.errors import FleetError
+from gpufleet.over_nodes import judged
+from gpufleet.settings import NodeSettings
+from gpufleet.stage import Group
+from gpufleet.topology import Domain, Node
+from tests.test_ranks import HCAS, stages
+
+LOCK = "vllm==0.33.0\ndeep-ep==1.2.1\n"
+RACK = Domain("8f1d2c3b4a5e6f708192a3b4c5d6e7f8", 32766)
+
+
+def said(replica, *, flags=None, vllm=(), rdma=True, domains=(), lock=LOCK, **served):
+    """What is remarked; `vllm` are further settings of each node's, by its place."""
+    vllm, domains = dict(vllm), dict(domains)
+    networks = tuple(
+        (each.node, Network("eth1", f"10.1.0.{rank}", HCAS if rdma is True or rank in rdma else ()))
+        for rank, each in enumerate(replica)
+    )
+    group = Group(networks, 29500) if len(replica) > 1 else None
+    declared = {
+        each.node: NodeSettings.model_validate(
+            {
+                "vllm": {"version": "0.33.0", "lock": "lock", "listen": "127.0.0.1"}
+                | vllm.get(rank, {}),
+                "serving": {"m": {"model": "/srv/m", "flags": flags or {}, **served}},
+            }
+        )
+        for rank, each in enumerate(replica)
+    }
+    nodes = {
+        each.node: Node(each.node, None, None, (), {}, {}, domain=domains.get(rank))
+        for rank, each in enumerate(replica)
+    }
+    return judged(
+        [replace(each, group=group) for each in replica],
+        declared,
+        nodes,
+        {"lock": lock, "other": lock},
+    )
+
+
+def refusal(*given, **more):
+    with pytest.raises(FleetError) as caught:
+        said(*given, **more)
+    return caught.value.problems
+
+
+def experts(nodes=2, gpus=8, first=1):
+    return stages(nodes, gpus, data=nodes * gpus, expert=True, first=first)
+
+
+def test_a_replica_of_nodes_that_are_alike_is_worth_no_word():
+    assert said(stages(2, 8, tensor=8, pipeline=2)) == ()
+    assert said(experts(), flags={"all2all-backend": "deepep_low_latency"}) == ()
+
+
+@pytest.mark.parametrize(
+    ("differs", "sentence"),
+    [
+        ({"lock": "other"}, "vllm.lock: lock on gpu-01 and other on gpu-02, and m-0 spans both"),
+        ({"version": "0.32.0"}, "vllm.version: 0.33.0 on gpu-01 and 0.32.0 on gpu-02"),
+        ({"cluster_key_file": "k"}, "vllm.cluster_key_file: None on gpu-01 and k on gpu-02"),
+        (
+            {"environment": {"NCCL_DEBUG": "INFO"}},
+            "vllm.environment: NCCL_DEBUG on gpu-01 and gpu-02 differ, and m-0 spans both",
+        ),
+    ],
+)
+def test_what_would_keep_ranks_apart_for_ever_is_refused(differs, sentence):
+    (found,) = refusal(stages(2, 8, tensor=8, pipeline=2), vllm={1: differs})
+    assert sentence in found
+
+
+def test_a_nodes_own_interface_and_address_may_be_its_own():
+    own = {"environment": {"NCCL_SOCKET_IFNAME": "=ib0"}, "listen": "::1"}
+    assert said(stages(2, 8, tensor=8, pipeline=2), vllm={1: own}) == ()
+
+
+def test_a_server_an_engine_is_for_replicas_over_nodes():
+    (found,) = refusal(
+        [replace(stages(1, 8, data=8)[0], nodes=())], data_parallel_balancing="external"
+    )
+    assert "write `internal`, or `replicas: 8` and `data_parallel: 1`" in found
+
+
+@pytest.mark.parametrize(
+    ("backend", "lock", "sentence"),
+    [
+        ("deepep_v2", "vllm==0.33.0", "takes the package deep_ep, and lock has none"),
+        ("nixl_ep", LOCK, "takes the package nixl_ep, and lock has none"),
+        ("mori_low_latency", LOCK, "is for AMD's GPUs: write `allgather_reducescatter`"),
+    ],
+)
+def test_a_backend_whose_package_nobody_installs_is_refused(backend, lock, sentence):
+    (found,) = refusal(experts(), flags={"all2all-backend": backend}, lock=lock)
+    assert sentence in found
+
+
+def test_a_backend_that_exchanges_nothing_needs_no_package():
+    """Without data parallelism experts exchange no tokens."""
+    flags = {"all2all-backend": "deepep_v2"}
+    assert said(stages(2, 8, tensor=16, expert=True), flags=flags, lock="vllm==0.33.0") == ()
+
+
+@pytest.mark.parametrize(
+    ("backend", "rdma", "domains", "sentence"),
+    [
+        (None, [0], {}, "m-0: its experts lie on 2 nodes, and gpu-02 has no RDMA: every layer"),
+        (None, [], {}, "gpu-01, gpu-02 have no RDMA"),
+        (None, [], {0: RACK, 1: RACK}, None),
+        ("deepep_low_latency", [0], {}, "takes RDMA between them: gpu-02 has none: write `allg"),
+        ("flashinfer_nvlink_two_sided", True, {}, "takes NVLink between all of them"),
+        ("flashinfer_nvlink_two_sided", True, {0: RACK, 1: RACK}, None),
+        (
+            "flashinfer_nvlink_two_sided",
+            True,
+            {0: RACK, 1: RACK._replace(clique=1)},
+            "takes NVLink between all of them",
+        ),
+    ],
+)
+def test_over_what_experts_talk_is_said_where_it_is_slow_or_not_there(
+    backend, rdma, domains, sentence
+):
+    flags = {"all2all-backend": backend} if backend else {}
+    found = said(experts(), flags=flags, rdma=rdma, domains=domains)
+    if sentence is None:
+        assert found == ()
+    else:
+        (remark,) = found
+        assert sentence in remark
+
+
+@pytest.mark.parametrize(("size", "crosses"), [(8, False), (4, False), (16, True), (1, False)])
+def test_a_context_that_lies_on_several_nodes_is_said_to(size, crosses):
+    flags = {"decode-context-parallel-size": size}
+    found = said(stages(2, 8, tensor=16), flags=flags)
+    assert bool(found) is crosses
+    if crosses:
+        assert "which up to 8 it does not" in found[0]
