@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufleet import assessment
+from gpufleet.candidates import Verdict
 from gpufleet.division import Division
 from gpufleet.errors import FleetError
 from gpufleet.explanation import explain
@@ -191,6 +192,24 @@ def test_a_group_over_nodes_is_sized_like_any_other():
 
     assert found.candidates[0].chosen.sizing.weights_bytes_per_gpu < 9 << 30
     assert "memory not checked" in planned(fleet(2), tensor_parallel=16).reasons[-1]
+
+
+def test_a_rack_is_sized_by_who_gets_the_tokens_of_its_72_engines(recorded):
+    """Gathered on every GPU they need more than it has; sent to their experts, less, or not much
+    less: then the number that was asked for is taken, and the doubt is said."""
+    trays = [recorded("gb200x4", f"gpu-{number:02}") for number in range(1, 19)]
+    asked = {"name": "deepseek-ai--DeepSeek-R1", "data_parallel": 72, "context": 16384}
+
+    with pytest.raises(FleetError, match="`max-num-batched-tokens: 8192` in `flags`"):
+        planned(trays, **asked)
+    few = planned(trays, **asked, flags={"max-num-batched-tokens": 4096})
+    sent = planned(trays, **asked, flags={"all2all-backend": "flashinfer_nvlink_two_sided"})
+
+    wide = Division(1, data=72, expert=True, nodes=18)
+    for found, verdict in ((few, Verdict.FITS), (sent, Verdict.NEAR)):
+        chosen = found.candidates[0].chosen
+        assert (chosen.division, chosen.verdict) == (wide, verdict)
+    assert any("not certain to start" in reason for reason in sent.reasons)
 
 
 # What is refused

@@ -141,6 +141,23 @@ def test_estimates_lie_within_their_errors():
     assert inside >= 0.9 * len(off)
 
 
+def test_engines_that_dispatch_tokens_hold_at_most_what_gathering_would():
+    """Nobody has measured how much: from an engine's own tokens to those of all, and it is said."""
+    found = model("deepseek-ai--DeepSeek-V3")
+    wide = {"vllm": (0, 33, 0), "max_num_seqs": 256, "max_num_batched_tokens": 8192}
+
+    def activation(**run):
+        run = DummyRun(**wide, expert=True, **run)
+        return start_memory(found.architecture, found.config, run).activation
+
+    own, gathered = activation(data=1), activation(data=32)
+    between = activation(data=32, dispatches=True)
+
+    assert between.bytes - between.error_bytes <= own.bytes
+    assert between.bytes + between.error_bytes >= gathered.bytes
+    assert activation(data=1, dispatches=True) == own
+
+
 def test_a_sort_took_more_than_a_kernel():
     """The sampler's dummy run shrank in 0.17: a third of what a sort of all logits had taken."""
     qwen = model("Qwen--Qwen3-14B")

@@ -476,6 +476,10 @@ def _one_change(served: Served, judged: tuple[Candidate, ...]) -> Iterator[dict[
             yield {"context": shorter}
     if "max-num-seqs" not in served.flags:
         yield from ({"flags.max-num-seqs": fewer} for fewer in (512, 256, 128, 64))
+    if any(each.division.expert and each.division.data > 1 for each in judged) and (
+        "max-num-batched-tokens" not in served.flags
+    ):  # each GPU has room for the tokens of all engines
+        yield from ({"flags.max-num-batched-tokens": fewer} for fewer in (8192, 4096, 2048))
     if not served.allow_pcie:
         yield {"allow_pcie": True}
     if not served.span_nodes:
@@ -531,6 +535,7 @@ def options(served: Served, kind: Kind, division: Division) -> Options:
         max_num_batched_tokens=_integer(flags.get("max-num-batched-tokens")),
         kv_cache_memory_bytes=_integer(flags.get("kv-cache-memory-bytes")),
         throughput=flags.get("performance-mode") == "throughput",
+        all2all_backend=_text(flags.get("all2all-backend")),
         block_size=_integer(flags.get("block-size")),
         enforce_eager=flags.get("enforce-eager") is True,
         prefix_caching=_switch(flags.get("enable-prefix-caching")),

@@ -34,6 +34,10 @@ GPUs."""
 
 Confidence: TypeAlias = Literal["certain", "near the edge"]
 
+_GATHER = {None, "allgather_reducescatter", "naive", "pplx"}
+"""--all2all-backend: the default, and the two that newer releases take for it
+(ParallelConfig.__post_init__ in vllm/config/parallel.py of 0.33.0)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -71,6 +75,8 @@ class Options:
     throughput: bool = False
     """`--performance-mode throughput`, which doubles the defaults of sequences and
     batched tokens."""
+    all2all_backend: str | None = None
+    """None: the release's default, by which every GPU gets the tokens of all engines."""
     gpu: str | None = None
     """NVML's name of it, which some releases look at for their defaults; None: not known."""
     device: Literal["cuda", "cpu"] = "cuda"
@@ -426,6 +432,7 @@ def _stages(
         tensor=options.tensor_parallel,
         data=options.data_parallel if architecture.experts else 1,
         expert=options.expert_parallel,
+        dispatches=options.all2all_backend not in _GATHER,
         layers=most,
         dtype_bytes=SIZES[dtype],
         mxfp4=quantization is not None and quantization.method == "mxfp4",

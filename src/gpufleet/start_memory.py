@@ -202,6 +202,8 @@ class DummyRun:
     data: int = 1
     expert: bool = False
     """With expert parallelism."""
+    dispatches: bool = False
+    """Tokens go to the GPUs of their experts alone, not to all (--all2all-backend)."""
     last_stage: bool = True
     """The pipeline stage that samples."""
     layers: int | None = None
@@ -268,6 +270,12 @@ def _activation(
 ) -> Estimate:
     forward = _forward_bytes(architecture, run)
     experts = _experts_bytes(architecture, config, run)
+    spread = 0.0
+    if run.dispatches and run.expert and run.data > 1:
+        # Balanced experts get as many tokens as an engine sends; how many a backend makes room
+        # for, up to those of all engines, has not been measured.
+        least = experts / run.data
+        experts, spread = (least + experts) / 2, (experts - least) / 2
     sampler = 0.0
     if run.last_stage:
         second = second_runner(architecture, run.vllm)
@@ -280,7 +288,7 @@ def _activation(
     kept = experts if run.vllm >= (0, 13) else 0.0
     in_pass, in_sampler = forward + experts, sampler + kept
     peak = max(in_pass, in_sampler) + _OTHER
-    error = 0.06 * GIB + 0.03 * sampler + 0.4 * experts
+    error = 0.06 * GIB + 0.03 * sampler + 0.4 * (experts - spread) + spread
     if run.vllm < _SORT_ALWAYS:
         error += 0.55 * sampler
     if in_sampler < 1.3 * in_pass:  # else the forward pass is long over at the peak
