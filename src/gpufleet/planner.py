@@ -5,7 +5,8 @@ The rules, in the order in which they decide:
 
 1. A model is placed on the nodes that declare it, by the same declaration on all of them.
 2. How a replica is divided is chosen for each kind of node by itself (`candidates.py`); what the
-   operator sets is kept. A replica lies on nodes of one kind.
+   operator sets is kept. A replica lies on nodes of one kind, in equal shares (`division.py`), and
+   in one NVLink domain where one has room.
 3. Models are placed largest group first, then by name: small groups fill the gaps that large ones
    leave, never the other way round. `replicas: fit` counts as one replica until all others are
    placed; then such models take turns, the one with the fewest replicas first.
