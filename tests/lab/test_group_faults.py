@@ -1,0 +1,200 @@
+"""
+Every fault of a replica over two nodes: found in time, all ranks end, and it serves again.
+
+With GPUFLEET_GROUP_FAULT_TABLE the long run writes docs/group-faults.md.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from lab import supplies
+from lab.nodes import Lab
+from lab.state import LabState
+from tests import repository
+from tests.lab.conftest import Fleet
+from tests.lab.group_faults import Client, Fault, Replica, Seen, suffer
+from tests.lab.test_replicas_over_nodes import Shape, declare, deploy
+from tests.repository import ROOT
+
+LAB_ID = "gff"
+HEAD, WORKER = "gpu-01", "gpu-02"
+# vLLM looks after its own processes every few seconds; this much is not ours.
+VLLM_NOTICES = 15
+SHAPES = (Shape("mp", pipeline=2), Shape("ray", tensor=2))
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Two nodes, on which the replica is to be deployed."""
+    lab = Lab.open(LAB_ID, print)
+    keep = bool(os.environ.get("GPUFLEET_KEEP_LAB"))  # while writing tests: minutes a run
+    if not keep:
+        lab.purge()  # what a killed run left
+    lab.up({HEAD: "h100x8", WORKER: "h100x8"})
+    supplies.provide(LabState.load(LAB_ID), print)
+    project = tmp_path_factory.mktemp("pair")
+    for folder in ("inventories", "group_vars", "host_vars"):
+        shutil.copytree(ROOT / folder, project / folder)
+    yield Fleet(Lab.open(LAB_ID, print), project)
+    if not keep:
+        lab.purge()
+
+
+@pytest.fixture(scope="module", params=SHAPES, ids=str)
+def replica(pair: Fleet, request: pytest.FixtureRequest) -> Replica:
+    """A replica over both nodes, with one GPU of each; its starts are never held up."""
+    declare(pair, request.param)
+    deploy(pair)
+    found = Replica(pair, request.param.backend)
+    found.unpause()
+    return found
+
+
+@pytest.fixture
+def client(replica: Replica) -> Iterator[Client]:
+    with Client(replica.fleet.address(HEAD), replica.fleet.key) as asking:
+        yield asking
+
+
+def off(node: str) -> Fault:
+    return Fault(
+        f"{node} loses power",
+        lambda replica: replica.fleet.lab.power(node, "off"),
+        lambda replica: replica.fleet.lab.power(node, "on"),
+        silent=True,
+    )
+
+
+def net(name: str, *harm: tuple[str, str], lasts: float = 0) -> Fault:
+    def strike(replica: Replica) -> None:
+        for node, action in harm:
+            replica.fleet.lab.net(node, action)
+
+    def mend(replica: Replica) -> None:
+        for node, _ in harm:
+            replica.fleet.lab.net(node, "heal")
+
+    return Fault(name, strike, mend, silent=not lasts, lasts=lasts)
+
+
+def killed(name: str, node: str, *words: str, notices: int = 0) -> Fault:
+    """SIGKILL for the rank's program, or for the first process below it with one of `words`."""
+
+    def strike(replica: Replica) -> None:
+        replica.kill(replica.below(node, *words) if words else replica.program(node))
+
+    return Fault(f"`kill -9` of {name}", strike, notices=notices)
+
+
+PROGRAMS = [
+    killed("the head's rank program", HEAD),
+    killed("the worker's rank program", WORKER),
+]
+OF_VLLM = [
+    killed("the head's `vllm serve`", HEAD, "vllm serve"),
+    killed("the head's engine", HEAD, "VLLM::EngineCore", notices=VLLM_NOTICES),
+    killed("the head's GPU process", HEAD, "VLLM::Worker", notices=VLLM_NOTICES),
+    killed("the worker's `vllm serve`", WORKER, "vllm serve"),
+    killed("the worker's GPU process", WORKER, "VLLM::Worker", notices=VLLM_NOTICES),
+]
+OF_RAY = [
+    killed("the head's `vllm serve`", HEAD, "vllm serve"),
+    killed("Ray's head (`ray start`)", HEAD, "ray start"),
+    killed("Ray's head (its GCS)", HEAD, "gcs_server", notices=VLLM_NOTICES),
+    killed("Ray's worker (`ray start`)", WORKER, "ray start"),
+    killed("Ray's worker (its raylet)", WORKER, "raylet", notices=VLLM_NOTICES),
+]
+OF_NODES = [
+    off(HEAD),
+    off(WORKER),
+    net("the head's cable is pulled", (HEAD, "cut")),
+    net("the worker's cable is pulled", (WORKER, "cut")),
+    net("the worker hears nothing of the head", (WORKER, f"deaf {HEAD}")),
+    net("the head hears nothing of the worker", (HEAD, f"deaf {WORKER}")),
+    net("30 % of the worker's packets are lost", (WORKER, "loss 30"), lasts=90),
+    net("200 ms delay each way to the worker", (WORKER, "delay 200"), lasts=60),
+]
+FAULTS = {"mp": [*PROGRAMS, *OF_VLLM, *OF_NODES], "ray": [*PROGRAMS, *OF_RAY, *OF_NODES]}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3 * 3600)
+def test_whatever_breaks_all_ranks_end_in_time_and_serve_again(
+    replica: Replica, client: Client
+) -> None:
+    rows = [suffer(replica, client, fault) for fault in FAULTS[replica.backend]]
+    if path := os.environ.get("GPUFLEET_GROUP_FAULT_TABLE"):
+        write(Path(path), replica.backend, rows)
+
+
+def write(path: Path, backend: str, rows: list[Seen]) -> None:
+    """Write docs/group-faults.md anew, with these rows; what it says of other backends stays."""
+    old = path.read_text().split("\n## ")[1:] if path.exists() else []
+    sections = {section.split("`")[1]: section.strip() for section in old}
+    sections[backend] = "\n".join(
+        [
+            f"`{backend}`: {TITLES[backend]}",
+            "",
+            f"Run on {datetime.now(UTC):%Y-%m-%d}, commit {repository.commit()}.",
+            "",
+            "| fault | found (bound) | all ended (bound) | serves again | clients |",
+            "| --- | --- | --- | --- | --- |",
+            *map(row, rows),
+            "",
+            "What the rank that found it first wrote into its journal, behind `the group is over:`",
+            "",
+            "| fault | reason |",
+            "| --- | --- |",
+            *(f"| {each.fault.name} | {each.why} |" for each in rows if each.why),
+        ]
+    )
+    parts = [INTRODUCTION, *(sections[name] for name in TITLES if name in sections)]
+    path.write_text("\n\n## ".join(parts) + "\n")
+
+
+TITLES = {
+    "mp": "a pipeline of two stages, by vLLM's own processes",
+    "ray": "two tensor-parallel ranks, by Ray",
+}
+INTRODUCTION = """\
+# Faults of a replica over two nodes: the last long run
+
+Written by `make test-long`: two nodes of the lab (`docs/lab.md`) with real vLLM on CPU and a tiny
+model. Two clients' requests begin every second, at the head, and give up after 20 s. After each
+fault every process of the old group was gone, none was left outside of the units, the incarnation
+was a new one, and the model completed the same text as before. Nobody did anything but mend the
+hardware, and that not before the old group had ended.
+
+* *found*: until a rank wrote that the group is over. Where nothing tells but silence, 10 s of it
+  are waited for; where vLLM or Ray has to notice the end of a process of its own, 15 s are granted.
+* *all ended*: until the last process of the old group was gone, on both nodes. SIGKILL comes 5 s
+  after SIGTERM.
+* *serves again*: from then, or from when the hardware was back, to the first answer. Most of it is
+  vLLM's start, with two cores for both nodes.
+* The pause before repeated restarts was taken out, for so many faults in an hour are no crash loop:
+  with it, each would have waited longer than the one before
+  (`docs/decisions/0010-ranks-live-and-die-together.md`)."""
+
+
+def row(seen: Seen) -> str:
+    """Return a fault's line of the table."""
+    fault = seen.fault
+
+    def within(seconds: float | None, bound: int) -> str:
+        return "none" if seconds is None else f"{seconds:.1f} s ({bound} s)"
+
+    cells = [
+        fault.name,
+        within(seen.found, fault.found_within),
+        within(seen.outlived, fault.ended_within),
+        "never stopped" if seen.again is None else f"{seen.again:.0f} s",
+        seen.clients,
+    ]
+    return f"| {' | '.join(cells)} |"
