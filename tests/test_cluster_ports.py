@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from gpufleet.cluster_ports import PORTS, Ports, assigned
+from gpufleet.cluster_ports import PORTS, Ports, assigned, found
 from gpufleet.errors import FleetError
 from gpufleet.planner import Stage
 from gpufleet.settings import Served
+from gpufleet.stage import Running
 
 NIXL = {"kv-transfer-config": {"kv_connector": "NixlConnector", "kv_role": "kv_both"}}
 
@@ -41,8 +42,8 @@ def two(first, second, **more):
     """The cluster ports of two replicas that share both of their nodes."""
     both = [*stages("a", "n1", "n2"), *stages("b", "n1", "n2", port=8001)]
     models = {"a": served(cluster_port=first), "b": served(cluster_port=second)}
-    found = assigned(both, models, **more)
-    return {name: ports.cluster for name, ports in found.items()}
+    given = assigned(both, models, **more)
+    return {name: ports.cluster for name, ports in given.items()}
 
 
 def test_replicas_that_share_a_node_have_ports_of_their_own():
@@ -53,9 +54,9 @@ def test_replicas_that_share_a_node_have_ports_of_their_own():
 def test_replicas_that_share_no_node_may_have_the_same():
     both = [*stages("a", "n1", "n2"), *stages("a", "n3", "n4", replica=1)]
 
-    found = assigned(both, {"a": served()})
+    given = assigned(both, {"a": served()})
 
-    assert found == {"a-0": Ports(cluster=29500), "a-1": Ports(cluster=29500)}
+    assert given == {"a-0": Ports(cluster=29500), "a-1": Ports(cluster=29500)}
 
 
 def test_a_range_that_overlaps_is_taken_as_well():
@@ -79,9 +80,9 @@ def test_ports_of_others_and_of_endpoints_are_stepped_over():
 def test_a_worker_without_a_server_leaves_its_endpoints_port_free():
     """Of `external` engines on the other hand every port counts."""
     model = served(cluster_port=8002, data_parallel_balancing="external")
-    found = assigned(stages("a", "n1", "n2", data=8), {"a": model})
+    given = assigned(stages("a", "n1", "n2", data=8), {"a": model})
 
-    assert found["a-0"].cluster == 8018  # 8000 to 8003 are servers, 8004 their supervisor
+    assert given["a-0"].cluster == 8018  # 8000 to 8003 are servers, 8004 their supervisor
 
 
 def test_ports_that_any_program_may_be_given_are_not_taken():
@@ -106,9 +107,9 @@ def test_every_engine_has_a_side_channel_on_its_node():
     ]
     models = {name: served(flags=NIXL) for name in "abc"}
 
-    found = assigned(replicas, models)
+    given = assigned(replicas, models)
 
-    assert {name: ports.side_channel for name, ports in found.items()} == {
+    assert {name: ports.side_channel for name, ports in given.items()} == {
         "a-0": 5600,
         "b-0": 5608,
         "c-0": 5600,
@@ -123,3 +124,16 @@ def test_the_order_in_which_a_running_fleet_is_told_does_not_matter():
     again = assigned([replace(each) for each in reversed(both)], models, running=first)
 
     assert again == first
+
+
+def test_the_ports_of_what_runs_are_those_of_its_units():
+    """The rank's own come before those of what it starts."""
+    lines = ("--replica a-0", "--node n1=10.1.0.1", "--node n2=10.1.0.2", "--port 29516")
+    behind = ("-- /opt/vllm/releases/x/bin/vllm serve", "/srv/m", "--port 8000")
+    ranks = [
+        Running("a", 0, node, ("u",), 8000, rank, "x", (*lines, *behind), 5600)
+        for rank, node in enumerate(("n1", "n2"))
+    ]
+    alone = Running("b", 1, "n1", ("u",), 8001, 0, "x", ("/srv/m", "--port 8001"))
+
+    assert found([*ranks, alone]) == {"a-0": Ports(29516, 5600), "b-1": Ports()}

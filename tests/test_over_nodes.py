@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from gpufleet import units
 from gpufleet.cluster_network import Network
 from gpufleet.errors import FleetError
 from gpufleet.over_nodes import judged
 from gpufleet.settings import NodeSettings
 from gpufleet.stage import Group
 from gpufleet.topology import Domain, Node
+from tests.planned import machine, planned
 from tests.test_ranks import HCAS, stages
 
 LOCK = "vllm==0.33.0\ndeep-ep==1.2.1\n"
@@ -147,3 +149,49 @@ def test_a_context_that_lies_on_several_nodes_is_said_to(size, crosses):
     assert bool(found) is crosses
     if crosses:
         assert "which up to 8 it does not" in found[0]
+
+
+# What runs keeps its ports
+
+
+def test_a_replica_that_runs_keeps_its_ports_when_one_comes_whose_name_is_before_its_own():
+    """Both would begin at 29500; another port would be a restart."""
+    asked = {
+        "model": "/srv/m",
+        "span_nodes": True,
+        "tensor_parallel": 4,
+        "pipeline_parallel": 3,
+        "context": 8192,
+    }
+    machines = {f"n{n}": machine("h100x8", n, {"/srv/m": "Qwen--Qwen3-32B"}) for n in (1, 2, 3)}
+    settings = {
+        "vllm": {"version": "0.33.0", "lock": "none", "listen": "127.0.0.1"},
+        "serving": {"z": asked},
+    }
+    here = NodeSettings.model_validate(settings)
+    first = planned(machines, dict.fromkeys(machines, settings)).plan
+    for stage in first.stages:
+        machines[stage.node]["stages"] = [
+            {
+                "unit": stage.unit,
+                "model": "z",
+                "replica": 0,
+                "rank": stage.node_rank,
+                "port": stage.port,
+                "gpus": list(stage.gpu_uuids),
+                "side_channel": 0,
+                "release": "0.33.0-x",
+                "arguments": units.argument_lines(
+                    stage, here.serving["z"], here.vllm, release="0.33.0-x"
+                ),
+            }
+        ]
+
+    settings["serving"]["a"] = asked
+    found = planned(machines, dict.fromkeys(machines, settings))
+
+    assert {stage.id: stage.group.cluster_port for stage in found.plan.stages} == {
+        "z-0": 29500,
+        "a-0": 29516,
+    }
+    assert found.restarts == {}

@@ -59,6 +59,7 @@ def test_a_unit_that_was_rendered_says_which_stage_it_runs_and_where(root):
             "rank": 0,
             "port": 8001,
             "gpus": ["GPU-5f1c", "GPU-9a2e"],
+            "side_channel": 0,
             "release": "0.32.0-1a2b3c4d5e",
             "arguments": [
                 "/srv/llama",
@@ -87,6 +88,15 @@ def test_the_unit_of_a_rank_says_its_release_and_the_nodes_of_its_replica(root):
 
     assert found["release"] == "0.32.0-1a2b3c4d5e"
     assert found["arguments"][:2] == ["--node gpu-01=10.1.0.1", f"-- {program}"]
+
+
+def test_a_unit_that_hands_kv_caches_over_says_the_port_that_it_has_for_that(root):
+    model = Served(model="/srv/llama", environment={"VLLM_NIXL_SIDE_CHANNEL_PORT": "5601"})
+    vllm = Vllm(version="0.32.0", lock="locks/vllm.txt", listen="127.0.0.1")
+    text = units.render(STAGE, model, vllm, release="0.32.0-1a2b3c4d5e").content
+    (root / "etc/systemd/system/vllm-llama-3.service").write_text(text)
+
+    assert [each["side_channel"] for each in stages.stages()] == [5601]
 
 
 @pytest.mark.parametrize(

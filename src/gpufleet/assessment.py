@@ -167,7 +167,7 @@ def planned(
     plan = replace(
         plan,
         reasons=(*plan.reasons, *handed),
-        stages=_grouped(plan.stages, documents, settings, models, pairs),
+        stages=_grouped(plan, documents, settings, models, pairs),
     )
     if unfit_stops:
         origins = {name: each.origins for name, each in declared.items()}
@@ -210,11 +210,12 @@ def running(documents: Mapping[str, Mapping[str, Any]]) -> Iterator[Running]:
                     rank=unit["rank"],
                     release=str(unit.get("release", "")),
                     arguments=tuple(unit.get("arguments", ())),
+                    side_channel=int(unit.get("side_channel", 0)),
                 )
 
 
 def _grouped(
-    stages: Iterable[Stage],
+    plan: FleetPlan,
     documents: Mapping[str, Mapping[str, Any]],
     settings: Mapping[str, NodeSettings],
     models: Mapping[str, Described],
@@ -225,7 +226,7 @@ def _grouped(
 
     Raises `FleetError` naming all replicas whose nodes no network joins, or that have no ports.
     """
-    ordered = tuple(stages)
+    ordered = plan.stages
     spanning: dict[str, list[Stage]] = {}
     for stage in ordered:
         if len(stage.nodes) > 1:
@@ -233,7 +234,9 @@ def _grouped(
     if not spanning and not pairs.prefill:
         return ordered
     serving = {stage.model: settings[stage.node].serving[stage.model] for stage in ordered}
-    ports = cluster_ports.assigned(ordered, serving)
+    ports = cluster_ports.assigned(
+        ordered, serving, running=cluster_ports.found(running(documents))
+    )
     groups: dict[str, Group] = {}
     problems: list[str] = []
     for name, ranks in spanning.items():

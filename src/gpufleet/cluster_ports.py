@@ -15,6 +15,7 @@ from gpufleet.errors import FleetError
 from gpufleet.planner import Stage
 from gpufleet.ranks import NIXL_PORT, endpoints, hands_over
 from gpufleet.settings import Served
+from gpufleet.stage import Running
 
 PORTS = 16
 """Ports of a replica over several nodes: its program's own, then those of incarnations
@@ -88,6 +89,17 @@ def assigned(
         taken,
     )
     return {name: Ports(cluster.get(name, 0), side_channel.get(name, 0)) for name in replicas}
+
+
+def found(running: Iterable[Running]) -> dict[str, Ports]:
+    """Return the ports of what runs, by the replica's id, as its units have them."""
+    ports: dict[str, Ports] = {}
+    for each in running:
+        known = ports.get(each.id, Ports())
+        ports[each.id] = Ports(
+            known.cluster or each.cluster_port, known.side_channel or each.side_channel
+        )
+    return ports
 
 
 @dataclass(frozen=True)

@@ -126,11 +126,23 @@ class Running:
     """The id of the release that its unit starts; "": not known."""
     arguments: tuple[str, ...] = ()
     """As its unit has them, by line."""
+    side_channel: int = 0
+    """The first port of NIXL's; 0: it hands no KV cache over, or that is not known."""
 
     @property
     def id(self) -> str:
         """Names the stage as the plan does: `llama-0`."""
         return f"{self.model}-{self.replica}"
+
+    @property
+    def cluster_port(self) -> int:
+        """First of the ports between its nodes; 0: it is on one node, or that is not known."""
+        if not self.nodes[1:]:
+            return 0
+        # The first such line is the rank's; that of `vllm serve` comes behind it.
+        ports = (line.partition(" ")[2] for line in self.arguments if line.startswith("--port "))
+        found = next(ports, "")
+        return int(found) if found.isdecimal() else 0
 
     @property
     def nodes(self) -> tuple[str, ...]:

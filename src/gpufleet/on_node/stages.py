@@ -19,6 +19,7 @@ UNITS = "/etc/systemd/system"
 # systemd ignores sections whose names begin so (systemd.unit(5)); templates/vllm.service.j2 has it.
 SECTION = "X-Gpufleet"
 RELEASE = re.compile(r"/releases/([^/\s]+)/bin/")
+SIDE_CHANNEL = re.compile(r"^Environment=VLLM_NIXL_SIDE_CHANNEL_PORT=(\d+)$", re.MULTILINE)
 # The largest are ours, of 8 KB; an index has a line for each tensor, of the largest public models
 # some 20 MB.
 UNIT_BYTES = 1 << 20
@@ -54,6 +55,7 @@ def stage(unit: str) -> dict[str, Any]:
         "rank": int(values["rank"]),
         "port": int(values["port"]),
         "gpus": values["gpus"].split(),
+        "side_channel": int(next(iter(SIDE_CHANNEL.findall(text)), 0)),
         **started(text),
     }
 
