@@ -92,7 +92,7 @@ class Rank:
     ray: tuple[str, ...] = ()
     """The words of the command that starts Ray here, `ray` first; empty: no Ray."""
     ready_port: str = ""
-    """On the head: the port on which it listens when the others may start."""
+    """The port on which it listens when the others may go on; "": they need not wait for it."""
     endpoints: tuple[int, ...] = ()
     """Ports that `vllm serve` listens on here for clients and probes; empty: it has no server."""
 
@@ -448,7 +448,10 @@ def _by_ray(
         return Rank(
             serves=False,
             variables=variables,
-            ray=("ray", "start", "--address", address, *common),
+            # The server divides engines over the nodes that Ray has by then, and dies of too few
+            # (vllm/v1/engine/utils.py), so it waits for the port on which a node is managed.
+            ray=("ray", "start", "--address", address, "--node-manager-port", RPC_PORT, *common),
+            ready_port=RPC_PORT,
         )
     flags: dict[str, Argument] = {"distributed-executor-backend": "ray"}
     if shape.engines > 1:
