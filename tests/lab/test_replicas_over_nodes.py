@@ -1,12 +1,17 @@
 """One replica over two nodes, by the main deploy, with only group_vars changed; real vLLM on CPU.
 
-The nodes have one GPU each that is not reserved, so that a pipeline of two stages spans both.
+Each node has one GPU that is not reserved, so two of anything span both. Whatever is cut between
+them, and whatever joins them, answers what one node alone answers by greedy decoding.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import openai
@@ -19,60 +24,171 @@ from lab.state import LabState
 from tests.lab.conftest import ROOT, Fleet
 
 LAB_ID = "gfr"
+NODES = ("gpu-01", "gpu-02")
+UNIT = "vllm-tiny-0.service"
+PROMPTS = ("Hello", "The quick brown fox", "0123456789", "\n\n{")
+TOKENS = 16
 # CPU's eager mode skips the warm-up that a pipeline needs (measured with 0.32.0).
-PIPELINE = {"mode": 2, "backend": "eager"}
+COMPILATION = {"mode": 2, "backend": "eager"}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How one replica is cut, and what joins the parts."""
+
+    backend: str
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+
+    def __str__(self) -> str:
+        cut = {"TP": self.tensor, "PP": self.pipeline, "DP": self.data}
+        spoken = " ".join(f"{name}{size}" for name, size in cut.items() if size > 1)
+        return f"{spoken} {self.backend}"
+
+
+QUICK = (Shape("mp", pipeline=2), Shape("ray", tensor=2), Shape("mp", data=2))
+FURTHER = (Shape("ray", pipeline=2), Shape("mp", tensor=2))
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     lab = Lab.open(LAB_ID, print)
-    lab.purge()  # what a killed run left
-    lab.up({"gpu-01": "h100x8", "gpu-02": "h100x8"})
+    keep = bool(os.environ.get("GPUFLEET_KEEP_LAB"))  # while writing tests: minutes a run
+    if not keep:
+        lab.purge()  # what a killed run left
+    lab.up(dict.fromkeys(NODES, "h100x8"))
     supplies.provide(LabState.load(LAB_ID), print)
     project = tmp_path_factory.mktemp("pair")
     for folder in ("inventories", "group_vars", "host_vars"):
         shutil.copytree(ROOT / folder, project / folder)
     yield Fleet(Lab.open(LAB_ID, print), project)
-    lab.purge()
+    if not keep:
+        lab.purge()
 
 
-def declare(fleet: Fleet, **tiny: Any) -> None:
-    """Have the model span nodes: one free GPU on each."""
+@pytest.fixture(scope="module")
+def alone(pair: Fleet) -> list[str]:
+    """What one process on one node answers."""
+    declare(pair)
+    deploy(pair)
+    assert set(pair.pids()) == {f"gpu-01 {UNIT}"}
+    return answers(pair)
+
+
+def declare(fleet: Fleet, shape: Shape | None = None) -> None:
+    """Write group_vars: one replica on one node, or of a shape that takes both."""
+    fleet.reset()
     path = fleet.project / "group_vars/lab.yml"
     data = yaml.safe_load(path.read_text())
+    del data["dcgm"]  # which other tests deploy
     data["gpus"] = {"reserved": list(range(1, 8))}
-    own = data["serving"]["tiny"]
-    flags = {key: value for key, value in own["flags"].items() if key != "enforce-eager"}
-    own |= {"replicas": 1, "span_nodes": True, "flags": flags, **tiny}
+    tiny = data["serving"]["tiny"]
+    del tiny["flags"]["enforce-eager"]
+    tiny["flags"]["compilation-config"] = COMPILATION
+    tiny |= {"replicas": 1, "tensor_parallel": 1}
+    if shape:
+        tiny |= {
+            "span_nodes": True,
+            "distributed_executor_backend": shape.backend,
+            "tensor_parallel": shape.tensor,
+            "pipeline_parallel": shape.pipeline,
+            "data_parallel": shape.data,
+        }
     path.write_text(yaml.safe_dump(data))
 
 
-def completion(fleet: Fleet) -> str:
+def deploy(fleet: Fleet) -> None:
+    run = fleet.pyinfra("-y", seconds=1200)
+    assert run.status == 0, run.output
+
+
+def answers(fleet: Fleet) -> list[str]:
     client = openai.OpenAI(
         base_url=f"http://{fleet.address('gpu-01')}:8000/v1", api_key=fleet.key, timeout=60
     )
-    answer = client.completions.create(model="tiny", prompt="Hello", max_tokens=8, temperature=0)
-    return answer.choices[0].text
+    return [
+        client.completions.create(model="tiny", prompt=prompt, max_tokens=TOKENS, temperature=0)
+        .choices[0]
+        .text
+        for prompt in PROMPTS
+    ]
 
 
-def test_a_pipeline_over_two_nodes_answers_as_one_node_does(pair: Fleet) -> None:
-    declare(pair, tensor_parallel=1, pipeline_parallel=2)
-    data = yaml.safe_load((pair.project / "group_vars/lab.yml").read_text())
-    data["serving"]["tiny"]["flags"]["compilation-config"] = PIPELINE
-    (pair.project / "group_vars/lab.yml").write_text(yaml.safe_dump(data))
+def rank(fleet: Fleet, node: str) -> dict[str, Any]:
+    """Return what the rank's program of a node says of itself."""
+    found: dict[str, Any] = json.loads(fleet.ssh(node, "cat /run/vllm/tiny-0/rank.json"))
+    return found
 
-    run = pair.pyinfra("-y", seconds=1800)
-    assert run.status == 0, run.output
-    assert set(pair.pids()) == {"gpu-01 vllm-tiny-0.service", "gpu-02 vllm-tiny-0.service"}
-    spanning = completion(pair)
 
+def answers_as_one_node_does(pair: Fleet, alone: list[str], shape: Shape) -> None:
+    declare(pair, shape)
+    deploy(pair)
     before = pair.pids()
+    assert set(before) == {f"{node} {UNIT}" for node in NODES}
+    head, worker = (rank(pair, node) for node in NODES)
+    assert head["phase"] == worker["phase"] == "running"
+    assert head["incarnation"] == worker["incarnation"]
+
+    assert answers(pair) == alone
+
     again = pair.pyinfra("-y", "--json")
     assert again.status == 0, again.output
     assert again.changed == {}
     assert pair.pids() == before
+    assert rank(pair, "gpu-01")["incarnation"] == head["incarnation"]
 
-    pair.reset()
-    run = pair.pyinfra("-y", seconds=1800)
-    assert run.status == 0, run.output
-    assert completion(pair) == spanning
+
+@pytest.mark.parametrize("shape", QUICK, ids=str)
+def test_a_replica_over_two_nodes_answers_as_one_node_does(
+    pair: Fleet, alone: list[str], shape: Shape
+) -> None:
+    answers_as_one_node_does(pair, alone, shape)
+    if shape.data > 1:
+        assert engines_that_served(pair) == {"0", "1"}
+    if shape.backend == "ray":
+        strangers_get_nothing_of_ray(pair)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shape", FURTHER, ids=str)
+def test_further_replicas_over_two_nodes_answer_as_one_node_does(
+    pair: Fleet, alone: list[str], shape: Shape
+) -> None:
+    answers_as_one_node_does(pair, alone, shape)
+
+
+def engines_that_served(fleet: Fleet) -> set[str]:
+    metrics = fleet.ssh("gpu-01", "curl -sS http://127.0.0.1:8000/metrics")
+    counted = re.findall(
+        r'^vllm:generation_tokens_total\{engine="(\d+)".*\} ([0-9.e+]+)$', metrics, re.MULTILINE
+    )
+    return {engine for engine, tokens in counted if float(tokens) > 0}
+
+
+def strangers_get_nothing_of_ray(fleet: Fleet) -> None:
+    """Ray runs what it is told: without the token nobody tells it, and nobody looks in."""
+    address, ports = fleet.address("gpu-01"), rank(fleet, "gpu-01")["incarnation"]
+    listening = re.findall(
+        r"^LISTEN +\d+ +\d+ +(\S+):(\d+) ", fleet.ssh("gpu-01", "ss -Hltn"), re.MULTILINE
+    )
+    heard = {(local, int(port)) for local, port in listening}
+    # The client server is where we put it, on the cluster's address, and there is no dashboard.
+    client = {local for local, port in heard if port == ports["rpc_port"]}
+    assert client == {f"[::ffff:{address}]", "[::ffff:127.0.0.1]"}
+    assert not {8265, 10001} & {port for _, port in heard}
+
+    head = f"{address}:{ports['master_port']}"
+    assert not healthy(fleet, head, "RAY_AUTH_MODE=disabled")
+    assert not healthy(fleet, head, f"RAY_AUTH_MODE=token RAY_AUTH_TOKEN={'0' * 64}")
+    token = "/etc/vllm/credentials/ray-token"
+    assert healthy(fleet, head, f"RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={token}")
+
+
+def healthy(fleet: Fleet, head: str, variables: str) -> bool:
+    """Say whether Ray's head answers the other node, as root and with these variables."""
+    asked = f"cd / && {variables} /opt/vllm/releases/*/bin/ray health-check --address {head}"
+    said = fleet.ssh("gpu-02", f"{{ {asked}; }} 2>&1; echo status $?", seconds=120)
+    refused = "InvalidAuthToken" in said
+    assert refused != said.endswith("status 0\n"), said
+    return not refused
