@@ -6,9 +6,10 @@ import json
 
 import pytest
 
-from gpufleet import units
+from gpufleet import firewall, units
 from gpufleet.disaggregation import Pairs, divided, engine_id
 from gpufleet.errors import FleetError
+from gpufleet.on_node import rank_children
 from gpufleet.presets import LayeredFlag
 from gpufleet.settings import NodeSettings, Served
 from gpufleet.stage import Stage
@@ -302,6 +303,28 @@ def test_contexts_are_divided_alike_or_evenly(mine, theirs, release, refused):
     model = "deepseek-ai--DeepSeek-V3"
     found = judged({"p": 8, "d": 8}, release, model, [("d", mine), ("p", theirs)])
     assert refused in found
+
+
+def test_a_firewall_lets_partners_through_and_nobody_else_to_the_side_channel(lock):
+    found, settings = stages(lock())
+    stage = found.plan.on("d")
+
+    text = firewall.rules(stage, settings["d"])
+
+    assert 'iifname "eth1" ip daddr 10.1.0.2 ip saddr { 10.1.0.1 } meta l4proto tcp accept' in text
+    assert "tcp dport { 5600 } counter reject" in text
+    assert "udp dport 5600-" not in text  # partners exchange no datagrams
+
+
+def test_a_start_of_a_group_fills_its_incarnation_into_the_engines_name():
+    """The other side would take an engine of the same name for the one that it knew."""
+    flag = '{"engine_id":"llama-0-0-{incarnation}","kv_connector":"NixlConnector"}'
+    values = {"incarnation": "5f1c", "master_port": 29502, "rpc_port": 29510}
+
+    assert json.loads(rank_children.filled(flag, values)) == {
+        "engine_id": "llama-0-0-5f1c",
+        "kv_connector": "NixlConnector",
+    }
 
 
 def test_the_setting_is_a_name():

@@ -47,7 +47,7 @@ _LAST_PRIVILEGED = 1023
 
 @dataclass(frozen=True)
 class Meeting:
-    """Nodes of one replica that this node shares an address with."""
+    """Nodes that this one meets at an address: of one replica, or of prefill and decode."""
 
     interface: str
     """"": any; of a replica that runs and whose interface is not known."""
@@ -57,6 +57,8 @@ class Meeting:
     """Addresses of the other nodes."""
     ports: tuple[Range, ...]
     """Known ports between the nodes; on the first one ranks exchange datagrams, too."""
+    ranks: bool = True
+    """Whether they are ranks of one replica, and not partners in prefill and decode."""
 
 
 def rules(
@@ -164,6 +166,14 @@ def problems(seen: Mapping[str, Any]) -> Iterator[str]:
 
 def _planned(stages: Iterable[Stage]) -> Iterator[Meeting]:
     for stage in stages:
+        if stage.handover:
+            networks = dict(stage.handover.networks)
+            own = networks.pop(stage.node)
+            side = stage.handover.port
+            others = tuple(each.address for each in networks.values())
+            ports = [(side, side + stage.data_parallel - 1)]
+            if others:
+                yield Meeting(own.interface, own.address, others, tuple(ports), ranks=False)
         if stage.group is None:
             continue
         networks = dict(stage.group.networks)
@@ -196,7 +206,7 @@ def _links(meetings: Sequence[Meeting]) -> Iterator[dict[str, Any]]:
         here = [each for each in meetings if each.address == address]
         interface = known.get(address, "")
         by_port: dict[int, set[str]] = {}
-        for each in here:
+        for each in (each for each in here if each.ranks):
             by_port.setdefault(each.ports[0][0], set()).update(each.others)
         yield {
             "received": " ".join([*_named("iifname", interface), f"ip daddr {address}"]),
