@@ -26,7 +26,7 @@ from gpufleet.on_node.rank_children import (
     listens,
     said,
 )
-from gpufleet.on_node.rank_mesh import Mesh
+from gpufleet.on_node.rank_mesh import NEVER, Mesh
 from gpufleet.on_node.rank_state import State
 from gpufleet.on_node.rank_wire import Link, LostError
 
@@ -235,9 +235,13 @@ class Rank:
             if not link.known:
                 continue
             rank = self.rank_of(link)
-            by_mesh = self.mesh.answered.get(rank, 0.0) if self.mesh and rank is not None else 0.0
+            by_mesh = NEVER
+            if self.mesh and rank is not None:
+                by_mesh = self.mesh.answered.get(rank, NEVER)
             if now - max(link.answered, by_mesh) > silence:
-                self.drop(link, "has not answered for %g s" % silence)
+                never = ", and never by UDP port %d: is that open?" % self.options.port
+                why = "has not answered for %g s" % silence
+                self.drop(link, why + (never if by_mesh == NEVER else ""))
             elif now - link.answered > silence * STUCK:
                 self.drop(link, "answers datagrams, but no message for %g s" % (silence * STUCK))
 
