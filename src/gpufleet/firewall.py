@@ -56,7 +56,7 @@ class Meeting:
     others: tuple[str, ...]
     """Addresses of the other nodes."""
     ports: tuple[Range, ...]
-    """Known ports between the nodes; on the first one ranks exchange datagrams, too."""
+    """Known ports between the nodes; on the first range ranks exchange datagrams, too."""
     ranks: bool = True
     """Whether they are ranks of one replica, and not partners in prefill and decode."""
 
