@@ -56,7 +56,7 @@ class Meeting:
     others: tuple[str, ...]
     """Addresses of the other nodes."""
     ports: tuple[Range, ...]
-    """Known ports between the nodes; on the first range ranks exchange datagrams, too."""
+    """Known ports between the nodes; in the first range ranks exchange datagrams, too."""
     ranks: bool = True
     """Whether they are ranks of one replica, and not partners in prefill and decode."""
 
@@ -205,16 +205,16 @@ def _links(meetings: Sequence[Meeting]) -> Iterator[dict[str, Any]]:
     for address in sorted({each.address for each in meetings}, key=_by_number):
         here = [each for each in meetings if each.address == address]
         interface = known.get(address, "")
-        by_port: dict[int, set[str]] = {}
+        by_range: dict[Range, set[str]] = {}
         for each in (each for each in here if each.ranks):
-            by_port.setdefault(each.ports[0][0], set()).update(each.others)
+            by_range.setdefault(each.ports[0], set()).update(each.others)
         yield {
             "received": " ".join([*_named("iifname", interface), f"ip daddr {address}"]),
             "sent": " ".join([*_named("oifname", interface), f"ip saddr {address}"]),
             "others": _addresses(other for each in here for other in each.others),
             "ports": [
-                {"number": port, "others": _addresses(others)}
-                for port, others in sorted(by_port.items())
+                {"range": _ports([ports]), "others": _addresses(others)}
+                for ports, others in sorted(by_range.items())
             ],
         }
 
