@@ -371,6 +371,14 @@ def test_every_engine_that_has_a_server_of_its_own_must_be_healthy():
     assert replica.why == ("vllm-llama-0.service: no /health yet of http://h:8002",)
 
 
+def test_a_rank_with_a_server_an_engine_shows_all_of_their_ports():
+    well = {f"http://127.0.0.1:{port}": {"status": 200} for port in (8001, 8002)}
+    (replica,) = judged(answer(stage(engines=well))).replicas
+
+    assert replica.ranks[0].ports == (8000, 8001, 8002)
+    assert replica.as_json()["ranks"][0]["ports"] == [8000, 8001, 8002]
+
+
 def test_the_ports_of_engines_are_those_after_the_first():
     server = ["--data-parallel-multi-port-external-lb", "--data-parallel-size-local", "3"]
 

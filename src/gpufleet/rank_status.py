@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from gpufleet import readiness
 from gpufleet.readiness import likely_cause
@@ -90,6 +91,8 @@ class Rank:
     """NVML's, of the same GPUs; empty: not known."""
     port: int | None = None
     """None: it has no endpoint."""
+    ports: tuple[int, ...] = ()
+    """That and those of the node's other engines, where each has a server of its own."""
     release: str = ""
     restarts: int | None = None
     """By itself, since somebody started it."""
@@ -112,6 +115,7 @@ class Rank:
             "gpus": list(self.gpus),
             "gpu_indices": list(self.indices),
             "port": self.port,
+            "ports": list(self.ports),
             "release": self.release,
             "restarts": self.restarts,
             "last_restart": self.last_restart
@@ -276,6 +280,11 @@ def _rank(node: str, stage: Mapping[str, Any], answer: Mapping[str, Any]) -> Ran
         gpus=gpus,
         indices=tuple(int(indices[gpu]) for gpu in gpus) if set(gpus) <= set(indices) else (),
         port=int(stage["port"]) if stage["url"] else None,
+        ports=tuple(
+            port
+            for each in (stage["url"], *stage["engines"])
+            if each and (port := urlsplit(each).port)
+        ),
         release=str(stage["release"]),
         restarts=int(count) if str(count).isdigit() else None,
         last_restart=last_restart(stage, str(answer["boot_id"])),

@@ -278,7 +278,7 @@ def status(found: FleetStatus, now: float) -> RenderableType:
                 Text(str(rank.stand), style=_STAND_STYLES.get(rank.stand, "red")),
                 "" if rank.since is None else _ago(now - rank.since),
                 ranges(rank.indices) if rank.indices else _counted(len(rank.gpus), "GPU"),
-                "-" if rank.port is None else str(rank.port),
+                ranges(rank.ports) or "-",
                 "" if rank.restarts is None else str(rank.restarts),
                 f"{_ago(now - last.when)} ago: {last.cause}" if last else "",
             )
