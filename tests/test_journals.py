@@ -233,7 +233,15 @@ def test_a_node_that_does_not_answer_costs_its_own_lines_only():
 
 @pytest.mark.parametrize(
     "broken",
-    [{}, answer(lines=[[1]]), answer(schema=2), answer(clock="x"), answer(lines=3), answer(here=3)],
+    [
+        {},
+        answer(lines=[[1]]),
+        answer((10**22, "in the year 316889355")),
+        answer(schema=2),
+        answer(clock="x"),
+        answer(lines=3),
+        answer(here=3),
+    ],
 )
 def test_a_node_that_answers_nonsense_does_too(broken):
     texts, journals = read({"a": answer((1, "one")), "b": broken})

@@ -146,7 +146,14 @@ class Journals:
                 self._lost(node, str(why))
                 continue
             # A node that is broken or hostile costs the others nothing.
-            except (AttributeError, IndexError, KeyError, TypeError, ValueError) as why:
+            except (
+                AttributeError,
+                IndexError,
+                KeyError,
+                OverflowError,
+                TypeError,
+                ValueError,
+            ) as why:
                 self._lost(node, f"its answer makes no sense ({type(why).__name__}: {why})")
                 continue
             found += taken
@@ -202,10 +209,13 @@ def _lines(replica: str, node: str, answer: Mapping[str, Any]) -> list[Line]:
             return []  # what it cannot read is nothing of ours
         raise _UnreadError(f"its journal cannot be read: {lines.get('detail') or lines['missing']}")
     rank = answer["rank"] if isinstance(answer["rank"], int) else None
-    return [
+    found = [
         Line(int(at), node, order, rank, pid, priority, str(text))
         for order, (at, pid, priority, text) in enumerate(lines)
     ]
+    for line in found:
+        _ = line.time  # raises for one that no calendar has
+    return found
 
 
 def since(text: str | None) -> dict[str, float]:
