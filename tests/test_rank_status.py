@@ -395,7 +395,14 @@ def test_two_nodes_that_have_the_same_rank_are_not_two_replicas():
 
 @pytest.mark.parametrize(
     "broken",
-    [{}, {"schema": 2, "stages": []}, answer({"model": "x"}), answer(3), answer(stage(seen=None))],
+    [
+        {},
+        {"schema": 2, "stages": []},
+        answer({"model": "x"}),
+        answer(3),
+        answer(stage(seen=None)),
+        answer(stage(since=1e30)),
+    ],
 )
 def test_a_node_that_answers_nonsense_costs_the_others_nothing(broken):
     fleet = judged(broken, answer(stage()))

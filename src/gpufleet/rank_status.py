@@ -224,11 +224,13 @@ def status(
                         silent[node] = "; ".join(filter(None, [silent.get(node), why]))
                     continue
                 key = str(stage["model"]), int(stage["replica"])
-                found[key].append(_rank(node, stage, answer))
+                rank = _rank(node, stage, answer)
+                rank.as_json()  # raises for a time that no calendar has
+                found[key].append(rank)
                 names = tuple(map(str, stage["nodes"]))
                 members[key] = max(members.get(key, ()), names, key=len)
         # A node that is broken or hostile costs the others nothing.
-        except (AttributeError, KeyError, TypeError, ValueError) as problem:
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as problem:
             silent[node] = f"its answer makes no sense ({type(problem).__name__}: {problem})"
     replicas = tuple(
         _replica(key, tuple(ranks), members[key], silent) for key, ranks in sorted(found.items())
