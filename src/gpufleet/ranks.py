@@ -430,7 +430,14 @@ def _by_ray(
     ray: Version,
 ) -> Rank:
     address = f"{head.address}:{MASTER_PORT}"
-    variables = {**variables, "RAY_ADDRESS": address, "RAY_USAGE_STATS_ENABLED": "0"}
+    variables = {
+        **variables,
+        "RAY_ADDRESS": address,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # The head's autoscaler has nothing to scale, and would tell figures to anybody on 44217. A
+        # port that is none keeps it from that: it logs that and goes on (monitor.py of 2.60).
+        "AUTOSCALER_METRIC_PORT": "-1",
+    }
     if ray >= _TOKEN_SINCE:
         variables["RAY_AUTH_MODE"] = "token"
         # Where systemd puts the credentials of a unit (systemd.exec(5), LoadCredential=).

@@ -173,10 +173,11 @@ def strangers_get_nothing_of_ray(fleet: Fleet) -> None:
         r"^LISTEN +\d+ +\d+ +(\S+):(\d+) ", fleet.ssh("gpu-01", "ss -Hltn"), re.MULTILINE
     )
     heard = {(local, int(port)) for local, port in listening}
-    # The client server is where we put it, on the cluster's address, and there is no dashboard.
+    # The client server is where we put it, on the cluster's address, and there is no dashboard
+    # and nobody who tells figures.
     client = {local for local, port in heard if port == ports["rpc_port"]}
     assert client == {f"[::ffff:{address}]", "[::ffff:127.0.0.1]"}
-    assert not {8265, 10001} & {port for _, port in heard}
+    assert not {8265, 10001, 44217} & {port for _, port in heard}
 
     head = f"{address}:{ports['master_port']}"
     assert not healthy(fleet, head, "RAY_AUTH_MODE=disabled")
