@@ -55,7 +55,7 @@ OF_THE_NODE = frozenset(
 )
 """Variables that each node of a replica has its own value of."""
 
-RAY_TOKEN = "ray-token"
+RAY_TOKEN = "ray-token"  # noqa: S105  # a name
 """The credential of a unit that `RAY_AUTH_TOKEN_PATH` names."""
 
 NIXL_PORT = 5600
