@@ -18,7 +18,7 @@ from gpufleet.errors import FleetError
 from gpufleet.explanation import Action, difference, explain, rows
 from gpufleet.planner import Running, plan
 from gpufleet.settings import NodeSettings
-from gpufleet.topology import Gpu, Node
+from gpufleet.topology import Domain, Gpu, Node
 from tests.models import described
 
 VLLM = {"version": "0.32.0", "lock": "locks/vllm.txt", "api_key_file": "secrets/api-key"}
@@ -77,7 +77,8 @@ def kinds(draw):
 @st.composite
 def nodes(draw, name, alike=kinds()):  # noqa: B008  # a strategy is a value
     card, islands = draw(alike)
-    node = machine(name, card, islands)
+    clique = draw(st.sampled_from([None, None, Domain("8f1d", 1), Domain("8f1d", 2)]))
+    node = replace(machine(name, card, islands), domain=clique)
     if draw(st.integers(0, 5)):
         return node
     lost = draw(st.sampled_from(node.gpus)).index
@@ -101,7 +102,11 @@ def models(draw):
             "span_nodes": draw(st.booleans()),
         }
         if draw(st.integers(0, 4)) == 0:
-            served["tensor_parallel"] = draw(st.sampled_from([1, 2, 4, 8]))
+            served["tensor_parallel"] = draw(st.sampled_from([1, 2, 4, 8, 16]))
+        if draw(st.integers(0, 7)) == 0:
+            served["data_parallel"] = draw(st.sampled_from([2, 8, 16]))
+        if draw(st.integers(0, 7)) == 0:
+            served["pipeline_parallel"] = draw(st.sampled_from([2, 4]))
         ports = {"port": 9000 + 100 * number}, {}, {}, {"port": draw(st.sampled_from([8000, 8001]))}
         found[name] = served | draw(st.sampled_from(ports))
     return found
@@ -181,7 +186,8 @@ def check(found, nodes, declarations, reserved=None):
         assert not set(stage.gpus) & set((reserved or {}).get(stage.node, ()))
         if stage.nodes:
             assert served.span_nodes
-        unit = stage.tensor_parallel * (stage.data_parallel if stage.expert_parallel else 1)
+        whole = stage.expert_parallel and stage.data_parallel > 1
+        unit = len(stage.gpus) if whole else min(stage.tensor_parallel, len(stage.gpus))
         for start in range(0, len(stage.gpus), unit):
             group = stage.gpus[start : start + unit]
             joined = all(pair in node.nvlink for pair in combinations(sorted(group), 2))
@@ -210,6 +216,8 @@ def check(found, nodes, declarations, reserved=None):
             stages[0].tensor_parallel * stages[0].pipeline_parallel * stages[0].data_parallel
         )
         assert [stage.node_rank for stage in stages] == list(range(len(stages)))
+        assert len({stage.node for stage in stages}) == len(stages)
+        assert len({len(stage.gpus) for stage in stages}) == 1
         assert len({stage.port for stage in stages}) == 1, model
         names = {gpu.name for stage in stages for gpu in fleet[stage.node].gpus}
         assert len(names) == 1, "a replica never mixes kinds of GPU"
