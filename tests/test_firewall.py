@@ -243,3 +243,8 @@ def test_what_is_wrong_on_a_node_is_said():
         (problem,) = firewall.problems(well | changed)
         assert said in problem
     assert list(firewall.problems({})) == ["the firewall could not be asked"]
+
+
+def test_the_docs_show_what_a_node_has():
+    docs = (units.TEMPLATES.parent / "docs/firewall.md").read_text()
+    assert firewall.rules([HEAD], settings()).rstrip() in docs
