@@ -177,13 +177,29 @@ def test_no_group_is_cut_unasked(name, objective):
             assert not [each for each in considered.candidates if each.division.crosses]
 
 
-def test_engines_that_are_asked_for_choose_their_own_width_among_what_there_is_room_for():
-    """32 engines of two GPUs would take eight nodes: there are four."""
-    found = planned(fleet(4), name=DEEPSEEK, tensor_parallel=None, data_parallel=32, context=8192)
+@pytest.mark.parametrize("objective", ["balanced", "latency", "throughput", "memory"])
+@pytest.mark.parametrize(("count", "data", "over"), [(4, 32, 4), (8, 32, 4), (8, 8, 1)])
+def test_engines_that_are_asked_for_take_no_more_nodes_than_hold_them(objective, count, data, over):
+    """Wider engines would fit on more nodes: whatever is looked for, however many there are."""
+    found = planned(
+        fleet(count),
+        name=DEEPSEEK,
+        tensor_parallel=None,
+        data_parallel=data,
+        objective=objective,
+        context=8192,
+    )
 
     (considered,) = found.candidates
-    assert considered.chosen.division == Division(1, data=32, expert=True, nodes=4)
-    assert considered.candidates[1].reason == "it takes 8 nodes, and 4 are of this kind"
+    assert considered.chosen.division == Division(1, data=data, expert=True, nodes=over)
+    assert considered.candidates[1].reason == f"fits, and takes {2 * over} nodes instead of {over}"
+
+
+def test_engines_without_enough_nodes_are_refused_by_what_they_take():
+    problem = refused(fleet(2), name=DEEPSEEK, tensor_parallel=None, data_parallel=32, context=8192)
+
+    assert "TP 1 x DP 32 with EP, does not fit: it takes 4 nodes, and 2 are of this kind" in problem
+    assert "set `data_parallel: 16`" in problem
 
 
 def test_a_group_over_nodes_is_sized_like_any_other():

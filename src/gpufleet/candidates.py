@@ -17,12 +17,13 @@ A division fits if one request of the asked context, `concurrency` times, is cer
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from gpufleet.division import Division, Kind, room, spread
+from gpufleet.division import Division, Kind, held, room, spread
 from gpufleet.errors import FleetError, NotKnownError
 from gpufleet.flags.rewriting import human_readable
 from gpufleet.gpu_catalogue import cuda_total_gib
@@ -73,6 +74,11 @@ class Candidate:
     replicas: int = 0
     """How many such nodes hold as long as they hold nothing else."""
     chosen: bool = False
+
+    @property
+    def fits(self) -> bool:
+        """Say whether it may be chosen: it fits, and nothing has been said against it."""
+        return self.verdict is Verdict.FITS and not self.reason
 
     @property
     def kv_tokens(self) -> int:
@@ -161,30 +167,62 @@ def _judged(
         except FleetError as error:  # what no release takes, or what this model cannot have
             return Candidate(division, Verdict.NO, "; ".join(error.problems), replicas=replicas)
         verdict, reason = _verdict(served, division, sizing)
-        if verdict is Verdict.FITS and own is None and division.nodes > nodes:
-            are = f"{nodes} {'is' if nodes == 1 else 'are'} of this kind"
-            verdict, reason = Verdict.NO, f"it takes {division.nodes} nodes, and {are}"
         return Candidate(division, verdict, reason, sizing, replicas)
 
     island, node = max(kind.islands, default=0), kind.gpus
     own = served.tensor_parallel
     found = [judged(each) for each in _divisions(served, description, kind, 1, island)]
-    fitting = [each for each in found if each.verdict is Verdict.FITS]
+    if own is None:
+        found = _on_fewest(found, served, kind, nodes)
+    fitting = [each for each in found if each.fits]
     if not fitting and served.allow_pcie and own is None and node > island:
         found += (judged(each) for each in _divisions(served, description, kind, island + 1, node))
-        fitting = [each for each in found if each.verdict is Verdict.FITS]
+        found = _on_fewest(found, served, kind, nodes)
+        fitting = [each for each in found if each.fits]
     if not fitting and served.span_nodes and served.pipeline_parallel is None:
         for deep in _pipelines(
             served, description, kind, nodes, node if served.allow_pcie else island
         ):
             candidate = judged(deep)
             found.append(candidate)
-            if candidate.verdict is Verdict.FITS:
+            if candidate.fits:
                 fitting = [candidate]
                 break
     if own is not None and not fitting:
         return [_as_asked(each) for each in found]
     return _choose(found, fitting, served, description) if fitting else found
+
+
+def _on_fewest(found: list[Candidate], served: Served, kind: Kind, nodes: int) -> list[Candidate]:
+    """
+    Leave of what fits only what lies on the fewest nodes, and say of the others why not.
+
+    Else a replica would spread as the fleet grows, unasked.
+    """
+
+    def takes(candidate: Candidate) -> float:
+        return candidate.division.nodes if held(candidate.division, served, kind) else math.inf
+
+    fewest = min((takes(each) for each in found if each.fits), default=math.inf)
+    if fewest == math.inf:
+        return found
+    return [
+        _placed_or_not(each, takes(each), fewest, nodes) if each.fits else each for each in found
+    ]
+
+
+def _placed_or_not(candidate: Candidate, takes: float, fewest: float, nodes: int) -> Candidate:
+    if takes == math.inf:
+        gpus = candidate.division.gpus
+        return replace(
+            candidate, verdict=Verdict.NO, reason=f"it takes {gpus} GPUs, and no node has them"
+        )
+    if takes > fewest:
+        return replace(candidate, reason=f"fits, and takes {takes} nodes instead of {fewest}")
+    if takes > nodes:
+        are = f"{nodes} {'is' if nodes == 1 else 'are'} of this kind"
+        return replace(candidate, verdict=Verdict.NO, reason=f"it takes {takes} nodes, and {are}")
+    return candidate
 
 
 def _as_asked(candidate: Candidate) -> Candidate:
@@ -301,7 +339,7 @@ def _choose(
         replace(each, chosen=True, reason=why)
         if each is best
         else replace(each, reason=others(each))
-        if each.verdict is Verdict.FITS
+        if each.fits
         else each
         for each in found
     ]
