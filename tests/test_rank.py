@@ -423,7 +423,7 @@ def test_a_cut_of_either_direction_ends_both_sides(both):
         assert [fleet.exit_status(rank) for rank in (0, 1)] == [1, 1]
         # Datagrams do not pass the proxy, and never did: without them a bad line is a dead one.
         ends = [fleet.state(rank)["last_end"]["why"] for rank in (0, 1)]
-        assert any(f"and never by UDP port {fleet.port}" in why for why in ends)
+        assert any("and never by UDP port" in why for why in ends)
 
 
 class Relay:
