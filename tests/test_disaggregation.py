@@ -17,6 +17,7 @@ from tests.models import described
 from tests.planned import machine, planned
 
 LLAMA = "meta-llama--Meta-Llama-3.1-8B"
+DEEPSEEK = "deepseek-ai--DeepSeek-V3"
 
 
 @pytest.fixture
@@ -203,7 +204,17 @@ def test_a_side_over_nodes_is_one_group_that_has_one_fingerprint(lock):
         (
             {"flags": {"kv-transfer-config": {"kv_connector": "NixlConnector"}}},
             {},
-            "serving.prompts.flags.kv-transfer-config: which `prefill` sets on both sides: remove",
+            "serving.prompts.flags.kv-transfer-config: has kv_connector, which `prefill` sets",
+        ),
+        (
+            {},
+            {"flags": {"kv-transfer-config.kv_load_failure_policy": "recompute"}},
+            "which would replace what `prefill` sets: write a mapping under `kv-transfer-config`",
+        ),
+        (
+            {"flags": {"kv-transfer-config": {"kv_connector_extra_config": {"backends": ["X"]}}}},
+            {},
+            "flags.kv-transfer-config.kv_connector_extra_config.backends: not set, and serving.pro",
         ),
         (
             {"tensor_parallel": 2, "pipeline_parallel": 2},
@@ -219,7 +230,9 @@ def test_a_side_over_nodes_is_one_group_that_has_one_fingerprint(lock):
         "nobody",
         "itself",
         "each other",
-        "its own flag",
+        "its own connector",
+        "a part that replaces all",
+        "another transport",
         "pipeline",
     ],
 )
@@ -291,18 +304,44 @@ def judged(sides, release, model, contexts=()):
 
 
 @pytest.mark.parametrize(
-    ("mine", "theirs", "release", "refused"),
+    ("size", "release", "model", "refused"),
     [
-        (2, 4, "0.33.0", "nothing is refused"),
-        (2, 3, "0.33.0", "one has to divide the other"),
-        (2, 4, "0.28.0", "before vLLM 0.30 both have to be the same"),
-        (4, 4, "0.28.0", "nothing is refused"),
+        (8, "0.33.0", DEEPSEEK, "nothing is refused"),
+        (4, "0.33.0", DEEPSEEK, "hands over what all ranks divide, here 8, or none"),
+        (8, "0.28.0", DEEPSEEK, "of vLLM 0.28.0 hands over whole contexts alone: remove it"),
+        (2, "0.33.0", LLAMA, "hands over divided ones of latent attention alone: remove it"),
     ],
 )
-def test_contexts_are_divided_alike_or_evenly(mine, theirs, release, refused):
-    model = "deepseek-ai--DeepSeek-V3"
-    found = judged({"p": 8, "d": 8}, release, model, [("d", mine), ("p", theirs)])
-    assert refused in found
+def test_a_context_is_divided_over_all_ranks_of_a_side_or_not_at_all(size, release, model, refused):
+    assert refused in judged({"p": 8, "d": 8}, release, model, [("d", size)])
+
+
+def test_what_an_operator_adds_to_the_connectors_settings_stays(lock):
+    added = {"kv_load_failure_policy": "recompute"}
+    found, settings = stages(lock(), {}, {"flags": {"kv-transfer-config": added}})
+    (stage,) = found.plan.on("d")
+
+    flag, variables = started(stage, settings)
+
+    assert flag == added | {"kv_connector": "NixlConnector", "kv_role": "kv_consumer"}
+    assert variables["HOST"] == "10.1.0.2"
+
+
+@pytest.mark.parametrize(
+    ("model", "release", "sets"),
+    [
+        ("google--gemma-3-27b-it", "0.21.0", True),
+        ("google--gemma-3-27b-it", "0.22.0", False),
+        (LLAMA, "0.21.0", False),
+    ],
+)
+def test_windows_stay_windows_where_a_connector_would_turn_them_off(model, release, sets):
+    """Until 0.21 vLLM kept whole contexts of all layers then, which no plan has counted."""
+    flags = Pairs({"d": "p"}).flags("d", release, (), described(model))
+
+    names = {each.name: each.value for each in flags}
+
+    assert names.get("disable-hybrid-kv-cache-manager", True) is not sets
 
 
 def test_a_firewall_lets_partners_through_and_nobody_else_to_the_side_channel(lock):

@@ -141,7 +141,7 @@ def planned(
     layers = _layers(settings, models, nodes)
     locks = _locks(settings)
     pairs = disaggregation.declared(settings, layers, models, locks)
-    layers = _with_roles(layers, pairs)
+    layers = _with_roles(layers, pairs, models)
     runs = tuple(running(documents))
     effective = _with_layers(settings, layers)
     plan = planner.plan(
@@ -316,11 +316,13 @@ def _locks(settings: Mapping[str, NodeSettings]) -> dict[str, str]:
 
 
 def _with_roles(
-    layers: Mapping[tuple[str, str], tuple[LayeredFlag, ...]], pairs: Pairs
+    layers: Mapping[tuple[str, str], tuple[LayeredFlag, ...]],
+    pairs: Pairs,
+    models: Mapping[str, Described],
 ) -> dict[tuple[str, str], tuple[LayeredFlag, ...]]:
-    """Add the flag that tells an entry whether it computes prompts or answers."""
+    """Add the flags that tell an entry whether it computes prompts or answers."""
     return {
-        (model, vllm): (*flags, *([flag] if (flag := pairs.flag(model)) else []))
+        (model, vllm): (*flags, *pairs.flags(model, vllm, flags, models.get(model)))
         for (model, vllm), flags in layers.items()
     }
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from gpufleet.architecture.description import Description
-from gpufleet.architecture.parts import LatentCache, StateCache
+from gpufleet.architecture.parts import FullCache, LatentCache, StateCache
 from gpufleet.errors import FleetError
 from gpufleet.groups import suggestion
 from gpufleet.model_reading import Described
@@ -62,8 +62,18 @@ _IN_LOCK = re.compile(r"^nixl(?:-cu\d+)?(?:\[[^\]]*\])?==([0-9.]+)", re.MULTILIN
 _STATE_LAYOUT = "VLLM_SSM_CONV_STATE_LAYOUT"
 _STATE_LAYOUT_SINCE = (0, 20)
 _CONTEXT = "decode-context-parallel-size"
-# `dcp_size` in NixlAgentMetadata: before, both sides have to be alike.
-_CONTEXT_SINCE = (0, 30)
+# Before, the connector takes every rank of a group to have the whole context; from then on
+# VllmConfig.__post_init__ takes all ranks of a side to divide it, or none, and of MLA alone.
+_CONTEXT_SINCE = (0, 29)
+# With states from 0.30 on.
+_CONTEXT_OF_STATES_SINCE = (0, 30)
+
+# Until then vLLM turned it off for every connector, unless it was asked for; NixlConnector has it.
+_HYBRID = "disable-hybrid-kv-cache-manager"
+_HYBRID_SINCE = (0, 22)
+
+# What the plan writes into the flag's value.
+_OURS = ("engine_id", "kv_connector", "kv_role")
 # Prefill with more ranks than decode: until 0.20 refused for one rank a KV head, too, and until
 # 0.21 also for what every rank has whole.
 _ALL_HEADS_SINCE = (0, 20)
@@ -107,20 +117,43 @@ class Pairs:
         source = self.prefill.get(model, model)
         return frozenset({source, *(name for name, of in self.prefill.items() if of == source)})
 
-    def flag(self, model: str) -> LayeredFlag | None:
-        """Return the flag that tells an entry its part; None: it has none."""
+    def flags(
+        self,
+        model: str,
+        vllm: str,
+        given: Iterable[LayeredFlag],
+        description: Described | None,
+    ) -> tuple[LayeredFlag, ...]:
+        """
+        Return the flags that tell an entry its part on a release; it may have none.
+
+        `given` is what other layers set: what an operator adds to the connector's settings stays.
+        """
         if not (role := self.role(model)):
-            return None
+            return ()
         others = listed(self.partners(model) - {model})
-        # kv_both does for either side, and 0.33 calls it deprecated.
-        return LayeredFlag(
-            name=FLAG,
-            value={"kv_connector": "NixlConnector", "kv_role": role},
-            layer=LAYER,
-            because=f"its prompts come from {self.prefill[model]}"
+        because = (
+            f"its prompts come from {self.prefill[model]}"
             if model in self.prefill
-            else f"it computes prompts for {others}",
+            else f"it computes prompts for {others}"
         )
+        names = {each.name: each.value for each in given}
+        added = names.get(FLAG)
+        config = {
+            **(added if isinstance(added, dict) else {}),
+            "kv_connector": "NixlConnector",
+            "kv_role": role,  # kv_both does for either side, and 0.33 calls it deprecated
+        }
+        found = [LayeredFlag(FLAG, config, LAYER, because)]
+        several = isinstance(description, Description) and any(
+            not isinstance(cache, FullCache | LatentCache)
+            for layer in description.architecture.layers
+            for cache in layer.caches
+        )
+        if several and _HYBRID not in names and numbers(vllm) < _HYBRID_SINCE:
+            why = f"vLLM {vllm} turns it off for connectors; plans count on it, states need it"
+            found.append(LayeredFlag(_HYBRID, False, LAYER, why))
+        return tuple(found)
 
 
 def declared(
@@ -172,8 +205,9 @@ def divided(
         shapes = {(_shape(a), _shape(b)) for a in by_model[decode] for b in by_model[prefill]}
         for mine, theirs in sorted(shapes):
             problems += _divisions((decode, *mine), (prefill, *theirs), description, vllm)
-        here, there = (_integer(flags.get(each, {}).get(_CONTEXT)) for each in (decode, prefill))
-        problems += _contexts(decode, prefill, here, there, vllm)
+        for name, sizes in ((decode, {a for a, _ in shapes}), (prefill, {b for _, b in shapes})):
+            size = _integer(flags.get(name, {}).get(_CONTEXT))
+            problems += _contexts(name, size, {tensor for tensor, _ in sizes}, description, vllm)
         remarks.append(_where(decode, prefill, by_model))
     if problems:
         raise FleetError(*dict.fromkeys(problems))
@@ -241,6 +275,9 @@ def _partners(entries: Mapping[str, _Entry], name: str, prefill: str) -> Iterato
             f"to {one.answers_to!r}, and both get the same request: write `served_name: "
             f"{one.answers_to}`"
         )
+    mine, theirs = (_backends(each.flags) for each in (one, other))
+    if mine != theirs:
+        yield _differ(one, other, f"flags.{FLAG}.kv_connector_extra_config.backends", mine, theirs)
     for flag in _ALIKE:
         mine, theirs = one.flags.get(flag), other.flags.get(flag)
         if mine != theirs:
@@ -256,8 +293,7 @@ def _partners(entries: Mapping[str, _Entry], name: str, prefill: str) -> Iterato
 def _alone(entry: _Entry, description: Described | None, locks: Mapping[str, str]) -> Iterator[str]:
     """Yield what keeps one entry from handing anything over."""
     key = f"serving.{entry.name}"
-    if FLAG in entry.served.flags:
-        yield f"{key}.flags.{FLAG}: which `prefill` sets on both sides: remove it"
+    yield from _added(key, entry.served.flags)
     if cpus := [
         node for node, vllm in zip(entry.nodes, entry.vllm, strict=True) if vllm.device == "cpu"
     ]:
@@ -293,6 +329,25 @@ def _alone(entry: _Entry, description: Described | None, locks: Mapping[str, str
                 f"{key}.environment: {description.architecture.name} has layers with a state, "
                 f"which NIXL reads in one layout alone: write `{_STATE_LAYOUT}: DS`"
             )
+
+
+def _added(key: str, flags: Mapping[str, Argument]) -> Iterator[str]:
+    """Yield what an operator cannot add to the connector's settings."""
+    if dotted := [name for name in flags if name.startswith(f"{FLAG}.")]:
+        yield (
+            f"{key}.flags: {listed(dotted)}, which would replace what `prefill` sets: write a "
+            f"mapping under `{FLAG}`"
+        )
+    value = flags.get(FLAG)
+    if value is None:
+        return
+    if not isinstance(value, dict):
+        yield f"{key}.flags.{FLAG}: is no mapping, to which `prefill` could add: write one"
+    elif ours := [name for name in _OURS if name in value]:
+        yield (
+            f"{key}.flags.{FLAG}: has {listed(ours)}, which `prefill` sets on both sides: remove "
+            f"{'it' if len(ours) == 1 else 'them'}"
+        )
 
 
 # What is planned
@@ -341,15 +396,26 @@ def _divisions(
 
 
 def _contexts(
-    decode: str, prefill: str, here: int, there: int, vllm: tuple[int, ...]
+    name: str,
+    size: int,
+    tensors: set[int],
+    description: Described | None,
+    vllm: tuple[int, ...],
 ) -> Iterator[str]:
-    if here == there or (vllm >= _CONTEXT_SINCE and not max(here, there) % min(here, there)):
+    """Yield why NIXL cannot read a context that is divided over so many of an entry's ranks."""
+    if size == 1:
         return
-    yield f"serving.{decode}.flags.{_CONTEXT}: {here}, and {prefill} has {there}: " + (
-        "one has to divide the other"
-        if vllm >= _CONTEXT_SINCE
-        else f"before vLLM {_text(_CONTEXT_SINCE)} both have to be the same"
-    )
+    given = f"serving.{name}.flags.{_CONTEXT}: {size}, and NixlConnector "
+    known = description if isinstance(description, Description) else None
+    if vllm < _CONTEXT_SINCE:
+        yield f"{given}of vLLM {_text(vllm)} hands over whole contexts alone: remove it"
+    elif known and not _has(known, LatentCache):
+        yield f"{given}hands over divided ones of latent attention alone: remove it"
+    elif known and vllm < _CONTEXT_OF_STATES_SINCE and _has(known, StateCache):
+        yield f"{given}of vLLM {_text(vllm)} hands over none of models with states: remove it"
+    elif tensors != {size}:
+        every = " and ".join(map(str, sorted(tensors)))
+        yield f"{given}hands over what all ranks divide, here {every}, or none: write that, or 1"
 
 
 def _where(decode: str, prefill: str, by_model: Mapping[str, list[Stage]]) -> str:
@@ -376,6 +442,13 @@ def _differ(one: _Entry, other: _Entry, what: str, mine: Any, theirs: Any) -> st
         f"{_said(theirs)}: a KV cache is handed over between servers that are alike in it: write "
         "the same"
     )
+
+
+def _backends(flags: Mapping[str, Argument]) -> Any:
+    """Return what NIXL's transfers go by; None: UCX."""
+    config = flags.get(FLAG)
+    extra = config.get("kv_connector_extra_config") if isinstance(config, dict) else None
+    return extra.get("backends") if isinstance(extra, dict) else None
 
 
 def _said(value: Any) -> str:

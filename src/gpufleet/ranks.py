@@ -214,11 +214,13 @@ def hands_over(stage: Stage, model: Served) -> bool:
     """
     Say whether a stage's KV cache goes to other processes by NIXL, alone or among others.
 
-    `kv-transfer-config` of the operator's flags counts, else that of a preset.
+    Whoever sets `kv-transfer-config`: the operator, a preset, or `prefill`.
     """
-    flags: dict[str, Argument] = {each.name: each.value for each in stage.flags} | model.flags
-    config = flags.get("kv-transfer-config")
-    return '"Nixl' in (config if isinstance(config, str) else json.dumps(config))
+    name = "kv-transfer-config"
+    configs = [each.value for each in stage.flags if each.name == name] + [model.flags.get(name)]
+    return any(
+        '"Nixl' in (config if isinstance(config, str) else json.dumps(config)) for config in configs
+    )
 
 
 def command(

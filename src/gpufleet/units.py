@@ -311,7 +311,13 @@ def lines(stage: Stage, model: Served, vllm: Vllm) -> list[tuple[KeyPath, tuple[
         if stage.group and each.layer == disaggregation.LAYER and isinstance(value, dict):
             value = {**value, "engine_id": disaggregation.engine_id(stage)}
         planned[*own, layer, each.name] = (each.name, value)
-    given = {(*own, "flags", name): (name, value) for name, value in sorted(model.flags.items())}
+    # What an operator adds to a connector's settings is in what `prefill` sets.
+    merged = {each.name for each in stage.flags if each.layer == disaggregation.LAYER}
+    given = {
+        (*own, "flags", name): (name, value)
+        for name, value in sorted(model.flags.items())
+        if name not in merged
+    }
     directory = model_directory(model)
     found: list[tuple[KeyPath, tuple[str, ...]]] = [((*own, "model"), (directory,))]
     problems = [f"serving.{stage.model}.model {_UNSAYABLE}"] if _unsayable(directory) else []
