@@ -47,7 +47,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         lab.purge()
 
 
-@pytest.fixture(scope="module", params=SHAPES, ids=str)
+@pytest.fixture(scope="module")
 def replica(pair: Fleet, request: pytest.FixtureRequest) -> Replica:
     """A replica over both nodes, with one GPU of each; its starts are never held up."""
     declare(pair, request.param)
@@ -63,9 +63,9 @@ def client(replica: Replica) -> Iterator[Client]:
         yield asking
 
 
-def off(node: str) -> Fault:
+def off(name: str, node: str) -> Fault:
     return Fault(
-        f"{node} loses power",
+        f"{name} loses power",
         lambda replica: replica.fleet.lab.power(node, "off"),
         lambda replica: replica.fleet.lab.power(node, "on"),
         silent=True,
@@ -112,8 +112,8 @@ OF_RAY = [
     killed("Ray's worker (its raylet)", WORKER, "raylet", notices=VLLM_NOTICES),
 ]
 OF_NODES = [
-    off(HEAD),
-    off(WORKER),
+    off("the head", HEAD),
+    off("the worker", WORKER),
     net("the head's cable is pulled", (HEAD, "cut")),
     net("the worker's cable is pulled", (WORKER, "cut")),
     net("the worker hears nothing of the head", (WORKER, f"deaf {HEAD}")),
@@ -125,49 +125,39 @@ FAULTS = {"mp": [*PROGRAMS, *OF_VLLM, *OF_NODES], "ray": [*PROGRAMS, *OF_RAY, *O
 
 
 @pytest.mark.long
-@pytest.mark.timeout(3 * 3600)
+@pytest.mark.parametrize(
+    ("replica", "fault"),
+    [
+        pytest.param(shape, fault, id=f"{shape}: {fault.name}")
+        for shape in SHAPES
+        for fault in FAULTS[shape.backend]
+    ],
+    indirect=["replica"],
+)
 def test_whatever_breaks_all_ranks_end_in_time_and_serve_again(
-    replica: Replica, client: Client
+    replica: Replica, client: Client, fault: Fault
 ) -> None:
-    rows = [suffer(replica, client, fault) for fault in FAULTS[replica.backend]]
+    seen = suffer(replica, client, fault)
     if path := os.environ.get("GPUFLEET_GROUP_FAULT_TABLE"):
-        write(Path(path), replica.backend, rows)
+        write(Path(path), seen)
 
 
-def write(path: Path, backend: str, rows: list[Seen]) -> None:
-    """Write docs/group-faults.md anew, with these rows; what it says of other backends stays."""
-    old = path.read_text().split("\n## ")[1:] if path.exists() else []
-    sections = {section.split("`")[1]: section.strip() for section in old}
-    sections[backend] = "\n".join(
-        [
-            f"`{backend}`: {TITLES[backend]}",
-            "",
-            f"Run on {datetime.now(UTC):%Y-%m-%d}, commit {repository.commit()}.",
-            "",
-            "| fault | found (bound) | all ended (bound) | serves again | clients |",
-            "| --- | --- | --- | --- | --- |",
-            *map(row, rows),
-            "",
-            "What the rank that found it first wrote into its journal, behind `the group is over:`",
-            "",
-            "| fault | reason |",
-            "| --- | --- |",
-            *(f"| {each.fault.name} | {each.why} |" for each in rows if each.why),
-        ]
-    )
-    parts = [INTRODUCTION, *(sections[name] for name in TITLES if name in sections)]
-    path.write_text("\n\n## ".join(parts) + "\n")
+def write(path: Path, seen: Seen) -> None:
+    """Write docs/group-faults.md anew with this fault; what it says of others stays."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    rows = {tuple(line.split(" | ")[:2]): line for line in lines if line.startswith("| ")}
+    rows[f"| {seen.backend}", seen.fault.name] = row(seen)
+    keys = [(f"| {shape.backend}", each.name) for shape in SHAPES for each in FAULTS[shape.backend]]
+    kept = [rows[key] for key in keys if key in rows]
+    path.write_text("\n".join([*INTRODUCTION.splitlines(), "", *HEADING, *kept]) + "\n")
 
 
-TITLES = {
-    "mp": "a pipeline of two stages, by vLLM's own processes",
-    "ray": "two tensor-parallel ranks, by Ray",
-}
 INTRODUCTION = """\
 # Faults of a replica over two nodes: the last long run
 
 Written by `make test-long`: two nodes of the lab (`docs/lab.md`) with real vLLM on CPU and a tiny
-model. Two clients' requests begin every second, at the head, and give up after 20 s. After each
+model: `mp` is a pipeline of two stages by vLLM's own processes, `ray` two tensor-parallel ranks by
+Ray. Two clients' requests begin every second, at the head, and give up after 20 s. After each
 fault every process of the old group was gone, none was left outside of the units, the incarnation
 was a new one, and the model completed the same text as before. Nobody did anything but mend the
 hardware, and that not before the old group had ended.
@@ -183,6 +173,13 @@ hardware, and that not before the old group had ended.
   (`docs/decisions/0010-ranks-live-and-die-together.md`)."""
 
 
+HEADING = (
+    "| by | fault | found (bound) | all ended (bound) | serves again | clients "
+    "| what the journal says of the group's end | run |",
+    "| --- | --- | --- | --- | --- | --- | --- | --- |",
+)
+
+
 def row(seen: Seen) -> str:
     """Return a fault's line of the table."""
     fault = seen.fault
@@ -191,10 +188,13 @@ def row(seen: Seen) -> str:
         return "none" if seconds is None else f"{seconds:.1f} s ({bound} s)"
 
     cells = [
+        seen.backend,
         fault.name,
         within(seen.found, fault.found_within),
         within(seen.outlived, fault.ended_within),
         "never stopped" if seen.again is None else f"{seen.again:.0f} s",
         seen.clients,
+        seen.why,
+        f"{datetime.now(UTC):%Y-%m-%d}, {repository.commit()}",
     ]
     return f"| {' | '.join(cells)} |"
