@@ -19,7 +19,7 @@ from pyinfra.api import Host, State
 from pyinfra.api.exceptions import PyinfraError
 from pyinfra.context import ctx_state
 
-from gpufleet import assessment, inventory, invocation, show
+from gpufleet import assessment, inventory, show
 from gpufleet.assessment import Assessment
 from gpufleet.errors import FleetError
 from gpufleet.model_reading import directories
@@ -142,7 +142,7 @@ def together() -> None:
 
 def _together(state: State) -> None:
     found = _single_flight(state, _planned)
-    typed = invocation.current()
+    typed = inventory.current().typed
     settings = {name: each.settings for name, each in inventory.current().nodes.items()}
     spanning = {stage.node for stage in found.plan.stages if stage.group}
     problems = halves(

@@ -18,7 +18,7 @@ import runpy
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -60,6 +60,8 @@ class Fleet:
     nodes: Mapping[str, NodeVars]
     groups: Groups
     remarks: tuple[str, ...] = ()
+    typed: invocation.Invocation | None = None
+    """pyinfra's command line; deploy files run where it cannot be asked for."""
 
     def for_pyinfra(self) -> dict[str, Any]:
         """Return what an inventory module has to hold for pyinfra, and this fleet as `_fleet`."""
@@ -129,7 +131,7 @@ def load(
         selected = invocation.selection_problems(typed, tuple(fleet.nodes), _selectable(fleet))
         if problems := tuple(selected):
             raise InventoryError(*problems, what="this command line")
-    _loaded.append(fleet)
+    _loaded.append(replace(fleet, typed=typed))
     return fleet.for_pyinfra()
 
 

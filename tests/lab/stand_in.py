@@ -1,0 +1,89 @@
+#!/usr/bin/python3 -I
+"""RUNS ON LAB NODES in vLLM's place: what ranks, units, status and networks are tested around.
+
+It listens where `vllm serve` of a rank listens, and connects where it connects: the first node on
+--master-port and, with a server, on --port; the others to the first one's, to which they send
+bytes. It completes every prompt with the number of bytes that the others have sent.
+"""
+
+import contextlib
+import http.server
+import json
+import os
+import signal
+import socket
+import socketserver
+import sys
+import threading
+import time
+
+HEARD = [0]
+
+
+def value(name, otherwise=""):
+    return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else otherwise
+
+
+class Peers(socketserver.BaseRequestHandler):
+    """What the other ranks send."""
+
+    def handle(self):
+        while data := self.request.recv(1 << 16):
+            HEARD[0] += len(data)
+
+
+class Server(http.server.BaseHTTPRequestHandler):
+    """As much of the API as readiness looks at."""
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        if self.path == "/health":
+            return self.answer(200, {})
+        return self.guarded({"data": [{"id": value("--served-model-name")}]})
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        text = {"text": str(HEARD[0])}
+        return self.guarded({"choices": [text], "usage": {"completion_tokens": 1}})
+
+    def guarded(self, said):
+        wanted = os.environ.get("VLLM_API_KEY")
+        if wanted and self.headers.get("Authorization") != "Bearer " + wanted:
+            return self.answer(401, {})
+        return self.answer(200, said)
+
+    def answer(self, status, said):
+        body = json.dumps(said).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def lead():
+    """Be the first rank."""
+    place = (value("--master-addr"), int(value("--master-port")))
+    socketserver.ThreadingTCPServer.daemon_threads = True
+    socketserver.ThreadingTCPServer.allow_reuse_address = True
+    peers = socketserver.ThreadingTCPServer(place, Peers)
+    threading.Thread(target=peers.serve_forever, daemon=True).start()
+    http.server.ThreadingHTTPServer((value("--host"), int(value("--port"))), Server).serve_forever()
+
+
+def follow():
+    """Be another rank: it does not notice that the first one is gone, as vLLM's do not."""
+    place = (value("--master-addr"), int(value("--master-port")))
+    with contextlib.suppress(OSError), socket.create_connection(place) as first:
+        while True:
+            first.sendall(b"x" * 65536)
+            time.sleep(0.2)
+    while True:
+        time.sleep(60)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    print("stand-in:", " ".join(sys.argv[1:]), flush=True)
+    follow() if "--headless" in sys.argv else lead()
