@@ -302,6 +302,15 @@ def wait(condition: Callable[[], Any], seconds: float, what: str) -> Any:
     return found
 
 
+def killed(name: str, node: str, *words: str, notices: int = 0) -> Fault:
+    """SIGKILL for the rank's program, or for the first process below it with one of `words`."""
+
+    def strike(replica: Replica) -> None:
+        replica.kill(replica.below(node, *words) if words else replica.program(node))
+
+    return Fault(f"`kill -9` of {name}", strike, notices=notices)
+
+
 def suffer(replica: Replica, client: Client, fault: Fault) -> Seen:
     """Break it, watch, mend it, watch until it serves again; assert what holds for every fault."""
     before = wait(replica.incarnation, AGAIN, f"before {fault.name}: all ranks run")

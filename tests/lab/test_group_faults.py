@@ -19,7 +19,7 @@ from lab.nodes import Lab
 from lab.state import LabState
 from tests import repository
 from tests.lab.conftest import Fleet
-from tests.lab.group_faults import Client, Fault, Replica, Seen, suffer
+from tests.lab.group_faults import Client, Fault, Replica, Seen, killed, suffer
 from tests.lab.test_replicas_over_nodes import Shape, declare, deploy
 from tests.repository import ROOT
 
@@ -82,15 +82,6 @@ def net(name: str, *harm: tuple[str, str], lasts: float = 0) -> Fault:
             replica.fleet.lab.net(node, "heal")
 
     return Fault(name, strike, mend, silent=not lasts, lasts=lasts)
-
-
-def killed(name: str, node: str, *words: str, notices: int = 0) -> Fault:
-    """SIGKILL for the rank's program, or for the first process below it with one of `words`."""
-
-    def strike(replica: Replica) -> None:
-        replica.kill(replica.below(node, *words) if words else replica.program(node))
-
-    return Fault(f"`kill -9` of {name}", strike, notices=notices)
 
 
 PROGRAMS = [

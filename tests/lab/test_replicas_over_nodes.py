@@ -21,7 +21,9 @@ import yaml
 from lab import supplies
 from lab.nodes import Lab
 from lab.state import LabState
-from tests.lab.conftest import ROOT, Fleet
+from tests.lab.conftest import Fleet
+from tests.lab.group_faults import Client, Replica, killed, suffer
+from tests.repository import ROOT
 
 LAB_ID = "gfr"
 NODES = ("gpu-01", "gpu-02")
@@ -144,6 +146,8 @@ def test_a_replica_over_two_nodes_answers_as_one_node_does(
     pair: Fleet, alone: list[str], shape: Shape
 ) -> None:
     answers_as_one_node_does(pair, alone, shape)
+    if shape.pipeline > 1:
+        all_ranks_end_with_one_and_serve_again(pair, shape)
     if shape.data > 1:
         assert engines_that_served(pair) == {"0", "1"}
     if shape.backend == "ray":
@@ -156,6 +160,13 @@ def test_further_replicas_over_two_nodes_answer_as_one_node_does(
     pair: Fleet, alone: list[str], shape: Shape
 ) -> None:
     answers_as_one_node_does(pair, alone, shape)
+
+
+def all_ranks_end_with_one_and_serve_again(fleet: Fleet, shape: Shape) -> None:
+    """One of the faults of test_group_faults.py, which takes them all."""
+    killing = killed("the worker's `vllm serve`", "gpu-02", "vllm serve")
+    with Client(fleet.address("gpu-01"), fleet.key) as client:
+        suffer(Replica(fleet, shape.backend), client, killing)
 
 
 def engines_that_served(fleet: Fleet) -> set[str]:
