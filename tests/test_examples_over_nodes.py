@@ -20,9 +20,11 @@ from gpufleet import ranks, units
 from gpufleet.assessment import Assessment
 from gpufleet.flags import schema
 from gpufleet.flags.check import check
+from gpufleet.fleet import Here
 from gpufleet.on_node import rank as program
 from gpufleet.settings import OLDEST_VLLM, NodeSettings, Vllm
 from gpufleet.stage import Stage
+from roles.vllm import endpoints
 from tests.planned import machine, planned
 
 PAGE = Path(__file__).parents[1] / "docs" / "replicas-over-nodes.md"
@@ -230,6 +232,27 @@ def test_every_release_takes_what_an_example_starts(name, version):
         problems = check(schema.load(version), serving[serving.index("serve") + 1 :], environment)
 
         assert [str(each) for each in problems if each.refuses] == []
+
+
+def test_a_deploy_waits_for_every_server_of_a_node():
+    name = "Four nodes of eight H200, a server an engine"
+    found = plan(name)
+    here = Here(
+        node=found.nodes["gpu-02"],
+        settings=NodeSettings.model_validate(settings(EXAMPLES[name])),
+        stages=found.plan.on("gpu-02"),
+    )
+    rendered = {
+        stage: units.UnitFile(stage.unit, "", "", fingerprint="4be2") for stage in here.stages
+    }
+
+    waits = endpoints(here, rendered)
+
+    assert [each.url for each in waits] == [
+        f"http://127.0.0.1:{port}" for port in range(8000, 8008)
+    ]
+    assert len({each.id for each in waits}) == 8
+    assert {each.unit for each in waits} == {"vllm-deepseek-0.service"}
 
 
 def test_the_page_shows_what_is_started():
