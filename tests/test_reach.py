@@ -36,7 +36,7 @@ class Fleet:
         self, folder: Path, nodes: int = 2, *, netns: str = "", user: str = "root"
     ) -> None:
         self.netns = netns
-        self.seconds = 4.0
+        self.seconds = 3.5
         subnet = f"127.{70 + next(SUBNETS)}.{os.getpid() % 250}"
         self.replica = Replica(
             id="llama-0",
@@ -229,6 +229,33 @@ def test_datagrams_that_are_blocked_are_named_though_connections_pass(cuttable: 
     assert "open UDP, too, for ports 21500-21515" in problem
 
 
+def test_a_firewall_that_knows_the_replicas_ports_only_is_not_enough(cuttable: Fleet) -> None:
+    """vLLM, NCCL and Ray take others that nobody knows beforehand: one stands for all."""
+    drop(cuttable, "tcp dport 21500-21515 accept; tcp flags & (syn | ack) == syn drop")
+
+    problems = cuttable.prove().problems
+
+    assert len(problems) == 2
+    assert all(
+        "others, of those that the system gives to anybody (no answer): open them" in each
+        for each in problems
+    )
+
+
+def test_what_many_nodes_miss_of_one_is_one_sentence(tmp_path: Path, netns: str) -> None:
+    fleet = Fleet(tmp_path, nodes=4, netns=netns)
+    fleet.seconds = 6
+    alone = fleet.address("gpu-03")
+    drop(fleet, f"ip saddr {alone} ip daddr != {alone} drop; ip daddr {alone} drop")
+
+    (problem,) = fleet.prove().problems
+
+    assert problem == (
+        f"llama-0: gpu-03 ({alone}, lo) and gpu-01, gpu-02, gpu-04 do not reach each other: of "
+        "neither anything arrives at the other"
+    )
+
+
 def test_a_port_of_what_runs_is_left_alone_and_said(fleet: Fleet) -> None:
     """A process that outlived its unit is not killed for a proof, nor is it spoken to."""
     with socket.create_server((fleet.address("gpu-02"), 21502)) as server:
@@ -248,6 +275,17 @@ def test_a_stranger_on_the_port_where_ranks_meet_is_named(fleet: Fleet) -> None:
     assert "gpu-02" in problem
     assert "port 21500, where its ranks meet, is in use by" in problem
     assert f"PID {os.getpid()}" in problem
+
+
+def test_a_stranger_that_takes_datagrams_there_is_named_too(fleet: Fleet) -> None:
+    """What remains is proven by another port."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+        taken.bind((fleet.address("gpu-02"), 21500))
+        found = fleet.prove()
+
+    (problem,) = found.problems
+    assert "UDP port 21500, where its ranks meet, is in use by" in problem
+    assert all(way.good for way in found.ways)
 
 
 def test_an_address_that_no_interface_has_any_more_is_named(fleet: Fleet) -> None:

@@ -12,7 +12,7 @@ What is compared of a model: the paths and sizes of its files, the content of th
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -29,6 +29,9 @@ WAY_SECONDS = 2
 """For the program to get there and its document to come back."""
 CLOCK_SECONDS = 1.0
 """How far two clocks may be apart: tokens, logs of ranks and Ray's leases go by them."""
+
+# Ray's --min-worker-port and --max-worker-port, where they are not given (ray start --help).
+_RAY_WORKERS = (10002, 19999)
 
 Answers: TypeAlias = Mapping[str, Mapping[str, Any] | str]
 """{node: document, or a sentence why there is none}."""
@@ -167,6 +170,7 @@ def looks(replica: Replica) -> dict[str, dict[str, Any]]:
             "address": each.network.address,
             "interface": each.network.interface,
             "ports": list(replica.ports),
+            "samples": [list(_RAY_WORKERS)] if replica.ray else [],
             "peers": {node: to for node, to in addresses.items() if node != each.node},
             "release": each.release_directory,
             "model": each.model_directory,
@@ -187,7 +191,7 @@ def exchanges(
     part = {
         each.node: {
             "address": each.network.address,
-            "ports": [*seen_here["free"], *_some(seen_here["spare"])],
+            "ports": [*seen_here["free"], *seen_here["spares"]],
             "udp": seen_here["udp"],
             "mtu": _mtu(each, seen_here),
         }
@@ -204,10 +208,6 @@ def exchanges(
         }
         for node, own in part.items()
     }
-
-
-def _some(port: Any) -> list[int]:
-    return [port] if isinstance(port, int) else []
 
 
 def _mtu(member: Member, seen: Mapping[str, Any]) -> int:
@@ -348,13 +348,15 @@ def _directory(replica: Replica, node: str) -> str:
 def _strangers(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """Yield who has the first port, without which ranks cannot meet."""
     for each in replica.members:
-        user = _used(seen.get(each.node, {})).get(str(replica.port))
-        if user and not _ours(user):
-            yield (
-                f"{each}: port {replica.port}, where its ranks meet, is in use by "
-                f"{user['program']} (PID {user['pid']}{_of(user)}): end that, or set "
-                "`cluster_port`"
-            )
+        here = seen.get(each.node, {})
+        users = {"port": _used(here).get(str(replica.port)), "UDP port": here.get("udp_user")}
+        for kind, user in users.items():
+            if user and not _ours(user):
+                yield (
+                    f"{each}: {kind} {replica.port}, where its ranks meet, is in use by "
+                    f"{user['program']} (PID {user['pid']}{_of(user)}): end that, or set "
+                    "`cluster_port`"
+                )
 
 
 def _used(seen: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -401,50 +403,79 @@ def _ways(
 
 
 def _network(replica: Replica, ways: Sequence[Way]) -> Iterator[str]:
-    """Yield for each pair of nodes what does not pass, and in which direction."""
+    """Yield what does not pass, in which direction; what is alike for many nodes at once."""
     by_ends = {(way.start, way.end): way for way in ways}
-    members = {each.node: each for each in replica.members}
-    for (start, end), way in by_ends.items():
-        back = by_ends.get((end, start))
-        here, there = members[start], members[end]
-        if back is not None and way.nothing and back.nothing:
-            if replica.nodes.index(start) < replica.nodes.index(end):
-                yield (
-                    f"{here} and {there} do not reach each other: of neither anything arrives at "
-                    "the other"
-                )
-            continue
-        if way.nothing:
-            yield (
-                f"nothing of {here} arrives at {there}, while packets pass the other way: look "
-                "for a rule of a firewall, a route or a cable that is one-sided"
-            )
-            continue
-        # A connection needs both directions, so the one that is cut is said alone.
-        if way.failed and not (back is not None and back.nothing):
-            yield f"{here} cannot connect to {there}: {_ports(way.failed)}: open them"
-        if way.bytes == 0:
-            yield (
-                f"no datagram of {here} arrives at {there}: open UDP, too, for ports "
-                f"{ranges(replica.ports)}"
-            )
-        elif not way.full:
-            yield (
-                f"packets of {way.wanted} bytes, which the interfaces of both may send, do not "
-                f"arrive from {here} at {there}, those of {way.bytes} do: what is between them "
-                "passes less; raise its MTU, or lower that of the interfaces"
-            )
+    flaws: dict[str, set[tuple[str, str]]] = defaultdict(set)
+    for ends, way in by_ends.items():
+        back = by_ends.get((way.end, way.start))
+        for sentence in _flaws(replica, way, back):
+            flaws[sentence].add(ends)
+    for sentence, pairs in flaws.items():
+        yield from _folded(replica, sentence, pairs)
 
 
-def _ports(failed: Mapping[int, str]) -> str:
-    """Say which ports are affected by what: `ports 29500-29507: Connection refused`."""
+_APART = "{from} and {to} do not reach each other: of neither anything arrives at the other"
+
+
+def _flaws(replica: Replica, way: Way, back: Way | None) -> Iterator[str]:
+    """Yield what is wrong on the way `{from}` one node `{to}` another."""
+    if way.nothing:
+        yield (
+            _APART
+            if back is not None and back.nothing
+            else "nothing of {from} arrives at {to}, while packets pass the other way: look for a "
+            "rule of a firewall, a route or a cable that is one-sided"
+        )
+        return
+    # A connection needs both directions, so the one that is cut is said alone.
+    if way.failed and not (back is not None and back.nothing):
+        yield f"{{from}} cannot connect to {{to}}: {_ports(replica, way.failed)}: open them"
+    if way.bytes == 0:
+        yield (
+            f"no datagram of {{from}} arrives at {{to}}: open UDP, too, for ports "
+            f"{ranges(replica.ports)}"
+        )
+    elif not way.full:
+        yield (
+            f"packets of {way.wanted} bytes, which the interfaces of both may send, do not arrive "
+            f"from {{from}} at {{to}}, those of {way.bytes} do: what is between them passes less; "
+            "raise its MTU, or lower that of the interfaces"
+        )
+
+
+def _folded(replica: Replica, sentence: str, pairs: set[tuple[str, str]]) -> Iterator[str]:
+    """Say a sentence of pairs of nodes: once for a node with all those that it is true of."""
+    members = {each.node: str(each) for each in replica.members}
+    left = set(pairs)
+    while left:
+        count = Counter((side, pair[side]) for pair in sorted(left) for side in (0, 1))
+        (side, node), _ = count.most_common(1)[0]
+        others = {pair[1 - side] for pair in left if pair[side] == node}
+        both = {(node, other) for other in others} | {(other, node) for other in others}
+        left -= both if sentence == _APART else {pair for pair in left if pair[side] == node}
+        named = members[next(iter(others))] if len(others) == 1 else listed(others)
+        one_first = side == 0 or sentence == _APART
+        start, end = (members[node], named) if one_first else (named, members[node])
+        yield sentence.replace("{from}", start).replace("{to}", end)
+
+
+def _ports(replica: Replica, failed: Mapping[int, str]) -> str:
+    """Say which ports are affected by what: `ports 29500-29507 (Connection refused)`."""
     by_reason: dict[str, list[int]] = defaultdict(list)
+    samples: dict[tuple[str, str], None] = {}
     for port, why in failed.items():
-        by_reason[why].append(port)
-    return "; ".join(
+        if port in replica.ports:
+            by_reason[why].append(port)
+        elif replica.ray and _RAY_WORKERS[0] <= port <= _RAY_WORKERS[1]:
+            samples["{}-{}, those of Ray's workers".format(*_RAY_WORKERS), why] = None
+        else:
+            # Its number is another one each time.
+            samples["others, of those that the system gives to anybody", why] = None
+    said = [
         f"port{'s' if ports[1:] else ''} {ranges(ports)} ({why})"
         for why, ports in sorted(by_reason.items())
-    )
+    ]
+    return "; ".join([*said, *(f"{which} ({why})" for which, why in samples)])
 
 
 def _clocks(replica: Replica, ways: Sequence[Way]) -> Iterator[str]:
@@ -492,4 +523,6 @@ def _split(values: Mapping[str, str]) -> str:
 
 def _reason(missing: Mapping[str, Any]) -> str:
     words = str(missing["missing"]).replace("_", " ")
+    if "seconds" in missing:
+        words += f" after {missing['seconds']} s"
     return f"{words} ({missing['detail']})" if missing.get("detail") else words

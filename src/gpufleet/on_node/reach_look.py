@@ -3,6 +3,7 @@
 Takes (`PARAMETERS`):
   address, interface   of the network that was chosen for it
   ports                those that the replica has between its nodes, the first is its ranks' own
+  samples              [[first, last]] of ports of which one stands for all
   peers                {node: address} of the others
   release              the directory of the release that is to start
   model, user          the model's directory, and the account that loads it
@@ -14,7 +15,8 @@ Prints one JSON document; what could not be read is {"missing": reason}:
   free        TCP ports that can be listened on
   used        {port: {"program", "pid", "unit"}} of those that cannot; null where it is not known
   udp         the first of the ports that takes datagrams, the ranks' own if it is free; null: none
-  spare       a port that the system gives away; null: none
+  udp_user    who has the ranks' own for datagrams, as in `used`; null: nobody, or not known
+  spares      free ports: one of those that the system gives to anybody, one of each of `samples`
   release     {"whole": bool, "vllm": version or null, "ray": version or null}
   files       as on_node/reach_model.py says
 """
@@ -25,11 +27,12 @@ import contextlib
 import errno
 import json
 import os
+import random
 import re
 import socket
 import sys
 from functools import partial
-from typing import Any, Dict, List
+from typing import Any, Dict, Iterator, List, Tuple
 
 from gpufleet.on_node import machine, reach_model
 from gpufleet.on_node.answers import CannotRead, read
@@ -42,7 +45,11 @@ PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
 MODEL_SECONDS = 6
 LOOK_SECONDS = 5
 
-TCP_LISTEN = "0A"  # include/net/tcp_states.h, as /proc/net/tcp prints it
+# include/net/tcp_states.h, as /proc/net/tcp and /proc/net/udp print them.
+TCP_LISTEN = "0A"
+UDP_BOUND = "07"
+TCP_SOCKETS = ("/proc/net/tcp", "/proc/net/tcp6")
+UDP_SOCKETS = ("/proc/net/udp", "/proc/net/udp6")
 UNIT = re.compile(r"/([^/\n]+\.service)")
 
 
@@ -59,15 +66,20 @@ def main() -> None:
         for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM)
     )
     taken = [port for port in given["ports"] if not wrong and port not in tcp]
-    watch.ask("used", partial(users, taken), LOOK_SECONDS)
+    own = given["ports"][0]
+    watch.ask("used", partial(users, taken, TCP_SOCKETS), LOOK_SECONDS)
+    blocked = [] if wrong or own in udp else [own]
+    watch.ask("udp_user", partial(users, blocked, UDP_SOCKETS), LOOK_SECONDS)
+    answers = watch.answers("files", "routes", "release", "used", "udp_user")
     document = {
         "schema": 1,
         "address": wrong,
         "mtu": read(mtu, given["interface"]),
         "free": tcp,
-        "udp": next((port for port in [given["ports"][0], *reversed(udp)] if port in udp), None),
-        "spare": None if wrong else read(spare, given["address"]),
-        **watch.answers("files", "routes", "release", "used"),
+        "udp": next((port for port in [own, *reversed(udp)] if port in udp), None),
+        "spares": [] if wrong else list(spares(given["address"], given["samples"])),
+        **answers,
+        "udp_user": answers["udp_user"].get(str(own)),
     }
     watch.stop()
     sys.stdout.write(json.dumps(document, separators=(",", ":")) + "\n")
@@ -89,6 +101,15 @@ def spare(address: str) -> int:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as tried:
         tried.bind((address, 0))
         return int(tried.getsockname()[1])
+
+
+def spares(address: str, samples: List[List[int]]) -> Iterator[int]:
+    """Yield free ports, one of the system's choice and one of each range."""
+    with contextlib.suppress(OSError):
+        yield spare(address)
+    for first, last in samples:
+        tried = random.sample(range(first, last + 1), min(50, last + 1 - first))
+        yield from [port for port in tried if can_bind(socket.SOCK_STREAM, address, port)][:1]
 
 
 def can_bind(kind: int, address: str, port: int) -> bool:
@@ -147,11 +168,11 @@ def names(directory: str) -> List[str]:
     return []
 
 
-def users(ports: List[int]) -> Dict[str, Any]:
-    """Return who listens on ports: by /proc, as root also of other accounts."""
+def users(ports: List[int], tables: Tuple[str, ...]) -> Dict[str, Any]:
+    """Return who has ports: by /proc, as root also of other accounts."""
     if not ports:
         return {}
-    sockets = listening(set(ports))
+    sockets = holding(set(ports), tables)
     found: Dict[str, Any] = {str(port): None for port in ports}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
@@ -163,14 +184,14 @@ def users(ports: List[int]) -> Dict[str, Any]:
     return found
 
 
-def listening(ports: Any) -> Dict[str, int]:
-    """Return {as /proc/PID/fd names it: port} of the sockets that listen on these ports."""
+def holding(ports: Any, tables: Tuple[str, ...]) -> Dict[str, int]:
+    """Return {as /proc/PID/fd names it: port} of the sockets that keep others from these ports."""
     found: Dict[str, int] = {}
-    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+    for path in tables:
         with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
             for line in file:
                 words = line.split()
-                if words[3] == TCP_LISTEN:
+                if words[3] in (TCP_LISTEN, UDP_BOUND):
                     port = int(words[1].rpartition(":")[2], 16)
                     if port in ports:
                         found["socket:[%s]" % words[9]] = port

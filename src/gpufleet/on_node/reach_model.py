@@ -36,7 +36,7 @@ def files(directory: str, user: str) -> Dict[str, Any]:
     Raises `CannotRead` for a directory without any, and for what `user` may not read.
     """
     become(user)
-    if not os.path.isdir(directory):
+    if not os.path.exists(directory):
         raise CannotRead(refusal(directory), detail=directory)
     found: Dict[str, Any] = {}
     for name, path in below(directory):
@@ -54,19 +54,21 @@ def files(directory: str, user: str) -> Dict[str, Any]:
     return found
 
 
-def refusal(directory: str) -> str:
-    """Say why a directory is not there for this account: it is absent, or hidden."""
+def refusal(path: str) -> str:
+    """Say why nothing is there for this account: it is absent, or hidden."""
     try:
-        os.stat(directory)
+        os.stat(path)
     except PermissionError:
         return "no_permission"
     except OSError:
-        return "absent"
-    return "not_a_directory"
+        pass
+    return "absent"
 
 
 def below(directory: str) -> Iterator[Tuple[str, str]]:
     """Yield (name below, path) of each file that counts; links are followed to files."""
+    if os.path.isfile(directory):  # a GGUF file is a model by itself
+        yield os.path.basename(directory), directory
     for folder, folders, names in os.walk(directory):
         # Downloads in progress, and what belongs to git.
         folders[:] = sorted(each for each in folders if not each.startswith("."))
