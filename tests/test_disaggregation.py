@@ -15,6 +15,7 @@ from gpufleet.settings import NodeSettings, Served
 from gpufleet.stage import Stage
 from tests.models import described
 from tests.planned import machine, planned
+from tests.test_cluster_network import nic
 
 LLAMA = "meta-llama--Meta-Llama-3.1-8B"
 DEEPSEEK = "deepseek-ai--DeepSeek-V3"
@@ -342,6 +343,21 @@ def test_windows_stay_windows_where_a_connector_would_turn_them_off(model, relea
     names = {each.name: each.value for each in flags}
 
     assert names.get("disable-hybrid-kv-cache-manager", True) is not sets
+
+
+def test_sides_that_no_network_joins_are_refused_with_all_that_was_tried(lock):
+    machines, settings = fleet(lock())
+    machines["d"]["nics"]["net"] = [nic("eth0", "10.2.0.2/24", pci="0000:02:00.0")]
+    for each in settings.values():
+        del each["cluster_network"]
+
+    with pytest.raises(FleetError) as caught:
+        planned(machines, settings)
+
+    (problem,) = caught.value.problems
+    assert problem.startswith("the handover between llama and prompts spans d and p, and no")
+    assert "on d eth0 10.2.0.2/24" in problem
+    assert "on p eth1 10.1.0.1/24" in problem
 
 
 def test_a_firewall_lets_partners_through_and_nobody_else_to_the_side_channel(lock):

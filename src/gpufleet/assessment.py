@@ -302,7 +302,7 @@ def _partners(
     gpus[stage.node] = set(stage.gpus)
     names = sorted(gpus)
     return networks(
-        " and ".join(sorted(entries)),
+        f"the handover between {' and '.join(sorted(entries))}",
         {name: documents[name] for name in names},
         {name: sorted(gpus[name]) for name in names},
         {name: settings[name].cluster_network for name in names},
