@@ -218,12 +218,51 @@ def _mtu(member: Member, seen: Mapping[str, Any]) -> int:
 # What their documents mean
 
 
+_LOOK = {
+    "mtu": (int, Mapping),
+    "routes": Mapping,
+    "free": list,
+    "used": Mapping,
+    "spares": list,
+    "release": Mapping,
+    "files": Mapping,
+}
+_EXCHANGE = {"unbound": Mapping, "connected": Mapping, "clocks": Mapping, "heard": Mapping}
+
+
+def sound_looks(answers: Answers) -> Answers:
+    """Return the looks' answers, with a sentence in place of what is no such document."""
+    return {node: _sound(answer, _LOOK) for node, answer in answers.items()}
+
+
+def _sound(answer: Mapping[str, Any] | str, keys: Mapping[str, Any]) -> Mapping[str, Any] | str:
+    if isinstance(answer, str):
+        return answer
+    if answer.get("schema") != 1:
+        return f"its answer makes no sense: schema {answer.get('schema')!r}, expected 1"
+    for key, kinds in keys.items():
+        if not isinstance(answer.get(key), kinds):
+            return f"its answer makes no sense: {key} is {answer.get(key)!r}"[:200]
+    return answer
+
+
 def compare(replica: Replica, seen: Answers, exchanged: Answers, seconds: float = 0.0) -> Reach:
     """
     Return whether a replica may be started, and every reason why not.
 
     `seen` are the looks' documents, `exchanged` those of the exchange.
     """
+    seen = sound_looks(seen)
+    exchanged = {node: _sound(answer, _EXCHANGE) for node, answer in exchanged.items()}
+    try:
+        return _compared(replica, seen, exchanged, seconds)
+    # What a broken node says may be anything; it must not end the run of all others.
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        why = f"{replica.id}: what its nodes say makes no sense ({type(error).__name__}: {error})"
+        return Reach(replica, (why,), seconds=seconds)
+
+
+def _compared(replica: Replica, seen: Answers, exchanged: Answers, seconds: float) -> Reach:
     known = {node: answer for node, answer in seen.items() if isinstance(answer, Mapping)}
     ways = tuple(_ways(replica, known, exchanged))
     problems = [
@@ -279,7 +318,7 @@ def _releases(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> Iterat
     """Yield what is not the same release on all nodes, as planned and as installed."""
     wanted = {each.node: each.release for each in replica.members}
     if len(set(wanted.values())) > 1:
-        yield f"{_split(wanted)}: plan the same release for both, by `vllm` in group_vars"
+        yield f"{_split(wanted)}: plan the same release for all, by `vllm` in group_vars"
     installed: dict[str, dict[str, str]] = {"vLLM": {}, "Ray": {}}
     for each in replica.members:
         found = seen.get(each.node, {}).get("release")
@@ -308,7 +347,7 @@ def _models(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> Iterator
     """Yield what is not the same model on all nodes."""
     revisions = {each.node: each.revision for each in replica.members}
     if len(set(revisions.values())) > 1:
-        yield f"{_split(revisions)}: plan the same `model` and `revision` for both"
+        yield f"{_split(revisions)}: plan the same `model` and `revision` for all"
     whole: dict[str, Mapping[str, Any]] = {}
     for each in replica.members:
         found = seen.get(each.node, {}).get("files")
@@ -471,10 +510,7 @@ def _ports(replica: Replica, failed: Mapping[int, str]) -> str:
         else:
             # Its number is another one each time.
             samples["others, of those that the system gives to anybody", why] = None
-    said = [
-        f"port{'s' if ports[1:] else ''} {ranges(ports)} ({why})"
-        for why, ports in sorted(by_reason.items())
-    ]
+    said = [f"{_named(ports)} ({why})" for why, ports in sorted(by_reason.items())]
     return "; ".join([*said, *(f"{which} ({why})" for which, why in samples)])
 
 
@@ -501,10 +537,7 @@ def _remarks(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> Iterato
         used = _used(seen.get(each.node, {}))
         ours = [int(port) for port, user in used.items() if user is None or _ours(user)]
         if ours:
-            yield (
-                f"{each.node}: ports {ranges(ours)} are in use by what runs there now: they were "
-                "not tried"
-            )
+            yield (f"{each.node}: what runs there now has {_named(ours)}: not tried")
     mtus = {each.node: _mtu(each, seen[each.node]) for each in replica.members if each.node in seen}
     if len(set(mtus.values())) > 1:
         yield (
@@ -513,12 +546,19 @@ def _remarks(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> Iterato
         )
 
 
+def _named(ports: Sequence[int]) -> str:
+    return f"port{'s' if ports[1:] else ''} {ranges(ports)}"
+
+
 def _split(values: Mapping[str, str]) -> str:
     """Name the nodes of each value: `gpu-01 has 0.33.0, gpu-02 has 0.32.0`."""
     by_value: dict[str, list[str]] = defaultdict(list)
     for node, value in values.items():
         by_value[value].append(node)
-    return ", ".join(f"{listed(nodes)} has {value}" for value, nodes in by_value.items())
+    return ", ".join(
+        f"{listed(nodes)} {'have' if nodes[1:] else 'has'} {value}"
+        for value, nodes in by_value.items()
+    )
 
 
 def _reason(missing: Mapping[str, Any]) -> str:

@@ -85,7 +85,9 @@ def prove(wanted: Replica, asking: Asking) -> Reach:
     def look(node: str) -> str | None:
         return payload.program("reach_look", **looks[node]) if node in looks else None
 
-    seen = asking(look, reachability.LOOK_SECONDS, "the look at what it has")
+    seen = reachability.sound_looks(
+        asking(look, reachability.LOOK_SECONDS, "the look at what it has")
+    )
     given = reachability.exchanges(wanted, seen, secrets.token_hex(16))
 
     def exchange(node: str) -> str | None:

@@ -157,7 +157,7 @@ def test_what_runs_is_asked_for_the_ports_that_it_does_not_use(pair: Fleet) -> N
     status, found = reach(pair)
 
     assert (status, found["problems"]) == (0, [])
-    assert any("are in use by what runs there now" in each for each in found["remarks"])
+    assert any("what runs there now has port" in each for each in found["remarks"])
     assert pair.pids() == before
 
 
@@ -201,6 +201,21 @@ def test_a_restart_is_refused_on_both_nodes_and_what_runs_runs_on(pair: Fleet, f
         rules(pair, "gpu-02", "")
         subprocess.run(["ip", "link", "set", port, "mtu", "1500"], check=True)
         pair.ssh("gpu-02", f"rm -f {clock}; echo weights > /srv/tiny/model.safetensors")
+
+
+def test_nothing_restarts_beside_a_node_that_failed_before(pair: Fleet) -> None:
+    """Its rank would go on with what the others have no more."""
+    folder = "/usr/local/libexec/gpufleet"
+    pair.ssh("gpu-02", f"cd {folder} && mv vllm-serve kept && mkdir vllm-serve")
+    pids = pair.pids()
+    write(pair, flags={"seed": 7})
+    try:
+        run = deploy(pair)
+        assert run.status != 0
+        assert "tiny-0: gpu-02 failed earlier in this run" in run.output
+        assert pair.pids() == pids
+    finally:
+        pair.ssh("gpu-02", f"cd {folder} && rmdir vllm-serve && mv kept vllm-serve")
 
 
 def test_once_it_is_put_right_the_same_deploy_goes_through(pair: Fleet) -> None:
