@@ -20,7 +20,7 @@ from gpufleet.errors import FleetError
 from gpufleet.explanation import explain
 from gpufleet.planner import Running, plan
 from gpufleet.settings import NodeSettings
-from gpufleet.topology import Domain
+from gpufleet.topology import Domain, node_from_probe
 from tests.models import described
 from tests.test_cluster_network import nic
 from tests.test_placement_rules import told
@@ -29,6 +29,7 @@ from tests.test_planner import declare, machine, model
 TESTS = Path(__file__).parent
 LLAMA = "meta-llama--Meta-Llama-3.1-70B"
 DEEPSEEK = "deepseek-ai--DeepSeek-V2-Lite"
+MISSING = {"missing": "not_supported"}
 
 
 def fleet(count, *islands):
@@ -290,6 +291,22 @@ def test_a_rack_is_sized_by_who_gets_the_tokens_of_its_72_engines(recorded):
             "lower `data_parallel` to 24, or add nodes",
             id="engines",
         ),
+        pytest.param(
+            fleet(1),
+            {"tensor_parallel": 3, "pipeline_parallel": 3, "data_parallel": 3},
+            "TP 3 x PP 3 x DP 3 takes 9 nodes of one kind, 3 GPUs of each, and gpu-01 is all that "
+            "is 8 x NVIDIA H100 80GB HBM3, all on NVLink",
+            "set `data_parallel: 1` and `pipeline_parallel: 2`, or add nodes",
+            id="no-number-is-enough-alone",
+        ),
+        pytest.param(
+            fleet(2, *[1] * 4),
+            {"tensor_parallel": 4, "pipeline_parallel": 2, "span_nodes": False},
+            "tensor_parallel 4 needs 4 GPUs in one NVLink island, and the largest on gpu-01, "
+            "gpu-02 has 1",
+            "lower `tensor_parallel` to 1, or set `allow_pcie: true` and `span_nodes: true`",
+            id="no-setting-is-enough-alone",
+        ),
     ],
 )
 def test_a_refusal_says_what_it_takes_and_the_nearest_that_works(nodes, asked, found, write):
@@ -349,6 +366,23 @@ def test_a_recorded_tray_knows_its_clique(recorded):
     assert recorded("gb200x4").domain == Domain("8f1d2c3b4a5e6f708192a3b4c5d6e7f8", 32766)
     assert recorded("h100x8").domain is None
     assert recorded("l40sx8").domain is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "joined"),
+    [
+        pytest.param({0: {"state": 2}}, True, id="one-gpu-is-unfit"),
+        pytest.param({key: {"state": 2} for key in range(4)}, False, id="none-has-joined"),
+        pytest.param({0: {"clique": 1}}, False, id="two-cliques"),
+        pytest.param({key: {"clique": MISSING} for key in range(4)}, False, id="not-told"),
+    ],
+)
+def test_a_domain_is_what_all_gpus_that_joined_have_joined(changes, joined):
+    document = json.loads((TESTS / "nodes/gb200x4.json").read_text())
+    for gpu, facts in changes.items():
+        document["fabric"][gpu] |= facts
+
+    assert (node_from_probe("gpu-01", document).domain is not None) == joined
 
 
 # What always holds

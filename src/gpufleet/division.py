@@ -160,8 +160,7 @@ def _spreads(division: Division, served: Served, kind: Kind) -> Iterator[Divisio
             continue
         found = replace(division, nodes=nodes)
         even = _even(found.share, engine) and _even(found.share, division.tensor)
-        asked = found.share >= division.tensor or served.tensor_parallel is not None
-        if even and asked and held(found, served, kind):
+        if even and held(found, served, kind):
             yield found
 
 
