@@ -50,3 +50,28 @@ def test_fp8_is_weighed_with_what_presets_set(fleet):
     found = assessment.planned(documents, declared(settings))
     assert found.plan.stages[0].tensor_parallel > 2
     assert not any("FP8" in reason for reason in found.plan.reasons)
+
+
+def test_a_plan_over_nodes_says_what_they_talk_over_and_why(fleet):
+    """What is derived is shown before anything starts: a wrong network is seen, not found out."""
+    documents, settings = fleet
+    settings["gpus"] = {}
+    settings["serving"]["q"] = {
+        "model": "/srv/q",
+        "tensor_parallel": 8,
+        "pipeline_parallel": 2,
+        "span_nodes": True,
+    }
+    absent = {"missing": "absent"}
+    device = {"name": "eth1", "state": "up", "speed": 10000, "mtu": 1500, "pci": absent}
+    for name, address in (("a", "10.1.0.1"), ("b", "10.1.0.2")):
+        net = [{**device, "ipv4": address, "networks": [f"{address}/24"]}]
+        nics = {**documents["a"]["nics"], "infiniband": [], "net": net}
+        documents[name] = {**documents["a"], "nics": nics}
+    node = declared(settings)["a"]
+
+    found = assessment.planned(documents, {"a": node, "b": node}, unfit_stops=False)
+
+    assert [stage.node for stage in found.plan.stages] == ["a", "b"]
+    (said,) = (reason for reason in found.plan.reasons if "talk over" in reason)
+    assert said.startswith("q-0: its nodes talk over a eth1 10.1.0.1, b eth1 10.1.0.2: 10.1.0.0/24")

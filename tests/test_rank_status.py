@@ -299,6 +299,11 @@ def judged(*answers):
         (seen(unit={"error": "no systemd"}), Stand.UNKNOWN, "no systemd"),
         (seen(unit={"ActiveState": "deactivating"}), Stand.DOWN, "is being stopped"),
         (
+            seen(unit={"ActiveState": "inactive", "Result": "success", "ExecMainStatus": "0"}),
+            Stand.DOWN,
+            f"is stopped, and was not started since: `systemctl start {UNIT}`",
+        ),
+        (
             seen(unit={"ActiveState": "failed", "Result": "exit-code", "ExecMainStatus": "2"}),
             Stand.DOWN,
             "refused its command line",

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gpufleet import (
+    cluster_network,
     cluster_ports,
     disaggregation,
     over_nodes,
@@ -169,6 +170,13 @@ def planned(
         reasons=(*plan.reasons, *handed),
         stages=_grouped(plan, documents, settings, models, pairs),
     )
+    joined = {
+        stage.id: dict(stage.group.networks)
+        for stage in plan.stages
+        if stage.group and len(stage.nodes) > 1
+    }
+    said = (cluster_network.sentence(name, found) for name, found in joined.items())
+    plan = replace(plan, reasons=(*plan.reasons, *said))
     if unfit_stops:
         origins = {name: each.origins for name, each in declared.items()}
         remarks = (

@@ -304,6 +304,9 @@ def _stand(stage: Mapping[str, Any], clock: float) -> tuple[Stand, str]:
     properties = seen.get("unit", {})
     if properties.get("ActiveState") == "deactivating":
         return Stand.DOWN, f"{unit} is being stopped"
+    if (properties.get("ActiveState"), properties.get("Result")) == ("inactive", "success"):
+        again = f"`systemctl start {unit}` there, or run deploys/vllm.py"
+        return Stand.DOWN, f"{unit} is stopped, and was not started since: {again}"
     if "Permission denied" in seen.get("key_error", ""):
         return Stand.UNKNOWN, f"{unit}: reading its API key needs root ({seen['key_error']})"
     models = seen.get("models") or [""]
