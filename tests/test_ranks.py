@@ -430,6 +430,20 @@ def test_a_nodes_own_interfaces_are_not_copied_to_the_others_by_ray():
     assert worker.variables["NCCL_SOCKET_IFNAME"] == "=eth1"
 
 
+@pytest.mark.parametrize(("version", "copied"), [("0.21.0", True), ("0.22.0", False)])
+def test_engines_that_are_actors_on_other_nodes_do_not_get_the_heads_address(version, copied):
+    """Until 0.21 they would be told that they are on the head's node, and wait for it there."""
+    engines, model, _ = OTHER_SHAPES["Ray with engines on each node"]
+    one = EXAMPLES["Two nodes of eight H100, Ray"]
+
+    head, _ = arranged(engines, model, version=version, ray=RAY)
+
+    assert ("VLLM_HOST_IP" in head.unset) is copied
+    assert head.variables["VLLM_HOST_IP"] == "10.1.0.1"  # for Ray itself, and so for its actors
+    # The one engine of a pipeline is the server's own process.
+    assert "VLLM_HOST_IP" not in arranged(one[0], one[1], version=version, ray=RAY)[0].unset
+
+
 @pytest.mark.parametrize(("release", "token"), [((2, 51, 1), False), ((2, 52, 0), True)])
 def test_ray_asks_for_a_token_where_it_can(release, token):
     replica, model, _ = EXAMPLES["Two nodes of eight H100, Ray"]

@@ -169,7 +169,7 @@ def arrange(
         **transfer(stage, model, here, port=side_channel_port),
     }
     if model.distributed_executor_backend == "ray":
-        return _by_ray(stage, shape, here, head, variables, device=device, ray=ray or ())
+        return _by_ray(stage, shape, here, head, variables, device=device, ray=ray or (), vllm=vllm)
     listens = endpoints(stage, model)
     flags: dict[str, Argument] = {}
     if not shape.local:
@@ -430,6 +430,7 @@ def _by_ray(
     *,
     device: Literal["cuda", "cpu"],
     ray: Version,
+    vllm: Version,
 ) -> Rank:
     address = f"{head.address}:{MASTER_PORT}"
     variables = {
@@ -468,12 +469,15 @@ def _by_ray(
         if shape.local:
             flags["data-parallel-size-local"] = shape.local
         variables["VLLM_RAY_DP_PACK_STRATEGY"] = "strict" if shape.local else "span"
+    # An engine that is a Ray actor itself got the head's addresses, too (vllm/v1/engine/utils.py).
+    actors = shape.engines > 1 and vllm < _ADDRESSES_STAY_SINCE
+    copied = _COPIED | (_ADDRESSES if actors else set())
     return Rank(
         serves=True,
         flags=flags,
         variables=variables,
         # Some releases lay the server's own over those of each node (vllm/ray/ray_env.py).
-        unset=tuple(sorted(name for name in variables if name in _COPIED)),
+        unset=tuple(sorted(name for name in variables if name in copied)),
         ray=(
             *("ray", "start", "--head", "--port", MASTER_PORT),
             # Off where it can be; Ray's client server, where its dependencies are there, has a
@@ -490,6 +494,8 @@ def _by_ray(
 
 # Of those, what vLLM copies to the Ray workers of other nodes, by their prefixes.
 _COPIED = {"NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "UCX_NET_DEVICES"}
+_ADDRESSES = {"VLLM_HOST_IP", "VLLM_NIXL_SIDE_CHANNEL_HOST"}
+_ADDRESSES_STAY_SINCE = (0, 22)
 
 
 def _interfaces(here: Network, device: Literal["cuda", "cpu"]) -> dict[str, str]:
