@@ -536,6 +536,24 @@ def test_a_drain_has_a_limit(fleet):
     assert "no more draining: it took longer than 0.5 s" in fleet.journal(0)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_drain_does_not_wait_for_what_was_killed(fleet, rank):
+    """Its requests would hang for the whole of the time that a drain may take; Ray's head too."""
+    fleet.start(0, *fleet.runs("rank0"), *fleet.runs("server", "deaf"), drain_seconds="60")
+    fleet.start(1)
+    fleet.wait_for_phase("running")
+    fleet.pid("server")
+    victim = fleet.pid(f"rank{rank}")
+    fleet.ranks[0].send_signal(signal.SIGTERM)
+    fleet.wait_for_phase("draining")
+    os.kill(victim, signal.SIGKILL)
+    began = time.monotonic()
+
+    assert [fleet.exit_status(each) for each in (0, 1)] == [0, 0]
+    assert time.monotonic() - began < 2 * fleet.grace + 3
+    assert re.search(rf"no more draining: rank {rank} .* ended by SIGKILL", fleet.journal(0))
+
+
 def test_systemd_hears_that_a_rank_lives(fleet, monkeypatch):
     """With WatchdogSec= it ends a frozen one; `systemctl status` shows whom a rank waits for."""
     path = str(fleet.folder / "notify")

@@ -147,6 +147,8 @@ class Head(Rank):
         elif kind == "drained":
             self.draining.discard(rank)
             self._drained()
+        elif kind == "gone":
+            self._hurry(str(message.get("why")))
         elif kind == "leaving":
             self.drain("%s was stopped" % self.named(rank), rank)
         elif kind == "over":
@@ -373,6 +375,19 @@ class Head(Rank):
             super().program_ended(why, status)
         else:
             self._drained()
+            if self._server() is not None:
+                self._hurry(why)
+
+    def _hurry(self, why: str) -> None:
+        """
+        End a drain soon: what servers need is gone, and their requests may wait for it for ever.
+
+        Not at once: programs of workers may end a moment before the server that has finished.
+        """
+        if self.ending is not None and self.ending.step == "drain":
+            self.hurry = self.hurry or why
+            soon = time.monotonic() + self.options.grace_seconds
+            self.ending = self.ending._replace(until=min(self.ending.until, soon))
 
     def _drained(self) -> None:
         """End once nobody serves any more."""

@@ -90,6 +90,8 @@ class Rank:
         self.children = Children()
         self.links: list[Link] = []
         self.ending: Ending | None = None
+        self.hurry = ""
+        """Why there is no time for the whole drain."""
         self.status: int | None = None
         self.incarnation: dict[str, Any] | None = None
         self.connecting: socket.socket | None = None
@@ -339,7 +341,8 @@ class Rank:
         assert ending is not None
         if ending.step == "drain":
             if now >= ending.until:
-                self.end("it took longer than %g s" % self.options.drain_seconds, self.rank)
+                limit = "it took longer than %g s" % self.options.drain_seconds
+                self.end(self.hurry or limit, self.rank)
             return
         left = descendants()
         if left and now < ending.until:

@@ -223,8 +223,11 @@ class Worker(Rank):
     def program_ended(self, why: str, status: int) -> None:
         if self.draining or self.ending is not None:
             self.say(why)
-            server_ended = self.children.pids[-1] not in self.children.running
-            if self.options.serves and self.link and server_ended:
+            if not self.link:
+                return
+            if not self.options.serves:
+                self.link.send("gone", why=why)
+            elif self.children.pids[-1] not in self.children.running:
                 self.link.send("drained")
         else:
             super().program_ended(why, status)
