@@ -442,15 +442,23 @@ def test_shares_are_equal_on_distinct_nodes_of_one_kind(boards, asked):
     assert (again.stages, again.moves) == (found.stages, ())
 
 
-def test_the_explanation_has_the_nodes_of_a_replica_and_what_waits_for_the_network():
+@pytest.mark.parametrize(
+    ("asked", "link"),
+    [
+        pytest.param({"tensor_parallel": 4}, "NV18  over nodes", id="tensor"),
+        pytest.param({"data_parallel": 4, "expert_parallel": True}, "over nodes", id="experts"),
+        pytest.param({"tensor_parallel": 2, "pipeline_parallel": 2}, "NV18", id="pipeline"),
+    ],
+)
+def test_the_explanation_has_the_nodes_of_a_replica_and_which_groups_they_cut(asked, link):
     nodes = fleet(2, 2)
 
-    text = explain(planned(nodes, tensor_parallel=4), nodes)
+    lines = explain(planned(nodes, **asked), nodes).splitlines()
 
-    header, row = text.splitlines()[1:3]
-    assert header.split()[:6] == ["TP", "PP", "DP", "EP", "nodes", "replicas"]
-    assert row.split()[:7] == [">", "4", "1", "1", "no", "2", "1"]
-    assert "  GPU 0  m-0  rank 2  NV18  network" in text
+    assert lines[1].split()[:6] == ["TP", "PP", "DP", "EP", "nodes", "replicas"]
+    assert lines[2].split()[5:7] == ["2", "1"]
+    (rank,) = [line for line in lines if "  rank 2  " in line]
+    assert rank.endswith(f"m-0  rank 2  {link}")
 
 
 # The whole way, from probes to what the processes are started with

@@ -175,9 +175,10 @@ def _listens(stage: Stage) -> str:
 
 
 def _link(node: Node, stage: Stage, gpu: int) -> str:
-    """What the GPU has in common with the farthest of its tensor-parallel group."""
+    """What it has in common with the farthest of its tensor-parallel group on this node."""
     size = stage.tensor_parallel
-    across = "  network" if size > len(stage.gpus) else ""
+    experts = stage.expert_parallel and stage.data_parallel > 1 and len(stage.nodes) > 1
+    across = "  over nodes" if size > len(stage.gpus) or experts else ""
     at = stage.gpus.index(gpu) // size * size
     pairs = [tuple(sorted((gpu, other))) for other in stage.gpus[at : at + size] if other != gpu]
     if not pairs:
