@@ -372,6 +372,8 @@ def _group(stage: Mapping[str, Any], clock: float) -> tuple[Stand, str] | None:
     phase = str(state["phase"])
     stand = _PHASES.get(phase, Stand.UNKNOWN)
     told = f": {state['why']}" if state.get("why") else ""
+    if phase == "refused":
+        told += "; run deploys/vllm.py for all nodes of the replica"
     return stand, "" if stand is Stand.RUNS else f"{unit}: the rank is {phase}{told}"
 
 
