@@ -504,6 +504,12 @@ def refusal(replica, model, **more):
             {"version": "0.21.0"},
             "takes vLLM 0.22 or newer (this is 0.21.0): write `hybrid`",
         ),
+        (
+            stages(2, 8, data=16),
+            served(data_parallel_balancing="external", flags={"api-server-count": 4}),
+            {},
+            "serving.m.flags.api-server-count: 4, and with `data_parallel_balancing: external`",
+        ),
         (stages(3, 8, tensor=6, data=4), served(), {}, "a multiple of the other"),
         (
             stages(2, 8, tensor=16),
@@ -525,6 +531,7 @@ def refusal(replica, model, **more):
         "ray and hybrid",
         "dense and external",
         "old and external",
+        "servers and external",
         "uneven",
         "our backend",
         "our rank",

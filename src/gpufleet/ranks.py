@@ -72,6 +72,11 @@ _EXIT_SECONDS = 20
 
 # --data-parallel-multi-port-external-lb: in the schemas from 0.22 on.
 _MULTI_PORT_SINCE = (0, 22)
+# What its supervisor takes (validate_multi_port_external_lb_args of 0.33's dp_supervisor.py).
+_OF_ONE_SERVER: Mapping[str, tuple[Argument, ...]] = {
+    "api-server-count": (None, 1),
+    "grpc": (None, False),
+}
 # RAY_AUTH_MODE=token: docs.ray.io, "Ray token authentication".
 _TOKEN_SINCE = (2, 52)
 
@@ -374,6 +379,13 @@ def _problems(
             f"{key}.data_parallel_balancing: external with {shape.local} engines a node takes "
             f"vLLM {'.'.join(map(str, _MULTI_PORT_SINCE))} or newer (this is "
             f"{'.'.join(map(str, vllm))}): write `hybrid`"
+        )
+    elif balancing == "external" and shape.local > 1:
+        found += (
+            f"{key}.flags.{name}: {model.flags[name]}, and with `data_parallel_balancing: "
+            "external` each engine of a node has one server of its own: remove it"
+            for name, taken in _OF_ONE_SERVER.items()
+            if model.flags.get(name, taken[0]) not in taken
         )
     return found
 
