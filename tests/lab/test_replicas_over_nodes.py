@@ -50,7 +50,7 @@ class Shape:
 
 
 QUICK = (Shape("mp", pipeline=2), Shape("ray", tensor=2), Shape("mp", data=2))
-FURTHER = (Shape("ray", pipeline=2), Shape("mp", tensor=2))
+FURTHER = (Shape("ray", pipeline=2), Shape("mp", tensor=2), Shape("ray", data=2))
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +133,8 @@ def answers_as_one_node_does(pair: Fleet, alone: list[str], shape: Shape) -> Non
     assert head["incarnation"] == worker["incarnation"]
 
     assert answers(pair) == alone
+    if shape.data > 1:
+        assert engines_that_served(pair) == {"0", "1"}
 
     again = pair.pyinfra("-y", "--json")
     assert again.status == 0, again.output
@@ -199,7 +201,8 @@ def strangers_get_nothing_of_ray(fleet: Fleet) -> None:
 
 def healthy(fleet: Fleet, head: str, variables: str) -> bool:
     """Say whether Ray's head answers the other node, as root and with these variables."""
-    asked = f"cd / && {variables} /opt/vllm/releases/*/bin/ray health-check --address {head}"
+    program = f"$(grep -om1 '/opt/vllm/releases/[^/]*/bin/ray' /etc/systemd/system/{UNIT})"
+    asked = f"cd / && {variables} {program} health-check --address {head}"
     said = fleet.ssh("gpu-02", f"{{ {asked}; }} 2>&1; echo status $?", seconds=120)
     refused = "InvalidAuthToken" in said
     assert refused != said.endswith("status 0\n"), said
