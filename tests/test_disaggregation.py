@@ -325,6 +325,8 @@ def test_what_an_operator_adds_to_the_connectors_settings_stays(lock):
     flag, variables = started(stage, settings)
 
     assert flag == added | {"kv_connector": "NixlConnector", "kv_role": "kv_consumer"}
+    assert [each.value for each in found.layers["llama", "0.33.0"]].count(flag) == 1
+    assert added not in [each.value for each in found.layers["llama", "0.33.0"]]
     assert variables["HOST"] == "10.1.0.2"
 
 

@@ -330,7 +330,7 @@ def _with_roles(
 ) -> dict[tuple[str, str], tuple[LayeredFlag, ...]]:
     """Add the flags that tell an entry whether it computes prompts or answers."""
     return {
-        (model, vllm): (*flags, *pairs.flags(model, vllm, flags, models.get(model)))
+        (model, vllm): pairs.flags(model, vllm, flags, models.get(model))
         for (model, vllm), flags in layers.items()
     }
 

@@ -23,7 +23,7 @@ from gpufleet.errors import FleetError
 from gpufleet.groups import suggestion
 from gpufleet.model_reading import Described
 from gpufleet.presets import LayeredFlag
-from gpufleet.ranges import counted, listed
+from gpufleet.ranges import counted, listed, ranges
 from gpufleet.settings import Argument, NodeSettings, Served, Vllm
 from gpufleet.stage import Stage
 from gpufleet.version import numbers
@@ -125,12 +125,14 @@ class Pairs:
         description: Described | None,
     ) -> tuple[LayeredFlag, ...]:
         """
-        Return the flags that tell an entry its part on a release; it may have none.
+        Return the flags of an entry with those that tell it its part on a release.
 
-        `given` is what other layers set: what an operator adds to the connector's settings stays.
+        `given` is what other layers set: what an operator adds to the connector's settings is in
+        the flag that comes of it.
         """
+        given = tuple(given)
         if not (role := self.role(model)):
-            return ()
+            return given
         others = listed(self.partners(model) - {model})
         because = (
             f"its prompts come from {self.prefill[model]}"
@@ -153,7 +155,7 @@ class Pairs:
         if several and _HYBRID not in names and numbers(vllm) < _HYBRID_SINCE:
             why = f"vLLM {vllm} turns it off for connectors; plans count on it, states need it"
             found.append(LayeredFlag(_HYBRID, False, LAYER, why))
-        return tuple(found)
+        return (*(each for each in given if each.name != FLAG), *found)
 
 
 def declared(
@@ -422,8 +424,8 @@ def _where(decode: str, prefill: str, by_model: Mapping[str, list[Stage]]) -> st
     """Say what a router needs to know."""
 
     def places(model: str) -> str:
-        found = [f"{stage.node}:{port}" for stage in by_model[model] for port in stage.servers]
-        return ", ".join(found)
+        serving = [stage for stage in by_model[model] if stage.servers]
+        return ", ".join(f"{stage.node}:{ranges(stage.servers)}" for stage in serving)
 
     count = counted(len({stage.id for stage in by_model[prefill]}), "replica")
     return (
