@@ -426,6 +426,22 @@ def test_a_cut_of_either_direction_ends_both_sides(both):
         assert any("and never by UDP port" in why for why in ends)
 
 
+def test_forty_datagrams_are_sent_within_each_silence(fleet):
+    """As many as it takes on a line that loses 30 %, also by a rank that has nothing else to do."""
+    with socket.socket(type=socket.SOCK_DGRAM) as peer:
+        peer.bind((fleet.addresses[1], fleet.port))
+        peer.settimeout(20)
+        fleet.start(0)
+        peer.recv(2000)
+        until = time.monotonic() + fleet.silence
+        count = 0
+        while time.monotonic() < until:
+            peer.recv(2000)
+            count += 1
+
+    assert 16 < count <= 41
+
+
 class Relay:
     """Carries the datagrams between ranks 1 and 2, of which rank 2 uses the proxy's port."""
 

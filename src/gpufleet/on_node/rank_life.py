@@ -196,7 +196,10 @@ class Rank:
         writing: list[Any] = [link for link in self.links if link.unsent]
         if self.connecting:
             writing.append(self.connecting)
-        select.select(reading, writing, [], TICK_SECONDS)
+        wait = TICK_SECONDS
+        if self.mesh and (self.ending is None or self.ending.step == "drain"):
+            wait = min(wait, max(0.0, self.mesh.due - time.monotonic()))
+        select.select(reading, writing, [], wait)
         with contextlib.suppress(BlockingIOError):
             while self._woken.recv(64):
                 pass

@@ -70,7 +70,8 @@ class Mesh:
         self._sent: dict[int, float] = {}
         self._heard: dict[int, tuple[str, int]] = {}
         self._pinned: dict[int, str] | None = None
-        self._next = 0.0
+        self.due = 0.0
+        """When to send next."""
 
     def pin(self) -> None:
         """From now on a rank is the process that answered last, or answers first."""
@@ -82,9 +83,9 @@ class Mesh:
         with contextlib.suppress(OSError):
             for _ in range(AT_ONCE):
                 self._take(*self.socket.recvfrom(DATAGRAM_BYTES))
-        if now < self._next:
+        if now < self.due:
             return
-        self._next = now + self._pace
+        self.due = now + self._pace
         self._number += 1
         self._sent[self._number] = now
         self._sent.pop(self._number - 10 * BEATS, None)
