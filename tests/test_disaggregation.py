@@ -101,9 +101,13 @@ def test_replicas_of_both_sides_on_one_node_have_ports_of_their_own(lock):
     found = planned(machines, settings)
     parsed = {name: NodeSettings.model_validate(each) for name, each in settings.items()}
 
-    ports = {started(stage, parsed)[1]["PORT"] for stage in found.plan.stages}
+    told = [started(stage, parsed)[1] for stage in found.plan.stages]
 
-    assert ports == {"5600", "5601"}
+    assert {each["PORT"] for each in told} == {"5600", "5601"}
+    # And each the NICs near its own GPUs.
+    near = [set(each["UCX_NET_DEVICES"].split(",")) - {"eth1"} for each in told]
+    assert [len(each) for each in near] == [4, 4]
+    assert not near[0] & near[1]
 
 
 def test_the_plan_says_what_a_router_has_to_know(lock):
@@ -278,6 +282,8 @@ def test_a_cpu_hands_nothing_over(lock):
         (8, 4, "0.33.0", "Qwen--Qwen3-235B-A22B", "has 4 KV heads"),
         (4, 8, "0.33.0", "Qwen--Qwen3-235B-A22B", "nothing is refused"),
         (3, 4, "0.33.0", LLAMA, "has to be a multiple of the other"),
+        (8, 4, "0.33.0", DEEPSEEK, "nothing is refused"),  # every rank has all of it
+        (8, 4, "0.20.0", DEEPSEEK, "has 1 KV head, of which the ranks of prefill then hold copies"),
     ],
 )
 def test_ranks_read_whole_parts(prefill, decode, release, model, refused):
@@ -317,6 +323,21 @@ def test_a_context_is_divided_over_all_ranks_of_a_side_or_not_at_all(size, relea
     assert refused in judged({"p": 8, "d": 8}, release, model, [("d", size)])
 
 
+def test_every_replica_of_a_side_divides_its_context_over_all_of_its_ranks():
+    """Of two kinds of node each has a division of its own."""
+    found = [
+        Stage(name, number, name, tuple(range(size)), ("u",) * size, 8000, size)
+        for name, number, size in (("d", 0, 8), ("d", 1, 4), ("p", 0, 8))
+    ]
+    layers = {
+        ("d", "0.33.0"): (LayeredFlag("decode-context-parallel-size", 8, "yours"),),
+        ("p", "0.33.0"): (),
+    }
+
+    with pytest.raises(FleetError, match="here 4 and 8, or none"):
+        divided(found, Pairs({"d": "p"}), layers, {"d": described(DEEPSEEK)})
+
+
 def test_what_an_operator_adds_to_the_connectors_settings_stays(lock):
     added = {"kv_load_failure_policy": "recompute"}
     found, settings = stages(lock(), {}, {"flags": {"kv-transfer-config": added}})
@@ -345,6 +366,23 @@ def test_windows_stay_windows_where_a_connector_would_turn_them_off(model, relea
     names = {each.name: each.value for each in flags}
 
     assert names.get("disable-hybrid-kv-cache-manager", True) is not sets
+
+
+def test_who_turns_windows_off_keeps_them_off():
+    yours = LayeredFlag("disable-hybrid-kv-cache-manager", True, "yours")
+    flags = Pairs({"d": "p"}).flags("d", "0.21.0", [yours], described("google--gemma-3-27b-it"))
+
+    assert [each for each in flags if each.name == yours.name] == [yours]
+
+
+def test_states_are_handed_over_in_the_one_layout_that_nixl_reads(lock):
+    told = {"environment": {"VLLM_SSM_CONV_STATE_LAYOUT": "DS"}}
+    model = "Qwen--Qwen3-Next-80B-A3B-Instruct"
+
+    (found,) = refusal(lock(), {}, told, model=model)
+
+    assert "serving.prompts.environment: Qwen3NextForCausalLM has layers with a state" in found
+    stages(lock(), told, told, model=model)
 
 
 def test_sides_that_no_network_joins_are_refused_with_all_that_was_tried(lock):

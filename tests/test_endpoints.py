@@ -129,3 +129,16 @@ def test_the_last_port_of_a_replica_is_one():
     assert problems == (
         "serving.a.port: its replicas on n1 would need port 65536, and 65535 is the last: lower it",
     )
+
+
+def test_who_runs_at_the_end_of_all_ports_moves_to_where_there_are_enough():
+    runs = endpoint("a", "n1", declared=65532, width=4, wished=65533)
+
+    assert ports([runs], {"n1": declared(a=None)}) == {"a-0": 65532}
+
+
+def test_a_second_replica_keeps_its_ports_when_the_first_one_is_gone():
+    runs = endpoint("a", "n1", width=4, wished=8004, replica=1)
+    runs.room = 2
+
+    assert ports([runs], {"n1": declared(a=None)}) == {"a-1": 8004}

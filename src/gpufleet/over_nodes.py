@@ -138,7 +138,7 @@ def _context(stage: Stage, served: Served) -> Iterator[str]:
     """Decode context parallelism divides a tensor-parallel group into runs of ranks."""
     size = _integer(_flags(stage, served).get("decode-context-parallel-size"))
     here = len(stage.gpus)
-    if size > 1 and stage.tensor_parallel > here and here % size:
+    if here % size:  # a group that lies on one node fits into it
         less = next(each for each in range(min(size, here), 0, -1) if here % each == 0)
         yield (
             f"{stage.id}: --decode-context-parallel-size {size} puts ranks of one context on "
@@ -198,6 +198,6 @@ def _without(networks: Mapping[str, Network]) -> str:
 
 def _integer(value: Any) -> int:
     try:
-        return int(value)
+        return max(1, int(value))
     except (TypeError, ValueError):
         return 1
