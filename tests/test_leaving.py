@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpufleet.errors import FleetError
+from gpufleet.explanation import Action, difference
 from gpufleet.planner import FleetPlan, Running, plan
 from tests.test_planner import declare, machine, model
 
@@ -149,3 +150,16 @@ def test_a_replica_that_was_placed_anew_needs_its_old_node_no_more():
     (move,) = found.moves
     assert [each.node for each in move.before] == ["gpu-01"]
     assert move.why == "gpu-02, gpu-03 run it too"
+
+
+def test_what_a_new_plan_does_to_the_replica_is_shown_as_one_change():
+    """Not as a replica that ran twice, where it has fewer nodes than before."""
+    replanned = {**SPANNING, "when_a_node_leaves": "replan"}
+    running = over("gpu-01", "gpu-02")
+    (change,) = difference(planned(FLEET[1:], running, replanned), running[1:])
+    assert (change.action, change.why) == (Action.MOVE, "gpu-01 is gone")
+
+    (change,) = difference(planned(FLEET[:2], running, model(span_nodes=True)), running)
+    assert change.action == Action.MOVE
+    assert change.before.startswith("gpu-01 ")
+    assert "gpu-02" in change.before

@@ -248,7 +248,8 @@ def difference(
     for key in sorted({*planned, *found}):
         name = f"{key[0]}-{key[1]}"
         was, now = found.get(key, []), planned.get(key, [])
-        if len(was) > len(now) > 0:  # it ran twice: one of them stops
+        # It ran twice, and one of them stops; on fewer nodes than before is another matter.
+        if len(was) > len(now) > 0 and len({each.nodes for each in was}) > 1:
             here = {each.node for each in now}
             for each in (each for each in was if each.node not in here):
                 place = _place(each.node, each.gpu_uuids, each.port, indices)
