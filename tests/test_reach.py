@@ -219,6 +219,18 @@ def test_a_firewall_that_rejects_some_ports_is_named_with_them(cuttable: Fleet) 
     assert "ports 21503-21505 (Connection refused)" in problem
 
 
+def test_a_line_that_loses_half_is_said_to_lose_it(cuttable: Fleet) -> None:
+    """Some connections come about, others not in time: no port is closed."""
+    drop(cuttable, "numgen random mod 100 < 50 drop")
+    cuttable.seconds = 5
+
+    problems = cuttable.prove().problems
+
+    assert problems
+    assert any("% are lost" in each for each in problems)
+    assert not any("open them" in each for each in problems)
+
+
 def test_datagrams_that_are_blocked_are_named_though_connections_pass(cuttable: Fleet) -> None:
     """Ranks beat by both, and a line that loses much is told from a dead one by datagrams."""
     drop(cuttable, f"ip daddr {cuttable.address('gpu-01')} meta l4proto udp drop")

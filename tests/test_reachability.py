@@ -62,6 +62,10 @@ def seen(**different: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {node: look(**different.get(node.replace("-", "_"), {})) for node in NODES}
 
 
+def heard(size: int) -> dict[str, Any]:
+    return {"bytes": size, "datagrams": 5, "of": 5, "address": ""}
+
+
 def talk(**different: Any) -> dict[str, dict[str, Any]]:
     """An exchange in which all came about, but for what is said of `gpu_02`."""
     documents: dict[str, dict[str, Any]] = {}
@@ -72,7 +76,9 @@ def talk(**different: Any) -> dict[str, dict[str, Any]]:
             "unbound": {},
             "connected": {each: {str(29500 + n): None for n in range(PORTS)} for each in others},
             "clocks": {each: {"ahead": 0.001, "within": 0.0005} for each in others},
-            "heard": {each: {"bytes": 9000, "datagrams": 5, "address": ""} for each in others},
+            "heard": {
+                each: {"bytes": 9000, "datagrams": 5, "of": 5, "address": ""} for each in others
+            },
             "seconds": 0.4,
         }
     documents["gpu-02"] |= different
@@ -156,7 +162,8 @@ def test_different_mtus_are_worth_a_remark_and_no_refusal():
     for node in ("gpu-01", "gpu-03"):
         talks[node]["heard"]["gpu-02"]["bytes"] = 1500
     talks["gpu-02"]["heard"] = {
-        node: {"bytes": 1500, "datagrams": 3, "address": ""} for node in ("gpu-01", "gpu-03")
+        node: {"bytes": 1500, "datagrams": 3, "of": 3, "address": ""}
+        for node in ("gpu-01", "gpu-03")
     }
 
     found = compare(REPLICA, seen(gpu_02={"mtu": 1500}), talks)
@@ -177,6 +184,30 @@ def test_nodes_that_are_to_start_different_releases_or_revisions_are_refused():
 
     assert "gpu-01, gpu-03 have 0.33.0-1f2e, gpu-02 has 0.32.0-aaaa" in release
     assert "gpu-01, gpu-03 have 9d1f62ac, gpu-02 has 1b2c" in revision
+
+
+@pytest.mark.parametrize(
+    ("came", "why", "said"),
+    [
+        (
+            21,
+            "no answer",
+            "of packets between gpu-01 (10.1.0.1, eth1) and gpu-02 (10.1.0.2, eth1) "
+            "about 30 % are lost",
+        ),
+        (30, "no answer", "cannot connect to gpu-01 (10.1.0.1, eth1): port 29503 (no answer)"),
+        (21, "Connection refused", "port 29503 (Connection refused)"),
+    ],
+)
+def test_a_line_that_loses_much_is_not_taken_for_a_firewall(came, why, said):
+    """A port that did not answer on a line without loss, or that refuses, is closed."""
+    talks = talk()
+    talks["gpu-02"]["connected"]["gpu-01"]["29503"] = why
+    talks["gpu-01"]["heard"]["gpu-02"] |= {"datagrams": came, "of": 30}
+
+    (problem,) = problems(talks=talks)
+
+    assert said in problem
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,8 @@ class Way:
     ahead: float | None
     """Seconds that the end's clock is ahead of the start's; None: not known."""
     within: float = 0.0
+    lost: float = 0.0
+    """Share of small packets that did not arrive, once the first one had."""
 
     @property
     def connects(self) -> bool:
@@ -438,7 +440,13 @@ def _ways(
                 min(mtus[start], mtus[end], 65535),
                 clock["ahead"] if clock else None,
                 clock["within"] if clock else 0.0,
+                _lost(heard) if heard else 0.0,
             )
+
+
+def _lost(heard: Mapping[str, Any]) -> float:
+    """Return the share that is lost; of a few packets one or two say nothing."""
+    return 1 - heard["datagrams"] / heard["of"] if heard["of"] >= 10 else 0.0
 
 
 def _network(replica: Replica, ways: Sequence[Way]) -> Iterator[str]:
@@ -453,6 +461,7 @@ def _network(replica: Replica, ways: Sequence[Way]) -> Iterator[str]:
         yield from _folded(replica, sentence, pairs)
 
 
+_LOSSY = "of packets between {from} and {to}"
 _APART = "{from} and {to} do not reach each other: of neither anything arrives at the other"
 
 
@@ -467,7 +476,9 @@ def _flaws(replica: Replica, way: Way, back: Way | None) -> Iterator[str]:
         )
         return
     # A connection needs both directions, so the one that is cut is said alone.
-    if way.failed and not (back is not None and back.nothing):
+    if way.failed and back is not None and (share := _lossy(way, back)):
+        yield f"{_LOSSY} about {share} % are lost, too many to begin with: look at the line"
+    elif way.failed and not (back is not None and back.nothing):
         yield f"{{from}} cannot connect to {{to}}: {_ports(replica, way.failed)}: open them"
     if way.bytes == 0:
         yield (
@@ -482,18 +493,30 @@ def _flaws(replica: Replica, way: Way, back: Way | None) -> Iterator[str]:
         )
 
 
+def _lossy(way: Way, back: Way) -> int:
+    """Return how many per cent are lost where that is why some connections had no answer."""
+    late = {*way.failed.values(), *back.failed.values()} <= {"no answer", "it hung up"}
+    some = len(way.failed) < way.ports and len(back.failed) < back.ports
+    share = round(max(way.lost, back.lost) * 20) * 5
+    return share if late and some else 0
+
+
 def _folded(replica: Replica, sentence: str, pairs: set[tuple[str, str]]) -> Iterator[str]:
     """Say a sentence of pairs of nodes: once for a node with all those that it is true of."""
     members = {each.node: str(each) for each in replica.members}
+    mutual = sentence == _APART or sentence.startswith(_LOSSY)
     left = set(pairs)
     while left:
         count = Counter((side, pair[side]) for pair in sorted(left) for side in (0, 1))
         (side, node), _ = count.most_common(1)[0]
         others = {pair[1 - side] for pair in left if pair[side] == node}
         both = {(node, other) for other in others} | {(other, node) for other in others}
-        left -= both if sentence == _APART else {pair for pair in left if pair[side] == node}
+        left -= both if mutual else {pair for pair in left if pair[side] == node}
+        if mutual and len(others) == 1:
+            node, other = sorted({node, *others}, key=replica.nodes.index)
+            others = {other}
         named = members[next(iter(others))] if len(others) == 1 else listed(others)
-        one_first = side == 0 or sentence == _APART
+        one_first = side == 0 or mutual
         start, end = (members[node], named) if one_first else (named, members[node])
         yield sentence.replace("{from}", start).replace("{to}", end)
 

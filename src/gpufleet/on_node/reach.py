@@ -18,8 +18,8 @@ Prints one JSON document:
   connected    {node: {port: null, or why not}}
   clocks       {node: {"ahead", "within"}} in seconds: how far that node's clock is ahead of this
                one's, which is known within so much
-  heard        {node: {"bytes", "datagrams", "address"}}: the largest packet that came, how many
-               came, and from where
+  heard        {node: {"bytes", "datagrams", "of", "address"}}: the largest packet that came,
+               how many small ones came, of how many since the first that came, and from where
   seconds      that it took
 It ends as soon as everything has come about here and at the others.
 """
@@ -36,7 +36,7 @@ import socket
 import sys
 import time
 from functools import partial
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Set
 
 PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
 
@@ -45,6 +45,10 @@ SEND_SECONDS = 0.2
 # Smaller packets are sent where full ones have not come back as arrived.
 SIZES_SECONDS = 1.0
 RETRY_SECONDS = 0.3
+# What hangs so long has no answer yet, whatever was the matter before.
+HANGS_SECONDS = 0.5
+# Others may have ended by then, which began before us: that their ports are closed says nothing.
+LAST_SECONDS = 1.0
 # What says that we have all may be lost: it is said so many more times.
 FAREWELLS = 5
 MESSAGE_BYTES = 4096
@@ -70,7 +74,10 @@ class Peer:
         self.connected: Dict[int, str | None] = dict.fromkeys(given["ports"], "no answer")
         self.clock: Dict[str, float] | None = None
         self.bytes = 0
-        self.datagrams = 0
+        self.sent = 0
+        """Small datagrams, by which both count what is lost."""
+        self.numbers: Set[int] = set()
+        """Of its small ones."""
         self.source = ""
         self.told = False
         """It has all that it needs of us."""
@@ -103,8 +110,11 @@ class Exchange:
         self.selector = selectors.DefaultSelector()
         self.began = time.monotonic()
         self.farewells = 0
+        self.end = self.began + given["seconds"]
         self.retries: List[Any] = []
         """(when, peer, port) of connections to try again."""
+        self.pending: Dict[Any, float] = {}
+        """{(node, port): since} of those that were begun."""
         self.datagrams: socket.socket | None = None
 
     def run(self) -> Dict[str, Any]:
@@ -115,8 +125,7 @@ class Exchange:
                 self.connect(peer, port)
         next_send = 0.0
         next_sizes = self.began + SIZES_SECONDS
-        end = self.began + self.given["seconds"]
-        while time.monotonic() < end and self.farewells < FAREWELLS:
+        while time.monotonic() < self.end and self.farewells < FAREWELLS:
             for key, _ in self.selector.select(TICK_SECONDS):
                 with contextlib.suppress(OSError, ValueError):
                     key.data()
@@ -133,6 +142,9 @@ class Exchange:
 
     def document(self) -> Dict[str, Any]:
         peers = self.peers.values()
+        for (node, port), since in self.pending.items():
+            if time.monotonic() > since + HANGS_SECONDS:
+                self.peers[node].connected[port] = "no answer"
         return {
             "schema": 1,
             "unbound": self.unbound,
@@ -141,11 +153,12 @@ class Exchange:
             "heard": {
                 each.node: {
                     "bytes": each.bytes,
-                    "datagrams": each.datagrams,
+                    "datagrams": len(each.numbers),
+                    "of": max(each.numbers) - min(each.numbers) + 1 if each.numbers else 0,
                     "address": each.source,
                 }
                 for each in peers
-                if each.datagrams
+                if each.source
             },
             "seconds": round(time.monotonic() - self.began, 2),
         }
@@ -227,6 +240,7 @@ class Exchange:
     def connect(self, peer: Peer, port: int) -> None:
         """Begin to connect from our address to one port of a peer."""
         connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        self.pending[peer.node, port] = time.monotonic()
         try:
             connection.bind((self.given["address"], 0))
             code = connection.connect_ex((peer.address, port))
@@ -274,13 +288,19 @@ class Exchange:
             return
         peer.measure(sent, message["clock"])
         peer.connected[port] = None
+        self.pending.pop((peer.node, port), None)
         self.forget(connection)
 
     def failed(self, peer: Peer, port: int, connection: socket.socket, why: str) -> None:
         """Note why, and try again soon: the other side may not be there yet."""
-        peer.connected[port] = why
         self.forget(connection)
-        self.retries.append((time.monotonic() + RETRY_SECONDS, peer, port))
+        now = time.monotonic()
+        hung = now > self.pending.pop((peer.node, port), now) + HANGS_SECONDS
+        if now < self.end - LAST_SECONDS:
+            peer.connected[port] = why
+            self.retries.append((now + RETRY_SECONDS, peer, port))
+        elif hung:
+            peer.connected[port] = "no answer"
 
     def retry(self, now: float) -> None:
         due = [each for each in self.retries if each[0] <= now]
@@ -301,7 +321,8 @@ class Exchange:
                 "full": peer.bytes >= peer.full,
                 "done": peer.done,
             }
-            self.datagram(peer, text(said))
+            peer.sent += 1
+            self.datagram(peer, text({**said, "number": peer.sent}))
             if peer.full_arrived:
                 continue
             self.datagram(peer, text(said).ljust(peer.full - HEADERS))
@@ -326,7 +347,8 @@ class Exchange:
             peer = self.peers.get(message["node"]) if message else None
             if message is None or peer is None:
                 continue
-            peer.datagrams += 1
+            if "number" in message:
+                peer.numbers.add(message["number"])
             peer.source = source
             # Another address is another way: what it carries, is not what will be used.
             if source == peer.address:
