@@ -110,6 +110,16 @@ def test_replicas_of_both_sides_on_one_node_have_ports_of_their_own(lock):
     assert not near[0] & near[1]
 
 
+def test_contexts_that_differ_are_said_and_not_refused(lock):
+    found, _ = stages(lock(), {"context": 4096})
+
+    assert found.remarks == (
+        "serving.llama.context: 8192, and serving.prompts.context: 4096: what is longer than the "
+        "lesser one is refused by its side alone: write the same",
+    )
+    assert stages(lock())[0].remarks == ()
+
+
 def test_the_plan_says_what_a_router_has_to_know(lock):
     found, _ = stages(lock(), {"replicas": 2})
 
@@ -212,6 +222,11 @@ def test_a_side_over_nodes_is_one_group_that_has_one_fingerprint(lock):
             "serving.prompts.flags.kv-transfer-config: has kv_connector, which `prefill` sets",
         ),
         (
+            {"environment": {"VLLM_NIXL_SIDE_CHANNEL_PORT": "5600"}},
+            {},
+            "serving.prompts.environment.VLLM_NIXL_SIDE_CHANNEL_PORT: which `prefill` has the plan",
+        ),
+        (
             {},
             {"flags": {"kv-transfer-config.kv_load_failure_policy": "recompute"}},
             "which would replace what `prefill` sets: write a mapping under `kv-transfer-config`",
@@ -236,6 +251,7 @@ def test_a_side_over_nodes_is_one_group_that_has_one_fingerprint(lock):
         "itself",
         "each other",
         "its own connector",
+        "its own port",
         "a part that replaces all",
         "another transport",
         "pipeline",

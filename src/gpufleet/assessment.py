@@ -180,6 +180,7 @@ def planned(
     if unfit_stops:
         origins = {name: each.origins for name, each in declared.items()}
         remarks = (
+            *disaggregation.remarks(pairs, layers),
             *over_nodes.judged(plan.stages, settings, nodes, locks),
             *stage_flags.judge_plan(plan.stages, settings, origins),
         )

@@ -72,6 +72,9 @@ _CONTEXT_OF_STATES_SINCE = (0, 30)
 _HYBRID = "disable-hybrid-kv-cache-manager"
 _HYBRID_SINCE = (0, 22)
 
+# Each replica of a node has its own.
+_SIDE_CHANNEL = "VLLM_NIXL_SIDE_CHANNEL_PORT"
+
 # What the plan writes into the flag's value.
 _OURS = ("engine_id", "kv_connector", "kv_role")
 # Prefill with more ranks than decode: until 0.20 refused for one rank a KV head, too, and until
@@ -216,6 +219,21 @@ def divided(
     return tuple(remarks)
 
 
+def remarks(pairs: Pairs, layers: Layers) -> tuple[str, ...]:
+    """Return what partners may differ in, and had better not."""
+    longest = {
+        model: next((each.value for each in flags if each.name == "max-model-len"), None)
+        for (model, _), flags in layers.items()
+    }
+    return tuple(
+        f"serving.{decode}.context: {_said(longest[decode])}, and serving.{prefill}.context: "
+        f"{_said(longest[prefill])}: what is longer than the lesser one is refused by its side "
+        "alone: write the same"
+        for decode, prefill in pairs.prefill.items()
+        if longest.get(decode) != longest.get(prefill)
+    )
+
+
 def engine_id(stage: Stage) -> str:
     """
     Return the engine's name for the other side, with the incarnation that it is of.
@@ -303,6 +321,10 @@ def _alone(entry: _Entry, description: Described | None, locks: Mapping[str, str
             f"{key}: hands KV caches over, and `vllm.device` is cpu on {listed(cpus)}: that takes "
             "GPUs, so remove `prefill` there"
         )
+    if _SIDE_CHANNEL in entry.served.environment:
+        yield f"{key}.environment.{_SIDE_CHANNEL}: which `prefill` has the plan give: remove it"
+    if any(_SIDE_CHANNEL in vllm.environment for vllm in entry.vllm):
+        yield f"vllm.environment.{_SIDE_CHANNEL}: which `prefill` has the plan give: remove it"
     seen = set()
     for vllm in entry.vllm:
         text = locks.get(vllm.lock)
