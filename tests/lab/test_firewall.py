@@ -137,6 +137,7 @@ class Walls(Fleet):
 
     def has(self, firewall: Mapping[str, Any]) -> None:
         """Deploy settings, unless these were the last."""
+        self.wants(firewall)
         if self.converged != (firewall, "planned"):
             self.converge(firewall)
         if not self.listens:
@@ -174,7 +175,7 @@ class Walls(Fleet):
         return {kind: set(ports) for kind, ports in json.loads(said).items()}
 
     def table(self, node: str) -> str:
-        return self.ssh(node, "nft list table inet gpufleet 2>&1 || :")
+        return self.ssh(node, "nft -s list table inet gpufleet 2>&1 || :")
 
     def asked(self, node: str, action: str, wanted: str, seconds: int = 0) -> dict[str, Any]:
         """Run the node's program over plain ssh."""
