@@ -155,6 +155,20 @@ class Fleet:
         )
         return Run(done.returncode, done.stdout, done.stderr)
 
+    def gpufleet(self, *arguments: str, seconds: int = 120) -> Run:
+        """Run the gpufleet command that an operator types."""
+        done = subprocess.run(
+            [str(Path(sys.executable).with_name("gpufleet")), *arguments],
+            cwd=ROOT,
+            env=self.env(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+        return Run(done.returncode, done.stdout, done.stderr)
+
     @property
     def log(self) -> Path:
         """What the deploy in the background printed so far."""

@@ -133,6 +133,10 @@ def answers_as_one_node_does(pair: Fleet, alone: list[str], shape: Shape) -> Non
     assert head["incarnation"] == worker["incarnation"]
 
     assert answers(pair) == alone
+    stood = pair.gpufleet("status", pair.inventory, "--json")
+    assert stood.status == 0, stood.output
+    (replica,) = json.loads(stood.stdout)["replicas"]
+    assert [each["state"] for each in replica["ranks"]] == ["serves", "runs"]
     if shape.data > 1:
         assert engines_that_served(pair) == {"0", "1"}
 
