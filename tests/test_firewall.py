@@ -84,7 +84,8 @@ def test_own_ports_leaves_everything_else_as_it_is():
 def test_clients_and_monitoring_name_who_may_come():
     wanted = {"clients": ["10.9.0.0/16", "fd00::/8"], "monitoring": ["10.8.0.0/24"]}
     said = lines(firewall.rules([HEAD], settings(**wanted)))
-    assert "ip saddr { 10.9.0.0/16 } tcp dport { 8000 } accept" in said
+    # vLLM's own metrics are at its endpoints.
+    assert "ip saddr { 10.8.0.0/24, 10.9.0.0/16 } tcp dport { 8000 } accept" in said
     assert "ip6 saddr { fd00::/8 } tcp dport { 8000 } accept" in said
     assert "tcp dport { 8000 } counter reject with tcp reset" in said
     assert "ip saddr { 10.8.0.0/24 } tcp dport { 9100 } accept" in said

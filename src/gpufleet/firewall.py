@@ -97,7 +97,8 @@ def rules(
         links=list(_links(meetings)),
         guarded=_ports(guarded),
         endpoints=_ports(endpoints),
-        clients=_sources(wanted.clients),
+        # vLLM's metrics are at its endpoints.
+        clients=_sources([*wanted.clients, *wanted.monitoring] if wanted.clients else []),
         exporters=_ports(_exporters(settings)),
         monitoring=_sources(wanted.monitoring),
         opened=[

@@ -247,8 +247,8 @@ class Firewall(Setting):
     monitoring: Annotated[
         tuple[IPvAnyNetwork, ...],
         Field(
-            description="Networks that may reach the exporters; empty: with `drop` none, with "
-            "`own_ports` any"
+            description="Networks that may reach the exporters, and the endpoints' metrics; empty: "
+            "with `drop` none, with `own_ports` any"
         ),
     ] = ()
     open: Annotated[tuple[Open, ...], Field(description="Further ports that stay open")] = ()
