@@ -98,13 +98,35 @@ def test_a_server_an_engine_is_for_replicas_over_nodes():
     ("backend", "lock", "sentence"),
     [
         ("deepep_v2", "vllm==0.33.0", "takes the package deep_ep, and lock has none"),
-        ("nixl_ep", LOCK, "takes the package nixl_ep, and lock has none"),
+        ("nixl_ep", LOCK, "takes the package nixl, and lock has none"),
+        ("moonep", LOCK, "takes the package moonep, and lock has none"),
         ("mori_low_latency", LOCK, "is for AMD's GPUs: write `allgather_reducescatter`"),
     ],
 )
 def test_a_backend_whose_package_nobody_installs_is_refused(backend, lock, sentence):
     (found,) = refusal(experts(), flags={"all2all-backend": backend}, lock=lock)
     assert sentence in found
+
+
+def test_nixls_wheels_have_its_experts_too():
+    assert said(experts(), flags={"all2all-backend": "nixl_ep"}, lock="nixl-cu13==1.5.0") == ()
+
+
+@pytest.mark.parametrize(
+    ("backend", "release", "gone"),
+    [
+        ("pplx", "0.18.0", True),
+        ("naive", "0.18.0", False),
+        ("naive", "0.19.0", True),
+    ],
+)
+def test_a_backend_that_a_release_only_warns_of_is_named(backend, release, gone):
+    both = {rank: {"version": release} for rank in (0, 1)}
+    found = said(experts(), flags={"all2all-backend": backend}, vllm=both)
+
+    assert bool(found) is gone
+    if gone:
+        assert f"{backend} has been removed, and vLLM takes allgather_reducescatter" in found[0]
 
 
 def test_a_backend_that_exchanges_nothing_needs_no_package():
@@ -120,6 +142,7 @@ def test_a_backend_that_exchanges_nothing_needs_no_package():
         (None, [], {}, "gpu-01, gpu-02 have no RDMA"),
         (None, [], {0: RACK, 1: RACK}, None),
         ("deepep_low_latency", [0], {}, "takes RDMA between them: gpu-02 has none: write `allg"),
+        ("pplx", [0], {}, "gpu-02 has no RDMA: every layer"),
         ("flashinfer_nvlink_two_sided", True, {}, "takes NVLink between all of them"),
         ("flashinfer_nvlink_two_sided", True, {0: RACK, 1: RACK}, None),
         (
@@ -138,8 +161,7 @@ def test_over_what_experts_talk_is_said_where_it_is_slow_or_not_there(
     if sentence is None:
         assert found == ()
     else:
-        (remark,) = found
-        assert sentence in remark
+        assert sentence in found[-1]
 
 
 @pytest.mark.parametrize(("size", "crosses"), [(8, False), (4, False), (16, True), (1, False)])

@@ -21,22 +21,32 @@ from gpufleet.ranks import OF_THE_NODE
 from gpufleet.settings import NodeSettings, Served
 from gpufleet.stage import Stage
 from gpufleet.topology import Node
+from gpufleet.version import numbers
 
 DEFAULT_ALL2ALL = "allgather_reducescatter"
 """ParallelConfig.all2all_backend; until 0.13 it was chosen, to the same."""
 
-# By the package that a backend asserts to find. FlashInfer is among vLLM's own requirements.
+# The package that has what a backend imports. FlashInfer is among vLLM's own requirements; NIXL's
+# wheels, nixl-cu13 and so on, have nixl_ep, too.
 _PACKAGES = {
     "deepep_high_throughput": "deep_ep",
     "deepep_low_latency": "deep_ep",
     "deepep_v2": "deep_ep",
-    "nixl_ep": "nixl_ep",
+    "moonep": "moonep",
+    "nixl_ep": "nixl",
 }
 # Between nodes these write into the memory of other nodes' GPUs, over NVLink or by RDMA.
-_BY_RDMA = frozenset({*_PACKAGES, "moonep"})
+_BY_RDMA = frozenset({*_PACKAGES} - {"moonep"})
 _BY_NVLINK = frozenset(
-    {"flashinfer_all2allv", "flashinfer_nvlink_one_sided", "flashinfer_nvlink_two_sided"}
+    {
+        "flashinfer_all2allv",
+        "flashinfer_nvlink_one_sided",
+        "flashinfer_nvlink_two_sided",
+        "moonep",
+    }
 )
+# Still taken by the parser; ParallelConfig.__post_init__ warns and takes the default.
+_GONE = {"pplx": (0, 17), "naive": (0, 19)}
 _BY_AMD = frozenset({"mori", "mori_high_throughput", "mori_low_latency"})
 
 
@@ -67,6 +77,7 @@ def judged(
         problems += _unlike(first, here)
         problems += _packages(first, served, here, locks)
         remarks += _context(first, served)
+        remarks += _gone(first, served, here)
         remarks += _experts(first, served, nodes)
     if problems:
         raise FleetError(*dict.fromkeys(problems))
@@ -147,11 +158,23 @@ def _context(stage: Stage, served: Served) -> Iterator[str]:
         )
 
 
+def _gone(stage: Stage, served: Served, settings: Mapping[str, NodeSettings]) -> Iterator[str]:
+    backend = _backend(stage, served)
+    releases = [numbers(each.vllm.version) for each in settings.values() if each.vllm]
+    if backend in _GONE and releases and min(releases) >= _GONE[backend]:
+        yield (
+            f"serving.{stage.model}.flags.all2all-backend: {backend} has been removed, and vLLM "
+            f"takes {DEFAULT_ALL2ALL} in its place: write that, or one that is there"
+        )
+
+
 def _experts(stage: Stage, served: Served, nodes: Mapping[str, Node]) -> Iterator[str]:
     """Experts on all nodes hand tokens over in every layer: over what, is worth knowing."""
     backend = _backend(stage, served)
     if not backend or stage.group is None:
         return
+    if backend in _GONE:
+        backend = DEFAULT_ALL2ALL
     joined = {nodes[node].domain for node in stage.nodes}
     one_domain = len(joined) == 1 and None not in joined
     networks = dict(stage.group.networks)
