@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 from gevent.event import AsyncResult
 from pyinfra import host, logger
 from pyinfra.api import FunctionCommand, Host, State, operation
+from pyinfra.context import ctx_state
 
 from gpufleet import inventory, payload, reachability
 from gpufleet.converge import Converge
@@ -121,13 +122,14 @@ def reached(node: Converge, stages: Sequence[Stage]) -> Generator[FunctionComman
     if not spanning:
         host.noop("no rank of a replica over nodes is to start")
         return
-    for stage in spanning:
-        logger.info(
-            "%swould prove first that %s reach each other, for %s",
-            host.print_prefix,
-            " and ".join(stage.nodes),
-            stage.id,
-        )
+    if not ctx_state.get().is_executing:
+        for stage in spanning:
+            logger.info(
+                "%swould have %s prove first that they reach each other, for %s",
+                host.print_prefix,
+                " and ".join(stage.nodes),
+                stage.id,
+            )
     yield FunctionCommand(_prove, (spanning,), {})
 
 
