@@ -27,7 +27,7 @@ def lock(tmp_path):
 
     def written(*packages):
         path = tmp_path / "vllm.txt"
-        path.write_text("\n".join(packages or ["vllm==0.33.0", "nixl-cu13==1.5.0"]))
+        path.write_text("\n".join(packages or ["vllm==0.33.0", "nixl==1.5.0"]))
         return str(path)
 
     return written
@@ -272,8 +272,18 @@ def test_all_that_does_not_fit_is_said_at_once(lock):
 
 def test_nixl_has_to_be_in_the_lock_in_a_release_that_vllm_takes(lock):
     assert any("add `nixl` 1.5.0 to the lock" in each for each in refusal(lock("vllm==0.33.0")))
+    assert any("add `nixl`" in each for each in refusal(lock("nixl-cu13==1.5.0")))
     old = refusal(lock("vllm==0.33.0", "nixl==1.4.1"))
     assert any("has 1.4.1: vLLM 0.33.0 takes 1.5.0 or newer" in each for each in old)
+
+
+def test_nixl_needs_its_library_for_the_cuda_that_the_lock_brings(lock):
+    cuda = "nvidia-cuda-runtime-cu12==12.4.127"
+
+    found = refusal(lock("nixl==1.5.0", "nixl-cu13==1.5.0", cuda))
+
+    assert all(each.endswith("add `nixl-cu12` 1.5.0 to the lock") for each in found)
+    stages(lock("nixl==1.5.0", "nixl-cu12==1.5.0", cuda))
 
 
 def test_both_sides_run_one_release(lock):

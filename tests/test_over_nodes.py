@@ -108,8 +108,8 @@ def test_a_backend_whose_package_nobody_installs_is_refused(backend, lock, sente
     assert sentence in found
 
 
-def test_nixls_wheels_have_its_experts_too():
-    assert said(experts(), flags={"all2all-backend": "nixl_ep"}, lock="nixl-cu13==1.5.0") == ()
+def test_nixls_own_wheel_has_its_experts_too():
+    assert said(experts(), flags={"all2all-backend": "nixl_ep"}, lock="nixl==1.5.0") == ()
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from gpufleet.groups import suggestion
 from gpufleet.model_reading import Described
 from gpufleet.presets import LayeredFlag
 from gpufleet.ranges import counted, listed, ranges
+from gpufleet.release import cuda_of
 from gpufleet.settings import Argument, NodeSettings, Served, Vllm
 from gpufleet.stage import Stage
 from gpufleet.version import numbers
@@ -55,8 +56,9 @@ _NIXL = {
     (0, 30): (1, 4, 1),
     (0, 32): (1, 5, 0),
 }
-# The package for each CUDA release brings the library; `nixl` alone chooses among them.
-_IN_LOCK = re.compile(r"^nixl(?:-cu\d+)?(?:\[[^\]]*\])?==([0-9.]+)", re.MULTILINE)
+# `nixl` is what vLLM imports, and takes its library from `nixl-cu13` or whatever CUDA there is (as
+# the wheels of 0.7 to 1.5 are made).
+_IN_LOCK = re.compile(r"^nixl(?:\[[^\]]*\])?==([0-9.]+)", re.MULTILINE)
 
 # From here on states are handed over in three reads, which assert on the variable's value.
 _STATE_LAYOUT = "VLLM_SSM_CONV_STATE_LAYOUT"
@@ -331,18 +333,7 @@ def _alone(entry: _Entry, description: Described | None, locks: Mapping[str, str
         if text is None or (vllm.lock, vllm.version) in seen:
             continue  # the role that installs it says what is wrong with its lock
         seen.add((vllm.lock, vllm.version))
-        least = _least_nixl(numbers(vllm.version))
-        found = _IN_LOCK.search(text)
-        if not found:
-            yield (
-                f"{key}: hands KV caches over by NIXL, and {vllm.lock} has none: add `nixl` "
-                f"{_text(least)} to the lock (vLLM's requirements/kv_connectors.txt)"
-            )
-        elif numbers(found[1]) < least:
-            yield (
-                f"{key}: hands KV caches over by NIXL, and {vllm.lock} has {found[1]}: vLLM "
-                f"{vllm.version} takes {_text(least)} or newer"
-            )
+        yield from _nixl(key, vllm, text)
     needs = any(numbers(vllm.version) >= _STATE_LAYOUT_SINCE for vllm in entry.vllm)
     if isinstance(description, Description) and needs and _has(description, StateCache):
         laid = {
@@ -353,6 +344,28 @@ def _alone(entry: _Entry, description: Described | None, locks: Mapping[str, str
                 f"{key}.environment: {description.architecture.name} has layers with a state, "
                 f"which NIXL reads in one layout alone: write `{_STATE_LAYOUT}: DS`"
             )
+
+
+def _nixl(key: str, vllm: Vllm, lock: str) -> Iterator[str]:
+    """Yield what a lock lacks of NIXL."""
+    least = _least_nixl(numbers(vllm.version))
+    found = _IN_LOCK.search(lock)
+    if not found:
+        yield (
+            f"{key}: hands KV caches over by NIXL, and {vllm.lock} has none: add `nixl` "
+            f"{_text(least)} to the lock (vLLM's requirements/kv_connectors.txt)"
+        )
+    elif numbers(found[1]) < least:
+        yield (
+            f"{key}: hands KV caches over by NIXL, and {vllm.lock} has {found[1]}: vLLM "
+            f"{vllm.version} takes {_text(least)} or newer"
+        )
+    cuda = cuda_of(lock.encode())
+    if found and cuda and not re.search(rf"^nixl-cu{cuda[0]}==", lock, re.MULTILINE):
+        yield (
+            f"{key}: hands KV caches over by NIXL, and {vllm.lock} has CUDA {cuda[0]} without "
+            f"NIXL's library for it: add `nixl-cu{cuda[0]}` {found[1]} to the lock"
+        )
 
 
 def _added(key: str, flags: Mapping[str, Argument]) -> Iterator[str]:

@@ -26,8 +26,8 @@ from gpufleet.version import numbers
 DEFAULT_ALL2ALL = "allgather_reducescatter"
 """ParallelConfig.all2all_backend; until 0.13 it was chosen, to the same."""
 
-# The package that has what a backend imports. FlashInfer is among vLLM's own requirements; NIXL's
-# wheels, nixl-cu13 and so on, have nixl_ep, too.
+# The package that has what a backend imports. FlashInfer is among vLLM's own requirements, and
+# nixl_ep is part of `nixl` (seen in the wheel of 1.5.0).
 _PACKAGES = {
     "deepep_high_throughput": "deep_ep",
     "deepep_low_latency": "deep_ep",
@@ -138,7 +138,8 @@ def _packages(
         return
     named = {wanted.vllm.lock for wanted in settings.values() if wanted.vllm}
     for lock in sorted(named & locks.keys()):
-        if not re.search(rf"^{package.replace('_', '[-_.]')}\b", locks[lock], re.MULTILINE):
+        named_so = rf"^{package.replace('_', '[-_.]')}(?:\[[^\]]*\])?(?:==| @ )"
+        if not re.search(named_so, locks[lock], re.MULTILINE):
             yield (
                 f"serving.{stage.model}.flags.all2all-backend: {backend} takes the package "
                 f"{package}, and {lock} has none: add it to the lock, or write `{DEFAULT_ALL2ALL}`"
