@@ -643,6 +643,19 @@ def test_what_cannot_be_started_is_given_up_only_if_that_is_for_good(fleet, miss
     assert "cannot start" in fleet.state(1)["last_end"]["why"]
 
 
+def test_only_who_is_missing_is_waited_for(tmp_path):
+    """Of many ranks one is not there: those that miss it, too, are not named with it."""
+    fleet = Fleet(tmp_path, ranks=3)
+    try:
+        fleet.start(0)
+        fleet.start(1)
+        wait(lambda: fleet.state(0).get("why") == "waits for gpu-03", 20, fleet.told)
+        fleet.start(2)
+        fleet.wait_for_phase("running")
+    finally:
+        fleet.close()
+
+
 # Who may join
 
 

@@ -270,7 +270,10 @@ class Head(Rank):
         missing = [rank for rank in self.workers if rank not in ready]
         pause = self.state.pause_left()
         if missing:
-            self.wait_with("waiting", "waits for " + ", ".join(map(self._missing, missing)))
+            named = [rank for rank in missing if not self._waits_too(rank)]
+            self.wait_with(
+                "waiting", "waits for " + ", ".join(map(self._missing, named or missing))
+            )
         elif pause > 0:
             short = self.state.document["short_lives"]
             self.state.phase("pausing", "%d short lives in a row: %d s more" % (short, pause + 1))
@@ -281,6 +284,11 @@ class Head(Rank):
             self.told = self.state.document["why"]
             for link in self.ranks.values():
                 link.send("waiting", why=self.told)
+
+    def _waits_too(self, rank: int) -> bool:
+        """Say whether a rank is here, and does not reach those alone who are not."""
+        apart = self.apart.get(rank) or []
+        return rank in self.ranks and bool(apart) and not any(each in self.ranks for each in apart)
 
     def _missing(self, rank: int) -> str:
         """Return the name of a rank that is waited for, and what is known of why."""
