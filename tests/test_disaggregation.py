@@ -7,7 +7,7 @@ import json
 import pytest
 
 from gpufleet import firewall, units
-from gpufleet.disaggregation import Pairs, divided, engine_id
+from gpufleet.disaggregation import Pairs, declared, divided, engine_id
 from gpufleet.errors import FleetError
 from gpufleet.on_node import rank_children
 from gpufleet.presets import LayeredFlag
@@ -362,6 +362,36 @@ def test_every_replica_of_a_side_divides_its_context_over_all_of_its_ranks():
 
     with pytest.raises(FleetError, match="here 4 and 8, or none"):
         divided(found, Pairs({"d": "p"}), layers, {"d": described(DEEPSEEK)})
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "differ"),
+    [
+        ({"method": "mtp"}, {"method": "mtp", "num_speculative_tokens": 3}, False),
+        ('{"method": "mtp"}', {"method": "mtp"}, False),
+        (None, {"method": "ngram", "num_speculative_tokens": 3}, False),
+        (None, {"method": "mtp"}, True),
+        ({"method": "eagle3", "model": "/a"}, {"method": "eagle3", "model": "/b"}, True),
+    ],
+    ids=["depth", "text", "no cache of drafts", "one side", "another draft"],
+)
+def test_drafts_may_be_deeper_on_one_side_but_not_others(prefill, decode, differ):
+    name = "speculative-config"
+    served = Served.model_validate({"model": "/srv/m", "served_name": "m"})
+    vllm = {"version": "0.33.0", "lock": "none", "listen": "127.0.0.1"}
+    node = NodeSettings.model_validate(
+        {"vllm": vllm, "serving": {"p": served, "d": served.model_copy(update={"prefill": "p"})}}
+    )
+    layers = {
+        (each, "0.33.0"): (LayeredFlag(name, value, "yours"),) if value else ()
+        for each, value in (("p", prefill), ("d", decode))
+    }
+
+    if differ:
+        with pytest.raises(FleetError, match=r"flags\.speculative-config"):
+            declared({"n": node}, layers, {}, {})
+    else:
+        assert declared({"n": node}, layers, {}, {}).role("d") == "kv_consumer"
 
 
 def test_what_an_operator_adds_to_the_connectors_settings_stays(lock):

@@ -11,6 +11,7 @@ it from 0.20 on: `compute_nixl_compatibility_hash`, `_validate_remote_agent_hand
 
 from __future__ import annotations
 
+import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -41,8 +42,11 @@ _ALIKE = (
     "disable-hybrid-kv-cache-manager",
     "dtype",
     "kv-cache-dtype",
-    "speculative-config",
 )
+_SPECULATIVE = "speculative-config"
+# Of that, what each side may have of its own; and methods that have no KV cache to hand over.
+_OWN_DEPTH = ("attention_backend", "num_speculative_tokens")
+_WITHOUT_CACHE = ("ngram", "ngram_gpu", "suffix")
 
 # The least release of NIXL that each vLLM takes: its requirements/kv_connectors.txt. 0.33 refuses
 # to start with an older one.
@@ -300,6 +304,9 @@ def _partners(entries: Mapping[str, _Entry], name: str, prefill: str) -> Iterato
     mine, theirs = (_backends(each.flags) for each in (one, other))
     if mine != theirs:
         yield _differ(one, other, f"flags.{FLAG}.kv_connector_extra_config.backends", mine, theirs)
+    mine, theirs = (_speculation(each.flags) for each in (one, other))
+    if mine != theirs:
+        yield _differ(one, other, f"flags.{_SPECULATIVE}", mine, theirs)
     for flag in _ALIKE:
         mine, theirs = one.flags.get(flag), other.flags.get(flag)
         if mine != theirs:
@@ -486,6 +493,19 @@ def _backends(flags: Mapping[str, Argument]) -> Any:
     config = flags.get(FLAG)
     extra = config.get("kv_connector_extra_config") if isinstance(config, dict) else None
     return extra.get("backends") if isinstance(extra, dict) else None
+
+
+def _speculation(flags: Mapping[str, Argument]) -> Any:
+    """Return what is handed over of drafts; None: nothing."""
+    value = flags.get(_SPECULATIVE)
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return value  # the release's own schema says what is wrong with it
+    if not isinstance(value, dict) or value.get("method") in _WITHOUT_CACHE:
+        return None
+    return {name: each for name, each in sorted(value.items()) if name not in _OWN_DEPTH}
 
 
 def _said(value: Any) -> str:
