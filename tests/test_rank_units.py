@@ -76,6 +76,14 @@ def test_a_rank_that_was_short_of_memory_is_killed_and_not_stopped():
     assert "OOMPolicy=stop" not in rendered(WORKER)
 
 
+def test_a_rank_without_a_driver_keeps_out_of_its_group_and_looks_again():
+    """systemd starts nothing by itself that failed an assertion, also when the driver is back."""
+    unit = rendered(WORKER)
+    assert "AssertPathExists=" not in unit
+    assert "ExecStartPre=/bin/sh -c 'test -e /dev/nvidiactl || {" in unit
+    assert unit.index("ExecStartPre=") < unit.index("ExecStart=/")
+
+
 def test_the_parser_is_asked_for_the_flags_of_each_rank_with_ports_that_are_numbers():
     for stage in (HEAD, WORKER):
         begun = stage_flags.started(stage, SERVED, VLLM, release="x")
