@@ -145,14 +145,12 @@ class Client:
         """Say what clients saw of what they asked from `begin` to `end`, or were asking then."""
         wait(lambda: min(list(self._open), default=end) >= end, 2 * PATIENCE, "every request ends")
         seen = [each for each in self.since(begin) if begin - PATIENCE < each[0] <= end]
-        bad: dict[str, list[float]] = collections.defaultdict(list)
+        hows: dict[str, list[float]] = collections.defaultdict(list)
         for asked, ended, how in seen:
-            bad[how].append(ended - asked)
-        good = bad.pop("ok", [])
-        if not bad:
-            return f"all {len(good)} answered, the slowest after {max(good, default=0):.1f} s"
+            hows[how].append(ended - asked)
         return ", ".join(
-            f"{len(times)} x {how} (up to {max(times):.1f} s)" for how, times in sorted(bad.items())
+            f"{len(times)} x {how} (up to {max(times):.1f} s)"
+            for how, times in sorted(hows.items(), key=lambda each: each[0] != "ok")
         )
 
 

@@ -109,8 +109,8 @@ OF_NODES = [
     net("the worker's cable is pulled", (WORKER, "cut")),
     net("the worker hears nothing of the head", (WORKER, f"deaf {HEAD}")),
     net("the head hears nothing of the worker", (HEAD, f"deaf {WORKER}")),
-    net("30 % of the worker's packets are lost", (WORKER, "loss 30"), lasts=90),
-    net("200 ms delay each way to the worker", (WORKER, "delay 200"), lasts=60),
+    net("30 % of the worker's packets are lost", (WORKER, "loss 30"), lasts=60),
+    net("200 ms delay each way to the worker", (WORKER, "delay 200"), lasts=45),
 ]
 FAULTS = {"mp": [*PROGRAMS, *OF_VLLM, *OF_NODES], "ray": [*PROGRAMS, *OF_RAY, *OF_NODES]}
 
