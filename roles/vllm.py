@@ -218,6 +218,7 @@ def endpoints(here: Here, rendered: dict[Stage, UnitFile]) -> tuple[Endpoint, ..
             key_file=API_KEY if wanted.api_key_file else None,
             start_seconds=here.settings.serving[stage.model].start_seconds,
             fingerprint=unit.fingerprint,
+            peers=tuple(node for node in stage.nodes if node != stage.node),
         )
         for stage, unit in rendered.items()
         for port in stage.servers

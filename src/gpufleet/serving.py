@@ -38,6 +38,8 @@ class Endpoint:
     key_file: str | None
     start_seconds: int
     fingerprint: str
+    peers: tuple[str, ...] = ()
+    """The other nodes of its replica."""
 
     def asked(self) -> dict[str, Any]:
         """Return the parameters that on_node/serving.py takes for it."""
@@ -112,7 +114,8 @@ def answering(endpoints: Sequence[Endpoint]) -> Generator[FunctionCommand]:
     Wait until every endpoint of this node completes a prompt; no change when all do already.
 
     Shows the unit's own journal as progress. Fails as soon as a unit dies, or at its
-    `start_seconds`, with the journal's last relevant lines and the likely cause.
+    `start_seconds`, with the journal's last relevant lines and the likely cause; and once another
+    node of the replica has failed in this run, for its rank will not come.
     """
     seen = look(endpoints)
     first = verdicts(endpoints, seen, restarts(seen))
@@ -122,7 +125,7 @@ def answering(endpoints: Sequence[Endpoint]) -> Generator[FunctionCommand]:
     yield FunctionCommand(_wait, (tuple(endpoints),), {})
 
 
-def _wait(state: State, host: Host, endpoints: tuple[Endpoint, ...]) -> bool:  # noqa: ARG001
+def _wait(state: State, host: Host, endpoints: tuple[Endpoint, ...]) -> bool:
     """Return whether all endpoints became ready; what went wrong is logged."""
     began = time.monotonic()
     seen = look(endpoints)
@@ -135,12 +138,17 @@ def _wait(state: State, host: Host, endpoints: tuple[Endpoint, ...]) -> bool:  #
             endpoint = waiting[name]
             spent = time.monotonic() - began
             late = spent > endpoint.start_seconds
+            lost = sorted(each.name for each in state.failed_hosts if each.name in endpoint.peers)
             if verdict.state is Stand.READY:
                 logger.info("%s%s answers after %.0f s", host.print_prefix, name, spent)
             elif verdict.state in {Stand.DEAD, Stand.WRONG} or (
                 late and verdict.state in {Stand.UNKNOWN, Stand.BUSY}
             ):
                 logger.error("%s%s", host.print_prefix, verdict.text)
+                failed = True
+            elif lost:
+                text = "%s%s waits for its rank on %s, which failed in this run: see above"
+                logger.error(text, host.print_prefix, name, ", ".join(lost))
                 failed = True
             elif late:
                 lines = seen.get("stages", {}).get(name, {}).get("journal", [])

@@ -235,6 +235,25 @@ def test_a_rank_is_not_changed_without_the_others(pair: Fleet) -> None:
     assert pair.pids() == pids
 
 
+@pytest.mark.long
+def test_nobody_waits_for_a_rank_whose_node_failed(pair: Fleet) -> None:
+    """Repaired, the whole replica comes with the next run, though the other node is done."""
+    wrapper = "/usr/local/bin/systemctl"
+    text = LATE.replace("sleep {seconds}", "exit 1").format(verb="restart")
+    pair.ssh("gpu-02", f"cat > {wrapper} && chmod 755 {wrapper}", stdin=text)
+    declare(pair, flags={"seed": int(time.time())})
+    began = time.monotonic()
+
+    run = pair.pyinfra("-y", deploy=DEPLOY)
+    pair.ssh("gpu-02", f"rm {wrapper}")
+
+    assert run.status != 0
+    assert "tiny-0 waits for its rank on gpu-02, which failed in this run" in run.output
+    assert time.monotonic() - began < 60  # of the model's 1800 to start in
+    deployed(pair)
+    assert rank_of(pair, "gpu-01")["phase"] == "running"
+
+
 def test_a_node_may_not_leave_its_replica(pair: Fleet) -> None:
     shutil.copy(pair.project / "group_vars/lab.yml", pair.project / "group_vars/half.yml")
     half = pair.project / "inventories/half.py"
