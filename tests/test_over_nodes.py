@@ -20,14 +20,16 @@ LOCK = "vllm==0.33.0\ndeep-ep==1.2.1\n"
 RACK = Domain("8f1d2c3b4a5e6f708192a3b4c5d6e7f8", 32766)
 
 
-def said(replica, *, flags=None, vllm=(), rdma=True, domains=(), lock=LOCK, **served):
+def said(
+    replica, *, flags=None, vllm=(), rdma=True, domains=(), lock=LOCK, has_experts=None, **served
+):
     """What is remarked; `vllm` are further settings of each node's, by its place."""
     vllm, domains = dict(vllm), dict(domains)
     networks = tuple(
         (each.node, Network("eth1", f"10.1.0.{rank}", HCAS if rdma is True or rank in rdma else ()))
         for rank, each in enumerate(replica)
     )
-    group = Group(networks, 29500) if len(replica) > 1 else None
+    group = Group(networks, 29500, experts=has_experts) if len(replica) > 1 else None
     declared = {
         each.node: NodeSettings.model_validate(
             {
@@ -162,6 +164,12 @@ def test_over_what_experts_talk_is_said_where_it_is_slow_or_not_there(
         assert found == ()
     else:
         assert sentence in found[-1]
+
+
+@pytest.mark.parametrize(("has_experts", "remarked"), [(True, 1), (False, 0), (None, 0)])
+def test_experts_that_are_divided_over_engines_talk_as_much(has_experts, remarked):
+    engines = stages(2, 8, data=16)
+    assert len(said(engines, rdma=[], has_experts=has_experts)) == remarked
 
 
 @pytest.mark.parametrize(("size", "crosses"), [(8, False), (4, False), (16, True), (1, False)])

@@ -205,7 +205,9 @@ def _experts(stage: Stage, served: Served, nodes: Mapping[str, Node]) -> Iterato
 
 def _backend(stage: Stage, served: Served) -> str:
     """Return what exchanges tokens between experts; "": there is no such exchange."""
-    if not (stage.expert_parallel and stage.data_parallel > 1):
+    # Without expert parallelism each expert is divided over the engines: they exchange as much.
+    experts = stage.expert_parallel or bool(stage.group and stage.group.experts)
+    if not experts or stage.data_parallel == 1:
         return ""
     return str(_flags(stage, served).get("all2all-backend") or DEFAULT_ALL2ALL)
 
