@@ -16,8 +16,8 @@ from gpufleet.topology import Node
 from roles.firewall import firewall
 from roles.verify import enforced
 
-NODES = ("gpu-01", "gpu-02")
-addresses = {each.name: str(each.data.ssh_hostname) for each in host.state.inventory}
+addresses = {"gpu-01": "10.61.0.11", "gpu-02": "10.61.0.12"}  # not those of ssh
+NODES = tuple(addresses)
 holds = os.environ.get("FIREWALL_STAGES") if host.name in NODES else None
 
 
@@ -34,7 +34,7 @@ def stage() -> Stage:
         node_rank=NODES.index(host.name),
         nodes=NODES,
         group=Group(
-            networks=tuple((name, Network("eth0", addresses[name])) for name in NODES),
+            networks=tuple((name, Network("eth1", addresses[name])) for name in NODES),
             cluster_port=29500,
             side_channel_port=5600,
         ),

@@ -28,6 +28,11 @@ from tests.lab.conftest import ROOT, Fleet, Run
 LAB_ID = "gfn"
 PEERS = ("gpu-01", "gpu-02")
 STRANGER = "gpu-03"
+# The replica's network is eth1, eth2 another that all have; by eth0 this machine reaches each.
+CABLES = {
+    name: {"eth1": f"10.61.0.1{name[-1]}/24", "eth2": f"10.62.0.1{name[-1]}/24"}
+    for name in (*PEERS, STRANGER)
+}
 
 # What listens on gpu-01, as which user: the rank's own port, one of its incarnations', NIXL's, one
 # that vLLM chose itself; its endpoint; an exporter, a service of others, and one of others above.
@@ -169,10 +174,11 @@ class Walls(Fleet):
         wait = "until [ $(ss -Hltn | grep -c :41001) = 1 ]; do sleep 0.1; done"
         self.ssh("gpu-01", wait, seconds=20)
 
-    def reached(self, node: str) -> dict[str, set[int]]:
+    def reached(self, node: str, interface: str = "eth1") -> dict[str, set[int]]:
         """Return the ports of gpu-01 that a node reaches, by TCP and UDP, and those that refuse."""
         ports = " ".join(map(str, LISTENERS))
-        said = self.ssh(node, f"python3 - {self.address('gpu-01')} {ports}", stdin=REACH)
+        address = CABLES["gpu-01"][interface].partition("/")[0]
+        said = self.ssh(node, f"python3 - {address} {ports}", stdin=REACH)
         return {kind: set(ports) for kind, ports in json.loads(said).items()}
 
     def enters(self, port: int) -> bool:
@@ -203,7 +209,7 @@ def walls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walls]:
     keep = bool(os.environ.get("GPUFLEET_KEEP_LAB"))
     if not keep:
         lab.purge()  # what a killed run left
-    lab.up(dict.fromkeys((*PEERS, STRANGER), "h100x8"))
+    lab.up(dict.fromkeys((*PEERS, STRANGER), "h100x8"), CABLES)
     project = tmp_path_factory.mktemp("walls")
     shutil.copytree(ROOT / "inventories", project / "inventories")
     (project / "group_vars").mkdir()
@@ -229,12 +235,15 @@ def test_the_ports_of_a_replica_are_for_its_nodes_alone(walls: Walls) -> None:
     walls.has({})
 
     assert "+ tcp dport { 5600, 29500-29515 } counter reject with tcp reset" in run.output
-    peer, stranger = walls.reached("gpu-02"), walls.reached(STRANGER)
+    peer = walls.reached("gpu-02")
     assert peer["tcp"] == set(LISTENERS)
-    assert stranger["tcp"] == set(LISTENERS) - INSIDE
-    assert stranger["refused"] == {29500, 29509, 5600}
     assert {29500, 29509} <= peer["udp"]
-    assert not stranger["udp"] & {29500, 29509, 5600}
+    # A peer by another interface is a stranger, and so is a neighbour in the replica's network.
+    for node, interface in ((STRANGER, "eth2"), (STRANGER, "eth1"), ("gpu-02", "eth2")):
+        stranger = walls.reached(node, interface)
+        assert stranger["tcp"] == set(LISTENERS) - INSIDE
+        assert stranger["refused"] == {29500, 29509, 5600}
+        assert not stranger["udp"] & {29500, 29509, 5600}
     assert walls.verified().status == 0
 
 
@@ -242,7 +251,7 @@ def test_the_ports_of_a_replica_are_for_its_nodes_alone(walls: Walls) -> None:
 def test_a_flood_opens_nothing(walls: Walls) -> None:
     """SYN cookies belong to no program; a queue that is full must not let strangers in."""
     before = cookies(walls)
-    said = walls.ssh(STRANGER, f"python3 - {walls.address('gpu-01')} 41000", stdin=FLOOD)
+    said = walls.ssh(STRANGER, "python3 - 10.61.0.11 41000", stdin=FLOOD)
     assert cookies(walls) > before
     assert said.strip() == "0"
 
@@ -367,7 +376,7 @@ def test_rules_that_somebody_changed_are_found_and_put_right(walls: Walls) -> No
 
 def test_dropping_the_rest_leaves_what_is_declared(walls: Walls) -> None:
     """With `drop`: ssh, endpoints for clients, exporters for monitoring, and what is opened."""
-    stranger, machine = walls.address(STRANGER), str(walls.state.machine)
+    stranger, machine = "10.62.0.13", str(walls.state.machine)
     walls.has(
         {
             "policy": "drop",
@@ -378,10 +387,10 @@ def test_dropping_the_rest_leaves_what_is_declared(walls: Walls) -> None:
     )
     walls.rests()
 
-    walls.ssh("gpu-01", f"ping -c1 -W2 {walls.address(STRANGER)}")
-    walls.ssh(STRANGER, f"ping -c1 -W2 {walls.address('gpu-01')}")
+    walls.ssh("gpu-01", f"ping -c1 -W2 {stranger}")
+    walls.ssh(STRANGER, "ping -c1 -W2 10.62.0.11")
     assert walls.reached("gpu-02")["tcp"] == set(LISTENERS)
-    assert walls.reached(STRANGER) == {
+    assert walls.reached(STRANGER, "eth2") == {
         "tcp": {2049},
         "udp": set(),
         "refused": INSIDE - {41000},
