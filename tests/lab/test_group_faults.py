@@ -159,6 +159,7 @@ hardware, and that not before the old group had ended.
   after SIGTERM.
 * *serves again*: from then, or from when the hardware was back, to the first answer. Most of it is
   vLLM's start, with two cores for both nodes.
+* *run*: when a row was measured, and of which commit. What a run leaves out stays as it was.
 * The pause before repeated restarts was taken out, for so many faults in an hour are no crash loop:
   with it, each would have waited longer than the one before
   (`docs/decisions/0010-ranks-live-and-die-together.md`)."""
