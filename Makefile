@@ -34,12 +34,16 @@ lint: .venv/.ready
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
 
+# A file's tests stay on one core: some of them hold ports, and measure seconds.
+UNIT_TESTS := $(RUN)/pytest -q -n logical --dist loadfile -m 'not lab and not long'
+
 test-unit: lint
-	$(RUN)/pytest -q -m 'not lab and not long'
+	$(UNIT_TESTS)
 
 test: lint
 	@$(RUN)/gpufleet lab require-root 'make test'
-	$(RUN)/pytest -m 'not long'
+	$(UNIT_TESTS)
+	$(RUN)/pytest --durations=15 -m 'lab and not long'
 
 test-long: .venv/.ready
 	@$(RUN)/gpufleet lab require-root 'make test-long'
