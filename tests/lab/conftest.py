@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -142,23 +143,19 @@ class Fleet:
 
     def pyinfra(self, *arguments: str, deploy: str = "deploys/vllm.py", seconds: int = 900) -> Run:
         """Run the pyinfra command that an operator types, with this project's inventory."""
-        command = [sys.executable, "-m", "pyinfra", *arguments, self.inventory, deploy]
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=self.env(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            check=False,
+        return self._run(
+            sys.executable, "-m", "pyinfra", *arguments, self.inventory, deploy, seconds=seconds
         )
-        return Run(done.returncode, done.stdout, done.stderr)
 
     def gpufleet(self, *arguments: str, seconds: int = 120) -> Run:
         """Run the gpufleet command that an operator types."""
+        return self._run(
+            str(Path(sys.executable).with_name("gpufleet")), *arguments, seconds=seconds
+        )
+
+    def _run(self, *command: str, seconds: int) -> Run:
         done = subprocess.run(
-            [str(Path(sys.executable).with_name("gpufleet")), *arguments],
+            command,
             cwd=ROOT,
             env=self.env(),
             stdin=subprocess.DEVNULL,
@@ -237,23 +234,33 @@ class Fleet:
         shutil.copy(ROOT / "group_vars/lab.yml", self.project / "group_vars/lab.yml")
 
 
+@contextmanager
+def standing(lab_id: str, profiles: Mapping[str, str], project: Path) -> Iterator[Fleet]:
+    """
+    Give a lab of this id with bare nodes, everything to download at hand, and a project for it.
+
+    It is gone afterwards; GPUFLEET_KEEP_LAB keeps it, which saves minutes while a test is written.
+    """
+    lab = Lab.open(lab_id, print)
+    keep = bool(os.environ.get("GPUFLEET_KEEP_LAB"))
+    if not keep:
+        lab.purge()  # what a killed run left
+    lab.up(profiles)
+    supplies.provide(LabState.load(lab_id), print)
+    for folder in ("inventories", "group_vars", "host_vars"):
+        shutil.copytree(ROOT / folder, project / folder)
+    yield Fleet(Lab.open(lab_id, print), project)
+    if not keep:
+        lab.purge()
+
+
 @pytest.fixture(scope="package")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Two bare nodes with simulated GPUs, with everything to download at hand; nothing deployed."""
     if os.geteuid() != 0:
         pytest.fail("these tests boot nodes, which needs root; `make test-unit` does not")
-    lab = Lab.open(LAB_ID, print)
-    keep = bool(os.environ.get("GPUFLEET_KEEP_LAB"))  # while writing tests: minutes a run
-    if not keep:
-        lab.purge()  # what a killed run left
-    lab.up(NODES)
-    supplies.provide(LabState.load(LAB_ID), print)
-    project = tmp_path_factory.mktemp("project")
-    for folder in ("inventories", "group_vars", "host_vars"):
-        shutil.copytree(ROOT / folder, project / folder)
-    yield Fleet(Lab.open(LAB_ID, print), project)
-    if not keep:
-        lab.purge()
+    with standing(LAB_ID, NODES, tmp_path_factory.mktemp("project")) as found:
+        yield found
 
 
 @pytest.fixture(scope="package")

@@ -3,17 +3,13 @@ every port that anything listens on gets in at ssh and at the endpoint alone."""
 
 from __future__ import annotations
 
-import shutil
 import socket
 from collections.abc import Iterator
 
 import pytest
 import yaml
 
-from lab import supplies
-from lab.nodes import Lab
-from lab.state import LabState
-from tests.lab.conftest import ROOT, Fleet
+from tests.lab.conftest import Fleet, standing
 from tests.lab.test_replicas_over_nodes import NODES, Shape, answers, declare, deploy
 
 LAB_ID = "gfn"
@@ -21,15 +17,8 @@ LAB_ID = "gfn"
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    lab = Lab.open(LAB_ID, print)
-    lab.purge()
-    lab.up(dict.fromkeys(NODES, "h100x8"))
-    supplies.provide(LabState.load(LAB_ID), print)
-    project = tmp_path_factory.mktemp("pair")
-    for folder in ("inventories", "group_vars", "host_vars"):
-        shutil.copytree(ROOT / folder, project / folder)
-    yield Fleet(Lab.open(LAB_ID, print), project)
-    lab.purge()
+    with standing(LAB_ID, dict.fromkeys(NODES, "h100x8"), tmp_path_factory.mktemp("pair")) as found:
+        yield found
 
 
 def guard(fleet: Fleet, shape: Shape, policy: str) -> None:

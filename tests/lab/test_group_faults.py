@@ -7,21 +7,16 @@ With GPUFLEET_GROUP_FAULT_TABLE the long run writes docs/group-faults.md.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from lab import supplies
-from lab.nodes import Lab
-from lab.state import LabState
 from tests import repository
-from tests.lab.conftest import Fleet
+from tests.lab.conftest import Fleet, standing
 from tests.lab.group_faults import Client, Fault, Replica, Seen, killed, suffer
 from tests.lab.test_replicas_over_nodes import Shape, declare, deploy
-from tests.repository import ROOT
 
 LAB_ID = "gff"
 HEAD, WORKER = "gpu-01", "gpu-02"
@@ -33,18 +28,10 @@ SHAPES = (Shape("mp", pipeline=2), Shape("ray", tensor=2))
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Two nodes, on which the replica is to be deployed."""
-    lab = Lab.open(LAB_ID, print)
-    keep = bool(os.environ.get("GPUFLEET_KEEP_LAB"))  # while writing tests: minutes a run
-    if not keep:
-        lab.purge()  # what a killed run left
-    lab.up({HEAD: "h100x8", WORKER: "h100x8"})
-    supplies.provide(LabState.load(LAB_ID), print)
-    project = tmp_path_factory.mktemp("pair")
-    for folder in ("inventories", "group_vars", "host_vars"):
-        shutil.copytree(ROOT / folder, project / folder)
-    yield Fleet(Lab.open(LAB_ID, print), project)
-    if not keep:
-        lab.purge()
+    with standing(
+        LAB_ID, {HEAD: "h100x8", WORKER: "h100x8"}, tmp_path_factory.mktemp("pair")
+    ) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,7 @@ them, and whatever joins them, answers what one node alone answers by greedy dec
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,12 +16,8 @@ import openai
 import pytest
 import yaml
 
-from lab import supplies
-from lab.nodes import Lab
-from lab.state import LabState
-from tests.lab.conftest import Fleet
+from tests.lab.conftest import Fleet, standing
 from tests.lab.group_faults import Client, Replica, killed, suffer
-from tests.repository import ROOT
 
 LAB_ID = "gfr"
 NODES = ("gpu-01", "gpu-02")
@@ -55,18 +49,8 @@ FURTHER = (Shape("ray", pipeline=2), Shape("mp", tensor=2), Shape("ray", data=2)
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    lab = Lab.open(LAB_ID, print)
-    keep = bool(os.environ.get("GPUFLEET_KEEP_LAB"))  # while writing tests: minutes a run
-    if not keep:
-        lab.purge()  # what a killed run left
-    lab.up(dict.fromkeys(NODES, "h100x8"))
-    supplies.provide(LabState.load(LAB_ID), print)
-    project = tmp_path_factory.mktemp("pair")
-    for folder in ("inventories", "group_vars", "host_vars"):
-        shutil.copytree(ROOT / folder, project / folder)
-    yield Fleet(Lab.open(LAB_ID, print), project)
-    if not keep:
-        lab.purge()
+    with standing(LAB_ID, dict.fromkeys(NODES, "h100x8"), tmp_path_factory.mktemp("pair")) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
