@@ -1,4 +1,4 @@
-"""What operators write about a node's GPU software: `gpu_lock`, what it runs, and `gpu`, how we work.
+"""What operators write of a node's GPU software: `gpu_lock`, what it runs; `gpu`, how we work.
 
 Pure models. Which combinations cannot work is `gpu_lock.py`'s; what the operating system calls the
 packages is `driver_packages.py`'s.
