@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Generator, Iterable
-from pathlib import Path
 
 from pyinfra import host
 from pyinfra.api import QuoteString, StringCommand, deploy, operation
@@ -14,10 +13,11 @@ from gpufleet.checkpoint import Checkpoint
 from gpufleet.converge import Converge
 from gpufleet.errors import FleetError
 from gpufleet.fleet import Here, together
+from gpufleet.named_files import read, release_of
 from gpufleet.planner import Stage
 from gpufleet.proof import Proof, accepted, agreed
 from gpufleet.reaching import reached
-from gpufleet.release import BUILD_SECONDS, WAIT_SECONDS, Release, build_script, release
+from gpufleet.release import BUILD_SECONDS, WAIT_SECONDS, Release, build_script
 from gpufleet.serving import Endpoint, answering
 from gpufleet.settings import Vllm
 from gpufleet.stage_flags import Started
@@ -64,7 +64,7 @@ def vllm(here: Here) -> None:
         nothing.units(name="no stages")
         return
     together()
-    build = release(wanted, read(wanted.lock), read(wanted.uv_lock))
+    build = release_of(wanted)
     secrets = credentials(wanted, here)
     files = {
         stage: found
@@ -200,7 +200,7 @@ def planned(here: Here) -> tuple[Endpoint, ...]:
     wanted = here.settings.vllm
     if wanted is None:
         return ()
-    build = release(wanted, read(wanted.lock), read(wanted.uv_lock))
+    build = release_of(wanted)
     return endpoints(here, unit_files(here, wanted, build, credentials(wanted, here)))
 
 
@@ -257,16 +257,6 @@ def credentials(wanted: Vllm, here: Here) -> dict[str, bytes]:
     if ranks.RAY_TOKEN in asked and "cluster-key" in found:
         found[ranks.RAY_TOKEN] = ranks.ray_token(found["cluster-key"])
     return found
-
-
-def read(path: str) -> bytes:
-    """Return a file of this machine; a relative path starts at the project's root."""
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise FleetError(
-            f"{path} cannot be read ({error.strerror}): see `vllm` in group_vars"
-        ) from None
 
 
 def marks(files: Iterable[Checkpoint]) -> tuple[str, ...]:

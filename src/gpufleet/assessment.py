@@ -7,15 +7,12 @@ that settings name, and the date.
 from __future__ import annotations
 
 import datetime as dt
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from gpufleet import (
-    cluster_network,
-    cluster_ports,
     disaggregation,
     over_nodes,
     planner,
@@ -27,19 +24,18 @@ from gpufleet.checks.admission import admitted, sentence
 from gpufleet.checks.finding import Report
 from gpufleet.checks.judge import judge
 from gpufleet.checks.reading import Needs
-from gpufleet.cluster_network import Network, networks
 from gpufleet.disaggregation import Pairs
 from gpufleet.errors import FleetError
 from gpufleet.explanation import Change, difference, rows
+from gpufleet.joining import joined, sentences
 from gpufleet.model_reading import Described, described
 from gpufleet.nic_affinity import nearest_nics
-from gpufleet.planner import FleetPlan, Running, Stage
+from gpufleet.planner import FleetPlan, Running
 from gpufleet.presets import YOURS, LayeredFlag, Subject, kinds, layered, objective
 from gpufleet.quantization_advice import advice
 from gpufleet.restarts import restarts
 from gpufleet.settings import NodeSettings, Served
 from gpufleet.sizing import size
-from gpufleet.stage import Group, Handover
 from gpufleet.topology import Node, known, node_from_probe
 from gpufleet.variables import Origin
 from gpufleet.version import numbers
@@ -168,15 +164,9 @@ def planned(
     plan = replace(
         plan,
         reasons=(*plan.reasons, *handed),
-        stages=_grouped(plan, documents, settings, models, pairs),
+        stages=joined(plan.stages, documents, settings, models, pairs, runs=runs),
     )
-    joined = {
-        stage.id: dict(stage.group.networks)
-        for stage in plan.stages
-        if stage.group and len(stage.nodes) > 1
-    }
-    said = (cluster_network.sentence(name, found) for name, found in joined.items())
-    plan = replace(plan, reasons=(*plan.reasons, *said))
+    plan = replace(plan, reasons=(*plan.reasons, *sentences(plan.stages)))
     if unfit_stops:
         origins = {name: each.origins for name, each in declared.items()}
         remarks = (
@@ -223,101 +213,6 @@ def running(documents: Mapping[str, Mapping[str, Any]]) -> Iterator[Running]:
                 )
 
 
-def _grouped(
-    plan: FleetPlan,
-    documents: Mapping[str, Mapping[str, Any]],
-    settings: Mapping[str, NodeSettings],
-    models: Mapping[str, Described],
-    pairs: Pairs,
-) -> tuple[Stage, ...]:
-    """
-    Give stages of replicas over nodes what joins them, and those that hand KV caches over theirs.
-
-    Raises `FleetError` naming all replicas whose nodes no network joins, or that have no ports.
-    """
-    ordered = plan.stages
-    spanning: dict[str, list[Stage]] = {}
-    for stage in ordered:
-        if len(stage.nodes) > 1:
-            spanning.setdefault(stage.id, []).append(stage)
-    if not spanning and not pairs.prefill:
-        return ordered
-    serving = {stage.model: settings[stage.node].serving[stage.model] for stage in ordered}
-    ports = cluster_ports.assigned(
-        ordered, serving, running=cluster_ports.found(running(documents))
-    )
-    groups: dict[str, Group] = {}
-    problems: list[str] = []
-    for name, ranks in spanning.items():
-        by_rank = sorted(ranks, key=lambda each: each.node_rank)
-        try:
-            found = networks(
-                name,
-                {each.node: documents[each.node] for each in by_rank},
-                {each.node: each.gpus for each in by_rank},
-                {each.node: settings[each.node].cluster_network for each in by_rank},
-            )
-        except FleetError as error:
-            problems += error.problems
-            continue
-        description = models.get(by_rank[0].model)
-        groups[name] = Group(
-            networks=tuple(found.items()),
-            cluster_port=ports[name].cluster,
-            side_channel_port=ports[name].side_channel,
-            experts=(
-                description.architecture.experts > 0
-                if isinstance(description, Description)
-                else None
-            ),
-            ray=_ray(settings[by_rank[0].node]),
-        )
-    handovers: dict[tuple[str, str], Handover] = {}
-    for stage in ordered:
-        if not pairs.role(stage.model):
-            continue
-        try:
-            handovers[stage.node, stage.id] = Handover(
-                networks=tuple(_partners(stage, ordered, documents, settings, pairs).items()),
-                port=ports[stage.id].side_channel,
-            )
-        except FleetError as error:
-            problems += error.problems
-    if problems:
-        raise FleetError(*dict.fromkeys(problems))
-    return tuple(
-        replace(
-            stage,
-            group=groups.get(stage.id),
-            handover=handovers.get((stage.node, stage.id)),
-        )
-        for stage in ordered
-    )
-
-
-def _partners(
-    stage: Stage,
-    stages: Iterable[Stage],
-    documents: Mapping[str, Mapping[str, Any]],
-    settings: Mapping[str, NodeSettings],
-    pairs: Pairs,
-) -> dict[str, Network]:
-    """Return how the nodes on either side of a handover reach each other, with a stage's NICs."""
-    entries = pairs.partners(stage.model)
-    gpus: dict[str, set[int]] = {}
-    for each in stages:
-        if each.model in entries:
-            gpus.setdefault(each.node, set()).update(each.gpus)
-    gpus[stage.node] = set(stage.gpus)
-    names = sorted(gpus)
-    return networks(
-        f"the handover between {' and '.join(sorted(entries))}",
-        {name: documents[name] for name in names},
-        {name: sorted(gpus[name]) for name in names},
-        {name: settings[name].cluster_network for name in names},
-    )
-
-
 def _locks(settings: Mapping[str, NodeSettings]) -> dict[str, str]:
     """Return the text of each lock that can be read; the role says what is wrong with others."""
     names = {wanted.vllm.lock for wanted in settings.values() if wanted.vllm}
@@ -334,16 +229,6 @@ def _with_roles(
         (model, vllm): pairs.flags(model, vllm, flags, models.get(model))
         for (model, vllm), flags in layers.items()
     }
-
-
-def _ray(settings: NodeSettings) -> tuple[int, ...] | None:
-    """Return the release of Ray in the node's lock; None if there is none."""
-    try:
-        lock = Path(settings.vllm.lock).read_text() if settings.vllm else ""
-    except OSError:
-        return None  # the role that installs the release says what is wrong with its lock
-    found = re.search(r"^ray(?:\[[^\]]*\])?==([0-9.]+)", lock, re.MULTILINE)
-    return numbers(found[1]) if found else None
 
 
 def _release(settings: NodeSettings) -> str:

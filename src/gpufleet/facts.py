@@ -44,7 +44,23 @@ class Serving(FactBase[dict[str, Any]]):
         return document(output, "the look at the endpoints")
 
 
-class NodeSnapshot(FactBase[dict[str, Any]]):
+class _Printed(FactBase[dict[str, Any]]):
+    """The document of a program that is sent; `{}` when there was no answer."""
+
+    what: str
+
+    @staticmethod
+    def default() -> dict[str, Any]:
+        return {}
+
+    def command(self) -> str:
+        return PYTHON
+
+    def process(self, output: Iterable[str]) -> dict[str, Any]:
+        return document(output, self.what)
+
+
+class NodeSnapshot(_Printed):
     """
     The state of a node that operations compare with what is wanted, as `on_node/snapshot.py` says.
 
@@ -56,18 +72,10 @@ class NodeSnapshot(FactBase[dict[str, Any]]):
     `{}` when there was no answer: pyinfra has then marked the host failed and shown what it said.
     """
 
-    @staticmethod
-    def default() -> dict[str, Any]:
-        return {}
-
-    def command(self) -> str:
-        return PYTHON
-
-    def process(self, output: Iterable[str]) -> dict[str, Any]:
-        return document(output, "the snapshot of the node")
+    what = "the snapshot of the node"
 
 
-class FirewallRules(FactBase[dict[str, Any]]):
+class FirewallRules(_Printed):
     """
     The node's own table of nftables beside the wanted one, as `on_node/firewall.py` prints it.
 
@@ -79,15 +87,7 @@ class FirewallRules(FactBase[dict[str, Any]]):
     `{}` when there was no answer. It may also put rules in place: `action` says.
     """
 
-    @staticmethod
-    def default() -> dict[str, Any]:
-        return {}
-
-    def command(self) -> str:
-        return PYTHON
-
-    def process(self, output: Iterable[str]) -> dict[str, Any]:
-        return document(output, "the look at the firewall")
+    what = "the look at the firewall"
 
 
 class ReleaseFlags(FactBase[dict[str, Any]]):

@@ -23,10 +23,10 @@ from gpufleet import assessment, inventory, show
 from gpufleet.assessment import Assessment
 from gpufleet.errors import FleetError
 from gpufleet.model_reading import directories
+from gpufleet.named_files import release_of
 from gpufleet.planner import FleetPlan, Stage
 from gpufleet.refusal import Refusal
-from gpufleet.release import release
-from gpufleet.settings import NodeSettings, Vllm
+from gpufleet.settings import NodeSettings
 from gpufleet.stage import Running
 from gpufleet.survey import SECONDS, Answer, ask, survey
 from gpufleet.together import halves
@@ -149,22 +149,12 @@ def _together(state: State) -> None:
         found.plan.stages,
         found.running,
         settings,
-        {name: _release(vllm) for name in spanning if (vllm := settings[name].vllm)},
+        {name: release_of(vllm).id for name in spanning if (vllm := settings[name].vllm)},
         {each.name for each in state.inventory if state.is_host_in_limit(each)},
         serial=bool(typed and typed.serial),
     )
     if sentences := tuple(problems):
         raise FleetError(*sentences)
-
-
-def _release(vllm: Vllm) -> str:
-    """Return the id of the release that settings mean."""
-    try:
-        return release(vllm, Path(vllm.lock).read_bytes(), Path(vllm.uv_lock).read_bytes()).id
-    except OSError as error:
-        raise FleetError(
-            f"{error.filename} cannot be read ({error.strerror}): see `vllm` in group_vars"
-        ) from None
 
 
 def _planned_anyway(state: State) -> Assessment:
@@ -244,12 +234,9 @@ def asking(path: str, limit: tuple[str, ...] = ()) -> Generator[Asking]:
     with _reached(path, limit) as (state, wanted):
 
         def asked(program: Callable[[str], str | None], seconds: float, what: str) -> Answers:
-            given = {each.name: program(each.name) for each in wanted}
-            programs = {name: text for name, text in given.items() if text is not None}
-            hosts = [each for each in wanted if each.name in programs]
-            answers = ask(state, hosts, programs, seconds, what)
+            answers = ask(state, wanted, program, seconds, what)
             # What is lost or stuck is not asked again over the same connection.
-            _disconnect(each for each in hosts if isinstance(answers[each.name], str))
+            _disconnect(each for each in wanted if isinstance(answers.get(each.name), str))
             return answers
 
         yield asked

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 from weakref import WeakKeyDictionary
 
 from gevent.event import AsyncResult
@@ -24,12 +24,12 @@ from gpufleet import inventory, payload, reachability
 from gpufleet.converge import Converge
 from gpufleet.difference import starting
 from gpufleet.errors import FleetError
-from gpufleet.fleet import Answers, Asking
+from gpufleet.fleet import Asking
+from gpufleet.named_files import release_of
 from gpufleet.planner import Stage
 from gpufleet.printable import printable
 from gpufleet.reachability import Member, Reach, Replica
-from gpufleet.release import Release, release
-from gpufleet.settings import NodeSettings, Vllm
+from gpufleet.settings import NodeSettings
 from gpufleet.survey import ask
 from gpufleet.units import model_directory
 
@@ -47,7 +47,7 @@ def replica(stage: Stage, settings: Mapping[str, NodeSettings]) -> Replica:
         vllm, model = settings[node].vllm, settings[node].serving[stage.model]
         if vllm is None:
             raise ValueError(f"{stage.id} is placed on {node}, which has no `vllm`")
-        build = _release(vllm)
+        build = release_of(vllm)
         members.append(
             Member(
                 node=node,
@@ -67,15 +67,6 @@ def replica(stage: Stage, settings: Mapping[str, NodeSettings]) -> Replica:
         port=stage.group.cluster_port,
         ray=own.distributed_executor_backend == "ray",
     )
-
-
-def _release(vllm: Vllm) -> Release:
-    try:
-        return release(vllm, Path(vllm.lock).read_bytes(), Path(vllm.uv_lock).read_bytes())
-    except OSError as error:
-        raise FleetError(
-            f"{error.filename} cannot be read ({error.strerror}): see `vllm` in group_vars"
-        ) from None
 
 
 def prove(wanted: Replica, asking: Asking) -> Reach:
@@ -182,16 +173,6 @@ def _proof(state: State, stage: Stage) -> Reach | FleetError:
     declared = inventory.current().nodes
     try:
         wanted = replica(stage, {name: each.settings for name, each in declared.items()})
-        return prove(wanted, _asking(state))
+        return prove(wanted, partial(ask, state, state.inventory))
     except FleetError as error:
         return error
-
-
-def _asking(state: State) -> Asking:
-    def asked(program: Callable[[str], str | None], seconds: float, what: str) -> Answers:
-        given = {each.name: program(each.name) for each in state.inventory}
-        programs = {name: text for name, text in given.items() if text is not None}
-        hosts = [each for each in state.inventory if each.name in programs]
-        return ask(state, hosts, programs, seconds, what)
-
-    return asked

@@ -80,27 +80,29 @@ def survey(
         paths: payload.program("probe", nvml=True, disks=DISKS, models=paths)
         for paths in set(asked.values())
     }
-    return ask(state, hosts, {name: programs[paths] for name, paths in asked.items()}, seconds)
+    return ask(state, hosts, lambda name: programs[asked[name]], seconds)
 
 
 def ask(
     state: State,
     hosts: Iterable[Host],
-    programs: Mapping[str, str],
+    program: Callable[[str], str | None],
     seconds: float,
     what: str = "the probe",
 ) -> dict[str, Answer]:
     """
     Run on each of `hosts` its program and return {name: document or sentence}, by name.
 
-    `programs` are texts for Python that print one JSON document; `what` names them in sentences.
+    `program` gives for a node's name a text for Python that prints one JSON document; None: it is
+    not asked, and has no answer. `what` names the programs in sentences.
     Takes at most `seconds` and one more. Connects to those that are not connected yet.
     """
     # Plain greenlets: the deploy passes that wait for us fill pyinfra's own pool, and what is
     # spawned there would never run.
     jobs = {
-        each.name: gevent.spawn(_ask, state, each, programs[each.name], seconds, what)
+        each.name: gevent.spawn(_ask, state, each, text, seconds, what)
         for each in sorted(hosts, key=lambda h: h.name)
+        if (text := program(each.name)) is not None
     }
     gevent.joinall(list(jobs.values()), timeout=seconds + 1)
     answers: dict[str, Answer] = {}

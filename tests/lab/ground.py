@@ -1,0 +1,30 @@
+"""The stages of the main deploy without what they are made of: no packages, release and model.
+
+What the release's `vllm` is, and the model's files, a test has put there.
+"""
+
+from __future__ import annotations
+
+from gpufleet.converge import Converge
+from gpufleet.fleet import Here, here, together
+from gpufleet.named_files import release_of
+from gpufleet.planner import Stage
+from gpufleet.units import UnitFile
+from gpufleet.wanted import Package, Wanted
+from roles import vllm as role
+
+
+def stages_alone() -> tuple[Here, dict[Stage, UnitFile], Converge]:
+    """Converge the ground that stages stand on; return the node, its units and their services."""
+    node = here()
+    together()
+    wanted = node.settings.vllm
+    assert wanted
+    build = release_of(wanted)
+    secrets = role.credentials(wanted, node)
+    ground = role.foundation(wanted, build, secrets)
+    ground = Converge(Wanted(*(each for each in ground if not isinstance(each, Package))))
+    ground.accounts(name="service account")
+    ground.files(name="directories, locks and credentials")
+    rendered = role.unit_files(node, wanted, build, secrets)
+    return node, rendered, Converge(role.services(node, rendered))
