@@ -11,6 +11,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
+from fnmatch import fnmatchcase
 from typing import TypeAlias, TypeVar
 
 from gpufleet.errors import FleetError
@@ -23,9 +24,17 @@ STARTED_DIRECTORY = "/run/gpufleet/started"
 # (systemd-system.conf(5)).
 DEFAULT_UNIT_SECONDS = 90
 
-# deb-control(5), fields Package and Version; an architecture as dpkg appends it.
-_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9-]+)?")
-_VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+:~-]*")
+# deb-control(5), fields Package and Version, and what rpm has beyond them (capitals, `_`, `^`); an
+# architecture as dpkg appends it.
+_PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._-]+(:[a-z0-9_-]+)?")
+_PACKAGE_PATTERN = re.compile(r"[A-Za-z0-9*?][A-Za-z0-9+._*?-]*")
+# A final `*` stands for whatever follows.
+_VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+:~^_-]*\*?")
+_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
+# An apt source and a dnf repository are lines of text: no blank, no quote, no comment.
+_REPOSITORY = re.compile(r"(https?://|file:/)[^\s\"'#\[\]]+[^\s\"'#\[\]/]")
+# nvidia-driver:580-open
+_MODULE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # useradd(8), "CAVEATS", as Debian's shadow accepts it.
 _ACCOUNT = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 # systemd.unit(5): the characters of a unit name. A wildcard is none of them.
@@ -39,12 +48,14 @@ _FINGERPRINT = re.compile(r"[0-9A-Za-z]{1,64}")
 @dataclass(frozen=True)
 class Package:
     """
-    A Debian package, fully installed.
+    A package of the node's own package manager, apt's or dnf's, fully installed.
 
     Attributes:
-        name: as apt knows it.
-        version: exactly this one, up or down; None: any.
-        hold: True: apt must not move it by itself; False: it may; None: as the operator left it.
+        name: as the package manager knows it.
+        version: exactly this one, up or down; with a final `*` any that begins so, of which the
+            one that is installed stays and a new node gets the newest; None: any.
+        hold: True: nothing but us moves it (apt-mark hold, dnf versionlock); False: anything may;
+            None: as the operator left it.
     """
 
     name: str
@@ -55,6 +66,104 @@ class Package:
         _must_match(_PACKAGE, self.name, "a package name")
         if self.version is not None:
             _must_match(_VERSION, self.version, f"a version of package {self.name}")
+
+    def accepts(self, version: str) -> bool:
+        """
+        Tell whether an installed version is as wanted.
+
+        >>> Package("nvidia-open", "580.*").accepts("580.95.05-1")
+        True
+        """
+        if self.version is None or not self.version.endswith("*"):
+            return self.version in {None, version}
+        return version.startswith(self.version[:-1])
+
+
+@dataclass(frozen=True)
+class PackageSource:
+    """
+    A vendor's repository, which our package runs see, and the node's own apt or dnf never does.
+
+    So whatever becomes of it, the node's own upgrades go on, and none of them moves what we want.
+
+    Attributes:
+        id: names it in files and messages, as in "nvidia-cuda".
+        url: of a flat apt repository ("{url}/Packages"), or dnf's baseurl; without final slash.
+        key: path on the node of its public key. What that key did not sign is refused.
+        packages: patterns of the names that may come from it; nothing else does.
+    """
+
+    id: str
+    url: str
+    key: str
+    packages: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        _must_match(_ID, self.id, "the id of a package source")
+        _must_match(_REPOSITORY, self.url, f"the address of package source {self.id}")
+        _must_be_path(self.key, f"of the key of package source {self.id}")
+        if not self.packages:
+            raise FleetError(f"package source {self.id} names no packages that may come from it")
+        for pattern in self.packages:
+            _must_match(_PACKAGE_PATTERN, pattern, f"a pattern of packages of {self.id}")
+
+
+@dataclass(frozen=True)
+class NoPackage:
+    """
+    No installed package matches `pattern`, but those that match one of `but`.
+
+    They go in the same transaction in which wanted packages come: a driver's other branch cannot
+    go before, because what needs a driver would go with it.
+    """
+
+    pattern: str
+    but: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for pattern in (self.pattern, *self.but):
+            _must_match(_PACKAGE_PATTERN, pattern, "a pattern of package names")
+        if not re.match(r"[A-Za-z0-9]{3}", self.pattern):
+            raise FleetError(
+                f"{self.pattern}: it would match packages of the system: begin with the packages' "
+                "own prefix, e.g. nvidia-dkms-*"
+            )
+
+    def matches(self, name: str) -> bool:
+        """Tell whether a package of this name has to go; with or without an architecture."""
+        name = name.partition(":")[0]
+        return fnmatchcase(name, self.pattern) and not any(
+            fnmatchcase(name, kept) for kept in self.but
+        )
+
+
+@dataclass(frozen=True)
+class Lockstep:
+    """
+    Packages that only work together: those of them that are installed have one upstream version.
+
+    A transaction that would leave two versions is refused before anything is touched.
+    """
+
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not self.names:
+            raise FleetError("a lockstep of no packages says nothing: name those that go together")
+        for name in self.names:
+            _must_match(_PACKAGE, name, "a package name")
+
+
+@dataclass(frozen=True)
+class ModuleStream:
+    """The stream of a dnf module that is enabled; only for nodes with dnf."""
+
+    name: str
+    stream: str
+
+    def __post_init__(self) -> None:
+        _must_match(_MODULE, self.name, "the name of a dnf module")
+        _must_match(_MODULE, self.stream, f"a stream of the dnf module {self.name}")
 
 
 @dataclass(frozen=True)
@@ -299,6 +408,10 @@ class NoOtherUnits:
 
 Value: TypeAlias = (
     Package
+    | PackageSource
+    | NoPackage
+    | Lockstep
+    | ModuleStream
     | Group
     | User
     | File
@@ -369,6 +482,16 @@ def started_line(fingerprint: str) -> str:
     )
 
 
+def upstream(version: str) -> str:
+    """
+    Return what of a package's version is its author's: without epoch and packaging revision.
+
+    >>> upstream("3:580.95.05-1ubuntu1")
+    '580.95.05'
+    """
+    return version.rpartition(":")[2].partition("-")[0]
+
+
 def unit_of(path: str) -> str | None:
     """
     Return the unit whose definition a path is part of, None if of none.
@@ -419,6 +542,10 @@ def _subject(value: Value) -> str:
     match value:
         case Package() | Group() | User():
             return f"{type(value).__name__.lower()} {value.name}"
+        case PackageSource():
+            return f"package source {value.id}"
+        case ModuleStream():
+            return f"dnf module {value.name}"
         case Unit() | UnitGone():
             return f"unit {value.name}"
         case File() | Directory() | Link() | Absent():
@@ -433,6 +560,10 @@ def _contradictions(values: Iterable[Value]) -> Iterator[str]:
         other = seen.setdefault(_subject(value), value)
         if other != value:
             yield f"{_subject(value)} is wanted in two ways, {other} and {value}: keep one"
+    for gone in (value for value in values if isinstance(value, NoPackage)):
+        for package in (value for value in values if isinstance(value, Package)):
+            if gone.matches(package.name):
+                yield f"{package} is wanted, and {gone} would remove it: keep one"
     for value in values:
         if isinstance(value, Line) and (whole := seen.get(f"path {value.path}")):
             yield f"a line is wanted in {value.path}, which is also wanted as {whole}: keep one"
