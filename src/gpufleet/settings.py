@@ -28,6 +28,7 @@ from pydantic import (
 
 from gpufleet import presets
 from gpufleet.checks.catalogue import CHECKS
+from gpufleet.gpu_settings import Gpu, GpuLock
 from gpufleet.groups import suggestion
 
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -496,6 +497,11 @@ class NodeSettings(Setting):
 
     gpus: Gpus = Gpus()
     checks: Checks = Checks()
+    gpu_lock: Annotated[
+        GpuLock | None,
+        Field(description="What belongs together on the nodes; null: the driver is not ours"),
+    ] = None
+    gpu: Gpu = Gpu()
     cuda: Cuda | None = None
     dcgm: Dcgm | None = None
     node_exporter: NodeExporter = NodeExporter()
