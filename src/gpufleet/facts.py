@@ -90,6 +90,21 @@ class FirewallRules(_Printed):
     what = "the look at the firewall"
 
 
+class KernelSettings(_Printed):
+    """
+    What the kernel is set to, and in force after, as `on_node/kernel_settings.py` prints it.
+
+    ```python
+    host.get_fact(KernelSettings, _stdin=payload.program("kernel_settings", wanted={...}, ...))
+    {"schema": 1, "applied": False, "settings": {"vm.swappiness": {"value": 60, "later": None}}}
+    ```
+
+    `{}` when there was no answer. It may also set them: `apply` says.
+    """
+
+    what = "the look at the kernel's settings"
+
+
 class ReleaseFlags(FactBase[dict[str, Any]]):
     """
     What a release of vLLM on the node takes, as `on_node/flag_schema.py` reads it from its files.

@@ -1,0 +1,74 @@
+"""Set a GPU node's kernel as serving needs it, and have its device files made."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from pyinfra import host, logger
+from pyinfra.api import FunctionCommand, Host, State, StringCommand, deploy, operation
+from pyinfra.context import ctx_state
+
+from gpufleet import node_tuning, payload
+from gpufleet.converge import Converge, refuse
+from gpufleet.facts import KernelSettings
+from gpufleet.gpu_settings import Gpu
+from gpufleet.node_tuning import KernelSetting
+
+# A few files are read and written; a node that takes longer is stuck.
+SECONDS = 60
+
+Commands = Generator[StringCommand | FunctionCommand]
+
+
+@deploy("tuning")
+def tuning(gpu: Gpu, gpus: int) -> None:
+    """Converge the settings of the kernel, now and at boot, and the unit for `gpus` GPUs."""
+    node = Converge(node_tuning.wanted(gpu, gpus))
+    node.files(name="settings and device files")
+    node.units(name="device files at boot")
+    if settings := node_tuning.kernel_settings(gpu):
+        in_force(settings, name="settings of the running kernel", _timeout=SECONDS)
+
+
+@operation()
+def in_force(settings: tuple[KernelSetting, ...]) -> Commands:
+    """Set what differs in the running kernel, and read it back."""
+    seen = look(settings)
+    if not seen:
+        yield from refuse(("the kernel's settings could not be read",))
+        return
+    if found := node_tuning.problems(settings, seen):
+        yield from refuse(found)
+        return
+    executing = ctx_state.get().is_executing
+    if executing:
+        for remark in node_tuning.remarks(settings, seen):
+            logger.warning("%s%s", host.print_prefix, remark)
+    changes = node_tuning.changes(settings, seen)
+    if not changes:
+        host.noop("the kernel is set")
+        return
+    for change in changes:
+        logger.info("%s%s%s", host.print_prefix, "" if executing else "would ", change)
+    yield FunctionCommand(_apply, (settings,), {})
+
+
+def look(settings: tuple[KernelSetting, ...], *, apply: bool = False) -> dict[str, Any]:
+    """Return the document of `on_node/kernel_settings.py`, {} if it could not be had."""
+    program = payload.program(
+        "kernel_settings",
+        wanted={each.name: [each.value, each.least] for each in settings},
+        file=node_tuning.SYSCTL,
+        apply=apply,
+    )
+    found: dict[str, Any] = host.get_fact(KernelSettings, _stdin=program, _timeout=SECONDS)
+    return found or {}
+
+
+def _apply(state: State, host: Host, settings: tuple[KernelSetting, ...]) -> bool:  # noqa: ARG001
+    seen = look(settings, apply=True)
+    found = node_tuning.problems(settings, seen) if seen else ("the node did not answer",)
+    for problem in found:
+        logger.error("%s%s", host.print_prefix, problem)
+    return not found

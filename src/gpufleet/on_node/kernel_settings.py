@@ -1,0 +1,113 @@
+"""RUNS ON THE NODE: what the kernel is set to (sysctl), and which file has the last word at boot.
+
+Takes (`PARAMETERS`):
+  wanted    {name: [value, least]}: least: a larger value is as good
+  file      the file of ours that sets them at boot
+  apply     true: set what differs, as root
+  sysroot   where the machine's files lie; "" on a real one
+Prints one JSON document {"schema": 1, "applied": bool, "settings": {name: ...}}, of each setting
+  {"value": N, "later": {"file", "value"} or null}   later: a file that is read after ours says so
+  {"absent": true}                                   this kernel has none of that name
+  {"error": reason}                                  it could not be read, or not be set
+Python 3.8, standard library.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
+
+# sysctl.d(5): of files of one name the first directory's counts; then by name, whatever directory.
+DIRECTORIES = ("/etc/sysctl.d", "/run/sysctl.d", "/usr/local/lib/sysctl.d", "/usr/lib/sysctl.d")
+
+
+def path_of(name: str, root: str) -> str:
+    """Return the kernel's file of a setting."""
+    return root + "/proc/sys/" + name.replace(".", "/")
+
+
+def seen(name: str, file: str, root: str) -> dict[str, Any]:
+    """Return one setting as it is."""
+    try:
+        with open(path_of(name, root)) as kernel:
+            value = int(kernel.read())
+    except FileNotFoundError:
+        return {"absent": True}
+    except (OSError, ValueError) as error:
+        return {"error": "it could not be read: %s" % error}
+    return {"value": value, "later": later(name, file, root)}
+
+
+def later(name: str, file: str, root: str) -> dict[str, Any] | None:
+    """Return the last file after ours that sets a name, and what to; None if there is none."""
+    found = None
+    for path in read_after(file, root):
+        for key, value in pairs(root + path):
+            if key == name:
+                found = {"file": path, "value": value}
+    return found
+
+
+def read_after(file: str, root: str) -> list[str]:
+    """Return the files that are read after ours, in their order."""
+    by_name: dict[str, str] = {}
+    for directory in DIRECTORIES:
+        try:
+            there = os.listdir(root + directory)
+        except OSError:
+            continue
+        for name in there:
+            if name.endswith(".conf"):
+                by_name.setdefault(name, directory + "/" + name)
+    return [by_name[name] for name in sorted(by_name) if name > os.path.basename(file)]
+
+
+def pairs(path: str) -> list[tuple[str, int]]:
+    """Return the numbers that a file sets; lines of another kind are nothing to us."""
+    try:
+        with open(path, errors="replace") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return []
+    found = []
+    for text in lines:
+        key, equals, value = text.strip().partition("=")
+        key = key.strip().lstrip("-").replace("/", ".")
+        try:
+            found.append((key, int(value)))
+        except ValueError:
+            continue
+        if not equals:
+            found.pop()
+    return found
+
+
+def apply(name: str, value: int, root: str) -> str:
+    """Set one; return why that was not possible, "" if it was."""
+    try:
+        with open(path_of(name, root), "w") as kernel:
+            kernel.write(str(value))
+    except OSError as error:
+        return "it could not be set to %d: %s" % (value, error.strerror)
+    return ""
+
+
+def main() -> None:
+    """Read, set if asked, read again, print."""
+    root, file = PARAMETERS.get("sysroot", ""), PARAMETERS["file"]
+    found = {name: seen(name, file, root) for name in PARAMETERS["wanted"]}
+    for name, (value, least) in PARAMETERS["wanted"].items():
+        is_now = found[name].get("value")
+        if not PARAMETERS["apply"] or is_now is None:
+            continue
+        if is_now < value if least else is_now != value:
+            error = apply(name, value, root)
+            found[name] = {"error": error} if error else seen(name, file, root)
+    print(json.dumps({"schema": 1, "applied": PARAMETERS["apply"], "settings": found}))
+
+
+if __name__ == "__main__":
+    main()
