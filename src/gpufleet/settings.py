@@ -30,6 +30,8 @@ from gpufleet import presets
 from gpufleet.checks.catalogue import CHECKS
 from gpufleet.gpu_settings import Gpu, GpuLock
 from gpufleet.groups import suggestion
+from gpufleet.mirror import mirrored, strangers
+from gpufleet.mirror_settings import Mirror
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -514,6 +516,12 @@ class NodeSettings(Setting):
         Field(description="Network on which nodes of one replica talk; null: found by the probe"),
     ] = None
     serving: dict[ModelName, Served] = {}
+    mirror: Annotated[
+        Mirror | None, Field(description="null: nodes download from the addresses set elsewhere")
+    ] = None
+    offline: Annotated[
+        bool, Field(description="Refuse every address that is not on the mirror")
+    ] = False
 
     @model_validator(mode="after")
     def _models_need_vllm(self) -> NodeSettings:
@@ -536,10 +544,18 @@ class Mistake(Exception):  # noqa: N818  # it is a list of mistakes, not an erro
 
 def node_settings(data: Mapping[str, Any]) -> NodeSettings:
     """
-    Parse one node's merged variables (only the keys of `NodeSettings`).
+    Parse one node's merged variables (only the keys of `NodeSettings`), as roles take them.
 
     Raises `Mistake` with every mistake at once, each with the path of its key.
     """
+    settings = mirrored(written_settings(data))
+    if found := tuple(strangers(settings)):
+        raise Mistake(*found)
+    return settings
+
+
+def written_settings(data: Mapping[str, Any]) -> NodeSettings:
+    """Parse variables as `node_settings` does, but with the addresses that a mirror replaces."""
     try:
         return NodeSettings.model_validate(dict(data))
     except ValidationError as error:
