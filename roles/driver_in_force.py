@@ -1,0 +1,298 @@
+"""Bring the driver on the disk into force, and let a node serve again when it was checked."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import gevent
+from gevent.lock import Semaphore
+from pyinfra import host, logger
+from pyinfra.api import FunctionCommand, Host, State, StringCommand, deploy, operation
+from pyinfra.context import ctx_host, ctx_state
+
+from gpufleet import inventory, payload, unchecked
+from gpufleet.assessment import judged
+from gpufleet.checks.fabric import REGISTRATION_SECONDS
+from gpufleet.converge import Converge, refuse
+from gpufleet.driver_state import (
+    STOP_ORDER,
+    UNLOAD_ORDER,
+    Broken,
+    Decision,
+    DriverState,
+    NeedsReboot,
+    NeedsReload,
+    decision,
+    driver_state,
+)
+from gpufleet.printable import printable
+from gpufleet.rebooting import Rebooting, rebooted
+from gpufleet.survey import ask, survey
+from gpufleet.units import stop_seconds
+
+if TYPE_CHECKING:
+    from gpufleet.fleet import Bare
+
+Commands: TypeAlias = Generator[StringCommand | FunctionCommand]
+
+# modinfo of each kernel, all processes' files: seconds; a node that swaps gets a margin.
+LOOK_SECONDS = 120
+# What on_node/driver_reload.py takes at most: its lock, five services down and up, five modules out
+# and in, 180 s each; stages come on top, twice, for whoever else is at it.
+ACT_SECONDS = 60 + 2 * 5 * 180 + 2 * 5 * 180
+CHECK_APART_SECONDS = 5
+
+_terminal = Semaphore()  # one question at a time
+
+
+@deploy("driver in force")
+def driver_in_force(node: Bare) -> None:
+    """
+    Unload and load, or reboot, until the module on the disk is the loaded one.
+
+    After the packages and before whatever only works with the driver of its own version: the
+    fabric manager, IMEX, DCGM. A node that has to be touched is marked first, and no stage starts
+    on it before `checked` has passed.
+    """
+    guarded()
+    in_force(_driver(node), name="driver")
+
+
+@deploy("check")
+def checked(node: Bare) -> None:
+    """Judge a node whose driver was touched; when it is fit, its stages may start, and do."""
+    fit(_driver(node), name="node")
+
+
+def guarded() -> None:
+    """Converge what keeps the stages of a marked node from starting; before packages change."""
+    node = Converge(unchecked.guard())
+    node.files(name="guard of unchecked nodes")
+    node.units(name="have systemd read the guard")
+
+
+@dataclass(frozen=True)
+class _Driver:
+    """What the operations need to know of a node's settings."""
+
+    wanted: str
+    reboot: Any
+    reboot_seconds: int
+    stop_seconds: int
+
+
+def _driver(node: Bare) -> _Driver:
+    settings = node.settings
+    if settings.gpu_lock is None:
+        raise ValueError(f"{node.name} has no gpu_lock")
+    return _Driver(
+        wanted=settings.gpu_lock.driver,
+        reboot=settings.gpu.reboot,
+        reboot_seconds=settings.gpu.reboot_seconds,
+        stop_seconds=max(map(stop_seconds, settings.serving.values()), default=90),
+    )
+
+
+# Before packages change
+
+
+@operation()
+def marked(packages: Converge, reason: str) -> Commands:
+    """Mark the node as unchecked if these packages are about to change; otherwise no change."""
+    if not packages.difference().packages.commands:
+        host.noop("no package of the driver changes")
+        return
+    _say("mark the node as unchecked")
+    if ctx_state.get().is_executing:
+        packages.forget()
+    yield FunctionCommand(_mark, (reason,), {})
+
+
+def _mark(state: State, host: Host, reason: str) -> bool:  # noqa: ARG001  # pyinfra's signature
+    return _succeeded(host, _act("mark", reason=reason))
+
+
+# The driver
+
+
+@operation()
+def in_force(driver: _Driver) -> Commands:
+    """Bring the driver into force; decided when it is executed, after packages have changed."""
+    seen = _look()
+    if seen["error"]:
+        yield from refuse((seen["error"],))
+        return
+    state = driver_state(seen, driver.wanted)
+    found = decision(state, driver.reboot, terminal=sys.stdin.isatty())
+    waiting = [unit for unit in seen["kept"]["units"] if unit in STOP_ORDER]
+    if found.way == "nothing" and not waiting:
+        for remark in getattr(state, "remarks", ()):
+            logger.warning("%s%s", host.print_prefix, printable(remark))
+        host.noop(found.said)
+        return
+    if not ctx_state.get().is_executing:
+        _say(_foretold(state, found))
+        yield FunctionCommand(lambda *_: True, (), {})
+        return
+    yield FunctionCommand(_bring, (driver,), {})
+
+
+def _foretold(state: DriverState, found: Decision) -> str:
+    match found.way:
+        case "fail" if isinstance(state, Broken):
+            return "bring the driver into force, once its packages are there"
+        case "fail":
+            return f"fail: {found.said}"
+        case "nothing":
+            return "start the driver's own services, which an interrupted run has stopped"
+        case way:
+            verb = {"reload": "unload and load the driver", "ask": "ask for a reboot"}
+            return f"{verb.get(way, 'reboot')}: {found.said}"
+
+
+def _bring(state: State, host: Host, driver: _Driver) -> bool:  # noqa: ARG001
+    """Mark, then reload or reboot; a reboot may leave a reload to do (an old initramfs)."""
+    if not _succeeded(host, _act("mark", reason="its driver is being changed")):
+        return False
+    booted = False
+    while True:
+        seen = _look()
+        if seen["error"]:
+            return _succeeded(host, seen)
+        found = driver_state(seen, driver.wanted)
+        chosen = decision(found, driver.reboot, terminal=sys.stdin.isatty())
+        if chosen.way == "nothing":
+            return _succeeded(host, _act("start", driver))
+        if isinstance(found, NeedsReload):
+            said = _reload(host, driver, found)
+            if not said.get("busy"):
+                return _succeeded(host, said)
+            found = NeedsReboot(said["error"], found.version)
+            chosen = decision(found, driver.reboot, terminal=sys.stdin.isatty())
+        if booted and chosen.way != "fail":
+            return _no(host, f"{chosen.said}, although the node was rebooted just now")
+        if chosen.way == "fail" or not _agreed(host, chosen):
+            return _no(host, chosen.said)
+        if problem := _reboot(host, driver, seen, chosen):
+            return _no(host, problem)
+        booted = True
+
+
+def _reload(host: Host, driver: _Driver, wanted: NeedsReload) -> dict[str, Any]:
+    logger.info("%s%s: unload and load it", host.print_prefix, wanted.reason)
+    return _act("reload", driver, version=wanted.version, load=list(wanted.load))
+
+
+def _agreed(host: Host, found: Decision) -> bool:
+    """Return whether a reboot may be; ask where that is to be asked."""
+    if found.way != "ask":
+        return True
+    with _terminal:
+        sys.stderr.write(f"{host.name}: {printable(found.said)}. Reboot it now? [y/N] ")
+        sys.stderr.flush()
+        # In a thread: the other nodes go on meanwhile.
+        answer: str = gevent.get_hub().threadpool.apply(sys.stdin.readline)
+    return answer.strip().lower() in {"y", "yes"}
+
+
+def _reboot(host: Host, driver: _Driver, seen: Mapping[str, Any], found: Decision) -> str:
+    """Reboot and wait; return what went wrong, "" if nothing."""
+    logger.info("%s%s: reboot", host.print_prefix, printable(found.said))
+
+    def boot_id() -> str | None:
+        answer = _look()
+        return None if answer["error"] else str(answer["boot_id"])
+
+    wanted = Rebooting(str(seen["boot_id"]), driver.reboot_seconds)
+    return rebooted(host, wanted, lambda: str(_act("reboot", driver)["error"]), boot_id)
+
+
+# The check
+
+
+@operation()
+def fit(driver: _Driver) -> Commands:
+    """Judge the node if it is marked; when it passes, remove the mark and start what waits."""
+    seen = _look()
+    if seen["error"]:
+        yield from refuse((seen["error"],))
+        return
+    state = driver_state(seen, driver.wanted)
+    found = decision(state, driver.reboot, terminal=sys.stdin.isatty())
+    executing = ctx_state.get().is_executing
+    untouched = seen["mark"] is None and not seen["kept"]["units"]
+    if untouched and (executing or found.way == "nothing"):
+        host.noop("nothing has touched the driver since the node was checked")
+        return
+    waiting = ", ".join([*seen["kept"]["units"], *seen["barred"]]) or "no unit"
+    _say(f"check the node, then let it serve; {waiting} waits for that")
+    yield FunctionCommand(_judge, (driver,), {})
+
+
+def _judge(state: State, host: Host, driver: _Driver) -> bool:
+    """Return whether the node is fit; if so it serves again, if not the mark says why."""
+    found = _problems(state, host, driver)
+    if found:
+        for problem in found:
+            logger.error("%s%s", host.print_prefix, problem)
+        _act("fail", reason="; ".join(found)[:2000])
+        return _no(host, f"the node stays out of service: {unchecked.MARK} on it says why")
+    return _succeeded(host, _act("clear", driver))
+
+
+def _problems(state: State, host: Host, driver: _Driver) -> tuple[str, ...]:
+    """Probe the node until nothing is wrong, or what is wrong does not pass by itself."""
+    deadline = time.monotonic() + REGISTRATION_SECONDS
+    declared = inventory.current().nodes
+    while True:
+        answer = survey(state, [host])[host.name]
+        report = judged({host.name: answer}, declared)
+        standing = driver_state(answer, driver.wanted) if isinstance(answer, dict) else None
+        settings = declared[host.name].settings
+        found = unchecked.problems(report, host.name, settings, standing)
+        passing = unchecked.passes_by_itself(report, host.name, settings)
+        if not found or not passing or time.monotonic() > deadline:
+            return found
+        gevent.sleep(CHECK_APART_SECONDS)
+
+
+# What nodes are asked
+
+
+def _look() -> dict[str, Any]:
+    return _act("look")
+
+
+def _act(action: str, driver: _Driver | None = None, **parameters: Any) -> dict[str, Any]:
+    """Return on_node/driver_reload.py's document; `error` says why there is none."""
+    patience = driver.stop_seconds if driver else 0
+    program = payload.program(
+        "driver_reload",
+        action=action,
+        order={"unload": UNLOAD_ORDER, "services": STOP_ORDER},
+        stop_seconds=patience,
+        **parameters,
+    )
+    limit = LOOK_SECONDS if action == "look" else ACT_SECONDS + 3 * patience
+    node = ctx_host.get()
+    answer = ask(ctx_state.get(), [node], lambda _: program, limit, f"`{action}` of the driver")
+    found = answer[node.name]
+    return {"error": found} if isinstance(found, str) else found
+
+
+def _say(what: str) -> None:
+    would = "" if ctx_state.get().is_executing else "would "
+    logger.info("%s%s%s", host.print_prefix, would, printable(what))
+
+
+def _succeeded(host: Host, said: Mapping[str, Any]) -> bool:
+    return _no(host, said["error"]) if said["error"] else True
+
+
+def _no(host: Host, problem: str) -> bool:
+    logger.error("%s%s", host.print_prefix, printable(problem))
+    return False

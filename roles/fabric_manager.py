@@ -1,0 +1,71 @@
+"""The fabric manager, which joins GPUs through NVSwitches: only where the node has some."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING
+
+from pyinfra import host, logger
+from pyinfra.api import QuoteString, StringCommand, deploy, operation
+from pyinfra.context import ctx_state
+from pyinfra.facts.server import KernelModules
+
+from gpufleet import units
+from gpufleet.converge import Converge
+from gpufleet.wanted import File, Unit, UnitGone, Wanted
+
+if TYPE_CHECKING:
+    from gpufleet.fleet import Bare
+
+SERVICE = "nvidia-fabricmanager.service"
+# With NVLink 5 it talks to its switches over InfiniBand's management datagrams, and its start
+# script ends without them.
+MODULES = ("ib_umad", "mlx5_core")
+LOADED_AT_BOOT = "/etc/modules-load.d/gpufleet-fabric.conf"
+# It is up when every NVLink is trained; tens of seconds as a rule, REGISTRATION_SECONDS at most.
+START_SECONDS = 300
+MODPROBE_SECONDS = 60
+
+
+@deploy("fabric manager")
+def fabric_manager(node: Bare) -> None:
+    """
+    Converge the fabric manager, after the driver is in force: it refuses any but its own version.
+
+    Its package and NSCQ come with the driver's, of its version: nothing of it is configured. Where
+    there is no NVSwitch, or another machine manages the fabric, it would fail: it is off there.
+    """
+    service = Converge(wanted(node))
+    service.files(name="files")
+    if node.machine.nvlink5 and node.machine.nvswitch:
+        loaded(name="modules for the switches", _timeout=MODPROBE_SECONDS)
+    service.units(name="service")
+
+
+def wanted(node: Bare) -> Wanted:
+    """Return the unit with what it needs, or that it is off."""
+    lock = node.settings.gpu_lock
+    if lock is None:
+        raise ValueError(f"{node.name} has no gpu_lock")
+    if not node.machine.nvswitch:
+        return Wanted(UnitGone(SERVICE))
+    file = units.drop_in(
+        "nvidia-driver-service.conf.j2", SERVICE, started_with={"driver": lock.driver}
+    )
+    unit = Unit(SERVICE, fingerprint=file.fingerprint, start_seconds=START_SECONDS)
+    if not node.machine.nvlink5:
+        return Wanted(file.file, unit)
+    text = "# Written by gpufleet.\n" + "".join(f"{name}\n" for name in MODULES)
+    return Wanted(file.file, unit, File(LOADED_AT_BOOT, text.encode()))
+
+
+@operation()
+def loaded() -> Generator[StringCommand]:
+    """Load the modules that the switches are reached by, unless they are; boots do that, too."""
+    found = host.get_fact(KernelModules)
+    if missing := [name for name in MODULES if name not in found]:
+        would = "" if ctx_state.get().is_executing else "would "
+        logger.info("%s%sload %s", host.print_prefix, would, " ".join(missing))
+        yield StringCommand("modprobe", "--all", *(QuoteString(name) for name in missing))
+        return
+    host.noop("the modules are loaded")

@@ -1,0 +1,45 @@
+"""Keep GPUs initialised while nobody uses them: NVIDIA's persistence daemon."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyinfra.api import deploy
+
+from gpufleet import units
+from gpufleet.converge import Converge
+from gpufleet.wanted import Unit, UnitGone, Wanted
+
+if TYPE_CHECKING:
+    from gpufleet.fleet import Bare
+
+SERVICE = "nvidia-persistenced.service"
+# Ubuntu's packaged unit starts it with --no-persistence-mode, as this user, which its package
+# makes. Debian's and Red Hat's leave persistence on, which is the daemon's default.
+UNDONE = {"ubuntu": "nvidia-persistenced"}
+
+
+@deploy("persistence daemon")
+def persistenced(node: Bare) -> None:
+    """Converge the daemon; its packages come with the driver's, and its version is theirs."""
+    service = Converge(wanted(node))
+    service.files(name="drop-in")
+    service.units(name="service")
+
+
+def wanted(node: Bare) -> Wanted:
+    """Return the unit with our drop-in, or that it is off where `gpu_lock.persistence` is false."""
+    lock = node.settings.gpu_lock
+    if lock is None:
+        raise ValueError(f"{node.name} has no gpu_lock")
+    if not lock.persistence:
+        return Wanted(UnitGone(SERVICE))
+    user = UNDONE.get(node.system.id)
+    file = units.drop_in(
+        "nvidia-persistenced.conf.j2",
+        SERVICE,
+        started_with={"driver": lock.driver},
+        undone=user is not None,
+        user=user,
+    )
+    return Wanted(file.file, Unit(SERVICE, fingerprint=file.fingerprint))

@@ -1,0 +1,336 @@
+"""Is the driver on a node's disk the one in force, and if not, what brings it there. Pure.
+
+Three versions have to be one: of the loaded kernel module, of the module on the disk for the
+running kernel, and of the libraries. NVML starts with no others (its error 18), and the fabric
+manager refuses any but its own. Packages change the last two at once; the first changes by an
+unload and a load, or by a reboot. Which of both, and who is in the way, is decided here; the table
+is in docs/driver-upgrades.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+STOP_ORDER = (
+    "nvidia-dcgm-exporter.service",
+    "nvidia-dcgm.service",
+    "nvidia-imex.service",
+    "nvidia-fabricmanager.service",
+    "nvidia-persistenced.service",
+)
+"""What a driver's own services are, the stages above them apart; they start in reverse."""
+UNLOAD_ORDER = ("nvidia_peermem", "nvidia_uvm", "nvidia_drm", "nvidia_modeset", "nvidia")
+"""A module before those that it uses (modinfo's `depends`); they load in reverse."""
+ALWAYS_LOADED = ("nvidia", "nvidia_uvm")
+"""CUDA needs nvidia_uvm, and loads it by a setuid program that our units forbid."""
+NAMED = 4  # holders that are named; of more there is a count
+
+
+@dataclass(frozen=True)
+class Holder:
+    """
+    A process that keeps the driver from being unloaded.
+
+    Attributes:
+        pid: as the node counts.
+        name: of its program.
+        unit: the systemd unit that it runs in; "" for none.
+        devices: what it has open, e.g. /dev/nvidia0.
+    """
+
+    pid: int
+    name: str
+    unit: str = ""
+    devices: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        within = f" of {self.unit}" if self.unit else ""
+        opened = f" ({', '.join(self.devices[:2])})" if self.devices else ""
+        return f"process {self.pid} {self.name}{within}{opened}"
+
+
+@dataclass(frozen=True)
+class InForce:
+    """Module, libraries and disk are `version`. `remarks`: what the next reboot changes."""
+
+    version: str
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NeedsReload:
+    """
+    Nobody but units that we stop holds the driver: it is unloaded and loaded without a reboot.
+
+    Attributes:
+        reason: which versions differ.
+        version: that will be in force.
+        stop: active units in the order in which they stop.
+        unload, load: modules in their orders.
+        start: units in the order in which they start; stages are not among them, they wait for the
+            node's check.
+    """
+
+    reason: str
+    version: str
+    stop: tuple[str, ...] = ()
+    unload: tuple[str, ...] = ()
+    load: tuple[str, ...] = ()
+    start: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NeedsReboot:
+    """Only a reboot brings `version` into force."""
+
+    reason: str
+    version: str
+
+
+@dataclass(frozen=True)
+class Held:
+    """Somebody else works with the driver, whom nobody but the operator may end."""
+
+    reason: str
+    by: tuple[Holder, ...]
+
+    @property
+    def sentence(self) -> str:
+        """Who, and what to do."""
+        named = "; ".join(map(str, self.by[:NAMED]))
+        more = f"; and {len(self.by) - NAMED} more" if len(self.by) > NAMED else ""
+        return (
+            f"{self.reason}, and the driver is held by {named}{more}. Nothing was stopped: end "
+            "them or let them end, then run this again"
+        )
+
+
+@dataclass(frozen=True)
+class Broken:
+    """Neither a reload nor a reboot would mend it: packages have to change first."""
+
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """What decides could not be read."""
+
+    reasons: tuple[str, ...]
+
+
+DriverState: TypeAlias = InForce | NeedsReload | NeedsReboot | Held | Broken | Unknown
+
+
+def driver_state(document: Mapping[str, Any], wanted: str | None) -> DriverState:
+    """
+    Return how the driver stands on a node.
+
+    `document` is a probe's, or what `on_node/driver_reload.py` saw, which adds who holds the driver
+    (`holders`) and what runs (`active`, `loaded`). `wanted` is the lock's driver, exact or a branch
+    ("580"); None: whatever is on the disk.
+    """
+    driver = document["driver"]
+    asked = {"the loaded module": "module", "the module on the disk": "disk"}
+    unread = tuple(
+        f"{what} could not be read ({_why(driver[key])})"
+        for what, key in asked.items()
+        if _missing(driver[key]) not in {None, "absent"}
+    )
+    if unread:
+        return Unknown(unread)
+    loaded = None if _missing(driver["module"]) else str(driver["module"])
+    on_disk = None if _missing(driver["disk"]) else str(driver["disk"]["version"])
+    if on_disk is None:
+        return _without_module(document, loaded, wanted)
+    if reasons := tuple(_unfit(driver, on_disk, wanted)):
+        return Broken(reasons)
+    if loaded == on_disk:
+        if _missing(driver.get("init")) == "version_mismatch":
+            said = f"module and libraries are {on_disk}, and NVML says that they differ"
+            return NeedsReboot(said, on_disk)
+        return InForce(on_disk, tuple(_remarks(document)))
+    return _to_be_loaded(document, loaded, on_disk)
+
+
+def agrees(version: str, wanted: str | None) -> bool:
+    """
+    Say whether an installed version is what a lock names.
+
+    >>> agrees("580.95.05", "580"), agrees("580.95.05", "580.9"), agrees("580.95.05", None)
+    (True, False, True)
+    """
+    return wanted is None or version == wanted or version.startswith(f"{wanted}.")
+
+
+def services_first_to_stop(active: tuple[str, ...]) -> tuple[str, ...]:
+    """Return units in the order in which they stop: stages, then the driver's own services."""
+    stages = tuple(unit for unit in active if unit not in STOP_ORDER)
+    return (*sorted(stages), *(unit for unit in STOP_ORDER if unit in active))
+
+
+def _without_module(
+    document: Mapping[str, Any], loaded: str | None, wanted: str | None
+) -> DriverState:
+    """The running kernel has no module on the disk: another kernel may have one."""
+    running = _known(document.get("kernel"), "the running kernel")
+    if loaded is not None and agrees(loaded, wanted) and _library(document["driver"]) == loaded:
+        said = f"{running} has no NVIDIA module on the disk any more: the next boot may have none"
+        return InForce(loaded, (said,))
+    boots = next((each for each in _kernels(document) if each["newest"]), None)
+    if boots and not boots["running"] and not _missing(boots["nvidia"]):
+        version = str(boots["nvidia"])
+        if agrees(version, wanted):
+            said = (
+                f"kernel {running} runs and has no NVIDIA module; {boots['kernel']}, which is "
+                f"what boots next, has {version}"
+            )
+            return NeedsReboot(said, version)
+    return Broken(
+        (
+            f"the disk has no NVIDIA module for {running}: `dkms status` says why it was not "
+            f"built; install that kernel's headers (linux-headers-{running}, or kernel-devel)",
+        )
+    )
+
+
+def _unfit(driver: Mapping[str, Any], on_disk: str, wanted: str | None) -> Iterator[str]:
+    """Yield what packages have to put right before anything is loaded."""
+    if not agrees(on_disk, wanted):
+        yield (
+            f"the module on the disk is {on_disk}, and gpu_lock.driver is {wanted}: its packages "
+            "are not installed; run deploys/node.py"
+        )
+    library = _library(driver)
+    if library is None:
+        yield f"the module on the disk is {on_disk}, and there is no libnvidia-ml.so.1 beside it"
+    elif library != on_disk:
+        yield (
+            f"the module on the disk is {on_disk} and the libraries are {library}: an upgrade "
+            "stopped half-way; `dpkg --audit` or `rpm -qa '*nvidia*'` names its packages"
+        )
+
+
+def _to_be_loaded(
+    document: Mapping[str, Any], loaded: str | None, version: str
+) -> NeedsReload | NeedsReboot | Held:
+    modules = _known(document["system"]["modules"], [])
+    if loaded is None and "nouveau" in modules:
+        return NeedsReboot("nouveau has the GPUs, and gives them up at a boot only", version)
+    reason = (
+        f"module {loaded} is loaded, {version} lies on the disk"
+        if loaded
+        else f"no NVIDIA module is loaded, {version} lies on the disk"
+    )
+    if strange := sorted(set(document.get("used_by", ())) - set(UNLOAD_ORDER)):
+        said = f"{reason}, and {', '.join(strange)} is built against the loaded one"
+        return NeedsReboot(said, version)
+    active = tuple(document.get("active", ()))
+    others = tuple(holder for holder in _holders(document) if holder.unit not in active)
+    if others:
+        return Held(reason, others)
+    unload = tuple(name for name in UNLOAD_ORDER if name in modules)
+    load = {*ALWAYS_LOADED, *unload, *document.get("kept", {}).get("modules", ())}
+    kept = document.get("kept", {}).get("units", ())
+    return NeedsReload(
+        reason,
+        version,
+        stop=services_first_to_stop(active),
+        unload=unload,
+        load=tuple(name for name in reversed(UNLOAD_ORDER) if name in load),
+        start=tuple(unit for unit in reversed(STOP_ORDER) if unit in {*active, *kept}),
+    )
+
+
+def _remarks(document: Mapping[str, Any]) -> Iterator[str]:
+    """What works now and changes at the next boot is worth knowing, and no reason to reboot."""
+    boots = next((each for each in _kernels(document) if each["newest"]), None)
+    if boots and not boots["running"]:
+        kernel, module = boots["kernel"], boots["nvidia"]
+        yield (
+            f"kernel {kernel} is installed and boots next, without an NVIDIA module"
+            if _missing(module)
+            else f"kernel {kernel} is installed and boots next, with module {module}"
+        )
+    if document["system"].get("reboot_required") is True:
+        yield "a package asked for a reboot (/run/reboot-required)"
+
+
+def _kernels(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return list(_known(document["driver"].get("kernels"), []))
+
+
+def _holders(document: Mapping[str, Any]) -> tuple[Holder, ...]:
+    return tuple(
+        Holder(each["pid"], each["name"], each["unit"] or "", tuple(each["devices"]))
+        for each in document.get("holders", ())
+    )
+
+
+def _library(driver: Mapping[str, Any]) -> str | None:
+    """Return the libraries' version, from the file's name or NVML's own ("13.580.95.05")."""
+    file = driver.get("library")
+    version = None if _missing(file) else (file or {}).get("version")
+    if isinstance(version, str):
+        return version
+    nvml = driver.get("nvml")
+    found = re.search(r"\b(\d{3}\.\d+(\.\d+)?)\b", nvml) if isinstance(nvml, str) else None
+    return found[1] if found else None
+
+
+def _missing(value: Any) -> str | None:
+    return str(value["missing"]) if isinstance(value, dict) and "missing" in value else None
+
+
+def _why(value: Mapping[str, Any]) -> str:
+    detail = f": {value['detail']}" if value.get("detail") else ""
+    return f"{value['missing']}{detail}"
+
+
+def _known(value: Any, otherwise: Any) -> Any:
+    return otherwise if value is None or _missing(value) else value
+
+
+# What to do about it
+
+Policy: TypeAlias = Literal["never", "when_needed", "ask"]
+Way: TypeAlias = Literal["nothing", "reload", "reboot", "ask", "fail"]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What happens to a node, and the sentence that says why."""
+
+    way: Way
+    said: str
+
+
+def decision(state: DriverState, policy: Policy, *, terminal: bool) -> Decision:
+    """Return what a state and `gpu.reboot` come to; `terminal`: there is somebody to be asked."""
+    match state:
+        case InForce():
+            return Decision("nothing", f"driver {state.version} is in force")
+        case NeedsReload():
+            return Decision("reload", state.reason)
+        case NeedsReboot() if policy == "when_needed":
+            return Decision("reboot", state.reason)
+        case NeedsReboot() if policy == "ask" and terminal:
+            return Decision("ask", state.reason)
+        case NeedsReboot():
+            allowed = (
+                "gpu.reboot is never"
+                if policy == "never"
+                else "gpu.reboot is ask, and there is no terminal to ask at"
+            )
+            return Decision(
+                "fail",
+                f"{state.reason}: driver {state.version} comes into force by a reboot, and "
+                f"{allowed}. Reboot the node and run this again, or set gpu.reboot: when_needed",
+            )
+        case Held():
+            return Decision("fail", state.sentence)
+        case Broken() | Unknown():
+            return Decision("fail", "; ".join(state.reasons))
