@@ -94,8 +94,8 @@ def _has_apt(distribution: str) -> bool:
 
 _WRITTEN = "# Written by gpufleet; the next deploy overwrites what is changed here.\n"
 _LIMITS = f"""\
-{_WRITTEN}# Adapters pin what they read. This is for logins, for tests by hand (ib_write_bw, nccl-tests): a
-# unit of systemd reads nothing here and has its own LimitMEMLOCK=.
+{_WRITTEN}# Adapters pin what they read. This is for logins, that is for tests by hand;
+# a unit of systemd reads nothing here and has its own LimitMEMLOCK=.
 * soft memlock unlimited
 * hard memlock unlimited
 root soft memlock unlimited
