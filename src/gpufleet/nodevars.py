@@ -127,6 +127,7 @@ def check(
             for at, what in mistake.mistakes:
                 dotted = ".".join(map(str, at))
                 sentence = f"{dotted}: {what}{_hint(at, what)}" if at else what
+                sentence += _also_at(layers, mistake.against.get(at))
                 if at and at[0] in layers:
                     origin = layers[str(at[0])][1].at(*at[1:])
                     found.setdefault((origin.file, origin.line, sentence), [])
@@ -175,6 +176,13 @@ def _key_mistakes(node: str, found: Variables) -> Iterator[tuple[Origin, str]]:
 
 def _hint(at: KeyPath, what: str) -> str:
     return suggestion(str(at[-1]), _names_beside(at)) if what.startswith("no setting") else ""
+
+
+def _also_at(layers: Variables, at: KeyPath | None) -> str:
+    """Return where the other of two keys that contradict each other was set."""
+    if not at or str(at[0]) not in layers:
+        return ""
+    return f" ({'.'.join(map(str, at))} is in {layers[str(at[0])][1].at(*at[1:])})"
 
 
 def _names_beside(at: KeyPath) -> list[str]:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from shlex import join, quote
+from urllib.parse import unquote
 
 from gpufleet.errors import FleetError
 from gpufleet.settings import Vllm
@@ -24,6 +25,17 @@ CACHE = "/var/cache/gpufleet/uv"
 BUILD_SECONDS = 3600
 # A build whose controller has gone runs on; the next one waits for it.
 WAIT_SECONDS = 1800
+
+# The packages with CUDA's runtime, whose first two numbers are CUDA's: the one without a suffix
+# since 13, those with one until then.
+_RUNTIMES = ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime-cu11")
+# A line that begins a requirement, as uv and pip write locks: `name[extras]==version` or
+# `name[extras] @ url`.
+_REQUIREMENT = re.compile(
+    r"^(?P<name>[A-Za-z0-9][\w.-]*)(?:\[[^\]]*\])?"
+    r"(?:\s*==\s*(?P<version>[^\s;\\]+)|\s*@\s*(?P<url>\S+))",
+    re.MULTILINE,
+)
 
 
 @dataclass(frozen=True)
@@ -80,6 +92,30 @@ def release(vllm: Vllm, lock: bytes, uv_lock: bytes) -> Release:
     return Release(f"{vllm.version}-{_short(lock, vllm.python.encode())}", lock, uv_lock, vllm)
 
 
+def pinned(lock: bytes, package: str) -> str | None:
+    """
+    Return the version that a lock has of a package, by any spelling of its name; None: it has none.
+
+    A package that the lock takes from an address has the version in the name of the file there;
+    where even that says none (a git address), the version is "".
+
+    >>> pinned(b"ray[default]==2.60.0 --hash=sha256:...", "ray")
+    '2.60.0'
+    >>> pinned(b"deep_ep @ https://wheels.example/deep_ep-1.2.1-cp312-linux_x86_64.whl", "deep-ep")
+    '1.2.1'
+    """
+    wanted = _normal(package)
+    for found in _REQUIREMENT.finditer(lock.decode(errors="replace")):
+        if _normal(found["name"]) != wanted:
+            continue
+        if found["version"]:
+            return found["version"]
+        file = unquote(found["url"].partition("#")[0]).rstrip("/").rpartition("/")[2]
+        wheel = re.match(r"[^-]+-(\d[^-]*)(?:-|$)", file)
+        return wheel[1].removesuffix(".tar.gz").removesuffix(".zip") if wheel else ""
+    return None
+
+
 def cuda_of(lock: bytes) -> tuple[int, int] | None:
     """
     Return the CUDA release whose runtime a lock's wheels carry; None where they carry none.
@@ -87,9 +123,24 @@ def cuda_of(lock: bytes) -> tuple[int, int] | None:
     >>> cuda_of(b"nvidia-cuda-runtime==13.0.96 --hash=sha256:...")
     (13, 0)
     """
-    # nvidia-cuda-runtime-cu12 until CUDA 12, nvidia-cuda-runtime from 13 on.
-    found = re.search(rb"^nvidia-cuda-runtime(?:-cu\d+)?==(\d+)\.(\d+)", lock, re.MULTILINE)
-    return found and (int(found[1]), int(found[2]))
+    for package in _RUNTIMES:
+        if version := pinned(lock, package):
+            major, minor = version.split(".")[:2]
+            return int(major), int(minor)
+    return None
+
+
+@dataclass(frozen=True)
+class Wheels:
+    """What a release's lock says of what its wheels need: `source` is the lock's path."""
+
+    cuda: tuple[int, int] | None
+    source: str
+
+
+def wheels(lock: bytes, source: str) -> Wheels:
+    """Return what the wheels of a lock need of a node's driver."""
+    return Wheels(cuda_of(lock), source)
 
 
 def build_script(wanted: Release) -> str:
@@ -165,6 +216,11 @@ def _sources(vllm: Vllm) -> Sequence[str]:
         if url.startswith("http://")
     ]
     return tuple(dict.fromkeys(sources))
+
+
+def _normal(name: str) -> str:
+    """Return a package's name as indexes compare it (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _short(*parts: bytes) -> str:

@@ -26,10 +26,11 @@ from pydantic import (
     model_validator,
 )
 
-from gpufleet import presets
+from gpufleet import gpu_lock, locked, presets
 from gpufleet.checks.catalogue import CHECKS
 from gpufleet.gpu_settings import Gpu, GpuLock
 from gpufleet.groups import suggestion
+from gpufleet.locked import KeyPath
 from gpufleet.mirror import mirrored, strangers
 from gpufleet.mirror_settings import Mirror
 
@@ -196,7 +197,7 @@ class Dcgm(Setting):
 
     version: Annotated[str, Field(description="Of every datacenter-gpu-manager-4 package")]
     cuda_major: Annotated[PositiveInt, Field(description="The driver's CUDA major version")] = 13
-    exporter_version: str
+    exporter_version: Annotated[str | None, Field(description="null: no exporter")]
     port: Annotated[Port, Field(description="The exporter's port")] = 9400
 
 
@@ -527,7 +528,7 @@ class NodeSettings(Setting):
     def _models_need_vllm(self) -> NodeSettings:
         if self.serving and self.vllm is None:
             raise ValueError("`serving` is declared, but `vllm` is not: say which release serves")
-        if self.dcgm and not self.cuda:
+        if self.dcgm and not (self.cuda or self.gpu_lock):
             raise ValueError(
                 "`dcgm` comes from NVIDIA's repository, which `cuda.repository` names: set it"
             )
@@ -535,10 +536,19 @@ class NodeSettings(Setting):
 
 
 class Mistake(Exception):  # noqa: N818  # it is a list of mistakes, not an error of ours
-    """What is wrong in a node's variables: pairs of (key path, sentence)."""
+    """
+    What is wrong in a node's variables: pairs of (key path, sentence).
 
-    def __init__(self, *mistakes: tuple[tuple[str | int, ...], str]) -> None:
+    `against`: of a key that contradicts another one, the path of that one.
+    """
+
+    def __init__(
+        self,
+        *mistakes: tuple[KeyPath, str],
+        against: Mapping[KeyPath, KeyPath] | None = None,
+    ) -> None:
         self.mistakes = mistakes
+        self.against = against or {}
         super().__init__("; ".join(f"{'.'.join(map(str, at))}: {what}" for at, what in mistakes))
 
 
@@ -556,10 +566,35 @@ def node_settings(data: Mapping[str, Any]) -> NodeSettings:
 
 def written_settings(data: Mapping[str, Any]) -> NodeSettings:
     """Parse variables as `node_settings` does, but with the addresses that a mirror replaces."""
+    lock, mistakes = _lock(data)
+    against: dict[KeyPath, KeyPath] = {}
+    if lock:
+        differing = tuple(locked.differences(data, lock))
+        mistakes += [(each.at, str(each)) for each in differing]
+        against = {each.at: each.locked_at for each in differing}
+        mistakes += [(each.at, each.what) for each in gpu_lock.in_itself(lock) if each.refused]
+    given = locked.filled(data, lock) if lock else dict(data)
     try:
-        return NodeSettings.model_validate(dict(data))
+        settings = NodeSettings.model_validate(given)
     except ValidationError as error:
-        raise Mistake(*(_sentence(found) for found in error.errors())) from None
+        # Without a valid lock, what only the lock says is missing, which is no mistake of its own.
+        no_lock = bool(mistakes) and lock is None
+        found = [each for each in error.errors() if not (no_lock and each["type"] == "missing")]
+        mistakes += [each for each in map(_sentence, found) if each not in mistakes]
+    if mistakes:
+        raise Mistake(*mistakes, against=against)
+    return settings
+
+
+def _lock(data: Mapping[str, Any]) -> tuple[GpuLock | None, list[tuple[KeyPath, str]]]:
+    """Return the lock among variables, and what is wrong with it in form."""
+    if data.get("gpu_lock") is None:
+        return None, []
+    try:
+        return GpuLock.model_validate(data["gpu_lock"]), []
+    except ValidationError as error:
+        found = [_sentence(each) for each in error.errors()]
+        return None, [(("gpu_lock", *at), what) for at, what in found]
 
 
 def _sentence(found: Any) -> tuple[tuple[str | int, ...], str]:

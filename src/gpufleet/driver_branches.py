@@ -1,0 +1,97 @@
+"""NVIDIA's driver branches: how long they live, and what they need and serve.  Pure data.
+
+A branch that is not here is not refused: NVIDIA makes new ones faster than releases of ours are
+made, and says so (`unknown`). What is not known of one is None, and nothing follows from it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Flavour = Literal["open", "proprietary"]
+Designation = Literal["long term support", "production", "new feature"]
+
+
+@dataclass(frozen=True)
+class Branch:
+    """
+    One branch of the driver, as in "580".
+
+    `end_of_life` is the last day of the month that NVIDIA names; `cuda` the release of CUDA that
+    the branch came out with, the newest whose PTX it compiles; `flavours` the kernel modules that
+    its packages have.
+    """
+
+    name: str
+    designation: Designation
+    cuda: tuple[int, int]
+    end_of_life: dt.date | None
+    flavours: tuple[Flavour, ...] = ("open", "proprietary")
+
+
+# Designation and end of life: NVIDIA's "Supported Drivers and CUDA Toolkit Versions", its editions
+# of 4 August 2025 (R570; those that it left out had ended by then) and of 2026 (R535 to R610). R590
+# is in none of them. CUDA: the driver that each toolkit's runfile brought. Flavours: the release
+# notes of 615.71.09.
+_BRANCHES = (
+    Branch("535", "long term support", (12, 2), dt.date(2026, 6, 30)),
+    Branch("550", "production", (12, 4), dt.date(2025, 8, 4)),
+    Branch("560", "new feature", (12, 6), dt.date(2025, 8, 4)),
+    Branch("565", "new feature", (12, 7), dt.date(2025, 8, 4)),
+    Branch("570", "production", (12, 8), dt.date(2026, 2, 28)),
+    Branch("575", "new feature", (12, 9), dt.date(2025, 8, 4)),
+    Branch("580", "long term support", (13, 0), dt.date(2028, 6, 30)),
+    Branch("590", "new feature", (13, 1), None),
+    Branch("595", "production", (13, 2), dt.date(2027, 3, 31)),
+    Branch("610", "new feature", (13, 3), dt.date(2026, 8, 31)),
+    Branch("615", "new feature", (13, 4), None, ("open",)),
+)
+BRANCHES: Mapping[str, Branch] = {each.name: each for each in _BRANCHES}
+
+# The first branch whose packages have no proprietary modules (release notes of 615.71.09).
+OPEN_ONLY_SINCE = 615
+
+# CUDA's majors, and the oldest driver on which the wheels of any of their minors run: "minor
+# version compatibility" in NVIDIA's CUDA compatibility guide.
+OLDEST_DRIVER: Mapping[int, str] = {12: "525.60.13", 13: "580.65.06"}
+
+# From here on the toolkit and the driver are released apart (CUDA 13.4's installation guide).
+RELEASED_APART = (13, 4)
+
+
+def branch(name: str) -> Branch | None:
+    """Return what is known of a branch; None of one that is not in the table."""
+    return BRANCHES.get(name)
+
+
+def flavours(name: str) -> tuple[Flavour, ...]:
+    """
+    Return the kernel modules that a branch's packages have; a branch not known by its number.
+
+    >>> flavours("620")
+    ('open',)
+    """
+    if known := branch(name):
+        return known.flavours
+    return ("open",) if int(name) >= OPEN_ONLY_SINCE else ("open", "proprietary")
+
+
+def serves(name: str) -> int | None:
+    """Return the CUDA major that a branch runs; None where that is not known."""
+    if known := branch(name):
+        return known.cuda[0]
+    newer = [each for each in _BRANCHES if int(each.name) < int(name)]
+    return newer[-1].cuda[0] if newer and newer[-1] is not _BRANCHES[-1] else None
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """
+    Return a driver's version or branch as numbers, to be compared.
+
+    >>> numbers("580.95.05") < numbers("580.178.04")
+    True
+    """
+    return tuple(int(part) for part in version.split("."))

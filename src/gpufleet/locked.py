@@ -1,0 +1,105 @@
+"""What `gpu_lock` says of `cuda`, `dcgm` and `vllm` too: filled in there, or refused.  Pure.
+
+Works on variables as operators wrote them, before they are checked: only there can be told what
+was written from what is a default. So variables are valid before a group is locked, and stay so:
+
+* what both say must be equal;
+* what the lock alone says is filled in, so that roles read one place;
+* a toolkit that `cuda` alone names is filled into the lock, whose own default is none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from gpufleet.driver_branches import branch
+from gpufleet.gpu_settings import GpuLock
+
+KeyPath: TypeAlias = tuple[str | int, ...]
+
+# (where else it is written, where the lock has it)
+_SAME: tuple[tuple[KeyPath, KeyPath], ...] = (
+    (("cuda", "toolkit"), ("toolkit", "branch")),
+    (("cuda", "version"), ("toolkit", "version")),
+    (("dcgm", "version"), ("dcgm", "version")),
+    (("dcgm", "exporter_version"), ("dcgm", "exporter")),
+    (("vllm", "version"), ("vllm", "version")),
+)
+# An interpreter's path that says its version; /usr/bin/python3 and those of environments do not.
+_PYTHON = re.compile(r"/python(3\.\d+)$")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Two places that say different things of one version: where, and what each has."""
+
+    at: KeyPath
+    value: Any
+    locked_at: KeyPath
+    locked: Any
+
+    def __str__(self) -> str:
+        return (
+            f"is {_shown(self.value)}, and {'.'.join(map(str, self.locked_at))} is "
+            f"{_shown(self.locked)}: correct the one that is wrong, or remove it here"
+        )
+
+
+def differences(given: Mapping[str, Any], lock: GpuLock) -> Iterator[Difference]:
+    """Yield what variables and their lock say differently of the same thing."""
+    written = given["gpu_lock"]
+    for at, locked_at in _SAME:
+        # A toolkit of profile none says that there is no branch, and no version.
+        said = locked_at[:1] if locked_at[0] == "toolkit" else locked_at
+        if _has(given, at) and _has(written, said):
+            locked = _value(lock.model_dump(), locked_at)
+            if _value(given, at) != locked:
+                yield Difference(at, _value(given, at), ("gpu_lock", *locked_at), locked)
+    python = _PYTHON.search(str(_value(given, ("vllm", "python"))))
+    if lock.vllm and python and python[1] != lock.vllm.python:
+        at = ("vllm", "python")
+        yield Difference(at, _value(given, at), ("gpu_lock", "vllm", "python"), lock.vllm.python)
+
+
+def filled(given: Mapping[str, Any], lock: GpuLock) -> dict[str, Any]:
+    """
+    Return variables in which `cuda`, `dcgm`, `vllm` and the lock's toolkit are complete.
+
+    >>> filled({"gpu_lock": ..., "cuda": {"repository": ...}}, GpuLock(driver="580"))["cuda"]
+    {'repository': ..., 'toolkit': None, 'version': None}
+    """
+    done = dict(given)
+    toolkit = lock.toolkit
+    if isinstance(cuda := given.get("cuda"), Mapping):
+        written = given["gpu_lock"]
+        if "toolkit" not in written and cuda.get("toolkit") and cuda.get("version"):
+            also = {"profile": "full", "branch": cuda["toolkit"], "version": cuda["version"]}
+            done["gpu_lock"] = {**written, "toolkit": also}
+        done["cuda"] = {"toolkit": toolkit.branch, "version": toolkit.version, **cuda}
+    if lock.dcgm and isinstance(dcgm := given.get("dcgm") or {}, Mapping):
+        also = {"version": lock.dcgm.version, "exporter_version": lock.dcgm.exporter}
+        done["dcgm"] = {**also, **dcgm}
+    if isinstance(dcgm := done.get("dcgm"), Mapping) and (known := branch(lock.branch)):
+        done["dcgm"] = {"cuda_major": known.cuda[0], **dcgm}
+    if lock.vllm and isinstance(vllm := given.get("vllm"), Mapping):
+        done["vllm"] = {"version": lock.vllm.version, **vllm}
+    return done
+
+
+def _has(data: Any, path: KeyPath) -> bool:
+    return _value(data, path, absent := object()) is not absent
+
+
+def _value(data: Any, path: KeyPath, default: Any = None) -> Any:
+    for part in path:
+        if not isinstance(data, Mapping) or part not in data:
+            return default
+        data = data[part]
+    return data
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else str(value)
