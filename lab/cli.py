@@ -57,8 +57,21 @@ def _say(line: str) -> None:
     metavar="NODE:INTERFACE=ADDRESS",
     help="A further interface, as gpu-01:eth1=10.60.1.1/24; may be repeated.",
 )
+@click.option(
+    "--without-driver",
+    multiple=True,
+    metavar="NODE",
+    help="Hand NODE over with GPUs and no NVIDIA software; may be repeated.",
+)
 @click.pass_context
-def up(ctx: click.Context, nodes: tuple[str, ...], *, bare: bool, cables: tuple[str, ...]) -> None:
+def up(
+    ctx: click.Context,
+    nodes: tuple[str, ...],
+    *,
+    bare: bool,
+    cables: tuple[str, ...],
+    without_driver: tuple[str, ...],
+) -> None:
     """
     Have exactly these nodes running, healthy and reachable.
 
@@ -81,7 +94,7 @@ def up(ctx: click.Context, nodes: tuple[str, ...], *, bare: bool, cables: tuple[
         laid.setdefault(name, {})[interface] = address
     room = _open(ctx, "makes network interfaces, mounts and cgroups")
     begin = time.monotonic()
-    room.up(wanted or None, laid or None)
+    room.up(wanted or None, laid or None, without_driver or None)
     if not bare:
         supplies.provide(room.facts, room.say)
     count = len(room.facts.nodes)

@@ -28,15 +28,18 @@ def check_profiles(wanted: dict[str, str]) -> None:
         raise FleetError(*wrong)
 
 
-def install(root: Path, profile: str, version: str | None) -> None:
+def describe(root: Path, profile: str) -> None:
+    """Tell the library of the node at `root` which GPUs there are; it may be running."""
+    write(root / _PROFILE, profile)
+
+
+def install(root: Path, version: str | None) -> None:
     """
-    Put the library and the profile's text into the node whose root is mounted at `root`.
+    Put the library into the node whose root is mounted at `root`.
 
     The library has the driver's name, libnvidia-ml.so.570.124.06, and the loader's beside it, as
-    NVIDIA's packages install it. `version` None takes it away. A profile is read by running
-    programs: it changes in one step.
+    NVIDIA's packages install it. `version` None takes it away.
     """
-    write(root / _PROFILE, profile)
     built = nvml.build(CACHE / "nvml")
     folder, name = (root / _LIBRARY).parent, f"{_LIBRARY.stem}.{version}"
     for other in folder.glob(f"{_LIBRARY.stem}.*"):

@@ -20,9 +20,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from gpufleet.errors import FleetError
-from lab import calls, cgroup, command, gpu, kernel_log, power_on, software
+from lab import calls, cgroup, command, driver, gpu, kernel_log, power_on, software
 from lab.kernel_log import MACHINE
-from lab.machine import Entry, Folder, Link, Machine, Package, files, profile_text
+from lab.machine import (
+    Entry,
+    Folder,
+    Link,
+    Machine,
+    Package,
+    bare,
+    files,
+    profile_text,
+)
 from lab.machine import place as at_of
 from lab.state import write
 
@@ -65,16 +74,31 @@ def profile_of(root: Path) -> str | None:
         return None
 
 
-def place(root: Path, machine: Machine) -> Changes:
+def place(
+    root: Path, machine: Machine, *, without_driver: bool = False, running: bool = False
+) -> Changes:
     """
     Write the machine into the node whose root is mounted at `root`; files that are right stay.
+
+    On a node that was handed over without a driver all of NVIDIA's software is the node's own;
+    which of its modules are loaded stays as it is, if it is `running`, or is none.
 
     The node may be running, and has to `follow` then; after that it is `settled`. If it never was
     after the last time, because the lab was killed, everything is said to have changed. Another
     profile's machine needs the node to be off. Raises FleetError when its package manager is at
     work.
     """
-    home, machine = root / MACHINE, here(machine)
+    machine = here(machine)
+    if not without_driver:
+        return _place(root, machine, own_driver=False)
+    driver.install(root)
+    driver.write_loadable(root, driver.loadable(machine, shown))
+    with driver.unchanged(root, running=running) as loaded:
+        return _place(root, bare(machine, loaded), own_driver=True)
+
+
+def _place(root: Path, machine: Machine, *, own_driver: bool) -> Changes:
+    home = root / MACHINE
     program = Path(power_on.__file__).read_text()
     write(root / POWER_ON, program, 0o755)
     if profile_of(root) not in (None, machine.profile.name):
@@ -85,15 +109,22 @@ def place(root: Path, machine: Machine) -> Changes:
     (home / _BEHIND).touch()
     tree = files(machine)
     calls.install(root, home, machine)
-    gpu.install(root, profile_text(machine), machine.library.version if machine.library else None)
+    gpu.describe(root, profile_text(machine))
+    if not own_driver:
+        gpu.install(root, machine.library.version if machine.library else None)
     rules = (f"f+ {path} 0644 root root - {_line(tree[path])}\n" for path in tree if _run(path))
     changes = Changes(
         shown=_show(home, machine, tree),
         log=_log(home, machine),
         run=write(root / _TMPFILES, "".join(["# Written by the lab.\n", *rules])),
-        units=software.deliver(root, machine),
+        units=software.deliver(root, machine, dkms=own_driver),
     )
     return Changes(True, True, True, software.all_units(machine)) if behind else changes
+
+
+def shown(machine: Machine) -> dict[str, Entry]:
+    """Return what of a machine's tree stands in for the kernel's, by its path."""
+    return {path: entry for path, entry in files(machine).items() if _SHOWN.fullmatch(path)}
 
 
 def settled(root: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -92,23 +92,27 @@ class Lab:
         self,
         profiles: Mapping[str, str] | None = None,
         cables: Mapping[str, Mapping[str, str]] | None = None,
+        without_driver: Collection[str] | None = None,
     ) -> None:
         """
         Have exactly these nodes running (name -> hardware profile), reachable and unharmed.
 
         None means those of the last `up`, or the default two. A running node is left running; one
         not named any more is removed with what it had written. `cables` are what nodes have besides
-        eth0: {"gpu-01": {"eth1": "10.60.1.1/24"}}. Raises `FleetError`.
+        eth0: {"gpu-01": {"eth1": "10.60.1.1/24"}}. Nodes `without_driver` are handed over with
+        nothing of NVIDIA's but the GPUs; one that changes between the two starts afresh. Raises
+        `FleetError`.
         """
         with self._alone():
             self._refresh()
             wanted = dict(profiles or self.facts.profiles or DEFAULT_NODES)
             check_nodes(wanted)
+            bare = self._without_driver(wanted, profiles is None, without_driver)
             gpus.check_profiles(wanted)
             image.ensure_packages(self.say)
             base = image.build(self.say)
             kept = self.facts.cables if profiles is None else {}
-            self._settle(wanted, kept if cables is None else cables)
+            self._settle(wanted, kept if cables is None else cables, bare)
             network.up(self.facts)
             self._write_files()
             services.start(self.facts, self.say)
@@ -220,7 +224,25 @@ class Lab:
 
     # -- steps of up ---------------------------------------------------------------------------
 
-    def _settle(self, wanted: Mapping[str, str], cables: Mapping[str, Mapping[str, str]]) -> None:
+    def _without_driver(
+        self, wanted: Mapping[str, str], again: bool, asked: Collection[str] | None
+    ) -> frozenset[str]:
+        """Return which nodes come without a driver: those `asked` for, or those of the last up."""
+        if asked is None:
+            return self.facts.without_driver if again else frozenset()
+        if unknown := set(asked) - set(wanted):
+            raise FleetError(
+                f"Without a driver: {', '.join(sorted(unknown))} would not be in this lab "
+                f"(it has: {', '.join(sorted(wanted))})."
+            )
+        return frozenset(asked)
+
+    def _settle(
+        self,
+        wanted: Mapping[str, str],
+        cables: Mapping[str, Mapping[str, str]],
+        without_driver: frozenset[str],
+    ) -> None:
         """Decide on network and nodes, remember it, and remove the nodes not wanted any more."""
         # Held over all labs: two must not choose the same network at once.
         with exclusive("networks"):
@@ -231,7 +253,13 @@ class Lab:
             check_cables(cables, wanted, net)
             if cables != self.facts.cables:
                 network.pull(self.facts)
-            self.facts = replace(self.facts, net=net, profiles=dict(wanted), cables=dict(cables))
+            self.facts = replace(
+                self.facts,
+                net=net,
+                profiles=dict(wanted),
+                cables=dict(cables),
+                without_driver=without_driver,
+            )
             self.facts.save()
         for home in self._homes():
             if home.name not in wanted:
@@ -270,7 +298,7 @@ class Lab:
                 power.off(self.facts, node.name)  # what is left of a wreck
                 root.unmount(self.facts.node_dir(node.name))
                 if root.mount(self.facts, node, base):
-                    self.say(f"{node.name}: the base image has changed, starts afresh")
+                    self.say(f"{node.name}: what it was made from has changed, starts afresh")
                 off.append(node)
         silent_ones = self._silent(running, _PATIENCE) if running else []
         for node in silent_ones:
@@ -301,9 +329,11 @@ class Lab:
     def _has_its_hardware(self, node: LabNode) -> bool:
         """Whether the node was started with this profile's hardware: other needs it to be off."""
         there = hardware.profile_of(self.facts.node_dir(node.name) / "root")
-        if there != node.profile:
-            self.say(f"{node.name}: becomes {node.profile}, for which it is switched off")
-        return there == node.profile
+        as_made = root.made_for(self.facts.node_dir(node.name), node)
+        if there != node.profile or not as_made:
+            kind = "" if node.driver else " without a driver"
+            self.say(f"{node.name}: becomes {node.profile}{kind}, for which it is switched off")
+        return there == node.profile and as_made
 
     def _furnish(self, node: LabNode) -> None:
         """Write what makes the node's root this node; if it runs, it follows."""
@@ -314,7 +344,12 @@ class Lab:
             self.say(f"{node.name}: a {node.profile} cannot have {gone}, which is cleared")
         if wanted != have:
             broken.remember(home, wanted)
-        changes = hardware.place(home / "root", broken.machine_with(node.profile, wanted))
+        changes = hardware.place(
+            home / "root",
+            broken.machine_with(node.profile, wanted),
+            without_driver=not node.driver,
+            running=power.is_on(self.facts, node.name),
+        )
         if power.is_on(self.facts, node.name):
             hardware.follow(power.group(self.facts, node.name), home / "root", changes)
         hardware.settled(home / "root")

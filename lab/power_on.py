@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 
 MACHINE = "/var/lib/gpufleet-lab/machine"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
+LOADER = "/usr/lib/gpufleet-lab/loader.py"  # lab/driver/
 SYSTEMD = "/usr/lib/systemd/systemd"
 
 # Directories that show the machine's entries and, beside them, the kernel's own.
@@ -220,9 +221,17 @@ def resize_shared_memory() -> None:
     )
 
 
+def load_modules() -> Iterator[str]:
+    """Load what a booting machine would, on a node that has a loader; yield why that failed."""
+    if os.path.exists(LOADER):
+        code = os.spawnv(os.P_WAIT, LOADER, [LOADER, "boot"])
+        if code != 0:
+            yield f"power_on: {LOADER} boot ended with {code}"
+
+
 if __name__ == "__main__":
     if sys.argv[1:] == ["refresh"]:
         sys.exit("\n".join(refresh()) or None)
-    for failure in lay():
+    for failure in (*load_modules(), *lay()):
         print(failure, file=sys.stderr, flush=True)  # the console
     os.execv(SYSTEMD, [SYSTEMD])

@@ -2,7 +2,7 @@
 
 nodes/<name>/upper, work   what the node has written, kept while it is off and after `down`
 nodes/<name>/root          the whole, mounted while the lab is up
-nodes/<name>/image         the base image that `upper` was written over
+nodes/<name>/image         the base image that `upper` was written over, and whether it has a driver
 nodes/<name>/hostkey/      its SSH host key, kept when the rest starts afresh
 """
 
@@ -19,6 +19,9 @@ from lab.state import LabNode, LabState, write
 # and a node that tunes them must not tune the machine.
 SYSCTL = Path("var/lib/gpufleet-lab/vm")
 
+# What is beside the image's name of a node that was handed over so.
+_WITHOUT = " without a driver"
+
 _SSHD = """\
 # Without name service, asking who logs in would only take time.
 UseDNS no
@@ -32,23 +35,35 @@ def mount(state: LabState, node: LabNode, image: Path) -> bool:
     """
     Mount the node's root, keeping what it had written; return whether it had to start afresh.
 
-    It starts afresh when the base image has changed: a layer means nothing over another base.
+    It starts afresh when the base image has changed, because a layer means nothing over another
+    base, or when the node is to have a driver and had none, or the other way round.
     """
     home = state.node_dir(node.name)
     root, made_on = home / "root", home / "image"
     if root.is_mount():
         return False
-    stale = made_on.exists() and made_on.read_text() != f"{image}\n"
+    # With and without a driver are two machines: what one had installed is nothing to the other.
+    beginning = f"{image}{_suffix(node)}\n"
+    stale = made_on.exists() and made_on.read_text() != beginning
     if stale or not made_on.exists():
         for layer in (home / "upper", home / "work"):
             shutil.rmtree(layer, ignore_errors=True)
-        write(made_on, f"{image}\n")
+        write(made_on, beginning)
     for folder in (home / "upper", home / "work", root):
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o755)  # the node's own / has the mode of `upper`
     layers = f"lowerdir={image},upperdir={home}/upper,workdir={home}/work"
     command.run("mount", "-t", "overlay", f"{state.prefix}-{node.name}", "-o", layers, root)
     return stale
+
+
+def made_for(home: Path, node: LabNode) -> bool:
+    """Whether what lies in `home` was begun with a driver, or without, as the node is to be."""
+    return (home / "image").read_text().strip().endswith(_WITHOUT) == (not node.driver)
+
+
+def _suffix(node: LabNode) -> str:
+    return "" if node.driver else _WITHOUT
 
 
 def unmount(home: Path) -> None:

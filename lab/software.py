@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lab import command, dpkg, kernel_module
+from lab import command, dpkg, driver, kernel_module
 from lab.kernel_log import MACHINE
 from lab.machine import Machine, Unit
 from lab.state import write
@@ -42,15 +42,22 @@ _ENDS = {"exit-code": "/usr/bin/false", "signal": "/bin/sh -c 'kill -KILL $$$$'"
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
-def deliver(root: Path, machine: Machine) -> Units:
+def deliver(root: Path, machine: Machine, *, dkms: bool = False) -> Units:
     """
     Write into the root of a node what of its machine's software has changed since the last time.
+
+    `dkms`: the node builds its drivers itself, and so has dkms, kernels' headers and nouveau.
 
     Returns what a running node's systemd is to do about it. A killed one is completed by the next.
     """
     record = root / MACHINE / _DELIVERED
     before = json.loads(record.read_text()) if record.exists() else {}
     now = described(machine)
+    if dkms:
+        now["packages"]["dkms"] = {"version": driver.DKMS_VERSION, "held": False}
+        now["kernels"] = {
+            release: {**kernel, "headers": True} for release, kernel in now["kernels"].items()
+        }
 
     def each(kind: str) -> dict[str, Any]:
         """Every entry of a kind that is not as it was; None for one that is no more."""
@@ -108,7 +115,7 @@ def _licence(machine: Machine) -> str:
 # -- kernels ---------------------------------------------------------------------------------------
 
 
-def _kernel(root: Path, release: str, kernel: Mapping[str, str | None] | None) -> None:
+def _kernel(root: Path, release: str, kernel: Mapping[str, Any] | None) -> None:
     """Install a kernel's modules directory as far as kmod reads it, or remove it."""
     folder = root / "lib/modules" / release
     if kernel is None:
@@ -116,6 +123,8 @@ def _kernel(root: Path, release: str, kernel: Mapping[str, str | None] | None) -
         return
     write(folder / "modules.builtin", "kernel/fs/ext4/ext4.ko\n")
     write(folder / "modules.order", "")
+    if kernel.get("headers"):
+        _kernel_package(root, release)
     module = folder / "updates/dkms/nvidia.ko"
     module.parent.mkdir(parents=True, exist_ok=True)
     module.unlink(missing_ok=True)
@@ -131,6 +140,20 @@ def _kernel(root: Path, release: str, kernel: Mapping[str, str | None] | None) -
         draft.write_bytes(kernel_module.image(fields, platform.machine(), kernel["signer"]))
         draft.rename(module)
     command.run("chroot", root, "depmod", release)
+
+
+def _kernel_package(root: Path, release: str) -> None:
+    """Add what a distribution's kernel and its headers bring: modules of Linux' own, `build`."""
+    headers = f"usr/src/linux-headers-{release}"
+    write(root / headers / "include/config/kernel.release", f"{release}\n")
+    build = root / "lib/modules" / release / "build"
+    if not build.is_symlink():
+        build.symlink_to(f"/{headers}")
+    for path in driver.IN_TREE:
+        module = root / "lib/modules" / release / "kernel" / path
+        module.parent.mkdir(parents=True, exist_ok=True)
+        fields = (("license", "GPL"), ("intree", "Y"), ("name", module.stem))
+        module.write_bytes(kernel_module.image(fields, platform.machine()))
 
 
 # -- units -----------------------------------------------------------------------------------------

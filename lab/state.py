@@ -48,6 +48,7 @@ class LabNode:
     number: int
     address: IPv4Address
     profile: str  # the hardware it simulates: a file of lab/profiles/ without its suffix
+    driver: bool = True  # whether it was handed over with NVIDIA's driver
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class LabState:
     profiles: Mapping[str, str] = field(default_factory=dict)  # node name -> hardware profile
     # node name -> interface -> its address, as 10.60.1.1/24: what it has besides eth0
     cables: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    without_driver: frozenset[str] = frozenset()  # nodes that were handed over so
 
     # -- where it lies -------------------------------------------------------------------------
 
@@ -147,7 +149,13 @@ class LabState:
     def nodes(self) -> tuple[LabNode, ...]:
         """All nodes by number."""
         found = (
-            LabNode(name, _number(name), self.subnet[FIRST_NODE + _number(name)], profile)
+            LabNode(
+                name,
+                _number(name),
+                self.subnet[FIRST_NODE + _number(name)],
+                profile,
+                driver=name not in self.without_driver,
+            )
             for name, profile in self.profiles.items()
         )
         return tuple(sorted(found, key=lambda node: node.number))
@@ -171,7 +179,14 @@ class LabState:
             return state
         profiles = {name: node["profile"] for name, node in facts["nodes"].items()}
         cables = {name: node["cables"] for name, node in facts["nodes"].items() if "cables" in node}
-        return replace(state, net=IPv4Network(facts["net"]), profiles=profiles, cables=cables)
+        nodes = facts["nodes"].items()
+        return replace(
+            state,
+            net=IPv4Network(facts["net"]),
+            profiles=profiles,
+            cables=cables,
+            without_driver=frozenset(name for name, node in nodes if not node.get("driver", True)),
+        )
 
     def save(self) -> None:
         """Write `lab.json` for later commands and for whoever reads about the lab."""
@@ -180,6 +195,7 @@ class LabState:
                 "address": str(node.address),
                 "profile": node.profile,
                 **({"cables": self.cables[node.name]} if self.cables.get(node.name) else {}),
+                **({} if node.driver else {"driver": False}),
             }
             for node in self.nodes
         }

@@ -5,10 +5,12 @@
     answers(machine)                             # what cannot be a file: the probe's `answers`
     profile_text(machine)                        # what the simulated NVML reads
 
-profile.py reads the hardware profile, delivered.py makes the healthy machine, pci.py its bus,
-tree.py and programs.py turn it into files and scripts. All of it is pure but `write`.
+profile.py reads the hardware profile, delivered.py makes the healthy machine, bare.py one that has
+no driver yet, pci.py its bus, tree.py and programs.py turn it into files and scripts. All of it is
+pure but `write`.
 """
 
+from lab.machine.bare import Loaded, bare
 from lab.machine.delivered import boot_log, library, of
 from lab.machine.parts import (
     Disk,
@@ -35,6 +37,7 @@ __all__ = [
     "Kernel",
     "Library",
     "Link",
+    "Loaded",
     "Machine",
     "Net",
     "Package",
@@ -44,6 +47,7 @@ __all__ = [
     "Unit",
     "Upgrades",
     "answers",
+    "bare",
     "boot_log",
     "files",
     "library",

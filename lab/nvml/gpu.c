@@ -14,7 +14,14 @@ TEXT_GETTER(nvmlDeviceGetSerial, "serial")
 TEXT_GETTER(nvmlDeviceGetVbiosVersion, "vbios")
 TEXT_GETTER(nvmlDeviceGetBoardPartNumber, "part")
 TEXT_GETTER(nvmlDeviceGetInforomImageVersion, "inforom")
-TEXT_GETTER(nvmlDeviceGetGspFirmwareVersion, "gsp")
+
+/* The firmware comes with the driver. */
+NVML_API nvmlDeviceGetGspFirmwareVersion(const struct gpu *gpu, char *out, unsigned size)
+{
+    ENTER_GPU(gpu);
+    const char *said = gpu_text(gpu, "gsp");
+    return answer_text(out, size, said && profile_text("system.loaded") ? driver_version() : said);
+}
 NUMBER_GETTER(nvmlDeviceGetBrand, "brand")
 NUMBER_GETTER(nvmlDeviceGetArchitecture, "arch")
 NUMBER_GETTER(nvmlDeviceGetModuleId, "module")

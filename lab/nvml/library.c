@@ -62,7 +62,7 @@ bool gpu_is_lost(const struct gpu *gpu)
 /* The simulated driver is "BRANCH.RELEASE..." or newer. */
 bool driver_at_least(unsigned branch, unsigned release)
 {
-    const char *driver = profile_text("system.driver");
+    const char *driver = driver_version();
     char *rest;
     unsigned long have = strtoul(driver ? driver : "0", &rest, 10);
     unsigned long minor = *rest == '.' ? strtoul(rest + 1, NULL, 10) : 0;
@@ -130,6 +130,8 @@ NVML_API nvmlInitWithFlags(unsigned flags)
     int opened = profile_open();
     if (opened == NVML_SUCCESS)
         opened = faults_of("nvmlInitWithFlags", NULL);
+    if (opened == NVML_SUCCESS)
+        opened = driver_open();
     if (opened != NVML_SUCCESS)
         return opened;
     atomic_fetch_add(&users, 1);
@@ -152,6 +154,8 @@ NVML_API nvmlShutdown(void)
     unsigned before = atomic_load(&users);
     while (before && !atomic_compare_exchange_weak(&users, &before, before - 1)) {
     }
+    if (before == 1)
+        driver_close();
     return before ? NVML_SUCCESS : NVML_UNINITIALIZED;
 }
 
@@ -195,7 +199,7 @@ __attribute__((visibility("default"))) const char *nvmlErrorString(int code)
 NVML_API nvmlSystemGetDriverVersion(char *out, unsigned size)
 {
     ENTER();
-    return answer_text(out, size, profile_text("system.driver"));
+    return answer_text(out, size, driver_version());
 }
 
 /* The library's own version, which it tells unopened: it counts as CUDA's major version, then the
@@ -207,23 +211,21 @@ NVML_API nvmlSystemGetNVMLVersion(char *out, unsigned size)
     if (!atomic_load(&users))
         profile_open();
     int failed = faults_of(__func__, NULL);
-    const char *own = profile_text("system.library"), *cuda = profile_text("system.cuda");
-    if (!own)
-        own = profile_text("system.driver");
+    const char *own = library_version();
     if (failed != NVML_SUCCESS || !own)
         return failed != NVML_SUCCESS ? failed : NVML_UNKNOWN;
-    snprintf(version, sizeof version, "%ld.%s", cuda ? strtol(cuda, NULL, 0) / 1000 : 0, own);
+    snprintf(version, sizeof version, "%d.%s", driver_cuda() / 1000, own);
     return answer_text(out, size, version);
 }
 
 static int cuda_version(int *out)
 {
-    const char *cuda = profile_text("system.cuda");
+    int cuda = driver_cuda();
     if (!out)
         return NVML_INVALID_ARGUMENT;
     if (!cuda)
         return NVML_NOT_SUPPORTED;
-    *out = (int)strtol(cuda, NULL, 0);
+    *out = cuda;
     return NVML_SUCCESS;
 }
 
@@ -248,7 +250,7 @@ NVML_API nvmlSystemGetDriverBranch(struct nvmlSystemDriverBranchInfo_v1 *out, un
     if (out->version != STRUCT_VERSION(nvmlSystemDriverBranchInfo_v1, 1))
         return NVML_ARGUMENT_VERSION_MISMATCH;
     char branch[32];
-    snprintf(branch, sizeof branch, "r%lu_00", strtoul(profile_text("system.driver"), NULL, 10));
+    snprintf(branch, sizeof branch, "r%lu_00", strtoul(driver_version(), NULL, 10));
     return answer_text(out->branch, size < sizeof out->branch ? size : sizeof out->branch, branch);
 }
 

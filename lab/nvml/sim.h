@@ -59,6 +59,14 @@ int answer_stub(const char *function, const void *first_argument);
         if (refused_ != NVML_SUCCESS) return refused_;   \
     } while (0)
 
+/* ---- driver.c: the versions of the library and of what is loaded ---- */
+
+const char *library_version(void);
+const char *driver_version(void);
+int driver_cuda(void);
+int driver_open(void);
+void driver_close(void);
+
 /* ---- answer.c: from profile values to C results ---- */
 
 int answer_text(char *out, unsigned size, const char *text);

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpufleet.errors import FleetError
+from lab import nvml
+from lab.state import CACHE
 from lab.vendor import repository
 from lab.vendor.packages import KEYRING, packages
 
@@ -46,11 +48,12 @@ def build(state: Path, mirror: str) -> Vendor:
     folder = state / "vendor"
     try:
         key = repository.public_key(folder)
-        recipe = _recipe(key)
+        library = nvml.build(CACHE / "nvml").read_bytes()
+        recipe = _recipe(key, library)
         stamp = folder / "recipe.sha256"
         if not (stamp.exists() and stamp.read_text() == recipe):
             stamp.unlink(missing_ok=True)
-            _rebuild(folder, key)
+            _rebuild(folder, key, library)
             stamp.write_text(recipe)
     except subprocess.CalledProcessError as error:
         said = (error.stderr or b"").decode(errors="replace").strip()
@@ -72,12 +75,12 @@ def _need_tools() -> None:
         )
 
 
-def _rebuild(folder: Path, key: bytes) -> None:
+def _rebuild(folder: Path, key: bytes, library: bytes) -> None:
     new, live, old = (folder / name for name in ("repository.new", "repository", "repository.old"))
     for leftover in (new, old):
         shutil.rmtree(leftover, ignore_errors=True)
     new.mkdir()
-    for package in packages(key):
+    for package in packages(key, library):
         package.build(new)
     repository.index(new, folder)
     if live.exists():
@@ -86,9 +89,9 @@ def _rebuild(folder: Path, key: bytes) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _recipe(key: bytes) -> str:
+def _recipe(key: bytes, library: bytes) -> str:
     """A hash of all that decides the repository's content."""
-    digest = hashlib.sha256(key)
+    digest = hashlib.sha256(key + library)
     for path in sorted(Path(__file__).parent.rglob("*")):
         if path.is_file() and path.suffix != ".pyc":
             digest.update(path.name.encode() + b"\0" + path.read_bytes())

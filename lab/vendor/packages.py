@@ -9,40 +9,26 @@ Versions are real ones, as they stood in November 2026.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
+from lab.vendor import driver
 from lab.vendor.deb import File, Package
+from lab.vendor.pieces import RELOAD, UNITS, data, program, stop
 
 KEYRING = "cuda-keyring_1.1-1_all.deb"
 VENDOR_URL = "https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/"
-DRIVERS = ("580.95.05-1", "580.178.04-1", "595.91.07-1", "615.71.09-1")
-DRIVER_PARTS = (
-    "libnvidia-ml1",
-    "libnvidia-nscq",
-    "nvidia-fabricmanager",
-    "nvidia-kernel-open-dkms",
-    "nvidia-open",
-    "nvidia-persistenced",
-)
 DRIVER_PINS = ("580", "595", "580.95.05")
 DCGM = ("1:4.5.3-1", "1:4.6.0-1")
 EXPORTER = "4.8.2-1"
 
-_ON_NODE = Path(__file__).parent / "on_node"
-_UNITS = "/usr/lib/systemd/system"
-# No systemd (a chroot): nothing to tell.
-_RELOAD = "if [ -d /run/systemd/system ]; then systemctl daemon-reload; fi\n"
 
-
-def packages(key: bytes) -> Iterator[Package]:
-    """Every package of the repository, whose public key is `key`."""
+def packages(key: bytes, library: bytes) -> Iterator[Package]:
+    """Every package of the repository: its public key is `key`, `library` is what answers NVML."""
     yield keyring(key)
     yield from _toolkit("13-0", ("13.0.2-1", "13.0.3-1"), compiler="13.0.88")
     yield from _toolkit("13-4", ("13.4.2-1",), compiler="13.4.92")
     newest = {"Depends": "cuda-toolkit-13-4 (>= 13.4.2)"}
     yield Package("cuda-toolkit", "13.4.2-1", fields=newest)  # the name without a branch floats
-    for version in DRIVERS:
-        yield from _driver(version)
+    yield from driver.packages(library)
     for branch in DRIVER_PINS:
         yield _driver_pin(branch)
     for version in DCGM:
@@ -87,7 +73,7 @@ def _toolkit(branch: str, versions: tuple[str, ...], compiler: str) -> Iterator[
     ]
     for part in parts:
         yield Package(part, f"{compiler}-1", fields={"Depends": common})
-    nvcc = _program("nvcc", BRANCH=dotted, COMPILER=compiler)
+    nvcc = program("nvcc", BRANCH=dotted, COMPILER=compiler)
     needed = f"{common}, cuda-crt-{branch}, libnvvm-{branch}"
     yield Package(
         f"cuda-nvcc-{branch}",
@@ -100,19 +86,11 @@ def _toolkit(branch: str, versions: tuple[str, ...], compiler: str) -> Iterator[
         yield Package(f"cuda-toolkit-{branch}", version, fields={"Depends": depends})
 
 
-def _driver(version: str) -> Iterator[Package]:
-    """The driver's packages, by name only: a lab node's "driver" is its simulated NVML."""
-    parts = ("libnvidia-ml1", "nvidia-kernel-open-dkms", "nvidia-persistenced")
-    for name in DRIVER_PARTS:
-        exact = ", ".join(f"{part} (= {version})" for part in parts)
-        yield Package(name, version, fields={"Depends": exact} if name == "nvidia-open" else {})
-
-
 def _driver_pin(branch: str) -> Package:
     """A package whose only content is an apt pin to a branch ("580") or a version."""
     exact = "." in branch
     pin = (
-        f"Package: {' '.join(DRIVER_PARTS)}\n"
+        f"Package: {' '.join(driver.PARTS)}\n"
         f"Pin: version {branch}{'-*' if exact else '.*'}\n"
         "Pin-Priority: 1000\n"
     )
@@ -142,11 +120,11 @@ def _dcgm(version: str) -> Iterator[Package]:
             "Replaces": "datacenter-gpu-manager",
         },
         files={
-            "/usr/bin/nv-hostengine": _program("nv_hostengine.py", VERSION=plain),
-            "/usr/bin/dcgmi": _program("dcgmi.py", VERSION=plain),
-            f"{_UNITS}/nvidia-dcgm.service": _data("nvidia-dcgm.service"),
+            "/usr/bin/nv-hostengine": program("nv_hostengine.py", VERSION=plain),
+            "/usr/bin/dcgmi": program("dcgmi.py", VERSION=plain),
+            f"{UNITS}/nvidia-dcgm.service": data("nvidia-dcgm.service"),
         },
-        scripts={"postinst": account + _RELOAD, "prerm": _stop("nvidia-dcgm"), "postrm": _RELOAD},
+        scripts={"postinst": account + RELOAD, "prerm": stop("nvidia-dcgm"), "postrm": RELOAD},
     )
     for cuda in ("cuda12", "cuda13"):
         exact = {"Depends": f"{core} (= {version})"}
@@ -154,36 +132,15 @@ def _dcgm(version: str) -> Iterator[Package]:
 
 
 def _exporter() -> Package:
-    counters = _data("default-counters.csv", conffile=True)
+    counters = data("default-counters.csv", conffile=True)
     return Package(
         "datacenter-gpu-manager-exporter",
         EXPORTER,
         fields={"Depends": "datacenter-gpu-manager-4-core, python3"},
         files={
-            "/usr/bin/dcgm-exporter": _program("dcgm_exporter.py", VERSION=EXPORTER),
+            "/usr/bin/dcgm-exporter": program("dcgm_exporter.py", VERSION=EXPORTER),
             "/etc/dcgm-exporter/default-counters.csv": counters,
-            f"{_UNITS}/nvidia-dcgm-exporter.service": _data("nvidia-dcgm-exporter.service"),
+            f"{UNITS}/nvidia-dcgm-exporter.service": data("nvidia-dcgm-exporter.service"),
         },
-        scripts={"postinst": _RELOAD, "prerm": _stop("nvidia-dcgm-exporter"), "postrm": _RELOAD},
+        scripts={"postinst": RELOAD, "prerm": stop("nvidia-dcgm-exporter"), "postrm": RELOAD},
     )
-
-
-def _stop(unit: str) -> str:
-    """Stop and forget a unit before its files go; an upgrade leaves it running."""
-    return (
-        'if [ "$1" = remove ] && [ -d /run/systemd/system ]; then\n'
-        f"    systemctl disable --now {unit}.service || true\n"
-        "fi\n"
-    )
-
-
-def _program(name: str, **values: str) -> File:
-    """A program from `on_node/`, with @NAME@ replaced by its value."""
-    text = (_ON_NODE / name).read_text()
-    for key, value in values.items():
-        text = text.replace(f"@{key}@", value)
-    return File(text, 0o755)
-
-
-def _data(name: str, *, conffile: bool = False) -> File:
-    return File((_ON_NODE / name).read_text(), conffile=conffile)

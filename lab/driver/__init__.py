@@ -1,0 +1,125 @@
+"""A node that came without NVIDIA's driver: what of its kernel this machine's kernel cannot be.
+
+Packages are installed on such a node by its own apt, from the lab's vendor repository. They bring a
+library and sources of modules; what a driver that is loaded shows in /proc and /sys is prepared
+here (`loadable`) and put into place by a program of the node (loader.py), when something there
+loads a module, or the node boots. Modules are "built" by dkms.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from fcntl import LOCK_EX, flock
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from lab import kernel_module
+from lab.kernel_log import MACHINE
+from lab.machine import Entry, Folder, Link, Loaded, Machine, bare
+from lab.machine.bare import NOUVEAU
+from lab.state import write
+
+_HERE = Path(__file__).parent
+_PROGRAMS = Path("usr/lib/gpufleet-lab")
+LOADER = _PROGRAMS / "loader.py"
+
+# By which names the node's programs are called. Those of kmod are put in the place of its own.
+_CALLED = {
+    "usr/sbin/modprobe": "loader.py",
+    "usr/sbin/rmmod": "loader.py",
+    "usr/sbin/dkms": "dkms.py",
+    # What the vendor's package of this name calls.
+    "usr/lib/gpufleet-lab/nvidia-modprobe": "loader.py",
+}
+_FILES = {
+    LOADER: _HERE / "loader.py",
+    _PROGRAMS / "dkms.py": _HERE / "dkms.py",
+    _PROGRAMS / "kernel_module.py": Path(kernel_module.__file__),
+    Path("usr/lib/dkms/common.postinst"): _HERE / "common.postinst",
+    Path("etc/kernel/postinst.d/dkms"): _HERE / "kernel.postinst",
+    Path("etc/kernel/header_postinst.d/dkms"): _HERE / "kernel.postinst",
+}
+
+# As Debian 12's package, so that its archive has no newer one.
+DKMS_VERSION = "3.0.10-8+deb12u1"
+
+# Modules of Linux' own that such a node may load: for its GPUs, and for switches on NVLink 5.
+IN_TREE = ("drivers/gpu/drm/nouveau/nouveau.ko", "drivers/infiniband/core/ib_umad.ko")
+
+Tree = Callable[[Machine], Mapping[str, Entry]]
+
+
+def install(root: Path) -> None:
+    """Put the programs that stand in for the kernel's and dkms's into the node at `root`."""
+    for target, source in _FILES.items():
+        write(root / target, source.read_text(), 0o755)
+    for name, program in _CALLED.items():
+        link, to = root / name, Path("/", _PROGRAMS, program)
+        if not link.is_symlink() or link.readlink() != to:
+            draft = link.with_name(f".{link.name}.new")
+            draft.unlink(missing_ok=True)
+            draft.symlink_to(to)
+            draft.rename(link)
+
+
+def loadable(machine: Machine, tree: Tree) -> dict[str, Any]:
+    """
+    Return what loader.py shows of each module, as JSON has it.
+
+    `machine` has a driver; `tree` returns what of a machine stands in for the kernel's files. The
+    driver's version stands there as @VERSION@.
+    """
+    handed_over = bare(machine)
+    without = tree(handed_over)
+
+    def shown(loaded: Loaded) -> dict[str, Any]:
+        new = tree(bare(machine, loaded))
+        return {
+            path: _as_json(path, entry)
+            for path, entry in new.items()
+            if without.get(path) != entry and path != "/proc/modules"
+        }
+
+    switches = sum(each.driver == "nvidia-nvswitch" for each in machine.functions)
+    return {
+        "modules": list(handed_over.modules),
+        "gpus": machine.profile.count,
+        "switches": switches,
+        "shows": {
+            "nvidia-open": shown(Loaded(("nvidia",), "@VERSION@", "open")),
+            "nvidia-proprietary": shown(Loaded(("nvidia",), "@VERSION@", "proprietary")),
+            NOUVEAU: shown(Loaded((NOUVEAU,))),
+        },
+    }
+
+
+def _as_json(path: str, entry: Entry) -> Any:
+    if isinstance(entry, Link):
+        return {"to": os.path.relpath(entry.to, PurePosixPath(path).parent)}
+    return None if isinstance(entry, Folder) else entry
+
+
+def write_loadable(root: Path, what: Mapping[str, Any]) -> None:
+    """Have loader.py of the node at `root` know these modules."""
+    write(root / MACHINE / "loadable.json", json.dumps(what, indent=1) + "\n")
+
+
+@contextmanager
+def unchanged(root: Path, *, running: bool) -> Iterator[Loaded]:
+    """
+    Give what is loaded on the node, which loads and unloads nothing meanwhile.
+
+    On one that is switched off that is nothing: its next boot loads what is on its disk.
+    """
+    home = root / MACHINE
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / "lock").open("a") as lock:
+        flock(lock, LOCK_EX)
+        record = home / "driver.json"
+        if not running:
+            record.unlink(missing_ok=True)
+        state = json.loads(record.read_text()) if record.exists() else {"modules": []}
+        yield Loaded(tuple(state.pop("modules")), **state)

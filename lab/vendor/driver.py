@@ -1,0 +1,157 @@
+"""NVIDIA's driver as the stand-in repository has it for Debian 12: packages, dependencies, units.
+
+Of each version everything is there, the proprietary module only up to the branch that lost it. The
+library is the lab's simulated NVML under the driver's name; the sources of the modules are built by
+the lab's dkms (lab/driver/dkms.py); daemons run as the real ones would, and fail as they would.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+
+from lab.vendor.deb import File, Package
+from lab.vendor.pieces import RELOAD, UNITS, data, program, stop
+
+VERSIONS = ("580.95.05", "580.178.04", "595.91.07", "615.71.09")
+# From this branch on there is no proprietary module: release notes of 615.71.09.
+OPEN_ONLY = 615
+NVLSM = ("2025.06.11-1", "2026.02.17-1")
+
+# What has the driver's version, and so what a pin to one names.
+PARTS = (
+    "libcuda1",
+    "libnvidia-ml1",
+    "libnvidia-nscq",
+    "libnvsdm",
+    "nvidia-driver-cuda",
+    "nvidia-fabricmanager",
+    "nvidia-imex",
+    "nvidia-kernel-dkms",
+    "nvidia-kernel-open-dkms",
+    "nvidia-modprobe",
+    "nvidia-open",
+    "nvidia-persistenced",
+    "nvidia-smi",
+)
+
+_LIBRARIES = f"/usr/lib/{platform.machine()}-linux-gnu"
+_MODULES = ("nvidia", "nvidia-uvm", "nvidia-modeset", "nvidia-drm", "nvidia-peermem")
+_LICENCES = {"open": "Dual MIT/GPL", "proprietary": "NVIDIA"}
+
+
+def packages(library: bytes) -> Iterator[Package]:
+    """Every package of every version; `library` is what answers NVML."""
+    for version in VERSIONS:
+        yield _ml(version, library)
+        yield from _modules(version)
+        yield from _tools(version)
+        yield from _daemons(version)
+        yield from _meta(version)
+    for own in NVLSM:
+        manager = program("nvlsm", VERSION=own)
+        yield Package("nvlsm", own, files={"/opt/nvidia/nvlsm/sbin/nvlsm": manager})
+
+
+def _ml(version: str, library: bytes) -> Package:
+    """The library; its link is what ldconfig would make, so that it is there in one step."""
+    path = f"{_LIBRARIES}/libnvidia-ml.so"
+    link = f"ln -sfn libnvidia-ml.so.{version} {path}.1\n"
+    gone = f'if [ "$1" = remove ]; then rm -f {path}.1; fi\n'
+    return Package(
+        "libnvidia-ml1",
+        f"{version}-1",
+        files={f"{path}.{version}": File(library)},
+        scripts={"postinst": link, "postrm": gone},
+    )
+
+
+def _modules(version: str) -> Iterator[Package]:
+    """The modules' sources, open and, as long as there are any, proprietary."""
+    kinds = {"open": "nvidia-kernel-open-dkms", "proprietary": "nvidia-kernel-dkms"}
+    if int(version.partition(".")[0]) >= OPEN_ONLY:
+        del kinds["proprietary"]
+    rows = [f'PACKAGE_NAME="nvidia"\nPACKAGE_VERSION="{version}"\nAUTOINSTALL="yes"\n']
+    for number, name in enumerate(_MODULES):
+        rows.append(f'BUILT_MODULE_NAME[{number}]="{name}"\n')
+        rows.append(f'DEST_MODULE_LOCATION[{number}]="/updates/dkms"\n')
+    source = f"/usr/src/nvidia-{version}"
+    for kind, name in kinds.items():
+        others = ", ".join(sorted(set(kinds.values()) - {name}))
+        yield Package(
+            name,
+            f"{version}-1",
+            fields={
+                "Depends": "dkms",
+                "Provides": f"nvidia-kernel-{version}",
+                **({"Conflicts": others, "Replaces": others} if others else {}),
+            },
+            files={
+                f"{source}/dkms.conf": File("".join(rows)),
+                f"{source}/LICENCE": File(f"{_LICENCES[kind]}\n"),
+            },
+            scripts={
+                "postinst": 'if [ "$1" = configure ]; then\n'
+                f"    /usr/lib/dkms/common.postinst nvidia {version}\nfi\n",
+                "prerm": f"dkms remove -m nvidia -v {version} --all || true\n",
+            },
+        )
+
+
+def _tools(version: str) -> Iterator[Package]:
+    """What is run by people and by other packages."""
+    needs = {"Depends": f"python3, libnvidia-ml1 (= {version}-1)"}
+    smi = {"/usr/bin/nvidia-smi": program("nvidia_smi.py", VERSION=version)}
+    yield Package("nvidia-smi", f"{version}-1", fields=needs, files=smi)
+    modprobe = {"/usr/bin/nvidia-modprobe": program("nvidia-modprobe")}
+    yield Package("nvidia-modprobe", f"{version}-1", files=modprobe)
+    yield Package("libcuda1", f"{version}-1")
+    yield Package("libnvidia-nscq", f"{version}-1")
+    yield Package("libnvsdm", f"{version}-1")
+
+
+def _daemons(version: str) -> Iterator[Package]:
+    """What runs beside the driver; only the persistence daemon is switched on by its package."""
+    for name, file, fields, at_once in (
+        ("nvidia-persistenced", "nvidia-persistenced", {"Depends": "nvidia-modprobe"}, True),
+        ("nvidia-fabricmanager", "nv-fabricmanager", {}, False),
+        ("nvidia-imex", "nvidia-imex", {}, False),
+    ):
+        files = {
+            f"/usr/bin/{file}": program("nvidia_daemon.py", VERSION=version),
+            f"{UNITS}/{name}.service": data(f"{name}.service"),
+        }
+        if name == "nvidia-fabricmanager":
+            settings = File("FABRIC_MODE=0\n", conffile=True)
+            files["/usr/share/nvidia/nvswitch/fabricmanager.cfg"] = settings
+        if name == "nvidia-imex":
+            files["/etc/nvidia-imex/nodes_config.cfg"] = File("", conffile=True)
+        start = (
+            'if [ "$1" = configure ] && [ -z "$2" ] && [ -d /run/systemd/system ]; then\n'
+            f"    systemctl enable --quiet --now {name}.service || true\nfi\n"
+        )
+        yield Package(
+            name,
+            f"{version}-1",
+            fields={**fields, "Depends": ", ".join(["python3", *fields.values()])},
+            files=files,
+            scripts={
+                "postinst": RELOAD + (start if at_once else ""),
+                "prerm": stop(name),
+                "postrm": RELOAD,
+            },
+        )
+
+
+def _meta(version: str) -> Iterator[Package]:
+    """What is installed by name, and brings the rest in exactly its version."""
+    own = f"(= {version}-1)"
+    parts = ("libcuda1", "libnvidia-ml1", "nvidia-modprobe", "nvidia-persistenced", "nvidia-smi")
+    kernel = f"nvidia-kernel-open-dkms {own} | nvidia-kernel-{version}"
+    yield Package(
+        "nvidia-driver-cuda",
+        f"{version}-1",
+        fields={"Depends": ", ".join([*(f"{part} {own}" for part in parts), kernel])},
+    )
+    needs = f"nvidia-driver-cuda {own}, nvidia-kernel-open-dkms {own}"
+    yield Package("nvidia-open", f"{version}-1", fields={"Depends": needs})

@@ -1,0 +1,100 @@
+#!/usr/bin/python3 -I
+"""A stand-in for nvidia-smi: what NVML says of the driver and of every GPU.
+
+Runs on the node: standard library only, Python 3.8. It knows -L, -pm 0|1, --query-gpu with the
+names below, and shows a short list otherwise; it fails in the words and with the status of the real
+one where NVML does not open.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable
+from typing import Any
+
+VERSION = "@VERSION@"
+
+MISMATCH, NOT_LOADED = 18, 9
+SAID = {
+    MISMATCH: "Failed to initialize NVML: Driver/library version mismatch\n"
+    f"NVML library version: {VERSION.rpartition('.')[0]}",
+    NOT_LOADED: "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. "
+    "Make sure that the latest NVIDIA driver is installed and running.\n",
+}
+BUFFER = 96  # NVML_DEVICE_NAME_V2_BUFFER_SIZE
+
+
+class Nvml:
+    """The library, opened."""
+
+    def __init__(self) -> None:
+        self.library = ctypes.CDLL("libnvidia-ml.so.1")
+        code = self.library.nvmlInit_v2()
+        if code != 0:
+            print(SAID.get(code, f"Failed to initialize NVML: error {code}"))  # noqa: T201
+            sys.exit(code)
+
+    def text(self, function: str, *arguments: Any) -> str:
+        """Return the text that a function writes; N/A where it does not."""
+        value = ctypes.create_string_buffer(BUFFER)
+        failed = getattr(self.library, function)(*arguments, value, BUFFER)
+        return "[N/A]" if failed else value.value.decode()
+
+    def number(self, function: str, *arguments: Any) -> str:
+        """Return the number that a function writes; N/A where it does not."""
+        value = ctypes.c_uint()
+        failed = getattr(self.library, function)(*arguments, ctypes.byref(value))
+        return "[N/A]" if failed else str(value.value)
+
+    def gpus(self) -> list[ctypes.c_void_p]:
+        """Return the handle of every GPU."""
+        handles = []
+        for index in range(int(self.number("nvmlDeviceGetCount_v2"))):
+            handle = ctypes.c_void_p()
+            self.library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
+            handles.append(handle)
+        return handles
+
+
+def queries(nvml: Nvml) -> dict[str, Callable[[Any], str]]:
+    """Return how each name of --query-gpu is answered."""
+    modes = {"0": "Disabled", "1": "Enabled"}
+
+    def persistence(gpu: Any) -> str:
+        mode = nvml.number("nvmlDeviceGetPersistenceMode", gpu)
+        return modes.get(mode, mode)
+
+    return {
+        "driver_version": lambda _: nvml.text("nvmlSystemGetDriverVersion"),
+        "index": lambda gpu: nvml.number("nvmlDeviceGetIndex", gpu),
+        "name": lambda gpu: nvml.text("nvmlDeviceGetName", gpu),
+        "uuid": lambda gpu: nvml.text("nvmlDeviceGetUUID", gpu),
+        "persistence_mode": persistence,
+    }
+
+
+def main() -> None:
+    """Answer one command line."""
+    nvml = Nvml()
+    known = queries(nvml)
+    arguments = sys.argv[1:]
+    if arguments[:1] == ["-pm"]:
+        for gpu in nvml.gpus():
+            nvml.library.nvmlDeviceSetPersistenceMode(gpu, int(arguments[1]))
+        return
+    if arguments == ["-L"]:
+        form, names = "GPU {}: {} (UUID: {})", ["index", "name", "uuid"]
+    else:
+        asked = [each.partition("=")[2] for each in arguments if each.startswith("--query-gpu=")]
+        names = asked[0].split(",") if asked else ["index", "name", "driver_version"]
+        form = ", ".join(["{}"] * len(names))
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            sys.exit(f'Field "{unknown[0]}" is not a valid field to query.')
+    for gpu in nvml.gpus():
+        print(form.format(*(known[name](gpu) for name in names)))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
