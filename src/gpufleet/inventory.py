@@ -9,11 +9,14 @@ that node's own data, so that what was checked is what deploys see; only `--data
 and is checked too. Later layers win, key by key:
 
     all < the inventory file's name < groups, outer to inner < host_vars < inline < --data
+
+A group's lock (`lock_file.py`) belongs to its group's layer.
 """
 
 from __future__ import annotations
 
 import ast
+import datetime as dt
 import runpy
 import sys
 import traceback
@@ -25,7 +28,7 @@ from typing import Any, TypeAlias
 
 from pyinfra.api import exceptions
 
-from gpufleet import invocation, nodevars, variables
+from gpufleet import invocation, lock_check, lock_file, nodevars, variables
 from gpufleet.connection import nodelay_transport
 from gpufleet.errors import FleetError
 from gpufleet.groups import Groups, nest, suggestion
@@ -196,8 +199,10 @@ def _fleet(
 
     @cache
     def of(kind: str, name: str) -> Variables:
+        folders = [each / kind for each in directories]
         try:
-            return variables.load((each / kind for each in directories), name, root)
+            found = variables.load(folders, name, root)
+            return lock_file.over(found, folders, name, root) if kind == "group_vars" else found
         except FleetError as error:
             problems.extend(error.problems)
             return {}
@@ -215,12 +220,19 @@ def _fleet(
         raise FleetError(*problems)
     known = {"group_vars": ("all", *stem, *nested.members), "host_vars": names}
     nodes = nodevars.check(merged, {name: (*stem, *nested.of(name)) for name in names})
+    locks = lock_check.found(nodes, today=dt.date.today())  # noqa: DTZ011  # the operator's day
+    if locks.problems:
+        raise FleetError(*locks.problems)
     return Fleet(
         inventory=shown,
         root=root,
         nodes=nodes,
         groups=nested,
-        remarks=(*_unknown_keys(nodes.values(), root), *_unread(directories, root, known)),
+        remarks=(
+            *_unknown_keys(nodes.values(), root),
+            *_unread(directories, root, known),
+            *locks.remarks,
+        ),
     )
 
 
@@ -236,6 +248,12 @@ def _hosts(
         "passes over names that begin with _"
         for group in groups
         if group == "all" or group.startswith("_")
+    ]
+    problems += [
+        f"{shown}: no group can be called {name!r}: group_vars/{name}.yml is the lock of a group "
+        f"{name.removesuffix('.lock')!r}"
+        for name in (path.stem, *groups)
+        if name.endswith(".lock")
     ]
     for group, members in groups.items():
         if isinstance(members, str):
@@ -299,8 +317,10 @@ def _unread(
         for kind, names in known.items():
             folder = directory / kind
             read = {file for name in names for file in variables.files_of(folder, name, root)}
+            if kind == "group_vars":
+                read |= {lock_file.path(folder, name) for name in names}
             for file in variables.all_files(folder):
-                name = file.relative_to(folder).with_suffix("").parts[0]
+                name = lock_file.name_of(Path(file.relative_to(folder).parts[0]))
                 if file not in read and name not in others and f'"{name}"' not in others_text:
                     yield (
                         f"{variables.shown_path(file, root)} is not read: nothing in this "

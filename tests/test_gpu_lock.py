@@ -1,0 +1,242 @@
+"""Locks that cannot work are refused before a node is touched, naming what to change."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import pytest
+
+from gpufleet import gpu_lock
+from gpufleet.driver_branches import BRANCHES, OLDEST_DRIVER, flavours, numbers, serves
+from gpufleet.gpu_settings import GpuLock
+from gpufleet.release import Wheels
+from gpufleet.settings import Mistake, NodeSettings, node_settings
+
+REPOSITORY = {"url": "http://mirror/repos", "keyring_sha256": "a" * 64}
+TOOLKIT = {"profile": "full", "branch": "13-0", "version": "13.0.3-1"}
+VLLM = {"lock": "a.txt", "listen": "127.0.0.1"}
+
+
+def settings(**variables: Any) -> NodeSettings:
+    return node_settings(variables)
+
+
+def mistakes(**variables: Any) -> dict[str, str]:
+    with pytest.raises(Mistake) as found:
+        node_settings(variables)
+    return {".".join(map(str, at)): what for at, what in found.value.mistakes}
+
+
+def lock(driver: str = "580.95.05", **more: Any) -> GpuLock:
+    return GpuLock.model_validate({"driver": driver, **more})
+
+
+# -- what only one of two places says --------------------------------------------------------------
+
+
+def test_without_a_lock_settings_are_what_they_were() -> None:
+    variables = {"cuda": {"repository": REPOSITORY, "version": "13.0.3-1"}}
+
+    assert settings(**variables).cuda == NodeSettings.model_validate(variables).cuda
+    assert settings(**variables).gpu_lock is None
+
+
+def test_what_the_lock_alone_says_is_filled_in() -> None:
+    found = settings(
+        gpu_lock={
+            "driver": "580.95.05",
+            "toolkit": TOOLKIT,
+            "dcgm": {"version": "1:4.6.0-1", "exporter": "4.8.2-1"},
+            "vllm": {"version": "0.32.0", "python": "3.12"},
+        },
+        cuda={"repository": REPOSITORY},
+        vllm=VLLM,
+    )
+
+    assert found.cuda
+    assert (found.cuda.toolkit, found.cuda.version) == ("13-0", "13.0.3-1")
+    assert found.dcgm
+    assert (found.dcgm.version, found.dcgm.exporter_version) == (
+        "1:4.6.0-1",
+        "4.8.2-1",
+    )
+    assert found.vllm
+    assert found.vllm.version == "0.32.0"
+
+
+def test_a_release_is_not_built_anew_because_its_group_was_locked() -> None:
+    """Its id has the interpreter's path, so the lock's Python leaves that alone."""
+    before = settings(vllm={**VLLM, "version": "0.32.0"})
+    after = settings(
+        vllm={**VLLM, "version": "0.32.0"},
+        gpu_lock={"driver": "580", "vllm": {"version": "0.32.0", "python": "3.12"}},
+    )
+
+    assert before.vllm == after.vllm
+
+
+def test_a_toolkit_that_cuda_alone_names_is_the_locks_too() -> None:
+    found = settings(
+        gpu_lock={"driver": "580"},
+        cuda={"repository": REPOSITORY, "toolkit": "13-0", "version": "13.0.3-1"},
+    )
+
+    assert found.gpu_lock
+    assert found.gpu_lock.toolkit.model_dump() == TOOLKIT
+
+
+def test_with_a_lock_no_toolkit_is_named_by_default() -> None:
+    found = settings(gpu_lock={"driver": "580"}, cuda={"repository": REPOSITORY})
+
+    assert found.cuda
+    assert found.cuda.toolkit is None
+
+
+@pytest.mark.parametrize(("driver", "major"), [("570.211.01", 12), ("580", 13), ("620", 13)])
+def test_dcgms_cuda_is_the_drivers(driver: str, major: int) -> None:
+    found = settings(gpu_lock={"driver": driver, "dcgm": {"version": "1:4.6.0-1"}})
+
+    assert found.dcgm
+    assert found.dcgm.cuda_major == major
+
+
+def test_equal_values_in_both_places_are_fine() -> None:
+    found = settings(
+        gpu_lock={"driver": "580", "vllm": {"version": "0.32.0", "python": "3.12"}},
+        vllm={**VLLM, "version": "0.32.0", "python": "/usr/bin/python3.12"},
+    )
+
+    assert found.vllm
+    assert found.vllm.python == "/usr/bin/python3.12"
+
+
+def test_every_contradiction_names_both_keys_at_once() -> None:
+    found = mistakes(
+        gpu_lock={
+            "driver": "580",
+            "toolkit": {"profile": "none"},
+            "dcgm": {"version": "1:4.6.0-1", "exporter": "4.8.2-1"},
+            "vllm": {"version": "0.32.0", "python": "3.12"},
+        },
+        cuda={"repository": REPOSITORY, "toolkit": "13-0", "version": "13.0.3-1"},
+        dcgm={"version": "1:4.5.3-1", "exporter_version": "4.8.1-1"},
+        vllm={**VLLM, "version": "0.33.0", "python": "/usr/bin/python3.11"},
+    )
+
+    assert {key: what.split(":")[0] for key, what in found.items()} == {
+        "cuda.toolkit": "is 13-0, and gpu_lock.toolkit.branch is none",
+        "cuda.version": "is 13.0.3-1, and gpu_lock.toolkit.version is none",
+        "dcgm.version": "is 1",  # the rest of the sentence has colons
+        "dcgm.exporter_version": "is 4.8.1-1, and gpu_lock.dcgm.exporter is 4.8.2-1",
+        "vllm.version": "is 0.33.0, and gpu_lock.vllm.version is 0.32.0",
+        "vllm.python": "is /usr/bin/python3.11, and gpu_lock.vllm.python is 3.12",
+    }
+
+
+def test_a_lock_with_mistakes_is_not_said_to_leave_keys_out() -> None:
+    """What the lock would fill in is not missing: the lock is wrong."""
+    found = mistakes(
+        gpu_lock={"driver": "latest", "vllm": {"version": "0.32.0", "python": "3.12"}}, vllm=VLLM
+    )
+
+    assert list(found) == ["gpu_lock.driver"]
+
+
+# -- what cannot work ------------------------------------------------------------------------------
+
+
+def refused(objections: Any) -> list[str]:
+    return [str(each) for each in objections if each.refused]
+
+
+def warned(objections: Any) -> list[str]:
+    return [str(each) for each in objections if not each.refused]
+
+
+@pytest.mark.parametrize("driver", ["615", "615.71.09", "620"])
+def test_proprietary_modules_end_with_610(driver: str) -> None:
+    found = mistakes(gpu_lock={"driver": driver, "modules": "proprietary"})
+
+    assert "no proprietary kernel modules" in found["gpu_lock.modules"]
+    assert settings(gpu_lock={"driver": "610", "modules": "proprietary"}).gpu_lock
+
+
+@pytest.mark.parametrize(
+    ("driver", "cuda", "works"),
+    [
+        ("580.65.06", (13, 0), True),
+        ("580.65.05", (13, 0), False),
+        ("580", (13, 3), True),  # minor version compatibility; a branch is its newest version
+        ("570.211.01", (13, 0), False),
+        ("570", (12, 9), True),
+        ("525.60.12", (12, 4), False),
+        ("615.71.09", (12, 4), True),  # new drivers run old CUDA
+    ],
+)
+def test_the_driver_runs_the_cuda_of_vllms_wheels(
+    driver: str, cuda: tuple[int, int], works: bool
+) -> None:
+    found = refused(gpu_lock.with_release(lock(driver), Wheels(cuda, "locks/vllm.txt")))
+
+    assert (found == []) is works
+    assert works or (
+        "locks/vllm.txt brings CUDA" in found[0] and OLDEST_DRIVER[cuda[0]] in found[0]
+    )
+
+
+def test_a_cuda_that_is_not_known_is_not_called_fine() -> None:
+    found = tuple(gpu_lock.with_release(lock(), Wheels((14, 0), "a.txt")))
+
+    assert warned(found)
+    assert "not known here" in str(found[0])
+
+
+def test_wheels_without_cuda_ask_for_nothing() -> None:
+    assert not tuple(gpu_lock.with_release(lock("535"), Wheels(None, "a.txt")))
+
+
+@pytest.mark.parametrize(
+    ("driver", "branch", "outcome"),
+    [
+        ("580", "13-0", "fine"),
+        ("580", "12-9", "fine"),
+        ("580", "13-2", "warned"),  # machine code runs, PTX does not
+        ("570", "13-0", "refused"),
+        ("620", "13-5", "fine"),  # of a branch that is not known, nothing is said
+    ],
+)
+def test_a_toolkit_of_a_newer_major_than_the_drivers_is_refused(
+    driver: str, branch: str, outcome: str
+) -> None:
+    toolkit = {"profile": "jit", "branch": branch, "version": "1-1"}
+    found = tuple(gpu_lock.in_itself(lock(driver, toolkit=toolkit)))
+
+    assert [each.refused for each in found] == {"fine": [], "warned": [False], "refused": [True]}[
+        outcome
+    ]
+
+
+def test_a_branch_past_its_end_is_warned_of_and_no_more() -> None:
+    day = dt.date(2028, 6, 30)
+
+    assert not tuple(gpu_lock.on_day(lock("580"), day))
+    assert "June 2028" in warned(gpu_lock.on_day(lock("580"), day + dt.timedelta(days=1)))[0]
+    assert not refused(gpu_lock.on_day(lock("535"), day))
+    assert "not known here" in warned(gpu_lock.on_day(lock("620"), day))[0]
+
+
+# -- the table -------------------------------------------------------------------------------------
+
+
+def test_the_table_of_branches_agrees_with_itself() -> None:
+    """Branches ascend, and so does what they serve; each major's oldest driver is of it."""
+    names = list(BRANCHES)
+    assert names == sorted(names)
+    served = [each.cuda for each in BRANCHES.values()]
+    assert served == sorted(served)
+    assert [serves(name) for name in names] == [each.cuda[0] for each in BRANCHES.values()]
+    for major, oldest in OLDEST_DRIVER.items():
+        known = BRANCHES.get(str(numbers(oldest)[0]))
+        assert known is None or known.cuda[0] == major
+    assert all("open" in flavours(name) for name in names)
