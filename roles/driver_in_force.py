@@ -128,7 +128,7 @@ def in_force(driver: _Driver) -> Commands:
         return
     state = driver_state(seen, driver.wanted)
     found = decision(state, driver.reboot, terminal=sys.stdin.isatty())
-    waiting = [unit for unit in seen["kept"]["units"] if unit in STOP_ORDER]
+    waiting = seen["kept"]["modules"] or set(seen["kept"]["units"]) & set(STOP_ORDER)
     if found.way == "nothing" and not waiting:
         for remark in getattr(state, "remarks", ()):
             logger.warning("%s%s", host.print_prefix, printable(remark))
@@ -148,7 +148,7 @@ def _foretold(state: DriverState, found: Decision) -> str:
         case "fail":
             return f"fail: {found.said}"
         case "nothing":
-            return "start the driver's own services, which an interrupted run has stopped"
+            return "load and start what an interrupted run has left to do"
         case way:
             verb = {"reload": "unload and load the driver", "ask": "ask for a reboot"}
             return f"{verb.get(way, 'reboot')}: {found.said}"

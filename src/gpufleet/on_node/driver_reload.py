@@ -21,7 +21,7 @@ Prints one JSON document {"schema": 1, "error": sentence or "", ...}:
   fail    gives the mark that is there another text
   reload  stops, unloads, loads, starts; `loaded`, `started`. If it fails, `held`: by whom, or
           `busy`: the kernel itself holds the module
-  start   starts those of the driver's own units that were stopped and are not up; `started`
+  start   loads and starts what a reload has left to do, but stages; `started`
   reboot  writes down what runs, stops the stages, has systemd reboot
   clear   removes the mark, then starts everything that was stopped or barred; `started`
 What runs is written down before the first unit is stopped, and forgotten when it runs again: who is
@@ -37,44 +37,44 @@ import fcntl
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
-from typing import Any, Iterator, Sequence
+from typing import Any, Iterator, List, Sequence
 
 from gpufleet.on_node import driver_files, machine, system
-from gpufleet.on_node.answers import CannotRead, is_missing, plain, read
-from gpufleet.on_node.commands import ENVIRONMENT, path_of
+from gpufleet.on_node.answers import is_missing, plain, read
 from gpufleet.on_node.device_holders import holders
+from gpufleet.on_node.driver_units import (
+    SERVICE_SECONDS,
+    FailedError,
+    active,
+    barred,
+    do,
+    forget,
+    keep,
+    kept,
+    remove,
+    services_kept,
+    start,
+    stop,
+    text_of,
+    write,
+)
 from gpufleet.on_node.machine import line, names
 
 PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
 
 STATE = "/var/lib/gpufleet"
 MARK = STATE + "/unchecked"
-KEPT = STATE + "/driver-reload.json"
+SERVICES: List[str] = PARAMETERS["order"]["services"] if PARAMETERS else []
 LOCK = STATE + "/driver-reload.lock"
-UNITS = "/etc/systemd/system"
-OURS = "/run/gpufleet/started/"  # in each unit of ours: wanted.started_line
-
 # Another run's reload: its stages drain first, which `stop_seconds` covers.
 LOCK_SECONDS = 60
-SHORT_SECONDS = 60
-# systemd's default for a stop and a start (DefaultTimeoutStopSec=), and the kill after it; the
-# fabric manager trains every NVLink before it is up.
-SERVICE_SECONDS = 180
 # A module of 100 MB is read, checked and initialises 8 GPUs: seconds; on a stuck GPU never.
 MODULE_SECONDS = 180
 # A process that was killed closes its files when the kernel has freed its GPU memory: seconds.
 RELEASE_SECONDS = 20
-
-
-class FailedError(Exception):
-    """One sentence for the operator, and facts for the document."""
-
-    def __init__(self, sentence: str, **more: Any) -> None:
-        super().__init__(sentence)
-        self.more = more
+PUT_BACK = "the driver's own services were started again"
 
 
 # What is
@@ -97,11 +97,11 @@ def look() -> dict[str, Any]:
         },
         "system": {
             "modules": read(system.modules),
-            "reboot_required": dict(system.SYSTEM_FACTS)["reboot_required"](),
+            "reboot_required": read(system.reboot_required),
         },
         "holders": holders(),
         "used_by": used_by(),
-        "active": active(),
+        "active": active(SERVICES),
         "kept": kept(),
         "barred": barred(),
         "mark": text_of(MARK),
@@ -114,126 +114,7 @@ def used_by() -> list[str]:
     return [] if is_missing(found) else list(found)
 
 
-def active() -> list[str]:
-    """Return the units that we would stop and that are up, or on their way."""
-    up = {"active", "activating", "reloading"}
-    asked = [*stages(), *PARAMETERS["order"]["services"]]
-    return [unit for unit, about in shown(asked).items() if about.get("ActiveState") in up]
-
-
-def barred() -> list[str]:
-    """Return the enabled stages that the guard of unchecked nodes keeps down."""
-    return [
-        unit
-        for unit, about in shown(stages()).items()
-        if about.get("ConditionResult") == "no"
-        and about.get("ActiveState") == "inactive"
-        and about.get("UnitFileState") == "enabled"
-    ]
-
-
-def shown(units: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return systemd's properties of units, those that nobody knows left out."""
-    if not units:
-        return {}
-    wanted = "Id,LoadState,ActiveState,ConditionResult,UnitFileState"
-    output = do("systemctl", "show", "--no-pager", "--property=" + wanted, "--", *units)
-    blocks = [
-        dict(row.split("=", 1) for row in block.splitlines() if "=" in row)
-        for block in output.split("\n\n")
-    ]
-    return {about["Id"]: about for about in blocks if about.get("LoadState") == "loaded"}
-
-
-def stages() -> list[str]:
-    """Return the names of our stages' units; another's vllm-router.service is none."""
-    found = read(names, UNITS)
-    if is_missing(found):
-        return []
-    return [
-        name
-        for name in found
-        if name.startswith("vllm-")
-        and name.endswith(".service")
-        and OURS in (text_of(UNITS + "/" + name) or "")
-    ]
-
-
-def text_of(path: str) -> str | None:
-    """Return a file's text; None if there is no such file."""
-    try:
-        return line(path)
-    except (FileNotFoundError, IsADirectoryError):
-        return None
-
-
-# What is written down
-
-
-def kept() -> dict[str, list[str]]:
-    """Return what was stopped and has to run again; after half a write, which cannot be, raises."""
-    text = text_of(KEPT)
-    return {"units": [], "modules": []} if text is None else dict(json.loads(text))
-
-
-def keep(units: Sequence[str], modules: Sequence[str]) -> dict[str, list[str]]:
-    """Add to what has to run again, on disk when this returns."""
-    before = kept()
-    now = {
-        "units": sorted({*before["units"], *units}),
-        "modules": sorted({*before["modules"], *modules}),
-    }
-    if now != before:
-        write(KEPT, json.dumps(now))
-    return now
-
-
-def write(path: str, text: str) -> None:
-    """Write a file whole, on disk when this returns."""
-    at = machine.ROOT + path
-    os.makedirs(os.path.dirname(at), mode=0o755, exist_ok=True)
-    new = at + ".new"
-    with open(new, "w", encoding="utf-8") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, at)
-    directory = os.open(os.path.dirname(at), os.O_RDONLY)
-    os.fsync(directory)
-    os.close(directory)
-
-
-def remove(path: str) -> None:
-    """Remove a file, if it is there."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(machine.ROOT + path)
-
-
 # What is done
-
-
-def do(name: str, *arguments: str, seconds: float = SHORT_SECONDS) -> str:
-    """Run a program; return what it printed. Raises `FailedError` with what it said."""
-    try:
-        done = subprocess.run(
-            [path_of(name), *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            timeout=seconds,
-            check=False,
-            env=ENVIRONMENT,
-            cwd="/",
-        )
-    except subprocess.TimeoutExpired:
-        words = " ".join((name, *arguments))
-        raise FailedError("`%s` did not end within %d s" % (words, seconds)) from None
-    except CannotRead:
-        raise FailedError("the node has no program %s" % name) from None
-    if done.returncode:
-        said = " ".join(done.stderr.decode("utf-8", "replace").split())[:400]
-        raise FailedError("`%s`: %s" % (" ".join((name, *arguments)), said or done.returncode))
-    return done.stdout.decode("utf-8", "replace")
 
 
 def mark(reason: str) -> dict[str, Any]:
@@ -252,14 +133,14 @@ def fail(reason: str) -> dict[str, Any]:
 
 def reload_driver() -> dict[str, Any]:
     """Bring the module on the disk into force; nothing is stopped while somebody is in the way."""
-    running = active()
-    refuse_others(holders(), running)
+    running = active(SERVICES)
+    refuse_others(holders(), running, "nothing was stopped")
     loaded = loaded_modules()
     keep(running, loaded)
-    own = own_kept()
+    own = services_kept(SERVICES)
     unloaded: list[str] = []
     try:
-        stop(running)
+        stop(running, SERVICES, PARAMETERS["stop_seconds"])
         wait_for_release(running)
         refuse_busy(loaded)
         for module in loaded:
@@ -291,32 +172,21 @@ def reload_driver() -> dict[str, Any]:
     return {"loaded": version, "started": started}
 
 
-def refuse_others(found: list[dict[str, Any]], ours: Sequence[str]) -> None:
-    """Raise `FailedError` naming processes that are in none of our units."""
+def refuse_others(found: list[dict[str, Any]], ours: Sequence[str], so: str) -> None:
+    """Raise `FailedError` naming processes that are in none of our units, and what that led to."""
     others = [each for each in found if each["unit"] not in ours]
     if others:
         named = "; ".join(
-            "process %d %s%s" % (each["pid"], each["name"], " of " + (each["unit"] or "no unit"))
+            "process %d %s of %s" % (each["pid"], each["name"], each["unit"] or "no unit")
             for each in others[:4]
         )
-        raise FailedError("the driver is held by %s; nothing was stopped" % named, held=others)
+        raise FailedError("the driver is held by %s: %s" % (named, so), held=others)
 
 
 def loaded_modules() -> list[str]:
     """Return the driver's modules that are loaded, in the order in which they go."""
     loaded = system.modules()
     return [name for name in PARAMETERS["order"]["unload"] if name in loaded]
-
-
-def stop(units: Sequence[str]) -> None:
-    """Stop stages, all at once, then the driver's own services, one after the other."""
-    services = PARAMETERS["order"]["services"]
-    ours = [unit for unit in units if unit not in services]
-    if ours:
-        do("systemctl", "stop", "--", *ours, seconds=PARAMETERS["stop_seconds"] + SHORT_SECONDS)
-    for unit in services:
-        if unit in units:
-            do("systemctl", "stop", "--", unit, seconds=SERVICE_SECONDS)
 
 
 def wait_for_release(ours: Sequence[str]) -> None:
@@ -327,7 +197,7 @@ def wait_for_release(ours: Sequence[str]) -> None:
         if not left:
             return
         if time.monotonic() > deadline:
-            refuse_others(left, ours)
+            refuse_others(left, ours, PUT_BACK)
             raise FailedError(
                 "%s was stopped, and its process %d %s still holds %s after %d s: a process in "
                 "state D goes with a reboot only"
@@ -363,46 +233,12 @@ def unload(module: str) -> None:
     except FailedError as error:
         if module not in loaded_modules():
             return  # gone with another, or by another
-        left = holders()
-        refuse_others(left, ())
+        refuse_others(holders(), (), PUT_BACK)
         raise FailedError(
             "%s, and no process has its devices open: the kernel itself uses it (a console's frame "
             "buffer, another module)" % error,
             busy=True,
         ) from None
-
-
-def start(units: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Start units that are there and not up, in order; return those, and who failed with why."""
-    # A later plan may have removed a stage.
-    there, up = shown(units), active()
-    started, failed = [], []
-    for unit in units:
-        if unit in up or unit not in there:
-            continue
-        try:
-            with contextlib.suppress(FailedError):  # too many failures while there was no driver
-                do("systemctl", "reset-failed", "--", unit)
-            do("systemctl", "start", "--", unit, seconds=SERVICE_SECONDS)
-            started.append(unit)
-        except FailedError as error:
-            failed.append("%s (%s; `journalctl -u %s`)" % (unit, error, unit))
-    return started, failed
-
-
-def forget(units: Sequence[str]) -> None:
-    """Strike units, and the modules with them, off what has to run again."""
-    left = [unit for unit in kept()["units"] if unit not in units]
-    if left:
-        write(KEPT, json.dumps({"units": left, "modules": []}))
-    else:
-        remove(KEPT)
-
-
-def own_kept() -> list[str]:
-    """Return those of the driver's own units that have to run again, as they start."""
-    units = kept()["units"]
-    return [unit for unit in reversed(PARAMETERS["order"]["services"]) if unit in units]
 
 
 def start_again(units: Sequence[str]) -> dict[str, Any]:
@@ -414,11 +250,21 @@ def start_again(units: Sequence[str]) -> dict[str, Any]:
     return {"started": started}
 
 
+def start_services() -> dict[str, Any]:
+    """Load and start what a reload that was killed has left to do."""
+    loaded = loaded_modules()
+    for module in reversed(PARAMETERS["order"]["unload"]):
+        if module in kept()["modules"] and module not in loaded:
+            do("modprobe", module, seconds=MODULE_SECONDS)
+    return start_again(services_kept(SERVICES))
+
+
 def reboot() -> dict[str, Any]:
     """Write down what runs, stop the stages, which a shutdown waits for less long, and reboot."""
-    running = active()
+    running = active(SERVICES)
     keep(running, [])
-    stop([unit for unit in running if unit not in PARAMETERS["order"]["services"]])
+    stages_up = [unit for unit in running if unit not in SERVICES]
+    stop(stages_up, SERVICES, PARAMETERS["stop_seconds"])
     do("systemctl", "--no-block", "reboot")
     return {}
 
@@ -428,7 +274,7 @@ def clear() -> dict[str, Any]:
     stages_down = barred()
     keep(stages_down, [])
     remove(MARK)
-    own = own_kept()
+    own = services_kept(SERVICES)
     return start_again([*own, *(unit for unit in kept()["units"] if unit not in own)])
 
 
@@ -437,7 +283,7 @@ ACTIONS = {
     "mark": lambda: mark(PARAMETERS["reason"]),
     "fail": lambda: fail(PARAMETERS["reason"]),
     "reload": reload_driver,
-    "start": lambda: start_again(own_kept()),
+    "start": start_services,
     "reboot": reboot,
     "clear": clear,
 }
