@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpufleet.errors import FleetError
-from gpufleet.release import build_script, release
+from gpufleet.release import build_script, cuda_of, pinned, release, wheels
 from gpufleet.settings import Vllm
 
 LOCK = b"vllm==0.32.0 \\\n    --hash=sha256:" + b"0" * 64 + b"\n"
@@ -38,6 +38,36 @@ def test_a_lock_without_hashes_and_one_for_another_version_are_refused_together(
         release(vllm(version="0.31.0"), LOCK, b"uv==0.13.9\n")
     assert len(refused.value.problems) == 2
     assert "vllm.version says 0.31.0, the lock has vllm==0.32.0" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "package", "version"),
+    [
+        ("ray==2.60.0 \\", "ray", "2.60.0"),
+        ("ray[default,serve]==2.60.0 \\", "ray", "2.60.0"),
+        ("Deep_EP==1.2.1", "deep-ep", "1.2.1"),
+        ("torch==2.14.0+cu130 ; platform_machine == 'x86_64' \\", "torch", "2.14.0+cu130"),
+        ("a @ https://x/whl/a-1.0%2Bcu13-cp312-cp312-linux_x86_64.whl", "a", "1.0+cu13"),
+        ("a-b @ https://x/a_b-1.0.tar.gz#sha256=00", "a_b", "1.0"),
+        ("a @ git+https://x/a.git@0123abc", "a", ""),
+        ("raylib==1.0", "ray", None),
+        ("    --hash=sha256:00", "hash", None),
+        ("# via ray==2.60.0", "ray", None),
+        ("array==1.0\nray==2.0", "ray", "2.0"),
+    ],
+)
+def test_a_lock_says_the_version_of_a_package_however_it_is_written(
+    line: str, package: str, version: str | None
+) -> None:
+    assert pinned(line.encode(), package) == version
+
+
+def test_the_cuda_of_a_lock_is_its_runtimes_under_either_name() -> None:
+    assert cuda_of(b"nvidia-cuda-runtime==13.0.96 \\\n") == (13, 0)
+    assert cuda_of(b"nvidia-cuda-runtime-cu12==12.8.90 \\\n") == (12, 8)
+    assert cuda_of(b"nvidia-cuda-nvrtc==13.5.37 \\\n") is None
+    ours = (Path(__file__).parents[1] / "locks/vllm-0.32.0.txt").read_bytes()
+    assert wheels(ours, "a").cuda == (13, 0)
 
 
 @pytest.mark.parametrize("name", ["vllm-0.32.0.txt", "uv.txt"])

@@ -12,7 +12,6 @@ it from 0.20 on: `compute_nixl_compatibility_hash`, `_validate_remote_agent_hand
 from __future__ import annotations
 
 import json
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from gpufleet.groups import suggestion
 from gpufleet.model_reading import Described
 from gpufleet.presets import LayeredFlag
 from gpufleet.ranges import counted, listed, ranges
-from gpufleet.release import cuda_of
+from gpufleet.release import cuda_of, pinned
 from gpufleet.settings import Argument, NodeSettings, Served, Vllm
 from gpufleet.stage import Stage
 from gpufleet.version import numbers
@@ -60,9 +59,6 @@ _NIXL = {
     (0, 30): (1, 4, 1),
     (0, 32): (1, 5, 0),
 }
-# `nixl` is what vLLM imports, and takes its library from `nixl-cu13` or whatever CUDA there is (as
-# the wheels of 0.7 to 1.5 are made).
-_IN_LOCK = re.compile(r"^nixl(?:\[[^\]]*\])?==([0-9.]+)", re.MULTILINE)
 
 # From here on states are handed over in three reads, which assert on the variable's value.
 _STATE_LAYOUT = "VLLM_SSM_CONV_STATE_LAYOUT"
@@ -356,22 +352,24 @@ def _alone(entry: _Entry, description: Described | None, locks: Mapping[str, str
 def _nixl(key: str, vllm: Vllm, lock: str) -> Iterator[str]:
     """Yield what a lock lacks of NIXL."""
     least = _least_nixl(numbers(vllm.version))
-    found = _IN_LOCK.search(lock)
-    if not found:
+    there = pinned(lock.encode(), "nixl")
+    if there is None:
         yield (
             f"{key}: hands KV caches over by NIXL, and {vllm.lock} has none: add `nixl` "
             f"{_text(least)} to the lock (vLLM's requirements/kv_connectors.txt)"
         )
-    elif numbers(found[1]) < least:
+    elif numbers(there) < least:
         yield (
-            f"{key}: hands KV caches over by NIXL, and {vllm.lock} has {found[1]}: vLLM "
-            f"{vllm.version} takes {_text(least)} or newer"
+            f"{key}: hands KV caches over by NIXL, and {vllm.lock} has "
+            f"{there or 'no version of it'}: vLLM {vllm.version} takes {_text(least)} or newer"
         )
+    # `nixl` is what vLLM imports; it takes its library from `nixl-cu13` or whatever CUDA there is
+    # (as the wheels of 0.7 to 1.5 are made).
     cuda = cuda_of(lock.encode())
-    if found and cuda and not re.search(rf"^nixl-cu{cuda[0]}==", lock, re.MULTILINE):
+    if there and cuda and pinned(lock.encode(), f"nixl-cu{cuda[0]}") is None:
         yield (
             f"{key}: hands KV caches over by NIXL, and {vllm.lock} has CUDA {cuda[0]} without "
-            f"NIXL's library for it: add `nixl-cu{cuda[0]}` {found[1]} to the lock"
+            f"NIXL's library for it: add `nixl-cu{cuda[0]}` {there} to the lock"
         )
 
 

@@ -4,7 +4,6 @@ caches to each other. Pure but for the lock that tells the release of Ray.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from gpufleet.disaggregation import Pairs
 from gpufleet.errors import FleetError
 from gpufleet.model_reading import Described
 from gpufleet.planner import Stage
+from gpufleet.release import pinned
 from gpufleet.settings import NodeSettings
 from gpufleet.stage import Group, Handover, Running
 from gpufleet.version import numbers
@@ -130,8 +130,8 @@ def sentences(stages: Iterable[Stage]) -> Iterator[str]:
 def _ray(settings: NodeSettings) -> tuple[int, ...] | None:
     """Return the release of Ray in the node's lock; None if there is none."""
     try:
-        lock = Path(settings.vllm.lock).read_text() if settings.vllm else ""
+        lock = Path(settings.vllm.lock).read_bytes() if settings.vllm else b""
     except OSError:
         return None  # the role that installs the release says what is wrong with its lock
-    found = re.search(r"^ray(?:\[[^\]]*\])?==([0-9.]+)", lock, re.MULTILINE)
-    return numbers(found[1]) if found else None
+    found = pinned(lock, "ray")
+    return numbers(found) if found else None

@@ -9,7 +9,6 @@ network a backend takes) and parallel_state.py (which ranks are a group) of 0.19
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -18,6 +17,7 @@ from gpufleet.cluster_network import Network
 from gpufleet.errors import FleetError
 from gpufleet.ranges import listed
 from gpufleet.ranks import OF_THE_NODE
+from gpufleet.release import pinned
 from gpufleet.settings import NodeSettings, Served
 from gpufleet.stage import Stage
 from gpufleet.topology import Node
@@ -138,8 +138,7 @@ def _packages(
         return
     named = {wanted.vllm.lock for wanted in settings.values() if wanted.vllm}
     for lock in sorted(named & locks.keys()):
-        named_so = rf"^{package.replace('_', '[-_.]')}(?:\[[^\]]*\])?(?:==| @ )"
-        if not re.search(named_so, locks[lock], re.MULTILINE):
+        if pinned(locks[lock].encode(), package) is None:
             yield (
                 f"serving.{stage.model}.flags.all2all-backend: {backend} takes the package "
                 f"{package}, and {lock} has none: add it to the lock, or write `{DEFAULT_ALL2ALL}`"
