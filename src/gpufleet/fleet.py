@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias, TypeVar
+from weakref import WeakKeyDictionary
 
 import gevent
 from gevent.event import AsyncResult
@@ -25,6 +26,7 @@ from gpufleet.errors import FleetError
 from gpufleet.model_reading import directories
 from gpufleet.named_files import release_of
 from gpufleet.planner import FleetPlan, Stage
+from gpufleet.provisioning import Bare, provisioning
 from gpufleet.refusal import Refusal
 from gpufleet.settings import NodeSettings
 from gpufleet.stage import Running
@@ -53,6 +55,7 @@ Asking: TypeAlias = Callable[[Callable[[str], str | None], float, str], Answers]
 """(program of a node or None, seconds, what it is) -> {node: document or sentence}."""
 
 _flights: dict[tuple[int, object], AsyncResult] = {}
+_LOOKING: WeakKeyDictionary[State, list[str]] = WeakKeyDictionary()
 
 
 @contextmanager
@@ -79,6 +82,8 @@ def here(*, unfit_stops: bool = True) -> Here:
     With `unfit_stops=False` unfit ones are only named: for looking at what runs there already.
     """
     plan = _planned if unfit_stops else _planned_anyway
+    if ctx_state.get() in _LOOKING:
+        plan = _planned_to_look
     fleet = _single_flight(ctx_state.get(), plan)
     declared = inventory.current().nodes[host.name]
     return Here(
@@ -90,6 +95,17 @@ def here(*, unfit_stops: bool = True) -> Here:
     )
 
 
+def bare() -> Bare | None:
+    """
+    Return the current node as it is, for deploys that make a GPU node of it; None without a lock.
+
+    As with `here`, the first caller probes every node. Raises `Refusal`, which ends the whole run
+    before a node is touched, with every problem: nodes that give no answer, locks that their
+    machines cannot run, and a run in which no node has a lock.
+    """
+    return _single_flight(ctx_state.get(), _bared).get(host.name)
+
+
 def check() -> None:
     """
     Print what the checks find on the nodes that this run is about, once for all of them.
@@ -97,6 +113,20 @@ def check() -> None:
     Raises `Refusal` if one is blocked or could not be checked, so that the run ends with status 1.
     """
     _single_flight(ctx_state.get(), _checked)
+
+
+def looks_only(state: State) -> list[str]:
+    """
+    Have a run plan although nodes are unfit: it will execute nothing, and is to say what differs.
+
+    Returns the list that `here` fills with what a deploy would be refused for.
+    """
+    return _LOOKING.setdefault(state, [])
+
+
+def documents(state: State) -> dict[str, Answer]:
+    """Return what each node of the inventory answers the probe, which is sent once a run."""
+    return _single_flight(state, _surveyed)
 
 
 def _single_flight(state: State, work: Callable[[State], T]) -> T:
@@ -116,6 +146,19 @@ def _single_flight(state: State, work: Callable[[State], T]) -> T:
     return result
 
 
+def _bared(state: State) -> Mapping[str, Bare]:
+    asked = {each.name for each in state.inventory if state.is_host_in_limit(each)}
+    # Those that could not be connected to have failed already, and keep nobody else waiting.
+    asked -= {each.name for each in state.failed_hosts}
+    answers = {name: said for name, said in documents(state).items() if name in asked}
+    found = provisioning(answers, inventory.current().nodes)
+    if found.refused and state not in _LOOKING:
+        raise FleetError(*found.refused)
+    if found.refused:
+        _LOOKING[state].extend(found.refused)
+    return found.nodes
+
+
 def _checked(state: State) -> None:
     wanted = [each for each in state.inventory if state.is_host_in_limit(each)]
     report = assessment.judged(survey(state, wanted), inventory.current().nodes)
@@ -125,7 +168,7 @@ def _checked(state: State) -> None:
 
 
 def _planned(state: State) -> Assessment:
-    found = assessment.planned(_surveyed(state), inventory.current().nodes)
+    found = assessment.planned(documents(state), inventory.current().nodes)
     declared = inventory.current().nodes
     startable(found.plan, {name: each.settings for name, each in declared.items()})
     return _with_words(found)
@@ -137,7 +180,8 @@ def together() -> None:
 
     Deploys that start stages call it while they prepare, before the first operation of any node.
     """
-    _single_flight(ctx_state.get(), _together)
+    if ctx_state.get() not in _LOOKING:
+        _single_flight(ctx_state.get(), _together)
 
 
 def _together(state: State) -> None:
@@ -159,7 +203,17 @@ def _together(state: State) -> None:
 
 def _planned_anyway(state: State) -> Assessment:
     declared = inventory.current().nodes
-    return _with_words(assessment.planned(_surveyed(state), declared, unfit_stops=False))
+    return _with_words(assessment.planned(documents(state), declared, unfit_stops=False))
+
+
+def _planned_to_look(state: State) -> Assessment:
+    """Plan as a deploy does; what it would be refused for is noted, and planned around."""
+    try:
+        return _planned(state)
+    except FleetError as error:
+        found = _planned_anyway(state)
+        _LOOKING[state].extend(error.problems)
+        return found
 
 
 def _surveyed(state: State) -> dict[str, Answer]:
@@ -215,7 +269,8 @@ def probe(
     monkey patches in place, as the pyinfra command has. Raises FleetError for what the operator can
     put right.
     """
-    with _reached(path, limit) as (state, wanted):
+    state = State()
+    with opened(state, path, limit) as wanted:
         return survey(state, wanted, seconds, models)
 
 
@@ -231,7 +286,8 @@ def asking(path: str, limit: tuple[str, ...] = ()) -> Generator[Asking]:
     in seconds, and what the programs are called in sentences; it returns {node: document or
     sentence}. For the process, and what is raised, see `probe`.
     """
-    with _reached(path, limit) as (state, wanted):
+    state = State()
+    with opened(state, path, limit) as wanted:
 
         def asked(program: Callable[[str], str | None], seconds: float, what: str) -> Answers:
             answers = ask(state, wanted, program, seconds, what)
@@ -243,12 +299,15 @@ def asking(path: str, limit: tuple[str, ...] = ()) -> Generator[Asking]:
 
 
 @contextmanager
-def _reached(path: str, limit: tuple[str, ...]) -> Generator[tuple[State, list[Host]]]:
-    """Give the nodes of an inventory file to ask; close their connections afterwards."""
+def opened(state: State, path: str, limit: tuple[str, ...]) -> Generator[list[Host]]:
+    """
+    Begin a run over an inventory file, and give its nodes to ask; close connections afterwards.
+
+    For the process, and what is raised, see `probe`.
+    """
     from pyinfra.api import Config
     from pyinfra_cli.inventory import make_inventory
 
-    state = State()
     state.cwd = str(Path.cwd())
     try:
         with ctx_state.use(state):
@@ -258,7 +317,7 @@ def _reached(path: str, limit: tuple[str, ...]) -> Generator[tuple[State, list[H
                 raise FleetError(f"--limit {', '.join(limit)} matches no node or group of {path}")
             state.init(nodes, Config(), initial_limit=wanted)
             try:
-                yield state, wanted
+                yield wanted
             finally:
                 _disconnect(wanted)
     except PyinfraError as error:

@@ -1,0 +1,94 @@
+"""What nodes are before a deploy makes GPU nodes of them, and which of them it cannot. Pure.
+
+Every problem of every node is found before one of them is touched, from one probe of each; a node
+without a driver is nothing unusual here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpufleet import driver_packages, rdma
+from gpufleet.assessment import Declared
+from gpufleet.bare_node import Machine, System, from_probe
+from gpufleet.errors import FleetError
+from gpufleet.settings import NodeSettings
+from gpufleet.variables import Origin
+
+
+@dataclass(frozen=True)
+class Bare:
+    """
+    One node with a `gpu_lock`, as it is: with a driver or without one.
+
+    Attributes:
+        document: what the probe printed.
+        origins: where each of its variables was set.
+    """
+
+    name: str
+    system: System
+    machine: Machine
+    settings: NodeSettings
+    document: Mapping[str, Any] = field(repr=False)
+    origins: Mapping[str, Origin] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True)
+class Provisioning:
+    """The nodes that have a lock, by name, and in whole sentences why the run is refused."""
+
+    nodes: Mapping[str, Bare]
+    refused: tuple[str, ...]
+
+
+def provisioning(
+    answers: Mapping[str, Mapping[str, Any] | str], declared: Mapping[str, Declared]
+) -> Provisioning:
+    """Judge nodes by what they answered the probe: a document, or a sentence why there is none."""
+    nodes: dict[str, Bare] = {}
+    refused: list[str] = []
+    locked = [name for name in answers if declared[name].settings.gpu_lock is not None]
+    if not locked:
+        refused.append(
+            "no node of this run has `gpu_lock` in its variables, so none has a driver of ours: "
+            "`gpufleet lock INVENTORY` writes one from what is installed (docs/gpu-lock.md)"
+        )
+    for name in locked:
+        answer = answers[name]
+        if isinstance(answer, str):
+            refused.append(f"{name}: {answer}; `--exclude {name}` goes on without it")
+            continue
+        try:
+            node = _bare(name, answer, declared[name])
+        except FleetError as error:
+            refused += (f"{name}: {problem}" for problem in error.problems)
+            continue
+        nodes[name] = node
+        refused += (f"{name}: {problem}" for problem in _refusals(node))
+    return Provisioning(nodes, tuple(refused))
+
+
+def _bare(name: str, document: Mapping[str, Any], declared: Declared) -> Bare:
+    system, machine = from_probe(document)
+    return Bare(name, system, machine, declared.settings, document, declared.origins)
+
+
+def _refusals(node: Bare) -> Iterator[str]:
+    """Yield why this node's machine cannot become what its settings say."""
+    lock = node.settings.gpu_lock
+    if lock is None:
+        return
+    if not node.machine.gpus:
+        yield (
+            "its PCI bus has no NVIDIA GPU: look with `lspci -d 10de:`, or take the node out of "
+            "the group that has `gpu_lock`"
+        )
+    try:
+        driver_packages.driver_packages(node.system, lock, node.machine)
+        driver_packages.dcgm_packages(lock)
+    except FleetError as error:
+        yield from error.problems
+    yield from rdma.refusals(node.settings.gpu.rdma, lock, node.document["kernel"])
