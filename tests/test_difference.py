@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufleet.difference import Command, Difference, Placing, difference
+from gpufleet.difference import Command, Difference, Placing, Transacting, difference
+from gpufleet.package_manager import Plan
 from gpufleet.snapshot import (
     FileState,
     PackageState,
@@ -28,8 +29,10 @@ from gpufleet.wanted import (
     Group,
     Line,
     Link,
+    Lockstep,
     NoOtherFiles,
     NoOtherUnits,
+    NoPackage,
     Package,
     Unit,
     UnitGone,
@@ -43,6 +46,8 @@ UP = UnitState("loaded", "active", "running", "enabled", main_pid=7, has_file=Tr
 
 VALUES: tuple[Value, ...] = (
     Package("gcc", "1"),
+    Lockstep(("gcc", "g++")),
+    NoPackage("old-gcc*"),
     Group("vllm"),
     User("vllm", "vllm", "/var/lib/vllm"),
     File("/etc/a", b"a"),
@@ -277,70 +282,43 @@ def test_a_removed_unit_is_gone_and_stays_unmentioned() -> None:
 
 
 @pytest.mark.parametrize(
-    ("package", "state", "words"),
+    ("package", "state", "plan"),
     [
-        (Package("gcc"), PackageState("1", True, False), []),
-        (Package("gcc"), PackageState("1", True, True), []),
-        (Package("gcc", "1", hold=True), PackageState("1", True, True), []),
-        (Package("gcc", "1", hold=True), PackageState("1", True, False), ["apt-mark hold -- gcc"]),
-        (Package("gcc", hold=False), PackageState("1", True, True), ["apt-mark unhold -- gcc"]),
-        (Package("gcc"), None, ["update", "install -- gcc"]),
-        (Package("gcc", "2"), PackageState("1", True, False), ["update", "install -- gcc=2"]),
+        (Package("gcc"), PackageState("1", True, False), None),
+        (Package("gcc"), PackageState("1", True, True), None),
+        (Package("gcc", "1", hold=True), PackageState("1", True, True), None),
+        (
+            Package("gcc", "1", hold=True),
+            PackageState("1", True, False),
+            Plan("apt", hold=("gcc",)),
+        ),
+        (Package("gcc", hold=False), PackageState("1", True, True), Plan("apt", release=("gcc",))),
+        (Package("gcc"), None, Plan("apt", (Package("gcc"),))),
+        (Package("gcc", "2"), PackageState("1", True, False), Plan("apt", (Package("gcc", "2"),))),
         (
             Package("gcc", "2", hold=True),
             PackageState("1", True, True),
-            ["update", "--allow-change-held-packages install -- gcc=2", "apt-mark hold -- gcc"],
+            Plan("apt", (Package("gcc", "2", hold=True),), hold=("gcc",)),
         ),
-        (
-            Package("gcc", "2"),
-            PackageState("1", True, True),
-            ["update", "--allow-change-held-packages install -- gcc=2", "apt-mark hold -- gcc"],
-        ),
-        (Package("gcc"), PackageState("1", False, False), ["update", "install -- gcc"]),
+        (Package("gcc"), PackageState("1", False, False), Plan("apt", (Package("gcc"),))),
     ],
 )
-def test_packages_move_only_when_they_must_and_are_held_again(
-    package: Package, state: PackageState | None, words: list[str]
+def test_packages_move_only_when_they_must(
+    package: Package, state: PackageState | None, plan: Plan | None
 ) -> None:
-    """apt takes a hold away when it is told to overrule it, so it is put back."""
+    """All that has to happen to packages is one transaction; what moves is held again by it."""
     part = difference(Wanted(package), Snapshot(packages={"gcc": state})).packages
 
-    commands = [" ".join(c.argv) for c in part.commands if isinstance(c, Command)]
-    assert len(commands) == len(words)
-    for command, end in zip(commands, words, strict=True):
-        assert command.endswith(end)
-    assert bool(part.changes) is bool(words)
+    assert part.commands == ((Transacting(plan),) if plan else ())
+    assert bool(part.changes) is bool(plan)
 
 
-def test_an_interrupted_dpkg_is_finished_before_it_is_used() -> None:
+def test_an_interrupted_dpkg_is_foretold_to_be_finished() -> None:
+    """The transaction does so whenever it finds one; the dry run says it."""
     snapshot = Snapshot(packages={"gcc": None}, dpkg_unfinished=frozenset({"libc6"}))
     part = difference(Wanted(Package("gcc")), snapshot).packages
 
     assert part.changes[0] == "finish what dpkg left half done: libc6"
-    first = part.commands[0]
-    assert isinstance(first, Command)
-    assert first.argv[-2:] == ("--configure", "-a")
-
-
-# Says on its first call what dpkg 1.21 says, and succeeds on its second.
-LOCKED_ONCE = """\
-[ -e "$HERE/called" ] && exit 0
-touch "$HERE/called"
-echo "dpkg: error: dpkg frontend lock was locked by another process with pid 7" >&2
-exit 2
-"""
-
-
-def test_an_upgrade_in_the_background_is_waited_for_before_dpkg_is_finished(tmp_path: Path) -> None:
-    """It is the usual reason why dpkg is found half done; any other failure is final, in words."""
-    snapshot = Snapshot(packages={"gcc": None}, dpkg_unfinished=frozenset({"libc6"}))
-    configure = difference(Wanted(Package("gcc")), snapshot).packages.commands[0]
-    assert isinstance(configure, Command)
-
-    waited = run(configure, tmp_path, dpkg=LOCKED_ONCE)
-    assert (waited.returncode, waited.stderr) == (0, "")
-    failed = run(configure, tmp_path, dpkg="echo broken libc6; exit 1")
-    assert (failed.returncode, failed.stderr) == (1, "broken libc6\n")
 
 
 def test_a_dpkg_that_another_left_unfinished_is_no_drift_of_ours() -> None:
@@ -382,7 +360,11 @@ def satisfied(wanted: Wanted) -> Snapshot:
         users=users,
         lines={line.path: frozenset({line.line}) for line in wanted.of(Line)},
         groups={group.name: 990 for group in wanted.of(Group)},
-        packages={p.name: PackageState(p.version or "1", True, False) for p in wanted.of(Package)},
+        packages={
+            **{name: None for step in wanted.of(Lockstep) for name in step.names},
+            **{p.name: PackageState(p.version or "1", True, False) for p in wanted.of(Package)},
+        },
+        packages_like={gone.pattern: frozenset() for gone in wanted.of(NoPackage)},
         files_like={like.pattern: frozenset() for like in wanted.of(NoOtherFiles)},
         units={
             **dict.fromkeys(names, UP),

@@ -30,8 +30,8 @@ from pyinfra.api import FunctionCommand, Host, QuoteString, State, StringCommand
 from pyinfra.api.operation import OperationMeta
 from pyinfra.context import ctx_host, ctx_state
 
-from gpufleet import payload, snapshot
-from gpufleet.difference import Command, Difference, Part, Placing, difference
+from gpufleet import package_manager, payload, snapshot
+from gpufleet.difference import Command, Difference, Part, Placing, Transacting, difference
 from gpufleet.facts import PYTHON, NodeSnapshot
 from gpufleet.snapshot import Question, Snapshot
 from gpufleet.wanted import Wanted, started_line
@@ -180,7 +180,10 @@ def _say_no(state: State, host: Host, problems: tuple[str, ...]) -> bool:  # noq
     return False
 
 
-def _remote(command: Command | Placing) -> StringCommand:
+def _remote(command: Command | Placing | Transacting) -> StringCommand:
+    if isinstance(command, Transacting):
+        program = payload.program("transaction", **package_manager.parameters(command.plan))
+        return StringCommand(PYTHON, _stdin=program, _timeout=command.seconds)
     if isinstance(command, Placing):
         program = payload.program("place", entries=list(command.entries))
         return StringCommand(PYTHON, _stdin=program, _timeout=command.seconds)

@@ -12,7 +12,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpufleet.snapshot import FileState, PackageState, Snapshot, UnitState, Unknown, UserState
+from gpufleet import package_plan
+from gpufleet.package_manager import TRANSACTION_SECONDS, Plan
+from gpufleet.snapshot import FileState, Snapshot, UnitState, Unknown, UserState
 from gpufleet.wanted import (
     STARTED_DIRECTORY,
     UNIT_DIRECTORY,
@@ -32,11 +34,7 @@ from gpufleet.wanted import (
     unit_of,
 )
 
-# Deadlines of remote commands, in seconds. Fetching package lists: apt waits 300 s for another
-# apt's lock (below), and a list comes in seconds.
-UPDATE_SECONDS = 600
-# The CUDA toolkit is about 3 GB to download and 7 GB to unpack; an hour is 1 MB/s.
-INSTALL_SECONDS = 3600
+# Deadlines of remote commands, in seconds.
 # useradd, systemctl enable and the like take well under a second; a busy node gets a margin.
 SHORT_SECONDS = 60
 # daemon-reload rereads every unit and runs the generators.
@@ -45,24 +43,6 @@ RELOAD_SECONDS = 120
 PLACE_SECONDS = 120
 # On top of a unit's own times: systemd's job queue, and the kill after a stop that timed out.
 UNIT_MARGIN_SECONDS = 30
-# Another apt or dpkg (unattended-upgrades) is waited for, not failed on (apt.conf(5), 1.9.11).
-LOCK_SECONDS = 300
-
-# Suspended: the needrestart hook would restart serving units because a library of theirs changed.
-_QUIET = ("env", "DEBIAN_FRONTEND=noninteractive", "NEEDRESTART_SUSPEND=1", "LC_ALL=C.UTF-8")
-_APT = (*_QUIET, "apt-get", "-q", "-y", "-o", f"DPkg::Lock::Timeout={LOCK_SECONDS}")
-# Runs its arguments until no other process holds the lock that they need. apt waits for dpkg's
-# lock, not for that of the package lists, which its daily timer holds (apt 2.6: "Could not get lock
-# /var/lib/apt/lists/lock" at once); dpkg itself waits for none (dpkg 1.21: "dpkg frontend lock was
-# locked by another process with pid 123").
-_WAIT_FOR_LOCK = f"""\
-end=$(( $(date +%s) + {LOCK_SECONDS} ))
-until said=$("$@" 2>&1); do
-  status=$?
-  case $said in *"Could not get lock"* | *"locked by another process"*) ;; *) end=0 ;; esac
-  if [ "$(date +%s)" -ge "$end" ]; then printf '%s\\n' "$said" >&2; exit "$status"; fi
-  sleep 2
-done"""
 # Starts or restarts the units that are its arguments. Several are all stopped before any of them
 # starts, because a restart of many is independent jobs: one would start on GPUs or a port that
 # another still drains from. In one command, and deaf to a connection that ends, so that an
@@ -89,16 +69,6 @@ esac && exit
 status=$?
 timeout 15 systemctl status --no-pager --lines=15 -- "$@" >&2
 exit $status"""
-# A changed configuration file is kept: there is nobody to ask (dpkg(1), --force-confold).
-_INSTALL = (
-    *_APT,
-    "-o",
-    "Dpkg::Options::=--force-confdef",
-    "-o",
-    "Dpkg::Options::=--force-confold",
-    "--no-install-recommends",
-    "--allow-downgrades",
-)
 # systemctl(1), is-enabled: these start at boot, or cannot be enabled because they have no
 # [Install] section and are pulled in by others.
 _ENABLED = frozenset({"enabled", "enabled-runtime", "static", "alias", "indirect", "generated"})
@@ -121,6 +91,14 @@ class Placing:
 
 
 @dataclass(frozen=True)
+class Transacting:
+    """One run of on_node/transaction.py: everything that happens to packages at once."""
+
+    plan: Plan
+    seconds: int = TRANSACTION_SECONDS
+
+
+@dataclass(frozen=True)
 class Part:
     """
     What one operation has to do.
@@ -134,7 +112,7 @@ class Part:
 
     noop: str
     changes: tuple[str, ...] = ()
-    commands: tuple[Command | Placing, ...] = ()
+    commands: tuple[Command | Placing | Transacting, ...] = ()
     problems: tuple[str, ...] = ()
 
 
@@ -190,7 +168,7 @@ class _Work:
     def __init__(self, noop: str) -> None:
         self.noop = noop
         self.changes: list[str] = []
-        self.commands: list[Command | Placing] = []
+        self.commands: list[Command | Placing | Transacting] = []
         self.problems: list[str] = []
 
     def unknown(self, what: str, reason: str) -> None:
@@ -212,66 +190,15 @@ class _Work:
 
 
 def _packages(wanted: Wanted, snapshot: Snapshot) -> Part:
-    packages = wanted.of(Package)
-    work = _Work(f"{len(packages)} packages are as wanted")
-    install: list[Package] = []
-    hold: list[str] = []
-    release: list[str] = []
-    unheld = False
-    for package in packages:
-        found = snapshot.packages.get(package.name, Unknown(snapshot.missed))
-        if isinstance(found, Unknown):
-            work.unknown(f"package {package.name}", found.reason)
-            continue
-        held = found is not None and found.held
-        if reason := _why_install(package, found):
-            install.append(package)
-            work.changes.append(f"install {_exact(package)}: {reason}")
-            unheld = unheld or held
-            # --allow-change-held-packages takes the hold away: it is put back, also one that only
-            # the operator wants.
-            if package.hold or (held and package.hold is None):
-                hold.append(package.name)
-        elif package.hold and not held:
-            hold.append(package.name)
-            work.changes.append(f"hold {package.name} at {found.version if found else ''}")
-        if package.hold is False and held:
-            release.append(package.name)
-            work.changes.append(f"release the hold on {package.name}")
-    if install:
-        if isinstance(snapshot.dpkg_unfinished, Unknown):
-            work.unknown("dpkg's state", snapshot.dpkg_unfinished.reason)
-        elif snapshot.dpkg_unfinished:
-            half = ", ".join(sorted(snapshot.dpkg_unfinished))
-            work.changes.insert(0, f"finish what dpkg left half done: {half}")
-            configure = ("dpkg", "--force-confdef", "--force-confold", "--configure", "-a")
-            work.run(
-                *("sh", "-c", _WAIT_FOR_LOCK, "sh", *_QUIET, *configure),
-                seconds=LOCK_SECONDS + INSTALL_SECONDS,
-            )
-        work.run("sh", "-c", _WAIT_FOR_LOCK, "sh", *_APT, "update", seconds=UPDATE_SECONDS)
-        allowed = ("--allow-change-held-packages",) if unheld else ()
-        names = (_exact(package) for package in install)
-        work.run(*_INSTALL, *allowed, "install", "--", *names, seconds=INSTALL_SECONDS)
-    if release:
-        work.run("apt-mark", "unhold", "--", *release)
-    if hold:
-        work.run("apt-mark", "hold", "--", *hold)
+    found = package_plan.packages(wanted, snapshot)
+    work = _Work(f"{len(wanted.of(Package))} packages are as wanted")
+    work.changes += found.changes
+    for what, reason in found.unknown:
+        work.unknown(what, reason)
+    work.problems += found.problems
+    if found.plan:
+        work.commands.append(Transacting(found.plan))
     return work.part()
-
-
-def _exact(package: Package) -> str:
-    return f"{package.name}={package.version}" if package.version else package.name
-
-
-def _why_install(package: Package, found: PackageState | None) -> str | None:
-    if found is None:
-        return "it is not installed"
-    if not found.installed:
-        return f"its installation of {found.version} was never finished"
-    if package.version and found.version != package.version:
-        return f"{found.version} is installed"
-    return None
 
 
 # --- accounts

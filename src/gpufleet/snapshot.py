@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from gpufleet.wanted import (
     Absent,
@@ -19,8 +19,11 @@ from gpufleet.wanted import (
     Line,
     Link,
     Listing,
+    Lockstep,
+    ModuleStream,
     NoOtherFiles,
     NoOtherUnits,
+    NoPackage,
     Package,
     Unit,
     UnitGone,
@@ -30,6 +33,8 @@ from gpufleet.wanted import (
 )
 
 SCHEMA = 1
+# What dnf holds packages with; it has no holds of its own.
+VERSIONLOCK = "python3-dnf-plugin-versionlock"
 
 Question: TypeAlias = tuple[str, ...]
 """A kind of on_node/snapshot.py and its arguments: ("file", "/etc/hosts")."""
@@ -72,7 +77,11 @@ class FileState:
 
 @dataclass(frozen=True)
 class PackageState:
-    """A package of which dpkg has at least some files; `installed` only if it is configured."""
+    """
+    A package of which dpkg or rpm has at least some files; `installed` only if it is configured.
+
+    `held`: apt's hold, or dnf's versionlock.
+    """
 
     version: str
     installed: bool
@@ -144,6 +153,9 @@ class Snapshot:
     units_like: Mapping[str, frozenset[str] | Unknown] = field(default_factory=dict)
     files_like: Mapping[str, frozenset[str] | Unknown] = field(default_factory=dict)
     listings: Mapping[str, frozenset[str] | Unknown | None] = field(default_factory=dict)
+    package_manager: Literal["apt", "dnf"] | Unknown = "apt"
+    packages_like: Mapping[str, frozenset[str] | Unknown] = field(default_factory=dict)
+    streams: Mapping[str, str | Unknown | None] = field(default_factory=dict)
     dpkg_unfinished: frozenset[str] | Unknown = frozenset()
     leftovers: frozenset[str] | Unknown = frozenset()
     missed: str = "it was not asked"
@@ -173,8 +185,8 @@ def questions(wanted: Wanted) -> frozenset[Question]:
     asked: set[Question] = set()
     for value in wanted:
         match value:
-            case Package(name):
-                asked.add(("package", name))
+            case Package() | NoPackage() | Lockstep() | ModuleStream():
+                asked |= _package_questions(value)
             case Group(name):
                 asked.add(("group", name))
             case User(name):
@@ -199,6 +211,18 @@ def questions(wanted: Wanted) -> frozenset[Question]:
     return frozenset(asked)
 
 
+def _package_questions(value: Package | NoPackage | Lockstep | ModuleStream) -> set[Question]:
+    match value:
+        case Package(name):
+            return {("package", name)} | ({("package", VERSIONLOCK)} if value.hold else set())
+        case NoPackage(pattern):
+            return {("packages like", pattern)}
+        case Lockstep(names):
+            return {("package", name) for name in names}
+        case ModuleStream(name):
+            return {("stream", name)}
+
+
 def watched(paths: Iterable[str]) -> frozenset[Question]:
     """Return the questions for paths that nothing wants, but that a role decides by."""
     return frozenset(("file", path) for path in paths)
@@ -212,7 +236,10 @@ def from_document(document: Mapping[str, Any], asked: Iterable[Question]) -> Sna
     """
     if document.get("schema") != SCHEMA:
         reason = "the node gave no snapshot"
-        return Snapshot(missed=reason, dpkg_unfinished=Unknown(reason), leftovers=Unknown(reason))
+        unknown = Unknown(reason)
+        return Snapshot(
+            missed=reason, package_manager=unknown, dpkg_unfinished=unknown, leftovers=unknown
+        )
     files = document["files"]
     return Snapshot(
         files={path: _file_state(path, found, asked) for path, found in files.items()},
@@ -227,6 +254,9 @@ def from_document(document: Mapping[str, Any], asked: Iterable[Question]) -> Sna
         units_like=_each(document["units_like"], frozenset),
         files_like=_each(document["files_like"], frozenset),
         listings=_each(document["listings"], frozenset),
+        package_manager=_one(document["package_manager"], lambda found: found),
+        packages_like=_each(document["packages_like"], frozenset),
+        streams=_each(document["streams"], str),
         dpkg_unfinished=_one(document["dpkg_unfinished"], frozenset),
         leftovers=_one(document["leftovers"], frozenset),
     )

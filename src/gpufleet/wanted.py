@@ -69,14 +69,17 @@ class Package:
 
     def accepts(self, version: str) -> bool:
         """
-        Tell whether an installed version is as wanted.
+        Tell whether an installed version is as wanted; an epoch counts only where one is wanted.
 
-        >>> Package("nvidia-open", "580.*").accepts("580.95.05-1")
+        >>> Package("nvidia-open", "580.*").accepts("3:580.95.05-1.el9")
         True
         """
-        if self.version is None or not self.version.endswith("*"):
-            return self.version in {None, version}
-        return version.startswith(self.version[:-1])
+        if self.version is None:
+            return True
+        found = version if ":" in self.version else version.rpartition(":")[2]
+        if self.version.endswith("*"):
+            return found.startswith(self.version[:-1])
+        return found == self.version
 
 
 @dataclass(frozen=True)
@@ -560,10 +563,10 @@ def _contradictions(values: Iterable[Value]) -> Iterator[str]:
         other = seen.setdefault(_subject(value), value)
         if other != value:
             yield f"{_subject(value)} is wanted in two ways, {other} and {value}: keep one"
-    for gone in (value for value in values if isinstance(value, NoPackage)):
+    for unwanted in (value for value in values if isinstance(value, NoPackage)):
         for package in (value for value in values if isinstance(value, Package)):
-            if gone.matches(package.name):
-                yield f"{package} is wanted, and {gone} would remove it: keep one"
+            if unwanted.matches(package.name):
+                yield f"{package} is wanted, and {unwanted} would remove it: keep one"
     for value in values:
         if isinstance(value, Line) and (whole := seen.get(f"path {value.path}")):
             yield f"a line is wanted in {value.path}, which is also wanted as {whole}: keep one"

@@ -2,7 +2,8 @@
 
 Takes (`PARAMETERS`):
   asked   [[kind, argument, ...], ...]: file PATH; secret PATH SHA256; line PATH LINE; user NAME;
-          group NAME; package NAME; unit NAME; units like PATTERN; files like PATTERN; listing PATH
+          group NAME; package NAME; packages like PATTERN; stream MODULE; unit NAME;
+          units like PATTERN; files like PATTERN; listing PATH
 Prints one JSON document {"schema": 1, "files": {...}, ...}, for gpufleet.snapshot. null stands for
 "there is none", {"error": reason} for "it could not be read"; never is one given for the other.
 
@@ -24,6 +25,8 @@ import subprocess
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from gpufleet.on_node import installed_packages
+
 PARAMETERS = globals().get("PARAMETERS") or {}
 
 UNIT_DIRECTORY = "/etc/systemd/system"
@@ -34,8 +37,6 @@ STARTED_MARKER = "/run/gpufleet/started/%n"
 UNIT_NAME = re.compile(r"(?!.*@\.)[A-Za-z0-9:_.\\@-]+$")
 # Written by on_node/place.py before it makes its first temporary file.
 JOURNAL = "/var/lib/gpufleet/placing"
-# dpkg keeps its status changes here until they are merged; files in it mean an interrupted run.
-DPKG_UPDATES = "/var/lib/dpkg/updates"
 # Half the controller's deadline for the whole snapshot: systemctl and dpkg-query take well under
 # a second, and a node where they hang must still answer the rest.
 COMMAND_SECONDS = 25
@@ -164,36 +165,6 @@ def group_state(name: str) -> int | None:
         return grp.getgrnam(name).gr_gid
     except KeyError:
         return None
-
-
-def packages(names: list[str]) -> tuple[dict[str, Any], Any]:
-    """Return ({name: state}, packages that dpkg has not finished): one query for all of both."""
-    if not names:
-        return {}, []
-    try:
-        # dpkg-query(1): the status' letters are what is wanted, what is, and an error.
-        rows = run(
-            "dpkg-query",
-            "-W",
-            "-f",
-            "${db:Status-Abbrev}\t${Package}\t${Architecture}\t${Version}\n",
-        )
-        interrupted = sorted(name for name in os.listdir(DPKG_UPDATES) if name.isdigit())
-    except Exception as error:
-        return {name: {"error": said(error)} for name in names}, {"error": said(error)}
-    known: dict[str, dict[str, Any]] = {}
-    unfinished = ["an interrupted dpkg"] if interrupted else []
-    for row in rows.splitlines():
-        status, name, architecture, version = row.split("\t")
-        # n: not installed, c: only its configuration is left.
-        if status[1] in "nc":
-            continue
-        state = {"version": version, "installed": status[1] == "i", "held": status[0] == "h"}
-        known.setdefault(name, state)
-        known[name + ":" + architecture] = state
-        if status[1] != "i":
-            unfinished.append(name)
-    return {name: known.get(name) for name in names}, sorted(unfinished)
 
 
 def units_like(pattern: str) -> list[str]:
@@ -332,7 +303,9 @@ def snapshot(asked: list[list[str]]) -> dict[str, Any]:
     wanted_lines: dict[str, set[str]] = {}
     for path, line in by_kind.get("line", []):
         wanted_lines.setdefault(path, set()).add(line)
-    package_states, unfinished = packages(only("package"))
+    installed = installed_packages.read(
+        only("package"), only("packages like"), only("stream"), run, said
+    )
     alike = each(only("units like"), units_like)
     strays = [name for names in alike.values() if isinstance(names, list) for name in names]
     return {
@@ -341,8 +314,7 @@ def snapshot(asked: list[list[str]]) -> dict[str, Any]:
         "lines": each(wanted_lines, lambda path: lines_of(path, wanted_lines[path])),
         "users": each(only("user"), user_state),
         "groups": each(only("group"), group_state),
-        "packages": package_states,
-        "dpkg_unfinished": unfinished,
+        **installed,
         "units": units([*only("unit"), *strays]),
         "units_like": alike,
         "files_like": each(only("files like"), files_like),

@@ -1,0 +1,128 @@
+"""RUNS ON THE NODE: what dpkg or rpm has installed, for the snapshot. It reads; it changes nothing.
+
+One query of the package database answers everything that is asked. Where both package managers are
+there, the one with packages in its database is the node's: Debian has an rpm for other purposes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from typing import Any, Dict, List, Tuple
+
+DPKG_STATUS = "/var/lib/dpkg/status"
+# dpkg keeps its status changes here until they are merged; files in it mean an interrupted run.
+DPKG_UPDATES = "/var/lib/dpkg/updates"
+# dpkg-query(1): the status' letters are what is wanted, what is, and an error.
+DPKG_ROW = "${db:Status-Abbrev}\t${Package}\t${Architecture}\t${Version}\n"
+RPM_ROW = "%{NAME}\\t%{ARCH}\\t%|EPOCH?{%{EPOCH}:}:{}|%{VERSION}-%{RELEASE}\\n"
+# dnf.conf(5), installonlypkgs: several versions of these are installed on purpose.
+SEVERAL = re.compile(r"kernel($|-)|gpg-pubkey$|kmod-.*-\d")
+# dnf versionlock writes NAME-EPOCH:VERSION-RELEASE.*
+LOCKS = "/etc/dnf/plugins/versionlock.list"
+LOCK = re.compile(r"([^#!\s]\S*)-(?:\d+:)?[^-\s]+-[^-\s]+$")
+MODULES = "/etc/dnf/modules.d"
+
+Run = Callable[..., str]
+
+
+def read(
+    names: List[str],
+    patterns: List[str],
+    modules: List[str],
+    run: Run,
+    said: Callable[[BaseException], str],
+) -> Dict[str, Any]:
+    """Return the snapshot's entries on packages; `run` runs a program, `said` words an error."""
+    manager = "apt" if os.path.exists(DPKG_STATUS) else "dnf"
+    found: Dict[str, Any] = {
+        "package_manager": manager,
+        "packages": {},
+        "packages_like": {},
+        "streams": {name: stream_of(name) for name in modules},
+        "dpkg_unfinished": [],
+    }
+    if not names and not patterns:
+        return found
+    try:
+        known, unfinished = dpkg(run) if manager == "apt" else rpm(run)
+    except Exception as error:
+        problem = {"error": said(error)}
+        return {
+            **found,
+            "packages": dict.fromkeys(names, problem),
+            "packages_like": dict.fromkeys(patterns, problem),
+            "dpkg_unfinished": problem,
+        }
+    plain = [name for name in known if ":" not in name]
+    return {
+        **found,
+        "packages": {name: known.get(name) for name in names},
+        "packages_like": {
+            pattern: sorted(name for name in plain if fnmatchcase(name, pattern))
+            for pattern in patterns
+        },
+        "dpkg_unfinished": sorted(unfinished),
+    }
+
+
+def dpkg(run: Run) -> Tuple[Dict[str, Any], List[str]]:
+    """Return ({name: state}, packages that dpkg has not finished)."""
+    rows = run("dpkg-query", "-W", "-f", DPKG_ROW)
+    interrupted = any(name.isdigit() for name in os.listdir(DPKG_UPDATES))
+    known: Dict[str, Any] = {}
+    unfinished = ["an interrupted dpkg"] if interrupted else []
+    for row in rows.splitlines():
+        status, name, architecture, version = row.split("\t")
+        # n: not installed, c: only its configuration is left.
+        if status[1] in "nc":
+            continue
+        whole = status[1] == "i" and status[2:3] != "R"
+        state = {"version": version, "installed": whole, "held": status[0] == "h"}
+        known.setdefault(name, state)
+        known[name + ":" + architecture] = state
+        if not whole:
+            unfinished.append(name)
+    return known, unfinished
+
+
+def rpm(run: Run) -> Tuple[Dict[str, Any], List[str]]:
+    """Return ({name: state}, packages that an interrupted rpm has left in two versions)."""
+    held = locked()
+    known: Dict[str, Any] = {}
+    twice = []
+    for row in sorted(run("rpm", "-qa", "--qf", RPM_ROW).splitlines()):
+        name, architecture, version = row.split("\t")
+        key = name + ":" + architecture
+        if key in known and not SEVERAL.match(name):
+            twice.append(name)
+        state = {"version": version, "installed": True, "held": name in held}
+        known[name] = known[key] = state
+    for name in twice:
+        known[name]["installed"] = False
+    return known, twice
+
+
+def locked(root: str = "") -> List[str]:
+    """Return the names that dnf's versionlock holds."""
+    try:
+        with open(root + LOCKS) as file:
+            lines = [line.strip() for line in file]
+    except FileNotFoundError:
+        return []
+    matches = (LOCK.match(line[:-2] if line.endswith(".*") else line) for line in lines)
+    return [match.group(1) for match in matches if match]
+
+
+def stream_of(module: str) -> Any:
+    """Return the stream of a dnf module that is enabled, None when there is none."""
+    try:
+        with open(os.path.join(MODULES, module + ".module")) as file:
+            pairs = dict(line.strip().split("=", 1) for line in file if "=" in line)
+    except FileNotFoundError:
+        return None
+    except Exception as error:
+        return {"error": str(error)}
+    return pairs.get("stream") if pairs.get("state") == "enabled" else None

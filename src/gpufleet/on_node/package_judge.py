@@ -1,0 +1,141 @@
+"""RUNS ON THE NODE: may a foretold package transaction be carried out?  Pure.
+
+A simulation says what would come, go and move; here it is held against what was asked. What nobody
+asked to be removed, downgraded or moved from a hold is a reason to touch nothing.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
+
+
+class Change(NamedTuple):
+    """One package's version before and after; None: it was not, or will not be there."""
+
+    name: str
+    before: Optional[str]
+    after: Optional[str]
+
+
+class Installed(NamedTuple):
+    """One package as the database has it; `whole`: fully installed and configured."""
+
+    version: str
+    whole: bool
+    held: bool
+
+
+def judge(
+    changes: List[Change],
+    asked: Dict[str, Any],
+    installed: Dict[str, Installed],
+    older: Callable[[str, str], bool],
+) -> List[str]:
+    """
+    Return every reason against a transaction, as sentences; none: it may be carried out.
+
+    `asked` has `install` [[name, version]], `remove` [name] and `lockstep` [[name]].
+    """
+    wanted = dict(asked["install"])
+    removed = set(asked["remove"])
+    # What has to follow a wanted package has its upstream version: a driver's other libraries.
+    targets = {
+        upstream(change.after) for change in changes if change.name in wanted and change.after
+    }
+    reasons = []
+    for change in changes:
+        found = installed.get(change.name)
+        if change.before and not change.after and change.name not in removed:
+            reasons.append(
+                "%s %s would be removed, and nothing asks for that: what is wanted conflicts with "
+                "it. Remove it by hand if it may go" % (change.name, change.before)
+            )
+        if change.name in wanted or change.name in removed or not change.after:
+            continue
+        if found is not None and found.held and change.before:
+            reasons.append(
+                "%s is held at %s, and would go to %s: release it with `apt-mark unhold` (dnf "
+                "versionlock delete), or have it wanted"
+                % (change.name, change.before, change.after)
+            )
+        elif (
+            change.before
+            and older(change.after, change.before)
+            and upstream(change.after) not in targets
+        ):
+            reasons.append(
+                "%s would go back from %s to %s, and nothing asks for that"
+                % (change.name, change.before, change.after)
+            )
+    after = outcome(changes, installed)
+    return reasons + lacking(asked, after) + out_of_step(asked["lockstep"], after)
+
+
+def outcome(changes: List[Change], installed: Dict[str, Installed]) -> Dict[str, str]:
+    """Return {name: version} after the changes."""
+    after = {name: found.version for name, found in installed.items()}
+    for change in changes:
+        # A package is there by its name, and by its name with the architecture.
+        same = [name for name in after if name.startswith(change.name + ":")]
+        for name in (change.name, *same):
+            if change.after:
+                after[name] = change.after
+            else:
+                after.pop(name, None)
+    return after
+
+
+def lacking(asked: Dict[str, Any], after: Dict[str, str]) -> List[str]:
+    """Return a sentence for each package that is not as asked."""
+    sentences = []
+    for name, version in asked["install"]:
+        found = after.get(name)
+        if found is None:
+            sentences.append("%s would not be installed" % name)
+        elif version and not accepts(version, found):
+            sentences.append("%s would be %s, and %s is wanted" % (name, found, version))
+    return sentences + [
+        "%s %s would stay, and is to go" % (name, after[name])
+        for name in asked["remove"]
+        if name in after
+    ]
+
+
+def out_of_step(groups: List[List[str]], after: Dict[str, str]) -> List[str]:
+    """Return a sentence for each group of which two upstream versions would be installed."""
+    sentences = []
+    for names in groups:
+        versions: Dict[str, List[str]] = {}
+        for name in names:
+            if name in after:
+                versions.setdefault(upstream(after[name]), []).append(name)
+        if len(versions) > 1:
+            said = "; ".join(
+                "%s of %s" % (version, ", ".join(sorted(members)))
+                for version, members in sorted(versions.items())
+            )
+            sentences.append(
+                "packages that only work with one version would have several (%s): the repository "
+                "lacks some of them in the wanted version, or something pins them" % said
+            )
+    return sentences
+
+
+def accepts(wanted: str, found: str) -> bool:
+    """Tell whether an installed version is as wanted, as wanted.Package.accepts does."""
+    if ":" not in wanted:
+        found = found.rpartition(":")[2]
+    if wanted.endswith("*"):
+        return found.startswith(wanted[:-1])
+    return wanted == found
+
+
+def upstream(version: Optional[str]) -> str:
+    """Return a version without epoch and packaging revision."""
+    return (version or "").rpartition(":")[2].partition("-")[0]
+
+
+def matches(name: str, patterns: List[str]) -> bool:
+    """Tell whether a package's name matches one of the patterns."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -1,0 +1,146 @@
+"""RUNS ON THE NODE: waits for whoever else changes packages, and says who that is.
+
+apt, dpkg and rpm lock with fcntl(2), whose F_GETLK names the holder; dnf writes its process id into
+a file. A lock that nobody holds is taken for free whatever files lie about.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import time
+from typing import Callable, List, Optional
+
+# dpkg(1) and apt(8): the frontend's lock is held over a whole run, dpkg's own by each dpkg.
+APT = ("/var/lib/dpkg/lock-frontend", "/var/lib/dpkg/lock")
+RPM = ("/var/lib/rpm/.rpm.lock", "/usr/lib/sysimage/rpm/.rpm.lock")
+# dnf 4, dnf.conf(5) `persistdir`: the process id of a run that changes the database.
+DNF = ("/var/lib/dnf/rpmdb_lock.pid",)
+LOOK_SECONDS = 0.5
+# fcntl(2), struct flock on 64-bit Linux: type, whence, start, length, process.
+FLOCK = "hhqqi"
+
+
+class LockedError(Exception):
+    """One sentence: who has held a lock for how long."""
+
+
+def wait(root: str, manager: str, seconds: float, say: Callable[[str], None]) -> None:
+    """Return when nobody changes packages; raise `LockedError` naming the holder at the end."""
+    deadline = time.monotonic() + seconds
+    said = ""
+    while True:
+        holder = find(root, manager)
+        if holder is None:
+            return
+        if holder != said:
+            said = holder
+            say("waiting for %s" % holder)
+        if time.monotonic() >= deadline:
+            raise LockedError(
+                "%s, and has not let go in %d s: wait until it has ended, or end it on the node, "
+                "then run again; nothing was touched" % (holder, seconds)
+            )
+        time.sleep(LOOK_SECONDS)
+
+
+def find(root: str, manager: str) -> Optional[str]:
+    """Return who holds which lock, in words; None when nobody does."""
+    for path in APT if manager == "apt" else RPM:
+        pid = holder_of(root + path)
+        if pid is not None:
+            return "%s holds %s" % (process(pid), root + path)
+    for path in DNF if manager == "dnf" else ():
+        pid = written_in(root + path)
+        if pid is not None and is_dnf(pid):
+            return "%s holds %s" % (process(pid), root + path)
+    return None
+
+
+def holder_of(path: str) -> Optional[int]:
+    """Return the process that holds a file's fcntl lock; 0: one that this system does not see."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        asked = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind, _, _, _, pid = struct.unpack(FLOCK, fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
+    finally:
+        os.close(descriptor)
+    return None if kind == fcntl.F_UNLCK else int(pid)
+
+
+def written_in(path: str) -> Optional[int]:
+    """Return the process id that a file has."""
+    try:
+        with open(path) as file:
+            return int(file.read(20))
+    except (OSError, ValueError):
+        return None
+
+
+def is_dnf(pid: int) -> bool:
+    """Tell whether a process id, which may be of a process long gone, is a package manager's."""
+    words = " ".join(command(pid))
+    return any(name in words for name in ("dnf", "yum", "rpm", "packagekit"))
+
+
+def process(pid: int) -> str:
+    """Return what a process is, for people: its id, command line, and since when it runs."""
+    if pid <= 0:
+        return "a process outside of this system"
+    words = command(pid)
+    since = started(pid)
+    return "process %d (%s)%s" % (
+        pid,
+        " ".join(words)[:200] or "already gone",
+        " running since %s" % since if since else "",
+    )
+
+
+def command(pid: int) -> List[str]:
+    """Return a process' command line."""
+    try:
+        with open("/proc/%d/cmdline" % pid, "rb") as file:
+            text = file.read(4096).decode("utf-8", "replace")
+    except OSError:
+        return []
+    return [word for word in text.split("\0") if word]
+
+
+def started(pid: int) -> str:
+    """Return when a process started, by the node's clock in UTC; "" when it is gone."""
+    try:
+        with open("/proc/%d/stat" % pid) as file:
+            # proc(5): the 22nd field, ticks since boot; the 2nd may have blanks and parentheses.
+            ticks = int(file.read().rpartition(")")[2].split()[19])
+        with open("/proc/stat") as file:
+            boot = next(int(line.split()[1]) for line in file if line.startswith("btime"))
+    except (OSError, ValueError, IndexError, StopIteration):
+        return ""
+    moment = time.gmtime(boot + ticks // os.sysconf("SC_CLK_TCK"))
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", moment)
+
+
+def take(path: str, seconds: float) -> int:
+    """Take a lock of ours for as long as this process lives; raise `LockedError` at the end."""
+    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if time.monotonic() >= deadline:
+                holder = process(holder_of(path) or 0)
+                os.close(descriptor)
+                raise LockedError(
+                    "another run of gpufleet changes packages on this node: %s, for over %d s. "
+                    "Wait until it has ended, then run again; nothing was touched"
+                    % (holder, seconds)
+                ) from None
+            time.sleep(LOOK_SECONDS)
+        else:
+            return descriptor

@@ -1,0 +1,113 @@
+"""RUNS ON THE NODE: runs one step of a package transaction, within its deadline, into a log.
+
+A step outlives the connection that asked for it: a package manager that is ended half-way leaves
+packages half installed. Its output is in LOG, of the last transaction alone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from typing import Any, Dict, List, NamedTuple, Sequence
+
+LOG = "/var/lib/gpufleet/packages/log"
+LAST_LINES = 15
+ENVIRONMENT = {
+    "DEBIAN_FRONTEND": "noninteractive",
+    # The needrestart hook would restart serving units because a library of theirs changed.
+    "NEEDRESTART_SUSPEND": "1",
+    "APT_LISTCHANGES_FRONTEND": "none",
+    "LC_ALL": "C.UTF-8",
+    "LANGUAGE": "C",
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+}
+
+
+class RefusedError(Exception):
+    """One sentence for the operator."""
+
+
+class Output(NamedTuple):
+    """A step's exit status and everything it said."""
+
+    status: int
+    text: str
+
+    @property
+    def last(self) -> str:
+        """The last lines that say something, on one line."""
+        return " | ".join(said(self.text)[-LAST_LINES:])
+
+
+def said(text: str) -> List[str]:
+    """Return the lines of a package manager's output that are no progress."""
+    noise = ("debconf: ", "Reading ", "Building dependency", "(Reading database", "Hit:", "Get:")
+    lines = [line.strip() for line in text.replace("\r", "\n").splitlines()]
+    return [line for line in lines if line and not line.startswith(noise)]
+
+
+def deaf() -> None:
+    """Have the end of the connection end neither us nor what we run."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+
+
+def begin(root: str) -> None:
+    """Begin the log anew."""
+    os.makedirs(os.path.dirname(root + LOG), mode=0o755, exist_ok=True)
+    with open(root + LOG, "w") as log:
+        log.write("%s\n" % time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()))
+
+
+def run(root: str, step: Dict[str, Any], more: Sequence[str] = (), stdin: str = "") -> Output:
+    """Run a step, with further words and input; raise `RefusedError` when it takes too long."""
+    argv = [*step["argv"], *more]
+    with open(root + LOG, "a+b", buffering=0) as log:
+        log.write(("\n$ %s\n" % " ".join(argv)).encode())
+        begun = log.seek(0, os.SEEK_END)
+        try:
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.PIPE,
+                # A file, not a pipe: it is written also when we have gone.
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **ENVIRONMENT},
+                cwd="/",
+                # Its own session: no signal of the connection's terminal reaches it.
+                start_new_session=True,
+            )
+        except FileNotFoundError:
+            raise RefusedError("there is no %s on this node" % argv[0]) from None
+        try:
+            process.communicate((stdin or step["stdin"]).encode(), timeout=step["seconds"])
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            log.seek(begun)
+            output = Output(-9, log.read().decode("utf-8", "replace"))
+            raise RefusedError(
+                "`%s` was ended after %d s; it had said: %s. Run again: what it left half done is "
+                "finished then" % (" ".join(argv[:6]), step["seconds"], output.last)
+            ) from None
+        log.seek(begun)
+        return Output(process.returncode, log.read().decode("utf-8", "replace"))
+
+
+def ask(*argv: str, status: Sequence[int] = (0,)) -> str:
+    """Return what a quick question prints; raise `RefusedError` when there is no answer."""
+    done = subprocess.run(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, **ENVIRONMENT},
+        timeout=60,
+        check=False,
+    )
+    if done.returncode not in status:
+        reason = done.stderr.decode("utf-8", "replace").strip()
+        raise RefusedError("%s: %s" % (argv[0], reason or "status %d" % done.returncode))
+    return done.stdout.decode("utf-8", "replace")
