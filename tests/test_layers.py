@@ -14,6 +14,7 @@ SOURCE = Path(__file__).parents[1] / "src/gpufleet"
 BORDER = {
     "connection",
     "converge",
+    "dry_run",
     "facts",
     "fleet",
     "inventory",

@@ -38,6 +38,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, 
 # Commands with a module of their own, loaded only when one is named: `lab` needs the checkout, and
 # none may slow the others down.
 _GROUPS = {
+    "drift": "What on the nodes is not as declared, now or after the next reboot.",
     "flags": "What vLLM's flags are in each release, and a command line judged by it.",
     "import": "What you have (models.yml, vllm serve, docker run, compose) as settings.",
     "lab": "Real Linux nodes with simulated GPUs.",
@@ -56,7 +57,9 @@ class _Commands(click.Group):
             return super().get_command(ctx, cmd_name)
         if "--help" in sys.argv[1:2] or "-h" in sys.argv[1:2]:  # only its name is asked for
             return click.Command(cmd_name, help=_GROUPS[cmd_name])
-        return {"flags": _flags, "import": _import, "lab": _lab, "size": _size}[cmd_name]()
+        return {"drift": _drift, "flags": _flags, "import": _import, "lab": _lab, "size": _size}[
+            cmd_name
+        ]()
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -92,13 +95,13 @@ def inventory(inventory_file: str, node: str | None, as_json: bool) -> None:
 @json_option
 def probe(inventory_file: str, limit: tuple[str, ...], as_json: bool) -> None:
     """Ask the nodes of INVENTORY what they are. Installs nothing on them."""
-    _cooperate()
+    cooperate()
     from gpufleet import fleet, show
     from gpufleet.assessment import every
     from gpufleet.inventory import read
     from gpufleet.topology import node_from_probe
 
-    wanted = _limited(read(inventory_file), limit)
+    wanted = limited(read(inventory_file), limit)
     documents = every(fleet.probe(inventory_file, wanted))
     if as_json:
         _print_json(documents)
@@ -257,7 +260,7 @@ def reach(inventory_file: str, replica: str | None, *, as_json: bool) -> int:
 
     Exit status: 0 they do, 1 they do not, 2 could not run.
     """
-    _cooperate()
+    cooperate()
     from gpufleet import fleet, reaching, show
     from gpufleet.assessment import planned
 
@@ -313,14 +316,14 @@ def status(
 
     Exit status: 0 all serve, 1 something does not or is not known, 2 could not run.
     """
-    _cooperate()
+    cooperate()
     import time
 
     from gpufleet import fleet, payload, rank_status, show
     from gpufleet.inventory import read
 
     declared = read(inventory_file)
-    wanted = _limited(declared, limit)
+    wanted = limited(declared, limit)
     program = payload.program("stage_status", completion=completion)
     with fleet.asking(inventory_file, wanted) as ask:
         answers = ask(lambda _: program, seconds or (100 if completion else 40), "the look")
@@ -370,13 +373,13 @@ def logs(
 
     Exit status: 0 complete, 1 lines of a node are missing, 2 could not run.
     """
-    _cooperate()
+    cooperate()
     import gevent
 
     from gpufleet import fleet, journals
     from gpufleet.inventory import read
 
-    wanted = _limited(read(inventory_file), limit)
+    wanted = limited(read(inventory_file), limit)
     reading = journals.Journals(replica, lines, journals.since(since))
     with fleet.asking(inventory_file, wanted) as ask:
         while True:
@@ -425,7 +428,7 @@ def topology(source: str, node: str | None, svg_file: str | None, as_json: bool)
     from gpufleet import topology_source
 
     if topology_source.inventory_of(source):
-        _cooperate()
+        cooperate()
     found = topology_source.look(source, node)
     if svg_file:
         from gpufleet.picture_svg import svg
@@ -469,18 +472,18 @@ def _live(
     inventory_file: str, limit: tuple[str, ...] = (), seconds: float = 60
 ) -> tuple[Mapping[str, Answer], Mapping[str, NodeVars]]:
     """Return what the nodes of an inventory answer, and what it declares of them."""
-    _cooperate()
+    cooperate()
     from gpufleet import fleet
     from gpufleet.inventory import read
     from gpufleet.model_reading import directories
 
     declared = read(inventory_file)
-    wanted = _limited(declared, limit)
+    wanted = limited(declared, limit)
     models = directories(declared.nodes)
     return fleet.probe(inventory_file, wanted, seconds, models), declared.nodes
 
 
-def _limited(declared: Fleet, limit: tuple[str, ...]) -> tuple[str, ...]:
+def limited(declared: Fleet, limit: tuple[str, ...]) -> tuple[str, ...]:
     """Return the nodes and groups that --limit names, none if it is not given."""
     known = [*declared.nodes, *declared.groups.members]
     return tuple(_selected(known, limit, declared.inventory)) if limit else ()
@@ -517,6 +520,12 @@ def _selected(known: list[str], wanted: tuple[str, ...], where: str) -> list[str
     return list(wanted) or known
 
 
+def _drift() -> click.Command:
+    from gpufleet.drift_cli import drift
+
+    return drift
+
+
 def _flags() -> click.Command:
     from gpufleet.flags.cli import flags
 
@@ -548,7 +557,7 @@ def _lab() -> click.Command:
     return lab
 
 
-def _cooperate() -> None:
+def cooperate() -> None:
     """Let gevent, which pyinfra connects with, take over sockets; before anything imports them."""
     from gevent import monkey
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ from rich.text import Text
 
 from gpufleet.checks.catalogue import CHECKS
 from gpufleet.checks.finding import Finding, GpuId, Report, Severity, worst_first
+from gpufleet.drift import Drift
+from gpufleet.drift import Stand as DriftStand
 from gpufleet.explanation import Action, Change
 from gpufleet.imported.secret import hide, within
 from gpufleet.planner import FleetPlan, Stage
@@ -308,6 +311,20 @@ def reach(found: Reach) -> RenderableType:
     if found.problems:
         verdict = Text("it would not be started", style="bold red")
     return Group(*parts, Text(), verdict, Text())
+
+
+def drift(found: Drift) -> RenderableType:
+    """Return what has moved and what is unknown of each node, and a line for the fleet."""
+    table = _table("node", "matters", "what", "says", "remedy")
+    for name, node in sorted(found.nodes.items()):
+        for moved in node.moved:
+            _row(table, name, moved.matters, moved.what, moved.source, moved.remedy)
+        for unread in node.unread:
+            _row(table, name, "unknown", unread.why, unread.source, "", style="magenta")
+    stands = Counter(node.stand for node in found.nodes.values())
+    line = ", ".join(f"{stands[stand]} {stand}" for stand in DriftStand if stands[stand])
+    refused = [Text(printable(f"a deploy would be refused: {each}")) for each in found.refused]
+    return Group(*([table] if table.row_count else []), *refused, Text(f"nodes: {line or 'none'}"))
 
 
 def _way(way: Way | None, itself: bool) -> Text:

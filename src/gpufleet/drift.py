@@ -1,0 +1,227 @@
+"""How far nodes have moved from what is declared for them. Pure: values in, values out.
+
+Three sources, and none of them compares anything of its own that a deploy compares already:
+  * what the deploys would change, as their dry run says it (`dry_run.py`);
+  * what the checks of the driver's versions and of the next boot find in a node's probe;
+  * the versions in that probe that the lock names, which no operation reads as long as packages
+    are not what they should be.
+What could not be read is `unknown`, and an unknown node is never one without drift.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from gpufleet.checks.driver import library_version
+from gpufleet.checks.finding import Finding, Severity
+from gpufleet.checks.judge import judge
+from gpufleet.checks.reading import Reading
+from gpufleet.driver_state import agrees
+from gpufleet.gpu_settings import GpuLock
+from gpufleet.settings import NodeSettings
+
+SCHEMA = 1
+"""Version of `Drift.as_json()`; raised when a key changes its meaning or goes."""
+
+NODE, SERVE = "deploys/node.py", "deploys/vllm.py"
+
+
+class Matters(StrEnum):
+    """When a difference makes itself felt."""
+
+    NOW = "now"
+    NEXT_BOOT = "next boot"  # fine now, broken after the next reboot
+    NEXT_UPGRADE = "next upgrade"  # as soon as the node's own apt or dnf runs
+
+
+class Stand(StrEnum):
+    """How a node stands."""
+
+    CLEAN = "clean"
+    DRIFTED = "drifted"
+    UNKNOWN = "unknown"
+
+
+# The checks that are about what a node was made to be, and when what they find matters. The others
+# judge hardware and load: `gpufleet check`.
+WATCHED = {
+    "driver-loaded": Matters.NOW,
+    "driver-versions": Matters.NOW,
+    "fabric-manager": Matters.NOW,
+    "nouveau": Matters.NOW,
+    "secure-boot": Matters.NOW,
+    "reboot-module": Matters.NEXT_BOOT,
+    "reboot-kernel": Matters.NEXT_BOOT,
+    "reboot-signature": Matters.NEXT_BOOT,
+    "unattended-upgrades": Matters.NEXT_UPGRADE,
+}
+
+
+@dataclass(frozen=True)
+class Moved:
+    """
+    One thing that is not as declared.
+
+    Attributes:
+        source: who says so: "deploys/vllm.py: DCGM | packages", "check: reboot-kernel", "gpu_lock".
+        what: an imperative of the deploy ("write /etc/x: its content differs"), or what was found.
+        matters: when it makes itself felt.
+        remedy: what puts it right.
+    """
+
+    source: str
+    what: str
+    matters: Matters = Matters.NOW
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Unread:
+    """One thing that could not be compared, and why."""
+
+    source: str
+    why: str
+
+
+@dataclass(frozen=True)
+class NodeDrift:
+    """What is known of one node."""
+
+    moved: tuple[Moved, ...] = ()
+    unread: tuple[Unread, ...] = ()
+
+    @property
+    def stand(self) -> Stand:
+        """What has moved has, whatever else could not be read."""
+        if self.moved:
+            return Stand.DRIFTED
+        return Stand.UNKNOWN if self.unread else Stand.CLEAN
+
+    def __add__(self, other: NodeDrift) -> NodeDrift:
+        return NodeDrift((*self.moved, *other.moved), (*self.unread, *other.unread))
+
+
+@dataclass(frozen=True)
+class Drift:
+    """
+    All nodes that were compared.
+
+    `refused` are the sentences for which a deploy would be refused now, whatever it would change.
+    """
+
+    nodes: Mapping[str, NodeDrift]
+    refused: tuple[str, ...] = field(default=())
+
+    @property
+    def stand(self) -> Stand:
+        """One node that has moved makes the fleet drifted; else one that is unknown, unknown."""
+        stands = {each.stand for each in self.nodes.values()}
+        if Stand.DRIFTED in stands:
+            return Stand.DRIFTED
+        unknown = Stand.UNKNOWN in stands or self.refused or not self.nodes
+        return Stand.UNKNOWN if unknown else Stand.CLEAN
+
+    @property
+    def status(self) -> int:
+        """The exit status: 0 no drift, 1 drift, 2 unknown."""
+        return {Stand.CLEAN: 0, Stand.DRIFTED: 1, Stand.UNKNOWN: 2}[self.stand]
+
+    def as_json(self) -> dict[str, Any]:
+        """
+        Return it for programs: docs/drift.schema.json describes it.
+
+            {"schema": 1, "drift": "drifted", "refused": [], "nodes": {"gpu-01": {"drift": "clean",
+             "moved": [{"source": ..., "what": ..., "matters": ..., "remedy": ...}],
+             "unread": [{"source": ..., "why": ...}]}}}
+        """
+        return {
+            "schema": SCHEMA,
+            "drift": str(self.stand),
+            "refused": list(self.refused),
+            "nodes": {
+                name: {
+                    "drift": str(node.stand),
+                    "moved": [{**vars(each), "matters": str(each.matters)} for each in node.moved],
+                    "unread": [vars(each) for each in node.unread],
+                }
+                for name, node in sorted(self.nodes.items())
+            },
+        }
+
+
+def deploys(settings: NodeSettings) -> tuple[str, ...]:
+    """Return the deploy files that make a node what is declared, in the order in which they run."""
+    return (NODE, SERVE) if settings.gpu_lock else (SERVE,)
+
+
+def of_probes(
+    answers: Mapping[str, Mapping[str, Any] | str],
+    settings: Mapping[str, NodeSettings],
+    today: dt.date,
+) -> dict[str, NodeDrift]:
+    """Return what the probes of nodes say; a sentence in place of a probe is what is unknown."""
+    report = judge(answers, settings, today)
+    return {
+        name: _of_findings(report.of_nodes[name])
+        + _of_lock(Reading(name, report.facts[name]), settings.get(name, NodeSettings()))
+        if name in report.facts
+        else _of_findings(report.of_nodes[name])
+        for name in answers
+    }
+
+
+def _of_findings(findings: Iterable[Finding]) -> NodeDrift:
+    moved, unread = [], []
+    for each in findings:
+        source = f"check: {each.check}"
+        if each.accepted is not None or each.severity <= Severity.INFO:
+            continue
+        if each.severity is Severity.UNKNOWN and (each.check in WATCHED or each.check == "probe"):
+            unread.append(Unread(source, each.found))
+        elif each.check in WATCHED:
+            remedy = each.remedy[0].text if each.remedy else f"docs/checks/{each.check}.md"
+            moved.append(Moved(source, each.found, WATCHED[each.check], remedy))
+    return NodeDrift(tuple(moved), tuple(unread))
+
+
+def _of_lock(node: Reading, settings: NodeSettings) -> NodeDrift:
+    """Compare the driver in a probe with the lock; without a lock nothing is declared of it."""
+    if settings.gpu_lock is None:
+        return NodeDrift()
+    return NodeDrift(tuple(_unlocked(node, settings.gpu_lock)))
+
+
+def _unlocked(node: Reading, lock: GpuLock) -> Iterator[Moved]:
+    """
+    Yield each part of the driver that is of another version than the lock's.
+
+    One that is not there at all is the checks' and the deploy's to name.
+    """
+    parts = {
+        "the loaded kernel module": (node.known("driver", "module"), Matters.NOW),
+        "the module on the disk": (node.known("driver", "disk", "version"), Matters.NEXT_BOOT),
+        "libnvidia-ml.so.1": (library_version(node), Matters.NOW),
+        "the fabric manager's package": (_fabric_manager(node), Matters.NOW),
+    }
+    for part, (version, matters) in parts.items():
+        if version is not None and not agrees(str(version), lock.driver):
+            yield Moved(
+                "gpu_lock.driver",
+                f"{part} is {version}, the lock says {lock.driver}",
+                matters,
+                f"pyinfra INVENTORY {NODE}",
+            )
+
+
+def _fabric_manager(node: Reading) -> str | None:
+    """Return the upstream version of the installed fabric manager; None: there is none."""
+    packages: Mapping[str, Any] = node.known("system", "packages", default={})
+    for name, package in packages.items():
+        if name.startswith(("nvidia-fabricmanager", "nvidia-fabric-manager")):
+            version: str = package["version"]
+            return version.partition(":")[2].partition("-")[0] or version.partition("-")[0]
+    return None

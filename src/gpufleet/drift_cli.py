@@ -1,0 +1,64 @@
+"""`gpufleet drift`: what on the nodes is not as declared. Changes nothing."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from gpufleet.cli import cooperate, json_option, limited
+
+if TYPE_CHECKING:
+    from gpufleet.drift import Drift
+
+
+@click.command()
+@click.argument("inventory_file", metavar="INVENTORY")
+@click.option("--limit", multiple=True, help="Only this node or group; may be repeated.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=1, max=3600),
+    default=300,
+    show_default=True,
+    help="Deadline for every node.",
+)
+@json_option
+def drift(inventory_file: str, *, limit: tuple[str, ...], seconds: float, as_json: bool) -> int:
+    """
+    Say what on the nodes of INVENTORY is not as declared. Reads only, installs nothing.
+
+    \b
+    gpufleet drift inventories/prod.py
+    gpufleet drift inventories/prod.py --limit gpu-07
+    gpufleet drift inventories/prod.py --json > drift.json
+
+    What deploys/node.py and deploys/vllm.py would change, and what is fine now and broken after
+    the next reboot or upgrade.
+
+    Exit status: 0 no drift, 1 drift, 2 something is unknown, or it could not run.
+    """
+    cooperate()
+    found = compared(inventory_file, limit, seconds)
+    if as_json:
+        click.echo(json.dumps(found.as_json(), indent=2))
+    else:
+        from gpufleet import show
+
+        show.display(show.drift(found))
+    return found.status
+
+
+def compared(inventory_file: str, limit: tuple[str, ...], seconds: float) -> Drift:
+    """Compare the nodes of an inventory file; for the process and what is raised: `dry_run`."""
+    from gpufleet.drift import Drift, deploys, of_probes
+    from gpufleet.dry_run import dry_run
+    from gpufleet.inventory import read
+
+    declared = read(inventory_file)
+    settings = {name: each.settings for name, each in declared.nodes.items()}
+    files = {name: deploys(each) for name, each in settings.items()}
+    seen = dry_run(inventory_file, files, limited(declared, limit), seconds)
+    told = of_probes(seen.answers, settings, dt.datetime.now(dt.UTC).date())
+    return Drift({name: told[name] + seen.nodes[name] for name in seen.answers}, seen.refused)
