@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import gevent
 from gevent.lock import Semaphore
@@ -30,12 +30,10 @@ from gpufleet.driver_state import (
     driver_state,
 )
 from gpufleet.printable import printable
+from gpufleet.provisioning import Bare
 from gpufleet.rebooting import Rebooting, rebooted
 from gpufleet.survey import ask, survey
 from gpufleet.units import stop_seconds
-
-if TYPE_CHECKING:
-    from gpufleet.fleet import Bare
 
 Commands: TypeAlias = Generator[StringCommand | FunctionCommand]
 

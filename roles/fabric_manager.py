@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import TYPE_CHECKING
 
 from pyinfra import host, logger
 from pyinfra.api import QuoteString, StringCommand, deploy, operation
@@ -12,10 +11,8 @@ from pyinfra.facts.server import KernelModules
 
 from gpufleet import units
 from gpufleet.converge import Converge
+from gpufleet.provisioning import Bare
 from gpufleet.wanted import File, Unit, UnitGone, Wanted
-
-if TYPE_CHECKING:
-    from gpufleet.fleet import Bare
 
 SERVICE = "nvidia-fabricmanager.service"
 # With NVLink 5 it talks to its switches over InfiniBand's management datagrams, and its start

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from gevent.event import AsyncResult
 from pyinfra import host, logger
@@ -16,11 +16,9 @@ from gpufleet.converge import units as units_operation
 from gpufleet.errors import FleetError
 from gpufleet.imex_domain import addresses
 from gpufleet.printable import printable
+from gpufleet.provisioning import Bare
 from gpufleet.survey import survey
 from gpufleet.wanted import Directory, File, Unit, UnitGone, Wanted
-
-if TYPE_CHECKING:
-    from gpufleet.fleet import Bare
 
 Commands: TypeAlias = Generator[StringCommand | FunctionCommand]
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pyinfra.api import deploy
 
 from gpufleet import units
 from gpufleet.converge import Converge
+from gpufleet.provisioning import Bare
 from gpufleet.wanted import Unit, UnitGone, Wanted
-
-if TYPE_CHECKING:
-    from gpufleet.fleet import Bare
 
 SERVICE = "nvidia-persistenced.service"
 # Ubuntu's packaged unit starts it with --no-persistence-mode, as this user, which its package

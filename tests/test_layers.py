@@ -22,6 +22,7 @@ BORDER = {
     "nodevars",
     "proof",
     "reaching",
+    "rebooting",
     "refusal",
     "serving",
     "survey",
