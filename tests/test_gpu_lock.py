@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gpufleet import gpu_lock
+from gpufleet.bare_node import Machine, System
 from gpufleet.driver_branches import BRANCHES, OLDEST_DRIVER, flavours, numbers, serves
 from gpufleet.gpu_settings import GpuLock
 from gpufleet.release import Wheels
@@ -224,6 +225,94 @@ def test_a_branch_past_its_end_is_warned_of_and_no_more() -> None:
     assert "June 2028" in warned(gpu_lock.on_day(lock("580"), day + dt.timedelta(days=1)))[0]
     assert not refused(gpu_lock.on_day(lock("535"), day))
     assert "not known here" in warned(gpu_lock.on_day(lock("620"), day))[0]
+
+
+# -- what a node does not run ----------------------------------------------------------------------
+
+V100, T4, H100, GH200, B200, B300 = 0x1DB5, 0x1EB8, 0x2330, 0x2342, 0x2901, 0x3182
+NEWER = 0x3F00  # of no generation that is known here
+
+
+@pytest.mark.parametrize(
+    ("gpu", "driver", "modules", "keys"),
+    [
+        (H100, "580", "open", []),
+        (H100, "580", "proprietary", []),
+        (T4, "615", "open", []),
+        (V100, "580", "proprietary", []),
+        (V100, "580", "open", ["modules"]),
+        (V100, "590", "open", ["modules", "driver"]),
+        (B200, "580", "open", []),
+        (B200, "580", "proprietary", ["modules"]),
+        (B200, "535", "open", ["driver"]),
+        (B300, "570", "open", ["driver"]),
+        (B300, "580", "open", []),
+    ],
+)
+def test_modules_and_branch_run_the_nodes_gpus(
+    gpu: int, driver: str, modules: str, keys: list[str]
+) -> None:
+    found = tuple(gpu_lock.on_machine(lock(driver, modules=modules), Machine((gpu,) * 8)))
+
+    assert [each.at[1] for each in found if each.refused] == keys
+    assert len(found) == len(keys)
+
+
+def test_grace_hopper_needs_the_open_modules_where_hopper_does_not() -> None:
+    closed = lock("580", modules="proprietary")
+
+    assert "Grace Hopper" in refused(gpu_lock.on_machine(closed, Machine((GH200,), grace=True)))[0]
+    assert not refused(gpu_lock.on_machine(closed, Machine((GH200,))))
+
+
+def test_a_gpu_that_is_not_known_is_not_called_fine() -> None:
+    found = warned(gpu_lock.on_machine(lock(), Machine((NEWER, H100))))
+
+    assert len(found) == 1
+    assert "10de:3f00 is not known" in found[0]
+
+
+def test_wheels_of_cuda_13_have_no_kernels_for_volta() -> None:
+    volta = Machine((V100,))
+    closed = lock("580", modules="proprietary")
+
+    assert not refused(gpu_lock.on_machine(closed, volta, Wheels((12, 9), "a.txt")))
+    assert "CUDA 12" in refused(gpu_lock.on_machine(closed, volta, Wheels((13, 0), "a.txt")))[0]
+
+
+@pytest.mark.parametrize(
+    ("system", "published"),
+    [
+        (System("debian", "12", "x86_64"), True),
+        (System("debian", "13", "x86_64"), False),
+        (System("ubuntu", "24.04", "x86_64"), True),
+        (System("ubuntu", "26.04", "x86_64"), False),
+        (System("rocky", "9.6", "x86_64"), True),
+    ],
+)
+def test_dcgm_is_locked_only_where_it_is_published(system: System, published: bool) -> None:
+    with_dcgm = lock(dcgm={"version": "1:4.6.0-1"})
+
+    assert bool(refused(gpu_lock.on_system(with_dcgm, system))) is not published
+    assert not tuple(gpu_lock.on_system(lock(), system))
+
+
+def test_everything_wrong_with_a_lock_on_a_node_is_said_at_once() -> None:
+    found = gpu_lock.objections(
+        lock("535", modules="proprietary", dcgm={"version": "1:4.6.0-1"}),
+        System("debian", "13", "x86_64"),
+        Machine((B200,)),
+        Wheels((13, 0), "a.txt"),
+        dt.date(2026, 11, 22),
+    )
+
+    assert [each.at[1:] for each in found] == [
+        ("driver",),  # older than CUDA 13 takes
+        ("driver",),  # past its end, a warning
+        ("dcgm",),
+        ("modules",),
+        ("driver",),  # older than the GPUs
+    ]
 
 
 # -- the table -------------------------------------------------------------------------------------

@@ -58,8 +58,17 @@ OPEN_ONLY_SINCE = 615
 # version compatibility" in NVIDIA's CUDA compatibility guide.
 OLDEST_DRIVER: Mapping[int, str] = {12: "525.60.13", 13: "580.65.06"}
 
-# From here on the toolkit and the driver are released apart (CUDA 13.4's installation guide).
-RELEASED_APART = (13, 4)
+# The last branch that runs GPUs older than Turing, with its proprietary modules alone: the open
+# ones begin with Turing (driver installation guide, "NVIDIA Kernel Modules").
+LAST_BEFORE_TURING = 580
+
+# The first CUDA that compiles for a GPU generation, by compute capability (CUDA's release notes).
+FIRST_CUDA: Mapping[tuple[int, int], tuple[int, int]] = {
+    (10, 0): (12, 8),
+    (10, 3): (12, 9),
+    (11, 0): (13, 0),
+    (12, 0): (12, 8),
+}
 
 
 def branch(name: str) -> Branch | None:

@@ -7,11 +7,13 @@ and yet should be known is said without stopping anything (`refused` is False).
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpufleet.bare_node import Machine, System, generation
 from gpufleet.driver_branches import (
+    LAST_BEFORE_TURING,
     OLDEST_DRIVER,
     OPEN_ONLY_SINCE,
     branch,
@@ -25,6 +27,23 @@ from gpufleet.locked import KeyPath
 if TYPE_CHECKING:  # settings, which a release is made of, asks this module
     from gpufleet.release import Wheels
 
+_BEFORE_TURING = frozenset({"maxwell", "pascal", "volta"})
+# The first branch that runs a generation's boards (CUDA's release notes: the first release that
+# compiles for them, and the branch that came with it).
+_FIRST_BRANCH = {"blackwell": 570}
+# B300 and GB300 (by their PCI device ids) came later, with CUDA 12.9.
+_BLACKWELL_ULTRA, _FIRST_OF_ULTRA = range(0x3180, 0x3200), 575
+
+# What NVIDIA's repositories have DCGM's packages for (DCGM's user guide, "Supported Linux
+# Distributions"); Debian 13's lacks them.
+_DCGM_SYSTEMS = {
+    "debian": {"12"},
+    "ubuntu": {"22.04", "24.04"},
+    "rhel": {"8", "9", "10"},
+    "rocky": {"8", "9", "10"},
+    "almalinux": {"8", "9", "10"},
+}
+
 
 @dataclass(frozen=True)
 class Objection:
@@ -36,6 +55,34 @@ class Objection:
 
     def __str__(self) -> str:
         return f"{'.'.join(map(str, self.at))}: {self.what}"
+
+
+def objections(
+    lock: GpuLock,
+    system: System,
+    machine: Machine,
+    wheels: Wheels | None,
+    today: dt.date,
+) -> tuple[Objection, ...]:
+    """Return all that is known against a lock on one node; `wheels` are its release's, if any."""
+    return (
+        *in_itself(lock),
+        *(with_release(lock, wheels) if wheels else ()),
+        *on_day(lock, today),
+        *on_system(lock, system),
+        *on_machine(lock, machine, wheels),
+    )
+
+
+def refusals(
+    lock: GpuLock,
+    system: System,
+    machine: Machine,
+    wheels: Wheels | None,
+    today: dt.date,
+) -> list[Objection]:
+    """Return those of `objections` that stop a run."""
+    return [each for each in objections(lock, system, machine, wheels, today) if each.refused]
 
 
 def in_itself(lock: GpuLock) -> Iterator[Objection]:
@@ -88,6 +135,78 @@ def on_day(lock: GpuLock, today: dt.date) -> Iterator[Objection]:
             f"{known.end_of_life:%B %Y}: plan for R580, which has them until June 2028",
             refused=False,
         )
+
+
+def on_system(lock: GpuLock, system: System) -> Iterator[Objection]:
+    """Yield what of a lock NVIDIA does not publish for an operating system."""
+    if lock.dcgm and system.major not in _DCGM_SYSTEMS.get(system.id, set()):
+        yield Objection(
+            ("gpu_lock", "dcgm"),
+            f"NVIDIA publishes no DCGM for {system}: take it and `dcgm` out for these nodes",
+        )
+
+
+def on_machine(
+    lock: GpuLock, machine: Machine, wheels: Wheels | None = None
+) -> Iterator[Objection]:
+    """Yield what the GPUs of a node do not run with."""
+    old = sorted(machine.generations & _BEFORE_TURING)
+    if old:
+        yield from _before_turing(lock, ", ".join(name.capitalize() for name in old), wheels)
+    blackwell = "blackwell" in machine.generations
+    if lock.modules == "proprietary" and (machine.grace or blackwell):
+        yield Objection(
+            ("gpu_lock", "modules"),
+            f"is proprietary, and {'Blackwell' if blackwell else 'Grace Hopper'} runs with the "
+            "open modules alone: write `open`",
+        )
+    first = max((_first_branch(device) for device in machine.gpus), default=0)
+    if int(lock.branch) < first:
+        yield Objection(
+            ("gpu_lock", "driver"),
+            f"is {lock.driver}, and the node's GPUs ({_ids(machine.gpus)}) run with R{first} and "
+            "newer",
+        )
+    unknown = tuple(device for device in machine.gpus if generation(device) is None)
+    if unknown:
+        yield Objection(
+            ("gpu_lock", "driver"),
+            f"is {lock.driver}, and whether that runs {_ids(unknown)} is not known here: "
+            "see the driver's list of supported GPUs",
+            refused=False,
+        )
+
+
+def _before_turing(lock: GpuLock, names: str, wheels: Wheels | None) -> Iterator[Objection]:
+    """Yield what GPUs older than Turing do not run with."""
+    if lock.modules == "open":
+        yield Objection(
+            ("gpu_lock", "modules"),
+            f"is open, and the open modules begin with Turing; the node has {names}: write "
+            f"`proprietary`, with R{LAST_BEFORE_TURING} or older",
+        )
+    if int(lock.branch) > LAST_BEFORE_TURING:
+        yield Objection(
+            ("gpu_lock", "driver"),
+            f"is {lock.driver}, and R{LAST_BEFORE_TURING} is the last branch for {names}: lock "
+            "that one",
+        )
+    if wheels and wheels.cuda and wheels.cuda >= (13, 0):
+        yield Objection(
+            ("gpu_lock", "vllm"),
+            f"{wheels.source} brings CUDA {wheels.cuda[0]}, whose kernels begin with Turing; the "
+            f"node has {names}: lock a vLLM built for CUDA 12",
+        )
+
+
+def _first_branch(device: int) -> int:
+    if device in _BLACKWELL_ULTRA:
+        return _FIRST_OF_ULTRA
+    return _FIRST_BRANCH.get(generation(device) or "", 0)
+
+
+def _ids(devices: Iterable[int]) -> str:
+    return ", ".join(f"10de:{device:04x}" for device in sorted(set(devices)))
 
 
 def _toolkit(lock: GpuLock) -> Iterator[Objection]:

@@ -1,6 +1,7 @@
-"""Every node's lock against its release and the day, before a node is touched.
+"""Every node's lock against its release and the day, and against what the node is.
 
-Border: reads the vLLM locks that settings name. What is wrong is `gpu_lock.py`'s.
+Border: reads the vLLM locks that settings name. What is wrong with a lock is `gpu_lock.py`'s to
+say, which key in which file is said here.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from gpufleet import gpu_lock, release
+from gpufleet.bare_node import Machine, System
 from gpufleet.gpu_lock import Objection
 from gpufleet.nodevars import NodeVars
 from gpufleet.release import Wheels
@@ -32,13 +34,39 @@ def found(nodes: Mapping[str, NodeVars], today: dt.date) -> Found:
     said: dict[str, bool] = {}
     for node in nodes.values():
         for each in _objections(node.settings, today, wheels):
-            place = node.origins.get("gpu_lock")
-            where = f"{place.at(*each.at[1:])}: " if place else ""
-            said[f"{where}{each}"] = each.refused
+            said[f"{_place(node, each)}: {each}"] = each.refused
     return Found(
         tuple(sentence for sentence, refused in said.items() if refused),
         tuple(sentence for sentence, refused in said.items() if not refused),
     )
+
+
+def on_node(node: NodeVars, system: System, machine: Machine) -> Found:
+    """
+    Check one node's lock against what the node is, once that is known.
+
+    What `found` has said of the lock before is not said again.
+    """
+    lock = node.settings.gpu_lock
+    if lock is None:
+        return Found((), ())
+    vllm = node.settings.vllm
+    wheels = _wheels(vllm.lock) if vllm and vllm.device == "cuda" else None
+    objections = (
+        *gpu_lock.on_system(lock, system),
+        *gpu_lock.on_machine(lock, machine, wheels),
+    )
+    said = [(f"{node.name} ({_place(node, each)}): {each}", each.refused) for each in objections]
+    return Found(
+        tuple(sentence for sentence, refused in said if refused),
+        tuple(sentence for sentence, refused in said if not refused),
+    )
+
+
+def _place(node: NodeVars, objection: Objection) -> str:
+    """Return the file and line of the key to change; of what is filled in, its own place."""
+    at = node.origins.get(str(objection.at[0]))
+    return str(at.at(*objection.at[1:])) if at else ".".join(map(str, objection.at))
 
 
 def _objections(

@@ -5,7 +5,7 @@ was written from what is a default. So variables are valid before a group is loc
 
 * what both say must be equal;
 * what the lock alone says is filled in, so that roles read one place;
-* a toolkit that `cuda` alone names is filled into the lock, whose own default is none.
+* a toolkit or DCGM that `cuda` or `dcgm` alone name is filled into the lock.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from gpufleet.driver_branches import branch
+from gpufleet.driver_branches import serves
 from gpufleet.gpu_settings import GpuLock
 
 KeyPath: TypeAlias = tuple[str | int, ...]
@@ -71,22 +71,29 @@ def filled(given: Mapping[str, Any], lock: GpuLock) -> dict[str, Any]:
     >>> filled({"gpu_lock": ..., "cuda": {"repository": ...}}, GpuLock(driver="580"))["cuda"]
     {'repository': ..., 'toolkit': None, 'version': None}
     """
-    done = dict(given)
-    toolkit = lock.toolkit
+    done = {**given, "gpu_lock": {**_only_beside(given), **given["gpu_lock"]}}
     if isinstance(cuda := given.get("cuda"), Mapping):
-        written = given["gpu_lock"]
-        if "toolkit" not in written and cuda.get("toolkit") and cuda.get("version"):
-            also = {"profile": "full", "branch": cuda["toolkit"], "version": cuda["version"]}
-            done["gpu_lock"] = {**written, "toolkit": also}
-        done["cuda"] = {"toolkit": toolkit.branch, "version": toolkit.version, **cuda}
+        done["cuda"] = {"toolkit": lock.toolkit.branch, "version": lock.toolkit.version, **cuda}
     if lock.dcgm and isinstance(dcgm := given.get("dcgm") or {}, Mapping):
-        also = {"version": lock.dcgm.version, "exporter_version": lock.dcgm.exporter}
-        done["dcgm"] = {**also, **dcgm}
-    if isinstance(dcgm := done.get("dcgm"), Mapping) and (known := branch(lock.branch)):
-        done["dcgm"] = {"cuda_major": known.cuda[0], **dcgm}
+        version, exporter = lock.dcgm.version, lock.dcgm.exporter
+        done["dcgm"] = {"version": version, "exporter_version": exporter, **dcgm}
+    if isinstance(dcgm := done.get("dcgm"), Mapping) and (major := serves(lock.branch)):
+        done["dcgm"] = {"cuda_major": major, **dcgm}
     if lock.vllm and isinstance(vllm := given.get("vllm"), Mapping):
         done["vllm"] = {"version": lock.vllm.version, **vllm}
     return done
+
+
+def _only_beside(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `cuda` and `dcgm` say of what a lock has, as the lock has it."""
+    found: dict[str, Any] = {}
+    branch, version = _value(given, ("cuda", "toolkit")), _value(given, ("cuda", "version"))
+    if branch and version:
+        found["toolkit"] = {"profile": "full", "branch": branch, "version": version}
+    if version := _value(given, ("dcgm", "version")):
+        exporter = _value(given, ("dcgm", "exporter_version"))
+        found["dcgm"] = {"version": version, "exporter": exporter}
+    return found
 
 
 def _has(data: Any, path: KeyPath) -> bool:

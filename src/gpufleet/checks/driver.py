@@ -18,10 +18,7 @@ from gpufleet.checks.reading import (
     is_missing,
     reason,
 )
-
-# CUDA's majors, and the oldest driver on which the wheels of any of their minors run: "minor
-# version compatibility" in NVIDIA's CUDA compatibility guide.
-OLDEST_DRIVER = {12: "525.60.13", 13: "580.65.06"}
+from gpufleet.driver_branches import FIRST_CUDA, OLDEST_DRIVER
 
 # nvmlBrandType_t, nvml.h: Tesla, and what it was renamed to. CUDA's forward compatibility packages
 # run on data-centre boards alone (CUDA compatibility guide); on GeForce CUDA ends with error 804.
@@ -34,8 +31,6 @@ FORWARD_COMPATIBILITY = "VLLM_ENABLE_CUDA_COMPATIBILITY"  # vLLM reads it; off w
 # The oldest GPUs that vLLM's CUDA wheels have kernels for. CUDA 13 compiles nothing older than
 # Turing (its release notes), CUDA 12's wheels begin with Volta (vLLM's installation guide).
 OLDEST_CAPABILITY = {12: (7, 0), 13: (7, 5)}
-# The first CUDA that compiles for a GPU generation (CUDA's release notes).
-FIRST_CUDA = {(10, 0): (12, 8), (10, 3): (12, 9), (11, 0): (13, 0), (12, 0): (12, 8)}
 
 # How a kernel says under Secure Boot that it refuses a module: whoever signed it is not known.
 _REFUSED = re.compile(r"(module|key).* is rejected|Lockdown.* module", re.IGNORECASE)
