@@ -22,6 +22,7 @@ from lab.machine import Profile
 from lab.nodes import DEFAULT_NODES, Lab, NodeStatus
 from lab.progress import step
 from lab.state import remembered
+from lab.vendor import states as vendor
 
 
 @click.group(name="lab", context_settings={"help_option_names": ["-h", "--help"]})
@@ -209,6 +210,23 @@ def net(ctx: click.Context, node: str, action: str, amount: str | None) -> None:
     rate RATE (1mbit). All stay until they are set anew or healed.
     """
     _open(ctx, "changes network interfaces").net(node, action, amount)
+
+
+@lab.command("vendor")
+@click.argument("state", required=False, type=click.Choice(list(vendor.STATES)))
+@click.pass_context
+def vendor_state(ctx: click.Context, state: str | None) -> None:
+    """
+    Bring the vendor's package repository into STATE, or show in which it is.
+
+    It stays so until it is set anew; `good` mends it.
+    """
+    room = _open(ctx, "writes the lab's files")
+    folder = room.state / "vendor"
+    if state is not None:
+        vendor.put(folder, state)
+    now = vendor.current(folder)
+    click.echo(f"vendor repository: {now}: {vendor.STATES[now]}")
 
 
 @lab.command()

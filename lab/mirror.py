@@ -16,6 +16,7 @@ import re
 import shutil
 import signal
 import sys
+import time
 from email.utils import formatdate, parsedate_to_datetime
 from functools import partial
 from http import HTTPStatus
@@ -27,12 +28,14 @@ import click
 
 from lab import hub
 from lab.state import CACHE
+from lab.vendor import states
 from lab.wheels import MANIFEST
 
 VENDOR = "vendor/repository"  # below the state: what lab.vendor builds
 MODELS = "models"  # below the state: <owner>/<name>/, what lab.model writes
 TOKEN = "secrets/hf-token"
 
+_SLOW_B = 1024  # bytes a second of a vendor that is slow
 _IDLE_S = 120.0  # a client that says nothing for so long is gone
 
 
@@ -65,7 +68,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         prefix, _, rest = urlsplit(self.path).path.lstrip("/").partition("/")
         if prefix == "vendor":
-            self._answer(_file(self.state / VENDOR, rest))
+            self._vendor(rest)
         elif prefix == "wheels":
             listing = not rest
             wheels = self.cache / "wheels"
@@ -76,7 +79,16 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._answer(hub.Answer(HTTPStatus.NOT_FOUND))
 
-    def _answer(self, answer: hub.Answer) -> None:
+    def _vendor(self, rest: str) -> None:
+        """Answer from the vendor's repository, in whatever state it is."""
+        folder = (self.state / VENDOR).parent
+        state = states.current(folder)
+        if state == states.GONE:
+            self._answer(hub.Answer(HTTPStatus.NOT_FOUND))
+        else:
+            self._answer(_file(states.served(folder), rest), slowly=state == states.SLOW)
+
+    def _answer(self, answer: hub.Answer, *, slowly: bool = False) -> None:
         if answer.path is None:
             self._head(answer.status, {**answer.headers, "Content-Length": str(len(answer.body))})
             if self.command != "HEAD":
@@ -95,8 +107,11 @@ class _Handler(BaseHTTPRequestHandler):
                 headers["Content-Range"] = f"bytes {first}-{stat.st_size - 1}/{stat.st_size}"
                 file.seek(first)
             self._head(HTTPStatus.PARTIAL_CONTENT if first else answer.status, headers)
-            if self.command != "HEAD":
+            if self.command != "HEAD" and not slowly:
                 shutil.copyfileobj(file, self.wfile, 1 << 20)
+            while slowly and self.command != "HEAD" and (block := file.read(_SLOW_B)):
+                self.wfile.write(block)
+                time.sleep(1)
 
     def _head(self, status: HTTPStatus, headers: dict[str, str]) -> None:
         self.send_response(status)

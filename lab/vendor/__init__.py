@@ -16,7 +16,7 @@ from pathlib import Path
 from gpufleet.errors import FleetError
 from lab import nvml
 from lab.state import CACHE
-from lab.vendor import repository
+from lab.vendor import repository, states
 from lab.vendor.packages import KEYRING, packages
 
 TOOLS = {"dpkg-deb": "dpkg", "dpkg-scanpackages": "dpkg-dev", "gpg": "gnupg", "gpgconf": "gnupg"}
@@ -54,6 +54,7 @@ def build(state: Path, mirror: str) -> Vendor:
         if not (stamp.exists() and stamp.read_text() == recipe):
             stamp.unlink(missing_ok=True)
             _rebuild(folder, key, library)
+            states.forget(folder)
             stamp.write_text(recipe)
     except subprocess.CalledProcessError as error:
         said = (error.stderr or b"").decode(errors="replace").strip()

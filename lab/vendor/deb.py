@@ -72,9 +72,13 @@ class Package:
                 capture_output=True,
                 timeout=_BUILD_S,
             )
+        return self.path(into)
+
+    def path(self, folder: Path) -> Path:
+        """Return the file that it is built as in a folder."""
         # A version's epoch ("1:") is never part of a file's name
         version = self.version.rpartition(":")[2]
-        return into / f"{self.name}_{version}_{self.architecture}.deb"
+        return folder / f"{self.name}_{version}_{self.architecture}.deb"
 
     def _stage(self, root: Path) -> None:
         conffiles = [path for path, file in self.files.items() if file.conffile]

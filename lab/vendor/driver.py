@@ -44,7 +44,7 @@ def packages(library: bytes) -> Iterator[Package]:
     """Every package of every version; `library` is what answers NVML."""
     for version in VERSIONS:
         yield _ml(version, library)
-        yield from _modules(version)
+        yield from modules(version)
         yield from _tools(version)
         yield from _daemons(version)
         yield from _meta(version)
@@ -66,8 +66,12 @@ def _ml(version: str, library: bytes) -> Package:
     )
 
 
-def _modules(version: str) -> Iterator[Package]:
-    """The modules' sources, open and, as long as there are any, proprietary."""
+def modules(version: str, *, broken: bool = False) -> Iterator[Package]:
+    """
+    The modules' sources, open and, as long as there are any, proprietary.
+
+    `broken`: no compiler takes them.
+    """
     kinds = {"open": "nvidia-kernel-open-dkms", "proprietary": "nvidia-kernel-dkms"}
     if int(version.partition(".")[0]) >= OPEN_ONLY:
         del kinds["proprietary"]
@@ -89,6 +93,7 @@ def _modules(version: str) -> Iterator[Package]:
             files={
                 f"{source}/dkms.conf": File("".join(rows)),
                 f"{source}/LICENCE": File(f"{_LICENCES[kind]}\n"),
+                **({f"{source}/broken": File("")} if broken else {}),
             },
             scripts={
                 "postinst": 'if [ "$1" = configure ]; then\n'

@@ -12,7 +12,7 @@ import hashlib
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,8 +38,12 @@ def public_key(folder: Path) -> bytes:
     return public.read_bytes()
 
 
-def index(pool: Path, folder: Path) -> None:
-    """Write Packages and Release for the packages in `pool`, signed with the key in `folder`."""
+def index(pool: Path, folder: Path, edit: Callable[[str], str] = str) -> None:
+    """
+    Write Packages and Release for the packages in `pool`, signed with the key in `folder`.
+
+    `edit` may change what Packages says before it is hashed and signed.
+    """
     scanned = subprocess.run(
         ["dpkg-scanpackages", "--multiversion", "."],
         cwd=pool,
@@ -47,6 +51,7 @@ def index(pool: Path, folder: Path) -> None:
         capture_output=True,
         timeout=_SCAN_S,
     ).stdout
+    scanned = edit(scanned.decode()).encode()
     indexes = {"Packages": scanned, "Packages.gz": gzip.compress(scanned, mtime=0)}
     for name, content in indexes.items():
         (pool / name).write_bytes(content)
