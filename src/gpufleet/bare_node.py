@@ -48,6 +48,9 @@ _GRACE_HOPPER = frozenset({0x2342, 0x2345, 0x2348})
 _NVSWITCH_CLASS = "0x0680"
 _GPU_CLASS = "0x03"
 
+# Packages of kernels: Debian's and Ubuntu's, then Red Hat's.
+_OF_KERNELS = re.compile(r"linux-(image|headers|modules)-(?!nvidia-\d)|kernel(-|$)")
+
 
 @dataclass(frozen=True)
 class System:
@@ -108,6 +111,7 @@ class Machine:
         kernels: that are installed, the running one among them.
         secure_boot: None: could not be read, or no EFI.
         modules: names of loaded kernel modules; None: could not be read.
+        kernel_packages: that are installed, of kernels, their modules and headers.
     """
 
     gpus: tuple[int, ...]
@@ -118,6 +122,7 @@ class Machine:
     kernels: tuple[Kernel, ...] = ()
     secure_boot: bool | None = None
     modules: frozenset[str] | None = None
+    kernel_packages: tuple[str, ...] = ()
 
     @property
     def generations(self) -> frozenset[Generation]:
@@ -180,6 +185,7 @@ def _machine(document: Mapping[str, Any]) -> Machine:
         kernels=tuple(_kernels(document)),
         secure_boot=None if _missing(secure_boot) else bool(secure_boot),
         modules=None if _missing(modules) else frozenset(modules),
+        kernel_packages=tuple(_kernel_packages(about["packages"])),
     )
 
 
@@ -209,6 +215,10 @@ def _kernels(document: Mapping[str, Any]) -> list[Kernel]:
     if not any(kernel.running for kernel in found):
         found.append(Kernel(running, running=True, newest=not found))
     return found
+
+
+def _kernel_packages(packages: Any) -> list[str]:
+    return [] if _missing(packages) else sorted(filter(_OF_KERNELS.match, packages))
 
 
 def _missing(value: Any) -> bool:
