@@ -83,7 +83,7 @@ def steps(plan: Plan) -> tuple[Step, ...]:
 
 def commands(plan: Plan) -> list[tuple[str, ...]]:
     """Return the command lines that a transaction runs when all goes well, in order."""
-    asides = {"finish", "restore"}
+    asides = {"finish", "repair", "restore"}
     return [
         (*step.argv, *((f"<{step.more}>",) if step.more else ()), *step.stdin.splitlines())
         for step in steps(plan)
@@ -146,7 +146,11 @@ def _apt(plan: Plan) -> list[Step]:
             ),
         ]
     if plan.install:
-        found += [Step("fetch", (*apt, *own, "update"), FETCH_SECONDS)]
+        again = (*apt, "-y", "--reinstall", *change[: change.index("--") + 1])
+        found += [
+            Step("fetch", (*apt, *own, "update"), FETCH_SECONDS),
+            Step("repair", again, INSTALL_SECONDS, more="what was torn, in its version"),
+        ]
     if plan.install or plan.remove:
         found += [
             Step("simulate", (*apt, "--simulate", *change)),

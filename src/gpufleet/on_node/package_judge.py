@@ -19,11 +19,17 @@ class Change(NamedTuple):
 
 
 class Installed(NamedTuple):
-    """One package as the database has it; `whole`: fully installed and configured."""
+    """
+    One package as the database has it.
+
+    `whole`: fully installed and configured; `torn`: its files are partly another version's, and
+    only unpacking it again helps.
+    """
 
     version: str
     whole: bool
     held: bool
+    torn: bool = False
 
 
 def judge(

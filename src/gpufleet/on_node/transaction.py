@@ -77,11 +77,7 @@ def write_files(files: Dict[str, str]) -> None:
 
 
 def mend(manager: Manager, asked: Dict[str, Any]) -> List[str]:
-    """
-    Finish what was interrupted; return what remains, when this transaction is to replace it.
-
-    Raises `RefusedError` when a package that is none of ours cannot be finished.
-    """
+    """Finish what was interrupted, and unpack anew what was torn; return what was done."""
     half = manager.unfinished()
     if not half:
         return []
@@ -89,7 +85,11 @@ def mend(manager: Manager, asked: Dict[str, Any]) -> List[str]:
     while output.status and "locked by another process" in output.text:
         package_locks.wait(asked["root"], manager.kind, asked["lock_seconds"], say)
         output = manager.finish()
+    if asked["install"]:
+        fetch(manager)
+        manager.repair()
     left = manager.unfinished()
+    # What this transaction replaces may stay broken until then.
     ours = {name for name, _ in asked["install"]} | set(asked["remove"])
     ours |= {name for names in asked["lockstep"] for name in names}
     if strangers := [name for name in left if name not in ours]:
@@ -102,12 +102,7 @@ def mend(manager: Manager, asked: Dict[str, Any]) -> List[str]:
 
 def change(manager: Manager, asked: Dict[str, Any], notes: List[str]) -> List[Change]:
     """Install, move and remove, after everything that could forbid it was looked at."""
-    foul = []
-    if asked["install"]:
-        try:
-            foul = manager.fetch()
-        except RefusedError as refused:
-            raise RefusedError("%s; %s" % (refused, UNTOUCHED)) from None
+    foul = fetch(manager) if asked["install"] else []
     before = manager.installed()
     try:
         changes = manager.foretell()
@@ -131,6 +126,14 @@ def change(manager: Manager, asked: Dict[str, Any], notes: List[str]) -> List[Ch
     manager.mark()
     manager.clean()
     return changes
+
+
+def fetch(manager: Manager) -> List[str]:
+    """Fetch the indexes; return what is wrong with the node's own sources."""
+    try:
+        return manager.fetch()
+    except RefusedError as refused:
+        raise RefusedError("%s; %s" % (refused, UNTOUCHED)) from None
 
 
 def broken(manager: Manager, asked: Dict[str, Any]) -> List[str]:

@@ -54,7 +54,8 @@ class Apt:
             status, name, architecture, version = row.split("\t")
             if status[1] in "nc":  # not installed; only its configuration is left
                 continue
-            state = Installed(version, status[1] == "i" and status[2:3] != "R", status[0] == "h")
+            torn = status[2:3] == "R"
+            state = Installed(version, status[1] == "i" and not torn, status[0] == "h", torn)
             found.setdefault(name, state)
             found[name + ":" + architecture] = state
         return found
@@ -86,6 +87,16 @@ class Apt:
     def finish(self) -> Output:
         """Have dpkg finish what it was interrupted in."""
         return self.run("finish")
+
+    def repair(self) -> None:
+        """Unpack anew what was torn; needs the index."""
+        torn = [
+            "%s=%s" % (name, state.version)
+            for name, state in self.installed().items()
+            if state.torn and ":" not in name
+        ]
+        if torn:
+            self.run("repair", *torn)
 
     # --- sources
 
@@ -196,7 +207,8 @@ class Apt:
         """Return what apt would do; raise `RefusedError` with its reasons when it cannot."""
         output = self.run("simulate")
         if output.status:
-            raise RefusedError("apt finds no way to do it: %s" % " | ".join(reasons(output.text)))
+            why = [*reasons(output.text), *self._holds(output.text)]
+            raise RefusedError("apt finds no way to do it: %s" % " | ".join(why))
         installed = self.installed()
         changes = {}
         for verb, name, before, after in FORETOLD.findall(output.text):
@@ -205,6 +217,15 @@ class Apt:
                 name, before or known, (after or None) if verb == "Inst" else None
             )
         return [change for change in changes.values() if change.before != change.after]
+
+    def _holds(self, text: str) -> List[str]:
+        """Say which of the packages that apt names it may not move."""
+        ours = {name for name, _ in self.asked["install"]} | set(self.asked["remove"])
+        return [
+            "%s is held at %s" % (name, state.version)
+            for name, state in sorted(self.installed().items())
+            if state.held and name not in ours and re.search(r"\b%s\b" % re.escape(name), text)
+        ]
 
     def needs(self, changes: List[Change]) -> Dict[str, int]:
         """Return {folder: bytes} that the changes take, of which packages' own words tell."""

@@ -82,6 +82,9 @@ class Dnf:
         """Remove what an interrupted run has left twice."""
         return self.run("finish")
 
+    def repair(self) -> None:
+        """Nothing is left torn: rpm keeps the version before until the new one is whole."""
+
     # --- sources
 
     def prepare(self) -> None:
