@@ -81,3 +81,14 @@ def test_what_cannot_be_read_is_refused_and_never_guessed():
     assert found.nodes == {}
     (said,) = found.refused
     assert "no_permission" in said
+
+
+def test_another_systems_repository_is_refused():
+    """The same packages exist there, made for other libraries."""
+    repository = {
+        "url": "https://developer.download.nvidia.com/compute/cuda/repos/ubuntu2404/x86_64",
+        "keyring_sha256": "0" * 64,
+    }
+    settings = declared(gpu_lock=LOCK, cuda={"repository": repository, "toolkit": None})
+    (said,) = provisioning({"gpu-01": answer()}, {"gpu-01": settings}).refused
+    assert "debian12/x86_64" in said

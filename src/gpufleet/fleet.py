@@ -20,7 +20,7 @@ from pyinfra.api import Host, State
 from pyinfra.api.exceptions import PyinfraError
 from pyinfra.context import ctx_state
 
-from gpufleet import assessment, inventory, show
+from gpufleet import assessment, inventory, lock_check, show
 from gpufleet.assessment import Assessment
 from gpufleet.errors import FleetError
 from gpufleet.model_reading import directories
@@ -151,11 +151,20 @@ def _bared(state: State) -> Mapping[str, Bare]:
     # Those that could not be connected to have failed already, and keep nobody else waiting.
     asked -= {each.name for each in state.failed_hosts}
     answers = {name: said for name, said in documents(state).items() if name in asked}
-    found = provisioning(answers, inventory.current().nodes)
-    if found.refused and state not in _LOOKING:
-        raise FleetError(*found.refused)
-    if found.refused:
-        _LOOKING[state].extend(found.refused)
+    declared = inventory.current().nodes
+    found = provisioning(answers, declared)
+    suited = [
+        lock_check.on_node(declared[each.name], each.system, each.machine)
+        for each in found.nodes.values()
+    ]
+    problems = (*found.refused, *(problem for each in suited for problem in each.problems))
+    if state in _LOOKING:
+        _LOOKING[state].extend(problems)
+        return found.nodes
+    for remark in (remark for each in suited for remark in each.remarks):
+        logger.warning("    %s", remark)
+    if problems:
+        raise FleetError(*problems)
     return found.nodes
 
 

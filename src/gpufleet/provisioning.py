@@ -1,7 +1,7 @@
 """What nodes are before a deploy makes GPU nodes of them, and which of them it cannot. Pure.
 
 Every problem of every node is found before one of them is touched, from one probe of each; a node
-without a driver is nothing unusual here.
+without a driver is nothing unusual here. Whether a lock suits a machine is `gpu_lock.py`'s to say.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpufleet import driver_packages, rdma
+from gpufleet import driver_packages, rdma, vendor_repository
 from gpufleet.assessment import Declared
 from gpufleet.bare_node import Machine, System, from_probe
 from gpufleet.errors import FleetError
@@ -87,8 +87,12 @@ def _refusals(node: Bare) -> Iterator[str]:
             "the group that has `gpu_lock`"
         )
     try:
+        vendor_repository.published(node.system)
         driver_packages.driver_packages(node.system, lock, node.machine)
-        driver_packages.dcgm_packages(lock)
+        driver_packages.dcgm_packages(node.system, lock, node.machine)
     except FleetError as error:
         yield from error.problems
+    if cuda := node.settings.cuda:
+        mistaken = vendor_repository.mistaken(cuda.repository.url, node.system)
+        yield from filter(None, [mistaken])
     yield from rdma.refusals(node.settings.gpu.rdma, lock, node.document["kernel"])
