@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpufleet import vendor_repository
 from gpufleet.bare_node import Machine, System, generation
 from gpufleet.driver_branches import (
     LAST_BEFORE_TURING,
@@ -33,16 +34,6 @@ _BEFORE_TURING = frozenset({"maxwell", "pascal", "volta"})
 _FIRST_BRANCH = {"blackwell": 570}
 # B300 and GB300 (by their PCI device ids) came later, with CUDA 12.9.
 _BLACKWELL_ULTRA, _FIRST_OF_ULTRA = range(0x3180, 0x3200), 575
-
-# What NVIDIA's repositories have DCGM's packages for (DCGM's user guide, "Supported Linux
-# Distributions"); Debian 13's lacks them.
-_DCGM_SYSTEMS = {
-    "debian": {"12"},
-    "ubuntu": {"22.04", "24.04"},
-    "rhel": {"8", "9", "10"},
-    "rocky": {"8", "9", "10"},
-    "almalinux": {"8", "9", "10"},
-}
 
 
 @dataclass(frozen=True)
@@ -138,11 +129,24 @@ def on_day(lock: GpuLock, today: dt.date) -> Iterator[Objection]:
 
 
 def on_system(lock: GpuLock, system: System) -> Iterator[Objection]:
-    """Yield what of a lock NVIDIA does not publish for an operating system."""
-    if lock.dcgm and system.major not in _DCGM_SYSTEMS.get(system.id, set()):
+    """
+    Yield what of a lock NVIDIA does not publish for an operating system.
+
+    Raises `FleetError` for a system that NVIDIA publishes nothing for.
+    """
+    if lock.dcgm is None:
+        return
+    there = vendor_repository.published(system).dcgm
+    if there is False:
         yield Objection(
             ("gpu_lock", "dcgm"),
             f"NVIDIA publishes no DCGM for {system}: take it and `dcgm` out for these nodes",
+        )
+    elif there is None:
+        yield Objection(
+            ("gpu_lock", "dcgm"),
+            f"whether NVIDIA publishes DCGM for {system} is not known here",
+            refused=False,
         )
 
 

@@ -45,7 +45,8 @@ def on_node(node: NodeVars, system: System, machine: Machine) -> Found:
     """
     Check one node's lock against what the node is, once that is known.
 
-    What `found` has said of the lock before is not said again.
+    What `found` has said of the lock before is not said again; that NVIDIA does not publish a
+    part of it for the node's system, `provisioning` says, which chooses packages.
     """
     lock = node.settings.gpu_lock
     if lock is None:
@@ -53,7 +54,7 @@ def on_node(node: NodeVars, system: System, machine: Machine) -> Found:
     vllm = node.settings.vllm
     wheels = _wheels(vllm.lock) if vllm and vllm.device == "cuda" else None
     objections = (
-        *gpu_lock.on_system(lock, system),
+        *(each for each in gpu_lock.on_system(lock, system) if not each.refused),
         *gpu_lock.on_machine(lock, machine, wheels),
     )
     said = [(f"{node.name} ({_place(node, each)}): {each}", each.refused) for each in objections]
