@@ -547,7 +547,7 @@ for version in 1.0 2.0; do
   mkdir -p $version/DEBIAN
   printf 'Package: gfc-tool\\nVersion: %s\\nArchitecture: all\\nMaintainer: x\\nDescription: x\\n' \
     $version > $version/DEBIAN/control
-  printf '#!/bin/sh\\n[ ! -e /srv/gfc-breaks ]\\n' > $version/DEBIAN/postinst
+  printf '#!/bin/sh\\n[ ! -e /srv/gfc-breaks-%s ]\\n' $version > $version/DEBIAN/postinst
   chmod 755 $version/DEBIAN/postinst
   dpkg-deb -b $version gfc-$version.deb >/dev/null
   { cat $version/DEBIAN/control; echo "Filename: ./gfc-$version.deb"
@@ -556,7 +556,7 @@ for version in 1.0 2.0; do
 done
 rm -f /etc/apt/sources.list /etc/apt/sources.list.d/*
 echo 'deb [trusted=yes] file:/srv/gfc ./' > /etc/apt/sources.list.d/gfc.list
-rm -f /srv/gfc-breaks
+rm -f /srv/gfc-breaks-*
 dpkg --purge --force-all gfc-tool >/dev/null 2>&1 || :
 """
 STATUS = "dpkg-query -W -f '${db:Status-Abbrev}${Version}' gfc-tool"
@@ -592,15 +592,24 @@ def test_a_version_that_nobody_has_fails_in_apts_words(apt: Node) -> None:
 
 def test_an_installation_that_was_cut_off_is_finished(apt: Node) -> None:
     """dpkg has the files and never configured them: that is not installed."""
-    apt.ssh("touch /srv/gfc-breaks")
-    assert apt.run(Package("gfc-tool", "1.0")).status == 1
+    apt.ssh("dpkg --unpack /srv/gfc/gfc-1.0.deb")
     assert apt.ssh(STATUS)[1] != "i"
-    apt.ssh("rm /srv/gfc-breaks")
 
     foretold = apt.dry(Package("gfc-tool", "1.0"))
     assert "would finish what dpkg left half done: gfc-tool" in foretold.err
     assert apt.converge(Package("gfc-tool", "1.0")) == {"packages"}
     assert apt.ssh(STATUS) == "ii 1.0"
+
+
+def test_a_package_whose_script_fails_is_put_back(apt: Node) -> None:
+    """The node goes on with the version before, and says why the other would not do."""
+    apt.converge(Package("gfc-tool", "1.0", hold=True))
+    apt.ssh("touch /srv/gfc-breaks-2.0")
+    run = apt.run(Package("gfc-tool", "2.0", hold=True), flags=("-y",))
+
+    assert run.status == 1
+    assert "Restored: every package is as it was before (gfc-tool 1.0)" in run.err + run.out
+    assert apt.ssh(STATUS) == "hi 1.0"
 
 
 @pytest.mark.parametrize("lock", ["/var/lib/dpkg/lock-frontend", "/var/lib/apt/lists/lock"])
