@@ -3,8 +3,8 @@
 Three sources, and none of them compares anything of its own that a deploy compares already:
   * what the deploys would change, as their dry run says it (`dry_run.py`);
   * what the checks of the driver's versions and of the next boot find in a node's probe;
-  * the versions in that probe that the lock names, which no operation reads as long as packages
-    are not what they should be.
+  * the driver's versions in that probe against the lock: a dry run on a node whose packages differ
+    does not come to what is loaded.
 What could not be read is `unknown`, and an unknown node is never one without drift.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from gpufleet.checks.driver import library_version
+from gpufleet.checks.driver import library_version, loaded_version
 from gpufleet.checks.finding import Finding, Severity
 from gpufleet.checks.judge import judge
 from gpufleet.checks.reading import Reading
@@ -46,6 +46,12 @@ class Stand(StrEnum):
     UNKNOWN = "unknown"
 
 
+# What a deploy would do about things that work until then; the rest matters now.
+_LATER = {
+    "enable ": Matters.NEXT_BOOT,
+    "disable ": Matters.NEXT_BOOT,
+    "hold ": Matters.NEXT_UPGRADE,
+}
 # The checks that are about what a node was made to be, and when what they find matters. The others
 # judge hardware and load: `gpufleet check`.
 WATCHED = {
@@ -158,6 +164,17 @@ def deploys(settings: NodeSettings) -> tuple[str, ...]:
     return (NODE, SERVE) if settings.gpu_lock else (SERVE,)
 
 
+def matters(change: str) -> Matters:
+    """
+    Return when something that a deploy would change makes itself felt.
+
+    >>> matters("enable nvidia-fabricmanager.service")
+    <Matters.NEXT_BOOT: 'next boot'>
+    """
+    later = (when for words, when in _LATER.items() if change.startswith(words))
+    return next(later, Matters.NOW)
+
+
 def of_probes(
     answers: Mapping[str, Mapping[str, Any] | str],
     settings: Mapping[str, NodeSettings],
@@ -199,29 +216,15 @@ def _unlocked(node: Reading, lock: GpuLock) -> Iterator[Moved]:
     """
     Yield each part of the driver that is of another version than the lock's.
 
-    One that is not there at all is the checks' and the deploy's to name.
+    What is not there at all, and whether the fabric manager is of the driver's version, is the
+    checks' and the deploy's to say.
     """
     parts = {
-        "the loaded kernel module": (node.known("driver", "module"), Matters.NOW),
+        "the loaded kernel module": (loaded_version(node), Matters.NOW),
         "the module on the disk": (node.known("driver", "disk", "version"), Matters.NEXT_BOOT),
         "libnvidia-ml.so.1": (library_version(node), Matters.NOW),
-        "the fabric manager's package": (_fabric_manager(node), Matters.NOW),
     }
-    for part, (version, matters) in parts.items():
+    for part, (version, when) in parts.items():
         if version is not None and not agrees(str(version), lock.driver):
-            yield Moved(
-                "gpu_lock.driver",
-                f"{part} is {version}, the lock says {lock.driver}",
-                matters,
-                f"pyinfra INVENTORY {NODE}",
-            )
-
-
-def _fabric_manager(node: Reading) -> str | None:
-    """Return the upstream version of the installed fabric manager; None: there is none."""
-    packages: Mapping[str, Any] = node.known("system", "packages", default={})
-    for name, package in packages.items():
-        if name.startswith(("nvidia-fabricmanager", "nvidia-fabric-manager")):
-            version: str = package["version"]
-            return version.partition(":")[2].partition("-")[0] or version.partition("-")[0]
-    return None
+            said = f"{part} is {version}, the lock says {lock.driver}"
+            yield Moved("gpu_lock.driver", said, when, f"pyinfra INVENTORY {NODE}")

@@ -28,7 +28,7 @@ from pyinfra.api.state import StateOperationHostData, StateStage
 from pyinfra.context import ctx_config, ctx_host, ctx_state
 
 from gpufleet import fleet
-from gpufleet.drift import Moved, NodeDrift, Unread
+from gpufleet.drift import Moved, NodeDrift, Unread, matters
 from gpufleet.errors import FleetError
 from gpufleet.printable import printable
 from gpufleet.refusal import Refusal
@@ -114,7 +114,7 @@ class _Look:
         if changes:
             remedy = f"pyinfra INVENTORY {self.file}"
             found = would or [operation.rpartition(" | ")[2]]
-            self.moved += [Moved(source, each, remedy=remedy) for each in found]
+            self.moved += [Moved(source, each, matters(each), remedy) for each in found]
 
     def broke_off(self, problems: Sequence[str]) -> None:
         """Take why a deploy file did not come to its end."""
