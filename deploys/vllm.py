@@ -5,19 +5,21 @@ pyinfra --dry inventories/prod.py deploys/vllm.py     # only shows what would ch
 """
 
 from gpufleet.fleet import here, refusals
-from roles.cuda import cuda
+from roles.cuda import cuda, profile
 from roles.dcgm import dcgm
 from roles.firewall import firewall, narrows
 from roles.node_exporter import node_exporter
+from roles.nvidia_repository import nvidia_repository
 from roles.vllm import vllm
 
 with refusals():
     node = here()
     if node.settings.cuda:
-        cuda(node.settings.cuda)
+        nvidia_repository(node.settings.cuda.repository)
+        cuda(node.settings.cuda, profile(node.settings))
     node_exporter(node.settings.node_exporter)
-    if node.settings.dcgm:
-        dcgm(node.settings.dcgm)
+    if node.settings.cuda and node.settings.dcgm:
+        dcgm(node.settings.dcgm, node.settings.cuda.repository)
     # What is planned is reachable before it starts, and what runs until it is replaced.
     firewall(node, node.running)
     vllm(node)

@@ -21,7 +21,7 @@ def verify(here: Here) -> None:
     if here.settings.firewall:
         enforced(here, name="verify the firewall", _timeout=firewall.LOOK_SECONDS)
     metrics = [node_exporter.metrics(here.settings.node_exporter)]
-    if here.settings.dcgm:
+    if here.settings.dcgm and here.settings.dcgm.exporter_version:
         metrics.append(dcgm.metrics(here.settings.dcgm))
     verified(planned(here), metrics, name="verify endpoints and exporters", _timeout=300)
 

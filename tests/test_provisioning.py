@@ -11,6 +11,7 @@ from gpufleet.settings import NodeSettings, node_settings
 from tests.conftest import NODES
 
 LOCK = {"driver": "580.95.05"}
+REPOSITORY = {"url": "https://mirror.example.net/debian12/x86_64", "keyring_sha256": "0" * 64}
 
 
 @dataclass
@@ -21,7 +22,9 @@ class Declared:
 
 
 def declared(**written) -> Declared:
-    return Declared(node_settings(written))
+    """Return a node's settings, with a repository unless they say otherwise."""
+    cuda = {"repository": REPOSITORY, "toolkit": None}
+    return Declared(node_settings({"cuda": cuda, **written}))
 
 
 def answer(**changed) -> dict[str, Any]:
@@ -85,10 +88,15 @@ def test_what_cannot_be_read_is_refused_and_never_guessed():
 
 def test_another_systems_repository_is_refused():
     """The same packages exist there, made for other libraries."""
-    repository = {
-        "url": "https://developer.download.nvidia.com/compute/cuda/repos/ubuntu2404/x86_64",
-        "keyring_sha256": "0" * 64,
-    }
-    settings = declared(gpu_lock=LOCK, cuda={"repository": repository, "toolkit": None})
+    url = "https://developer.download.nvidia.com/compute/cuda/repos/ubuntu2404/x86_64"
+    cuda = {"repository": REPOSITORY | {"url": url}, "toolkit": None}
+    settings = declared(gpu_lock=LOCK, cuda=cuda)
     (said,) = provisioning({"gpu-01": answer()}, {"gpu-01": settings}).refused
     assert "debian12/x86_64" in said
+
+
+def test_a_lock_without_a_repository_is_refused():
+    (said,) = provisioning(
+        {"gpu-01": answer()}, {"gpu-01": declared(gpu_lock=LOCK, cuda=None)}
+    ).refused
+    assert "cuda.repository" in said

@@ -14,7 +14,8 @@ from gpufleet import driver_packages, rdma, vendor_repository
 from gpufleet.assessment import Declared
 from gpufleet.bare_node import Machine, System, from_probe
 from gpufleet.errors import FleetError
-from gpufleet.settings import NodeSettings
+from gpufleet.gpu_settings import GpuLock
+from gpufleet.settings import NodeSettings, Repository
 from gpufleet.variables import Origin
 
 
@@ -34,6 +35,20 @@ class Bare:
     settings: NodeSettings
     document: Mapping[str, Any] = field(repr=False)
     origins: Mapping[str, Origin] = field(default_factory=dict, repr=False)
+
+    @property
+    def lock(self) -> GpuLock:
+        """What the node has to run."""
+        if self.settings.gpu_lock is None:
+            raise ValueError(f"{self.name} has no gpu_lock")
+        return self.settings.gpu_lock
+
+    @property
+    def repository(self) -> Repository:
+        """Where the vendor's packages come from."""
+        if self.settings.cuda is None:
+            raise ValueError(f"{self.name} has no cuda.repository")
+        return self.settings.cuda.repository
 
 
 @dataclass(frozen=True)
@@ -78,21 +93,23 @@ def _bare(name: str, document: Mapping[str, Any], declared: Declared) -> Bare:
 
 def _refusals(node: Bare) -> Iterator[str]:
     """Yield why this node's machine cannot become what its settings say."""
-    lock = node.settings.gpu_lock
-    if lock is None:
-        return
+    lock = node.lock
     if not node.machine.gpus:
         yield (
             "its PCI bus has no NVIDIA GPU: look with `lspci -d 10de:`, or take the node out of "
             "the group that has `gpu_lock`"
         )
+    if node.settings.cuda is None:
+        yield (
+            "gpu_lock names the driver, and no `cuda.repository` says where its packages come "
+            "from: set it (docs/inventory.md)"
+        )
     try:
-        vendor_repository.published(node.system)
         driver_packages.driver_packages(node.system, lock, node.machine)
         driver_packages.dcgm_packages(node.system, lock, node.machine)
+        if cuda := node.settings.cuda:
+            mistaken = vendor_repository.mistaken(cuda.repository.url, node.system)
+            yield from filter(None, [mistaken])
     except FleetError as error:
         yield from error.problems
-    if cuda := node.settings.cuda:
-        mistaken = vendor_repository.mistaken(cuda.repository.url, node.system)
-        yield from filter(None, [mistaken])
     yield from rdma.refusals(node.settings.gpu.rdma, lock, node.document["kernel"])
