@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ class Entry:
 
     version: str
     held: bool
+    files: Sequence[str] = ()  # what is removed with it; it has to be there
 
 
 def enter(root: Path, packages: Mapping[str, Entry | None], architecture: str) -> None:
@@ -44,8 +45,9 @@ def enter(root: Path, packages: Mapping[str, Entry | None], architecture: str) -
         status = database / "status"
         kept = [block for block in _blocks(status.read_text()) if _name(block) not in packages]
         for name, entry in packages.items():
-            # Which files it has, and what they hold: none. Without the lists dpkg complains.
-            for suffix, content in (("list", "/.\n"), ("md5sums", "")):
+            # Which files it has, and what they hold: mostly none. Without them dpkg complains.
+            listed = "".join(f"{path}\n" for path in ("/.", *(entry.files if entry else ())))
+            for suffix, content in (("list", listed), ("md5sums", "")):
                 if entry is None:
                     (database / f"info/{name}.{suffix}").unlink(missing_ok=True)
                 else:

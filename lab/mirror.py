@@ -1,6 +1,6 @@
-"""The HTTP server that lab nodes download everything from: /vendor, /wheels and /hub.
+"""The HTTP server that lab nodes download everything from: /vendor, /kernels, /wheels and /hub.
 
-Contract: a foreground program (lab/services.py starts and ends it) that serves three trees
+Contract: a foreground program (lab/services.py starts and ends it) that serves four trees
 read-only and nothing beside them.  On stderr it says who asked for which path with which result:
 no headers, and so no tokens.
 
@@ -28,7 +28,7 @@ import click
 
 from lab import hub
 from lab.state import CACHE
-from lab.vendor import states
+from lab.vendor import kernels, states
 from lab.wheels import MANIFEST
 
 VENDOR = "vendor/repository"  # below the state: what lab.vendor builds
@@ -69,6 +69,8 @@ class _Handler(BaseHTTPRequestHandler):
         prefix, _, rest = urlsplit(self.path).path.lstrip("/").partition("/")
         if prefix == "vendor":
             self._vendor(rest)
+        elif prefix == kernels.FOLDER:
+            self._answer(_file(self.state / kernels.FOLDER, rest))
         elif prefix == "wheels":
             listing = not rest
             wheels = self.cache / "wheels"

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpufleet.errors import FleetError
-from lab import broken, cgroup, hardware, image, network, power, root, services
+from lab import broken, cgroup, hardware, image, network, power, root, services, vendor
 from lab import gpu as gpus
 from lab.broken import Broken
 from lab.progress import Say, silent, step
@@ -115,6 +115,8 @@ class Lab:
             self._settle(wanted, kept if cables is None else cables, bare)
             network.up(self.facts)
             self._write_files()
+            if self.facts.without_driver:
+                vendor.build_kernels(self.state)
             services.start(self.facts, self.say)
             self._boot(base)
 

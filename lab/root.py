@@ -14,6 +14,7 @@ from pathlib import Path
 
 from lab import command
 from lab.state import LabNode, LabState, write
+from lab.vendor import kernels
 
 # Directory of plain files that stands in for /proc/sys/vm: those settings are the machine's own,
 # and a node that tunes them must not tune the machine.
@@ -94,7 +95,18 @@ def furnish(state: LabState, node: LabNode) -> None:
     write(root / "root/.ssh/authorized_keys", state.key.with_suffix(".pub").read_text(), 0o600)
     (root / "root/.ssh").chmod(0o700)
     _host_key(state, node, root / "etc/ssh")
+    if not node.driver:
+        _kernel_archive(state, root)
     (root / SYSCTL).mkdir(parents=True, exist_ok=True)
+
+
+def _kernel_archive(state: LabState, root: Path) -> None:
+    """Have the node's apt know the archive of kernels, as it knows its distribution's."""
+    key = Path("usr/share/keyrings/gpufleet-lab.gpg")
+    (root / key).write_bytes((state.dir / "vendor/signing-key.gpg").read_bytes())
+    url = f"{state.mirror_url}/{kernels.FOLDER}/"
+    source = f"Types: deb\nURIs: {url}\nSuites: /\nSigned-By: /{key}\n"
+    write(root / "etc/apt/sources.list.d/lab-kernels.sources", source)
 
 
 def host_key(state: LabState, node: LabNode) -> str:

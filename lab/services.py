@@ -6,6 +6,7 @@ it lives, never by a pid that was written down and may have become somebody else
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import socket
@@ -17,7 +18,7 @@ from pathlib import Path
 from gpufleet.errors import FleetError
 from lab import cgroup, command, proxy
 from lab.progress import Say, silent
-from lab.state import MIRROR_PORT, PROXY_PORT, LabState
+from lab.state import MIRROR_PORT, PROXY_PORT, LabState, write
 
 # Seconds until a service listens: 0.2 measured; more for a proxy that rebuilds its index.
 _START_LIMIT = 30.0
@@ -34,10 +35,18 @@ def start(state: LabState, say: Say = silent) -> None:
     if not _runs(state, "proxy", PROXY_PORT):
         proxy.prepare(state)
         _start(state, "proxy", PROXY_PORT, proxy.program(state), say)
+    if write(state.dir / "mirror.code", _code()):
+        _stop(state, "mirror")  # one of before an update of this program
     if not _runs(state, "mirror", MIRROR_PORT):
         listen = f"{state.machine}:{MIRROR_PORT}"
         mirror = [sys.executable, "-m", "lab.mirror", "--state", str(state.dir), "--listen", listen]
         _start(state, "mirror", MIRROR_PORT, mirror, say)
+
+
+def _code() -> str:
+    """A hash of the programs that are the mirror."""
+    parts = [*sorted(_CHECKOUT.glob("lab/*.py")), *sorted(_CHECKOUT.glob("lab/vendor/*.py"))]
+    return hashlib.sha256(b"".join(part.read_bytes() for part in parts)).hexdigest() + "\n"
 
 
 def stop(state: LabState) -> None:

@@ -19,6 +19,7 @@ from lab import command, dpkg, driver, kernel_module
 from lab.kernel_log import MACHINE
 from lab.machine import Machine, Unit
 from lab.state import write
+from lab.vendor import kernels
 
 # systemctl's verbs, in their order -> units; empty if nothing has to be done.
 Units = dict[str, list[str]]
@@ -55,6 +56,8 @@ def deliver(root: Path, machine: Machine, *, dkms: bool = False) -> Units:
     now = described(machine)
     if dkms:
         now["packages"]["dkms"] = {"version": driver.DKMS_VERSION, "held": False}
+        for name, package in now["packages"].items():
+            package["files"] = _of_the_distribution(name)
         now["kernels"] = {
             release: {**kernel, "headers": True} for release, kernel in now["kernels"].items()
         }
@@ -124,7 +127,7 @@ def _kernel(root: Path, release: str, kernel: Mapping[str, Any] | None) -> None:
     write(folder / "modules.builtin", "kernel/fs/ext4/ext4.ko\n")
     write(folder / "modules.order", "")
     if kernel.get("headers"):
-        _kernel_package(root, release)
+        _kernel_packages(root, release)
     module = folder / "updates/dkms/nvidia.ko"
     module.parent.mkdir(parents=True, exist_ok=True)
     module.unlink(missing_ok=True)
@@ -142,18 +145,26 @@ def _kernel(root: Path, release: str, kernel: Mapping[str, Any] | None) -> None:
     command.run("chroot", root, "depmod", release)
 
 
-def _kernel_package(root: Path, release: str) -> None:
-    """Add what a distribution's kernel and its headers bring: modules of Linux' own, `build`."""
-    headers = f"usr/src/linux-headers-{release}"
-    write(root / headers / "include/config/kernel.release", f"{release}\n")
-    build = root / "lib/modules" / release / "build"
-    if not build.is_symlink():
-        build.symlink_to(f"/{headers}")
-    for path in driver.IN_TREE:
-        module = root / "lib/modules" / release / "kernel" / path
-        module.parent.mkdir(parents=True, exist_ok=True)
-        fields = (("license", "GPL"), ("intree", "Y"), ("name", module.stem))
-        module.write_bytes(kernel_module.image(fields, platform.machine()))
+def _kernel_packages(root: Path, release: str) -> None:
+    """Add what a distribution's kernel and its headers bring."""
+    text = kernels.header_files(release)
+    files = kernels.image_files(release) | {path: each.encode() for path, each in text.items()}
+    for path, content in files.items():
+        target = root / path.lstrip("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+    at, to = kernels.header_link(release)
+    link = root / at.lstrip("/")
+    if not link.is_symlink():
+        link.symlink_to(to)
+
+
+def _of_the_distribution(name: str) -> tuple[str, ...]:
+    """Return which files a package of the distribution has, so that they go with it."""
+    kind, _, release = name.removeprefix("linux-").partition("-")
+    if kind != "headers":
+        return ()
+    return (*kernels.header_files(release), kernels.header_link(release)[0])
 
 
 # -- units -----------------------------------------------------------------------------------------

@@ -46,9 +46,6 @@ _FILES = {
 # As Debian 12's package, so that its archive has no newer one.
 DKMS_VERSION = "3.0.10-8+deb12u1"
 
-# Modules of Linux' own that such a node may load: for its GPUs, and for switches on NVLink 5.
-IN_TREE = ("drivers/gpu/drm/nouveau/nouveau.ko", "drivers/infiniband/core/ib_umad.ko")
-
 Tree = Callable[[Machine], Mapping[str, Entry]]
 
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 import hashlib
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpufleet.errors import FleetError
 from lab import nvml
 from lab.state import CACHE
-from lab.vendor import repository, states
+from lab.vendor import kernels, repository, states
 from lab.vendor.packages import KEYRING, packages
 
 TOOLS = {"dpkg-deb": "dpkg", "dpkg-scanpackages": "dpkg-dev", "gpg": "gnupg", "gpgconf": "gnupg"}
@@ -46,7 +48,7 @@ def build(state: Path, mirror: str) -> Vendor:
     """
     _need_tools()
     folder = state / "vendor"
-    try:
+    with _understood(folder):
         key = repository.public_key(folder)
         library = nvml.build(CACHE / "nvml").read_bytes()
         recipe = _recipe(key, library)
@@ -56,15 +58,29 @@ def build(state: Path, mirror: str) -> Vendor:
             _rebuild(folder, key, library)
             states.forget(folder)
             stamp.write_text(recipe)
-    except subprocess.CalledProcessError as error:
-        said = (error.stderr or b"").decode(errors="replace").strip()
-        raise FleetError(
-            f"the lab's vendor repository could not be built in {folder}:"
-            f" {error.cmd[0]} said: {said or f'exit code {error.returncode}'}"
-        ) from error
     keyring = folder / "repository" / KEYRING
     digest = hashlib.sha256(keyring.read_bytes()).hexdigest()
     return Vendor(f"{mirror}/vendor", KEYRING, digest)
+
+
+def build_kernels(state: Path) -> None:
+    """Have the archive of kernels of the lab at `state`; raises FleetError as `build` does."""
+    _need_tools()
+    with _understood(state / kernels.FOLDER):
+        kernels.build(state)
+
+
+@contextmanager
+def _understood(folder: Path) -> Iterator[None]:
+    """Turn what a tool says when it fails into an error of ours."""
+    try:
+        yield
+    except subprocess.CalledProcessError as error:
+        said = (error.stderr or b"").decode(errors="replace").strip()
+        raise FleetError(
+            f"the lab's packages could not be built in {folder}:"
+            f" {error.cmd[0]} said: {said or f'exit code {error.returncode}'}"
+        ) from error
 
 
 def _need_tools() -> None:

@@ -38,11 +38,19 @@ def public_key(folder: Path) -> bytes:
     return public.read_bytes()
 
 
-def index(pool: Path, folder: Path, edit: Callable[[str], str] = str) -> None:
+def index(
+    pool: Path,
+    folder: Path,
+    edit: Callable[[str], str] = str,
+    *,
+    origin: str = "NVIDIA",
+    label: str = "NVIDIA CUDA",
+) -> None:
     """
     Write Packages and Release for the packages in `pool`, signed with the key in `folder`.
 
-    `edit` may change what Packages says before it is hashed and signed.
+    `edit` may change what Packages says before it is hashed and signed. The keyring package's pin
+    of 600 selects the vendor's `label`.
     """
     scanned = subprocess.run(
         ["dpkg-scanpackages", "--multiversion", "."],
@@ -55,7 +63,7 @@ def index(pool: Path, folder: Path, edit: Callable[[str], str] = str) -> None:
     indexes = {"Packages": scanned, "Packages.gz": gzip.compress(scanned, mtime=0)}
     for name, content in indexes.items():
         (pool / name).write_bytes(content)
-    release = _release(indexes)
+    release = _release(indexes, origin, label)
     (pool / "Release").write_text(release)
     with _gnupg() as home:
         _gpg(home, "--import", str(folder / "signing-key.asc"))
@@ -64,10 +72,10 @@ def index(pool: Path, folder: Path, edit: Callable[[str], str] = str) -> None:
         (pool / "Release.gpg").write_bytes(detached)
 
 
-def _release(indexes: Mapping[str, bytes]) -> str:
+def _release(indexes: Mapping[str, bytes], origin: str, label: str) -> str:
     lines = [
-        "Origin: NVIDIA",
-        "Label: NVIDIA CUDA",  # what the keyring package's pin of 600 selects
+        f"Origin: {origin}",
+        f"Label: {label}",
         "Architecture: x86_64",
         f"Date: {datetime.now(UTC):%a, %d %b %Y %H:%M:%S UTC}",
         "SHA256:",

@@ -1,0 +1,121 @@
+"""The lab's stand-in for a distribution's archive of kernels, as its nodes' own apt knows it.
+
+It has the kernel that runs, and newer ones, of which the newest has no headers: a node that takes
+it has a kernel for which nobody can build a driver. None of them can be booted.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from lab import kernel_module
+from lab.vendor import repository
+from lab.vendor.deb import File, Package
+
+FOLDER = "kernels"  # below the lab's state, and below the mirror's URL
+
+# Modules of Linux' own that a node may load: for its GPUs, and for switches on NVLink 5.
+IN_TREE = ("drivers/gpu/drm/nouveau/nouveau.ko", "drivers/infiniband/core/ib_umad.ko")
+
+
+def releases() -> dict[str, bool]:
+    """Return every kernel with whether there are headers of it, the running one first."""
+    running = platform.release()
+    numbers = re.match(r"(\d+)\.(\d+)", running)
+    major, minor = (int(numbers[1]), int(numbers[2])) if numbers else (6, 0)
+    return {
+        running: True,
+        f"{major}.{minor + 1}.1-lab": True,
+        f"{major}.{minor + 2}.1-lab": False,
+    }
+
+
+def build(state: Path) -> Path:
+    """
+    Have the archive below the lab's `state`; return its directory.
+
+    As long as it has these packages, nothing is done.
+    """
+    target, new = state / FOLDER, state / f"{FOLDER}.new"
+    wanted = list(packages())
+    if target.is_dir() and all(package.path(target).exists() for package in wanted):
+        return target
+    for leftover in (target, new):
+        shutil.rmtree(leftover, ignore_errors=True)
+    repository.public_key(state / "vendor")  # one key for all that the lab signs
+    new.mkdir(parents=True)
+    for package in wanted:
+        package.build(new)
+    repository.index(new, state / "vendor", origin="Debian", label="Debian")
+    new.rename(target)
+    return target
+
+
+def packages() -> Iterator[Package]:
+    """Every package of the archive."""
+    for release, has_headers in releases().items():
+        yield _image(release)
+        if has_headers:
+            yield _headers(release)
+
+
+def image_files(release: str) -> dict[str, bytes]:
+    """Return what a kernel's package has below /lib/modules, as far as kmod and depmod read it."""
+    files = {"modules.builtin": b"kernel/fs/ext4/ext4.ko\n", "modules.order": b""}
+    for path in IN_TREE:
+        fields = (("license", "GPL"), ("intree", "Y"), ("name", Path(path).stem))
+        files[f"kernel/{path}"] = kernel_module.image(fields, platform.machine())
+    return {f"/lib/modules/{release}/{path}": content for path, content in files.items()}
+
+
+def header_files(release: str) -> dict[str, str]:
+    """Return what a package of headers has, but for the link that its kernel gets to it."""
+    return {f"{_sources(release)}/include/config/kernel.release": f"{release}\n"}
+
+
+def header_link(release: str) -> tuple[str, str]:
+    """Return where a kernel's link to its headers is, and where it leads."""
+    return f"/lib/modules/{release}/build", _sources(release)
+
+
+def _sources(release: str) -> str:
+    return f"/usr/src/linux-headers-{release}"
+
+
+def _image(release: str) -> Package:
+    folder = f"/lib/modules/{release}"
+    return Package(
+        f"linux-image-{release}",
+        f"{release}-1",
+        fields={"Depends": "kmod"},
+        files={path: File(content) for path, content in image_files(release).items()}
+        | {f"/boot/vmlinuz-{release}": File("a kernel that nothing boots\n")},
+        scripts={
+            "postinst": f"depmod {release}\n" + _hooks("postinst.d", release),
+            "postrm": f'if [ "$1" = remove ]; then rm -rf {folder}; fi\n',
+        },
+    )
+
+
+def _headers(release: str) -> Package:
+    at, to = header_link(release)
+    return Package(
+        f"linux-headers-{release}",
+        f"{release}-1",
+        files={path: File(text) for path, text in header_files(release).items()},
+        scripts={
+            "postinst": f"mkdir -p $(dirname {at})\nln -sfn {to} {at}\n"
+            + _hooks("header_postinst.d", release),
+            "prerm": f"rm -f {at}\n",
+        },
+    )
+
+
+def _hooks(folder: str, release: str) -> str:
+    """What else wants to know of a new kernel: dkms does."""
+    at = f"/etc/kernel/{folder}"
+    return f"if [ -d {at} ]; then run-parts --arg={release} {at}; fi\n"
