@@ -157,13 +157,18 @@ class Checks(Setting):
 
 
 class Repository(Setting):
-    """NVIDIA's apt repository, or a mirror of it with the same layout."""
+    """NVIDIA's repository for the nodes' system, or a mirror of it with the same layout."""
 
     url: Annotated[str, Field(pattern=r"^https?://\S+[^/\s]$", description="Without final slash")]
     keyring: Annotated[
-        str, Field(pattern=r"^[\w.+~-]+\.deb$", description="The keyring package's file name")
+        str,
+        Field(
+            pattern=r"^[\w.+~-]+\.(deb|pub|asc|gpg)$",
+            description="File beside the packages that brings the repository's key: the keyring "
+            "package or, for dnf, the key itself, as D42D0685.pub",
+        ),
     ] = "cuda-keyring_1.1-1_all.deb"
-    keyring_sha256: Annotated[Sha256, Field(description="Hash of the keyring package")]
+    keyring_sha256: Annotated[Sha256, Field(description="Hash of that file")]
 
 
 class Cuda(Setting):

@@ -9,11 +9,19 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gpufleet.bare_node import Architecture, System
 from gpufleet.errors import FleetError
+from gpufleet.wanted import PackageSource
+
+if TYPE_CHECKING:  # settings know locks, which know systems
+    from gpufleet.settings import Repository
 
 VENDOR = "https://developer.download.nvidia.com/compute/cuda/repos"
+
+# Where keys are on a node, of vendors that its own apt or dnf knows nothing of.
+KEYS = "/etc/gpufleet/keys"
 
 # What a package source may bring, by name: the driver, CUDA, DCGM and what they depend on. Nothing
 # else does, whatever else the repository has (it has had dkms, and Mellanox' tools).
@@ -118,6 +126,32 @@ def path(system: System) -> str:
     'rhel9/sbsa'
     """
     return f"{published(system).folder}/{_ARCHITECTURES[system.arch]}"
+
+
+def fingerprint(keyring: str) -> str | None:
+    """
+    Return the fingerprint of the key that is published under a file name; None: not known.
+
+    >>> fingerprint("8793F200.pub")
+    '02182E60104FCDC26EAE1B8597A5D4CB8793F200'
+    """
+    return next((each.fingerprint for each in _PUBLISHED.values() if each.key == keyring), None)
+
+
+def source(repository: Repository) -> PackageSource:
+    """Return the repository, the vendor's or a mirror's, as our package runs see it."""
+    return PackageSource("nvidia-cuda", repository.url, key_path(repository), PACKAGES)
+
+
+def key_path(repository: Repository) -> str:
+    """Return where its key is on a node; apt tells armoured keys (.asc) from binary by the name."""
+    binary = repository.keyring.endswith((".deb", ".gpg"))
+    return f"{KEYS}/nvidia-cuda.{'gpg' if binary else 'asc'}"
+
+
+def kept_path(repository: Repository) -> str:
+    """Return where a node keeps the file that its key came in."""
+    return f"/var/lib/gpufleet/keys/nvidia-cuda{repository.keyring[-4:]}"
 
 
 def mistaken(url: str, system: System) -> str | None:

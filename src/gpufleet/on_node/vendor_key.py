@@ -1,0 +1,215 @@
+"""RUNS ON THE NODE, as root: fetches the public key of a vendor's repository, and keeps it.
+
+Takes (`PARAMETERS`):
+  url          of a keyring package (.deb), or of the key's own file
+  sha256       of that file; null: only the fingerprint decides
+  fingerprint  of the key, 40 hexadecimal digits; null: only the hash decides
+  key          path that gets the key, for apt or dnf to be told of
+  kept         path that gets the fetched file: with `key`, the sign that all of this was done
+  setting      the settings' key that says so, for messages
+  sysroot      "" on a real machine
+Prints one JSON document {"schema": 1, "fingerprint": of the key that is there now}; on a problem it
+says one sentence on stderr, ends with status 1, and the key that was there stays.
+
+A keyring package is never installed: it would have the vendor's repository, with a pin above the
+distribution's own packages, in front of everything that the node's apt does. Only the key is taken
+out of it. Python 3.8, standard library.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import urllib.error
+import urllib.request
+from typing import Any, Iterator, Tuple
+
+PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
+
+# A keyring package is 4 KB.
+MOST_BYTES = 1 << 20
+ANSWER_SECONDS = 20
+ALL_SECONDS = 120
+
+
+class RefusedError(Exception):
+    """One sentence for the operator."""
+
+
+def main(asked: dict[str, Any]) -> str:
+    """Fetch, verify, put in place; return the key's fingerprint."""
+    signal.alarm(ALL_SECONDS)
+    root = asked["sysroot"]
+    fetched = fetch(asked["url"])
+    if asked["sha256"] and hashlib.sha256(fetched).hexdigest() != asked["sha256"]:
+        raise RefusedError(
+            "%s is not what %s names (it has the hash %s); nothing was changed. Compare it with "
+            "the vendor's, then correct the setting"
+            % (asked["url"], asked["setting"], hashlib.sha256(fetched).hexdigest())
+        )
+    is_package = fetched.startswith(b"!<arch>\n")
+    key = from_package(asked["url"], fetched) if is_package else fetched
+    found = fingerprints(key)
+    if not found or (asked["fingerprint"] and found != [asked["fingerprint"]]):
+        raise RefusedError(
+            "%s has %s, and not the key %s that %s names; nothing was changed. Compare it with "
+            "the vendor's, then correct the setting"
+            % (
+                asked["url"],
+                "the key " + " and ".join(found) if found else "no public key",
+                asked["fingerprint"] or "",
+                asked["setting"],
+            )
+        )
+    put(root + asked["key"], key)
+    put(root + asked["kept"], fetched)
+    return found[0]
+
+
+def fetch(url: str) -> bytes:
+    """Return what is at an address."""
+    try:
+        with urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as answer:
+            found: bytes = answer.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise RefusedError(
+            "%s cannot be fetched (%s): mend the way there, or set cuda.repository.url to a mirror "
+            "that the node can reach" % (url, reason)
+        ) from error
+    if len(found) > MOST_BYTES:
+        raise RefusedError("%s is larger than any key: correct cuda.repository" % url)
+    return found
+
+
+def from_package(url: str, package: bytes) -> bytes:
+    """Return the one key that a keyring package would install."""
+    if not shutil.which("dpkg-deb"):
+        raise RefusedError(
+            "%s is a package for Debian and Ubuntu, which this node cannot read: name the "
+            "repository's key file by cuda.repository.keyring" % url
+        )
+    with tempfile.TemporaryDirectory(prefix="gpufleet-key-") as folder:
+        path = os.path.join(folder, "keyring.deb")
+        with open(path, "wb") as file:
+            file.write(package)
+        # dpkg-deb knows every compression that its distribution's packages have.
+        said = subprocess.run(
+            ["dpkg-deb", "--fsys-tarfile", path], capture_output=True, check=False,
+            timeout=ANSWER_SECONDS,
+        )  # fmt: skip
+    if said.returncode:
+        raise RefusedError(
+            "%s is no package that dpkg-deb reads: %s" % (url, said.stderr.decode().strip())
+        )
+    with tarfile.open(fileobj=io.BytesIO(said.stdout)) as files:
+        keys = [
+            member
+            for member in files.getmembers()
+            if member.isfile() and re.search(r"/keyrings/[^/]+\.(gpg|asc)$", member.name)
+        ]
+        if len(keys) != 1:
+            raise RefusedError(
+                "%s brings %d keys, and one is expected: name another file by "
+                "cuda.repository.keyring" % (url, len(keys))
+            )
+        file_of_key = files.extractfile(keys[0])
+        assert file_of_key is not None
+        return file_of_key.read()
+
+
+def fingerprints(key: bytes) -> list[str]:
+    """Return the fingerprints of the primary keys in a file, binary or armoured."""
+    try:
+        return [
+            # RFC 4880, 12.2: of a version 4 key; tag 6 is a public key, subkeys are 14.
+            hashlib.sha1(b"\x99" + len(body).to_bytes(2, "big") + body).hexdigest().upper()
+            for tag, body in packets(dearmoured(key))
+            if tag == 6 and body[:1] == b"\x04"
+        ]
+    except (IndexError, ValueError):
+        return []
+
+
+def dearmoured(key: bytes) -> bytes:
+    """Return a key's packets (RFC 4880, 6.2: between an empty line and the checksum)."""
+    armour = re.search(
+        rb"-----BEGIN PGP PUBLIC KEY BLOCK-----\r?\n(?:[^\r\n]+\r?\n)*\r?\n(.*?)"
+        rb"(?:\r?\n=[^\r\n]{4})?\r?\n-----END",
+        key,
+        re.DOTALL,
+    )
+    return base64.b64decode(armour[1], validate=False) if armour else key
+
+
+def packets(data: bytes) -> Iterator[Tuple[int, bytes]]:
+    """Yield each packet's tag and body (RFC 4880, 4.2); raises where the data are none."""
+    at = 0
+    while at < len(data):
+        first = data[at]
+        if not first & 0x80:
+            raise ValueError("no packet")
+        if first & 0x40:
+            tag, (size, head) = first & 0x3F, new_length(data, at + 1)
+        else:
+            width = 1 << (first & 3)
+            if width == 8:  # until the end
+                raise ValueError("a packet without length")
+            tag, size, head = (
+                first >> 2 & 0xF,
+                int.from_bytes(data[at + 1 : at + 1 + width], "big"),
+                width,
+            )
+        at += 1 + head
+        if at + size > len(data):
+            raise ValueError("cut off")
+        yield tag, data[at : at + size]
+        at += size
+
+
+def new_length(data: bytes, at: int) -> Tuple[int, int]:
+    """Return a new packet's length and how many bytes say it (RFC 4880, 4.2.2)."""
+    first = data[at]
+    if first < 192:
+        return first, 1
+    if first < 224:
+        return ((first - 192) << 8) + data[at + 1] + 192, 2
+    if first == 255:
+        return int.from_bytes(data[at + 1 : at + 5], "big"), 5
+    raise ValueError("a packet in parts")
+
+
+def put(path: str, content: bytes) -> None:
+    """Have a file there at once and whole, readable by all: apt reads keys as its own user."""
+    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+    handle, draft = tempfile.mkstemp(prefix=".gpufleet-", dir=os.path.dirname(path))
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            os.fchmod(file.fileno(), 0o644)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except BaseException:
+        os.unlink(draft)
+        raise
+    folder = os.open(os.path.dirname(path), os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
+
+
+if __name__ == "__main__":
+    try:
+        print(json.dumps({"schema": 1, "fingerprint": main(PARAMETERS)}))
+    except (RefusedError, OSError, subprocess.SubprocessError) as problem:
+        sys.exit(str(problem))
