@@ -25,9 +25,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.settings import Repository
 from lab import hub, mirror, model, vendor, wheels
-from roles import cuda
 
 TOKEN = "hf_only-for-this-test"
 
@@ -128,18 +126,18 @@ def apt(tmp_path: Path, served: Served, repository: vendor.Vendor) -> Apt:
     (tmp_path / "keyring.deb").write_bytes(deb)
     unpack = ["dpkg-deb", "-x", str(tmp_path / "keyring.deb"), str(tmp_path)]
     subprocess.run(unpack, check=True, timeout=60)
-    # The packaged source is the vendor's own address; the role writes one for the mirror.
+    # The packaged source is the vendor's own address; a deploy has one for the mirror.
     sources = tmp_path / "etc/apt/sources.list.d"
     (sources / "cuda-lab.list").unlink()
-    ours = cuda.source(Repository(url=repository.url, keyring_sha256=repository.keyring_sha256))
-    (sources / "gpufleet-cuda.sources").write_text(
-        ours.replace("Signed-By: ", f"Signed-By: {tmp_path}")
+    key = tmp_path / "usr/share/keyrings/cuda-archive-keyring.gpg"
+    (sources / "mirror.sources").write_text(
+        f"Types: deb\nURIs: {repository.url}/\nSuites: /\nSigned-By: {key}\n"
     )
     return Apt(tmp_path)
 
 
 @needs_apt
-def test_apt_accepts_the_mirror_with_the_keyring_package_and_our_source(apt: Apt) -> None:
+def test_apt_accepts_the_mirror_with_the_key_of_the_keyring_package(apt: Apt) -> None:
     """No `[trusted=yes]`: the key that the package brings is all that apt needs."""
     updated = apt.run("apt-get", "update")
 
