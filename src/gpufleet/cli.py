@@ -38,10 +38,12 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, 
 # Commands with a module of their own, loaded only when one is named: `lab` needs the checkout, and
 # none may slow the others down.
 _GROUPS = {
+    "bundle": "A mirror of all that nodes download, for a network without the internet.",
     "drift": "What on the nodes is not as declared, now or after the next reboot.",
     "flags": "What vLLM's flags are in each release, and a command line judged by it.",
     "import": "What you have (models.yml, vllm serve, docker run, compose) as settings.",
     "lab": "Real Linux nodes with simulated GPUs.",
+    "lock": "What a group's nodes run, written down so that they keep to it.",
     "size": "What a model takes on one GPU, and whether it starts with these options.",
 }
 
@@ -57,9 +59,16 @@ class _Commands(click.Group):
             return super().get_command(ctx, cmd_name)
         if "--help" in sys.argv[1:2] or "-h" in sys.argv[1:2]:  # only its name is asked for
             return click.Command(cmd_name, help=_GROUPS[cmd_name])
-        return {"drift": _drift, "flags": _flags, "import": _import, "lab": _lab, "size": _size}[
-            cmd_name
-        ]()
+        loaders = {
+            "bundle": _bundle,
+            "drift": _drift,
+            "flags": _flags,
+            "import": _import,
+            "lab": _lab,
+            "lock": _lock,
+            "size": _size,
+        }
+        return loaders[cmd_name]()
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -159,9 +168,9 @@ def check(
     if inventory_file:
         if vars_file:
             raise click.UsageError("--vars is for --from: an inventory has its own variables.")
-        answers, declared = _live(inventory_file, limit, seconds)
+        answers, declared = live(inventory_file, limit, seconds)
     else:
-        recorded = _documents(files)
+        recorded = documents(files)
         names = _selected(list(recorded), limit, ", ".join(files))
         answers = {name: recorded[name] for name in names}
         declared = _declared(vars_file, names) if vars_file else {}
@@ -209,10 +218,10 @@ def plan(
         files = (*nodes, *targets)
         if not (files and vars_file):
             raise click.UsageError("--nodes and --vars belong together: give both.")
-        answers = _documents(files)
+        answers = documents(files)
         declared: Mapping[str, NodeVars] = _declared(vars_file, answers)
     elif len(targets) == 1:
-        answers, declared = _live(targets[0])
+        answers, declared = live(targets[0])
     else:
         raise click.UsageError("Give one INVENTORY, or --nodes and --vars.")
 
@@ -264,7 +273,7 @@ def reach(inventory_file: str, replica: str | None, *, as_json: bool) -> int:
     from gpufleet import fleet, reaching, show
     from gpufleet.assessment import planned
 
-    answers, declared = _live(inventory_file)
+    answers, declared = live(inventory_file)
     plan = planned(answers, declared, unfit_stops=False).plan
     spanning = {stage.id: stage for stage in plan.stages if stage.group}
     wanted = _selected(
@@ -468,7 +477,7 @@ def main() -> int:
 # -- where nodes and settings come from ------------------------------------------------------------
 
 
-def _live(
+def live(
     inventory_file: str, limit: tuple[str, ...] = (), seconds: float = 60
 ) -> tuple[Mapping[str, Answer], Mapping[str, NodeVars]]:
     """Return what the nodes of an inventory answer, and what it declares of them."""
@@ -489,7 +498,7 @@ def limited(declared: Fleet, limit: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(_selected(known, limit, declared.inventory)) if limit else ()
 
 
-def _documents(files: tuple[str, ...]) -> Mapping[str, Answer]:
+def documents(files: tuple[str, ...]) -> Mapping[str, Answer]:
     """Return {node: its probe, or a sentence why there is none} out of files."""
     from gpufleet.document import recorded
 
@@ -520,6 +529,12 @@ def _selected(known: list[str], wanted: tuple[str, ...], where: str) -> list[str
     return list(wanted) or known
 
 
+def _bundle() -> click.Command:
+    from gpufleet.bundle.cli import bundle
+
+    return bundle
+
+
 def _drift() -> click.Command:
     from gpufleet.drift_cli import drift
 
@@ -542,6 +557,12 @@ def _import() -> click.Command:
     from gpufleet.import_cli import import_
 
     return import_
+
+
+def _lock() -> click.Command:
+    from gpufleet.lock_cli import lock
+
+    return lock
 
 
 def _lab() -> click.Command:

@@ -6,10 +6,11 @@ that a file came from, without its scheme: https://host:81/a/b lies at apt/host_
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 if TYPE_CHECKING:
     from gpufleet.mirror_settings import Mirror
@@ -34,7 +35,8 @@ def place(url: str) -> str:
     'apt/archive.example_8080/debian'
     """
     parts = urlsplit(url)
-    return f"{PACKAGES}/{parts.netloc.replace(':', '_')}{parts.path}".rstrip("/")
+    path = posixpath.normpath(f"/{unquote(parts.path)}").lstrip("/")
+    return f"{PACKAGES}/{parts.netloc.replace(':', '_')}/{path}".rstrip("/")
 
 
 def mirrored(settings: NodeSettings) -> NodeSettings:

@@ -1,0 +1,42 @@
+"""What the roles would install on a node, for a bundle that is made far from it.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpufleet import container_toolkit, rdma
+from gpufleet.bare_node import Machine, System
+from gpufleet.driver_packages import dcgm_packages, driver_packages
+from gpufleet.settings import NodeSettings
+from gpufleet.wanted import Package, Value
+from roles import cuda, dcgm, node_exporter, vllm
+
+# roles/nvidia_repository.py downloads the vendor's key by them; roles/firewall.py loads its table.
+TOOLS = ("ca-certificates", "nftables")
+
+
+def packages(settings: NodeSettings, system: System, machine: Machine) -> tuple[Package, ...]:
+    """
+    Return the packages of a node, in the order of deploys/node.py and deploys/vllm.py.
+
+    Raises FleetError for a system on which the driver's packages are not known.
+    """
+    named = (value for value in _values(settings, system, machine) if isinstance(value, Package))
+    return tuple({package.name: package for package in named}.values())
+
+
+def _values(settings: NodeSettings, system: System, machine: Machine) -> Iterator[Value]:
+    yield from map(Package, (*TOOLS, node_exporter.PACKAGE))
+    if (lock := settings.gpu_lock) is not None:
+        yield from driver_packages(system, lock, machine).wanted
+        yield from dcgm_packages(system, lock, machine).wanted
+    elif settings.dcgm:
+        yield from dcgm.settled(settings.dcgm)
+    if settings.cuda:
+        yield from cuda.packages(settings.cuda, cuda.profile(settings))
+    if settings.gpu.rdma:
+        yield from rdma.wanted(settings.gpu.rdma, system.id)
+    if settings.gpu.container_toolkit:
+        yield from container_toolkit.wanted(settings.gpu.container_toolkit, b"")
+    if settings.vllm:
+        yield from map(Package, vllm.PACKAGES)

@@ -1,0 +1,179 @@
+"""Fill a folder with what nodes need. The border: archives, indexes and the Hub are asked here."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpufleet import named_files
+from gpufleet.bundle import apt, models, serve, wheels
+from gpufleet.bundle.download import Digest, Folder, Remote
+from gpufleet.bundle.models import Model
+from gpufleet.bundle.needs import Locked, Needs, Packages
+from gpufleet.errors import FleetError
+from gpufleet.mirror import KEYS, PACKAGES, WHEELS, place
+from gpufleet.settings import Repository
+from gpufleet.units import template
+from gpufleet.vendor_repository import PACKAGES as VENDORS
+
+README = "README.md"
+SERVER = "serve.py"
+MANIFEST = "MANIFEST"
+
+
+@dataclass
+class Collected:
+    """The paths of everything that the bundle needs, by kind."""
+
+    folder: Folder
+    say: Callable[[str], None]
+    packages: set[str] = field(default_factory=set)
+    wheels: set[str] = field(default_factory=set)
+    models: set[str] = field(default_factory=set)
+    others: set[str] = field(default_factory=set)
+
+    @property
+    def paths(self) -> set[str]:
+        """All of them."""
+        return self.packages | self.wheels | self.models | self.others
+
+    def bring(self, remotes: Iterable[Remote]) -> set[str]:
+        """Have these files; return their paths."""
+        found = tuple(remotes)
+        self.folder.bring(found, self.say)
+        return {remote.path for remote in found}
+
+
+def collect(folder: Folder, needs: Needs, say: Callable[[str], None]) -> Collected:
+    """
+    Bring everything, and write what makes it a mirror; the manifest last.
+
+    Raises FleetError at the first kind of thing that cannot be had whole. What is there by then
+    stays: another run goes on from it.
+    """
+    done = Collected(folder, say)
+    for wanted in needs.packages:
+        _packages(done, wanted)
+    for locked in needs.locks:
+        _wheels(done, locked)
+    if done.wheels:
+        folder.write(WHEELS, wheels.page_of_links(folder, done.wheels))
+        done.wheels.add(WHEELS)
+    for model in needs.models:
+        _model(done, model)
+    for name, content in {
+        README: template("bundle.md").encode(),
+        SERVER: Path(serve.__file__).read_bytes(),
+    }.items():
+        folder.write(name, content)
+        done.others.add(name)
+    folder.write(MANIFEST, manifest(folder, done.paths))
+    return done
+
+
+def manifest(folder: Folder, paths: Iterable[str]) -> bytes:
+    """Return the hashes of files, as `sha256sum --check` reads them."""
+    return "".join(f"{folder.sha256(path)}  {path}\n" for path in sorted(paths)).encode()
+
+
+def left_over(folder: Folder, paths: set[str]) -> tuple[str, ...]:
+    """Return the files of earlier runs that nothing needs any more."""
+    there = (path for path in folder.root.rglob("*") if path.is_file())
+    named = (str(path.relative_to(folder.root)) for path in there)
+    return tuple(
+        sorted(name for name in named if name not in {*paths, MANIFEST} and name[0] != ".")
+    )
+
+
+def _packages(done: Collected, wanted: Packages) -> None:
+    sources = _sources(done, wanted)
+    mark = hashlib.sha256(repr([source.url for source in sources]).encode()).hexdigest()[:10]
+    home = done.folder.state / "apt" / f"{wanted.architecture}-{mark}"
+    archives = apt.Archives(home, sources, wanted.architecture)
+    done.say(f"packages of {wanted.system}: ask {len(sources)} archives")
+    archives.update()
+    done.packages |= done.bring(archives.packages(wanted.words))
+    done.packages |= set(archives.keep_indexes(done.folder))
+    name = f"{PACKAGES}/{wanted.system.id}-{wanted.system.version}.sources"
+    done.folder.write(name, nodes_sources(wanted).encode())
+    done.packages.add(name)
+
+
+def nodes_sources(wanted: Packages) -> str:
+    """Return the file that makes nodes take the distribution's packages from the bundle."""
+    stanzas = [
+        f"Types: deb\nURIs: @MIRROR@/{place(archive.url)}/\nSuites: {' '.join(archive.suites)}\n"
+        f"Components: {' '.join(archive.components)}\nSigned-By: {archive.key_file}\n"
+        for archive in wanted.archives
+    ]
+    head = "# Put the mirror's address for @MIRROR@, and the file into /etc/apt/sources.list.d/.\n"
+    return head + "\n".join(stanzas)
+
+
+def _sources(done: Collected, wanted: Packages) -> list[apt.Source]:
+    """Return the archives with their keys; the vendor's key comes by its keyring package."""
+    sources = [
+        apt.Source(each.url, each.suites, each.components, _key_file(each.key_file, each.url))
+        for each in wanted.archives
+    ]
+    if wanted.repository:
+        key = _vendors_key(done, wanted.repository)
+        sources.append(apt.Source(wanted.repository.url, ("/",), (), key, VENDORS))
+    if wanted.containers:
+        url, key_file = wanted.containers
+        sources.append(apt.Source(url, ("/",), (), _key_file(key_file, url)))
+    for source in sources:
+        path = f"{KEYS}/{source.key.name}"
+        done.folder.write(path, source.key.read_bytes())
+        done.packages.add(path)
+    return sources
+
+
+def _key_file(name: str, url: str) -> Path:
+    path = Path(name).expanduser().resolve()
+    if not path.is_file():
+        raise FleetError(
+            f"{name}: there is no such file; it has to hold the public keys of {url}, without "
+            "which nothing can be taken from there (`key_file` in group_vars)"
+        )
+    return path
+
+
+def _vendors_key(done: Collected, repository: Repository) -> Path:
+    """Return the vendor's key, out of the keyring package that settings name by its hash."""
+    keyring = Remote(
+        f"{repository.url}/{repository.keyring}",
+        f"{place(repository.url)}/{repository.keyring}",
+        (Digest("sha256", repository.keyring_sha256),),
+    )
+    done.packages |= done.bring((keyring,))
+    name = place(repository.url).removeprefix(f"{PACKAGES}/").replace("/", "_")
+    came = done.folder.root / keyring.path
+    package = came.suffix == ".deb"
+    # apt tells armoured keys from binary ones by the file's name.
+    path = done.folder.state / "keys" / f"{name}{'.gpg' if package else came.suffix}"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(apt.key_of(came) if package else came.read_bytes())
+    return path
+
+
+def _wheels(done: Collected, locked: Locked) -> None:
+    lock = wheels.Lock(
+        locked.path,
+        named_files.read(locked.path).decode("utf-8", "replace"),
+        locked.index_url,
+        locked.find_links,
+    )
+    done.say(f"wheels of {locked.path}")
+    done.wheels |= done.bring(wheels.find(lock, locked.target))
+
+
+def _model(done: Collected, model: Model) -> None:
+    token = None
+    if model.token_file:
+        token = named_files.read(model.token_file).decode().strip()
+    done.say(f"model {model.repository} at {model.revision}")
+    found = models.find(model, token)
+    done.models |= {*done.bring(found), *models.describe(done.folder, model, found)}

@@ -1,0 +1,275 @@
+"""Bring files into a bundle: each is whole and has its hash, or is not there.
+
+A download that was cut goes on where it stopped. What is there is hashed once: size and time of
+change are remembered in `.state/`, which is no part of the bundle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import os
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from gpufleet.errors import FleetError
+
+STATE = ".state"
+# Without a byte for so long a connection is dead.
+SILENT_SECONDS = 60
+ATTEMPTS = 3
+AT_ONCE = 8
+_CHUNK = 1 << 20
+_ALGORITHMS = ("sha256", "sha512", "git")
+
+
+@dataclass(frozen=True)
+class Digest:
+    """
+    What a file's content must hash to.
+
+    `git`: SHA-1 over git's header and the content, as the Hugging Face Hub names small files.
+    """
+
+    algorithm: str
+    hexdigest: str
+
+    def __post_init__(self) -> None:
+        if self.algorithm not in _ALGORITHMS:
+            raise FleetError(
+                f"a source gives {self.algorithm} hashes alone, which no longer prove anything: "
+                f"it needs one of {', '.join(_ALGORITHMS)}"
+            )
+
+
+@dataclass(frozen=True)
+class Remote:
+    """One file to bring: from where, to which path of the bundle, and any of these hashes."""
+
+    url: str
+    path: str
+    digests: tuple[Digest, ...]
+    size: int | None = None
+    headers: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
+
+
+class Gone(FleetError):  # noqa: N818  # a finding of one file, which the caller may live with
+    """The server has no such file."""
+
+
+class Folder:
+    """A bundle's folder: what is in it, and bringing more. One process at a time (`opened`)."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.state = root / STATE
+        self._known: dict[str, list[Any]] = {}  # path: [size, time of change in ns, sha256]
+        self._lock = threading.Lock()
+        self.downloaded = 0
+        """Bytes that came over the network in this run."""
+
+    def bring(self, wanted: Iterable[Remote], say: Callable[[str], None]) -> None:
+        """
+        Have all of these files, several at once.
+
+        Raises FleetError with everything that could not be had; what was brought stays.
+        """
+        problems: list[str] = []
+
+        def one(remote: Remote) -> None:
+            try:
+                if self.fetch(remote):
+                    say(remote.path)
+            except FleetError as error:
+                problems.extend(error.problems)
+
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(one, wanted))
+        if problems:
+            raise FleetError(*sorted(problems))
+
+    def fetch(self, remote: Remote) -> bool:
+        """
+        Have one file; say whether it had to be downloaded.
+
+        Raises FleetError, `Gone` if the server has none.
+        """
+        target = self.root / remote.path
+        if target.is_file():
+            if self._has(target, remote):
+                return False
+            target.unlink()
+        partial = self.state / "partial" / remote.path
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        _download(remote, partial)
+        if not any(_matches(partial, digest) for digest in remote.digests):
+            partial.unlink()
+            expected = " or ".join(digest.hexdigest for digest in remote.digests)
+            raise FleetError(
+                f"{shown(remote.url)}: its content is not the one that was announced "
+                f"({expected[:200]}): it was thrown away; if it has just changed there, run again"
+            )
+        with self._lock:
+            self.downloaded += partial.stat().st_size
+        self._place(partial, target)
+        return True
+
+    def write(self, path: str, content: bytes) -> None:
+        """Write a file of our own, at once or not at all; the same content is left alone."""
+        target = self.root / path
+        if not target.is_file() or target.read_bytes() != content:
+            partial = self.state / "partial" / path
+            partial.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_bytes(content)
+            self._place(partial, target)
+
+    def sha256(self, path: str, *, again: bool = False) -> str:
+        """Return a file's hash; from memory while its size and time are as they were."""
+        target = self.root / path
+        stat = target.stat()
+        known = self._known.get(path)
+        if again or known is None or known[:2] != [stat.st_size, stat.st_mtime_ns]:
+            known = [stat.st_size, stat.st_mtime_ns, _hash(target, hashlib.sha256())]
+            with self._lock:
+                self._known[path] = known
+        return str(known[2])
+
+    def load(self) -> None:
+        """Read what is remembered; anything unreadable is forgotten, and hashed again."""
+        try:
+            known = json.loads((self.state / "hashes.json").read_text())
+        except (OSError, ValueError):
+            known = {}
+        self._known = known if isinstance(known, dict) else {}
+
+    def save(self) -> None:
+        """Remember the hashes for the next run."""
+        partial = self.state / "hashes.json.new"
+        partial.write_text(json.dumps(self._known, indent=0, sort_keys=True))
+        partial.replace(self.state / "hashes.json")
+
+    def _has(self, target: Path, remote: Remote) -> bool:
+        size = target.stat().st_size
+        if remote.size is not None and size != remote.size:
+            return False
+        ours = Digest("sha256", self.sha256(remote.path))
+        return ours in remote.digests or any(
+            _matches(target, digest) for digest in remote.digests if digest.algorithm != "sha256"
+        )
+
+    def _place(self, partial: Path, target: Path) -> None:
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial.chmod(0o644)
+        partial.replace(target)
+
+
+@contextmanager
+def opened(root: Path) -> Iterator[Folder]:
+    """
+    Open a folder for a bundle, made if it is not there.
+
+    Raises FleetError where it has something else in it, or cannot be written.
+    """
+    folder = Folder(root)
+    try:
+        if root.is_dir() and any(root.iterdir()) and not folder.state.is_dir():
+            raise FleetError(f"{root}: has files that are no bundle's: name an empty folder")
+        folder.state.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FleetError(f"{root}: cannot hold a bundle: {error.strerror}") from None
+    folder.load()
+    try:
+        yield folder
+    finally:
+        folder.save()
+
+
+def read(url: str, headers: Mapping[str, str] | None = None) -> tuple[bytes, str]:
+    """Return a page's content, and its media type; raises FleetError, `Gone` if there is none."""
+    with _answer(url, headers or {}) as answer:
+        try:
+            return answer.read(), answer.headers.get_content_type()
+        except (OSError, http.client.HTTPException) as error:
+            raise FleetError(f"{shown(url)}: was cut off: {error}") from None
+
+
+def shown(url: str) -> str:
+    """Return an address as messages have it: without a password."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+def _download(remote: Remote, partial: Path) -> None:
+    """Bring a file's bytes; goes on where an earlier run or attempt stopped."""
+    for attempt in range(ATTEMPTS):
+        there = partial.stat().st_size if partial.exists() else 0
+        if remote.size is not None and there >= remote.size:
+            if there == remote.size:
+                return
+            partial.unlink()
+            there = 0
+        headers = {**remote.headers, **({"Range": f"bytes={there}-"} if there else {})}
+        try:
+            with _answer(remote.url, headers) as answer:
+                mode = "ab" if answer.status == http.HTTPStatus.PARTIAL_CONTENT else "wb"
+                with partial.open(mode) as file:
+                    while chunk := answer.read(_CHUNK):
+                        file.write(chunk)
+            if remote.size is None or partial.stat().st_size >= remote.size:
+                return
+        except _RangeRefused:
+            partial.unlink()
+        except (OSError, http.client.HTTPException) as error:
+            if attempt == ATTEMPTS - 1:
+                raise FleetError(f"{shown(remote.url)}: was cut off: {error}") from None
+    raise FleetError(f"{shown(remote.url)}: ends before its size of {remote.size} bytes")
+
+
+class _RangeRefused(Exception):  # noqa: N818
+    """What is there is longer than what the server has."""
+
+
+def _answer(url: str, headers: Mapping[str, str]) -> Any:
+    # Settings allow http and https alone.
+    request = urllib.request.Request(url, headers={"User-Agent": "gpufleet"})  # noqa: S310
+    for name, value in headers.items():
+        if name == "Authorization":  # a token is for this server, not for where it redirects to
+            request.add_unredirected_header(name, value)
+        else:
+            request.add_header(name, value)
+    try:
+        return urllib.request.urlopen(request, timeout=SILENT_SECONDS)  # noqa: S310
+    except urllib.error.HTTPError as error:
+        if error.code in {404, 410}:
+            raise Gone(f"{shown(url)}: there is no such file") from None
+        if error.code == 416:
+            raise _RangeRefused from None
+        raise FleetError(f"{shown(url)}: answers {error.code} {error.reason}") from None
+    except OSError as error:
+        raise FleetError(f"{shown(url)}: cannot be reached: {error}") from None
+
+
+def _matches(path: Path, digest: Digest) -> bool:
+    if digest.algorithm == "git":
+        start = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
+    else:
+        start = hashlib.new(digest.algorithm)
+    return _hash(path, start) == digest.hexdigest
+
+
+def _hash(path: Path, hashing: Any) -> str:
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            hashing.update(chunk)
+    return str(hashing.hexdigest())

@@ -1,0 +1,132 @@
+"""A model's files at one revision, laid out so that the Hub's own client finds them on the mirror.
+
+What the client asks for: api/models/OWNER/NAME/revision/COMMIT and .../tree/COMMIT, documents that
+name the files, and OWNER/NAME/resolve/COMMIT/FILE, with the commit in a header (`serve.py`). Each
+file is held to the hash by which the Hub names it: SHA-256 for large ones, git's for small ones.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from http.client import HTTPException
+from typing import Any
+
+from gpufleet.bundle.download import Digest, Folder, Remote, shown
+from gpufleet.errors import FleetError
+from gpufleet.mirror import HUB
+
+_DIGEST = {64: "sha256", 40: "git"}
+
+
+@dataclass(frozen=True)
+class Model:
+    """One model, and from which Hub it comes; None: as the Hub's client is configured."""
+
+    repository: str
+    revision: str
+    endpoint: str | None
+    token_file: str | None
+
+    @property
+    def document(self) -> str:
+        """The path of the document that describes this revision."""
+        return f"{HUB}/api/models/{self.repository}/revision/{self.revision}"
+
+    @property
+    def tree(self) -> str:
+        """The path of the document that lists its files with their sizes."""
+        return f"{HUB}/api/models/{self.repository}/tree/{self.revision}"
+
+    @property
+    def files(self) -> str:
+        """The folder of its files."""
+        return f"{HUB}/{self.repository}/resolve/{self.revision}"
+
+
+def find(model: Model, token: str | None) -> tuple[Remote, ...]:
+    """
+    Return the model's files.
+
+    Raises FleetError if the Hub cannot be asked, or says of a file no hash that can be checked.
+    """
+    return tuple(_remote(model, name, token) for name in _names(model, token))
+
+
+def describe(folder: Folder, model: Model, remotes: Sequence[Remote]) -> tuple[str, str]:
+    """Write the documents that name the model's files; return their paths."""
+    names = {remote.path.removeprefix(f"{model.files}/"): remote for remote in remotes}
+    about = {
+        "_id": model.revision[:24],
+        "id": model.repository,
+        "modelId": model.repository,
+        "sha": model.revision,
+        "private": False,
+        "gated": False,
+        "disabled": False,
+        "tags": [],
+        "downloads": 0,
+        "likes": 0,
+        "siblings": [{"rfilename": name} for name in sorted(names)],
+    }
+    tree = [
+        {
+            "type": "file",
+            "path": name,
+            "size": (folder.root / remote.path).stat().st_size,
+            "oid": remote.digests[0].hexdigest[:40],
+        }
+        for name, remote in sorted(names.items())
+    ]
+    folder.write(model.document, json.dumps(about, indent=1).encode())
+    folder.write(model.tree, json.dumps(tree, indent=1).encode())
+    return model.document, model.tree
+
+
+def _names(model: Model, token: str | None) -> tuple[str, ...]:
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        # False: no token of whoever is logged in on this machine.
+        info = HfApi(endpoint=model.endpoint, token=token or False).model_info(
+            model.repository, revision=model.revision, timeout=60
+        )
+    except (HfHubHTTPError, HFValidationError, OSError, HTTPException) as error:
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise FleetError(
+            f"{model.repository} at {model.revision}: the Hub does not name its files: {said}; "
+            "a gated model needs `vllm.hf_token_file`"
+        ) from None
+    if info.sha != model.revision:
+        raise FleetError(
+            f"{model.repository}: the Hub answers with revision {info.sha} where "
+            f"{model.revision} was asked for"
+        )
+    names = tuple(each.rfilename for each in info.siblings or ())
+    if odd := [name for name in names if name.startswith("/") or ".." in name.split("/")]:
+        raise FleetError(f"{model.repository}: names files outside its folder: {odd[0]!r}")
+    return names
+
+
+def _remote(model: Model, name: str, token: str | None) -> Remote:
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import HfHubHTTPError
+
+    url = hf_hub_url(model.repository, name, revision=model.revision, endpoint=model.endpoint)
+    try:
+        found = get_hf_file_metadata(url, token=token or False, timeout=60)
+    except (HfHubHTTPError, OSError, HTTPException) as error:
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise FleetError(f"{shown(url)}: the Hub does not describe it: {said}") from None
+    etag = found.etag or ""
+    if not re.fullmatch(r"[0-9a-f]+", etag) or len(etag) not in _DIGEST:
+        raise FleetError(
+            f"{shown(url)}: its ETag {etag!r} is no hash that the content could be held to"
+        )
+    headers: Mapping[str, Any] = {"Authorization": f"Bearer {token}"} if token else {}
+    return Remote(
+        url, f"{model.files}/{name}", (Digest(_DIGEST[len(etag)], etag),), found.size, headers
+    )

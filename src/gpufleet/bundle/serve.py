@@ -1,0 +1,131 @@
+"""Serve the folder that this file lies in, read-only: what a bundle's README says how to use.
+
+    python3 serve.py [ADDRESS:PORT]          (default 0.0.0.0:8080)
+
+Standard library alone. Any web server will do for packages and wheels; the Hub's client wants two
+headers besides, which say which commit a file is of, and which content. On stderr: who asked for
+what, with which result.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from email.utils import formatdate, parsedate_to_datetime
+from functools import partial
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+LISTEN = "0.0.0.0:8080"  # nodes have to reach it
+_IDLE_SECONDS = 120.0  # a client that says nothing for so long is gone
+_RESOLVED = re.compile(r"hub/[^/]+/[^/]+/resolve/([0-9a-f]{40})/")
+_TYPES = {".html": "text/html; charset=utf-8", ".json": "application/json"}
+
+
+def server(root: Path, listen: tuple[str, int]) -> ThreadingHTTPServer:
+    """Bind a server of the folder `root` to `listen` (port 0: any) without serving yet."""
+    return _Server(listen, partial(_Handler, root=root.resolve()))
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128  # a whole fleet asks at once
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server_version = "gpufleet-bundle"
+    timeout = _IDLE_SECONDS
+
+    def __init__(self, *connection: object, root: Path) -> None:
+        self.root = root
+        super().__init__(*connection)  # type: ignore[arg-type]  # socketserver's own three
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        asked = unquote(urlsplit(self.path).path).lstrip("/")
+        path = (self.root / asked).resolve()
+        if not path.is_relative_to(self.root) or _is_hidden(path.relative_to(self.root)):
+            path = self.root  # as what is not there
+        if not path.is_file():
+            self._head(HTTPStatus.NOT_FOUND, {"Content-Length": "0"})
+            return
+        with path.open("rb") as file:
+            stat = os.fstat(file.fileno())
+            headers = {
+                "Last-Modified": formatdate(stat.st_mtime, usegmt=True),
+                "ETag": f'"{stat.st_mtime_ns:x}-{stat.st_size:x}"',
+            }
+            if self._has_it(stat.st_mtime):
+                self._head(HTTPStatus.NOT_MODIFIED, headers)
+                return
+            first = self._first_byte(stat.st_size)
+            headers["Content-Type"] = _type(asked)
+            headers["Accept-Ranges"] = "bytes"
+            headers["Content-Length"] = str(stat.st_size - first)
+            if commit := _RESOLVED.match(asked):
+                headers["X-Repo-Commit"] = commit[1]
+            if first:
+                headers["Content-Range"] = f"bytes {first}-{stat.st_size - 1}/{stat.st_size}"
+                file.seek(first)
+            self._head(HTTPStatus.PARTIAL_CONTENT if first else HTTPStatus.OK, headers)
+            if self.command != "HEAD":
+                shutil.copyfileobj(file, self.wfile, 1 << 20)
+
+    def _head(self, status: HTTPStatus, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def _has_it(self, modified: float) -> bool:
+        """Whether the client's copy is as new: apt asks so at every update."""
+        since = self.headers.get("If-Modified-Since", "")
+        try:
+            return bool(since) and int(modified) <= parsedate_to_datetime(since).timestamp()
+        except ValueError:
+            return False
+
+    def _first_byte(self, size: int) -> int:
+        """Where to resume; only `bytes=N-`, what a client sends to go on after a cut."""
+        match = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        first = int(match[1]) if match else 0
+        return first if first < size else 0
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # http.server's name
+        # Control characters must not forge lines.
+        text = (format % args).translate(dict.fromkeys(range(32), "?"))
+        sys.stderr.write(f"{self.log_date_time_string()} {self.client_address[0]} {text}\n")
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _type(asked: str) -> str:
+    if asked.startswith("hub/api/"):
+        return _TYPES[".json"]
+    return _TYPES.get(Path(asked).suffix, "application/octet-stream")
+
+
+def main() -> None:
+    """Serve until interrupted."""
+    given = sys.argv[1] if len(sys.argv) == 2 else LISTEN
+    host, _, port = given.rpartition(":")
+    if len(sys.argv) > 2 or not port.isdecimal():
+        sys.exit(f"usage: {sys.argv[0]} [ADDRESS:PORT]")
+    with server(Path(__file__).parent, (host or "0.0.0.0", int(port))) as bound:  # noqa: S104
+        try:
+            bound.serve_forever()
+        except KeyboardInterrupt:
+            sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()
