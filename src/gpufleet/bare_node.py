@@ -109,7 +109,7 @@ class Machine:
         imex: its GPUs' memory is shared with other nodes of a rack.
         grace: its GPUs hang on Grace CPUs.
         kernels: that are installed, the running one among them.
-        secure_boot: None: could not be read, or no EFI.
+        secure_boot: firmware lets only signed modules load; None: could not be read.
         modules: names of loaded kernel modules; None: could not be read.
         kernel_packages: that are installed, of kernels, their modules and headers.
     """
@@ -174,7 +174,7 @@ def from_probe(document: Mapping[str, Any]) -> tuple[System, Machine]:
 def _machine(document: Mapping[str, Any]) -> Machine:
     gpus = tuple(_functions(document, _GPU_CLASS))
     about = document["system"]
-    modules, secure_boot = about["modules"], about["secure_boot"]
+    modules = about["modules"]
     on_board = not _HGX_BLACKWELL.isdisjoint(gpus)
     return Machine(
         gpus=gpus,
@@ -183,7 +183,7 @@ def _machine(document: Mapping[str, Any]) -> Machine:
         imex=not _RACK.isdisjoint(gpus),
         grace=not (_GRACE_HOPPER | _RACK).isdisjoint(gpus),
         kernels=tuple(_kernels(document)),
-        secure_boot=None if _missing(secure_boot) else bool(secure_boot),
+        secure_boot=_secure_boot(about["secure_boot"]),
         modules=None if _missing(modules) else frozenset(modules),
         kernel_packages=tuple(_kernel_packages(about["packages"])),
     )
@@ -215,6 +215,13 @@ def _kernels(document: Mapping[str, Any]) -> list[Kernel]:
     if not any(kernel.running for kernel in found):
         found.append(Kernel(running, running=True, newest=not found))
     return found
+
+
+def _secure_boot(value: Any) -> bool | None:
+    """Without EFI there is no such variable, and every module loads."""
+    if _missing(value):
+        return False if value is not None and value["missing"] == "absent" else None
+    return bool(value)
 
 
 def _kernel_packages(packages: Any) -> list[str]:
