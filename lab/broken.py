@@ -25,6 +25,15 @@ OFFLINE = {
     "(`adduser` on the node, ssh_user in the inventory)",
 }
 
+# On a node that came without a driver these are made as on a server: by what is done on it.
+BY_HAND = frozenset(
+    {
+        *("no-driver", "mismatch", "no-library", "old-driver", "module-differs"),
+        *("module-unsigned", "unattended-upgrades-on", "nouveau"),
+        *("fabric-not-started", "fabric-stale", "fabric-manager-version"),
+    }
+)
+
 
 @dataclass(frozen=True, order=True)
 class Broken:
@@ -51,24 +60,26 @@ def remember(home: Path, broken: Iterable[Broken]) -> None:
     write(home / "faults.json", json.dumps([vars(each) for each in broken]) + "\n")
 
 
-def still_possible(broken: Iterable[Broken], profile: str) -> tuple[Broken, ...]:
-    """Return those of the faults that this hardware can have: it may have been exchanged."""
+def still_possible(
+    broken: Iterable[Broken], profile: str, *, driver: bool = True
+) -> tuple[Broken, ...]:
+    """Return those of the faults that this node can have: it may have been exchanged."""
     kept = []
     for each in broken:
         try:
-            checked(each.fault, each.gpu, profile)
+            checked(each.fault, each.gpu, profile, driver=driver)
         except FleetError:
             continue
         kept.append(each)
     return tuple(kept)
 
 
-def checked(name: str, gpu: int | None, profile: str) -> Broken:
+def checked(name: str, gpu: int | None, profile: str, *, driver: bool = True) -> Broken:
     """
     Return the fault as it is remembered; a fault of one GPU is GPU 0's if none is named.
 
-    Raises `FleetError` for one that there is not, that this hardware cannot have, or that only
-    documents can have.
+    `driver`: whether the node was handed over with one. Raises `FleetError` for a fault that there
+    is not, that this hardware or such a node cannot have, or that only documents can have.
     """
     hardware = Profile.of(profile)
     possible = [each for each in faults.possible(hardware) if each not in OFFLINE]
@@ -83,6 +94,11 @@ def checked(name: str, gpu: int | None, profile: str) -> Broken:
         raise FleetError(
             f"The fault {name} cannot be put on a live node: {reason}. Tests have it in documents "
             "of simulated machines (docs/lab-profiles.md)."
+        )
+    if not driver and name in BY_HAND:
+        raise FleetError(
+            f"The fault {name} ({fault.says}) is not put on a node whose driver is its own: "
+            "install, load, hold or remove there what makes it so (docs/lab.md)."
         )
     if not fault.applies(hardware):
         near = difflib.get_close_matches(name, possible, 3, 0.3)

@@ -192,7 +192,7 @@ class Lab:
         with self._alone():
             node = self._present(name)
             home = self.facts.node_dir(name)
-            new = broken.checked(fault, gpu, node.profile)
+            new = broken.checked(fault, gpu, node.profile, driver=node.driver)
             before = broken.read(home)
             after = (*(each for each in before if each != new), new)
             lines = broken.machine_with(node.profile, after).nvml
@@ -341,7 +341,8 @@ class Lab:
         """Write what makes the node's root this node; if it runs, it follows."""
         root.furnish(self.facts, node)
         home = self.facts.node_dir(node.name)
-        wanted = broken.still_possible(have := broken.read(home), node.profile)
+        have = broken.read(home)
+        wanted = broken.still_possible(have, node.profile, driver=node.driver)
         for gone in set(have) - set(wanted):
             self.say(f"{node.name}: a {node.profile} cannot have {gone}, which is cleared")
         if wanted != have:

@@ -27,6 +27,7 @@ _ORIGINS = (
 # Lines for the simulated NVML: it finds out itself which driver is loaded, and holds the GPUs'
 # device while it is open.
 LIVE = ("system.loaded = /sys/module/nvidia/version", "system.device = /dev/nvidiactl")
+_NOT_LOADED = "error.nvmlInitWithFlags = 9"  # as the faults have it that keep a module out
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,11 @@ class Loaded:
 
 
 def bare(machine: Machine, loaded: Loaded = Loaded()) -> Machine:
-    """Return a healthy machine as it was handed over, with these modules loaded since."""
+    """
+    Return a machine as it was handed over, with these modules loaded since.
+
+    Faults that it has stay, but for what they say of a driver: that is found out.
+    """
     kept = tuple(name for name in machine.modules if name not in NVIDIA_MODULES)
     distributions = {
         name: package
@@ -70,6 +75,7 @@ def bare(machine: Machine, loaded: Loaded = Loaded()) -> Machine:
         units={name: unit for name, unit in machine.units.items() if "nvidia" not in name},
         upgrades=Upgrades(True, _ORIGINS, ()) if machine.upgrades else None,
         log=surroundings,
+        nvml=tuple(line for line in machine.nvml if not line.startswith(_NOT_LOADED)),
     )
     return laid_over(without, *LIVE, *_unconfigured(machine))
 
