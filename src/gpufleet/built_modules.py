@@ -74,7 +74,8 @@ def _unsigned(document: Mapping[str, Any]) -> Iterator[str]:
     if bare:
         yield (
             f"Secure Boot is on, and the modules of {', '.join(bare)} carry no signature: have "
-            "DKMS sign them (`mok_signing_key` in /etc/dkms/framework.conf), then `dkms install --force`"
+            "DKMS sign them (`mok_signing_key` in /etc/dkms/framework.conf), then "
+            "`dkms install --force`"
         )
     elif document["enrolled"] is False:
         yield (
