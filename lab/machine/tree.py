@@ -193,11 +193,13 @@ def _module(machine: Machine) -> Iterator[tuple[str, Entry]]:
 
 def _information(machine: Machine, index: int) -> str:
     gpu = machine.profile.gpu
+    # Firmware comes with the driver that is loaded; what has none has "N/A".
+    firmware = machine.loaded if gpu(index, "gsp") else "N/A"
     return (
         f"Model: \t\t {gpu(index, 'name')}\nGPU UUID: \t {gpu(index, 'uuid')}\n"
         f"Video BIOS: \t {gpu(index, 'vbios')}\nBus Type: \t PCIe\n"
         f"Bus Location: \t {machine.gpu_bus_id(index)}\nDevice Minor: \t {index}\n"
-        f"GPU Firmware: \t {gpu(index, 'gsp', 'N/A')}\nGPU Excluded:\t No\n"
+        f"GPU Firmware: \t {firmware}\nGPU Excluded:\t No\n"
     )
 
 
