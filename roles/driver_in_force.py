@@ -205,8 +205,13 @@ def _reboot(host: Host, driver: _Driver, seen: Mapping[str, Any], found: Decisio
         answer = _look()
         return None if answer["error"] else str(answer["boot_id"])
 
+    def begin() -> str:
+        answer = _act("reboot", driver)
+        # It may be gone before it has answered: its boot id tells.
+        return "" if answer.get("silent") else str(answer["error"])
+
     wanted = Rebooting(str(seen["boot_id"]), driver.reboot_seconds)
-    return rebooted(host, wanted, lambda: str(_act("reboot", driver)["error"]), boot_id)
+    return rebooted(host, wanted, begin, boot_id)
 
 
 # The check
@@ -266,7 +271,7 @@ def _look() -> dict[str, Any]:
 
 
 def _act(action: str, driver: _Driver | None = None, **parameters: Any) -> dict[str, Any]:
-    """Return on_node/driver_reload.py's document; `error` says why there is none."""
+    """Return on_node/driver_reload.py's document; if there is none, `silent` and why, `error`."""
     patience = driver.stop_seconds if driver else 0
     program = payload.program(
         "driver_reload",
@@ -279,7 +284,7 @@ def _act(action: str, driver: _Driver | None = None, **parameters: Any) -> dict[
     node = ctx_host.get()
     answer = ask(ctx_state.get(), [node], lambda _: program, limit, f"`{action}` of the driver")
     found = answer[node.name]
-    return {"error": found} if isinstance(found, str) else found
+    return {"error": found, "silent": True} if isinstance(found, str) else found
 
 
 def _say(what: str) -> None:

@@ -265,7 +265,8 @@ def reboot() -> dict[str, Any]:
     keep(running, [])
     stages_up = [unit for unit in running if unit not in SERVICES]
     stop(stages_up, SERVICES, PARAMETERS["stop_seconds"])
-    do("systemctl", "--no-block", "reboot")
+    # In a moment, so that our answer still arrives.
+    do("systemd-run", "--quiet", "--on-active=2", "systemctl", "--no-block", "reboot")
     return {}
 
 
