@@ -87,8 +87,18 @@ def test_a_toolkit_that_cuda_alone_names_is_the_locks_too() -> None:
     assert found.gpu_lock.toolkit.model_dump() == TOOLKIT
 
 
-def test_with_a_lock_no_toolkit_is_named_by_default() -> None:
-    found = settings(gpu_lock={"driver": "580"}, cuda={"repository": REPOSITORY})
+@pytest.mark.parametrize("lock", [{}, {"gpu_lock": {"driver": "580"}}])
+def test_a_version_alone_is_of_the_toolkit_of_vllms_cuda(lock: dict[str, Any]) -> None:
+    """The same with and without a lock, which may come later."""
+    found = settings(**lock, cuda={"repository": REPOSITORY, "version": "13.0.3-1"})
+
+    assert found.cuda
+    assert (found.cuda.toolkit, found.cuda.version) == ("13-0", "13.0.3-1")
+
+
+@pytest.mark.parametrize("lock", [{}, {"gpu_lock": {"driver": "580"}}])
+def test_a_repository_alone_names_no_toolkit(lock: dict[str, Any]) -> None:
+    found = settings(**lock, cuda={"repository": REPOSITORY})
 
     assert found.cuda
     assert found.cuda.toolkit is None

@@ -66,3 +66,15 @@ def over(
     if problems:
         raise FleetError(*problems)
     return variables.merge(written, locked)
+
+
+def write(file: Path, text: str) -> None:
+    """Write a lock's file, whole or not at all. Raises `FleetError` where that cannot be done."""
+    new = file.with_name(f".{file.name}.new")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        new.write_text(text, encoding="utf-8")
+        new.replace(file)
+    except OSError as error:
+        new.unlink(missing_ok=True)
+        raise FleetError(f"{file}: cannot be written: {error.strerror}") from None

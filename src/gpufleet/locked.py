@@ -20,6 +20,8 @@ from gpufleet.gpu_settings import GpuLock
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 
+_CUDA = {"toolkit": "branch", "version": "version"}
+
 # (where else it is written, where the lock has it)
 _SAME: tuple[tuple[KeyPath, KeyPath], ...] = (
     (("cuda", "toolkit"), ("toolkit", "branch")),
@@ -28,6 +30,9 @@ _SAME: tuple[tuple[KeyPath, KeyPath], ...] = (
     (("dcgm", "exporter_version"), ("dcgm", "exporter")),
     (("vllm", "version"), ("vllm", "version")),
 )
+# The toolkit of the CUDA that vLLM's torch is built for (13.0 in vLLM 0.32 and 0.33).
+TOOLKIT = "13-0"
+
 # An interpreter's path that says its version; /usr/bin/python3 and those of environments do not.
 _PYTHON = re.compile(r"/python(3\.\d+)$")
 
@@ -68,12 +73,13 @@ def filled(given: Mapping[str, Any], lock: GpuLock) -> dict[str, Any]:
     """
     Return variables in which `cuda`, `dcgm`, `vllm` and the lock's toolkit are complete.
 
-    >>> filled({"gpu_lock": ..., "cuda": {"repository": ...}}, GpuLock(driver="580"))["cuda"]
-    {'repository': ..., 'toolkit': None, 'version': None}
+    >>> filled({"gpu_lock": {"driver": "580"}, "cuda": {}}, GpuLock(driver="580"))["cuda"]
+    {'toolkit': None, 'version': None}
     """
     done = {**given, "gpu_lock": {**_only_beside(given), **given["gpu_lock"]}}
     if isinstance(cuda := given.get("cuda"), Mapping):
-        done["cuda"] = {"toolkit": lock.toolkit.branch, "version": lock.toolkit.version, **cuda}
+        toolkit = _value(done, ("gpu_lock", "toolkit"), {"branch": None, "version": None})
+        done["cuda"] = {**{key: toolkit.get(part) for key, part in _CUDA.items()}, **cuda}
     if lock.dcgm and isinstance(dcgm := given.get("dcgm") or {}, Mapping):
         version, exporter = lock.dcgm.version, lock.dcgm.exporter
         done["dcgm"] = {"version": version, "exporter_version": exporter, **dcgm}
@@ -84,10 +90,22 @@ def filled(given: Mapping[str, Any], lock: GpuLock) -> dict[str, Any]:
     return done
 
 
+def source(key: KeyPath) -> KeyPath | None:
+    """
+    Return which key of the lock fills in another key where that is not written.
+
+    >>> source(("vllm", "version"))
+    ('gpu_lock', 'vllm', 'version')
+    """
+    found = {**dict(_SAME), ("dcgm", "cuda_major"): ("driver",)}.get(key)
+    return ("gpu_lock", *found) if found else None
+
+
 def _only_beside(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return what `cuda` and `dcgm` say of what a lock has, as the lock has it."""
     found: dict[str, Any] = {}
-    branch, version = _value(given, ("cuda", "toolkit")), _value(given, ("cuda", "version"))
+    version = _value(given, ("cuda", "version"))
+    branch = _value(given, ("cuda", "toolkit"), TOOLKIT)
     if branch and version:
         found["toolkit"] = {"profile": "full", "branch": branch, "version": version}
     if version := _value(given, ("dcgm", "version")):

@@ -20,6 +20,7 @@ from pyinfra.api.connectors import get_all_connectors
 from pyinfra.api.util import raise_if_bad_type
 from pyinfra.connectors.ssh import ConnectorData
 
+from gpufleet import locked
 from gpufleet.errors import FleetError
 from gpufleet.groups import suggestion
 from gpufleet.settings import Mistake, NodeSettings, node_settings
@@ -84,7 +85,7 @@ class NodeVars:
         """
         Yield every value that is no mapping: its dotted key, itself, and where it was set.
 
-        None for the place of a value that nobody set: a default.
+        None for the place of a value that nobody set: a default. What the lock filled in, it set.
         """
         settings = self.settings.model_dump(mode="json")
         for key in sorted({*self.variables, *DEFAULTS, *settings}):
@@ -94,7 +95,15 @@ class NodeVars:
                 yield ".".join((key, *path)), leaf, origin.at(*path)
             for path, leaf in _flat(settings.get(key, DEFAULTS.get(key))):
                 if leaf is not None and not any(path[:n] in written for n in range(len(path) + 1)):
-                    yield ".".join((key, *path)), leaf, None
+                    yield ".".join((key, *path)), leaf, self._filled_from((key, *path))
+
+    def _filled_from(self, path: KeyPath) -> Origin | None:
+        """Return the place in the lock that filled in a value that nobody wrote here."""
+        source = locked.source(path)
+        if source is None or self.settings.gpu_lock is None:
+            return None
+        _, origin = self.variables[str(source[0])]
+        return origin.at(*source[1:])
 
     def for_pyinfra(self, root: Path) -> dict[str, Any]:
         """Return the values with the operator's own files named so that any directory will do."""

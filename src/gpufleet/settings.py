@@ -179,13 +179,21 @@ class Cuda(Setting):
         str | None,
         Field(
             pattern=r"^\d+-\d+$",
-            description="Toolkit as in cuda-toolkit-<13-0>; null installs none",
+            description="Toolkit as in cuda-toolkit-<13-0>, which it is where `version` is set; "
+            "null installs none",
         ),
-    ] = "13-0"
+    ] = None
     version: Annotated[
         str | None,
         Field(description="Exact package version, e.g. 13.0.3-1; needed where a toolkit is"),
     ] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_version_is_a_toolkits(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and data.get("version") and "toolkit" not in data:
+            return {**data, "toolkit": locked.TOOLKIT}
+        return data
 
     @model_validator(mode="after")
     def _toolkit_has_a_version(self) -> Cuda:

@@ -15,11 +15,11 @@ SECONDS = 10
 # dpkg's own patterns; the regular expression says the same of rpm's names, with its kernels'.
 DPKG_PATTERNS = (
     "*nvidia*", "cuda-drivers*", "nvlsm*", "datacenter-gpu-manager*", "linux-image*",
-    "linux-headers*", "unattended-upgrades",
+    "linux-headers*", "cuda-toolkit-*", "cuda-nvcc-*", "unattended-upgrades",
 )  # fmt: skip
 RPM_NAMES = re.compile(
-    r".*nvidia.*|cuda-drivers.*|nvlsm.*|datacenter-gpu-manager.*|kernel(-core|-devel|-headers)?"
-    r"|dnf-automatic"
+    r".*nvidia.*|cuda-(drivers|toolkit|nvcc).*|nvlsm.*|datacenter-gpu-manager.*"
+    r"|kernel(-core|-devel|-headers)?|dnf-automatic"
 )
 VERSIONLOCK = "/etc/dnf/plugins/versionlock.list"
 
