@@ -1,0 +1,41 @@
+"""Make GPU nodes of bare ones, in the versions of `gpu_lock`, and check them before they serve.
+
+pyinfra inventories/prod.py deploys/node.py           # asks before it changes anything
+pyinfra --dry inventories/prod.py deploys/node.py     # only shows what would change
+
+The same command takes them up a version, up a branch and down again: docs/provisioning.md. Nodes
+without a `gpu_lock` are left alone.
+"""
+
+from roles.nvidia_driver import nvidia_driver
+
+from gpufleet.driver_packages import dcgm_packages
+from gpufleet.fleet import bare, refusals
+from roles.container_toolkit import container_toolkit
+from roles.cuda import cuda
+from roles.dcgm import dcgm
+from roles.driver_in_force import checked, driver_in_force
+from roles.fabric_manager import fabric_manager
+from roles.nvidia_imex import nvidia_imex
+from roles.nvidia_repository import nvidia_repository
+from roles.persistenced import persistenced
+from roles.rdma import rdma
+from roles.tuning import tuning
+
+with refusals():
+    node = bare()
+    if node:
+        nvidia_repository(node.repository)
+        tuning(node.settings.gpu, len(node.machine.gpus))
+        nvidia_driver(node)
+        driver_in_force(node)
+        persistenced(node)
+        fabric_manager(node)
+        nvidia_imex(node)
+        cuda(node.settings.cuda, node.lock.toolkit.profile)
+        if node.settings.dcgm:
+            packages = dcgm_packages(node.system, node.lock, node.machine).wanted
+            dcgm(node.settings.dcgm, node.repository, packages)
+        rdma(node.settings.gpu.rdma, node.system.id)
+        container_toolkit(node.settings.gpu.container_toolkit)
+        checked(node)
