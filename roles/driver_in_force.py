@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import gevent
@@ -77,7 +77,7 @@ def guarded() -> None:
 class _Driver:
     """What the operations need to know of a node's settings."""
 
-    wanted: str
+    wanted: str | None
     reboot: Any
     reboot_seconds: int
     stop_seconds: int
@@ -112,6 +112,28 @@ def marked(packages: Converge, reason: str) -> Commands:
 
 def _mark(state: State, host: Host, reason: str) -> bool:  # noqa: ARG001  # pyinfra's signature
     return _succeeded(host, _act("mark", reason=reason))
+
+
+@operation()
+def settled(packages: Converge, node: Bare) -> Commands:
+    """
+    Fail the node if its packages did not change as wanted, and let it serve on if it can.
+
+    They were to change with `_ignore_errors`. A vendor's broken index touches nothing, and what
+    breaks half-way is put back: then the node is judged with the driver that it has.
+    """
+    if ctx_state.get().is_executing:
+        found = packages.difference().packages
+        if found.commands or found.problems:
+            yield FunctionCommand(_settle, (replace(_driver(node), wanted=None),), {})
+            return
+    host.noop("the driver's packages are as wanted")
+
+
+def _settle(state: State, host: Host, driver: _Driver) -> bool:
+    if _judge(state, host, driver):
+        _no(host, "the driver's packages are not as wanted; the node serves on with what it has")
+    return False
 
 
 # The driver

@@ -17,7 +17,7 @@ from gpufleet.printable import printable
 from gpufleet.survey import ask
 from gpufleet.vendor_repository import source
 from gpufleet.wanted import Absent, File, Value, Wanted
-from roles.driver_in_force import guarded, marked
+from roles.driver_in_force import guarded, marked, settled
 
 if TYPE_CHECKING:
     from gpufleet.fleet import Bare
@@ -54,7 +54,8 @@ def nvidia_driver(node: Bare) -> None:
     guarded()
     packages = Converge(wanted(node))
     marked(packages, "its driver's packages were changed", name="mark the node as unchecked")
-    packages.packages(name="packages")
+    packages.packages(name="packages", _ignore_errors=True)
+    settled(packages, node, name="what became of them")
     built(node.lock.driver, name="a module for every kernel")
 
 
