@@ -45,9 +45,10 @@ def lock(inventory_file: str, group: str | None, set_: str | None, *, dry: bool)
 
     Exit status: 0 written or as it is, 1 with --dry: it would be written, 2 refused.
     """
-    from gpufleet.cli import cooperate
+    if set_ is None:
+        from gpufleet.cli import cooperate
 
-    cooperate()
+        cooperate()  # before pyinfra is imported
     from gpufleet.inventory import read
 
     fleet = read(inventory_file)

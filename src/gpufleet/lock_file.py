@@ -6,6 +6,7 @@ One file for one key, so that a program may write it anew without touching what 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from gpufleet import variables
@@ -76,5 +77,6 @@ def write(file: Path, text: str) -> None:
         new.write_text(text, encoding="utf-8")
         new.replace(file)
     except OSError as error:
-        new.unlink(missing_ok=True)
+        with suppress(OSError):
+            new.unlink()
         raise FleetError(f"{file}: cannot be written: {error.strerror}") from None
