@@ -15,8 +15,8 @@ from gpufleet import drift
 from gpufleet.difference import difference
 from gpufleet.drift import Drift, Matters, Moved, NodeDrift, Stand, Unread, of_probes
 from gpufleet.settings import NodeSettings, node_settings
-from gpufleet.snapshot import PackageState, Snapshot, UnitState
-from gpufleet.wanted import Package, Unit, Wanted
+from gpufleet.snapshot import FileState, PackageState, Snapshot, UnitState
+from gpufleet.wanted import File, Package, Unit, Wanted
 
 ROOT = Path(__file__).parents[1]
 RECORDED = sorted((ROOT / "tests/nodes").glob("*.json"))
@@ -209,6 +209,8 @@ def test_what_an_operator_accepts_is_no_drift() -> None:
 
 
 UNIT = "nvidia-fabricmanager.service"
+OPTIONS = "/etc/modprobe.d/gpufleet-nvidia.conf"
+UPGRADES = "/etc/apt/apt.conf.d/52gpufleet-unattended-upgrades"
 
 
 @pytest.mark.parametrize(
@@ -243,6 +245,24 @@ UNIT = "nvidia-fabricmanager.service"
             Snapshot(packages={"nvidia-open": PackageState("580.178.04-1", True, True)}),
             Matters.NOW,
             id="another-version",
+        ),
+        pytest.param(
+            File(OPTIONS, b"blacklist nouveau\n"),
+            Snapshot(files={OPTIONS: None}),
+            Matters.NEXT_BOOT,
+            id="a-module's-options",
+        ),
+        pytest.param(
+            File(UPGRADES, b"// keep the driver"),
+            Snapshot(files={UPGRADES: FileState("file", "root", "root", 0o644, "0")}),
+            Matters.NEXT_UPGRADE,
+            id="unattended-upgrades",
+        ),
+        pytest.param(
+            File("/etc/vllm/x", b""),
+            Snapshot(files={"/etc/vllm/x": None}),
+            Matters.NOW,
+            id="a-file",
         ),
     ],
 )

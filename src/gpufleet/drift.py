@@ -11,6 +11,7 @@ What could not be read is `unknown`, and an unknown node is never one without dr
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -47,11 +48,12 @@ class Stand(StrEnum):
 
 
 # What a deploy would do about things that work until then; the rest matters now.
-_LATER = {
-    "enable ": Matters.NEXT_BOOT,
-    "disable ": Matters.NEXT_BOOT,
-    "hold ": Matters.NEXT_UPGRADE,
-}
+_LATER = (
+    (re.compile(r"(enable|disable) "), Matters.NEXT_BOOT),
+    (re.compile(r"\w+ /etc/(modprobe|modules-load|sysctl)\.d/"), Matters.NEXT_BOOT),
+    (re.compile(r"hold "), Matters.NEXT_UPGRADE),
+    (re.compile(r"\w+ /etc/apt/apt\.conf\.d/"), Matters.NEXT_UPGRADE),
+)
 # The checks that are about what a node was made to be, and when what they find matters. The others
 # judge hardware and load: `gpufleet check`.
 WATCHED = {
@@ -171,7 +173,7 @@ def matters(change: str) -> Matters:
     >>> matters("enable nvidia-fabricmanager.service")
     <Matters.NEXT_BOOT: 'next boot'>
     """
-    later = (when for words, when in _LATER.items() if change.startswith(words))
+    later = (when for words, when in _LATER if words.match(change))
     return next(later, Matters.NOW)
 
 

@@ -123,8 +123,11 @@ class _Look:
         self.unread += [Unread(self.file, each) for each in (*errors, *problems)]
 
     def drift(self) -> NodeDrift:
-        """Return all of it, each once."""
-        return NodeDrift(tuple(dict.fromkeys(self.moved)), tuple(dict.fromkeys(self.unread)))
+        """Return all of it; what several roles want alike, as the first of them says it."""
+        moved: dict[str, Moved] = {}
+        for each in self.moved:
+            moved.setdefault(each.what, each)
+        return NodeDrift(tuple(moved.values()), tuple(dict.fromkeys(self.unread)))
 
 
 class _Looking(State):
