@@ -103,7 +103,7 @@ class RedHat:
             capture_output=True,
             check=False,
             timeout=120,
-            env={**os.environ, "GNUPGHOME": str(self.gnupg), "HOME": str(self.home)},
+            env={**os.environ, "GNUPGHOME": str(self.gnupg)},
         )
         assert done.returncode == 0, done.stderr.decode()
         return done.stdout

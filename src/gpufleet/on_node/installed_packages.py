@@ -100,9 +100,16 @@ def rpm(run: Run) -> Tuple[Dict[str, Any], List[str]]:
             twice.append(name)
         state = {"version": version, "installed": True, "held": name in held}
         known[name] = known[key] = state
+        if SEVERAL.match(name):
+            known[with_version(name, version)] = state
     for name in twice:
         known[name]["installed"] = False
     return known, twice
+
+
+def with_version(name: str, version: str) -> str:
+    """Return what one of several installed versions of a package is asked for by."""
+    return "%s-%s" % (name, version.rpartition(":")[2])
 
 
 def locked(root: str = "") -> List[str]:

@@ -87,6 +87,8 @@ def outcome(changes: List[Change], installed: Dict[str, Installed]) -> Dict[str,
         for name in (change.name, *same):
             if change.after:
                 after[name] = change.after
+                # Of several versions side by side (kernel-devel) each is asked for by its own.
+                after["%s-%s" % (name, change.after.rpartition(":")[2])] = change.after
             else:
                 after.pop(name, None)
     return after

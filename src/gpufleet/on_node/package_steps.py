@@ -7,6 +7,7 @@ packages half installed. Its output is in LOG, of the last transaction alone.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -14,6 +15,12 @@ from typing import Any, Dict, List, NamedTuple, Sequence
 
 LOG = "/var/lib/gpufleet/packages/log"
 LAST_LINES = 15
+COMPLAINS = re.compile(r"error|fail|cannot|unable|invalid|^[EW]:", re.I)
+# apt's progress; dnf's table, its shell's prompt and its steps ("Upgrading : foo 1/2").
+NOISE = re.compile(
+    r"^(debconf: |Reading |Building dependency|\(Reading database|Hit:|Get:|W: Download is|[>=]"
+    r"|Last metadata|Total|Running |Transaction )|\s:\s.*\d+/\d+$"
+)
 ENVIRONMENT = {
     "DEBIAN_FRONTEND": "noninteractive",
     # The needrestart hook would restart serving units because a library of theirs changed.
@@ -37,15 +44,16 @@ class Output(NamedTuple):
 
     @property
     def last(self) -> str:
-        """The last lines that say something, on one line."""
-        return " | ".join(said(self.text)[-LAST_LINES:])
+        """The lines that tell why, on one line: from the first that complains, else the last."""
+        lines = said(self.text)
+        first = next((at for at, line in enumerate(lines) if COMPLAINS.search(line)), -LAST_LINES)
+        return " | ".join(lines[first:][:LAST_LINES])
 
 
 def said(text: str) -> List[str]:
     """Return the lines of a package manager's output that are no progress."""
-    noise = ("debconf: ", "Reading ", "Building dependency", "(Reading database", "Hit:", "Get:")
     lines = [line.strip() for line in text.replace("\r", "\n").splitlines()]
-    return [line for line in lines if line and not line.startswith(noise)]
+    return [line for line in lines if line and not NOISE.search(line)]
 
 
 def deaf() -> None:

@@ -57,6 +57,8 @@ class Dnf:
             state = Installed(version, True, name in held)
             found[name] = state
             found[name + ":" + architecture] = state
+            if installed_packages.SEVERAL.match(name):
+                found[installed_packages.with_version(name, version)] = state
         return found
 
     def _rows(self) -> List[Tuple[str, str, str]]:
