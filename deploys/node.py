@@ -7,8 +7,6 @@ The same command takes them up a version, up a branch and down again: docs/provi
 without a `gpu_lock` are left alone.
 """
 
-from roles.nvidia_driver import nvidia_driver
-
 from gpufleet.driver_packages import dcgm_packages
 from gpufleet.fleet import bare, refusals
 from roles.container_toolkit import container_toolkit
@@ -16,6 +14,7 @@ from roles.cuda import cuda
 from roles.dcgm import dcgm
 from roles.driver_in_force import checked, driver_in_force
 from roles.fabric_manager import fabric_manager
+from roles.nvidia_driver import nvidia_driver
 from roles.nvidia_imex import nvidia_imex
 from roles.nvidia_repository import nvidia_repository
 from roles.persistenced import persistenced

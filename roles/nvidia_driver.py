@@ -129,7 +129,9 @@ def without_nouveau(settings: Converge) -> Commands:
         "-c",
         QuoteString(
             "set -e; if command -v update-initramfs >/dev/null; then update-initramfs -u -k all; "
-            "else dracut --regenerate-all --force; fi >&2; "
+            "elif command -v dracut >/dev/null; then dracut --regenerate-all --force; "
+            # Neither: the kernel boots without an initramfs.
+            "fi >&2; "
             f"mkdir -p {INITRAMFS.rpartition('/')[0]}; printf %s {done} > {INITRAMFS}"
         ),
     )
