@@ -157,6 +157,9 @@ def status(ctx: click.Context) -> None:
     for node in found:
         if node.faults:
             console.print(f"[red]{node.name} has faults:[/] {', '.join(map(str, node.faults))}")
+    harmed = vendor.current(room.state / "vendor")
+    if harmed != vendor.GOOD:
+        console.print(f"[red]vendor repository: {harmed}:[/] {vendor.STATES[harmed]}")
 
 
 def _table(nodes: list[NodeStatus]) -> Table:
@@ -167,7 +170,7 @@ def _table(nodes: list[NodeStatus]) -> Table:
         table.add_row(
             node.name,
             node.address,
-            node.profile,
+            node.profile if node.driver else f"{node.profile} without driver",
             "on" if node.on else "[red]off[/]",
             "answers" if node.ssh else "[red]silent[/]",
             str(node.processes),

@@ -59,6 +59,7 @@ class NodeStatus:
     processes: int
     memory: int  # bytes
     faults: tuple[Broken, ...] = ()
+    driver: bool = True  # whether it was handed over with one
 
 
 class Lab:
@@ -412,4 +413,5 @@ class Lab:
             processes=len(processes),
             memory=power.memory(self.facts, node.name),
             faults=broken.read(self.facts.node_dir(node.name)),
+            driver=node.driver,
         )

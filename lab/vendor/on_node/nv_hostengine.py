@@ -19,6 +19,7 @@ from typing import Any
 
 VERSION = "@VERSION@"
 PORT = 5555
+DEVICE = "/dev/nvidiactl"
 
 MIB = 1 << 20
 SUCCESS = 0
@@ -204,6 +205,11 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def hold_gpus() -> list[int]:
+    """Hold the GPUs' device, where there is one, as the real engine does while it watches them."""
+    return [os.open(DEVICE, os.O_RDWR)] if os.access(DEVICE, os.R_OK | os.W_OK) else []
+
+
 def main() -> None:
     """Listen until terminated."""
     options = arguments(sys.argv[1:])
@@ -225,10 +231,15 @@ def main() -> None:
     else:
         server = Tcp((address, options.port), Client)
         where = f"port number: {options.port}"
+    held = hold_gpus()
     sys.stdout.write("DCGM initialized\n")
     sys.stdout.write(f"Started host engine version {VERSION} using {where}\n")
     sys.stdout.flush()
-    server.serve_forever()
+    try:
+        server.serve_forever()
+    finally:
+        for device in held:
+            os.close(device)
 
 
 if __name__ == "__main__":
