@@ -7,6 +7,7 @@ pyinfra --dry inventories/prod.py deploys/vllm.py     # only shows what would ch
 from gpufleet.fleet import here, refusals
 from roles.cuda import cuda, profile
 from roles.dcgm import dcgm
+from roles.driver_in_force import in_service
 from roles.firewall import firewall, narrows
 from roles.node_exporter import node_exporter
 from roles.nvidia_repository import nvidia_repository
@@ -14,6 +15,8 @@ from roles.vllm import vllm
 
 with refusals():
     node = here()
+    if node.settings.gpu_lock:
+        in_service()
     if node.settings.cuda:
         nvidia_repository(node.settings.cuda.repository)
         cuda(node.settings.cuda, profile(node.settings))

@@ -34,6 +34,7 @@ from gpufleet.provisioning import Bare
 from gpufleet.rebooting import Rebooting, rebooted
 from gpufleet.survey import ask, survey
 from gpufleet.units import stop_seconds
+from gpufleet.wanted import Wanted
 
 Commands: TypeAlias = Generator[StringCommand | FunctionCommand]
 
@@ -66,6 +67,11 @@ def checked(node: Bare) -> None:
     fit(_driver(node), name="node")
 
 
+def in_service() -> None:
+    """Fail a node that waits for its check, before a deploy touches it: no stage would start."""
+    unmarked(Converge(Wanted(), watch=(unchecked.MARK,)), name="in service")
+
+
 def guarded() -> None:
     """Converge what keeps the stages of a marked node from starting; before packages change."""
     node = Converge(unchecked.guard())
@@ -92,6 +98,19 @@ def _driver(node: Bare) -> _Driver:
         reboot=settings.gpu.reboot,
         reboot_seconds=settings.gpu.reboot_seconds,
         stop_seconds=max(map(stop_seconds, settings.serving.values()), default=90),
+    )
+
+
+@operation()
+def unmarked(node: Converge) -> Commands:
+    """Fail a marked node; `node` watches the mark."""
+    there = node.snapshot().file(unchecked.MARK)
+    if not there.exists:
+        host.noop("the node's driver was checked")
+        return
+    reason = _look().get("mark") or there.error or f"see {unchecked.MARK}"
+    yield from refuse(
+        (f"it is out of service: {printable(reason)}. deploys/node.py checks it again",)
     )
 
 
