@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from gpufleet import gpu_lock
+from gpufleet import gpu_lock, lock_check, nodevars
 from gpufleet.bare_node import Machine, System
 from gpufleet.driver_branches import BRANCHES, OLDEST_DRIVER, flavours, numbers, serves
 from gpufleet.gpu_settings import GpuLock
 from gpufleet.release import Wheels
 from gpufleet.settings import Mistake, NodeSettings, node_settings
+from gpufleet.variables import Origin, Variables
 
 REPOSITORY = {"url": "http://mirror/repos", "keyring_sha256": "a" * 64}
 TOOLKIT = {"profile": "full", "branch": "13-0", "version": "13.0.3-1"}
@@ -304,6 +305,39 @@ def test_dcgm_is_locked_only_where_it_is_published(system: System, outcome: list
 
     assert [each.refused for each in gpu_lock.on_system(with_dcgm, system)] == outcome
     assert not tuple(gpu_lock.on_system(lock(), system))
+
+
+@pytest.mark.parametrize(
+    ("interpreter", "python", "right"),
+    [
+        ("/usr/bin/python3", "3.12.3", True),
+        ("/usr/bin/python3", "3.11.2", False),
+        ("/opt/py/bin/python", "3.11.2", True),  # not the one that was asked
+    ],
+)
+def test_the_nodes_python_is_the_locked_one(interpreter: str, python: str, right: bool) -> None:
+    given = lock(vllm={"version": "0.32.0", "python": "3.12"})
+
+    found = refused(gpu_lock.on_python(given, interpreter, python))
+
+    assert (found == []) is right
+    assert right or "set `vllm.python` to /usr/bin/python3.12, or lock 3.11" in found[0]
+    assert not tuple(gpu_lock.on_python(lock(), interpreter, python))
+
+
+def test_what_a_node_does_not_run_names_node_file_and_line() -> None:
+    written: Variables = {
+        "gpu_lock": (
+            {"driver": "580", "modules": "proprietary"},
+            Origin("group_vars/g.lock.yml", 3, {("modules",): 5}),
+        )
+    }
+    node = nodevars.check({"gpu-01": written}, {"gpu-01": ("g",)})["gpu-01"]
+
+    found = lock_check.on_node(node, System("debian", "12", "x86_64"), Machine((B200,)))
+
+    assert [each.split(": ")[0] for each in found.problems] == ["gpu-01 (group_vars/g.lock.yml:5)"]
+    assert found.remarks == ()
 
 
 def test_everything_wrong_with_a_lock_on_a_node_is_said_at_once() -> None:

@@ -32,7 +32,7 @@ from gpufleet.settings import NodeSettings
 from gpufleet.stage import Running
 from gpufleet.survey import SECONDS, Answer, ask, survey
 from gpufleet.together import halves
-from gpufleet.topology import Node
+from gpufleet.topology import Node, known
 from gpufleet.variables import Origin
 
 
@@ -154,7 +154,9 @@ def _bared(state: State) -> Mapping[str, Bare]:
     declared = inventory.current().nodes
     found = provisioning(answers, declared)
     suited = [
-        lock_check.on_node(declared[each.name], each.system, each.machine)
+        lock_check.on_node(
+            declared[each.name], each.system, each.machine, known(each.document["python"])
+        )
         for each in found.nodes.values()
     ]
     problems = (*found.refused, *(problem for each in suited for problem in each.problems))

@@ -28,6 +28,9 @@ from gpufleet.locked import KeyPath
 if TYPE_CHECKING:  # settings, which a release is made of, asks this module
     from gpufleet.release import Wheels
 
+OWN_PYTHON = "/usr/bin/python3"
+"""The interpreter that distributions bring, which the probe runs in."""
+
 _BEFORE_TURING = frozenset({"maxwell", "pascal", "volta"})
 # The first branch that runs a generation's boards (CUDA's release notes: the first release that
 # compiles for them, and the branch that came with it).
@@ -147,6 +150,22 @@ def on_system(lock: GpuLock, system: System) -> Iterator[Objection]:
             ("gpu_lock", "dcgm"),
             f"whether NVIDIA publishes DCGM for {system} is not known here",
             refused=False,
+        )
+
+
+def on_python(lock: GpuLock, interpreter: str, python: str) -> Iterator[Objection]:
+    """
+    Yield whether the node's Python is another than the locked one.
+
+    `interpreter` is `vllm.python`, `python` the version of the node's own, as "3.12.3". The path
+    of another interpreter says its version itself, or nothing here knows it.
+    """
+    own = ".".join(python.split(".")[:2])
+    if lock.vllm and interpreter == OWN_PYTHON and own != lock.vllm.python:
+        yield Objection(
+            ("gpu_lock", "vllm", "python"),
+            f"is {lock.vllm.python}, and the node's {OWN_PYTHON} is {own}: set `vllm.python` to "
+            f"{OWN_PYTHON.removesuffix('3')}{lock.vllm.python}, or lock {own}",
         )
 
 

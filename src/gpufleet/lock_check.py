@@ -41,9 +41,11 @@ def found(nodes: Mapping[str, NodeVars], today: dt.date) -> Found:
     )
 
 
-def on_node(node: NodeVars, system: System, machine: Machine) -> Found:
+def on_node(node: NodeVars, system: System, machine: Machine, python: str | None = None) -> Found:
     """
     Check one node's lock against what the node is, once that is known.
+
+    `python` is the version of the node's own interpreter; None: not known.
 
     What `found` has said of the lock before is not said again; that NVIDIA does not publish a
     part of it for the node's system, `provisioning` says, which chooses packages.
@@ -56,6 +58,7 @@ def on_node(node: NodeVars, system: System, machine: Machine) -> Found:
     objections = (
         *(each for each in gpu_lock.on_system(lock, system) if not each.refused),
         *gpu_lock.on_machine(lock, machine, wheels),
+        *(gpu_lock.on_python(lock, vllm.python, python) if vllm and python else ()),
     )
     said = [(f"{node.name} ({_place(node, each)}): {each}", each.refused) for each in objections]
     return Found(

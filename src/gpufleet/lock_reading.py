@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gpufleet.errors import FleetError
+from gpufleet.gpu_lock import OWN_PYTHON
 from gpufleet.gpu_settings import DRIVER, GpuLock
 from gpufleet.ranges import listed
 from gpufleet.settings import NodeSettings
@@ -22,8 +23,6 @@ _DCGM = "datacenter-gpu-manager-4-core"
 _EXPORTER = "datacenter-gpu-manager-exporter"
 _FABRIC_MANAGER = re.compile(r"nvidia-fabric-?manager(-\d+)?")
 _KERNEL = re.compile(r"linux-image-\d.*|kernel(-core)?")
-# The interpreter that `vllm.python` is by default, which the probe ran in too.
-_OWN_PYTHON = "/usr/bin/python3"
 
 
 def locks(
@@ -57,8 +56,7 @@ def _problems(document: Mapping[str, Any], settings: NodeSettings) -> Iterator[s
     for what in ("packages", "units"):
         if known(system[what]) is None:
             yield f"its {what} could not be read ({system[what]['missing']})"
-            return
-    packages = system["packages"]
+    packages = known(system["packages"], {})
     toolkits = _toolkits(packages, settings)
     if len(toolkits) > 1:
         several = listed([f"{name}-{branch}" for _, name, branch in toolkits])
@@ -194,7 +192,7 @@ def _vllm(document: Mapping[str, Any], settings: NodeSettings) -> dict[str, str]
     own = re.match(r"3\.\d+", known(document["python"]) or "")
     if named:
         return {"version": vllm.version, "python": named[1]}
-    if own and vllm.python == _OWN_PYTHON:
+    if own and vllm.python == OWN_PYTHON:
         return {"version": vllm.version, "python": own[0]}
     return None
 
