@@ -19,7 +19,8 @@ def distribution(
     """
     Write a distribution's archive below `root`, signed with the key in `keys`; return the key.
 
-    Like Debian's: dists/ and pool/, by-hash names, no uncompressed index though one is listed.
+    Like Debian's: dists/ and pool/, by-hash names, no uncompressed index though one is listed, and
+    translations that nobody needs.
     """
     public = keys / "distribution.gpg"
     keys.mkdir(parents=True, exist_ok=True)
@@ -29,13 +30,13 @@ def distribution(
         folder.mkdir(parents=True, exist_ok=True)
     for package in packages:
         package.build(pool)
-    listed = subprocess.run(
+    index = subprocess.run(
         ["dpkg-scanpackages", "--multiversion", "pool"], cwd=root, check=True, capture_output=True
     ).stdout
     forms = {
-        "Packages": listed,
-        "Packages.gz": gzip.compress(listed, mtime=0),
-        "Packages.xz": lzma.compress(listed),
+        "Packages": index,
+        "Packages.gz": gzip.compress(index, mtime=0),
+        "Packages.xz": lzma.compress(index),
     }
     for name, content in forms.items():
         if name != "Packages":
@@ -43,7 +44,9 @@ def distribution(
             aside = indexes / "by-hash/SHA256" / hashlib.sha256(content).hexdigest()
             aside.parent.mkdir(parents=True, exist_ok=True)
             aside.write_bytes(content)
-    sign(root / f"dists/{suite}", keys, _release(suite, forms))
+    listed = {f"binary-amd64/{name}": content for name, content in forms.items()}
+    listed["i18n/Translation-en.xz"] = lzma.compress(b"")
+    sign(root / f"dists/{suite}", keys, _release(suite, listed))
     return public
 
 
@@ -67,5 +70,5 @@ def _release(suite: str, forms: dict[str, bytes]) -> str:
     ]
     for name, content in forms.items():
         digest = hashlib.sha256(content).hexdigest()
-        lines.append(f" {digest} {len(content)} main/binary-amd64/{name}")
+        lines.append(f" {digest} {len(content)} main/{name}")
     return "\n".join(lines) + "\n"

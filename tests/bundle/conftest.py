@@ -87,9 +87,9 @@ class Fleet:
         text = yaml.safe_dump({**self.written, **changed})
         (self.project / "group_vars/far.yml").write_text(text)
 
-    def make(self, *arguments: str, into: Path | None = None) -> None:
+    def make(self, *arguments: str, into: Path | None = None, nodes: Path | None = None) -> None:
         """Run `gpufleet bundle`."""
-        probes = str(self.project / "probes.json")
+        probes = str(nodes or self.project / "probes.json")
         words = [self.inventory, "-o", str(into or self.bundle), "--nodes", probes, *arguments]
         bundle.main(words, standalone_mode=False)
 

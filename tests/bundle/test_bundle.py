@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -112,7 +113,7 @@ def apt(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     config = root / "apt.conf"
     config.write_text(
         f'Dir "{root}/";\nDir::State::status "{root}/var/lib/dpkg/status";\n'
-        'Acquire::Languages "none";\nAPT::Sandbox::User "";\nAPT::Architecture "amd64";\n'
+        'APT::Sandbox::User "";\nAPT::Architecture "amd64";\n'
         f'DPkg::Options {{"--root={root}"; "--force-script-chrootless"; "--force-not-root";}};\n'
         f'DPkg::Path "/usr/sbin:/usr/bin:/sbin:/bin";\n'
     )
@@ -255,12 +256,12 @@ def test_the_mirror_s_settings_are_content_with_the_bundle(fleet: Fleet):
 # -- what is refused ---------------------------------------------------------------------------
 
 
-def refusal(fleet: Fleet, into: Path, *arguments: str, **changed) -> str:
+def refusal(fleet: Fleet, into: Path, *arguments: str, nodes: Path | None = None, **changed) -> str:
     """Return why a bundle of changed variables is refused; the variables are put back."""
     fleet.write(**changed)
     try:
         with pytest.raises(FleetError) as caught:
-            fleet.make(*arguments, into=into)
+            fleet.make(*arguments, into=into, nodes=nodes)
     finally:
         fleet.write()
     assert not (into / "MANIFEST").exists()
@@ -348,9 +349,27 @@ def test_a_folder_with_other_files_is_left_alone(fleet: Fleet, tmp_path: Path):
 
 
 def test_a_node_without_a_probe_is_named(fleet: Fleet, tmp_path: Path):
-    probes = tmp_path / "none.json"
-    probes.write_text("{}")
+    probes = tmp_path / "others.json"
+    probe = json.loads((fleet.project / "probes.json").read_text())["gpu-01"]
+    probes.write_text(json.dumps({"gpu-09": probe}))
 
-    said = refusal(fleet, tmp_path / "out", "--nodes", str(probes), "--limit", "gpu-02")
+    said = refusal(fleet, tmp_path / "out", nodes=probes)
 
-    assert "gpu-02" in said
+    assert "gpu-01: is in none of the files of --nodes" in said
+    assert "gpufleet probe" in said
+
+
+def test_a_system_without_apt_gets_what_has_no_system(fleet: Fleet, tmp_path: Path, capsys):
+    """Its packages are somebody else's work, and are not passed over in silence."""
+    probes = tmp_path / "rocky.json"
+    probe = json.loads((fleet.project / "probes.json").read_text())["gpu-01"]
+    probe["os_release"] = {"id": "rocky", "version_id": "9.6"}
+    probes.write_text(json.dumps({"gpu-01": probe}))
+
+    fleet.make(into=tmp_path / "out", nodes=probes)
+
+    assert "dnf reposync" in capsys.readouterr().err
+    assert not (tmp_path / "out/apt").exists()
+    # glibc 2.34: the same wheel as on Debian 12, by its own rule
+    assert len(list(tmp_path.glob("out/wheels/torch-*manylinux_2_28*"))) == 1
+    assert (tmp_path / "out/hub").is_dir()

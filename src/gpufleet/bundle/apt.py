@@ -120,7 +120,7 @@ class Archives:
         release, names = self._signed(at)
         hashes = dict(_hashes(release))
         by_hash = re.search(r"^Acquire-By-Hash: yes", release, re.MULTILINE | re.IGNORECASE)
-        for stem in self._stems(source, suite):
+        for stem in self._stems(source, suite, release):
             kept = 0
             for name in (f"{stem}{suffix}" for suffix in _COMPRESSIONS):
                 if name not in hashes:
@@ -148,13 +148,15 @@ class Archives:
             folder.write(f"{place(at)}/{name}", content)
             yield f"{place(at)}/{name}"
 
-    def _stems(self, source: Source, suite: str) -> Iterator[str]:
+    def _stems(self, source: Source, suite: str, release: str) -> Iterator[str]:
         """Yield which indexes nodes ask for, without their compression."""
         if suite.endswith("/"):
             yield from ("Packages", "./Packages")
             return
+        apart = re.search(r"^Architectures:.*\ball\b", release, re.MULTILINE)
+        within = re.search(r"^No-Support-for-Architecture-all:", release, re.MULTILINE)
         for component in source.components:
-            for architecture in (self._architecture, "all"):
+            for architecture in (self._architecture, *(("all",) if apart and not within else ())):
                 yield f"{component}/binary-{architecture}/Packages"
 
     def _signed(self, at: str) -> tuple[str, dict[str, bytes]]:

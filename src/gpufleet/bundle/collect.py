@@ -102,10 +102,15 @@ def _packages(done: Collected, wanted: Packages) -> None:
 
 
 def nodes_sources(wanted: Packages) -> str:
-    """Return the file that makes nodes take the distribution's packages from the bundle."""
+    """
+    Return the file that makes nodes take the distribution's packages from the bundle.
+
+    `Targets`: apt fails on translations that are listed and not there, and a bundle has none.
+    """
     stanzas = [
         f"Types: deb\nURIs: @MIRROR@/{place(archive.url)}/\nSuites: {' '.join(archive.suites)}\n"
-        f"Components: {' '.join(archive.components)}\nSigned-By: {archive.key_file}\n"
+        f"Components: {' '.join(archive.components)}\nTargets: Packages\n"
+        f"Signed-By: {archive.key_file}\n"
         for archive in wanted.archives
     ]
     head = "# Put the mirror's address for @MIRROR@, and the file into /etc/apt/sources.list.d/.\n"

@@ -6,6 +6,7 @@ change are remembered in `.state/`, which is no part of the bundle.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import http.client
 import json
@@ -83,17 +84,18 @@ class Folder:
 
         Raises FleetError with everything that could not be had; what was brought stays.
         """
-        problems: list[str] = []
 
-        def one(remote: Remote) -> None:
+        def one(remote: Remote) -> str | None:
             try:
-                if self.fetch(remote):
-                    say(remote.path)
+                return remote.path if self.fetch(remote) else None
             except FleetError as error:
                 problems.extend(error.problems)
+                return None
 
+        problems: list[str] = []
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            list(pool.map(one, wanted))
+            for path in filter(None, pool.map(one, wanted)):
+                say(path)
         if problems:
             raise FleetError(*sorted(problems))
 
@@ -188,11 +190,16 @@ def opened(root: Path) -> Iterator[Folder]:
         folder.state.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FleetError(f"{root}: cannot hold a bundle: {error.strerror}") from None
-    folder.load()
-    try:
-        yield folder
-    finally:
-        folder.save()
+    with (folder.state / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise FleetError(f"{root}: another run fills this folder: wait for it") from None
+        folder.load()
+        try:
+            yield folder
+        finally:
+            folder.save()
 
 
 def read(url: str, headers: Mapping[str, str] | None = None) -> tuple[bytes, str]:
@@ -226,6 +233,8 @@ def _download(remote: Remote, partial: Path) -> None:
                 with partial.open(mode) as file:
                     while chunk := answer.read(_CHUNK):
                         file.write(chunk)
+                if answer.length:  # of what was announced, so much has not come
+                    raise http.client.IncompleteRead(b"", answer.length)
             if remote.size is None or partial.stat().st_size >= remote.size:
                 return
         except _RangeRefused:

@@ -1,0 +1,190 @@
+"""A file comes whole and as announced, or not at all; what has come is not fetched again."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from gpufleet.bundle.download import Digest, Folder, Gone, Remote, opened
+from gpufleet.errors import FleetError
+
+CONTENT = bytes(range(256)) * 4096
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+@dataclass
+class Origin:
+    """A server that does as it is told, and remembers what it was asked."""
+
+    url: str = ""
+    status: int = 200
+    cuts: list[int] = field(default_factory=list)
+    """After so many bytes each of the next answers ends."""
+    asked: list[dict[str, str]] = field(default_factory=list)
+    redirect: str = ""
+
+
+@pytest.fixture
+def origin() -> Iterator[Origin]:
+    told = Origin()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            told.asked.append(dict(self.headers))
+            first = int(self.headers.get("Range", "bytes=0-")[6:-1])
+            self.send_response(302 if told.redirect else 206 if first else told.status)
+            if told.redirect:
+                self.send_header("Location", told.redirect)
+            self.send_header("Content-Length", str(len(CONTENT) - first))
+            self.end_headers()
+            end = told.cuts.pop(0) if told.cuts else len(CONTENT)
+            self.wfile.write(CONTENT[first:][:end])
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    told.url = f"http://127.0.0.1:{server.server_address[1]}"
+    yield told
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Folder]:
+    with opened(tmp_path / "bundle") as bundle:
+        yield bundle
+
+
+def remote(origin: Origin, digest: str = SHA256, **more) -> Remote:
+    algorithm = {64: "sha256", 40: "git", 128: "sha512"}[len(digest)]
+    return Remote(f"{origin.url}/a/b", "a/b", (Digest(algorithm, digest),), **more)
+
+
+@pytest.mark.parametrize(
+    "digest",
+    [
+        SHA256,
+        hashlib.sha512(CONTENT).hexdigest(),
+        hashlib.sha1(b"blob %d\0" % len(CONTENT) + CONTENT).hexdigest(),
+    ],
+    ids=["sha256", "sha512", "git"],
+)
+def test_a_file_is_held_to_its_hash(folder: Folder, origin: Origin, digest: str):
+    assert folder.fetch(remote(origin, digest))
+    assert (folder.root / "a/b").read_bytes() == CONTENT
+    assert not folder.fetch(remote(origin, digest))
+    assert len(origin.asked) == 1
+
+
+def test_another_content_is_thrown_away(folder: Folder, origin: Origin):
+    with pytest.raises(FleetError, match="not the one that was announced"):
+        folder.fetch(remote(origin, "0" * 64))
+
+    names = {path.name for path in folder.root.rglob("*") if path.is_file()}
+    assert names <= {"lock"}
+
+
+@pytest.mark.parametrize("size", [len(CONTENT), None], ids=["size-known", "size-unknown"])
+def test_a_download_that_is_cut_goes_on(folder: Folder, origin: Origin, size: int | None):
+    """Only what is missing is asked for, and the whole is what was announced."""
+    origin.cuts = [1000, 5000]
+
+    assert folder.fetch(remote(origin, size=size))
+
+    assert [each.get("Range") for each in origin.asked] == [None, "bytes=1000-", "bytes=6000-"]
+    assert (folder.root / "a/b").read_bytes() == CONTENT
+
+
+def test_what_a_killed_run_left_is_gone_on_from(folder: Folder, origin: Origin):
+    left = folder.state / "partial/a/b"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(CONTENT[:7])
+
+    folder.fetch(remote(origin, size=len(CONTENT)))
+
+    assert [each.get("Range") for each in origin.asked] == ["bytes=7-"]
+
+
+def test_what_a_killed_run_left_of_another_file_is_not_believed(folder: Folder, origin: Origin):
+    """The second try begins anew: a file of the same name had changed meanwhile."""
+    left = folder.state / "partial/a/b"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"another")
+
+    with pytest.raises(FleetError, match="not the one"):
+        folder.fetch(remote(origin, size=len(CONTENT)))
+
+    assert folder.fetch(remote(origin, size=len(CONTENT)))
+
+
+def test_an_end_that_never_comes_is_an_error(folder: Folder, origin: Origin):
+    origin.cuts = [10, 10, 10]
+
+    with pytest.raises(FleetError, match=r"cut off|ends before"):
+        folder.fetch(remote(origin, size=len(CONTENT)))
+
+    assert not (folder.root / "a/b").exists()
+
+
+@pytest.mark.parametrize(("status", "kind"), [(404, Gone), (500, FleetError)])
+def test_an_error_page_is_no_file(folder: Folder, origin: Origin, status: int, kind: type):
+    origin.status = status
+
+    with pytest.raises(kind, match=r"/a/b"):
+        folder.fetch(remote(origin))
+
+
+def test_a_token_stays_with_the_server_it_is_for(folder: Folder, origin: Origin):
+    """The Hub redirects to a store of somebody else's, which must not see it."""
+    store = f"{origin.url.replace('127.0.0.1', 'localhost')}/stored"
+
+    origin.redirect = store
+    with pytest.raises(FleetError):  # it redirects for ever
+        folder.fetch(remote(origin, headers={"Authorization": "Bearer hf_secret"}))
+
+    sent = [each.get("Authorization") for each in origin.asked]
+    assert sent[0] == "Bearer hf_secret"
+    assert len(sent) > 1
+    assert set(sent[1:]) == {None}
+
+
+def test_problems_are_named_all_at_once(folder: Folder, origin: Origin):
+    wanted = [
+        Remote(f"{origin.url}/{name}", name, (Digest("sha256", digest),))
+        for name, digest in (("good", SHA256), ("bad", "0" * 64), ("worse", "1" * 64))
+    ]
+
+    with pytest.raises(FleetError) as caught:
+        folder.bring(wanted, lambda _: None)
+
+    assert len(caught.value.problems) == 2
+    assert (folder.root / "good").read_bytes() == CONTENT
+
+
+def test_two_runs_do_not_share_a_folder(folder: Folder):
+    with pytest.raises(FleetError, match="another run"), opened(folder.root):
+        pass
+
+
+def test_a_hash_is_remembered_while_the_file_is_the_same(folder: Folder):
+    """Hundreds of gigabytes are read once; a file that was written to is read again."""
+    path = folder.root / "model"
+    path.write_bytes(b"one")
+    assert folder.sha256("model") == hashlib.sha256(b"one").hexdigest()
+
+    path.write_bytes(b"two!")
+
+    assert folder.sha256("model") == hashlib.sha256(b"two!").hexdigest()
+
+
+def test_weak_hashes_prove_nothing():
+    with pytest.raises(FleetError, match="md5sum"):
+        Digest("md5sum", "0" * 32)
