@@ -42,6 +42,11 @@ with refusals():
     persistenced(node)
     checked(node)
 """
+SERVE = """\
+from roles.driver_in_force import in_service
+
+in_service()
+"""
 # Holds a GPU as vLLM does, in a unit that is ours by what it records.
 UNIT = """\
 [Unit]
@@ -238,6 +243,12 @@ def test_a_node_that_fails_its_check_stays_out_of_service_with_the_reason(node: 
     # Whoever asks systemd for it, at boot too.
     node.sh(f"systemctl start {STAGE}")
     assert not node.is_active(STAGE)
+    # And what would start stages says so instead.
+    (node.project / "serve.py").write_text(SERVE)
+    run = node.pyinfra("-y", deploy=str(node.project / "serve.py"))
+    assert run.status == 1
+    assert "it is out of service" in run.output
+    assert "row-remap-failed" in run.output
 
     node.gpufleet("lab", "--id", LAB_ID, "fault", NODE, "--clear")
     run = node.deploy()
