@@ -147,7 +147,8 @@ def _ubuntu_branched(lock: GpuLock) -> Names:
         ),
         kept=(
             *(f"{name}-{branch}" for name in (*_UBUNTU_BRANCHED, *_UBUNTU_DISPLAY)),
-            *(*modules, *own, f"nvidia-firmware-{branch}-*"),
+            *(*modules, *own, f"nvidia-firmware-{branch}-*", "nvidia-driver-assistant"),
+            *(f"{name}-{branch}{suffix}" for name in ("nvidia-driver", "nvidia-headless")),
         ),
     )
 
