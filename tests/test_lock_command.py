@@ -339,12 +339,15 @@ def test_mistakes_around_a_lock_name_file_and_line(
     assert project.mistakes() == (said,)
 
 
-def test_no_group_can_be_called_like_a_lock(project: Project) -> None:
+@pytest.mark.parametrize(
+    "groups", ['{"h100.lock": ["gpu-01"]}', '{"h": ["gpu-01"]}, children={"h100.lock": ["h"]}']
+)
+def test_no_group_can_be_called_like_a_lock(project: Project, groups: str) -> None:
     project.write(
         "inventories/prod.py",
-        """\
+        f"""\
         from gpufleet import inventory
-        globals().update(inventory.load(__file__, groups={"h100.lock": ["gpu-01"]}))
+        globals().update(inventory.load(__file__, groups={groups}))
         """,
     )
 
@@ -407,6 +410,18 @@ def test_dry_says_what_would_be_written_and_writes_nothing(project: Project) -> 
     assert run(project, "--group", "h100", "--set", "r595")[0] == 0
     assert (project.path / "group_vars/h100.lock.yml").read_text() == out
     assert run(project, "--group", "h100", "--set", "r595", "--dry")[:2] == (0, "")
+
+
+@pytest.mark.parametrize("name", release_sets())
+def test_our_example_takes_every_set(name: str) -> None:
+    """The variables that operators copy are right before a lock, and with it."""
+    found = CliRunner().invoke(
+        lock, ["inventories/prod.py", "--set", name, "--dry"], standalone_mode=False
+    )
+
+    assert found.exception is None
+    assert found.return_value == 1
+    assert yaml.safe_load(found.stdout)["gpu_lock"]["driver"] == release_sets()[name].lock.driver
 
 
 def test_a_lock_that_variables_contradict_is_not_written(project: Project) -> None:

@@ -189,6 +189,14 @@ def _fleet(
     shown = variables.shown_path(path, root)
     hosts, inline = _hosts(shown, path, groups)
     nested = nest(hosts, children)
+    if locks := [name for name in (path.stem, *nested.members) if name.endswith(".lock")]:
+        raise FleetError(
+            *(
+                f"{shown}: no group can be called {name!r}: group_vars/{name}.yml is the lock of "
+                f"a group {name.removesuffix('.lock')!r}"
+                for name in locks
+            )
+        )
     names = tuple(dict.fromkeys(host for members in hosts.values() for host in members))
     if not names:
         raise FleetError(f"{shown}: has no nodes, so nothing would be done")
@@ -220,9 +228,9 @@ def _fleet(
         raise FleetError(*problems)
     known = {"group_vars": ("all", *stem, *nested.members), "host_vars": names}
     nodes = nodevars.check(merged, {name: (*stem, *nested.of(name)) for name in names})
-    locks = lock_check.found(nodes, today=dt.date.today())  # noqa: DTZ011  # the operator's day
-    if locks.problems:
-        raise FleetError(*locks.problems)
+    judged = lock_check.found(nodes, today=dt.date.today())  # noqa: DTZ011  # the operator's day
+    if judged.problems:
+        raise FleetError(*judged.problems)
     return Fleet(
         inventory=shown,
         root=root,
@@ -231,7 +239,7 @@ def _fleet(
         remarks=(
             *_unknown_keys(nodes.values(), root),
             *_unread(directories, root, known),
-            *locks.remarks,
+            *judged.remarks,
         ),
     )
 
@@ -248,12 +256,6 @@ def _hosts(
         "passes over names that begin with _"
         for group in groups
         if group == "all" or group.startswith("_")
-    ]
-    problems += [
-        f"{shown}: no group can be called {name!r}: group_vars/{name}.yml is the lock of a group "
-        f"{name.removesuffix('.lock')!r}"
-        for name in (path.stem, *groups)
-        if name.endswith(".lock")
     ]
     for group, members in groups.items():
         if isinstance(members, str):
