@@ -101,19 +101,9 @@ class Debian:
         pool.mkdir(exist_ok=True)
         for package in packages:
             package.build(pool)
-        repository.index(pool, self.keys / name)
-        if name == "host":
-            self._relabel(pool, "Debian")
-
-    def _relabel(self, pool: Path, label: str) -> None:
-        """Sign the index as another origin's: apt tells sources apart by that."""
-        release = (pool / "Release").read_text()
-        release = release.replace("NVIDIA CUDA", label).replace("NVIDIA", label)
-        (pool / "Release").write_text(release)
-        with repository._gnupg() as home:
-            repository._gpg(home, "--import", str(self.keys / "host" / "signing-key.asc"))
-            signed = repository._gpg(home, "--clearsign", stdin=release)
-            (pool / "InRelease").write_bytes(signed)
+        # apt tells sources apart by origin and label.
+        said = {"origin": "Debian", "label": "Debian"} if name == "host" else {}
+        repository.index(pool, self.keys / name, **said)
 
     def dpkg(self, *arguments: str, check: bool = True) -> str:
         """Run dpkg on the system; return what it prints."""

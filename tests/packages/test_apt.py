@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpufleet.package_manager import Plan
 from gpufleet.wanted import Lockstep, Package, PackageSource
+from lab.vendor import repository
 from tests.packages.folders import KEY, Debian, deb, document, transact
 
 pytestmark = [
@@ -34,14 +40,19 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def system(tmp_path: Path, keys: Path) -> Debian:
     """A system to which a vendor offers a driver in three versions, and the distribution a tool."""
     found = Debian(tmp_path, keys).make()
-    for version in ("580.1.1-1", "580.2.2-1", "595.1.1-1"):
-        found.publish(
-            "vendor",
-            deb("drv-lib", version),
-            deb("drv-kernel", version, depends=f"drv-lib (= {version})"),
-            deb("drv-fabric", version),
-            deb("drv-extra", version, depends=f"drv-lib (= {version})"),
-        )
+    found.publish(
+        "vendor",
+        *(
+            package
+            for version in ("580.1.1-1", "580.2.2-1", "595.1.1-1")
+            for package in (
+                deb("drv-lib", version),
+                deb("drv-kernel", version, depends=f"drv-lib (= {version})"),
+                deb("drv-fabric", version),
+                deb("drv-extra", version, depends=f"drv-lib (= {version})"),
+            )
+        ),
+    )
     found.publish("host", deb("tool", "1.0"), deb("tool", "2.0"))
     return found
 
@@ -303,16 +314,15 @@ def index(system: Debian, change: str) -> None:
         (pool / "InRelease").unlink()
         (pool / "Release.gpg").unlink()
     elif change == "signed by another":
-        system.publish("vendor")
-        shutil.copy(system.home / "host/InRelease", pool / "InRelease")
-        other = system.keys / "host"
-        from lab.vendor import repository
-
-        repository.index(pool, other)
+        repository.index(pool, system.keys / "host")
     elif change == "tampered":
         with (pool / "Packages").open("a") as file:
             file.write("\nPackage: more\n")
         (pool / "Packages.gz").unlink()
+    elif change == "malformed":
+        repository.index(
+            pool, system.keys / "vendor", lambda text: f"{text}\nVersion: 1\nno field at all\n\n"
+        )
     elif change == "gone":
         shutil.rmtree(pool)
 
@@ -323,6 +333,7 @@ def index(system: Debian, change: str) -> None:
         ("unsigned", "is not signed by its key"),
         ("signed by another", "is not signed by its key"),
         ("tampered", "is not what its signed index says"),
+        ("malformed", "its index is malformed"),
         ("gone", "there is no repository at this address"),
     ],
 )
@@ -339,3 +350,104 @@ def test_a_source_that_is_not_as_it_must_be_is_one_sentence(
     assert "nothing was touched" in run.err
     assert len(run.err.strip().splitlines()) == 1
     assert system.status() == {}
+
+
+def processes(below: Path) -> list[int]:
+    """Return the processes whose command line names a folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                if str(below).encode() in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.parametrize("script", ["preinst", "postinst"])
+def test_a_power_cut_in_the_midst_of_it_is_mended_by_the_next_run(
+    system: Debian, script: str
+) -> None:
+    """Everything is killed while a package's script runs; the next run ends as wanted."""
+    transact(driver(system, "580.1.1-1"), system.root)
+    waits = f"touch {system.home}/reached; [ -e {system.home}/on ] || sleep 60\n"
+    system.publish(
+        "vendor",
+        deb("drv-kernel", "600.1.1-1", scripts={script: waits}),
+        deb("drv-lib", "600.1.1-1"),
+        deb("drv-fabric", "600.1.1-1"),
+    )
+    plan = driver(system, "600.1.1-1")
+    with ThreadPoolExecutor() as threads:
+        cut = threads.submit(transact, plan, system.root)
+        while not (system.home / "reached").exists():
+            assert not cut.done(), cut.result().err
+            time.sleep(0.05)
+        while left := processes(system.home):
+            for process in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+        assert cut.result().status != 0
+    assert system.status() != dict.fromkeys(DRIVER, "hi 600.1.1-1")
+    (system.home / "on").touch()
+
+    transact(plan, system.root)
+    assert system.status() == dict.fromkeys(DRIVER, "hi 600.1.1-1")
+    assert transact(plan, system.root).changed == []
+
+
+@pytest.fixture
+def small(system: Debian) -> Iterator[Debian]:
+    """The system with 72 MB for what packages bring."""
+    usr = str(system.root / "usr")
+    mounted = ["mount", "-t", "tmpfs", "-o", "size=72m", "tmpfs", usr]
+    if subprocess.run(mounted, check=False, capture_output=True).returncode:
+        pytest.skip("mount is not allowed here")
+    yield system
+    subprocess.run(["umount", usr], check=True)
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_touched(small: Debian) -> None:
+    """With what is free and what is needed."""
+    small.publish("vendor", replace(deb("drv-lib", "600.1.1-1"), fields=HEAVY))
+
+    run = transact(driver(small, "600.1.1-1", "drv-lib"), small.root)
+    assert run.status == 1
+    assert "has 75 MB free, and 88 MB are needed: make room; nothing was touched" in run.err
+    assert small.status() == {}
+
+
+# KiB: together with the margin of 64 MiB more than there is.
+HEAVY = {"Installed-Size": "20000"}
+
+
+def test_a_mark_is_put_on_without_asking_any_repository(system: Debian) -> None:
+    """So a hold can be corrected on a node that reaches nothing."""
+    transact(driver(system, "580.1.1-1"), system.root)
+    shutil.rmtree(system.home / "vendor")
+    shutil.rmtree(system.home / "host")
+
+    transact(Plan("apt", release=("drv-lib",)), system.root)
+    assert system.status()["drv-lib"] == "ii 580.1.1-1"
+    transact(Plan("apt", hold=("drv-lib",)), system.root)
+    assert system.status()["drv-lib"] == "hi 580.1.1-1"
+
+
+def test_a_broken_source_of_the_nodes_own_does_not_stop_the_vendors(system: Debian) -> None:
+    """It is noted, and what the vendor has is installed."""
+    (system.root / "etc/apt/sources.list.d/dead.list").write_text(
+        f"deb [trusted=yes] file:{system.home}/nowhere /\n"
+    )
+
+    found = document(transact(driver(system, "580.1.1-1"), system.root))
+    assert len(found["changed"]) == 3
+    assert "nowhere" in " ".join(found["notes"])
+
+
+def test_a_source_of_the_hosts_with_the_same_address_is_left_out(system: Debian) -> None:
+    """apt refuses one address with two keys; an operator's own is not ours to remove."""
+    key = system.root / "usr/share/keyrings/host.gpg"
+    (system.root / "etc/apt/sources.list.d/cuda.list").write_text(
+        f"deb [signed-by={key}] {system.url('vendor')}/ /\n"
+    )
+
+    assert len(transact(driver(system, "580.1.1-1"), system.root).changed) == 3

@@ -14,7 +14,7 @@ import time
 from typing import Any, Dict, List, NamedTuple, Sequence
 
 LOG = "/var/lib/gpufleet/packages/log"
-LAST_LINES = 15
+LINES_BEFORE, LAST_LINES = 5, 15
 COMPLAINS = re.compile(r"error|fail|cannot|unable|invalid|^[EW]:", re.I)
 # apt's progress; dnf's table, its shell's prompt and its steps ("Upgrading : foo 1/2").
 NOISE = re.compile(
@@ -44,10 +44,11 @@ class Output(NamedTuple):
 
     @property
     def last(self) -> str:
-        """The lines that tell why, on one line: from the first that complains, else the last."""
+        """The lines that tell why, on one line: around the first that complains, else the last."""
         lines = said(self.text)
-        first = next((at for at, line in enumerate(lines) if COMPLAINS.search(line)), -LAST_LINES)
-        return " | ".join(lines[first:][:LAST_LINES])
+        at = next((at for at, line in enumerate(lines) if COMPLAINS.search(line)), len(lines))
+        # A script says what is wrong before dpkg says that it failed.
+        return " | ".join(lines[max(0, at - LINES_BEFORE) :][:LAST_LINES])
 
 
 def said(text: str) -> List[str]:

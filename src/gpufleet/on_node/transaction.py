@@ -42,6 +42,8 @@ def transact(asked: Dict[str, Any]) -> Dict[str, Any]:
     root, seconds = asked["root"], asked["lock_seconds"]
     lock = package_locks.take(root + LOCK, seconds)
     try:
+        # apt fetches as its own user, which has to get through.
+        os.chmod(os.path.dirname(os.path.dirname(root + LOCK)), 0o755)
         package_steps.begin(root)
         manager: Manager = Dnf(asked) if asked["manager"] == "dnf" else Apt(asked)
         package_locks.wait(root, manager.kind, seconds, say)
@@ -85,7 +87,7 @@ def mend(manager: Manager, asked: Dict[str, Any]) -> List[str]:
     while output.status and "locked by another process" in output.text:
         package_locks.wait(asked["root"], manager.kind, asked["lock_seconds"], say)
         output = manager.finish()
-    if asked["install"]:
+    if asked["install"] and any(one.torn for one in manager.installed().values()):
         fetch(manager)
         manager.repair()
     left = manager.unfinished()

@@ -321,7 +321,7 @@ MEANINGS = (
     (r"NO_PUBKEY|is not signed|BADSIG|signatures? (were|was|is) invalid|NODATA",
      "its index is not signed by its key, so nothing of it is taken: compare the key, and see "
      "whether the address is the vendor's or a true mirror"),
-    (r"no Package: header|could not be parsed|MergeList|problem syntax",
+    (r"no Package: header|could not be parsed|MergeList|Unable to parse|corrupted",
      "its index is malformed, which is the vendor's to mend; until then use a mirror that has the "
      "one before"),
     (r"Hash Sum mismatch|unexpected size|weak security",
