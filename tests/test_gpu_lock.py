@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from itertools import product
 from typing import Any
 
 import pytest
@@ -113,6 +114,41 @@ def test_dcgms_cuda_is_the_drivers(driver: str, major: int) -> None:
     assert found.dcgm.cuda_major == major
 
 
+PLACES = ("lock", "beside", "both")
+
+
+@pytest.mark.parametrize("places", list(product(PLACES, repeat=2)))
+def test_it_does_not_matter_which_of_two_places_says_it(places: tuple[str, ...]) -> None:
+    """Roles see the same toolkit and DCGM, in the lock and beside it."""
+    toolkit, dcgm = places
+    variables: dict[str, Any] = {
+        "gpu_lock": {"driver": "580.95.05"},
+        "cuda": {"repository": REPOSITORY},
+    }
+    if toolkit != "beside":
+        variables["gpu_lock"]["toolkit"] = TOOLKIT
+    if toolkit != "lock":
+        variables["cuda"] |= {"toolkit": "13-0", "version": "13.0.3-1"}
+    if dcgm != "beside":
+        variables["gpu_lock"]["dcgm"] = {"version": "1:4.6.0-1", "exporter": "4.8.2-1"}
+    if dcgm != "lock":
+        variables["dcgm"] = {"version": "1:4.6.0-1", "exporter_version": "4.8.2-1"}
+
+    found = settings(**variables)
+
+    everywhere = {
+        **variables,
+        "gpu_lock": {
+            "driver": "580.95.05",
+            "toolkit": TOOLKIT,
+            "dcgm": {"version": "1:4.6.0-1", "exporter": "4.8.2-1"},
+        },
+        "cuda": {"repository": REPOSITORY, "toolkit": "13-0", "version": "13.0.3-1"},
+        "dcgm": {"version": "1:4.6.0-1", "exporter_version": "4.8.2-1"},
+    }
+    assert found == NodeSettings.model_validate(everywhere)
+
+
 def test_equal_values_in_both_places_are_fine() -> None:
     found = settings(
         gpu_lock={"driver": "580", "vllm": {"version": "0.32.0", "python": "3.12"}},
@@ -144,6 +180,13 @@ def test_every_contradiction_names_both_keys_at_once() -> None:
         "vllm.version": "is 0.33.0, and gpu_lock.vllm.version is 0.32.0",
         "vllm.python": "is /usr/bin/python3.11, and gpu_lock.vllm.python is 3.12",
     }
+
+
+def test_no_dcgm_is_said_too() -> None:
+    found = mistakes(gpu_lock={"driver": "580", "dcgm": {"version": "1:4.6.0-1"}}, dcgm=None)
+
+    assert list(found) == ["dcgm"]
+    assert found["dcgm"].startswith("is none, and gpu_lock.dcgm.version is 1:4.6.0-1")
 
 
 def test_a_lock_with_mistakes_is_not_said_to_leave_keys_out() -> None:

@@ -63,6 +63,8 @@ def differences(given: Mapping[str, Any], lock: GpuLock) -> Iterator[Difference]
             locked = _value(lock.model_dump(), locked_at)
             if _value(given, at) != locked:
                 yield Difference(at, _value(given, at), ("gpu_lock", *locked_at), locked)
+    if lock.dcgm and given.get("dcgm", ...) is None:
+        yield Difference(("dcgm",), None, ("gpu_lock", "dcgm", "version"), lock.dcgm.version)
     python = _PYTHON.search(str(_value(given, ("vllm", "python"))))
     if lock.vllm and python and python[1] != lock.vllm.python:
         at = ("vllm", "python")
@@ -80,7 +82,7 @@ def filled(given: Mapping[str, Any], lock: GpuLock) -> dict[str, Any]:
     if isinstance(cuda := given.get("cuda"), Mapping):
         toolkit = _value(done, ("gpu_lock", "toolkit"), {"branch": None, "version": None})
         done["cuda"] = {**{key: toolkit.get(part) for key, part in _CUDA.items()}, **cuda}
-    if lock.dcgm and isinstance(dcgm := given.get("dcgm") or {}, Mapping):
+    if lock.dcgm and isinstance(dcgm := given.get("dcgm", {}), Mapping):
         version, exporter = lock.dcgm.version, lock.dcgm.exporter
         done["dcgm"] = {"version": version, "exporter_version": exporter, **dcgm}
     if isinstance(dcgm := done.get("dcgm"), Mapping) and (major := serves(lock.branch)):
