@@ -76,8 +76,8 @@ def packages(wanted: Wanted, snapshot: Snapshot) -> Packages:
         if package.hold is False and held:
             release.append(package.name)
             changes.append(f"release the hold on {package.name}")
-    remove = sorted(set(_unwanted(wanted, snapshot)))
-    changes += [f"remove {name} ({why})" for name, why in remove]
+    remove = _unwanted(wanted, snapshot)
+    changes += [f"remove {name} ({why})" for name, why in remove.items()]
     streams = tuple(_streams(wanted, snapshot))
     changes += [f"enable stream {one.stream} of dnf module {one.name}" for one in streams]
     half = snapshot.dpkg_unfinished
@@ -86,7 +86,7 @@ def packages(wanted: Wanted, snapshot: Snapshot) -> Packages:
     plan = Plan(
         manager=manager,
         install=tuple(install),
-        remove=tuple(dict.fromkeys(name for name, _ in remove)),
+        remove=tuple(remove),
         hold=tuple(hold),
         release=tuple(release),
         sources=wanted.of(PackageSource) if install else (),
@@ -156,13 +156,15 @@ def _exact(package: Package) -> str:
     return f"{package.name}={package.version}" if package.version else package.name
 
 
-def _unwanted(wanted: Wanted, snapshot: Snapshot) -> Iterator[tuple[str, str]]:
+def _unwanted(wanted: Wanted, snapshot: Snapshot) -> dict[str, str]:
+    """Return {name: why} of the installed packages that go, in the order of their names."""
+    found: dict[str, str] = {}
     for pattern in wanted.of(NoPackage):
         alike = snapshot.packages_like[pattern.pattern]
-        if not isinstance(alike, Unknown):
-            for name in sorted(alike):
-                if pattern.matches(name):
-                    yield name, f"no {pattern.pattern} is wanted"
+        names = frozenset() if isinstance(alike, Unknown) else alike
+        for name in filter(pattern.matches, names):
+            found.setdefault(name, f"no {pattern.pattern} is wanted")
+    return dict(sorted(found.items()))
 
 
 def _streams(wanted: Wanted, snapshot: Snapshot) -> Iterator[ModuleStream]:

@@ -20,7 +20,7 @@ SIZE = r"^%s: ([\d.]+) ?([kMGT]?)$"
 UNITS = {"": 1, "k": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 # A package's own script that fails does not fail dnf's transaction.
 FAILED = re.compile(
-    r"^(> )*(Error|Problem)\b|scriptlet failed|No match for argument|filtered out by exclude"
+    r"^(> )*(Error|Problem)\b|scriptlet failed|No match for argument|were filtered out"
     r"|Operation aborted",
     re.M,
 )
