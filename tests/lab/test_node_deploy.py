@@ -1,0 +1,97 @@
+"""One command: from a bare Debian 12 node to a checked GPU node, and to any other driver after it.
+
+The tests are one story of one node, in this order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.lab.bare_node import BareNode, Triple, bare_node
+
+LAB_ID = "gfe"
+FIRST, PATCH, BRANCH = "580.95.05", "580.178.04", "595.91.07"
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BareNode]:
+    with bare_node(LAB_ID, tmp_path_factory.mktemp("bare")) as found:
+        found.lock(FIRST)
+        yield found
+
+
+def in_force(node: BareNode, driver: str) -> None:
+    """The node runs this driver, whole, held, checked and in service."""
+    assert node.triple() == Triple(driver, driver, driver)
+    assert node.broken_packages() == ""
+    assert node.is_marked() == ""
+    ours = node.installed("*nvidia*")
+    assert {version.rpartition("-")[0] for version in ours.values()} == {driver}, ours
+    assert set(ours) <= node.held()
+    report = node.gpufleet("check", node.inventory, "--json")
+    assert report.status == 0, report.output
+    assert json.loads(report.stdout)["fit"]
+
+
+def test_a_dry_run_on_a_bare_node_says_what_would_change_and_changes_nothing(node: BareNode):
+    before = node.written(), node.sh("find /etc /usr /lib/modules -xdev -type f | sha256sum")
+
+    run = node.pyinfra("--dry", deploy="deploys/node.py")
+
+    assert run.status == 0, run.output
+    assert "would" in run.output
+    assert before == (
+        node.written(),
+        node.sh("find /etc /usr /lib/modules -xdev -type f | sha256sum"),
+    )
+
+
+def test_one_command_makes_a_bare_node_a_checked_gpu_node(node: BareNode):
+    run = node.deploy()
+
+    assert run.status == 0, run.output
+    in_force(node, FIRST)
+    assert node.sh("systemctl is-active nvidia-dcgm nvidia-dcgm-exporter").split() == ["active"] * 2
+    assert node.sh("cat /proc/sys/vm/swappiness") == "10"
+
+
+def test_the_nodes_own_apt_knows_nothing_of_the_vendor(node: BareNode):
+    """Whatever becomes of the vendor's index, the node's own upgrades go on."""
+    assert "nvidia" not in node.sh("cat /etc/apt/sources.list.d/* /etc/apt/preferences.d/* || true")
+    assert (
+        node.sh("apt-get -qq update && apt-cache policy nvidia-open | grep -c vendor || true")
+        == "0"
+    )
+
+
+def test_a_second_run_changes_nothing_and_writes_no_package(node: BareNode):
+    before = node.written(), node.boot_id()
+
+    run = node.deploy("--json")
+
+    assert run.status == 0, run.output
+    assert run.changed == {}
+    assert (node.written(), node.boot_id()) == before
+
+
+@pytest.mark.parametrize(
+    "driver",
+    [
+        pytest.param(PATCH, id="patch-up"),
+        pytest.param(BRANCH, id="branch-up"),
+        pytest.param(FIRST, id="branch-down"),
+    ],
+)
+def test_another_lock_is_another_driver(node: BareNode, driver: str):
+    """Nobody holds the devices, so none of them needs a reboot."""
+    boot = node.boot_id()
+    node.lock(driver)
+
+    run = node.deploy()
+
+    assert run.status == 0, run.output
+    in_force(node, driver)
+    assert node.boot_id() == boot
