@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 import pytest
 
 from gpufleet.bare_node import System
+from gpufleet.driver_names import names as driver_names
 from gpufleet.errors import FleetError
+from gpufleet.gpu_settings import GpuLock
 from gpufleet.settings import Repository
 from gpufleet.vendor_repository import (
     VENDOR,
@@ -93,3 +96,23 @@ def test_a_source_may_bring_the_drivers_packages_and_not_the_systems() -> None:
         assert comes(name), name
     for name in ("dkms", "linux-headers-amd64", "mft", "libc6", "openssl", "kernel-devel"):
         assert not comes(name), name
+
+
+def test_the_documentations_table_is_the_codes() -> None:
+    """Each row of docs/os-matrix.md, against what a node of that system gets."""
+    page = (Path(__file__).parents[1] / "docs/os-matrix.md").read_text()
+    rows = [row.strip("| ").split(" | ") for row in page.splitlines() if row.endswith("` |")]
+    rows = [row for row in rows if len(row) == 5 and row[3] in {"yes", "no", "not known"}]
+    assert len(rows) == 7
+    for names, folder, packaging, dcgm, keyring in rows:
+        *ids, version = names.replace(",", "").split()
+        for each in ids:
+            system = System(each, version, "x86_64")
+            found = published(system)
+            assert path(system) == f"{folder}/x86_64"
+            assert {True: "yes", False: "no", None: "not known"}[found.dcgm] == dcgm
+            assert driver_names(system, GpuLock(driver="580.95.05")).packaging.split()[0].strip(
+                ","
+            ) == packaging.split()[0].strip(",")
+            assert keyring.strip("`") == ("cuda-keyring_1.1-1_all.deb" if found.keyring_sha256
+                                          else found.key)  # fmt: skip
