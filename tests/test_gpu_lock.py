@@ -281,6 +281,16 @@ def test_a_branch_past_its_end_is_warned_of_and_no_more() -> None:
     assert "not known here" in warned(gpu_lock.on_day(lock("620"), day))[0]
 
 
+@pytest.mark.parametrize(
+    "options", [{"NVreg A": "1"}, {"NVreg_A": "1\noptions nvidia_uvm a=1"}, {"NVreg_A": ""}]
+)
+def test_module_options_are_one_word_each(options: dict[str, str]) -> None:
+    """They share a line of modprobe.d, which is taken apart at blanks."""
+    assert all(
+        key.startswith("gpu.module_options") for key in mistakes(gpu={"module_options": options})
+    )
+
+
 # -- what a node does not run ----------------------------------------------------------------------
 
 V100, T4, H100, GH200, B200, B300 = 0x1DB5, 0x1EB8, 0x2330, 0x2342, 0x2901, 0x3182

@@ -14,6 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 DRIVER = r"^\d{3}(\.\d+(\.\d+)?)?$"
 # A package's version: as deb-control(5) has it, or rpm's VERSION-RELEASE.
 VERSION = r"^[0-9A-Za-z][0-9A-Za-z.+:~^-]*$"
+# What modprobe.d(5) takes apart at blanks, a line for all of a module's options.
+ModuleOption = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
+ModuleValue = Annotated[str, Field(pattern=r"^\S+$")]
 
 
 class _Setting(BaseModel):
@@ -157,7 +160,7 @@ class Gpu(_Setting):
         ),
     ] = "refuse"
     module_options: Annotated[
-        dict[str, str],
+        dict[ModuleOption, ModuleValue],
         Field(description="of the nvidia module, as {NVreg_RestrictProfilingToAdminUsers: '0'}"),
     ] = {}
     tuning: Annotated[bool, Field(description="limits, sysctls, NUMA balancing")] = True
