@@ -71,7 +71,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BareNode]:
 
 
 def other(node: BareNode) -> str:
-    """Return the driver that the node is to run next: up a patch, up a branch, down to the first."""
+    """Return the driver to go to next: up a patch, up a branch, down to the first."""
     return {FIRST: PATCH, PATCH: BRANCH}.get(node.triple().module, FIRST)
 
 
