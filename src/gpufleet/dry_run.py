@@ -218,4 +218,8 @@ def _executed(file: str, code: CodeType) -> tuple[str, ...]:
         return error.problems
     except (PyinfraError, SSHException, OSError, EOFError) as error:
         return (printable(str(error)) or type(error).__name__,)
+    # A role's own mistake is no drift, and costs the other nodes and deploy files nothing.
+    except Exception as error:  # noqa: BLE001
+        said = f"{type(error).__name__}: {printable(str(error))}"
+        return (f"it ends in {said}; `pyinfra --dry INVENTORY {file}` shows where",)
     return ()
