@@ -17,7 +17,7 @@ from rich.table import Table
 from gpufleet.errors import FleetError
 from lab import faults as catalogue
 from lab import supplies
-from lab.broken import OFFLINE
+from lab.broken import BY_HAND, OFFLINE
 from lab.machine import Profile
 from lab.nodes import DEFAULT_NODES, Lab, NodeStatus
 from lab.progress import step
@@ -274,7 +274,9 @@ def _list_faults(ctx: click.Context, node: str | None) -> None:
     names, have = list(catalogue.FAULTS), []
     if node is not None:
         room = _open(ctx, "reads the lab's files")
-        names = list(catalogue.possible(Profile.of(room.facts.node(node).profile)))
+        asked = room.facts.node(node)
+        possible = catalogue.possible(Profile.of(asked.profile))
+        names = [name for name in possible if asked.driver or name not in BY_HAND]
         have = [each.fault for each in room.faults(node)]
     table = Table("fault", "what is wrong", box=None, pad_edge=False)
     for name in names:

@@ -94,7 +94,7 @@ def loaded(node: str) -> str:
 
 
 def on_disk(node: str, kernel: str = platform.release()) -> str:
-    return ssh(node, f"modinfo -k {kernel} -F version nvidia || true")
+    return ssh(node, f"modinfo -k {kernel} -F version nvidia 2> /dev/null || true")
 
 
 def unload(node: str) -> None:
