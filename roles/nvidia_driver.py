@@ -94,7 +94,7 @@ def unattended(node: Bare) -> str:
 
     A hold is lost when somebody upgrades by hand; this stays.
     """
-    patterns = ["nvidia-", "libnvidia-", "libcuda1", "nvlsm", "datacenter-gpu-manager", "cuda-"]
+    patterns = ["nvidia-", "libnv", "libcuda1", "nvlsm", "datacenter-gpu-manager", "cuda-"]
     if node.lock.kernel == "held":
         patterns.append("linux-(image|headers|modules|generic)")
     rows = "".join(f'    "^{pattern}";\n' for pattern in patterns)
