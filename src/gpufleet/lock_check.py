@@ -11,13 +11,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpufleet import gpu_lock, release
 from gpufleet.bare_node import Machine, System
 from gpufleet.gpu_lock import Objection
-from gpufleet.nodevars import NodeVars
 from gpufleet.release import Wheels
 from gpufleet.settings import NodeSettings
+
+if TYPE_CHECKING:
+    from gpufleet.nodevars import NodeVars
 
 
 @dataclass(frozen=True)

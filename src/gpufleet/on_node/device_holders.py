@@ -52,10 +52,8 @@ def opened(pid: int) -> Iterator[str]:
 
 def mapped(pid: int) -> Iterator[str]:
     """Yield NVIDIA's device files among a process' mappings."""
-    with (
-        contextlib.suppress(OSError),
-        open(machine.ROOT + "/proc/%d/maps" % pid, encoding="utf-8", errors="replace") as maps,
-    ):
+    at = machine.ROOT + "/proc/%d/maps" % pid
+    with contextlib.suppress(OSError), open(at, encoding="utf-8", errors="replace") as maps:
         for row in maps.read(MAPS_BYTES).splitlines():
             found = DEVICE.search(row)
             if found:
