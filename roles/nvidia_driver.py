@@ -46,7 +46,6 @@ def nvidia_driver(node: Bare) -> None:
     The node is marked before its packages change, so that nothing starts to serve on a driver that
     nobody has checked. The modules' settings come first: the packages put them into the initramfs.
     """
-    loadable(node, name="Secure Boot")
     settings = Converge(Wanted(*files(node)), watch=(INITRAMFS,))
     settings.files(name="settings of its modules")
     if node.machine.nouveau:
@@ -102,15 +101,6 @@ def unattended(node: Bare) -> str:
         "// Written by gpufleet: these are upgraded by deploys/node.py alone.\n"
         f"Unattended-Upgrade::Package-Blacklist {{\n{rows}}};\n"
     )
-
-
-@operation()
-def loadable(node: Bare) -> Commands:
-    """Refuse a node whose firmware would not let the modules in, before anything changes."""
-    if problem := built_modules.refusal(node.machine, node.settings.gpu.secure_boot):
-        yield from refuse((f"{node.name}: {problem}",))
-        return
-    host.noop("modules that are built here load")
 
 
 @operation()

@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from gpufleet.provisioning import provisioning
 from gpufleet.settings import NodeSettings, node_settings
 from tests.conftest import NODES
@@ -100,3 +102,23 @@ def test_a_lock_without_a_repository_is_refused():
         {"gpu-01": answer()}, {"gpu-01": declared(gpu_lock=LOCK, cuda=None)}
     ).refused
     assert "cuda.repository" in said
+
+
+@pytest.mark.parametrize(
+    ("secure_boot", "policy", "refused"),
+    [
+        ({"missing": "absent"}, "refuse", False),
+        (False, "refuse", False),
+        (True, "refuse", True),
+        ({"missing": "no_permission"}, "refuse", True),
+        (True, "enrolled", False),
+    ],
+)
+def test_a_node_that_would_not_load_what_dkms_builds_is_refused(secure_boot, policy, refused):
+    """Not known is as good as on: the node would boot without its GPUs."""
+    bare = answer()
+    bare["system"] = bare["system"] | {"secure_boot": secure_boot}
+    settings = declared(gpu_lock=LOCK, gpu={"secure_boot": policy})
+    said = provisioning({"gpu-01": bare}, {"gpu-01": settings}).refused
+    assert bool(said) == refused
+    assert all("Secure Boot" in each for each in said)

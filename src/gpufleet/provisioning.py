@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpufleet import driver_packages, rdma, vendor_repository
+from gpufleet import built_modules, driver_packages, rdma, vendor_repository
 from gpufleet.assessment import Declared
 from gpufleet.bare_node import Machine, System, from_probe
 from gpufleet.errors import FleetError
@@ -112,4 +112,6 @@ def _refusals(node: Bare) -> Iterator[str]:
             yield from filter(None, [mistaken])
     except FleetError as error:
         yield from error.problems
+    unloadable = built_modules.refusal(node.machine, node.settings.gpu.secure_boot)
+    yield from filter(None, [unloadable])
     yield from rdma.refusals(node.settings.gpu.rdma, lock, node.document["kernel"])
