@@ -23,10 +23,27 @@ class Archive(_Setting):
 
     url: Address
     suites: Annotated[tuple[str, ...], Field(min_length=1, description="As in sources.list")]
-    components: Annotated[tuple[str, ...], Field(min_length=1)] = ("main",)
+    components: Annotated[tuple[str, ...], Field(description="None where the suite is /")] = (
+        "main",
+    )
     key_file: Annotated[
         str, Field(description="Public keys of its signers, a file of the machine that bundles")
     ]
+
+    @property
+    def sections(self) -> tuple[str, ...]:
+        """Its components; none where it is flat, so that its suite ends in a slash."""
+        return () if self.suites[0].endswith("/") else self.components
+
+    @model_validator(mode="after")
+    def _is_flat_or_not(self) -> Archive:
+        flat = {suite.endswith("/") for suite in self.suites}
+        if len(flat) > 1 or (flat == {False} and not self.components):
+            raise ValueError(
+                "`suites` are names, with `components`, or one that is /, without: write two "
+                "archives where it is both"
+            )
+        return self
 
 
 class Mirror(_Setting):

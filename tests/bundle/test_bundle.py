@@ -89,6 +89,25 @@ def test_what_was_harmed_comes_anew(fleet: Fleet):
     assert hashlib.sha256(content).hexdigest() == fleet.lines()[str(path.relative_to(fleet.bundle))]
 
 
+def test_a_bundle_that_is_changing_has_no_manifest(fleet: Fleet, tmp_path: Path):
+    """Who carries it away between two runs sees that it is not whole; the next run makes it so."""
+    before = fleet.lines()
+    (path,) = fleet.bundle.glob("apt/**/openssl_*.deb")
+    path.unlink()
+    lock = tmp_path / "uv.txt"
+    lock.write_text("other==1 --hash=sha256:" + "0" * 64)
+    fleet.write(vllm={**fleet.written["vllm"], "uv_lock": str(lock)})
+    try:
+        with pytest.raises(FleetError):
+            fleet.make()
+    finally:
+        fleet.write()
+
+    assert not (fleet.bundle / "MANIFEST").exists()
+    fleet.make()
+    assert fleet.lines() == before
+
+
 def test_indexes_are_the_publisher_s_own(fleet: Fleet):
     """Nodes go by the same keys as at the vendor: nothing is signed anew, nothing unsigned."""
     origin = fleet.written["cuda"]["repository"]["url"]

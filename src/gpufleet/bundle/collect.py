@@ -9,18 +9,18 @@ from pathlib import Path
 
 from gpufleet import named_files
 from gpufleet.bundle import apt, models, serve, wheels
-from gpufleet.bundle.download import Digest, Folder, Remote
+from gpufleet.bundle.download import MANIFEST, Digest, Folder, Remote
 from gpufleet.bundle.models import Model
 from gpufleet.bundle.needs import Locked, Needs, Packages
 from gpufleet.errors import FleetError
 from gpufleet.mirror import KEYS, PACKAGES, WHEELS, place
+from gpufleet.mirror_settings import Archive
 from gpufleet.settings import Repository
 from gpufleet.units import template
 from gpufleet.vendor_repository import PACKAGES as VENDORS
 
 README = "README.md"
 SERVER = "serve.py"
-MANIFEST = "MANIFEST"
 
 
 @dataclass
@@ -109,18 +109,21 @@ def nodes_sources(wanted: Packages) -> str:
     """
     stanzas = [
         f"Types: deb\nURIs: @MIRROR@/{place(archive.url)}/\nSuites: {' '.join(archive.suites)}\n"
-        f"Components: {' '.join(archive.components)}\nTargets: Packages\n"
-        f"Signed-By: {archive.key_file}\n"
+        f"{_components(archive)}Targets: Packages\nSigned-By: {archive.key_file}\n"
         for archive in wanted.archives
     ]
     head = "# Put the mirror's address for @MIRROR@, and the file into /etc/apt/sources.list.d/.\n"
     return head + "\n".join(stanzas)
 
 
+def _components(archive: Archive) -> str:
+    return f"Components: {' '.join(archive.sections)}\n" if archive.sections else ""
+
+
 def _sources(done: Collected, wanted: Packages) -> list[apt.Source]:
     """Return the archives with their keys; the vendor's key comes by its keyring package."""
     sources = [
-        apt.Source(each.url, each.suites, each.components, _key_file(each.key_file, each.url))
+        apt.Source(each.url, each.suites, each.sections, _key_file(each.key_file, each.url))
         for each in wanted.archives
     ]
     if wanted.repository:

@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 from gpufleet.errors import FleetError
 
 STATE = ".state"
+MANIFEST = "MANIFEST"
 # Without a byte for so long a connection is dead.
 SILENT_SECONDS = 60
 ATTEMPTS = 3
@@ -171,6 +172,8 @@ class Folder:
     def _place(self, partial: Path, target: Path) -> None:
         with partial.open("rb") as file:
             os.fsync(file.fileno())
+        # A bundle that is changing is not whole until its manifest is written again.
+        (self.root / MANIFEST).unlink(missing_ok=True)
         target.parent.mkdir(parents=True, exist_ok=True)
         partial.chmod(0o644)
         partial.replace(target)
