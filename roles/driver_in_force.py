@@ -150,6 +150,7 @@ def settled(packages: Converge, node: Bare) -> Commands:
 
 
 def _settle(state: State, host: Host, driver: _Driver) -> bool:
+    _act("start", driver)  # what packages have stopped; whether it runs, the check says
     if _judge(state, host, driver):
         _no(host, "the driver's packages are not as wanted; the node serves on with what it has")
     return False
@@ -214,8 +215,10 @@ def _bring(state: State, host: Host, driver: _Driver) -> bool:  # noqa: ARG001
             chosen = decision(found, driver.reboot, terminal=sys.stdin.isatty())
         if booted and chosen.way != "fail":
             return _no(host, f"{chosen.said}, although the node was rebooted just now")
-        if chosen.way == "fail" or not _agreed(host, chosen):
+        if chosen.way == "fail":
             return _no(host, chosen.said)
+        if not _agreed(host, chosen):
+            return _no(host, f"{chosen.said}: it was not to be rebooted; the node stays unchecked")
         if problem := _reboot(host, driver, seen, chosen):
             return _no(host, problem)
         booted = True

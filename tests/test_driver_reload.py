@@ -152,6 +152,15 @@ def test_a_stage_that_the_mark_kept_down_at_boot_starts_after_the_check(machine)
     assert machine.run("clear")["started"] == [STAGE]
 
 
+def test_services_that_their_packages_stopped_start_again(machine):
+    machine.run("mark", reason="packages change")
+    for unit in OWN:
+        machine.state["units"][unit]["ActiveState"] = "inactive"
+    machine.set()
+    assert set(machine.run("start")["started"]) == OWN
+    assert machine.run("look")["kept"]["units"] == []
+
+
 def test_a_unit_of_somebody_else_is_never_touched(machine):
     machine.state["units"]["vllm-router.service"] = {"LoadState": "loaded", "ActiveState": "active"}
     machine.set()

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import pty
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +26,7 @@ from lab.nodes import Lab
 from lab.vendor import Vendor
 from lab.vendor.repository import public_key
 from tests.lab.conftest import Fleet, Run
+from tests.repository import ROOT
 
 LAB_ID = "gfd"
 NODE = "gpu-01"
@@ -172,7 +177,32 @@ def test_a_dry_run_says_that_it_would_reboot(node: Node):
     assert node.boot_id == before
 
 
+def test_asked_at_a_terminal_no_means_no(node: Node):
+    node.lock(OLD, reboot="ask")
+    before = node.boot_id
+    master, slave = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "pyinfra", "-y", node.inventory, str(node.project / "deploy.py")],
+        cwd=ROOT,
+        env=node.env(),
+        stdin=slave,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as run:
+        assert run.stdout
+        said = b""
+        while b"Reboot it now? [y/N]" not in said and (piece := run.stdout.read1()):
+            said += piece
+        assert b"nouveau has the GPUs" in said
+        os.write(master, b"n\n")
+        said += run.stdout.read()
+    assert run.returncode == 1
+    assert b"it was not to be rebooted" in said
+    assert node.boot_id == before
+
+
 def test_a_reboot_is_proven_by_another_boot_id_and_the_node_serves_when_it_was_checked(node: Node):
+    node.lock(OLD, reboot="when_needed")
     before = node.boot_id
     run = node.deploy()
     assert run.status == 0, run.output

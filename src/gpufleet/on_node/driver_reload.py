@@ -17,7 +17,8 @@ Prints one JSON document {"schema": 1, "error": sentence or "", ...}:
           kept     {"units", "modules"} that an earlier run stopped and that nobody started again
           barred   stages that systemd did not start because of the mark, at boot or after a crash
           mark     the mark's text, null if there is none
-  mark    sets the mark, on disk when it is answered; one that is there stays as it is
+  mark    sets the mark, on disk when it is answered; one that is there stays as it is. Writes down
+          which of the driver's own units run
   fail    gives the mark that is there another text
   reload  stops, unloads, loads, starts; `loaded`, `started`. If it fails, `held`: by whom, or
           `busy`: the kernel itself holds the module
@@ -121,6 +122,8 @@ def mark(reason: str) -> dict[str, Any]:
     """Say that nobody has checked the node; have systemd heed what keeps stages from starting."""
     if text_of(MARK) is None:
         write(MARK, reason)
+    # Packages stop their services while they are exchanged, and not all start them again.
+    keep([unit for unit in active(SERVICES) if unit in SERVICES], [])
     do("systemctl", "daemon-reload", seconds=SERVICE_SECONDS)
     return {}
 
