@@ -168,7 +168,7 @@ def test_every_contradiction_names_both_keys_at_once() -> None:
             "vllm": {"version": "0.32.0", "python": "3.12"},
         },
         cuda={"repository": REPOSITORY, "toolkit": "13-0", "version": "13.0.3-1"},
-        dcgm={"version": "1:4.5.3-1", "exporter_version": "4.8.1-1"},
+        dcgm={"version": "1:4.5.3-1", "exporter_version": "4.8.1-1", "cuda_major": 12},
         vllm={**VLLM, "version": "0.33.0", "python": "/usr/bin/python3.11"},
     )
 
@@ -177,6 +177,7 @@ def test_every_contradiction_names_both_keys_at_once() -> None:
         "cuda.version": "is 13.0.3-1, and gpu_lock.toolkit.version is none",
         "dcgm.version": "is 1",  # the rest of the sentence has colons
         "dcgm.exporter_version": "is 4.8.1-1, and gpu_lock.dcgm.exporter is 4.8.2-1",
+        "dcgm.cuda_major": "is 12, and gpu_lock.driver is 580, which serves CUDA 13",
         "vllm.version": "is 0.33.0, and gpu_lock.vllm.version is 0.32.0",
         "vllm.python": "is /usr/bin/python3.11, and gpu_lock.vllm.python is 3.12",
     }
@@ -276,7 +277,11 @@ def test_a_branch_past_its_end_is_warned_of_and_no_more() -> None:
     day = dt.date(2028, 6, 30)
 
     assert not tuple(gpu_lock.on_day(lock("580"), day))
-    assert "June 2028" in warned(gpu_lock.on_day(lock("580"), day + dt.timedelta(days=1)))[0]
+    (said,) = warned(gpu_lock.on_day(lock("580"), day + dt.timedelta(days=1)))
+    assert "no security updates since June 2028" in said
+    assert "R580" not in said.split("plan for")[1]
+    (said,) = warned(gpu_lock.on_day(lock("535"), dt.date(2026, 11, 22)))
+    assert said.endswith("plan for R580 (until June 2028) or R595 (until March 2027)")
     assert not refused(gpu_lock.on_day(lock("535"), day))
     assert "not known here" in warned(gpu_lock.on_day(lock("620"), day))[0]
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from gpufleet import vendor_repository
 from gpufleet.bare_node import Machine, System, generation
 from gpufleet.driver_branches import (
+    BRANCHES,
     LAST_BEFORE_TURING,
     OLDEST_DRIVER,
     OPEN_ONLY_SINCE,
@@ -126,7 +127,7 @@ def on_day(lock: GpuLock, today: dt.date) -> Iterator[Objection]:
         yield Objection(
             at,
             f"R{lock.branch} ({known.designation}) has had no security updates since "
-            f"{known.end_of_life:%B %Y}: plan for R580, which has them until June 2028",
+            f"{known.end_of_life:%B %Y}: plan for {_supported(today)}",
             refused=False,
         )
 
@@ -230,6 +231,18 @@ def _first_branch(device: int) -> int:
 
 def _ids(devices: Iterable[int]) -> str:
     return ", ".join(f"10de:{device:04x}" for device in sorted(set(devices)))
+
+
+def _supported(today: dt.date) -> str:
+    """
+    Return the branches that have security updates on a day, those that have them longest first.
+
+    >>> _supported(dt.date(2026, 11, 22))
+    'R580 (until June 2028) or R595 (until March 2027)'
+    """
+    ends = {each.name: each.end_of_life for each in BRANCHES.values() if each.end_of_life}
+    living = sorted(((end, name) for name, end in ends.items() if end >= today), reverse=True)
+    return " or ".join(f"R{name} (until {end:%B %Y})" for end, name in living) or "a newer one"
 
 
 def _toolkit(lock: GpuLock) -> Iterator[Objection]:

@@ -65,6 +65,10 @@ def differences(given: Mapping[str, Any], lock: GpuLock) -> Iterator[Difference]
                 yield Difference(at, _value(given, at), ("gpu_lock", *locked_at), locked)
     if lock.dcgm and given.get("dcgm", ...) is None:
         yield Difference(("dcgm",), None, ("gpu_lock", "dcgm", "version"), lock.dcgm.version)
+    major, served = _value(given, ("dcgm", "cuda_major")), serves(lock.branch)
+    if major is not None and served is not None and major != served:
+        serving = f"{lock.driver}, which serves CUDA {served}"
+        yield Difference(("dcgm", "cuda_major"), major, ("gpu_lock", "driver"), serving)
     python = _PYTHON.search(str(_value(given, ("vllm", "python"))))
     if lock.vllm and python and python[1] != lock.vllm.python:
         at = ("vllm", "python")
