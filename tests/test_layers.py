@@ -42,7 +42,7 @@ def imported(path: Path) -> set[str]:
 
 PURE = sorted(
     path
-    for folder in ("", "architecture/", "checks/", "flags/", "imported/")
+    for folder in ("", "architecture/", "bundle/", "checks/", "flags/", "imported/")
     for path in SOURCE.glob(f"{folder}*.py")
     if path.stem not in BORDER
 )
