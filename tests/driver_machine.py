@@ -27,7 +27,7 @@ MODULES = {
 """Each module of the driver, with those that use it."""
 
 _PROGRAM = f"""#!{sys.executable} -ISE
-import json, os, signal, shutil, sys
+import json, os, signal, sys
 root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(sys.argv[0]))))
 name, words = os.path.basename(sys.argv[0]), sys.argv[1:]
 at = os.path.join(root, "machine.json")
@@ -42,7 +42,8 @@ def save():
     elif os.path.exists(version): os.unlink(version)
     for unit, pid in state["processes"].items():
         there = state["units"][unit]["ActiveState"] == "active"
-        if not there: shutil.rmtree(root + "/proc/%d" % pid, ignore_errors=True)
+        process = root + "/proc/%d" % pid
+        if not there and os.path.exists(process): os.rename(process, root + "/ended%d" % pid)
 def no(text):
     sys.stderr.write(text + "\\n"); sys.exit(1)
 def step(when):
