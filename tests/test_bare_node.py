@@ -74,6 +74,27 @@ def test_a_machine_is_the_same_before_its_driver_is_there(name: str) -> None:
     assert [kernel.module for kernel in bare.kernels] == [None]
 
 
+@pytest.mark.parametrize(
+    ("devices", "managed"),
+    [
+        ([False, False, True], True),
+        ([False, False], False),  # a virtual machine with adapters of its own
+        ([{"missing": "no_permission"}], True),
+        ([None], True),  # an older probe's document
+        ([], True),
+    ],
+    ids=["on the board", "virtual machine", "not read", "not asked", "no adapters"],
+)
+def test_nvlink_5_switches_are_managed_by_who_has_their_adapters(
+    devices: list[Any], managed: bool
+) -> None:
+    """What could not be read is taken for there: a fabric manager too many fails loudly."""
+    document = recorded("b200x8")
+    document["nics"]["infiniband"] = [{"manages_switches": each} for each in devices]
+    _, machine = from_probe(document)
+    assert (machine.nvswitch, machine.nvlink5) == (managed, managed)
+
+
 def test_generations_by_id_agree_with_what_the_driver_says_of_recorded_gpus() -> None:
     """The other route: NVML's compute capability of the same GPU."""
     capabilities = {

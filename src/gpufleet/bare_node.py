@@ -1,7 +1,7 @@
 """What decides a node's packages: its system and its machine, also before any driver is there.
 
 Pure. Takes the document that `on_node/probe.py` prints (docs/probe.md). Everything comes from the
-PCI bus and the kernel's own files, never from the driver: the answer is the same before the driver
+PCI bus and the kernel's own files, never from NVIDIA's driver: the answer is the same before that
 is installed, while it is broken, and afterwards, so a second run changes nothing.
 """
 
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gpufleet.errors import FleetError
+from gpufleet.on_node.machine import SWITCHES_OVER_INFINIBAND
 
 Architecture = Literal["x86_64", "aarch64"]
 Generation = Literal["maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell"]
@@ -35,9 +36,7 @@ _GENERATIONS: tuple[tuple[int, int, Generation], ...] = (
     (0x2900, 0x2FFF, "blackwell"),
     (0x3180, 0x31FF, "blackwell"),  # GB110: B300 and GB300
 )
-# Boards whose NVLink 5 switches are on the board and managed by this node (the same table): B200,
-# GB100 samples, B300.
-_HGX_BLACKWELL = frozenset({0x2901, 0x2920, 0x3182})
+_HGX_BLACKWELL = frozenset(int(each, 16) for each in SWITCHES_OVER_INFINIBAND)
 # Compute trays of a rack, whose switches are managed elsewhere and whose memory IMEX shares: GB200,
 # GB300.
 _RACK = frozenset({0x2941, 0x31C2})
@@ -175,11 +174,11 @@ def _machine(document: Mapping[str, Any]) -> Machine:
     gpus = tuple(_functions(document, _GPU_CLASS))
     about = document["system"]
     modules = about["modules"]
-    on_board = not _HGX_BLACKWELL.isdisjoint(gpus)
+    over_infiniband = _manages_over_infiniband(document, gpus)
     return Machine(
         gpus=gpus,
-        nvswitch=on_board or bool(_functions(document, _NVSWITCH_CLASS)),
-        nvlink5=on_board,
+        nvswitch=over_infiniband or bool(_functions(document, _NVSWITCH_CLASS)),
+        nvlink5=over_infiniband,
         imex=not _RACK.isdisjoint(gpus),
         grace=not (_GRACE_HOPPER | _RACK).isdisjoint(gpus),
         kernels=tuple(_kernels(document)),
@@ -187,6 +186,20 @@ def _machine(document: Mapping[str, Any]) -> Machine:
         modules=None if _missing(modules) else frozenset(modules),
         kernel_packages=tuple(_kernel_packages(about["packages"])),
     )
+
+
+def _manages_over_infiniband(document: Mapping[str, Any], gpus: tuple[int, ...]) -> bool:
+    """
+    Tell whether a board's NVLink 5 switches are this node's to manage.
+
+    A virtual machine has the board's GPUs and none of the devices that reach its switches. Where
+    that could not be read they are taken to be here: a fabric manager too many fails loudly.
+    """
+    if _HGX_BLACKWELL.isdisjoint(gpus):
+        return False
+    listed = document["nics"]["infiniband"]
+    said = [] if _missing(listed) else [each.get("manages_switches") for each in listed]
+    return not said or any(each is True or _missing(each) for each in said)
 
 
 def _functions(document: Mapping[str, Any], kind: str) -> list[int]:

@@ -18,6 +18,11 @@ from typing import Any, Callable, Iterable, Iterator
 
 from gpufleet.on_node.answers import missing, read
 
+# GPUs of boards whose switches are on the board and managed over InfiniBand (NVLink 5), by PCI
+# device id (pci-ids.ucw.cz): B200, GB100 samples, B300.
+SWITCHES_OVER_INFINIBAND = frozenset({"0x2901", "0x2920", "0x3182"})
+VPD_BYTES = 32768  # PCI local bus specification 3.0, appendix I: an address has 15 bits
+
 # The probe sets both before it asks.
 ROOT = ""
 ANSWERS: dict[str, Any] = {}
@@ -127,6 +132,7 @@ def infiniband(name: str) -> dict[str, Any]:
     return {
         "name": name,
         "pci": read(pci_parent, at),
+        "manages_switches": read(manages_switches, at),
         "ports": read(
             lambda: [
                 {
@@ -140,6 +146,23 @@ def infiniband(name: str) -> dict[str, Any]:
             ]
         ),
     }
+
+
+def manages_switches(at: str) -> bool:
+    """
+    Say whether a board's NVSwitches are managed over this device, by its vital product data.
+
+    Read only where a board has such switches: it takes the card up to 0.1 s. In a virtual machine
+    the GPUs are there and the devices are not: its host manages the switches.
+    """
+    if SWITCHES_OVER_INFINIBAND.isdisjoint(str(each["device"]) for each in pci_functions()):
+        return False
+    try:
+        with open(ROOT + at + "/device/vpd", "rb") as file:
+            # The word that nvidia-fabricmanager's start script looks for.
+            return b"SW_MNG" in file.read(VPD_BYTES)
+    except FileNotFoundError:  # a card that tells nothing of itself
+        return False
 
 
 def net(name: str) -> dict[str, Any]:
