@@ -84,6 +84,7 @@ class _Driver:
     """What the operations need to know of a node's settings."""
 
     wanted: str | None
+    flavour: str | None
     reboot: Any
     reboot_seconds: int
     stop_seconds: int
@@ -95,6 +96,7 @@ def _driver(node: Bare) -> _Driver:
         raise ValueError(f"{node.name} has no gpu_lock")
     return _Driver(
         wanted=settings.gpu_lock.driver,
+        flavour=settings.gpu_lock.modules,
         reboot=settings.gpu.reboot,
         reboot_seconds=settings.gpu.reboot_seconds,
         stop_seconds=max(map(stop_seconds, settings.serving.values()), default=90),
@@ -144,7 +146,7 @@ def settled(packages: Converge, node: Bare) -> Commands:
     if ctx_state.get().is_executing:
         found = packages.difference().packages
         if found.commands or found.problems:
-            yield FunctionCommand(_settle, (replace(_driver(node), wanted=None),), {})
+            yield FunctionCommand(_settle, (replace(_driver(node), wanted=None, flavour=None),), {})
             return
     host.noop("the driver's packages are as wanted")
 
@@ -166,7 +168,7 @@ def in_force(driver: _Driver) -> Commands:
     if seen["error"]:
         yield from refuse((seen["error"],))
         return
-    state = driver_state(seen, driver.wanted)
+    state = driver_state(seen, driver.wanted, driver.flavour)
     found = decision(state, driver.reboot, terminal=sys.stdin.isatty())
     waiting = seen["kept"]["modules"] or set(seen["kept"]["units"]) & set(STOP_ORDER)
     if found.way == "nothing" and not waiting:
@@ -203,7 +205,7 @@ def _bring(state: State, host: Host, driver: _Driver) -> bool:  # noqa: ARG001
         seen = _look()
         if seen["error"]:
             return _succeeded(host, seen)
-        found = driver_state(seen, driver.wanted)
+        found = driver_state(seen, driver.wanted, driver.flavour)
         chosen = decision(found, driver.reboot, terminal=sys.stdin.isatty())
         if chosen.way == "nothing":
             return _succeeded(host, _act("start", driver))
@@ -268,7 +270,7 @@ def fit(driver: _Driver) -> Commands:
     if seen["error"]:
         yield from refuse((seen["error"],))
         return
-    state = driver_state(seen, driver.wanted)
+    state = driver_state(seen, driver.wanted, driver.flavour)
     found = decision(state, driver.reboot, terminal=sys.stdin.isatty())
     executing = ctx_state.get().is_executing
     untouched = seen["mark"] is None and not seen["kept"]["units"]
@@ -298,7 +300,11 @@ def _problems(state: State, host: Host, driver: _Driver) -> tuple[str, ...]:
     while True:
         answer = survey(state, [host])[host.name]
         report = judged({host.name: answer}, declared)
-        standing = driver_state(answer, driver.wanted) if isinstance(answer, dict) else None
+        standing = (
+            driver_state(answer, driver.wanted, driver.flavour)
+            if isinstance(answer, dict)
+            else None
+        )
         settings = declared[host.name].settings
         found = unchecked.problems(report, host.name, settings, standing)
         passing = unchecked.passes_by_itself(report, host.name, settings)

@@ -71,6 +71,19 @@ def test_one_version_everywhere_is_in_force():
     assert driver_state(document(NEW, NEW), "580") == InForce(NEW)
 
 
+def test_the_other_flavour_of_the_same_version_is_another_module():
+    """Both are 580.95.05 to modinfo and to NVML."""
+    seen = document(NEW, NEW)
+    assert "Open Kernel Module" in seen["driver"]["proc"]
+    assert driver_state(seen, NEW, "open") == InForce(NEW)
+    found = driver_state(seen, NEW, "proprietary")
+    assert isinstance(found, NeedsReload)
+    assert "gpu_lock.modules is proprietary" in found.reason
+    # What does not say which it is, is not guessed at.
+    seen["driver"]["proc"] = {"missing": "absent"}
+    assert driver_state(seen, NEW, "proprietary") == InForce(NEW)
+
+
 def test_recorded_machines_are_in_force_as_they_are():
     """The probes of healthy machines, none of which this module was written for."""
     for path in sorted(Path(ROOT / "tests/nodes").glob("*.json")):

@@ -125,13 +125,16 @@ class Unknown:
 DriverState: TypeAlias = InForce | NeedsReload | NeedsReboot | Held | Broken | Unknown
 
 
-def driver_state(document: Mapping[str, Any], wanted: str | None) -> DriverState:
+def driver_state(
+    document: Mapping[str, Any], wanted: str | None, flavour: str | None = None
+) -> DriverState:
     """
     Return how the driver stands on a node.
 
     `document` is a probe's, or what `on_node/driver_reload.py` saw, which adds who holds the driver
     (`holders`) and what runs (`active`, `loaded`). `wanted` is the lock's driver, exact or a branch
-    ("580"); None: whatever is on the disk.
+    ("580"); None: whatever is on the disk. `flavour` is the lock's `modules`, "open" or
+    "proprietary", which have the same versions; None: either.
     """
     driver = document["driver"]
     asked = {"the loaded module": "module", "the module on the disk": "disk"}
@@ -149,6 +152,10 @@ def driver_state(document: Mapping[str, Any], wanted: str | None) -> DriverState
     if reasons := tuple(_unfit(driver, on_disk, wanted)):
         return Broken(reasons)
     if loaded == on_disk:
+        told = _flavour(driver)
+        if flavour is not None and told not in {None, flavour}:
+            said = f"the {told} module {loaded} is loaded, and gpu_lock.modules is {flavour}"
+            return _to_be_loaded(document, loaded, on_disk, said)
         if _missing(driver.get("init")) == "version_mismatch":
             said = f"module and libraries are {on_disk}, and NVML says that they differ"
             return NeedsReboot(said, on_disk)
@@ -215,12 +222,12 @@ def _unfit(driver: Mapping[str, Any], on_disk: str, wanted: str | None) -> Itera
 
 
 def _to_be_loaded(
-    document: Mapping[str, Any], loaded: str | None, version: str
+    document: Mapping[str, Any], loaded: str | None, version: str, reason: str = ""
 ) -> NeedsReload | NeedsReboot | Held:
     modules = _known(document["system"]["modules"], [])
     if loaded is None and "nouveau" in modules:
         return NeedsReboot("nouveau has the GPUs, and gives them up at a boot only", version)
-    reason = (
+    reason = reason or (
         f"module {loaded} is loaded, {version} lies on the disk"
         if loaded
         else f"no NVIDIA module is loaded, {version} lies on the disk"
@@ -279,6 +286,14 @@ def _library(driver: Mapping[str, Any]) -> str | None:
     nvml = driver.get("nvml")
     found = re.search(r"\b(\d{3}\.\d+(\.\d+)?)\b", nvml) if isinstance(nvml, str) else None
     return found[1] if found else None
+
+
+def _flavour(driver: Mapping[str, Any]) -> str | None:
+    """Return which modules are loaded, by what the kernel's file says; None: it does not say."""
+    told = driver.get("proc")
+    if not isinstance(told, str):
+        return None
+    return "open" if "Open Kernel Module" in told else "proprietary"
 
 
 def _missing(value: Any) -> str | None:

@@ -91,6 +91,7 @@ def look() -> dict[str, Any]:
         "kernel": read(line, "/proc/sys/kernel/osrelease"),
         "driver": {
             "module": read(line, "/sys/module/nvidia/version"),
+            "proc": read(lambda: line("/proc/driver/nvidia/version").splitlines()[0]),
             "disk": kernels if gone else kernels["disk"],
             "kernels": kernels if gone else kernels["kernels"],
             "library": library if is_missing(library) else library["library"],
