@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -118,3 +120,21 @@ def test_an_index_is_read_in_both_forms(tmp_path, form: str):
     assert [(link.url, link.name, link.sha256) for link in links] == [
         (f"http://index/files/{name}", name, A)
     ]
+
+
+def test_an_index_is_asked_for_each_package_by_its_normal_name(tmp_path):
+    """Beside a page of links; what the index has not is not an error of its own."""
+    folder = tmp_path / "simple/some-package"
+    folder.mkdir(parents=True)
+    name = "some_package-1-py3-none-any.whl"
+    (folder / "index.html").write_text(f'<a href="{name}#sha256={A}">{name}</a>')
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    lock = f"Some.Package==1 --hash=sha256:{A}\n"
+    with running(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as url:
+        (found,) = wheels.find(Lock("a.txt", lock, f"{url}/simple/", ()), NOBLE)
+        with pytest.raises(FleetError, match="other==1 has no wheel"):
+            wheels.find(
+                Lock("a.txt", lock + f"other==1 --hash=sha256:{B}", f"{url}/simple", ()), NOBLE
+            )
+
+    assert found.url == f"{url}/simple/some-package/{name}"
