@@ -9,17 +9,7 @@ from pyinfra.api import deploy
 from gpufleet.converge import Converge
 from gpufleet.settings import Cuda, NodeSettings
 from gpufleet.vendor_repository import source
-from gpufleet.wanted import Absent, NoOtherFiles, Package, Wanted
-
-# What earlier releases of this role had put where the node's own apt looks. The last is the
-# vendor's own source, which the keyring package brings.
-FORMER = (
-    "/etc/apt/sources.list.d/gpufleet-cuda.sources",
-    "/etc/apt/preferences.d/00-gpufleet-cuda.pref",
-    "/etc/apt/preferences.d/cuda-repository-pin-600",
-    "/var/lib/gpufleet/cuda-keyring.deb",
-)
-PACKAGED_SOURCES = "/etc/apt/sources.list.d/cuda-*.list"
+from gpufleet.wanted import Package, Wanted
 
 # What kernels are compiled with at run time: headers of CUDA and of the libraries that FlashInfer
 # and torch's extensions include. nvcc brings the compiler's other parts in its own version.
@@ -31,8 +21,6 @@ Profile = Literal["none", "jit", "full"]
 @deploy("CUDA")
 def cuda(wanted: Cuda, profile: Profile = "full") -> None:
     """Converge the toolkit, after its repository; with none, nothing is installed."""
-    former = Converge(Wanted(*(Absent(path) for path in FORMER), NoOtherFiles(PACKAGED_SOURCES)))
-    former.files(name="nothing of the vendor's in the node's own apt")
     toolkit = Converge(Wanted(source(wanted.repository), *packages(wanted, profile)))
     toolkit.packages(name="toolkit")
 

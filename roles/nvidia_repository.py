@@ -13,7 +13,17 @@ from gpufleet.converge import Converge
 from gpufleet.facts import PYTHON
 from gpufleet.settings import Repository
 from gpufleet.vendor_repository import KEYS, fingerprint, kept_path, key_path
-from gpufleet.wanted import Directory, Package, Wanted
+from gpufleet.wanted import Absent, Directory, NoOtherFiles, Package, Wanted
+
+# Where the node's own apt and dnf look. What earlier releases of gpufleet had put there, and the
+# source and the pin of the vendor's keyring package: apt refuses two keys for one address.
+FORMER = (
+    "/etc/apt/sources.list.d/gpufleet-cuda.sources",
+    "/etc/apt/preferences.d/00-gpufleet-cuda.pref",
+    "/etc/apt/preferences.d/cuda-repository-pin-600",
+    "/var/lib/gpufleet/cuda-keyring.deb",
+)
+PACKAGED = ("/etc/apt/sources.list.d/cuda-*.list", "/etc/yum.repos.d/cuda-*.repo")
 
 # on_node/vendor_key.py ends itself after 120 s.
 KEY_SECONDS = 180
@@ -27,6 +37,8 @@ def nvidia_repository(repository: Repository) -> None:
     The vendor's keyring package is not installed: it would put the vendor's repository, with a pin
     that outranks the distribution's own packages, before everything that the node's apt does.
     """
+    former = Converge(Wanted(*map(Absent, FORMER), *map(NoOtherFiles, PACKAGED)))
+    former.files(name="nothing of the vendor's in the node's own package manager")
     tools = Converge(Wanted(Package("ca-certificates")))
     tools.packages(name="certificates of authorities")
     folders = Converge(
