@@ -20,7 +20,7 @@ from lab import vendor
 from lab.nodes import Lab
 from lab.vendor import driver, kernels, states
 
-LAB_ID = "gfdr"
+LAB_ID = "gfm"
 SWITCHED, PLAIN = "gpu-01", "gpu-02"
 NODES = {SWITCHED: "h100x8", PLAIN: "a100x4-pcie"}
 STATE = Path("/var/lib/gpufleet-lab")
