@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -223,3 +224,39 @@ def test_nothing_is_executed(ask: Ask, folder: Path) -> None:
     )
     assert found == "touch"
     assert sorted((each, each.lstat().st_mtime_ns) for each in folder.rglob("*")) == before
+
+
+AWAY = """\
+from gpufleet import inventory
+away = ("away", {"ssh_hostname": "127.0.0.1", "ssh_port": 1})
+globals().update(inventory.load(__file__, groups={"all_here": ["@local", away]}))
+"""
+
+
+def test_a_node_that_gives_no_answer_leaves_unknown_what_needs_the_plan(tmp_path: Path) -> None:
+    """A plan without it would be another one, so what the others are to serve is not known."""
+    inventory = tmp_path / "inventories/away.py"
+    inventory.parent.mkdir()
+    inventory.write_text(AWAY)
+
+    done = subprocess.run(
+        [Path(sys.executable).with_name("gpufleet"), "drift", str(inventory), "--json"],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    found = json.loads(done.stdout)
+    jsonschema.validate(found, json.loads((ROOT / "docs/drift.schema.json").read_text()))
+    assert found["nodes"]["away"]["drift"] == "unknown"
+    assert "cannot be reached" in found["nodes"]["away"]["unread"][0]["why"]
+    here = [
+        each["why"]
+        for each in found["nodes"]["@local"]["unread"]
+        if each["source"] == "deploys/vllm.py"
+    ]
+    assert "away: cannot be reached" in here[0]
+    assert done.returncode != 0
