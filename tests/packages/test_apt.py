@@ -352,6 +352,13 @@ def test_a_source_that_is_not_as_it_must_be_is_one_sentence(
     assert system.status() == {}
 
 
+def test_a_key_that_is_not_on_the_node_is_named(system: Debian) -> None:
+    (system.root / KEY.lstrip("/")).unlink()
+
+    run = transact(driver(system, "580.1.1-1"), system.root)
+    assert f"the key {KEY} of the package source vendor is not on the node" in run.err
+
+
 def processes(below: Path) -> list[int]:
     """Return the processes whose command line names a folder."""
     found = []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,7 +28,7 @@ def gnupg(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def system(tmp_path: Path, gnupg: Path) -> RedHat:
+def system(tmp_path: Path, gnupg: Path) -> Iterator[RedHat]:
     """A system to which a vendor offers a driver in two versions."""
     found = RedHat(tmp_path, gnupg).make()
     found.publish(
@@ -40,7 +42,10 @@ def system(tmp_path: Path, gnupg: Path) -> RedHat:
             )
         )
     )
-    return found
+    yield found
+    # dnf leaves GnuPG's agent running for each key that it was shown.
+    for home in (gnupg, *tmp_path.rglob("pubring")):
+        subprocess.run(["gpgconf", "--homedir", str(home), "--kill", "all"], check=False)
 
 
 def driver(system: RedHat, version: str, *names: str) -> Plan:

@@ -17,6 +17,7 @@ Python 3.8, standard library.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -63,8 +64,9 @@ def transact(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def say(text: str) -> None:
-    """Say what goes on, at once."""
-    print(text, file=sys.stderr, flush=True)
+    """Say what goes on, at once; nobody may be listening any more."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def write_files(files: Dict[str, str]) -> None:
@@ -88,7 +90,7 @@ def mend(manager: Manager, asked: Dict[str, Any]) -> List[str]:
         package_locks.wait(asked["root"], manager.kind, asked["lock_seconds"], say)
         output = manager.finish()
     if asked["install"] and any(one.torn for one in manager.installed().values()):
-        fetch(manager)
+        fetch(manager, asked)
         manager.repair()
     left = manager.unfinished()
     # What this transaction replaces may stay broken until then.
@@ -104,7 +106,7 @@ def mend(manager: Manager, asked: Dict[str, Any]) -> List[str]:
 
 def change(manager: Manager, asked: Dict[str, Any], notes: List[str]) -> List[Change]:
     """Install, move and remove, after everything that could forbid it was looked at."""
-    foul = fetch(manager) if asked["install"] else []
+    foul = fetch(manager, asked) if asked["install"] else []
     before = manager.installed()
     try:
         changes = manager.foretell()
@@ -119,19 +121,24 @@ def change(manager: Manager, asked: Dict[str, Any], notes: List[str]) -> List[Ch
     if output.status:
         raise RefusedError("packages could not be downloaded: %s; %s" % (output.last, UNTOUCHED))
     output = manager.install()
-    held = [
-        one.name for one in changes if one.after and one.name in before and before[one.name].held
-    ]
+    held = [one.name for one in changes if one.name in before and before[one.name].held]
     if output.status or broken(manager, asked):
         raise RefusedError(restore(manager, changes, output, held))
-    manager.mark_again([name for name in held if name not in asked["release"]])
+    left = manager.installed()
+    manager.mark_again([name for name in held if name in left and name not in asked["release"]])
     manager.mark()
     manager.clean()
     return changes
 
 
-def fetch(manager: Manager) -> List[str]:
+def fetch(manager: Manager, asked: Dict[str, Any]) -> List[str]:
     """Fetch the indexes; return what is wrong with the node's own sources."""
+    for source in asked["sources"]:
+        if not os.path.isfile(asked["root"] + source["key"]):
+            raise RefusedError(
+                "the key %s of the package source %s is not on the node: the role that brings it "
+                "has to run before; %s" % (source["key"], source["id"], UNTOUCHED)
+            )
     try:
         return manager.fetch()
     except RefusedError as refused:

@@ -176,13 +176,17 @@ class Apt:
         found = []
         for source in self.asked["sources"]:
             origin, label = labels.get(source["url"], ("", ""))
-            if not origin and not label:
+            words = [
+                "%s=%s" % (key, value)
+                for key, value in (("o", origin), ("l", label))
+                if value and "," not in value  # which separates them (apt_preferences(5))
+            ]
+            if not words:
                 raise RefusedError(
                     "the package source %s (%s) has a Release file without Origin and Label, so "
                     "apt cannot tell its packages from others: mirror the vendor's index unchanged"
                     % (source["id"], source["url"])
                 )
-            words = ["%s=%s" % pair for pair in (("o", origin), ("l", label)) if pair[1]]
             found.append((source, "release " + ",".join(words)))
         return found
 
@@ -193,7 +197,7 @@ class Apt:
             records.append((" ".join(names), "version " + version, EXACT_PRIORITY))
         for source, expression in fences:
             records.append((" ".join(source["packages"]), expression, SOURCE_PRIORITY))
-            records.append(("*", expression, NEVER))
+        records += [("*", expression, NEVER) for _, expression in fences]
         text = "".join("Package: %s\nPin: %s\nPin-Priority: %d\n\n" % record for record in records)
         with open(self.root + HOME + "/preferences", "w") as file:
             file.write(
