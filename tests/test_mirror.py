@@ -90,6 +90,16 @@ def test_an_address_on_the_mirror_stays():
     assert addresses(settings)["vendor"] == here
 
 
+def test_folders_of_the_node_stay():
+    """Wheels that somebody has put on the node are not on the mirror."""
+    links = ["/srv/wheels", "https://wheels.example/cpu/"]
+    vllm = {**written()["vllm"], "find_links": links}
+
+    settings = node_settings(written(vllm=vllm, mirror={"url": BASE}, offline=True))
+
+    assert addresses(settings)["wheels"][0] == ("/srv/wheels", f"{BASE}/wheels/index.html")
+
+
 def test_what_was_written_can_still_be_had():
     """A bundle is filled from there."""
     assert written_settings(written(mirror={"url": BASE})).cuda == node_settings(written()).cuda

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 if TYPE_CHECKING:
     from gpufleet.mirror_settings import Mirror
-    from gpufleet.settings import NodeSettings
+    from gpufleet.settings import NodeSettings, Vllm
 
 PACKAGES = "apt"
 KEYS = "keys"
@@ -57,16 +57,17 @@ def mirrored(settings: NodeSettings) -> NodeSettings:
             update={"container_toolkit": toolkit.model_copy(update={"repository": url})}
         )
     if settings.vllm:
-        changed["vllm"] = settings.vllm.model_copy(update=_vllm(mirror))
+        changed["vllm"] = settings.vllm.model_copy(update=_vllm(mirror, settings.vllm))
     return settings.model_copy(update=changed)
 
 
-def _vllm(mirror: Mirror) -> dict[str, Any]:
+def _vllm(mirror: Mirror, vllm: Vllm) -> dict[str, Any]:
     changed: dict[str, Any] = {}
+    own = tuple(link for link in vllm.find_links if not _ADDRESS.match(link))  # folders of the node
     if mirror.index_url:
-        changed |= {"index_url": mirror.index_url, "find_links": (), "no_index": False}
+        changed |= {"index_url": mirror.index_url, "find_links": own, "no_index": False}
     elif wheels := mirror.wheels or (mirror.url and f"{mirror.url}/{WHEELS}"):
-        changed |= {"index_url": None, "find_links": (wheels,), "no_index": True}
+        changed |= {"index_url": None, "find_links": (*own, wheels), "no_index": True}
     if models := mirror.models or (mirror.url and f"{mirror.url}/{HUB}"):
         changed["hf_endpoint"] = models
     return changed

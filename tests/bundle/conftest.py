@@ -119,7 +119,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         written = {
             "cuda": {
                 "repository": {
-                    "url": repository.url,
+                    # Another host than the distribution's, as the vendor's is.
+                    "url": repository.url.replace("127.0.0.1", "localhost"),
                     "keyring": repository.keyring,
                     "keyring_sha256": repository.keyring_sha256,
                 }
@@ -236,6 +237,6 @@ def alone() -> dict[str, str]:
         **os.environ,
         "http_proxy": nowhere,
         "https_proxy": nowhere,
-        "no_proxy": "127.0.0.1",
+        "no_proxy": "127.0.0.1,localhost",
         "LC_ALL": "C",
     }

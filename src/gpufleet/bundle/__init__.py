@@ -1,5 +1,5 @@
 """Fill a static mirror for a network without the internet: packages, keys, wheels, models.
 
 `needs` says what nodes take (pure), `apt`, `wheels` and `models` find where it is, `download`
-brings it, `written` says what a bundle holds, `serve` hands it out.
+brings it, `collect` writes the folder, `serve` hands it out.
 """

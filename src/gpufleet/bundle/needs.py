@@ -17,8 +17,8 @@ from gpufleet.mirror_settings import Archive
 from gpufleet.settings import NodeSettings, Repository
 from gpufleet.wanted import Package
 
-# The C library of each system, which decides what wheels it takes ("ldd --version" there); a newer
-# one that is not listed takes what the oldest that could be meant takes.
+# The C library of each system, which decides what wheels it takes ("ldd --version" there). Ubuntu
+# 26.04's is newer than what stands here, and takes what an older one takes.
 GLIBC = {
     ("debian", "12"): (2, 36),
     ("debian", "13"): (2, 41),

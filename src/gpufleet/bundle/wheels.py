@@ -99,12 +99,13 @@ class Lock:
 
 def find(lock: Lock, target: Target) -> tuple[Remote, ...]:
     """
-    Return the wheel of each package of a lock.
+    Return the wheel of each package of a lock; folders of the nodes among its links are theirs.
 
     Raises FleetError with every package that has none for this node, or no hash.
     """
     ranks = {tag: rank for rank, tag in enumerate(target.tags)}
-    flat = [link for page in lock.find_links for link in _links(_page(page))]
+    pages = [link for link in lock.find_links if link.startswith(("http://", "https://"))]
+    flat = [link for page in pages for link in _links(_page(page))]
     problems: list[str] = []
 
     def one(pin: tuple[Requirement, frozenset[str]]) -> Remote | None:
