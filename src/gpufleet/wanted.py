@@ -11,10 +11,46 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
-from fnmatch import fnmatchcase
 from typing import TypeAlias, TypeVar
 
 from gpufleet.errors import FleetError
+from gpufleet.wanted_packages import (
+    Lockstep,
+    ModuleStream,
+    NoPackage,
+    Package,
+    PackageSource,
+    upstream,
+)
+from gpufleet.well_formed import CONTROL, must_be_path, must_match
+
+__all__ = [
+    "DEFAULT_UNIT_SECONDS",
+    "STARTED_DIRECTORY",
+    "UNIT_DIRECTORY",
+    "Absent",
+    "Directory",
+    "File",
+    "Group",
+    "Line",
+    "Link",
+    "Listing",
+    "Lockstep",
+    "ModuleStream",
+    "NoOtherFiles",
+    "NoOtherUnits",
+    "NoPackage",
+    "Package",
+    "PackageSource",
+    "Unit",
+    "UnitGone",
+    "User",
+    "Value",
+    "Wanted",
+    "started_line",
+    "unit_of",
+    "upstream",
+]
 
 # Where an administrator's units belong, and so ours (systemd.unit(5), "Unit File Load Path").
 UNIT_DIRECTORY = "/etc/systemd/system"
@@ -24,17 +60,6 @@ STARTED_DIRECTORY = "/run/gpufleet/started"
 # (systemd-system.conf(5)).
 DEFAULT_UNIT_SECONDS = 90
 
-# deb-control(5), fields Package and Version, and what rpm has beyond them (capitals, `_`, `^`); an
-# architecture as dpkg appends it.
-_PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._-]+(:[a-z0-9_-]+)?")
-_PACKAGE_PATTERN = re.compile(r"[A-Za-z0-9*?][A-Za-z0-9+._*?-]*")
-# A final `*` stands for whatever follows.
-_VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+:~^_-]*\*?")
-_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
-# An apt source and a dnf repository are lines of text: no blank, no quote, no comment.
-_REPOSITORY = re.compile(r"(https?://|file:/)[^\s\"'#\[\]]+[^\s\"'#\[\]/]")
-# nvidia-driver:580-open
-_MODULE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # useradd(8), "CAVEATS", as Debian's shadow accepts it.
 _ACCOUNT = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 # systemd.unit(5): the characters of a unit name. A wildcard is none of them.
@@ -46,130 +71,6 @@ _FINGERPRINT = re.compile(r"[0-9A-Za-z]{1,64}")
 
 
 @dataclass(frozen=True)
-class Package:
-    """
-    A package of the node's own package manager, apt's or dnf's, fully installed.
-
-    Attributes:
-        name: as the package manager knows it.
-        version: exactly this one, up or down; with a final `*` any that begins so, of which the
-            one that is installed stays and a new node gets the newest; None: any.
-        hold: True: nothing but us moves it (apt-mark hold, dnf versionlock); False: anything may;
-            None: as the operator left it.
-    """
-
-    name: str
-    version: str | None = None
-    hold: bool | None = None
-
-    def __post_init__(self) -> None:
-        _must_match(_PACKAGE, self.name, "a package name")
-        if self.version is not None:
-            _must_match(_VERSION, self.version, f"a version of package {self.name}")
-
-    def accepts(self, version: str) -> bool:
-        """
-        Tell whether an installed version is as wanted; an epoch counts only where one is wanted.
-
-        >>> Package("nvidia-open", "580.*").accepts("3:580.95.05-1.el9")
-        True
-        """
-        if self.version is None:
-            return True
-        found = version if ":" in self.version else version.rpartition(":")[2]
-        if self.version.endswith("*"):
-            return found.startswith(self.version[:-1])
-        return found == self.version
-
-
-@dataclass(frozen=True)
-class PackageSource:
-    """
-    A vendor's repository, which our package runs see, and the node's own apt or dnf never does.
-
-    So whatever becomes of it, the node's own upgrades go on, and none of them moves what we want.
-
-    Attributes:
-        id: names it in files and messages, as in "nvidia-cuda".
-        url: of a flat apt repository ("{url}/Packages"), or dnf's baseurl; without final slash.
-        key: path on the node of its public key. What that key did not sign is refused.
-        packages: patterns of the names that may come from it; nothing else does.
-    """
-
-    id: str
-    url: str
-    key: str
-    packages: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        _must_match(_ID, self.id, "the id of a package source")
-        _must_match(_REPOSITORY, self.url, f"the address of package source {self.id}")
-        _must_be_path(self.key, f"of the key of package source {self.id}")
-        if not self.packages:
-            raise FleetError(f"package source {self.id} names no packages that may come from it")
-        for pattern in self.packages:
-            _must_match(_PACKAGE_PATTERN, pattern, f"a pattern of packages of {self.id}")
-
-
-@dataclass(frozen=True)
-class NoPackage:
-    """
-    No installed package matches `pattern`, but those that match one of `but`.
-
-    They go in the same transaction in which wanted packages come: a driver's other branch cannot
-    go before, because what needs a driver would go with it.
-    """
-
-    pattern: str
-    but: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for pattern in (self.pattern, *self.but):
-            _must_match(_PACKAGE_PATTERN, pattern, "a pattern of package names")
-        if not re.match(r"[A-Za-z0-9]{3}", self.pattern):
-            raise FleetError(
-                f"{self.pattern}: it would match packages of the system: begin with the packages' "
-                "own prefix, e.g. nvidia-dkms-*"
-            )
-
-    def matches(self, name: str) -> bool:
-        """Tell whether a package of this name has to go; with or without an architecture."""
-        name = name.partition(":")[0]
-        return fnmatchcase(name, self.pattern) and not any(
-            fnmatchcase(name, kept) for kept in self.but
-        )
-
-
-@dataclass(frozen=True)
-class Lockstep:
-    """
-    Packages that only work together: those of them that are installed have one upstream version.
-
-    A transaction that would leave two versions is refused before anything is touched.
-    """
-
-    names: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        if not self.names:
-            raise FleetError("a lockstep of no packages says nothing: name those that go together")
-        for name in self.names:
-            _must_match(_PACKAGE, name, "a package name")
-
-
-@dataclass(frozen=True)
-class ModuleStream:
-    """The stream of a dnf module that is enabled; only for nodes with dnf."""
-
-    name: str
-    stream: str
-
-    def __post_init__(self) -> None:
-        _must_match(_MODULE, self.name, "the name of a dnf module")
-        _must_match(_MODULE, self.stream, f"a stream of the dnf module {self.name}")
-
-
-@dataclass(frozen=True)
 class Group:
     """A group. `system` counts when it is created; an existing group keeps its number."""
 
@@ -177,7 +78,7 @@ class Group:
     system: bool = True
 
     def __post_init__(self) -> None:
-        _must_match(_ACCOUNT, self.name, "a group name")
+        must_match(_ACCOUNT, self.name, "a group name")
 
 
 @dataclass(frozen=True)
@@ -202,11 +103,11 @@ class User:
     groups: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _must_match(_ACCOUNT, self.name, "a user name")
+        must_match(_ACCOUNT, self.name, "a user name")
         for group in (self.group, *self.groups):
-            _must_match(_ACCOUNT, group, f"a group of user {self.name}")
+            must_match(_ACCOUNT, group, f"a group of user {self.name}")
         for path in (self.home, self.shell):
-            _must_be_path(path, f"of user {self.name}")
+            must_be_path(path, f"of user {self.name}")
 
 
 @dataclass(frozen=True, repr=False)
@@ -232,7 +133,7 @@ class File:
     secret: bool = False
 
     def __post_init__(self) -> None:
-        _must_be_path(self.path, "of a file")
+        must_be_path(self.path, "of a file")
         _must_be_owned(self)
         if self.secret and self.mode & 0o007:
             raise FleetError(
@@ -263,7 +164,7 @@ class Directory:
     mode: int = 0o755
 
     def __post_init__(self) -> None:
-        _must_be_path(self.path, "of a directory")
+        must_be_path(self.path, "of a directory")
         _must_be_owned(self)
 
 
@@ -275,8 +176,8 @@ class Link:
     target: str
 
     def __post_init__(self) -> None:
-        _must_be_path(self.path, "of a link")
-        if not self.target or _CONTROL.search(self.target):
+        must_be_path(self.path, "of a link")
+        if not self.target or CONTROL.search(self.target):
             raise FleetError(f"{self.target!r}, the target of link {self.path}, is no path")
 
 
@@ -287,7 +188,7 @@ class Absent:
     path: str
 
     def __post_init__(self) -> None:
-        _must_be_path(self.path, "of what is to be absent")
+        must_be_path(self.path, "of what is to be absent")
 
 
 @dataclass(frozen=True)
@@ -301,7 +202,7 @@ class NoOtherFiles:
     pattern: str
 
     def __post_init__(self) -> None:
-        _must_be_path(self.pattern, "of files")
+        must_be_path(self.pattern, "of files")
         if any(wildcard in self.directory for wildcard in "*?["):
             raise FleetError(
                 f"{self.pattern}: a wildcard stands in a directory's name: only the last part may "
@@ -321,7 +222,7 @@ class Listing:
     path: str
 
     def __post_init__(self) -> None:
-        _must_be_path(self.path, "of a directory to list")
+        must_be_path(self.path, "of a directory to list")
 
 
 @dataclass(frozen=True)
@@ -332,8 +233,8 @@ class Line:
     line: str
 
     def __post_init__(self) -> None:
-        _must_be_path(self.path, "of a line")
-        if not self.line or _CONTROL.search(self.line):
+        must_be_path(self.path, "of a line")
+        if not self.line or CONTROL.search(self.line):
             raise FleetError(f"{self.line!r} for {self.path} is not one line of text")
 
 
@@ -364,7 +265,7 @@ class Unit:
     def __post_init__(self) -> None:
         _must_be_unit(self.name)
         if self.fingerprint is not None:
-            _must_match(_FINGERPRINT, self.fingerprint, f"the fingerprint of {self.name}")
+            must_match(_FINGERPRINT, self.fingerprint, f"the fingerprint of {self.name}")
         if min(self.stop_seconds, self.start_seconds) < 0:
             raise FleetError(f"{self.name}: stop_seconds and start_seconds cannot be negative")
 
@@ -401,7 +302,7 @@ class NoOtherUnits:
     stop_seconds: int = DEFAULT_UNIT_SECONDS
 
     def __post_init__(self) -> None:
-        _must_match(_UNIT_PATTERN, self.pattern, "a pattern of unit names")
+        must_match(_UNIT_PATTERN, self.pattern, "a pattern of unit names")
         if not re.match(r"[A-Za-z0-9]{2}", self.pattern) or "." not in self.pattern:
             raise FleetError(
                 f"{self.pattern}: it would match units of the system: begin with the units' own "
@@ -478,21 +379,11 @@ def started_line(fingerprint: str) -> str:
     ExecStartPre=+/bin/sh -c 'mkdir -p /run/gpufleet/started && printf %%s 3c4d \
 > /run/gpufleet/started/%n'
     """
-    _must_match(_FINGERPRINT, fingerprint, "a fingerprint")
+    must_match(_FINGERPRINT, fingerprint, "a fingerprint")
     return (
         f"ExecStartPre=+/bin/sh -c 'mkdir -p {STARTED_DIRECTORY} && "
         f"printf %%s {fingerprint} > {STARTED_DIRECTORY}/%n'"
     )
-
-
-def upstream(version: str) -> str:
-    """
-    Return what of a package's version is its author's: without epoch and packaging revision.
-
-    >>> upstream("3:580.95.05-1ubuntu1")
-    '580.95.05'
-    """
-    return version.rpartition(":")[2].partition("-")[0]
 
 
 def unit_of(path: str) -> str | None:
@@ -510,32 +401,15 @@ def unit_of(path: str) -> str | None:
     return name if _UNIT.fullmatch(name) and "@." not in name else None
 
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-
-
-def _must_match(pattern: re.Pattern[str], value: str, what: str) -> None:
-    if not pattern.fullmatch(value):
-        raise FleetError(f"{value!r} is not {what}: it must match {pattern.pattern}")
-
-
 def _must_be_unit(name: str) -> None:
-    _must_match(_UNIT, name, "a unit name")
+    must_match(_UNIT, name, "a unit name")
     if "@." in name:
         raise FleetError(f"{name} is a template: only its instances run, e.g. name@1.service")
 
 
-def _must_be_path(path: str, what: str) -> None:
-    plain = path.startswith("/") and not _CONTROL.search(path)
-    if not plain or any(part in {"", ".", ".."} for part in path.split("/")[1:]):
-        raise FleetError(
-            f"{path!r} is not a path {what}: it must be absolute, without '.', '..', empty parts "
-            "or control characters"
-        )
-
-
 def _must_be_owned(value: File | Directory) -> None:
-    _must_match(_ACCOUNT, value.user, f"the owner of {value.path}")
-    _must_match(_ACCOUNT, value.group, f"the group of {value.path}")
+    must_match(_ACCOUNT, value.user, f"the owner of {value.path}")
+    must_match(_ACCOUNT, value.group, f"the group of {value.path}")
     if not 0 <= value.mode <= 0o7777:
         raise FleetError(f"{value.path}: {value.mode:#o} is not a mode: 0 to 0o7777")
 
