@@ -17,8 +17,7 @@ from lab.machine.profile import HOPPER
 NVIDIA_MODULES = ("nvidia", "nvidia_drm", "nvidia_modeset", "nvidia_peermem", "nvidia_uvm")
 NOUVEAU = "nouveau"
 
-# What a Debian's unattended-upgrades may install by default: /etc/apt/apt.conf.d/50unattended-
-# upgrades of bookworm, shortened.
+# Origins as unattended-upgrades names them; which of them a fresh Debian has is assumed.
 _ORIGINS = (
     "origin=Debian,codename=bookworm,label=Debian",
     "origin=Debian,codename=bookworm-security,label=Debian-Security",
@@ -86,7 +85,7 @@ def _driver(machine: Machine, own: str | None, loaded: Loaded) -> str | None:
         return own
     if loaded.version:
         return own
-    # nouveau takes no GPU from Hopper on, although it is loaded for them (nouveau, device/base.c).
+    # Assumed: nouveau takes no GPU from Hopper on, although it is loaded for them.
     takes = own == "nvidia" and machine.profile.architecture < HOPPER
     return NOUVEAU if takes and NOUVEAU in loaded.modules else None
 

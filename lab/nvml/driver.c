@@ -15,7 +15,7 @@
 
 #include "sim.h"
 
-/* Highest CUDA version of a branch and later ones, NVIDIA's CUDA Toolkit release notes, table 3. */
+/* Highest CUDA version of a branch and later ones: the toolkit it came out with; 535 assumed. */
 static const struct {
     unsigned long branch;
     int cuda;
