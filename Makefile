@@ -37,13 +37,16 @@ lint: .venv/.ready
 # A file's tests stay on one core: some of them hold ports, and measure seconds.
 UNIT_TESTS := $(RUN)/pytest -q -n logical --dist loadfile -m 'not lab and not long'
 
+# A lab is one worker's. Two: nodes wait much, and measured bounds hold beside one other lab.
+LAB_TESTS := $(RUN)/pytest -v --durations=25 -n 2 --dist loadgroup --no-loadscope-reorder
+
 test-unit: lint
 	$(UNIT_TESTS)
 
 test: lint
 	@$(RUN)/gpufleet lab require-root 'make test'
 	$(UNIT_TESTS)
-	$(RUN)/pytest --durations=15 -m 'lab and not long'
+	$(LAB_TESTS) -m 'lab and not long'
 
 test-long: .venv/.ready
 	@$(RUN)/gpufleet lab require-root 'make test-long'

@@ -69,26 +69,31 @@ def fault_table(rows: list[tuple[str, float, str, float]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads which tests belong together
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     Every test here needs root and nodes: none is skipped, `make test-unit` leaves them out.
 
-    Those of the fleet run last, for its idle vLLM workers slow the others down, and the main job is
-    the first of them: it begins with bare nodes.
+    A lab is one worker's: tests of one file stay together, and all of the fleet. These begin, for
+    they take longest; the main job is the first of them, for it begins with bare nodes.
     """
     here = [item for item in items if Path(item.fspath).is_relative_to(Path(__file__).parent)]
     for item in here:
         item.add_marker("lab")
+        item.add_marker(pytest.mark.xdist_group("fleet" if _of_the_fleet(item) else item.path.stem))
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(1800))  # a first deploy on a slow machine
     ordered = iter(sorted(here, key=_turn))
     items[:] = [next(ordered) if item.get_closest_marker("lab") else item for item in items]
 
 
+def _of_the_fleet(item: pytest.Item) -> bool:
+    return "nodes" in getattr(item, "fixturenames", ())
+
+
 def _turn(item: pytest.Item) -> tuple[bool, bool]:
     """Where a test stands among those here; equals keep their order."""
-    of_the_fleet = "nodes" in getattr(item, "fixturenames", ())
-    return of_the_fleet, of_the_fleet and item.path.name != "test_main_job.py"
+    return not _of_the_fleet(item), item.path.name != "test_main_job.py"
 
 
 @dataclass

@@ -12,7 +12,7 @@ import pytest
 from tests.lab.bare_node import NODE, BareNode, Triple, bare_node, vendor_state
 from tests.lab.test_driver_in_force import STAGE, UNIT
 
-LAB_ID = "gfd"
+LAB_ID = "gfu"
 OLD, NEW = "580.95.05", "580.178.04"
 
 

@@ -25,7 +25,7 @@ from gpufleet.firewall import RULES, SERVICE
 from lab.nodes import Lab
 from tests.lab.conftest import ROOT, Fleet, Run
 
-LAB_ID = "gfn"
+LAB_ID = "gfw"
 PEERS = ("gpu-01", "gpu-02")
 STRANGER = "gpu-03"
 # The replica's network is eth1, eth2 another that all have; by eth0 this machine reaches each.

@@ -12,7 +12,7 @@ import yaml
 from tests.lab.conftest import Fleet, standing
 from tests.lab.test_replicas_over_nodes import NODES, Shape, answers, declare, deploy
 
-LAB_ID = "gfn"
+LAB_ID = "gfwr"
 
 
 @pytest.fixture(scope="module")
