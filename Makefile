@@ -37,8 +37,8 @@ lint: .venv/.ready
 # A file's tests stay on one core: some of them hold ports, and measure seconds.
 UNIT_TESTS := $(RUN)/pytest -q -n logical --dist loadfile -m 'not lab and not long'
 
-# A lab is one worker's. Two: nodes wait much, and measured bounds hold beside one other lab.
-LAB_TESTS := $(RUN)/pytest -v --durations=25 -n 2 --dist loadgroup --no-loadscope-reorder
+# A lab is one worker's: tests/conftest.py. They wait for nodes more than they compute.
+LAB_TESTS := $(RUN)/pytest -v --durations=25 -n 3 --dist loadfile --no-loadscope-reorder
 
 test-unit: lint
 	$(UNIT_TESTS)

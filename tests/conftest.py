@@ -6,9 +6,11 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
 
 from gpufleet.topology import Node, node_from_probe
 
@@ -20,6 +22,33 @@ ANY_PACE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("same", ANY_PACE, derandomize=True)
 settings.register_profile("search", ANY_PACE)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+# What works on the one fleet of tests/lab: it stands once, so one worker has them all.
+FLEET = frozenset(
+    {
+        "test_argument_proof",
+        "test_flag_schemas",
+        "test_flags",
+        "test_interruptions",
+        "test_main_job",
+        "test_node_check",
+        "test_sizing",
+        "test_systemd_quoting",
+    }
+)
+
+
+class OneLabOneWorker(LoadFileScheduling):
+    """A file's tests stay on one worker, and so do all of the fleet."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return "the fleet" if Path(file).stem in FLEET else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneLabOneWorker:
+    """Hand out tests by what they share."""
+    return OneLabOneWorker(config, log)
 
 
 @pytest.fixture

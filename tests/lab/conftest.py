@@ -27,6 +27,7 @@ from lab import supplies
 from lab.nodes import Lab
 from lab.state import LabState
 from tests import repository
+from tests.conftest import FLEET
 from tests.repository import ROOT
 
 LAB_ID = "gft"
@@ -69,31 +70,27 @@ def fault_table(rows: list[tuple[str, float, str, float]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads which tests belong together
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     Every test here needs root and nodes: none is skipped, `make test-unit` leaves them out.
 
-    A lab is one worker's: tests of one file stay together, and all of the fleet. These begin, for
-    they take longest; the main job is the first of them, for it begins with bare nodes.
+    Those of the fleet begin, for they take longest; the main job is the first of them, for it
+    begins with bare nodes.
     """
     here = [item for item in items if Path(item.fspath).is_relative_to(Path(__file__).parent)]
     for item in here:
         item.add_marker("lab")
-        item.add_marker(pytest.mark.xdist_group("fleet" if _of_the_fleet(item) else item.path.stem))
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(1800))  # a first deploy on a slow machine
+        if "nodes" in getattr(item, "fixturenames", ()) and item.path.stem not in FLEET:
+            raise pytest.UsageError(f"{item.path} uses the fleet: name it in tests/conftest.py")
     ordered = iter(sorted(here, key=_turn))
     items[:] = [next(ordered) if item.get_closest_marker("lab") else item for item in items]
 
 
-def _of_the_fleet(item: pytest.Item) -> bool:
-    return "nodes" in getattr(item, "fixturenames", ())
-
-
 def _turn(item: pytest.Item) -> tuple[bool, bool]:
     """Where a test stands among those here; equals keep their order."""
-    return not _of_the_fleet(item), item.path.name != "test_main_job.py"
+    return item.path.stem not in FLEET, item.path.stem != "test_main_job"
 
 
 @dataclass
