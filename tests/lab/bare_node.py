@@ -7,9 +7,7 @@ files, `nvidia-smi`, over plain ssh.
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +20,6 @@ import yaml
 from lab import vendor
 from lab.nodes import Lab
 from tests.lab.conftest import Fleet
-from tests.repository import ROOT
 
 NODE = "gpu-01"
 DEPLOY = "deploys/node.py"
@@ -75,17 +72,7 @@ class BareNode(Fleet):
 
     def begin(self) -> subprocess.Popen[bytes]:
         """Start it and return at once: to be interrupted."""
-        with self.log.open("wb") as output:
-            return subprocess.Popen(
-                [sys.executable, "-m", "pyinfra", "-y", self.inventory, DEPLOY],
-                cwd=ROOT,
-                env=self.env(),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
-            )
+        return self.popen(deploy=DEPLOY)
 
     def sh(self, command: str, seconds: int = 60) -> str:
         return self.ssh(NODE, command, seconds).strip()

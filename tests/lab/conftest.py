@@ -173,9 +173,9 @@ class Fleet:
         """What the deploy in the background printed so far."""
         return self.project / "background.log"
 
-    def popen(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """Start the main deploy and return at once: to be killed."""
-        typed = ["-y", *arguments, self.inventory, "deploys/vllm.py"]
+    def popen(self, *arguments: str, deploy: str = "deploys/vllm.py") -> subprocess.Popen[bytes]:
+        """Start a deploy and return at once: to be killed."""
+        typed = ["-y", *arguments, self.inventory, deploy]
         with self.log.open("wb") as output:
             return subprocess.Popen(
                 [sys.executable, "-m", "pyinfra", *typed],

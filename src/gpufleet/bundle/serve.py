@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import sys
+import time
 from email.utils import formatdate, parsedate_to_datetime
 from functools import partial
 from http import HTTPStatus
@@ -28,57 +29,63 @@ _TYPES = {".html": "text/html; charset=utf-8", ".json": "application/json"}
 
 def server(root: Path, listen: tuple[str, int]) -> ThreadingHTTPServer:
     """Bind a server of the folder `root` to `listen` (port 0: any) without serving yet."""
-    return _Server(listen, partial(_Handler, root=root.resolve()))
+    return FileServer(listen, partial(_Handler, root=root.resolve()))
 
 
-class _Server(ThreadingHTTPServer):
+class FileServer(ThreadingHTTPServer):
+    """A server whose clients do not wait for each other."""
+
     daemon_threads = True
     request_queue_size = 128  # a whole fleet asks at once
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server_version = "gpufleet-bundle"
-    timeout = _IDLE_SECONDS
+class FileHandler(BaseHTTPRequestHandler):
+    """
+    One connection, on which files are sent as apt, uv and the Hub's client ask for them.
 
-    def __init__(self, *connection: object, root: Path) -> None:
-        self.root = root
-        super().__init__(*connection)  # type: ignore[arg-type]  # socketserver's own three
+    Whoever makes `do_GET` says what is asked for: `send` answers with a file, `head` without.
+    """
+
+    protocol_version = "HTTP/1.1"
+    timeout = _IDLE_SECONDS
 
     def do_HEAD(self) -> None:
         self.do_GET()
 
     def do_GET(self) -> None:
-        asked = unquote(urlsplit(self.path).path).lstrip("/")
-        path = (self.root / asked).resolve()
-        if not path.is_relative_to(self.root) or _is_hidden(path.relative_to(self.root)):
-            path = self.root  # as what is not there
-        if not path.is_file():
-            self._head(HTTPStatus.NOT_FOUND, {"Content-Length": "0"})
-            return
+        """Answer; made by each server."""
+        raise NotImplementedError
+
+    def send(
+        self,
+        path: Path,
+        headers: dict[str, str],
+        status: HTTPStatus = HTTPStatus.OK,
+        *,
+        rate: int | None = None,
+    ) -> None:
+        """Answer with a file, or with what of it is asked for; `rate` in bytes a second."""
         with path.open("rb") as file:
             stat = os.fstat(file.fileno())
-            headers = {
-                "Last-Modified": formatdate(stat.st_mtime, usegmt=True),
-                "ETag": f'"{stat.st_mtime_ns:x}-{stat.st_size:x}"',
-            }
+            headers = {"Last-Modified": formatdate(stat.st_mtime, usegmt=True), **headers}
             if self._has_it(stat.st_mtime):
-                self._head(HTTPStatus.NOT_MODIFIED, headers)
+                self.head(HTTPStatus.NOT_MODIFIED, headers)
                 return
             first = self._first_byte(stat.st_size)
-            headers["Content-Type"] = _type(asked)
             headers["Accept-Ranges"] = "bytes"
             headers["Content-Length"] = str(stat.st_size - first)
-            if commit := _RESOLVED.match(asked):
-                headers["X-Repo-Commit"] = commit[1]
             if first:
                 headers["Content-Range"] = f"bytes {first}-{stat.st_size - 1}/{stat.st_size}"
                 file.seek(first)
-            self._head(HTTPStatus.PARTIAL_CONTENT if first else HTTPStatus.OK, headers)
-            if self.command != "HEAD":
+            self.head(HTTPStatus.PARTIAL_CONTENT if first else status, headers)
+            if self.command != "HEAD" and rate is None:
                 shutil.copyfileobj(file, self.wfile, 1 << 20)
+            while rate and self.command != "HEAD" and (block := file.read(rate)):
+                self.wfile.write(block)
+                time.sleep(1)
 
-    def _head(self, status: HTTPStatus, headers: dict[str, str]) -> None:
+    def head(self, status: HTTPStatus, headers: dict[str, str]) -> None:
+        """Send what comes before a body."""
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
@@ -99,9 +106,32 @@ class _Handler(BaseHTTPRequestHandler):
         return first if first < size else 0
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # http.server's name
-        # Control characters must not forge lines.
+        # The request line and the status only: no headers, and so no tokens. Control characters
+        # must not forge lines.
         text = (format % args).translate(dict.fromkeys(range(32), "?"))
         sys.stderr.write(f"{self.log_date_time_string()} {self.client_address[0]} {text}\n")
+
+
+class _Handler(FileHandler):
+    server_version = "gpufleet-bundle"
+
+    def __init__(self, *connection: object, root: Path) -> None:
+        self.root = root
+        super().__init__(*connection)  # type: ignore[arg-type]  # socketserver's own three
+
+    def do_GET(self) -> None:
+        asked = unquote(urlsplit(self.path).path).lstrip("/")
+        path = (self.root / asked).resolve()
+        if not path.is_relative_to(self.root) or _is_hidden(path.relative_to(self.root)):
+            path = self.root  # as what is not there
+        if not path.is_file():
+            self.head(HTTPStatus.NOT_FOUND, {"Content-Length": "0"})
+            return
+        stat = path.stat()
+        headers = {"ETag": f'"{stat.st_mtime_ns:x}-{stat.st_size:x}"', "Content-Type": _type(asked)}
+        if commit := _RESOLVED.match(asked):
+            headers["X-Repo-Commit"] = commit[1]
+        self.send(path, headers)
 
 
 def _is_hidden(path: Path) -> bool:
