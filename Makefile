@@ -38,7 +38,7 @@ lint: .venv/.ready
 UNIT_TESTS := $(RUN)/pytest -q -n logical --dist loadfile -m 'not lab and not long'
 
 # A lab is one worker's: tests/conftest.py. They wait for nodes more than they compute.
-LAB_TESTS := $(RUN)/pytest -v --durations=25 -n 3 --dist loadfile --no-loadscope-reorder
+LAB_TESTS := $(RUN)/pytest -v --durations=25 -n 2 --dist loadfile --no-loadscope-reorder
 
 test-unit: lint
 	$(UNIT_TESTS)

@@ -21,6 +21,8 @@ from lab import vendor
 from lab.image import recipe
 from tests.lab.bare_node import DCGM, NODE, BareNode, Triple, bare_node
 
+pytestmark = pytest.mark.long
+
 LAB_ID = "gfh"
 DRIVER = "580.95.05"
 PORT = 8091

@@ -17,6 +17,8 @@ import pytest
 from tests.lab.bare_node import NODE, BareNode, bare_node
 from tests.repository import ROOT
 
+pytestmark = pytest.mark.long
+
 LAB_ID = "gfg"
 DRIVER, OTHER = "580.95.05", "580.178.04"
 SCHEMA = json.loads((ROOT / "docs/drift.schema.json").read_text())

@@ -28,6 +28,8 @@ from lab.vendor.repository import public_key
 from tests.lab.conftest import Fleet, Run
 from tests.repository import ROOT
 
+pytestmark = pytest.mark.long
+
 LAB_ID = "gfd"
 NODE = "gpu-01"
 KEY = "/etc/apt/by-hand.gpg"

@@ -127,6 +127,7 @@ def test_a_node_is_handed_over_with_gpus_and_without_software_for_them(lab: Lab)
     assert "not found in directory" in ssh(PLAIN, "modprobe nvidia", check=False)
 
 
+@pytest.mark.long
 def test_nouveau_keeps_the_gpus_until_it_is_blacklisted_and_the_node_booted(lab: Lab) -> None:
     """Neither a module on the disk nor the blacklist alone changes what is loaded."""
     install(PLAIN, OLD)
@@ -144,6 +145,7 @@ def test_nouveau_keeps_the_gpus_until_it_is_blacklisted_and_the_node_booted(lab:
     assert ssh(PLAIN, "lspci -k -d 10de: | grep -c 'in use: nvidia'") == "4"
 
 
+@pytest.mark.long
 def test_a_fabric_manager_without_switches_does_not_run(lab: Lab) -> None:
     ssh(PLAIN, f"apt-get install -y -q nvidia-fabricmanager={OLD}-1 --allow-downgrades")
 
@@ -180,6 +182,7 @@ def test_a_boot_loads_what_is_on_the_disk(lab: Lab, running: str) -> None:
     assert (loaded(running), opens(running)) == (NEW, 0)
 
 
+@pytest.mark.long
 def test_a_power_cut_loses_what_was_loaded_and_nothing_else(lab: Lab, running: str) -> None:
     install(running, NEW)
 
@@ -204,6 +207,7 @@ def test_a_module_is_not_unloaded_under_a_program_that_holds_its_device(
     assert loaded(running) == "none"
 
 
+@pytest.mark.long
 def test_whoever_has_the_library_open_holds_the_driver(running: str) -> None:
     ssh(running, f"systemctl stop {' '.join(DAEMONS)}; rmmod nvidia_uvm", check=False)
     program = 'import ctypes, time; ctypes.CDLL("libnvidia-ml.so.1").nvmlInit_v2(); time.sleep(999)'
@@ -215,6 +219,7 @@ def test_whoever_has_the_library_open_holds_the_driver(running: str) -> None:
     ssh(running, "systemctl stop client; rmmod nvidia")
 
 
+@pytest.mark.long
 def test_modules_go_in_the_order_in_which_they_need_each_other(running: str) -> None:
     ssh(running, "nvidia-modprobe -c0 -u")
     ssh(running, f"systemctl stop {' '.join(DAEMONS)}; test -e /dev/nvidia-uvm")
@@ -226,11 +231,13 @@ def test_modules_go_in_the_order_in_which_they_need_each_other(running: str) -> 
     assert loaded(running) == "none"
 
 
+@pytest.mark.long
 def test_other_modules_are_kmods_own_business(running: str) -> None:
     assert "not found in directory" in ssh(running, "modprobe dm_crypt", check=False)
     assert "insmod" in ssh(running, "modprobe --show-depends nvidia")
 
 
+@pytest.mark.long
 def test_options_are_those_that_the_module_was_loaded_with(running: str) -> None:
     options = "options nvidia NVreg_RestrictProfilingToAdminUsers=0"
     ssh(running, f"echo {options} > /etc/modprobe.d/options.conf")
@@ -248,6 +255,7 @@ def test_options_are_those_that_the_module_was_loaded_with(running: str) -> None
 # -- daemons ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_fabric_manager_of_another_version_does_not_run(running: str) -> None:
     ssh(running, "systemctl restart nvidia-fabricmanager; sleep 1")
     assert ssh(running, "systemctl is-active nvidia-fabricmanager") == "active"
@@ -262,6 +270,7 @@ def test_a_fabric_manager_of_another_version_does_not_run(running: str) -> None:
 # -- building --------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_module_that_does_not_compile_leaves_the_package_half_configured(
     lab: Lab, running: str
 ) -> None:
@@ -283,6 +292,7 @@ def test_a_module_that_does_not_compile_leaves_the_package_half_configured(
     assert on_disk(running) == OLD
 
 
+@pytest.mark.long
 def test_the_node_itself_can_be_told_that_nothing_compiles(running: str) -> None:
     ssh(running, "touch /etc/gpufleet-lab/dkms-fails")
 
@@ -292,6 +302,7 @@ def test_the_node_itself_can_be_told_that_nothing_compiles(running: str) -> None
     assert on_disk(running) == NEW
 
 
+@pytest.mark.long
 def test_modules_are_built_for_kernels_with_headers_and_no_others(running: str) -> None:
     """dkms passes a kernel without headers over and succeeds: what is on the disk tells."""
     _, newer, without = kernels.releases()
@@ -310,6 +321,7 @@ def test_modules_are_built_for_kernels_with_headers_and_no_others(running: str) 
     assert newer not in ssh(running, "ls /lib/modules")
 
 
+@pytest.mark.long
 def test_without_headers_a_package_installs_and_no_module_is_built(running: str) -> None:
     headers = f"linux-headers-{platform.release()}"
     ssh(running, f"apt-get remove -y -q {headers}")
@@ -325,6 +337,7 @@ def test_without_headers_a_package_installs_and_no_module_is_built(running: str)
 # -- Secure Boot -----------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_secure_boot_lets_in_what_a_known_key_has_signed(lab: Lab, running: str) -> None:
     unload(running)
     lab.fault(running, "secure-boot-unsigned")
@@ -343,6 +356,7 @@ def test_secure_boot_lets_in_what_a_known_key_has_signed(lab: Lab, running: str)
 # -- the lab's own verbs ---------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_up_and_faults_change_nothing_that_is_loaded(lab: Lab, running: str) -> None:
     seen = "lsmod | sort; ls /dev/nvidia*; cat /sys/module/nvidia/version; lspci -k"
     before = ssh(running, seen)
@@ -355,11 +369,13 @@ def test_up_and_faults_change_nothing_that_is_loaded(lab: Lab, running: str) -> 
     assert lab.facts.without_driver == frozenset(NODES)
 
 
+@pytest.mark.long
 def test_a_driver_fault_is_not_put_on_a_node_that_has_its_own(lab: Lab) -> None:
     with pytest.raises(FleetError, match="whose driver is its own"):
         lab.fault(SWITCHED, "mismatch")
 
 
+@pytest.mark.long
 def test_a_node_that_is_to_have_a_driver_starts_afresh(lab: Lab) -> None:
     """And one that is to have none, too; the last test, because nothing of before is left."""
     lab.up(NODES, without_driver=[SWITCHED])

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.lab.bare_node import NODE, BareNode, Triple, bare_node
+from tests.lab.bare_node import NODE, BareNode, Triple, bare_node, vendor_state
+from tests.lab.test_driver_in_force import STAGE, UNIT
 
 LAB_ID = "gfe"
 FIRST, PATCH, BRANCH = "580.95.05", "580.178.04", "595.91.07"
@@ -107,3 +108,51 @@ def test_another_lock_is_another_driver(node: BareNode, driver: str):
     assert run.status == 0, run.output
     in_force(node, driver)
     assert node.boot_id() == boot
+
+
+def test_a_node_that_was_left_alone_has_no_drift_and_one_thing_moved_is_found(node: BareNode):
+    """Every kind of drift is test_drift.py's."""
+    looked = node.gpufleet("drift", node.inventory, "--json", seconds=300)
+    assert looked.status == 0, looked.output
+
+    node.sh("apt-mark unhold nvidia-fabricmanager")
+    looked = node.gpufleet("drift", node.inventory, "--json", seconds=300)
+    node.sh("apt-mark hold nvidia-fabricmanager")
+
+    assert looked.status == 1, looked.output
+    (found,) = json.loads(looked.stdout)["nodes"][NODE]["moved"]
+    assert "hold nvidia-fabricmanager" in found["what"]
+    assert found["matters"] == "next upgrade"
+
+
+@pytest.mark.parametrize(
+    ("state", "says"), [("bad-signature", "signature"), ("dkms-fails", "nvidia-kernel-open-dkms")]
+)
+def test_an_upgrade_that_fails_costs_a_node_that_serves_nothing(
+    node: BareNode, state: str, says: str
+):
+    """Before packages change, or after their module did not build: two of all kinds."""
+    node.ssh(NODE, f"cat > /etc/systemd/system/{STAGE}", stdin=UNIT)
+    node.sh(f"systemctl daemon-reload; systemctl enable -q --now {STAGE}")
+    process = node.sh(f"systemctl show -P MainPID {STAGE}")
+    vendor_state(node, state)
+    node.lock(PATCH)
+
+    run = node.deploy()
+
+    assert run.status == 1, run.output
+    assert says in run.output
+    assert "the node serves on with what it has" in run.output
+    in_force(node, FIRST)
+    assert node.sh(f"systemctl is-active {STAGE}") == "active"
+    assert node.sh(f"systemctl show -P MainPID {STAGE}") == process, "it was not even restarted"
+
+
+def test_with_the_old_lock_nothing_is_left_to_do(node: BareNode):
+    vendor_state(node, "good")
+    node.lock(FIRST)
+
+    run = node.deploy("--json")
+
+    assert run.status == 0, run.output
+    assert run.changed == {}
