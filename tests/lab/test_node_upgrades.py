@@ -23,7 +23,7 @@ from tests.lab.bare_node import NODE, BareNode, Triple, bare_node, vendor_state
 from tests.lab.faults import reached
 from tests.lab.test_node_deploy import BRANCH, FIRST, PATCH, in_force
 
-LAB_ID = "gfe"
+LAB_ID = "gfq"
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
 # What the vendor's repository may have become since the last run: `gpufleet lab vendor`.
