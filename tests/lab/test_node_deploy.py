@@ -111,7 +111,9 @@ def test_another_lock_is_another_driver(node: BareNode, driver: str):
 
 
 def test_a_node_that_was_left_alone_has_no_drift_and_one_thing_moved_is_found(node: BareNode):
-    """Every kind of drift is test_drift.py's."""
+    """After both deploys, which are what is compared; every kind of drift is test_drift.py's."""
+    run = node.pyinfra("-y", deploy="deploys/vllm.py", seconds=600)
+    assert run.status == 0, run.output
     looked = node.gpufleet("drift", node.inventory, "--json", seconds=300)
     assert looked.status == 0, looked.output
 
