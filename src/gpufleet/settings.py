@@ -33,9 +33,16 @@ from gpufleet.groups import suggestion
 from gpufleet.locked import KeyPath
 from gpufleet.mirror import mirrored, strangers
 from gpufleet.mirror_settings import Mirror
+from gpufleet.monitoring_settings import (
+    Exporters,
+    Monitoring,
+    NodeExporter,
+    Objectives,
+    Port,
+    Sha256,
+    Watchdog,
+)
 
-Port = Annotated[int, Field(ge=1, le=65535)]
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Argument: TypeAlias = bool | int | float | str | list[Any] | dict[str, Any] | None
 """One vLLM flag's value as YAML has it. `true`: the bare flag; `false`: its `--no-` form;
 a mapping: JSON; a list: one value after another; null: the flag is not passed."""
@@ -212,12 +219,6 @@ class Dcgm(Setting):
     cuda_major: Annotated[PositiveInt, Field(description="The driver's CUDA major version")] = 13
     exporter_version: Annotated[str | None, Field(description="null: no exporter")]
     port: Annotated[Port, Field(description="The exporter's port")] = 9400
-
-
-class NodeExporter(Setting):
-    """Prometheus node exporter, as the distribution packages it."""
-
-    port: Port = 9100
 
 
 def _range(value: Any) -> Any:
@@ -462,6 +463,13 @@ class Served(Setting):
         int, Field(ge=0, le=3600, description="How long running requests may finish before a stop")
     ] = 60
 
+    objectives: Annotated[
+        Objectives, Field(description="What its clients were promised; alerts hold it to that")
+    ] = Objectives()
+    watchdog: Annotated[
+        Watchdog, Field(description="What is done when its requests run and its tokens do not")
+    ] = Watchdog()
+
     @property
     def is_path(self) -> bool:
         """Whether the model's files are declared to lie on the node already."""
@@ -511,6 +519,9 @@ class Served(Setting):
 class NodeSettings(Setting):
     """Everything that one node's variables may say, after groups and hosts are merged."""
 
+    gpu_node: Annotated[
+        bool, Field(description="false: it has no GPUs; what is set for GPU nodes leaves it alone")
+    ] = True
     gpus: Gpus = Gpus()
     checks: Checks = Checks()
     gpu_lock: Annotated[
@@ -521,6 +532,10 @@ class NodeSettings(Setting):
     cuda: Cuda | None = None
     dcgm: Dcgm | None = None
     node_exporter: NodeExporter = NodeExporter()
+    exporters: Exporters = Exporters()
+    monitoring: Annotated[
+        Monitoring | None, Field(description="null: this node watches nobody")
+    ] = None
     firewall: Annotated[
         Firewall | None, Field(description="null: none of ours, and one of before is removed")
     ] = None

@@ -1,0 +1,1 @@
+"""Grafana dashboards, built of panels whose queries name metrics of `metrics/` only."""

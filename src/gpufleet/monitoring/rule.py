@@ -1,0 +1,63 @@
+"""What a rule file is made of: values that are computed ahead, and alerts. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Severity(StrEnum):
+    """Who is told, and when: the label `severity`, by which Alertmanager routes."""
+
+    PAGE = "page"  # somebody gets up: clients are hurt, or soon will be
+    TICKET = "ticket"  # on the next working day
+
+
+@dataclass(frozen=True)
+class Recording:
+    """
+    A value that is computed ahead, for rules and panels.
+
+    Attributes:
+        record: its name, level:metric:operation (prometheus.io/docs/practices/rules).
+        expr: PromQL.
+        help: what it is, with its unit.
+        labels: those that its series have.
+    """
+
+    record: str
+    expr: str
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Alert:
+    """
+    Something that an operator must act on.
+
+    Attributes:
+        name: CamelCase; its runbook is `docs/alerts/<kebab-case>.md`.
+        expr: PromQL; its series have `instance` and, of a GPU, `gpu` and `UUID`; of vLLM `stage`.
+        severity: who is told.
+        for_seconds: how long it must hold.
+        summary: one line with Prometheus' templates, e.g. "{{ $labels.instance }}: ...".
+        action: what to do first, one or two sentences.
+        keep_seconds: how long it goes on firing after its cause is over, against flapping.
+        needs: names of settings without which it is not rendered, e.g. "watchdog". Empty: always.
+    """
+
+    name: str
+    expr: str
+    severity: Severity
+    for_seconds: int
+    summary: str
+    action: str
+    keep_seconds: int = 0
+    needs: tuple[str, ...] = ()
+
+    @property
+    def page(self) -> str:
+        """The file of its runbook in docs/alerts/, without suffix: `GpuLost` -> `gpu-lost`."""
+        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", self.name).lower()

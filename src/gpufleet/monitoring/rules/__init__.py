@@ -1,0 +1,1 @@
+"""Recording and alert rules, by what they are about."""
