@@ -42,7 +42,15 @@ def imported(path: Path) -> set[str]:
 
 PURE = sorted(
     path
-    for folder in ("", "architecture/", "bundle/", "checks/", "flags/", "imported/")
+    for folder in (
+        "",
+        "architecture/",
+        "bundle/",
+        "checks/",
+        "flags/",
+        "imported/",
+        "monitoring/**/",
+    )
     for path in SOURCE.glob(f"{folder}*.py")
     if path.stem not in BORDER
 )

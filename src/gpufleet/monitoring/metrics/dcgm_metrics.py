@@ -1,0 +1,7 @@
+"""What the fleet's dcgm metrics are. Pure."""
+
+from __future__ import annotations
+
+from gpufleet.monitoring.metric import Metric
+
+METRICS: tuple[Metric, ...] = ()

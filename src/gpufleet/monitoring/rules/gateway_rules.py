@@ -1,0 +1,8 @@
+"""Rules over the fleet's gateway metrics. Pure."""
+
+from __future__ import annotations
+
+from gpufleet.monitoring.rule import Alert, Recording
+
+RECORDINGS: tuple[Recording, ...] = ()
+ALERTS: tuple[Alert, ...] = ()
