@@ -11,4 +11,6 @@ from gpufleet.fleet import here, refusals
 from roles.verify import verify
 
 with refusals():
-    verify(here(unfit_stops=False))
+    node = here(unfit_stops=False)
+    if node:
+        verify(node)

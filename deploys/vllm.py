@@ -15,16 +15,17 @@ from roles.vllm import vllm
 
 with refusals():
     node = here()
-    if node.settings.gpu_lock:
-        in_service()
-    if node.settings.cuda:
-        nvidia_repository(node.settings.cuda.repository)
-        cuda(node.settings.cuda, profile(node.settings))
-    node_exporter(node.settings.node_exporter)
-    if node.settings.cuda and node.settings.dcgm:
-        dcgm(node.settings.dcgm, node.settings.cuda.repository)
-    # What is planned is reachable before it starts, and what runs until it is replaced.
-    firewall(node, node.running)
-    vllm(node)
-    if narrows(node):
-        firewall(node)
+    if node:
+        if node.settings.gpu_lock:
+            in_service()
+        if node.settings.cuda:
+            nvidia_repository(node.settings.cuda.repository)
+            cuda(node.settings.cuda, profile(node.settings))
+        node_exporter(node.settings.node_exporter)
+        if node.settings.cuda and node.settings.dcgm:
+            dcgm(node.settings.dcgm, node.settings.cuda.repository)
+        # What is planned is reachable before it starts, and what runs until it is replaced.
+        firewall(node, node.running)
+        vllm(node)
+        if narrows(node):
+            firewall(node)

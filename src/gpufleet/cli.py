@@ -335,8 +335,12 @@ def status(
     wanted = limited(declared, limit)
     program = payload.program("stage_status", completion=completion)
     with fleet.asking(inventory_file, wanted) as ask:
-        answers = ask(lambda _: program, seconds or (100 if completion else 40), "the look")
-    found = rank_status.status(answers, declared.nodes, whole=not limit)
+        answers = ask(
+            lambda node: program if node in declared.gpu_nodes else None,
+            seconds or (100 if completion else 40),
+            "the look",
+        )
+    found = rank_status.status(answers, declared.gpu_nodes, whole=not limit)
     if as_json:
         _print_json(found.as_json())
     else:
@@ -488,8 +492,8 @@ def live(
 
     declared = read(inventory_file)
     wanted = limited(declared, limit)
-    models = directories(declared.nodes)
-    return fleet.probe(inventory_file, wanted, seconds, models), declared.nodes
+    models = directories(declared.gpu_nodes)
+    return fleet.probe(inventory_file, wanted, seconds, models), declared.gpu_nodes
 
 
 def limited(declared: Fleet, limit: tuple[str, ...]) -> tuple[str, ...]:

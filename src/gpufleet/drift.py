@@ -28,7 +28,7 @@ from gpufleet.settings import NodeSettings
 SCHEMA = 1
 """Version of `Drift.as_json()`; raised when a key changes its meaning or goes."""
 
-NODE, SERVE = "deploys/node.py", "deploys/vllm.py"
+NODE, SERVE, WATCH = "deploys/node.py", "deploys/vllm.py", "deploys/monitoring.py"
 
 
 class Matters(StrEnum):
@@ -163,7 +163,10 @@ class Drift:
 
 def deploys(settings: NodeSettings) -> tuple[str, ...]:
     """Return the deploy files that make a node what is declared, in the order in which they run."""
-    return (NODE, SERVE) if settings.gpu_lock else (SERVE,)
+    found = []
+    if settings.gpu_node:
+        found = [NODE, SERVE] if settings.gpu_lock else [SERVE]
+    return (*found, WATCH) if settings.monitoring else tuple(found)
 
 
 def matters(change: str) -> Matters:

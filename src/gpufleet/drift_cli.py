@@ -52,7 +52,7 @@ def drift(inventory_file: str, *, limit: tuple[str, ...], seconds: float, as_jso
 
 def compared(inventory_file: str, limit: tuple[str, ...], seconds: float) -> Drift:
     """Compare the nodes of an inventory file; for the process and what is raised: `dry_run`."""
-    from gpufleet.drift import Drift, deploys, of_probes
+    from gpufleet.drift import Drift, NodeDrift, deploys, of_probes
     from gpufleet.dry_run import dry_run
     from gpufleet.inventory import read
 
@@ -61,4 +61,5 @@ def compared(inventory_file: str, limit: tuple[str, ...], seconds: float) -> Dri
     files = {name: deploys(each) for name, each in settings.items()}
     seen = dry_run(inventory_file, files, limited(declared, limit), seconds)
     told = of_probes(seen.answers, settings, dt.datetime.now(dt.UTC).date())
-    return Drift({name: told[name] + seen.nodes[name] for name in seen.answers}, seen.refused)
+    nodes = {name: told.get(name, NodeDrift()) + found for name, found in seen.nodes.items()}
+    return Drift(nodes, seen.refused)

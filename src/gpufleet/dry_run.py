@@ -47,7 +47,8 @@ class DryRun:
     """
     What would change on each node, what each answered the probe, and why a deploy is refused.
 
-    Of a node that gave no answer nothing would be known: `nodes` has an empty entry for it.
+    Of a node that gave no answer nothing would be known: `nodes` has an empty entry for it. A node
+    without GPUs is not probed and has no answer.
     """
 
     nodes: Mapping[str, NodeDrift]
@@ -74,8 +75,9 @@ def dry_run(
         refused = fleet.looks_only(state)
         state.set_stage(StateStage.Prepare)
         answers = fleet.documents(state)
-        # Who gave no probe would give nothing else, a deadline later.
-        asked = [each for each in wanted if not isinstance(answers[each.name], str)]
+        # Who gave no probe would give nothing else, a deadline later. Nodes without GPUs were not
+        # asked for one.
+        asked = [each for each in wanted if not isinstance(answers.get(each.name), str)]
         with _overheard(state):
             jobs = [
                 gevent.spawn(
@@ -89,9 +91,8 @@ def dry_run(
             ]
             gevent.joinall(jobs, raise_error=True)
         nodes = {each.name: state.looks[each].drift() for each in wanted}
-    return DryRun(
-        nodes, {each.name: answers[each.name] for each in wanted}, tuple(dict.fromkeys(refused))
-    )
+    named = {each.name: answers[each.name] for each in wanted if each.name in answers}
+    return DryRun(nodes, named, tuple(dict.fromkeys(refused)))
 
 
 @dataclass

@@ -72,9 +72,9 @@ def refusals() -> Generator[None]:
         raise Refusal(*error.problems) from error
 
 
-def here(*, unfit_stops: bool = True) -> Here:
+def here(*, unfit_stops: bool = True) -> Here | None:
     """
-    Return the current node's part of the fleet plan.
+    Return the current node's part of the fleet plan; None on a node without GPUs.
 
     pyinfra executes a deploy file once per node, concurrently: the first caller probes every node
     of the inventory, all others wait for its answer. Raises `Refusal`, which ends the whole run,
@@ -84,8 +84,10 @@ def here(*, unfit_stops: bool = True) -> Here:
     plan = _planned if unfit_stops else _planned_anyway
     if ctx_state.get() in _LOOKING:
         plan = _planned_to_look
-    fleet = _single_flight(ctx_state.get(), plan)
     declared = inventory.current().nodes[host.name]
+    if not declared.settings.gpu_node:
+        return None
+    fleet = _single_flight(ctx_state.get(), plan)
     return Here(
         node=fleet.nodes[host.name],
         settings=declared.settings,
@@ -125,7 +127,7 @@ def looks_only(state: State) -> list[str]:
 
 
 def documents(state: State) -> dict[str, Answer]:
-    """Return what each node of the inventory answers the probe, which is sent once a run."""
+    """Return what each GPU node of the inventory answers the probe, which is sent once a run."""
     return _single_flight(state, _surveyed)
 
 
@@ -151,7 +153,7 @@ def _bared(state: State) -> Mapping[str, Bare]:
     # Those that could not be connected to have failed already, and keep nobody else waiting.
     asked -= {each.name for each in state.failed_hosts}
     answers = {name: said for name, said in documents(state).items() if name in asked}
-    declared = inventory.current().nodes
+    declared = inventory.current().gpu_nodes
     found = provisioning(answers, declared)
     suited = [
         lock_check.on_node(
@@ -171,16 +173,16 @@ def _bared(state: State) -> Mapping[str, Bare]:
 
 
 def _checked(state: State) -> None:
-    wanted = [each for each in state.inventory if state.is_host_in_limit(each)]
-    report = assessment.judged(survey(state, wanted), inventory.current().nodes)
+    wanted = [each for each in _with_gpus(state.inventory) if state.is_host_in_limit(each)]
+    report = assessment.judged(survey(state, wanted), inventory.current().gpu_nodes)
     show.display(show.report(report))
     if report.verdict().stops:
         raise FleetError("not every node is fit: see the findings above, and docs/checks/ for each")
 
 
 def _planned(state: State) -> Assessment:
-    found = assessment.planned(documents(state), inventory.current().nodes)
-    declared = inventory.current().nodes
+    declared = inventory.current().gpu_nodes
+    found = assessment.planned(documents(state), declared)
     startable(found.plan, {name: each.settings for name, each in declared.items()})
     return _with_words(found)
 
@@ -198,7 +200,7 @@ def together() -> None:
 def _together(state: State) -> None:
     found = _single_flight(state, _planned)
     typed = inventory.current().typed
-    settings = {name: each.settings for name, each in inventory.current().nodes.items()}
+    settings = {name: each.settings for name, each in inventory.current().gpu_nodes.items()}
     spanning = {stage.node for stage in found.plan.stages if stage.group}
     problems = halves(
         found.plan.stages,
@@ -213,7 +215,7 @@ def _together(state: State) -> None:
 
 
 def _planned_anyway(state: State) -> Assessment:
-    declared = inventory.current().nodes
+    declared = inventory.current().gpu_nodes
     return _with_words(assessment.planned(documents(state), declared, unfit_stops=False))
 
 
@@ -228,8 +230,18 @@ def _planned_to_look(state: State) -> Assessment:
 
 
 def _surveyed(state: State) -> dict[str, Answer]:
-    models = directories(inventory.current().nodes)
-    return survey(state, state.inventory, models=models)
+    models = directories(inventory.current().gpu_nodes)
+    return survey(state, _with_gpus(state.inventory), models=models)
+
+
+def _with_gpus(nodes: Iterable[Host]) -> list[Host]:
+    """Return those that have GPUs; the others are not probed. Raises `FleetError` if none has."""
+    known = inventory.current().gpu_nodes
+    if found := [each for each in nodes if each.name in known]:
+        return found
+    raise FleetError(
+        "none of the nodes that this is about has GPUs: `gpu_node: false` is set for all of them"
+    )
 
 
 def startable(plan: FleetPlan, settings: Mapping[str, NodeSettings]) -> None:
@@ -272,7 +284,7 @@ def probe(
     models: Mapping[str, Collection[str]] | None = None,
 ) -> dict[str, Answer]:
     """
-    Probe the nodes of an inventory file, outside a deploy; return what each of them answers.
+    Probe the GPU nodes of an inventory file, outside a deploy; return what each of them answers.
 
     `models` are the directories whose models' files each node has to read.
 
@@ -282,7 +294,7 @@ def probe(
     """
     state = State()
     with opened(state, path, limit) as wanted:
-        return survey(state, wanted, seconds, models)
+        return survey(state, _with_gpus(wanted), seconds, models)
 
 
 @contextmanager

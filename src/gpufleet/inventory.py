@@ -66,6 +66,11 @@ class Fleet:
     typed: invocation.Invocation | None = None
     """pyinfra's command line; deploy files run where it cannot be asked for."""
 
+    @property
+    def gpu_nodes(self) -> Mapping[str, NodeVars]:
+        """Those that have GPUs: all but nodes with `gpu_node: false`."""
+        return {name: node for name, node in self.nodes.items() if node.settings.gpu_node}
+
     def for_pyinfra(self) -> dict[str, Any]:
         """Return what an inventory module has to hold for pyinfra, and this fleet as `_fleet`."""
         hosts = [(name, node.for_pyinfra(self.root)) for name, node in self.nodes.items()]

@@ -76,7 +76,7 @@ def lock(inventory_file: str, group: str | None, set_: str | None, *, dry: bool)
 def _members(fleet: Fleet, group: str) -> tuple[str, ...]:
     """Return the nodes of a group, as `group_vars` knows groups."""
     if group in {"all", Path(fleet.inventory).stem}:
-        return tuple(fleet.nodes)
+        return tuple(fleet.gpu_nodes)
     if members := fleet.groups.members.get(group):
         return members
     known = ["all", Path(fleet.inventory).stem, *fleet.groups.members]

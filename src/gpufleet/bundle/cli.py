@@ -92,7 +92,7 @@ def _nodes(inventory_file: str, files: tuple[str, ...], limit: tuple[str, ...]) 
 
     if files:
         fleet = read(inventory_file)
-        declared, answers = fleet.nodes, documents(files)
+        declared, answers = fleet.gpu_nodes, documents(files)
         wanted = limited(fleet, limit) or tuple(declared)
     else:
         answers, declared = live(inventory_file, limit)
