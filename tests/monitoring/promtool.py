@@ -1,0 +1,107 @@
+"""Cases for rules, as data, and Prometheus' own promtool that runs them."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gpufleet.monitoring.rule import Alert
+from tests.monitoring.programs import program
+
+PACKAGE, PATH = "prometheus", "usr/bin/promtool"
+
+
+@dataclass(frozen=True)
+class Firing:
+    """
+    One alert that fires.
+
+    Attributes:
+        labels: all of them but `alertname` and `severity`, which the rule gives.
+        summary: as the templates render it.
+    """
+
+    labels: Mapping[str, str]
+    summary: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """
+    What an alert makes of series.
+
+    Attributes:
+        alert: its name.
+        why: what the series mean: "a short spike", "the exporter started again".
+        series: {series: values}, values every `step` in promtool's notation ("0x10 5x20").
+        at: when it is asked, in seconds after the first value.
+        fires: what fires then, and nothing else of this name; empty: it is silent.
+        step: seconds between two values.
+    """
+
+    alert: str
+    why: str
+    series: Mapping[str, str]
+    at: int
+    fires: tuple[Firing, ...] = ()
+    step: int = 60
+
+
+def check(rules: Path) -> None:
+    """Run `promtool check rules` over a file, or over all of a directory; fail on its complaint."""
+    files = sorted(rules.glob("*.yml")) if rules.is_dir() else [rules]
+    _promtool("check", "rules", *files)
+
+
+def run(
+    cases: Iterable[Case], files: Mapping[str, str], alerts: Iterable[Alert], folder: Path
+) -> None:
+    """
+    Run all cases over rule files, in one promtool; fail with what it says.
+
+    `files` are {name: text}, `alerts` those that are in them; both go to `folder` first.
+    """
+    by_name = {alert.name: alert for alert in alerts}
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    tests = folder / "tests.yml"
+    written = {
+        "rule_files": sorted(files),
+        "evaluation_interval": "1m",
+        "tests": [_group(case, by_name[case.alert]) for case in cases],
+    }
+    tests.write_text(yaml.safe_dump(written, sort_keys=False))
+    _promtool("test", "rules", tests)
+
+
+def _group(case: Case, alert: Alert) -> dict[str, Any]:
+    fixed = {"action": alert.action, "runbook": f"docs/alerts/{alert.page}.md"}
+    expected = [
+        {
+            "exp_labels": {"severity": alert.severity.value, **firing.labels},
+            "exp_annotations": {"summary": firing.summary, **fixed},
+        }
+        for firing in case.fires
+    ]
+    return {
+        "name": f"{case.alert}: {case.why}",
+        "interval": f"{case.step}s",
+        "input_series": [
+            {"series": series, "values": values} for series, values in case.series.items()
+        ],
+        "alert_rule_test": [
+            {"eval_time": f"{case.at}s", "alertname": case.alert, "exp_alerts": expected}
+        ],
+    }
+
+
+def _promtool(*args: str | Path) -> None:
+    done = subprocess.run(
+        [program(PACKAGE, PATH), *args], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
