@@ -1,7 +1,60 @@
-"""What the fleet's gateway metrics are. Pure."""
+"""What HAProxy's built-in exporter serves of a gateway, as far as rules and panels need it. Pure.
+
+HAProxy calls a backend or frontend `proxy`; a backend of the gateway is a model, its servers are
+the model's replicas. Read from HAProxy 2.6.12 with two backends, one of them dead
+(tests/monitoring/recorded/haproxy-2.6.txt).
+"""
 
 from __future__ import annotations
 
-from gpufleet.monitoring.metric import Metric
+from typing import Literal
 
-METRICS: tuple[Metric, ...] = ()
+from gpufleet.monitoring.metric import Job, Metric
+
+BACKEND = ("proxy",)
+SERVER = ("proxy", "server")
+ONLY = "fleets with a gateway"
+
+
+def _metric(kind: Literal["counter", "gauge"], name: str, help_text: str, *labels: str) -> Metric:
+    return Metric(
+        name=f"haproxy_{name}",
+        job=Job.GATEWAY,
+        type=kind,
+        help=help_text,
+        labels=labels,
+        only=ONLY,
+        source="HAProxy 2.6.12, recorded",
+    )
+
+
+METRICS: tuple[Metric, ...] = (
+    _metric(
+        "gauge",
+        "backend_active_servers",
+        "Servers of a backend that are up and get requests",
+        *BACKEND,
+    ),
+    _metric(
+        "gauge",
+        "backend_current_queue",
+        "Requests that wait for a server of the backend, whichever",
+        *BACKEND,
+    ),
+    _metric("gauge", "backend_current_sessions", "Requests in a backend now", *BACKEND),
+    _metric(
+        "counter",
+        "backend_http_responses_total",
+        "Answers of a backend by class of status (1xx to 5xx, other), HAProxy's own among them",
+        *BACKEND,
+        "code",
+    ),
+    _metric(
+        "gauge",
+        "server_status",
+        "Whether a server is in a state (1), one series for each of UP, DOWN, MAINT, DRAIN, NOLB",
+        *SERVER,
+        "state",
+    ),
+    _metric("gauge", "server_current_sessions", "Requests that a server has now", *SERVER),
+)

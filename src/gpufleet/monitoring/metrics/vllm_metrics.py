@@ -106,7 +106,9 @@ LATENCY = (
     _histogram("inter_token_latency_seconds", "Between two tokens of a request"),
     _histogram("e2e_request_latency_seconds", "From a request's arrival to its end"),
     _histogram("request_queue_time_seconds", "How long a request waited for the engine"),
-    _histogram("request_prefill_time_seconds", "From the first work on a prompt to its first token"),
+    _histogram(
+        "request_prefill_time_seconds", "From the first work on a prompt to its first token"
+    ),
     _histogram("request_decode_time_seconds", "From the first to the last token of a request"),
     _histogram("request_prompt_tokens", "Tokens of a request's prompt"),
     _histogram("request_generation_tokens", "Tokens that a request generated"),
@@ -129,14 +131,6 @@ HTTP = (
         help="Requests answered by handler and class of status (2xx, 4xx, 5xx); probes are not "
         "counted, and a class appears with its first answer",
         labels=("handler", "method", "status"),
-        source=FASTAPI,
-    ),
-    Metric(
-        name="http_request_duration_seconds",
-        job=Job.VLLM,
-        type="histogram",
-        help="From a request to the first byte of its answer's end, by handler; few buckets",
-        labels=("handler", "method"),
         source=FASTAPI,
     ),
 )
