@@ -135,6 +135,22 @@ class Running:
         return f"{self.model}-{self.replica}"
 
     @property
+    def servers(self) -> tuple[int, ...]:
+        """
+        The ports on which it completes prompts, as its unit says; empty: it has no server.
+
+        As `Stage.servers` has them for what is planned.
+        """
+        has_server = any(line.endswith("vllm serve") for line in self.arguments)
+        if self.port is None or (self.rank and (not has_server or "--headless" in self.arguments)):
+            return ()
+        if "--data-parallel-multi-port-external-lb" not in self.arguments:
+            return (self.port,)
+        name = "--data-parallel-size-local "
+        local = (each.removeprefix(name) for each in self.arguments if each.startswith(name))
+        return tuple(self.port + number for number in range(int(next(local, "1"))))
+
+    @property
     def cluster_port(self) -> int:
         """First of the ports between its nodes; 0: it is on one node, or that is not known."""
         if not self.nodes[1:]:
