@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    IPvAnyAddress,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -49,6 +57,14 @@ class Exporters(_Setting):
 
     tls: Annotated[Tls | None, Field(description="null: plain HTTP")] = None
     basic_auth: Annotated[BasicAuth | None, Field(description="null: whoever reaches them")] = None
+    listen: Annotated[
+        IPvAnyAddress | None,
+        Field(description="Address of the node that they bind; null: all of its addresses"),
+    ] = None
+
+
+# Flags are made of it: --collector.NAME.
+Collector = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 
 
 class NodeExporter(_Setting):
@@ -59,9 +75,10 @@ class NodeExporter(_Setting):
         Archive | None, Field(description="null: the package prometheus-node-exporter")
     ] = None
     collectors: Annotated[
-        tuple[str, ...], Field(description="Collectors to have beyond those chosen for GPU nodes")
+        tuple[Collector, ...],
+        Field(description="Collectors to have beyond those chosen for GPU nodes"),
     ] = ()
-    without: Annotated[tuple[str, ...], Field(description="Collectors to leave out")] = ()
+    without: Annotated[tuple[Collector, ...], Field(description="Collectors to leave out")] = ()
 
     @model_validator(mode="after")
     def _wanted_or_not(self) -> NodeExporter:
@@ -160,7 +177,25 @@ class Alertmanager(_Setting):
     listen: Annotated[str, Field(description="Address that it binds")] = "127.0.0.1"
     page: Annotated[Receiver | None, Field(description="null: shown, sent to nobody")] = None
     ticket: Annotated[Receiver | None, Field(description="null: shown, sent to nobody")] = None
+    heartbeat: Annotated[
+        Receiver | None,
+        Field(
+            description="Told every minute that alerts arrive: a service that calls you when it "
+            "hears nothing; null: nobody notices when monitoring is dead"
+        ),
+    ] = None
     mail: Mail | None = None
+
+    @model_validator(mode="after")
+    def _mail_goes_through_a_server(self) -> Alertmanager:
+        receivers = {"page": self.page, "ticket": self.ticket, "heartbeat": self.heartbeat}
+        if self.mail is None and (
+            mailed := [name for name, each in receivers.items() if each and each.email_to]
+        ):
+            raise ValueError(
+                f"{' and '.join(mailed)}: `email_to` needs `mail`, the server that sends it"
+            )
+        return self
 
 
 class Grafana(_Setting):
