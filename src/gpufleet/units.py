@@ -435,6 +435,18 @@ def drop_in(
     return _render(name, unit, path, started_with, templates, **variables)
 
 
+def whole(
+    name: str,
+    unit: str,
+    *,
+    started_with: Mapping[str, str | bytes],
+    templates: Path = TEMPLATES,
+    **variables: Any,
+) -> UnitFile:
+    """Return the unit file that template `name` makes, as `drop_in` does; a package's own loses."""
+    return _render(name, unit, f"{UNIT_DIRECTORY}/{unit}", started_with, templates, **variables)
+
+
 def template(name: str, templates: Path = TEMPLATES) -> str:
     """Return a file of `templates/` that needs no rendering, as it is."""
     return (templates / name).read_text(encoding="utf-8")
