@@ -1,0 +1,115 @@
+"""Files of ours in a folder that is not only ours: written, corrected, removed, never usurped.
+
+What is ours says a list in the folder, with the hash of each file as it was written. A file that is
+not in it, or was changed since, is left alone and refused. The list is written before the files, so
+that a run that is killed leaves nothing that the next one takes for somebody else's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from gpufleet.errors import FleetError
+
+LIST = ".gpufleet-written.json"
+
+
+def write(folder: Path, wanted: Mapping[str, bytes]) -> list[str]:
+    """
+    Have `folder` hold these files, and none that an earlier call wrote and this one does not want.
+
+    `wanted` maps paths inside it to contents. Returns what was done, a line each; none if nothing
+    was. Raises `FleetError` for every file that is not ours to write, before any is written.
+    """
+    ours = _listed(folder)
+    now = {path: _hash(folder / path) for path in {*ours, *wanted}}
+    problems = [
+        f"{folder / path}: {_why(path in ours)}: move it away, or name another directory"
+        for path, found in sorted(now.items())
+        if found is not None
+        and found not in ours.get(path, ())
+        and found != _digest(wanted.get(path, b""))
+    ]
+    if problems:
+        raise FleetError(*problems)
+    try:
+        return _write(folder, wanted, ours, now)
+    except OSError as error:
+        raise FleetError(f"{error.filename}: cannot be written: {error.strerror}") from None
+
+
+def _write(
+    folder: Path,
+    wanted: Mapping[str, bytes],
+    ours: Mapping[str, list[str]],
+    now: Mapping[str, str | None],
+) -> list[str]:
+    hashes = {path: [_digest(content)] for path, content in wanted.items()}
+    both = {path: [*ours.get(path, ()), *hashes.get(path, ())] for path in {*ours, *hashes}}
+    done: list[str] = []
+    stale = [path for path in sorted(ours) if path not in wanted and now[path] is not None]
+    changed = [path for path in sorted(wanted) if now[path] not in hashes[path]]
+    if stale or changed:
+        _put(folder / LIST, _text(both))
+    for path in changed:
+        _put(folder / path, wanted[path])
+        done.append(f"wrote {folder / path}")
+    for path in stale:
+        (folder / path).unlink()
+        done.append(f"removed {folder / path}")
+        with suppress(OSError):  # something else is in it
+            (folder / path).parent.rmdir()
+    if stale or changed or dict(ours) != hashes:
+        _put(folder / LIST, _text(hashes))
+    return done
+
+
+def _why(listed: bool) -> str:
+    if listed:
+        return "was changed since it was written here"
+    return "is there already, and was not written by gpufleet"
+
+
+def _listed(folder: Path) -> dict[str, list[str]]:
+    """Return {path: the hashes that it may have}, of what was written here before."""
+    try:
+        found: dict[str, list[str]] = json.loads((folder / LIST).read_bytes())["files"]
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise FleetError(f"{error.filename}: cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise FleetError(
+            f"{folder / LIST}: does not say which files are ours: name another directory"
+        ) from None
+    return found
+
+
+def _hash(path: Path) -> str | None:
+    try:
+        return _digest(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise FleetError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _text(files: Mapping[str, list[str]]) -> bytes:
+    said = "Which files here gpufleet has written, and how; others it leaves alone."
+    return (json.dumps({"": said, "files": files}, indent=1, sort_keys=True) + "\n").encode()
+
+
+def _put(path: Path, content: bytes) -> None:
+    """Write a file in one step: a reader sees the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.new")
+    draft.write_bytes(content)
+    draft.replace(path)
