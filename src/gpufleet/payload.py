@@ -106,9 +106,11 @@ def program(name: str, *, nvml: bool = False, **parameters: Any) -> Payload:
 
 
 @cache
-def archive(name: str) -> bytes:
+def archive(name: str, *, nvml: bool = False) -> bytes:
     """
     Return `on_node/<name>.py` as one file to install: executable, with all that it imports.
+
+    With `nvml` also with NVIDIA's binding, as `program` has it.
 
     It is a zip file behind a `#!` line, which Python runs by itself; `unzip -p FILE` shows the
     source. Nothing in it is compressed or dated, so the same sources are the same bytes everywhere:
@@ -119,6 +121,8 @@ def archive(name: str) -> bytes:
     for package in ("gpufleet", "gpufleet/on_node"):
         contents[f"{package}/__init__.py"] = _source("on_node/__init__.py")
     contents["__main__.py"] = _source(f"on_node/{name}.py")
+    if nvml:
+        contents["pynvml.py"] = _source("vendor/pynvml.py")
     packed = io.BytesIO()
     packed.write(b"#!/usr/bin/python3 -IB\n")
     with zipfile.ZipFile(packed, "a", zipfile.ZIP_STORED) as file:

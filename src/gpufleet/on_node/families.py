@@ -1,0 +1,87 @@
+"""RUNS ON THE NODE: the metrics that our programs on nodes write: what each is, in words.
+
+The one list: `gpufleet.monitoring.metrics.own_metrics` makes of it what rules and dashboards name,
+with labels and where each is served. docs/node-facts.md says where each value is from.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, Tuple
+
+GAUGE, COUNTER = "gauge", "counter"
+
+# Name without prefix: type, and what it is, with its unit.
+_FAMILIES = {
+    # on_node/node_facts.py: facts.prom
+    "facts_timestamp_seconds": (
+        GAUGE, "When these facts were read, in seconds since 1970"),
+    "facts_failed": (
+        GAUGE, "Whether a part of the facts could not be read: its series are missing then"),
+    "deploy_timestamp_seconds": (
+        GAUGE, "When a deploy last came to its end on the node, in seconds since 1970"),
+    "node_info": (
+        GAUGE, "Always 1; its labels say what the node runs, an empty one that it has none"),
+    "driver_mismatch": (
+        GAUGE, "Whether a part of the driver has another version than the loaded module"),
+    "reboot_pending": (
+        GAUGE, "Whether the node waits for a reboot, by reason"),
+    "node_unchecked": (
+        GAUGE, "Whether the driver was touched and no check has passed since: nothing starts"),
+    "gpus": (
+        GAUGE, "How many GPUs the node is to have (expected) and has (present)"),
+    "stage_info": (
+        GAUGE, "Always 1; its labels say what a stage is"),
+    "stage_active": (
+        GAUGE, "Whether systemd says that a unit of a stage is active"),
+    "stage_restarts_total": (
+        COUNTER, "How often systemd started a unit of a stage again by itself"),
+    # The same where there is no DCGM.
+    "gpu_temperature_celsius": (
+        GAUGE, "Temperature of a GPU, in degrees"),
+    "gpu_memory_used_bytes": (
+        GAUGE, "GPU memory in use, in bytes"),
+    "gpu_memory_free_bytes": (
+        GAUGE, "GPU memory that is free, in bytes"),
+    "gpu_power_watts": (
+        GAUGE, "What a GPU takes, in watts"),
+    "gpu_utilization_ratio": (
+        GAUGE, "Share of the last sample period in which a kernel ran, 0 to 1"),
+    "gpu_sm_clock_hertz": (
+        GAUGE, "Clock of the streaming multiprocessors, in hertz"),
+    "gpu_ecc_uncorrected_total": (
+        COUNTER, "Memory errors that could not be corrected, since the driver was loaded"),
+    "gpu_row_remap_pending": (
+        GAUGE, "Whether rows of GPU memory are remapped at the next reset"),
+    "gpu_row_remap_failure": (
+        GAUGE, "Whether a row of GPU memory could not be remapped: the board is to be replaced"),
+    "gpu_xid_errors_total": (
+        COUNTER, "Xid errors by number, since boot as far as the kernel log reaches"),
+    # on_node/record.py: check.prom and drift.prom
+    "check_findings": (
+        GAUGE, "Findings of the last check that was recorded, by severity"),
+    "check_timestamp_seconds": (
+        GAUGE, "When the node was last checked, in seconds since 1970"),
+    "drift_differences": (
+        GAUGE, "What is not as declared, by when it matters"),
+    "drift_unknown": (
+        GAUGE, "Whether something could not be compared with what is declared"),
+    "drift_timestamp_seconds": (
+        GAUGE, "When the node was last compared with what is declared, in seconds since 1970"),
+    # the watchdog: watchdog.prom
+    "watchdog_mode_info": (
+        GAUGE, "Always 1; its labels say what is done about a stalled stage"),
+    "watchdog_stalled": (
+        GAUGE, "Whether a stage has work and makes no progress"),
+    "watchdog_idle_seconds": (
+        GAUGE, "Since a stage last made progress while it has work, in seconds"),
+    "watchdog_stalls_total": (
+        COUNTER, "How often a stage was found stalled"),
+    "watchdog_restarts_total": (
+        COUNTER, "How often the watchdog started a stage again"),
+    "watchdog_timestamp_seconds": (
+        GAUGE, "When the watchdog last looked, in seconds since 1970"),
+}  # fmt: skip
+
+FAMILIES: Dict[str, Tuple[str, str]] = {
+    "gpufleet_" + name: about for name, about in _FAMILIES.items()
+}
