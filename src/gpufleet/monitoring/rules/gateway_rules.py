@@ -1,8 +1,84 @@
-"""Rules over the fleet's gateway metrics. Pure."""
+"""Rules over the metrics of HAProxy, the fleet's gateway; none without one. Pure.
+
+A backend (`proxy`) is a model, its servers are replicas. Numbers are ours, each with its reason.
+"""
 
 from __future__ import annotations
 
-from gpufleet.monitoring.rule import Alert, Recording
+from gpufleet.monitoring.rule import Alert, Recording, Severity
 
-RECORDINGS: tuple[Recording, ...] = ()
-ALERTS: tuple[Alert, ...] = ()
+_NEEDS = ("gateway",)
+_BACKEND = "by (instance, proxy)"
+# As long as a model may take to load (vllm_rules.LOADING_SECONDS): until then a server is down
+# because it starts.
+_LOADING_SECONDS = 1800
+# A gateway's own 5xx (no server, a broken connection) and those of servers. Clients of one model
+# notice at a few of a hundred; the model's own promise is held by VllmErrors.
+ERROR_RATIO = 0.05
+ERRORS_AT_LEAST = 10
+
+RECORDINGS: tuple[Recording, ...] = (
+    Recording(
+        "gateway:http_errors:ratio_5m",
+        f'sum {_BACKEND} (increase(haproxy_backend_http_responses_total{{code="5xx"}}[5m]))'
+        f" / sum {_BACKEND} (increase(haproxy_backend_http_responses_total[5m]))",
+        "share of a backend's answers that are 5xx, over 5 minutes",
+        ("instance", "proxy"),
+    ),
+)
+
+ALERTS: tuple[Alert, ...] = (
+    Alert(
+        "GatewayDown",
+        'up{job="gateway"} == 0',
+        Severity.PAGE,
+        120,  # a reload takes a second, a restart ten
+        "{{ $labels.instance }}: the gateway does not answer",
+        "systemctl status haproxy on the node; a second gateway, if there is one, has all traffic.",
+        needs=_NEEDS,
+    ),
+    Alert(
+        "GatewayNoServer",
+        # Backends that have no servers at all (of statistics, of errors) have no active one either.
+        f"sum {_BACKEND} (haproxy_backend_active_servers) == 0"
+        f" and count {_BACKEND} (haproxy_server_status) > 0",
+        Severity.PAGE,
+        60,
+        "{{ $labels.instance }}: no server of {{ $labels.proxy }} is up, its clients get 503",
+        "Look at the model's stages: VllmDown and VllmNotReady say which. Drained by somebody? "
+        "haproxy_server_status tells DRAIN and MAINT from DOWN.",
+        needs=_NEEDS,
+    ),
+    Alert(
+        "GatewayServerDown",
+        'max by (instance, proxy, server) (haproxy_server_status{state="DOWN"}) == 1',
+        Severity.TICKET,
+        _LOADING_SECONDS,
+        "{{ $labels.instance }}: server {{ $labels.server }} of {{ $labels.proxy }} is down for "
+        "the gateway since half an hour",
+        "If its stage is up, the gateway does not reach it: firewall, address, or its check.",
+        needs=_NEEDS,
+    ),
+    Alert(
+        "GatewayErrors",
+        f"gateway:http_errors:ratio_5m > {ERROR_RATIO} and"
+        f' sum {_BACKEND} (increase(haproxy_backend_http_responses_total{{code="5xx"}}[5m]))'
+        f" >= {ERRORS_AT_LEAST}",
+        Severity.PAGE,
+        300,
+        "{{ $labels.instance }}: {{ $value | humanizePercentage }} of the answers of "
+        "{{ $labels.proxy }} are 5xx",
+        "Where VllmErrors is silent they are the gateway's own: its log has why, in two letters.",
+        needs=_NEEDS,
+    ),
+    Alert(
+        "GatewayQueue",
+        # Servers are full (maxconn) all the time: not a burst, which is over within minutes.
+        f"sum {_BACKEND} (haproxy_backend_current_queue) > 0",
+        Severity.TICKET,
+        600,
+        "{{ $labels.instance }}: {{ $value }} requests wait at the gateway for {{ $labels.proxy }}",
+        "All its servers have as many requests as they may: add a replica.",
+        needs=_NEEDS,
+    ),
+)

@@ -1,8 +1,130 @@
-"""Rules over the fleet's monitoring metrics. Pure."""
+"""Rules over monitoring itself: whoever watches must be seen to watch. Pure.
+
+What Prometheus can no longer do it cannot tell either: then MonitoringAlive stops coming, which is
+for somebody outside to notice (docs/alerts/monitoring-alive.md).
+"""
 
 from __future__ import annotations
 
-from gpufleet.monitoring.rule import Alert, Recording
+from gpufleet.monitoring.rule import Alert, Recording, Severity
+
+_ALERTMANAGER = ("alertmanager",)
+# Both servers write hundreds of samples, an exporter too: fewer come from something else that
+# listens there, or from an exporter whose collectors all failed.
+FEWEST_SAMPLES = 30
 
 RECORDINGS: tuple[Recording, ...] = ()
-ALERTS: tuple[Alert, ...] = ()
+
+ALERTS: tuple[Alert, ...] = (
+    Alert(
+        "MonitoringAlive",
+        "vector(1)",
+        Severity.TICKET,
+        0,
+        "Alerts are evaluated and sent",
+        "None: it fires always, and is sent to `heartbeat` alone. Act when it stops coming.",
+        needs=_ALERTMANAGER,
+    ),
+    Alert(
+        "MonitoringServerDown",
+        'up{job=~"prometheus|alertmanager"} == 0',
+        Severity.PAGE,
+        300,  # a restart that replays the log of samples takes minutes on a large fleet
+        "{{ $labels.instance }}: {{ $labels.job }} does not answer",
+        "systemctl status of its unit. While it is down, nobody is told of anything else.",
+    ),
+    Alert(
+        "MonitoringBlind",
+        # Nothing of any node: no targets, or samples that cannot be stored (a full disk).
+        'absent(up{job="node"})',
+        Severity.PAGE,
+        600,
+        "Prometheus has no values of any node",
+        "Its disk, its list of targets (targets/node*.json), then its log.",
+    ),
+    Alert(
+        "MonitoringTargetsUnreadable",
+        # A bad file is read again every five minutes, and counted every time.
+        "increase(prometheus_sd_file_read_errors_total[15m]) > 0",
+        Severity.TICKET,
+        600,
+        "{{ $labels.instance }}: Prometheus cannot read a list of its targets",
+        "Its log names the file. The last good list stays in force: new nodes are not watched.",
+    ),
+    Alert(
+        "MonitoringTargetEmpty",
+        f'scrape_samples_scraped{{job=~"node|vllm|gateway"}} < {FEWEST_SAMPLES}'
+        " and on (instance, job, stage, server) up == 1",
+        Severity.TICKET,
+        900,
+        "{{ $labels.instance }}: {{ $labels.job }} answers with only {{ $value }} samples",
+        "Read its /metrics: something else listens on that port, or its collectors fail.",
+    ),
+    Alert(
+        "MonitoringStageUnseen",
+        # A replica over nodes has its server on one of them: ids of stages are the fleet's.
+        'count by (stage) (gpufleet_stage_info) unless on (stage) up{job="vllm"}',
+        Severity.TICKET,
+        1800,  # the next run of deploys/monitoring.py, which follows that of deploys/vllm.py
+        "No server of stage {{ $labels.stage }} is watched",
+        "Run deploys/monitoring.py: it writes the lists of targets. A server that listens on its "
+        "own node alone (vllm.listen) cannot be watched.",
+    ),
+    Alert(
+        "PrometheusReloadFailed",
+        "prometheus_config_last_reload_successful == 0",
+        Severity.TICKET,
+        300,
+        "{{ $labels.instance }}: Prometheus refuses its configuration and goes on with the old one",
+        "promtool check config on the node says why; it would not start again as it is.",
+    ),
+    Alert(
+        "PrometheusRulesFail",
+        "sum by (instance, rule_group) (increase(prometheus_rule_evaluation_failures_total[5m]))"
+        " > 0",
+        Severity.TICKET,
+        600,  # a join can fail in the minute in which a target changes its name
+        "{{ $labels.instance }}: rules of {{ $labels.rule_group }} cannot be evaluated",
+        "Prometheus' page /rules shows the rule and its error; its alert is blind.",
+    ),
+    Alert(
+        "PrometheusRulesLate",
+        "sum by (instance, rule_group)"
+        " (increase(prometheus_rule_group_iterations_missed_total[10m])) > 0",
+        Severity.TICKET,
+        900,
+        "{{ $labels.instance }}: rules of {{ $labels.rule_group }} take longer than their interval",
+        "Its machine is too busy or too slow for the fleet: alerts come late.",
+    ),
+    Alert(
+        "PrometheusWithoutAlertmanager",
+        "prometheus_notifications_alertmanagers_discovered < 1"
+        " or increase(prometheus_notifications_dropped_total[5m]) > 0",
+        Severity.PAGE,
+        300,  # alerts are sent again every minute: one lost at a restart does not matter
+        "{{ $labels.instance }}: Prometheus reaches no Alertmanager",
+        "Look at Alertmanager's unit and address. What you read came through another one, or "
+        "from Prometheus' own page.",
+        needs=_ALERTMANAGER,
+    ),
+    Alert(
+        "AlertmanagerReloadFailed",
+        "alertmanager_config_last_reload_successful == 0",
+        Severity.TICKET,
+        300,
+        "{{ $labels.instance }}: Alertmanager refuses its configuration and goes on with the old "
+        "one",
+        "amtool check-config on the node says why; it would not start again as it is.",
+        needs=_ALERTMANAGER,
+    ),
+    Alert(
+        "AlertmanagerCannotSend",
+        "sum by (instance, integration) (increase(alertmanager_notifications_failed_total[10m]))"
+        " > 0",
+        Severity.PAGE,
+        300,  # it tries again by itself; what counts here was given up
+        "{{ $labels.instance }}: Alertmanager cannot send through {{ $labels.integration }}",
+        "Its log has the answer of the other side: an expired key, a proxy, a URL that moved.",
+        needs=_ALERTMANAGER,
+    ),
+)

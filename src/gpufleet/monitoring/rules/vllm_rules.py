@@ -1,14 +1,403 @@
-"""Rules over vLLM's metrics, some of them from what each model's clients were promised. Pure."""
+"""Rules over vLLM's metrics, some of them from what each model's clients were promised. Pure.
+
+`stage:` values have the labels instance, stage and model, `model:` values the label model alone:
+vLLM's own labels `model_name` and `engine` are summed away, for one changes with a served name and
+the other with data parallelism. Where an engine alone can stand still, `engine` is kept.
+
+All numbers are ours; a comment says why. `monitoring.alerts` changes or switches off any of them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpufleet.monitoring.rule import Alert, Recording
+from gpufleet.monitoring.rule import Alert, Recording, Severity
 from gpufleet.monitoring_settings import Objectives
+
+STAGE = ("instance", "stage", "model")
+_BY_STAGE = f"by ({', '.join(STAGE)})"
+_BY_ENGINE = f"by ({', '.join(STAGE)}, server, engine)"
+_BY_SERVER = f"by ({', '.join(STAGE)}, server)"
+
+# What clients ask of a server. Health probes, scrapes and lists of models would thin errors out.
+_ASKED = 'job="vllm", handler=~"/v1/.+", method="POST"'
+
+# A load of 700 GB from a disk of 1 GB/s takes 12 minutes, compiling and capturing graphs some
+# more; the deploy's own deadline, `start_seconds`, is 1800 as well.
+LOADING_SECONDS = 1800
+# A refused connection takes milliseconds, and while it loads vLLM's port refuses (0.33.0: bound
+# early, listening when the engine is ready). A frozen server lets Prometheus wait for its timeout.
+HANGING_SECONDS = 2
+# The window in which nothing may have moved, and for how long that must be so: five minutes in
+# all. A step of the engine takes seconds; the longest things between two, a first request's
+# compilation and loading an adapter, took 37 s at most where we measured.
+STILL = "2m"
+STILL_SECONDS = 180
+# From here on requests begin to wait for blocks: long ones push others out (vLLM's docs advise to
+# act on preemption, which is next). Without a queue a full cache is only well used.
+KV_SATURATED = 0.85
+KV_FULL = 0.98
+# A p99 of fewer requests is the slowest one of them.
+REQUESTS_FOR_P99 = 100
+TOKENS_FOR_P99 = 1000
+# One failed request of ten is no outage.
+ERRORS_AT_LEAST = 5
 
 
 def rules(objectives: Mapping[str, Objectives]) -> tuple[tuple[Recording, ...], tuple[Alert, ...]]:
-    """Return recordings and alerts for the declared `{model: its objectives}`."""
-    del objectives
-    return (), ()
+    """
+    Return recordings and alerts for the declared `{model: its objectives}`.
+
+    An objective that no model has makes neither a recording nor an alert.
+    """
+    promised = tuple(
+        recording
+        for recording in (
+            _promised(
+                "ttft_p99_seconds",
+                "what clients were promised for the time to the first token, in seconds",
+                {name: each.ttft_p99_seconds for name, each in objectives.items()},
+            ),
+            _promised(
+                "itl_p99_seconds",
+                "what clients were promised for the time between two tokens, in seconds",
+                {name: each.itl_p99_seconds for name, each in objectives.items()},
+            ),
+            _promised(
+                "error_ratio",
+                "the share of requests that may end in an error of the server",
+                {name: each.error_ratio for name, each in objectives.items()},
+            ),
+        )
+        if recording
+    )
+    there = {each.record for each in promised}
+    held = tuple(alert for record, alert in _HELD if record in there)
+    return (*STAGES, *MODELS, *promised), (*ALERTS, *held)
+
+
+def _promised(what: str, about: str, values: Mapping[str, float | None]) -> Recording | None:
+    """Return the promises as constants with the label `model`; None where nobody made any."""
+    constants = [
+        f'label_replace(vector({float(value)!r}), "model", "{model}", "", "")'
+        for model, value in sorted(values.items())
+        if value is not None
+    ]
+    if not constants:
+        return None
+    return Recording(f"model:objective_{what}", " or ".join(constants), about, ("model",))
+
+
+# Of a stage
+
+STAGES = (
+    Recording(
+        "stage:requests_running:sum",
+        f"sum {_BY_STAGE} (vllm:num_requests_running)",
+        "requests that a stage works on",
+        STAGE,
+    ),
+    Recording(
+        "stage:requests_waiting:sum",
+        f"sum {_BY_STAGE} (vllm:num_requests_waiting)",
+        "requests that wait for a stage",
+        STAGE,
+    ),
+    Recording(
+        "stage:kv_cache_usage:max",
+        f"max {_BY_STAGE} (vllm:kv_cache_usage_perc)",
+        "share of the KV cache in use, 0 to 1, of the engine where it is fullest",
+        STAGE,
+    ),
+    Recording(
+        "stage:ttft_seconds:p99_5m",
+        "histogram_quantile(0.99, "
+        f"sum by ({', '.join(STAGE)}, le) (rate(vllm:time_to_first_token_seconds_bucket[5m])))",
+        "time to the first token that 99 of 100 requests of a stage stayed below, in seconds",
+        STAGE,
+    ),
+    Recording(
+        "stage:itl_seconds:p99_5m",
+        "histogram_quantile(0.99, "
+        f"sum by ({', '.join(STAGE)}, le) (rate(vllm:inter_token_latency_seconds_bucket[5m])))",
+        "time between tokens that 99 of 100 tokens of a stage stayed below, in seconds",
+        STAGE,
+    ),
+)
+
+
+# Of a model: what its clients see, whichever stage answers
+
+
+def _quantile(record: str, of: str, quantile: str, window: str, about: str) -> Recording:
+    return Recording(
+        record,
+        f"histogram_quantile({quantile}, sum by (model, le) (rate(vllm:{of}_bucket[{window}])))",
+        about,
+        ("model",),
+    )
+
+
+def _latencies(record: str, of: str, about: str) -> tuple[Recording, ...]:
+    return (
+        _quantile(f"{record}:p50_5m", of, "0.5", "5m", f"{about}: half of them, in seconds"),
+        _quantile(f"{record}:p99_5m", of, "0.99", "5m", f"{about}: 99 of 100, in seconds"),
+    )
+
+
+MODELS = (
+    *_latencies("model:ttft_seconds", "time_to_first_token_seconds", "time to the first token"),
+    *_latencies("model:itl_seconds", "inter_token_latency_seconds", "time between two tokens"),
+    *_latencies("model:e2e_seconds", "e2e_request_latency_seconds", "time to the last token"),
+    *_latencies("model:queue_seconds", "request_queue_time_seconds", "time in the queue"),
+    # A promise is held over a longer time: so are 100 requests of a model that has few.
+    _quantile(
+        "model:ttft_seconds:p99_15m",
+        "time_to_first_token_seconds",
+        "0.99",
+        "15m",
+        "time to the first token of 99 of 100 requests in 15 minutes, in seconds",
+    ),
+    _quantile(
+        "model:itl_seconds:p99_15m",
+        "inter_token_latency_seconds",
+        "0.99",
+        "15m",
+        "time between two tokens of 99 of 100 in 15 minutes, in seconds",
+    ),
+    Recording(
+        "model:http_errors:ratio_10m",
+        f'sum by (model) (increase(http_requests_total{{{_ASKED}, status=~"5.."}}[10m]))'
+        f" / sum by (model) (increase(http_requests_total{{{_ASKED}}}[10m]))",
+        "share of requests that were answered with 5xx, over 10 minutes",
+        ("model",),
+    ),
+    # An answer that streams began with 200; that it broke off is to be seen here alone.
+    Recording(
+        "model:broken_requests:ratio_10m",
+        'sum by (model) (increase(vllm:request_success_total{finished_reason="error"}[10m]))'
+        " / sum by (model) (increase(vllm:request_success_total[10m]))",
+        "share of requests that the engine ended with an error, over 10 minutes",
+        ("model",),
+    ),
+)
+
+
+# Alerts
+
+
+def _nothing_moved() -> str:
+    """Return what keeps series of engines that have work and in which nothing at all moved."""
+    # Of a long prompt that is computed in parts only the KV cache moves: tokens and iterations
+    # are counted when it is through (vllm/v1/engine/async_llm.py of 0.28 to 0.32). A counter that
+    # starts anew has moved as well.
+    others = (
+        "vllm:prompt_tokens_total",
+        "vllm:iteration_tokens_total_count",
+        "vllm:num_preemptions_total",
+        "vllm:kv_cache_usage_perc",
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+    )
+    return f" and sum {_BY_ENGINE} (changes(vllm:generation_tokens_total[{STILL}])) == 0" + "".join(
+        f" unless sum {_BY_ENGINE} (changes({name}[{STILL}])) > 0" for name in others
+    )
+
+
+_STALL_ACTION = (
+    "Do not trust /health. Take stacks and logs, then restart the whole stage: "
+    "the runbook has the commands."
+)
+
+ALERTS = (
+    # The facts say so, not a scrape: while a server loads, its port is closed as well.
+    Alert(
+        "VllmDown",
+        "max by (instance, stage) (gpufleet_stage_active) == 0"
+        ' unless on (instance, stage) up{job="vllm"} == 1',
+        Severity.PAGE,
+        300,  # a restart by systemd (15 s), by a group's head, or in a deploy's batch is shorter
+        "{{ $labels.instance }}: the unit of stage {{ $labels.stage }} does not run",
+        "systemctl status and the unit's journal on the node; an exit code of 2 is a wrong flag.",
+    ),
+    Alert(
+        "VllmUnresponsive",
+        f'(up{{job="vllm"}} == 0 and scrape_duration_seconds{{job="vllm"}} > {HANGING_SECONDS})'
+        ' unless on (instance) up{job="node"} == 0',
+        Severity.PAGE,
+        180,  # twelve scrapes in a row: a pause of one process, or a flapping link, is shorter
+        "{{ $labels.instance }}: stage {{ $labels.stage }} takes connections and does not answer",
+        "Its front process is frozen, or a firewall drops. Ask /metrics on the node itself first.",
+    ),
+    Alert(
+        "VllmNotReady",
+        f'min {_BY_SERVER} (up{{job="vllm"}}) == 0'
+        " unless on (instance, stage) gpufleet_stage_active == 0",
+        Severity.PAGE,
+        LOADING_SECONDS,
+        "{{ $labels.instance }}: stage {{ $labels.stage }} is not ready since half an hour",
+        "Its journal says how far loading came. If it only takes long, give it longer: "
+        "`monitoring.alerts.VllmNotReady.for_seconds`.",
+    ),
+    Alert(
+        "VllmNoProgress",
+        f"(sum {_BY_ENGINE} (vllm:num_requests_running) > 0"
+        # Requests that wait for something else ("deferred": an adapter, another stage's KV cache)
+        # may wait for long in an engine that is well.
+        f' or sum {_BY_ENGINE} (vllm:num_requests_waiting_by_reason{{reason="capacity"}}) > 0)'
+        + _nothing_moved(),
+        Severity.PAGE,
+        STILL_SECONDS,
+        "{{ $labels.instance }}: stage {{ $labels.stage }}, engine {{ $labels.engine }} has "
+        "{{ $value }} requests and gives no token since 5 minutes",
+        _STALL_ACTION,
+    ),
+    Alert(
+        "VllmStalled",
+        "max by (instance, stage) (gpufleet_watchdog_stalled) == 1"
+        # What a dead watchdog last wrote says nothing of now.
+        " and on (instance) time() - gpufleet_watchdog_timestamp_seconds < 120",
+        Severity.PAGE,
+        60,  # one that acts has killed it by then; what is left are those that only warn
+        "{{ $labels.instance }}: the watchdog finds stage {{ $labels.stage }} stalled",
+        _STALL_ACTION,
+        needs=("watchdog",),
+    ),
+    Alert(
+        "VllmRestartedByWatchdog",
+        # increase() extrapolates: a half stands for "at least one".
+        "sum by (instance, stage) (increase(gpufleet_watchdog_restarts_total[1h])) > 0.5",
+        Severity.TICKET,
+        0,
+        "{{ $labels.instance }}: the watchdog restarted stage {{ $labels.stage }}",
+        "It serves again; find out why it stood still, from the dump on the node.",
+        needs=("watchdog",),
+    ),
+    Alert(
+        "VllmWatchdogSilent",
+        "time() - max by (instance) (gpufleet_watchdog_timestamp_seconds) > 300",
+        Severity.TICKET,
+        300,
+        "{{ $labels.instance }}: the watchdog has said nothing for {{ $value | humanizeDuration }}",
+        "Look at its unit on the node; until it runs, frozen stages are found by VllmNoProgress "
+        "alone, and nobody restarts them.",
+        needs=("watchdog",),
+    ),
+    Alert(
+        "VllmRestartLoop",
+        # Three: one is an accident, a second one its retry. systemd gives up after five in half
+        # an hour, and a stage over nodes never does.
+        "sum by (instance, stage) (increase(gpufleet_stage_restarts_total[30m])) > 2.5"
+        " or sum by (instance, stage) (increase(gpufleet_watchdog_restarts_total[1h])) > 2.5",
+        Severity.PAGE,
+        0,
+        "{{ $labels.instance }}: stage {{ $labels.stage }} starts again and again",
+        "Read the journal of its last end but one: what it died of stands before the restart.",
+    ),
+    Alert(
+        "VllmKvCacheSaturated",
+        f"stage:kv_cache_usage:max >= {KV_SATURATED} and stage:requests_waiting:sum > 0",
+        Severity.TICKET,
+        900,  # a burst of long prompts is over sooner
+        "{{ $labels.instance }}: KV cache of stage {{ $labels.stage }} is at "
+        "{{ $value | humanizePercentage }} and requests wait",
+        "Add a replica, or give requests less room (max-model-len, a smaller KV cache type).",
+    ),
+    Alert(
+        "VllmKvCacheFull",
+        f"stage:kv_cache_usage:max >= {KV_FULL} and stage:requests_waiting:sum > 0"
+        f" and sum {_BY_STAGE} (increase(vllm:num_preemptions_total[5m])) > 0",
+        Severity.PAGE,
+        900,
+        "{{ $labels.instance }}: KV cache of stage {{ $labels.stage }} is full and requests push "
+        "each other out",
+        "Turn load away at the gateway or add a replica now; it computes the same tokens twice.",
+    ),
+    Alert(
+        "VllmQueueGrows",
+        # A queue as long as twice what runs: whoever comes now waits for two requests' time.
+        "stage:requests_waiting:sum > 2 * stage:requests_running:sum"
+        " and stage:requests_waiting:sum >= 20"
+        " and deriv(stage:requests_waiting:sum[10m]) > 0",
+        Severity.PAGE,
+        600,
+        "{{ $labels.instance }}: {{ $value }} requests wait for stage {{ $labels.stage }}, and "
+        "more and more",
+        "More comes in than it can do. Add a replica or turn load away; check whether another "
+        "replica of the model is down.",
+    ),
+    Alert(
+        "VllmPreemptions",
+        # One of ten requests computed twice is work that a replica more would save.
+        f"sum {_BY_STAGE} (increase(vllm:num_preemptions_total[15m])) > 10"
+        f" and sum {_BY_STAGE} (increase(vllm:num_preemptions_total[15m]))"
+        f" > 0.1 * sum {_BY_STAGE} (increase(vllm:request_success_total[15m]))",
+        Severity.TICKET,
+        900,
+        "{{ $labels.instance }}: stage {{ $labels.stage }} threw {{ $value | humanize }} requests "
+        "out of the KV cache in 15 minutes",
+        "Lower max-num-seqs or give the KV cache more memory.",
+    ),
+    Alert(
+        "VllmTurnsRequestsAway",
+        f"sum {_BY_STAGE} (increase(vllm:admission_rejections_total[10m])) > 0",
+        Severity.TICKET,
+        600,
+        "{{ $labels.instance }}: stage {{ $labels.stage }} turned {{ $value | humanize }} requests "
+        "away in 10 minutes",
+        "Its queue is at the limit that its flags set: add a replica, or raise max-num-queued-reqs.",
+    ),
+)
+
+# Alerts over promises, with the recording that each needs.
+_HELD = (
+    (
+        "model:objective_ttft_p99_seconds",
+        Alert(
+            "VllmTtftAboveObjective",
+            "model:ttft_seconds:p99_15m > on (model) model:objective_ttft_p99_seconds"
+            " and on (model)"
+            " sum by (model) (increase(vllm:time_to_first_token_seconds_count[15m]))"
+            f" >= {REQUESTS_FOR_P99}",
+            Severity.PAGE,
+            300,
+            "{{ $labels.model }}: one request of a hundred waits longer than "
+            "{{ $value | humanizeDuration }} for its first token",
+            "Queue or prompts? Compare the time in the queue with the time to the first token; "
+            "then look which stage is the slow one.",
+        ),
+    ),
+    (
+        "model:objective_itl_p99_seconds",
+        Alert(
+            "VllmItlAboveObjective",
+            "model:itl_seconds:p99_15m > on (model) model:objective_itl_p99_seconds"
+            " and on (model)"
+            " sum by (model) (increase(vllm:inter_token_latency_seconds_count[15m]))"
+            f" >= {TOKENS_FOR_P99}",
+            Severity.PAGE,
+            300,
+            "{{ $labels.model }}: one token of a hundred comes later than "
+            "{{ $value | humanizeDuration }} after the one before",
+            "A throttled GPU or NVLink errors slow one stage; too many requests at once all.",
+        ),
+    ),
+    (
+        "model:objective_error_ratio",
+        Alert(
+            "VllmErrors",
+            "(model:http_errors:ratio_10m > on (model) model:objective_error_ratio and on (model)"
+            f' sum by (model) (increase(http_requests_total{{{_ASKED}, status=~"5.."}}[10m]))'
+            f" >= {ERRORS_AT_LEAST})"
+            " or (model:broken_requests:ratio_10m > on (model) model:objective_error_ratio"
+            " and on (model) sum by (model)"
+            ' (increase(vllm:request_success_total{finished_reason="error"}[10m]))'
+            f" >= {ERRORS_AT_LEAST})",
+            Severity.PAGE,
+            300,
+            "{{ $labels.model }}: {{ $value | humanizePercentage }} of its requests end in an "
+            "error of the server",
+            "The journal of its stages has a traceback for each; look which stage it is.",
+        ),
+    ),
+)
