@@ -11,8 +11,9 @@ from gpufleet.driver_packages import dcgm_packages
 from gpufleet.fleet import bare, refusals
 from roles.container_toolkit import container_toolkit
 from roles.cuda import cuda
-from roles.dcgm import dcgm
+from roles.dcgm import dcgm, profiles
 from roles.driver_in_force import checked, driver_in_force
+from roles.exporters import access_to_exporters
 from roles.fabric_manager import fabric_manager
 from roles.nvidia_driver import nvidia_driver
 from roles.nvidia_imex import nvidia_imex
@@ -34,7 +35,11 @@ with refusals():
         cuda(node.settings.cuda, node.lock.toolkit.profile)
         if node.settings.dcgm:
             packages = dcgm_packages(node.system, node.lock, node.machine).wanted
-            dcgm(node.settings.dcgm, node.repository, packages)
+            profiling = profiles(node.settings.dcgm, node.machine)
+            access = access_to_exporters(node.settings)
+            dcgm(
+                node.settings.dcgm, node.repository, access, profiling=profiling, packages=packages
+            )
         rdma(node.settings.gpu.rdma, node.system.id)
         container_toolkit(node.settings.gpu.container_toolkit)
         checked(node)

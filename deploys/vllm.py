@@ -4,10 +4,11 @@ pyinfra inventories/prod.py deploys/vllm.py           # asks before it changes a
 pyinfra --dry inventories/prod.py deploys/vllm.py     # only shows what would change
 """
 
-from gpufleet.fleet import here, refusals
+from gpufleet.fleet import built, here, refusals
 from roles.cuda import cuda, profile
-from roles.dcgm import dcgm
+from roles.dcgm import dcgm, profiles, suits
 from roles.driver_in_force import in_service
+from roles.exporters import access_to_exporters
 from roles.firewall import firewall, narrows
 from roles.node_exporter import node_exporter
 from roles.nvidia_repository import nvidia_repository
@@ -21,9 +22,13 @@ with refusals():
         if node.settings.cuda:
             nvidia_repository(node.settings.cuda.repository)
             cuda(node.settings.cuda, profile(node.settings))
-        node_exporter(node.settings.node_exporter)
+        access = access_to_exporters(node.settings)
+        node_exporter(node.settings.node_exporter, access)
         if node.settings.cuda and node.settings.dcgm:
-            dcgm(node.settings.dcgm, node.settings.cuda.repository)
+            system, machine = built()
+            suits(node.settings.dcgm, system)
+            profiling = profiles(node.settings.dcgm, machine)
+            dcgm(node.settings.dcgm, node.settings.cuda.repository, access, profiling=profiling)
         # What is planned is reachable before it starts, and what runs until it is replaced.
         firewall(node, node.running)
         vllm(node)

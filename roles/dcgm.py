@@ -7,31 +7,74 @@ from pathlib import PurePosixPath
 
 from pyinfra.api import deploy
 
-from gpufleet import units
+from gpufleet import exporters, units
+from gpufleet.bare_node import Machine, System, generation
 from gpufleet.converge import Converge
+from gpufleet.errors import FleetError
+from gpufleet.exporters import Access
+from gpufleet.monitoring.counters import counters
 from gpufleet.serving import Metrics
 from gpufleet.settings import Dcgm, Repository
-from gpufleet.vendor_repository import source
+from gpufleet.vendor_repository import published, source
 from gpufleet.wanted import File, Package, Unit, UnitGone, Value, Wanted
 
 ENGINE = "nvidia-dcgm.service"
+ENGINE_PORT = 5555
 EXPORTER = "nvidia-dcgm-exporter.service"
+CREDENTIALS = "/etc/gpufleet/dcgm-exporter"
 # The packaged list lacks ECC, row remapping, NVLink and throttling: most public alert rules would
 # never fire with it.
 COUNTERS = PurePosixPath("/etc/dcgm-exporter/gpufleet-counters.csv")
+# Profiling needs no root on these; older ones need it, or a module parameter of the driver's, and
+# NVIDIA's proprietary package (docs.nvidia.com/datacenter/dcgm, "Profiling Metrics").
+_PROFILED = frozenset({"hopper", "blackwell"})
 
 
 @deploy("DCGM")
-def dcgm(wanted: Dcgm, repository: Repository, packages: Iterable[Value] = ()) -> None:
+def dcgm(
+    wanted: Dcgm,
+    repository: Repository,
+    access: Access,
+    *,
+    profiling: bool,
+    packages: Iterable[Value] = (),
+) -> None:
     """
     Converge the packages (one version for all of them, held), the exporter and its counters.
 
-    `packages` are those that suit the node's machine; without any, the settings' own.
+    `packages` are those that suit the node's machine; without any, the settings' own. `profiling`
+    is what `profiles` says.
     """
-    node = Converge(Wanted(source(repository), *(packages or settled(wanted)), *services(wanted)))
+    node = Converge(
+        Wanted(
+            source(repository),
+            *(packages or settled(wanted)),
+            *services(wanted, access, profiling=profiling),
+        )
+    )
     node.packages(name="packages")
-    node.files(name="drop-ins and counters")
+    node.files(name="drop-ins, counters and credentials")
     node.units(name="services")
+    Converge(Wanted(*access.only_these(CREDENTIALS))).files(name="no other credentials")
+
+
+def suits(wanted: Dcgm | None, system: System) -> None:
+    """Raise `FleetError` where settings want DCGM on a system for which there is none."""
+    if wanted is not None and published(system).dcgm is False:
+        raise FleetError(
+            f"`dcgm` is set, and NVIDIA publishes no DCGM for {system}: write `dcgm: null` for "
+            "these nodes (and no `gpu_lock.dcgm`); what NVML says of their GPUs is then served by "
+            "the node exporter (docs/exporters.md)"
+        )
+
+
+def profiles(wanted: Dcgm, machine: Machine) -> bool:
+    """Say whether the exporter may read profiling counters of every GPU of a machine."""
+    if wanted.profiling is not None:
+        return wanted.profiling
+    # By the PCI bus, as both deploys see it: one that asked the driver would write another file
+    # while that is broken.
+    return bool(machine.gpus) and all(generation(each) in _PROFILED for each in machine.gpus)
 
 
 def settled(wanted: Dcgm) -> tuple[Package, ...]:
@@ -47,34 +90,42 @@ def settled(wanted: Dcgm) -> tuple[Package, ...]:
     return tuple(Package(name, version, hold=True) for name, version in versions.items())
 
 
-def services(wanted: Dcgm) -> tuple[Value, ...]:
+def services(wanted: Dcgm, access: Access, *, profiling: bool) -> tuple[Value, ...]:
     """Return the host engine's unit, and the exporter's where one is wanted."""
     engine = units.drop_in("nvidia-dcgm.conf.j2", ENGINE, started_with={"version": wanted.version})
     found: list[Value] = [engine.file, Unit(ENGINE, fingerprint=engine.fingerprint)]
     if wanted.exporter_version is None:
         return (*found, UnitGone(EXPORTER))
-    counters = units.template("dcgm-counters.csv").encode()
+    asked = counters(profiling=profiling)
     exporter = units.drop_in(
         "nvidia-dcgm-exporter.conf.j2",
         EXPORTER,
-        port=wanted.port,
+        address=access.address(wanted.port),
         counters=str(COUNTERS),
-        started_with={"version": wanted.exporter_version, "counters": counters},
+        credentials=list(access.credentials),
+        directory=CREDENTIALS,
+        web_config=exporters.WEB_CONFIG,
+        started_with={
+            "version": wanted.exporter_version,
+            "counters": asked,
+            **access.started_with(),
+        },
     )
     return (
         *found,
-        File(str(COUNTERS), counters),
+        File(str(COUNTERS), asked),
+        *access.files(CREDENTIALS),
         exporter.file,
         Unit(EXPORTER, fingerprint=exporter.fingerprint),
     )
 
 
-def metrics(wanted: Dcgm) -> Metrics:
+def metrics(wanted: Dcgm, access: Access) -> Metrics:
     """Return what the exporter must serve: the families that our alerts rest on."""
     return Metrics(
         id="dcgm_exporter",
         unit=EXPORTER,
-        url=f"http://127.0.0.1:{wanted.port}/metrics",
+        url=access.url(wanted.port),
         families=(
             "DCGM_FI_DEV_GPU_TEMP",
             "DCGM_FI_DEV_GPU_UTIL",
@@ -82,4 +133,6 @@ def metrics(wanted: Dcgm) -> Metrics:
             "DCGM_FI_DEV_POWER_USAGE",
             "DCGM_FI_DEV_XID_ERRORS",
         ),
+        access=access,
+        loopback_port=ENGINE_PORT,
     )

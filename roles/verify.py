@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from pyinfra import host, logger
@@ -13,6 +13,7 @@ from gpufleet.fleet import Here
 from gpufleet.readiness import State as Stand
 from gpufleet.serving import Endpoint, Metrics
 from roles import dcgm, firewall, node_exporter
+from roles.exporters import access_to_exporters
 from roles.vllm import planned
 
 
@@ -20,9 +21,10 @@ def verify(here: Here) -> None:
     """Verify this node's firewall, stages and exporters; the node fails with every problem."""
     if here.settings.firewall:
         enforced(here, name="verify the firewall", _timeout=firewall.LOOK_SECONDS)
-    metrics = [node_exporter.metrics(here.settings.node_exporter)]
+    access = access_to_exporters(here.settings)
+    metrics = [node_exporter.metrics(here.settings.node_exporter, access)]
     if here.settings.dcgm and here.settings.dcgm.exporter_version:
-        metrics.append(dcgm.metrics(here.settings.dcgm))
+        metrics.append(dcgm.metrics(here.settings.dcgm, access))
     verified(planned(here), metrics, name="verify endpoints and exporters", _timeout=300)
 
 
@@ -64,11 +66,33 @@ def problems(
             found.append(f"{exporter.id}: could not be asked")
         elif answer["unit"].get("ActiveState") != "active":
             found.append(f"{exporter.unit} is {answer['unit'].get('ActiveState') or 'unknown'}")
-        elif answer.get("status") != 200:
-            found.append(f"{exporter.unit}: {exporter.url} gives {answer.get('error')}")
-        elif missing := answer.get("missing"):
-            found.append(f"{exporter.unit}: lacks the metrics {', '.join(missing)}")
+        else:
+            found += _of_exporter(exporter, answer)
     return found
+
+
+def _of_exporter(exporter: Metrics, answer: Mapping[str, Any]) -> Iterator[str]:
+    if answer.get("status") is None:
+        yield f"{exporter.unit}: {exporter.url} gives {answer.get('error')}"
+    elif answer["status"] != 200:
+        said = " ".join(str(answer.get("error") or "").split())
+        yield f"{exporter.unit}: {exporter.url} answers {answer['status']} {said}".rstrip()
+    elif missing := answer.get("missing"):
+        yield f"{exporter.unit}: lacks the metrics {', '.join(missing)}"
+    if exporter.access.password and answer.get("without_password") not in {None, 401}:
+        yield (
+            f"{exporter.unit}: {exporter.url} answers {answer['without_password']} without the "
+            "password"
+        )
+    if exporter.loopback_port and answer.get("exposed") != []:
+        at = answer.get("exposed")
+        yield (
+            f"port {exporter.loopback_port}, DCGM's host engine: which addresses it listens on "
+            "could not be read"
+            if at is None
+            else f"port {exporter.loopback_port}, DCGM's host engine: listens beyond loopback, and "
+            "whoever reaches it may set GPUs: look at `systemctl cat nvidia-dcgm`"
+        )
 
 
 def _report(state: State, host: Host, found: tuple[str, ...]) -> bool:  # noqa: ARG001

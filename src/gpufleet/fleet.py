@@ -22,8 +22,10 @@ from pyinfra.context import ctx_state
 
 from gpufleet import assessment, inventory, lock_check, show
 from gpufleet.assessment import Assessment
+from gpufleet.bare_node import Machine, System, from_probe
 from gpufleet.errors import FleetError
 from gpufleet.model_reading import directories
+from gpufleet.monitoring import scrape
 from gpufleet.named_files import release_of
 from gpufleet.planner import FleetPlan, Stage
 from gpufleet.provisioning import Bare, provisioning
@@ -34,6 +36,7 @@ from gpufleet.survey import SECONDS, Answer, ask, survey
 from gpufleet.together import halves
 from gpufleet.topology import Node, known
 from gpufleet.variables import Origin
+from gpufleet.watching import Watching
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class Here:
 
 T = TypeVar("T")
 Answers: TypeAlias = dict[str, Answer]
+Watched: TypeAlias = tuple[tuple[scrape.Server, ...], frozenset[str]]
 Asking: TypeAlias = Callable[[Callable[[str], str | None], float, str], Answers]
 """(program of a node or None, seconds, what it is) -> {node: document or sentence}."""
 
@@ -108,6 +112,21 @@ def bare() -> Bare | None:
     return _single_flight(ctx_state.get(), _bared).get(host.name)
 
 
+def built() -> tuple[System, Machine]:
+    """
+    Return what the current node is built of, for deploys that ask `here` about it.
+
+    Raises `Refusal`, which ends the whole run, where that cannot be told.
+    """
+    found = documents(ctx_state.get())[host.name]
+    if isinstance(found, str):
+        raise Refusal(f"{host.name}: {found}")
+    try:
+        return from_probe(found)
+    except FleetError as error:
+        raise Refusal(*(f"{host.name}: {problem}" for problem in error.problems)) from error
+
+
 def check() -> None:
     """
     Print what the checks find on the nodes that this run is about, once for all of them.
@@ -115,6 +134,51 @@ def check() -> None:
     Raises `Refusal` if one is blocked or could not be checked, so that the run ends with status 1.
     """
     _single_flight(ctx_state.get(), _checked)
+
+
+def watching(*, planned: bool = False) -> Watching | None:
+    """
+    Return what the current node watches; None if it watches nobody.
+
+    Of vLLM that is what nodes are found to run; with `planned` what the plan says, for deploys
+    that are about to carry it out. A node that gives no answer costs itself only: its servers stay
+    as they were. Raises `Refusal` when none of the nodes that this run is about has `monitoring`.
+    """
+    declared = inventory.current().nodes
+    if declared[host.name].settings.monitoring is None:
+        if not planned:
+            _single_flight(ctx_state.get(), _some_watch)
+        return None
+    servers, silent = _single_flight(ctx_state.get(), _to_come if planned else _found)
+    return Watching(host.name, declared, servers, silent)
+
+
+def _some_watch(state: State) -> None:
+    declared = inventory.current().nodes
+    asked = [each.name for each in state.inventory if state.is_host_in_limit(each)]
+    if not any(declared[name].settings.monitoring for name in asked):
+        raise FleetError(
+            "no node of this run watches the fleet: write `monitoring: {}` and, if it has no GPUs, "
+            "`gpu_node: false` into the group_vars of a node that is to: docs/monitoring.md"
+        )
+
+
+def _found(state: State) -> Watched:
+    """Return the vLLM servers that run, and the nodes that did not say."""
+    if not inventory.current().gpu_nodes:
+        return (), frozenset()
+    answers = documents(state)
+    silent = {name: said for name, said in answers.items() if isinstance(said, str)}
+    for name, said in silent.items():
+        logger.warning("    %s: %s; what is known of its vLLM servers stays", name, said)
+    there = {name: said for name, said in answers.items() if not isinstance(said, str)}
+    return scrape.running(assessment.running(there)), frozenset(silent)
+
+
+def _to_come(state: State) -> Watched:
+    """Return the vLLM servers of the plan."""
+    plan = _planned_to_look if state in _LOOKING else _planned
+    return scrape.planned(_single_flight(state, plan).plan.stages), frozenset()
 
 
 def looks_only(state: State) -> list[str]:

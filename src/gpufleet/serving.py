@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import gevent
@@ -15,6 +15,7 @@ from pyinfra import host, logger
 from pyinfra.api import FunctionCommand, Host, State, operation
 
 from gpufleet import payload, readiness
+from gpufleet.exporters import Access
 from gpufleet.facts import Serving
 from gpufleet.readiness import State as Stand
 
@@ -54,6 +55,23 @@ class Metrics:
     unit: str
     url: str
     families: tuple[str, ...]
+    access: Access = field(default_factory=Access)
+    """How it is reached: the look has the password, on its standard input, and no file has it."""
+    loopback_port: int | None = None
+    """Where its source listens, on loopback alone; None: it has none."""
+
+    def asked(self) -> dict[str, Any]:
+        """Return the parameters that on_node/serving.py takes for it."""
+        return {
+            "id": self.id,
+            "unit": self.unit,
+            "url": self.url,
+            "families": list(self.families),
+            "certificate_sha256": self.access.certificate_sha256,
+            "username": self.access.username,
+            "password": self.access.password,
+            "loopback_port": self.loopback_port,
+        }
 
 
 def look(endpoints: Sequence[Endpoint], metrics: Sequence[Metrics] = ()) -> Mapping[str, Any]:
@@ -63,7 +81,7 @@ def look(endpoints: Sequence[Endpoint], metrics: Sequence[Metrics] = ()) -> Mapp
         _stdin=payload.program(
             "serving",
             stages=[endpoint.asked() for endpoint in endpoints],
-            metrics=[asdict(each) for each in metrics],
+            metrics=[each.asked() for each in metrics],
             journal=JOURNAL_LINES,
         ),
         _timeout=LOOK_SECONDS,

@@ -219,6 +219,13 @@ class Dcgm(Setting):
     cuda_major: Annotated[PositiveInt, Field(description="The driver's CUDA major version")] = 13
     exporter_version: Annotated[str | None, Field(description="null: no exporter")]
     port: Annotated[Port, Field(description="The exporter's port")] = 9400
+    profiling: Annotated[
+        bool | None,
+        Field(
+            description="Read profiling counters; null: where every GPU is Hopper or newer, which "
+            "needs no further right. true where they may not be read leaves no series at all"
+        ),
+    ] = None
 
 
 def _range(value: Any) -> Any:

@@ -2,22 +2,30 @@
 
 Takes (JSON header `PARAMETERS`):
   stages   [{id, unit, url, served_name, key_file or null, completion: bool}]
-  metrics  [{id, unit, url, families: [name, ...]}]
+  metrics  [{id, unit, url, families: [name, ...], certificate_sha256, username, password,
+             loopback_port}], the last four null where they have no meaning
   journal  lines of each unit's journal to bring back, from the unit's present start only
 Prints one JSON document {"schema": 1, "stages": {id: ...}, "metrics": {id: ...}}.
 
 It reads; it changes nothing. The API key is read here, from the node's own root-only file, so that
-it never travels. Python 3.8, standard library.
+it never travels. An exporter's password, of which the node has a hash alone, came with this
+program on standard input; it is sent to whoever shows the certificate that was deployed, and to
+nobody else. Python 3.8, standard library.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import http.client
 import json
+import ssl
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 from typing import Any, Callable
+from urllib.parse import urlsplit
 
 PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
 
@@ -164,19 +172,89 @@ def stage(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def metrics(asked: dict[str, Any]) -> dict[str, Any]:
-    """Return which of the wanted metric families an exporter serves."""
+    """Return which of the wanted metric families an exporter serves, and to whom."""
     seen: dict[str, Any] = {"unit": unit_state(asked["unit"]) if asked.get("unit") else None}
-    answer = request(asked["url"], HEALTH_SECONDS)
+    answer = exporter_answer(asked, asked.get("password"))
     seen["status"] = answer.get("status")
+    if asked.get("loopback_port"):
+        seen["exposed"] = exposed(asked["loopback_port"])
     if answer.get("status") != 200:
         seen["error"] = answer.get("error") or answer.get("body")
         return seen
+    if asked.get("password"):
+        seen["without_password"] = exporter_answer(asked, None).get("status")
     names = set()
     for line in answer["body"].splitlines():
         if line and not line.startswith("#"):
             names.add(line.split("{", 1)[0].split(" ", 1)[0])
     seen["missing"] = [name for name in asked.get("families", []) if name not in names]
     return seen
+
+
+def exporter_answer(asked: dict[str, Any], password: str | None) -> dict[str, Any]:
+    """Return {"status": HTTP status, "body": text} or {"error": why there was no answer}."""
+    address = urlsplit(asked["url"])
+    headers = {}
+    if password:
+        pair = "%s:%s" % (asked["username"], password)
+        headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode()
+    host = address.hostname or "127.0.0.1"
+    try:
+        if address.scheme == "https":
+            # Whom the certificate names is not asked: the node calls itself by another address. It
+            # has to be the very one that was deployed, before anything is sent.
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+                host, address.port, timeout=HEALTH_SECONDS, context=context
+            )
+            connection.connect()
+            encrypted: Any = connection.sock
+            shown = encrypted.getpeercert(binary_form=True) or b""
+            if hashlib.sha256(shown).hexdigest() != asked.get("certificate_sha256"):
+                connection.close()
+                return {"error": "another certificate than the one that was deployed"}
+        else:
+            connection = http.client.HTTPConnection(host, address.port, timeout=HEALTH_SECONDS)
+        try:
+            connection.request("GET", address.path, headers=headers)
+            answer = connection.getresponse()
+            body = answer.read(16 << 20).decode("utf-8", "replace")
+        finally:
+            connection.close()
+    except Exception as error:
+        return {"error": "%s: %s" % (type(error).__name__, error)}
+    return {"status": answer.status, "body": body if answer.status == 200 else body[:2000]}
+
+
+def exposed(port: int) -> list[str] | None:
+    """Return the addresses beyond loopback at which something listens on a port; None: unknown."""
+    found = []
+    try:
+        for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+            with open(path, encoding="ascii") as file:
+                rows = [line.split() for line in file.readlines()[1:]]
+            for row in rows:
+                # proc(5): the local address and port in hexadecimal; state 0A is LISTEN.
+                address, _, at = row[1].partition(":")
+                if row[3] == "0A" and int(at, 16) == port and not is_loopback(address):
+                    found.append(address)
+    except (OSError, ValueError, IndexError):
+        return None
+    return found
+
+
+def is_loopback(address: str) -> bool:
+    """Say it of an address of /proc/net/tcp or tcp6: words of 32 bits in the CPU's byte order."""
+    words = [bytes.fromhex(address[at : at + 8]) for at in range(0, len(address), 8)]
+    raw = b"".join(word[::-1] if sys.byteorder == "little" else word for word in words)
+    mapped = raw[:12] == b"\0" * 10 + b"\xff\xff"
+    return (
+        raw[:1] == b"\x7f"
+        if len(raw) == 4
+        else raw == b"\0" * 15 + b"\1" or (mapped and raw[12] == 127)
+    )
 
 
 def guarded(

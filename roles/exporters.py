@@ -1,0 +1,30 @@
+"""How the exporters of the node that is being worked on are reached; remarks on it said once."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+from pyinfra import host, logger
+from pyinfra.context import ctx_state
+
+from gpufleet import exporters, inventory
+from gpufleet.exporters import Access
+from gpufleet.settings import NodeSettings
+
+_said: set[tuple[int, str]] = set()
+
+
+def access_to_exporters(settings: NodeSettings) -> Access:
+    """
+    Return how this node's exporters are reached, from the files that settings name.
+
+    Roles call it while they prepare, so that a wrong file ends the run before a node is touched.
+    Raises `FleetError` with everything that is wrong.
+    """
+    address = inventory.current().nodes[host.name].address
+    found = exporters.access(settings.exporters, host.name, address, now=dt.datetime.now(dt.UTC))
+    for remark in found.remarks:
+        if (key := (id(ctx_state.get()), f"{host.name}: {remark}")) not in _said:
+            _said.add(key)
+            logger.warning("%s%s", host.print_prefix, remark)
+    return found
