@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeAlias
 
 import yaml
 
+from gpufleet.exporters import named
 from gpufleet.monitoring.metric import Job
 from gpufleet.monitoring_settings import BasicAuth, Exporters, Monitoring, Tls
 from gpufleet.settings import NodeSettings
@@ -145,7 +146,7 @@ def scrapes(
     A job without targets has its (empty) file all the same, so that its first one needs no reload.
     """
     found: list[Scrape] = []
-    exporters = {
+    ports_of = {
         Job.NODE: {name: each.settings.node_exporter.port for name, each in nodes.items()},
         Job.DCGM: {
             name: each.settings.dcgm.port
@@ -153,11 +154,13 @@ def scrapes(
             if each.settings.gpu_node and each.settings.dcgm and each.settings.dcgm.exporter_version
         },
     }
-    for job, ports in exporters.items():
+    for job, ports in ports_of.items():
         by_access: dict[Access, list[Target]] = {Access(): []} if not ports else {}
         for name, port in sorted(ports.items()):
-            access = _access(nodes[name].settings.exporters, name)
-            target = _target(job, nodes[name].address, port, name)
+            exporters = nodes[name].settings.exporters
+            access = _access(exporters, name)
+            host = str(exporters.listen or nodes[name].address)
+            target = _target(job, host, port, name)
             by_access.setdefault(access, []).append(target)
         found += _named(job, by_access)
     ours = [
@@ -211,9 +214,9 @@ def _access(exporters: Exporters, node: str) -> Access:
     auth: BasicAuth | None = exporters.basic_auth
     return Access(
         tls=tls is not None,
-        ca_file=tls.ca_file.replace("{node}", node) if tls and tls.ca_file else "",
+        ca_file=named(tls.ca_file, node) if tls and tls.ca_file else "",
         username=auth.username if auth else "",
-        password_file=auth.password_file.replace("{node}", node) if auth else "",
+        password_file=named(auth.password_file, node) if auth else "",
     )
 
 
@@ -291,7 +294,7 @@ def prometheus_yml(monitoring: Monitoring, wanted: Iterable[Scrape]) -> str:
     """
     Return Prometheus' configuration; what it names lies beside it: rules/, targets/, credentials/.
 
-    Besides each file of ours, targets/<name>-own*.json is read: the place for targets of yours.
+    Besides ours, own-targets/<name>.json and own-rules/*.yml are read: the places for yours.
     """
     server = monitoring.prometheus
     seconds = server.scrape_seconds if server else 15
@@ -301,7 +304,7 @@ def prometheus_yml(monitoring: Monitoring, wanted: Iterable[Scrape]) -> str:
             "scrape_timeout": f"{min(seconds, _MOST_SECONDS)}s",
             "evaluation_interval": f"{seconds}s",
         },
-        "rule_files": ["rules/*.yml"],
+        "rule_files": ["rules/*.yml", "own-rules/*.yml"],
         "scrape_configs": [_scrape_config(each) for each in wanted],
     }
     if monitoring.external_labels:
@@ -324,5 +327,5 @@ def _scrape_config(wanted: Scrape) -> dict[str, Any]:
             "username": access.username,
             "password_file": next(file for file in files if file.endswith(".password")),
         }
-    config["file_sd_configs"] = [{"files": [wanted.file, f"targets/{wanted.name}-own*.json"]}]
+    config["file_sd_configs"] = [{"files": [wanted.file, f"own-targets/{wanted.name}.json"]}]
     return config

@@ -1,0 +1,23 @@
+"""Have the nodes with `monitoring` watch the fleet: Prometheus, Alertmanager, dashboards.
+
+pyinfra inventories/prod.py deploys/monitoring.py           # asks before it changes anything
+pyinfra --dry inventories/prod.py deploys/monitoring.py     # only shows what would change
+
+All other nodes are asked what runs on them, and left alone. One that does not answer keeps nobody
+from being watched: docs/monitoring.md.
+"""
+
+from gpufleet.fleet import refusals, watching
+from roles.alertmanager import alertmanager
+from roles.exporters import access_to_exporters
+from roles.grafana import grafana
+from roles.node_exporter import node_exporter
+from roles.prometheus import prometheus
+
+with refusals():
+    node = watching()
+    if node:
+        node_exporter(node.settings.node_exporter, access_to_exporters(node.settings))
+        alertmanager(node)
+        prometheus(node)
+        grafana(node)

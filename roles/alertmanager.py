@@ -1,0 +1,68 @@
+"""Alertmanager on a monitoring node: who is told of what, proven before it is told."""
+
+from __future__ import annotations
+
+from pyinfra.api import deploy
+
+from gpufleet import units, watching
+from gpufleet.converge import Converge
+from gpufleet.monitoring import routes, scrape
+from gpufleet.wanted import File, Package, Unit, Wanted
+from gpufleet.watching import Watching
+from roles.archived import only_this, versions
+from roles.proven import Configured, in_force, proven
+from roles.watcher import ACCOUNT, STATE, credentials, directories, install, of_archive
+
+UNIT = "prometheus-alertmanager.service"
+HOME = "/etc/gpufleet/alertmanager"
+DATA = f"{STATE}/alertmanager"
+
+
+@deploy("Alertmanager")
+def alertmanager(node: Watching) -> None:
+    """Converge the program, its unit and its configuration; see it in force."""
+    server = node.monitoring.alertmanager
+    if server is None:
+        return
+    program = of_archive("alertmanager", server.archive, ("alertmanager", "amtool"))
+    secrets = watching.secrets(routes.secrets(server), "monitoring.alertmanager")
+    # Debian's, 0.25, takes the URL of a webhook from no file: then the configuration has it, and
+    # is as secret as one. Publisher's archives of today take it from its file.
+    inline = () if program else routes.webhooks(server)
+    urls = {path: secrets[path].decode().strip() for path in inline}
+    text = routes.alertmanager_yml(server, urls, f"{HOME}/").encode()
+    unit = units.whole(
+        "prometheus-alertmanager.service.j2",
+        UNIT,
+        started_with={"archive": program.version if program else ""},
+        program=program.program("alertmanager") if program else "/usr/bin/prometheus-alertmanager",
+        home=HOME,
+        data=DATA,
+        address=scrape.at(server.listen, server.port),
+    )
+    kept = {path: content for path, content in secrets.items() if path not in urls}
+    configuration = File(
+        f"{HOME}/alertmanager.yml", text, group=ACCOUNT, mode=0o640, secret=bool(urls)
+    )
+    files = Converge(Wanted(*directories(HOME, DATA), configuration, *credentials(HOME, kept)))
+    running = Converge(Wanted(unit.file, Unit(UNIT, fingerprint=unit.fingerprint)))
+    configured = Configured(
+        unit=UNIT,
+        url=f"http://{scrape.at(scrape.local(server.listen), server.port)}",
+        name="alertmanager",
+        directory=HOME,
+        check=(
+            program.program("amtool") if program else "/usr/bin/amtool",
+            *("check-config", "alertmanager.yml"),
+        ),
+        watched=("alertmanager.yml",),
+        files={"alertmanager.yml": text},
+        secrets=secrets,
+    )
+    install(Package("prometheus-alertmanager"), program, unit.file)
+    proven(files, configured, name="proof of the configuration")
+    files.files(name="configuration")
+    running.units(name="service")
+    in_force(files, running, configured, name="configuration in force")
+    if program:
+        only_this(versions(program), program, name="other versions")

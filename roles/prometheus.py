@@ -1,0 +1,112 @@
+"""Prometheus on a monitoring node: proven before it is told, reloaded instead of restarted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyinfra import host, logger
+from pyinfra.api import deploy
+from pyinfra.context import ctx_host, ctx_state
+
+from gpufleet import payload, units, watching
+from gpufleet.converge import Converge
+from gpufleet.monitoring import rendering, scrape
+from gpufleet.monitoring.scrape import Scrape, Target
+from gpufleet.survey import ask
+from gpufleet.wanted import File, NoOtherFiles, Package, Unit, Wanted
+from gpufleet.watching import Watching
+from roles.archived import only_this, versions
+from roles.proven import Configured, in_force, proven
+from roles.watcher import STATE, credentials, directories, install, of_archive
+
+UNIT = "prometheus.service"
+HOME = "/etc/gpufleet/prometheus"
+DATA = f"{STATE}/metrics2"
+LOOK_SECONDS = 30
+
+
+@deploy("Prometheus")
+def prometheus(node: Watching) -> None:
+    """Converge the program, its unit, configuration and targets; see it all in force."""
+    server = node.monitoring.prometheus
+    if server is None:
+        return
+    wanted = node.scrapes(_before(node))
+    named = {path: file for each in wanted for path, file in each.secrets}
+    secrets = watching.secrets(named, "exporters")
+    configuration = rendering.prometheus(node.monitoring, node.nodes, wanted)
+    program = of_archive("prometheus", server.archive, ("prometheus", "promtool"))
+    unit = units.whole(
+        "prometheus.service.j2",
+        UNIT,
+        started_with={"archive": program.version if program else ""},
+        program=program.program("prometheus") if program else "/usr/bin/prometheus",
+        home=HOME,
+        data=DATA,
+        retention_days=server.retention_days,
+        address=scrape.at(server.listen, server.port),
+    )
+    files = Converge(
+        Wanted(
+            *directories(HOME, DATA),
+            *(File(f"{HOME}/{path}", content) for path, content in configuration.items()),
+            *credentials(HOME, secrets),
+            NoOtherFiles(f"{HOME}/rules/*.yml"),
+        )
+    )
+    targets = Converge(_files(wanted))
+    running = Converge(Wanted(unit.file, Unit(UNIT, fingerprint=unit.fingerprint)))
+    promtool = program.program("promtool") if program else "/usr/bin/promtool"
+    configured = Configured(
+        unit=UNIT,
+        url=f"http://{scrape.at(scrape.local(server.listen), server.port)}",
+        name="prometheus",
+        directory=HOME,
+        check=(promtool, "check", "config", "prometheus.yml"),
+        watched=("prometheus.yml", "rules", "rules/*.yml", "own-rules", "own-rules/*.yml"),
+        files=configuration | rendering.targets(wanted),
+        secrets=secrets,
+    )
+    install(Package("prometheus"), program, unit.file)
+    proven(files, configured, name="proof of the configuration")
+    files.files(name="configuration")
+    targets.files(name="targets")
+    running.units(name="service")
+    in_force(files, running, configured, name="configuration in force")
+    if program:
+        only_this(versions(program), program, name="other versions")
+
+
+@deploy("Prometheus")
+def targets_of(node: Watching) -> None:
+    """Converge the targets alone, where there is a Prometheus of ours; it reads them by itself."""
+    if node.monitoring.prometheus is None:
+        return
+    configuration = f"{HOME}/prometheus.yml"
+    targets = Converge(_files(node.scrapes(_before(node))), watch=(configuration,))
+    if targets.snapshot().file(configuration).exists:
+        targets.files(name="targets")
+
+
+def _files(wanted: tuple[Scrape, ...]) -> Wanted:
+    """Return the files of targets, and that there are no others."""
+    found = rendering.targets(wanted).items()
+    return Wanted(
+        *(File(f"{HOME}/{path}", content) for path, content in found),
+        NoOtherFiles(f"{HOME}/targets/*.json"),
+    )
+
+
+def _before(node: Watching) -> Mapping[str, list[Target]]:
+    """Return what the files of targets say now; asked for only where it counts."""
+    if not node.silent:
+        return {}
+    program = payload.program("target_files", directory=HOME)
+    here = ctx_host.get()
+    answer = ask(ctx_state.get(), [here], lambda _: program, LOOK_SECONDS, "the look at targets")
+    found = answer[here.name]
+    if isinstance(found, str):
+        logger.warning("%s%s; known targets may be lost", host.print_prefix, found)
+        return {}
+    files: Mapping[str, list[Target]] = found["files"]
+    return files

@@ -1,0 +1,57 @@
+"""What Prometheus and Alertmanager have in common on a node: account, program, directories."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from gpufleet import archived
+from gpufleet.archived import Archived
+from gpufleet.converge import Converge
+from gpufleet.monitoring_settings import Archive
+from gpufleet.wanted import Directory, File, Group, NoOtherFiles, Package, User, Value, Wanted
+from roles.archived import brought
+
+ACCOUNT = "prometheus"
+"""Whose processes they are; Debian's packages have the same account."""
+# Debian's directories: what an existing server has measured or silenced stays.
+STATE = "/var/lib/prometheus"
+
+
+def of_archive(name: str, archive: Archive | None, programs: tuple[str, ...]) -> Archived | None:
+    """Return the publisher's own program, None if the distribution's package is wanted."""
+    return Archived(name, archive, programs) if archive else None
+
+
+def install(package: Package, program: Archived | None, unit: File) -> None:
+    """
+    Converge the account, the unit's file and the program, in this order.
+
+    A package starts what it brings at once, with its own configuration on all addresses: the unit
+    is there before, and does not start without a configuration of ours.
+    """
+    account = Converge(Wanted(Group(ACCOUNT), User(ACCOUNT, ACCOUNT, STATE)))
+    account.accounts(name="account")
+    Converge(Wanted(unit)).files(name="unit")
+    if program is None:
+        Converge(Wanted(package)).packages(name="package")
+        return
+    Converge(Wanted(*map(Package, archived.PACKAGES))).packages(name="what downloads need")
+    there = Converge(Wanted(), watch=(program.directory,))
+    brought(there, program, name="program", _timeout=archived.DOWNLOAD_SECONDS)
+
+
+def directories(home: str, data: str) -> tuple[Value, ...]:
+    """Return the directories of a server's configuration and data."""
+    return (
+        Directory(home, group=ACCOUNT, mode=0o750),
+        Directory(STATE),
+        Directory(data, user=ACCOUNT, group=ACCOUNT),
+    )
+
+
+def credentials(home: str, secrets: Mapping[str, bytes]) -> Iterator[Value]:
+    """Yield the secrets of a server, for it and root alone, and that there are no others."""
+    yield Directory(f"{home}/credentials", group=ACCOUNT, mode=0o750)
+    for path, content in secrets.items():
+        yield File(f"{home}/{path}", content, group=ACCOUNT, mode=0o640, secret=True)
+    yield NoOtherFiles(f"{home}/credentials/*")

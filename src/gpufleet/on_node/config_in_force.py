@@ -1,0 +1,110 @@
+"""RUNS ON THE NODE: has a server read the configuration that lies on the disk; if not, tell it to.
+
+Takes (`PARAMETERS`):
+  action   look; reload: have the unit read it again, and wait until it has
+  unit     its unit
+  url      of its metrics
+  name     what its metrics begin with: prometheus, alertmanager
+  watched  patterns of files and directories of which its configuration consists
+  seconds  how long to wait for its answer, and for the reload
+Prints one JSON document {"error": null or a sentence, "active": bool, "in_force": bool}; the last
+is true when what was last read well is not older than the files.
+
+Python 3.8, standard library.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from typing import Any
+
+PARAMETERS: "dict[str, Any]" = globals().get("PARAMETERS") or {}
+COMMAND_SECONDS = 30
+LINES = 8
+
+
+def main() -> None:
+    """Print the document."""
+    found = {"error": None, "active": active(), "in_force": False}
+    if found["active"]:
+        found.update(looked())
+        if PARAMETERS["action"] == "reload" and not found["error"] and not found["in_force"]:
+            found.update(reloaded())
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+def active() -> bool:
+    """Whether the unit runs."""
+    done = command("systemctl", "is-active", "--quiet", "--", PARAMETERS["unit"])
+    return bool(done.returncode == 0)
+
+
+def command(*argv: str) -> Any:
+    """Run a command and return how it ended."""
+    return subprocess.run(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=COMMAND_SECONDS,
+        check=False,
+    )
+
+
+def looked() -> "dict[str, Any]":
+    """Return whether what the server has read is what lies there; it may still be starting."""
+    deadline = time.monotonic() + PARAMETERS["seconds"]
+    while True:
+        try:
+            read_at = metrics()["%s_config_last_reload_success_timestamp_seconds"]
+        except (OSError, ValueError, KeyError) as problem:
+            if time.monotonic() > deadline:
+                return {"error": "%s does not tell: %s" % (PARAMETERS["url"], problem)}
+            time.sleep(0.2)
+            continue
+        return {"in_force": read_at >= newest(), "error": None}
+
+
+def reloaded() -> "dict[str, Any]":
+    """Tell the server, and wait until it has read everything well."""
+    done = command("systemctl", "reload", "--", PARAMETERS["unit"])
+    if done.returncode != 0:
+        return {"error": done.stdout.decode("utf-8", "replace").strip() or "reload failed"}
+    deadline = time.monotonic() + PARAMETERS["seconds"]
+    while time.monotonic() < deadline:
+        found = looked()
+        if found["error"] or found["in_force"]:
+            return found
+        time.sleep(0.2)
+    said = command(
+        "journalctl", "-u", PARAMETERS["unit"], "-n", str(LINES), "-o", "cat", "--no-pager"
+    )
+    return {
+        "error": "%s goes on with its old configuration; it says: %s"
+        % (PARAMETERS["unit"], said.stdout.decode("utf-8", "replace").strip())
+    }
+
+
+def metrics() -> "dict[str, float]":
+    """Return the server's own values by name, those of this server's name as `%s_...`."""
+    with urllib.request.urlopen(PARAMETERS["url"], timeout=5) as answer:
+        text = answer.read(16 << 20).decode("utf-8", "replace")
+    wanted = PARAMETERS["name"] + "_config_last_reload_"
+    rows = (line.split() for line in text.splitlines() if line.startswith(wanted))
+    return {row[0].replace(PARAMETERS["name"], "%s", 1): float(row[1]) for row in rows}
+
+
+def newest() -> float:
+    """Return when the configuration was last changed."""
+    found = [path for pattern in PARAMETERS["watched"] for path in glob.glob(pattern)]
+    return max((os.stat(path).st_mtime for path in found), default=0.0)
+
+
+main()

@@ -1,0 +1,70 @@
+"""RUNS ON THE NODE: is this configuration one that its server takes, before it is put in force?
+
+Takes (`PARAMETERS`):
+  files    {path below the configuration's directory: its content in base64}
+  argv     the program that checks, and its arguments; it runs in that directory
+  hidden   secrets in base64: none of them is in what is printed
+  seconds  how long the check may take
+Prints one JSON document {"error": null, or what the program said}.
+
+The files lie in a directory of root's own in memory, and are gone afterwards. Python 3.8, standard
+library.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+PARAMETERS: "dict[str, Any]" = globals().get("PARAMETERS") or {}
+CHARACTERS = 2000
+
+
+def main() -> None:
+    """Print the document."""
+    sys.stdout.write(json.dumps({"error": error()}) + "\n")
+
+
+def error() -> "str | None":
+    """Return why the configuration is refused, None if it is not."""
+    with tempfile.TemporaryDirectory(prefix="gpufleet-", dir="/run") as folder:
+        for path, content in PARAMETERS["files"].items():
+            at = os.path.join(folder, path)
+            os.makedirs(os.path.dirname(at), mode=0o700, exist_ok=True)
+            with open(at, "wb") as file:
+                file.write(base64.b64decode(content))
+        try:
+            done = subprocess.run(
+                PARAMETERS["argv"],
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=PARAMETERS["seconds"],
+                check=False,
+            )
+        except OSError as problem:
+            return "%s cannot be run: %s" % (PARAMETERS["argv"][0], problem.strerror)
+        except subprocess.TimeoutExpired:
+            return "%s took more than %s s" % (PARAMETERS["argv"][0], PARAMETERS["seconds"])
+        if done.returncode == 0:
+            return None
+        said = done.stdout.decode("utf-8", "replace").replace(folder + "/", "")
+        return hidden(said.strip())[-CHARACTERS:] or "it ended with %d" % done.returncode
+
+
+def hidden(said: str) -> str:
+    """Return a text without any secret in it."""
+    for secret in PARAMETERS["hidden"]:
+        text = base64.b64decode(secret).decode("utf-8", "replace").strip()
+        if text:
+            said = said.replace(text, "***")
+    return said
+
+
+main()

@@ -1,0 +1,32 @@
+"""RUNS ON THE NODE: which targets the Prometheus here has been given by us, as its files say.
+
+Takes (`PARAMETERS`):
+  directory  of Prometheus' configuration
+Prints one JSON document {"files": {"targets/vllm.json": [...], ...}}; a file that cannot be read is
+not in it. Python 3.8, standard library.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import sys
+from typing import Any, Iterator, Tuple
+
+PARAMETERS: "dict[str, Any]" = globals().get("PARAMETERS") or {}
+
+
+def files() -> "Iterator[Tuple[str, Any]]":
+    """Yield each file and what lies in it."""
+    for path in glob.glob(PARAMETERS["directory"] + "/targets/*.json"):
+        try:
+            with open(path, encoding="utf-8") as file:
+                found = json.load(file)
+        except (OSError, ValueError):
+            continue
+        if isinstance(found, list) and all(isinstance(each, dict) for each in found):
+            yield os.path.relpath(path, PARAMETERS["directory"]), found
+
+
+sys.stdout.write(json.dumps({"files": dict(files())}) + "\n")
