@@ -1,5 +1,6 @@
 """`gpufleet ...`: looks at a fleet before anything is done with it. Changes no node.
 
+With `--record` what was found is written on the nodes, for their exporters; nothing else is.
 Thin: reads files, calls the modules that know, prints. Mistakes of the operator end in one line
 `error: ...` each on stderr and status 2, never in a traceback; Ctrl-C ends in status 130.
 """
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from gpufleet.inventory import Fleet
     from gpufleet.journals import Journals, Line
     from gpufleet.nodevars import NodeVars
+    from gpufleet.recording import Samples
     from gpufleet.survey import Answer
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -33,6 +35,11 @@ FOLLOW_SECONDS = 2
 INTERRUPTED = 128 + signal.SIGINT  # as a shell has it
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+record_option = click.option(
+    "--record", is_flag=True, help="Write on each node what was found there, for alerts."
+)
+# Of `--record`: one small file on each node; connecting is what may take time.
+RECORD_SECONDS = 30
 
 
 # Commands with a module of their own, loaded only when one is named: `lab` needs the checkout, and
@@ -135,6 +142,7 @@ def probe(inventory_file: str, limit: tuple[str, ...], as_json: bool) -> None:
     help="Deadline for every node.",
 )
 @click.option("--list", "listing", is_flag=True, help="Name every check, and do nothing.")
+@record_option
 @json_option
 def check(
     inventory_file: str | None,
@@ -145,6 +153,7 @@ def check(
     everything: bool,
     seconds: float,
     listing: bool,
+    record: bool,
     as_json: bool,
 ) -> int:
     """
@@ -153,7 +162,10 @@ def check(
     \b
     gpufleet check inventories/prod.py
     gpufleet check inventories/prod.py --json > report.json
+    gpufleet check inventories/prod.py --record
     gpufleet check --from report.json
+
+    With --record each node is told what was found on it, one small file, for alerts.
 
     Exit status: 0 fit, 1 something is blocked or could not be checked, 2 could not run.
     """
@@ -170,6 +182,8 @@ def check(
             raise click.UsageError("--vars is for --from: an inventory has its own variables.")
         answers, declared = live(inventory_file, limit, seconds)
     else:
+        if record:
+            raise click.UsageError("--record is for live nodes: leave it out with --from.")
         recorded = documents(files)
         names = _selected(list(recorded), limit, ", ".join(files))
         answers = {name: recorded[name] for name in names}
@@ -179,6 +193,20 @@ def check(
         _print_json(report.as_json())
     else:
         show.display(show.report(report, everything=everything))
+    if inventory_file and record:
+        import time
+
+        from gpufleet import recording
+
+        now = time.time()
+        write_down(
+            inventory_file,
+            recording.CHECK,
+            {
+                name: recording.of_check(report.of_nodes[name], recording.probed_at(answer, now))
+                for name, answer in answers.items()
+            },
+        )
     return int(report.verdict().stops)
 
 
@@ -500,6 +528,26 @@ def limited(declared: Fleet, limit: tuple[str, ...]) -> tuple[str, ...]:
     """Return the nodes and groups that --limit names, none if it is not given."""
     known = [*declared.nodes, *declared.groups.members]
     return tuple(_selected(known, limit, declared.inventory)) if limit else ()
+
+
+def write_down(inventory_file: str, name: str, samples: Mapping[str, Samples]) -> None:
+    """
+    Write on each node what was found there, and say on stderr where that could not be.
+
+    The exit status stays that of what was found: a node that cannot be written to has stale
+    metrics, for which there is an alert of its own.
+    """
+    from gpufleet import fleet, payload, recording
+
+    if not samples:
+        return
+    programs = {
+        node: payload.program("record", files={name: found}) for node, found in samples.items()
+    }
+    with fleet.asking(inventory_file, tuple(samples)) as ask:
+        answers = ask(programs.get, RECORD_SECONDS, "the record")
+    for problem in recording.unrecorded(answers, "what was found is"):
+        click.echo(printable(f"note: {problem}"), err=True)
 
 
 def documents(files: tuple[str, ...]) -> Mapping[str, Answer]:

@@ -1,14 +1,15 @@
-"""`gpufleet drift`: what on the nodes is not as declared. Changes nothing."""
+"""`gpufleet drift`: what on the nodes is not as declared. It only looks, and records if asked to."""
 
 from __future__ import annotations
 
 import datetime as dt
 import json
+import time
 from typing import TYPE_CHECKING
 
 import click
 
-from gpufleet.cli import cooperate, json_option, limited
+from gpufleet.cli import cooperate, json_option, limited, record_option, write_down
 
 if TYPE_CHECKING:
     from gpufleet.drift import Drift
@@ -24,8 +25,11 @@ if TYPE_CHECKING:
     show_default=True,
     help="Deadline for every node.",
 )
+@record_option
 @json_option
-def drift(inventory_file: str, *, limit: tuple[str, ...], seconds: float, as_json: bool) -> int:
+def drift(
+    inventory_file: str, *, limit: tuple[str, ...], seconds: float, record: bool, as_json: bool
+) -> int:
     """
     Say what on the nodes of INVENTORY is not as declared. Reads only, installs nothing.
 
@@ -33,6 +37,9 @@ def drift(inventory_file: str, *, limit: tuple[str, ...], seconds: float, as_jso
     gpufleet drift inventories/prod.py
     gpufleet drift inventories/prod.py --limit gpu-07
     gpufleet drift inventories/prod.py --json > drift.json
+    gpufleet drift inventories/prod.py --record
+
+    With --record each node is told how far it has moved, one small file, for alerts.
 
     What deploys/node.py and deploys/vllm.py would change, and what is fine now and broken after
     the next reboot or upgrade.
@@ -47,6 +54,18 @@ def drift(inventory_file: str, *, limit: tuple[str, ...], seconds: float, as_jso
         from gpufleet import show
 
         show.display(show.drift(found))
+    if record:
+        from gpufleet import recording
+
+        now, refused = time.time(), bool(found.refused)
+        write_down(
+            inventory_file,
+            recording.DRIFT,
+            {
+                name: recording.of_drift(each, now, refused=refused)
+                for name, each in found.nodes.items()
+            },
+        )
     return found.status
 
 

@@ -1,0 +1,128 @@
+"""Our own facts of a node, every minute, in the node exporter's textfile directory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from weakref import WeakKeyDictionary
+
+from pyinfra import host, logger
+from pyinfra.api import State, StringCommand, deploy, operation
+from pyinfra.context import ctx_host, ctx_state
+
+from gpufleet import fleet, inventory, payload, recording, units
+from gpufleet.assessment import judged
+from gpufleet.checks.finding import Report
+from gpufleet.converge import Converge
+from gpufleet.named_files import release_of
+from gpufleet.on_node.node_facts import DECLARED, FILE
+from gpufleet.on_node.record import DEPLOYS
+from gpufleet.on_node.textfile import DIRECTORY
+from gpufleet.printable import printable
+from gpufleet.settings import NodeSettings
+from gpufleet.survey import Answer, ask, survey
+from gpufleet.wanted import UNIT_DIRECTORY, Directory, File, Unit, Wanted
+
+SERVICE, TIMER = "gpufleet-facts.service", "gpufleet-facts.timer"
+UNITS = (SERVICE, TIMER)
+PROGRAM = "/usr/local/libexec/gpufleet/node-facts"
+FACTS = f"{DIRECTORY}/{FILE}"
+# The program's own deadlines end it within TimeoutStartSec= of the unit.
+START_SECONDS = 60
+# Two small files; connecting is what may take time.
+RECORD_SECONDS = 20
+
+_REPORTS: WeakKeyDictionary[State, Report] = WeakKeyDictionary()
+
+
+@deploy("node facts")
+def node_facts(settings: NodeSettings) -> None:
+    """
+    Converge the program, its timer and what the node is told of itself; have facts there.
+
+    For every node of the fleet: one without GPUs has no facts of any.
+    """
+    node = Converge(wanted(settings, gpus() if settings.gpu_node else None), watch=(FACTS,))
+    node.files(name="program, units and declaration")
+    node.units(name="timer")
+    first(node, name="facts are there", _timeout=START_SECONDS)
+
+
+def wanted(settings: NodeSettings, gpus: int | None) -> Wanted:
+    """Return what a node needs to have facts; `gpus` are those on its PCI bus."""
+    release = release_of(settings.vllm).id if settings.vllm and settings.gpu_node else None
+    told = recording.declaration(settings, gpus=gpus, release=release)
+    return Wanted(
+        # The exporter, which is not root, goes through it; what is secret in it is root's own.
+        Directory("/var/lib/gpufleet"),
+        Directory(DIRECTORY),
+        Directory(DEPLOYS),
+        Directory("/etc/gpufleet"),
+        File(DECLARED, told),
+        Directory("/usr/local/libexec/gpufleet", mode=0o755),
+        File(PROGRAM, payload.archive("node_facts", nvml=True), mode=0o755),
+        *(File(f"{UNIT_DIRECTORY}/{each}", units.template(each).encode()) for each in UNITS),
+        Unit(TIMER),
+    )
+
+
+def gpus() -> int | None:
+    """Return how many GPUs are on this node's PCI bus, driver or not; None: it is unknown."""
+    answer = fleet.documents(ctx_state.get())[host.name]
+    return None if isinstance(answer, str) else recording.gpus_on_bus(answer)
+
+
+@operation()
+def first(node: Converge) -> Generator[StringCommand]:
+    """Have the facts of a node that has none read now; later its timer does."""
+    if node.snapshot().file(FACTS).exists:
+        host.noop("the node has facts")
+        return
+    yield StringCommand("systemctl", "start", SERVICE)
+    node.forget()
+
+
+@operation()
+def recorded(deploy: str) -> Generator[StringCommand]:
+    """
+    Write down on the node that a deploy came to its end, and what the check found. No change of it.
+
+    For nodes with GPUs it is the check of the probe that the run began with; one of a node that the
+    run has changed since is made anew.
+    """
+    if ctx_state.get().is_executing:
+        _record(deploy)
+    host.noop("what was found is written down when a deploy ends")
+    yield from ()
+
+
+def _record(deploy: str) -> None:
+    state, here = ctx_state.get(), ctx_host.get()
+    files = {}
+    if here.name in inventory.current().gpu_nodes:
+        report, answer = _report(state)
+        at = recording.probed_at(answer, time.time())
+        files = {recording.CHECK: recording.of_check(report.of_nodes[here.name], at)}
+    program = payload.program("record", files=files, deploy=deploy)
+    answers = ask(state, [here], lambda _: program, RECORD_SECONDS, "the record")
+    for problem in recording.unrecorded(answers, "its findings are"):
+        logger.warning("%s%s", here.print_prefix, printable(problem))
+
+
+def _report(state: State) -> tuple[Report, Answer]:
+    """Return what is known of this node now: the fleet's report, and the probe behind it."""
+    here = ctx_host.get()
+    answers = fleet.documents(state)
+    declared = inventory.current().gpu_nodes
+    if _changed(state):
+        answers = {**answers, **survey(state, [here])}
+        return judged(answers, declared), answers[here.name]
+    if state not in _REPORTS:
+        _REPORTS[state] = judged(answers, declared)
+    return _REPORTS[state], answers[here.name]
+
+
+def _changed(state: State) -> bool:
+    """Say whether an operation of this run has changed the node."""
+    done = (each.operation_meta for each in state.ops.get(ctx_host.get(), {}).values())
+    return any(each.is_complete() and each.executed for each in done)
