@@ -1,4 +1,4 @@
-"""`gpufleet drift`: what on the nodes is not as declared. It only looks, and records if asked to."""
+"""`gpufleet drift`: what on the nodes is not as declared. Looks, and records if asked to."""
 
 from __future__ import annotations
 
