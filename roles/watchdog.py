@@ -1,0 +1,60 @@
+"""The program that looks whether a node's vLLM servers get on, where there are any to watch."""
+
+from __future__ import annotations
+
+from pyinfra.api import deploy
+
+from gpufleet import payload, watchdog
+from gpufleet.converge import Converge
+from gpufleet.fleet import Here
+from gpufleet.named_files import release_of
+from gpufleet.wanted import Absent, Directory, File, Unit, UnitGone, Wanted
+from roles import vllm as stages
+
+
+@deploy("watchdog")
+def watched(here: Here) -> None:
+    """
+    Converge the watchdog of this node's stages: one program for all, none where none is watched.
+
+    Behind the stages: a new one that it is told of runs already, and whatever changes here restarts
+    the watchdog alone. Dumps stay when it goes.
+    """
+    node = Converge(wanted(here))
+    node.files(name="program and configuration")
+    node.units(name="service")
+
+
+def wanted(here: Here) -> Wanted:
+    """Return what the node is to have."""
+    told = configuration(here)
+    if told is None:
+        # Its metrics, too: nobody would write them any more.
+        gone = (watchdog.METRICS, watchdog.CONFIGURATION, watchdog.PROGRAM)
+        return Wanted(UnitGone(watchdog.SERVICE), *map(Absent, gone))
+    unit = watchdog.service(told)
+    return Wanted(
+        Directory("/etc/gpufleet"),
+        Directory(watchdog.STATE),
+        Directory(watchdog.TEXTFILE),
+        Directory(watchdog.DUMPS, mode=0o700),
+        File(watchdog.PROGRAM, payload.archive("watchdog"), mode=0o755),
+        File(watchdog.CONFIGURATION, told.encode()),
+        unit.file,
+        Unit(watchdog.SERVICE, fingerprint=unit.fingerprint),
+    )
+
+
+def configuration(here: Here) -> str | None:
+    """Return what the node's watchdog is told; None: it has nothing to watch."""
+    settings = here.settings
+    if settings.vllm is None or not watchdog.needed(here.stages, settings.serving):
+        return None
+    return watchdog.configuration(
+        here.stages,
+        settings.serving,
+        address=stages.local(settings.vllm.listen),
+        key_file=stages.API_KEY if settings.vllm.api_key_file else None,
+        release=release_of(settings.vllm).id,
+        version=settings.vllm.version,
+    )

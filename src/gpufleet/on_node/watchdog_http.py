@@ -1,0 +1,176 @@
+"""RUNS ON THE NODE: one HTTP request that never waits, for a loop that looks after several.
+
+    exchange = Exchange("http://127.0.0.1:8000", "/metrics", deadline=now + 5)
+    while exchange.answer is None:
+        select on exchange; exchange.advance(now)
+
+A server that accepts and says nothing, says its answer byte by byte, or never ends it, costs a
+descriptor until the deadline and nothing else. Addresses are numbers: no name is looked up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import socket
+from typing import Any, NamedTuple
+
+# vLLM's answer for 72 engines is some 10 MB; more is no answer of a server that we know.
+ANSWER_BYTES = 64 << 20
+HEAD_BYTES = 64 << 10
+PIECE_BYTES = 1 << 18
+# Pieces taken in one turn: whoever sends without end must not keep the loop.
+PIECES = 64
+
+
+class Answer(NamedTuple):
+    """What came of a request."""
+
+    status: int
+    """Of HTTP; 0: there was no answer."""
+    body: bytes
+    why: str
+    """Why there was no answer, in words."""
+    silent: bool
+    """Nobody said no: it was waited for until the deadline."""
+
+
+class Exchange:
+    """One request, from its connection to its answer."""
+
+    def __init__(
+        self,
+        url: str,
+        path: str,
+        deadline: float,
+        *,
+        body: Any = None,
+        headers: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        self.deadline = deadline
+        self.answer: Answer | None = None
+        self._unsent = request(url, path, body, headers)
+        self._got = bytearray()
+        host, port = place(url)
+        self._socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        self._socket.setblocking(False)
+        code = self._socket.connect_ex((host, port))
+        if code not in (0, errno.EINPROGRESS):
+            self._fail(errno.errorcode.get(code, str(code)))
+
+    def fileno(self) -> int:
+        """Return the descriptor that is waited for."""
+        return self._socket.fileno()
+
+    @property
+    def sends(self) -> bool:
+        """Whether it waits until it may send, not until it may read."""
+        return bool(self._unsent)
+
+    def advance(self, now: float) -> None:
+        """Do what can be done without waiting. After that `answer` may be there."""
+        if self.answer is not None:
+            return
+        try:
+            self._send()
+            if not self._unsent:
+                self._receive()
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError as error:
+            self._fail(error.strerror or str(error))
+        if self.answer is None and now >= self.deadline:
+            self._fail("no answer in time", silent=True)
+
+    def close(self) -> None:
+        """Give up. A server that looks drops what it does for us."""
+        self._socket.close()
+
+    def _send(self) -> None:
+        while self._unsent:
+            error = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if error:
+                raise OSError(error, errno.errorcode.get(error, str(error)))
+            try:
+                sent = self._socket.send(self._unsent)
+            except OSError as failed:
+                if failed.errno == errno.ENOTCONN:  # still connecting
+                    raise BlockingIOError from failed
+                raise
+            self._unsent = self._unsent[sent:]
+
+    def _receive(self) -> None:
+        for _ in range(PIECES):
+            piece = self._socket.recv(PIECE_BYTES)
+            if not piece:
+                self._take(ended=True)
+                return
+            self._got += piece
+            if len(self._got) > ANSWER_BYTES:
+                self._fail("an answer without end")
+                return
+        # A server may keep the connection open although it was asked not to.
+        self._take(ended=False)
+
+    def _take(self, *, ended: bool) -> None:
+        head, found, body = bytes(self._got).partition(b"\r\n\r\n")
+        if not found:
+            if ended or len(self._got) > HEAD_BYTES:
+                self._fail("no HTTP")
+            return
+        status, length = read_head(head)
+        if not status:
+            self._fail("no HTTP")
+        elif length is not None and len(body) >= length:
+            self._end(Answer(status, body[:length], "", silent=False))
+        elif ended and length is not None:
+            self._fail("the answer was cut off")
+        elif ended:
+            self._end(Answer(status, body, "", silent=False))
+
+    def _fail(self, why: str, *, silent: bool = False) -> None:
+        self._end(Answer(0, b"", why, silent))
+
+    def _end(self, answer: Answer) -> None:
+        self.answer = answer
+        with contextlib.suppress(OSError):
+            self._socket.close()
+
+
+def place(url: str) -> tuple[str, int]:
+    """
+    Return the address and the port of `http://ADDRESS:PORT`.
+
+    >>> place("http://[::1]:8000")
+    ('::1', 8000)
+    """
+    host, _, port = url.partition("://")[2].rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def request(url: str, path: str, body: Any, headers: tuple[tuple[str, str], ...]) -> bytes:
+    """Return the bytes of a request: HTTP/1.0, so that the answer comes in one piece and ends."""
+    content = b"" if body is None else json.dumps(body).encode()
+    lines = [
+        "%s %s HTTP/1.0" % ("GET" if body is None else "POST", path),
+        "Host: %s" % url.partition("://")[2],
+        "Connection: close",
+        *("%s: %s" % header for header in headers),
+    ]
+    if body is not None:
+        lines += ["Content-Type: application/json", "Content-Length: %d" % len(content)]
+    return "\r\n".join([*lines, "", ""]).encode() + content
+
+
+def read_head(head: bytes) -> tuple[int, int | None]:
+    """Return an answer's status (0: it is no HTTP) and its length, where it says one."""
+    first, *lines = head.split(b"\r\n")
+    words = first.split()
+    if len(words) < 2 or not words[0].startswith(b"HTTP/") or not words[1].isdigit():
+        return 0, None
+    for line in lines:
+        name, _, value = line.partition(b":")
+        if name.strip().lower() == b"content-length" and value.strip().isdigit():
+            return int(words[1]), int(value)
+    return int(words[1]), None

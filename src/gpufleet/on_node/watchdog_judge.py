@@ -1,0 +1,246 @@
+"""RUNS ON THE NODE: does a vLLM server get on with its work?  Pure: values in, values out.
+
+A server that is frozen still answers `/health` with 200, and one that has far too much to do may
+not answer it in time. What tells them apart is whether anything moves: tokens, iterations, blocks
+of KV cache, requests. `observe` is called every second with what is new and says how it stands.
+
+Three things are a stall, each after `seconds` in which nothing of that engine moved:
+  work       an engine has requests that run, or wait for room
+  a canary   an engine was asked for one token and has not answered: that finds one that froze
+             while it was idle, for then its numbers are old and say that there is no work
+  silence    /metrics has not answered, of a server that has been ready: its front is frozen
+
+What moves is alive, however long its queue. Without a look for some time (we were stopped, the
+machine was suspended) nothing is known of that time, and counting begins anew.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Iterable, Mapping, NamedTuple, Optional, Tuple
+
+# What an engine's scheduler or its outputs make move; any of them, by any amount, is progress.
+# Tokens of a prompt count when all of it was computed, and so do iterations: while a long one is
+# computed in parts, only the KV cache grows (vllm/v1/engine/async_llm.py of 0.32: no iteration
+# statistics without outputs). Names of all releases from 0.4.2 to 0.33; each release has some.
+MARKS = (
+    "prompt_tokens_total",
+    "generation_tokens_total",
+    "iteration_tokens_total_count",
+    "num_preemptions_total",
+    "num_requests_running",
+    "num_requests_waiting",
+    "num_requests_swapped",
+    "kv_cache_usage_perc",
+    "gpu_cache_usage_perc",
+)
+WORK = ("num_requests_running", "num_requests_waiting", "num_requests_swapped")
+# Requests that wait for something else than the engine: another stage's KV cache, a grammar. They
+# may wait for long, and the engine be well: a canary tells.
+BY_REASON, DEFERRED = "num_requests_waiting_by_reason", "deferred"
+SLEEP = "engine_sleep_state"
+_SAMPLE = re.compile(
+    r"^vllm:(%s)(?:\{((?:[^\"}]|\"(?:[^\"\\]|\\.)*\")*)\})? (\S+)"
+    % "|".join((*MARKS, BY_REASON, SLEEP)),
+    re.MULTILINE,
+)
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+# The loop turns every second. After a longer pause of its own nothing is known of that time.
+PAUSE_SECONDS = 10.0
+
+
+class Engine(NamedTuple):
+    """What /metrics says of one engine."""
+
+    work: float = 0.0
+    """Requests that run, and those that wait for room."""
+    marks: Tuple[Tuple[str, float], ...] = ()
+    awake: bool = True
+
+
+class Sample(NamedTuple):
+    """What is new since the last look."""
+
+    life: str
+    """One run of the unit: systemd's invocation id; "": it does not run."""
+    engines: Optional[Mapping[str, Engine]] = None
+    """By vLLM's label `engine`; None: /metrics has said nothing since."""
+    asked: Tuple[str, ...] = ()
+    """Engines that were asked for a token."""
+    answered: Tuple[str, ...] = ()
+    """Engines that gave one."""
+    withdrawn: Tuple[str, ...] = ()
+    """Engines whose canary is no evidence: it was refused, or the connection was."""
+
+
+class Progress(NamedTuple):
+    """What is known of an engine."""
+
+    engine: Engine
+    moved: float
+    """When something of it was last seen to move, or when counting began anew."""
+    asked: Optional[float] = None
+    """Since when a canary is without an answer."""
+
+
+class State(NamedTuple):
+    """What is known of a server; times are of a clock that is never set."""
+
+    life: str = ""
+    seen: float = 0.0
+    """When it was last looked at."""
+    ready: bool = False
+    """In this life /metrics has answered."""
+    answered: float = 0.0
+    """When /metrics last answered, or when counting began anew."""
+    engines: Mapping[str, Progress] = {}
+
+
+class Verdict(NamedTuple):
+    """How it stands."""
+
+    kind: str
+    """down | starting | blind | idle | works | stalled"""
+    idle: float = 0.0
+    """Seconds without any progress while there is work, of the engine that is worst off."""
+    why: str = ""
+    """Of a stall: what was seen, in words."""
+
+
+def observe(
+    previous: State, sample: Sample, now: float, seconds: float, *, pinned: bool = True
+) -> Tuple[State, Verdict]:
+    """
+    Return what is known now, and how it stands.
+
+    `pinned`: a canary goes to the engine that it was meant for. Where the release divides requests
+    as it likes, one without an answer says something only if no engine moves.
+    """
+    if not sample.life:
+        return State(seen=now), Verdict("down")
+    known = previous
+    if sample.life != previous.life:
+        known = State(life=sample.life, answered=now)
+    elif not 0 <= now - previous.seen <= PAUSE_SECONDS:
+        known = anew(previous, now)
+    known = known._replace(seen=now)
+    if sample.engines is not None:
+        known = known._replace(
+            ready=True,
+            answered=now,
+            engines={
+                name: moved(known.engines.get(name), engine, now)
+                for name, engine in sample.engines.items()
+            },
+        )
+    known = known._replace(engines=dict(canaries(known.engines, sample, now)))
+    return known, judge(known, now, seconds, pinned=pinned)
+
+
+def anew(state: State, now: float) -> State:
+    """Return the state with all counting begun anew."""
+    return state._replace(
+        answered=now,
+        engines={
+            name: each._replace(moved=now, asked=None) for name, each in state.engines.items()
+        },
+    )
+
+
+def moved(before: Optional[Progress], engine: Engine, now: float) -> Progress:
+    """Return an engine's progress after /metrics has spoken of it."""
+    if before is None or before.engine.marks != engine.marks:
+        return Progress(engine, now)
+    return before._replace(engine=engine)
+
+
+def canaries(
+    engines: Mapping[str, Progress], sample: Sample, now: float
+) -> Iterable[Tuple[str, Progress]]:
+    """Yield each engine with what became of what it was asked."""
+    for name, each in engines.items():
+        found = each
+        if name in sample.answered:
+            found = found._replace(moved=now, asked=None)
+        elif name in sample.withdrawn:
+            found = found._replace(asked=None)
+        elif name in sample.asked and found.asked is None:
+            found = found._replace(asked=now)
+        yield name, found
+
+
+def judge(state: State, now: float, seconds: float, *, pinned: bool) -> Verdict:
+    """Say how it stands."""
+    if not state.ready:
+        return Verdict("starting")
+    silence = now - state.answered
+    if silence >= seconds:
+        return Verdict("stalled", silence, "/metrics has not answered for %d s" % silence)
+    if not state.engines:
+        return Verdict("blind")
+    youngest = max(each.moved for each in state.engines.values())
+    worst = Verdict("idle")
+    for name, each in sorted(state.engines.items()):
+        # Up to the last answer: since then it may have moved without our knowing.
+        if each.engine.work > 0:
+            age = state.answered - each.moved
+            what = "%d requests and no progress for %d s" % (each.engine.work, age)
+        elif each.asked is not None:
+            age = state.answered - max(each.asked, each.moved if pinned else youngest)
+            what = "asked for one token, it has not answered for %d s, and nothing moves" % age
+        else:
+            continue
+        named = "engine %s: " % name if len(state.engines) > 1 else ""
+        found = Verdict("works", max(0.0, age))
+        if age >= seconds:
+            found = Verdict("stalled", age, named + what)
+        if worst.kind == "idle" or found.idle > worst.idle:
+            worst = found
+    return worst
+
+
+def to_ask(state: State, now: float, idle_seconds: float) -> Tuple[str, ...]:
+    """Return the engines that are to be asked for a token: nothing of them moved for so long."""
+    if not idle_seconds or not state.ready:
+        return ()
+    return tuple(
+        name
+        for name, each in sorted(state.engines.items())
+        if each.engine.awake and now - each.moved >= idle_seconds
+    )
+
+
+def engines(text: str) -> Mapping[str, Engine]:
+    """
+    Return what /metrics says, by engine; empty for a server that tells nothing of them.
+
+    Releases before 0.8 have no label `engine`: theirs is "".
+    """
+    marks: dict[str, dict[str, float]] = {}
+    deferred: dict[str, float] = {}
+    asleep = set()
+    for name, labels, value in _SAMPLE.findall(text):
+        try:
+            number = float(value)
+        except ValueError:
+            continue
+        label = dict(_LABEL.findall(labels))
+        engine = label.get("engine", "")
+        if name == SLEEP:
+            if label.get("sleep_state") == "awake" and not number:
+                asleep.add(engine)
+        elif name == BY_REASON:
+            if label.get("reason") == DEFERRED:
+                deferred[engine] = deferred.get(engine, 0.0) + number
+        else:
+            of_engine = marks.setdefault(engine, {})
+            of_engine[name] = of_engine.get(name, 0.0) + number
+    return {
+        engine: Engine(
+            work=max(0.0, sum(each.get(name, 0.0) for name in WORK) - deferred.get(engine, 0.0)),
+            marks=tuple(sorted(each.items())),
+            awake=engine not in asleep,
+        )
+        for engine, each in marks.items()
+    }
