@@ -103,6 +103,12 @@ COUNTED_BY_ECC = frozenset({48, 95, 140, 171, 172})
 # Errors of NVLink 5 whose line itself says whether they are fatal.
 NVLINK5 = range(144, 151)
 
+# Kinds that alerts tell apart (monitoring/rules/gpu_rules.py): other people act on them, otherwise.
+OFF_THE_BUS = frozenset({79})
+GSP = frozenset({119, 120})
+NVLINK = frozenset({74, 136, *NVLINK5, 155})
+CONTAINED = frozenset({94})
+
 # What the driver asks for: (words, ladder) by NVML's number, which Xid 154 writes in hexadecimal
 # (nvmlDeviceGpuRecoveryAction_t, nvml.h).
 RECOVERY: dict[int, tuple[str, tuple[Action, ...]]] = {

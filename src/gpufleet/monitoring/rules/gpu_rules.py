@@ -1,8 +1,480 @@
-"""Rules over the fleet's gpu metrics. Pure."""
+"""What is measured of GPUs, from DCGM or from our own facts, and the alerts over it. Pure.
+
+`gpu:*` is recorded by instance, gpu and UUID alone, so that a label that an exporter renames cannot
+change a rule. DCGM's blank values are left out there: exporters before 4.8 write them as numbers.
+A node without DCGM has `gpufleet_gpu_*` in its place, where NVML says the same.
+"""
 
 from __future__ import annotations
 
-from gpufleet.monitoring.rule import Alert, Recording
+from collections.abc import Collection
 
-RECORDINGS: tuple[Recording, ...] = ()
-ALERTS: tuple[Alert, ...] = ()
+from gpufleet.checks.finding import Severity as Judged
+from gpufleet.checks.nvlink import CRC_PER_SECOND_MANY, RECOVERIES_PER_DAY_MAX
+from gpufleet.checks.pcie import REPLAYS_A_LANE_AND_MINUTE
+from gpufleet.checks.slowdown import WARM_CELSIUS
+from gpufleet.checks.xid import CONTAINED, GSP, KINDS, NVLINK, OFF_THE_BUS
+from gpufleet.monitoring.rule import Alert, Recording, Severity
+
+GPU = ("instance", "gpu", "UUID")
+BY_GPU = f"by ({', '.join(GPU)})"
+
+# dcgm_fields.h: blank values begin at 0x7ffffff0 (32 bits), at 2^47 (floating point) and at
+# 0x7ffffffffffffff0 (64 bits). No value that is taken as it is comes near the first.
+_BLANK = 2147483632
+# A counter that goes blank seems to jump by 2^63: no rate or increase that happens is as large.
+_JUMP = "1e12"
+_MIB = 1024 * 1024
+
+# nvmlClocksEventReasons, nvml.h: the bit of each reason.
+REASONS = {
+    "sw_power_cap": 4,
+    "hw_slowdown": 8,
+    "sw_thermal": 32,
+    "hw_thermal": 64,
+    "hw_power_brake": 128,
+}
+_HARDWARE = "hw_slowdown|hw_thermal|hw_power_brake"
+
+# NVLink 4 and older beside NVLink 5 and newer: a GPU has one of the two.
+NVLINK_ERRORS = {
+    "crc_flit": "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL",
+    "crc_data": "DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL",
+    "replay": "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL",
+    "recovery": "DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL",
+    "received": "DCGM_FI_DEV_NVLINK_COUNT_RX_ERRORS",
+    "malformed": "DCGM_FI_DEV_NVLINK_COUNT_RX_MALFORMED_PACKET_ERRORS",
+    "integrity": "DCGM_FI_DEV_NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS",
+    "recovered": "DCGM_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS",
+    "lost": "DCGM_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS",
+}
+_TRANSFER = "crc_flit|crc_data|replay|received|malformed|integrity"
+
+# No board's memory may be hotter, where DCGM does not say what this one's may be.
+_HBM_CELSIUS = 95
+_WIDEST_LANES = 16
+_REPLAYS_PER_MINUTE = round(max(REPLAYS_A_LANE_AND_MINUTE.values()) * _WIDEST_LANES)
+
+
+def _dcgm(field: str, scale: str = "", blank: int = _BLANK) -> str:
+    return f"max {BY_GPU} (DCGM_FI_{field} < {blank}){scale}"
+
+
+def _own(name: str) -> str:
+    return f"max {BY_GPU} (gpufleet_gpu_{name})"
+
+
+def _gpu(name: str, expr: str, help_text: str, *labels: str) -> Recording:
+    return Recording(f"gpu:{name}", expr, help_text, (*GPU, *labels))
+
+
+def _labelled(label: str, parts: dict[str, str]) -> str:
+    """Join expressions into one, with their names as a label."""
+    return "\nor ".join(
+        f'label_replace({expr}, "{label}", "{name}", "", "")' for name, expr in parts.items()
+    )
+
+
+def numbers(xids: Collection[int]) -> str:
+    """Write Xid numbers as a regular expression."""
+    return "|".join(str(xid) for xid in sorted(xids))
+
+
+CRITICAL = {
+    xid
+    for xid, kind in KINDS.items()
+    if kind.severity is Judged.BLOCK and xid not in (OFF_THE_BUS | GSP | NVLINK | CONTAINED)
+}
+APPLICATION = {xid for xid, kind in KINDS.items() if kind.severity is Judged.INFO}
+# Everything else is worth a look, numbers that nobody knows yet among them.
+_CLASSIFIED = CRITICAL | APPLICATION | OFF_THE_BUS | GSP | NVLINK | CONTAINED
+
+_XID = "gpu:xid_errors:count5m"
+# A counter's first series appears with its first error, which `increase` would not see. New is
+# what was not there 5 minutes ago, on a node that did tell then: not what this Prometheus meets for
+# the first time. And counts that go down (the kernel log was rotated) are no errors.
+_OWN_XIDS = (
+    f"max by ({', '.join(GPU)}, xid) (\n"
+    "  (gpufleet_gpu_xid_errors_total - gpufleet_gpu_xid_errors_total offset 5m) > 0\n"
+    "  or (gpufleet_gpu_xid_errors_total unless gpufleet_gpu_xid_errors_total offset 5m)\n"
+    "     and on (instance) gpufleet_facts_timestamp_seconds offset 5m\n"
+    ")"
+)
+
+RECORDINGS: tuple[Recording, ...] = (
+    _gpu(
+        "temperature_celsius",
+        f"{_dcgm('DEV_GPU_TEMP')} or {_own('temperature_celsius')}",
+        "A GPU's temperature, in degrees",
+    ),
+    _gpu(
+        "temperature_margin_celsius",
+        # The limit where the board says it (0: it does not), less the temperature; else the margin
+        # that newer boards give instead.
+        f"{_dcgm('DEV_SLOWDOWN_TEMP', ' > 0')} - {_dcgm('DEV_GPU_TEMP')}\n"
+        f"or {_dcgm('DEV_GPU_TEMP_LIMIT')}",
+        "Degrees that are left until a GPU slows itself down",
+    ),
+    _gpu(
+        "memory_temperature_celsius",
+        # 0 is what boards without such a sensor say.
+        f"{_dcgm('DEV_MEMORY_TEMP', ' > 0')}",
+        "Temperature of a GPU's memory (HBM), in degrees",
+    ),
+    _gpu(
+        "memory_temperature_limit_celsius",
+        f"{_dcgm('DEV_MEM_MAX_OP_TEMP', ' > 0')}\n"
+        f"or {_HBM_CELSIUS} + 0 * gpu:memory_temperature_celsius",
+        "How hot a GPU's memory may be, in degrees",
+    ),
+    _gpu(
+        "memory_used_bytes",
+        f"{_dcgm('DEV_FB_USED', f' * {_MIB}')} or {_own('memory_used_bytes')}",
+        "GPU memory in use, in bytes",
+    ),
+    _gpu(
+        "memory_free_bytes",
+        f"{_dcgm('DEV_FB_FREE', f' * {_MIB}')} or {_own('memory_free_bytes')}",
+        "GPU memory that is free, in bytes",
+    ),
+    _gpu(
+        "memory_used_ratio",
+        "gpu:memory_used_bytes / (gpu:memory_used_bytes + gpu:memory_free_bytes)",
+        "Share of a GPU's memory that is in use, 0 to 1",
+    ),
+    _gpu(
+        "power_watts",
+        f"{_dcgm('DEV_POWER_USAGE')} or {_own('power_watts')}",
+        "What a GPU takes, in watts",
+    ),
+    _gpu("power_limit_watts", _dcgm("DEV_ENFORCED_POWER_LIMIT"), "What a GPU may take, in watts"),
+    _gpu(
+        "utilization_ratio",
+        f"{_dcgm('DEV_GPU_UTIL', ' / 100')} or {_own('utilization_ratio')}",
+        "Share of the last sample period in which a kernel ran, 0 to 1",
+    ),
+    _gpu(
+        "sm_clock_hertz",
+        f"{_dcgm('DEV_SM_CLOCK', ' * 1e6')} or {_own('sm_clock_hertz')}",
+        "Clock of the streaming multiprocessors, in hertz",
+    ),
+    _gpu(
+        "throttled",
+        _labelled(
+            "reason",
+            {
+                reason: f"floor({_dcgm('DEV_CLOCKS_EVENT_REASONS')} / {bit}) % 2"
+                for reason, bit in REASONS.items()
+            },
+        ),
+        "Whether a GPU's clocks are low for a reason (1), by reason",
+        "reason",
+    ),
+    _gpu(
+        "violation_ratio:rate5m",
+        _labelled(
+            "reason",
+            {
+                reason: f"max {BY_GPU} (rate(DCGM_FI_DEV_{reason.upper()}_VIOLATION[5m]) < {_JUMP}) / 1e9"
+                for reason in ("power", "thermal")
+            },
+        ),
+        "Share of time in which power or heat kept a GPU below its clock, 0 to 1",
+        "reason",
+    ),
+    _gpu(
+        "ecc_uncorrected_total",
+        f"{_dcgm('DEV_ECC_DBE_VOL_TOTAL')} or {_own('ecc_uncorrected_total')}",
+        "Memory errors that could not be corrected, since the last reset",
+    ),
+    _gpu(
+        "row_remap_pending",
+        f"{_dcgm('DEV_ROW_REMAP_PENDING')} or {_own('row_remap_pending')}",
+        "Whether rows of memory are remapped at the next reset",
+    ),
+    _gpu(
+        "row_remap_failure",
+        f"{_dcgm('DEV_ROW_REMAP_FAILURE')} or {_own('row_remap_failure')}",
+        "Whether a row of memory could not be remapped",
+    ),
+    _gpu(
+        "xid_errors:count5m",
+        f"max by ({', '.join(GPU)}, xid) (\n"
+        '  DCGM_EXP_XID_ERRORS_COUNT{xid=~"[1-9][0-9]{0,2}"} > 0\n'
+        f")\nor {_OWN_XIDS}",
+        "Xid errors of the last 5 minutes, by number",
+        "xid",
+    ),
+    _gpu(
+        "nvlink_errors:rate5m",
+        _labelled(
+            "error",
+            {
+                error: f"max {BY_GPU} (rate({field}[5m]) < {_JUMP})"
+                for error, field in NVLINK_ERRORS.items()
+            },
+        ),
+        "NVLink errors of all of a GPU's links each second, by kind",
+        "error",
+    ),
+    _gpu(
+        "pcie_replays:rate15m",
+        f"max {BY_GPU} (rate(DCGM_FI_DEV_PCIE_REPLAY_COUNTER[15m]) < {_JUMP})",
+        "PCIe packets that a GPU had to send again each second",
+    ),
+    Recording(
+        "node:gpus_missing:count",
+        # Whoever misses more is right: facts count what NVML lists, DCGM what still answers.
+        "max by (instance) (\n"
+        '  label_replace(max by (instance) (gpufleet_gpus{state="expected"})\n'
+        '    - max by (instance) (gpufleet_gpus{state="present"}), "by", "facts", "", "")\n'
+        '  or label_replace(max by (instance) (gpufleet_gpus{state="expected"})\n'
+        '    - count by (instance) (gpu:temperature_celsius), "by", "values", "", "")\n'
+        ")",
+        "How many GPUs a node should have and does not",
+        ("instance",),
+    ),
+)
+
+_ON = "{{ $labels.instance }}: GPU {{ $labels.gpu }}"
+
+
+def _xid(
+    name: str,
+    condition: str,
+    severity: Severity,
+    summary: str,
+    action: str,
+    *,
+    for_seconds: int = 0,
+) -> Alert:
+    return Alert(
+        name=name,
+        expr=f"{_XID}{{{condition}}} > 0",
+        severity=severity,
+        # An Xid is an event: there is nothing to wait for.
+        for_seconds=for_seconds,
+        summary=f"{_ON} {summary} (Xid {{{{ $labels.xid }}}})",
+        action=action,
+        # It is counted over 5 minutes; those who come in pairs are one alert.
+        keep_seconds=600,
+    )
+
+
+ALERTS: tuple[Alert, ...] = (
+    _xid(
+        "XidOffTheBus",
+        f'xid=~"{numbers(OFF_THE_BUS)}"',
+        Severity.PAGE,
+        "has fallen off the bus",
+        "Take the node out of service and reboot it; power it off and on if the GPU stays away.",
+    ),
+    _xid(
+        "XidGsp",
+        f'xid=~"{numbers(GSP)}"',
+        Severity.PAGE,
+        "does not answer: its system processor failed",
+        "Take the node out of service and reset the GPU; reboot if the reset is refused.",
+    ),
+    _xid(
+        "XidNvlink",
+        f'xid=~"{numbers(NVLINK)}"',
+        Severity.PAGE,
+        "has an NVLink error",
+        "Restart what runs over its links; reset all GPUs of the NVLink island if it comes back.",
+    ),
+    _xid(
+        "XidCritical",
+        f'xid=~"{numbers(CRITICAL)}"',
+        Severity.PAGE,
+        "needs a reset",
+        "Take the node out of service and reset the GPU.",
+    ),
+    _xid(
+        "XidContained",
+        f'xid=~"{numbers(CONTAINED)}"',
+        Severity.TICKET,
+        "had a memory error that ended only the program that met it",
+        "See that the stage runs again; reset the GPU when the node is next free.",
+    ),
+    _xid(
+        "XidWatch",
+        f'xid!~"{numbers(_CLASSIFIED)}"',
+        Severity.TICKET,
+        "reported an error worth a look",
+        "Look the number up in docs/checks/xid.md and check the node.",
+    ),
+    _xid(
+        "XidApplication",
+        f'xid=~"{numbers(APPLICATION)}"',
+        Severity.TICKET,
+        "reports the same program's error again and again",
+        "Look at the log of the program on that GPU: it is most likely its own fault.",
+        # One crash is the program's business. Half an hour of them, each within 5 minutes of the
+        # last, is a program that nobody looks at, or a GPU that is to blame after all.
+        for_seconds=1800,
+    ),
+    Alert(
+        name="GpuLost",
+        # With its labels where it was there in the last 6 hours, else by node alone.
+        expr=(
+            f"(max {BY_GPU} (last_over_time(gpu:temperature_celsius[6h]))\n"
+            "  unless gpu:temperature_celsius)\n"
+            "  and on (instance) (node:gpus_missing:count > 0)\n"
+            "or on (instance) (node:gpus_missing:count > 0)"
+        ),
+        severity=Severity.PAGE,
+        # DCGM's engine takes up to a minute to have values of all GPUs after its start.
+        for_seconds=120,
+        summary=(
+            "{{ $labels.instance }}: {{ if $labels.gpu }}GPU {{ $labels.gpu }} "
+            "({{ $labels.UUID }}){{ else }}a GPU{{ end }} is gone"
+        ),
+        action="Take the node out of service, read its kernel log for Xids, and reboot it.",
+    ),
+    Alert(
+        name="GpuUnwatched",
+        expr=(
+            'max by (instance) (gpufleet_gpus{state="expected"}) > 0\n'
+            "  unless on (instance) gpu:temperature_celsius\n"
+            '  unless on (instance) up{job="dcgm"}'
+        ),
+        severity=Severity.TICKET,
+        # Facts are written every minute; a node that boots has none of its GPUs at first.
+        for_seconds=600,
+        summary="{{ $labels.instance }}: nothing is known of its GPUs, and it has no DCGM",
+        action="Run deploys/node.py on the node, and look at `systemctl status gpufleet-facts`.",
+    ),
+    Alert(
+        name="EccUncorrected",
+        expr="increase(gpu:ecc_uncorrected_total[1h]) > 0",
+        severity=Severity.PAGE,
+        # Counted errors do not go away by waiting.
+        for_seconds=0,
+        summary=f"{_ON} had memory errors that could not be corrected",
+        action="See what the program on it wrote; take the GPU out of service and reset it.",
+    ),
+    Alert(
+        name="RowRemapPending",
+        expr="gpu:row_remap_pending > 0",
+        severity=Severity.TICKET,
+        # It stays until the reset; 5 minutes for the reset that is being done just now.
+        for_seconds=300,
+        summary=f"{_ON} remaps rows of its memory at its next reset",
+        action="Reset the GPU when the node is next free: bad memory stays in use until then.",
+    ),
+    Alert(
+        name="RowRemapFailed",
+        expr="gpu:row_remap_failure > 0",
+        severity=Severity.PAGE,
+        for_seconds=300,  # it never goes away; 5 minutes against a half-started host engine
+        summary=f"{_ON} could not remap a row of its memory",
+        action="Take the GPU out of service for good: the board has to be replaced.",
+    ),
+    Alert(
+        name="NvlinkDown",
+        expr=f'max {BY_GPU} (gpu:nvlink_errors:rate5m{{error="lost"}}) > 0',
+        severity=Severity.PAGE,
+        for_seconds=0,  # the hardware has tried already, and given up
+        summary=f"{_ON} lost an NVLink that did not come back",
+        action="Take what runs over its links out of service and reset the GPUs of its island.",
+        keep_seconds=900,
+    ),
+    Alert(
+        name="NvlinkFlapping",
+        expr="\nor ".join(
+            f"max {BY_GPU} (increase({NVLINK_ERRORS[error]}[6h]) < {_JUMP}) > {RECOVERIES_PER_DAY_MAX}"
+            for error in ("recovery", "recovered")
+        ),
+        severity=Severity.TICKET,
+        for_seconds=0,  # a count of 6 hours
+        summary=f'{_ON} lost an NVLink {{{{ $value | printf "%.0f" }}}} times in 6 hours, each time for a moment',
+        action="Check the node; a link that fails again and again needs a technician.",
+    ),
+    Alert(
+        name="NvlinkErrors",
+        expr=f'sum {BY_GPU} (gpu:nvlink_errors:rate5m{{error=~"{_TRANSFER}"}}) > {CRC_PER_SECOND_MANY}',
+        severity=Severity.TICKET,
+        # Single errors are sent again by the link itself. A burst while links are trained at a
+        # start ends within a minute or two.
+        for_seconds=600,
+        summary=f"{_ON} has {{{{ $value | humanize }}}} NVLink errors a second",
+        action="Check the node; replicas over these GPUs are slower than they could be.",
+    ),
+    Alert(
+        name="FabricNotReady",
+        # Not started, in progress, failed. Other values: not supported, ready, or not known.
+        expr=" or ".join(
+            f"max {BY_GPU} (DCGM_FI_DEV_FABRIC_MANAGER_STATUS) == {state}" for state in (1, 2, 4)
+        ),
+        severity=Severity.PAGE,
+        # Training the fabric of 8 GPUs after a boot takes a minute or two, 5 at most.
+        for_seconds=600,
+        summary=f"{_ON} is not registered with the NVLink fabric",
+        action="Restart nvidia-fabricmanager: no CUDA program starts on the GPU until it is.",
+    ),
+    Alert(
+        name="GpuHardwareSlowdown",
+        # Most of 10 minutes: it comes and goes with the load, and a change of clocks may show it
+        # for a moment (nvml.h).
+        expr=(
+            f'max {BY_GPU} (\n  avg_over_time(gpu:throttled{{reason=~"{_HARDWARE}"}}[10m])\n) > 0.5'
+        ),
+        severity=Severity.PAGE,
+        # The average of a series that has just begun is that of its first value.
+        for_seconds=300,
+        summary=f"{_ON} runs at half its clock or less: the hardware slows it down",
+        action="See whether heat or the power supply does it; take the GPU out of service.",
+    ),
+    Alert(
+        name="GpuThermalThrottling",
+        expr='gpu:violation_ratio:rate5m{reason="thermal"} > 0.1',
+        severity=Severity.TICKET,
+        # Fans need minutes to follow the load; a tenth of the time over a quarter of an hour is
+        # cooling that does not suffice.
+        for_seconds=900,
+        summary=f"{_ON} is kept below its clock by heat {{{{ $value | humanizePercentage }}}} of the time",
+        action="Look at the fans, the inlet's temperature and the neighbours in the rack.",
+    ),
+    Alert(
+        name="GpuPowerThrottling",
+        # At its own limit a busy GPU is always slowed down for power: that is no fault. Slowed
+        # down for power far below it: something else limits it.
+        expr=(
+            'max by (instance, gpu, UUID) (gpu:violation_ratio:rate5m{reason="power"}) > 0.5\n'
+            "  and gpu:power_watts / gpu:power_limit_watts < 0.9"
+        ),
+        severity=Severity.TICKET,
+        # Half an hour: the two are measured at other moments, and loads change.
+        for_seconds=1800,
+        summary=f"{_ON} is kept below its clock for want of power, below its own limit",
+        action="Look at the node's power supplies and at what limits the rack.",
+    ),
+    Alert(
+        name="GpuHot",
+        # Cool H100s have been seen to say that no margin is left.
+        expr=(
+            f"gpu:temperature_margin_celsius < 5\n  and gpu:temperature_celsius >= {WARM_CELSIUS}"
+        ),
+        severity=Severity.TICKET,
+        for_seconds=600,  # a burst of load, until the fans have followed
+        summary=f"{_ON} is {{{{ $value }}}} degrees below the point where it slows down",
+        action="Look at the fans, the inlet's temperature and the neighbours in the rack.",
+    ),
+    Alert(
+        name="GpuMemoryHot",
+        expr="gpu:memory_temperature_celsius >= gpu:memory_temperature_limit_celsius",
+        severity=Severity.TICKET,
+        for_seconds=600,  # as GpuHot
+        summary=f"{_ON} has memory of {{{{ $value }}}} degrees, more than it may have",
+        action="Look at the fans and the inlet's temperature; hot memory makes errors.",
+    ),
+    Alert(
+        name="PcieReplays",
+        expr=f"gpu:pcie_replays:rate15m * 60 > {_REPLAYS_PER_MINUTE}",
+        severity=Severity.TICKET,
+        for_seconds=900,  # with its 15 minutes of rate: no burst of a driver that starts
+        summary=f"{_ON} sends {{{{ $value | humanize }}}} PCIe packets a minute again",
+        action="Check the node; the board, its riser or the slot has a bad contact.",
+    ),
+)
