@@ -253,11 +253,21 @@ OF_LINKS = (
 OF_STATE = (
     Fault(
         "throttle-hw-thermal", "the hardware slows a GPU down because it is too hot",
-        {"hardware-slowdown": BLOCK}, lines="gpu.{gpu}.clocks.reasons = 0x48",
+        {"hardware-slowdown": BLOCK},
+        lines="""
+        gpu.{gpu}.clocks.reasons = 0x48
+        gpu.{gpu}.violation.thermal = 0+300000000
+        gpu.{gpu}.violation.hw_thermal = 0+300000000
+        """,
     ),
     Fault(
         "throttle-power-brake", "the power supply tells a GPU to slow down",
-        {"hardware-slowdown": BLOCK}, lines="gpu.{gpu}.clocks.reasons = 0x88",
+        {"hardware-slowdown": BLOCK},
+        lines="""
+        gpu.{gpu}.clocks.reasons = 0x88
+        gpu.{gpu}.violation.power = 0+300000000
+        gpu.{gpu}.violation.power_brake = 0+300000000
+        """,
     ),
     Fault(
         "throttle-once", "the hardware slows a GPU down for one moment",
@@ -265,7 +275,8 @@ OF_STATE = (
     ),
     Fault(
         "throttle-sw-cap", "the driver caps an idle GPU's power",
-        {"software-throttle": WARN}, lines="gpu.{gpu}.clocks.reasons = 0x4",
+        {"software-throttle": WARN},
+        lines="gpu.{gpu}.clocks.reasons = 0x4\ngpu.{gpu}.violation.power = 0+300000000",
     ),
     Fault(
         "hot", "a GPU is hotter than where it slows down",
@@ -284,7 +295,7 @@ OF_STATE = (
     Fault(
         "pcie-replays", "PCIe repeats packets all the time",
         # More than 16 lanes of generation 6 may in two years (DCGM: 3.84 a minute and lane).
-        {"pcie-replays": WARN}, lines="gpu.{gpu}.pcie.replay = 90000000",
+        {"pcie-replays": WARN}, lines="gpu.{gpu}.pcie.replay = 90000000+20",
     ),
     Fault(
         "persistence-off", "persistence mode is off",
@@ -412,6 +423,14 @@ OF_LOG = (
         change=says(
             XID + "13, pid=41234, name=python3, Graphics SM Warp Exception on (GPC 1, TPC 0, "
             "SM 1): Out Of Range Address"
+        ),
+    ),
+    Fault(
+        "xid-31-info", "a program touched memory that is not its own (Xid 31)", harmless=True,
+        change=says(
+            XID + "31, pid=41234, name=python3, Ch 00000008, intr 00000000. MMU Fault: ENGINE "
+            "GRAPHICS GPCCLIENT_T1_0 faulted @ 0x7f2a_40000000. Fault is of type FAULT_PDE "
+            "ACCESS_TYPE_VIRT_READ"
         ),
     ),
     Fault(

@@ -109,7 +109,7 @@ def link_errors(machine: Machine, gpu: int) -> Machine:
     """A link repeats packets all the time, and so far always with success."""
     # NVLink 5 counts in field values: 208 errors received, 211 errors of the local link's
     # integrity (NVML_FI_DEV_NVLINK_COUNT_*, nvml.h).
-    counts = {208: 70000, 211: 20000}
+    counts = {208: "70000+20", 211: "20000+20"}
     return _link_3(machine, gpu, "replay", counts)
 
 
@@ -117,12 +117,12 @@ def link_errors_fatal(machine: Machine, gpu: int) -> Machine:
     """A link has to be trained anew again and again."""
     # 213 and 214: recoveries that succeeded and failed; 220: effective bit error rate, its mantissa
     # in bits 8 to 11, its negative exponent in bits 0 to 7, here 1e-9.
-    return _link_3(machine, gpu, "recovery", {213: 50000, 214: 1, 220: 0x109})
+    return _link_3(machine, gpu, "recovery", {213: "50000+20", 214: "1", 220: "0x109"})
 
 
-def _link_3(machine: Machine, gpu: int, kind: str, counts: Mapping[int, int]) -> Machine:
+def _link_3(machine: Machine, gpu: int, kind: str, counts: Mapping[int, str]) -> Machine:
     if not nvlink5(machine.profile):
-        return laid_over(machine, f"gpu.{gpu}.nvlink.err.{kind}.3 = 50000")
+        return laid_over(machine, f"gpu.{gpu}.nvlink.err.{kind}.3 = 50000+20")
     return laid_over(
         machine, *(f"gpu.{gpu}.field.{number}.3 = {count}" for number, count in counts.items())
     )
@@ -310,6 +310,8 @@ def manager_of_another_version(machine: Machine, gpu: int) -> Machine:  # noqa: 
 
 # --- kernel log
 
+_XID = re.compile(r"NVRM: Xid \(PCI:[^)]*\): (\d+),")
+
 
 def says(*texts: str) -> Change:
     """
@@ -317,7 +319,10 @@ def says(*texts: str) -> Change:
 
     In them, {pci} is the GPU's address as NVRM writes it, 0000:18:00; {bus} as sysfs does, with
     the function; {switch} that of the last NVSwitch, {number} its number; {id} the PCI ids.
+
+    An Xid is an event of NVML, too, for those who wait for events: DCGM is told of it.
     """
+    xids = [found[1] for text in texts if (found := _XID.match(text))]
 
     def change(machine: Machine, gpu: int) -> Machine:
         bus = machine.gpu_bus_id(gpu)
@@ -331,7 +336,7 @@ def says(*texts: str) -> Change:
             "number": len(switches) - 1,
         }
         return logged(
-            machine,
+            laid_over(machine, *(f"gpu.{gpu}.xid.{xid} = 1" for xid in xids)),
             *((WHEN + number / 1000, text.format(**words)) for number, text in enumerate(texts)),
         )
 

@@ -185,6 +185,14 @@ struct nvmlSystemDriverBranchInfo_v1 {
     char branch[80];
 };
 
+struct nvmlEventData {
+    const void *device;
+    unsigned long long eventType;
+    unsigned long long eventData;
+    unsigned gpuInstanceId;
+    unsigned computeInstanceId;
+};
+
 enum nvmlValueType {
     NVML_VALUE_TYPE_UNSIGNED_INT = 1,
     NVML_VALUE_TYPE_UNSIGNED_LONG_LONG = 3,

@@ -13,6 +13,10 @@
 
 /* Ids by their NVML names; ranges where NVML has one id per link. */
 enum field {
+    NVLINK_CRC_FLIT_TOTAL = 38,
+    NVLINK_CRC_DATA_TOTAL = 45,
+    NVLINK_REPLAY_TOTAL = 52,
+    NVLINK_RECOVERY_TOTAL = 59,
     PERF_POLICY_FIRST = 74,
     PERF_POLICY_LAST = 81,
     MEMORY_TEMP = 82,
@@ -26,11 +30,14 @@ enum field {
     PCIE_REPLAY = 94,
     SPEED_LINK_6 = 132,
     SPEED_LINK_11 = 137,
+    NVLINK_DATA_TX = 138,
+    NVLINK_DATA_RX = 139,
     REMAPPED_COR = 142,
     REMAPPED_UNC = 143,
     REMAPPED_PENDING = 144,
     REMAPPED_FAILURE = 145,
     NVSWITCH_CONNECTED_LINKS = 147,
+    NVLINK_ECC_TOTAL = 160,
     NVLINK_REPLAY = 161,
     NVLINK_RECOVERY = 162,
     NVLINK_CRC = 163,
@@ -50,7 +57,7 @@ enum field {
     TLIMIT_SLOWDOWN = 194,
     TLIMIT_MEM_MAX = 195,
     TLIMIT_GPU_MAX = 196,
-    NVLINK5_COUNTERS_FIRST = 206,
+    NVLINK5_COUNTERS_FIRST = 201,
     NVLINK5_EFFECTIVE_BER = 220,
     NVLINK5_SYMBOL_BER = 222,
     NVLINK5_COUNTERS_LAST = 222,
@@ -161,6 +168,26 @@ static int board_nvlink_field(const struct gpu *gpu, struct nvmlFieldValue *out)
     }
 }
 
+/* What all links of a board have counted together. NVLink 5 counts otherwise: 206 and up. */
+static int nvlink_total(const struct gpu *gpu, struct nvmlFieldValue *out, const char *kind)
+{
+    unsigned long long total = 0;
+    if (!nvlink_count(gpu) || gpu_number(gpu, "nvlink.version", 0) >= 7)
+        return NVML_NOT_SUPPORTED;
+    for (unsigned link = 0; link < nvlink_count(gpu); link++)
+        total += nvlink_errors(gpu, kind, link);
+    return give_long(out, total);
+}
+
+/* KiB that all links of a board have sent or received; the scope of all links is the highest
+ * number. One link's is not simulated. */
+static int nvlink_traffic(const struct gpu *gpu, struct nvmlFieldValue *out, const char *key)
+{
+    if (!nvlink_count(gpu) || out->scopeId != ~0u)
+        return NVML_NOT_SUPPORTED;
+    return give_long(out, (unsigned long long)gpu_number(gpu, key, 0));
+}
+
 static int speed_of_link(const struct gpu *gpu, struct nvmlFieldValue *out, unsigned link)
 {
     return link < nvlink_count(gpu) ? speed(gpu, out, link) : NVML_NOT_SUPPORTED;
@@ -182,6 +209,21 @@ static int c2c_field(const struct gpu *gpu, struct nvmlFieldValue *out)
 
 /* ---- the rest ---- */
 
+/* Nanoseconds that clocks were held down for a reason, since the driver was loaded. */
+static int throttled(const struct gpu *gpu, struct nvmlFieldValue *out)
+{
+    static const char *const policies[] = {"power",           "thermal",     "sync_boost",
+                                           "board_limit",     "low_util",    "reliability",
+                                           "total_app_clocks", "total_base_clocks"};
+    static const char *const reasons[] = {"sw_thermal", "hw_thermal", "power_brake"};
+    char key[48];
+    const char *name = out->fieldId <= PERF_POLICY_LAST
+                           ? policies[out->fieldId - PERF_POLICY_FIRST]
+                           : reasons[out->fieldId - THROTTLED_SW_THERMAL];
+    snprintf(key, sizeof key, "violation.%s", name);
+    return give_long(out, (unsigned long long)gpu_number(gpu, key, 0));
+}
+
 static bool between(unsigned value, unsigned first, unsigned last)
 {
     return first <= value && value <= last;
@@ -202,7 +244,7 @@ static int range_field(const struct gpu *gpu, struct nvmlFieldValue *out)
         return speed_of_link(gpu, out, id - SPEED_LINK_6 + 6);
     if (between(id, PERF_POLICY_FIRST, PERF_POLICY_LAST) ||
         between(id, THROTTLED_SW_THERMAL, THROTTLED_HW_POWER_BRAKE))
-        return give_long(out, 0); /* never throttled, in nanoseconds */
+        return throttled(gpu, out);
     return NVML_NOT_SUPPORTED;
 }
 
@@ -224,6 +266,13 @@ static int energy_field(const struct gpu *gpu, struct nvmlFieldValue *out)
 static int derived_field(const struct gpu *gpu, struct nvmlFieldValue *out)
 {
     switch (out->fieldId) {
+    case NVLINK_CRC_FLIT_TOTAL: return nvlink_total(gpu, out, "crc_flit");
+    case NVLINK_CRC_DATA_TOTAL: return nvlink_total(gpu, out, "crc_data");
+    case NVLINK_REPLAY_TOTAL: return nvlink_total(gpu, out, "replay");
+    case NVLINK_RECOVERY_TOTAL: return nvlink_total(gpu, out, "recovery");
+    case NVLINK_ECC_TOTAL: return nvlink_total(gpu, out, "ecc");
+    case NVLINK_DATA_TX: return nvlink_traffic(gpu, out, "nvlink.tx_kib");
+    case NVLINK_DATA_RX: return nvlink_traffic(gpu, out, "nvlink.rx_kib");
     case MEMORY_TEMP: return give_key(gpu, out, "temp.mem");
     case TOTAL_ENERGY: return energy_field(gpu, out);
     case SPEED_COMMON:

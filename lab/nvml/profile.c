@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "sim.h"
@@ -291,11 +292,24 @@ long long gpu_next_number(const struct gpu *gpu, const char *key, long long othe
     return strtoll(text, NULL, 0);
 }
 
-/* Decimal or 0x hexadecimal. */
+/* A number, decimal or 0x hexadecimal. "BASE+RATE" rises: by RATE for each second that the machine
+ * has been up, so that every process sees the same counter, and it never falls while it is said. */
+static long long number_now(const char *text)
+{
+    char *rest;
+    long long base = strtoll(text, &rest, 0);
+    if (*rest != '+')
+        return base;
+    struct timespec up;
+    clock_gettime(CLOCK_BOOTTIME, &up);
+    double seconds = (double)up.tv_sec + (double)up.tv_nsec / 1e9;
+    return base + (long long)((double)strtoll(rest + 1, NULL, 0) * seconds);
+}
+
 long long gpu_number(const struct gpu *gpu, const char *key, long long otherwise)
 {
     const char *text = gpu_text(gpu, key);
-    return text ? strtoll(text, NULL, 0) : otherwise;
+    return text ? number_now(text) : otherwise;
 }
 
 /* ---- faults: KIND.FUNCTION, gpu.N.KIND.FUNCTION, gpu.N.KIND.* ---- */

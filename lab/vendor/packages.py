@@ -19,6 +19,8 @@ VENDOR_URL = "https://developer.download.nvidia.com/compute/cuda/repos/debian12/
 DRIVER_PINS = ("580", "595", "580.95.05")
 DCGM = ("1:4.5.3-1", "1:4.6.0-1")
 EXPORTER = "4.8.2-1"
+ENGINE = "/usr/bin/nv-hostengine"
+FIELDS = "/usr/share/gpufleet-lab/dcgm-fields.txt"
 
 
 def packages(key: bytes, library: bytes) -> Iterator[Package]:
@@ -120,7 +122,7 @@ def _dcgm(version: str) -> Iterator[Package]:
             "Replaces": "datacenter-gpu-manager",
         },
         files={
-            "/usr/bin/nv-hostengine": program("nv_hostengine.py", VERSION=plain),
+            ENGINE: program("nv_hostengine.py", VERSION=plain),
             "/usr/bin/dcgmi": program("dcgmi.py", VERSION=plain),
             f"{UNITS}/nvidia-dcgm.service": data("nvidia-dcgm.service"),
         },
@@ -138,7 +140,10 @@ def _exporter() -> Package:
         EXPORTER,
         fields={"Depends": "datacenter-gpu-manager-4-core, python3"},
         files={
-            "/usr/bin/dcgm-exporter": program("dcgm_exporter.py", VERSION=EXPORTER),
+            "/usr/bin/dcgm-exporter": program(
+                "dcgm_exporter.py", VERSION=EXPORTER, ENGINE=ENGINE, FIELDS=FIELDS
+            ),
+            FIELDS: data("dcgm-fields.txt"),
             "/etc/dcgm-exporter/default-counters.csv": counters,
             f"{UNITS}/nvidia-dcgm-exporter.service": data("nvidia-dcgm-exporter.service"),
         },
