@@ -75,9 +75,7 @@ class _Ports:
         """By node: the models that declare a port, and whether somebody wrote it."""
         for name, wanted in settings.items():
             taken = dict.fromkeys(others.get(name, ()), OTHERS)
-            if wanted.dcgm:
-                taken[wanted.dcgm.port] = "dcgm.port"
-            taken[wanted.node_exporter.port] = "node_exporter.port"
+            taken.update({port: key for key, port in wanted.ports.items()})
             self.users[name] = taken
             firsts: dict[int, dict[str, bool]] = defaultdict(dict)
             for model, served in wanted.serving.items():

@@ -253,7 +253,9 @@ def _serves(each: Running) -> bool:
 
 
 def _exporters(settings: NodeSettings) -> list[Range]:
-    ports = [settings.node_exporter.port, *([settings.dcgm.port] if settings.dcgm else [])]
+    dcgm = settings.dcgm
+    served = dcgm is not None and dcgm.exporter_version is not None
+    ports = [settings.node_exporter.port, *([dcgm.port] if dcgm and served else [])]
     return [(port, port) for port in ports]
 
 

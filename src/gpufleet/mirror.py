@@ -9,14 +9,16 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 if TYPE_CHECKING:
     from gpufleet.mirror_settings import Mirror
+    from gpufleet.monitoring_settings import Alertmanager, NodeExporter, Prometheus
     from gpufleet.settings import NodeSettings, Vllm
 
 PACKAGES = "apt"
+PROGRAMS = "programs"
 KEYS = "keys"
 HUB = "hub"
 # A file, not its folder: some servers (object stores) know no index pages.
@@ -24,19 +26,21 @@ WHEELS = "wheels/index.html"
 
 _ADDRESS = re.compile(r"(?:\w+\+)?(?:https?|ftp|ssh|s3|gs|hf)://[^\s\"'<>]+")
 
+_Program = TypeVar("_Program", "NodeExporter", "Prometheus", "Alertmanager")
+
 _LOOPBACK = re.compile(r"\w+://(127\.\d+\.\d+\.\d+|\[::1\]|localhost)([:/]|$)")
 
 
-def place(url: str) -> str:
+def place(url: str, kind: str = PACKAGES) -> str:
     """
-    Return where a bundle has what an apt archive has at `url`.
+    Return where a bundle has what is at `url`: in an apt archive, or as a program's own file.
 
     >>> place("https://archive.example:8080/debian/")
     'apt/archive.example_8080/debian'
     """
     parts = urlsplit(url)
     path = posixpath.normpath(f"/{unquote(parts.path)}").lstrip("/")
-    return f"{PACKAGES}/{parts.netloc.replace(':', '_')}/{path}".rstrip("/")
+    return f"{kind}/{parts.netloc.replace(':', '_')}/{path}".rstrip("/")
 
 
 def mirrored(settings: NodeSettings) -> NodeSettings:
@@ -58,7 +62,23 @@ def mirrored(settings: NodeSettings) -> NodeSettings:
         )
     if settings.vllm:
         changed["vllm"] = settings.vllm.model_copy(update=_vllm(mirror, settings.vllm))
+    changed["node_exporter"] = _program(mirror, settings.node_exporter)
+    if (monitoring := settings.monitoring) is not None:
+        servers: dict[str, Any] = {}
+        if monitoring.prometheus:
+            servers["prometheus"] = _program(mirror, monitoring.prometheus)
+        if monitoring.alertmanager:
+            servers["alertmanager"] = _program(mirror, monitoring.alertmanager)
+        changed["monitoring"] = monitoring.model_copy(update=servers)
     return settings.model_copy(update=changed)
+
+
+def _program(mirror: Mirror, wanted: _Program) -> _Program:
+    """Return settings of a program whose archive, if it is one, comes from the mirror."""
+    if wanted.archive is None:
+        return wanted
+    url = _of_bundle(mirror, wanted.archive.url, PROGRAMS)
+    return wanted.model_copy(update={"archive": wanted.archive.model_copy(update={"url": url})})
 
 
 def _vllm(mirror: Mirror, vllm: Vllm) -> dict[str, Any]:
@@ -73,10 +93,10 @@ def _vllm(mirror: Mirror, vllm: Vllm) -> dict[str, Any]:
     return changed
 
 
-def _of_bundle(mirror: Mirror, url: str) -> str:
+def _of_bundle(mirror: Mirror, url: str, kind: str = PACKAGES) -> str:
     if mirror.url is None or _is_below(url, mirror.addresses):
         return url
-    return f"{mirror.url}/{place(url)}"
+    return f"{mirror.url}/{place(url, kind)}"
 
 
 def strangers(settings: NodeSettings) -> Iterator[tuple[tuple[str | int, ...], str]]:
@@ -117,7 +137,7 @@ def strangers(settings: NodeSettings) -> Iterator[tuple[tuple[str | int, ...], s
 
 
 def _remedy(path: tuple[str | int, ...]) -> str:
-    overrides = {"cuda": "vendor", "gpu": "url"}
+    overrides = {"cuda": "vendor", "gpu": "url", "node_exporter": "url"}
     known = overrides.get(str(path[0]))
     return (
         f"set `mirror.{known}`, or correct it"

@@ -569,6 +569,31 @@ class NodeSettings(Setting):
             )
         return self
 
+    @model_validator(mode="after")
+    def _programs_have_ports_of_their_own(self) -> NodeSettings:
+        users: dict[int, list[str]] = {}
+        for key, port in self.ports.items():
+            users.setdefault(port, []).append(key)
+        if clashes := [
+            f"{' and '.join(f'`{key}`' for key in keys)} are both {port}: give one another port"
+            for port, keys in sorted(users.items())
+            if len(keys) > 1
+        ]:
+            raise ValueError("; ".join(clashes))
+        return self
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """The ports that programs of ours beside vLLM listen on, by the key that says so."""
+        found = {"node_exporter.port": self.node_exporter.port}
+        if self.dcgm:
+            found["dcgm.port"] = self.dcgm.port
+        if self.monitoring and self.monitoring.prometheus:
+            found["monitoring.prometheus.port"] = self.monitoring.prometheus.port
+        if self.monitoring and self.monitoring.alertmanager:
+            found["monitoring.alertmanager.port"] = self.monitoring.alertmanager.port
+        return found
+
 
 class Mistake(Exception):  # noqa: N818  # it is a list of mistakes, not an error of ours
     """

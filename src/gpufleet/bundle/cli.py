@@ -50,7 +50,8 @@ def bundle(
     gpufleet bundle inventories/prod.py -o bundle --nodes probes.json
 
     Packages with what they depend on and their signed indexes, wheels of the locks, models at their
-    revisions. Run again, it downloads what has changed. docs/air-gap.md says how to use it.
+    revisions, programs by their hash. Run again, it downloads what has changed. docs/air-gap.md
+    says how to use it.
 
     Exit status: 0 the bundle is whole, 2 it is not.
     """
@@ -70,6 +71,7 @@ def bundle(
             ("packages", done.packages),
             ("wheels", done.wheels),
             ("models", done.models),
+            ("programs", done.programs),
         ):
             size = sum((folder.root / path).stat().st_size for path in paths)
             click.echo(f"{kind}: {len(paths)} files, {size / 1e6:.1f} MB")

@@ -13,7 +13,7 @@ from gpufleet.bundle.download import MANIFEST, Digest, Folder, Remote
 from gpufleet.bundle.models import Model
 from gpufleet.bundle.needs import Locked, Needs, Packages
 from gpufleet.errors import FleetError
-from gpufleet.mirror import KEYS, PACKAGES, WHEELS, place
+from gpufleet.mirror import KEYS, PACKAGES, PROGRAMS, WHEELS, place
 from gpufleet.mirror_settings import Archive
 from gpufleet.settings import Repository
 from gpufleet.units import template
@@ -32,12 +32,13 @@ class Collected:
     packages: set[str] = field(default_factory=set)
     wheels: set[str] = field(default_factory=set)
     models: set[str] = field(default_factory=set)
+    programs: set[str] = field(default_factory=set)
     others: set[str] = field(default_factory=set)
 
     @property
     def paths(self) -> set[str]:
         """All of them."""
-        return self.packages | self.wheels | self.models | self.others
+        return self.packages | self.wheels | self.models | self.programs | self.others
 
     def bring(self, remotes: Iterable[Remote]) -> set[str]:
         """Have these files; return their paths."""
@@ -63,6 +64,10 @@ def collect(folder: Folder, needs: Needs, say: Callable[[str], None]) -> Collect
         done.wheels.add(WHEELS)
     for model in needs.models:
         _model(done, model)
+    done.programs |= done.bring(
+        Remote(each.url, place(each.url, PROGRAMS), (Digest("sha256", each.sha256),))
+        for each in needs.programs
+    )
     for name, content in {
         README: template("bundle.md").encode(),
         SERVER: Path(serve.__file__).read_bytes(),

@@ -1,4 +1,4 @@
-"""What the nodes of a fleet download: which packages, wheels and models, each once.  Pure.
+"""What nodes of a fleet download: which packages, wheels, models and programs, each once.  Pure.
 
 Goes by settings as they were written, before a mirror replaced their addresses: a bundle is filled
 from there.
@@ -14,6 +14,7 @@ from gpufleet.bundle.models import Model
 from gpufleet.bundle.wheels import Target
 from gpufleet.errors import FleetError
 from gpufleet.mirror_settings import Archive
+from gpufleet.monitoring_settings import Archive as Program
 from gpufleet.settings import NodeSettings, Repository
 from gpufleet.wanted import Package
 
@@ -29,7 +30,7 @@ GLIBC = {
     ("rhel", "9"): (2, 34),
     ("rhel", "10"): (2, 39),
 }
-KINDS = ("packages", "wheels", "models")
+KINDS = ("packages", "wheels", "models", "programs")
 _DEB = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
@@ -78,6 +79,8 @@ class Needs:
     packages: tuple[Packages, ...]
     locks: tuple[Locked, ...]
     models: tuple[Model, ...]
+    programs: tuple[Program, ...]
+    """Archives of their publishers', by address and hash."""
     remarks: tuple[str, ...]
 
 
@@ -92,6 +95,7 @@ def needs(nodes: Iterable[NodeNeeds], index_url: str, kinds: Collection[str] = K
     packages: dict[Packages, None] = {}
     locks: dict[Locked, None] = {}
     models: dict[Model, None] = {}
+    programs: dict[Program, None] = {}
     remarks: dict[str, None] = {}
     problems: dict[str, None] = {}
     for node in nodes:
@@ -114,9 +118,11 @@ def needs(nodes: Iterable[NodeNeeds], index_url: str, kinds: Collection[str] = K
             locks |= dict.fromkeys(_locks(node, index_url))
         if "models" in kinds:
             models |= dict.fromkeys(_models(node.settings))
+        if "programs" in kinds:
+            programs |= dict.fromkeys(_programs(node.settings))
     if problems:
         raise FleetError(*problems)
-    return Needs(tuple(packages), tuple(locks), tuple(models), tuple(remarks))
+    return Needs(tuple(packages), tuple(locks), tuple(models), tuple(programs), tuple(remarks))
 
 
 def _packages(node: NodeNeeds) -> Packages:
@@ -144,6 +150,17 @@ def _models(settings: NodeSettings) -> Iterator[Model]:
         for served in settings.serving.values():
             if served.revision:
                 yield Model(served.model, served.revision, vllm.hf_endpoint, vllm.hf_token_file)
+
+
+def _programs(settings: NodeSettings) -> Iterator[Program]:
+    monitoring = settings.monitoring
+    for each in (
+        settings.node_exporter,
+        monitoring and monitoring.prometheus,
+        monitoring and monitoring.alertmanager,
+    ):
+        if each and each.archive:
+            yield each.archive
 
 
 def _word(package: Package) -> str:
