@@ -131,7 +131,8 @@ def metrics(wanted: Dcgm, access: Access) -> Metrics:
             "DCGM_FI_DEV_GPU_UTIL",
             "DCGM_FI_DEV_FB_USED",
             "DCGM_FI_DEV_POWER_USAGE",
-            "DCGM_FI_DEV_XID_ERRORS",
+            # Not the last Xid: exporter 4.8.2 has no series of it before there was one.
+            "DCGM_EXP_XID_ERRORS_COUNT",
         ),
         access=access,
         loopback_port=ENGINE_PORT,
