@@ -111,19 +111,19 @@ RECORDINGS: tuple[Recording, ...] = (
         "temperature_margin_celsius",
         # The limit where the board says it (0: it does not), less the temperature; else the margin
         # that newer boards give instead.
-        f"{_dcgm('DEV_SLOWDOWN_TEMP', ' > 0')} - {_dcgm('DEV_GPU_TEMP')}\n"
+        f"({_dcgm('DEV_SLOWDOWN_TEMP')} > 0) - {_dcgm('DEV_GPU_TEMP')}\n"
         f"or {_dcgm('DEV_GPU_TEMP_LIMIT')}",
         "Degrees that are left until a GPU slows itself down",
     ),
     _gpu(
         "memory_temperature_celsius",
         # 0 is what boards without such a sensor say.
-        f"{_dcgm('DEV_MEMORY_TEMP', ' > 0')}",
+        f"{_dcgm('DEV_MEMORY_TEMP')} > 0",
         "Temperature of a GPU's memory (HBM), in degrees",
     ),
     _gpu(
         "memory_temperature_limit_celsius",
-        f"{_dcgm('DEV_MEM_MAX_OP_TEMP', ' > 0')}\n"
+        f"{_dcgm('DEV_MEM_MAX_OP_TEMP')} > 0\n"
         f"or {_HBM_CELSIUS} + 0 * gpu:memory_temperature_celsius",
         "How hot a GPU's memory may be, in degrees",
     ),
@@ -383,11 +383,11 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         name="NvlinkFlapping",
         expr="\nor ".join(
-            f"max {BY_GPU} (increase({NVLINK_ERRORS[error]}[6h]) < {_JUMP}) > {RECOVERIES_PER_DAY_MAX}"
+            f"max {BY_GPU} (increase({NVLINK_ERRORS[error]}[6h]) < {_JUMP}) > {RECOVERIES_PER_DAY_MAX + 0.5}"
             for error in ("recovery", "recovered")
         ),
         severity=Severity.TICKET,
-        for_seconds=0,  # a count of 6 hours
+        for_seconds=0,  # a count of 6 hours; the half is for what `increase` adds by extrapolation
         summary=f'{_ON} lost an NVLink {{{{ $value | printf "%.0f" }}}} times in 6 hours, each time for a moment',
         action="Check the node; a link that fails again and again needs a technician.",
     ),
@@ -428,7 +428,7 @@ ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         name="GpuThermalThrottling",
-        expr='gpu:violation_ratio:rate5m{reason="thermal"} > 0.1',
+        expr=f'max {BY_GPU} (gpu:violation_ratio:rate5m{{reason="thermal"}}) > 0.1',
         severity=Severity.TICKET,
         # Fans need minutes to follow the load; a tenth of the time over a quarter of an hour is
         # cooling that does not suffice.
@@ -441,7 +441,7 @@ ALERTS: tuple[Alert, ...] = (
         # At its own limit a busy GPU is always slowed down for power: that is no fault. Slowed
         # down for power far below it: something else limits it.
         expr=(
-            'max by (instance, gpu, UUID) (gpu:violation_ratio:rate5m{reason="power"}) > 0.5\n'
+            f'max {BY_GPU} (gpu:violation_ratio:rate5m{{reason="power"}}) > 0.5\n'
             "  and gpu:power_watts / gpu:power_limit_watts < 0.9"
         ),
         severity=Severity.TICKET,
