@@ -26,6 +26,8 @@ globals().update(
                 ("gpu-a100-01", {"ssh_hostname": "192.0.2.21"}),
                 ("gpu-a100-02", {"ssh_hostname": "192.0.2.22", "ssh_port": 2222}),
             ],
+            # A node that watches the others, without GPUs: group_vars/monitoring.yml.
+            # "monitoring": [("mon-01", {"ssh_hostname": "192.0.2.10"})],
         },
         # Every node of the inner groups is in the outer one too.
         children={"gpu": ["gpu_h100", "gpu_a100"]},

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpufleet.errors import FleetError
 from lab import nvml
-from lab.state import CACHE, write
+from lab.state import CACHE, NO_GPUS, write
 
 # Where Debian's libnvidia-ml1 installs the real one, which is where loaders look.
 _LIBRARY = Path(f"usr/lib/{platform.machine()}-linux-gnu/libnvidia-ml.so.1")
@@ -18,11 +18,11 @@ _PROFILE = Path("etc/gpufleet-lab/nvml.conf")
 
 def check_profiles(wanted: dict[str, str]) -> None:
     """Refuse hardware that is not in lab/profiles/; `wanted` maps nodes to profiles."""
-    known = ", ".join(nvml.profiles())
+    known = ", ".join([*nvml.profiles(), NO_GPUS])
     wrong = [
         f"Node {node!r}: there is no hardware profile {profile!r} (there are: {known})."
         for node, profile in wanted.items()
-        if profile not in nvml.profiles()
+        if profile not in (*nvml.profiles(), NO_GPUS)
     ]
     if wrong:
         raise FleetError(*wrong)

@@ -33,7 +33,7 @@ from lab.machine import (
     profile_text,
 )
 from lab.machine import place as at_of
-from lab.state import write
+from lab.state import NO_GPUS, write
 
 # The node's first process, which binds the tree into place.
 POWER_ON = Path("usr/lib/gpufleet-lab/power_on.py")
@@ -120,6 +120,14 @@ def _place(root: Path, machine: Machine, *, own_driver: bool) -> Changes:
         units=software.deliver(root, machine, dkms=own_driver),
     )
     return Changes(True, True, True, software.all_units(machine)) if behind else changes
+
+
+def place_nothing(root: Path) -> None:
+    """Make the node at `root` one whose kernel, bus and packages are as they are: without GPUs."""
+    home = root / MACHINE
+    home.mkdir(parents=True, exist_ok=True)
+    write(root / POWER_ON, "#!/bin/sh\nexec /usr/lib/systemd/systemd\n", 0o755)
+    write(home / _LISTED, json.dumps({"profile": NO_GPUS, "paths": []}))
 
 
 def shown(machine: Machine) -> dict[str, Entry]:

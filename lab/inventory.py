@@ -10,7 +10,10 @@ from typing import Any
 
 from gpufleet.errors import FleetError
 from gpufleet.inventory import InventoryError
-from lab.state import LabState
+from lab.state import NO_GPUS, LabState
+
+MONITORING = "monitoring"
+"""The group of nodes without GPUs."""
 
 
 def state() -> LabState:
@@ -52,6 +55,6 @@ def groups() -> dict[str, list[tuple[str, dict[str, Any]]]]:
             # The lab's own, so that nothing in the operator's (a ProxyJump for `*`) applies here.
             "ssh_config_file": str(lab.ssh_config),
         }
-        group = f"gpu_{node.profile.replace('-', '_')}"
+        group = MONITORING if node.profile == NO_GPUS else f"gpu_{node.profile.replace('-', '_')}"
         found.setdefault(group, []).append((node.name, connection))
     return found

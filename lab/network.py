@@ -19,7 +19,7 @@ from typing import Any
 from gpufleet.errors import FleetError
 from lab import cgroup, command
 from lab import delay as carrier
-from lab.state import LabNode, LabState, remembered
+from lab.state import LabNode, LabState, number_of, remembered
 
 # Where free networks are looked for, upwards; GPUFLEET_LAB_NET overrides.
 _FIRST_NET = IPv4Network("10.201.7.0/24")
@@ -160,9 +160,9 @@ def unplug(state: LabState, name: str, number: int) -> None:
 
 def remove(state: LabState) -> None:
     """Remove the bridge, its rules, and every port and namespace that has the lab's name."""
-    for handle in Path("/run/netns").glob(f"{state.prefix}-gpu-*"):
+    for handle in Path("/run/netns").glob(f"{state.prefix}-*-*"):
         name = handle.name.removeprefix(f"{state.prefix}-")
-        unplug(state, name, int(name.removeprefix("gpu-")))
+        unplug(state, name, number_of(name))
     for port in Path("/sys/class/net").glob(f"{state.prefix}.*"):
         command.run("ip", "link", "del", port.name, check=False)
     for tap in Path("/sys/class/net").glob(state.tap("*")):

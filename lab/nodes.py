@@ -21,7 +21,17 @@ from lab import broken, cgroup, hardware, image, network, power, root, services,
 from lab import gpu as gpus
 from lab.broken import Broken
 from lab.progress import Say, silent, step
-from lab.state import LabNode, LabState, check_cables, check_nodes, exclusive, forget, write
+from lab.state import (
+    NO_GPUS,
+    LabNode,
+    LabState,
+    check_cables,
+    check_nodes,
+    exclusive,
+    forget,
+    number_of,
+    write,
+)
 
 DEFAULT_ID = "lab"
 # Two nodes of different hardware: an HGX board whose eight GPUs all reach each other through
@@ -192,6 +202,8 @@ class Lab:
         """
         with self._alone():
             node = self._present(name)
+            if node.profile == NO_GPUS:
+                raise FleetError(f"{name} has no simulated hardware, of which faults are.")
             home = self.facts.node_dir(name)
             new = broken.checked(fault, gpu, node.profile, driver=node.driver)
             before = broken.read(home)
@@ -342,6 +354,9 @@ class Lab:
         """Write what makes the node's root this node; if it runs, it follows."""
         root.furnish(self.facts, node)
         home = self.facts.node_dir(node.name)
+        if node.profile == NO_GPUS:
+            hardware.place_nothing(home / "root")
+            return
         have = broken.read(home)
         wanted = broken.still_possible(have, node.profile, driver=node.driver)
         for gone in set(have) - set(wanted):
@@ -378,7 +393,7 @@ class Lab:
         """Take away one node with everything it had written."""
         power.off(self.facts, home.name)
         root.unmount(home)
-        network.unplug(self.facts, home.name, int(home.name.removeprefix("gpu-")))
+        network.unplug(self.facts, home.name, number_of(home.name))
         forget(home)
 
     # -- what is there -------------------------------------------------------------------------
@@ -392,7 +407,7 @@ class Lab:
 
     def _homes(self) -> list[Path]:
         """The directory of every node that ever left files, asked for or not."""
-        return sorted(self.state.glob("nodes/gpu-*"))
+        return sorted(self.state.glob("nodes/*-*"))
 
     def _present(self, name: str) -> LabNode:
         """Return the node, or say that it is not there to be switched."""

@@ -33,9 +33,11 @@ PROXY_PORT = 3128
 # "gf-" + id + "." + a number of three digits is the longest interface name: 15, the kernel's limit
 # (IFNAMSIZ is 16 with the closing NUL). nft identifiers take no hyphen, hence none in the id.
 _ID = re.compile(r"[a-z][a-z0-9]{0,7}")
-_NODE = re.compile(r"gpu-([0-9]{2,3})")
+_NODE = re.compile(r"(?:gpu|mon)-([0-9]{2,3})")
 _INTERFACE = re.compile(r"eth[1-9]")
 LAST_NODE = 240
+NO_GPUS = "none"
+"""The profile of a node without GPUs: nothing of it is simulated."""
 # Of further networks: one digit of their switches' names.
 MOST_NETWORKS = 9
 
@@ -47,7 +49,9 @@ class LabNode:
     name: str
     number: int
     address: IPv4Address
-    profile: str  # the hardware it simulates: a file of lab/profiles/ without its suffix
+    profile: (
+        str  # the hardware it simulates: a file of lab/profiles/ without its suffix, or NO_GPUS
+    )
     driver: bool = True  # whether it was handed over with NVIDIA's driver
 
 
@@ -151,8 +155,8 @@ class LabState:
         found = (
             LabNode(
                 name,
-                _number(name),
-                self.subnet[FIRST_NODE + _number(name)],
+                number_of(name),
+                self.subnet[FIRST_NODE + number_of(name)],
                 profile,
                 driver=name not in self.without_driver,
             )
@@ -229,12 +233,12 @@ def checked_id(lab_id: str) -> str:
 def check_nodes(profiles: Mapping[str, str]) -> None:
     """Refuse node names from which no address follows, all of them at once."""
     wrong = [
-        f"Node {name!r}: lab nodes are named gpu-01 to gpu-{LAST_NODE}, because the number "
-        "gives the address."
+        f"Node {name!r}: lab nodes are named gpu-01 to gpu-{LAST_NODE}, or mon-01 and on where "
+        "they have no GPUs, because the number gives the address."
         for name in profiles
-        if not _NODE.fullmatch(name) or not 1 <= _number(name) <= LAST_NODE
+        if not _NODE.fullmatch(name) or not 1 <= number_of(name) <= LAST_NODE
     ]
-    numbers = [_number(name) for name in profiles if _NODE.fullmatch(name)]
+    numbers = [number_of(name) for name in profiles if _NODE.fullmatch(name)]
     if len(set(numbers)) < len(numbers):
         wrong.append("Two nodes have the same number, so they would have the same address.")
     if wrong:
@@ -271,8 +275,9 @@ def check_cables(
         raise FleetError(*wrong)
 
 
-def _number(name: str) -> int:
-    return int(name.removeprefix("gpu-"))
+def number_of(name: str) -> int:
+    """Return the number in a node's name."""
+    return int(name.partition("-")[2])
 
 
 def write(path: Path, text: str, mode: int = 0o644) -> bool:
