@@ -467,7 +467,8 @@ print(sorted(seen))
 def test_a_secret_is_nobody_elses_at_any_instant_and_in_no_log(clean: Node, user: str) -> None:
     """Watched on the node while it is written, 8 MB long; as root and through sudo."""
     clean.ssh(
-        "rm -f /run/gfc-written; mkdir -p -m 755 /etc/gfc; id gfcssh || useradd -m -s /bin/bash gfcssh; "
+        "rm -f /run/gfc-written; mkdir -p -m 755 /etc/gfc; "
+        "id gfcssh || useradd -m -s /bin/bash gfcssh; "
         "echo 'gfcssh ALL=(ALL) NOPASSWD: ALL' > /etc/sudoers.d/gfcssh; "
         "mkdir -p ~gfcssh/.ssh && cp ~/.ssh/authorized_keys ~gfcssh/.ssh/ && "
         "chown -R gfcssh ~gfcssh/.ssh; "
