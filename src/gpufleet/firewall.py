@@ -81,7 +81,7 @@ def rules(
     ours, old = tuple(stages), tuple(running)
     meetings = [*_planned(ours), *_met(old)]
     guarded = _merged(each for meeting in meetings for each in meeting.ports)
-    if problems := [*_unsayable(meetings), *_contradictions(wanted, guarded)]:
+    if problems := [*_unsayable(meetings), *_contradictions(wanted, guarded), *_exposed(settings)]:
         raise FleetError(*problems)
     endpoints = _endpoints(ours, settings, old)
     limited = {
@@ -257,6 +257,17 @@ def _exporters(settings: NodeSettings) -> list[Range]:
     served = dcgm is not None and dcgm.exporter_version is not None
     ports = [settings.node_exporter.port, *([dcgm.port] if dcgm and served else [])]
     return [(port, port) for port in ports]
+
+
+def _exposed(settings: NodeSettings) -> Iterator[str]:
+    """Yield which exporters `open` would let others reach than those who are named for them."""
+    wanted = settings.firewall or Firewall()
+    for first, last in (each.ports for each in wanted.open if each.protocol == "tcp"):
+        if behind := [port for port, _ in _exporters(settings) if first <= port <= last]:
+            yield (
+                f"firewall.open: {_ports([(first, last)])} has {' and '.join(map(str, behind))} in "
+                "it, where exporters listen: name those who may read them in `firewall.monitoring`"
+            )
 
 
 def _merged(ranges: Iterable[Range]) -> list[Range]:
