@@ -26,8 +26,8 @@ globals().update(
                 ("gpu-a100-01", {"ssh_hostname": "192.0.2.21"}),
                 ("gpu-a100-02", {"ssh_hostname": "192.0.2.22", "ssh_port": 2222}),
             ],
-            # A node that watches the others, without GPUs: group_vars/monitoring.yml.
-            # "monitoring": [("mon-01", {"ssh_hostname": "192.0.2.10"})],
+            # Nodes that watch the others, without GPUs, go into a group "monitoring", with a line
+            # like those above: what they are is in group_vars/monitoring.yml.
         },
         # Every node of the inner groups is in the outer one too.
         children={"gpu": ["gpu_h100", "gpu_a100"]},

@@ -1,0 +1,53 @@
+"""RUNS ON THE NODE: the silences of the Alertmanager here, which other machines cannot reach.
+
+Takes (`PARAMETERS`):
+  url    of Alertmanager on this node
+  open   silences to open, as its API takes them
+  close  ids of silences to end
+Prints one JSON document {"error": null or a sentence, "opened": [id, ...], "silences": [...]}: all
+that it has afterwards, as its API lists them. Python 3.8, standard library.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import urllib.error
+import urllib.request
+from typing import Any
+
+PARAMETERS: "dict[str, Any]" = globals().get("PARAMETERS") or {}
+SECONDS = 10
+
+
+def main() -> None:
+    """Print the document."""
+    found: "dict[str, Any]" = {"error": None, "opened": [], "silences": []}
+    try:
+        for silence in PARAMETERS["open"]:
+            found["opened"].append(asked("POST", "silences", silence)["silenceID"])
+        for known in PARAMETERS["close"]:
+            asked("DELETE", "silence/" + known)
+        found["silences"] = asked("GET", "silences")
+    except urllib.error.HTTPError as problem:
+        said = problem.read(4096).decode("utf-8", "replace").strip()
+        found["error"] = "%s: %s" % (PARAMETERS["url"], said or problem)
+    except (OSError, ValueError, KeyError) as problem:
+        found["error"] = "%s: %s" % (PARAMETERS["url"], problem)
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+def asked(method: str, path: str, document: Any = None) -> Any:
+    """Return what the API answers; raises OSError and ValueError."""
+    request = urllib.request.Request(
+        PARAMETERS["url"] + "/api/v2/" + path,
+        data=None if document is None else json.dumps(document).encode(),
+        headers={"Content-Type": "application/json"},
+        method=method,
+    )
+    with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+        text = answer.read(16 << 20)
+    return json.loads(text) if text.strip() else None
+
+
+main()

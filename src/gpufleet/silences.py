@@ -1,0 +1,109 @@
+"""Silences of alerts: for whom, until when, by whom and why. Pure.
+
+Alertmanager's API, version 2 (api/v2/openapi.yaml of 0.25). A silence has an end from the
+beginning: nobody has to remember to close it, and an upgrade that is killed leaves none that lasts.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpufleet.errors import FleetError
+
+MARK = "gpufleet: "
+"""How `createdBy` of ours begins: no other silence is ever closed by us."""
+LONGEST = dt.timedelta(hours=24)
+_DURATION = re.compile(r"(\d+)([smhd])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+@dataclass(frozen=True)
+class Silence:
+    """One silence as Alertmanager has it."""
+
+    id: str
+    state: str
+    """active, pending or expired."""
+    nodes: tuple[str, ...]
+    """Those of which nothing is sent; empty: it is about something else."""
+    by: str
+    why: str
+    until: dt.datetime
+
+    @property
+    def ours(self) -> bool:
+        """Whether it was opened by this program."""
+        return self.by.startswith(MARK)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values for `json.dumps`."""
+        return {
+            "id": self.id,
+            "state": self.state,
+            "nodes": list(self.nodes),
+            "by": self.by,
+            "why": self.why,
+            "until": self.until.isoformat(),
+        }
+
+
+def duration(text: str) -> dt.timedelta:
+    """
+    Return a length of time: `30m`, `2h`, `90s`.
+
+    Raises `FleetError` for what is none, and for more than a day.
+
+    >>> duration("90s")
+    datetime.timedelta(seconds=90)
+    """
+    found = _DURATION.fullmatch(text)
+    length = dt.timedelta(**{_UNITS[found[2]]: int(found[1])}) if found else dt.timedelta()
+    if not dt.timedelta() < length <= LONGEST:
+        raise FleetError(f"--for {text}: write how long, up to a day: 30m, 2h, 90s")
+    return length
+
+
+def opened(node: str, by: str, why: str, until: dt.datetime, now: dt.datetime) -> dict[str, Any]:
+    """Return what opens a silence of everything about a node."""
+    return {
+        "matchers": [{"name": "instance", "value": node, "isRegex": False, "isEqual": True}],
+        "startsAt": now.isoformat(),
+        "endsAt": until.isoformat(),
+        "createdBy": f"{MARK}{by}",
+        "comment": why,
+    }
+
+
+def read(document: Iterable[Mapping[str, Any]]) -> tuple[Silence, ...]:
+    """Return the silences that a server lists and that are not over, soonest to end first."""
+    found = (
+        Silence(
+            id=str(each["id"]),
+            state=str(each["status"]["state"]),
+            nodes=tuple(
+                str(matcher["value"])
+                for matcher in each["matchers"]
+                if matcher["name"] == "instance"
+                and not matcher["isRegex"]
+                and matcher.get("isEqual", True)
+            ),
+            by=str(each["createdBy"]),
+            why=str(each["comment"]),
+            until=dt.datetime.fromisoformat(str(each["endsAt"]).replace("Z", "+00:00")),
+        )
+        for each in document
+    )
+    return tuple(
+        sorted((each for each in found if each.state != "expired"), key=lambda each: each.until)
+    )
+
+
+def to_close(found: Iterable[Silence], nodes: Collection[str]) -> tuple[Silence, ...]:
+    """Return those of ours that are about any of these nodes and nothing else."""
+    return tuple(
+        each for each in found if each.ours and each.nodes and set(each.nodes) <= set(nodes)
+    )
