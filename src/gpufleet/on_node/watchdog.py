@@ -32,7 +32,7 @@ import sys
 import time
 from typing import Any, Iterator
 
-from gpufleet.on_node import textfile
+from gpufleet.on_node import machine, textfile
 from gpufleet.on_node.watchdog_http import Exchange
 from gpufleet.on_node.watchdog_stage import Stage
 
@@ -40,7 +40,6 @@ CONFIGURATION = "/etc/gpufleet/watchdog.json"
 STATE = "/var/lib/gpufleet/watchdog/state.json"
 METRICS = "watchdog.prom"
 PREFIX = "gpufleet_watchdog_"
-DUMPS = "/var/lib/gpufleet/dumps"
 
 TURN_SECONDS = 1.0
 WRITE_SECONDS = 15.0
@@ -52,20 +51,9 @@ STDERR = 2
 class Watchdog:
     """The loop, and what it writes."""
 
-    def __init__(
-        self,
-        configuration: dict[str, Any],
-        *,
-        state: str = STATE,
-        dumps: str = DUMPS,
-        run: str = "/run",
-        root: str = "",
-    ) -> None:
-        self.stages = [
-            Stage(about, self.say, dumps_in=dumps, run=run) for about in configuration["stages"]
-        ]
+    def __init__(self, configuration: dict[str, Any]) -> None:
+        self.stages = [Stage(about, self.say) for about in configuration["stages"]]
         self._watched = [each for each in self.stages if each.about["mode"] != "off"]
-        self._state, self._root = state, root
         self._wrote: tuple[str, str] = ("", "")
         self._next_write = 0.0
         self._next_turn = 0.0
@@ -122,9 +110,9 @@ class Watchdog:
             return
         self._wrote, self._next_write = (state, said), now + WRITE_SECONDS
         try:
-            textfile.write(METRICS, textfile.text(samples(self.stages, time.time())), self._root)
+            textfile.write(METRICS, textfile.text(samples(self.stages, time.time())), machine.ROOT)
             if changed:
-                replace(self._state, state)
+                replace(machine.ROOT + STATE, state)
             self._told = ""
         except OSError as error:
             if str(error) != self._told:
@@ -133,7 +121,7 @@ class Watchdog:
 
     def _before(self) -> dict[str, Any]:
         try:
-            with open(self._state, encoding="utf-8") as file:
+            with open(machine.ROOT + STATE, encoding="utf-8") as file:
                 document = json.loads(file.read(1 << 20))
             found = document["stages"] if document["schema"] == 1 else {}
         except (OSError, ValueError, KeyError, TypeError):

@@ -25,7 +25,7 @@ import subprocess
 import time
 from typing import Any, Callable, List
 
-from gpufleet.on_node import journal
+from gpufleet.on_node import journal, machine
 from gpufleet.on_node.answers import is_missing, read
 from gpufleet.on_node.commands import run
 
@@ -64,14 +64,20 @@ def dump(folder: str, asked: dict[str, Any]) -> None:
     os.mkdir(folder + "/processes", mode=0o700)
     for pid in pids:
         write(folder, "processes/%d.txt" % pid, hide(process(pid)))
-    program = next((path for path in asked["py_spy"] if os.access(path, os.X_OK)), None)
+    program = next(
+        (path for path in asked["py_spy"] if os.access(machine.ROOT + path, os.X_OK)), None
+    )
     if program is None:
         write(folder, "processes/no-python-stacks.txt", "no py-spy: %s\n" % asked["py_spy"])
     else:
         until = time.monotonic() + ALL_STACKS_SECONDS
         for pid in pids:
             if is_python(pid) and time.monotonic() < until:
-                write(folder, "processes/%d.python.txt" % pid, hide(stacks(program, pid)))
+                write(
+                    folder,
+                    "processes/%d.python.txt" % pid,
+                    hide(stacks(machine.ROOT + program, pid)),
+                )
     write(folder, "gpus.txt", said(gpus))
     write(folder, "journal.txt", hide(said(lines, asked["life"])))
 
@@ -90,7 +96,7 @@ def members(group: str) -> List[int]:
     """Return the processes of a control group and of those below it, as `/system.slice/x` has."""
     found: set[int] = set()
     for top in CGROUPS:
-        for path, _, _ in os.walk(top + group):
+        for path, _, _ in os.walk(machine.ROOT + top + group):
             file = path + "/cgroup.procs"
             with contextlib.suppress(OSError, ValueError), open(file, encoding="ascii") as lines:
                 found.update(map(int, lines))

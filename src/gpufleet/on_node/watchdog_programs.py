@@ -14,7 +14,8 @@ import sys
 import traceback
 from typing import Callable
 
-from gpufleet.on_node.commands import ENVIRONMENT
+from gpufleet.on_node.answers import CannotRead
+from gpufleet.on_node.commands import ENVIRONMENT, path_of
 
 OUTPUT_BYTES = 1 << 20
 
@@ -31,7 +32,7 @@ class Program:
         self._program: subprocess.Popen[bytes] | None = None
         try:
             self._program = subprocess.Popen(
-                argv,
+                [path_of(argv[0]), *argv[1:]],
                 stdin=subprocess.DEVNULL,
                 stdout=self._memory,
                 stderr=self._memory,
@@ -39,8 +40,8 @@ class Program:
                 cwd="/",
                 start_new_session=True,
             )
-        except OSError as error:
-            self._end(127, str(error))
+        except (OSError, CannotRead) as error:
+            self._end(127, "%s: %s" % (argv[0], error))
 
     def advance(self, now: float) -> bool:
         """Return whether it is over."""

@@ -19,6 +19,7 @@ import signal
 import time
 from typing import Any, Callable, Optional
 
+from gpufleet.on_node import machine
 from gpufleet.on_node import watchdog_dump as dumps
 from gpufleet.on_node import watchdog_judge as judging
 from gpufleet.on_node.watchdog_http import Exchange
@@ -40,6 +41,8 @@ WINDOW_SECONDS = 3600
 """Of a stage, no more than RESTARTS are killed in so many seconds: more does not help."""
 PROPERTIES = ("ActiveState", "SubState", "InvocationID", "Job", "ControlGroup")
 STATE_BYTES = 1 << 20
+DUMPS = "/var/lib/gpufleet/dumps"
+LIVES = "/run/systemd/units/invocation:"
 
 
 class Server:
@@ -135,7 +138,7 @@ class Server:
         if not self.about["key_file"]:
             return []
         try:
-            with open(self.about["key_file"], encoding="utf-8") as file:
+            with open(machine.ROOT + self.about["key_file"], encoding="utf-8") as file:
                 return [file.read(STATE_BYTES).strip()]
         except OSError:
             return []
@@ -155,9 +158,6 @@ class Stage:
         self,
         about: dict[str, Any],
         say: Callable[[str, int], None],
-        *,
-        dumps_in: str,
-        run: str = "/run",
     ) -> None:
         self.about = about
         self.name: str = about["stage"]
@@ -171,8 +171,6 @@ class Stage:
         self.step = ""
         """check | dump | hold | again | kill | gone; "": nothing is done"""
         self._say = say
-        self._dumps_in = dumps_in
-        self._run = run
         self._found = 0.0
         self._why = ""
         self._group = ""
@@ -241,7 +239,7 @@ class Stage:
     def _lives(self) -> str:
         """Return the unit's invocation id, which systemd keeps as the target of a link."""
         try:
-            return os.readlink("%s/systemd/units/invocation:%s" % (self._run, self.about["unit"]))
+            return os.readlink("%s%s%s" % (machine.ROOT, LIVES, self.about["unit"]))
         except OSError:
             return ""
 
@@ -295,7 +293,7 @@ class Stage:
         if not self.about["group"]:
             return ""
         try:
-            path = "%s/vllm/%s/rank.json" % (self._run, self.name)
+            path = "%s/run/vllm/%s/rank.json" % (machine.ROOT, self.name)
             with open(path, encoding="utf-8") as file:
                 phase = json.loads(file.read(STATE_BYTES)).get("phase")
         except (OSError, ValueError, AttributeError) as error:
@@ -340,13 +338,13 @@ class Stage:
         self.step, self._until = "dump", now + (HOLD_SECONDS if self.about["rank"] else 0)
         self._fork = None
         try:
-            no = dumps.make_room(self._dumps_in, self.name)
+            no = dumps.make_room(machine.ROOT + DUMPS, self.name)
         except OSError as error:
             no = str(error)
         if no:
             self._say("%s: no dump: %s" % (self.name, no), 4)
             return
-        self._folder = dumps.folder(self._dumps_in, self.name)
+        self._folder = dumps.folder(machine.ROOT + DUMPS, self.name)
         asked = {
             "unit": self.about["unit"],
             "life": self.life,
