@@ -14,6 +14,7 @@ from gpufleet import fleet, inventory, payload, recording, units
 from gpufleet.assessment import judged
 from gpufleet.checks.finding import Report
 from gpufleet.converge import Converge
+from gpufleet.errors import FleetError
 from gpufleet.named_files import release_of
 from gpufleet.on_node.node_facts import DECLARED, FILE
 from gpufleet.on_node.record import DEPLOYS
@@ -50,8 +51,7 @@ def node_facts(settings: NodeSettings) -> None:
 
 def wanted(settings: NodeSettings, gpus: int | None) -> Wanted:
     """Return what a node needs to have facts; `gpus` are those on its PCI bus."""
-    release = release_of(settings.vllm).id if settings.vllm and settings.gpu_node else None
-    told = recording.declaration(settings, gpus=gpus, release=release)
+    told = recording.declaration(settings, gpus=gpus, release=release(settings))
     return Wanted(
         # The exporter, which is not root, goes through it; what is secret in it is root's own.
         Directory("/var/lib/gpufleet"),
@@ -64,6 +64,16 @@ def wanted(settings: NodeSettings, gpus: int | None) -> Wanted:
         *(File(f"{UNIT_DIRECTORY}/{each}", units.template(each).encode()) for each in UNITS),
         Unit(TIMER),
     )
+
+
+def release(settings: NodeSettings) -> str | None:
+    """Return the id of the release that the node is to serve; None: of none that can be told."""
+    if settings.vllm is None or not settings.gpu_node:
+        return None
+    try:
+        return release_of(settings.vllm).id
+    except FleetError:
+        return None  # whoever installs it says what is wrong with its lock
 
 
 def gpus() -> int | None:

@@ -473,7 +473,10 @@ def main() -> None:
     """Write the file, and end whatever processes are still stuck."""
     machine.ROOT = PARAMETERS.get("sysroot", "")
     machine.ANSWERS = PARAMETERS.get("answers", {})
-    directory = os.open(machine.ROOT + textfile.DIRECTORY, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        directory = os.open(machine.ROOT + textfile.DIRECTORY, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        sys.exit("%s: %s" % (textfile.DIRECTORY, error.strerror))
     try:
         fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
