@@ -51,6 +51,7 @@ _GROUPS = {
     "import": "What you have (models.yml, vllm serve, docker run, compose) as settings.",
     "lab": "Real Linux nodes with simulated GPUs.",
     "lock": "What a group's nodes run, written down so that they keep to it.",
+    "monitoring": "Rules, dashboards and scraping for servers of yours, and silences of alerts.",
     "size": "What a model takes on one GPU, and whether it starts with these options.",
 }
 
@@ -73,6 +74,7 @@ class _Commands(click.Group):
             "import": _import,
             "lab": _lab,
             "lock": _lock,
+            "monitoring": _monitoring,
             "size": _size,
         }
         return loaders[cmd_name]()
@@ -615,6 +617,12 @@ def _lock() -> click.Command:
     from gpufleet.lock_cli import lock
 
     return lock
+
+
+def _monitoring() -> click.Command:
+    from gpufleet.monitoring_cli import monitoring
+
+    return monitoring
 
 
 def _lab() -> click.Command:

@@ -226,12 +226,16 @@ def _asked(
 
     with asking(inventory_file, tuple(homes)) as ask:
         answers = ask(program, SECONDS, "the look at silences")
-    said = {
-        home: each if isinstance(each, str) else each["error"] for home, each in answers.items()
-    }
-    if problems := [f"{home}: {why}" for home, why in said.items() if why]:
+    problems = []
+    found = {}
+    for home, said in answers.items():
+        if isinstance(said, str) or said["error"]:
+            problems.append(f"{home}: {said if isinstance(said, str) else said['error']}")
+        else:
+            found[home] = silences.read(said["silences"])
+    if problems:
         raise FleetError(*problems)
-    return {home: silences.read(answers[home]["silences"]) for home in homes}  # type: ignore[index]
+    return found
 
 
 def _line(found: Silence) -> str:

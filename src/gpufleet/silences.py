@@ -93,7 +93,7 @@ def read(document: Iterable[Mapping[str, Any]]) -> tuple[Silence, ...]:
             ),
             by=str(each["createdBy"]),
             why=str(each["comment"]),
-            until=dt.datetime.fromisoformat(str(each["endsAt"]).replace("Z", "+00:00")),
+            until=dt.datetime.fromisoformat(str(each["endsAt"])),
         )
         for each in document
     )
