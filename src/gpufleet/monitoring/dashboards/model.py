@@ -1,0 +1,373 @@
+"""One model and its replicas, by what a client of it can measure. Pure."""
+
+from __future__ import annotations
+
+from gpufleet.monitoring.dashboards.panel import (
+    Colour,
+    Column,
+    Dashboard,
+    Kind,
+    Panel,
+    Query,
+    Row,
+    Step,
+    Unit,
+)
+from gpufleet.monitoring.dashboards.parts import (
+    ANY_IS_BAD,
+    ANY_IS_TO_LOOK_AT,
+    KV_STEPS,
+    MODEL,
+    STAGE,
+    UP,
+    YES_IS_BAD,
+    heatmap,
+    lines,
+    stat,
+)
+
+_OF = 'model="$model",stage=~"$stage"'
+# What clients ask of it: probes and scrapes would thin errors out.
+_ASKED = f'{_OF},handler=~"/v1/.+",method="POST"'
+_RATE = "[$__rate_interval]"
+_QUIET = "no request in this time"
+
+
+def _quantile(quantile: float, histogram: str, by: str = "") -> str:
+    labels = f"le, {by}" if by else "le"
+    return f"histogram_quantile({quantile}, sum by ({labels}) (rate({histogram}_bucket{{{_OF}}}{_RATE})))"
+
+
+def _spread(title: str, histogram: str, what_to_do: str, objective: str = "") -> Panel:
+    """Return a latency's quantiles over time, held against its objective."""
+    quantiles = tuple(
+        Query(_quantile(quantile, histogram), name)
+        for quantile, name in ((0.5, "half"), (0.95, "95 of 100"), (0.99, "99 of 100"))
+    )
+    promised = (Query(f'max({objective}{{model="$model"}})', "promised (99)", limit=True),)
+    return lines(
+        title,
+        Unit.SECONDS,
+        quantiles + (promised if objective else ()),
+        what_to_do,
+        width=6,
+        empty=_QUIET,
+    )
+
+
+NOW = Row(
+    "Does it keep its promises now?",
+    (
+        stat(
+            "Replicas that do not answer",
+            f'sum(1 - up{{job="vllm",{_OF}}})',
+            "See below which; its unit's journal says why.",
+            steps=ANY_IS_BAD,
+        ),
+        stat(
+            "First token, 99 of 100",
+            _quantile(0.99, "vllm:time_to_first_token_seconds"),
+            "Long with a queue: too few replicas. Long without: prompts are long, see their lengths.",
+            unit=Unit.SECONDS,
+            empty=_QUIET,
+        ),
+        stat(
+            "Between tokens, 99 of 100",
+            _quantile(0.99, "vllm:inter_token_latency_seconds"),
+            "Grows with the number of requests at once and with long prompts between them.",
+            unit=Unit.SECONDS,
+            empty=_QUIET,
+        ),
+        stat(
+            "Waiting",
+            f"sum(vllm:num_requests_waiting{{{_OF}}})",
+            "See below why they wait.",
+            steps=(Step(None, Colour.GOOD), Step(1, Colour.LOOK), Step(100, Colour.BAD)),
+        ),
+        stat(
+            "Fullest KV cache",
+            f"max(vllm:kv_cache_usage_perc{{{_OF}}})",
+            "Beyond 85 % requests wait or are preempted.",
+            unit=Unit.RATIO,
+            steps=KV_STEPS,
+        ),
+        stat(
+            "Server errors",
+            f'(sum(rate(http_requests_total{{{_ASKED},status="5xx"}}[5m])) or vector(0))'
+            f" / sum(rate(http_requests_total{{{_ASKED}}}[5m]))",
+            "Read the unit's journal for the traceback.",
+            unit=Unit.RATIO,
+            steps=(Step(None, Colour.GOOD), Step(0.001, Colour.LOOK), Step(0.01, Colour.BAD)),
+            empty=_QUIET,
+        ),
+        stat(
+            "Tokens out",
+            f"sum(rate(vllm:generation_tokens_total{{{_OF}}}{_RATE}))",
+            "None with requests running is a hang.",
+            unit=Unit.TOKENS_PER_SECOND,
+        ),
+        stat(
+            "Preempted, 10 min",
+            f"sum(increase(vllm:num_preemptions_total{{{_OF}}}[10m]))",
+            "Each one is computed again: fewer requests at once (`max_num_seqs`), or more KV cache.",
+            steps=ANY_IS_TO_LOOK_AT,
+            decimals=0,
+        ),
+    ),
+)
+
+FELT = Row(
+    "What its clients feel",
+    (
+        _spread(
+            "Time to the first token",
+            "vllm:time_to_first_token_seconds",
+            "Above the dashed line a promise is broken. Compare with the queue to the right.",
+            "model:objective_ttft_p99_seconds",
+        ),
+        _spread(
+            "Between two tokens",
+            "vllm:inter_token_latency_seconds",
+            "Above the dashed line a promise is broken: too many requests at once.",
+            "model:objective_itl_p99_seconds",
+        ),
+        _spread(
+            "A whole request",
+            "vllm:e2e_request_latency_seconds",
+            "Follows from both and from how much is generated.",
+        ),
+        _spread(
+            "In the queue",
+            "vllm:request_queue_time_seconds",
+            "What is long here cannot be mended by a faster model: add a replica.",
+        ),
+    ),
+)
+
+LOAD = Row(
+    "How loaded it is",
+    (
+        lines(
+            "Requests running",
+            Unit.COUNT,
+            (Query(f"sum by (stage) (vllm:num_requests_running{{{_OF}}})", "{{stage}}"),),
+            "Very different replicas: the gateway does not spread.",
+            width=6,
+        ),
+        lines(
+            "Requests waiting, by reason",
+            Unit.COUNT,
+            (
+                Query(
+                    f"sum by (stage, reason) (vllm:num_requests_waiting_by_reason{{{_OF}}})",
+                    "{{stage}} {{reason}}",
+                ),
+            ),
+            "capacity: no KV cache or no place for them. deferred: an adapter or a cache on its way.",
+            width=6,
+        ),
+        lines(
+            "KV cache in use",
+            Unit.RATIO,
+            (Query(f"max by (stage) (vllm:kv_cache_usage_perc{{{_OF}}})", "{{stage}}"),),
+            "Beyond 85 % for long: add a replica, or promise less context.",
+            width=6,
+            steps=KV_STEPS,
+            maximum=1,
+        ),
+        lines(
+            "Preemptions",
+            Unit.PER_SECOND,
+            (
+                Query(
+                    f"sum by (stage) (rate(vllm:num_preemptions_total{{{_OF}}}{_RATE}))",
+                    "{{stage}}",
+                ),
+            ),
+            "Work that is thrown away and done again.",
+            width=6,
+        ),
+    ),
+)
+
+THROUGHPUT = Row(
+    "What it gets done",
+    (
+        lines(
+            "Tokens in",
+            Unit.TOKENS_PER_SECOND,
+            (
+                Query(
+                    f"sum by (stage) (rate(vllm:prompt_tokens_total{{{_OF}}}{_RATE}))", "{{stage}}"
+                ),
+            ),
+            "Prompts, when they are through.",
+            width=6,
+            stacked=True,
+        ),
+        lines(
+            "Tokens out",
+            Unit.TOKENS_PER_SECOND,
+            (
+                Query(
+                    f"sum by (stage) (rate(vllm:generation_tokens_total{{{_OF}}}{_RATE}))",
+                    "{{stage}}",
+                ),
+            ),
+            "Nothing with requests running is a hang: the watchdog's page.",
+            width=6,
+            stacked=True,
+        ),
+        lines(
+            "Prefix cache hits",
+            Unit.RATIO,
+            (
+                Query(
+                    f"sum by (stage) (rate(vllm:prefix_cache_hits_total{{{_OF}}}{_RATE}))"
+                    f" / (sum by (stage) (rate(vllm:prefix_cache_queries_total{{{_OF}}}{_RATE})) > 0)",
+                    "{{stage}}",
+                ),
+            ),
+            "Low where prompts begin alike: the gateway sends a client's requests to any replica.",
+            width=6,
+            maximum=1,
+            empty=_QUIET,
+        ),
+        lines(
+            "Requests that ended, by how",
+            Unit.REQUESTS_PER_SECOND,
+            (
+                Query(
+                    f"sum by (finished_reason) (rate(vllm:request_success_total{{{_OF}}}{_RATE}))",
+                    "{{finished_reason}}",
+                ),
+            ),
+            "abort: clients went away, often because they waited too long. length: cut off.",
+            width=6,
+            stacked=True,
+        ),
+    ),
+)
+
+ERRORS = Row(
+    "What went wrong",
+    (
+        lines(
+            "Answers that are not 2xx",
+            Unit.REQUESTS_PER_SECOND,
+            (
+                Query(
+                    f'sum by (stage, status) (rate(http_requests_total{{{_ASKED},status!="2xx"}}{_RATE}))',
+                    "{{stage}} {{status}}",
+                ),
+            ),
+            "4xx are the clients' mistakes; 5xx are ours: read the unit's journal.",
+            width=8,
+            height=7,
+            empty="every answer was 2xx",
+        ),
+        lines(
+            "Server errors, of all answers",
+            Unit.RATIO,
+            (
+                Query(
+                    f'(sum(rate(http_requests_total{{{_ASKED},status="5xx"}}{_RATE})) or vector(0))'
+                    f" / (sum(rate(http_requests_total{{{_ASKED}}}{_RATE})) > 0)",
+                    "errors",
+                ),
+                Query('max(model:objective_error_ratio{model="$model"})', "promised", limit=True),
+            ),
+            "Above the dashed line a promise is broken.",
+            width=8,
+            height=7,
+            empty=_QUIET,
+        ),
+        lines(
+            "Restarts",
+            Unit.COUNT,
+            (
+                Query(
+                    'max by (stage) (increase(gpufleet_stage_restarts_total{stage=~"$stage"}[10m]))',
+                    "{{stage}}, by systemd",
+                ),
+                Query(
+                    'max by (stage) (increase(gpufleet_watchdog_restarts_total{stage=~"$stage"}[10m]))',
+                    "{{stage}}, by the watchdog",
+                ),
+            ),
+            "Again and again is a restart loop: its journal has the same last lines each time.",
+            width=8,
+            height=7,
+        ),
+    ),
+)
+
+SHAPE = Row(
+    "What it is asked",
+    (
+        heatmap(
+            "Time to the first token",
+            Unit.SECONDS,
+            f"sum by (le) (increase(vllm:time_to_first_token_seconds_bucket{{{_OF}}}{_RATE}))",
+            "Two bands are two kinds of requests, or one slow replica.",
+            width=8,
+        ),
+        heatmap(
+            "Lengths of prompts",
+            Unit.COUNT,
+            f"sum by (le) (increase(vllm:request_prompt_tokens_bucket{{{_OF}}}{_RATE}))",
+            "Longer than it was: first tokens take longer, and fewer requests fit.",
+            width=8,
+        ),
+        heatmap(
+            "Tokens generated for a request",
+            Unit.COUNT,
+            f"sum by (le) (increase(vllm:request_generation_tokens_bucket{{{_OF}}}{_RATE}))",
+            "Longer than it was: whole requests take longer, and the KV cache fills.",
+            width=8,
+        ),
+    ),
+)
+
+REPLICAS = Row(
+    "Its replicas",
+    (
+        Panel(
+            Kind.TABLE,
+            "Every replica",
+            Unit.COUNT,
+            (
+                Query(f'min by (stage) (up{{job="vllm",{_OF}}})'),
+                Query(f"sum by (stage) (vllm:num_requests_running{{{_OF}}})"),
+                Query(f"sum by (stage) (vllm:num_requests_waiting{{{_OF}}})"),
+                Query(f"max by (stage) (vllm:kv_cache_usage_perc{{{_OF}}})"),
+                Query(_quantile(0.99, "vllm:time_to_first_token_seconds", "stage")),
+                Query(_quantile(0.99, "vllm:inter_token_latency_seconds", "stage")),
+                Query(f"sum by (stage) (rate(vllm:generation_tokens_total{{{_OF}}}{_RATE}))"),
+                Query('max by (stage) (gpufleet_watchdog_stalled{stage=~"$stage"})'),
+            ),
+            "One that differs from the others is the one to look at.",
+            24,
+            6,
+            columns=(
+                Column("Stage", label="stage"),
+                Column("Answers", query=0, shown=UP),
+                Column("Running", query=1),
+                Column("Waiting", query=2),
+                Column("KV cache", query=3, unit=Unit.RATIO, steps=KV_STEPS),
+                Column("First token (99)", query=4, unit=Unit.SECONDS),
+                Column("Between tokens (99)", query=5, unit=Unit.SECONDS),
+                Column("Tokens out", query=6, unit=Unit.TOKENS_PER_SECOND),
+                Column("Stalled", query=7, shown=YES_IS_BAD),
+            ),
+        ),
+    ),
+)
+
+DASHBOARD = Dashboard(
+    uid="gpufleet-model",
+    title="gpufleet: model",
+    question="Does a model keep its promises, and if not, why?",
+    variables=(MODEL, STAGE),
+    rows=(NOW, FELT, LOAD, THROUGHPUT, ERRORS, REPLICAS, SHAPE),
+)

@@ -1,0 +1,230 @@
+"""What a dashboard is made of, as values: panels, their queries, and what colours mean. Pure.
+
+`build.py` makes Grafana's JSON of them. Ids of units and colours are Grafana's own
+(@grafana/data 13.2.3, valueFormats/categories and themes/createVisualizationColors).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gpufleet.errors import FleetError
+
+COLUMNS = 24  # of Grafana's grid; a grid row is 30 pixels high, with 8 between
+
+
+class Unit(StrEnum):
+    """How a panel writes its numbers."""
+
+    COUNT = "short"
+    RATIO = "percentunit"  # 0..1, written as percent
+    SECONDS = "s"
+    BYTES = "bytes"  # of 1024
+    BYTES_PER_SECOND = "Bps"
+    CELSIUS = "celsius"
+    WATTS = "watt"
+    HERTZ = "hertz"
+    PER_SECOND = "cps"
+    REQUESTS_PER_SECOND = "reqps"
+    TOKENS_PER_SECOND = "suffix: tok/s"
+    AGO = "dateTimeFromNow"  # takes milliseconds since 1970
+    STATE = "none"  # the mappings say what a number means
+
+
+class Kind(StrEnum):
+    """The panel types of Grafana that are used here; none of them needs Angular."""
+
+    LINES = "timeseries"
+    STAT = "stat"
+    TABLE = "table"
+    HEATMAP = "heatmap"
+    TIMELINE = "state-timeline"
+
+
+class Colour(StrEnum):
+    """What a colour means is the same on every dashboard."""
+
+    GOOD = "green"
+    LOOK = "orange"
+    BAD = "red"
+    NEUTRAL = "blue"
+    PLAIN = "text"
+
+
+@dataclass(frozen=True)
+class Step:
+    """From this value on, this colour; the first step is from below everything."""
+
+    at: float | None
+    colour: Colour
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A number that is written as a word."""
+
+    value: float
+    text: str
+    colour: Colour
+
+
+@dataclass(frozen=True)
+class Query:
+    """
+    One query of a panel.
+
+    Attributes:
+        expr: PromQL, with the dashboard's variables as `$instance`.
+        legend: a series' name, with its labels as `{{gpu}}`.
+        limit: it is what others are held against: drawn dashed and red.
+    """
+
+    expr: str
+    legend: str = ""
+    limit: bool = False
+
+
+@dataclass(frozen=True)
+class Column:
+    """
+    One column of a table.
+
+    Attributes:
+        heading: what stands above it; unique in its table.
+        label: the label that it shows; or
+        query: the number of the query whose value it shows, from 0.
+        unit, steps, shown: of that value; a cell with `steps` has their colour as its ground.
+        link: the dashboard that a cell opens: the uid of one that has a variable named as `label`.
+        width: in pixels; None: what is left.
+    """
+
+    heading: str
+    label: str = ""
+    query: int | None = None
+    unit: Unit = Unit.COUNT
+    steps: tuple[Step, ...] = ()
+    shown: tuple[Shown, ...] = ()
+    link: str = ""
+    width: int | None = None
+
+
+@dataclass(frozen=True)
+class Panel:
+    """
+    One panel.
+
+    Attributes:
+        what_to_do: stands in its description behind what its metrics are.
+        empty: what it means that the query answers nothing; "": that is never so on a healthy fleet.
+        steps, shown: colours and words of values; `lines` draws the steps as lines.
+        minimum, maximum: of the axis; None: as the values are.
+        stacked: series on top of each other: their sum is what matters.
+    """
+
+    kind: Kind
+    title: str
+    unit: Unit
+    queries: tuple[Query, ...]
+    what_to_do: str
+    width: int
+    height: int
+    steps: tuple[Step, ...] = ()
+    shown: tuple[Shown, ...] = ()
+    columns: tuple[Column, ...] = ()
+    minimum: float | None = None
+    maximum: float | None = None
+    decimals: int | None = None
+    lines: bool = False
+    stacked: bool = False
+    empty: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A heading and the panels below it; each line of panels fills the width."""
+
+    title: str
+    panels: tuple[Panel, ...]
+
+
+@dataclass(frozen=True)
+class Variable:
+    """
+    What a reader chooses at the top, from the values of a label.
+
+    Attributes:
+        name: as in `$name`.
+        label: what stands before it.
+        values: the query of its values: label_values(...).
+        many: several may be chosen, and all are at first; else the first one is.
+    """
+
+    name: str
+    label: str
+    values: str
+    many: bool = False
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A moment that is marked in every panel: when `expr` is 1."""
+
+    name: str
+    expr: str
+    text: str
+    colour: Colour = Colour.NEUTRAL
+
+
+@dataclass(frozen=True)
+class Dashboard:
+    """
+    One dashboard.
+
+    Attributes:
+        uid: Grafana's name of it, in addresses and links: never changed.
+        question: what a reader gets answered.
+        hours: how far back it looks at first.
+    """
+
+    uid: str
+    title: str
+    question: str
+    rows: tuple[Row, ...]
+    variables: tuple[Variable, ...] = ()
+    marks: tuple[Mark, ...] = ()
+    hours: int = 3
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where something is in the grid, in its columns and rows."""
+
+    x: int
+    y: int
+    w: int
+    h: int
+
+
+def placed(rows: tuple[Row, ...]) -> tuple[tuple[Row | Panel, Place], ...]:
+    """
+    Return every heading and panel with its place, from top to bottom.
+
+    Raises `FleetError` where panels of a line do not fill it or differ in height.
+    """
+    result: list[tuple[Row | Panel, Place]] = []
+    y = 0
+    for row in rows:
+        result.append((row, Place(0, y, COLUMNS, 1)))
+        y += 1
+        x = 0
+        for panel in row.panels:
+            if (x and panel.height != result[-1][1].h) or x + panel.width > COLUMNS:
+                raise FleetError(f"{row.title}: {panel.title!r} does not fit into its line")
+            result.append((panel, Place(x, y, panel.width, panel.height)))
+            x += panel.width
+            if x == COLUMNS:
+                x, y = 0, y + panel.height
+        if x:
+            raise FleetError(f"{row.title}: its last line ends at column {x} of {COLUMNS}")
+    return tuple(result)

@@ -1,0 +1,138 @@
+"""What several dashboards have in common: variables, their selectors, thresholds, words. Pure."""
+
+from __future__ import annotations
+
+from gpufleet.monitoring.dashboards.panel import (
+    Colour,
+    Kind,
+    Mark,
+    Panel,
+    Query,
+    Shown,
+    Step,
+    Unit,
+    Variable,
+)
+from gpufleet.monitoring.rules.vllm_rules import KV_FULL, KV_SATURATED
+
+# Every node has a node exporter, so its targets are the nodes.
+NODES = 'label_values(up{job="node"}, instance)'
+
+NODE = Variable("instance", "Node", NODES)
+EVERY_NODE = Variable("instance", "Node", NODES, many=True)
+GPU = Variable(
+    "gpu", "GPU", 'label_values(gpu:temperature_celsius{instance=~"$instance"}, gpu)', many=True
+)
+MODEL = Variable("model", "Model", 'label_values(up{job="vllm"}, model)')
+STAGE = Variable("stage", "Stage", 'label_values(up{job="vllm",model="$model"}, stage)', many=True)
+
+ANY_IS_BAD = (Step(None, Colour.GOOD), Step(1, Colour.BAD))
+ANY_IS_TO_LOOK_AT = (Step(None, Colour.GOOD), Step(1, Colour.LOOK))
+KV_STEPS = (
+    Step(None, Colour.GOOD),
+    Step(KV_SATURATED, Colour.LOOK),
+    Step(KV_FULL, Colour.BAD),
+)
+
+UP = (Shown(1, "up", Colour.GOOD), Shown(0, "DOWN", Colour.BAD))
+YES_IS_BAD = (Shown(0, "no", Colour.GOOD), Shown(1, "YES", Colour.BAD))
+YES_IS_TO_LOOK_AT = (Shown(0, "no", Colour.GOOD), Shown(1, "yes", Colour.LOOK))
+THERE = (Shown(1, " ", Colour.NEUTRAL),)  # of a series that is its labels
+
+DEPLOYS = Mark(
+    "Deploy",
+    'max by (instance, deploy) (changes(gpufleet_deploy_timestamp_seconds{instance=~"$instance"}[2m])) > bool 0',
+    "{{deploy}} on {{instance}}",
+)
+
+
+def stat(
+    title: str,
+    expr: str,
+    what_to_do: str,
+    *,
+    unit: Unit = Unit.COUNT,
+    steps: tuple[Step, ...] = (),
+    shown: tuple[Shown, ...] = (),
+    empty: str = "",
+    legend: str = "",
+    width: int = 3,
+    decimals: int | None = None,
+) -> Panel:
+    """Return one number, large, on a ground that says whether it is good."""
+    return Panel(
+        Kind.STAT,
+        title,
+        unit,
+        (Query(expr, legend),),
+        what_to_do,
+        width,
+        4,
+        steps=steps,
+        shown=shown,
+        empty=empty,
+        decimals=decimals,
+    )
+
+
+def lines(
+    title: str,
+    unit: Unit,
+    queries: tuple[Query, ...],
+    what_to_do: str,
+    *,
+    width: int = 8,
+    height: int = 8,
+    steps: tuple[Step, ...] = (),
+    minimum: float | None = 0,
+    maximum: float | None = None,
+    stacked: bool = False,
+    empty: str = "",
+) -> Panel:
+    """Return values over time; `steps` are drawn as lines."""
+    return Panel(
+        Kind.LINES,
+        title,
+        unit,
+        queries,
+        what_to_do,
+        width,
+        height,
+        steps=steps,
+        lines=bool(steps),
+        minimum=minimum,
+        maximum=maximum,
+        stacked=stacked,
+        empty=empty,
+    )
+
+
+def timeline(
+    title: str,
+    queries: tuple[Query, ...],
+    what_to_do: str,
+    *,
+    shown: tuple[Shown, ...] = THERE,
+    width: int = 12,
+    height: int = 8,
+    empty: str = "",
+) -> Panel:
+    """Return a band for each series, coloured by its state."""
+    return Panel(
+        Kind.TIMELINE,
+        title,
+        Unit.STATE,
+        queries,
+        what_to_do,
+        width,
+        height,
+        shown=shown,
+        empty=empty,
+    )
+
+
+def heatmap(
+    title: str, unit: Unit, expr: str, what_to_do: str, *, width: int = 12, height: int = 8
+) -> Panel:
+    """Return how a histogram's observations spread over its buckets, over time."""
+    return Panel(Kind.HEATMAP, title, unit, (Query(expr),), what_to_do, width, height)
