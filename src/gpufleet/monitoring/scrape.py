@@ -163,15 +163,11 @@ def scrapes(
             target = _target(job, host, port, name)
             by_access.setdefault(access, []).append(target)
         found += _named(job, by_access)
-    ours = [
-        (_monitor(nodes, home, job), job)
-        for job in (Job.PROMETHEUS, Job.ALERTMANAGER)
-        if home or job is Job.PROMETHEUS
-    ]
+    ours = [(_monitor(nodes, home, job), job) for job in (Job.PROMETHEUS, Job.ALERTMANAGER)]
     vllm = tuple(_of_servers(nodes, servers, home))
-    found.append(Scrape(Job.VLLM, Job.VLLM, Access(), vllm))
-    found.append(Scrape(Job.GATEWAY, Job.GATEWAY, Access(), ()))
-    found += [Scrape(job, job, Access(), tuple(each)) for each, job in ours]
+    found.append(Scrape(str(Job.VLLM), Job.VLLM, Access(), vllm))
+    found.append(Scrape(str(Job.GATEWAY), Job.GATEWAY, Access(), ()))
+    found += [Scrape(str(job), job, Access(), tuple(each)) for each, job in ours]
     return tuple(found)
 
 
