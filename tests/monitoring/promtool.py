@@ -64,19 +64,44 @@ def run(
     """
     Run all cases over rule files, in one promtool; fail with what it says.
 
-    `files` are {name: text}, `alerts` those that are in them; both go to `folder` first.
+    `files` are {name: text}, `alerts` those that are in them; what is run goes to `folder`. Each
+    alert is run with the recordings that it needs alone: with all of them it takes ten times as
+    long.
     """
     by_name = {alert.name: alert for alert in alerts}
-    for name, text in files.items():
-        (folder / name).write_text(text)
-    tests = folder / "tests.yml"
-    written = {
-        "rule_files": sorted(files),
-        "evaluation_interval": "1m",
-        "tests": [_group(case, by_name[case.alert]) for case in cases],
-    }
-    tests.write_text(yaml.safe_dump(written, sort_keys=False))
-    _promtool("test", "rules", tests)
+    rules = [
+        rule
+        for text in files.values()
+        for group in yaml.safe_load(text)["groups"]
+        for rule in group["rules"]
+    ]
+    of_alert: dict[str, list[Case]] = {}
+    for case in cases:
+        of_alert.setdefault(case.alert, []).append(case)
+    tests = []
+    for name, own in of_alert.items():
+        group = {"name": name, "rules": _needed(name, rules)}
+        (folder / f"{name}.rules.yml").write_text(yaml.safe_dump({"groups": [group]}))
+        test = {
+            "rule_files": [f"{name}.rules.yml"],
+            "evaluation_interval": "1m",
+            "tests": [_group(case, by_name[name]) for case in own],
+        }
+        tests.append(folder / f"{name}.test.yml")
+        tests[-1].write_text(yaml.safe_dump(test, sort_keys=False))
+    _promtool("test", "rules", *tests)
+
+
+def _needed(alert: str, rules: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return an alert and every recording that it rests on, in their order."""
+    wanted = [rule for rule in rules if rule.get("alert") == alert]
+    for rule in wanted:  # grows while it is read
+        wanted += [
+            other
+            for other in rules
+            if other not in wanted and other.get("record", "\n") in rule["expr"]
+        ]
+    return [rule for rule in rules if rule in wanted]
 
 
 def _group(case: Case, alert: Alert) -> dict[str, Any]:
