@@ -1,8 +1,224 @@
-"""Rules over the fleet's node metrics. Pure."""
+"""What is measured of machines, and the alerts over it. Pure.
+
+File systems are told apart by instance and mount point, network interfaces by instance and device.
+"""
 
 from __future__ import annotations
 
-from gpufleet.monitoring.rule import Alert, Recording
+from gpufleet.monitoring.rule import Alert, Recording, Severity
 
-RECORDINGS: tuple[Recording, ...] = ()
-ALERTS: tuple[Alert, ...] = ()
+# Not what is of another machine, which says so itself, nor images that are full by their nature. An
+# overlay may be the root of a node that boots from an image; a full /dev/shm ends vLLM's ranks.
+_LOCAL = (
+    'fstype!~"nfs.*|lustre|gpfs|beegfs.*|ceph.*|wekafs|cifs|smb.*|9p|virtiofs|fuse.*'
+    '|squashfs|erofs|iso9660"'
+)
+# What is mounted to be written.
+_WRITTEN = 'fstype=~"ext[234]|xfs|btrfs|f2fs|zfs"'
+_PLACE = "by (instance, mountpoint)"
+# Loopback and what containers and bridges bring along: no wire, no errors of one.
+_WIRED = 'device!~"lo|veth.*|docker.*|br-.*|virbr.*|cni.*|flannel.*|cali.*|tun.*|tap.*"'
+_DAY = 86400
+
+RECORDINGS: tuple[Recording, ...] = (
+    Recording(
+        "node:cpu_busy:ratio_rate5m",
+        '1 - avg by (instance) (rate(node_cpu_seconds_total{mode="idle"}[5m]))',
+        "Share of the node's CPU time that was used, 0 to 1",
+        ("instance",),
+    ),
+    Recording(
+        "node:memory_available:ratio",
+        "max by (instance) (node_memory_MemAvailable_bytes / node_memory_MemTotal_bytes)",
+        "Share of the node's memory that programs can still have, 0 to 1",
+        ("instance",),
+    ),
+    Recording(
+        "node:filesystem_available:ratio",
+        f"min {_PLACE} (node_filesystem_avail_bytes{{{_LOCAL}}}\n"
+        f"  / (node_filesystem_size_bytes{{{_LOCAL}}} > 0))",
+        "Share of a file system that can still be written, 0 to 1",
+        ("instance", "mountpoint"),
+    ),
+    Recording(
+        "node:filesystem_available_bytes:in_a_day",
+        # Six hours: long enough that a download of a model does not look like a trend of its own.
+        f"min {_PLACE} (predict_linear(node_filesystem_avail_bytes{{{_LOCAL}}}[6h], {_DAY}))",
+        "What a file system will have left in a day if it goes on as in the last 6 hours, in bytes",
+        ("instance", "mountpoint"),
+    ),
+    Recording(
+        "node:filesystem_inodes_free:ratio",
+        f"min {_PLACE} (node_filesystem_files_free{{{_WRITTEN}}}\n"
+        f"  / (node_filesystem_files{{{_WRITTEN}}} > 0))",
+        "Share of a file system's inodes that are free, 0 to 1",
+        ("instance", "mountpoint"),
+    ),
+    Recording(
+        "node:clock_skew_seconds",
+        # `timestamp` is when Prometheus read it: its own clock.
+        "max by (instance) (node_time_seconds - timestamp(node_time_seconds))",
+        "How far the node's clock is ahead of Prometheus', in seconds",
+        ("instance",),
+    ),
+    Recording(
+        "node:network_errors:ratio_rate15m",
+        "max by (instance, device) (\n"
+        f"  (rate(node_network_receive_errs_total{{{_WIRED}}}[15m])\n"
+        f"    + rate(node_network_transmit_errs_total{{{_WIRED}}}[15m]))\n"
+        f"  / (rate(node_network_receive_packets_total{{{_WIRED}}}[15m])\n"
+        f"    + rate(node_network_transmit_packets_total{{{_WIRED}}}[15m]) > 0)\n"
+        ")",
+        "Share of an interface's packets that had errors, 0 to 1",
+        ("instance", "device"),
+    ),
+)
+
+_ON = "{{ $labels.instance }}"
+_MOUNT = "{{ $labels.instance }}: {{ $labels.mountpoint }}"
+
+ALERTS: tuple[Alert, ...] = (
+    Alert(
+        name="DiskFilling",
+        # Only where it is not far any more: a disk that has just got a model looks like filling.
+        expr=(
+            "node:filesystem_available_bytes:in_a_day < 0\n"
+            "  and node:filesystem_available:ratio < 0.2"
+        ),
+        severity=Severity.TICKET,
+        for_seconds=3600,  # the trend of 6 hours has to hold for another
+        summary=f"{_MOUNT} is full within a day if it goes on like this",
+        action="See what grows: `du -xh --max-depth=2`; old models and releases can go.",
+    ),
+    Alert(
+        name="DiskFull",
+        expr="node:filesystem_available:ratio < 0.03",
+        severity=Severity.PAGE,
+        for_seconds=300,  # what is written and deleted again within minutes
+        summary=f"{_MOUNT} has {{{{ $value | humanizePercentage }}}} left",
+        action="Make room now: servers fail when they cannot write caches or logs.",
+    ),
+    Alert(
+        name="InodesLow",
+        expr="node:filesystem_inodes_free:ratio < 0.05",
+        severity=Severity.TICKET,
+        for_seconds=900,  # as a disk's, but inodes go in smaller steps
+        summary=f"{_MOUNT} has {{{{ $value | humanizePercentage }}}} of its inodes left",
+        action="Find the directory with many small files: caches of compiled kernels, mostly.",
+    ),
+    Alert(
+        name="FilesystemReadOnly",
+        expr=f"max {_PLACE} (node_filesystem_readonly{{{_WRITTEN}}}) == 1",
+        severity=Severity.PAGE,
+        for_seconds=120,  # a remount by hand, for a moment
+        summary=f"{_MOUNT} is read-only",
+        action="Read the kernel log: the kernel does this when the disk has errors.",
+    ),
+    Alert(
+        name="HostMemoryLow",
+        expr="node:memory_available:ratio < 0.05",
+        severity=Severity.TICKET,
+        for_seconds=900,  # loading a model takes much memory for some minutes, and gives it back
+        summary=f"{_ON} has {{{{ $value | humanizePercentage }}}} of its memory left",
+        action="See who has it: `systemd-cgtop -m`; the kernel kills processes next.",
+    ),
+    Alert(
+        name="OomKill",
+        expr="max by (instance) (increase(node_vmstat_oom_kill[15m])) > 0",
+        severity=Severity.TICKET,
+        for_seconds=0,  # it has happened
+        summary=f"{_ON}: the kernel killed a process for want of memory",
+        action="`journalctl -k -g 'Out of memory'` says which; see that its unit runs again.",
+    ),
+    Alert(
+        name="HostMemoryErrors",
+        expr="max by (instance) (increase(node_edac_uncorrectable_errors_total[1h])) > 0",
+        severity=Severity.PAGE,
+        for_seconds=0,  # errors that happened do not go away
+        summary=f"{_ON} had errors of its main memory that could not be corrected",
+        action="Take the node out of service; the kernel log names the module.",
+    ),
+    Alert(
+        name="ClockNotSynchronised",
+        # The kernel's own word, and a bound that only grows while nobody sets the clock.
+        expr=(
+            "max by (instance) (node_timex_sync_status) == 0\n"
+            "  and max by (instance) (node_timex_maxerror_seconds) >= 16"
+        ),
+        severity=Severity.TICKET,
+        for_seconds=900,  # chrony needs some minutes after a boot
+        summary=f"{_ON}: nobody sets the clock",
+        action="`chronyc tracking` or `timedatectl timesync-status`: is a time server reached?",
+    ),
+    Alert(
+        name="ClockSkew",
+        expr="abs(node:clock_skew_seconds) > 5",
+        severity=Severity.TICKET,
+        # A slow scrape looks like skew; certificates and logs suffer from minutes, not from a spike.
+        for_seconds=600,
+        summary=f"{_ON}: the clock is off by {{{{ $value | humanizeDuration }}}}",
+        action="Compare `date` with another node; restart chrony, which then sets the clock.",
+    ),
+    Alert(
+        name="NetworkErrors",
+        expr="node:network_errors:ratio_rate15m > 0.001",
+        severity=Severity.TICKET,
+        # One packet of a thousand is what slows TCP down visibly; with a rate over 15 minutes.
+        for_seconds=1800,
+        summary=(
+            f"{_ON}: {{{{ $labels.device }}}} has errors in "
+            "{{ $value | humanizePercentage }} of its packets"
+        ),
+        action="`ethtool -S` names the counter: cable, transceiver or the switch's port.",
+    ),
+    Alert(
+        name="LinkFlapping",
+        expr=(
+            "max by (instance, device) (\n"
+            f"  increase(node_network_carrier_changes_total{{{_WIRED}}}[1h])\n"
+            ") > 4"
+        ),
+        severity=Severity.TICKET,
+        for_seconds=0,  # a count of an hour; a reboot or a replaced cable is two changes
+        summary=f"{_ON}: the link of {{{{ $labels.device }}}} comes and goes",
+        action="Cable, transceiver or the switch's port; replicas over nodes lose their peers.",
+    ),
+    Alert(
+        name="InfinibandFlapping",
+        expr="max by (instance, device, port) (increase(node_infiniband_link_downed_total[1h])) > 1.5",
+        severity=Severity.TICKET,
+        for_seconds=0,  # a count of an hour; once is a switch that was restarted
+        summary=f"{_ON}: port {{{{ $labels.port }}}} of {{{{ $labels.device }}}} lost its link again",
+        action="`ibstat` and the switch's log; take replicas over nodes off this one.",
+    ),
+    Alert(
+        name="UnitFailed",
+        # vLLM's own units have alerts of their own.
+        expr=(
+            'max by (instance, name) (node_systemd_unit_state{state="failed", name!~"vllm-.*"}) == 1'
+        ),
+        severity=Severity.TICKET,
+        for_seconds=300,  # systemd's own restarts come within seconds
+        summary=f"{_ON}: {{{{ $labels.name }}}} has failed",
+        action="`systemctl status` and `journalctl -u` say why; then `systemctl restart`.",
+    ),
+    Alert(
+        name="CollectorFailed",
+        expr="max by (instance, collector) (node_scrape_collector_success) == 0",
+        severity=Severity.TICKET,
+        for_seconds=900,  # a collector that times out under load, now and then
+        summary=f"{_ON}: the node exporter cannot read {{{{ $labels.collector }}}}",
+        action="`journalctl -u` of the node exporter says why; alerts over it are blind.",
+    ),
+    Alert(
+        name="RaidDegraded",
+        expr=(
+            "max by (instance, device) (node_md_disks_required)\n"
+            '  - max by (instance, device) (node_md_disks{state="active"}) > 0'
+        ),
+        severity=Severity.TICKET,
+        for_seconds=900,  # a disk that is just being replaced
+        summary=f"{_ON}: {{{{ $labels.device }}}} lacks {{{{ $value }}}} of its disks",
+        action="`cat /proc/mdstat`; replace the disk before the next one fails.",
+    ),
+)
