@@ -217,6 +217,15 @@ def test_every_metric_of_dcgm_is_in_the_file_and_nothing_else():
     assert {each.job for each in dcgm_metrics.METRICS} == {Job.DCGM}
 
 
+def test_every_release_of_the_exporter_knows_every_name():
+    """One unknown name ends it at every start; the names are those of its own sources."""
+    lines = (Path(__file__).parent / "data" / "dcgm_fields.txt").read_text().splitlines()
+    known = {line for line in lines if not line.startswith("#")}
+
+    assert "DCGM_FI_DEV_GPU_TEMP" in known
+    assert {each.name for each in dcgm_metrics.METRICS} - known == set()
+
+
 def test_profiling_fields_are_there_only_where_they_may_be_read():
     """One that may not be read leaves the exporter without any series of any GPU."""
     without, with_them = (
