@@ -88,6 +88,8 @@ def first(node: Converge) -> Generator[StringCommand]:
     if node.snapshot().file(FACTS).exists:
         host.noop("the node has facts")
         return
+    would = "" if ctx_state.get().is_executing else "would "
+    logger.info("%s%sread the node's facts: there are none", host.print_prefix, would)
     yield StringCommand("systemctl", "start", SERVICE)
     node.forget()
 
