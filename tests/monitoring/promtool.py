@@ -41,7 +41,7 @@ class Case:
         series: {series: values}, values every `step` in promtool's notation ("0x10 5x20").
         at: when it is asked, in seconds after the first value.
         fires: what fires then, and nothing else of this name; empty: it is silent.
-        step: seconds between two values.
+        step: seconds between two values; rules are evaluated as often as the alert's finest case.
     """
 
     alert: str
@@ -84,7 +84,7 @@ def run(
         (folder / f"{name}.rules.yml").write_text(yaml.safe_dump({"groups": [group]}))
         test = {
             "rule_files": [f"{name}.rules.yml"],
-            "evaluation_interval": "1m",
+            "evaluation_interval": f"{min(case.step for case in own)}s",
             "tests": [_group(case, by_name[name]) for case in own],
         }
         tests.append(folder / f"{name}.test.yml")

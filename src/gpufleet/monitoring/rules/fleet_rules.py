@@ -71,7 +71,10 @@ ALERTS: tuple[Alert, ...] = (
         ),
         severity=Severity.TICKET,
         for_seconds=600,  # they are written every minute; a hanging driver holds them up
-        summary=f"{_ON} has not written its facts for {{{{ $value | humanizeDuration }}}}",
+        summary=(
+            f"{_ON} has {{{{ if gt $value 1.0 }}}}not written its facts for "
+            "{{ $value | humanizeDuration }}{{ else }}never written its facts{{ end }}"
+        ),
         action="`systemctl status gpufleet-facts`: does the driver answer, is the disk full?",
     ),
     Alert(
