@@ -31,8 +31,10 @@ FLEET = frozenset(
         "test_flags",
         "test_interruptions",
         "test_main_job",
+        "test_monitoring",
         "test_node_check",
         "test_sizing",
+        "test_stalled",
         "test_systemd_quoting",
     }
 )
