@@ -528,6 +528,23 @@ def test_xids_are_counted_since_boot_and_only_new_lines_are_read(node):
     assert kept["xids"]["cursor"].startswith("line-")
 
 
+def test_an_xid_of_a_gpu_that_fell_off_the_bus_keeps_its_name(node):
+    """The driver lists the GPU still and has forgotten its UUID; NVML does not know it."""
+    one = node("h100x8", fault("xid-79", gpu=2), dcgm=False)
+    bus_id, uuid = one.about.gpu_bus_id(2), one.about.profile.gpu(2, "uuid")
+    before = one.read()["gpufleet_gpu_xid_errors_total"]
+    about = one.root / f"proc/driver/nvidia/gpus/{bus_id}/information"
+    about.write_text(about.read_text().replace(uuid, "GPU-????????-????-????-????-????????????"))
+    (one.root / f"sys/bus/pci/devices/{bus_id}/config").write_bytes(b"\xff" * 64)
+    profile = one.root / "nvml.conf"
+    profile.write_text(profile.read_text() + "gpu.2.error.* = 15\n")
+
+    found = one.read()
+
+    assert found["gpufleet_gpu_xid_errors_total"] == before
+    assert values(found, "gpus", "state") == {"expected": 8, "present": 7}
+
+
 def test_xids_come_from_the_ring_where_there_is_no_journal(node):
     one = node("h100x8", fault("xid-79", gpu=2), dcgm=False)
     (one.root / "usr/bin/journalctl").unlink()

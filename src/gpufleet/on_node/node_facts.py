@@ -175,19 +175,26 @@ def units() -> List[Dict[str, Any]]:
     ]
 
 
-def on_bus() -> Dict[str, str]:
+def on_bus(known: Any) -> Dict[str, Any]:
     """
-    Return the GPUs that the driver has, {bus id: UUID}, without those that fell off the bus.
+    Return the GPUs that the driver has, {bus id: {"answers", "uuid"}}. No driver: no GPUs.
 
-    The driver keeps its entry of a GPU that is gone; only the bus tells that nobody answers there.
-    No driver: no GPUs.
+    The driver keeps its entry of a GPU that fell off the bus; only the bus tells that nobody
+    answers there. Its UUID is then what it was: the driver has forgotten it.
     """
     found = read(names, "/proc/driver/nvidia/gpus")
     if is_missing(found):
         if found["missing"] == "absent":
             return {}
         raise CannotRead(reason=found["missing"])
-    return {bus_id: uuid_of(bus_id) for bus_id in found if answers(bus_id)}
+    before = known or {}
+    return {
+        bus_id: {
+            "answers": answers(bus_id),
+            "uuid": uuid_of(bus_id) or before.get(bus_id, {}).get("uuid", ""),
+        }
+        for bus_id in found
+    }
 
 
 def answers(bus_id: str) -> bool:
@@ -202,7 +209,10 @@ def answers(bus_id: str) -> bool:
 def uuid_of(bus_id: str) -> str:
     """Return a GPU's UUID as the driver's own files have it, "" if they do not."""
     text = read(line, "/proc/driver/nvidia/gpus/%s/information" % bus_id)
-    found = None if is_missing(text) else re.search(r"^GPU UUID:\s*(\S+)$", text, re.MULTILINE)
+    if is_missing(text):
+        return ""
+    # Of a GPU that it lost it says "GPU-????????-....".
+    found = re.search(r"^GPU UUID:\s*(GPU-[0-9a-f-]+)\s*$", text, re.MULTILINE)
     return found.group(1) if found else ""
 
 
@@ -245,7 +255,7 @@ class Facts:
         })  # fmt: skip
 
 
-REMEMBERED = ("disk", "fabric_manager", "xids")
+REMEMBERED = ("disk", "fabric_manager", "gpus", "xids")
 
 
 def process(pid: int) -> Dict[str, Any]:
@@ -337,7 +347,7 @@ def ask(facts: Facts, gpu_node: bool, by_nvml: bool) -> None:
             ("disk", partial(on_disk, facts.known.get("disk"))),
             ("fabric_manager", partial(fabric_manager, facts.known.get("fabric_manager"))),
             ("library", library),
-            ("gpus", on_bus),
+            ("gpus", partial(on_bus, facts.known.get("gpus"))),
         ):
             facts.ask(name, function, seconds)
             parts.append(name)
@@ -427,9 +437,10 @@ def number_of_gpus(found: Dict[str, Any], about: Dict[str, Any]) -> Iterator[Sam
     present = found["gpus"]
     if is_missing(present):
         return
-    silent = {name for name, answer in found.items() if name.startswith("gpu ")
-              and is_missing(answer)}  # fmt: skip
-    yield "gpus", {"state": "present"}, max(0, len(present) - len(silent))
+    there = sum(each["answers"] for each in present.values())
+    answering = [name for name in found if name.startswith("gpu ") and not is_missing(found[name])]
+    by_nvml = "nvml" in found and not is_missing(found["nvml"])
+    yield "gpus", {"state": "present"}, min(there, len(answering)) if by_nvml else there
 
 
 def of_stages(found: Any) -> Iterator[Sample]:
@@ -449,7 +460,7 @@ def of_gpus(found: Dict[str, Any], failed: Dict[str, bool]) -> List[Sample]:
     places: Dict[str, Labels] = {}
     on_bus = {} if is_missing(found["gpus"]) else found["gpus"]
     for index, bus_id in enumerate(sorted(on_bus)):  # NVML counts in the order of the bus
-        places[bus_id] = {"gpu": str(index), "UUID": on_bus[bus_id]}
+        places[bus_id] = {"gpu": str(index), "UUID": on_bus[bus_id]["uuid"]}
     for index in range(count):
         answer = found["gpu %d" % index]
         if is_missing(answer):
