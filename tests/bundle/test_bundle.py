@@ -12,11 +12,12 @@ from urllib.parse import urlsplit
 import pytest
 from uv import find_uv_bin
 
+from gpufleet.bundle import serve
 from gpufleet.errors import FleetError
 from gpufleet.mirror import place
 from gpufleet.settings import node_settings
 from lab import hub, mirror
-from tests.bundle.conftest import DRIVER, KERNEL, MODEL, Fleet, alone, needs_apt
+from tests.bundle.conftest import DRIVER, KERNEL, MODEL, Fleet, alone, needs_apt, running
 
 pytestmark = needs_apt
 
@@ -106,6 +107,29 @@ def test_a_bundle_that_is_changing_has_no_manifest(fleet: Fleet, tmp_path: Path)
     assert not (fleet.bundle / "MANIFEST").exists()
     fleet.make()
     assert fleet.lines() == before
+
+
+def test_a_program_s_archive_lies_where_nodes_look_for_it(fleet: Fleet, tmp_path: Path):
+    """By its hash, under the address that the mirror makes of its own."""
+    content = b"an archive"
+    (tmp_path / "www").mkdir()
+    (tmp_path / "www" / "node_exporter.tar.gz").write_bytes(content)
+    with running(serve.server(tmp_path / "www", ("127.0.0.1", 0))) as publisher:
+        archive = {
+            "url": f"{publisher}/node_exporter.tar.gz",
+            "sha256": hashlib.sha256(content).hexdigest(),
+        }
+        fleet.write(node_exporter={"archive": archive})
+        try:
+            fleet.make("--only", "programs", into=tmp_path / "out")
+        finally:
+            fleet.write()
+    wanted = node_settings({**fleet.written, "node_exporter": {"archive": archive}})
+
+    assert wanted.node_exporter.archive
+    place_of_it = wanted.node_exporter.archive.url.removeprefix("http://mirror.lan:8080/")
+    assert (tmp_path / "out" / place_of_it).read_bytes() == content
+    assert place_of_it in (tmp_path / "out" / "MANIFEST").read_text()
 
 
 def test_indexes_are_the_publisher_s_own(fleet: Fleet):
