@@ -527,16 +527,16 @@ def listen_on(address: str) -> tuple[str, int]:
 def main() -> None:
     """Collect once, so that what is missing is known now; then serve until terminated."""
     options = arguments(sys.argv[1:])
-    try:
-        exporter = Exporter(options)
-        exporter.metrics()
-    except (OSError, ValueError) as error:
-        sys.exit(f"failed to initialize DCGM: {error}")
     web = WebConfig(options.web_config)
     try:
         web.check()
     except (OSError, ValueError) as error:
         sys.exit(f"Failed to Listen and Server HTTP server: {options.web_config}: {error}")
+    try:
+        exporter = Exporter(options)
+        exporter.metrics()
+    except (OSError, ValueError) as error:
+        sys.exit(f"failed to initialize DCGM: {error}")
     Handler.exporter, Handler.web = exporter, web
     server = Server(listen_on(options.address), Handler)
     say(f"Starting webserver on {options.address}")
