@@ -103,12 +103,19 @@ def recorded(deploy: str) -> Generator[StringCommand]:
     run has changed since is made anew.
     """
     if ctx_state.get().is_executing:
-        _record(deploy)
+        # What is raised here would end the run for every node, of which all is done already.
+        try:
+            problems = _record(deploy)
+        except Exception as error:  # noqa: BLE001
+            problems = [f"what was found is not recorded: {type(error).__name__}: {error}"]
+        for problem in problems:
+            logger.warning("%s%s", ctx_host.get().print_prefix, printable(problem))
     host.noop("what was found is written down when a deploy ends")
     yield from ()
 
 
-def _record(deploy: str) -> None:
+def _record(deploy: str) -> list[str]:
+    """Write it down; return what went wrong."""
     state, here = ctx_state.get(), ctx_host.get()
     files = {}
     if here.name in inventory.current().gpu_nodes:
@@ -117,8 +124,7 @@ def _record(deploy: str) -> None:
         files = {recording.CHECK: recording.of_check(report.of_nodes[here.name], at)}
     program = payload.program("record", files=files, deploy=deploy)
     answers = ask(state, [here], lambda _: program, RECORD_SECONDS, "the record")
-    for problem in recording.unrecorded(answers, "its findings are"):
-        logger.warning("%s%s", here.print_prefix, printable(problem))
+    return recording.unrecorded(answers, "what was found is")
 
 
 def _report(state: State) -> tuple[Report, Answer]:
