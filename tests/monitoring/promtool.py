@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,22 @@ class Case:
     at: int
     fires: tuple[Firing, ...] = ()
     step: int = 60
+
+
+def too_early(cases: Iterable[Case], minutes: Mapping[str, int]) -> tuple[Case, ...]:
+    """
+    Return the first firing case of each alert in `minutes`, asked at that minute and silent.
+
+    Whoever gives the minute before an alert fires holds it to how long it waits.
+    """
+    firing: dict[str, Case] = {}
+    for case in cases:
+        if case.fires:
+            firing.setdefault(case.alert, case)
+    return tuple(
+        replace(firing[name], why=f"{firing[name].why}, too early", at=minute * 60, fires=())
+        for name, minute in minutes.items()
+    )
 
 
 def check(rules: Path) -> None:

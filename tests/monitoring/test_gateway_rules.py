@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gpufleet.monitoring.rule_files import Declared, rule_files
 from gpufleet.monitoring.rules import gateway_rules, monitoring_rules
-from tests.monitoring.promtool import Case, Firing, run
+from tests.monitoring.promtool import Case, Firing, run, too_early
 
 MINUTE = 60
 SETTINGS = frozenset({"gateway", "alertmanager"})
@@ -132,8 +132,8 @@ GATEWAY = (
     ),
     Case(
         "GatewayErrors",
-        "one of a hundred",
-        {answers("2xx"): "0+99x60", answers("5xx"): "0+1x60"},
+        "ten of a thousand",
+        {answers("2xx"): "0+990x60", answers("5xx"): "0+10x60"},
         at=20 * MINUTE,
     ),
     Case(
@@ -236,8 +236,10 @@ SERVERS = (
     ),
     Case(
         "MonitoringTargetEmpty",
-        "one of a stage's two servers",
+        "one of a stage's three servers; another one is down",
         {
+            up("gpu-01", "vllm", stage="tiny-0", model="tiny", server="3"): "0x60",
+            samples(job="vllm", stage="tiny-0", model="tiny", server="3"): "0x60",
             up("gpu-01", "vllm", stage="tiny-0", model="tiny", server="1"): "1x60",
             up("gpu-01", "vllm", stage="tiny-0", model="tiny", server="2"): "1x60",
             samples(job="vllm", stage="tiny-0", model="tiny", server="1"): "900x60",
@@ -416,11 +418,34 @@ SERVERS = (
 )
 
 
+# The minute before the first firing case of each fires: it has not held for long enough.
+EARLY = {
+    "GatewayDown": 5,
+    "GatewayNoServer": 4,
+    "GatewayServerDown": 33,
+    "GatewayErrors": 5,
+    "GatewayQueue": 9,
+    "MonitoringServerDown": 8,
+    "MonitoringBlind": 15,
+    "MonitoringTargetsUnreadable": 14,
+    "MonitoringTargetEmpty": 14,
+    "MonitoringStageUnseen": 29,
+    "PrometheusReloadFailed": 8,
+    "PrometheusRulesFail": 10,
+    "PrometheusRulesLate": 15,
+    "PrometheusWithoutAlertmanager": 4,
+    "AlertmanagerReloadFailed": 8,
+    "AlertmanagerCannotSend": 5,
+}
+
+CASES = (*GATEWAY, *SERVERS, *too_early((*GATEWAY, *SERVERS), EARLY))
+
+
 def test_alerts_on_gateway_and_monitoring_fire_where_they_must(tmp_path: Path) -> None:
     files = rule_files(Declared(settings=SETTINGS))
     written = {name: files[name] for name in ("gateway.rules.yml", "monitoring.rules.yml")}
     alerts = (*gateway_rules.ALERTS, *monitoring_rules.ALERTS)
-    run((*GATEWAY, *SERVERS), written, alerts, tmp_path)
+    run(CASES, written, alerts, tmp_path)
 
 
 def test_every_alert_on_them_has_cases_both_ways() -> None:
@@ -428,9 +453,13 @@ def test_every_alert_on_them_has_cases_both_ways() -> None:
     alerts = (*gateway_rules.ALERTS, *monitoring_rules.ALERTS)
     both = {(alert.name, fires) for alert in alerts for fires in (True, False)}
 
-    assert {(case.alert, bool(case.fires)) for case in (*GATEWAY, *SERVERS)} == both - {
-        ("MonitoringAlive", False)
-    }
+    assert {(case.alert, bool(case.fires)) for case in CASES} == both - {("MonitoringAlive", False)}
+
+
+def test_every_alert_on_them_that_waits_has_a_case_before_it_fires() -> None:
+    alerts = (*gateway_rules.ALERTS, *monitoring_rules.ALERTS)
+
+    assert set(EARLY) == {alert.name for alert in alerts if alert.for_seconds}
 
 
 def test_rules_of_the_gateway_are_left_out_where_there_is_none() -> None:

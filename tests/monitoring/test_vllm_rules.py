@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from gpufleet.monitoring.rule_files import Declared, rule_files
 from gpufleet.monitoring.rules import vllm_rules
 from gpufleet.monitoring_settings import Objectives
-from tests.monitoring.promtool import Case, Firing, run
+from tests.monitoring.promtool import Case, Firing, run, too_early
 
 OBJECTIVES = {
     "tiny": Objectives(ttft_p99_seconds=2.0, itl_p99_seconds=0.1, error_ratio=0.01),
@@ -659,17 +658,8 @@ EARLY = {
 }
 
 
-def too_early(cases: tuple[Case, ...]) -> tuple[Case, ...]:
-    """Return the first firing case of each alert of EARLY, asked before it fires."""
-    firing = {case.alert: case for case in reversed(cases) if case.fires}
-    return tuple(
-        replace(firing[name], why=f"{firing[name].why}, too early", at=minute * MINUTE, fires=())
-        for name, minute in EARLY.items()
-    )
-
-
 _ALL = (*RUNS, *MOVES, *FULL, *PROMISED)
-CASES = (*_ALL, *too_early(_ALL))
+CASES = (*_ALL, *too_early(_ALL, EARLY))
 
 
 def test_alerts_on_vllm_fire_where_they_must_and_nowhere_else(tmp_path: Path) -> None:
