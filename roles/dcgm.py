@@ -55,7 +55,8 @@ def dcgm(
     node.packages(name="packages")
     node.files(name="drop-ins, counters and credentials")
     node.units(name="services")
-    Converge(Wanted(*access.only_these(CREDENTIALS))).files(name="no other credentials")
+    kept = access if wanted.exporter_version else Access()
+    Converge(Wanted(*kept.only_these(CREDENTIALS))).files(name="no other credentials")
 
 
 def suits(wanted: Dcgm | None, system: System) -> None:

@@ -92,6 +92,14 @@ def test_clients_and_monitoring_name_who_may_come():
     assert "tcp dport { 9100 } counter reject with tcp reset" in said
 
 
+@pytest.mark.parametrize("ports", ["9100", "9000-9999"])
+def test_an_exporter_is_not_opened_beside_those_who_may_read_it(ports: str):
+    """A UDP port of the same number is another one, and a node without DCGM has no 9400."""
+    with pytest.raises(FleetError, match=r"9100 in it.*`firewall.monitoring`"):
+        firewall.rules([HEAD], settings(open=[{"ports": ports}]))
+    firewall.rules([HEAD], settings(open=[{"ports": ports, "protocol": "udp"}, {"ports": 9400}]))
+
+
 def test_drop_opens_what_a_node_needs_and_what_is_named():
     wanted = {"policy": "drop", "open": [{"ports": "2049"}, {"ports": 123, "protocol": "udp"}]}
     text = firewall.rules([HEAD], settings(**wanted), ssh_port=2222)

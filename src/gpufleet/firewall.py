@@ -253,10 +253,8 @@ def _serves(each: Running) -> bool:
 
 
 def _exporters(settings: NodeSettings) -> list[Range]:
-    dcgm = settings.dcgm
-    served = dcgm is not None and dcgm.exporter_version is not None
-    ports = [settings.node_exporter.port, *([dcgm.port] if dcgm and served else [])]
-    return [(port, port) for port in ports]
+    named = ("node_exporter.port", "dcgm.port")
+    return [(port, port) for key, port in settings.ports.items() if key in named]
 
 
 def _exposed(settings: NodeSettings) -> Iterator[str]:

@@ -586,7 +586,7 @@ class NodeSettings(Setting):
     def ports(self) -> dict[str, int]:
         """The ports that programs of ours beside vLLM listen on, by the key that says so."""
         found = {"node_exporter.port": self.node_exporter.port}
-        if self.dcgm:
+        if self.dcgm and self.dcgm.exporter_version:
             found["dcgm.port"] = self.dcgm.port
         if self.monitoring and self.monitoring.prometheus:
             found["monitoring.prometheus.port"] = self.monitoring.prometheus.port
