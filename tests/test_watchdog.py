@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpufleet.on_node import machine, watchdog_dump, watchdog_stage
+from gpufleet.on_node import machine, watchdog_dump, watchdog_judge, watchdog_stage
 from gpufleet.on_node import watchdog as program
 from gpufleet.on_node.watchdog import Watchdog
 from gpufleet.on_node.watchdog_http import Answer, Exchange
@@ -361,6 +361,20 @@ def test_a_dump_that_hangs_ends_at_its_deadline(
     until(watchdog, lambda: watchdog.stages[0].step == "dump")
     assert until(watchdog, node.killed) < 3
     assert (node.dumps()[0] / "stall.json").exists()
+
+
+def test_a_watchdog_that_was_stopped_itself_counts_anew(
+    node: Machine, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process was stopped, or the machine suspended: it knows nothing of that time."""
+    monkeypatch.setattr(watchdog_judge, "PAUSE_SECONDS", 1.0)
+    watchdog = watched(server.url, seconds=2.0)
+    freeze(watchdog, server)
+    time.sleep(3)
+    turns(watchdog, 1)
+    assert not watchdog.stages[0].stalled
+    assert watchdog.stages[0].step == ""
+    assert until(watchdog, lambda: watchdog.stages[0].stalled) > 0.5
 
 
 def test_the_oldest_dumps_go(node: Machine) -> None:
