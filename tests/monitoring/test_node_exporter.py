@@ -25,6 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpufleet import archived, exporters, payload
 from gpufleet.archived import Archived, bring_script
 from gpufleet.exporters import Access
+from gpufleet.monitoring.metrics import node_metrics
 from gpufleet.monitoring_settings import Archive, Exporters, NodeExporter
 from gpufleet.serving import Metrics
 from roles import node_exporter
@@ -281,6 +282,20 @@ def test_no_collector_of_ours_that_rules_rest_on_fails_here(running: Running):
     for name in ("cpu", "diskstats", "filesystem", "loadavg", "meminfo", "netdev", "textfile"):
         assert success[name] == 1
     assert not {"cpufreq", "schedstat", "softnet"} & set(success)
+
+
+def test_every_metric_that_each_node_has_is_served(running: Running):
+    """With our collectors and exclusions; but what systemd says, which may not run here."""
+    served = {sample.name for each in scraped(running).values() for sample in each.samples}
+    wanted = {
+        series
+        for each in node_metrics.METRICS
+        if not each.only and not each.name.startswith("node_systemd_")
+        for series in each.series
+    }
+
+    assert len(wanted) > 40
+    assert wanted - served == set()
 
 
 # An archive
