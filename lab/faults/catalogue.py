@@ -265,8 +265,8 @@ OF_STATE = (
         {"hardware-slowdown": BLOCK},
         lines="""
         gpu.{gpu}.clocks.reasons = 0x88
-        gpu.{gpu}.violation.power = 0+300000000
-        gpu.{gpu}.violation.power_brake = 0+300000000
+        gpu.{gpu}.violation.power = 0+600000000
+        gpu.{gpu}.violation.power_brake = 0+600000000
         """,
     ),
     Fault(
@@ -276,7 +276,7 @@ OF_STATE = (
     Fault(
         "throttle-sw-cap", "the driver caps an idle GPU's power",
         {"software-throttle": WARN},
-        lines="gpu.{gpu}.clocks.reasons = 0x4\ngpu.{gpu}.violation.power = 0+300000000",
+        lines="gpu.{gpu}.clocks.reasons = 0x4\ngpu.{gpu}.violation.power = 0+600000000",
     ),
     Fault(
         "hot", "a GPU is hotter than where it slows down",

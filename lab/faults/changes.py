@@ -109,7 +109,7 @@ def link_errors(machine: Machine, gpu: int) -> Machine:
     """A link repeats packets all the time, and so far always with success."""
     # NVLink 5 counts in field values: 208 errors received, 211 errors of the local link's
     # integrity (NVML_FI_DEV_NVLINK_COUNT_*, nvml.h).
-    counts = {208: "70000+20", 211: "20000+20"}
+    counts = {208: "70000+200", 211: "20000+200"}
     return _link_3(machine, gpu, "replay", counts)
 
 
@@ -117,12 +117,12 @@ def link_errors_fatal(machine: Machine, gpu: int) -> Machine:
     """A link has to be trained anew again and again."""
     # 213 and 214: recoveries that succeeded and failed; 220: effective bit error rate, its mantissa
     # in bits 8 to 11, its negative exponent in bits 0 to 7, here 1e-9.
-    return _link_3(machine, gpu, "recovery", {213: "50000+20", 214: "1", 220: "0x109"})
+    return _link_3(machine, gpu, "recovery", {213: "50000+200", 214: "1", 220: "0x109"})
 
 
 def _link_3(machine: Machine, gpu: int, kind: str, counts: Mapping[int, str]) -> Machine:
     if not nvlink5(machine.profile):
-        return laid_over(machine, f"gpu.{gpu}.nvlink.err.{kind}.3 = 50000+20")
+        return laid_over(machine, f"gpu.{gpu}.nvlink.err.{kind}.3 = 50000+200")
     return laid_over(
         machine, *(f"gpu.{gpu}.field.{number}.3 = {count}" for number, count in counts.items())
     )
