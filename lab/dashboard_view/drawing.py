@@ -52,7 +52,7 @@ def drawn(panel: Json, answers: Sequence[Answer], frame: Frame) -> str:
 def _stat(panel: Json, answers: Sequence[Answer], frame: Frame) -> str:
     settings = panel["fieldConfig"]["defaults"]
     shown = look(answers[0].series[0].last, settings, frame.span.end)
-    size = max(16, min(34, int((frame.width - 24) / (len(shown.text) * 0.58))))
+    size = max(16, min(34, int((frame.width - 24) / (len(shown.text) * 0.64))))
     return (
         f'<div class="stat ground-{shown.colour or "none"}" style="font-size:{size}px">'
         f"{escape(shown.text)}</div>"

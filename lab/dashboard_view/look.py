@@ -11,7 +11,7 @@ from lab.dashboard_view.numbers import written
 Json = dict[str, Any]
 
 # Of Grafana's names, those that our dashboards use; what they look like is in `page.CSS`.
-GROUNDS = ("green", "orange", "red", "blue")
+GROUNDS = ("green", "super-light-green", "orange", "red", "blue")
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,7 @@ circle.promised { fill: var(--red); }
 .limit-red { stroke: var(--red); stroke-dasharray: 8 5; }
 .limit-green { stroke: var(--green); stroke-dasharray: 8 5; }
 .area { stroke: none; opacity: .3; }
+.fill-super-light-green { fill: var(--green); opacity: .25; }
 .fill-green { fill: var(--green); } .fill-orange { fill: var(--orange); }
 .fill-red { fill: var(--red); } .fill-blue { fill: var(--blue); } .heat { fill: var(--s1); }
 .legend { display: flex; flex-wrap: wrap; gap: 0 14px; line-height: 17px; font-size: 11px;

@@ -167,7 +167,9 @@ _MADE = {"up", "scrape_duration_seconds", "scrape_samples_scraped", "ALERTS"}
 
 
 def _down(target: Target) -> bool:
-    return (target.labels["instance"], target.labels.get("stage")) == DOWN
+    return (target.labels["instance"], target.labels.get("stage")) == DOWN and (
+        "alive" not in target.labels
+    )
 
 
 def _braces(labels: Labels) -> str:
@@ -213,14 +215,16 @@ def _choices(metric: str, label: str, node: str) -> tuple[str, ...]:
 def _series(
     metric: Metric, labels: dict[str, str], target: Target, time: float
 ) -> Iterator[tuple[str, Labels, float]]:
-    phase = sum(map(ord, "".join([*labels.values(), *target.labels.values()]))) % 97 / 97
+    phase = phase_of({**target.labels, **labels})
     if metric.type == "histogram":
         yield from _histogram(metric, labels, time, phase)
         return
     value = _special(metric.name, labels, target, time)
     if value is None:
         base = _SIZE.get(metric.name, 1.0 if metric.type == "counter" else 0.0)
-        value = _grown(base, time, phase) if metric.type == "counter" else _moved(base, time, phase)
+        value = grown(base, time, phase) if metric.type == "counter" else _moved(base, time, phase)
+        if "num_requests" in metric.name:
+            value = float(round(value))
     yield metric.name, labels, value
 
 
@@ -230,11 +234,16 @@ def load(time: float, phase: float) -> float:
     return 0.55 + 0.3 * slow + 0.1 * math.sin(2 * math.pi * (time / 180 + 3 * phase))
 
 
+def phase_of(labels: Labels) -> float:
+    """Return where in its waves something with these labels is, 0 to 1."""
+    return sum(map(ord, "".join(labels.values()))) % 97 / 97
+
+
 def _moved(base: float, time: float, phase: float) -> float:
     return base * load(time, phase)
 
 
-def _grown(rate: float, time: float, phase: float) -> float:
+def grown(rate: float, time: float, phase: float) -> float:
     """Return the integral of `rate * load` since a day ago's noon: a counter that never falls."""
     since = time % 1e6
     waves = -0.3 * 660 * math.cos(2 * math.pi * (time / 660 + phase))
@@ -246,8 +255,8 @@ def _histogram(
     metric: Metric, labels: dict[str, str], time: float, phase: float
 ) -> Iterator[tuple[str, Labels, float]]:
     seconds = metric.name.endswith("_seconds")
-    middle, per_second = _MIDDLE.get(metric.name, (0.3 if seconds else 300.0, 2.0))
-    count = _grown(per_second, time, phase)
+    middle, per_second = MIDDLE.get(metric.name, (0.3 if seconds else 300.0, 2.0))
+    count = grown(per_second, time, phase)
     for le in (*(SECONDS_BUCKETS if seconds else TOKENS_BUCKETS), math.inf):
         share = 1.0 if le == math.inf else 0.5 * (1 + math.erf(math.log(le / middle) / 1.1))
         bound = "+Inf" if le == math.inf else f"{float(le)}"
@@ -256,7 +265,7 @@ def _histogram(
     yield f"{metric.name}_sum", labels, count * middle * 1.2
 
 
-_MIDDLE = {
+MIDDLE = {
     "vllm:time_to_first_token_seconds": (0.35, 2.5),
     "vllm:inter_token_latency_seconds": (0.028, 600.0),
     "vllm:e2e_request_latency_seconds": (7.0, 2.5),
@@ -400,12 +409,10 @@ def _special(name: str, labels: Labels, target: Target, time: float) -> float | 
 _MOVING: dict[str, Callable[[Labels, float], float]] = {
     "DCGM_FI_DEV_FB_USED": lambda labels, _: 70000 + 500 * int(labels["gpu"]),
     "DCGM_FI_DEV_FB_FREE": lambda labels, _: 10000 - 500 * int(labels["gpu"]),
-    "DCGM_FI_DEV_CLOCKS_EVENT_REASONS": lambda labels, time: (
-        4.0 * (labels["gpu"] == "2" and time % 600 > 250)
-    ),
+    "DCGM_FI_DEV_CLOCKS_EVENT_REASONS": lambda labels, _: 4.0 * (labels["gpu"] == "2"),
     "node_boot_time_seconds": lambda _, time: time // 1e6 * 1e6,
     "node_time_seconds": lambda _, time: time,
-    "node_cpu_seconds_total": lambda labels, time: _grown(
+    "node_cpu_seconds_total": lambda labels, time: grown(
         {"idle": 1.4, "iowait": 0.02, "system": 0.1, "user": 0.3}[labels["mode"]], time, 0
     ),
     "node_memory_MemAvailable_bytes": lambda _, time: (400 - 60 * load(time, 0)) * GIB,

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from string import ascii_uppercase
-from typing import Any
+from typing import Any, TypeVar
 
 from gpufleet.monitoring import catalogue, rule_files
 from gpufleet.monitoring.dashboards import fleet, gpu, model, node, upgrades
@@ -47,6 +48,7 @@ _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _PROMISED = {"any": Objectives(ttft_p99_seconds=1, itl_p99_seconds=1)}
 
 Json = dict[str, Any]
+_Marked = TypeVar("_Marked", Step, Shown)
 
 
 def dashboards() -> dict[str, str]:
@@ -305,9 +307,9 @@ def _column(column: Column) -> Json:
     if column.query is not None:
         properties.append(("unit", column.unit.value))
     if column.steps:
-        properties.append(("thresholds", _thresholds(column.steps)))
+        properties.append(("thresholds", _thresholds(_only_bad(column.steps))))
     if column.shown:
-        properties.append(("mappings", _mappings(column.shown)))
+        properties.append(("mappings", _mappings(_only_bad(column.shown))))
     if column.steps or column.shown:
         ground = {"mode": "basic", "type": "color-background"}
         properties.append(("custom.cellOptions", ground))
@@ -316,6 +318,13 @@ def _column(column: Column) -> Json:
     if column.link:
         properties.append(("links", [_cell_link(column)]))
     return _override("byName", column.heading, *properties)
+
+
+def _only_bad(marks: tuple[_Marked, ...]) -> tuple[_Marked, ...]:
+    """Return what a table colours: in a field of green nobody sees the one cell that is not."""
+    return tuple(
+        replace(mark, colour=Colour.NONE) if mark.colour is Colour.GOOD else mark for mark in marks
+    )
 
 
 def _cell_link(column: Column) -> Json:

@@ -51,7 +51,7 @@ NOW = Row(
             steps=ANY_IS_TO_LOOK_AT,
         ),
         stat(
-            "Nodes that do not answer",
+            "Nodes down",
             f'sum(1 - up{{job="node",{_ON}}})',
             "Open the node: is it off, or is only its exporter gone?",
             steps=ANY_IS_BAD,
@@ -70,14 +70,14 @@ NOW = Row(
             empty="no node has a stage",
         ),
         stat(
-            "Findings that keep nodes out",
+            "Findings that block",
             f'sum(gpufleet_check_findings{{severity=~"block|unknown",{_ON}}})',
             "Run `gpufleet check`: it says what to do about each.",
             steps=ANY_IS_BAD,
             empty="no check was recorded",
         ),
         stat(
-            "Drift, now or at next boot",
+            "Drift",
             f'sum(gpufleet_drift_differences{{matters=~"now|next_boot",{_ON}}})',
             "Run `gpufleet drift`, then deploy, or declare what is there.",
             steps=ANY_IS_TO_LOOK_AT,
@@ -107,7 +107,7 @@ ALERTS = Row(
             ),
             "Pages first. The runbook of each is docs/alerts/, by its name.",
             14,
-            7,
+            6,
             columns=(
                 Column("Severity", label="severity", width=90),
                 Column("Alert", label="alertname"),
@@ -128,7 +128,7 @@ ALERTS = Row(
             "What came first is often the cause of the rest.",
             shown=(Shown(1, " ", Colour.BAD),),
             width=10,
-            height=7,
+            height=6,
             empty="nothing fired in this time",
         ),
     ),
@@ -160,7 +160,7 @@ NODES = Row(
             tuple(map(Query, _NODE_QUERIES)),
             "A node's name opens it. A blank cell was never measured: it is not good news.",
             24,
-            9,
+            7,
             columns=(
                 Column("Node", label="instance", link="gpufleet-node"),
                 Column("Answers", query=1, shown=UP),
@@ -209,7 +209,7 @@ SERVES = Row(
             "A model's name opens it. A stage whose unit is active and that does not answer is "
             "starting, or hangs: its journal says which.",
             24,
-            8,
+            7,
             columns=(
                 Column("Stage", label="replica"),
                 Column("Model", label="model", link="gpufleet-model"),

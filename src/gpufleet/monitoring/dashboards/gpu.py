@@ -24,7 +24,6 @@ _NO_REMAPPING = "these boards do not remap rows"
 
 # Degrees that are left: below the first a warm aisle is enough to slow it down.
 _MARGIN = (Step(None, Colour.BAD), Step(3, Colour.LOOK), Step(10, Colour.GOOD))
-_HELD_BACK = (Shown(0, " ", Colour.GOOD), Shown(1, "held back", Colour.LOOK))
 
 
 def _each(record: str, operation: str = "max") -> tuple[Query, ...]:
@@ -161,15 +160,15 @@ HEAT = Row(
             "Held back, by reason",
             (
                 Query(
-                    f"max by (gpu, reason) (gpu:throttled{{{_OF}}})",
+                    f"max by (gpu, reason) (gpu:throttled{{{_OF}}}) > 0",
                     "GPU {{gpu}} {{reason}}",
                 ),
             ),
             "sw_power_cap: its limit, often wanted so. sw_thermal, hw_thermal: heat. hw_power_brake: "
             "the machine's power supply.",
-            shown=_HELD_BACK,
+            shown=(Shown(1, " ", Colour.LOOK),),
             width=6,
-            empty=_NO_DCGM,
+            empty="nothing held a GPU back, or no DCGM",
         ),
     ),
 )
@@ -186,7 +185,7 @@ MEMORY = Row(
                 ),
             ),
             "The number says whose fault it is: docs/alerts/.",
-            shown=(Shown(0, " ", Colour.GOOD), Shown(1, " ", Colour.BAD)),
+            shown=(Shown(1, " ", Colour.BAD),),
             width=8,
             empty="no Xid in this time",
         ),

@@ -30,7 +30,11 @@ _OF = 'model="$model",stage=~"$stage"'
 # What clients ask of it: probes and scrapes would thin errors out.
 _ASKED = f'{_OF},handler=~"/v1/.+",method="POST"'
 _RATE = "[$__rate_interval]"
+# What the alert of an objective is raised at, and what is near it.
+_PROMISE = (Step(None, Colour.GOOD), Step(0.8, Colour.LOOK), Step(1, Colour.BAD))
 _QUIET = "no request in this time"
+_STALLED = 'gpufleet_watchdog_stalled{stage=~"$stage"}'
+_RESTARTS = 'increase(gpufleet_{}_restarts_total{{stage=~"$stage"}}[10m])'
 
 
 def _quantile(quantile: float, histogram: str, by: str = "") -> str:
@@ -38,13 +42,23 @@ def _quantile(quantile: float, histogram: str, by: str = "") -> str:
     return f"histogram_quantile({quantile}, sum by ({labels}) (rate({histogram}_bucket{{{_OF}}}{_RATE})))"
 
 
+def _held(recorded: str, objective: str) -> str:
+    """Return a latency as a share of what was promised."""
+    return f'max({recorded}{{model="$model"}}) / max({objective}{{model="$model"}})'
+
+
+def _of_this(vector: str) -> str:
+    """Return a vector of stages, of which only this model's are left: it does not know the model."""
+    return f'{vector} and on (instance, stage) gpufleet_stage_info{{model="$model"}}'
+
+
 def _spread(title: str, histogram: str, what_to_do: str, objective: str = "") -> Panel:
     """Return a latency's quantiles over time, held against its objective."""
     quantiles = tuple(
         Query(_quantile(quantile, histogram), name)
-        for quantile, name in ((0.5, "half"), (0.95, "95 of 100"), (0.99, "99 of 100"))
+        for quantile, name in ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))
     )
-    promised = (Query(f'max({objective}{{model="$model"}})', "promised (99)", limit=True),)
+    promised = (Query(f'max({objective}{{model="$model"}})', "promised p99", limit=True),)
     return lines(
         title,
         Unit.SECONDS,
@@ -59,24 +73,28 @@ NOW = Row(
     "Does it keep its promises now?",
     (
         stat(
-            "Replicas that do not answer",
+            "Replicas down",
             f'sum(1 - up{{job="vllm",{_OF}}})',
             "See below which; its unit's journal says why.",
             steps=ANY_IS_BAD,
         ),
         stat(
-            "First token, 99 of 100",
-            _quantile(0.99, "vllm:time_to_first_token_seconds"),
-            "Long with a queue: too few replicas. Long without: prompts are long, see their lengths.",
-            unit=Unit.SECONDS,
-            empty=_QUIET,
+            "First token, of promise",
+            _held("model:ttft_seconds:p99_15m", "model:objective_ttft_p99_seconds"),
+            "Over 100 % is longer than promised. Long with a queue: too few replicas. Long without: "
+            "prompts are long, see their lengths.",
+            unit=Unit.RATIO,
+            steps=_PROMISE,
+            empty="nothing promised",
         ),
         stat(
-            "Between tokens, 99 of 100",
-            _quantile(0.99, "vllm:inter_token_latency_seconds"),
-            "Grows with the number of requests at once and with long prompts between them.",
-            unit=Unit.SECONDS,
-            empty=_QUIET,
+            "Next token, of promise",
+            _held("model:itl_seconds:p99_15m", "model:objective_itl_p99_seconds"),
+            "Over 100 % is longer than promised. It grows with the requests at once, and with long "
+            "prompts between them.",
+            unit=Unit.RATIO,
+            steps=_PROMISE,
+            empty="nothing promised",
         ),
         stat(
             "Waiting",
@@ -287,11 +305,11 @@ ERRORS = Row(
             Unit.COUNT,
             (
                 Query(
-                    'max by (stage) (increase(gpufleet_stage_restarts_total{stage=~"$stage"}[10m]))',
+                    f"max by (stage) ({_of_this(_RESTARTS.format('stage'))})",
                     "{{stage}}, by systemd",
                 ),
                 Query(
-                    'max by (stage) (increase(gpufleet_watchdog_restarts_total{stage=~"$stage"}[10m]))',
+                    f"max by (stage) ({_of_this(_RESTARTS.format('watchdog'))})",
                     "{{stage}}, by the watchdog",
                 ),
             ),
@@ -344,7 +362,7 @@ REPLICAS = Row(
                 Query(_quantile(0.99, "vllm:time_to_first_token_seconds", "stage")),
                 Query(_quantile(0.99, "vllm:inter_token_latency_seconds", "stage")),
                 Query(f"sum by (stage) (rate(vllm:generation_tokens_total{{{_OF}}}{_RATE}))"),
-                Query('max by (stage) (gpufleet_watchdog_stalled{stage=~"$stage"})'),
+                Query(f"max by (stage) ({_of_this(_STALLED)})"),
             ),
             "One that differs from the others is the one to look at.",
             24,
@@ -355,8 +373,8 @@ REPLICAS = Row(
                 Column("Running", query=1),
                 Column("Waiting", query=2),
                 Column("KV cache", query=3, unit=Unit.RATIO, steps=KV_STEPS),
-                Column("First token (99)", query=4, unit=Unit.SECONDS),
-                Column("Between tokens (99)", query=5, unit=Unit.SECONDS),
+                Column("First token, p99", query=4, unit=Unit.SECONDS),
+                Column("Between tokens, p99", query=5, unit=Unit.SECONDS),
                 Column("Tokens out", query=6, unit=Unit.TOKENS_PER_SECOND),
                 Column("Stalled", query=7, shown=YES_IS_BAD),
             ),

@@ -49,6 +49,8 @@ class Colour(StrEnum):
     LOOK = "orange"
     BAD = "red"
     NEUTRAL = "blue"
+    QUIET = "super-light-green"  # good, where there is so much of it that the bad would drown
+    NONE = "transparent"
     PLAIN = "text"
 
 

@@ -37,6 +37,8 @@ KV_STEPS = (
 UP = (Shown(1, "up", Colour.GOOD), Shown(0, "DOWN", Colour.BAD))
 YES_IS_BAD = (Shown(0, "no", Colour.GOOD), Shown(1, "YES", Colour.BAD))
 YES_IS_TO_LOOK_AT = (Shown(0, "no", Colour.GOOD), Shown(1, "yes", Colour.LOOK))
+# Of timelines, where most of what there is to see is good.
+YES_STANDS_OUT = (Shown(0, " ", Colour.QUIET), Shown(1, "yes", Colour.BAD))
 THERE = (Shown(1, " ", Colour.NEUTRAL),)  # of a series that is its labels
 
 DEPLOYS = Mark(

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from gpufleet.monitoring.dashboards.panel import (
+    Colour,
     Column,
     Dashboard,
     Kind,
     Panel,
     Query,
     Row,
+    Shown,
     Unit,
 )
 from gpufleet.monitoring.dashboards.parts import (
     DEPLOYS,
     EVERY_NODE,
-    YES_IS_BAD,
-    YES_IS_TO_LOOK_AT,
+    YES_STANDS_OUT,
     lines,
     timeline,
 )
@@ -35,7 +36,7 @@ def _versions(title: str, label: str, what_to_do: str, info: str = "gpufleet_nod
             ),
         ),
         what_to_do,
-        height=7,
+        height=6,
         empty="no node says it",
     )
 
@@ -58,7 +59,7 @@ RAN = Row(
                 ),
             ),
             "Two releases of one model side by side: a roll-out is on its way, or has stopped.",
-            height=7,
+            height=6,
             empty="no node has a stage",
         ),
         _versions("Kernel", "kernel", "A new kernel needs the driver's module built for it."),
@@ -79,9 +80,9 @@ FORCE = Row(
             ),
             "Red between installing and reload is expected, minutes long; longer is an upgrade that "
             "stopped.",
-            shown=YES_IS_BAD,
+            shown=YES_STANDS_OUT,
             width=8,
-            height=7,
+            height=6,
             empty="no driver is loaded",
         ),
         timeline(
@@ -93,17 +94,17 @@ FORCE = Row(
                 ),
             ),
             "Plan it, or let the next driver upgrade do it.",
-            shown=YES_IS_TO_LOOK_AT,
+            shown=(Shown(0, " ", Colour.QUIET), Shown(1, "yes", Colour.LOOK)),
             width=8,
-            height=7,
+            height=6,
         ),
         timeline(
             "Not checked since its driver",
             (Query(f"max by (instance) (gpufleet_node_unchecked{{{_ON}}})", "{{instance}}"),),
             "Nothing starts there until a check has passed: `pyinfra INVENTORY deploys/check.py`.",
-            shown=YES_IS_BAD,
+            shown=YES_STANDS_OUT,
             width=8,
-            height=7,
+            height=6,
         ),
     ),
 )
@@ -173,7 +174,7 @@ DONE = Row(
             ),
             "A check older than the last deploy says nothing about what it did.",
             14,
-            7,
+            6,
             columns=(
                 Column("Node", label="instance", link="gpufleet-node"),
                 Column("deploys/node.py", query=0, unit=Unit.AGO),
@@ -189,7 +190,7 @@ DONE = Row(
             (Query("max by (state) (alertmanager_silences)", "{{state}}"),),
             "An upgrade opens one for its nodes and closes it; one that stays hides what follows.",
             width=10,
-            height=7,
+            height=6,
         ),
     ),
 )
