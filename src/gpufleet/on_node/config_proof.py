@@ -16,6 +16,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,10 @@ from typing import Any
 
 PARAMETERS: "dict[str, Any]" = globals().get("PARAMETERS") or {}
 CHARACTERS = 2000
+# What a program may print in another way than it stands in a file.
+ESCAPED = re.compile(r"[^\x21-\x7e]+|[\"'\\\\%&<>]")
+# Less of a secret is none, and may be a word of the sentence.
+SHORTEST = 4
 
 
 def main() -> None:
@@ -59,11 +64,12 @@ def error() -> "str | None":
 
 
 def hidden(said: str) -> str:
-    """Return a text without any secret in it."""
+    """Return a text without any secret in it, as it is or with some characters escaped."""
     for secret in PARAMETERS["hidden"]:
-        text = base64.b64decode(secret).decode("utf-8", "replace").strip()
-        if text:
-            said = said.replace(text, "***")
+        text = base64.b64decode(secret).decode("utf-8", "replace")
+        for part in sorted(ESCAPED.split(text), key=len, reverse=True):
+            if len(part) >= SHORTEST:
+                said = said.replace(part, "***")
     return said
 
 
