@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpufleet import archived, container_toolkit, rdma
+from gpufleet import container_toolkit, rdma
 from gpufleet.bare_node import Machine, System
 from gpufleet.driver_packages import dcgm_packages, driver_packages
 from gpufleet.settings import NodeSettings
@@ -26,8 +26,8 @@ def packages(settings: NodeSettings, system: System, machine: Machine) -> tuple[
 
 
 def _values(settings: NodeSettings, system: System, machine: Machine) -> Iterator[Value]:
-    own = settings.node_exporter.archive is not None
-    yield from map(Package, (*TOOLS, *(archived.PACKAGES if own else (node_exporter.PACKAGE,))))
+    yield from map(Package, TOOLS)
+    yield from node_exporter.foundation(settings.node_exporter)
     if (lock := settings.gpu_lock) is not None:
         yield from driver_packages(system, lock, machine).wanted
         yield from dcgm_packages(system, lock, machine).wanted

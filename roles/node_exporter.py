@@ -85,6 +85,7 @@ _FAMILIES = {
     "meminfo": "node_memory_MemAvailable_bytes",
     "netdev": "node_network_receive_bytes_total",
     "stat": "node_boot_time_seconds",
+    "systemd": "node_systemd_unit_state",
     "textfile": "node_textfile_scrape_error",
 }
 
@@ -127,11 +128,15 @@ def program(wanted: NodeExporter) -> str:
 
 def foundation(wanted: NodeExporter) -> tuple[Value, ...]:
     """Return what has to be there before the program can run."""
+    # Who is not root asks systemd over D-Bus; a minimal system has none, and packages only
+    # recommend it.
+    asking = () if "systemd" in wanted.without else (Package("dbus"),)
     textfiles = Directory(TEXTFILES)
     if wanted.archive is None:
-        return (Package(PACKAGE), textfiles)
+        return (Package(PACKAGE), *asking, textfiles)
     return (
         *map(Package, archived.PACKAGES),
+        *asking,
         Group(ARCHIVED_USER),
         User(ARCHIVED_USER, group=ARCHIVED_USER, home="/nonexistent"),
         textfiles,

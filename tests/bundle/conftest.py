@@ -37,6 +37,7 @@ DISTRIBUTION = (
         Package(name, "1-1")
         for name in (
             "curl",
+            "dbus",
             "dkms",
             "g++",
             "libnuma1",
