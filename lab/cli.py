@@ -77,8 +77,9 @@ def up(
     Have exactly these nodes running, healthy and reachable.
 
     Without arguments: those of the last time, or gpu-01=h100x8 gpu-02=a100x4-pcie. Profiles are
-    the files of lab/profiles/. Interfaces with addresses in one network are on one switch; eth0 of
-    a node that has others reaches this machine alone.
+    the files of lab/profiles/, and `none` for a node without GPUs (mon-03=none). Interfaces with
+    addresses in one network are on one switch; eth0 of a node that has others reaches this machine
+    alone.
     """
     wanted: dict[str, str] = {}
     for node in nodes:
