@@ -101,7 +101,10 @@ def computed(recordings: Iterable[Recording]) -> Recorded:
     """Return what recording rules would make."""
     return Recorded(
         tuple(Sample(each.record, dict.fromkeys(each.labels)) for each in recordings),
-        {each.record: "gauge" for each in recordings},
+        {
+            each.record: "counter" if each.record.endswith("_total") else "gauge"
+            for each in recordings
+        },
     )
 
 
