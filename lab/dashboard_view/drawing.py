@@ -101,9 +101,7 @@ def _rows(panel: Json, answers: Sequence[Answer]) -> tuple[list[str], list[list[
     return [renamed[name] for name in names], rows
 
 
-def _cell(value: object, settings: Json, now: float) -> str:
-    if not isinstance(value, float):
-        return f"<td>{escape(str(value))}</td>"
+def _cell(value: float | str, settings: Json, now: float) -> str:
     shown = look(value, settings, now)
     ground = "custom.cellOptions" in settings and shown.colour
     kind = f' class="ground-{shown.colour}"' if ground else ""

@@ -22,11 +22,13 @@ class Look:
     colour: str
 
 
-def look(value: float, settings: Mapping[str, Any], now: float) -> Look:
+def look(value: float | str, settings: Mapping[str, Any], now: float) -> Look:
     """Return how a value is shown under `settings`: unit, mappings, thresholds, decimals."""
     for mapping in settings.get("mappings", ()):
-        if word := mapping["options"].get(f"{value:g}"):
-            return Look(word["text"], word["color"])
+        if word := mapping["options"].get(value if isinstance(value, str) else f"{value:g}"):
+            return Look(word["text"], word["color"] if word["color"] in GROUNDS else "")
+    if isinstance(value, str):
+        return Look(value, "")
     colour = ""
     for step in settings.get("thresholds", {}).get("steps", ()):
         if step["value"] is None or value >= step["value"]:

@@ -90,7 +90,7 @@ def _short(value: float, decimals: int | None = None) -> str:
     size = abs(value)
     if size >= 100 or value == int(value):
         return f"{value:.0f}"
-    text = f"{value:.1f}" if size >= 10 else f"{value:.2f}" if size >= 0.01 else f"{value:.1g}"
+    text = f"{value:.1f}" if size >= 10 else f"{value:.2f}" if size >= 0.1 else f"{value:.2g}"
     return text.rstrip("0").rstrip(".") if "." in text and "e" not in text else text
 
 

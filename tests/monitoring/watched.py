@@ -41,8 +41,8 @@ SCRAPE = 5  # seconds
 # Which boards stand in for which node; gpu-03 has none, and so no DCGM.
 BOARDS = {"gpu-01": "h100x8", "gpu-02": "a100x4-pcie"}
 PROMISED = {
-    "chat": Objectives(ttft_p99_seconds=2, itl_p99_seconds=0.1),
-    "code": Objectives(ttft_p99_seconds=1, itl_p99_seconds=0.05),
+    "chat": Objectives(ttft_p99_seconds=4, itl_p99_seconds=0.25),
+    "code": Objectives(ttft_p99_seconds=2, itl_p99_seconds=0.25),
 }
 
 
@@ -157,9 +157,9 @@ def moved(families: list[Metric], target: Target, now: float) -> str:
         for sample in family.samples:
             labels = {**sample.labels}
             known = tuple(sorted((k, v) for k, v in labels.items() if k != "model_name"))
-            value = ours.get((sample.name, known))
-            if value is None and "le" in labels:
-                value = _bucket(target, sample.name, float(labels["le"]), now)
+            value = _observed(target, sample.name, float(labels.get("le", "inf")), now)
+            if value is None:
+                value = ours.get((sample.name, known))
             if value is None:
                 value = sample.value
             if "model_name" in labels:
@@ -169,14 +169,14 @@ def moved(families: list[Metric], target: Target, now: float) -> str:
     return "".join(found)
 
 
-def _bucket(target: Target, name: str, le: float, now: float) -> float | None:
-    """Return what a bucket of the recording would hold, under the bounds of that server."""
-    family = name.removesuffix("_bucket")
-    if family not in example_fleet.MIDDLE:
+def _observed(target: Target, name: str, le: float, now: float) -> float | None:
+    """Return what a histogram of the recording would have counted, under that server's bounds."""
+    family = name.removesuffix("_bucket").removesuffix("_count")
+    if family == name or family not in example_fleet.MIDDLE:
         return None
     middle, per_second = example_fleet.MIDDLE[family]
     phase = example_fleet.phase_of(target.labels)
-    # Slower when more is asked at once: the middle moves with the load, so quantiles do.
+    # Two kinds of requests, of which now one, now the other comes more often.
     slow = middle * 0.8
     fast_count = example_fleet.grown(per_second * 0.9, now, phase)
     slow_count = example_fleet.grown(per_second * 0.1, now, phase + 0.4)

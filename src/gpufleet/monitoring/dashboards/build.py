@@ -194,10 +194,14 @@ def _mappings(shown: tuple[Shown, ...]) -> list[Json]:
     if not shown:
         return []
     options = {
-        f"{word.value:g}": {"color": word.colour.value, "index": index, "text": word.text}
+        _key(word.value): {"color": word.colour.value, "index": index, "text": word.text}
         for index, word in enumerate(shown)
     }
     return [{"options": options, "type": "value"}]
+
+
+def _key(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
 
 
 def _lines_custom(panel: Panel) -> Json:

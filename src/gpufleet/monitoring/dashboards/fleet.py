@@ -92,6 +92,7 @@ NOW = Row(
     ),
 )
 
+_SEVERITY = (Shown("page", "page", Colour.BAD), Shown("ticket", "ticket", Colour.LOOK))
 ALERTS = Row(
     "What fires",
     (
@@ -109,7 +110,7 @@ ALERTS = Row(
             14,
             6,
             columns=(
-                Column("Severity", label="severity", width=90),
+                Column("Severity", label="severity", shown=_SEVERITY, width=90),
                 Column("Alert", label="alertname"),
                 Column("Node", label="instance", link="gpufleet-node", width=110),
                 Column("GPU", label="gpu", width=60),

@@ -100,7 +100,7 @@ NOW = Row(
             "Waiting",
             f"sum(vllm:num_requests_waiting{{{_OF}}})",
             "See below why they wait.",
-            steps=(Step(None, Colour.GOOD), Step(1, Colour.LOOK), Step(100, Colour.BAD)),
+            steps=(Step(None, Colour.GOOD), Step(10, Colour.LOOK), Step(100, Colour.BAD)),
         ),
         stat(
             "Fullest KV cache",

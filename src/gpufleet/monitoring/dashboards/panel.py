@@ -64,9 +64,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Shown:
-    """A number that is written as a word."""
+    """A number that is written as a word, or a label's value that has a colour."""
 
-    value: float
+    value: float | str
     text: str
     colour: Colour
 
