@@ -129,39 +129,39 @@ STAGES = (
 # Of a model: what its clients see, whichever stage answers
 
 
-def _quantile(record: str, of: str, quantile: str, window: str, about: str) -> Recording:
+def _p99(record: str, of: str, window: str, about: str) -> Recording:
     return Recording(
         record,
-        f"histogram_quantile({quantile}, sum by (model, le) (rate(vllm:{of}_bucket[{window}])))",
+        f"histogram_quantile(0.99, sum by (model, le) (rate(vllm:{of}_bucket[{window}])))",
         about,
         ("model",),
     )
 
 
-def _latencies(record: str, of: str, about: str) -> tuple[Recording, ...]:
-    return (
-        _quantile(f"{record}:p50_5m", of, "0.5", "5m", f"{about}: half of them, in seconds"),
-        _quantile(f"{record}:p99_5m", of, "0.99", "5m", f"{about}: 99 of 100, in seconds"),
-    )
-
-
 MODELS = (
-    *_latencies("model:ttft_seconds", "time_to_first_token_seconds", "time to the first token"),
-    *_latencies("model:itl_seconds", "inter_token_latency_seconds", "time between two tokens"),
-    *_latencies("model:e2e_seconds", "e2e_request_latency_seconds", "time to the last token"),
-    *_latencies("model:queue_seconds", "request_queue_time_seconds", "time in the queue"),
+    # Where the time goes, in a runbook: in the queue, or after it.
+    _p99(
+        "model:ttft_seconds:p99_5m",
+        "time_to_first_token_seconds",
+        "5m",
+        "time to the first token of 99 of 100 requests in 5 minutes, in seconds",
+    ),
+    _p99(
+        "model:queue_seconds:p99_5m",
+        "request_queue_time_seconds",
+        "5m",
+        "time in the queue of 99 of 100 requests in 5 minutes, in seconds",
+    ),
     # A promise is held over a longer time: so are 100 requests of a model that has few.
-    _quantile(
+    _p99(
         "model:ttft_seconds:p99_15m",
         "time_to_first_token_seconds",
-        "0.99",
         "15m",
         "time to the first token of 99 of 100 requests in 15 minutes, in seconds",
     ),
-    _quantile(
+    _p99(
         "model:itl_seconds:p99_15m",
         "inter_token_latency_seconds",
-        "0.99",
         "15m",
         "time between two tokens of 99 of 100 in 15 minutes, in seconds",
     ),
