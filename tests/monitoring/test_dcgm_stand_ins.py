@@ -7,11 +7,13 @@ Prometheus' own client library.
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import time
 import urllib.error
 from contextlib import ExitStack
+from pathlib import Path
 
 import bcrypt
 import pytest
@@ -19,7 +21,9 @@ import yaml
 
 from gpufleet.monitoring import counters
 from gpufleet.monitoring.metrics import dcgm_metrics
+from gpufleet.monitoring.rule_files import groups
 from lab import nvml
+from lab.faults import FAULTS
 from tests.monitoring import dcgm
 from tests.monitoring.dcgm import INTERVAL, ON_NODE
 
@@ -125,6 +129,23 @@ def test_a_field_that_is_not_simulated_is_absent(library, tmp_path):
 @pytest.mark.parametrize("name", ["nv_hostengine.py", "dcgm_exporter.py"])
 def test_programs_run_on_the_oldest_python_of_nodes(name):
     ast.parse((ON_NODE / name).read_text(), feature_version=(3, 8))
+
+
+def test_the_document_names_faults_series_and_alerts_that_there_are():
+    """docs/lab.md, "Which fault moves which series"."""
+    document = (Path(__file__).parents[2] / "docs/lab.md").read_text()
+    table = document.partition("### Which fault moves which series")[2].partition("\n## ")[0]
+    fields = set((ON_NODE / "dcgm-fields.txt").read_text().split()) | {XIDS, CLOCKS}
+    alerts = {alert.name for group in groups({}) for alert in group.alerts}
+    rows = [line.split("|")[1:4] for line in table.splitlines() if line.startswith("| `")]
+
+    assert len(rows) > 20
+    for faults, series, alert in rows:
+        assert set(re.findall(r"`([^`]+)`", faults)) <= set(FAULTS)
+        assert set(re.findall(r"DCGM_\w+", series)) <= fields
+        named = set(re.findall(r"\b[A-Z]\w+[a-z]\b", alert))
+        assert named
+        assert named <= alerts
 
 
 # --- healthy

@@ -40,7 +40,8 @@ MIB = 1 << 20
 ALL_LINKS = 0xFFFFFFFF  # the scope of a field that counts what all NVLinks of a GPU do
 LINKS = 36  # more than any board has
 LIVE = 1.0  # seconds between looks for events and lost GPUs, as in DCGM's event thread
-FATAL_XIDS = (119,)  # DCGM 4.6: ReadEnvForFatalXids
+FATAL_XIDS = (119,)  # ReadEnvForFatalXids
+KMSG_XIDS = (79, 119, 120)  # DcgmKmsgReader.cpp: by PCI address, so of a lost GPU, too
 KEPT = 3600.0  # seconds that samples and events are remembered; no window is longer
 PATIENCE = 60.0  # seconds that a client waits for something new, DCGM's limit for a request
 
@@ -473,6 +474,7 @@ class Gpu:
             "texts": {name: nvml.text(function, handle) for name, function in TEXTS.items()},
         }
         self.handle = handle  # None while it is lost
+        self.last_handle = handle  # what NVML's events name it by
         self.last_xid: int | None = None
         self.xids: deque[tuple[float, int]] = deque()
         self.reasons: deque[tuple[float, int]] = deque()
@@ -561,22 +563,25 @@ class Engine:
         listed = nvml.handles()
         for gpu in self.gpus:
             gpu.handle = listed.get(str(gpu.identity["uuid"]))
+            gpu.last_handle = gpu.handle or gpu.last_handle
 
     def read_events(self, nvml: Nvml) -> None:
         """Note every Xid since the last look."""
         event = EventData()
         no_wait = 0
         while nvml.call("nvmlEventSetWait_v2", self.events, ctypes.byref(event), no_wait):
-            uuid = nvml.text("nvmlDeviceGetUUID", ctypes.c_void_p(event.device))
+            xid = int(event.data)
             for gpu in self.gpus:
-                # A lost GPU does not say its UUID any more: its handle is still what it was.
-                same = gpu.handle is not None and gpu.handle.value == event.device
-                if same or gpu.identity["uuid"] == uuid:
-                    gpu.last_xid = int(event.data) if same else None
-                    gpu.xids.append((time.monotonic(), int(event.data)))
-            if event.data in FATAL_XIDS:
+                if gpu.last_handle.value != event.device:
+                    continue
+                if gpu.handle is None and xid not in KMSG_XIDS:
+                    log("Unable to convert device handle to index")  # and so it is not recorded
+                    continue
+                gpu.last_xid = xid
+                gpu.xids.append((time.monotonic(), xid))
+            if xid in FATAL_XIDS:
                 self.silent = True
-                log(f"XID {event.data} detected. Hostengine restart required.")
+                log(f"XID {xid} detected. Hostengine restart required.")
 
     def read_on(self) -> None:
         """Until the end: read everything, then wait for the interval or for a client."""
