@@ -17,9 +17,10 @@ from pathlib import Path
 import openai
 import pytest
 import testinfra
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.lab.conftest import ROOT, Fleet
-from tests.lab.faults import converged, declared, deploy_killed_after, power_cut_after
+from tests.lab.faults import converged, declared, deploy_killed_after
 
 PROMPT = "Hello"
 
@@ -206,6 +207,26 @@ def test_dcgm_counts_every_gpu(deployed: Fleet, node: str, gpus: int) -> None:
     assert len(series) == gpus
 
 
+@pytest.mark.parametrize(("node", "gpus"), [("gpu-01", 8), ("gpu-02", 4)])
+def test_a_nodes_own_facts_are_served(deployed: Fleet, node: str, gpus: int) -> None:
+    """By the node exporter: what the node's timer reads, and what the deploy found at its end."""
+    text = deployed.ssh(node, "curl -fsS http://127.0.0.1:9100/metrics")
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name.startswith("gpufleet_")
+    }
+    assert [key for key, value in found.items() if "gpufleet_facts_failed" in key and value] == []
+    assert {found["gpufleet_gpus", state] for state in ("expected", "present")} == {gpus}
+    stage = "tiny-0" if node == "gpu-01" else "tiny-1"
+    assert found["gpufleet_stage_active", stage] == 1
+    assert found["gpufleet_check_findings", "block"] == 0
+    now = float(deployed.ssh(node, "date +%s"))
+    assert found["gpufleet_deploy_timestamp_seconds", "vllm"] > now - 3600
+    assert found["gpufleet_facts_timestamp_seconds",] > now - 150
+
+
 def test_verify_changes_nothing_and_passes(deployed: Fleet) -> None:
     run = deployed.pyinfra("-y", "--json", deploy="deploys/verify.py")
     assert run.status == 0, run.output
@@ -327,35 +348,28 @@ def test_a_deploy_killed_in_the_middle_is_finished_by_the_next(deployed: Fleet) 
     converged(deployed, seqs=5)
 
 
-def test_a_node_that_lost_power_is_finished_by_the_next_deploy(deployed: Fleet) -> None:
-    power_cut_after(deployed, "gpu-02", seconds=6.0, seqs=6)
-    converged(deployed, seqs=6)
-
-
-def test_a_rebooted_node_serves_again_by_itself_and_needs_no_change(fleet: Fleet) -> None:
+def test_a_node_without_power_stops_a_run_and_serves_again_by_itself(fleet: Fleet) -> None:
+    """While it is down nothing is changed anywhere; when it is up there is nothing to change."""
     before = fleet.pids()
-    fleet.lab.power("gpu-01", "cycle")
+    fleet.lab.power("gpu-02", "off")
+    try:
+        fleet.set({"tiny": {"drain_seconds": 21}})
+        run = fleet.pyinfra("-y")
+        assert run.status != 0
+        assert "gpu-02" in run.output
+        assert fleet.ssh("gpu-01", "systemctl show -P MainPID vllm-tiny-0.service").strip() == (
+            before["gpu-01 vllm-tiny-0.service"]
+        )
+    finally:
+        fleet.lab.power("gpu-02", "on")
+    fleet.reset()
     run = fleet.pyinfra("-y", "--json", seconds=900)
     assert run.status == 0, run.output
     changed = set(run.changed)
     assert all("answers" in name for name in changed), changed
-    after = fleet.pids()
-    assert after.keys() == before.keys()
+    assert fleet.pids().keys() == before.keys()
     again = fleet.pyinfra("-y", "--json")
     assert again.changed == {}
-
-
-def test_a_node_that_is_down_stops_the_run_before_anything_changes(fleet: Fleet) -> None:
-    fleet.set({"tiny": {"drain_seconds": 21}})
-    fleet.lab.power("gpu-02", "off")
-    before = fleet.ssh("gpu-01", "systemctl show -P MainPID vllm-tiny-0.service")
-    try:
-        run = fleet.pyinfra("-y")
-        assert run.status != 0
-        assert "gpu-02" in run.output
-        assert fleet.ssh("gpu-01", "systemctl show -P MainPID vllm-tiny-0.service") == before
-    finally:
-        fleet.lab.power("gpu-02", "on")
 
 
 def test_signals_end_a_deploy_like_any_command(deployed: Fleet) -> None:
