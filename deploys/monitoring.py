@@ -12,11 +12,15 @@ from roles.alertmanager import alertmanager
 from roles.exporters import access_to_exporters
 from roles.grafana import grafana
 from roles.node_exporter import node_exporter
+from roles.node_facts import node_facts
 from roles.prometheus import prometheus
 
 with refusals():
     node = watching()
     if node:
+        # Nodes with GPUs have them of the deploys that probe those.
+        if not node.settings.gpu_node:
+            node_facts(node.settings)
         node_exporter(node.settings.node_exporter, access_to_exporters(node.settings))
         alertmanager(node)
         prometheus(node)

@@ -15,6 +15,7 @@ from roles.dcgm import dcgm, profiles
 from roles.driver_in_force import checked, driver_in_force
 from roles.exporters import access_to_exporters
 from roles.fabric_manager import fabric_manager
+from roles.node_facts import node_facts, recorded
 from roles.nvidia_driver import nvidia_driver
 from roles.nvidia_imex import nvidia_imex
 from roles.nvidia_repository import nvidia_repository
@@ -26,6 +27,8 @@ with refusals():
     node = bare()
     if node:
         nvidia_repository(node.repository)
+        # First: how a node stands is seen while its driver changes, too.
+        node_facts(node.settings)
         tuning(node.settings.gpu, len(node.machine.gpus))
         nvidia_driver(node)
         driver_in_force(node)
@@ -43,3 +46,4 @@ with refusals():
         rdma(node.settings.gpu.rdma, node.system.id)
         container_toolkit(node.settings.gpu.container_toolkit)
         checked(node)
+        recorded("node", name="record what was found")

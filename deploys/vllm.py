@@ -4,15 +4,18 @@ pyinfra inventories/prod.py deploys/vllm.py           # asks before it changes a
 pyinfra --dry inventories/prod.py deploys/vllm.py     # only shows what would change
 """
 
-from gpufleet.fleet import built, here, refusals
+from gpufleet.fleet import built, here, refusals, watching
 from roles.cuda import cuda, profile
 from roles.dcgm import dcgm, profiles, suits
 from roles.driver_in_force import in_service
 from roles.exporters import access_to_exporters
 from roles.firewall import firewall, narrows
 from roles.node_exporter import node_exporter
+from roles.node_facts import node_facts, recorded
 from roles.nvidia_repository import nvidia_repository
+from roles.prometheus import targets_of
 from roles.vllm import vllm
+from roles.watchdog import watched
 
 with refusals():
     node = here()
@@ -23,6 +26,7 @@ with refusals():
             nvidia_repository(node.settings.cuda.repository)
             cuda(node.settings.cuda, profile(node.settings))
         access = access_to_exporters(node.settings)
+        node_facts(node.settings)
         node_exporter(node.settings.node_exporter, access)
         if node.settings.cuda and node.settings.dcgm:
             system, machine = built()
@@ -32,5 +36,11 @@ with refusals():
         # What is planned is reachable before it starts, and what runs until it is replaced.
         firewall(node, node.running)
         vllm(node)
+        watched(node)
         if narrows(node):
             firewall(node)
+        recorded("vllm", name="record what was found")
+    # What is served from now on is watched from now on, where a node does that.
+    watcher = watching(planned=True)
+    if watcher:
+        targets_of(watcher)
