@@ -107,7 +107,7 @@ def _looked(action: str, wanted: Configured) -> dict[str, Any]:
         action=action,
         unit=wanted.unit,
         url=f"{wanted.url}/metrics",
-        name=wanted.name,
+        server=wanted.name,
         watched=[f"{wanted.directory}/{each}" for each in wanted.watched],
         seconds=ANSWER_SECONDS,
     )

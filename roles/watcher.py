@@ -44,7 +44,6 @@ def directories(home: str, data: str) -> tuple[Value, ...]:
     """Return the directories of a server's configuration and data."""
     return (
         Directory(home, group=ACCOUNT, mode=0o750),
-        Directory(STATE),
         Directory(data, user=ACCOUNT, group=ACCOUNT),
     )
 

@@ -4,7 +4,7 @@ Takes (`PARAMETERS`):
   action   look; reload: have the unit read it again, and wait until it has
   unit     its unit
   url      of its metrics
-  name     what its metrics begin with: prometheus, alertmanager
+  server   what its metrics begin with: prometheus, alertmanager
   watched  patterns of files and directories of which its configuration consists
   seconds  how long to wait for its answer, and for the reload
 Prints one JSON document {"error": null or a sentence, "active": bool, "in_force": bool}; the last
@@ -96,9 +96,9 @@ def metrics() -> "dict[str, float]":
     """Return the server's own values by name, those of this server's name as `%s_...`."""
     with urllib.request.urlopen(PARAMETERS["url"], timeout=5) as answer:
         text = answer.read(16 << 20).decode("utf-8", "replace")
-    wanted = PARAMETERS["name"] + "_config_last_reload_"
+    wanted = PARAMETERS["server"] + "_config_last_reload_"
     rows = (line.split() for line in text.splitlines() if line.startswith(wanted))
-    return {row[0].replace(PARAMETERS["name"], "%s", 1): float(row[1]) for row in rows}
+    return {row[0].replace(PARAMETERS["server"], "%s", 1): float(row[1]) for row in rows}
 
 
 def newest() -> float:
