@@ -65,8 +65,8 @@ _FILE_SYSTEMS = (
     "squashfs|sysfs|tracefs)$"
 )
 _MOUNTS = (
-    "^/(dev/(hugepages|mqueue|pts)|proc|run|snap|sys|var/lib/(containerd|containers|docker|kubelet))"
-    "($|/)"
+    "^/(dev$|(dev/(hugepages|mqueue|pts)|proc|run|snap|sys"
+    "|var/lib/(containerd|containers|docker|kubelet))($|/))"
 )
 # Devices that come and go with containers and virtual machines, each with dozens of series.
 _DEVICES = "^(br-|cali|cni|docker|flannel|lxc|podman|tap|tun|veth|virbr).*$"

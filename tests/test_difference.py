@@ -196,6 +196,27 @@ esac
 """
 
 
+@pytest.mark.parametrize(
+    ("fragment", "reloads"),
+    [
+        ("/lib/systemd/system/x.service", True),
+        ("/etc/systemd/system/x.service", False),
+    ],
+)
+def test_a_unit_file_in_front_of_a_packages_own_is_read(fragment: str, reloads: bool) -> None:
+    """systemd does not see that one came to lie there: NeedDaemonReload stays "no" (measured)."""
+    path = "/etc/systemd/system/x.service"
+    text = b"[Service]\nExecStart=/bin/true\n"
+    wanted = Wanted(File(path, text), Unit("x.service"))
+    placed = FileState("file", "root", "root", 0o644, sha256=File(path, text).sha256)
+    state = replace(UP, fragment=fragment)
+    seen = Snapshot(files={path: placed}, units={"x.service": state})
+
+    argvs = [each.argv for each in difference(wanted, seen).units.commands if hasattr(each, "argv")]
+
+    assert (("systemctl", "daemon-reload") in argvs) is reloads
+
+
 def test_several_units_all_stop_before_any_of_them_starts(tmp_path: Path) -> None:
     """One may take the GPUs or the port that another still holds while it drains."""
     a, b = Unit("vllm-a-0.service"), Unit("vllm-b-0.service")

@@ -451,12 +451,28 @@ def _reload(wanted: Wanted, snapshot: Snapshot, work: _Work) -> None:
         name
         for name, state in snapshot.units.items()
         if isinstance(state, UnitState)
-        and (state.needs_reload or (state.has_file and state.load == "not-found"))
+        and (
+            state.needs_reload
+            or (state.has_file and state.load == "not-found")
+            or _hidden(wanted, name, state)
+        )
         and name in _related(wanted)
     }
     if names := sorted(placed | stale):
         work.changes.append(f"have systemd read {', '.join(names)} again: the definition changed")
         work.run("systemctl", "daemon-reload", seconds=RELOAD_SECONDS)
+
+
+def _hidden(wanted: Wanted, name: str, state: UnitState) -> bool:
+    """
+    Say whether systemd goes by a package's unit file although ours lies in front of it.
+
+    It looks at the file that it has loaded, and does not notice another that comes before it.
+    """
+    path = f"{UNIT_DIRECTORY}/{name}"
+    ours = any(value.path == path for value in wanted.of(File))
+    loaded = state.load == "loaded" and state.fragment not in {"", path}
+    return ours and state.has_file and loaded
 
 
 def _related(wanted: Wanted) -> frozenset[str]:
