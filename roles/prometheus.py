@@ -13,7 +13,7 @@ from gpufleet.converge import Converge
 from gpufleet.monitoring import rendering, scrape
 from gpufleet.monitoring.scrape import Scrape, Target
 from gpufleet.survey import ask
-from gpufleet.wanted import File, NoOtherFiles, Package, Unit, Wanted
+from gpufleet.wanted import Directory, File, NoOtherFiles, Package, Unit, Wanted
 from gpufleet.watching import Watching
 from roles.archived import only_this, versions
 from roles.proven import Configured, in_force, proven
@@ -49,6 +49,8 @@ def prometheus(node: Watching) -> None:
     files = Converge(
         Wanted(
             *directories(HOME, DATA),
+            # There from the beginning: Prometheus watches no directory that comes later.
+            *(Directory(f"{HOME}/{each}") for each in ("own-rules", "own-targets", "targets")),
             *(File(f"{HOME}/{path}", content) for path, content in configuration.items()),
             *credentials(HOME, secrets),
             NoOtherFiles(f"{HOME}/rules/*.yml"),
