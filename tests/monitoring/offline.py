@@ -15,6 +15,7 @@ import promql_parser as promql
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpufleet.monitoring.metric import Job, Metric
+from gpufleet.monitoring.metrics.server_metrics import MADE
 from gpufleet.monitoring.rule import Recording
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -83,11 +84,10 @@ def listed(metrics: Iterable[Metric]) -> Recorded:
     samples, types = [], {}
     for metric in metrics:
         labels: dict[str, str | None] = dict.fromkeys(metric.labels)
-        # Of what Prometheus makes for every target itself the labels are those of any target.
-        own = metric.name in {"up", "scrape_duration_seconds", "scrape_samples_scraped"}
+        # What Prometheus makes itself has the labels of any target; an alert's those of its rule.
         target: Labels = (
-            dict.fromkeys(["job", *TARGET[Job.VLLM]])
-            if own
+            dict.fromkeys(["job", "gpu", *TARGET[Job.VLLM]])
+            if metric in MADE
             else {"job": str(metric.job), **TARGET[metric.job]}
         )
         for series in metric.series:
@@ -269,7 +269,7 @@ def _called(node: promql.Call, recording: Recorded, found: list[str]) -> set[str
         if labels and "le" not in labels:
             found.append(f"{node.prettify()}: has no label le")
         return labels - {"le"}
-    if name == "label_replace":
+    if name in {"label_replace", "label_join"}:
         (_, target, *_) = node.args
         return (labels or set()) | {target.val}
     if name == "vector":

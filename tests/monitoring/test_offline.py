@@ -19,7 +19,7 @@ import yaml
 from gpufleet.monitoring.catalogue import METRICS, SERIES
 from gpufleet.monitoring.metric import Job, Metric, Release
 from gpufleet.monitoring.metrics import gateway_metrics, server_metrics, vllm_metrics
-from gpufleet.monitoring.rule_files import Declared, rule_files
+from gpufleet.monitoring.rule_files import Declared, groups, rule_files
 from gpufleet.monitoring.rules import gateway_rules, monitoring_rules, vllm_rules
 from gpufleet.monitoring_settings import Objectives
 from tests.monitoring.offline import (
@@ -33,6 +33,7 @@ from tests.monitoring.offline import (
     recorded,
     selectors,
 )
+from tests.monitoring.panels import queries
 from tests.monitoring.programs import program
 
 PROMISED = {"tiny": Objectives(ttft_p99_seconds=2.0, itl_p99_seconds=0.1)}
@@ -71,6 +72,25 @@ def test_every_rule_of_vllm_finds_what_it_asks_for_in_a_real_release(name: str) 
 
     assert {expression: problems for expression, problems in found.items() if problems} == {}
     assert skipped == (LATER if release < (0, 32) else set())
+
+
+@pytest.mark.parametrize("name", RELEASES)
+def test_every_panel_finds_what_it_asks_for_in_a_real_release(name: str) -> None:
+    """Labels too: what a legend or a table shows must be there."""
+    shipped = groups(PROMISED)
+    every = computed(recording for group in shipped for recording in group.recordings)
+    elsewhere = listed(metric for metric in METRICS.values() if metric.job is not Job.VLLM)
+    series = recorded(name, Job.VLLM) + elsewhere + every
+    asked = queries({"instance": "gpu-01", "model": "tiny"})
+    assert len([each for each in asked if "vllm:" in each.expr]) > 20
+
+    found = {
+        (each.dashboard, each.panel, each.expr): missing(each.expr, series)
+        for each in asked
+        if not later(each.expr, RELEASES[name])
+    }
+
+    assert {where: problems for where, problems in found.items() if problems} == {}
 
 
 @pytest.mark.parametrize("name", RELEASES)

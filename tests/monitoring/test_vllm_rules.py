@@ -342,9 +342,9 @@ MOVES = (
     ),
     Case(
         "VllmRestartedByWatchdog",
-        "it did, two hours ago",
-        {watchdog("restarts_total"): "0x10 1x200"},
-        at=130 * MINUTE,
+        "it did, more than an hour ago",
+        {watchdog("restarts_total"): "0x10 1x120"},
+        at=80 * MINUTE,
     ),
     Case(
         "VllmWatchdogSilent",
