@@ -227,6 +227,18 @@ def test_a_nodes_own_facts_are_served(deployed: Fleet, node: str, gpus: int) -> 
     assert found["gpufleet_facts_timestamp_seconds",] > now - 150
 
 
+@pytest.mark.parametrize("node", ["gpu-01", "gpu-02"])
+def test_exporters_have_no_rights_and_one_host_engine(deployed: Fleet, node: str) -> None:
+    """One engine, on loopback; asked by an exporter that is nobody, as the other one is."""
+    listed = deployed.ssh(node, "ps -eo user:20,args; ss -Hltn sport = :5555").splitlines()
+    running = [(line.split(None, 1) + [""])[:2] for line in listed]
+    assert len([words for _, words in running if "nv-hostengine" in words]) == 1
+    users = [user for user, words in running if "dcgm-exporter" in words or "node-exp" in words]
+    assert len(users) == 2
+    assert "root" not in users
+    assert [line.split()[3] for line in listed if line.startswith("LISTEN")] == ["127.0.0.1:5555"]
+
+
 def test_verify_changes_nothing_and_passes(deployed: Fleet) -> None:
     run = deployed.pyinfra("-y", "--json", deploy="deploys/verify.py")
     assert run.status == 0, run.output
