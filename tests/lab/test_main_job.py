@@ -231,7 +231,7 @@ def test_a_nodes_own_facts_are_served(deployed: Fleet, node: str, gpus: int) -> 
 def test_exporters_have_no_rights_and_one_host_engine(deployed: Fleet, node: str) -> None:
     """One engine, on loopback; asked by an exporter that is nobody, as the other one is."""
     listed = deployed.ssh(node, "ps -eo user:20,args; ss -Hltn sport = :5555").splitlines()
-    running = [(line.split(None, 1) + [""])[:2] for line in listed]
+    running = [[*line.split(None, 1), ""][:2] for line in listed]
     assert len([words for _, words in running if "nv-hostengine" in words]) == 1
     users = [user for user, words in running if "dcgm-exporter" in words or "node-exp" in words]
     assert len(users) == 2
