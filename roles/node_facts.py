@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator
+from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 from pyinfra import host, logger
@@ -20,7 +21,8 @@ from gpufleet.on_node.node_facts import DECLARED, FILE
 from gpufleet.on_node.record import DEPLOYS
 from gpufleet.on_node.textfile import DIRECTORY
 from gpufleet.printable import printable
-from gpufleet.settings import NodeSettings
+from gpufleet.serving import Metrics
+from gpufleet.settings import NodeExporter, NodeSettings
 from gpufleet.survey import Answer, ask, survey
 from gpufleet.wanted import UNIT_DIRECTORY, Directory, File, Unit, Wanted
 
@@ -28,6 +30,8 @@ SERVICE, TIMER = "gpufleet-facts.service", "gpufleet-facts.timer"
 UNITS = (SERVICE, TIMER)
 PROGRAM = "/usr/local/libexec/gpufleet/node-facts"
 FACTS = f"{DIRECTORY}/{FILE}"
+# There whatever else could not be read.
+FAMILIES = ("gpufleet_facts_failed", "gpufleet_facts_timestamp_seconds")
 # The program's own deadlines end it within TimeoutStartSec= of the unit.
 START_SECONDS = 60
 # Two small files; connecting is what may take time.
@@ -80,6 +84,13 @@ def gpus() -> int | None:
     """Return how many GPUs are on this node's PCI bus, driver or not; None: it is unknown."""
     answer = fleet.documents(ctx_state.get())[host.name]
     return None if isinstance(answer, str) else recording.gpus_on_bus(answer)
+
+
+def served(exporter: Metrics, wanted: NodeExporter) -> Metrics:
+    """Return what the node exporter must serve: of ours, too, unless it is not to read files."""
+    if "textfile" in wanted.without:
+        return exporter
+    return replace(exporter, families=(*exporter.families, *FAMILIES))
 
 
 @operation()

@@ -12,7 +12,7 @@ from gpufleet import serving
 from gpufleet.fleet import Here
 from gpufleet.readiness import State as Stand
 from gpufleet.serving import Endpoint, Metrics
-from roles import dcgm, firewall, node_exporter
+from roles import dcgm, firewall, node_exporter, node_facts
 from roles.exporters import access_to_exporters
 from roles.vllm import planned
 
@@ -22,7 +22,8 @@ def verify(here: Here) -> None:
     if here.settings.firewall:
         enforced(here, name="verify the firewall", _timeout=firewall.LOOK_SECONDS)
     access = access_to_exporters(here.settings)
-    metrics = [node_exporter.metrics(here.settings.node_exporter, access)]
+    exporter = here.settings.node_exporter
+    metrics = [node_facts.served(node_exporter.metrics(exporter, access), exporter)]
     if here.settings.dcgm and here.settings.dcgm.exporter_version:
         metrics.append(dcgm.metrics(here.settings.dcgm, access))
     verified(planned(here), metrics, name="verify endpoints and exporters", _timeout=300)
