@@ -302,6 +302,15 @@ SERVICES = (
     ),
     Case(
         "CollectorFailed",
+        "no such hardware: the exporter says 0 as well",
+        {
+            series("scrape_collector_success", f'{NODE},collector="bonding"'): "0x30",
+            series("scrape_collector_success", f'{NODE},collector="infiniband"'): "0x30",
+        },
+        at=1200,
+    ),
+    Case(
+        "CollectorFailed",
         "now and then",
         {series("scrape_collector_success", f'{NODE},collector="systemd"'): "0x3 1 0x3 1 0x9"},
         at=12 * 60,
