@@ -231,7 +231,7 @@ def _series(
 def load(time: float, phase: float) -> float:
     """Return how busy something is, 0 to 1: waves of 11 and 3 minutes."""
     slow = math.sin(2 * math.pi * (time / 660 + phase))
-    return 0.55 + 0.3 * slow + 0.1 * math.sin(2 * math.pi * (time / 180 + 3 * phase))
+    return 0.6 + 0.3 * slow + 0.1 * math.sin(2 * math.pi * (time / 180 + 3 * phase))
 
 
 def phase_of(labels: Labels) -> float:
@@ -248,7 +248,7 @@ def grown(rate: float, time: float, phase: float) -> float:
     since = time % 1e6
     waves = -0.3 * 660 * math.cos(2 * math.pi * (time / 660 + phase))
     waves -= 0.1 * 180 * math.cos(2 * math.pi * (time / 180 + 3 * phase))
-    return rate * (0.55 * since + waves / (2 * math.pi) + 300)
+    return rate * (0.6 * since + waves / (2 * math.pi) + 300)
 
 
 def _histogram(

@@ -231,7 +231,8 @@ def run(folder: Path, port: int, running: ExitStack) -> Iterator[Fleet]:
             program("prometheus-node-exporter", "usr/bin/prometheus-node-exporter"),
             f"--web.listen-address={listen}",
             f"--collector.textfile.directory={folder / node}",
-            "--collector.netdev.device-exclude=^(gf-|veth).*",
+            "--collector.netdev.device-exclude=^(gf-|veth).*",  # of this machine's labs
+            "--no-collector.schedstat",
         )
         scrape("node", listen, instance=node)
         if node in BOARDS:

@@ -102,7 +102,7 @@ ALERTS = Row(
             Unit.COUNT,
             (
                 Query(
-                    "max by (severity, alertname, instance, gpu, stage) "
+                    "max by (severity, alertname, instance, gpu, stage, model) "
                     f'(ALERTS{{alertstate="firing",{_ON}}})'
                 ),
             ),
@@ -114,7 +114,8 @@ ALERTS = Row(
                 Column("Alert", label="alertname"),
                 Column("Node", label="instance", link="gpufleet-node", width=110),
                 Column("GPU", label="gpu", width=60),
-                Column("Stage", label="stage", width=110),
+                Column("Stage", label="stage", width=100),
+                Column("Model", label="model", link="gpufleet-model", width=100),
             ),
             empty="nothing fires",
         ),

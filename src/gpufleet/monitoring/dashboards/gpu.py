@@ -236,7 +236,8 @@ NVLINK = Row(
                     "sum by (gpu) (rate(DCGM_FI_DEV_NVLINK_COUNT_TX_BYTES"
                     f"{{{_OF}}}{_RATE}) + rate(DCGM_FI_DEV_NVLINK_COUNT_RX_BYTES{{{_OF}}}{_RATE}))"
                     # Older boards count megabytes in another counter; on theirs this one is 0.
-                    f" or 1e6 * max by (gpu) (DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL{{{_OF}}})",
+                    " or 1e6 * max by (gpu) "
+                    f"(avg_over_time(DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL{{{_OF}}}{_RATE}))",
                     _ONE,
                 ),
             ),
