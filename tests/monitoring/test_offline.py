@@ -204,7 +204,7 @@ def test_real_prometheus_misses_a_renamed_metric(tmp_path: Path) -> None:
     told = unanswered(Recorded(renamed, series.types), RELEASES["vllm-0.30.0"], tmp_path)
 
     assert "absent(vllm:kv_cache_usage_perc)" in told
-    assert "absent(stage:kv_cache_usage:max)" in told
+    assert "absent_over_time(stage:kv_cache_usage:max[300s])" in told
 
 
 def unanswered(series: Recorded, release: Release, folder: Path) -> str:

@@ -296,19 +296,22 @@ ALERTS = (
     ),
     Alert(
         "VllmKvCacheSaturated",
-        f"stage:kv_cache_usage:max >= {KV_SATURATED} and stage:requests_waiting:sum > 0",
+        # Averaged: with every request that ends or is thrown out it falls for a moment.
+        f"avg_over_time(stage:kv_cache_usage:max[5m]) >= {KV_SATURATED}"
+        " and min_over_time(stage:requests_waiting:sum[5m]) > 0",
         Severity.TICKET,
-        900,  # a burst of long prompts is over sooner
+        600,  # with the average a quarter of an hour: a burst of long prompts is over sooner
         "{{ $labels.instance }}: KV cache of stage {{ $labels.stage }} is at "
         "{{ $value | humanizePercentage }} and requests wait",
         "Add a replica, or give requests less room (max-model-len, a smaller KV cache type).",
     ),
     Alert(
         "VllmKvCacheFull",
-        f"stage:kv_cache_usage:max >= {KV_FULL} and stage:requests_waiting:sum > 0"
+        f"max_over_time(stage:kv_cache_usage:max[5m]) >= {KV_FULL}"
+        " and min_over_time(stage:requests_waiting:sum[5m]) > 0"
         f" and sum {_BY_STAGE} (increase(vllm:num_preemptions_total[5m])) > 0",
         Severity.PAGE,
-        900,
+        600,
         "{{ $labels.instance }}: KV cache of stage {{ $labels.stage }} is full and requests push "
         "each other out",
         "Turn load away at the gateway or add a replica now; it computes the same tokens twice.",
