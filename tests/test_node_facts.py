@@ -33,6 +33,8 @@ OLD_PYTHONS = [
 ]
 # The unit's TimeoutStartSec=: whatever hangs, the program has ended by itself before.
 UNIT_SECONDS = 50
+# Deadlines that a busy machine does not miss; a test of one gives its own.
+PATIENCE = {"part": 30, "log": 30, "init": 30, "gpu": 30}
 TINY = Stage(
     model="tiny",
     replica=0,
@@ -77,7 +79,7 @@ class Node:
                 nvml=True,
                 sysroot=str(self.root),
                 answers=machine.answers(self.about),
-                seconds=seconds,
+                seconds={**PATIENCE, **seconds},
             ),
             env={
                 **os.environ,
@@ -410,7 +412,7 @@ def test_an_nvml_that_never_starts_ends_at_its_deadline(node):
 
     found = hung.read(init=1)
 
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 25
     assert failed(found) == {"nvml"}
     assert values(found, "gpus", "state") == {"expected": 8, "present": 8}
     assert "gpufleet_gpu_temperature_celsius" not in found
@@ -426,9 +428,9 @@ def test_a_question_that_is_stuck_is_not_asked_again(node):
             kept = hung.file("run/gpufleet-facts/stuck.json", json.dumps(about))
             began = time.monotonic()
 
-            found = hung.read(init=30)
+            found = hung.read(init=45)
 
-            assert time.monotonic() - began < 20
+            assert time.monotonic() - began < 40
             assert failed(found) == {"nvml"}
             assert json.loads(kept.read_text()) == about
         finally:
