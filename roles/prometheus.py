@@ -31,6 +31,8 @@ def prometheus(node: Watching) -> None:
     server = node.monitoring.prometheus
     if server is None:
         return
+    for remark in scrape.unreachable(node.nodes, node.servers, node.name):
+        logger.warning("%s%s", host.print_prefix, remark)
     wanted = node.scrapes(_before(node))
     named = {path: file for each in wanted for path, file in each.secrets}
     secrets = watching.secrets(named, "exporters")

@@ -67,6 +67,8 @@ def render(directory: Path, inventory_file: str | None, *, ask: bool) -> None:
         if ask and silent:
             servers, silent = _running(inventory_file)
     scrapes = scrape.kept(scrape.scrapes(nodes, servers), _before(directory / "prometheus"), silent)
+    for remark in scrape.unreachable(nodes, servers, ""):
+        click.echo(f"note: {remark}", err=True)
     done = folder.write(directory, rendering.rendered(wanted, nodes, scrapes))
     for line in done or [f"nothing to write: {directory} is as wanted"]:
         click.echo(line)

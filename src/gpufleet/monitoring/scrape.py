@@ -128,7 +128,7 @@ def unreachable(nodes: Mapping[str, Watched], servers: Iterable[Server], home: s
         name for name, each in nodes.items() if _vllm_listens(each) in _LOOPBACK
     }
     return [
-        f"{name}: `vllm.listen` is {_vllm_listens(nodes[name])}, which {home} cannot reach: its "
+        f"{name}: `vllm.listen` is {_vllm_listens(nodes[name])}, which no other machine reaches: its "
         "vLLM servers are not watched"
         for name in sorted(alone)
     ]
