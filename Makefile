@@ -51,6 +51,7 @@ test: lint
 test-long: .venv/.ready
 	@$(RUN)/gpufleet lab require-root 'make test-long'
 	GPUFLEET_CHECK_MATRIX=docs/check-matrix.md $(RUN)/pytest -v -m long tests/test_check_matrix.py
+	$(RUN)/pytest -v -m long tests/monitoring
 	GPUFLEET_FAULT_TABLE=docs/fault-table.md GPUFLEET_GROUP_FAULT_TABLE=docs/group-faults.md \
 	GPUFLEET_UPGRADE_TABLE=docs/upgrade-faults.md $(RUN)/pytest -v -m long tests/lab
 

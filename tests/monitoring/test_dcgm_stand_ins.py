@@ -264,6 +264,7 @@ def test_counters_rise_as_long_as_a_fault_lasts(healthy):
         assert len(others) == 7
 
 
+@pytest.mark.long
 def test_nvlink_5_counts_in_series_of_its_own(library, tmp_path):
     with dcgm.node(tmp_path, library, "b200x8") as node:
         node.breaks(("nvlink-errors", 6))
@@ -311,6 +312,7 @@ def test_an_xid_leaves_the_window(library, tmp_path):
         assert node.values(LAST_XID) == {"0": 79}
 
 
+@pytest.mark.long
 def test_what_happened_before_the_engine_started_is_not_told(library, tmp_path):
     """The kernel log has it; DCGM has not."""
     with dcgm.node(tmp_path, library, "t4x1", broken=(("xid-79", 0),)) as node:
@@ -361,6 +363,7 @@ def test_a_lost_gpu_has_no_values_until_it_is_back(healthy, faults):
     healthy.until(lambda: healthy.values("DCGM_FI_DEV_GPU_TEMP") == before)
 
 
+@pytest.mark.long
 def test_a_hung_driver_hangs_a_scrape_and_not_the_programs(library, tmp_path):
     """As it does with DCGM: Prometheus gives up first, and `up` is 0."""
     with dcgm.node(tmp_path, library, "t4x1") as node:
@@ -373,6 +376,7 @@ def test_a_hung_driver_hangs_a_scrape_and_not_the_programs(library, tmp_path):
         assert node.exporter.poll() is None
 
 
+@pytest.mark.long
 def test_a_driver_that_was_upgraded_is_served_until_the_engine_restarts(library, tmp_path):
     """The engine has the old library open, as the real one has; a new one meets the mismatch."""
     with dcgm.node(tmp_path, library, "t4x1") as node:
@@ -399,6 +403,7 @@ def test_the_exporter_ends_with_its_engine(library, tmp_path):
         assert node.exporter.wait(timeout=10) == 1
 
 
+@pytest.mark.long
 def test_an_exporter_without_an_engine_to_ask_runs_its_own(library, tmp_path):
     with dcgm.node(tmp_path, library, "t4x1", remote=False) as node:
         node.breaks(("hot", 0))
