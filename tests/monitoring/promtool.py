@@ -143,6 +143,6 @@ def _group(case: Case, alert: Alert) -> dict[str, Any]:
 
 def _promtool(*args: str | Path) -> None:
     done = subprocess.run(
-        [program(PACKAGE, PATH), *args], capture_output=True, text=True, timeout=120, check=False
+        [program(PACKAGE, PATH), *args], capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gpufleet.monitoring.rule_files import Declared, rule_files
 from gpufleet.monitoring.rules import fleet_rules
-from tests.monitoring.promtool import Case, Firing, run
+from tests.monitoring.promtool import Case, Firing, run, too_early
 
 NODE = 'instance="gpu-01",job="node"'
 DCGM = 'instance="gpu-01",job="dcgm"'
@@ -107,6 +107,12 @@ FACTS = (
         "FactsStale",
         "written every minute",
         {**own("facts_timestamp_seconds", "", "0+60x60"), **up("node", "1x60")},
+        at=1800,
+    ),
+    Case(
+        "FactsStale",
+        "written every minute, five minutes late",
+        {**own("facts_timestamp_seconds", "", "-300+60x60"), **up("node", "1x60")},
         at=1800,
     ),
     Case(
@@ -213,16 +219,16 @@ DECLARED = (
     Case(
         "CheckStale",
         "9 days ago",
-        own("check_timestamp_seconds", "", "0x2600"),
-        step=300,
+        own("check_timestamp_seconds", "", "0x240"),
+        step=3600,
         at=9 * DAY,
         fires=(Firing(ON, "gpu-01 was last checked 9d 0h 0m 0s ago"),),
     ),
     Case(
         "CheckStale",
         "6 days ago",
-        own("check_timestamp_seconds", "", "0x2600"),
-        step=300,
+        own("check_timestamp_seconds", "", "0x240"),
+        step=3600,
         at=6 * DAY,
     ),
     Case(
@@ -253,21 +259,47 @@ DECLARED = (
     Case(
         "DriftStale",
         "9 days ago",
-        own("drift_timestamp_seconds", "", "0x2600"),
-        step=300,
+        own("drift_timestamp_seconds", "", "0x240"),
+        step=3600,
         at=9 * DAY,
         fires=(Firing(ON, "gpu-01 was last compared with what is declared 9d 0h 0m 0s ago"),),
     ),
     Case(
         "DriftStale",
+        "6 days ago",
+        own("drift_timestamp_seconds", "", "0x240"),
+        step=3600,
+        at=6 * DAY,
+    ),
+    Case(
+        "DriftStale",
         "a node that nobody ever compared: there is no number to be old",
-        up("node", "1x2600"),
-        step=300,
+        up("node", "1x240"),
+        step=3600,
         at=9 * DAY,
     ),
 )
 
-CASES = (*ANSWERS, *FACTS, *DRIVER, *DECLARED)
+# The last minute in which the first firing case of each is still silent.
+EARLY = {
+    "NodeDown": 8,
+    "ExporterDown": 4,
+    "DcgmWithoutSeries": 4,
+    "FactsStale": 20,
+    "FactsFailed": 14,
+    "DriverLibraryMismatch": 14,
+    "DriverMismatch": 59,
+    "RebootPending": 1435,
+    "NodeUnchecked": 29,
+    "CheckFindings": 9,
+    "CheckStale": 10140,
+    "Drift": 9,
+    "DriftUnknown": 1435,
+    "DriftStale": 10140,
+}
+
+_ALL = (*ANSWERS, *FACTS, *DRIVER, *DECLARED)
+CASES = (*_ALL, *too_early(_ALL, EARLY))
 
 
 def test_alerts_on_nodes_fire_where_they_must_and_nowhere_else(tmp_path: Path) -> None:

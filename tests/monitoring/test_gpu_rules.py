@@ -8,7 +8,7 @@ from pathlib import Path
 from gpufleet.checks.xid import KINDS
 from gpufleet.monitoring.rule_files import Declared, rule_files
 from gpufleet.monitoring.rules import gpu_rules
-from tests.monitoring.promtool import Case, Firing, run
+from tests.monitoring.promtool import Case, Firing, run, too_early
 
 # As exporters before May 2026 write them, and since.
 OLD = 'instance="gpu-01",job="dcgm",gpu="3",UUID="GPU-3",Hostname="gpu-01",modelName="NVIDIA H100"'
@@ -473,7 +473,25 @@ SPEED = (
     ),
 )
 
-CASES = (*XIDS, *LOST, *MEMORY, *LINKS, *SPEED)
+# The last minute in which the first firing case of each is still silent.
+EARLY = {
+    "XidApplication": 29,
+    "GpuLost": 16,
+    "GpuUnwatched": 9,
+    "RowRemapPending": 4,
+    "RowRemapFailed": 4,
+    "NvlinkErrors": 12,
+    "FabricNotReady": 9,
+    "GpuHardwareSlowdown": 4,
+    "GpuThermalThrottling": 17,
+    "GpuPowerThrottling": 32,
+    "GpuHot": 9,
+    "GpuMemoryHot": 9,
+    "PcieReplays": 22,
+}
+
+_ALL = (*XIDS, *LOST, *MEMORY, *LINKS, *SPEED)
+CASES = (*_ALL, *too_early(_ALL, EARLY))
 
 
 def test_alerts_on_gpus_fire_where_they_must_and_nowhere_else(tmp_path: Path) -> None:

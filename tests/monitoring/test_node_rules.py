@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gpufleet.monitoring.rule_files import Declared, rule_files
 from gpufleet.monitoring.rules import node_rules
-from tests.monitoring.promtool import Case, Firing, run
+from tests.monitoring.promtool import Case, Firing, run, too_early
 
 NODE = 'instance="gpu-01",job="node"'
 ROOT = f'{NODE},device="/dev/sda1",fstype="ext4",mountpoint="/"'
@@ -58,6 +58,26 @@ DISKS = (
         at=4 * 3600,
     ),
     Case(
+        "DiskFilling",
+        "the same trend, with three quarters left",
+        {
+            series("filesystem_avail_bytes", ROOT): "850-0.83x150",
+            series("filesystem_size_bytes", ROOT): "1000x150",
+        },
+        step=300,
+        at=8 * 3600,
+    ),
+    Case(
+        "DiskFilling",
+        "little left, and nothing that grows",
+        {
+            series("filesystem_avail_bytes", ROOT): "100x150",
+            series("filesystem_size_bytes", ROOT): "1000x150",
+        },
+        step=300,
+        at=8 * 3600,
+    ),
+    Case(
         "DiskFull",
         "2 % left",
         {
@@ -99,6 +119,15 @@ DISKS = (
         "InodesLow",
         "btrfs, which counts no inodes: 0 of 0",
         {series("filesystem_files_free", ROOT): "0x30", series("filesystem_files", ROOT): "0x30"},
+        at=1200,
+    ),
+    Case(
+        "InodesLow",
+        "a third left",
+        {
+            series("filesystem_files_free", ROOT): "330x30",
+            series("filesystem_files", ROOT): "1000x30",
+        },
         at=1200,
     ),
     Case(
@@ -163,6 +192,15 @@ MEMORY = (
         at=15 * 60,
     ),
     Case(
+        "HostMemoryLow",
+        "a third left, all day",
+        {
+            series("memory_MemAvailable_bytes"): "330x60",
+            series("memory_MemTotal_bytes"): "1000x60",
+        },
+        at=1800,
+    ),
+    Case(
         "OomKill",
         "one process",
         {series("vmstat_oom_kill"): "3x9 4x30"},
@@ -201,15 +239,21 @@ CLOCK = (
     Case(
         "ClockNotSynchronised",
         "not said to be synchronised, but set: chrony without rtcsync",
-        {series("timex_sync_status"): "0x60", series("timex_maxerror_seconds"): "0.03x60"},
+        {series("timex_sync_status"): "0x60", series("timex_maxerror_seconds"): "5x60"},
         at=1800,
     ),
     Case(
         "ClockSkew",
-        "a minute ahead, and said to be synchronised",
-        {series("time_seconds"): "60+60x60", series("timex_sync_status"): "1x60"},
+        "ten seconds ahead, and said to be synchronised",
+        {series("time_seconds"): "10+60x60", series("timex_sync_status"): "1x60"},
         at=1800,
-        fires=(Firing(ON, "gpu-01: the clock is off by 1m 0s"),),
+        fires=(Firing(ON, "gpu-01: the clock is off by 10s"),),
+    ),
+    Case(
+        "ClockSkew",
+        "two seconds, as slow scrapes look",
+        {series("time_seconds"): "2+60x60"},
+        at=1800,
     ),
     Case("ClockSkew", "one slow scrape", {series("time_seconds"): "0+60x9 548 660+60x60"}, at=720),
 )
@@ -226,6 +270,12 @@ NETWORK = (
         "NetworkErrors",
         "errors of years, and a driver that was loaded again",
         carried("90000000x30 0+6000x90", "90000x30 0x90"),
+        at=90 * 60,
+    ),
+    Case(
+        "NetworkErrors",
+        "one packet of two thousand",
+        carried("0+6000x120", "0+3x120"),
         at=90 * 60,
     ),
     Case("NetworkErrors", "an interface without traffic", carried("0x120", "0x120"), at=90 * 60),
@@ -317,7 +367,23 @@ SERVICES = (
     ),
 )
 
-CASES = (*DISKS, *MEMORY, *CLOCK, *NETWORK, *SERVICES)
+# The last minute in which the first firing case of each is still silent.
+EARLY = {
+    "DiskFilling": 360,
+    "DiskFull": 4,
+    "InodesLow": 14,
+    "FilesystemReadOnly": 7,
+    "HostMemoryLow": 14,
+    "ClockNotSynchronised": 14,
+    "ClockSkew": 9,
+    "NetworkErrors": 30,
+    "UnitFailed": 4,
+    "CollectorFailed": 14,
+    "RaidDegraded": 14,
+}
+
+_ALL = (*DISKS, *MEMORY, *CLOCK, *NETWORK, *SERVICES)
+CASES = (*_ALL, *too_early(_ALL, EARLY))
 
 
 def test_alerts_on_machines_fire_where_they_must_and_nowhere_else(tmp_path: Path) -> None:

@@ -98,6 +98,13 @@ def test_an_alert_is_shown_to_fire_and_to_stay_silent(name: str) -> None:
     assert [case.why for case in own if not case.fires] or ALERTS[name].expr == "vector(1)"
 
 
+def test_an_alert_that_waits_is_shown_to_wait() -> None:
+    """Its first firing case is asked a minute too early as well: `for` cannot be lost."""
+    waiting = {name for name, alert in ALERTS.items() if alert.for_seconds}
+
+    assert {case.alert for case in CASES if case.why.endswith("too early")} == waiting
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.alert}-{case.why}")
 def test_what_fires_says_where(case: Case) -> None:
     """It names its node, unless it is about the whole; and its own severity is not overwritten."""
