@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from gpufleet.checks.xid import KINDS
+from gpufleet.checks.xid import CONTAINED, GSP, KINDS, NVLINK, OFF_THE_BUS
 from gpufleet.monitoring.rule_files import Declared, rule_files
 from gpufleet.monitoring.rules import gpu_rules
 from tests.monitoring.promtool import Case, Firing, run, too_early
@@ -502,10 +502,10 @@ def test_alerts_on_gpus_fire_where_they_must_and_nowhere_else(tmp_path: Path) ->
 def test_every_xid_of_the_catalogue_is_in_one_class_of_alert() -> None:
     """By number, as facts on Xids have them: no class is empty, and none takes another's."""
     classes = {
-        "off the bus": gpu_rules.OFF_THE_BUS,
-        "GSP": gpu_rules.GSP,
-        "NVLink": gpu_rules.NVLINK,
-        "contained": gpu_rules.CONTAINED,
+        "off the bus": OFF_THE_BUS,
+        "GSP": GSP,
+        "NVLink": NVLINK,
+        "contained": CONTAINED,
         "critical": gpu_rules.CRITICAL,
         "application": gpu_rules.APPLICATION,
     }

@@ -126,8 +126,23 @@ def _alert(alert: Alert, declared: Declared) -> dict[str, Any]:
     }
 
 
+class _Readable(yaml.SafeDumper):
+    """Expressions as they were written: on their own lines, unfolded."""
+
+
+_Readable.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
+    ),
+)
+
+
 def _text(name: str, rules: list[dict[str, Any]]) -> str:
-    written = yaml.safe_dump(
-        {"groups": [{"name": name, "rules": rules}]}, sort_keys=False, width=100
+    written = yaml.dump(
+        {"groups": [{"name": name, "rules": rules}]},
+        Dumper=_Readable,
+        sort_keys=False,
+        width=10_000,  # columns: a long line reads better than one that is folded anywhere
     )
     return f"# Written by gpufleet: changes belong under `monitoring.alerts`.\n{written}"
