@@ -17,15 +17,11 @@ _LOADING_SECONDS = 1800
 ERROR_RATIO = 0.05
 ERRORS_AT_LEAST = 10
 
-RECORDINGS: tuple[Recording, ...] = (
-    Recording(
-        "gateway:http_errors:ratio_5m",
-        f'sum {_BACKEND} (increase(haproxy_backend_http_responses_total{{code="5xx"}}[5m]))'
-        f" / sum {_BACKEND} (increase(haproxy_backend_http_responses_total[5m]))",
-        "share of a backend's answers that are 5xx, over 5 minutes",
-        ("instance", "proxy"),
-    ),
-)
+# None: they would be evaluated for nothing where there is no gateway.
+RECORDINGS: tuple[Recording, ...] = ()
+
+_ANSWERS = "haproxy_backend_http_responses_total"
+_ERRORS = f'sum {_BACKEND} (increase({_ANSWERS}{{code="5xx"}}[5m]))'
 
 ALERTS: tuple[Alert, ...] = (
     Alert(
@@ -61,9 +57,8 @@ ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         "GatewayErrors",
-        f"gateway:http_errors:ratio_5m > {ERROR_RATIO} and"
-        f' sum {_BACKEND} (increase(haproxy_backend_http_responses_total{{code="5xx"}}[5m]))'
-        f" >= {ERRORS_AT_LEAST}",
+        f"{_ERRORS} / sum {_BACKEND} (increase({_ANSWERS}[5m])) > {ERROR_RATIO}"
+        f" and {_ERRORS} >= {ERRORS_AT_LEAST}",
         Severity.PAGE,
         300,
         "{{ $labels.instance }}: {{ $value | humanizePercentage }} of the answers of "
