@@ -29,9 +29,10 @@ with refusals():
         node_facts(node.settings)
         node_exporter(node.settings.node_exporter, access)
         if node.settings.cuda and node.settings.dcgm:
-            system, machine = built()
-            suits(node.settings.dcgm, system)
-            profiling = profiles(node.settings.dcgm, machine)
+            profiling = bool(node.settings.dcgm.profiling)
+            if known := built():
+                suits(known[0], node.node.name)
+                profiling = profiles(node.settings.dcgm, known[1])
             dcgm(node.settings.dcgm, node.settings.cuda.repository, access, profiling=profiling)
         # What is planned is reachable before it starts, and what runs until it is replaced.
         firewall(node, node.running)

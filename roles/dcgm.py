@@ -59,13 +59,22 @@ def dcgm(
     Converge(Wanted(*kept.only_these(CREDENTIALS))).files(name="no other credentials")
 
 
-def suits(wanted: Dcgm | None, system: System) -> None:
-    """Raise `FleetError` where settings want DCGM on a system for which there is none."""
-    if wanted is not None and published(system).dcgm is False:
+def suits(system: System, node: str) -> None:
+    """
+    Raise `FleetError` where a node's settings want DCGM and NVIDIA publishes none for its system.
+
+    Of a system that is not in our table that is not known, and its operator's repository may have
+    it.
+    """
+    try:
+        has = published(system).dcgm
+    except FleetError:
+        return
+    if has is False:
         raise FleetError(
-            f"`dcgm` is set, and NVIDIA publishes no DCGM for {system}: write `dcgm: null` for "
-            "these nodes (and no `gpu_lock.dcgm`); what NVML says of their GPUs is then served by "
-            "the node exporter (docs/exporters.md)"
+            f"{node}: `dcgm` is set, and NVIDIA publishes no DCGM for {system}: write "
+            "`dcgm: null` for these nodes (and no `gpu_lock.dcgm`); what NVML says of their GPUs "
+            "is then served by the node exporter (docs/exporters.md)"
         )
 
 

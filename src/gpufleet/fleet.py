@@ -112,19 +112,13 @@ def bare() -> Bare | None:
     return _single_flight(ctx_state.get(), _bared).get(host.name)
 
 
-def built() -> tuple[System, Machine]:
-    """
-    Return what the current node is built of, for deploys that ask `here` about it.
-
-    Raises `Refusal`, which ends the whole run, where that cannot be told.
-    """
+def built() -> tuple[System, Machine] | None:
+    """Return what the current node is built of, for deploys that ask `here`; None: not to tell."""
     found = documents(ctx_state.get())[host.name]
-    if isinstance(found, str):
-        raise Refusal(f"{host.name}: {found}")
     try:
-        return from_probe(found)
-    except FleetError as error:
-        raise Refusal(*(f"{host.name}: {problem}" for problem in error.problems)) from error
+        return None if isinstance(found, str) else from_probe(found)
+    except FleetError:
+        return None
 
 
 def check() -> None:
