@@ -309,7 +309,7 @@ def _timeline(panel: Json, answers: Sequence[Answer], frame: Frame) -> str:
         bands = bands[: most - 1]
     longest = max(len(series.name) for series in bands)
     left = min(longest * LETTER + 12, frame.width * 0.5)
-    letters = int((left - 12) / LETTER)
+    letters = round((left - 12) / LETTER)
     right = frame.width - 18
     each = min(26.0, room / (len(bands) + (hidden > 0)))
 
@@ -317,7 +317,7 @@ def _timeline(panel: Json, answers: Sequence[Answer], frame: Frame) -> str:
         span = frame.span
         return left + (time - span.start) / (span.end - span.start) * (right - left)
 
-    parts = [time_axis(frame, x, 0, max(each * len(bands), 20) + (18 if hidden > 0 else 0))]
+    parts = []
     for row, series in enumerate(bands):
         middle = row * each + each / 2 + 4
         name = series.name if len(series.name) <= letters else series.name[: letters - 1] + "…"
@@ -340,6 +340,7 @@ def _timeline(panel: Json, answers: Sequence[Answer], frame: Frame) -> str:
             f'<text class="end" x="{left - 8:.1f}" y="{len(bands) * each + 13:.1f}">'
             f"and {hidden + 1} more</text>"
         )
+    parts.append(time_axis(frame, x, 0, max(each * len(bands), 20) + 18 * (hidden > 0)))
     return _svg(frame.width - 16, frame.height, "".join(parts))
 
 

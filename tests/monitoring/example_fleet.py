@@ -335,6 +335,7 @@ _NONE = (
     "restarts_total",
     "stalls_total",
     "failures",
+    "rejections",
     "failed",
     "missed",
     "replay",

@@ -345,18 +345,18 @@ def main(minutes: float, port: int, out: Path | None, *, stay: bool) -> None:
     """Let a fleet run, then take pictures of what its dashboards show."""
     with ExitStack() as running:
         folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="gpufleet-")))
-        pictured = False
+        taking: subprocess.Popen[bytes] | None = None
         for fleet in run(folder, port, running):
             if fleet.minute < minutes:
                 continue
-            if out and not pictured:
-                pictured = True
+            if out and taking is None:
                 command = (sys.executable, "-m", "lab.dashboard_view")
                 address = ("--prometheus", f"http://127.0.0.1:{port}", "--scrape", str(SCRAPE))
                 length = ("--minutes", f"{minutes - 0.3:.1f}")
                 whole = (*command, *address, *length, "--out", str(out), "--screenshot")
-                subprocess.run(whole, check=True)
-            if not stay:
+                taking = subprocess.Popen(whole)  # while everything goes on
+                running.callback(taking.wait)
+            if not stay and (taking is None or taking.poll() is not None):
                 break
 
 

@@ -108,7 +108,7 @@ ALERTS = Row(
             ),
             "Pages first. The runbook of each is docs/alerts/, by its name.",
             14,
-            6,
+            7,
             columns=(
                 Column("Severity", label="severity", shown=_SEVERITY, width=90),
                 Column("Alert", label="alertname"),
@@ -123,14 +123,15 @@ ALERTS = Row(
             "Alerts that fired",
             (
                 Query(
-                    f'max by (alertname, instance) (ALERTS{{alertstate="firing",{_ON}}})',
+                    f'2 * max by (alertname, instance) (ALERTS{{alertstate="firing",severity="page",{_ON}}})'
+                    f' or max by (alertname, instance) (ALERTS{{alertstate="firing",{_ON}}})',
                     "{{alertname}} {{instance}}",
                 ),
             ),
             "What came first is often the cause of the rest.",
-            shown=(Shown(1, " ", Colour.BAD),),
+            shown=(Shown(1, " ", Colour.LOOK), Shown(2, " ", Colour.BAD)),
             width=10,
-            height=6,
+            height=7,
             empty="nothing fired in this time",
         ),
     ),
@@ -205,7 +206,9 @@ SERVES = Row(
                 Query(_replica(f"vllm:num_requests_waiting{{{_ON}}}", "sum")),
                 Query(_replica(f"vllm:kv_cache_usage_perc{{{_ON}}}")),
                 Query(_replica(f"rate(vllm:generation_tokens_total{{{_ON}}}{_RATE})", "sum")),
-                Query(_replica(f"increase(gpufleet_stage_restarts_total{{{_ON}}}[1h])")),
+                Query(
+                    f"round({_replica(f'increase(gpufleet_stage_restarts_total{{{_ON}}}[1h])')})"
+                ),
                 Query(_replica(f"gpufleet_watchdog_stalled{{{_ON}}}")),
             ),
             "A model's name opens it. A stage whose unit is active and that does not answer is "

@@ -45,7 +45,7 @@ NOW = Row(
             "Xid errors, 5 min",
             f"sum(gpu:xid_errors:count5m{{{_OF}}}) or vector(0)",
             "Below, by number; docs/alerts/ says which are the application's own.",
-            steps=ANY_IS_BAD,
+            steps=ANY_IS_TO_LOOK_AT,
         ),
         stat(
             "Memory errors, 24 h",

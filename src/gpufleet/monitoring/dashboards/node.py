@@ -130,7 +130,9 @@ RUNS = Row(
                 Query(f"max by (stage, model, release) (gpufleet_stage_info{{{_ON}}})"),
                 Query(f"max by (stage) (gpufleet_stage_active{{{_ON}}})"),
                 Query(f'min by (stage) (up{{job="vllm",{_ON}}})'),
-                Query(f"max by (stage) (increase(gpufleet_stage_restarts_total{{{_ON}}}[1h]))"),
+                Query(
+                    f"round(max by (stage) (increase(gpufleet_stage_restarts_total{{{_ON}}}[1h])))"
+                ),
             ),
             "A unit that is active and does not answer is starting, or hangs.",
             10,
