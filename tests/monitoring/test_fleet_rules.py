@@ -78,6 +78,16 @@ ANSWERS = (
     ),
     Case(
         "DcgmWithoutSeries",
+        "it answers, with blank values of a GPU that hangs",
+        {
+            **up("dcgm", "1x30"),
+            f'DCGM_FI_DEV_GPU_TEMP{{{DCGM},gpu="0",UUID="GPU-0"}}': "9223372036854775794x30",
+        },
+        at=600,
+        fires=(Firing(ON, "gpu-01: DCGM's exporter answers and knows no GPU"),),
+    ),
+    Case(
+        "DcgmWithoutSeries",
         "it has a GPU, under the new names of its labels",
         {
             **up("dcgm", "1x30"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpufleet.monitoring.rule import Alert, Recording, Severity
+from gpufleet.monitoring.rules.gpu_rules import BLANK
 
 _ON = "{{ $labels.instance }}"
 _DAY = 86400
@@ -55,7 +56,10 @@ ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         name="DcgmWithoutSeries",
-        expr='max by (instance) (up{job="dcgm"}) == 1 unless on (instance) DCGM_FI_DEV_GPU_TEMP',
+        expr=(
+            'max by (instance) (up{job="dcgm"}) == 1\n'
+            f"  unless on (instance) DCGM_FI_DEV_GPU_TEMP < {BLANK}"
+        ),
         severity=Severity.TICKET,
         for_seconds=300,  # the exporter answers before the host engine has its first values
         summary=f"{_ON}: DCGM's exporter answers and knows no GPU",

@@ -21,7 +21,7 @@ BY_GPU = f"by ({', '.join(GPU)})"
 
 # dcgm_fields.h: blank values begin at 0x7ffffff0 (32 bits), at 2^47 (floating point) and at
 # 0x7ffffffffffffff0 (64 bits). No value that is taken as it is comes near the first.
-_BLANK = 2147483632
+BLANK = 2147483632
 # A counter that goes blank seems to jump by 2^63: no rate or increase that happens is as large.
 _JUMP = "1e12"
 _MIB = 1024 * 1024
@@ -56,7 +56,7 @@ _WIDEST_LANES = 16
 _REPLAYS_PER_MINUTE = round(max(REPLAYS_A_LANE_AND_MINUTE.values()) * _WIDEST_LANES)
 
 
-def _dcgm(field: str, scale: str = "", blank: int = _BLANK) -> str:
+def _dcgm(field: str, scale: str = "", blank: int = BLANK) -> str:
     return f"max {BY_GPU} (DCGM_FI_{field} < {blank}){scale}"
 
 
