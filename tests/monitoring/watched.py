@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import signal
 import subprocess
 import sys
 import tempfile
@@ -343,6 +344,7 @@ def _prometheus(
 @click.option("--stay", is_flag=True, help="Go on until ended by hand.")
 def main(minutes: float, port: int, out: Path | None, *, stay: bool) -> None:
     """Let a fleet run, then take pictures of what its dashboards show."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was started ends with this
     with ExitStack() as running:
         folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="gpufleet-")))
         taking: subprocess.Popen[bytes] | None = None
