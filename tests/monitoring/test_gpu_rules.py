@@ -179,6 +179,12 @@ LOST = (
     ),
     Case(
         "GpuUnwatched",
+        "a node that is to have no GPUs",
+        {'gpufleet_gpus{instance="monitor-01",job="node",state="expected"}': "0x60"},
+        at=15 * 60,
+    ),
+    Case(
+        "GpuUnwatched",
         "a node without DCGM, with our own values",
         {
             'gpufleet_gpus{instance="gpu-02",job="node",state="expected"}': "1x60",
@@ -290,6 +296,12 @@ LINKS = (
         at=40 * 60,
     ),
     Case(
+        "NvlinkFlapping",
+        "NVLink 5: one",
+        {dcgm("NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS"): "4x19 5x40"},
+        at=40 * 60,
+    ),
+    Case(
         "NvlinkErrors",
         "200 replays a second",
         {dcgm("NVLINK_REPLAY_ERROR_COUNT_TOTAL"): "0+12000x30"},
@@ -349,7 +361,7 @@ SPEED = (
         "GpuHardwareSlowdown",
         "0x8 for a moment, as a change of clocks shows it",
         {dcgm("CLOCKS_EVENT_REASONS"): "1x9 8 1x30"},
-        at=11 * 60,
+        at=17 * 60,
     ),
     Case(
         "GpuHardwareSlowdown",
