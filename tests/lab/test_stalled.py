@@ -59,4 +59,4 @@ def test_a_frozen_worker_is_found_while_health_says_200_and_mode_warn_leaves_it(
     assert asked(impatient)
     assert metric(impatient, "stalls_total") == stalls + 1
     assert metric(impatient, "restarts_total") == 0
-    assert replica.all_processes() == old
+    assert old <= replica.all_processes()
