@@ -41,7 +41,8 @@ with refusals():
         if narrows(node):
             firewall(node)
         recorded("vllm", name="record what was found")
-    # What is served from now on is watched from now on, where a node does that.
+    # What is planned is watched, where a node does that. pyinfra does it first, for nothing else is
+    # to be done on that node.
     watcher = watching(planned=True)
     if watcher:
         targets_of(watcher)

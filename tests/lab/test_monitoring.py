@@ -1,0 +1,369 @@
+"""A monitoring node watches the fleet: real Prometheus, real exporters, real vLLM.
+
+Only DCGM's exporter is a stand-in, which serves the simulated GPUs through our own list of fields.
+Tests run in the order in which they stand. What the servers say is asked on their node, for they
+listen on its own address alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+from urllib.parse import urlencode
+
+import openai
+import pytest
+import yaml
+
+from gpufleet.monitoring import catalogue
+from gpufleet.monitoring.rule_files import groups
+from gpufleet.monitoring_settings import Objectives
+from tests.lab.conftest import ROOT, Fleet, Run
+from tests.monitoring import offline, panels
+
+HOME = "mon-03"
+DEPLOY = "deploys/monitoring.py"
+# Short, so that an alert takes seconds and not minutes.
+SECONDS = 2
+PROMETHEUS, ALERTMANAGER = "http://127.0.0.1:9090", "http://127.0.0.1:9093"
+RULES = groups({"tiny": Objectives(ttft_p99_seconds=1, itl_p99_seconds=1)})
+# Everything of the fleet but one node, which comes later.
+PART = """
+from gpufleet import inventory
+from lab.inventory import MONITORING, groups, state
+found = {name: [n for n in nodes if n[0] != "gpu-02"] for name, nodes in groups().items()}
+found = {name: nodes for name, nodes in found.items() if nodes}
+gpu = [name for name in found if name != MONITORING]
+globals().update(
+    inventory.load(__file__, groups=found, children={"gpu": gpu}, also=[state().dir])
+)
+"""
+# Runs on the node: asks each address, and prints {address: the document or why there is none}.
+ASK = """
+import json, sys, urllib.error, urllib.request
+found = {}
+for url in json.load(sys.stdin):
+    try:
+        with urllib.request.urlopen(url, timeout=20) as answer:
+            found[url] = json.load(answer)
+    except urllib.error.HTTPError as error:
+        found[url] = {"error": error.read().decode("utf-8", "replace")}
+    except OSError as error:
+        found[url] = {"error": str(error)}
+json.dump(found, sys.stdout)
+"""
+
+
+def ask(fleet: Fleet, urls: Iterable[str]) -> dict[str, Any]:
+    """Return what the monitoring node's own servers answer."""
+    command = f"python3 -c {shlex.quote(ASK)}"
+    found: dict[str, Any] = json.loads(fleet.ssh(HOME, command, 120, json.dumps(list(urls))))
+    return found
+
+
+def query(fleet: Fleet, *expressions: str) -> list[Any]:
+    """Return what Prometheus answers each expression: its result, or its error as a text."""
+    urls = [f"{PROMETHEUS}/api/v1/query?{urlencode({'query': each})}" for each in expressions]
+    answers = ask(fleet, urls)
+    return [answers[url].get("error") or answers[url]["data"]["result"] for url in urls]
+
+
+def up(fleet: Fleet) -> dict[tuple[str, str, str], str]:
+    """Return (job, instance, stage) of every target, and whether it answers."""
+    (found,) = query(fleet, "up")
+    return {
+        (each["metric"]["job"], each["metric"]["instance"], each["metric"].get("stage", "")): each[
+            "value"
+        ][1]
+        for each in found
+    }
+
+
+def alerts(fleet: Fleet, name: str) -> dict[str, str]:
+    """Return {node: active or suppressed} of an alert that has come to Alertmanager."""
+    (found,) = ask(fleet, [f"{ALERTMANAGER}/api/v2/alerts"]).values()
+    return {
+        each["labels"]["instance"]: each["status"]["state"]
+        for each in found
+        if each["labels"]["alertname"] == name
+    }
+
+
+def comes(what: Callable[[], bool], seconds: float = 60) -> bool:
+    """Wait until something is so; return whether it came."""
+    deadline = time.monotonic() + seconds
+    while not (there := what()) and time.monotonic() < deadline:
+        time.sleep(1)
+    return there
+
+
+def process(fleet: Fleet) -> tuple[str, str]:
+    """Return Prometheus' process, and when it has last read its configuration."""
+    pid = fleet.ssh(HOME, "systemctl show -P MainPID prometheus.service").strip()
+    (found,) = query(fleet, "prometheus_config_last_reload_success_timestamp_seconds")
+    return pid, found[0]["value"][1]
+
+
+def deployed_on(fleet: Fleet, *arguments: str) -> Run:
+    run = fleet.pyinfra("-y", "--json", *arguments, deploy=DEPLOY)
+    assert run.status == 0, run.output
+    return run
+
+
+def declare(fleet: Fleet, **monitoring: Any) -> None:
+    """Write what the monitoring node is to be."""
+    declared = {
+        "prometheus": {"scrape_seconds": SECONDS},
+        "alerts": {"ExporterDown": {"for_seconds": 0}},
+        **monitoring,
+    }
+    text = yaml.safe_dump({"gpu_node": False, "monitoring": declared})
+    (fleet.project / "group_vars/monitoring.yml").write_text(text)
+
+
+@pytest.fixture(scope="module")
+def watched(deployed: Fleet) -> Iterator[Fleet]:
+    """The fleet with its monitoring node, which does not know gpu-02 yet."""
+    part = deployed.project / "part/lab.py"
+    part.parent.mkdir()
+    part.write_text(PART)
+    declare(deployed)
+    # It restarts nothing: promises are kept by alerts alone.
+    deployed.set({"tiny": {"objectives": {"ttft_p99_seconds": 60, "itl_p99_seconds": 60}}})
+    run = deployed._run(
+        sys.executable, *("-m", "pyinfra", "-y", "--json"), str(part), DEPLOY, seconds=600
+    )
+    assert run.status == 0, run.output
+    assert {node for nodes in run.changed.values() for node in nodes} == {HOME}
+    yield deployed
+    deployed.reset()
+    # The tests behind these are about others, and the node's servers would take their time.
+    deployed.ssh(
+        HOME,
+        "systemctl disable --now prometheus.service prometheus-alertmanager.service && "
+        "rm -r /etc/gpufleet/prometheus /etc/gpufleet/alertmanager",
+        seconds=120,
+    )
+
+
+@pytest.fixture(scope="module")
+def busy(watched: Fleet) -> Fleet:
+    """The same after some requests and two scrapes: counters and histograms have series."""
+    for node in ("gpu-01", "gpu-02"):
+        url = f"http://{watched.address(node)}:8000/v1"
+        with openai.OpenAI(base_url=url, api_key=watched.key, timeout=60) as client:
+            for _ in range(2):
+                client.completions.create(model="tiny", prompt="Hello", max_tokens=8)
+    time.sleep(3 * SECONDS)
+    return watched
+
+
+def test_a_node_more_is_watched_without_a_reload(watched: Fleet) -> None:
+    before = process(watched)
+    known = {instance for _, instance, _ in up(watched)}
+    assert known == {"gpu-01", HOME}
+    assert deployed_on(watched).changed == {"Prometheus | targets": [HOME]}
+    wanted = {
+        **{("node", node, ""): "1" for node in ("gpu-01", "gpu-02", HOME)},
+        **{("dcgm", node, ""): "1" for node in ("gpu-01", "gpu-02")},
+        ("vllm", "gpu-01", "tiny-0"): "1",
+        ("vllm", "gpu-02", "tiny-1"): "1",
+        ("prometheus", HOME, ""): "1",
+        ("alertmanager", HOME, ""): "1",
+    }
+    assert comes(lambda: up(watched) == wanted), up(watched)
+    assert process(watched) == before
+
+
+def test_a_second_deploy_changes_nothing_and_the_main_one_knows_the_same_targets(
+    watched: Fleet,
+) -> None:
+    before = process(watched)
+    assert deployed_on(watched).changed == {}
+    dry = watched.pyinfra("--dry", "--json")
+    assert dry.status == 0, dry.output
+    assert dry.changed == {}
+    assert process(watched) == before
+
+
+# What an operator has chosen in Grafana.
+SHOWN = {"instance": "gpu-01", "model": "tiny"}
+# What is true of no node of this lab, in the words of the catalogue.
+ABSENT_HERE = (
+    "GPU nodes without DCGM",
+    "boards with NVLink 5 and newer",
+    "fleets with a gateway",
+    "nodes whose drift was recorded",
+    "nodes whose memory controller reports errors",
+    "nodes with InfiniBand or RoCE adapters",
+    "nodes with Linux software RAID",
+    "nodes with bonded network interfaces",
+    "while an alert is pending or firing",
+)
+# nspawn lets no container ask for the clock's state (systemd.exec(5), @clock).
+NOT_IN_CONTAINERS = {name for name in catalogue.SERIES if name.startswith("node_timex_")}
+
+
+def excused(name: str) -> bool:
+    """Whether a series is served somewhere only, and not here."""
+    metric = catalogue.SERIES.get(name)
+    elsewhere = metric is not None and metric.only.startswith(ABSENT_HERE)
+    return elsewhere or name in NOT_IN_CONTAINERS
+
+
+def absent(fleet: Fleet, expressions: Iterable[str]) -> tuple[dict[str, str], set[str]]:
+    """
+    Return {selector: what is missing} of those in expressions, and all that find nothing now.
+
+    One that asks for a value that comes with a fault (`status=~"5.."`) finds nothing while all is
+    well: then its series have to be there with the labels that it names. Labels that come with a
+    fault, or are empty, are in the catalogue at least.
+    """
+    asked = sorted(
+        {
+            selector + span
+            for each in expressions
+            for selector, span in offline.selectors(each).items()
+        }
+    )
+    empty = [each for each, said in zip(asked, query(fleet, *asked), strict=True) if not said]
+    names = sorted({name for each in empty for name in offline.names(each)})
+    series = dict(zip(names, query(fleet, *names), strict=True))
+    found = {}
+    for selector in empty:
+        (name,) = offline.names(selector)
+        labels = {label for each in series[name] for label in each["metric"]}
+        labels |= set(catalogue.SERIES[name].labels) if name in catalogue.SERIES else set()
+        wanted = set(re.findall(r"(\w+)(?:=|!=|=~|!~)\"", selector))
+        if not series[name]:
+            found[selector] = f"there is no {name}"
+        elif wanted - labels:
+            found[selector] = f"{name} has no label {', '.join(sorted(wanted - labels))}"
+    return found, {re.sub(r"\[\d+s\]$", "", each) for each in empty}
+
+
+def test_every_expression_of_every_rule_and_panel_finds_something(busy: Fleet) -> None:
+    """
+    No query errs, and none asks for a series that nobody serves.
+
+    An alert's expression is empty while all is well, so each of its selectors is asked. A panel
+    that may be empty says on its face what that means.
+    """
+    recordings = {each.record: each.expr for group in RULES for each in group.recordings}
+    rules = [*recordings.values(), *(alert.expr for group in RULES for alert in group.alerts)]
+    shown = panels.queries(SHOWN)
+    expressions = list(dict.fromkeys([*rules, *(each.expr for each in shown)]))
+    assert len(expressions) > 100
+    answers = dict(zip(expressions, query(busy, *expressions), strict=True))
+    assert {expr: said for expr, said in answers.items() if isinstance(said, str)} == {}
+
+    missing, empty = absent(busy, expressions)
+    lacking = {name for each in missing for name in offline.names(each)}
+
+    def follows(name: str) -> bool:
+        """Whether it is known why there is none of it."""
+        if name not in recordings:
+            return excused(name)
+        return bool(set(offline.selectors(recordings[name])) & empty)
+
+    unknown = {
+        each: why for each, why in missing.items() if not all(map(follows, offline.names(each)))
+    }
+    assert unknown == {}, unknown
+    may_be = panels.may_be_empty(SHOWN)
+    assert [
+        each
+        for each in shown
+        if not answers[each.expr] and each not in may_be and not offline.names(each.expr) & lacking
+    ] == []
+
+
+def test_a_configuration_that_prometheus_would_refuse_changes_nothing(watched: Fleet) -> None:
+    before = process(watched)
+    files = "find /etc/gpufleet/prometheus -type f | sort | xargs sha256sum"
+    lay = watched.ssh(HOME, files)
+    declare(watched, external_labels={"no-label": "x"})
+    try:
+        run = watched.pyinfra("-y", deploy=DEPLOY)
+    finally:
+        declare(watched)
+    assert run.status != 0
+    assert "no-label" in run.output
+    assert "Traceback" not in run.output
+    assert watched.ssh(HOME, files) == lay
+    assert process(watched) == before
+
+
+def test_another_configuration_is_reloaded_and_seen_to_be_in_force(watched: Fleet) -> None:
+    """By the same process."""
+    pid, read_at = process(watched)
+    declare(watched, external_labels={"fleet": "lab"})
+    assert set(deployed_on(watched).changed) == {
+        "Prometheus | proof of the configuration",
+        "Prometheus | configuration",
+        "Prometheus | configuration in force",
+    }
+    now = process(watched)
+    assert now[0] == pid
+    assert float(now[1]) > float(read_at)
+    (found,) = ask(watched, [f"{PROMETHEUS}/api/v1/status/config"]).values()
+    assert "fleet: lab" in found["data"]["yaml"]
+
+
+def test_a_fault_is_told_with_its_node_kept_quiet_while_silenced_and_resolved(
+    watched: Fleet,
+) -> None:
+    watched.ssh("gpu-02", "systemctl stop prometheus-node-exporter.service")
+    try:
+        assert comes(lambda: alerts(watched, "ExporterDown") == {"gpu-02": "active"})
+        done = watched.gpufleet(
+            *(
+                "monitoring",
+                "silence",
+                watched.inventory,
+                "gpu-02",
+                "--for",
+                "5m",
+                "--why",
+                "a test",
+            )
+        )
+        assert done.status == 0, done.output
+        assert comes(lambda: alerts(watched, "ExporterDown") == {"gpu-02": "suppressed"})
+        listed = watched.gpufleet("monitoring", "silences", watched.inventory)
+        assert "gpu-02" in listed.stdout
+        assert "a test" in listed.stdout
+        done = watched.gpufleet("monitoring", "unsilence", watched.inventory, "gpu-02")
+        assert done.status == 0, done.output
+        assert comes(lambda: alerts(watched, "ExporterDown") == {"gpu-02": "active"})
+    finally:
+        watched.ssh("gpu-02", "systemctl start prometheus-node-exporter.service")
+    assert comes(lambda: alerts(watched, "ExporterDown") == {}, 120)
+
+
+@pytest.mark.long
+def test_a_node_that_is_down_keeps_nobody_else_from_being_watched(watched: Fleet) -> None:
+    """Its own targets stay, and are seen to be down; a node's new targets come."""
+    before = up(watched)
+    watched.lab.power("gpu-02", "off")
+    try:
+        watched.ssh(HOME, "rm /etc/gpufleet/prometheus/targets/node.json")
+        watched.pyinfra("-y", deploy=DEPLOY)  # it says that gpu-02 cannot be reached
+        assert comes(lambda: up(watched).keys() == before.keys()), up(watched)
+        assert comes(lambda: up(watched)["vllm", "gpu-02", "tiny-1"] == "0")
+    finally:
+        watched.lab.power("gpu-02", "on")
+    assert comes(lambda: up(watched) == before, 300), up(watched)
+
+
+def test_runs_without_a_monitoring_node_are_refused(watched: Fleet) -> None:
+    run = watched.pyinfra("-y", "--limit", "gpu-01", deploy=DEPLOY)
+    assert run.status != 0
+    assert "monitoring: {}" in run.output
+    assert "Starting operation" not in run.output
+    assert (ROOT / "docs/monitoring.md").is_file()
