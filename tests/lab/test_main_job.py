@@ -369,8 +369,9 @@ def test_a_node_without_power_stops_a_run_and_serves_again_by_itself(fleet: Flee
         run = fleet.pyinfra("-y")
         assert run.status != 0
         assert "gpu-02" in run.output
-        assert fleet.ssh("gpu-01", "systemctl show -P MainPID vllm-tiny-0.service").strip() == (
-            before["gpu-01 vllm-tiny-0.service"]
+        assert (
+            fleet.ssh("gpu-01", "systemctl show -P MainPID vllm-tiny-0.service").strip()
+            == (before["gpu-01 vllm-tiny-0.service"])
         )
     finally:
         fleet.lab.power("gpu-02", "on")
