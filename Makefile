@@ -53,7 +53,8 @@ test-long: .venv/.ready
 	GPUFLEET_CHECK_MATRIX=docs/check-matrix.md $(RUN)/pytest -v -m long tests/test_check_matrix.py
 	$(RUN)/pytest -v -m long tests/monitoring
 	GPUFLEET_FAULT_TABLE=docs/fault-table.md GPUFLEET_GROUP_FAULT_TABLE=docs/group-faults.md \
-	GPUFLEET_UPGRADE_TABLE=docs/upgrade-faults.md $(RUN)/pytest -v -m long tests/lab
+	GPUFLEET_UPGRADE_TABLE=docs/upgrade-faults.md GPUFLEET_ALERT_TABLE=docs/alert-faults.md \
+	GPUFLEET_WATCHDOG_TABLE=docs/watchdog.md $(RUN)/pytest -v -m long tests/lab
 
 gpu-record: .venv/.ready
 	@$(RUN)/python -m tests.nodes.record --real
