@@ -447,7 +447,7 @@ def test_a_program_that_hangs_costs_its_own_fact_only(library, tmp_path, program
 
     told = probe(library, nvml.profile("h100x8"), sysroot=str(root), seconds={"beside": 1})
 
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 30  # of the 61 that it would take
     value = told
     for part in fact:
         value = value[part]

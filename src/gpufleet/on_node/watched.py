@@ -65,7 +65,11 @@ class Watched:
         try:
             return json.loads(self.output.decode())
         except ValueError:
-            return missing("crashed", signal=self.end())
+            ended = self.end()
+        # Its own alarm clock, which a parent that had no time to look is behind.
+        if ended == signal.SIGALRM:
+            return missing("timeout", seconds=self.seconds)
+        return missing("crashed", signal=ended)
 
     def end(self) -> int | None:
         """Return the signal that ended the process; None if that is not known within a second."""
