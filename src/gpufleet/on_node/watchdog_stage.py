@@ -280,8 +280,9 @@ class Stage:
             return "systemctl: %s" % program.out.strip()
         known = dict(row.split("=", 1) for row in program.out.splitlines() if "=" in row)
         self._group = known.get("ControlGroup", "")
-        if (known.get("ActiveState"), known.get("SubState")) != ("active", "running"):
-            return "the unit is %(ActiveState)s (%(SubState)s)" % known
+        state = (known.get("ActiveState", "unknown"), known.get("SubState", "unknown"))
+        if state != ("active", "running"):
+            return "the unit is %s (%s)" % state
         if known.get("InvocationID") != self.life:
             return "the unit runs anew"
         if known.get("Job") not in (None, "", "0"):
