@@ -27,8 +27,6 @@ with refusals():
     node = bare()
     if node:
         nvidia_repository(node.repository)
-        # First: how a node stands is seen while its driver changes, too.
-        node_facts(node.settings)
         tuning(node.settings.gpu, len(node.machine.gpus))
         nvidia_driver(node)
         driver_in_force(node)
@@ -46,4 +44,6 @@ with refusals():
         rdma(node.settings.gpu.rdma, node.system.id)
         container_toolkit(node.settings.gpu.container_toolkit)
         checked(node)
+        # Last: the lock that they name is one that the node was brought to.
+        node_facts(node.settings)
         recorded("node", name="record what was found")
