@@ -105,7 +105,10 @@ def comes(what: Callable[[], bool], seconds: float = 60) -> bool:
 def process(fleet: Fleet) -> tuple[str, str]:
     """Return Prometheus' process, and when it has last read its configuration."""
     pid = fleet.ssh(HOME, "systemctl show -P MainPID prometheus.service").strip()
-    (found,) = query(fleet, "prometheus_config_last_reload_success_timestamp_seconds")
+    name = "prometheus_config_last_reload_success_timestamp_seconds"
+    # It knows of itself what it has scraped: not in its first seconds.
+    assert comes(lambda: bool(query(fleet, name)[0]))
+    (found,) = query(fleet, name)
     return pid, found[0]["value"][1]
 
 
