@@ -97,6 +97,7 @@ def answer(function: Callable[[], Any], end: int, lives: float, keep: bool) -> N
     try:
         # Whatever becomes of the parent, this ends; a crash writes no core file; and whoever reads
         # the probe's output does not wait for a process that is stuck.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # whatever the parent does about it
         signal.alarm(int(lives) + 1)
         with contextlib.suppress(OSError):
             os.setpgid(0, 0)
