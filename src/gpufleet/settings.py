@@ -28,6 +28,7 @@ from pydantic import (
 
 from gpufleet import gpu_lock, locked, presets
 from gpufleet.checks.catalogue import CHECKS
+from gpufleet.gateway_settings import Balancer, Gateway, Golden, Upgrade
 from gpufleet.gpu_settings import Gpu, GpuLock
 from gpufleet.groups import suggestion
 from gpufleet.locked import KeyPath
@@ -333,6 +334,12 @@ class Vllm(Setting):
     ] = None
     hf_endpoint: Annotated[str | None, Field(description="A mirror of the Hugging Face Hub")] = None
     environment: Annotated[dict[str, str], Field(description="For every stage")] = {}
+    keep_releases: Annotated[
+        int, Field(ge=1, description="Releases to keep on a node beyond those in use, newest first")
+    ] = 2
+    keep_days: Annotated[
+        int, Field(ge=0, description="And those that were built in so many days")
+    ] = 14
 
     @model_validator(mode="after")
     def _open_endpoints_are_deliberate(self) -> Vllm:
@@ -476,6 +483,9 @@ class Served(Setting):
     watchdog: Annotated[
         Watchdog, Field(description="What is done when its requests run and its tokens do not")
     ] = Watchdog()
+    golden: Annotated[
+        Golden, Field(description="What it must answer after a change as it did before")
+    ] = Golden()
 
     @property
     def is_path(self) -> bool:
@@ -543,6 +553,15 @@ class NodeSettings(Setting):
     monitoring: Annotated[
         Monitoring | None, Field(description="null: this node watches nobody")
     ] = None
+    gateway: Annotated[
+        Gateway | None, Field(description="null: clients do not come to this node")
+    ] = None
+    balancer: Annotated[
+        Balancer | None, Field(description="A balancer of yours; null: our gateways, or none")
+    ] = None
+    upgrade: Annotated[
+        Upgrade, Field(description="How the fleet is changed; the same for all of its nodes")
+    ] = Upgrade()
     firewall: Annotated[
         Firewall | None, Field(description="null: none of ours, and one of before is removed")
     ] = None
@@ -592,6 +611,9 @@ class NodeSettings(Setting):
             found["monitoring.prometheus.port"] = self.monitoring.prometheus.port
         if self.monitoring and self.monitoring.alertmanager:
             found["monitoring.alertmanager.port"] = self.monitoring.alertmanager.port
+        if self.gateway:
+            found["gateway.port"] = self.gateway.port
+            found["gateway.metrics_port"] = self.gateway.metrics_port
         return found
 
 

@@ -1,0 +1,60 @@
+"""What is changed together, and in which order: groups and waves, as values.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias
+
+Kind: TypeAlias = Literal["stages", "node"]
+"""stages: units of vLLM are replaced. node: what is below them is (a driver), with all on it."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The smallest part of a fleet that is changed at once: it is drained and judged as one."""
+
+    id: str
+    """Of a replica its id (`tiny-0`); of whole nodes their names, joined by +."""
+    kind: Kind
+    nodes: tuple[str, ...]
+    """By name. A replica over nodes has all of its nodes in one group."""
+    replicas: tuple[str, ...]
+    """Ids of those that serve nothing meanwhile."""
+    why: tuple[str, ...] = ()
+    """What differs, in words of `gpufleet plan --diff`."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values for `json.dumps`."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, said: Mapping[str, Any]) -> Group:
+        """Return what `as_json` has written."""
+        return cls(
+            said["id"],
+            said["kind"],
+            tuple(said["nodes"]),
+            tuple(said["replicas"]),
+            tuple(said.get("why", ())),
+        )
+
+
+@dataclass(frozen=True)
+class Wave:
+    """Groups that are changed at the same time."""
+
+    number: int
+    """From 1."""
+    groups: tuple[Group, ...]
+    canary: bool = False
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """All its nodes, by name."""
+        return tuple(sorted({node for each in self.groups for node in each.nodes}))
+
+    @property
+    def replicas(self) -> tuple[str, ...]:
+        """All its replicas, by id."""
+        return tuple(sorted({replica for each in self.groups for replica in each.replicas}))
