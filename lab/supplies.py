@@ -7,6 +7,7 @@ end `<state>/group_vars/lab.yml` says where all of it is; the mirror, which `Lab
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -25,19 +26,22 @@ MODEL = "lab/tiny"
 VLLM = "0.32.0"
 
 
-def provide(state: LabState, say: Say = silent) -> None:
+def provide(state: LabState, say: Say = silent, also: Sequence[str] = ()) -> None:
     """
     Have everything that nodes download, and tell the inventory where it is.
 
-    The first time on a machine it downloads about 0.9 GB of wheels. Raises FleetError.
+    The first time on a machine it downloads about 0.9 GB of wheels, and 0.2 GB for each release of
+    vLLM that is wanted `also`, of which there is a lock beside the first one's. Raises FleetError.
     """
     with step("vendor repository", say):
         repository = vendor.build(state.dir, state.mirror_url)
     with step("model", say):
         files = model.write(state.dir / mirror.MODELS / MODEL)
     with step("wheels", say):
-        wheels.wheelhouse(versions=(VLLM,), report=say)
+        wheels.wheelhouse(versions=(VLLM, *also), report=say)
         lock, uv_lock = wheels.write_locks(state.dir, version=VLLM)
+        for version in also:
+            wheels.write_locks(state.dir, version=version)
     written: dict[str, Any] = {
         "cuda": {
             "repository": {

@@ -33,7 +33,11 @@ from lab.command import run
 from lab.progress import Say, silent
 from lab.state import CACHE, exclusive, write
 
+# What `make test` and `make lab` install.
 VERSIONS = ("0.32.0",)
+# What a fleet can come from: of another minor version, and for the same build of torch (measured:
+# both run on the nodes, and answer the same). Downloaded only where it is asked for.
+OLDER = "0.31.0"
 # Runs two ranks of vLLM 0.32.0 (measured), and asks for a token (2.52 and newer).
 RAY = "2.60.0"
 # Reads the Python stacks of a process that was stopped (measured with 0.4.3).
@@ -109,14 +113,15 @@ def is_complete(wheels: Path, wanted: Sequence[str]) -> bool:
 
 
 def write_locks(state: Path, cache: Path = CACHE, version: str = VERSIONS[0]) -> tuple[Path, Path]:
-    """Write `state`/vllm.lock.txt and uv.lock.txt from the wheelhouse; return their paths.
+    """Write `state`/locks/vllm-VERSION.txt and uv.txt from the wheelhouse; return their paths.
 
-    Every line is `name==version --hash=sha256:...`; no path, index or host is in them.
+    They are called as those of the repository's own folder of locks are. Every line is
+    `name==version --hash=sha256:...`; no path, index or host is in them.
     """
-    wheels = cache / "wheels"
+    wheels, locks = cache / "wheels", state / "locks"
     release = "\n".join([f"vllm=={version}", *beside()])
-    vllm = lock(release, wheels, state / "vllm.lock.txt")
-    return vllm, lock(f"uv=={uv_version()}", wheels, state / "uv.lock.txt")
+    vllm = lock(release, wheels, locks / f"vllm-{version}.txt")
+    return vllm, lock(f"uv=={uv_version()}", wheels, locks / "uv.txt")
 
 
 def beside() -> tuple[str, ...]:

