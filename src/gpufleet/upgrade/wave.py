@@ -10,6 +10,16 @@ Kind: TypeAlias = Literal["stages", "node"]
 """stages: units of vLLM are replaced. node: what is below them is (a driver), with all on it."""
 
 
+def model_of(replica: str) -> str:
+    """
+    Return the entry of `serving` that a replica is one of.
+
+    >>> model_of("llama-3-70b-0")
+    'llama-3-70b'
+    """
+    return replica.rpartition("-")[0]
+
+
 @dataclass(frozen=True)
 class Group:
     """The smallest part of a fleet that is changed at once: it is drained and judged as one."""
@@ -23,6 +33,15 @@ class Group:
     """Ids of those that serve nothing meanwhile."""
     why: tuple[str, ...] = ()
     """What differs, in words of `gpufleet plan --diff`."""
+    comes: tuple[str, ...] = ()
+    """Those of `replicas` that do not run yet."""
+    goes: tuple[str, ...] = ()
+    """Those of `replicas` that do not come back."""
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Whose replicas they are, by name."""
+        return tuple(sorted({model_of(each) for each in self.replicas}))
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values for `json.dumps`."""
@@ -37,6 +56,8 @@ class Group:
             tuple(said["nodes"]),
             tuple(said["replicas"]),
             tuple(said.get("why", ())),
+            tuple(said.get("comes", ())),
+            tuple(said.get("goes", ())),
         )
 
 
