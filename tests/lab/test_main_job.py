@@ -210,6 +210,7 @@ def test_dcgm_counts_every_gpu(deployed: Fleet, node: str, gpus: int) -> None:
 @pytest.mark.parametrize(("node", "gpus"), [("gpu-01", 8), ("gpu-02", 4)])
 def test_a_nodes_own_facts_are_served(deployed: Fleet, node: str, gpus: int) -> None:
     """By the node exporter: what the node's timer reads, and what the deploy found at its end."""
+    deployed.ssh(node, "systemctl start gpufleet-facts.service")  # the timer's next run, now
     text = deployed.ssh(node, "curl -fsS http://127.0.0.1:9100/metrics")
     found = {
         (sample.name, *sample.labels.values()): sample.value
