@@ -28,6 +28,8 @@ FAMILIES = {
 }
 FINISHED, ANSWERED = "vllm:request_success_total", "http_requests_total"
 STARTED = "process_start_time_seconds"
+# Of the same instrumentation as `ANSWERED`, and there from the start, without labels.
+INSTRUMENTED = "http_request_duration_highr_seconds_count"
 # What clients ask. Probes, /metrics and what else answers beside them are no requests of theirs.
 API = "/v1/"
 
@@ -343,7 +345,7 @@ def program(
     ]
     if not wanted and alertmanager is None:
         return None
-    families = [*FAMILIES[TTFT], *FAMILIES[ITL], FINISHED, ANSWERED, STARTED]
+    families = [*FAMILIES[TTFT], *FAMILIES[ITL], FINISHED, ANSWERED, STARTED, INSTRUMENTED]
     return payload.program(
         "judge",
         replicas=wanted,
@@ -510,8 +512,8 @@ def _answered(
     """Return answers by class of status; a class has no series before its first answer."""
     rows = series.get(ANSWERED)
     if rows is None:
-        # The instrumentation is there if any of its metrics is; then nobody has asked yet.
-        return {} if any(name.startswith("http_request_") for name in series) else None
+        # Where requests are counted at all, nobody has asked yet.
+        return {} if INSTRUMENTED in series else None
     return _by([row for row in rows if row[0].get("handler", "").startswith(API)], "status")
 
 
