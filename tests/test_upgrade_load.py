@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -122,7 +123,7 @@ def serving(does: str) -> Iterator[str]:
 def test_the_client_says_what_it_met_and_tries_nothing_twice(does: str, failure: str) -> None:
     async def once(url: str) -> Request:
         async with openai.AsyncOpenAI(base_url=url, api_key="k", max_retries=0) as client:
-            return await upgrade_load.ask(client, "m", 1)
+            return await upgrade_load.ask(client, "m", 1, 4)
 
     with serving(does) as url:
         found = asyncio.run(once(url))
@@ -134,10 +135,13 @@ def test_the_client_says_what_it_met_and_tries_nothing_twice(does: str, failure:
         assert found.asked <= found.first <= found.ended
 
 
-def test_the_clients_are_a_process_that_ends_when_it_is_told_to(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [{"rate": 20.0}, {"together": 3}])
+def test_the_clients_are_a_process_that_ends_when_it_is_told_to(
+    tmp_path: Path, how: dict[str, Any]
+) -> None:
     with serving("well") as url:
         began = time.time()
-        with upgrade_load.clients(url, "k", tmp_path / "r.jsonl", rate=20) as running:
+        with upgrade_load.clients(url, "k", tmp_path / "r.jsonl", **how) as running:
             while len(running.requests()) < 10:
                 assert time.time() < began + 60
                 time.sleep(0.1)

@@ -141,6 +141,15 @@ class UpgradeFleet(Fleet):
     def declare_release(self, version: str) -> None:
         self.declare(vllm={"version": version, "lock": f"locks/vllm-{version}.txt"})
 
+    def declare_driver(self, driver: str, dcgm: Mapping[str, str]) -> None:
+        """Have the nodes run this driver; a reboot is allowed where it takes one."""
+        provided = yaml.safe_load((self.state.dir / "group_vars/lab.yml").read_text())
+        self.declare(
+            cuda={"repository": provided["cuda"]["repository"]},
+            gpu_lock={"driver": driver, "dcgm": dict(dcgm)},
+            gpu={"reboot": "when_needed", "reboot_seconds": 120},
+        )
+
     def declared(self) -> dict[str, Any]:
         """Return what the file says now: `--vllm` writes it too."""
         found: dict[str, Any] = yaml.safe_load((self.project / "group_vars/up.yml").read_text())

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import math
 import os
@@ -24,7 +25,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -171,11 +172,16 @@ class Clients:
 
 @contextmanager
 def clients(
-    url: str, key: str, out: Path, *, rate: float, model: str = "tiny"
+    url: str, key: str, out: Path, *, rate: float = 0.0, together: int = 0, model: str = "tiny"
 ) -> Iterator[Clients]:
-    """Have clients ask while this lasts; they end with it."""
+    """
+    Have clients ask while this lasts; they end with it.
+
+    `rate`: so many requests a second. `together`: so many clients, each of which makes a long
+    request as soon as its last one has ended.
+    """
     command = [sys.executable, "-m", "tests.lab.upgrade_load", "--url", url, "--model", model]
-    command += ["--rate", str(rate), "--out", str(out)]
+    command += ["--rate", str(rate), "--together", str(together), "--out", str(out)]
     log = out.with_suffix(".log")
     with log.open("wb") as said:
         process = subprocess.Popen(
@@ -196,9 +202,8 @@ def clients(
             running.stop()
 
 
-async def ask(client: openai.AsyncOpenAI, model: str, number: int) -> Request:
+async def ask(client: openai.AsyncOpenAI, model: str, number: int, tokens: int) -> Request:
     """Make one request, whatever becomes of it."""
-    tokens = LONG_TOKENS if number % LONG_EVERY == 0 else SHORT_TOKENS
     asked = time.time()
     first, last, gaps, pieces, finish, error = None, asked, [], [], None, ""
     try:
@@ -234,8 +239,8 @@ async def ask(client: openai.AsyncOpenAI, model: str, number: int) -> Request:
     )
 
 
-async def ask_on(url: str, model: str, rate: float, out: Path) -> None:
-    """Begin `rate` requests a second until told to end; write each when it has ended."""
+async def ask_on(url: str, model: str, rate: float, together: int, out: Path) -> None:
+    """Ask until told to end, `rate` times a second or `together` at once; write what was seen."""
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
     for each in (signal.SIGTERM, signal.SIGINT):
@@ -244,20 +249,29 @@ async def ask_on(url: str, model: str, rate: float, out: Path) -> None:
     under_way: set[asyncio.Task[None]] = set()
     with out.open("a", buffering=1) as file:
 
-        async def one(number: int) -> None:
-            file.write(json.dumps(asdict(await ask(client, model, number))) + "\n")
+        async def one(number: int, tokens: int) -> None:
+            file.write(json.dumps(asdict(await ask(client, model, number, tokens))) + "\n")
 
-        began, number = time.monotonic(), 0
-        while not over.is_set():
-            number += 1
-            task = asyncio.create_task(one(number))
+        async def again_and_again(number: int) -> None:
+            while not over.is_set():
+                await one(number, LONG_TOKENS)
+                await asyncio.sleep(0.01)  # where every one fails at once
+
+        def begin(what: Coroutine[Any, Any, None]) -> None:
+            task = asyncio.create_task(what)
             under_way.add(task)
             task.add_done_callback(under_way.discard)
+
+        for number in range(1, together + 1):
+            begin(again_and_again(number))
+        began, number = time.monotonic(), 0
+        while rate and not over.is_set():
+            number += 1
+            begin(one(number, LONG_TOKENS if number % LONG_EVERY == 0 else SHORT_TOKENS))
             rest = began + number / rate - time.monotonic()
-            try:
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(over.wait(), max(rest, 0.001))
-            except TimeoutError:
-                continue
+        await over.wait()
         if under_way:
             await asyncio.wait(under_way, timeout=PATIENCE)
     await client.close()
@@ -267,10 +281,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--url", required=True)
     parser.add_argument("--model", required=True)
-    parser.add_argument("--rate", type=float, required=True)
+    parser.add_argument("--rate", type=float, default=0.0)
+    parser.add_argument("--together", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    asyncio.run(ask_on(given.url, given.model, given.rate, given.out))
+    asyncio.run(ask_on(given.url, given.model, given.rate, given.together, given.out))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,301 @@
+"""A fleet is changed while clients ask it: real servers, two real releases, and no request lost.
+
+Four nodes behind our gateway; clients that are not ours (`tests/lab/upgrade_load.py`, and `vllm
+bench serve` out of the release on a node) from before each change until after it. Long. With
+GPUFLEET_UPGRADE_LOAD_TABLE the run writes docs/upgrade-under-load.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import repository
+from tests.lab.bare_node import DCGM
+from tests.lab.upgrade_fleet import GATEWAY, NEW, OLD, PORT, RATE, UpgradeFleet, upgrade_fleet
+from tests.lab.upgrade_load import Summary, bench_failures, clients, summary
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(7200)]
+
+LAB_ID, DRIVER_LAB_ID = "gfup", "gfud"
+UPGRADES = 5
+LEAST_REQUESTS = 5000
+BENCH_RATE = 1.0
+DRIVERS = ("580.95.05", "580.178.04")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One change under load, and what clients saw of it."""
+
+    change: str
+    seconds: float
+    seen: Summary
+    bench: tuple[int, int] | None = None
+    """Requests of `vllm bench serve`: how many it made, and how many of them failed."""
+
+
+ROWS: list[Row] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tables() -> Iterator[None]:
+    yield
+    if (path := os.environ.get("GPUFLEET_UPGRADE_LOAD_TABLE")) and ROWS:
+        Path(path).write_text(table(ROWS))
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpgradeFleet]:
+    with upgrade_fleet(LAB_ID, tmp_path_factory.mktemp("up")) as found:
+        found.deploy()
+        yield found
+
+
+@dataclass
+class Bench:
+    """`vllm bench serve` on a node, out of the release that was there when it began."""
+
+    fleet: UpgradeFleet
+    prompts: int
+    out: str = "/root/bench.json"
+    _said: list[str] = field(default_factory=list)
+
+    def start(self) -> None:
+        """Begin; it asks in its own rhythm until it has asked for all of its prompts."""
+        node = self.fleet.gpu_nodes[0]
+        argv = self.fleet.ssh(
+            node, "tr '\\0' '\\n' < /proc/$(systemctl show -P MainPID vllm-tiny-*)/cmdline"
+        ).split("\n")
+        vllm = next(word for word in argv if word.endswith("/bin/vllm"))
+        model = next(word for word in argv if word.startswith("/var/lib/vllm/models/"))
+        url = f"http://{self.fleet.address(GATEWAY)}:{PORT}"
+        self.fleet.ssh(node, "cat > /root/bench.key && chmod 600 /root/bench.key", stdin=self.key)
+        command = (
+            f"rm -f {self.out}; export OPENAI_API_KEY=$(cat /root/bench.key) HF_HUB_OFFLINE=1; "
+            f"exec nice -n 5 {vllm} bench serve --backend openai --base-url {url} "
+            f"--endpoint /v1/completions --model tiny --tokenizer {model} --dataset-name random "
+            f"--random-input-len 32 --random-output-len 16 --num-prompts {self.prompts} "
+            f"--request-rate {BENCH_RATE} --ignore-eos --save-result --result-dir /root "
+            f"--result-filename {Path(self.out).name}"
+        )
+        config = str(self.fleet.state.ssh_config)
+        self._process = subprocess.Popen(
+            ["ssh", "-F", config, node, command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    @property
+    def key(self) -> str:
+        return self.fleet.key_of_clients
+
+    def finish(self) -> tuple[int, int]:
+        """Wait for its end; return how many requests it made and how many of them failed."""
+        said, _ = self._process.communicate(timeout=1200)
+        node = self.fleet.gpu_nodes[0]
+        text = self.fleet.ssh(node, f"cat {self.out} 2>/dev/null; :")
+        assert text, f"it wrote no result: {said[-2000:]}"
+        return self.prompts, bench_failures(json.loads(text), self.prompts)
+
+
+@contextmanager
+def changing(
+    fleet: UpgradeFleet, change: str, *, bench: int = 0, rate: float = RATE
+) -> Iterator[None]:
+    """Have clients ask from before a change until after it; none may fail; note the row."""
+    name = re.sub(r"\W+", "-", change)
+    other = Bench(fleet, bench) if bench else None
+    with fleet.load(name, rate) as load:
+        if other:
+            other.start()
+        while len(load.requests()) < 3 * rate:  # before anything is touched
+            time.sleep(0.5)
+        began = time.monotonic()
+        yield
+        seconds = time.monotonic() - began
+        time.sleep(5)
+        benched = other.finish() if other else None
+        load.stop()
+        seen = summary(load.requests())
+    assert seen.failed == 0, seen.failures
+    assert not benched or benched[1] == 0, benched
+    ROWS.append(Row(change, seconds, seen, benched))
+
+
+def test_five_upgrades_between_two_releases_lose_no_request(fleet: UpgradeFleet) -> None:
+    """To the newer release and back, and again: each with all of its proof and gates."""
+    made = 0
+    for number in range(1, UPGRADES + 1):
+        before, after = (OLD, NEW) if number % 2 else (NEW, OLD)
+        with changing(fleet, f"{number}: vLLM {before} to {after}", bench=200):
+            done = fleet.upgrade("--vllm", after)
+            assert done.returncode == 0, done.stdout
+        assert fleet.declared()["vllm"]["version"] == after
+        fleet.wanted["vllm"] |= {"version": after, "lock": fleet.declared()["vllm"]["lock"]}
+        fleet.is_whole(after)
+        one_at_a_time(fleet)
+        row = ROWS[-1]
+        made += row.seen.requests + (row.bench[0] if row.bench else 0)
+    assert made >= LEAST_REQUESTS, made
+
+
+def one_at_a_time(fleet: UpgradeFleet) -> None:
+    """Hold that of four replicas no two were out at once, as the journal has it."""
+    out: set[str] = set()
+    for entry in fleet.journal():
+        if entry["what"] == "draining":
+            out.add(entry["group"])
+        elif entry["what"] == "undrained":
+            out.discard(entry["group"])
+        assert len(out) <= 1, out
+
+
+def test_a_changed_setting_reaches_every_server_and_no_request_is_lost(
+    fleet: UpgradeFleet,
+) -> None:
+    fleet.declare_model(flags={**fleet.wanted["serving"]["tiny"]["flags"], "max-num-seqs": 7})
+    with changing(fleet, "a setting (max-num-seqs)"):
+        done = fleet.upgrade()
+        assert done.returncode == 0, done.stdout
+    for node in fleet.gpu_nodes:
+        argv = fleet.ssh(
+            node, "tr '\\0' '\\n' < /proc/$(systemctl show -P MainPID vllm-tiny-*)/cmdline"
+        ).split("\n")
+        assert argv[argv.index("--max-num-seqs") + 1] == "7"
+
+
+def test_another_revision_of_the_model_is_served_and_no_request_is_lost(
+    fleet: UpgradeFleet,
+) -> None:
+    revision = fleet.change_model("The same weights, described anew.\n")
+    fleet.declare_model(revision=revision)
+    with changing(fleet, "the model's revision"):
+        done = fleet.upgrade()
+        assert done.returncode == 0, done.stdout
+    for node in fleet.gpu_nodes:
+        cmdline = "/proc/$(systemctl show -P MainPID vllm-tiny-*)/cmdline"
+        assert revision in fleet.ssh(node, f"tr '\\0' ' ' < {cmdline}")
+
+
+def test_a_load_that_three_replicas_need_is_upgraded_around_one_by_one(
+    fleet: UpgradeFleet,
+) -> None:
+    """Two at once are refused with the numbers, before anything is touched."""
+    flags = {**fleet.wanted["serving"]["tiny"]["flags"], "max-num-seqs": 2}
+    fleet.declare_model(flags=flags)
+    done = fleet.upgrade()
+    assert done.returncode == 0, done.stdout
+
+    out = fleet.project / "together.jsonl"
+    fleet.declare_model(flags={**flags, "max-num-batched-tokens": 511})
+    fleet.declare(upgrade={"waves": [2], "canary": 0})
+    journals = len(fleet.journals())
+    with clients(fleet.url, fleet.key_of_clients, out, together=5) as load:
+        while len(load.requests()) < 10:
+            time.sleep(0.5)
+        refused = fleet.upgrade()
+        assert refused.returncode != 0, refused.stdout
+        assert "Traceback" not in refused.stdout
+        assert re.search(r"\b3\b", refused.stdout), refused.stdout
+        assert not [entry for entry in fleet.journal() if entry["what"] == "draining"] or (
+            len(fleet.journals()) == journals
+        )
+        fleet.declare(upgrade={"waves": [1], "canary": 1})
+        done = fleet.upgrade()
+        assert done.returncode == 0, done.stdout
+        load.stop()
+    assert summary(load.requests()).failed == 0
+    one_at_a_time(fleet)
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpgradeFleet]:
+    """Two nodes that were handed over without a driver, and serve with the first one."""
+    nodes = ("gpu-01", "gpu-02")
+    with upgrade_fleet(DRIVER_LAB_ID, tmp_path_factory.mktemp("up"), nodes, bare=True) as found:
+        found.declare_driver(DRIVERS[0], DCGM)
+        run = found.pyinfra("-y", "--limit", "gpu", deploy="deploys/node.py", seconds=1200)
+        assert run.status == 0, run.output
+        found.deploy()
+        yield found
+
+
+def test_a_driver_is_upgraded_with_reboots_and_no_request_is_lost(bare: UpgradeFleet) -> None:
+    """Something else holds a device of each node, so the new driver needs a reboot."""
+    boots = {}
+    for node in bare.gpu_nodes:
+        boots[node] = bare.ssh(node, "cat /proc/sys/kernel/random/boot_id")
+        holder = "systemd-run -q --unit=holder sh -c 'exec sleep infinity 3</dev/nvidiactl'"
+        bare.ssh(node, holder)
+    bare.declare_driver(DRIVERS[1], DCGM)
+    with changing(bare, f"the driver's stand-in, {DRIVERS[0]} to {DRIVERS[1]}, with reboots"):
+        done = bare.upgrade()
+        assert done.returncode == 0, done.stdout
+    for node in bare.gpu_nodes:
+        assert bare.ssh(node, "cat /proc/sys/kernel/random/boot_id") != boots[node]
+        assert bare.ssh(node, "cat /sys/module/nvidia/version").strip() == DRIVERS[1]
+    one_at_a_time(bare)
+
+
+# The table
+
+
+def table(rows: list[Row]) -> str:
+    """Return docs/upgrade-under-load.md."""
+    requests = sum(row.seen.requests + (row.bench[0] if row.bench else 0) for row in rows)
+    failed = sum(row.seen.failed + (row.bench[1] if row.bench else 0) for row in rows)
+    lines = [
+        "# Changes under load: the last long run",
+        "",
+        f"`make test-long` on {datetime.now(UTC):%Y-%m-%d}, commit {repository.commit()}: "
+        f"{len(rows)} changes, {requests} requests, {failed} failed.",
+        "",
+        "Lab nodes with a replica each behind the gateway; all of them and the clients share two",
+        "cores, so times are of that machine. Clients: OpenAI's own, which streams and tries",
+        f"nothing twice, {RATE:g} requests a second, one in twenty of them long; and where the",
+        f"column is filled `vllm bench serve`, {BENCH_RATE:g} a second. Failed is what raised, was",
+        "cut short, or ended without a reason.",
+        "",
+        "| change | took | requests | failed | bench: requests, failed | first token p50, p99 "
+        "| between tokens p99 | longest request | longest pause |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        *(line(row) for row in rows),
+        "",
+        "The longest pause is the longest time in which no request ended.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def line(row: Row) -> str:
+    seen = row.seen
+    benched = f"{row.bench[0]}, {row.bench[1]}" if row.bench else "-"
+    cells: list[Any] = [
+        row.change,
+        f"{row.seconds:.0f} s",
+        seen.requests,
+        seen.failed,
+        benched,
+        f"{spoken(seen.ttft_p50)}, {spoken(seen.ttft_p99)}",
+        spoken(seen.itl_p99),
+        spoken(seen.longest),
+        spoken(seen.pause),
+    ]
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def spoken(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.2f} s"
