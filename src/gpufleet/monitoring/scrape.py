@@ -232,14 +232,21 @@ def _of_servers(
 ) -> Iterator[Target]:
     for each in servers:
         node = nodes.get(each.node)
-        listens = _vllm_listens(node) if node else ""
-        if node is None or (listens in _LOOPBACK and each.node != home):
+        address = reached(node, here=each.node == home) if node else None
+        if address is None:
             continue
-        address = node.address if listens in _ANY else listens
         labels = {"stage": each.stage, "model": each.model}
         if each.number:
             labels["server"] = str(each.number)
         yield _target(Job.VLLM, address, each.port, each.node, **labels)
+
+
+def reached(node: Watched, *, here: bool) -> str | None:
+    """Return the address of a node's vLLM servers, `here` on it or elsewhere; None: there is none."""
+    listens = _vllm_listens(node)
+    if listens in _LOOPBACK:
+        return listens if here else None
+    return node.address if listens in _ANY else listens
 
 
 def _vllm_listens(node: Watched) -> str:

@@ -1,0 +1,299 @@
+"""RUNS ON THE NODE: which servers of this gateway are drained, and which are to be.
+
+Takes (`PARAMETERS`):
+  do       show; drain: these servers get no new request, from now on and over every restart;
+           ready: they get requests again; only: keep no drained server but those that exist
+  servers  ["<backend>/<server>", ...]: those that are meant
+  home, run, state  directories: its configuration, its sockets, what it keeps
+Prints one JSON document {"schema": 1, "error": null or a sentence, "runs": bool,
+"fingerprint": of what HAProxy has loaded, "servers": [{backend, server, status, sessions, queued,
+drained}], "drained": [those kept drained], "unknown": [named, and not in the configuration]}.
+
+Installed as a program it is started by the gateway's unit: `gateway-state start` before HAProxy,
+`gateway-state reload` before each reload; it never fails them.
+
+Who is drained is said by drained.json alone, which is written before HAProxy is told. HAProxy reads
+drained.state whenever it starts or is reloaded, before its first request, and that file is made of
+drained.json each time: a line of HAProxy's server state has the server's port in it, and would
+bring back an old one. Over a reload servers that are down stay down, as well, until they are
+checked. Python 3.8, standard library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import socket
+import sys
+from typing import Any, Iterator
+
+PARAMETERS: "dict[str, Any]" = globals().get("PARAMETERS") or {}
+
+SOCKET_SECONDS = 10
+# HAProxy's server state, version 1 (management guide, "show servers state"): the fields that are
+# looked at here. 8: drained by the runtime socket (SRV_ADMF_FDRAIN).
+HEADER = (
+    "be_id be_name srv_id srv_name srv_addr srv_op_state srv_admin_state srv_uweight srv_iweight "
+    "srv_time_since_last_change srv_check_status srv_check_result srv_check_health "
+    "srv_check_state srv_agent_state bk_f_forced_id srv_f_forced_id srv_fqdn srv_port srvrecord "
+    "srv_use_ssl srv_check_port srv_check_addr srv_agent_addr srv_agent_port"
+)
+DRAINED = 8
+STOPPED, RUNNING = 0, 2
+# As in the gateway's `default-server rise`: what is loaded as up goes down with its first failure.
+RISE = 2
+
+HOME = PARAMETERS.get("home", "/etc/gpufleet/gateway")
+RUN = PARAMETERS.get("run", "/run/gpufleet-gateway")
+STATE = PARAMETERS.get("state", "/var/lib/gpufleet/gateway")
+
+
+def main() -> None:
+    """Do what was asked for."""
+    if not PARAMETERS:
+        hook(sys.argv[1] if len(sys.argv) > 1 else "start")
+        return
+    document = {
+        "schema": 1,
+        "error": None,
+        "runs": False,
+        "fingerprint": "",
+        "servers": [],
+        "drained": [],
+        "unknown": [],
+    }  # type: dict[str, Any]
+    try:
+        document.update(done(PARAMETERS["do"], PARAMETERS.get("servers", [])))
+    except OSError as error:
+        document["error"] = "what the gateway keeps cannot be read or written: %s" % error
+    sys.stdout.write(json.dumps(document) + "\n")
+
+
+def hook(when: str) -> None:
+    """Make HAProxy's state file; whatever is wrong, a gateway without it is better than none."""
+    try:
+        with locked():
+            write_state(kept(), live=when == "reload")
+    except Exception as error:
+        sys.stderr.write("servers' state is not kept: %r\n" % error)
+
+
+def done(what: str, servers: "list[str]") -> "dict[str, Any]":
+    """Return what was found, after what was asked for was done."""
+    if what == "show":
+        return seen(kept())
+    there = configured()
+    with locked():
+        drained = kept()
+        if what == "drain":
+            drained |= set(servers)
+        elif what == "ready":
+            drained -= set(servers)
+        elif what == "only":
+            drained &= set(there)
+        keep(drained)
+        write_state(drained, live=False)
+        errors = []
+        if what != "only":
+            state = "drain" if what == "drain" else "ready"
+            for name in sorted(set(servers) & set(there)):
+                try:
+                    said = told("set server %s state %s" % (name, state))
+                except OSError:
+                    # It does not run, and will know when it does.
+                    break
+                if said.strip():
+                    errors.append("%s: %s" % (name, " ".join(said.split())))
+    found = seen(drained)
+    found["unknown"] = sorted(set(servers) - set(there))
+    if errors and not found.get("error"):
+        found["error"] = "; ".join(errors)
+    return found
+
+
+# What is kept
+
+
+@contextlib.contextmanager
+def locked() -> "Iterator[None]":
+    """Let one program at a time change what is kept."""
+    os.makedirs(STATE, mode=0o755, exist_ok=True)
+    with open(os.path.join(STATE, ".lock"), "w", encoding="ascii") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def kept() -> "set[str]":
+    """Return the servers that are kept drained."""
+    try:
+        with open(os.path.join(STATE, "drained.json"), encoding="utf-8") as file:
+            return set(json.load(file)["drained"])
+    except FileNotFoundError:
+        return set()
+    except (ValueError, KeyError, TypeError) as error:
+        raise OSError("%s/drained.json is damaged (%r): remove it" % (STATE, error)) from None
+
+
+def keep(drained: "set[str]") -> None:
+    """Keep these, and no others."""
+    replace("drained.json", json.dumps({"schema": 1, "drained": sorted(drained)}) + "\n")
+
+
+def replace(name: str, text: str) -> None:
+    """Write a file whole or not at all, over a loss of power, too."""
+    path = os.path.join(STATE, name)
+    with open(path + ".new", "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(path + ".new", path)
+    folder = os.open(STATE, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def write_state(drained: "set[str]", live: bool) -> None:
+    """Write what HAProxy reads when it starts: a line for each server that is not simply up."""
+    down = set()
+    if live:
+        with contextlib.suppress(OSError):
+            down = {
+                row["be_name"] + "/" + row["srv_name"]
+                for row in states(told("show servers state"))
+                if row["srv_op_state"] == str(STOPPED)
+            }
+    lines = ["1", "# " + HEADER]
+    for name, (address, port) in sorted(configured().items()):
+        if name in drained or name in down:
+            lines.append(line(name, address, port, name in drained, name in down))
+    replace("drained.state", "\n".join(lines) + "\n")
+
+
+def line(name: str, address: str, port: int, drained: bool, down: bool) -> str:
+    """Return a server's line, of the place that the configuration says."""
+    backend, server = name.split("/", 1)
+    values = {
+        "be_name": backend,
+        "srv_name": server,
+        "srv_addr": address,
+        "srv_op_state": STOPPED if down else RUNNING,
+        "srv_admin_state": DRAINED if drained else 0,
+        "srv_uweight": 1,
+        "srv_iweight": 1,
+        "srv_time_since_last_change": 0,
+        "srv_check_status": 1,
+        "srv_check_health": 0 if down else RISE,
+        "srv_fqdn": "-",
+        "srv_port": port,
+        "srvrecord": "-",
+        "srv_check_addr": "-",
+        "srv_agent_addr": "-",
+    }
+    return " ".join(str(values.get(field, 0)) for field in HEADER.split())
+
+
+def states(text: str) -> "list[dict[str, str]]":
+    """Return the rows of `show servers state`."""
+    lines = text.splitlines()
+    names = next((each[1:].split() for each in lines if each.startswith("#")), [])
+    rows = (each.split() for each in lines if each and not each.startswith("#"))
+    return [dict(zip(names, row)) for row in rows if len(row) > 6]  # noqa: B905  # since 3.10
+
+
+def configured() -> "dict[str, tuple[str, int]]":
+    """Return {name: (address, port)} of the servers in the gateway's configuration."""
+    found = {}
+    backend = ""
+    try:
+        with open(os.path.join(HOME, "haproxy.cfg"), encoding="utf-8") as file:
+            for text in file:
+                words = text.split()
+                if text[:1] not in (" ", "\t", "#", "\n", ""):
+                    backend = words[1] if words[0] == "backend" else ""
+                elif backend and words[:1] == ["server"]:
+                    address, _, port = words[2].rpartition(":")
+                    found[backend + "/" + words[1]] = (address.strip("[]"), int(port))
+    except FileNotFoundError:
+        pass
+    return found
+
+
+# What runs
+
+
+def seen(drained: "set[str]") -> "dict[str, Any]":
+    """Return what HAProxy says of its servers, and what is kept of them."""
+    found = {"drained": sorted(drained)}  # type: dict[str, Any]
+    try:
+        info = told("show info")
+        rows = statistics(told("show stat -1 4 -1"))
+    except OSError as error:
+        found["error"] = "HAProxy does not answer at its socket: %s" % error
+        return found
+    found["runs"] = True
+    match = re.search(r"^description: gpufleet (\S+)", info, re.MULTILINE)
+    found["fingerprint"] = match.group(1) if match else ""
+    older = {}  # type: dict[str, int]
+    for text in of_older():
+        for row in statistics(text):
+            name = row["pxname"] + "/" + row["svname"]
+            older[name] = older.get(name, 0) + int(row["scur"] or 0)
+    found["servers"] = [
+        {
+            "backend": row["pxname"],
+            "server": row["svname"],
+            "status": row["status"],
+            "sessions": int(row["scur"] or 0) + older.get(row["pxname"] + "/" + row["svname"], 0),
+            "queued": int(row["qcur"] or 0),
+            "drained": row["pxname"] + "/" + row["svname"] in drained,
+        }
+        for row in rows
+    ]
+    return found
+
+
+def statistics(text: str) -> "list[dict[str, str]]":
+    """Return the rows of `show stat` that are servers."""
+    lines = text.splitlines()
+    names = next((each[2:].split(",") for each in lines if each.startswith("# ")), [])
+    each_row = (each.split(",") for each in lines if each and each[0] != "#")
+    rows = (dict(zip(names, row)) for row in each_row)  # noqa: B905  # since 3.10
+    return [row for row in rows if row.get("svname") not in (None, "FRONTEND", "BACKEND")]
+
+
+def of_older() -> "Iterator[str]":
+    """Yield the statistics of processes that were reloaded, and end with their last requests."""
+    try:
+        processes = told("show proc", master=True)
+    except OSError:
+        return
+    old = processes.partition("# old workers")[2].partition("# programs")[0]
+    for text in old.splitlines():
+        pid = text.split()[:1]
+        if pid and pid[0].isdigit():
+            with contextlib.suppress(OSError):
+                yield told("@!%s show stat -1 4 -1" % pid[0], master=True)
+
+
+def told(command: str, master: bool = False) -> str:
+    """Return what HAProxy answers to a command; raises OSError."""
+    path = os.path.join(RUN, "master.sock" if master else "admin.sock")
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as there:
+        there.settimeout(SOCKET_SECONDS)
+        there.connect(path)
+        there.sendall(command.encode() + b"\n")
+        parts = []  # type: list[bytes]
+        while True:
+            part = there.recv(65536)
+            if not part:
+                return b"".join(parts).decode("utf-8", "replace")
+            parts.append(part)
+
+
+if __name__ == "__main__":
+    main()
