@@ -177,6 +177,8 @@ class Journal:
     def __init__(self, path: Path, file: int, entries: Iterable[Entry]) -> None:
         self.path = path
         self.entries: list[Entry] = list(entries)
+        self.state = fold(self.entries)
+        """What the entries come to."""
         self.heard: Callable[[Entry], None] | None = None
         """Is told each entry once it is on the disk: for what is shown meanwhile."""
         self._file = file
@@ -242,14 +244,10 @@ class Journal:
                 "room, and go on by `gpufleet upgrade --resume`"
             ) from None
         self.entries.append(entry)
+        self.state = _after(self.state, entry)
         if self.heard:
             self.heard(entry)
         return entry
-
-    @property
-    def state(self) -> State:
-        """What the entries come to."""
-        return fold(self.entries)
 
     def close(self) -> None:
         """Let another process write."""
@@ -373,8 +371,12 @@ class GroupState:
     """It failed, and goes back to what it was."""
     marked: bool = False
     """Its nodes may have marks of this upgrade, and gateways may send it nothing."""
+    open: bool = True
+    """Gateways may send it requests."""
     replaced: bool = False
     """Its units may be the new ones."""
+    below: bool = False
+    """What is below vLLM may be the new one, to which there is no way back."""
     left: int = 0
     """Requests that were not finished when its drain ended."""
     passed: Mapping[str, bool | None] = field(default_factory=dict)
@@ -383,11 +385,6 @@ class GroupState:
     """Of a failed one, the reasons; of a stuck one what a person needs to know."""
     alone: bool = False
     """It failed by itself, and not because another one of its wave did."""
-
-    @property
-    def serves(self) -> bool:
-        """Whether gateways may send it requests, as far as this upgrade is concerned."""
-        return not self.marked and self.phase not in {"stuck", "switching", "restoring"}
 
     @property
     def over(self) -> bool:
@@ -472,8 +469,12 @@ def fold(entries: Iterable[Entry]) -> State:
     """Return what a journal's entries come to."""
     state = State()
     for entry in entries:
-        state = replace(_told(state, entry), last=entry.at)
+        state = _after(state, entry)
     return state
+
+
+def _after(state: State, entry: Entry) -> State:
+    return replace(_told(state, entry), last=entry.at)
 
 
 def _told(state: State, entry: Entry) -> State:  # noqa: PLR0912  # one case a word
@@ -544,16 +545,21 @@ def _planned(state: State, said: Mapping[str, Any]) -> State:
 
 
 def _resumed(state: State) -> State:
-    """Take up what was left: also groups that could not be brought back, for another attempt."""
+    """Take up what was left: groups that are stuck, too, for another attempt."""
     return replace(
         state,
         paused=(),
         stopped=(),
-        groups={
-            name: replace(each, phase="failed", undoing=True) if each.phase == "stuck" else each
-            for name, each in state.groups.items()
-        },
+        groups={name: _unstuck(each) for name, each in state.groups.items()},
     )
+
+
+def _unstuck(group: GroupState) -> GroupState:
+    if group.phase != "stuck":
+        return group
+    if group.below:  # there is only the way forward
+        return replace(group, phase="drained", undoing=False, alone=False, why=())
+    return replace(group, phase="failed", undoing=True)
 
 
 def _of_group(state: State, entry: Entry) -> State:
@@ -564,9 +570,12 @@ def _of_group(state: State, entry: Entry) -> State:
     after = replace(before, phase=cast("Phase", entry.what), since=entry.at)
     match entry.what:
         case "draining":
-            after = replace(after, marked=True)
+            after = replace(after, marked=True, passed={})
         case "drained":
-            after = replace(after, left=before.left + int(entry.said.get("left") or 0))
+            left = before.left + int(entry.said.get("left") or 0)
+            after = replace(after, open=False, left=left)
+        case "changing":
+            after = replace(after, below=True)
         case "switching":
             after = replace(after, replaced=True)
         case "restored":
@@ -574,6 +583,8 @@ def _of_group(state: State, entry: Entry) -> State:
         case "judged":
             gate = str(entry.said.get("gate"))
             after = replace(after, passed={**before.passed, gate: entry.said.get("passed")})
+        case "undraining":
+            after = replace(after, open=True)
         case "undrained":
             after = replace(after, marked=False)
         case "failed":
