@@ -1,0 +1,390 @@
+"""What goes wrong while a fleet is changed, each under load, and what came of it.
+
+Long. Releases that are bad are real ones with a line of their source replaced
+(`tests/lab/made_release.py`). Every row ends with the fleet whole again, by nothing but what the
+row says a person had to do. With GPUFLEET_UPGRADE_FAULT_TABLE the run writes
+docs/upgrade-fault-table.md: rows that did not run, or did not hold, are absent.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from tests import repository
+from tests.lab import made_release
+from tests.lab.made_release import DIES, Change
+from tests.lab.upgrade_fleet import GATEWAY, NEW, OLD, RATE, UpgradeFleet, upgrade_fleet
+from tests.lab.upgrade_load import Summary, summary
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(5400)]
+
+LAB_ID = "gfuf"
+# Drawn once and written down by the seed, so that a failure can be repeated.
+DRAW = random.Random(20261122)
+KILLS = [round(DRAW.uniform(2, 75), 1) for _ in range(20)]
+NOTHING = "nothing"
+RESUME = "`gpufleet upgrade --resume`"
+# A node that lost its power is off for so long.
+OFF_SECONDS = 45
+
+
+@dataclass
+class Row:
+    """What happened, what clients saw, how the fleet stood, what was said, what was to be done."""
+
+    fault: str
+    clients: Summary = field(default_factory=lambda: Summary(0, 0))
+    stood: str = ""
+    said: str = ""
+    person: str = NOTHING
+
+
+ROWS: list[Row] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tables() -> Iterator[None]:
+    yield
+    if (path := os.environ.get("GPUFLEET_UPGRADE_FAULT_TABLE")) and ROWS:
+        Path(path).write_text(table(ROWS))
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpgradeFleet]:
+    with upgrade_fleet(LAB_ID, tmp_path_factory.mktemp("up")) as found:
+        found.deploy()
+        yield found
+
+
+@pytest.fixture
+def fleet(served: UpgradeFleet) -> Iterator[UpgradeFleet]:
+    """The fleet on the older release, whole, and with it declared."""
+    served.declare_release(OLD)
+    run = served.pyinfra("-y", seconds=1200)
+    assert run.status == 0, run.output
+    yield served
+    for node in served.gpu_nodes:
+        if not any(each.name == node and each.on for each in served.lab.status()):
+            served.lab.power(node, "on")
+        served.ssh(node, f"rm -f {DIES}")
+    served.start_mirror()
+
+
+@contextmanager
+def struck(fleet: UpgradeFleet, fault: str) -> Iterator[Row]:
+    """Have clients ask throughout; keep the row if everything within held."""
+    row = Row(fault)
+    name = re.sub(r"\W+", "-", fault)
+    with fleet.load(name) as load:
+        while len(load.requests()) < 3 * RATE:
+            time.sleep(0.5)
+        yield row
+        time.sleep(3)
+        load.stop()
+        row.clients = summary(load.requests())
+    ROWS.append(row)
+
+
+def stands(fleet: UpgradeFleet) -> str:
+    """Say in a few words which release how many nodes run, and what is marked."""
+    releases = Counter(fleet.releases().values())
+    marks = sorted(
+        f"{node}: {', '.join(found)}" for node, found in fleet.drained().items() if found
+    )
+    on = ", ".join(
+        f"{count} on {name}" if name else f"{count} on none" for name, count in releases.items()
+    )
+    return f"{on}; {'; '.join(marks) if marks else 'nothing drained'}"
+
+
+def last_words(output: str, lines: int = 3) -> str:
+    """Return the last lines of what was said."""
+    found = [line.strip() for line in output.splitlines() if line.strip()]
+    return " / ".join(found[-lines:]).replace("|", ":")[:400]
+
+
+def serving_on(fleet: UpgradeFleet, release: str) -> None:
+    """Hold that the fleet serves from one release, with nothing drained and nobody's lock."""
+    assert set(fleet.releases().values()) == {release}, fleet.releases()
+    assert not any(fleet.drained().values()), fleet.drained()
+    assert not fleet.locked()
+
+
+# -- a release that is bad -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "version", "change"),
+    [
+        ("the new release does not start", "0.32.1", made_release.UNSTARTABLE),
+        ("the new release answers wrong", "0.32.2", made_release.WRONG),
+        ("the new release is slow", "0.32.3", made_release.SLOW),
+    ],
+)
+def test_a_bad_release_is_found_by_the_canary_and_taken_back(
+    fleet: UpgradeFleet, fault: str, version: str, change: Change
+) -> None:
+    """One node has it for a while; then none; and clients have seen nothing of it."""
+    fleet.offer(version, change)
+    gates = fleet.wanted["upgrade"]["gates"]
+    fleet.declare(upgrade={"gates": {**gates, "latency_ratio": 3.0}})
+    try:
+        with struck(fleet, fault) as row:
+            done = fleet.upgrade("--vllm", version)
+            row.said, row.stood = last_words(done.stdout), stands(fleet)
+            assert done.returncode != 0, done.stdout
+            assert "Traceback" not in done.stdout
+            serving_on(fleet, OLD)
+            row.person = "declare the old release again, or a mended one"
+    finally:
+        fleet.declare(upgrade={"gates": gates})
+    assert row.clients.failed == 0, row.clients.failures
+
+
+def test_a_flag_that_the_new_release_does_not_have_stops_it_before_the_first_drain(
+    fleet: UpgradeFleet,
+) -> None:
+    fleet.offer("0.32.6", made_release.RENAMED)
+    with struck(fleet, "a flag is unknown to the new release") as row:
+        done = fleet.upgrade("--vllm", "0.32.6")
+        row.said, row.stood = last_words(done.stdout), stands(fleet)
+        assert done.returncode != 0, done.stdout
+        assert "enforce-eager" in done.stdout
+        assert "Traceback" not in done.stdout
+        assert not [entry for entry in fleet.journal() if entry["what"] == "draining"]
+        serving_on(fleet, OLD)
+        row.person = "write the flag as the new release has it"
+    assert row.clients.failed == 0, row.clients.failures
+
+
+def test_a_release_that_dies_after_its_gates_goes_no_further(fleet: UpgradeFleet) -> None:
+    """Requests that the dying server had are lost, and no others; the others keep their release."""
+    fleet.offer("0.32.4", made_release.DYING)
+    with struck(fleet, "the new release dies after the gates, again and again") as row:
+        run = fleet.begin("upgrade", "--vllm", "0.32.4")
+        (node,) = nodes_of(fleet, fleet.await_entry(run, "done"))
+        fleet.ssh(node, f"touch {DIES}")
+        run.wait(timeout=1500)
+        row.said, row.stood = last_words(fleet.said()), stands(fleet)
+        assert "Traceback" not in fleet.said()
+        fleet.ssh(node, f"rm -f {DIES}")
+        back = fleet.begin("rollback")
+        assert back.wait(timeout=1500) == 0, fleet.said()
+        serving_on(fleet, OLD)
+        row.person = "`gpufleet rollback`"
+
+
+def nodes_of(fleet: UpgradeFleet, entry: dict[str, object]) -> tuple[str, ...]:
+    """Return the nodes of the group that a journal's entry is about."""
+    planned = next(each for each in reversed(fleet.journal()) if each["what"] == "planned")
+    for wave in planned["said"]["waves"]:
+        for group in wave["groups"]:
+            if group["id"] == entry["group"]:
+                return tuple(group["nodes"])
+    raise AssertionError(entry)
+
+
+# -- a machine that goes ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "when"),
+    [
+        ("a node loses its power while it is drained", "drained"),
+        ("a node loses its power while it loads the model", "switched"),
+    ],
+)
+def test_a_node_that_loses_its_power_is_changed_once_it_is_back(
+    fleet: UpgradeFleet, fault: str, when: str
+) -> None:
+    """It serves nothing at that moment, so clients see nothing of it."""
+    with struck(fleet, fault) as row:
+        run = fleet.begin("upgrade", "--vllm", NEW)
+        (node,) = nodes_of(fleet, fleet.await_entry(run, when))
+        fleet.lab.power(node, "off")
+        time.sleep(OFF_SECONDS)
+        fleet.lab.power(node, "on")
+        status = run.wait(timeout=2400)
+        row.said, row.stood = last_words(fleet.said()), stands(fleet)
+        assert "Traceback" not in fleet.said()
+        if status:
+            row.person = resumed(fleet)
+        serving_on(fleet, NEW)
+    assert row.clients.failed == 0, row.clients.failures
+
+
+def resumed(fleet: UpgradeFleet) -> str:
+    """Do what a person is told to, until the fleet is as declared; return what that was."""
+    done = fleet.upgrade("--resume")
+    if done.returncode == 0:
+        return RESUME
+    again = fleet.upgrade()
+    assert again.returncode == 0, again.stdout
+    return f"{RESUME}, which says why not; then `gpufleet upgrade`"
+
+
+def test_a_gateway_that_dies_comes_back_with_what_was_drained(fleet: UpgradeFleet) -> None:
+    """There is one, so clients lose what it carried; what it comes back with is the drain."""
+    with struck(fleet, "the only gateway's process is killed") as row:
+        run = fleet.begin("upgrade", "--vllm", NEW)
+        fleet.await_entry(run, "drained")
+        fleet.ssh(GATEWAY, "pkill -KILL -x haproxy")
+        status = run.wait(timeout=2400)
+        row.said, row.stood = last_words(fleet.said()), stands(fleet)
+        assert "Traceback" not in fleet.said()
+        if status:
+            row.person = resumed(fleet)
+        serving_on(fleet, NEW)
+
+
+# -- the controller --------------------------------------------------------------------------------
+
+
+def test_a_controller_killed_at_any_moment_is_resumed_and_no_request_is_lost(
+    fleet: UpgradeFleet,
+) -> None:
+    """The next run begins with what the last one had announced and not done."""
+    target, ended = NEW, 0
+    reached: list[str] = []
+    with struck(fleet, f"the controller is killed (-9) at {len(KILLS)} random moments") as row:
+        run = fleet.begin("upgrade", "--vllm", target)
+        for seconds in KILLS:
+            try:
+                status = run.wait(timeout=seconds)
+            except subprocess.TimeoutExpired:
+                os.killpg(run.pid, signal.SIGKILL)
+                run.wait(timeout=30)
+                entries = fleet.journal()
+                reached.append(entries[-1]["what"] if entries else "before the journal")
+                run = fleet.begin("upgrade", "--resume")
+                continue
+            assert status == 0, fleet.said()
+            ended += 1
+            target = OLD if target == NEW else NEW
+            run = fleet.begin("upgrade", "--vllm", target)
+        assert run.wait(timeout=2400) == 0, fleet.said()
+        row.said, row.stood = last_words(fleet.said()), stands(fleet)
+        row.person = f"{RESUME}, each time"
+        serving_on(fleet, target)
+    moments = ", ".join(f"{name} {count}" for name, count in Counter(reached).most_common())
+    row.fault += f", after: {moments}; {ended + 1} upgrades"
+    assert row.clients.failed == 0, row.clients.failures
+    fleet.wanted["vllm"] |= {"version": target, "lock": f"locks/vllm-{target}.txt"}
+
+
+def test_ctrl_c_leaves_a_fleet_that_serves_and_can_be_gone_on_with(fleet: UpgradeFleet) -> None:
+    with struck(fleet, "the operator's Ctrl-C while a replica loads") as row:
+        run = fleet.begin("upgrade", "--vllm", NEW)
+        fleet.await_entry(run, "switching")
+        os.kill(run.pid, signal.SIGINT)
+        run.wait(timeout=900)
+        row.said, row.stood = last_words(fleet.said()), stands(fleet)
+        assert "Traceback" not in fleet.said()
+        row.person = f"{resumed(fleet)}, or `gpufleet rollback`"
+        serving_on(fleet, NEW)
+    assert row.clients.failed == 0, row.clients.failures
+
+
+# -- what the new release is built from ------------------------------------------------------------
+
+
+def forget(fleet: UpgradeFleet, version: str) -> None:
+    """Have the nodes build a release anew, from nothing that they have downloaded."""
+    for node in fleet.gpu_nodes:
+        fleet.ssh(
+            node,
+            f"rm -rf /opt/vllm/releases/{version}-* /var/cache/gpufleet/uv/*",
+            seconds=120,
+        )
+
+
+def test_a_disk_that_is_full_while_building_stops_it_before_the_first_drain(
+    fleet: UpgradeFleet,
+) -> None:
+    """What uv unpacks into has 60 MB on one node."""
+    forget(fleet, NEW)
+    cache, node = "/var/cache/gpufleet/uv", fleet.gpu_nodes[1]
+    fleet.ssh(node, f"mkdir -p {cache} && mount -t tmpfs -o size=60M full {cache}")
+    try:
+        with struck(fleet, "a node's disk is full while the release is built") as row:
+            done = fleet.upgrade("--vllm", NEW)
+            row.said, row.stood = last_words(done.stdout), stands(fleet)
+            stopped_early(fleet, done)
+            fleet.ssh(node, f"umount {cache}")
+            row.person = f"make room; {resumed(fleet)}"
+            serving_on(fleet, NEW)
+    finally:
+        fleet.ssh(node, f"umount {cache} 2>/dev/null; :")
+    assert row.clients.failed == 0, row.clients.failures
+
+
+def test_a_mirror_that_is_gone_stops_it_before_the_first_drain(fleet: UpgradeFleet) -> None:
+    forget(fleet, NEW)
+    fleet.stop_mirror()
+    try:
+        with struck(fleet, "the mirror of packages is gone") as row:
+            done = fleet.upgrade("--vllm", NEW)
+            row.said, row.stood = last_words(done.stdout), stands(fleet)
+            stopped_early(fleet, done)
+            fleet.start_mirror()
+            row.person = f"bring it back; {resumed(fleet)}"
+            serving_on(fleet, NEW)
+    finally:
+        fleet.start_mirror()
+    assert row.clients.failed == 0, row.clients.failures
+
+
+def stopped_early(fleet: UpgradeFleet, done: subprocess.CompletedProcess[str]) -> None:
+    """Hold that nothing was drained, and that the fleet serves as it did."""
+    assert done.returncode != 0, done.stdout
+    assert "Traceback" not in done.stdout
+    assert not [entry for entry in fleet.journal() if entry["what"] == "draining"]
+    assert set(fleet.releases().values()) == {OLD}
+    assert not any(fleet.drained().values())
+
+
+# -- the table -------------------------------------------------------------------------------------
+
+
+def table(rows: list[Row]) -> str:
+    """Return docs/upgrade-fault-table.md."""
+    lines = [
+        "# What goes wrong while a fleet is changed: the last long run",
+        "",
+        f"`make test-long` on {datetime.now(UTC):%Y-%m-%d}, commit {repository.commit()}: "
+        f"{len(rows)} faults. Four lab nodes with a replica each behind one gateway, vLLM {OLD},",
+        f"{RATE:g} requests a second by OpenAI's own client, which streams and tries nothing",
+        "twice. Bad releases are the real one with a line of its source replaced. After each,",
+        "with what the last column says, the fleet was whole, nothing drained, nothing locked.",
+        "",
+        "| fault | clients saw | the fleet then | the tool said | a person had to |",
+        "| --- | --- | --- | --- | --- |",
+        *(
+            f"| {row.fault} | {spoken(row.clients)} | {row.stood} | {row.said} | {row.person} |"
+            for row in rows
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def spoken(seen: Summary) -> str:
+    """Say what clients saw."""
+    how = ", ".join(f"{count} x {what}" for what, count in seen.failures.items())
+    told = f"{seen.failed} of {seen.requests} failed" + (f" ({how})" if how else "")
+    if len(seen.texts) > 1:
+        other = sum(sorted(seen.texts.values())[:-1])
+        told += f", {other} answered otherwise"
+    return f"{told}; longest pause {seen.pause:.1f} s"
