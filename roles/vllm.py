@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from pyinfra import host
 from pyinfra.api import QuoteString, StringCommand, deploy, operation
@@ -22,6 +23,7 @@ from gpufleet.serving import Endpoint, answering
 from gpufleet.settings import Vllm
 from gpufleet.stage_flags import Started
 from gpufleet.units import UnitFile
+from gpufleet.upgrade.staged import staged
 from gpufleet.wanted import (
     Directory,
     File,
@@ -37,6 +39,8 @@ from gpufleet.wanted import (
 
 CREDENTIALS = "/etc/vllm/credentials"
 API_KEY = f"{CREDENTIALS}/api-key"
+# The Hub's token is for downloads: no unit loads it (`units.secrets`).
+NOT_FOR_UNITS = ("hf-token",)
 UNITS = "vllm-*.service"
 # What a unit that is not wanted any more may take to stop: settings.py's longest drain, and the
 # half minute that its unit adds.
@@ -58,12 +62,71 @@ def vllm(here: Here) -> None:
     nodes have proven that they reach each other: an outage is the model's load time. A stage
     restarts only when its process was started with something else than the plan now says.
     """
-    wanted = here.settings.vllm
-    if wanted is None:
+    if here.settings.vllm is None:
         nothing = Converge(Wanted(NoOtherUnits(UNITS, stop_seconds=LONGEST_STOP_SECONDS)))
         nothing.units(name="no stages")
         return
     together()
+    found = prepared(here, here.settings.vllm)
+    stages = found.stages
+    stages.files(name="units")
+    stages.units(name="stages")
+    # Once nothing runs that was started with them.
+    old = Converge(
+        Wanted(
+            *(_secret(name, content) for name, content in found.secrets.items()),
+            NoOtherFiles(f"{CREDENTIALS}/*"),
+        )
+    )
+    old.files(name="no other credentials")
+    answering(
+        endpoints(here, found.rendered),
+        name="wait until every endpoint answers",
+        _timeout=patience(here),
+    )
+
+
+@deploy("vLLM, prepared")
+def beforehand(here: Here) -> None:
+    """
+    Bring everything that the planned stages need, and lay their units beside those that run.
+
+    No unit is touched, nor any file that one reads when it starts: whatever ends and starts again
+    before it is switched is what it was. Where the node is to serve nothing, that is laid there.
+    """
+    wanted = here.settings.vllm
+    found = None if wanted is None else prepared(here, wanted, apart=True)
+    planned_units = {stage.unit for stage in here.stages}
+    there = Converge(
+        staged(
+            found.rendered.values() if found else (),
+            (
+                unit
+                for each in here.running
+                if (unit := f"vllm-{each.id}.service") not in planned_units
+            ),
+            read_at_start(found.secrets) if found else (),
+        )
+    )
+    there.files(name="units to switch to")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a node has got by now, and what its stages will be started with."""
+
+    stages: Converge
+    """The units and files of the plan's stages: wanted, and not converged yet."""
+    rendered: Mapping[Stage, UnitFile]
+    secrets: Mapping[str, bytes] = field(repr=False)
+
+
+def prepared(here: Here, wanted: Vllm, *, apart: bool = False) -> Prepared:
+    """
+    Bring packages, release and model files, and prove that stages can start; touch no unit.
+
+    With `apart` files that running units would read at their next start stay as they are.
+    """
     build = release_of(wanted)
     secrets = credentials(wanted, here)
     files = {
@@ -73,14 +136,14 @@ def vllm(here: Here) -> None:
     }
 
     ground = Converge(
-        foundation(wanted, build, secrets), watch=(build.mark, *marks(files.values()))
+        foundation(wanted, build, secrets, apart=apart), watch=(build.mark, *marks(files.values()))
     )
     ground.packages(name="packages")
     ground.accounts(name="service account")
     ground.files(name="directories, locks and credentials")
     built(ground, build, name=f"build release {build.id}", _timeout=BUILD_SECONDS + WAIT_SECONDS)
     for found in host.loop(sorted(set(files.values()), key=lambda each: each.directory)):
-        staged(
+        staged_model(
             ground,
             found,
             wanted,
@@ -97,26 +160,15 @@ def vllm(here: Here) -> None:
     rendered = unit_files(here, wanted, build, secrets)
     stages = Converge(services(here, rendered))
     reached(stages, here.stages, name="nodes of a replica reach each other")
-    stages.files(name="units")
-    stages.units(name="stages")
-    # Once nothing runs that was started with them.
-    old = Converge(
-        Wanted(
-            *(_secret(name, content) for name, content in secrets.items()),
-            NoOtherFiles(f"{CREDENTIALS}/*"),
-        )
-    )
-    old.files(name="no other credentials")
-    answering(
-        endpoints(here, rendered),
-        name="wait until every endpoint answers",
-        _timeout=patience(here),
-    )
+    return Prepared(stages, rendered, secrets)
 
 
-def foundation(wanted: Vllm, build: Release, secrets: dict[str, bytes]) -> Wanted:
-    """Return what a node needs before it can hold a release."""
+def foundation(
+    wanted: Vllm, build: Release, secrets: Mapping[str, bytes], *, apart: bool = False
+) -> Wanted:
+    """Return what a node needs before it can hold a release; `apart`: without what units read."""
     user = wanted.user
+    used = {name: each for name, each in secrets.items() if name in NOT_FOR_UNITS}
     return Wanted(
         *(Package(name) for name in PACKAGES),
         Group(user),
@@ -131,11 +183,19 @@ def foundation(wanted: Vllm, build: Release, secrets: dict[str, bytes]) -> Wante
         Directory("/etc/vllm", mode=0o755),
         Directory(CREDENTIALS, mode=0o700),
         Directory("/usr/local/libexec/gpufleet", mode=0o755),
-        File(units.LAUNCHER, units.template("vllm-serve.sh").encode(), mode=0o755),
-        File(units.RANK, payload.archive("rank"), mode=0o755),
         File(build.lock_path, build.lock),
         File(build.uv_lock_path, build.uv_lock),
-        *(_secret(name, content) for name, content in secrets.items()),
+        *(_secret(name, content) for name, content in used.items()),
+        *(() if apart else read_at_start(secrets)),
+    )
+
+
+def read_at_start(secrets: Mapping[str, bytes]) -> tuple[File, ...]:
+    """Return the files that units read when they start; their fingerprints cover them."""
+    return (
+        File(units.LAUNCHER, units.template("vllm-serve.sh").encode(), mode=0o755),
+        File(units.RANK, payload.archive("rank"), mode=0o755),
+        *(_secret(name, each) for name, each in secrets.items() if name not in NOT_FOR_UNITS),
     )
 
 
@@ -204,7 +264,7 @@ def planned(here: Here) -> tuple[Endpoint, ...]:
     return endpoints(here, unit_files(here, wanted, build, credentials(wanted, here)))
 
 
-def endpoints(here: Here, rendered: dict[Stage, UnitFile]) -> tuple[Endpoint, ...]:
+def endpoints(here: Here, rendered: Mapping[Stage, UnitFile]) -> tuple[Endpoint, ...]:
     """Return where this node's stages answer, each server of them, as the node itself does."""
     wanted = here.settings.vllm
     if wanted is None:
@@ -275,7 +335,7 @@ def built(node: Converge, wanted: Release) -> Generator[StringCommand]:
 
 
 @operation()
-def staged(
+def staged_model(
     node: Converge, wanted: Checkpoint, vllm: Vllm, release_directory: str
 ) -> Generator[StringCommand]:
     """Download a model's files, unless they are there and whole."""

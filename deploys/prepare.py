@@ -1,0 +1,27 @@
+"""Bring everything that the plan needs, and touch nothing that runs: how an upgrade begins.
+
+pyinfra inventories/prod.py deploys/prepare.py        # asks before it changes anything
+pyinfra --dry inventories/prod.py deploys/prepare.py  # only shows what would change
+
+Packages, releases, model files and the proof that flags are accepted; the units lie beside those
+that run, in /var/lib/gpufleet/change/next/, until the upgrade switches to them.
+"""
+
+from gpufleet.fleet import here, refusals
+from roles.cuda import cuda, profile
+from roles.driver_in_force import in_service
+from roles.firewall import firewall
+from roles.nvidia_repository import nvidia_repository
+from roles.vllm import beforehand
+
+with refusals():
+    node = here()
+    if node:
+        if node.settings.gpu_lock:
+            in_service()
+        if node.settings.cuda:
+            nvidia_repository(node.settings.cuda.repository)
+            cuda(node.settings.cuda, profile(node.settings))
+        # What is planned is reachable before it starts, and what runs until it is replaced.
+        firewall(node, node.running)
+        beforehand(node)
