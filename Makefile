@@ -59,7 +59,8 @@ test-long: .venv/.ready
 	$(RUN)/pytest -v -m long tests/monitoring
 	GPUFLEET_FAULT_TABLE=docs/fault-table.md GPUFLEET_GROUP_FAULT_TABLE=docs/group-faults.md \
 	GPUFLEET_UPGRADE_TABLE=docs/upgrade-faults.md GPUFLEET_ALERT_TABLE=docs/alert-faults.md \
-	GPUFLEET_WATCHDOG_TABLE=docs/watchdog.md $(RUN)/pytest -v -m long tests/lab
+	GPUFLEET_WATCHDOG_TABLE=docs/watchdog.md GPUFLEET_UPGRADE_LOAD_TABLE=docs/upgrade-under-load.md \
+	GPUFLEET_UPGRADE_FAULT_TABLE=docs/upgrade-fault-table.md $(RUN)/pytest -v -m long tests/lab
 
 gpu-record: .venv/.ready
 	@$(RUN)/python -m tests.nodes.record --real
