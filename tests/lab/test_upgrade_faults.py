@@ -164,7 +164,7 @@ def test_a_flag_that_the_new_release_does_not_have_stops_it_before_the_first_dra
         assert done.returncode != 0, done.stdout
         assert "enforce-eager" in done.stdout
         assert "Traceback" not in done.stdout
-        assert not [entry for entry in fleet.journal() if entry["what"] == "draining"]
+        assert not fleet.noted("draining")
         serving_on(fleet, OLD)
         row.person = "write the flag as the new release has it"
     assert row.clients.failed == 0, row.clients.failures
@@ -351,7 +351,7 @@ def stopped_early(fleet: UpgradeFleet, done: subprocess.CompletedProcess[str]) -
     """Hold that nothing was drained, and that the fleet serves as it did."""
     assert done.returncode != 0, done.stdout
     assert "Traceback" not in done.stdout
-    assert not [entry for entry in fleet.journal() if entry["what"] == "draining"]
+    assert not fleet.noted("draining")
     assert set(fleet.releases().values()) == {OLD}
     assert not any(fleet.drained().values())
 

@@ -77,6 +77,8 @@ class UpgradeFleet(Fleet):
 
     key_of_clients: str = field(default_factory=lambda: secrets.token_urlsafe(24))
     wanted: dict[str, Any] = field(default_factory=dict)
+    begun: float = 0.0
+    """When the last command was begun, as time.time()."""
 
     @property
     def inventory(self) -> str:
@@ -214,6 +216,7 @@ class UpgradeFleet(Fleet):
     def begin(self, verb: str, *arguments: str) -> subprocess.Popen[bytes]:
         """Start `gpufleet VERB INVENTORY --yes ...` and return at once; it writes to `log`."""
         gpufleet = str(Path(sys.executable).with_name("gpufleet"))
+        self.begun = time.time()
         with self.log.open("wb") as output:
             return subprocess.Popen(
                 [gpufleet, verb, self.inventory, "--yes", *arguments],
@@ -233,30 +236,31 @@ class UpgradeFleet(Fleet):
 
     # -- what became of it, by other roads than the code under test takes ----------------------
 
-    def journal(self, which: int = -1) -> list[dict[str, Any]]:
-        """Return the entries of a journal as they lie on the disk; the newest is the last one."""
-        files = self.journals()
+    def journal(self) -> list[dict[str, Any]]:
+        """Return the entries of the newest journal as they lie on the disk."""
+        files = sorted(self.project.glob(".gpufleet/upgrades/*.jsonl"))
         if not files:
             return []
-        return [json.loads(line) for line in files[which].read_text().split("\n")[:-1]]
+        return [json.loads(line) for line in files[-1].read_text().split("\n")[:-1]]
 
-    def journals(self) -> list[Path]:
-        """Return all of them, oldest first."""
-        return sorted(self.project.glob(".gpufleet/upgrades/*.jsonl"))
+    def noted(self, what: str) -> list[dict[str, Any]]:
+        """Return the entries called so of the command that was begun last."""
+        return [
+            entry for entry in self.journal() if entry["what"] == what and entry["at"] >= self.begun
+        ]
 
     def await_entry(
         self, process: subprocess.Popen[bytes], what: str, *, count: int = 1, seconds: float = 1500
     ) -> dict[str, Any]:
         """Wait until the running upgrade has announced `what` so many times; return the last."""
-        before = len(self.journals())
         deadline = time.monotonic() + seconds
         while True:
-            found = [entry for entry in self.journal() if entry["what"] == what]
+            found = self.noted(what)
             if len(found) >= count:
                 return found[count - 1]
             over = process.poll() is not None
             assert not over, f"it ended without {what!r}: {self.said()[-3000:]}"
-            assert time.monotonic() < deadline, f"no {what!r} of {before} journals: {self.said()}"
+            assert time.monotonic() < deadline, f"no {what!r}: {self.said()[-3000:]}"
             time.sleep(0.1)
 
     def releases(self) -> dict[str, str]:
