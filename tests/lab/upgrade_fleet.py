@@ -278,11 +278,11 @@ class UpgradeFleet(Fleet):
 
     def drained(self) -> dict[str, list[str]]:
         """Return the marks on each node: drained replicas, and `cordon` for a cordoned one."""
-        command = "cd /var/lib/gpufleet/change 2>/dev/null && ls -d drained/*.json cordon.json; :"
-        return {
-            node: re.findall(r"(?:drained/)?([^/\s]+)\.json", self.ssh(node, f"{command} 2>&1"))
-            for node in self.gpu_nodes
-        }
+        command = (
+            "cd /var/lib/gpufleet/change 2>/dev/null && for mark in drained/*.json cordon.json;"
+            " do test -e $mark && basename $mark .json; done; :"
+        )
+        return {node: self.ssh(node, command).split() for node in self.gpu_nodes}
 
     def locked(self) -> list[str]:
         """Return the nodes that somebody has locked."""
