@@ -27,6 +27,14 @@ UNIT = "vllm-llama-0.service"
 BOOT, EARLIER_BOOT = "b" * 32, "a" * 32
 NOW, BEFORE = "1" * 32, "0" * 32  # invocations
 CLOCK = 1_795_290_000.0
+MARK = {"by": "ann@desk", "why": "new fans", "since": CLOCK - 7200, "upgrade": None}
+LOCK = {
+    "id": "20261121T180000Z-0a1b",
+    "owner": "ann@desk",
+    "from": "desk:/srv/fleet",
+    "since": CLOCK - 300,
+    "what": "vLLM 0.32.0",
+}
 
 # -- on the node -----------------------------------------------------------------------------------
 
@@ -223,6 +231,28 @@ def test_a_rank_of_several_says_its_peers_and_where_it_answers(node, rank, host,
     assert stage["served_name"] == 'the "best" llama\u00e9 100%'
     assert (stage["url"], stage["release"]) == (url, "0.33.0-1f2e")
     assert stage["state"]["phase"] == "running"
+
+
+def test_marks_are_read_from_the_node_and_a_node_without_any_is_not_cordoned(node):
+    assert node.look()["change"] == {"lock": None, "cordon": None, "drained": {}}
+
+    folder = node.path / "var/lib/gpufleet/change"
+    (folder / "drained").mkdir(parents=True)
+    (folder / "cordon.json").write_text(json.dumps(MARK))
+    (folder / "drained/llama-0.json").write_text(json.dumps(MARK))
+    (folder / "lock.json").write_text(json.dumps(LOCK))
+
+    assert node.look()["change"] == {"lock": LOCK, "cordon": MARK, "drained": {"llama-0": MARK}}
+
+
+def test_a_mark_that_cannot_be_read_is_unknown_and_not_absent(node):
+    folder = node.path / "var/lib/gpufleet/change"
+    folder.mkdir(parents=True)
+    (folder / "cordon.json").write_text("gpu-01 is ill")
+    fleet = status({"gpu-01": node.look()}, {}, whole=False)
+
+    assert fleet.out.cordoned == ()
+    assert any("cordon" in each and "gpu-01" in each for each in fleet.remarks)
 
 
 # -- judged ----------------------------------------------------------------------------------------
@@ -620,3 +650,72 @@ def test_journals_that_cannot_be_read_are_a_sentence_and_status_2(gpufleet, argu
     assert run.returncode == 2
     assert says in run.stderr
     assert "Traceback" not in run.stderr
+
+
+# -- out of service --------------------------------------------------------------------------------
+
+
+def printed(fleet):
+    console = Console(width=400, file=io.StringIO())
+    console.print(show.status(fleet, CLOCK))
+    return console.file.getvalue()
+
+
+def test_who_has_taken_what_out_of_service_is_said_with_why_and_since_when():
+    marked = {"change": {"lock": LOCK, "cordon": MARK, "drained": {"llama-0": MARK}}}
+    fleet = judged({**answer(stage()), **marked}, {**answer(), **marked})
+    text = printed(fleet)
+
+    assert "gpu-01 cordoned 2 h ago by ann@desk: new fans" in text
+    assert "llama-0 on gpu-01 drained 2 h ago by ann@desk: new fans" in text
+    assert "serves, drained" in text
+    assert "1 of 1 replicas serve; 1 drained" in text
+    assert "ann@desk from desk:/srv/fleet, begun 5 min ago: vLLM 0.32.0" in text
+    assert "gpu-[01-02]" in text
+
+
+def test_marks_are_there_for_programs():
+    mark = {**MARK, "upgrade": LOCK["id"]}
+    fleet = judged({**answer(stage()), "change": {"lock": LOCK, "cordon": mark, "drained": {}}})
+    found = json.loads(json.dumps(fleet.as_json()))
+
+    assert found["cordoned"] == [
+        {
+            "node": "gpu-01",
+            "by": "ann@desk",
+            "why": "new fans",
+            "since": "2026-11-21T17:40:00Z",
+            "upgrade": LOCK["id"],
+        }
+    ]
+    assert found["drained"] == []
+    (upgrade,) = found["upgrades"]
+    assert (upgrade["id"], upgrade["nodes"]) == (LOCK["id"], ["gpu-01"])
+
+
+def test_a_drained_replica_answers_all_the_same():
+    """Whether replicas serve is one question, whether they get requests another one."""
+    fleet = judged(
+        {**answer(stage()), "change": {"lock": None, "cordon": None, "drained": {"llama-0": MARK}}}
+    )
+
+    assert fleet.serves
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        [],
+        {},
+        {"lock": None, "cordon": {"by": "x"}, "drained": {}},
+        {"lock": None, "cordon": {**MARK, "since": 1e300}, "drained": {}},
+        {"lock": None, "cordon": MARK, "drained": ["llama-0"]},
+        {"lock": {"missing": "no_permission"}, "cordon": None, "drained": {}},
+    ],
+)
+def test_marks_that_make_no_sense_cost_no_other_answer(change):
+    fleet = judged({**answer(stage()), "change": change})
+
+    assert fleet.replicas[0].stand is Stand.SERVES
+    assert fleet.out.cordoned == ()
+    assert len([each for each in fleet.remarks if each.startswith("gpu-01: its cordon")]) == 1

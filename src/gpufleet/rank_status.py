@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from gpufleet import readiness
 from gpufleet.readiness import likely_cause
 from gpufleet.settings import NodeSettings
+from gpufleet.upgrade.node_change import Lock, Mark
 
 SCHEMA = 1
 """Version of `FleetStatus.as_json()`; raised when a key changes its meaning or goes."""
@@ -163,6 +164,56 @@ class Replica:
 
 
 @dataclass(frozen=True)
+class Change:
+    """An upgrade that has its lock on nodes: it goes on, or waits to be resumed."""
+
+    lock: Lock
+    """As the first of its nodes has it."""
+    nodes: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values; times as ISO 8601 in UTC."""
+        return {
+            "id": self.lock.id,
+            "owner": self.lock.owner,
+            "from": self.lock.origin,
+            "since": iso(self.lock.since),
+            "what": self.lock.what,
+            "nodes": list(self.nodes),
+        }
+
+
+@dataclass(frozen=True)
+class OutOfService:
+    """What people and upgrades have marked on nodes; gateways send nothing to what is drained."""
+
+    cordoned: tuple[tuple[str, Mark], ...] = ()
+    """Pairs of (node, who and why)."""
+    drained: tuple[tuple[str, str, Mark], ...] = ()
+    """Triples of (replica, node, who and why)."""
+    changes: tuple[Change, ...] = ()
+
+    def drains(self, replica: str, node: str) -> bool:
+        """Say whether a replica is drained there."""
+        return any((each, at) == (replica, node) for each, at, _ in self.drained)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values for `json.dumps`."""
+        return {
+            "cordoned": [{"node": node, **_mark(mark)} for node, mark in self.cordoned],
+            "drained": [
+                {"replica": replica, "node": node, **_mark(mark)}
+                for replica, node, mark in self.drained
+            ],
+            "upgrades": [each.as_json() for each in self.changes],
+        }
+
+
+def _mark(mark: Mark) -> dict[str, Any]:
+    return {"by": mark.by, "why": mark.why, "since": iso(mark.since), "upgrade": mark.upgrade}
+
+
+@dataclass(frozen=True)
 class FleetStatus:
     """All replicas, by name, and what is not known of the fleet."""
 
@@ -172,6 +223,7 @@ class FleetStatus:
     missing: tuple[str, ...] = ()
     """A sentence for each model that has fewer replicas than are declared."""
     remarks: tuple[str, ...] = ()
+    out: OutOfService = OutOfService()
 
     @property
     def serves(self) -> bool:
@@ -188,6 +240,7 @@ class FleetStatus:
             "silent": dict(self.silent),
             "missing": list(self.missing),
             "remarks": list(self.remarks),
+            **self.out.as_json(),
         }
 
 
@@ -236,7 +289,8 @@ def status(
         _replica(key, tuple(ranks), members[key], silent) for key, ranks in sorted(found.items())
     )
     missing, undeclared = _compared(replicas, declared, silent) if whole else ((), ())
-    return FleetStatus(replicas, silent, missing, (*remarks, *undeclared))
+    out, unread = _out_of_service(answers)
+    return FleetStatus(replicas, silent, missing, (*remarks, *undeclared, *unread), out)
 
 
 def iso(seconds: float | None) -> str | None:
@@ -252,6 +306,38 @@ def _stages(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     if answer["schema"] != 1:
         raise ValueError(f"schema {answer['schema']!r}, expected 1")
     return list(answer["stages"])
+
+
+def _out_of_service(
+    answers: Mapping[str, Mapping[str, Any] | str],
+) -> tuple[OutOfService, list[str]]:
+    """Return the marks of all nodes, and a sentence for each node whose marks are not known."""
+    cordoned, drained, unread = [], [], []
+    locks: dict[str, tuple[Lock, list[str]]] = {}
+    for node, answer in sorted(answers.items()):
+        found = None if isinstance(answer, str) else answer.get("change")
+        if found is None:
+            continue
+        try:
+            if refused := [each for each in found.values() if each and "missing" in each]:
+                unread.append(f"{node}: its cordon and drains are not known: {_reason(refused[0])}")
+                continue
+            lock, cordon = Lock.of(found["lock"]), Mark.of(found["cordon"])
+            read = {name: Mark.of(each) for name, each in found["drained"].items()}
+            marks = {name: mark for name, mark in read.items() if mark}
+            for each in (cordon, lock, *marks.values()):
+                iso(float(each.since) if each else None)  # raises for a time that no calendar has
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as problem:
+            why = f"{type(problem).__name__}: {problem}"
+            unread.append(f"{node}: its cordon and drains make no sense ({why})")
+            continue
+        cordoned += [(node, cordon)] if cordon else []
+        drained += [(name, node, mark) for name, mark in marks.items()]
+        if lock:
+            locks.setdefault(lock.id, (lock, []))[1].append(node)
+    changes = tuple(Change(lock, tuple(nodes)) for lock, nodes in locks.values())
+    drained.sort(key=lambda each: each[:2])
+    return OutOfService(tuple(cordoned), tuple(drained), changes), unread
 
 
 def _reason(missing: Mapping[str, Any]) -> str:

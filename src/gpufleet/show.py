@@ -278,7 +278,7 @@ def status(found: FleetStatus, now: float) -> RenderableType:
                 replica.id,
                 str(rank.rank),
                 rank.node,
-                Text(str(rank.stand), style=_STAND_STYLES.get(rank.stand, "red")),
+                _stand(rank.stand, drained=found.out.drains(replica.id, rank.node)),
                 "" if rank.since is None else _ago(now - rank.since),
                 ranges(rank.indices) if rank.indices else _counted(len(rank.gpus), "GPU"),
                 ranges(rank.ports) or "-",
@@ -286,11 +286,13 @@ def status(found: FleetStatus, now: float) -> RenderableType:
                 f"{_ago(now - last.when)} ago: {last.cause}" if last else "",
             )
     parts: list[RenderableType] = [table] if found.replicas else []
-    lines = [*_incarnations(found, now), *_amiss(found)]
+    lines = [*_incarnations(found, now), *_amiss(found), *_marks(found, now)]
     if lines:
         parts += [Text(), *(Text(printable(line)) for line in lines)]
     serving = sum(each.stand is Stand.SERVES for each in found.replicas)
     said = f"{serving} of {len(found.replicas)} replicas serve"
+    if drained := len({replica for replica, _, _ in found.out.drained}):
+        said += f"; {drained} drained"
     style = _STAND_STYLES[Stand.SERVES] if found.serves else "bold red"
     return Group(*parts, Text(), Text(said if found.replicas else "no replica", style=style))
 
@@ -341,6 +343,26 @@ def _way(way: Way | None, itself: bool) -> Text:
     if way.ahead is not None:
         said.append(f"{way.ahead:+.3f} s")
     return Text(", ".join(said), style="green" if way.good else "red")
+
+
+def _stand(stand: Stand, *, drained: bool) -> Text:
+    if drained:
+        return Text(f"{stand}, drained", style="yellow" if stand.good else "red")
+    return Text(str(stand), style=_STAND_STYLES.get(stand, "red"))
+
+
+def _marks(found: FleetStatus, now: float) -> Iterator[str]:
+    """Say what is out of service, and which upgrade has not ended."""
+    for node, mark in found.out.cordoned:
+        yield f"{node} cordoned {_ago(now - mark.since)} ago by {mark}"
+    for replica, node, mark in found.out.drained:
+        yield f"{replica} on {node} drained {_ago(now - mark.since)} ago by {mark}"
+    for each in found.out.changes:
+        lock = each.lock
+        yield (
+            f"upgrade {lock.id} is not at its end: {lock.owner} from {lock.origin}, begun "
+            f"{_ago(now - lock.since)} ago: {lock.what}; it has {node_ranges(each.nodes)}"
+        )
 
 
 def _incarnations(found: FleetStatus, now: float) -> Iterator[str]:

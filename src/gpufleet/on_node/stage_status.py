@@ -7,6 +7,8 @@ Prints one JSON document:
   boot_id      of the node's present boot
   clock        the node's time, in seconds since 1970
   gpus         {UUID: NVML's index}, or {"missing": reason}
+  change       {"lock", "cordon", "drained"}: whose the node is while it is changed, and what is out
+               of service, as on_node/change_files.py says; each null or {} if there is none
   stages       [{...}] by name of unit, each as below, or {"unit": name, "missing": reason}, or
                {"unit": name, "foreign": true}; all of it {"missing": reason} if unreadable
 Of one stage:
@@ -39,7 +41,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Callable, Iterator, Match, Tuple
 
-from gpufleet.on_node import journal, machine, serving, stages
+from gpufleet.on_node import change_files, change_marks, journal, machine, serving, stages
 from gpufleet.on_node.answers import CannotRead, is_missing, read
 from gpufleet.on_node.commands import refused, run
 from gpufleet.on_node.watched import Watch
@@ -97,6 +99,11 @@ def main() -> None:
         "boot_id": read(lambda: machine.line("/proc/sys/kernel/random/boot_id").replace("-", "")),
         "clock": time.time(),
         "gpus": answers["gpus"],
+        "change": {
+            "lock": read(change_files.document, change_files.LOCK),
+            "cordon": read(change_files.document, change_files.CORDON),
+            "drained": read(change_marks.drained),
+        },
         "stages": [{"unit": name, **answers[name]} for name in names] or found,
     }
     sys.stdout.write(json.dumps(document, separators=(",", ":")) + "\n")
