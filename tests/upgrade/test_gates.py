@@ -275,6 +275,13 @@ def test_counters_that_cannot_be_read_are_no_pass() -> None:
     assert gates.traffic(did(), Traffic(30), WANTED).passed is None
 
 
+def test_a_model_that_was_not_there_before_is_judged_by_its_errors_alone() -> None:
+    nothing = Traffic(0, {}, {}, {})
+
+    assert gates.traffic(nothing, did([5.0] * 100), WANTED).passed is True
+    assert gates.traffic(nothing, did(errors=1), WANTED).passed is False
+
+
 def test_a_server_that_started_again_while_it_was_watched_fails() -> None:
     """It served requests again and died: whatever its few requests after that took."""
     assert gates.traffic(did(), replace(did(), restarted=("a",)), WANTED).passed is False

@@ -210,9 +210,11 @@ def traffic(before: Traffic, after: Traffic, gates: Gates) -> Verdict:
     Say whether requests are answered as quickly, and as well, as before.
 
     A p99 is as exact as the histogram's buckets. One that is in the bucket of before, or in the
-    next, may be the same time, and never fails. Of few requests no p99 is judged, which is said.
+    next, may be the same time, and never fails. Of few requests no p99 is judged, which is said;
+    nor of a replica without anything before it (`Traffic` with empty counters): its errors are.
     """
     case = _Case()
+    is_new = not before.latencies and before.finished == before.answered == {} and not before.unread
     for name in after.restarted:
         case.against.append(f"{name}: it started again while it was watched")
     case.unknown += (f"after the change: {each}" for each in after.unread)
@@ -222,7 +224,9 @@ def traffic(before: Traffic, after: Traffic, gates: Gates) -> Verdict:
     fewest = min(before.requests, after.requests)
     for key, words in LATENCIES.items():
         was, now = before.latencies.get(key), after.latencies.get(key)
-        if was is None or now is None:
+        if was is None and is_new:
+            case.remarks.append(f"{words}: not judged, for nothing of its model was there before")
+        elif was is None or now is None:
             when = "before" if was is None else "after"
             case.unknown.append(f"{words}: {when} the change no server has counted it")
         elif fewest < gates.latency_least_requests:
