@@ -12,6 +12,9 @@ SOURCE = Path(__file__).parents[1] / "src/gpufleet"
 
 # The border: only these may import pyinfra (docs/architecture.md).
 BORDER = {
+    "acting",
+    "asking",
+    "balancing",
     "connection",
     "converge",
     "dry_run",
@@ -19,6 +22,7 @@ BORDER = {
     "fleet",
     "inventory",
     "invocation",
+    "looking",
     "nodevars",
     "proof",
     "reaching",
@@ -50,6 +54,7 @@ PURE = sorted(
         "flags/",
         "imported/",
         "monitoring/**/",
+        "upgrade/",
     )
     for path in SOURCE.glob(f"{folder}*.py")
     if path.stem not in BORDER

@@ -1,0 +1,94 @@
+"""Runs a deploy file as an operator would, in a process of its own, with its output in a file."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from click import unstyle
+from gevent.subprocess import DEVNULL, STDOUT, Popen, TimeoutExpired
+
+from gpufleet.errors import FleetError
+from gpufleet.printable import printable
+
+# A release is built within BUILD_SECONDS (release.py), a large model downloaded in some hours.
+PREPARE_SECONDS = 6 * 3600
+# Packages, a driver's module, a reboot.
+NODE_SECONDS = 2 * 3600
+FINISH_SECONDS = 2 * 3600
+_QUOTED = 6
+"""Lines of a failed run that are quoted; all of them are in its file."""
+
+
+@dataclass(frozen=True)
+class Deploy:
+    """Where deploys are run, and where what they print goes."""
+
+    inventory: str
+    logs: Path
+    """A directory for its owner alone."""
+
+    def run(self, file: str, seconds: float, nodes: Iterable[str] = (), name: str = "") -> Path:
+        """
+        Run a deploy file on nodes, or on all; return where its output is.
+
+        Raises `FleetError` with what it said last where it fails, or takes longer than `seconds`.
+        """
+        path = self.logs / f"{name or Path(file).stem}.log"
+        limits = [word for node in nodes for word in ("--limit", node)]
+        command = [sys.executable, "-m", "pyinfra", "-y", *limits, self.inventory, file]
+        self.logs.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            stamp = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+            os.write(handle, f"--- {stamp} {file} {' '.join(limits)}\n".encode())
+            begin = os.lseek(handle, 0, os.SEEK_END)
+            # A session of its own: Ctrl-C is for us, and a deploy that is cut off leaves more to do
+            # than one that comes to its end.
+            process = Popen(
+                command, stdin=DEVNULL, stdout=handle, stderr=STDOUT, start_new_session=True
+            )
+            status = _ended(process, seconds)
+        finally:
+            os.close(handle)
+        if status is None:
+            raise FleetError(f"{file} did not end within {seconds:.0f} s: see {path}")
+        if status:
+            raise FleetError(f"{file} failed: {_last(path, begin)} (all of it: {path})")
+        return path
+
+
+def _ended(process: Popen, seconds: float) -> int | None:
+    """Return a process' status; None: it took too long, and was ended."""
+    try:
+        return int(process.wait(timeout=seconds))
+    except TimeoutExpired:
+        return None
+    finally:
+        if process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            with suppress(TimeoutExpired):
+                process.wait(timeout=10)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _last(path: Path, begin: int) -> str:
+    """Return what a run said at its end that tells why it failed."""
+    with path.open("rb") as file:
+        file.seek(begin)
+        text = file.read().decode("utf-8", "replace")
+    lines = [printable(unstyle(line)).strip() for line in text.splitlines()]
+    lines = [line for line in lines if line and set(line) - set("-=─ ")]
+    for mark in ("is refused", "rror:", "rror ", "No hosts remaining", "failed"):
+        for number, line in enumerate(lines):
+            if mark in line:
+                return "; ".join(lines[number : number + _QUOTED])
+    return "; ".join(lines[-_QUOTED:]) or "it said nothing"
