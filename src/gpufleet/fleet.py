@@ -23,6 +23,7 @@ from pyinfra.context import ctx_state
 from gpufleet import assessment, inventory, lock_check, show
 from gpufleet.assessment import Assessment
 from gpufleet.bare_node import Machine, System, from_probe
+from gpufleet.cordon import cordon_of, sentence
 from gpufleet.errors import FleetError
 from gpufleet.model_reading import directories
 from gpufleet.monitoring import scrape
@@ -147,6 +148,47 @@ def watching(*, planned: bool = False) -> Watching | None:
     return Watching(host.name, declared, servers, silent)
 
 
+def fronting(*, planned: bool = False, and_running: bool = False) -> Watching | None:
+    """
+    Return what the current node is a gateway of; None if it is none.
+
+    Of vLLM that is what nodes are found to run; with `planned` what the plan says, and with
+    `and_running`, until it is carried out, what runs besides. A node that gives no answer costs
+    itself only: its servers stay as they were. Raises `Refusal` when none of the nodes that this
+    run is about has `gateway`.
+    """
+    declared = inventory.current().nodes
+    if declared[host.name].settings.gateway is None:
+        if not planned:
+            _single_flight(ctx_state.get(), _some_front)
+        return None
+    servers, silent = _single_flight(ctx_state.get(), _to_come if planned else _found)
+    if and_running:
+        fleet = _single_flight(ctx_state.get(), _plan_of_run)
+        named = {(each.node, each.stage, each.number, each.model) for each in servers}
+        servers += tuple(
+            each
+            for each in scrape.running(fleet.running)
+            if (each.node, each.stage, each.number, each.model) not in named
+        )
+    return Watching(host.name, declared, servers, silent)
+
+
+def has_gateways() -> bool:
+    """Say whether a node of the inventory is a gateway."""
+    return any(each.settings.gateway for each in inventory.current().nodes.values())
+
+
+def _some_front(state: State) -> None:
+    declared = inventory.current().nodes
+    asked = [each.name for each in state.inventory if state.is_host_in_limit(each)]
+    if not any(declared[name].settings.gateway for name in asked):
+        raise FleetError(
+            "no node of this run is a gateway: write `gateway` into the variables of a node that "
+            "is to be one, and, if it has no GPUs, `gpu_node: false`: docs/gateway.md"
+        )
+
+
 def _some_watch(state: State) -> None:
     declared = inventory.current().nodes
     asked = [each.name for each in state.inventory if state.is_host_in_limit(each)]
@@ -171,8 +213,11 @@ def _found(state: State) -> Watched:
 
 def _to_come(state: State) -> Watched:
     """Return the vLLM servers of the plan."""
-    plan = _planned_to_look if state in _LOOKING else _planned
-    return scrape.planned(_single_flight(state, plan).plan.stages), frozenset()
+    return scrape.planned(_single_flight(state, _plan_of_run).plan.stages), frozenset()
+
+
+def _plan_of_run(state: State) -> Assessment:
+    return _single_flight(state, _planned_to_look if state in _LOOKING else _planned)
 
 
 def looks_only(state: State) -> list[str]:
@@ -225,6 +270,10 @@ def _bared(state: State) -> Mapping[str, Bare]:
         return found.nodes
     for remark in (remark for each in suited for remark in each.remarks):
         logger.warning("    %s", remark)
+    # No reason to leave it alone: this is how a node gets repaired.
+    for name, node in sorted(found.nodes.items()):
+        if mark := cordon_of(node.document):
+            logger.warning("    %s", sentence(name, mark))
     if problems:
         raise FleetError(*problems)
     return found.nodes

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import Any
 
@@ -128,6 +128,8 @@ class GatewayState:
     """Servers that stay drained over reload and restart, running or not, as `server_name` says."""
     unknown: tuple[str, ...] = ()
     """Of the servers that were named, those that its configuration does not have."""
+    configured: Mapping[str, tuple[str, int]] = field(default_factory=dict, hash=False)
+    """Address and port of each server in its configuration, by `server_name`."""
 
 
 def server_name(server: Server) -> str:
@@ -156,6 +158,7 @@ def read(said: Mapping[str, Any] | str) -> GatewayState:
         servers=tuple(sorted(ServerState(**each) for each in said["servers"])),
         drained=tuple(said["drained"]),
         unknown=tuple(said["unknown"]),
+        configured={name: (place[0], place[1]) for name, place in said["configured"].items()},
     )
 
 
@@ -194,6 +197,31 @@ def backends(
             key_of.get(entry, ""),
         )
         for entry, targets in sorted(found.items())
+    )
+
+
+def kept(
+    wanted: Iterable[Backend],
+    before: Mapping[str, tuple[str, int]],
+    silent: Collection[str],
+    nodes: Iterable[str],
+) -> tuple[Backend, ...]:
+    """
+    Return `wanted` with the servers that a gateway has now of nodes that did not answer.
+
+    `before` are all that it has. What cannot be asked is not known to have gone.
+    """
+    # The longest name wins: gpu.example is no server of gpu.
+    by_length = sorted((each.lstrip("@") for each in nodes), key=len, reverse=True)
+    stays: dict[str, list[Target]] = {}
+    for name, (address, port) in sorted(before.items()):
+        backend, _, server = name.partition("/")
+        node = next((each for each in by_length if server.startswith(f"{each}.")), "")
+        if node in {each.lstrip("@") for each in silent}:
+            stays.setdefault(backend, []).append(Target(server, address, port))
+    return tuple(
+        replace(each, targets=tuple(sorted({*each.targets, *stays.get(each.name, ())})))
+        for each in wanted
     )
 
 

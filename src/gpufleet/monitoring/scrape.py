@@ -166,7 +166,12 @@ def scrapes(
     ours = [(_monitor(nodes, home, job), job) for job in (Job.PROMETHEUS, Job.ALERTMANAGER)]
     vllm = tuple(_of_servers(nodes, servers, home))
     found.append(Scrape(str(Job.VLLM), Job.VLLM, Access(), vllm))
-    found.append(Scrape(str(Job.GATEWAY), Job.GATEWAY, Access(), ()))
+    gateways = tuple(
+        _target(Job.GATEWAY, str(each.settings.exporters.listen or each.address), port, name)
+        for name, each in sorted(nodes.items())
+        if each.settings.gateway and (port := each.settings.gateway.metrics_port)
+    )
+    found.append(Scrape(str(Job.GATEWAY), Job.GATEWAY, Access(), gateways))
     found += [Scrape(str(job), job, Access(), tuple(each)) for each, job in ours]
     return tuple(found)
 

@@ -2,12 +2,14 @@
 
 Takes (`PARAMETERS`):
   do       show; drain: these servers get no new request, from now on and over every restart;
-           ready: they get requests again; only: keep no drained server but those that exist
+           ready: they get requests again; load: reload `unit` until HAProxy has loaded the
+           configuration with `fingerprint`, for at most `seconds`
   servers  ["<backend>/<server>", ...]: those that are meant
   home, run, state  directories: its configuration, its sockets, what it keeps
 Prints one JSON document {"schema": 1, "error": null or a sentence, "runs": bool,
 "fingerprint": of what HAProxy has loaded, "servers": [{backend, server, status, sessions, queued,
-drained}], "drained": [those kept drained], "unknown": [named, and not in the configuration]}.
+drained}], "drained": [those kept drained], "unknown": [named, and not in the configuration],
+"configured": {server: [address, port]}}.
 
 Installed as a program it is started by the gateway's unit: `gateway-state start` before HAProxy,
 `gateway-state reload` before each reload; it never fails them.
@@ -27,7 +29,9 @@ import json
 import os
 import re
 import socket
+import subprocess
 import sys
+import time
 from typing import Any, Iterator
 
 PARAMETERS: "dict[str, Any]" = globals().get("PARAMETERS") or {}
@@ -64,6 +68,7 @@ def main() -> None:
         "servers": [],
         "drained": [],
         "unknown": [],
+        "configured": {},
     }  # type: dict[str, Any]
     try:
         document.update(done(PARAMETERS["do"], PARAMETERS.get("servers", [])))
@@ -85,32 +90,57 @@ def done(what: str, servers: "list[str]") -> "dict[str, Any]":
     """Return what was found, after what was asked for was done."""
     if what == "show":
         return seen(kept())
+    if what == "load":
+        return load(PARAMETERS["unit"], PARAMETERS["fingerprint"], PARAMETERS["seconds"])
     there = configured()
     with locked():
         drained = kept()
         if what == "drain":
             drained |= set(servers)
-        elif what == "ready":
+        else:
             drained -= set(servers)
-        elif what == "only":
-            drained &= set(there)
         keep(drained)
         write_state(drained, live=False)
         errors = []
-        if what != "only":
-            state = "drain" if what == "drain" else "ready"
-            for name in sorted(set(servers) & set(there)):
-                try:
-                    said = told("set server %s state %s" % (name, state))
-                except OSError:
-                    # It does not run, and will know when it does.
-                    break
-                if said.strip():
-                    errors.append("%s: %s" % (name, " ".join(said.split())))
+        for name in sorted(set(servers) & set(there)):
+            try:
+                said = told("set server %s state %s" % (name, what))
+            except OSError:
+                # It does not run, and will know when it does.
+                break
+            if said.strip():
+                errors.append("%s: %s" % (name, " ".join(said.split())))
     found = seen(drained)
     found["unknown"] = sorted(set(servers) - set(there))
     if errors and not found.get("error"):
         found["error"] = "; ".join(errors)
+    return found
+
+
+def load(unit: str, fingerprint: str, seconds: float) -> "dict[str, Any]":
+    """Have HAProxy load what lies there; return what it then has, or why it has not."""
+    until = time.monotonic() + seconds
+    said = ""
+    try:
+        done = subprocess.run(
+            ["systemctl", "reload", "--", unit],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=seconds,
+            check=False,
+        )
+        said = done.stdout.decode("utf-8", "replace").strip()
+    except subprocess.TimeoutExpired:
+        said = "`systemctl reload` took more than %s s" % seconds
+    found = seen(kept())
+    while found.get("fingerprint") != fingerprint and time.monotonic() < until and not said:
+        time.sleep(0.2)
+        found = seen(kept())
+    if found.get("fingerprint") != fingerprint:
+        found["error"] = said or (
+            "HAProxy goes on with the configuration of before; `journalctl -u %s` says why" % unit
+        )
     return found
 
 
@@ -228,7 +258,7 @@ def configured() -> "dict[str, tuple[str, int]]":
 
 def seen(drained: "set[str]") -> "dict[str, Any]":
     """Return what HAProxy says of its servers, and what is kept of them."""
-    found = {"drained": sorted(drained)}  # type: dict[str, Any]
+    found = {"drained": sorted(drained), "configured": configured()}  # type: dict[str, Any]
     try:
         info = told("show info")
         rows = statistics(told("show stat -1 4 -1"))

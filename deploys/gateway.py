@@ -1,0 +1,23 @@
+"""Have the nodes with `gateway` take the fleet's requests: HAProxy in front of all vLLM servers.
+
+pyinfra inventories/prod.py deploys/gateway.py           # asks before it changes anything
+pyinfra --dry inventories/prod.py deploys/gateway.py     # only shows what would change
+
+All other nodes are asked what runs on them, and left alone. The servers of one that does not answer
+stay as the gateway has them. No connection is lost: docs/gateway.md.
+"""
+
+from gpufleet.fleet import fronting, refusals
+from roles.exporters import access_to_exporters
+from roles.gateway import gateway
+from roles.node_exporter import node_exporter
+from roles.node_facts import node_facts
+
+with refusals():
+    node = fronting()
+    if node:
+        # Nodes with GPUs have them of the deploys that probe those.
+        if not node.settings.gpu_node:
+            node_facts(node.settings)
+        node_exporter(node.settings.node_exporter, access_to_exporters(node.settings))
+        gateway(node)

@@ -1,0 +1,299 @@
+"""The gateway on a node: HAProxy proven before it is told, reloaded instead of restarted."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from pyinfra import host, logger
+from pyinfra.api import FunctionCommand, Host, State, StringCommand, deploy, operation
+from pyinfra.context import ctx_host, ctx_state
+
+from gpufleet import gateway as fronting
+from gpufleet import payload, units, virtual_address, watching
+from gpufleet.converge import Converge, refuse
+from gpufleet.errors import FleetError
+from gpufleet.gateway import (
+    CONFIGURATION,
+    CONNECTIONS,
+    HOME,
+    PROGRAM,
+    RUN,
+    STATE,
+    UNIT,
+    Configuration,
+    GatewayState,
+)
+from gpufleet.gateway_settings import Gateway
+from gpufleet.monitoring import scrape
+from gpufleet.printable import printable
+from gpufleet.survey import ask
+from gpufleet.wanted import (
+    UNIT_DIRECTORY,
+    Absent,
+    Directory,
+    File,
+    Link,
+    NoOtherFiles,
+    Package,
+    Unit,
+    UnitGone,
+    Wanted,
+)
+from gpufleet.watching import Watching
+from roles.proven import Configured, proven
+
+Commands: TypeAlias = Generator[StringCommand | FunctionCommand]
+
+# A distribution's package starts its own unit as soon as it is there, with a configuration that is
+# not ours.
+PACKAGES_UNIT = f"{UNIT_DIRECTORY}/haproxy.service"
+HAPROXY = "/usr/sbin/haproxy"
+LOOK_SECONDS = 30
+# A reload takes a second; on a node that is busy, some.
+LOAD_SECONDS = 60
+# Between two gateways one that is stopped may finish what it has.
+PAIR_STOP_SECONDS = 660
+STOP_SECONDS = 30
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What a gateway is to have, in the parts that operations take."""
+
+    gateway: Gateway
+    files: Converge
+    running: Converge
+    configured: Configured
+    fingerprint: str
+
+
+@deploy("gateway")
+def gateway(node: Watching) -> None:
+    """Converge program, configuration and unit; see the configuration loaded."""
+    wanted = wishes(node)
+    if wanted is None:
+        return
+    before = Converge(Wanted(), watch=(HAPROXY, PACKAGES_UNIT))
+    program = File(PROGRAM, payload.archive("gateway_state"), mode=0o755)
+    unit = _unit(wanted.gateway)
+    values = [Directory("/usr/local/libexec/gpufleet"), program, unit.file]
+    if not before.snapshot().file(HAPROXY).exists or _masked(before):
+        values.append(Link(PACKAGES_UNIT, "/dev/null"))
+    Converge(Wanted(*values)).files(name="program and unit")
+    packages = [Package("haproxy")]
+    if wanted.gateway.virtual_address:
+        packages += [Package("curl"), Package("keepalived")]
+        shared = _shared(node, wanted.gateway)
+        shared.files(name="virtual address")
+    Converge(Wanted(*packages)).packages(name="package")
+    proven(wanted.files, wanted.configured, name="proof of the configuration")
+    wanted.files.files(name="configuration")
+    wanted.running.units(name="service")
+    loaded(wanted.running, wanted.fingerprint, name="configuration in force")
+    if wanted.gateway.virtual_address:
+        shared.units(name="virtual address in force")
+    else:
+        ours = virtual_address.CHECK
+        gone = Converge(Wanted(UnitGone(virtual_address.UNIT), Absent(ours)), watch=(ours,))
+        if gone.snapshot().file(ours).exists:
+            gone.units(name="no virtual address")
+            gone.files(name="no check for one")
+
+
+@deploy("gateway")
+def servers_of(node: Watching, *, if_nothing_failed: bool = False) -> None:
+    """
+    Converge the configuration alone, where there is a gateway of ours.
+
+    With `if_nothing_failed` only when no node of the run has failed until then: what was not
+    replaced goes on being served.
+    """
+    wanted = wishes(node)
+    if wanted is None:
+        return
+    there = Converge(Wanted(), watch=(f"{HOME}/{CONFIGURATION}",))
+    if not there.snapshot().file(f"{HOME}/{CONFIGURATION}").exists:
+        return
+    also: dict[str, Any] = {"_if": _nothing_failed} if if_nothing_failed else {}
+    proven(wanted.files, wanted.configured, name="proof of the configuration", **also)
+    wanted.files.files(name="servers", **also)
+    loaded(wanted.running, wanted.fingerprint, name="servers in force", **also)
+
+
+@operation()
+def nodes_are_done() -> Commands:
+    """Let what follows on a gateway wait for all nodes: each of them has this operation."""
+    host.noop("the next step waits for the other nodes")
+    yield from ()
+
+
+def wishes(node: Watching) -> Wishes | None:
+    """
+    Return what the gateway is to have; None: the node is none.
+
+    Raises `FleetError` for files that cannot be read and servers that it could not reach.
+    """
+    wanted = node.settings.gateway
+    if wanted is None:
+        return None
+    if problems := [*fronting.problems(node.nodes, node.name)]:
+        raise FleetError(*problems)
+    for remark in scrape.unreachable(node.nodes, node.servers, node.name):
+        logger.warning("%s%s", host.print_prefix, remark.replace("watched", "reached by clients"))
+    found = configuration(node, wanted)
+    files = Converge(
+        Wanted(
+            Directory("/etc/gpufleet"),
+            Directory(HOME, mode=0o700),
+            Directory(STATE),
+            *(File(f"{HOME}/{path}", content) for path, content in found.files.items()),
+            *(
+                File(f"{HOME}/{path}", content, mode=0o600, secret=True)
+                for path, content in found.secrets.items()
+            ),
+            NoOtherFiles(f"{HOME}/*.map"),
+            NoOtherFiles(f"{HOME}/*.pem"),
+        )
+    )
+    unit = _unit(wanted)
+    return Wishes(
+        wanted,
+        files,
+        Converge(
+            Wanted(
+                unit.file, Unit(UNIT, fingerprint=unit.fingerprint, stop_seconds=_stop(wanted) + 30)
+            )
+        ),
+        Configured(
+            unit=UNIT,
+            url="",
+            name="haproxy",
+            directory=HOME,
+            check=(HAPROXY, "-c", "-C", ".", "-f", CONFIGURATION),
+            watched=(),
+            files=found.files,
+            secrets=found.secrets,
+        ),
+        found.fingerprint,
+    )
+
+
+def configuration(node: Watching, wanted: Gateway) -> Configuration:
+    """Return what the gateway is to read; of nodes that did not answer, what it has now."""
+    keys = {
+        file: content.decode().strip()
+        for file, content in watching.secrets(
+            {file: file for file in fronting.key_files(node.nodes)}, "vllm.api_key_file"
+        ).items()
+    }
+    backends = fronting.backends(node.nodes, node.servers, node.name, keys)
+    if node.silent:
+        backends = fronting.kept(backends, _state("show").configured, node.silent, node.nodes)
+    pem = b"\n".join(
+        watching.secrets(
+            {file: file for file in fronting.certificate_files(wanted, node.name)}, "gateway.tls"
+        ).values()
+    )
+    return fronting.config(
+        wanted,
+        backends,
+        metrics_address=str(node.settings.exporters.listen or ""),
+        certificate=pem,
+    )
+
+
+def _unit(wanted: Gateway) -> units.UnitFile:
+    return units.whole(
+        "gpufleet-gateway.service.j2",
+        UNIT,
+        started_with={},
+        home=HOME,
+        run=RUN,
+        state=STATE,
+        program=PROGRAM,
+        pair=wanted.virtual_address is not None,
+        stop_seconds=_stop(wanted),
+        files=2 * CONNECTIONS + 1000,
+    )
+
+
+def _stop(wanted: Gateway) -> int:
+    return PAIR_STOP_SECONDS if wanted.virtual_address else STOP_SECONDS
+
+
+def _masked(node: Converge) -> bool:
+    """Say whether the package's own unit was kept from starting, which only we do."""
+    return node.snapshot().file(PACKAGES_UNIT).target == "/dev/null"
+
+
+def _shared(node: Watching, wanted: Gateway) -> Converge:
+    address = wanted.virtual_address
+    if address is None:
+        raise ValueError(f"{node.name} has no virtual address")
+    read = watching.secrets({"it": address.password_file}, "gateway.virtual_address.password_file")
+    text = virtual_address.keepalived(address, read["it"].strip())
+    check = virtual_address.check(str(node.settings.exporters.listen or ""), wanted.metrics_port)
+    override = units.drop_in(
+        "keepalived-gateway.conf.j2", virtual_address.UNIT, started_with={"": text + check}
+    )
+    return Converge(
+        Wanted(
+            File(
+                f"{virtual_address.HOME}/{virtual_address.CONFIGURATION}",
+                text,
+                mode=0o600,
+                secret=True,
+            ),
+            File(virtual_address.CHECK, check, mode=0o755),
+            override.file,
+            Unit(virtual_address.UNIT, fingerprint=override.fingerprint),
+        )
+    )
+
+
+# What it has loaded
+
+
+@operation()
+def loaded(running: Converge, fingerprint: str) -> Commands:
+    """Have HAProxy load its configuration, unless it has; fail the node if it does not."""
+    executing = ctx_state.get().is_executing
+    if not executing and running.difference().units.commands:
+        host.noop("it starts with its configuration")
+        return
+    found = _state("show")
+    if not executing and not found.runs:
+        host.noop("it does not run")
+        return
+    if executing and found.error:
+        yield from refuse((f"{UNIT}: {found.error}",))
+        return
+    if found.fingerprint == fingerprint:
+        host.noop("what it has loaded is what lies there")
+        return
+    logger.info("%s%sreload %s", host.print_prefix, "" if executing else "would ", UNIT)
+    yield FunctionCommand(_load, (fingerprint,), {})
+
+
+def _load(state: State, host: Host, fingerprint: str) -> bool:  # noqa: ARG001  # pyinfra's
+    found = _state("load", unit=UNIT, fingerprint=fingerprint, seconds=LOAD_SECONDS)
+    for line in found.error.splitlines():
+        logger.error("%s%s: %s", host.print_prefix, UNIT, printable(line))
+    return not found.error
+
+
+def _state(do: str, **parameters: Any) -> GatewayState:
+    program = payload.program("gateway_state", do=do, home=HOME, run=RUN, state=STATE, **parameters)
+    node = ctx_host.get()
+    seconds = LOOK_SECONDS + 2 * parameters.get("seconds", 0)
+    return fronting.read(
+        ask(ctx_state.get(), [node], lambda _: program, seconds, "the look at the gateway")[
+            node.name
+        ]
+    )
+
+
+def _nothing_failed() -> bool:
+    return not ctx_state.get().failed_hosts
