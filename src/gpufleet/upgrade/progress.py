@@ -123,9 +123,9 @@ def _drained(said: Mapping[str, Any]) -> str:
 
 
 def _judged(said: Mapping[str, Any]) -> str:
-    verdict = {True: "passed", False: "did not pass"}.get(
-        said.get("passed"), "is not known to pass"
-    )  # type: ignore[arg-type]
+    verdict = "is not known to pass"
+    if said.get("passed") is not None:
+        verdict = "passed" if said["passed"] else "did not pass"
     return _with(f"gate {said.get('gate')} {verdict}", said.get("reasons"))
 
 
