@@ -63,7 +63,7 @@ def cost(entries: Iterable[Mapping[str, Any]]) -> Cost:
         Outage(
             group,
             out=at["undrained", group] - at["switching", group],
-            load=float(said["load_seconds"]),
+            load=max(map(float, said["load_seconds"].values())),  # of its slowest replica
             drain=at["drained", group] - at["draining", group],
         )
         for group, said in ready.items()
