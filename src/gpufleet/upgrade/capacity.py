@@ -87,14 +87,15 @@ def left(
     """Return what each wave leaves of each model that it takes something of."""
     needs = needed(loads, settings.headroom, settings.keep)
     serve = serving(loads)
+    count = Counter(map(model_of, serve))
     said = []
     for wave in found:
-        count = Counter(map(model_of, serve))
         said += [
             Left(wave.number, model, count[model], takes, needs[model].needed, model in accepted)
             for model, takes in sorted(taken(wave.groups, serve).items())
         ]
-        serve = after(wave.groups, serve)
+        if (then := after(wave.groups, serve)) is not serve:
+            serve, count = then, Counter(map(model_of, then))
     return tuple(said)
 
 
@@ -194,6 +195,13 @@ def _unknown(need: Need) -> str:
     )
 
 
+def _part(lack: Left) -> str:
+    """Say what a wave takes."""
+    if lack.serving == 1:
+        return "the only replica"
+    return f"{lack.takes} of the {counted(lack.serving, 'replica')}"
+
+
 @dataclass(frozen=True)
 class _Asked:
     """What was asked for."""
@@ -212,30 +220,32 @@ class _Asked:
         """
         settings, model = self.settings, need.model
         worst = min(lacks, key=lambda each: (each.left - each.needed, each.wave))
-        others = f" (as {counted(len(lacks) - 1, 'other')} do)" if len(lacks) > 1 else ""
-        by_load = (
+        more = counted(len(lacks) - 1, "further wave")
+        others = f" (and so with {more})" if len(lacks) > 1 else ""
+        rule = (
             f"its load of {need.load:.2f} replicas needs {need.needed} at a headroom of "
             f"{settings.headroom:g} (`upgrade.headroom`)"
         )
-        by_rule = need.needed == settings.keep and need.load <= settings.keep * settings.headroom
+        if need.needed == settings.keep and need.load <= settings.keep * settings.headroom:
+            rule = f"`upgrade.keep` is {settings.keep}"
+        serve = "serves" if worst.serving == 1 else "serve"
         said = (
-            f"upgrade.waves: wave {worst.wave} takes {worst.takes} of the "
-            f"{counted(worst.serving, 'replica')} of {model} that serve{others}, which leaves "
-            f"{worst.left}, and {f'`upgrade.keep` is {settings.keep}' if by_rule else by_load}"
+            f"upgrade.waves: wave {worst.wave} takes {_part(worst)} of {model} that {serve}"
+            f"{others}, which leaves {worst.left}, and {rule}"
         )
-        more = f"(`serving.{model}.replicas`)"
+        add = f"(`serving.{model}.replicas`)"
         if worst.serving <= most:
             return (
                 f"{said}: all that serve go at once, so {model} is out while it loads "
-                f"({self._cost(model)}): give it another replica first {more}, or accept that by "
+                f"({self._cost(model)}): give it another replica first {add}, or accept that by "
                 f"name: `{ACCEPT_OUTAGE} {model}`"
             )
-        written = self._largest(model)
+        written = self._smaller(need)
         remain = worst.left if written else worst.serving - most
         ways = [f"write {written}"] if written else []
         if remain >= settings.keep:
             ways.append(f"wait for a load of at most {remain * settings.headroom:.2f} replicas")
-        ways.append(f"give it {counted(worst.needed - remain, 'more replica')} {more}")
+        ways.append(f"give it {counted(worst.needed - remain, 'more replica')} {add}")
         if not written:
             ways.append(
                 f"accept by name that those left do not carry it, one group at a time: "
@@ -247,11 +257,16 @@ class _Asked:
         seconds = self.load_seconds.get(model)
         return f"{seconds:.0f} s the last time" if seconds is not None else "how long, is not known"
 
-    def _largest(self, model: str) -> str:
-        """Return what to write so that the model keeps what it needs; "": nothing helps it."""
-        groups = [group for wave in self.waves for group in wave.groups]
-        canary = min(self.settings.canary, 1)
-        for size in range(max(len(wave.groups) for wave in self.waves), 0, -1):
+    def _smaller(self, need: Need) -> str:
+        """
+        Return what to write so that the model keeps what it needs; "": no size does.
+
+        Tried with the groups of this model alone, as if others left no room to mix.
+        """
+        model = need.model
+        groups = [each for wave in self.waves for each in wave.groups if model in each.models]
+        for size in dict.fromkeys((max(1, need.spare), 1)):
+            canary = min(self.settings.canary, size)
             tried = self.settings.model_copy(update={"waves": (size,), "canary": canary})
             made = waves(groups, tried, self.loads, self.accept_outage)
             found = left(made, self.loads, tried, self.accept_outage)

@@ -34,7 +34,7 @@ KV_USAGE = "vllm:kv_cache_usage_perc"
 
 # prometheus.io/docs, exposition formats: a name, labels in braces, a value, and maybe a time.
 _LINE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?:\{[^\n]*\})?[ \t]+(?P<value>\S+)", re.MULTILINE)
-_FLAG = re.compile(r"^--(?P<name>[a-z0-9-]+)[= ](?P<value>.*)$")
+_FLAG = re.compile(r"^--(?P<name>[a-z0-9_-]+)[= ](?P<value>.*)$")
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def most_running(
     """
     first = stages[0]
     flags = {
-        found["name"]: found["value"]
+        found["name"].replace("_", "-"): found["value"]
         for line in first.arguments
         if (found := _FLAG.match(line.strip()))
     }

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from gpufleet.gateway_settings import Upgrade
 from gpufleet.upgrade.groups import natural
@@ -102,15 +103,17 @@ class _Queue:
             ordinary = not loads or judged
             return (not ordinary, len(group.replicas), -models, len(group.nodes), natural(group.id))
 
-        self.kinds: dict[tuple[object, ...], deque[tuple[int, Group]]] = {}
+        self.count = Counter(map(model_of, self.serve))
+        self.kinds: dict[tuple[object, ...], _Kind] = {}
         for order, group in enumerate(sorted(groups, key=first)):
             takes = taken([group], self.serve)
             self.most |= takes
             kind = (tuple(sorted(takes.items())), group.models)
-            self.kinds.setdefault(kind, deque()).append((order, group))
+            alike = self.kinds.setdefault(kind, _Kind(takes, group.models))
+            alike.waiting.append((order, group))
 
     def __bool__(self) -> bool:
-        return any(self.kinds.values())
+        return any(kind.waiting for kind in self.kinds.values())
 
     def wave(self, size: int, *, canary: bool) -> list[Group]:
         """Take the groups of the next wave."""
@@ -118,31 +121,33 @@ class _Queue:
         spared = self._room()
         room = spared.copy()
         while len(chosen) < size and self:
-            heads = [waiting for waiting in self.kinds.values() if waiting]
-            takes = {id(waiting): taken([waiting[0][1]], self.serve) for waiting in heads}
-            fits = [each for each in heads if not takes[id(each)] - room]
+            waiting = [kind for kind in self.kinds.values() if kind.waiting]
+            fits = [
+                kind
+                for kind in waiting
+                if all(room[model] >= count for model, count in kind.takes.items())
+            ]
             rounds = self._rounds(spared)
 
-            def next_of(
-                waiting: deque[tuple[int, Group]], rounds: Mapping[str, int] = rounds
-            ) -> tuple[int, int]:
-                order, group = waiting[0]
-                behind = max((rounds[model] for model in group.models), default=0)
-                return (0 if canary else -behind, order)
+            def turn(kind: _Kind, rounds: Mapping[str, int] = rounds) -> tuple[int, int]:
+                behind = max((rounds[model] for model in kind.models), default=0)
+                return 0 if canary else -behind, kind.waiting[0][0]
 
             # None fits: the size that was asked for is kept to, and refused with its numbers.
-            waiting = min(fits or heads, key=next_of)
-            room -= takes[id(waiting)]
-            chosen.append(waiting.popleft()[1])
-        self.serve = after(chosen, self.serve)
+            kind = min(fits or waiting, key=turn)
+            room.subtract(kind.takes)
+            chosen.append(kind.waiting.popleft()[1])
+        if (then := after(chosen, self.serve)) is not self.serve:
+            self.serve, self.count = then, Counter(map(model_of, then))
         return chosen
 
     def _room(self) -> Counter[str]:
         """Return how many replicas of each model a wave may take now."""
-        serve = Counter(map(model_of, self.serve))
         return Counter(
             {
-                model: spare(need, serve[model], self.most[model], accepted=model in self.accepted)
+                model: spare(
+                    need, self.count[model], self.most[model], accepted=model in self.accepted
+                )
                 for model, need in self.needs.items()
             }
         )
@@ -151,7 +156,15 @@ class _Queue:
         """Return how many waves each model needs yet, at least, with so much room in each."""
         waiting: Counter[str] = Counter()
         for kind in self.kinds.values():
-            if kind:
-                for model in kind[0][1].models:
-                    waiting[model] += len(kind)
+            for model in kind.models:
+                waiting[model] += len(kind.waiting)
         return Counter({model: -(-left // max(1, room[model])) for model, left in waiting.items()})
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Groups that take the same of each model, each with its place in the order."""
+
+    takes: Counter[str]
+    models: tuple[str, ...]
+    waiting: deque[tuple[int, Group]] = field(default_factory=deque)
