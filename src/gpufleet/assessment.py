@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gpufleet import (
+    cordon,
     disaggregation,
     over_nodes,
     planner,
@@ -132,6 +133,11 @@ def planned(
     report = judged(documents, declared)
     nodes = {name: node_from_probe(name, document) for name, document in documents.items()}
     remarks = tuple(sentence(each) for each in report.findings if each.stops and each.cause is None)
+    unknown = tuple(
+        f"{name}: whether it is cordoned is not known ({why}): the plan takes it for not cordoned"
+        for name, document in documents.items()
+        if (why := cordon.unknown(document))
+    )
     if unfit_stops:
         nodes, remarks = admitted(report, nodes.values(), settings), ()
     models = described(declared, documents)
@@ -174,6 +180,7 @@ def planned(
             *over_nodes.judged(plan.stages, settings, nodes, locks),
             *stage_flags.judge_plan(plan.stages, settings, origins),
         )
+    remarks = (*unknown, *remarks)
     return Assessment(nodes, plan, remarks, runs, layers, restarts(plan.stages, runs, settings))
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from gpufleet import candidates, leaving
 from gpufleet.candidates import Candidate, Considered, Sizer, Verdict
+from gpufleet.cordon import lifting
 from gpufleet.division import Division, Kind
 from gpufleet.endpoints import Endpoint
 from gpufleet.oversize import Oversize
@@ -298,7 +299,17 @@ class Demand:
             f"serving.{self.name}: {counted(self.required, 'replica')} of {groups} asked for, "
             f"{count} fit on {nodes} ({_gpus(total)}{others}{apart}): {lower}, or "
             f"{narrower if max(d.gpus for d in self.divisions.values()) > 1 else ''}add nodes"
+            f"{self._cordoned()}"
         )
+
+    def _cordoned(self) -> str:
+        """Say which nodes get no new replica, by whom, and how that ends."""
+        closed = [
+            f"{room.name} ({mark}; {lifting(room.name, mark.upgrade is not None)})"
+            for room in self.rooms
+            if (mark := room.node.cordon)
+        ]
+        return f", or lift the cordon of {listed(closed)}" if closed else ""
 
     def moves(self) -> Iterator[Move]:
         """Yield what does not stay as it runs."""
@@ -464,7 +475,9 @@ def _picker(demand: Demand, *, displace: bool = False) -> Picker:
         (
             (room, demand.divisions[room.kind])
             for room in demand.rooms
-            if room.kind in demand.divisions and room.kind not in demand.apart
+            if room.kind in demand.divisions
+            and room.kind not in demand.apart
+            and room.node.cordon is None
         ),
         demand.on,
         pcie=demand.served.allow_pcie,

@@ -10,13 +10,14 @@ The rules, in the order in which they decide:
 3. Models are placed largest group first, then by name: small groups fill the gaps that large ones
    leave, never the other way round. `replicas: fit` counts as one replica until all others are
    placed; then such models take turns, the one with the fewest replicas first.
-4. A replica that runs where it may run stays: same node, GPUs, port and number. It makes way only
+4. On a cordoned node nothing new is placed; what runs there may stay as any other.
+5. A replica that runs where it may run stays: same node, GPUs, port and number. It makes way only
    for a model that is placed before its own and finds no other room, and the plan says so.
-5. One over several nodes that would lose a node is refused, unless its settings say otherwise
+6. One over several nodes that would lose a node is refused, unless its settings say otherwise
    (`leaving.py`).
-6. A new replica goes to the node with the fewest replicas of its model so far, then the most free
+7. A new replica goes to the node with the fewest replicas of its model so far, then the most free
    GPUs, then the first name; on the node to the GPUs that `placement.py` says.
-7. A GPU serves one stage, a port on a node one user (`endpoints.py`).
+8. A GPU serves one stage, a port on a node one user (`endpoints.py`).
 
 Replicas are placed one after another and each choice looks only at those before it. So asking for
 one more replica moves none of that model. It may move models that are placed later, when they had
@@ -33,6 +34,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gpufleet.candidates import Considered, Sizer
+from gpufleet.cordon import sentence
 from gpufleet.demand import Demand, in_order, left_out, place
 from gpufleet.division import Kind
 from gpufleet.endpoints import assigned
@@ -179,7 +181,12 @@ def plan(
         if model not in declared
     )
     hurt = [f"{name}: {left_out(node)}" for name, node in sorted(fleet.items()) if node.unfit]
-    reasons = [*hurt, *(reason for demand in in_order(chosen) for reason in demand.reasons())]
+    closed = [sentence(name, node.cordon) for name, node in sorted(fleet.items()) if node.cordon]
+    reasons = [
+        *hurt,
+        *closed,
+        *(reason for demand in in_order(chosen) for reason in demand.reasons()),
+    ]
     return FleetPlan(
         stages=tuple(
             stage

@@ -12,6 +12,7 @@ from functools import cached_property
 from itertools import combinations
 from typing import Any, NamedTuple
 
+from gpufleet.cordon import Cordon, cordon_of
 from gpufleet.document import flaw
 from gpufleet.errors import FleetError
 
@@ -74,7 +75,8 @@ class Node:
     pair is on PCIe ("PIX", "PXB", "PHB", "NODE", "SYS"; unknown counts as "SYS", the farthest).
     `address` is the IPv4 address of the default route's net device. `unfit` are GPUs that are not
     in `gpus` because checks found them unfit, each with the names of those checks. `domain` is what
-    joins its GPUs with those of other nodes; None: nothing, or not known.
+    joins its GPUs with those of other nodes; None: nothing, or not known. On a node with a `cordon`
+    nothing new is placed.
     """
 
     name: str
@@ -86,6 +88,7 @@ class Node:
     address: str | None = None
     unfit: Mapping[int, str] = field(default_factory=dict)
     domain: Domain | None = None
+    cordon: Cordon | None = None
 
     @cached_property
     def islands(self) -> tuple[tuple[int, ...], ...]:
@@ -170,6 +173,7 @@ def node_from_probe(name: str, document: Mapping[str, Any]) -> Node:
         pcie={(i, j): PCIE_LEVELS.get(known(document["pcie"][i][j]), "SYS") for i, j in pairs},
         address=_address(document["nics"]),
         domain=_domain(document),
+        cordon=cordon_of(document),
     )
 
 

@@ -26,6 +26,7 @@ import time
 from typing import Any, Callable, Iterator, Mapping
 
 from gpufleet.on_node import (
+    cordon,
     driver_files,
     kernel_log,
     machine,
@@ -62,6 +63,7 @@ BESIDE: dict[str, Callable[[], Any]] = {
     "kernels": driver_files.kernels,
     "kernel_log": kernel_log.kernel_log,
     "stages": stages.stages,
+    "cordon": cordon.cordon,
     **{"disk %s" % path: functools.partial(system.disk, path) for path in DISKS},
     **{"model %s" % path: functools.partial(stages.model, path) for path in MODELS},
 }
@@ -98,6 +100,7 @@ def document() -> dict[str, Any]:
         "system": system_section(beside),
         "kernel_log": beside["kernel_log"],
         "stages": beside["stages"],
+        "cordon": beside["cordon"],
         "models": {path: beside["model %s" % path] for path in MODELS},
         "driver": driver_section(driver, sections["module"], beside),
         **{
