@@ -210,13 +210,9 @@ def _asked(
     """
     from gpufleet import payload, silences
     from gpufleet.fleet import asking
-    from gpufleet.monitoring import scrape
+    from gpufleet.upgrade.quieting import homes as alertmanagers
 
-    homes = {
-        name: f"http://{scrape.at(scrape.local(server.listen), server.port)}"
-        for name, node in fleet.nodes.items()
-        if (m := node.settings.monitoring) and (server := m.alertmanager)
-    }
+    homes = alertmanagers(fleet.nodes)
     if not homes:
         raise FleetError(
             f"{inventory_file} has no node with `monitoring.alertmanager`, so no silences"

@@ -78,6 +78,12 @@ ul { padding-left: 1.2rem; } li { white-space: pre-line; overflow-wrap: anywhere
 .key svg { display: inline-block; vertical-align: -2px; margin-right: .35rem; }
 """
 
+_COLUMNS = (
+    "away: gateways sent it nothing. Of that: drain, load, judged (golden prompts); own: the rest. "
+    "left: requests that had not ended when the drain was over."
+)
+_WINDOWS = "Before the upgrade, and while it was watched under requests after the change."
+
 # What XML 1.0 cannot have in any way (its production 2, Char).
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -95,7 +101,8 @@ def html(found: Report) -> str:
     if any(group.spans for group in found.groups):
         body += ["<h2>Timeline</h2>", _legend(found), f'<div class="wide">{_timeline(found)}</div>']
     if found.groups:
-        body += ["<h2>Groups</h2>", _groups(found), "<h2>Requests and times</h2>", _replicas(found)]
+        body += ["<h2>Groups</h2>", _groups(found), f'<p class="pale">{_COLUMNS}</p>']
+        body += ["<h2>Requests and times</h2>", _replicas(found), f'<p class="pale">{_WINDOWS}</p>']
     for heading, lines in (
         ("Gates", list(_judged(found))),
         ("Failures", [f"{g.group.id}: {each}" for g in found.groups for each in g.failures]),
