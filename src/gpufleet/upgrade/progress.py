@@ -142,6 +142,10 @@ def _in(said: Mapping[str, Any]) -> str:
     return f" in {found:.1f} s" if isinstance(found, int | float) else ""
 
 
+def _logged(text: str, said: Mapping[str, Any]) -> str:
+    return f"{text} (log: {said['log']})" if said.get("log") else text
+
+
 def _with(text: str, why: Any) -> str:
     sentences = [why] if isinstance(why, str) else [str(each) for each in why or ()]
     # The first line of each: what a unit wrote before it died is in the report.
@@ -157,22 +161,22 @@ _WORDS: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = {
     "locked": lambda said: f"{counted(len(said.get('nodes') or ()), 'node')} locked",
     "planned": lambda said: counted(len(said.get("waves") or ()), "wave") + " planned",
     "confirmed": lambda said: f"confirmed by {said.get('by')}",
-    "preparing": lambda said: f"everything is prepared on all nodes first; log: {said.get('log')}",
-    "prepared": "prepared: nothing has been touched so far",
+    "preparing": lambda said: _logged("everything is prepared on all nodes first", said),
+    "prepared": lambda said: _logged("prepared: no unit has been touched so far", said),
     "baseline": "what the replicas do now is known",
     "wave": "begins",
     "paused": lambda said: _with("paused", said.get("why")),
     "aborting": lambda said: _with("what is in hand is undone", said.get("why")),
     "resumed": lambda said: f"taken up again by {said.get('by')}",
-    "finishing": lambda said: f"proving that all is as declared; log: {said.get('log')}",
+    "finishing": lambda said: _logged("proving that all is as declared", said),
     "unlocked": "nodes unlocked",
     "finished": "finished: everything is as declared",
     "stopped": lambda said: _with("stopped", said.get("why")),
     "noted": lambda said: str(said.get("text", "")),
     "draining": "drains: no new requests",
     "drained": _drained,
-    "changing": lambda said: f"what is below vLLM is changed; log: {said.get('log')}",
-    "changed": "what is below vLLM is changed",
+    "changing": lambda said: _logged("changes what is below vLLM", said),
+    "changed": lambda said: _logged("what is below vLLM is changed", said),
     "switching": "switches",
     "switched": "switched, loads",
     "ready": _ready,
