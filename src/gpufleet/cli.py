@@ -1,6 +1,7 @@
-"""`gpufleet ...`: looks at a fleet before anything is done with it. Changes no node.
+"""`gpufleet ...`: looks at a fleet before anything is done with it, and changes it under load.
 
-With `--record` what was found is written on the nodes, for their exporters; nothing else is.
+With `--record` what was found is written on the nodes, for their exporters. What changes a node is
+named for it: `upgrade`, `rollback`, and marks as `cordon`; all else only looks.
 Thin: reads files, calls the modules that know, prints. Mistakes of the operator end in one line
 `error: ...` each on stderr and status 2, never in a traceback; Ctrl-C ends in status 130.
 """
@@ -46,13 +47,19 @@ RECORD_SECONDS = 30
 # none may slow the others down.
 _GROUPS = {
     "bundle": "A mirror of all that nodes download, for a network without the internet.",
+    "cordon": "Place nothing new on a node; what runs there stays.",
+    "drain": "Cordon a node, send it no requests, and wait until it has none.",
     "drift": "What on the nodes is not as declared, now or after the next reboot.",
     "flags": "What vLLM's flags are in each release, and a command line judged by it.",
     "import": "What you have (models.yml, vllm serve, docker run, compose) as settings.",
     "lab": "Real Linux nodes with simulated GPUs.",
     "lock": "What a group's nodes run, written down so that they keep to it.",
     "monitoring": "Rules, dashboards and scraping for servers of yours, and silences of alerts.",
+    "rollback": "Bring every replica that the last upgrade changed back to what it was.",
     "size": "What a model takes on one GPU, and whether it starts with these options.",
+    "uncordon": "Let new replicas be placed on a node again.",
+    "undrain": "Send requests to a node's replicas again.",
+    "upgrade": "Bring a fleet to what is declared while it serves, wave by wave.",
 }
 
 
@@ -69,13 +76,19 @@ class _Commands(click.Group):
             return click.Command(cmd_name, help=_GROUPS[cmd_name])
         loaders = {
             "bundle": _bundle,
+            "cordon": lambda: _cordoning("cordon"),
+            "drain": lambda: _cordoning("drain"),
             "drift": _drift,
             "flags": _flags,
             "import": _import,
             "lab": _lab,
             "lock": _lock,
             "monitoring": _monitoring,
+            "rollback": _rollback,
             "size": _size,
+            "uncordon": lambda: _cordoning("uncordon"),
+            "undrain": lambda: _cordoning("undrain"),
+            "upgrade": _upgrade,
         }
         return loaders[cmd_name]()
 
@@ -589,6 +602,13 @@ def _bundle() -> click.Command:
     return bundle
 
 
+def _cordoning(name: str) -> click.Command:
+    from gpufleet import cordon_cli
+
+    found: click.Command = getattr(cordon_cli, name)
+    return found
+
+
 def _drift() -> click.Command:
     from gpufleet.drift_cli import drift
 
@@ -605,6 +625,18 @@ def _size() -> click.Command:
     from gpufleet.sizing_cli import size
 
     return size
+
+
+def _rollback() -> click.Command:
+    from gpufleet.upgrade_cli import rollback
+
+    return rollback
+
+
+def _upgrade() -> click.Command:
+    from gpufleet.upgrade_cli import upgrade
+
+    return upgrade
 
 
 def _import() -> click.Command:

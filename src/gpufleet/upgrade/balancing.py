@@ -68,6 +68,11 @@ class Front:
         if problems:
             raise FleetError(*problems)
 
+    def ready_by_name(self, servers: Servers) -> None:
+        """Have our gateways send requests again to servers of which only their names are known."""
+        if servers:
+            self._states("ready", servers, SECONDS)
+
     def sessions(self, servers: Servers) -> int:
         """Return how many requests our gateways have on these servers, or that wait for one."""
         names = {each["name"] for each in servers}

@@ -219,6 +219,7 @@ class Journal:
     def append(
         self,
         what: str,
+        /,
         *,
         wave: int | None = None,
         group: str | None = None,
