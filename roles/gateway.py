@@ -215,7 +215,7 @@ def _unit(wanted: Gateway) -> units.UnitFile:
         program=PROGRAM,
         pair=wanted.virtual_address is not None,
         stop_seconds=_stop(wanted),
-        files=2 * CONNECTIONS + 1000,
+        files=2 * CONNECTIONS + 10000,
     )
 
 

@@ -283,13 +283,14 @@ def config(
     run: str = RUN,
     state: str = STATE,
     account: str = "haproxy",
+    connections: int = CONNECTIONS,
 ) -> Configuration:
     """
     Return HAProxy's configuration and the files that it names.
 
     `certificate` is what `gateway.tls` names, with its key. `metrics_address` is bound for metrics,
     "" for all. `run` and `state` are directories on the node; `account` runs the workers, "": who
-    starts HAProxy.
+    starts HAProxy; `connections` are those of clients at once.
     """
     secrets = {"upstream.map": _map((each.name, each.api_key) for each in wanted if each.api_key)}
     if gateway.tls:
@@ -318,7 +319,7 @@ def config(
             account=account,
             socket=f"{run}/{SOCKET.rpartition('/')[2]}",
             state=f"{state}/{DRAINED_STATE}",
-            connections=CONNECTIONS,
+            connections=connections,
             hard_stop_seconds=max(HARD_STOP_SECONDS, gateway.request_seconds),
             buffer_bytes=_buffer(gateway),
             body_bytes=_buffer(gateway) - 2 * REWRITE_BYTES,

@@ -11,8 +11,8 @@ Prints one JSON document {"schema": 1, "error": null or a sentence, "runs": bool
 drained}], "drained": [those kept drained], "unknown": [named, and not in the configuration],
 "configured": {server: [address, port]}}.
 
-Installed as a program it is started by the gateway's unit: `gateway-state start` before HAProxy,
-`gateway-state reload` before each reload; it never fails them.
+Installed as a program it is started by the gateway's unit: `gateway-state start HOME RUN STATE`
+before HAProxy, `gateway-state reload ...` before each reload; it never fails them.
 
 Who is drained is said by drained.json alone, which is written before HAProxy is told. HAProxy reads
 drained.state whenever it starts or is reloaded, before its first request, and that file is made of
@@ -50,15 +50,15 @@ STOPPED, RUNNING = 0, 2
 # As in the gateway's `default-server rise`: what is loaded as up goes down with its first failure.
 RISE = 2
 
-HOME = PARAMETERS.get("home", "/etc/gpufleet/gateway")
-RUN = PARAMETERS.get("run", "/run/gpufleet-gateway")
-STATE = PARAMETERS.get("state", "/var/lib/gpufleet/gateway")
+HOME, RUN, STATE = (
+    [PARAMETERS[each] for each in ("home", "run", "state")] if PARAMETERS else sys.argv[2:5]
+)
 
 
 def main() -> None:
     """Do what was asked for."""
     if not PARAMETERS:
-        hook(sys.argv[1] if len(sys.argv) > 1 else "start")
+        hook(sys.argv[1])
         return
     document = {
         "schema": 1,
