@@ -571,7 +571,9 @@ def _of_group(state: State, entry: Entry) -> State:
     after = replace(before, phase=cast("Phase", entry.what), since=entry.at)
     match entry.what:
         case "draining":
-            after = replace(after, marked=True, passed={})
+            # Gates are for the way there; on the way back they stay as they were.
+            passed = before.passed if before.undoing else {}
+            after = replace(after, marked=True, passed=passed)
         case "drained":
             left = before.left + int(entry.said.get("left") or 0)
             after = replace(after, open=False, left=left)

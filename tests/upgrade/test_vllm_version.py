@@ -1,0 +1,141 @@
+"""`--vllm VERSION` changes the lines that declare it, and no other byte; or says what to write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gpufleet import inventory
+from gpufleet.errors import FleetError
+from gpufleet.inventory import Fleet
+from gpufleet.upgrade import vllm_version
+
+GPU = """\
+# What all GPU nodes run.
+vllm:
+  version: "0.31.1"   # tested on the canary
+  lock: {locks}/vllm-0.31.1.txt
+  listen: 127.0.0.1
+serving: {{}}
+"""
+INVENTORY = """\
+from gpufleet import inventory
+
+globals().update(inventory.load(
+    __file__, groups={"gpu": ["gpu-01", "gpu-02", "gpu-03"], "old": ["gpu-03"]}
+))
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    for folder in ("inventories", "group_vars", "host_vars", "locks"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "inventories/prod.py").write_text(INVENTORY)
+    (tmp_path / "group_vars/gpu.yml").write_text(GPU.format(locks=tmp_path / "locks"))
+    for version in ("0.31.1", "0.32.0"):
+        (tmp_path / f"locks/vllm-{version}.txt").write_text("")
+    return tmp_path
+
+
+def read(project: Path) -> Fleet:
+    return inventory.read(project / "inventories/prod.py")
+
+
+def test_only_the_two_lines_change(project: Path) -> None:
+    """Quotes and comments stay; read anew, all nodes have the version and its lock."""
+    before = (project / "group_vars/gpu.yml").read_text().splitlines()
+    declared = read(project)
+    edits = vllm_version.edits(declared, "0.32.0")
+    vllm_version.write_down(declared.root, edits)
+
+    after = (project / "group_vars/gpu.yml").read_text().splitlines()
+    changed = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
+    assert changed == [
+        (
+            '  version: "0.31.1"   # tested on the canary',
+            '  version: "0.32.0"   # tested on the canary',
+        ),
+        (f"  lock: {project}/locks/vllm-0.31.1.txt", f"  lock: {project}/locks/vllm-0.32.0.txt"),
+    ]
+    assert str(edits[0]) == "group_vars/gpu.yml:3: vllm.version: 0.31.1 -> 0.32.0"
+    again = read(project)
+    assert {each.settings.vllm.version for each in again.nodes.values() if each.settings.vllm} == {
+        "0.32.0"
+    }
+    # What is planned before anything is written is what is declared afterwards.
+    early = vllm_version.applied(declared, "0.32.0")
+    assert {n: each.settings for n, each in early.nodes.items()} == {
+        n: each.settings for n, each in again.nodes.items()
+    }
+
+
+def test_it_is_undone_byte_by_byte(project: Path) -> None:
+    """And written twice, it is written once."""
+    path = project / "group_vars/gpu.yml"
+    before = path.read_bytes()
+    edits = vllm_version.edits(read(project), "0.32.0")
+    vllm_version.write_down(project, edits)
+    vllm_version.write_down(project, edits)
+    assert path.read_bytes() != before
+    vllm_version.write_down(project, [each.back for each in edits])
+
+    assert path.read_bytes() == before
+
+
+def test_a_version_that_is_declared_already_changes_nothing(project: Path) -> None:
+    """No line is to be written."""
+    assert vllm_version.edits(read(project), "0.31.1") == ()
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "problem"),
+    [
+        (
+            "group_vars/old.yml",
+            "vllm: {{version: 0.31.1, lock: {locks}/vllm-0.31.1.txt, listen: 127.0.0.1}}\n",
+            r"group_vars/old.yml:1: `vllm: .*` is not plainly `version: 0.31.1`",
+        ),
+        (
+            "group_vars/old.yml",
+            "vllm:\n  version: 0.31.1\n  lock: {locks}/stable.txt\n  listen: 127.0.0.1\n",
+            r"group_vars/old.yml:3: vllm.lock is .*stable.txt, whose name does not",
+        ),
+        (
+            "host_vars/gpu-03.yml",
+            "vllm:\n  version: 0.30.0\n  lock: {locks}/other/vllm-0.30.0.txt\n"
+            "  listen: 127.0.0.1\n",
+            r"other/vllm-0.32.0.txt: is not there: .*gpu-03 would be built of it",
+        ),
+    ],
+)
+def test_what_is_not_certain_is_for_a_person_to_write(
+    project: Path, file: str, text: str, problem: str
+) -> None:
+    """Nothing is written, not even the lines that were certain."""
+    (project / file).write_text(text.format(locks=project / "locks"))
+    before = yaml.safe_load((project / "group_vars/gpu.yml").read_text())
+
+    with pytest.raises(FleetError, match=problem):
+        vllm_version.edits(read(project), "0.32.0")
+    assert yaml.safe_load((project / "group_vars/gpu.yml").read_text()) == before
+
+
+def test_lines_that_other_nodes_have_too_are_not_written(project: Path) -> None:
+    """--limit names one node, and the line is that of all three."""
+    with pytest.raises(FleetError, match=r"vllm.version is that of gpu-02(,| and) gpu-03 too"):
+        vllm_version.edits(read(project), "0.32.0", ["gpu-01"])
+
+
+def test_a_line_that_somebody_has_changed_meanwhile_stays(project: Path) -> None:
+    """The file is left as it is, whole."""
+    edits = vllm_version.edits(read(project), "0.32.0")
+    path = project / "group_vars/gpu.yml"
+    path.write_text(path.read_text().replace('"0.31.1"', '"0.31.2"'))
+    before = path.read_text()
+
+    with pytest.raises(FleetError, match=r"gpu.yml:3: is not `version: 0.31.1` any more"):
+        vllm_version.write_down(project, edits)
+    assert path.read_text() == before
