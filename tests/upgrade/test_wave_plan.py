@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from gpufleet.errors import FleetError
 from gpufleet.gateway_settings import Upgrade
 from gpufleet.upgrade import showing
 from gpufleet.upgrade.wave import Group
@@ -63,3 +65,41 @@ def test_programs_get_the_same_as_json():
     assert [Group.from_json(each) for each in found["waves"][0]["groups"]] == [group("tiny-0")]
     assert found["waves"][1]["left"][0]["left"] == 1
     assert found["needs"]["tiny"]["load"] == pytest.approx(0.3)
+
+
+# -- docs/waves.md ---------------------------------------------------------------------------------
+
+PAGE = " ".join((Path(__file__).parents[2] / "docs/waves.md").read_text().split())
+
+
+def said(plan):
+    """A plan as the page writes it: wave, groups, what is left."""
+    return [
+        " ".join(
+            [
+                *([str(wave.number), "canary"] if wave.canary else [str(wave.number)]),
+                *(each.id for each in wave.groups),
+                "; ".join(
+                    f"{each.model}: {each.left} of {each.serving}, {each.needed} needed"
+                    for each in plan.left
+                    if each.wave == wave.number
+                ),
+            ]
+        )
+        for wave in plan.waves
+    ]
+
+
+def test_the_pages_refusal_is_the_one_that_is_raised():
+    with pytest.raises(FleetError) as error:
+        planned(*replicas("tiny", 4, 0.5625), Upgrade(waves=(2,)))
+    assert str(error.value) in PAGE
+
+
+def test_the_pages_waves_are_those_that_are_made():
+    tiny = planned(*replicas("tiny", 4, 0.5625), Upgrade(waves=(1,)))
+    (chat, chat_loads), (code, code_loads) = replicas("chat", 6, 0.45), replicas("code", 2, 0.3)
+    both = planned([*chat, *code], [*chat_loads, *code_loads], Upgrade(waves=(2,)))
+
+    assert [line for line in said(tiny) + said(both) if line not in PAGE] == []
+    assert (len(tiny.waves), len(both.waves)) == (4, 5)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from gpufleet.cluster_ports import PORTS
+from gpufleet.cordon import lifting
 from gpufleet.explanation import Action, Change
 from gpufleet.planner import FleetPlan
 from gpufleet.ranges import listed
@@ -85,7 +86,7 @@ def without_cordoned(
             reasons = "; ".join(f"{node}: {cordoned[node]}" for node in kept)
             sentences.append(
                 f"{group.id} stays as it is, for a person has cordoned {listed(kept)} ({reasons}): "
-                f"`gpufleet uncordon {kept[0]}`, and upgrade once more, when that is over"
+                f"{lifting(kept[0])}, and upgrade once more, when that is over"
             )
         else:
             on.append(group)
