@@ -33,9 +33,10 @@ def running(found, replica, gpus, port):
     return Running("tiny", replica, found.name, tuple(found.gpus[i].uuid for i in gpus), port)
 
 
-def test_a_recording_without_the_key_is_of_a_node_that_is_not_cordoned():
-    assert node("a").cordon is None
-    assert cordon_of({"cordon": None}) is None
+def test_a_document_without_the_key_is_of_a_node_that_is_not_cordoned():
+    """An older probe's."""
+    assert cordon_of({}) is None
+    assert node("a", cordon=None).cordon is None
 
 
 def test_nothing_new_is_placed_on_a_cordoned_node():

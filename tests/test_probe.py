@@ -97,8 +97,8 @@ def test_every_profile_is_recorded():
 def test_the_document_names_the_program_that_wrote_it(probed):
     """Facts that are kept can be told from those that another version of the probe found."""
     parts = (
-        "probe", "answers", "commands", "driver_files", "kernel_log", "machine", "nvidia", "nvlink",
-        "nvml", "packages", "processes", "stages", "system", "watched",
+        "probe", "answers", "commands", "cordon", "driver_files", "kernel_log", "machine", "nvidia",
+        "nvlink", "nvml", "packages", "processes", "stages", "system", "watched",
     )  # fmt: skip
     files = [ROOT / f"src/gpufleet/on_node/{part}.py" for part in parts]
     by_coreutils = subprocess.run(
