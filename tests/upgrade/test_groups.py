@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpufleet.explanation import difference
-from gpufleet.upgrade.groups import UNTOLD, groups, restarted, without_cordoned
+from gpufleet.upgrade.groups import STOPPED, UNTOLD, groups, restarted, without_cordoned
 from gpufleet.upgrade.wave import Group
 from tests.upgrade.fleets import group, plan, runs, stage
 
@@ -125,12 +125,24 @@ def test_a_replica_over_nodes_joins_its_nodes_and_what_else_is_on_them():
 
 def test_another_fingerprint_is_a_change_although_no_argument_differs():
     wanted = {("gpu-00", "tiny-0"): "aa", ("gpu-00", "tiny-1"): "bb", ("gpu-01", "tiny-2"): "cc"}
+    wanted["gpu-01", "tiny-3"] = "dd"
     started = {("gpu-00", "tiny-0"): "aa", ("gpu-00", "tiny-1"): "old", ("gpu-01", "tiny-2"): None}
+    started["gpu-01", "tiny-3"] = "old"
 
     found = restarted({"tiny-1": "+ --seed 1"}, wanted, started)
 
-    assert found == {"tiny-1": "+ --seed 1", "tiny-2": UNTOLD}
-    assert [each.id for each in grouped(STAGES, RUNNING, found)] == ["tiny-1", "tiny-2"]
+    assert found == {"tiny-1": "+ --seed 1", "tiny-2": STOPPED, "tiny-3": UNTOLD}
+    assert [each.id for each in grouped(STAGES, RUNNING, found)] == ["tiny-1", "tiny-2", "tiny-3"]
+
+
+def test_a_replica_that_is_new_has_that_as_its_only_reason():
+    planned = plan(*STAGES.stages, stage("tiny-4", "gpu-02", "GPU-4"))
+    differs = restarted({}, {("gpu-02", "tiny-4"): "ee"}, {})
+
+    (found,) = grouped(planned, RUNNING, differs)
+
+    assert (found.comes, len(found.why)) == (("tiny-4",), 1)
+    assert found.why[0].startswith("start: nothing -> gpu-02 GPU 0")
 
 
 @pytest.mark.parametrize("nodes", [("gpu-01",), ("gpu-00", "gpu-01")])

@@ -28,6 +28,7 @@ from gpufleet.upgrade.wave import Group, Kind
 
 UNTOLD = "its environment, or what starts it"
 """Of a process that was started with something else, and no argument of it (`restarts.py`)."""
+STOPPED = "it does not run, or nobody knows what it was started with"
 
 
 def groups(
@@ -49,7 +50,9 @@ def groups(
         if change.action is not Action.STAY:
             why[change.replica] += [change.why or _said(change)]
     for name, said in restarts.items():
-        why[name] += [said]
+        # What starts, moves or makes way has been started with something else in any case.
+        if not (why[name] and said in {UNTOLD, STOPPED}):
+            why[name] += [said]
     found = _Fleet(plan.stages, tuple(running), why, dict(node_changes or {}))
     return tuple(sorted(found.groups(), key=lambda each: natural(each.id)))
 
@@ -66,8 +69,12 @@ def restarted(
     that of what runs; None, or no entry: the unit is not running, or it is not known what it was
     started with. Both are a reason to start it.
     """
-    differ = sorted({name for at, name in wanted if started.get((at, name)) != wanted[at, name]})
-    return {**dict.fromkeys(differ, UNTOLD), **restarts}
+    found: dict[str, str] = {}
+    for key, fingerprint in sorted(wanted.items()):
+        runs = started.get(key)
+        if runs != fingerprint:
+            found[key[1]] = UNTOLD if runs else found.get(key[1], STOPPED)
+    return {**found, **restarts}
 
 
 def without_cordoned(
