@@ -17,6 +17,7 @@ BORDER = {
     "balancing",
     "connection",
     "converge",
+    "course",
     "dry_run",
     "facts",
     "fleet",

@@ -7,7 +7,7 @@ there on `engine` knows what is left to do, whoever goes on.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gevent
@@ -401,6 +401,12 @@ def planned_now(
         accept_outage=wanted.accept_outage,
         accept_unknown_load=wanted.accept_unknown_load,
     )
+    if not Front(nodes, wanted.declared).there():
+        said = (
+            "no node has `gateway`, and there is no `balancer`: nothing keeps requests from a "
+            "replica while it is changed, and those that come then fail"
+        )
+        plan = replace(plan, remarks=(*plan.remarks, said))
     return found, plan
 
 
