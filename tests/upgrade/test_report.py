@@ -6,8 +6,9 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
@@ -16,10 +17,12 @@ from rich.console import Console
 
 from gpufleet.upgrade import report_html, report_text
 from gpufleet.upgrade.baseline import ITL, TTFT, Traffic
-from gpufleet.upgrade.journal import WORDS, Entry
+from gpufleet.upgrade.engine import Drive
+from gpufleet.upgrade.journal import WORDS, Entry, Journal
 from gpufleet.upgrade.progress import Progress, style
 from gpufleet.upgrade.report import Report, report
 from gpufleet.upgrade.wave import Group, Wave
+from tests.upgrade.simulated import ME, Fleet, Hands, Node, Unit
 
 BEGAN = 1_795_350_000.0
 """2026-11-22T12:20:00Z, as `date -u -d @1795350000` says."""
@@ -201,6 +204,50 @@ def test_programs_get_times_in_utc_and_durations_in_seconds() -> None:
         "seconds": 4,
     }
     assert group["gates"][0]["passed"] is True
+
+
+@pytest.mark.parametrize(
+    ("ill", "outcomes", "ends"),
+    [
+        ({}, ["done", "done"], "finish"),
+        ({"tiny-1": "wrong"}, ["done", "returned"], "stop"),
+        ({"tiny-0": "dead"}, ["returned", "waiting"], "stop"),
+    ],
+)
+def test_what_the_engine_writes_is_what_the_report_reads(
+    tmp_path: Path, ill: dict[str, str], outcomes: list[str], ends: str
+) -> None:
+    """Over a simulated fleet, by the engine itself: no step of it is without a line or a phase."""
+    replicas = {"tiny-0": ("gpu-01",), "tiny-1": ("gpu-02",)}
+    nodes = {at: Node({name: Unit()}) for name, (at,) in replicas.items()}
+    fleet = Fleet(nodes, replicas, {"tiny": 1}, ill)
+    groups = [Group(name, "stages", at, (name,)) for name, at in replicas.items()]
+    heard = []
+    with Journal.begin(tmp_path, ME) as journal:
+        journal.append("started", id=ME)
+        journal.append(
+            "planned",
+            settings={"failures": 0},
+            waves=[{"number": n, "groups": [g.as_json()]} for n, g in enumerate(groups, 1)],
+        )
+        journal.append("prepared")
+        progress = Progress(journal.entries)
+        journal.heard = lambda entry: heard.append(progress.heard(entry))
+        end = Drive(journal, Hands(fleet), each_in_turn, lambda _: "me").on()
+        found = report(journal.entries)
+
+    assert end.next == ends
+    assert [each.outcome for each in found.groups] == outcomes
+    assert all(heard)
+    for group in found.groups:
+        assert (group.away_seconds > 0) == (group.outcome != "waiting")
+        assert bool(group.failures) == (group.outcome == "returned")
+
+
+def each_in_turn(walks: Sequence[Iterator[object]]) -> None:
+    for walk in walks:
+        for _ in walk:
+            pass
 
 
 # -- the page --------------------------------------------------------------------------------------
