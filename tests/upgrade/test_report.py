@@ -181,6 +181,15 @@ def test_a_group_that_is_away_now_is_away_until_now() -> None:
     assert found.groups[0].away_seconds == 6
 
 
+def test_a_drain_that_was_begun_twice_counts_from_the_first_time() -> None:
+    """The controller was killed in between: gateways had been told already."""
+    again = (entry(130, "draining", ONE), entry(150, "drained", ONE, left=0))
+    found = report((*HEAD, CHANGED[0], Entry(BEGAN + 120, "resumed", None, None, None, {}), *again))
+
+    assert found.groups[0].away_seconds == 50
+    assert found.groups[0].drain_seconds == 50
+
+
 def test_the_text_has_a_line_a_group_and_the_reasons() -> None:
     text = printed(report(WHOLE))
 
