@@ -29,7 +29,7 @@ T = TypeVar("T")
 CONNECT_SECONDS = 40
 # Between two questions to a node that does not answer.
 AGAIN_SECONDS = 3
-_NOTHING = 'print("{}")'
+_NOTHING = """print('{"schema": 1}')"""
 
 
 class Nodes:

@@ -559,7 +559,7 @@ def _unstuck(group: GroupState) -> GroupState:
     if group.phase != "stuck":
         return group
     if group.below:  # there is only the way forward
-        return replace(group, phase="drained", undoing=False, alone=False, why=())
+        return replace(group, phase="drained", undoing=False, alone=False, why=(), passed={})
     return replace(group, phase="failed", undoing=True)
 
 
