@@ -392,6 +392,13 @@ def test_a_release_that_tells_no_tokens_is_judged_by_its_text() -> None:
     assert gates.golden(texts, {PROMPT: (Answer("Berlin"),)}, 1.0).passed is False
 
 
+def test_a_node_that_did_not_answer_says_nothing_of_its_server() -> None:
+    silent = Answer(error="gpu-01: no answer within 100 s", asked=False)
+
+    assert gates.golden(STABLE, {PROMPT: (silent,)}, 1.0).passed is None
+    assert gates.golden(STABLE, {PROMPT: (silent, Answer(error="HTTP 500"))}, 1.0).passed is False
+
+
 def test_a_prompt_that_nobody_put_is_not_known() -> None:
     assert gates.golden(STABLE, {}, 1.0).passed is None
 

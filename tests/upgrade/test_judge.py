@@ -198,6 +198,7 @@ def test_a_replica_without_a_unit_is_not_known(look: Look) -> None:
     (why,) = seen.readings["llama-7"].servers.values()
     assert "no vllm-llama-7.service" in str(why)
     assert all(each.error for each in seen.answers["llama-7"][PROMPTS[0]])
+    assert not any(each.asked for each in seen.answers["llama-7"][PROMPTS[0]])
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,8 @@ class Answer:
     tokens: tuple[int, ...] | None = None
     """Their numbers in the model's vocabulary; None: the release does not tell them."""
     error: str = ""
+    asked: bool = True
+    """False: its node did not say what it answers, which says nothing of the server."""
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values for `json.dumps`."""
@@ -53,6 +55,7 @@ class Answer:
             "text": self.text,
             "tokens": None if self.tokens is None else list(self.tokens),
             "error": self.error,
+            "asked": self.asked,
         }
 
     @classmethod
@@ -63,6 +66,7 @@ class Answer:
             text=str(said.get("text") or ""),
             tokens=None if tokens is None else tuple(map(int, tokens)),
             error=str(said.get("error") or ""),
+            asked=bool(said.get("asked", True)),
         )
 
 
@@ -589,7 +593,7 @@ def _unknown(
 ) -> None:
     servers[node] = why
     for prompt in question.golden.prompts if question.golden else ():
-        found[prompt].append(Answer(error=f"{node}: {why}"))
+        found[prompt].append(Answer(error=f"{node}: {why}", asked=False))
 
 
 def _reason(missing: Mapping[str, Any]) -> str:

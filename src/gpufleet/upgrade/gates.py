@@ -105,8 +105,10 @@ def golden(before: Answers, after: Answers, same: float) -> Verdict:
         name = _quoted(prompt)
         if not now:
             case.unknown.append(f"{name} was not asked after the change")
-        elif failed := sorted({each.error for each in now if each.error}):
+        elif failed := sorted({each.error for each in now if each.error and each.asked}):
             case.against.append(f"{name} is not answered: {'; '.join(failed)}")
+        elif silent := sorted({each.error for each in now if each.error}):
+            case.unknown.append(f"{name} could not be asked: {'; '.join(silent)}")
         elif same == 0:
             _answers_at_all(case, name, was, now)
         elif why := _unfit(was, same):
