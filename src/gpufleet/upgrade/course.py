@@ -216,6 +216,7 @@ class Course:
             needs=said["needs"],
             seconds={str(e.wave): e.seconds for e in plan.estimates if e.seconds is not None},
             remarks=list(plan.remarks),
+            left_out=said["left_out"],
             servers=found.servers(),
             accept_outage=self.wanted.accept_outage,
             accept_unknown_load=self.wanted.accept_unknown_load,
@@ -318,9 +319,12 @@ class Course:
         if state.kind == "upgrade":
             self.journal.append("finishing")
             deploy = Deploy(self.wanted.inventory, self.journal.path.with_suffix(""))
-            limit = self.wanted.limit
             before = self._started()
-            deploy.run(SERVE, FINISH_SECONDS, limit, "finish")
+            # What was left out for a person would be restarted undrained.
+            out = {n for each in self._plan_said().get("left_out") or () for n in each["nodes"]}
+            every = self.wanted.limit or tuple(self.wanted.declared.nodes)
+            if limit := [name for name in every if name not in out]:
+                deploy.run(SERVE, FINISH_SECONDS, limit, "finish")
             if any(group.comes or group.goes for wave in state.waves for group in wave.groups):
                 gateways = Front(self.nodes, self.wanted.declared).gateways
                 if gateways:
