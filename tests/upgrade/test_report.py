@@ -61,6 +61,7 @@ HEAD = (
             for w in WAVES
         ],
         seconds={"1": 90},
+        remarks=["gpu-09 is cordoned: left as it is"],
     ),
     entry(3, "confirmed", by="ann@desk"),
     entry(3, "preparing", log="prepare.log"),
@@ -199,6 +200,7 @@ def test_the_text_has_a_line_a_group_and_the_reasons() -> None:
     assert "wide-0: golden did not pass: it <answers> differently" in text
     assert "2 requests had not ended" in text
     assert "1 of 2 groups changed" in text
+    assert "note: gpu-09 is cordoned: left as it is" in text
 
 
 def test_programs_get_times_in_utc_and_durations_in_seconds() -> None:

@@ -10,7 +10,7 @@ are told to send again. Of that it drains, loads, and is judged; what is left is
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -259,7 +259,7 @@ def report(entries: Iterable[Entry]) -> Report:
         outcome=_outcome(state),
         why=state.stopped or state.paused,
         waves=waves,
-        notes=tuple(_text(each) for each in found if each.what == "noted" and each.group is None),
+        notes=tuple(_notes(found)),
         resumed=tuple(each.at for each in found if each.what == "resumed"),
         declared=tuple(
             f"{each.get('file')}:{each.get('line')}: {each.get('key')}: {each.get('before')} -> "
@@ -267,6 +267,15 @@ def report(entries: Iterable[Entry]) -> Report:
             for each in state.declared
         ),
     )
+
+
+def _notes(entries: Iterable[Entry]) -> Iterator[str]:
+    """Yield what the plan had to say, and what was worth knowing on the way."""
+    for entry in entries:
+        if entry.what == "planned":
+            yield from map(str, entry.said.get("remarks") or ())
+        elif entry.what == "noted" and entry.group is None:
+            yield _text(entry)
 
 
 def iso(seconds: float | None) -> str | None:
