@@ -51,6 +51,7 @@ class RefusedError(Exception):
 def turn() -> Iterator[None]:
     """Be the only one that changes anything here; whoever is killed loses it by itself."""
     make_directory(HOME)
+    os.chmod(machine.ROOT + HOME, 0o700)
     lock = os.open(machine.ROOT + TURN, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         deadline = time.monotonic() + TURN_SECONDS

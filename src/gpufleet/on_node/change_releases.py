@@ -77,14 +77,18 @@ def users() -> Dict[str, Set[str]]:
 
 def texts() -> Iterator["tuple[str, str]"]:
     """Yield (what it is called, path) of every file that may name a release."""
-    for unit in files.names(stages.UNITS):
-        if unit.endswith(".service"):
-            yield unit, stages.UNITS + "/" + unit
-    for unit in files.names(files.NEXT):
+    for unit in services(stages.UNITS):
+        yield unit, stages.UNITS + "/" + unit
+    for unit in services(files.NEXT):
         yield "next/" + unit, files.NEXT + "/" + unit
     for upgrade in files.names(files.KEPT):
-        for unit in files.names(files.KEPT + "/" + upgrade):
+        for unit in services(files.KEPT + "/" + upgrade):
             yield "kept/%s/%s" % (upgrade, unit), "%s/%s/%s" % (files.KEPT, upgrade, unit)
+
+
+def services(folder: str) -> List[str]:
+    """Return the names of the units that lie in a directory."""
+    return [name for name in files.names(folder) if name.endswith(".service")]
 
 
 def processes() -> Iterator["tuple[int, Set[str]]"]:
@@ -109,7 +113,7 @@ def kept() -> List[Kept]:
         at = float(about["at"]) if about else 0.0
         names = {
             each.decode("ascii")
-            for unit in files.names(folder)
+            for unit in services(folder)
             for each in NAMED.findall(files.read(folder + "/" + unit) or b"")
         }
         found.append(Kept(upgrade, at, names))
