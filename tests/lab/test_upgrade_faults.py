@@ -282,7 +282,7 @@ def test_a_controller_killed_at_any_moment_is_resumed_and_no_request_is_lost(
     moments = ", ".join(f"{name} {count}" for name, count in Counter(reached).most_common())
     row.fault += f", after: {moments}; {ended + 1} upgrades"
     assert row.clients.failed == 0, row.clients.failures
-    fleet.wanted["vllm"] |= {"version": target, "lock": f"locks/vllm-{target}.txt"}
+    fleet.wanted["vllm"] |= {"version": target, "lock": fleet.lock(target)}
 
 
 def test_ctrl_c_leaves_a_fleet_that_serves_and_can_be_gone_on_with(fleet: UpgradeFleet) -> None:

@@ -115,8 +115,8 @@ class UpgradeFleet(Fleet):
             "vllm": {
                 **provided["vllm"],
                 "version": OLD,
-                "lock": f"locks/vllm-{OLD}.txt",
-                "uv_lock": "locks/uv.txt",
+                "lock": self.lock(OLD),
+                "uv_lock": str(self.project / "locks/uv.txt"),
                 # However often they change, a release that was built is not built again
                 "keep_releases": 4,
             },
@@ -146,7 +146,10 @@ class UpgradeFleet(Fleet):
         self.declare(serving={"tiny": {**self.wanted["serving"]["tiny"], **values}})
 
     def declare_release(self, version: str) -> None:
-        self.declare(vllm={"version": version, "lock": f"locks/vllm-{version}.txt"})
+        self.declare(vllm={"version": version, "lock": self.lock(version)})
+
+    def lock(self, version: str) -> str:
+        return str(self.project / f"locks/vllm-{version}.txt")
 
     def declare_driver(self, driver: str, dcgm: Mapping[str, str]) -> None:
         """Have the nodes run this driver; a reboot is allowed where it takes one."""
