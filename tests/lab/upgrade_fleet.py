@@ -246,6 +246,11 @@ class UpgradeFleet(Fleet):
             return []
         return [json.loads(line) for line in files[-1].read_text().split("\n")[:-1]]
 
+    def unfinished(self) -> bool:
+        """Tell whether the newest journal is of an upgrade that is not at its end."""
+        found = {entry["what"] for entry in self.journal()}
+        return bool(found) and not found & {"finished", "stopped"}
+
     def noted(self, what: str) -> list[dict[str, Any]]:
         """Return the entries called so of the command that was begun last."""
         return [
