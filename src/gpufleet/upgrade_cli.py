@@ -7,7 +7,6 @@ import json
 import socket
 import sys
 from collections.abc import Collection, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +18,6 @@ from gpufleet.errors import FleetError
 from gpufleet.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from gpufleet.gateway_settings import Upgrade
     from gpufleet.inventory import Fleet
     from gpufleet.upgrade.asking import Nodes
@@ -183,6 +180,7 @@ class _Run:
     ) -> None:
         self.wanted, self.folder, self.yes, self.as_json = wanted, folder, yes, as_json
         self.version = version
+        self.keys: _Keys | None = None
 
     def dry(self) -> int:
         """Show the waves. Takes no lock, writes no journal."""
@@ -305,7 +303,7 @@ class _Run:
         journal.heard = heard
         course = Course(self.wanted, journal, nodes, self._show, self._confirmed, self._before())
         try:
-            with _interruptible(journal):
+            with _Keys(journal) as self.keys:
                 status = course.run()
         except DeclinedError as error:
             click.echo(str(error), err=True)
@@ -322,7 +320,7 @@ class _Run:
                 for line in problem.splitlines():
                     click.echo(f"error: {printable(line)}", err=True)
             status = 2 if not journal.state.wave else 1
-        except (SystemExit, KeyboardInterrupt):
+        except (SystemExit, KeyboardInterrupt, click.Abort):
             _how_on(journal)
             return INTERRUPTED
         self._told(journal)
@@ -337,7 +335,12 @@ class _Run:
             return f"{self.wanted.by}, --yes"
         if not _interactive():
             return None
-        return self.wanted.by if click.confirm(question, err=True) else None
+        if self.keys:
+            self.keys.leave()
+        said = click.confirm(question, err=True)
+        if self.keys:
+            self.keys.heed()
+        return self.wanted.by if said else None
 
     def _somebody(self) -> None:
         if not self.yes and not _interactive():
@@ -451,36 +454,56 @@ class _Run:
         ]
 
 
-@contextmanager
-def _interruptible(journal: Journal) -> Iterator[None]:
-    """Have the first Ctrl-C finish what is in hand, and the second one stop at once."""
-    import signal
+class _Keys:
+    """Ctrl-C while an upgrade runs: once finishes what is in hand, twice stops at once."""
 
-    import gevent
+    def __init__(self, journal: Journal) -> None:
+        import gevent
 
-    main = gevent.getcurrent()
-    pressed = 0
+        self._journal = journal
+        self._main = gevent.getcurrent()
+        self._pressed = 0
+        self._handler: Any = None
 
-    def interrupted() -> None:
-        nonlocal pressed
-        pressed += 1
-        if pressed == 1 and journal.state.wave and not journal.state.paused:
+    def __enter__(self) -> _Keys:
+        self.heed()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+    def heed(self) -> None:
+        """Take Ctrl-C in a greenlet of its own: so a journal's write is not cut in two."""
+        import signal
+
+        import gevent
+
+        self._handler = gevent.signal_handler(signal.SIGINT, self._interrupted)
+
+    def leave(self) -> None:
+        """Leave Ctrl-C to Python: while a question waits, no greenlet has its turn."""
+        import signal
+
+        if self._handler is not None:
+            self._handler.cancel()
+            self._handler = None
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _interrupted(self) -> None:
+        import gevent
+
+        self._pressed += 1
+        state = self._journal.state
+        if self._pressed == 1 and state.wave and not state.paused:
             click.echo(
                 "Interrupted: finishing the groups in hand, beginning no others; "
                 "once more stops at once.",
                 err=True,
             )
-            journal.append("paused", why=["Ctrl-C"])
+            self._journal.append("paused", why=["Ctrl-C"])
             return
         click.echo("Interrupted.", err=True)
-        gevent.kill(main, KeyboardInterrupt)
-
-    # `gevent.signal_handler` runs it in a greenlet: a journal's write is not cut in two.
-    handler = gevent.signal_handler(signal.SIGINT, interrupted)
-    try:
-        yield
-    finally:
-        handler.cancel()
+        gevent.kill(self._main, KeyboardInterrupt)
 
 
 def _how_on(journal: Journal) -> None:
