@@ -202,6 +202,7 @@ class Running:
     def told(self, command: str) -> str:
         """Return what HAProxy answers at its socket; "": it does not."""
         with contextlib.suppress(OSError), contextlib.closing(socket.socket(socket.AF_UNIX)) as at:
+            at.settimeout(2)  # in a reload a connection may be nobody's
             at.connect(f"{self.folder}/run/admin.sock")
             at.sendall(command.encode() + b"\n")
             return at.makefile().read()

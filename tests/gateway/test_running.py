@@ -66,6 +66,9 @@ def test_a_drained_servers_streams_end_and_new_requests_go_elsewhere(
             "the drained server has no request",
         )
         assert gateway.state("ready", FIRST).drained == ()
+        second.go_on.set()
+        for each in streams.values():
+            each.close()
         assert {gateway.ask()[1]["port"] for _ in range(6)} == {first.port, second.port}
 
 
@@ -167,10 +170,10 @@ def test_requests_of_a_dead_server_go_to_another(
     first, second = servers
     with running(tmp_path, backend("tiny", first, second)) as gateway:
         first.drops = True
-        assert [gateway.ask()[1].get("port") for _ in range(4)] == [second.port] * 4
+        assert [gateway.ask()[1].get("port") for _ in range(8)] == [second.port] * 8
         first.drops, first.refuses = False, 503
-        assert [gateway.ask()[1].get("port") for _ in range(4)] == [second.port] * 4
-        assert len(first.asked) >= 2, "it was never tried: nothing is proven"
+        assert [gateway.ask()[1].get("port") for _ in range(8)] == [second.port] * 8
+        assert len(first.asked) >= 4, "it was hardly tried: nothing is proven"
         first.stop()
         assert [gateway.ask()[1].get("port") for _ in range(8)] == [second.port] * 8
         first.start()
@@ -219,7 +222,7 @@ def test_only_known_keys_are_answered_and_servers_get_their_own(tmp_path: Path) 
         assert gateway.ask(Authorization="Bearer key, with a comma")[0] == 200
         assert gateway.ask(X_Api_Key="key, with a comma")[0] == 200
         for each in vllm.asked:
-            assert each["headers"]["Authorization"] == "Bearer of-vllm"
+            assert each["headers"]["authorization"] == "Bearer of-vllm"
             assert "key, with" not in json.dumps(each["headers"])
         until(lambda: gateway.status(FIRST) == "UP", "its check has the key, too")
     vllm.stop()
@@ -227,7 +230,7 @@ def test_only_known_keys_are_answered_and_servers_get_their_own(tmp_path: Path) 
 
 def test_a_client_has_its_rate_and_its_models(tmp_path: Path, servers: tuple[Vllm, Vllm]) -> None:
     first, second = servers
-    second.model = "big"
+    second.model = "org/big"
     clients = (
         client("slow", "s", requests_per_minute=3),
         client("narrow", "n", models=("tiny",)),

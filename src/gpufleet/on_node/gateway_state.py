@@ -36,7 +36,10 @@ from typing import Any, Iterator
 
 PARAMETERS: "dict[str, Any]" = globals().get("PARAMETERS") or {}
 
-SOCKET_SECONDS = 10
+# HAProxy answers within milliseconds. While it is reloaded a connection may be nobody's: asked
+# again, which changes nothing, the next process answers.
+SOCKET_SECONDS = 3
+TRIES = 4
 # HAProxy's server state, version 1 (management guide, "show servers state"): the fields that are
 # looked at here. 8: drained by the runtime socket (SRV_ADMF_FDRAIN).
 HEADER = (
@@ -301,7 +304,7 @@ def of_older() -> "Iterator[str]":
     try:
         processes = told("show proc", master=True)
     except OSError:
-        return
+        return  # not one that we have started
     old = processes.partition("# old workers")[2].partition("# programs")[0]
     for text in old.splitlines():
         pid = text.split()[:1]
@@ -312,11 +315,26 @@ def of_older() -> "Iterator[str]":
 
 def told(command: str, master: bool = False) -> str:
     """Return what HAProxy answers to a command; raises OSError."""
+    for _ in range(TRIES - 1):
+        with contextlib.suppress(socket.timeout, ConnectionResetError):
+            try:
+                return told_once(command, master)
+            except ConnectionRefusedError:
+                if not master:
+                    raise
+                time.sleep(0.3)  # over a reload the master is another program for a moment
+    return told_once(command, master)
+
+
+def told_once(command: str, master: bool) -> str:
+    """Ask one time."""
     path = os.path.join(RUN, "master.sock" if master else "admin.sock")
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as there:
         there.settimeout(SOCKET_SECONDS)
         there.connect(path)
         there.sendall(command.encode() + b"\n")
+        if master:
+            there.shutdown(socket.SHUT_WR)  # it would wait for more
         parts = []  # type: list[bytes]
         while True:
             part = there.recv(65536)
