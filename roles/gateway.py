@@ -16,10 +16,10 @@ from gpufleet.converge import Converge, refuse
 from gpufleet.errors import FleetError
 from gpufleet.gateway import (
     CONFIGURATION,
-    CONNECTIONS,
     HOME,
     PROGRAM,
     RUN,
+    SOCKETS,
     STATE,
     UNIT,
     Configuration,
@@ -215,7 +215,7 @@ def _unit(wanted: Gateway) -> units.UnitFile:
         program=PROGRAM,
         pair=wanted.virtual_address is not None,
         stop_seconds=_stop(wanted),
-        files=2 * CONNECTIONS + 10000,
+        files=SOCKETS,
     )
 
 

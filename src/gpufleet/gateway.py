@@ -45,8 +45,9 @@ TEMPLATE = "haproxy.cfg.j2"
 BUFFER_MIB = 8
 # Of a buffer HAProxy keeps this much for headers that it adds (tune.maxrewrite).
 REWRITE_BYTES = 16384
-# Requests at once, each a socket on either side. A fleet's vLLM servers take some hundreds each.
-CONNECTIONS = 20000
+# Sockets: one on either side of a request, and a fleet's vLLM servers take some hundreds each.
+# HAProxy takes as many connections at once as that allows, or what the machine does.
+SOCKETS = 40000
 # Clients keep idle connections for up to 60 s (vLLM's benchmark; openai's client 5): a gateway that
 # closes them first may do so while a request is on its way.
 KEEP_ALIVE_SECONDS = 120
@@ -283,14 +284,13 @@ def config(
     run: str = RUN,
     state: str = STATE,
     account: str = "haproxy",
-    connections: int = CONNECTIONS,
 ) -> Configuration:
     """
     Return HAProxy's configuration and the files that it names.
 
     `certificate` is what `gateway.tls` names, with its key. `metrics_address` is bound for metrics,
     "" for all. `run` and `state` are directories on the node; `account` runs the workers, "": who
-    starts HAProxy; `connections` are those of clients at once.
+    starts HAProxy.
     """
     secrets = {"upstream.map": _map((each.name, each.api_key) for each in wanted if each.api_key)}
     if gateway.tls:
@@ -319,7 +319,6 @@ def config(
             account=account,
             socket=f"{run}/{SOCKET.rpartition('/')[2]}",
             state=f"{state}/{DRAINED_STATE}",
-            connections=connections,
             hard_stop_seconds=max(HARD_STOP_SECONDS, gateway.request_seconds),
             buffer_bytes=_buffer(gateway),
             body_bytes=_buffer(gateway) - 2 * REWRITE_BYTES,

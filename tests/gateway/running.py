@@ -170,7 +170,6 @@ class Running:
             run=f"{self.folder}/run",
             state=f"{self.folder}/state",
             account="",
-            connections=500,
         )
         for path, content in {**found.files, **found.secrets}.items():
             (self.folder / "home" / path).write_bytes(content)
