@@ -430,7 +430,7 @@ class _Run:
         state = journal.fold(journal.read(path))
         if journal.is_written(path):
             raise FleetError(f"upgrade {state.id} of {state.by} is going on: {path}")
-        if not state.wave and not state.locked:
+        if state.over or (not state.wave and not state.locked):
             return
         raise FleetError(
             f"upgrade {state.id} of {state.by} is not at its end ({path}): go on with it by "

@@ -167,6 +167,7 @@ class Acting:
         looks = self._look(group, patience)
         if not state.undoing and (kept := _by_people(looks)):
             raise FleetError(*kept)
+        self._take_over(looks, patience)
         why = f"upgrade {self.id}: {self.journal.state.what}"
         cordon = node_change.cordon(self.by, why, upgrade=self.id)
         self._marks(dict.fromkeys(group.nodes, cordon), patience)
@@ -195,6 +196,21 @@ class Acting:
             "seconds": round(time.monotonic() - began, 1),
             **({"unknown": unknown} if unknown else {}),
         }
+
+    def _take_over(self, looks: Mapping[str, NodeLook], patience: float) -> None:
+        """Make marks that an upgrade before has left, and could not lift, marks of nobody."""
+        left: dict[str, list[tuple[str, str]]] = {}
+        for name, look in looks.items():
+            marks = {**look.drained, **({"": look.cordon} if look.cordon else {})}
+            for replica, mark in marks.items():
+                if mark.upgrade not in {None, self.id}:
+                    left.setdefault(str(mark.upgrade), []).append((name, replica))
+        for other, marked in left.items():
+            drained = {name: [r for n, r in marked if n == name and r] for name, _ in marked}
+            undrain = {n: node_change.undrain(r, upgrade=other) for n, r in drained.items() if r}
+            self._marks(undrain, patience)
+            uncordon = node_change.uncordon(upgrade=other)
+            self._marks({name: uncordon for name, replica in marked if not replica}, patience)
 
     def change(self, group: Group) -> Mapping[str, Any]:
         """Stop everything on the nodes, and bring what is below vLLM to what is declared."""

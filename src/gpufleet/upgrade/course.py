@@ -127,6 +127,7 @@ class Course:
             whose = next(each for each in stolen.values() if each.id == other)
             self.journal.append("noted", text=f"taken over from {whose}: {steal}")
             self._adopt(other)
+            self._close(other)
 
     def _adopt(self, other: str) -> None:
         """Lift the marks of an upgrade that was taken over: what it left is now ours to judge."""
@@ -155,6 +156,19 @@ class Course:
             if name.rpartition(".")[2] in replicas or any(f".{r}" in name for r in replicas)
         ]
         front.ready_by_name(servers)
+
+    def _close(self, other: str) -> None:
+        """Write into another upgrade's journal, if it lies here, that it was taken over."""
+        path = self.journal.path.with_name(f"{other}{journal.SUFFIX}")
+        if not path.is_file():
+            return
+        try:
+            with Journal.reopen(path) as found:
+                why = f"taken over by {self.wanted.by}: {self.wanted.steal}"
+                found.append("stopped", why=[why], by=self.journal.state.id)
+                found.append("unlocked", nodes=found.state.locked)
+        except FleetError as error:
+            self.journal.append("noted", text="; ".join(error.problems))
 
     def _begin(self) -> Acting | None:
         """Plan, ask, prepare, and look at what is there before; None: there is nothing to do."""
