@@ -188,7 +188,7 @@ def to_its_end(case: Case, draw: Any = None) -> str:
 
 
 QUICK = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, *HealthCheck]
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, *HealthCheck]
 )
 
 
