@@ -95,8 +95,12 @@ def gateway(node: Watching) -> None:
     if wanted.gateway.virtual_address:
         shared.units(name="virtual address in force")
     else:
+        # Only where it was ours: the check goes last.
         ours = virtual_address.CHECK
-        gone = Converge(Wanted(UnitGone(virtual_address.UNIT), Absent(ours)), watch=(ours,))
+        secret = f"{virtual_address.HOME}/{virtual_address.CONFIGURATION}"
+        gone = Converge(
+            Wanted(UnitGone(virtual_address.UNIT), Absent(secret), Absent(ours)), watch=(ours,)
+        )
         if gone.snapshot().file(ours).exists:
             gone.units(name="no virtual address")
             gone.files(name="no check for one")

@@ -118,6 +118,25 @@ def test_drop_opens_what_a_node_needs_and_what_is_named():
     assert "tcp sport { 1-1023, 2049, 2222, 8000 } accept" in text
 
 
+def test_drop_lets_a_gateways_clients_in_unless_they_are_named():
+    """And the other gateway's word that it lives; whoever reads exporters reads its metrics."""
+    address = {"address": "10.9.0.9/24", "interface": "e", "router_id": 1, "password_file": "x"}
+    data = settings(policy="drop", monitoring=["10.8.0.0/24"])
+
+    def said(wanted, **more) -> list[str]:
+        gateway = {"allow_unauthenticated": True, "allow_plain_http": True, **more}
+        known = node_settings({"gateway": gateway})
+        return lines(firewall.rules([HEAD], wanted.model_copy(update={"gateway": known.gateway})))
+
+    assert "tcp dport { 8443 } accept" in said(data)
+    assert "meta l4proto 112 accept" not in said(data)
+    assert "meta l4proto 112 accept" in said(data, virtual_address=address)
+    assert "ip saddr { 10.8.0.0/24 } tcp dport { 8405, 9100 } accept" in said(data)
+    named = settings(policy="drop", open=[{"ports": 8443, "sources": ["10.9.0.0/16"]}])
+    assert "tcp dport { 8443 } accept" not in said(named)
+    assert "ip saddr { 10.9.0.0/16 } tcp dport 8443 accept" in said(named)
+
+
 def test_what_runs_as_planned_changes_nothing():
     """So a second deploy has one set of rules, and nothing to narrow afterwards."""
     for stage in (HEAD, WORKER):

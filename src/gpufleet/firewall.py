@@ -91,6 +91,7 @@ def rules(
         for protocol in ("tcp", "udp")
     }
     opened = [each.ports for each in wanted.open if each.protocol == "tcp"]
+    front = list(_front(settings))
     return units.filled(
         TEMPLATE,
         drop=wanted.policy == "drop",
@@ -99,6 +100,9 @@ def rules(
         endpoints=_ports(endpoints),
         # vLLM's metrics are at its endpoints.
         clients=_sources([*wanted.clients, *wanted.monitoring] if wanted.clients else []),
+        # A gateway's clients show keys; vLLM's are the gateways, and those who are named for it.
+        front=_ports(front),
+        shares_address=bool(settings.gateway and settings.gateway.virtual_address),
         exporters=_ports(_exporters(settings)),
         monitoring=_sources(wanted.monitoring),
         opened=[
@@ -252,8 +256,18 @@ def _serves(each: Running) -> bool:
     return each.rank == 0 or (has_server and "--headless" not in each.arguments)
 
 
+def _front(settings: NodeSettings) -> Iterator[Range]:
+    """Yield where a gateway's clients come in, unless `open` says who they are."""
+    wanted = settings.firewall or Firewall()
+    if settings.gateway and not any(
+        each.ports[0] <= settings.gateway.port <= each.ports[1] and each.protocol == "tcp"
+        for each in wanted.open
+    ):
+        yield (settings.gateway.port, settings.gateway.port)
+
+
 def _exporters(settings: NodeSettings) -> list[Range]:
-    named = ("node_exporter.port", "dcgm.port")
+    named = ("node_exporter.port", "dcgm.port", "gateway.metrics_port")
     return [(port, port) for key, port in settings.ports.items() if key in named]
 
 

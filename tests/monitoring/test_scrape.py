@@ -147,6 +147,18 @@ def test_a_monitoring_node_is_watched_by_itself_and_by_those_that_reach_it() -> 
     assert set(told(scrape.scrapes(nodes, (), "mon-02"), Job.PROMETHEUS)) == {"127.0.0.1:9090"}
 
 
+def test_a_gateway_is_watched_at_the_port_of_its_metrics() -> None:
+    """Not at that of its clients."""
+    wanted = {"allow_unauthenticated": True, "allow_plain_http": True, "metrics_port": 8500}
+    gateway = node("gw-01", "192.0.2.9", gpu_node=False, gateway=wanted)
+    found = scrape.scrapes(FLEET | fleet(gateway), SERVERS, "mon-01")
+
+    assert told(found, Job.GATEWAY) == {
+        "192.0.2.9:8500": {"instance": "gw-01", "job": "gateway"},
+    }
+    assert told(scrape.scrapes(FLEET, SERVERS, "mon-01"), Job.GATEWAY) == {}
+
+
 def test_a_silent_nodes_servers_stay_and_no_others() -> None:
     """A server that is down must go on being seen to be down; one that has gone must not."""
     before = {each.file: each.targets for each in scrape.scrapes(FLEET, SERVERS, "mon-01")}
