@@ -30,7 +30,7 @@ ALERTS: tuple[Alert, ...] = (
         Severity.PAGE,
         120,  # a reload takes a second, a restart ten
         "{{ $labels.instance }}: the gateway does not answer",
-        "systemctl status haproxy on the node; a second gateway, if there is one, has all traffic.",
+        "systemctl status gpufleet-gateway on the node; a second gateway, if there is one, has all traffic.",
         needs=_NEEDS,
     ),
     Alert(
