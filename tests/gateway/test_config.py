@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from dataclasses import dataclass, replace
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,13 @@ def _certificate(folder: Path) -> bytes:
         timeout=60,
     )
     return b"\n".join(each.read_bytes() for each in files)
+
+
+def test_what_asks_a_gateway_knows_where_it_lies() -> None:
+    """The program's places are those of the role that has written them, and nobody says them."""
+    source = resources.files("gpufleet").joinpath("on_node/gateway_state.py").read_text()
+    for place in (gateway.HOME, gateway.RUN, gateway.STATE):
+        assert f'"{place}"' in source
 
 
 def test_no_secret_is_in_what_everybody_may_read() -> None:

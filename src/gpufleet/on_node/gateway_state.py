@@ -5,7 +5,8 @@ Takes (`PARAMETERS`):
            ready: they get requests again; load: reload `unit` until HAProxy has loaded the
            configuration with `fingerprint`, for at most `seconds`
   servers  ["<backend>/<server>", ...]: those that are meant
-  home, run, state  directories: its configuration, its sockets, what it keeps
+  home, run, state  directories: its configuration, its sockets, what it keeps; the gateway's own
+           unless they are said
 Prints one JSON document {"schema": 1, "error": null or a sentence, "runs": bool,
 "fingerprint": of what HAProxy has loaded, "servers": [{backend, server, status, sessions, queued,
 drained}], "drained": [those kept drained], "unknown": [named, and not in the configuration],
@@ -53,8 +54,13 @@ STOPPED, RUNNING = 0, 2
 # As in the gateway's `default-server rise`: what is loaded as up goes down with its first failure.
 RISE = 2
 
+PLACES = {
+    "home": "/etc/gpufleet/gateway",
+    "run": "/run/gpufleet-gateway",
+    "state": "/var/lib/gpufleet/gateway",
+}
 HOME, RUN, STATE = (
-    [PARAMETERS[each] for each in ("home", "run", "state")] if PARAMETERS else sys.argv[2:5]
+    [PARAMETERS.get(each, at) for each, at in PLACES.items()] if PARAMETERS else sys.argv[2:5]
 )
 
 
