@@ -118,6 +118,22 @@ def test_a_server_is_drained_while_the_gateway_is_dead(
         assert {gateway.ask()[1]["port"] for _ in range(4)} == {second.port}
 
 
+def test_ready_means_that_requests_come(tmp_path: Path, servers: tuple[Vllm, Vllm]) -> None:
+    """A replica that was replaced is up again before the next one may be drained."""
+    first, second = servers
+    with running(tmp_path, backend("tiny", first, second)) as gateway:
+        gateway.state("drain", FIRST)
+        first.stop()
+        until(lambda: gateway.status(FIRST) == "DOWN", "its check fails")
+        first.start()
+
+        gateway.state("ready", FIRST)
+
+        assert gateway.status(FIRST) == "UP"
+        gateway.state("drain", SECOND)
+        assert {gateway.ask()[1].get("port") for _ in range(4)} == {first.port}
+
+
 def test_a_server_that_comes_later_is_drained_from_its_first_moment(
     tmp_path: Path, servers: tuple[Vllm, Vllm]
 ) -> None:

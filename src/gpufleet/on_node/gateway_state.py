@@ -2,7 +2,8 @@
 
 Takes (`PARAMETERS`):
   do       show; drain: these servers get no new request, from now on and over every restart;
-           ready: they get requests again; load: reload `unit` until HAProxy has loaded the
+           ready: they get requests again; it waits some seconds for their checks, and what they
+           are then is in the answer; load: reload `unit` until HAProxy has loaded the
            configuration with `fingerprint`, for at most `seconds`
   servers  ["<backend>/<server>", ...]: those that are meant
   home, run, state  directories: its configuration, its sockets, what it keeps; the gateway's own
@@ -41,6 +42,8 @@ PARAMETERS: "dict[str, Any]" = globals().get("PARAMETERS") or {}
 # again, which changes nothing, the next process answers.
 SOCKET_SECONDS = 3
 TRIES = 4
+# What is well again is so for HAProxy after two checks, 2 s apart.
+UP_SECONDS = 10
 # HAProxy's server state, version 1 (management guide, "show servers state"): the fields that are
 # looked at here. 8: drained by the runtime socket (SRV_ADMF_FDRAIN).
 HEADER = (
@@ -120,10 +123,22 @@ def done(what: str, servers: "list[str]") -> "dict[str, Any]":
             if said.strip():
                 errors.append("%s: %s" % (name, " ".join(said.split())))
     found = seen(drained)
+    until = time.monotonic() + UP_SECONDS
+    while what == "ready" and down(found, servers) and time.monotonic() < until:
+        time.sleep(0.5)
+        found = seen(drained)
     found["unknown"] = sorted(set(servers) - set(there))
     if errors and not found.get("error"):
         found["error"] = "; ".join(errors)
     return found
+
+
+def down(found: "dict[str, Any]", servers: "list[str]") -> bool:
+    """Whether one of these servers gets no request because its check fails."""
+    return any(
+        each["backend"] + "/" + each["server"] in servers and each["status"].startswith("DOWN")
+        for each in found.get("servers", [])
+    )
 
 
 def load(unit: str, fingerprint: str, seconds: float) -> "dict[str, Any]":
