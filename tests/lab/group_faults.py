@@ -179,11 +179,17 @@ class Replica:
         """Return the command lines of vLLM and Ray on the nodes that are not in the unit."""
         found = []
         for node in self.nodes:
+            lines = {
+                pid: _command(pid)
+                for pid in cgroup.pids(f"{power.group(self.state, node)}/machine/payload")
+            }
+            # Asked afterwards: what is in it by then may have begun meanwhile.
             inside = {pid for _, pid, _ in self.processes(node)}
-            for pid in cgroup.pids(f"{power.group(self.state, node)}/machine/payload"):
-                line = _command(pid)
-                if pid not in inside and any(name in line for name in PROGRAMS):
-                    found.append(f"{node}: {line}")
+            found += [
+                f"{node}: {line}"
+                for pid, line in lines.items()
+                if pid not in inside and any(name in line for name in PROGRAMS)
+            ]
         return found
 
     def program(self, node: str) -> int:
