@@ -123,7 +123,7 @@ def servers_of(node: Watching, *, if_nothing_failed: bool = False) -> None:
     also: dict[str, Any] = {"_if": _nothing_failed} if if_nothing_failed else {}
     proven(wanted.files, wanted.configured, name="proof of the configuration", **also)
     wanted.files.files(name="servers", **also)
-    loaded(wanted.running, wanted.fingerprint, name="servers in force", **also)
+    loaded(wanted.running, wanted.fingerprint, if_it_runs=True, name="servers in force", **also)
 
 
 @operation()
@@ -261,14 +261,20 @@ def _shared(node: Watching, wanted: Gateway) -> Converge:
 
 
 @operation()
-def loaded(running: Converge, fingerprint: str) -> Commands:
-    """Have HAProxy load its configuration, unless it has; fail the node if it does not."""
+def loaded(running: Converge, fingerprint: str, *, if_it_runs: bool = False) -> Commands:
+    """
+    Have HAProxy load its configuration, unless it has; fail the node if it does not.
+
+    With `if_it_runs` one that does not run is only named: it starts with what lies there.
+    """
     executing = ctx_state.get().is_executing
-    if not executing and running.difference().units.commands:
+    if not if_it_runs and not executing and running.difference().units.commands:
         host.noop("it starts with its configuration")
         return
     found = _state("show")
-    if not executing and not found.runs:
+    if not found.runs and (if_it_runs or not executing):
+        if executing:
+            logger.warning("%s%s does not run: %s", host.print_prefix, UNIT, found.error)
         host.noop("it does not run")
         return
     if executing and found.error:
