@@ -235,6 +235,12 @@ def test_a_p99_in_the_next_bucket_may_be_the_same_time_and_never_fails() -> None
     assert gates.traffic(before, did([0.3] * 100), WANTED).passed is False
 
 
+def test_one_slow_request_alone_does_not_fail() -> None:
+    """Of 60 requests it is the p99."""
+    assert gates.traffic(did([0.03] * 60), did([0.03] * 59 + [2.0]), WANTED).passed is True
+    assert gates.traffic(did([0.03] * 60), did([0.03] * 58 + [2.0] * 2), WANTED).passed is False
+
+
 def test_quicker_is_no_fault() -> None:
     assert gates.traffic(did([0.4] * 100), did([0.009] * 100), WANTED).passed is True
 

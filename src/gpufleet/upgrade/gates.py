@@ -28,6 +28,8 @@ from gpufleet.upgrade.baseline import (
 )
 
 QUANTILE = 0.99
+_LEAST_SLOW = 2
+"""Requests beyond the bucket after that of before; one alone is no evidence."""
 # Of a prompt or an answer that a sentence quotes.
 _SHOWN = 40
 
@@ -212,8 +214,9 @@ def traffic(before: Traffic, after: Traffic, gates: Gates) -> Verdict:
     Say whether requests are answered as quickly, and as well, as before.
 
     A p99 is as exact as the histogram's buckets. One that is in the bucket of before, or in the
-    next, may be the same time, and never fails. Of few requests no p99 is judged, which is said;
-    nor of a replica without anything before it (`Traffic` with empty counters): its errors are.
+    next, may be the same time, and never fails; nor does one slow request alone. Of few requests no
+    p99 is judged, which is said; nor of a replica without anything before it (`Traffic` with empty
+    counters): its errors are.
     """
     case = _Case()
     is_new = not before.latencies and before.finished == before.answered == {} and not before.unread
@@ -259,7 +262,10 @@ def _latency(case: _Case, key: str, was: Histogram, now: Histogram, ratio: float
             case.unknown.append(f"{words}: its p99 {when} the change cannot be told")
         return
     case.seen |= {f"{key}_p99_before": one, f"{key}_p99_after": other}
-    if other > one * ratio and _bucket(bounds, was) + 1 < _bucket(bounds, now):
+    next_one = _bucket(bounds, was) + 1
+    slower = now[bounds[-1]] - now[bounds[min(next_one, len(bounds) - 1)]]
+    # Of fewer than a hundred requests the p99 is the slowest one, and one may have any cause.
+    if other > one * ratio and next_one < _bucket(bounds, now) and slower >= _LEAST_SLOW:
         case.against.append(
             f"{words}: its p99 is {_seconds(other)} and was {_seconds(one)} before the change: "
             f"{other / one:.1f} times as much, and {ratio:g} are allowed (`gates.latency_ratio`)"
