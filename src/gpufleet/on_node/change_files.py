@@ -34,9 +34,11 @@ DRAINED = HOME + "/drained"
 LOCK = HOME + "/lock.json"
 CORDON = HOME + "/cordon.json"
 MANIFEST = "manifest.json"
-TURN = HOME + "/.turn"
-# What another program of ours does here takes milliseconds, but for a stop and a start, which its
-# controller has lost when a second one comes: that one is told, and asks again.
+# Whoever changes marks, and whoever changes units, waits for others of its kind alone: a mark is
+# made while another replica of the node still stops.
+MARKS_TURN = HOME + "/.marks"
+UNITS_TURN = HOME + "/.units"
+# What is done to marks takes milliseconds.
 TURN_SECONDS = 30
 TEMPORARY = ".gpufleet-"
 FILE_BYTES = 16 << 20
@@ -48,13 +50,13 @@ class RefusedError(Exception):
 
 
 @contextlib.contextmanager
-def turn() -> Iterator[None]:
-    """Be the only one that changes anything here; whoever is killed loses it by itself."""
+def turn(path: str, seconds: float = TURN_SECONDS) -> Iterator[None]:
+    """Be the only one of a kind that changes anything here; whoever is killed is it no more."""
     make_directory(HOME)
     os.chmod(machine.ROOT + HOME, 0o700)
-    lock = os.open(machine.ROOT + TURN, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = os.open(machine.ROOT + path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        deadline = time.monotonic() + TURN_SECONDS
+        deadline = time.monotonic() + seconds
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -64,7 +66,7 @@ def turn() -> Iterator[None]:
                     raise RefusedError(
                         "another change has been going on on this node for over %d s: it is one "
                         "whose controller is gone, or another operator's; ask again when it is done"
-                        % TURN_SECONDS
+                        % seconds
                     ) from None
                 time.sleep(0.1)
         yield

@@ -14,7 +14,7 @@ from gpufleet.on_node import change_files as files
 
 def lock(asked: Dict[str, Any]) -> Dict[str, Any]:
     """Take the lock, unless another upgrade has it."""
-    with files.turn():
+    with files.turn(files.MARKS_TURN):
         before = files.document(files.LOCK)
         mine = before is not None and before.get("id") == asked["id"]
         if before is not None and not mine and not asked.get("steal"):
@@ -34,7 +34,7 @@ def lock(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 def unlock(asked: Dict[str, Any]) -> Dict[str, Any]:
     """Give the lock back, if it is this upgrade's."""
-    with files.turn():
+    with files.turn(files.MARKS_TURN):
         before = files.document(files.LOCK)
         if before is None:
             return {"lock": None, "before": None, "ours": True}
@@ -46,14 +46,14 @@ def unlock(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 def cordon(asked: Dict[str, Any]) -> Dict[str, Any]:
     """Mark the node."""
-    with files.turn():
+    with files.turn(files.MARKS_TURN):
         changed = ["cordon"] if mark(files.CORDON, asked) else []
         return {**marks(), "changed": changed}
 
 
 def uncordon(asked: Dict[str, Any]) -> Dict[str, Any]:
     """Take the node's mark away."""
-    with files.turn():
+    with files.turn(files.MARKS_TURN):
         said = lift(files.CORDON, "the cordon", asked)
         changed = ["cordon"] if said is None else []
         return {**marks(), "changed": changed, "problem": said or None}
@@ -61,7 +61,7 @@ def uncordon(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 def drain(asked: Dict[str, Any]) -> Dict[str, Any]:
     """Mark replicas."""
-    with files.turn():
+    with files.turn(files.MARKS_TURN):
         files.make_directory(files.DRAINED)
         changed = [replica for replica in asked["replicas"] if mark(path_of(replica), asked)]
         return {**marks(), "changed": changed}
@@ -69,7 +69,7 @@ def drain(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 def undrain(asked: Dict[str, Any]) -> Dict[str, Any]:
     """Take replicas' marks away."""
-    with files.turn():
+    with files.turn(files.MARKS_TURN):
         said = {
             each: lift(path_of(each), "the drain of " + each, asked) for each in asked["replicas"]
         }

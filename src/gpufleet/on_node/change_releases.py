@@ -158,7 +158,7 @@ def staying(found: List[Release], keep: int, days: float, now: float) -> Dict[st
 def collect(asked: Dict[str, Any]) -> Dict[str, Any]:
     """Remove what nothing needs; with `dry` only say what that is."""
     keep, days, dry = int(asked["keep"]), float(asked["days"]), bool(asked.get("dry"))
-    with files.turn(), building() as free:
+    with files.turn(files.UNITS_TURN), building() as free:
         now = time.time()
         lock = files.document(files.LOCK)
         old = stale(kept(), keep, days, now, lock["id"] if lock else None)

@@ -26,6 +26,9 @@ from gpufleet.on_node.change_files import RefusedError
 
 # Of a unit that did not start: a flag that is refused, a file that is missing, stands in the last.
 LINES = 40
+# TimeoutStopSec= of a stage is its drain and half a minute (units.stop_seconds): what stops sooner
+# is not killed.
+CUT_SECONDS = 30
 
 
 class Beside(NamedTuple):
@@ -79,7 +82,7 @@ def due(
 def switch(asked: Dict[str, Any]) -> Dict[str, Any]:
     """Have units run what `next/` says; what they were is kept."""
     found = Progress()
-    with files.turn():
+    with my_turn(asked):
         try:
             target = following(asked.get("units"))
             keep(files.must_be_name(asked["id"]), target)
@@ -92,7 +95,7 @@ def switch(asked: Dict[str, Any]) -> Dict[str, Any]:
 def restore(asked: Dict[str, Any]) -> Dict[str, Any]:
     """Have units run what is kept of them."""
     found = Progress()
-    with files.turn():
+    with my_turn(asked):
         try:
             target, unkept = kept(files.must_be_name(asked["id"]), asked.get("units"))
             found.unchanged += unkept
@@ -105,7 +108,7 @@ def restore(asked: Dict[str, Any]) -> Dict[str, Any]:
 def stop(asked: Dict[str, Any]) -> Dict[str, Any]:
     """Stop units, all at once."""
     found = Progress()
-    with files.turn():
+    with my_turn(asked):
         try:
             units = [files.must_be_name(unit) for unit in asked["units"]]
             states = systemd.states(units)
@@ -116,6 +119,16 @@ def stop(asked: Dict[str, Any]) -> Dict[str, Any]:
         except (RefusedError, CannotRead, OSError) as error:
             found.problem = sentence(error)
     return found.document()
+
+
+def my_turn(asked: Dict[str, Any]) -> "contextlib.AbstractContextManager[None]":
+    """
+    Wait until no other change of units goes on here.
+
+    That may be one whose controller was lost while it stops a unit: it comes to its end, and then
+    there is little left to do. Or another replica's of the same wave.
+    """
+    return files.turn(files.UNITS_TURN, asked["seconds"] + systemd.UNIT_MARGIN_SECONDS)
 
 
 class Progress:
@@ -331,6 +344,8 @@ def stopped(units: List[str], seconds: float, found: Progress) -> None:
     limit = seconds + systemd.UNIT_MARGIN_SECONDS
     systemd.systemctl("stop", "--", *units, seconds=limit)
     found.down_at = round(time.time(), 3)
+    if found.down_at - found.stopped_at < CUT_SECONDS:
+        return  # without another question: what stopped is to start
     states = systemd.states(units)
     found.cut = [unit for unit in units if states[unit].get("Result") == "timeout"]
     if still := [unit for unit in units if not systemd.is_gone(states[unit])]:

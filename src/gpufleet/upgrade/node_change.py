@@ -30,11 +30,12 @@ Answer: TypeAlias = Mapping[str, Any] | str
 SCHEMA = 1
 
 # Beside what is waited for: to connect (a probe is given ten seconds), to start Python on a busy
-# node, and to wait until another program of ours there is done (on_node/change_files.py: 30 s).
+# node, and to wait until another one there has made its marks (on_node/change_files.py: 30 s).
 WAY_SECONDS = 60
 # Files and marks: the disk's own time.
 SHORT_SECONDS = 60
-# Beside the stop itself: daemon-reload (difference.py gives it 120 s), enabling, starting.
+# Beside the stop itself: daemon-reload (difference.py gives it 120 s), enabling, starting. Another
+# replica's stop on the same node, or one whose controller was lost, may go before it.
 SWITCH_SECONDS = 240
 # One look of `on_node/serving.py` at a stage that answers late.
 LOOK_SECONDS = 100
@@ -151,7 +152,11 @@ def quiet(units: Iterable[str], seconds: float, *, urls: Iterable[str] = ()) -> 
 def stop(units: Iterable[str], *, stop_seconds: float) -> Asked:
     """Stop units, all at once: `Switched`. `stop_seconds` is the longest TimeoutStopSec of them."""
     return _asked(
-        "stop", stop_seconds + SHORT_SECONDS, "the stop", units=sorted(units), seconds=stop_seconds
+        "stop",
+        2 * stop_seconds + 2 * SHORT_SECONDS,
+        "the stop",
+        units=sorted(units),
+        seconds=stop_seconds,
     )
 
 
@@ -166,7 +171,7 @@ def switch(upgrade: str, units: Iterable[str] | None = None, *, stop_seconds: fl
     """
     return _asked(
         "switch",
-        stop_seconds + SWITCH_SECONDS,
+        2 * stop_seconds + SWITCH_SECONDS,
         "the switch",
         id=upgrade,
         units=None if units is None else sorted(units),
@@ -183,7 +188,7 @@ def restore(upgrade: str, units: Iterable[str] | None = None, *, stop_seconds: f
     """
     return _asked(
         "restore",
-        stop_seconds + SWITCH_SECONDS,
+        2 * stop_seconds + SWITCH_SECONDS,
         "the way back",
         id=upgrade,
         units=None if units is None else sorted(units),
