@@ -100,7 +100,7 @@ def test_what_is_drained_stays_so_over_reload_and_kill(
         until(lambda: gateway.ask()[1]["port"] == first.port, "its new place is asked")
         gateway.kill()
         gateway.start()
-        assert gateway.status(FIRST) == "UP"
+        assert gateway.status(FIRST).startswith("UP")
 
 
 def test_a_server_is_drained_while_the_gateway_is_dead(
@@ -129,7 +129,7 @@ def test_ready_means_that_requests_come(tmp_path: Path, servers: tuple[Vllm, Vll
 
         gateway.state("ready", FIRST)
 
-        assert gateway.status(FIRST) == "UP"
+        assert gateway.status(FIRST).startswith("UP")
         gateway.state("drain", SECOND)
         assert {gateway.ask()[1].get("port") for _ in range(4)} == {first.port}
 
