@@ -440,8 +440,8 @@ def between(first: Reading | None, last: Reading) -> Traffic:
             summed = latencies.get(key)
             grown = {at: count - was.get(at, 0.0) for at, count in histogram.items()}
             latencies[key] = grown if summed is None else _summed(summed, grown)
-        finished = _grown(finished, before and before.finished, after.finished)
-        answered = _grown(answered, before and before.answered, after.answered)
+        finished = _grown(finished, before.finished if before else None, after.finished)
+        answered = _grown(answered, before.answered if before else None, after.answered)
     if not last.servers:
         unread.append("it has no server whose counters could be read")
     if first:
