@@ -257,7 +257,7 @@ def test_a_controller_killed_at_any_moment_is_resumed_and_no_request_is_lost(
     fleet: UpgradeFleet,
 ) -> None:
     """The next run begins with what the last one had announced and not done."""
-    target, ended = NEW, 0
+    target, ended = other(fleet.wanted["vllm"]["version"]), 0
     reached: list[str] = []
     with struck(fleet, f"the controller is killed (-9) at {len(KILLS)} random moments") as row:
         run = fleet.begin("upgrade", "--vllm", target)
@@ -276,7 +276,7 @@ def test_a_controller_killed_at_any_moment_is_resumed_and_no_request_is_lost(
                 continue
             assert status == 0, fleet.said()
             ended += 1
-            target = OLD if target == NEW else NEW
+            target = other(target)
             run = fleet.begin("upgrade", "--vllm", target)
         assert run.wait(timeout=2400) == 0, fleet.said()
         row.said, row.stood = last_words(fleet.said()), stands(fleet)
@@ -286,6 +286,11 @@ def test_a_controller_killed_at_any_moment_is_resumed_and_no_request_is_lost(
     row.fault += f", after: {moments}; {ended + 1} upgrades"
     assert row.clients.failed == 0, row.clients.failures
     fleet.wanted["vllm"] |= {"version": target, "lock": fleet.lock(target)}
+
+
+def other(version: str) -> str:
+    """Return the release to go to from one."""
+    return OLD if version == NEW else NEW
 
 
 def test_ctrl_c_leaves_a_fleet_that_serves_and_can_be_gone_on_with(fleet: UpgradeFleet) -> None:
