@@ -145,5 +145,6 @@ def test_the_clients_are_a_process_that_ends_when_it_is_told_to(
             while len(running.requests()) < 10:
                 assert time.time() < began + 60
                 time.sleep(0.1)
+            running.stop()
         assert running.process.returncode == 0
     assert summary(running.requests()).failed == 0

@@ -160,12 +160,16 @@ class Clients:
 
     out: Path
     process: subprocess.Popen[bytes]
+    stopped: bool = False
 
     def requests(self, since: float = 0.0, until: float = math.inf) -> list[Request]:
         return read(self.out, since, until)
 
     def stop(self) -> None:
         """Ask nothing new; wait for what has begun."""
+        if self.stopped:
+            return
+        self.stopped = True
         self.process.send_signal(signal.SIGTERM)
         self.process.wait(timeout=PATIENCE + 30)
 
@@ -195,7 +199,7 @@ def clients(
     running = Clients(out, process)
     try:
         yield running
-        if process.poll() is not None:
+        if process.poll() is not None and not running.stopped:
             raise AssertionError(f"the clients ended early: {log.read_text()[-2000:]}")
     finally:
         if process.poll() is None:
