@@ -1,0 +1,84 @@
+"""`gpufleet upgrade` and `rollback` refuse in a sentence, before any node is asked."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpufleet.upgrade.journal import FOLDER, Journal
+
+UPGRADE = "20261122T134708Z-ab12"
+INVENTORY = """\
+from gpufleet import inventory
+
+_node = ("gpu-01", {"ssh_hostname": "192.0.2.1"})
+globals().update(inventory.load(__file__, groups={"gpu": [_node]}))
+"""
+
+
+@pytest.fixture
+def inventory(tmp_path: Path) -> Path:
+    for folder in ("inventories", "group_vars"):
+        (tmp_path / folder).mkdir()
+    path = tmp_path / "inventories/prod.py"
+    path.write_text(INVENTORY)
+    return path
+
+
+def gpufleet(verb: str, inventory: Path, *arguments: str) -> tuple[int, str]:
+    """Run a command without a terminal; return its status and what it said."""
+    program = Path(sys.executable).with_name("gpufleet")
+    done = subprocess.run(
+        [program, verb, str(inventory), *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("verb", ["upgrade", "rollback"])
+def test_without_a_person_and_without_yes_nothing_is_begun(inventory: Path, verb: str) -> None:
+    """Not even a journal."""
+    if (
+        verb == "rollback"
+    ):  # it has to ask nodes what they keep, before it is known what it is about
+        (inventory.parents[1] / FOLDER).mkdir(parents=True)
+    status, said = gpufleet(verb, inventory)
+
+    assert status == 2
+    assert "nobody is there to say yes: give --yes, or --dry" in said
+    assert not list(inventory.parents[1].rglob("*.jsonl"))
+
+
+def test_one_that_is_not_at_its_end_is_named(inventory: Path) -> None:
+    """A new one is not begun beside it; taking over is deliberate."""
+    with Journal.begin(inventory.parents[1] / FOLDER, UPGRADE) as journal:
+        journal.append("started", id=UPGRADE, inventory=str(inventory))
+        journal.append("owner", by="ann@laptop")
+        journal.append("locking", nodes=["gpu-01"])
+    status, said = gpufleet("upgrade", inventory, "--yes")
+
+    assert status == 2
+    assert f"upgrade {UPGRADE} of ann@laptop is not at its end" in said
+    assert "--resume" in said
+    assert "--abort" in said
+
+
+def test_options_that_exclude_each_other_are_said(inventory: Path) -> None:
+    """What is resumed has said already what it is about."""
+    assert gpufleet("upgrade", inventory, "--resume", "--vllm", "0.32.0")[0] == 2
+
+
+def test_a_report_needs_an_upgrade(inventory: Path) -> None:
+    """And says where it looked."""
+    status, said = gpufleet("upgrade", inventory, "--report", "last")
+
+    assert status == 2
+    assert ".gpufleet/upgrades: there was no upgrade yet" in said
