@@ -92,8 +92,8 @@ class Bench:
             f"exec nice -n 5 {vllm} bench serve --backend openai --base-url {url} "
             f"--endpoint /v1/completions --model tiny --tokenizer {model} --dataset-name random "
             f"--random-input-len 32 --random-output-len 16 --num-prompts {self.prompts} "
-            f"--request-rate {BENCH_RATE} --temperature 0 --ignore-eos --save-result --result-dir /root "
-            f"--result-filename {Path(self.out).name}"
+            f"--request-rate {BENCH_RATE} --temperature 0 --ignore-eos --save-result "
+            f"--result-dir /root --result-filename {Path(self.out).name}"
         )
         config = str(self.fleet.state.ssh_config)
         self._process = subprocess.Popen(
