@@ -144,6 +144,8 @@ class Acting:
     def _quieten(self, wave: Wave) -> None:
         """Keep alerts about a wave's nodes from waking anybody."""
         where = quieting.homes(self.declared.nodes)
+        over = [name for name in self.declared.nodes if name not in wave.nodes]
+        quieting.speak(self.nodes.asking, where, self.id, over)
         quieted = quieting.quiet(
             self.nodes.asking,
             where,

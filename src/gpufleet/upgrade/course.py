@@ -323,6 +323,7 @@ class Course:
                 self._unlock()
                 return STOPPED
             case "pause":
+                self._speak()
                 return STOPPED
             case _:
                 self._unlock()
