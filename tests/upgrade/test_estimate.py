@@ -94,6 +94,12 @@ def test_how_long_a_model_loads_is_that_of_its_slowest_replica_of_the_last_time(
     assert load_seconds([first]) == {"tiny": 90}
 
 
+def test_of_a_group_with_several_replicas_each_model_has_its_own_time():
+    """As the engine writes it: by replica."""
+    said = {"seconds": 70, "load_seconds": {"tiny-0": 41.5, "tiny-1": 44.0, "wide-0": 60}}
+    assert load_seconds([journal((1, "ready", "tiny-0", said))]) == {"tiny": 44.0, "wide": 60}
+
+
 @pytest.mark.parametrize(
     ("seconds", "said"),
     [(0, "0 s"), (59.6, "1 min"), (61, "1 min 1 s"), (3600, "1 h"), (7260, "2 h 1 min")],

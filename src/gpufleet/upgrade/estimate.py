@@ -109,9 +109,12 @@ def load_seconds(journals: Iterable[Sequence[Entry]]) -> dict[str, float]:
             group = groups.get(entry.group or "")
             if group is None or entry.what != "ready":
                 continue
-            seconds = entry.said.get("load_seconds", entry.said.get("seconds"))
-            if isinstance(seconds, int | float):
-                for model in group.models:
+            said = entry.said.get("load_seconds") or entry.said.get("seconds")
+            if not isinstance(said, Mapping):
+                said = dict.fromkeys(group.replicas, said)
+            for replica, seconds in said.items():
+                if isinstance(seconds, int | float):
+                    model = model_of(replica)
                     here[model] = max(here.get(model, 0.0), float(seconds))
         found |= here
     return found

@@ -294,5 +294,9 @@ def judged(
         for name in nodes.names
         if (text := baseline.program(name, asked, homes.get(name))) is not None
     }
-    said = nodes.ask({n: Asked(text, seconds, "the look") for n, text in programs.items()})
+    look = {name: Asked(text, seconds, "the look") for name, text in programs.items()}
+    said = nodes.ask(look)
+    # A connection that was lost says nothing of a replica: a new one is tried, once.
+    if silent := {name: each for name, each in look.items() if isinstance(said.get(name), str)}:
+        said = {**said, **nodes.ask(silent)}
     return baseline.seen(said, asked, now, homes, ours)
