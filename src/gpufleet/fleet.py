@@ -6,6 +6,7 @@ the run while the fleet still serves. `--limit` narrows what changes, never what
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ from gpufleet.stage import Running
 from gpufleet.survey import SECONDS, Answer, ask, survey
 from gpufleet.together import halves
 from gpufleet.topology import Node, known
+from gpufleet.upgrade.held import VARIABLE, held
 from gpufleet.variables import Origin
 from gpufleet.watching import Watching
 
@@ -268,6 +270,7 @@ def _bared(state: State) -> Mapping[str, Bare]:
     if state in _LOOKING:
         _LOOKING[state].extend(problems)
         return found.nodes
+    problems = (*held(answers, os.environ.get(VARIABLE)), *problems)
     for remark in (remark for each in suited for remark in each.remarks):
         logger.warning("    %s", remark)
     # No reason to leave it alone: this is how a node gets repaired.
@@ -289,6 +292,8 @@ def _checked(state: State) -> None:
 
 def _planned(state: State) -> Assessment:
     declared = inventory.current().gpu_nodes
+    if state not in _LOOKING and (problems := held(documents(state), os.environ.get(VARIABLE))):
+        raise FleetError(*problems)
     found = assessment.planned(documents(state), declared)
     startable(found.plan, {name: each.settings for name, each in declared.items()})
     return _with_words(found)

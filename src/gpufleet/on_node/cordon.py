@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: is this node cordoned: by whom, why, and for how long already?
+"""RUNS ON THE NODE: is this node cordoned, and is it being changed: by whom, why, since when?
 
 The mark is `on_node/change_marks.py`'s; what it means for a plan is `cordon.py`'s.
 """
@@ -32,6 +32,15 @@ def cordon() -> Optional[Dict[str, Any]]:
         "upgrade": upgrade,
         "passing": upgrade is not None and upgrade == lock.get("id"),
     }
+
+
+def upgrade() -> Optional[Dict[str, Any]]:
+    """Return whose the node is while an upgrade is not at its end; None: nobody's."""
+    found = document("lock.json")
+    if found is None:
+        return None
+    texts = {name: str(found[name]) for name in ("id", "owner", "from", "what")}
+    return {**texts, "since": float(found["since"])}
 
 
 def document(name: str) -> Optional[Dict[str, Any]]:

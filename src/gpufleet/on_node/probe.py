@@ -64,6 +64,7 @@ BESIDE: dict[str, Callable[[], Any]] = {
     "kernel_log": kernel_log.kernel_log,
     "stages": stages.stages,
     "cordon": cordon.cordon,
+    "upgrade": cordon.upgrade,
     **{"disk %s" % path: functools.partial(system.disk, path) for path in DISKS},
     **{"model %s" % path: functools.partial(stages.model, path) for path in MODELS},
 }
@@ -101,6 +102,7 @@ def document() -> dict[str, Any]:
         "kernel_log": beside["kernel_log"],
         "stages": beside["stages"],
         "cordon": beside["cordon"],
+        "upgrade": beside["upgrade"],
         "models": {path: beside["model %s" % path] for path in MODELS},
         "driver": driver_section(driver, sections["module"], beside),
         **{

@@ -292,7 +292,7 @@ class Course:
             declared=declared,
             rules=Upgrade.model_validate(said["settings"]),
             by=self.wanted.by,
-            deploy=Deploy(self.wanted.inventory, folder),
+            deploy=Deploy(self.wanted.inventory, folder, self.journal.state.id),
             front=Front(self.nodes, declared),
             servers=said["servers"],
             found=found,
@@ -333,7 +333,8 @@ class Course:
         state = self.journal.state
         if state.kind == "upgrade":
             self.journal.append("finishing")
-            deploy = Deploy(self.wanted.inventory, self.journal.path.with_suffix(""))
+            logs = self.journal.path.with_suffix("")
+            deploy = Deploy(self.wanted.inventory, logs, state.id)
             before = self._started()
             # What was left out for a person would be restarted undrained.
             out = {n for each in self._plan_said().get("left_out") or () for n in each["nodes"]}

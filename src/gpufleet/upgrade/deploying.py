@@ -16,6 +16,7 @@ from gevent.subprocess import DEVNULL, STDOUT, Popen, TimeoutExpired
 
 from gpufleet.errors import FleetError
 from gpufleet.printable import printable
+from gpufleet.upgrade.held import VARIABLE
 
 # A release is built within BUILD_SECONDS (release.py), a large model downloaded in some hours.
 PREPARE_SECONDS = 6 * 3600
@@ -33,6 +34,8 @@ class Deploy:
     inventory: str
     logs: Path
     """A directory for its owner alone."""
+    upgrade: str
+    """Whose deploys these are: its id."""
 
     def run(self, file: str, seconds: float, nodes: Iterable[str] = (), name: str = "") -> Path:
         """
@@ -52,7 +55,12 @@ class Deploy:
             # A session of its own: Ctrl-C is for us, and a deploy that is cut off leaves more to do
             # than one that comes to its end.
             process = Popen(
-                command, stdin=DEVNULL, stdout=handle, stderr=STDOUT, start_new_session=True
+                command,
+                env={**os.environ, VARIABLE: self.upgrade},
+                stdin=DEVNULL,
+                stdout=handle,
+                stderr=STDOUT,
+                start_new_session=True,
             )
             status = _ended(process, seconds)
         finally:
