@@ -543,7 +543,7 @@ def _by_people(looks: Mapping[str, NodeLook]) -> list[str]:
     """Say which nodes people have cordoned since the plan was made."""
     return [
         f"{name} was cordoned by {look.cordon}: nothing is stopped there: "
-        f"`gpufleet uncordon {name}` when that is over"
+        f"`gpufleet uncordon INVENTORY {name}` when that is over"
         for name, look in sorted(looks.items())
         if look.cordon and look.cordon.upgrade is None
     ]
