@@ -33,6 +33,7 @@ _RATE = "[$__rate_interval]"
 # What the alert of an objective is raised at, and what is near it.
 _PROMISE = (Step(None, Colour.GOOD), Step(0.8, Colour.LOOK), Step(1, Colour.BAD))
 _QUIET = "no request in this time"
+_NO_GATEWAY = "no gateway of ours has this model"
 _STALLED = 'gpufleet_watchdog_stalled{stage=~"$stage"}'
 _RESTARTS = 'increase(gpufleet_{}_restarts_total{{stage=~"$stage"}}[10m])'
 
@@ -320,6 +321,56 @@ ERRORS = Row(
     ),
 )
 
+GATEWAY = Row(
+    "At the gateway",
+    (
+        lines(
+            "Answers, by class",
+            Unit.REQUESTS_PER_SECOND,
+            (
+                Query(
+                    f'sum by (code) (rate(haproxy_backend_http_responses_total{{proxy="$model"}}{_RATE}))',
+                    "{{code}}",
+                ),
+            ),
+            "5xx of which the servers know nothing are the gateway's own: its log has why.",
+            width=8,
+            height=7,
+            stacked=True,
+            empty=_NO_GATEWAY,
+        ),
+        lines(
+            "Requests, by server",
+            Unit.COUNT,
+            (
+                Query(
+                    'sum by (server) (haproxy_server_current_sessions{proxy="$model"})',
+                    "{{server}}",
+                ),
+                Query('sum(haproxy_backend_current_queue{proxy="$model"})', "waiting for any"),
+            ),
+            "Waiting: all servers have as many as they may. Add a replica.",
+            width=8,
+            height=7,
+            empty=_NO_GATEWAY,
+        ),
+        lines(
+            "Servers that get requests",
+            Unit.COUNT,
+            (
+                Query(
+                    'min by (instance) (haproxy_backend_active_servers{proxy="$model"})',
+                    "{{instance}}",
+                ),
+            ),
+            "Fewer than replicas: drained by somebody, or down for the gateway.",
+            width=8,
+            height=7,
+            empty=_NO_GATEWAY,
+        ),
+    ),
+)
+
 SHAPE = Row(
     "What it is asked",
     (
@@ -387,5 +438,5 @@ DASHBOARD = Dashboard(
     title="gpufleet: model",
     question="Does a model keep its promises, and if not, why?",
     variables=(MODEL, STAGE),
-    rows=(NOW, FELT, LOAD, THROUGHPUT, ERRORS, REPLICAS, SHAPE),
+    rows=(NOW, FELT, LOAD, THROUGHPUT, ERRORS, GATEWAY, REPLICAS, SHAPE),
 )
