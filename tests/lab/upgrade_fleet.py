@@ -40,16 +40,19 @@ OLD, NEW = wheels.OLDER, supplies.VLLM
 # Requests a second. Four servers and their clients on two cores: more of them, and what is measured
 # while a model loads is this machine.
 RATE = 4.0
+# Of Prometheus, on the gateway's node: three samples within the shortest of the gates' times.
+SCRAPE_SECONDS = 5
+RELEASES = "opt/vllm/releases"
 
 INVENTORY = '''\
-"""The lab's nodes, and the one without GPUs as the gateway in front of them."""
+"""The lab's nodes, and the one without GPUs as the gateway in front of them, and their watch."""
 
 from gpufleet import inventory
 from lab.inventory import MONITORING, groups
 
 _groups = groups()
-_groups["gateway"] = _groups.pop(MONITORING)
-_gpu = [name for name in _groups if name != "gateway"]
+_groups["gateway"] = [(name, dict(facts)) for name, facts in _groups[MONITORING]]
+_gpu = [name for name in _groups if name not in ("gateway", MONITORING)]
 
 globals().update(inventory.load(__file__, groups=_groups, children={"gpu": _gpu}))
 '''
@@ -64,8 +67,9 @@ FLAGS = {
 # On two cores that also load a model, latencies of seconds are this machine's: the tests' own
 # ratio. The default is 1.5.
 GATES = {
-    "soak_seconds": 30,
-    "baseline_seconds": 30,
+    # A replica of four gets one request a second: enough of them for a verdict.
+    "soak_seconds": 25,
+    "baseline_seconds": 25,
     "latency_ratio": 10.0,
     "latency_least_requests": 15,
 }
@@ -109,6 +113,8 @@ class UpgradeFleet(Fleet):
             "clients": [{"name": "load", "key_sha256": sha256}],
         }
         self._write("gateway.yml", {"gpu_node": False, "gateway": gateway})
+        watch = {"prometheus": {"scrape_seconds": SCRAPE_SECONDS}}
+        self._write("monitoring.yml", {"gpu_node": False, "monitoring": watch})
         provided = yaml.safe_load((self.state.dir / "group_vars/lab.yml").read_text())
         self.wanted = {
             "gpus": {"reserved": [1]},
@@ -118,7 +124,7 @@ class UpgradeFleet(Fleet):
                 "lock": self.lock(OLD),
                 "uv_lock": str(self.project / "locks/uv.txt"),
                 # However often they change, a release that was built is not built again
-                "keep_releases": 4,
+                "keep_releases": 12,
             },
             "serving": {
                 "tiny": {
@@ -198,11 +204,33 @@ class UpgradeFleet(Fleet):
         if made_release.ON_NODE not in links:
             self.declare(vllm={"find_links": [*links, made_release.ON_NODE]})
 
+    def bring(self, *versions: str) -> None:
+        """
+        Have all nodes hold releases before any test changes to them.
+
+        The first node builds each as any node does. The others get copies of its files, for what
+        takes two cores minutes a node is proven by other tests. A release that is there stays.
+        """
+        declared = {key: self.wanted["vllm"][key] for key in ("version", "lock")}
+        first, *others = self.gpu_nodes
+        for version in versions:
+            self.declare_release(version)
+            run = self.pyinfra("-y", "--limit", first, deploy="deploys/prepare.py", seconds=1800)
+            assert run.status == 0, run.output
+        built = self.lab.root(first) / RELEASES
+        for release in (each for each in built.iterdir() if each.name.split("-")[0] in versions):
+            for node in others:
+                there = self.lab.root(node) / RELEASES
+                there.mkdir(parents=True, exist_ok=True)
+                if not (there / release.name).exists():
+                    spread(release, there)
+        self.declare(vllm=declared)
+
     # -- what is done --------------------------------------------------------------------------
 
     def deploy(self) -> None:
-        """Bring fleet and gateway up, as the first time."""
-        for deploy in ("deploys/vllm.py", "deploys/gateway.py"):
+        """Bring fleet, gateway and monitoring up, as the first time."""
+        for deploy in ("deploys/vllm.py", "deploys/gateway.py", "deploys/monitoring.py"):
             run = self.pyinfra("-y", deploy=deploy, seconds=1800)
             assert run.status == 0, run.output
 
@@ -297,12 +325,14 @@ class UpgradeFleet(Fleet):
         lock = "test -e /var/lib/gpufleet/change/lock.json && echo locked; :"
         return [node for node in self.gpu_nodes if self.ssh(node, lock).strip()]
 
-    def is_whole(self, version: str) -> None:
-        """Assert that all nodes serve from one release, unmarked, and a deploy changes nothing."""
-        served = {release: nodes for nodes, release in self.releases().items()}
-        assert set(served) == {version}, self.releases()
+    def serves(self, version: str) -> None:
+        """Assert that all nodes serve from one release, with nothing drained and nobody's lock."""
+        assert set(self.releases().values()) == {version}, self.releases()
         assert not any(self.drained().values()), self.drained()
         assert not self.locked()
+
+    def changes_nothing(self) -> None:
+        """Assert that a deploy has no unit to change."""
         run = self.pyinfra("-y", "--json", seconds=900)
         assert run.status == 0, run.output
         units = {name: nodes for name, nodes in run.changed.items() if "unit" in name.lower()}
@@ -322,6 +352,30 @@ class UpgradeFleet(Fleet):
 
     def start_mirror(self) -> None:
         services.start(self.state)
+
+
+def spread(release: Path, to: Path) -> None:
+    """Copy a release; what it shares by links with releases that `to` has, too, is linked there."""
+    shared = {}
+    for other in release.parent.iterdir():
+        if other != release and (to / other.name).is_dir():
+            for file in other.rglob("*"):
+                if file.stat(follow_symlinks=False).st_nlink > 1 and file.is_file():
+                    shared[file.stat(follow_symlinks=False).st_ino] = to / file.relative_to(
+                        release.parent
+                    )
+
+    def linked(source: str, target: str) -> None:
+        there = shared.get(Path(source).stat(follow_symlinks=False).st_ino)
+        if there and there.exists():
+            os.link(there, target, follow_symlinks=False)
+        else:
+            shutil.copy2(source, target, follow_symlinks=False)
+
+    part = to / f"{release.name}.part"
+    shutil.rmtree(part, ignore_errors=True)
+    shutil.copytree(release, part, symlinks=True, copy_function=linked)
+    part.rename(to / release.name)
 
 
 @contextmanager
