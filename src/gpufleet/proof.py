@@ -175,7 +175,7 @@ def _foretell(proof: Proof) -> Commands:
 
 def _remark(proof: Proof, found: Findings) -> None:
     """Log what the release has remarks on, once a run; of a packaged release the plan has said."""
-    if proof.release.vllm.version in schema.versions():
+    if proof.release.source.version in schema.versions():
         return
     said = _run().remarked
     for sentence in found.remarks:

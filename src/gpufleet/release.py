@@ -1,9 +1,9 @@
-"""What a vLLM release on a node is: its name, its directory, and the script that builds it.  Pure.
+"""What a release on a node is: its name, its directory, and the script that builds it.  Pure.
 
-A release is one immutable virtual environment under `/opt/vllm/releases/`, built by uv from a
-lock in which every package has a hash. Units name one release; rolling back is rendering a unit
-again, never installing again. A release without its `.complete` mark is not finished, and is built
-anew.
+A release is one immutable virtual environment under `/opt/vllm/releases/` (or LiteLLM's, under
+`/opt/litellm/`), built by uv from a lock in which every package has a hash. Units name one release;
+rolling back is rendering a unit again, never installing again. A release without its `.complete`
+mark is not finished, and is built anew.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from shlex import join, quote
+from typing import Protocol
 from urllib.parse import unquote
 
 from gpufleet.errors import FleetError
-from gpufleet.settings import Vllm
 
 RELEASES = "/opt/vllm/releases"
-UV = "/opt/vllm/uv"
 CACHE = "/var/cache/gpufleet/uv"
 # A cold build of vLLM's CUDA wheels is some 5 GB to download and unpack; an hour is a slow mirror.
 BUILD_SECONDS = 3600
@@ -39,18 +38,64 @@ _REQUIREMENT = re.compile(
 
 
 @dataclass(frozen=True)
+class Program:
+    """
+    What there are releases of.
+
+    Attributes:
+        package: its name in a lock, and in front of `version` in settings.
+        home: the directory with its releases, their locks and uv.
+        cache: uv's, of wheels that were unpacked. One a program: builds of two may run at once.
+        imports: the modules that a whole release can import.
+    """
+
+    package: str
+    home: str
+    cache: str
+    imports: tuple[str, ...]
+
+    @property
+    def releases(self) -> str:
+        """Where its releases lie on nodes."""
+        return f"{self.home}/releases"
+
+
+VLLM = Program("vllm", "/opt/vllm", CACHE, ("torch", "vllm"))
+
+
+class Source(Protocol):
+    """What settings say of a release: which one, and where its packages come from."""
+
+    @property
+    def version(self) -> str: ...
+    @property
+    def lock(self) -> str: ...
+    @property
+    def uv_lock(self) -> str: ...
+    @property
+    def python(self) -> str: ...
+    @property
+    def index_url(self) -> str | None: ...
+    @property
+    def find_links(self) -> tuple[str, ...]: ...
+    @property
+    def no_index(self) -> bool: ...
+
+
+@dataclass(frozen=True)
 class Release:
     """One release as it has to be on a node."""
 
     id: str
     lock: bytes
     uv_lock: bytes
-    vllm: Vllm
+    source: Source
+    program: Program = VLLM
 
     @property
     def directory(self) -> str:
         """Where it lies on the node."""
-        return f"{RELEASES}/{self.id}"
+        return f"{self.program.releases}/{self.id}"
 
     @property
     def mark(self) -> str:
@@ -60,36 +105,43 @@ class Release:
     @property
     def lock_path(self) -> str:
         """Where its lock lies on the node."""
-        return f"/opt/vllm/locks/{self.id}.txt"
+        return f"{self.program.home}/locks/{self.id}.txt"
 
     @property
     def uv_lock_path(self) -> str:
         """Where uv's own lock lies on the node."""
-        return f"/opt/vllm/locks/uv-{_short(self.uv_lock)}.txt"
+        return f"{self.program.home}/locks/uv-{_short(self.uv_lock)}.txt"
 
 
-def release(vllm: Vllm, lock: bytes, uv_lock: bytes) -> Release:
+def release(source: Source, lock: bytes, uv_lock: bytes, program: Program = VLLM) -> Release:
     """
-    Return the release that `vllm` and the locks' contents mean.
+    Return the release that settings and the locks' contents mean.
 
     Its id has the version, for people, and a hash over everything that decides what is installed.
-    Raises FleetError for a lock without hashes, or one that is for another version of vLLM.
+    Raises FleetError for a lock without hashes, or one that is for another version of the program.
     """
     problems = []
-    for name, text in ((vllm.lock, lock), (vllm.uv_lock, uv_lock)):
+    for name, text in ((source.lock, lock), (source.uv_lock, uv_lock)):
         if b"--hash=sha256:" not in text:
             problems.append(
                 f"{name}: a lock needs a hash for every package: make it with "
                 "`uv pip compile --generate-hashes` (locks/README.md)"
             )
-    pinned = f"vllm=={vllm.version}"
+    package = program.package
+    pinned = f"{package}=={source.version}"
     lines = [line.split()[0].split("+")[0] for line in lock.decode().splitlines() if line.strip()]
     if pinned not in lines:
-        other = next((line for line in lines if line.startswith("vllm==")), "no vllm at all")
-        problems.append(f"{vllm.lock}: vllm.version says {vllm.version}, the lock has {other}")
+        other = next(
+            (line for line in lines if line.startswith(f"{package}==")), f"no {package} at all"
+        )
+        problems.append(
+            f"{source.lock}: {package}.version says {source.version}, the lock has {other}"
+        )
     if problems:
         raise FleetError(*problems)
-    return Release(f"{vllm.version}-{_short(lock, vllm.python.encode())}", lock, uv_lock, vllm)
+    return Release(
+        f"{source.version}-{_short(lock, source.python.encode())}", lock, uv_lock, source, program
+    )
 
 
 def pinned(lock: bytes, package: str) -> str | None:
@@ -151,40 +203,41 @@ def build_script(wanted: Release) -> str:
     not look whether its files are there. Wheels that were unpacked are kept in uv's cache, so that
     starting over costs seconds; if the node has rebooted since, the cache goes too, for a power cut
     may have left files in it without their content. Whole means: everything that the lock names is
-    installed, fits together and this Python, and vLLM can be imported.
+    installed, fits together and this Python, and the program can be imported.
 
     Bytecode is compiled here: the service cannot write to its release, and would otherwise compile
     it at every start (14 s of each, measured on two cores).
     """
-    vllm = wanted.vllm
-    tool = f"{UV}/{_short(wanted.uv_lock)}"
-    sources = _sources(vllm)
+    program, interpreter = wanted.program, quote(wanted.source.python)
+    home, cache = program.home, program.cache
+    tool = f"{home}/uv/{_short(wanted.uv_lock)}"
+    sources = _sources(wanted.source)
     pip = ["-m", "pip", "--quiet", "--disable-pip-version-check", "install", "--require-hashes"]
     return f"""set -eu
 umask 022
 unset PYTHONDONTWRITEBYTECODE PYTHONPATH PYTHONHOME
-exec 9>/opt/vllm/.building
+exec 9>{home}/.building
 flock -w {WAIT_SECONDS} 9 || {{ echo 'another build has run on this node for {WAIT_SECONDS} s: '\
 'wait for it (pgrep -af uv), or end it, and run the deploy again' >&2; exit 1; }}
 if ! test -e {tool}/.complete; then
     rm -rf {tool}
-    {quote(vllm.python)} -m venv {tool}
+    {interpreter} -m venv {tool}
     {tool}/bin/python {join(pip)} {join(sources)} -r {wanted.uv_lock_path}
     sync -f {tool}
     touch {tool}/.complete
 fi
 if ! test -e {wanted.mark}; then
     boot=$(cat /proc/sys/kernel/random/boot_id)
-    if test -e {CACHE}.boot && test "$(cat {CACHE}.boot)" != "$boot"; then
-        rm -rf {CACHE}
+    if test -e {cache}.boot && test "$(cat {cache}.boot)" != "$boot"; then
+        rm -rf {cache}
     fi
-    echo "$boot" > {CACHE}.boot
-    sync {CACHE}.boot
-    export UV_CACHE_DIR={CACHE} UV_NO_CONFIG=1 UV_HTTP_TIMEOUT=120 UV_PYTHON_DOWNLOADS=never
+    echo "$boot" > {cache}.boot
+    sync {cache}.boot
+    export UV_CACHE_DIR={cache} UV_NO_CONFIG=1 UV_HTTP_TIMEOUT=120 UV_PYTHON_DOWNLOADS=never
     uv={tool}/bin/uv
     python={wanted.directory}/bin/python
     rm -rf {wanted.directory}
-    $uv venv --quiet --python {quote(vllm.python)} {wanted.directory}
+    $uv venv --quiet --python {interpreter} {wanted.directory}
     $uv pip sync --quiet --require-hashes --compile-bytecode --link-mode hardlink \\
         --python $python {join(sources)} {wanted.lock_path}
     # Of uv's findings, those about what a package requires (others, a needed Python): it also calls
@@ -193,26 +246,26 @@ if ! test -e {wanted.mark}; then
         echo 'the lock does not fit together, or is for another Python: see locks/README.md' >&2
         exit 1
     fi
-    HOME=$(mktemp -d) $python -c 'import torch, vllm'
+    HOME=$(mktemp -d) $python -c 'import {", ".join(program.imports)}'
     sync -f {wanted.directory}
-    sync -f {CACHE}
-    rm -f {CACHE}.boot
+    sync -f {cache}
+    rm -f {cache}.boot
     touch {wanted.mark}
 fi
 """
 
 
-def _sources(vllm: Vllm) -> Sequence[str]:
+def _sources(source: Source) -> Sequence[str]:
     """Return where packages come from, as pip and uv both take it."""
-    sources = [f"--find-links={link}" for link in vllm.find_links]
-    if vllm.no_index:
+    sources = [f"--find-links={link}" for link in source.find_links]
+    if source.no_index:
         sources.append("--no-index")
-    elif vllm.index_url:
-        sources.append(f"--index-url={vllm.index_url}")
+    elif source.index_url:
+        sources.append(f"--index-url={source.index_url}")
     # Plain http is refused by pip unless its host is named; what comes from it is held to its hash.
     sources += [
         f"--trusted-host={url.split('/')[2]}"
-        for url in (*vllm.find_links, vllm.index_url or "")
+        for url in (*source.find_links, source.index_url or "")
         if url.startswith("http://")
     ]
     return tuple(dict.fromkeys(sources))
