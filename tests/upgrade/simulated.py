@@ -6,7 +6,7 @@ cut short at each of them. What must never happen is asserted where it would hap
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,7 +61,11 @@ class Fleet:
     replicas: dict[str, tuple[str, ...]]
     needed: dict[str, int]
     behaviour: dict[str, str] = field(default_factory=dict)
-    """Of a replica's new release: dead, wrong, slow, unknown; of a node: driver."""
+    """
+    Of a replica's new release: dead, wrong, slow, unknown, dies (once it was judged); of a node:
+    driver.
+    """
+    died: set[str] = field(default_factory=set)
     gateway: dict[str, bool] = field(default_factory=dict)
     """Whether a replica gets requests."""
     tick: Callable[[], None] = lambda: None
@@ -75,7 +79,7 @@ class Fleet:
     def up(self, replica: str) -> bool:
         """Whether it would answer: all its ranks run, with the same."""
         started = {each.started for each in self.units(replica)}
-        dead = self.behaviour.get(replica) == "dead" and NEW in started
+        dead = NEW in started and (self.behaviour.get(replica) == "dead" or replica in self.died)
         return len(started) == 1 and None not in started and not dead
 
     def serves(self, replica: str) -> bool:
@@ -88,7 +92,8 @@ class Fleet:
             serving = [each for each in there if self.serves(each)]
             assert len(serving) >= least, f"{model}: {serving} of {there}"
         for replica, gets in self.gateway.items():
-            assert self.up(replica) or not gets, f"{replica} gets requests and is down"
+            known = self.up(replica) or replica in self.died
+            assert known or not gets, f"{replica} gets requests and is down"
 
     def now(self) -> None:
         """One action is made: everything must hold, and the controller may go."""
@@ -126,6 +131,13 @@ class Hands:
         }
         why = [f"{m}: {n} left" for m, n in left.items() if n < self.fleet.needed[m]]
         return tuple(why), {}
+
+    def fallen(self, groups: Sequence[Group]) -> Mapping[str, Sequence[str]]:
+        return {
+            group.id: [f"{each} died" for each in group.replicas if not self.fleet.up(each)]
+            for group in groups
+            if not all(map(self.fleet.up, group.replicas))
+        }
 
     def drain(self, group: Group) -> Mapping[str, Any]:
         for name in group.nodes:
@@ -226,6 +238,7 @@ class Hands:
 
     def judge(self, group: Group) -> Verdict:
         found = {self.fleet.behaviour.get(each) for each in group.replicas}
+        self.fleet.died |= {e for e in group.replicas if self.fleet.behaviour.get(e) == "dies"}
         if "slow" in found:
             return Verdict(False, ("slow",))
         return Verdict(None, ("too few requests",)) if "unknown" in found else Verdict(True)

@@ -145,7 +145,9 @@ def cases(draw: Any) -> Case:
     fleet = fleet_of(count, count - size, spanning=draw(st.booleans()))
     for name in fleet.replicas:
         if draw(st.integers(0, 4)) == 0:
-            fleet.behaviour[name] = draw(st.sampled_from(["dead", "wrong", "slow", "unknown"]))
+            fleet.behaviour[name] = draw(
+                st.sampled_from(["dead", "wrong", "slow", "unknown", "dies"])
+            )
     sizes = [1, *[size] * 6]
     rules = {
         "failures": draw(st.integers(0, 2)),
@@ -352,6 +354,24 @@ def test_a_node_whose_driver_was_touched_and_that_fails_stays_drained(behaviour:
     assert to_its_end(case) == "finish"
     assert [node.driver for node in fleet.nodes.values()] == [NEW, NEW]
     assert all(fleet.serves(name) for name in fleet.replicas)
+    case.close()
+
+
+@pytest.mark.parametrize("dies", ["tiny-0", "tiny-2"])
+def test_one_that_dies_after_its_gates_goes_back_and_nothing_more_is_begun(dies: str) -> None:
+    """Not only before the next wave: the last one of all is looked at before the end."""
+    fleet = fleet_of(3, 1)
+    case = Case(fleet, waves_of(fleet, [1, 1, 1]), {"failures": 0})
+    fleet.behaviour[dies] = "dies"
+
+    assert case.run() == "stop"
+    phases = [each.phase for each in case.state.groups.values()]
+    last = dies == "tiny-2"
+    assert phases == (["done", "done", "returned"] if last else ["returned", *["waiting"] * 2])
+    assert case.state.stopped == (f"{dies}: {dies} died",)
+    assert all(fleet.serves(name) for name in fleet.replicas)
+    assert fleet.units(dies)[0].started == OLD
+    assert not any(node.cordon or node.drained for node in fleet.nodes.values())
     case.close()
 
 

@@ -50,6 +50,9 @@ AGAIN_SECONDS = 15
 SILENT_SECONDS = 4 * 3600
 # Beside `start_seconds`: to find out that it answers, on a busy node.
 READY_SECONDS = 60
+# A replica that has passed its gates is given so long to complete a prompt. One that has died
+# and loads again takes longer.
+FALLEN_SECONDS = 60
 
 
 @dataclass
@@ -134,12 +137,50 @@ class Acting:
             )
             if said.proceeds:
                 break
-            if time.monotonic() > end:
+            # No quieter moment comes while replicas are missing that this upgrade has changed.
+            if time.monotonic() > end or self.fallen(self._done()):
                 return (said.why,), {}
             self.journal.append("noted", wave=wave.number, text=said.why)
             gevent.sleep(AGAIN_SECONDS)
         self._quieten(wave)
         return (), {"loads": [each.as_json() for each in loads], "why": said.why}
+
+    def _done(self) -> list[Group]:
+        return [e.group for e in self.journal.state.groups.values() if e.phase == "done"]
+
+    def fallen(self, groups: Sequence[Group]) -> Mapping[str, Sequence[str]]:
+        """
+        Say which groups do not answer any more although they had passed.
+
+        What a person has taken out of service meanwhile is theirs, and of a node that does not
+        answer nothing is known: whether the rest carries the load without it is asked elsewhere.
+        """
+        nodes = {name for each in groups for name in each.nodes}
+        looks = {
+            name: NodeLook.read(name, said)
+            for name, said in self.nodes.ask(dict.fromkeys(nodes, node_change.look())).items()
+            if not isinstance(said, str)
+        }
+        owners: dict[tuple[str, str], str] = {}
+        for group in groups:
+            here = {name: looks[name] for name in group.nodes if name in looks}
+            for name, units_ in self._to_be(group, here, old=bool(self.back_to)).items():
+                for unit in units_:
+                    if not _theirs(here[name], unit):
+                        owners[name, unit] = group.id
+        asked = {
+            name: node_change.ready([u for n, u in owners if n == name], FALLEN_SECONDS)
+            for name in sorted({name for name, _ in owners})
+        }
+        found: dict[str, list[str]] = {}
+        for name, answer in self.nodes.ask(asked).items():
+            if isinstance(answer, str):
+                continue
+            for seen in Ready.read(name, answer).units.values():
+                if not seen.ready:
+                    why = f"{name}: it had passed, and does not serve any more: {seen.why}"
+                    found.setdefault(owners[name, seen.unit], []).append(why)
+        return found
 
     def _quieten(self, wave: Wave) -> None:
         """Keep alerts about a wave's nodes from waking anybody."""
@@ -537,6 +578,12 @@ class Acting:
 
 def _names(group: Group) -> set[str]:
     return {f"vllm-{replica}.service" for replica in group.replicas}
+
+
+def _theirs(look: NodeLook, unit: str) -> bool:
+    """Tell whether a person has cordoned the node, or drained the unit's replica."""
+    marks = [look.cordon, look.drained.get(unit.removeprefix("vllm-").removesuffix(".service"))]
+    return any(mark is not None and mark.upgrade is None for mark in marks)
 
 
 def _by_people(looks: Mapping[str, NodeLook]) -> list[str]:

@@ -12,7 +12,9 @@ and, as soon as something of that fails, back:
 What lies below vLLM is changed between drain and switch (`change`), and has no way back: such a
 group that fails stays drained with its reason, as does one that cannot be brought back: stuck.
 
-Past the failures that are allowed the wave goes back with all its groups, and the upgrade stops.
+Past the failures that are allowed the wave goes back with all its groups, and the upgrade stops. A
+group that passed its gates and does not serve any more when the next wave is to begin, or the end
+is near, has failed, too.
 """
 
 from __future__ import annotations
@@ -67,6 +69,9 @@ class Hands(Protocol):
 
     def fits(self, wave: Wave) -> tuple[tuple[str, ...], Mapping[str, Any]]:
         """Say why this wave would leave too little to carry the present load; and that load."""
+
+    def fallen(self, groups: Sequence[Group]) -> Mapping[str, Sequence[str]]:
+        """Say which of these, by id, have passed their gates and do not serve any more, and why."""
 
     def drain(self, group: Group) -> Mapping[str, Any]: ...
     def change(self, group: Group) -> Mapping[str, Any]: ...
@@ -278,6 +283,9 @@ class Drive:
                     self._ask(following.wave)
                 case "begin" if following.wave:
                     self._begin(following.wave)
+                case "finish":
+                    if not self._some_fell():
+                        return following
                 case _:
                     return following
 
@@ -364,10 +372,23 @@ class Drive:
     def _begin(self, wave: Wave) -> None:
         """Begin a wave, unless the load has grown so that it cannot be carried meanwhile."""
         why, said = self.hands.fits(wave)
+        # Asked after the load, which takes a while, and may be too high for just this reason.
+        if self._some_fell():
+            return
         if why:
             self.journal.append("paused", why=why)
         else:
             self.journal.append("wave", wave=wave.number, **said)
+
+    def _some_fell(self) -> bool:
+        """Write down which groups are done and do not serve any more; tell whether any is so."""
+        done = [each for each in self.journal.state.groups.values() if each.phase == "done"]
+        fell = self.hands.fallen([each.group for each in done]) if done else {}
+        for each in done:
+            if why := fell.get(each.group.id):
+                name = each.group.id
+                self.journal.append("failed", wave=each.wave, group=name, why=why, by="engine")
+        return bool(fell)
 
     def _write(self, wanted: Step, what: str, **said: Any) -> None:
         self.journal.append(what, wave=wanted.wave, group=wanted.group.id, **said)
