@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from click import unstyle
@@ -25,6 +26,11 @@ NODE_SECONDS = 2 * 3600
 FINISH_SECONDS = 2 * 3600
 _QUOTED = 6
 """Lines of a failed run that are quoted; all of them are in its file."""
+# As refusal.py says it; and as pyinfra 3 heads an operation and ends one that failed on a node,
+# whose lines are "[node] words" (api/operations.py, api/util.py).
+_REFUSED = " is refused, "
+_OPERATION = "--> Starting operation: "
+_FAILED = "] Error: executed "
 
 
 @dataclass(frozen=True)
@@ -89,14 +95,44 @@ def _ended(process: Popen, seconds: float) -> int | None:
 
 
 def _last(path: Path, begin: int) -> str:
-    """Return what a run said at its end that tells why it failed."""
+    """Return what a run said that tells why it failed."""
     with path.open("rb") as file:
         file.seek(begin)
-        text = file.read().decode("utf-8", "replace")
+        return why(file.read().decode("utf-8", "replace"))
+
+
+def why(text: str) -> str:
+    """
+    Return the lines of a deploy's output that tell why it failed: what it was refused for, or else
+    what nodes said in the operation that failed first, each sentence once.
+    """
     lines = [printable(unstyle(line)).strip() for line in text.splitlines()]
     lines = [line for line in lines if line and set(line) - set("-=─ ")]
-    for mark in ("is refused", "rror:", "rror ", "No hosts remaining", "failed"):
+    for number, line in enumerate(lines):
+        if _REFUSED in line:
+            return "; ".join(lines[number : number + _QUOTED])
+    if found := _operation(lines):
+        return "; ".join(found[:_QUOTED])
+    for mark in ("rror:", "rror ", "No hosts remaining", "failed"):
         for number, line in enumerate(lines):
             if mark in line:
                 return "; ".join(lines[number : number + _QUOTED])
     return "; ".join(lines[-_QUOTED:]) or "it said nothing"
+
+
+def _operation(lines: list[str]) -> list[str]:
+    """Return what those nodes said that failed in the first operation that did."""
+    heads = [number for number, line in enumerate(lines) if line.startswith("--> ")]
+    for head, end in pairwise([*heads, len(lines)]):
+        if not lines[head].startswith(_OPERATION):
+            continue
+        part = lines[head + 1 : end]
+        failed = {line.partition(" ")[0] for line in part if _FAILED in line}
+        said: dict[str, str] = {}
+        for line in part:
+            node, _, words = line.partition(" ")
+            if node in failed and _FAILED not in line:
+                said.setdefault(words.strip(), line)
+        if failed:
+            return [lines[head].removeprefix(_OPERATION), *said.values()]
+    return []

@@ -1,0 +1,71 @@
+"""A deploy that fails within an upgrade is quoted by what tells why: pyinfra fails here itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpufleet.upgrade.deploying import why
+
+DEPLOY = """\
+from pyinfra.operations import server
+
+server.shell(name="first", commands=["true"])
+server.shell(
+    name="build release 0.32.0-ab",
+    commands=["echo what is tried; echo 'error: No space left on device (os error 28)' >&2; false"],
+)
+server.shell(name="never reached", commands=["echo what comes later"])
+"""
+
+
+def test_what_a_node_said_before_it_failed_is_quoted_with_its_operation(tmp_path: Path) -> None:
+    """pyinfra's own last lines are a table of counts."""
+    (tmp_path / "deploy.py").write_text(DEPLOY)
+    done = subprocess.run(
+        [sys.executable, "-m", "pyinfra", "-y", "@local", "deploy.py"],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+
+    found = why(done.stdout + done.stderr)
+    assert found.startswith("build release 0.32.0-ab")
+    assert "[@local] error: No space left on device (os error 28)" in found
+    assert "commands" not in found
+    assert "first" not in found
+    assert "never" not in found
+
+
+def test_a_sentence_that_all_nodes_say_is_quoted_once() -> None:
+    """Nodes answer in any order, each before pyinfra's own word about it."""
+    sentence = "serving.tiny.flags.enforce-eager: vLLM 0.32.6 has `--force-eager`"
+    lines = ["--> Starting operation: vLLM, prepared | accepts its flags "]
+    for node in ("gpu-02", "gpu-01"):
+        lines += [f"    [{node}] {sentence}", f"    [{node}] Error: executed 0 commands"]
+    lines += ["    [gpu-03] No changes", "", "--> Results:", "    Operation   Hosts   Error"]
+
+    said = f"vLLM, prepared | accepts its flags; [gpu-02] {sentence}"
+    assert why("\n".join(lines)) == said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "--> Loading\n--> this run is refused, 1 problem:\n    up.yml:7: no such lock\n",
+            "--> this run is refused, 1 problem:; up.yml:7: no such lock",
+        ),
+        ("[gpu-01] Could not connect (error: timed out)", "[gpu-01] Could not connect"),
+        ("", "it said nothing"),
+    ],
+)
+def test_refusals_and_whatever_else_ends_a_run_are_quoted(text: str, said: str) -> None:
+    assert why(text).startswith(said)
