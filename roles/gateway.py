@@ -53,8 +53,6 @@ HAPROXY = "/usr/sbin/haproxy"
 LOOK_SECONDS = 30
 # A reload takes a second; on a node that is busy, some.
 LOAD_SECONDS = 60
-# Between two gateways one that is stopped may finish what it has.
-PAIR_STOP_SECONDS = 660
 STOP_SECONDS = 30
 
 
@@ -142,7 +140,10 @@ def wishes(node: Watching) -> Wishes | None:
     wanted = node.settings.gateway
     if wanted is None:
         return None
-    if problems := [*fronting.problems(node.nodes, node.name)]:
+    if problems := [
+        *fronting.problems(node.nodes, node.name),
+        *virtual_address.problems(node.nodes, node.name),
+    ]:
         raise FleetError(*problems)
     for remark in scrape.unreachable(node.nodes, node.servers, node.name):
         logger.warning("%s%s", host.print_prefix, remark.replace("watched", "reached by clients"))
@@ -167,7 +168,7 @@ def wishes(node: Watching) -> Wishes | None:
         files,
         Converge(
             Wanted(
-                unit.file, Unit(UNIT, fingerprint=unit.fingerprint, stop_seconds=_stop(wanted) + 30)
+                unit.file, Unit(UNIT, fingerprint=unit.fingerprint, stop_seconds=STOP_SECONDS + 30)
             )
         ),
         Configured(
@@ -217,14 +218,10 @@ def _unit(wanted: Gateway) -> units.UnitFile:
         run=RUN,
         state=STATE,
         program=PROGRAM,
-        pair=wanted.virtual_address is not None,
-        stop_seconds=_stop(wanted),
+        gone=virtual_address.GONE if wanted.virtual_address else "",
+        stop_seconds=STOP_SECONDS,
         files=SOCKETS,
     )
-
-
-def _stop(wanted: Gateway) -> int:
-    return PAIR_STOP_SECONDS if wanted.virtual_address else STOP_SECONDS
 
 
 def _masked(node: Converge) -> bool:
@@ -240,7 +237,9 @@ def _shared(node: Watching, wanted: Gateway) -> Converge:
     text = virtual_address.keepalived(address, read["it"].strip())
     check = virtual_address.check(str(node.settings.exporters.listen or ""), wanted.metrics_port)
     override = units.drop_in(
-        "keepalived-gateway.conf.j2", virtual_address.UNIT, started_with={"": text + check}
+        "keepalived-gateway.conf.j2",
+        virtual_address.UNIT,
+        started_with={"configuration": virtual_address.slow_hash(text), "check": check},
     )
     return Converge(
         Wanted(

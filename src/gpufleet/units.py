@@ -465,6 +465,8 @@ def _render(
     templates: Path,
     **variables: Any,
 ) -> UnitFile:
+    if "" in started_with:
+        raise ValueError("the empty name is that of the text itself")
     source = _loader(templates).get_template(name)
     # Rendered twice: the fingerprint covers all of the text but itself.
     bare = source.render(unit=unit, started="", **variables)
