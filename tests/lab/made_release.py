@@ -56,7 +56,7 @@ WRONG = Change(
 SLOW = Change(
     CORE,
     b"outputs, model_executed = self.step_fn()",
-    b"outputs, model_executed = (time.sleep(0.15), self.step_fn())[1]",
+    b"outputs, model_executed = (time.sleep(0.2), self.step_fn())[1]",
 )
 _MORTAL = f"""\
             def _mortal():

@@ -204,9 +204,10 @@ class UpgradeFleet(Fleet):
         if made_release.ON_NODE not in links:
             self.declare(vllm={"find_links": [*links, made_release.ON_NODE]})
 
-    def bring(self, *versions: str) -> None:
+    def bring(self, *versions: str, refused: bool = False) -> None:
         """
-        Have all nodes hold releases before any test changes to them.
+        Have all nodes hold releases before any test changes to them; `refused`: whose parser says
+        no to what is declared, which it is asked once it is built.
 
         The first node builds each as any node does. The others get copies of its files, for what
         takes two cores minutes a node is proven by other tests. A release that is there stays.
@@ -216,7 +217,7 @@ class UpgradeFleet(Fleet):
         for version in versions:
             self.declare_release(version)
             run = self.pyinfra("-y", "--limit", first, deploy="deploys/prepare.py", seconds=1800)
-            assert run.status == 0, run.output
+            assert (run.status != 0) is refused, run.output
         built = self.lab.root(first) / RELEASES
         for release in (each for each in built.iterdir() if each.name.split("-")[0] in versions):
             for node in others:
@@ -337,6 +338,23 @@ class UpgradeFleet(Fleet):
         assert run.status == 0, run.output
         units = {name: nodes for name, nodes in run.changed.items() if "unit" in name.lower()}
         assert not units, units
+
+    def given_up(self) -> None:
+        """
+        Forget every upgrade that is not at its end, by force, and lift what it has marked.
+
+        For the tests that follow one that failed. The fleet may be anything between two releases.
+        """
+        journals = self.project / ".gpufleet/upgrades"
+        if journals.is_dir():
+            journals.rename(journals.with_name(f"given-up-{time.time():.0f}"))
+        change = "/var/lib/gpufleet/change"
+        for node in (*self.gpu_nodes, GATEWAY):
+            marks = f"{change}/lock.json {change}/cordon.json {change}/drained/*"
+            self.ssh(node, f"rm -f {marks}")
+        drained = "/var/lib/gpufleet/gateway/drained.json"
+        again = f"rm -f {drained} && systemctl restart gpufleet-gateway"
+        self.ssh(GATEWAY, f"if grep -q / {drained} 2>/dev/null; then {again}; fi")
 
     @contextmanager
     def load(self, name: str, rate: float = RATE) -> Iterator[Clients]:

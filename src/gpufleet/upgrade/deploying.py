@@ -112,7 +112,7 @@ def why(text: str) -> str:
         if _REFUSED in line:
             return "; ".join(lines[number : number + _QUOTED])
     if found := _operation(lines):
-        return "; ".join(found[:_QUOTED])
+        return "; ".join(found)
     for mark in ("rror:", "rror ", "No hosts remaining", "failed"):
         for number, line in enumerate(lines):
             if mark in line:
@@ -134,5 +134,7 @@ def _operation(lines: list[str]) -> list[str]:
             if node in failed and _FAILED not in line:
                 said.setdefault(words.strip(), line)
         if failed:
-            return [lines[head].removeprefix(_OPERATION), *said.values()]
+            # Programs say last why they give up: uv its causes, pip what it did not find.
+            last = list(said.values())[1 - _QUOTED :]
+            return [lines[head].removeprefix(_OPERATION), *last]
     return []
