@@ -25,6 +25,7 @@ import pytest
 
 from gpufleet.monitoring.metrics import gateway_metrics
 from gpufleet.monitoring.rules import gateway_rules
+from lab.power_on import MACHINE
 from tests import repository
 from tests.lab.bare_node import DCGM
 from tests.lab.upgrade_fleet import (
@@ -292,12 +293,12 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpgradeFleet]:
 
 
 def test_a_driver_is_upgraded_with_reboots_and_no_request_is_lost(bare: UpgradeFleet) -> None:
-    """Something else holds a device of each node, so the new driver needs a reboot."""
+    """The kernel itself uses a module, as for a console's picture: that takes a reboot."""
     boots = {}
     for node in bare.gpu_nodes:
         boots[node] = bare.ssh(node, "cat /proc/sys/kernel/random/boot_id")
-        holder = "systemd-run -q --unit=holder sh -c 'exec sleep infinity 3</dev/nvidiactl'"
-        bare.ssh(node, holder)
+        bare.ssh(node, f"echo 1 > {MACHINE}/sys/module/nvidia_uvm/refcnt")
+        assert bare.ssh(node, "cat /sys/module/nvidia_uvm/refcnt").strip() == "1"
     bare.declare_driver(DRIVERS[1], DCGM)
     with changing(bare, f"the driver's stand-in, {DRIVERS[0]} to {DRIVERS[1]}, with reboots"):
         done = bare.upgrade()
