@@ -42,7 +42,7 @@ ONCE_MORE = "the same command once more"
 RESUME = "`gpufleet upgrade --resume`"
 # A node that lost its power is off for so long.
 OFF_SECONDS = 45
-# The canary, then all that are left: what a fault meets does not depend on how many waves there are.
+# The canary, then all that are left: what a fault meets does not depend on the number of waves.
 RULES: dict[str, Any] = {"canary": 1, "waves": [3], "gates": dict(GATES)}
 # A server that takes 0.2 s a token gets few requests beside three quick ones: the gateway gives
 # each to the least busy.
