@@ -35,6 +35,7 @@ class Configured:
         directory: where its configuration lies; `files` are relative to it.
         check: the program that proves it, started in a directory with these files.
         watched: patterns, relative to the directory, of what it reads when it is told to.
+        seconds: how long `check` may take.
     """
 
     unit: str
@@ -45,6 +46,7 @@ class Configured:
     watched: tuple[str, ...]
     files: Mapping[str, bytes] = field(repr=False)
     secrets: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    seconds: int = PROOF_SECONDS
 
 
 @operation()
@@ -64,9 +66,9 @@ def _prove(state: State, host: Host, wanted: Configured) -> bool:  # noqa: ARG00
         files={path: _packed(content) for path, content in files.items()},
         argv=list(wanted.check),
         hidden=[_packed(content) for content in wanted.secrets.values()],
-        seconds=PROOF_SECONDS,
+        seconds=wanted.seconds,
     )
-    error = _asked(program, PROOF_SECONDS + 30, "the proof")["error"]
+    error = _asked(program, wanted.seconds + 30, "the proof")["error"]
     if error:
         logger.error("%s%s is refused, nothing was changed:", host.print_prefix, wanted.directory)
         for line in error.splitlines():

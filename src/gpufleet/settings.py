@@ -31,6 +31,7 @@ from gpufleet.checks.catalogue import CHECKS
 from gpufleet.gateway_settings import Balancer, Gateway, Golden, Upgrade
 from gpufleet.gpu_settings import Gpu, GpuLock
 from gpufleet.groups import suggestion
+from gpufleet.litellm_settings import Litellm
 from gpufleet.locked import KeyPath
 from gpufleet.mirror import mirrored, strangers
 from gpufleet.mirror_settings import Mirror
@@ -556,6 +557,9 @@ class NodeSettings(Setting):
     gateway: Annotated[
         Gateway | None, Field(description="null: clients do not come to this node")
     ] = None
+    litellm: Annotated[
+        Litellm | None, Field(description="null: no LiteLLM in front of the gateway on this node")
+    ] = None
     balancer: Annotated[
         Balancer | None, Field(description="A balancer of yours; null: our gateways, or none")
     ] = None
@@ -614,6 +618,8 @@ class NodeSettings(Setting):
         if self.gateway:
             found["gateway.port"] = self.gateway.port
             found["gateway.metrics_port"] = self.gateway.metrics_port
+        if self.litellm:
+            found["litellm.port"] = self.litellm.port
         return found
 
 

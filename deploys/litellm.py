@@ -1,0 +1,17 @@
+"""Have the nodes with `litellm` run the LiteLLM proxy: names, defaults and aliases of models.
+
+pyinfra inventories/prod.py deploys/litellm.py           # asks before it changes anything
+pyinfra --dry inventories/prod.py deploys/litellm.py     # only shows what would change
+
+Names are those of `serving`, whatever runs now: no other node is asked. Run it again when entries
+come or go. LiteLLM is restarted where something has changed: docs/litellm.md.
+"""
+
+from pyinfra import host
+
+from gpufleet import inventory
+from gpufleet.fleet import refusals
+from roles.litellm import proxy
+
+with refusals():
+    proxy(inventory.current().nodes, host.name)
