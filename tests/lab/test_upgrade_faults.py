@@ -156,7 +156,7 @@ def serving_on(fleet: UpgradeFleet, release: str) -> None:
 @pytest.mark.parametrize(
     ("fault", "version", "change", "found"),
     [
-        ("the new release does not start", "0.32.1", made_release.UNSTARTABLE, "tiny-0: failed"),
+        ("the new release does not start", "0.32.1", made_release.UNSTARTABLE, ": failed: "),
         ("the new release answers wrong", "0.32.2", made_release.WRONG, "golden did not pass"),
         ("the new release is slow", "0.32.3", made_release.SLOW, "traffic did not pass"),
     ],
