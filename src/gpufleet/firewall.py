@@ -27,6 +27,7 @@ from typing import Any, TypeAlias
 from gpufleet import ranks, units
 from gpufleet.cluster_ports import PORTS
 from gpufleet.errors import FleetError
+from gpufleet.litellm_settings import LOOPBACK
 from gpufleet.settings import Firewall, NodeSettings
 from gpufleet.stage import Running, Stage
 
@@ -257,13 +258,17 @@ def _serves(each: Running) -> bool:
 
 
 def _front(settings: NodeSettings) -> Iterator[Range]:
-    """Yield where a gateway's clients come in, unless `open` says who they are."""
+    """Yield where clients of a gateway and of LiteLLM come in, unless `open` says who they are."""
     wanted = settings.firewall or Firewall()
-    if settings.gateway and not any(
-        each.ports[0] <= settings.gateway.port <= each.ports[1] and each.protocol == "tcp"
-        for each in wanted.open
-    ):
-        yield (settings.gateway.port, settings.gateway.port)
+    ports = [settings.gateway.port] if settings.gateway else []
+    if settings.litellm and settings.litellm.listen not in LOOPBACK:
+        ports.append(settings.litellm.port)
+    for port in ports:
+        if not any(
+            each.ports[0] <= port <= each.ports[1] and each.protocol == "tcp"
+            for each in wanted.open
+        ):
+            yield (port, port)
 
 
 def _exporters(settings: NodeSettings) -> list[Range]:

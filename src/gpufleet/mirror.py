@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 if TYPE_CHECKING:
+    from gpufleet.litellm_settings import Litellm
     from gpufleet.mirror_settings import Mirror
     from gpufleet.monitoring_settings import Alertmanager, NodeExporter, Prometheus
     from gpufleet.settings import NodeSettings, Vllm
@@ -62,6 +63,9 @@ def mirrored(settings: NodeSettings) -> NodeSettings:
         )
     if settings.vllm:
         changed["vllm"] = settings.vllm.model_copy(update=_vllm(mirror, settings.vllm))
+    if settings.litellm:
+        wheels = _wheels(mirror, settings.litellm)
+        changed["litellm"] = settings.litellm.model_copy(update=wheels)
     changed["node_exporter"] = _program(mirror, settings.node_exporter)
     if (monitoring := settings.monitoring) is not None:
         servers: dict[str, Any] = {}
@@ -81,13 +85,17 @@ def _program(mirror: Mirror, wanted: _Program) -> _Program:
     return wanted.model_copy(update={"archive": wanted.archive.model_copy(update={"url": url})})
 
 
-def _vllm(mirror: Mirror, vllm: Vllm) -> dict[str, Any]:
-    changed: dict[str, Any] = {}
-    own = tuple(link for link in vllm.find_links if not _ADDRESS.match(link))  # folders of the node
+def _wheels(mirror: Mirror, wanted: Vllm | Litellm) -> dict[str, Any]:
+    own = tuple(each for each in wanted.find_links if not _ADDRESS.match(each))  # on the node
     if mirror.index_url:
-        changed |= {"index_url": mirror.index_url, "find_links": own, "no_index": False}
-    elif wheels := mirror.wheels or (mirror.url and f"{mirror.url}/{WHEELS}"):
-        changed |= {"index_url": None, "find_links": (*own, wheels), "no_index": True}
+        return {"index_url": mirror.index_url, "find_links": own, "no_index": False}
+    if wheels := mirror.wheels or (mirror.url and f"{mirror.url}/{WHEELS}"):
+        return {"index_url": None, "find_links": (*own, wheels), "no_index": True}
+    return {}
+
+
+def _vllm(mirror: Mirror, vllm: Vllm) -> dict[str, Any]:
+    changed = _wheels(mirror, vllm)
     if models := mirror.models or (mirror.url and f"{mirror.url}/{HUB}"):
         changed["hf_endpoint"] = models
     return changed
@@ -122,9 +130,11 @@ def strangers(settings: NodeSettings) -> Iterator[tuple[tuple[str | int, ...], s
                     f"`offline` is true: {_remedy(path)}",
                 )
     vllm = settings.vllm
-    if vllm and not (vllm.no_index or vllm.index_url):
+    for key, wanted in (("vllm", vllm), ("litellm", settings.litellm)):
+        if wanted is None or wanted.no_index or wanted.index_url:
+            continue
         yield (
-            ("vllm",),
+            (key,),
             "takes wheels from PyPI, and `offline` is true: set `mirror.url`, "
             "`mirror.wheels` or `mirror.index_url`",
         )

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from gpufleet import litellm, release
+from gpufleet import firewall, litellm, release
+from gpufleet.bare_node import System
+from gpufleet.bundle.needs import NodeNeeds, needs
 from gpufleet.litellm import Upstream
 from gpufleet.litellm_settings import COMPROMISED, Litellm
 from gpufleet.settings import Mistake, node_settings
@@ -243,3 +245,33 @@ def test_what_starts_it_runs_on_every_python_that_litellm_does() -> None:
     tree = ast.parse((ROOT / "templates/litellm-serve.py").read_text(), feature_version=(3, 10))
     above = [each for each in tree.body if isinstance(each, ast.Import | ast.ImportFrom)]
     assert not re.search("litellm|uvicorn", " ".join(map(ast.unparse, above)))
+
+
+def test_its_wheels_come_from_the_mirror_and_go_into_a_bundle() -> None:
+    """As vLLM's do: by one address, and never from PyPI where a node is offline."""
+    mirror = {"mirror": {"url": "http://mirror.lan:8081"}, "offline": True}
+    written = {"gpu_node": False, "litellm": BASE}
+    found = node_settings({**written, **mirror}).litellm
+    assert found
+    assert (found.find_links, found.no_index) == (
+        ("http://mirror.lan:8081/wheels/index.html",),
+        True,
+    )
+    alone = {"mirror": {"models": "http://mirror.lan:8081/hub"}, "offline": True}
+    with pytest.raises(Mistake, match="litellm: takes wheels from PyPI"):
+        node_settings({**written, **alone})
+
+    node = NodeNeeds(
+        "gw-01", node_settings(written), System("debian", "12", "x86_64"), "3.11.2", ()
+    )
+    locks = needs([node], "https://index.example.net/simple", kinds=("wheels",)).locks
+    assert [each.path for each in locks] == [str(LOCK), "locks/uv.txt"]
+
+
+def test_a_firewall_lets_its_clients_in_where_it_listens_for_others() -> None:
+    def opened(**wanted: Any) -> bool:
+        told = {"litellm": {**BASE, **wanted}, "firewall": {"policy": "drop"}}
+        return bool(re.search(r"\b4000\b", firewall.rules([], node_settings(told))))
+
+    assert not opened()
+    assert opened(listen="192.0.2.9", allow_plain_http=True)

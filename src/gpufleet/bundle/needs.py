@@ -138,11 +138,13 @@ def _packages(node: NodeNeeds) -> Packages:
 
 
 def _locks(node: NodeNeeds, index_url: str) -> Iterator[Locked]:
-    if vllm := node.settings.vllm:
+    for wanted in (node.settings.vllm, node.settings.litellm):
+        if wanted is None:
+            continue
         target = _target(node)
-        index = None if vllm.no_index else vllm.index_url or index_url
-        for path in (vllm.lock, vllm.uv_lock):
-            yield Locked(path, target, index, vllm.find_links)
+        index = None if wanted.no_index else wanted.index_url or index_url
+        for path in (wanted.lock, wanted.uv_lock):
+            yield Locked(path, target, index, wanted.find_links)
 
 
 def _models(settings: NodeSettings) -> Iterator[Model]:
