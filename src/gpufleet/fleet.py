@@ -181,24 +181,28 @@ def has_gateways() -> bool:
     return any(each.settings.gateway for each in inventory.current().nodes.values())
 
 
-def _some_front(state: State) -> None:
-    declared = inventory.current().nodes
-    asked = [each.name for each in state.inventory if state.is_host_in_limit(each)]
-    if not any(declared[name].settings.gateway for name in asked):
-        raise FleetError(
-            "no node of this run is a gateway: write `gateway` into the variables of a node that "
-            "is to be one, and, if it has no GPUs, `gpu_node: false`: docs/gateway.md"
-        )
+def _some_have(setting: str, otherwise: str) -> Callable[[State], None]:
+    """Return what raises `FleetError` when none of the nodes that a run is about has a setting."""
+
+    def look(state: State) -> None:
+        declared = inventory.current().nodes
+        asked = [each.name for each in state.inventory if state.is_host_in_limit(each)]
+        if not any(getattr(declared[name].settings, setting) for name in asked):
+            raise FleetError(otherwise)
+
+    return look
 
 
-def _some_watch(state: State) -> None:
-    declared = inventory.current().nodes
-    asked = [each.name for each in state.inventory if state.is_host_in_limit(each)]
-    if not any(declared[name].settings.monitoring for name in asked):
-        raise FleetError(
-            "no node of this run watches the fleet: write `monitoring: {}` and, if it has no GPUs, "
-            "`gpu_node: false` into the group_vars of a node that is to: docs/monitoring.md"
-        )
+_some_front = _some_have(
+    "gateway",
+    "no node of this run is a gateway: write `gateway` into the variables of a node that is to be "
+    "one, and, if it has no GPUs, `gpu_node: false`: docs/gateway.md",
+)
+_some_watch = _some_have(
+    "monitoring",
+    "no node of this run watches the fleet: write `monitoring: {}` and, if it has no GPUs, "
+    "`gpu_node: false` into the group_vars of a node that is to: docs/monitoring.md",
+)
 
 
 def _found(state: State) -> Watched:

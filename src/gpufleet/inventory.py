@@ -232,7 +232,8 @@ def _fleet(
     if problems:  # checking what could be read would only add mistakes that are none
         raise FleetError(*problems)
     known = {"group_vars": ("all", *stem, *nested.members), "host_vars": names}
-    nodes = nodevars.check(merged, {name: (*stem, *nested.of(name)) for name in names})
+    checked = nodevars.check(merged, {name: (*stem, *nested.of(name)) for name in names})
+    nodes = {name: each.from_root(root) for name, each in checked.items()}
     judged = lock_check.found(nodes, today=dt.date.today())  # noqa: DTZ011  # the operator's day
     if judged.problems:
         raise FleetError(*judged.problems)

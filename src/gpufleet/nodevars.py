@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import UnionType
@@ -48,6 +48,8 @@ PASSWORDS: Mapping[str, str] = {
 _SSH: Mapping[str, Any] = get_type_hints(ConnectorData)
 _ARGUMENTS = {name: kind for name, kind in all_global_arguments() if name.startswith("_")}
 _LOCAL_PATHS = ("ssh_config_file", "ssh_key", "ssh_known_hosts_file")
+# Of the setting `vllm`.
+_VLLM_FILES = ("lock", "uv_lock", "api_key_file", "cluster_key_file", "hf_token_file")
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,24 @@ class NodeVars:
             return None
         _, origin = self.variables[str(source[0])]
         return origin.at(*source[1:])
+
+    def from_root(self, root: Path) -> NodeVars:
+        """
+        Return the same with the files that `vllm` names found from the project's root.
+
+        Wherever the command was typed. One that is not there stays as it was written: whoever reads
+        it says what is wrong.
+        """
+        vllm = self.settings.vllm
+        if vllm is None or root == Path.cwd():
+            return self
+        there = {
+            key: str(root / path)
+            for key in _VLLM_FILES
+            if (path := getattr(vllm, key)) and (root / path).is_file()
+        }
+        found = vllm.model_copy(update=there)
+        return replace(self, settings=self.settings.model_copy(update={"vllm": found}))
 
     def for_pyinfra(self, root: Path) -> dict[str, Any]:
         """Return the values with the operator's own files named so that any directory will do."""

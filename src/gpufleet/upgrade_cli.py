@@ -529,10 +529,7 @@ def _report(
     from gpufleet.upgrade.report import report
 
     there = _folder(read(inventory_file), folder)
-    every = journal.all_in(there)
-    if wanted == "last" and not every:
-        raise FleetError(f"{there}: there was no upgrade yet")
-    path = every[-1] if wanted == "last" else journal.find(there, wanted)
+    path = _last(there, inventory_file) if wanted == "last" else journal.find(there, wanted)
     found = report(journal.read(path))
     if html:
         try:
@@ -544,6 +541,33 @@ def _report(
     elif not html:
         show.display(report_text.text(found))
     return 0
+
+
+def _last(folder: Path, inventory_file: str) -> Path:
+    """Return the newest journal of an inventory. Raises `FleetError` if there is none."""
+    from gpufleet.ranges import listed
+    from gpufleet.upgrade import journal
+
+    every = journal.all_in(folder)
+    if not every:
+        raise FleetError(f"{folder}: there was no upgrade yet")
+    mine = Path(inventory_file).resolve()
+    problems: list[str] = []
+    for path in reversed(every):
+        try:
+            state = journal.fold(journal.read(path))
+        except FleetError as error:
+            problems += error.problems
+            continue
+        if Path(state.inventory).resolve() == mine:
+            if problems:  # it may have been a newer one
+                click.echo(f"note: {printable('; '.join(problems))}", err=True)
+            return path
+    raise FleetError(
+        *problems,
+        f"{folder}: there was no upgrade of {inventory_file} yet; of other inventories (or of this "
+        f"one elsewhere): {listed([each.stem for each in every[-4:]])}: name one by --report ID",
+    )
 
 
 def _wanted(  # noqa: PLR0917  # each is an option of both commands

@@ -53,7 +53,7 @@ class Server(BaseHTTPRequestHandler):
             self.say(401, "{}")
         elif self.style == "ill":
             self.say(500, json.dumps({"error": {"message": f"the engine died, key {KEY}"}}))
-        elif self.style == "hangs":
+        elif self.style == "hangs" or (self.style == "hung" and len(self.asked) == 2):
             time.sleep(5)
         else:
             self.say(200, json.dumps({"choices": [self.choice(body)]}))
@@ -61,7 +61,7 @@ class Server(BaseHTTPRequestHandler):
     def choice(self, body: dict[str, Any]) -> dict[str, Any]:
         tokens = list(range(body["max_tokens"]))
         choice: dict[str, Any] = {"text": body["prompt"][::-1], "logprobs": None}
-        if self.style == "new" and body.get("return_token_ids"):
+        if self.style in {"new", "hung"} and body.get("return_token_ids"):
             choice["token_ids"] = tokens
         if self.style == "old" and body.get("logprobs"):
             assert body["return_tokens_as_token_ids"]
@@ -181,15 +181,29 @@ def test_an_error_is_told_without_the_key(look: Look, monkeypatch: pytest.Monkey
     assert "the engine died" in answer.error
 
 
-def test_a_server_that_hangs_is_asked_once_and_has_a_deadline(
-    look: Look, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("times", "asked"), [(1, 1), (2, 2)])
+def test_a_server_that_hangs_is_not_asked_further_and_has_a_deadline(
+    look: Look, monkeypatch: pytest.MonkeyPatch, times: int, asked: int
 ) -> None:
+    """Before a change once more, for there would be nothing to compare with; after it never."""
     monkeypatch.setattr(Server, "style", "hangs")
-    answers = look(times=2, prompt_seconds=0.5).answers["llama-0"]
+    answers = look(times=times, prompt_seconds=0.5).answers["llama-0"]
 
     assert all("timed out" in each.error for said in answers.values() for each in said)
-    assert [len(said) for said in answers.values()] == [2, 2]
-    assert len(Server.asked) == 1
+    assert [len(said) for said in answers.values()] == [times, times]
+    assert len(Server.asked) == asked
+
+
+@pytest.mark.parametrize(("times", "errors"), [(1, [False, True]), (2, [False] * 4)])
+def test_one_answer_that_did_not_come_costs_no_baseline(
+    look: Look, monkeypatch: pytest.MonkeyPatch, times: int, errors: list[bool]
+) -> None:
+    """The second prompt hangs once; what came instead is said to each question in its place."""
+    monkeypatch.setattr(Server, "style", "hung")
+    answers = look(times=times, prompt_seconds=0.5).answers["llama-0"]
+
+    assert [bool(each.error) for said in answers.values() for each in said] == errors
+    assert answers[PROMPTS[0]][0].text == PROMPTS[0][::-1]
 
 
 def test_a_replica_without_a_unit_is_not_known(look: Look) -> None:

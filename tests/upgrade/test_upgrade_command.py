@@ -82,3 +82,18 @@ def test_a_report_needs_an_upgrade(inventory: Path) -> None:
 
     assert status == 2
     assert ".gpufleet/upgrades: there was no upgrade yet" in said
+
+
+def test_the_last_report_is_that_of_the_same_inventory(inventory: Path) -> None:
+    """A project has several: the newest journal may be of another fleet."""
+    newer = UPGRADE.replace("2026", "2027")
+    for upgrade, about in ((UPGRADE, "prod.py"), (newer, "test.py")):
+        with Journal.begin(inventory.parents[1] / FOLDER, upgrade) as journal:
+            journal.append("started", id=upgrade, inventory=str(inventory.with_name(about)))
+    (inventory.with_name("lab.py")).write_text(INVENTORY)
+
+    assert UPGRADE in gpufleet("upgrade", inventory, "--report", "last", "--json")[1]
+    status, said = gpufleet("upgrade", inventory.with_name("lab.py"), "--report", "last")
+    assert status == 2
+    assert "lab.py yet; of other inventories" in said
+    assert f"{UPGRADE}, {newer}: name one by --report ID" in said

@@ -139,3 +139,22 @@ def test_a_line_that_somebody_has_changed_meanwhile_stays(project: Path) -> None
     with pytest.raises(FleetError, match=r"gpu.yml:3: is not `version: 0.31.1` any more"):
         vllm_version.write_down(project, edits)
     assert path.read_text() == before
+
+
+def test_a_lock_is_found_from_the_project_wherever_the_command_is_typed(
+    project: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what is written for another version is what stood there: a path from the project."""
+    (project / "group_vars/gpu.yml").write_text(GPU.format(locks="locks"))
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    declared = read(project)
+
+    vllm = declared.nodes["gpu-01"].settings.vllm
+    assert vllm is not None
+    assert vllm.lock == str(project / "locks/vllm-0.31.1.txt")
+    # One that is not in the project stays as it was written: its reader names it.
+    assert vllm.uv_lock == "locks/uv.txt"
+    edits = vllm_version.edits(declared, "0.32.0")
+    assert edits[1].after == "locks/vllm-0.32.0.txt"
+    monkeypatch.chdir(project)
+    assert read(project).nodes["gpu-01"].settings.vllm.lock == "locks/vllm-0.31.1.txt"  # type: ignore[union-attr]

@@ -1,8 +1,9 @@
 """RUNS ON THE NODE: what replicas here answer to prompts and have counted, and what fires.
 
 Takes (JSON header `PARAMETERS`):
-  replicas      [{replica, prompts, max_tokens, times, seconds}]: each prompt is put `times` times
-                to each server of the replica's unit here; all of it takes at most `seconds`
+  replicas      [{replica, prompts, max_tokens, times, seconds, again}]: each prompt is put `times`
+                times to each server of the replica's unit here; all of it takes at most `seconds`.
+                With `again` the first one that a server does not answer is put once more
   seconds       deadline of one prompt
   families      beginnings of the names of metrics to bring back
   alertmanager  address of the Alertmanager here; null: none is asked
@@ -11,7 +12,8 @@ Prints one JSON document {"schema": 1, "replicas": {id: ...}, "alerts": ...}. Of
                 none for a rank that has no server
 or {"missing": reason}. An answer is {"text", "tokens", "error"}: `tokens` are their numbers in the
 vocabulary, null where the release does not tell them; `error` is why there is no answer.
-  alerts        {"error": null or a sentence, "alerts": [{labels, annotations, startsAt, status}]},
+  alerts        {"error": null or a sentence, "at": this node's clock in seconds since 1970,
+                "alerts": [{labels, annotations, startsAt, status}]},
                 also those that are silenced; null
 
 Where a replica answers, under which name and with which key, is read from its unit: it is what runs
@@ -23,6 +25,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from functools import partial
 from typing import Any
 
@@ -94,12 +97,16 @@ def golden(url: str, name: str, key: str | None, asked: dict[str, Any]) -> list[
     """
     found: list[list[Any]] = [[] for _ in asked["prompts"]]
     dead = None
+    again = asked.get("again", False)
     for _ in range(asked["times"]):
         for at, prompt in enumerate(asked["prompts"]):
             if dead is not None:
                 found[at].append({**NO_ANSWER, "error": dead})
                 continue
             said, dead = answer(url, key, question(name, prompt, asked["max_tokens"]))
+            if dead is not None and again:
+                again = False
+                said, dead = answer(url, key, question(name, prompt, asked["max_tokens"]))
             found[at].append(said)
     return found
 
@@ -175,6 +182,7 @@ def alerts(url: str) -> dict[str, Any]:
     kept = ("labels", "startsAt", "status")
     return {
         "error": None,
+        "at": time.time(),
         "alerts": [
             {
                 **{name: each.get(name) for name in kept},

@@ -237,11 +237,14 @@ class Alerts:
     alerts: tuple[Alert, ...] = ()
     problems: tuple[str, ...] = ()
     """A sentence for each that did not answer."""
+    at: float | None = None
+    """When they were asked, in seconds since 1970 by their own clocks: the earliest."""
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values for `json.dumps`."""
         return {
             "asked": list(self.asked),
+            "at": self.at,
             "alerts": [each.as_json() for each in self.alerts],
             "problems": list(self.problems),
         }
@@ -253,6 +256,7 @@ class Alerts:
             tuple(said["asked"]),
             tuple(map(Alert.from_json, said["alerts"])),
             tuple(said["problems"]),
+            said.get("at"),
         )
 
 
@@ -343,6 +347,9 @@ def program(
             "max_tokens": each.golden.max_tokens if each.golden else 0,
             "times": each.times,
             "seconds": _seconds(each),
+            # Of what was before there is one look: without an answer nothing could be compared
+            # later. Of what came an answer that did not come says enough.
+            "again": each.times > 1,
         }
         for each in questions
         if node in each.nodes
@@ -608,6 +615,7 @@ def _alerts(
 ) -> Alerts:
     alerts: dict[tuple[tuple[str, str], ...], Alert] = {}
     problems = []
+    asked_at = []
     for home in sorted(homes):
         document = said.get(home, "was not asked")
         try:
@@ -617,11 +625,18 @@ def _alerts(
             ):
                 if alert := _alert(each, ours):
                     alerts.setdefault(alert.labels, alert)
+            if not problem and not isinstance(document, str):
+                asked_at.append(float(document["alerts"]["at"]))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             problem = f"its answer makes no sense ({type(error).__name__}: {error})"
         if problem:
             problems.append(f"{home}: Alertmanager did not say what fires: {problem}")
-    return Alerts(tuple(sorted(homes)), tuple(alerts.values()), tuple(problems))
+    return Alerts(
+        tuple(sorted(homes)),
+        tuple(alerts.values()),
+        tuple(problems),
+        min(asked_at, default=None),
+    )
 
 
 def _alert(each: Mapping[str, Any], ours: Collection[str]) -> Alert | None:

@@ -80,6 +80,9 @@ def edits(declared: Fleet, version: str, nodes: Collection[str] = ()) -> tuple[E
         vllm = each.settings.vllm
         if vllm is None or vllm.version == version:
             continue
+        # As it is written: what was read of it may begin at the project's root.
+        written = each.values.get("vllm", {}).get("lock", vllm.lock)
+        vllm = vllm.model_copy(update={"lock": written})
         for key, before, after in (
             ("version", vllm.version, version),
             ("lock", vllm.lock, _lock(vllm, version)),
@@ -91,7 +94,7 @@ def edits(declared: Fleet, version: str, nodes: Collection[str] = ()) -> tuple[E
                 continue
             found[edit.file, edit.line] = edit
         lock = _lock(vllm, version)
-        if lock is not None and not Path(lock).is_file():
+        if lock is not None and not (declared.root / lock).is_file():
             problems.append(
                 f"{lock}: is not there: make it with `uv pip compile --generate-hashes` "
                 f"(locks/README.md); {name} would be built of it"
