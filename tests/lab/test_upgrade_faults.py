@@ -133,7 +133,7 @@ def stands(fleet: UpgradeFleet) -> str:
 
 
 _WHEN = re.compile(r"^(?:\d+ (?:h|min|s) +)+(?:wave \d+ of \d+ +)?")
-_TELLS = re.compile(r"^error: |\b(failed|stuck|stopped|paused|returned|finished|did not pass)\b")
+_TELLS = re.compile(r"^(error|stopped|paused|finished|(\S+: )?stuck|Interrupted): ")
 
 
 def last_words(output: str, lines: int = 3) -> str:
