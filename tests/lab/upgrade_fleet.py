@@ -86,6 +86,8 @@ class UpgradeFleet(Fleet):
     wanted: dict[str, Any] = field(default_factory=dict)
     begun: float = 0.0
     """When the last command was begun, as time.time()."""
+    running: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    """The last command that was begun."""
 
     @property
     def inventory(self) -> str:
@@ -253,7 +255,7 @@ class UpgradeFleet(Fleet):
         gpufleet = str(Path(sys.executable).with_name("gpufleet"))
         self.begun = time.time()
         with self.log.open("wb") as output:
-            return subprocess.Popen(
+            self.running = subprocess.Popen(
                 [gpufleet, verb, self.inventory, "--yes", *arguments],
                 cwd=ROOT,
                 env=self.env(),
@@ -264,6 +266,7 @@ class UpgradeFleet(Fleet):
                 # A shell that runs the tests in the background has them ignore Ctrl-C.
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
             )
+        return self.running
 
     def said(self) -> str:
         """Return what the last command printed, without colours."""
@@ -348,6 +351,9 @@ class UpgradeFleet(Fleet):
 
         For the tests that follow one that failed. The fleet may be anything between two releases.
         """
+        if self.running and self.running.poll() is None:
+            os.killpg(self.running.pid, signal.SIGKILL)
+            self.running.wait(timeout=30)
         journals = self.project / ".gpufleet/upgrades"
         if journals.is_dir():
             journals.rename(journals.with_name(f"given-up-{time.time():.0f}"))
