@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import math
 import subprocess
@@ -18,6 +19,8 @@ from hypothesis import strategies as st
 from gpufleet.checks.finding import Finding, GpuId, Severity
 from gpufleet.checks.finding import Report as CheckReport
 from gpufleet.gateway_settings import Gates
+from gpufleet.monitoring import rule_files
+from gpufleet.monitoring_settings import AlertChange
 from gpufleet.upgrade import baseline, gates
 from gpufleet.upgrade.baseline import (
     ITL,
@@ -485,6 +488,37 @@ def test_alerts_about_the_nodes_that_did_not_fire_before_stop(
     assert gates.alerts(before, after, {"gpu-01"}).passed is passed
 
 
+@pytest.mark.parametrize(
+    ("since", "holds", "passed"),
+    [
+        ("2026-11-22T17:46:44.158Z", {"UnitFailed": 300}, True),  # so since 17:41:44
+        ("2026-11-22T17:46:44.158Z", {"UnitFailed": 60}, False),
+        ("2026-11-22T17:46:44.158Z", {"Other": 300}, False),
+        ("2026-11-22T17:46:44.158Z", None, False),
+        ("", {"UnitFailed": 300}, False),
+        ("2026-11-22T17:46:44.158", {"UnitFailed": 300}, False),
+    ],
+)
+def test_an_alert_that_was_pending_before_the_change_is_not_of_the_change(
+    since: str, holds: dict[str, float] | None, passed: bool
+) -> None:
+    """It fires when its reason has held for a while: only for alerts of ours is known how long."""
+    first = dt.datetime(2026, 11, 22, 17, 45, 10, tzinfo=dt.UTC).timestamp()
+    fires = replace(alert("UnitFailed"), since=since)
+    found = gates.alerts(Alerts(HOMES, at=first), Alerts(HOMES, (fires,)), {"gpu-01"}, holds)
+
+    assert found.passed is passed
+    assert any("its reason is older than the change" in each for each in found.reasons) is passed
+
+
+def test_how_long_a_reason_has_held_is_as_the_operator_has_it() -> None:
+    """Of several monitoring nodes the shortest time counts: its alert comes first."""
+    shipped = rule_files.holds()
+    assert shipped["UnitFailed"] == 300
+    changed = [{"UnitFailed": AlertChange(for_seconds=30)}, {"UnitFailed": AlertChange()}]
+    assert rule_files.holds(changed) == shipped | {"UnitFailed": 30}
+
+
 # -- together, and kept ----------------------------------------------------------------------------
 
 
@@ -516,7 +550,7 @@ def test_what_a_journal_keeps_judges_as_what_was_seen() -> None:
                 "reading": reading.as_json(),
                 "traffic": did().as_json(),
                 "answers": baseline.answers_as_json(STABLE),
-                "alerts": Alerts(HOMES, (alert(),)).as_json(),
+                "alerts": Alerts(HOMES, (alert(),), at=5.5).as_json(),
                 "findings": checked(finding(Severity.BLOCK)).as_json(),
                 "verdict": Verdict(None, ("why",), {"x": 1.5}).as_json(),
             },
@@ -527,7 +561,7 @@ def test_what_a_journal_keeps_judges_as_what_was_seen() -> None:
     assert Reading.from_json(kept["reading"]) == reading
     assert Traffic.from_json(kept["traffic"]) == did()
     assert baseline.answers_from_json(kept["answers"]) == STABLE
-    assert Alerts.from_json(kept["alerts"]) == Alerts(HOMES, (alert(),))
+    assert Alerts.from_json(kept["alerts"]) == Alerts(HOMES, (alert(),), at=5.5)
     assert Findings.from_json(kept["findings"]) == checked(finding(Severity.BLOCK))
     assert Verdict.from_json(kept["verdict"]) == Verdict(None, ("why",), {"x": 1.5})
 

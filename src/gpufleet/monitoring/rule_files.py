@@ -64,6 +64,22 @@ def groups(objectives: Mapping[str, Objectives]) -> tuple[Rules, ...]:
     )
 
 
+def holds(changes: Iterable[Mapping[str, AlertChange]] = ()) -> dict[str, int]:
+    """
+    Return for each alert how many seconds its expression has held when it fires.
+
+    `changes` is `monitoring.alerts` of each monitoring node; of several the shortest counts.
+    """
+    found = {}
+    for alert in (alert for group in groups(_ALL_OBJECTIVES) for alert in group.alerts):
+        changed = [each[alert.name].for_seconds for each in changes if alert.name in each]
+        found[alert.name] = min(
+            (alert.for_seconds if seconds is None else seconds for seconds in changed),
+            default=alert.for_seconds,
+        )
+    return found
+
+
 def rule_files(declared: Declared) -> dict[str, str]:
     """
     Return `{"gpu.rules.yml": text, ...}`; a group without rules has no file.

@@ -20,6 +20,7 @@ from gpufleet.assessment import Assessment
 from gpufleet.errors import FleetError
 from gpufleet.gateway_settings import Golden, Upgrade
 from gpufleet.inventory import Fleet
+from gpufleet.monitoring import rule_files
 from gpufleet.settings import Served
 from gpufleet.upgrade import balancing, baseline, capacity, gates, looking, node_change, quieting
 from gpufleet.upgrade.asking import Nodes
@@ -444,7 +445,9 @@ class Acting:
         if self.rules.gates.alerts:
             alerts = Alerts.from_json(before["alerts"])
             now = Alerts.from_json(soaked["alerts"])
-            verdicts.append(gates.alerts(alerts, now, group.nodes))
+            watching = [each.settings.monitoring for each in self.declared.nodes.values()]
+            holds = rule_files.holds([each.alerts for each in watching if each])
+            verdicts.append(gates.alerts(alerts, now, group.nodes, holds))
         if self.rules.gates.findings:
             verdicts.append(self._findings(group, Findings.from_json(before["findings"])))
         return gates.united(verdicts)

@@ -7,6 +7,7 @@ only a person may take it for one. What could not be judged for a reason that is
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -384,9 +385,14 @@ def findings(before: Findings, after: Findings) -> Verdict:
     return case.verdict
 
 
-def alerts(before: Alerts, after: Alerts, nodes: Collection[str]) -> Verdict:
+def alerts(
+    before: Alerts, after: Alerts, nodes: Collection[str], holds: Mapping[str, float] | None = None
+) -> Verdict:
     """
     Say whether nothing fires about `nodes` that did not fire before.
+
+    `holds` has for names of alerts how many seconds their reason has held when they fire. One whose
+    reason is older than the first look was pending then: the change has not brought it.
 
     Where nobody watches, there is nothing to ask; an Alertmanager that is declared and does not
     answer, before or after, is not known.
@@ -401,7 +407,23 @@ def alerts(before: Alerts, after: Alerts, nodes: Collection[str]) -> Verdict:
         case.unknown.append(f"{', '.join(missing)}: was not asked before the change")
     old = {each.labels for each in before.alerts}
     for each in after.alerts:
-        if each.node in nodes and each.labels not in old:
-            said = f": {each.summary}" if each.summary else ""
-            case.against.append(f"{each.node}: the alert {each.name} fires, and not before{said}")
+        if each.node not in nodes or each.labels in old:
+            continue
+        what = f"{each.node}: the alert {each.name} fires, and not before"
+        said = f": {each.summary}" if each.summary else ""
+        held = (holds or {}).get(each.name)
+        began = _epoch(each.since) - held if held is not None else math.nan
+        if before.at is not None and began < before.at:
+            case.remarks.append(f"{what}; its reason is older than the change{said}")
+        else:
+            case.against.append(what + said)
     return case.verdict
+
+
+def _epoch(moment: str) -> float:
+    """Return an ISO 8601 moment in seconds since 1970; not a number: it is none."""
+    try:
+        found = dt.datetime.fromisoformat(moment)
+    except ValueError:
+        return math.nan
+    return found.timestamp() if found.tzinfo else math.nan
