@@ -43,10 +43,11 @@ RESUME = "`gpufleet upgrade --resume`"
 # A node that lost its power is off for so long.
 OFF_SECONDS = 45
 # The canary, then all that are left: what a fault meets does not depend on the number of waves.
-RULES: dict[str, Any] = {"canary": 1, "waves": [3], "gates": dict(GATES)}
+SHORT = {"soak_seconds": 15, "baseline_seconds": 15, "latency_least_requests": 8}
+RULES: dict[str, Any] = {"canary": 1, "waves": [3], "gates": {**GATES, **SHORT}}
 # A server that takes 0.2 s a token gets few requests beside three quick ones: the gateway gives
 # each to the least busy.
-SLOW_GATES = {"latency_ratio": 2.0, "latency_least_requests": 3}
+SLOW_GATES = {"soak_seconds": 30, "latency_ratio": 2.0, "latency_least_requests": 3}
 
 
 @dataclass
