@@ -131,6 +131,10 @@ class GatewayState:
     """Of the servers that were named, those that its configuration does not have."""
     configured: Mapping[str, tuple[str, int]] = field(default_factory=dict, hash=False)
     """Address and port of each server in its configuration, by `server_name`."""
+    models: tuple[str, ...] = ()
+    """Its backends."""
+    keys: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """SHA-256 of the key that it sends to a model's servers; of those that get none, nothing."""
 
 
 def server_name(server: Server) -> str:
@@ -160,6 +164,8 @@ def read(said: Mapping[str, Any] | str) -> GatewayState:
         drained=tuple(said["drained"]),
         unknown=tuple(said["unknown"]),
         configured={name: (place[0], place[1]) for name, place in said["configured"].items()},
+        models=tuple(said["models"]),
+        keys=dict(said["keys"]),
     )
 
 

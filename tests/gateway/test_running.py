@@ -440,3 +440,17 @@ def test_a_session_stays_with_its_server(tmp_path: Path, servers: tuple[Vllm, Vl
         assert set.union(*(served_by(each) for each in range(8))) == {servers[1].port}
         gateway.state("ready", FIRST)
         assert [served_by(session) for session in range(8)] == found
+
+
+def test_it_says_which_key_it_sends_without_saying_it(tmp_path: Path) -> None:
+    vllm, open_one = Vllm(key="of-vllm"), Vllm(model="open")
+    backends = backend("tiny", vllm, key="of-vllm"), backend("open", open_one)
+    with running(tmp_path, *backends) as gateway:
+        until(lambda: gateway.status("tiny/gpu-01.tiny-0") == "UP", "its key is taken")
+        state = gateway.state()
+    for each in (vllm, open_one):
+        each.stop()
+
+    assert sorted(state.models) == ["open", "tiny"]
+    assert state.keys == {"tiny": hashlib.sha256(b"of-vllm").hexdigest()}
+    assert "of-vllm" not in repr(state)

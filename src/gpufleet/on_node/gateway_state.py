@@ -11,7 +11,8 @@ Takes (`PARAMETERS`):
 Prints one JSON document {"schema": 1, "error": null or a sentence, "runs": bool,
 "fingerprint": of what HAProxy has loaded, "servers": [{backend, server, status, sessions, queued,
 drained}], "drained": [those kept drained], "unknown": [named, and not in the configuration],
-"configured": {server: [address, port]}}.
+"configured": {server: [address, port]}, "models": [backends], "keys": {backend: SHA-256 of the key
+that its servers are sent}}. No key leaves the node.
 
 Installed as a program it is started by the gateway's unit: `gateway-state start HOME RUN STATE`
 before HAProxy, `gateway-state reload ...` before each reload; it never fails them.
@@ -27,6 +28,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -81,6 +83,8 @@ def main() -> None:
         "drained": [],
         "unknown": [],
         "configured": {},
+        "models": [],
+        "keys": {},
     }  # type: dict[str, Any]
     try:
         document.update(done(PARAMETERS["do"], PARAMETERS.get("servers", [])))
@@ -277,12 +281,39 @@ def configured() -> "dict[str, tuple[str, int]]":
     return found
 
 
+def models() -> "list[str]":
+    """Return the backends of the gateway's configuration."""
+    try:
+        with open(os.path.join(HOME, "haproxy.cfg"), encoding="utf-8") as file:
+            return [each.split()[1] for each in file if each.startswith("backend ")]
+    except FileNotFoundError:
+        return []
+
+
+def keys() -> "dict[str, str]":
+    """Return the hash of the key that each backend's servers are sent."""
+    found = {}
+    try:
+        with open(os.path.join(HOME, "upstream.map"), "rb") as file:
+            for line in file.read().splitlines():
+                backend, _, key = line.partition(b" ")
+                found[backend.decode()] = hashlib.sha256(key).hexdigest()
+    except FileNotFoundError:
+        pass
+    return found
+
+
 # What runs
 
 
 def seen(drained: "set[str]") -> "dict[str, Any]":
     """Return what HAProxy says of its servers, and what is kept of them."""
-    found = {"drained": sorted(drained), "configured": configured()}  # type: dict[str, Any]
+    found = {
+        "drained": sorted(drained),
+        "configured": configured(),
+        "models": models(),
+        "keys": keys(),
+    }  # type: dict[str, Any]
     try:
         info = told("show info")
         rows = statistics(told("show stat -1 4 -1"))

@@ -93,6 +93,10 @@ class Front:
             gevent.sleep(1)
         return left
 
+    def states(self) -> dict[str, gateway.GatewayState]:
+        """Return what each of our gateways says of itself, by its node."""
+        return self._states("show", (), SECONDS)
+
     def drained(self) -> dict[str, frozenset[str]]:
         """Return the servers that each gateway keeps drained, by its node."""
         if not self.gateways:

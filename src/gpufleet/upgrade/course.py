@@ -21,7 +21,15 @@ from gpufleet.inventory import Fleet
 from gpufleet.planner import FleetPlan
 from gpufleet.ranges import listed
 from gpufleet.topology import node_from_probe
-from gpufleet.upgrade import engine, journal, locking, looking, node_change, quieting
+from gpufleet.upgrade import (
+    engine,
+    journal,
+    key_change,
+    locking,
+    looking,
+    node_change,
+    quieting,
+)
 from gpufleet.upgrade.acting import Acting
 from gpufleet.upgrade.asking import Nodes
 from gpufleet.upgrade.balancing import Front
@@ -411,6 +419,9 @@ def planned_now(
     differs = _limited(found.groups(settings), wanted.limit)
     if not differs:
         return found, planned((), (), wanted.rules)
+    front = Front(nodes, wanted.declared)
+    if problems := key_change.asked(nodes, front, differs, settings):
+        raise FleetError(*problems)
     loads = looking.loads(nodes, found.found.running, found.found, settings, found.looks)
     plan = planned(
         differs,
@@ -421,7 +432,7 @@ def planned_now(
         accept_outage=wanted.accept_outage,
         accept_unknown_load=wanted.accept_unknown_load,
     )
-    if not Front(nodes, wanted.declared).there():
+    if not front.there():
         said = (
             "no node has `gateway`, and there is no `balancer`: nothing keeps requests from a "
             "replica while it is changed, and those that come then fail"
