@@ -262,7 +262,7 @@ def test_a_load_that_three_replicas_need_is_upgraded_around_one_by_one(
     assert run.status == 0, run.output
 
     out = fleet.project / "together.jsonl"
-    fleet.declare_model(flags={**flags, "max-num-batched-tokens": 511})
+    fleet.declare_model(flags={**flags, "max-num-batched-tokens": 513})
     fleet.declare(upgrade={"waves": [2], "canary": 0})
     with clients(fleet.url, fleet.key_of_clients, out, together=5) as load:
         while len(load.requests()) < 10:
