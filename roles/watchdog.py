@@ -57,4 +57,6 @@ def configuration(here: Here) -> str | None:
         key_file=stages.API_KEY if settings.vllm.api_key_file else None,
         release=release_of(settings.vllm).id,
         version=settings.vllm.version,
+        listen=settings.vllm.listen,
+        port=settings.vllm.watchdog_port,
     )

@@ -99,6 +99,23 @@ def test_a_port_that_somebody_wrote_is_not_taken_for_a_further_server():
     assert ports([wide, other], {"n1": declared(a=None, b=8003)}) == {"a-0": 8004, "b-0": 8003}
 
 
+def test_a_port_that_was_written_is_not_the_watchdog_s():
+    """Unless nothing is watched there; one that nobody wrote is stepped over."""
+    problems, _ = assigned([endpoint("a", "n1", declared=8406, explicit=True)], watched(8406), {})
+    assert problems == (
+        "port 8406 is wanted by serving.a.port and vllm.watchdog_port on n1: give one of them "
+        "another port",
+    )
+    unwatched = watched(8406, mode="off")
+    assert ports([endpoint("a", "n1", declared=8406, explicit=True)], unwatched) == {"a-0": 8406}
+    assert ports([endpoint("a", "n1", declared=8406)], watched(None)) == {"a-0": 8407}
+
+
+def watched(port, **watchdog):
+    data = {"model": "/srv/m", "watchdog": watchdog} | ({"port": port} if port else {})
+    return {"n1": NodeSettings.model_validate({"vllm": VLLM, "serving": {"a": data}})}
+
+
 def test_two_that_were_written_so_that_they_overlap_are_refused_with_the_port():
     both = [
         endpoint("a", "n1", explicit=True, width=4),

@@ -85,9 +85,10 @@ def test_clients_and_monitoring_name_who_may_come():
     wanted = {"clients": ["10.9.0.0/16", "fd00::/8"], "monitoring": ["10.8.0.0/24"]}
     said = lines(firewall.rules([HEAD], settings(**wanted)))
     # vLLM's own metrics are at its endpoints.
-    assert "ip saddr { 10.8.0.0/24, 10.9.0.0/16 } tcp dport { 8000 } accept" in said
-    assert "ip6 saddr { fd00::/8 } tcp dport { 8000 } accept" in said
-    assert "tcp dport { 8000 } counter reject with tcp reset" in said
+    # Gateways ask the watchdog, and they are among the clients.
+    assert "ip saddr { 10.8.0.0/24, 10.9.0.0/16 } tcp dport { 8000, 8406 } accept" in said
+    assert "ip6 saddr { fd00::/8 } tcp dport { 8000, 8406 } accept" in said
+    assert "tcp dport { 8000, 8406 } counter reject with tcp reset" in said
     assert "ip saddr { 10.8.0.0/24 } tcp dport { 9100 } accept" in said
     assert "tcp dport { 9100 } counter reject with tcp reset" in said
 
@@ -107,7 +108,7 @@ def test_drop_opens_what_a_node_needs_and_what_is_named():
         "policy drop",
         "ct state established,related accept",
         "tcp dport { 2222 } accept",
-        "tcp dport { 8000 } accept",
+        "tcp dport { 8000, 8406 } accept",
         "tcp dport 2049 accept",
         "udp dport 123 accept",
         "packet-too-big",
@@ -116,6 +117,25 @@ def test_drop_opens_what_a_node_needs_and_what_is_named():
         assert rule in text
     assert "9100" not in text  # nobody is named who may read the exporters
     assert "tcp sport { 1-1023, 2049, 2222, 8000 } accept" in text
+
+
+def test_a_watchdog_s_port_is_open_where_one_listens_and_vllm_gets_nothing_by_it():
+    """Not on a node without a server, nor where nothing is watched, nor where nobody may ask."""
+
+    def said(stage, vllm=VLLM, **watchdog) -> str:
+        served = SERVED.model_copy(update={"watchdog": SERVED.watchdog.model_copy(update=watchdog)})
+        firewalled = settings(policy="drop")
+        return firewall.rules(
+            [stage], firewalled.model_copy(update={"vllm": vllm, "serving": {"llama": served}})
+        )
+
+    assert "tcp dport { 8000, 8406 } accept" in said(HEAD)
+    assert "tcp sport { 1-1023, 8000 } accept" in said(HEAD)
+    elsewhere = VLLM.model_copy(update={"watchdog_port": 9500})
+    assert "tcp dport { 8000, 9500 } accept" in said(HEAD, elsewhere)
+    nobody = VLLM.model_copy(update={"watchdog_port": None})
+    for text in (said(WORKER), said(HEAD, mode="off"), said(HEAD, nobody)):
+        assert "8406" not in text
 
 
 def test_drop_lets_a_gateways_clients_in_unless_they_are_named():

@@ -13,15 +13,16 @@ from typing import Any
 
 import pytest
 
-from gpufleet import payload, watchdog
+from gpufleet import payload, units, watchdog
 from gpufleet.planner import Stage
 from gpufleet.settings import Served
-from tests.test_rank_units import HEAD, WORKER
+from tests.test_rank_units import HEAD, KEYS, SERVED, VLLM, WORKER
 
 ALONE = replace(HEAD, nodes=(), group=None, pipeline_parallel=1)
 
 
-def told(*stages: Stage, version: str = "0.33.0", key: bool = True, **given: Any) -> Any:
+def document(*stages: Stage, version: str = "0.33.0", key: bool = True, **given: Any) -> Any:
+    place = {"listen": given.pop("listen", "0.0.0.0"), "port": given.pop("port", 8406)}
     serving = {"llama": Served.model_validate({"model": "/srv/llama", "watchdog": given})}
     text = watchdog.configuration(
         stages,
@@ -30,8 +31,13 @@ def told(*stages: Stage, version: str = "0.33.0", key: bool = True, **given: Any
         key_file="/etc/vllm/credentials/api-key" if key else None,
         release="0.33.0-1a2b3c4d5e",
         version=version,
+        **place,
     )
-    return json.loads(text)["stages"]
+    return json.loads(text)
+
+
+def told(*stages: Stage, **given: Any) -> Any:
+    return document(*stages, **given)["stages"]
 
 
 def test_it_is_told_where_a_stage_answers_and_what_was_asked_for() -> None:
@@ -42,6 +48,27 @@ def test_it_is_told_where_a_stage_answers_and_what_was_asked_for() -> None:
     assert stage["unit"] == "vllm-llama-0.service"
     assert stage["served_name"] == "llama"
     assert stage["key_file"] == "/etc/vllm/credentials/api-key"
+
+
+def test_gateways_ask_it_where_vllm_listens_and_a_change_of_that_restarts_it_alone() -> None:
+    first, second = (document(ALONE, port=port) for port in (8406, 9500))
+    assert first["listen"] == {"address": "0.0.0.0", "port": 8406}
+    assert document(ALONE, port=None)["listen"] is None
+    assert first["stages"] == second["stages"]
+    assert watchdog.service(json.dumps(first)).fingerprint != (
+        watchdog.service(json.dumps(second)).fingerprint
+    )
+    stages = (
+        units.render(
+            ALONE,
+            SERVED,
+            VLLM.model_copy(update={"watchdog_port": port}),
+            release="0.33.0-1a2b3c4d5e",
+            credentials=KEYS,
+        )
+        for port in (8406, 9500, None)
+    )
+    assert len({each.fingerprint for each in stages}) == 1
 
 
 def test_without_settings_it_only_warns() -> None:

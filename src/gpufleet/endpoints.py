@@ -186,7 +186,7 @@ class _Ports:
     def _written(self, endpoint: Endpoint, *ports: int) -> set[str]:
         """Return the keys that give one of the ports to somebody else."""
         users = (self.users[node].get(port, "") for node in endpoint.nodes for port in ports)
-        return {user for user in users if user.endswith(".port") or user == OTHERS}
+        return {user for user in users if user.endswith("port") or user == OTHERS}
 
     def _take(self, endpoint: Endpoint, port: int) -> None:
         endpoint.port = port

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, collapse_addresses
 from typing import Any, TypeAlias
 
-from gpufleet import ranks, units
+from gpufleet import ranks, units, watchdog
 from gpufleet.cluster_ports import PORTS
 from gpufleet.errors import FleetError
 from gpufleet.litellm_settings import LOOPBACK
@@ -98,7 +98,8 @@ def rules(
         drop=wanted.policy == "drop",
         links=list(_links(meetings)),
         guarded=_ports(guarded),
-        endpoints=_ports(endpoints),
+        # Whoever asks a server is told by the watchdog how it gets on.
+        endpoints=_ports([*endpoints, *_watchdogs(ours, settings)]),
         # vLLM's metrics are at its endpoints.
         clients=_sources([*wanted.clients, *wanted.monitoring] if wanted.clients else []),
         # A gateway's clients show keys; vLLM's are the gateways, and those who are named for it.
@@ -249,6 +250,12 @@ def _endpoints(
         model = settings.serving[stage.model]
         found.update(ranks.endpoints(stage, model) if stage.group else (stage.port,))
     return [(port, port) for port in sorted(found)]
+
+
+def _watchdogs(stages: Iterable[Stage], settings: NodeSettings) -> Iterator[Range]:
+    port = settings.watchdog_port
+    if port and watchdog.needed(stages, settings.serving):
+        yield (port, port)
 
 
 def _serves(each: Running) -> bool:

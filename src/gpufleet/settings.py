@@ -316,6 +316,15 @@ class Vllm(Setting):
     ] = "cuda"
     user: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_-]{0,30}$")] = "vllm"
     listen: Annotated[str, Field(description="Address that endpoints bind")] = "0.0.0.0"  # noqa: S104
+    watchdog_port: Annotated[
+        int | None,
+        Field(
+            ge=1024,
+            le=65535,
+            description="Where the watchdog tells gateways which servers are stalled, at `listen`; "
+            "null: it does not",
+        ),
+    ] = 8406
     api_key_file: Annotated[
         str | None,
         Field(description="File on this machine with the API key; its content goes to the nodes"),
@@ -606,9 +615,17 @@ class NodeSettings(Setting):
         return self
 
     @property
+    def watchdog_port(self) -> int | None:
+        """Where this node's watchdog answers gateways; None: nobody watches, or nobody may ask."""
+        watched = any(each.watchdog.mode != "off" for each in self.serving.values())
+        return self.vllm.watchdog_port if self.vllm and watched else None
+
+    @property
     def ports(self) -> dict[str, int]:
         """The ports that programs of ours beside vLLM listen on, by the key that says so."""
         found = {"node_exporter.port": self.node_exporter.port}
+        if watchdog := self.watchdog_port:
+            found["vllm.watchdog_port"] = watchdog
         if self.dcgm and self.dcgm.exporter_version:
             found["dcgm.port"] = self.dcgm.port
         if self.monitoring and self.monitoring.prometheus:

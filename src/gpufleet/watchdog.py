@@ -42,12 +42,14 @@ def configuration(
     key_file: str | None,
     release: str,
     version: str,
+    listen: str = "",
+    port: int | None = None,
 ) -> str:
     """
     Return what the watchdog of a node reads.
 
     `address` is where the node reaches its own servers, `release` the id of the release that they
-    run, `version` vLLM's.
+    run, `version` vLLM's. Gateways ask it at `listen` and `port`; None: none does.
     """
     told = [
         {
@@ -69,7 +71,9 @@ def configuration(
         # A rank without a server has nothing to be asked; its head's server tells of it.
         if stage.servers
     ]
-    return json.dumps({"schema": 1, "stages": told}, indent=1, sort_keys=True) + "\n"
+    place = {"address": listen, "port": port} if port else None
+    document = {"schema": 1, "listen": place, "stages": told}
+    return json.dumps(document, indent=1, sort_keys=True) + "\n"
 
 
 def service(told: str) -> UnitFile:

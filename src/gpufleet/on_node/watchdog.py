@@ -2,7 +2,8 @@
 
     gpufleet-watchdog [CONFIGURATION]        by default /etc/gpufleet/watchdog.json
 
-The configuration (roles/watchdog.py) is {"schema": 1, "stages": [{...}]}, of each stage:
+The configuration (roles/watchdog.py) is {"schema": 1, "listen": null or {"address", "port"},
+"stages": [{...}]}. Gateways ask at `listen` (watchdog_agent.py); null: nobody does. Of each stage:
   stage, unit   llama-0, vllm-llama-0.service
   mode          off | warn | act
   seconds       without any progress, until it counts as stalled
@@ -33,6 +34,7 @@ import time
 from typing import Any, Iterator
 
 from gpufleet.on_node import machine, textfile
+from gpufleet.on_node.watchdog_agent import Agent
 from gpufleet.on_node.watchdog_http import Exchange
 from gpufleet.on_node.watchdog_stage import Stage
 
@@ -54,6 +56,10 @@ class Watchdog:
     def __init__(self, configuration: dict[str, Any]) -> None:
         self.stages = [Stage(about, self.say) for about in configuration["stages"]]
         self._watched = [each for each in self.stages if each.about["mode"] != "off"]
+        listen = configuration.get("listen")
+        self.agent = (
+            Agent(listen["address"], listen["port"], self.word, self.say) if listen else None
+        )
         self._wrote: tuple[str, str] = ("", "")
         self._next_write = 0.0
         self._next_turn = 0.0
@@ -79,8 +85,15 @@ class Watchdog:
             self._next_turn = now + TURN_SECONDS
             for stage in self._watched:
                 stage.turn(now)
+            if self.agent is not None:
+                self.agent.turn(now)
             self._write(now)
             notify("WATCHDOG=1")
+
+    def word(self, name: str) -> str:
+        """Return what a gateway is told of a stage; "": nothing is known of it."""
+        stage = next((each for each in self._watched if each.name == name), None)
+        return "" if stage is None else stage.word(time.monotonic())
 
     def _exchange(self) -> None:
         waiting: list[Exchange] = [
@@ -93,6 +106,8 @@ class Watchdog:
         poll = select.poll()
         for exchange in waiting:
             poll.register(exchange, select.POLLOUT if exchange.sends else select.POLLIN)
+        for descriptor in self.agent.descriptors() if self.agent is not None else ():
+            poll.register(descriptor, select.POLLIN)
         wait = max(0.0, self._next_turn - time.monotonic())
         with contextlib.suppress(InterruptedError):
             ready = {descriptor for descriptor, _ in poll.poll(wait * 1000)}
@@ -100,6 +115,8 @@ class Watchdog:
             for exchange in waiting:
                 if exchange.fileno() in ready or now >= exchange.deadline:
                     exchange.advance(now)
+            if self.agent is not None:
+                self.agent.advance(ready, now)
 
     def _write(self, now: float) -> None:
         document = {each.name: each.document() for each in self.stages}

@@ -40,6 +40,8 @@ RESTARTS = 3
 WINDOW_SECONDS = 3600
 """Of a stage, no more than RESTARTS are killed in so many seconds: more does not help."""
 PROPERTIES = ("ActiveState", "SubState", "InvocationID", "Job", "ControlGroup")
+RECALL_SECONDS = 10.0
+"""A stall is found within `seconds + 2 * idle_seconds`, and some seconds."""
 STATE_BYTES = 1 << 20
 DUMPS = "/var/lib/gpufleet/dumps"
 LIVES = "/run/systemd/units/invocation:"
@@ -180,6 +182,9 @@ class Stage:
         self._next_check = 0.0
         self._until = 0.0
         self._told = ""
+        self._recalled = ""
+        """The life that was stalled when the watchdog ended."""
+        self._recalled_until = 0.0
 
     # What is remembered over a restart of the watchdog
 
@@ -189,6 +194,10 @@ class Stage:
         self.stalls = int(document.get("stalls", 0))
         self.restarts = int(document.get("restarts", 0))
         self.killed = [float(each) for each in document.get("killed", [])]
+        if document.get("stalled"):
+            self._recalled = str(document.get("life", ""))
+            patience = self.about["seconds"] + 2 * self.about["idle_seconds"] + RECALL_SECONDS
+            self._recalled_until = now + patience
         for each in self.servers:
             if each.url in document.get("ready", []):
                 each.state = State(
@@ -203,7 +212,20 @@ class Stage:
             "stalls": self.stalls,
             "restarts": self.restarts,
             "killed": self.killed,
+            "stalled": self.stalled,
         }
+
+    def word(self, now: float) -> str:
+        """
+        Return what a gateway is told of it: "up", "down #stalled", or "" for what is not known.
+
+        Of a unit that does not run nothing is: the gateway's own checks say that. Nor of one that
+        was stalled when the watchdog ended, until it would have been found to be so again.
+        """
+        if self.stalled:
+            return "down #stalled"
+        recalls = self._recalled == self.life and now < self._recalled_until
+        return "" if not self.life or recalls else "up"
 
     @property
     def idle(self) -> float:

@@ -1,0 +1,163 @@
+"""RUNS ON THE NODE: says to gateways how stages get on, as HAProxy's agent checks ask for it.
+
+A connection brings one line, the name of a stage, and gets one line:
+  up            nothing is known against it
+  down #stalled it is stalled (without the blank HAProxy takes it for a word that it does not know)
+  (empty)       nothing is known: the gateway keeps to what it was told last
+These are operational words. Those by which an agent changes what an administrator has set (`ready`,
+`drain`, `maint`) are never said: a drain is the gateway's own (HAProxy's manual, `agent-check`).
+
+Nothing here waits. Whoever connects has `CALLER_SECONDS`, and there is a limit to how many do at
+once, to how many are taken in a second, and to what is read of each; who is beyond it waits in the
+kernel's queue, and a check that fails there changes nothing for HAProxy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from typing import Callable
+
+CALLER_SECONDS = 2.0
+CALLERS = 64
+# A gateway asks once in 2 s for each server: two gateways and 64 servers are 64 in a second.
+TAKEN = 256
+"""In a second, so that nobody keeps the loop from its turns."""
+LINE_BYTES = 256
+"""A stage's name is at most 50 characters."""
+LISTEN_AGAIN_SECONDS = 10.0
+"""Between two tries, while somebody else has the port or the address is not there yet."""
+
+
+class Caller:
+    """A connection, until it has its answer."""
+
+    def __init__(self, connection: socket.socket, deadline: float) -> None:
+        self.connection = connection
+        self.deadline = deadline
+        self.got = b""
+
+    def asked(self) -> str | None:
+        """Return what it has asked for, "" for what is no question; None: it has not asked yet."""
+        try:
+            piece = self.connection.recv(LINE_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return None
+        except OSError:
+            return ""
+        self.got += piece
+        line, ended, _ = self.got.partition(b"\n")
+        if ended:
+            return line.decode("ascii", "replace").strip()
+        return None if piece and len(self.got) < LINE_BYTES else ""
+
+
+class Agent:
+    """The port, and who asks there."""
+
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        word: Callable[[str], str],
+        say: Callable[[str, int], None],
+    ) -> None:
+        """`word` returns what is said of a stage, by its name."""
+        self.place = (address, port)
+        self.callers: dict[int, Caller] = {}
+        """By descriptor."""
+        self._word = word
+        self._say = say
+        self._told = ""
+        self._listening: socket.socket | None = None
+        self._next_try = 0.0
+        self._left = TAKEN
+
+    def descriptors(self) -> list[int]:
+        """Return those that are waited for, until something can be read."""
+        ours = [*self.callers]
+        if self._listening is not None and self._left > 0 and len(self.callers) < CALLERS:
+            ours.append(self._listening.fileno())
+        return ours
+
+    def turn(self, now: float) -> None:
+        """Once a second: listen, if that was not possible yet, and send away who says nothing."""
+        self._left = TAKEN
+        for each in [*self.callers.values()]:
+            if now >= each.deadline:
+                self._end(each)
+        if self._listening is None and now >= self._next_try:
+            self._next_try = now + LISTEN_AGAIN_SECONDS
+            self._listen()
+
+    def advance(self, ready: set[int], now: float) -> None:
+        """Answer those who have asked, and take who comes."""
+        for descriptor in ready & set(self.callers):
+            caller = self.callers[descriptor]
+            asked = caller.asked()
+            if asked is not None:
+                self._answer(caller, asked)
+        if self._listening is not None and self._listening.fileno() in ready:
+            self._take(now)
+
+    def close(self) -> None:
+        """Answer nobody any more."""
+        for each in [*self.callers.values()]:
+            self._end(each)
+        if self._listening is not None:
+            self._listening.close()
+            self._listening = None
+
+    def _listen(self) -> None:
+        address, port = self.place
+        try:
+            listening = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+        except OSError as error:
+            self._once("cannot listen for gateways: %s" % error)
+            return
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if address == "::":
+                listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            listening.setblocking(False)
+            listening.bind((address, port))
+            listening.listen(TAKEN)
+        except (OSError, OverflowError) as error:
+            listening.close()
+            self._once("cannot listen for gateways at %s, port %d: %s" % (address, port, error))
+            return
+        self._listening = listening
+        self._told = ""
+        self._say("tells gateways at %s, port %d" % (address, port), 6)
+
+    def _take(self, now: float) -> None:
+        """Take who waits at the port, up to the limits."""
+        assert self._listening is not None
+        while self._left > 0 and len(self.callers) < CALLERS:
+            try:
+                connection, _ = self._listening.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionAbortedError:
+                continue  # it is gone already
+            except OSError as error:  # no descriptor, say: not again before the next turn
+                self._left = 0
+                self._once("takes nobody: %s" % error)
+                return
+            self._left -= 1
+            connection.setblocking(False)
+            self.callers[connection.fileno()] = Caller(connection, now + CALLER_SECONDS)
+
+    def _answer(self, caller: Caller, asked: str) -> None:
+        with contextlib.suppress(OSError):  # it does not wait for it any more
+            caller.connection.send(self._word(asked).encode() + b"\n")
+        self._end(caller)
+
+    def _end(self, caller: Caller) -> None:
+        del self.callers[caller.connection.fileno()]
+        caller.connection.close()
+
+    def _once(self, text: str) -> None:
+        if text != self._told:
+            self._told = text
+            self._say(text, 4)
