@@ -241,7 +241,9 @@ def test_another_revision_of_the_model_is_served_and_no_request_is_lost(
     fleet: UpgradeFleet,
 ) -> None:
     fleet.declare(upgrade=TOGETHER)
-    revision = fleet.change_model("The same weights, described anew.\n")
+    before = fleet.revision()
+    revision = fleet.change_model(f"The same weights, described anew at {time.time():.0f}.\n")
+    assert revision != before
     fleet.declare_model(revision=revision)
     with changing(fleet, "the model's revision"):
         done = fleet.upgrade()
