@@ -72,8 +72,7 @@ GATES = {
     "baseline_seconds": 25,
     "latency_ratio": 10.0,
     "latency_least_requests": 15,
-    # These nodes have no DCGM, and maybe no synchronised clock: alerts of that begin ten and more
-    # minutes after the deploy, in the middle of the first upgrade, and have nothing to do with it.
+    # For most tests: what is broken on purpose here brings alerts of its own.
     "alerts": False,
 }
 
