@@ -3,7 +3,8 @@
 
 It listens where `vllm serve` of a rank listens, and connects where it connects: the first node on
 --master-port and, with a server, on --port; the others to the first one's, to which they send
-bytes. It completes every prompt with the number of bytes that the others have sent.
+bytes. It completes every prompt with the number of bytes that the others have sent. A stream has a
+piece every 0.1 s, as many as its max_tokens.
 """
 
 import contextlib
@@ -18,6 +19,7 @@ import threading
 import time
 
 HEARD = [0]
+STREAMS = []
 
 
 def value(name, otherwise=""):
@@ -41,21 +43,41 @@ class Server(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         if self.path == "/health":
             return self.answer(200, {})
+        if self.path == "/metrics":
+            return self.text(b"vllm:num_requests_running %d\n" % len(STREAMS))
         return self.guarded({"data": [{"id": value("--served-model-name")}]})
 
     def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
+        print("asked:", self.path, flush=True)
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if asked.get("stream") and self.allowed():
+            return self.stream(asked["max_tokens"])
         text = {"text": str(HEARD[0])}
         return self.guarded({"choices": [text], "usage": {"completion_tokens": 1}})
 
-    def guarded(self, said):
+    def stream(self, pieces):
+        STREAMS.append(self)
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            for number in range(pieces):
+                self.wfile.write(b"data: %d\n\n" % number)
+                time.sleep(0.1)
+            self.wfile.write(b"data: [DONE]\n\n")
+        STREAMS.remove(self)
+
+    def allowed(self):
         wanted = os.environ.get("VLLM_API_KEY")
-        if wanted and self.headers.get("Authorization") != "Bearer " + wanted:
-            return self.answer(401, {})
-        return self.answer(200, said)
+        return not wanted or self.headers.get("Authorization") == "Bearer " + wanted
+
+    def guarded(self, said):
+        return self.answer(200, said) if self.allowed() else self.answer(401, {})
 
     def answer(self, status, said):
-        body = json.dumps(said).encode()
+        self.text(json.dumps(said).encode(), status)
+
+    def text(self, body, status=200):
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -63,12 +85,13 @@ class Server(http.server.BaseHTTPRequestHandler):
 
 
 def lead():
-    """Be the first rank."""
-    place = (value("--master-addr"), int(value("--master-port")))
-    socketserver.ThreadingTCPServer.daemon_threads = True
-    socketserver.ThreadingTCPServer.allow_reuse_address = True
-    peers = socketserver.ThreadingTCPServer(place, Peers)
-    threading.Thread(target=peers.serve_forever, daemon=True).start()
+    """Be the first rank, or the only one."""
+    if "--master-port" in sys.argv:
+        place = (value("--master-addr"), int(value("--master-port")))
+        socketserver.ThreadingTCPServer.daemon_threads = True
+        socketserver.ThreadingTCPServer.allow_reuse_address = True
+        peers = socketserver.ThreadingTCPServer(place, Peers)
+        threading.Thread(target=peers.serve_forever, daemon=True).start()
     http.server.ThreadingHTTPServer((value("--host"), int(value("--port"))), Server).serve_forever()
 
 

@@ -1,0 +1,222 @@
+"""
+Two gateways with one address: it moves, once, and clients are answered; real HAProxy, keepalived.
+
+The servers are stand-ins. Seconds that are asserted are ten times those of a quiet machine; those
+that were measured are printed, and stand in docs/gateway.md.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.lab.gateway_pair import GATEWAYS, GPU_NODES, PASSWORD, Pair, ask, pair, until
+
+LAB_ID = "gfka"
+UNIT = "gpufleet-gateway.service"
+IN_FORCE = "gateway | virtual address in force"
+# Longer than a gateway that comes back needs to be well, and then to take what it could take.
+SETTLED_SECONDS = 12
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with pair(LAB_ID, tmp_path_factory.mktemp("gateways")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def gateways(bare: Pair) -> Pair:
+    """Both deployed at once, as the first time."""
+    run = bare.deploy("-y", "--json")
+    assert run.status == 0, run.output
+    until(lambda: len(bare.holders()) == 1, "one has the address")
+    until(lambda: ask(bare.shared) == "ok", "the servers are up")
+    return bare
+
+
+def test_one_of_both_has_the_address_and_a_second_deploy_changes_nothing(gateways: Pair) -> None:
+    for arguments in (["--dry"], ["-y"]):
+        again = gateways.deploy(*arguments, "--json")
+        assert (again.status, again.changed) == (0, {}), again.output
+
+    assert len(gateways.holders()) == 1
+    # Both serve, whoever has the address.
+    assert [ask(gateways.address(node)) for node in GATEWAYS] == ["ok", "ok"]
+
+
+def test_nobody_else_may_read_the_password(gateways: Pair) -> None:
+    for node in GATEWAYS:
+        mode = gateways.ssh(node, "stat -c '%a %U' /etc/keepalived/keepalived.conf")
+        readable = gateways.ssh(
+            node,
+            "find /etc /run /usr/local /var/lib/gpufleet /tmp -xdev -type f -perm /o=r "
+            f"-exec grep -lF {PASSWORD} {{}} + || :",
+        )
+        assert (mode.split(), readable) == (["600", "root"], "")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that happens to the gateway that has the address."""
+
+    name: str
+    strike: Callable[[Pair, str], object]
+    mend: Callable[[Pair, str], object] | None
+    """None: it mends itself."""
+    moves: bool
+    seconds: float
+    """Ten times what requests have to wait for an answer on a quiet machine."""
+
+
+FAULTS = [
+    Fault(
+        "killed",
+        lambda lab, node: lab.ssh(node, f"kill -9 $(systemctl show -P MainPID {UNIT})"),
+        None,
+        moves=False,
+        seconds=20,
+    ),
+    Fault(
+        "stopped",
+        lambda lab, node: lab.ssh(node, f"systemctl stop {UNIT}"),
+        lambda lab, node: lab.ssh(node, f"systemctl start {UNIT}"),
+        moves=True,
+        seconds=15,
+    ),
+    Fault(
+        "hangs",
+        lambda lab, node: lab.ssh(node, f"systemctl kill -s STOP {UNIT}"),
+        lambda lab, node: lab.ssh(node, f"systemctl kill -s CONT {UNIT}"),
+        moves=True,
+        seconds=60,
+    ),
+    Fault(
+        "loses power",
+        lambda lab, node: lab.lab.power(node, "off"),
+        lambda lab, node: lab.lab.power(node, "on"),
+        moves=True,
+        seconds=40,
+    ),
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda each: each.name.replace(" ", "-"))
+def test_requests_are_answered_again_and_the_address_is_not_given_back(
+    gateways: Pair, fault: Fault
+) -> None:
+    until(lambda: len(gateways.holders()) == 1, "one has the address")
+    before = gateways.holder()
+    with gateways.asking() as asked:
+        stream = gateways.stream(3000)
+        until(lambda: stream.read, "the stream has begun")
+        struck = time.monotonic()
+        fault.strike(gateways, before)
+        if fault.moves:
+            until(lambda: gateways.holders() == [gateways.other(before)], "it has moved", 60)
+        time.sleep(5)
+        gap, ended = asked.gap(struck), stream.ended
+        assert asked.answers[-1][1] == "ok", asked.answers[-5:]
+        assert gap <= fault.seconds
+        holder = gateways.holder()
+        mended = time.monotonic()
+        if fault.mend:
+            fault.mend(gateways, before)
+            time.sleep(SETTLED_SECONDS)
+
+        # On its way back it has taken nothing, and no client has noticed it.
+        assert gateways.holder() == holder
+        assert asked.failed(mended) == []
+        # Between two looks it may have moved; a split lasts.
+        assert asked.both < 1
+    until(lambda: ask(gateways.address(before)) == "ok", "the other one serves again")
+    how = f"ended {ended - struck:.1f} s" if ended else "told nothing"
+    print(
+        f"{fault.name}: answered again after {gap:.1f} s; {len(asked.failed())} of "
+        f"{len(asked.answers)} requests failed; the stream: {how}"
+    )
+
+
+def test_a_stopped_one_tells_its_clients(gateways: Pair) -> None:
+    """A stream whose address has moved hears nothing: it has to be ended before."""
+    before = gateways.holder()
+    stream = gateways.stream(3000)
+    until(lambda: stream.read, "the stream has begun")
+    gateways.ssh(before, f"systemctl stop {UNIT}")
+
+    assert not stream.whole(20)
+    assert stream.ended is not None
+    until(lambda: gateways.holders() == [gateways.other(before)], "it has moved")
+    gateways.ssh(before, f"systemctl start {UNIT}")
+
+
+def test_a_reload_moves_nothing_and_cuts_nothing(gateways: Pair) -> None:
+    before = gateways.holder()
+    with gateways.asking() as asked:
+        stream = gateways.stream(50)
+        for node in GATEWAYS:
+            gateways.ssh(node, f"systemctl reload {UNIT}")
+        assert stream.whole(60)
+    assert (gateways.holder(), asked.failed()) == (before, [])
+
+
+def test_a_drain_reaches_both(gateways: Pair) -> None:
+    """The other one sends a drained server nothing either, when the address comes to it."""
+    drained, stays = GPU_NODES
+    run = gateways.gpufleet("drain", gateways.inventory, drained, "--why", "test", "--json")
+    assert run.status == 0, run.output
+    try:
+        for node in GATEWAYS:
+            kept = json.loads(gateways.ssh(node, "cat /var/lib/gpufleet/gateway/drained.json"))
+            assert kept["drained"] == [f"tiny/{drained}.tiny-0"]
+        before = gateways.holder()
+        gateways.ssh(before, f"systemctl restart {UNIT}")
+        until(lambda: gateways.holders() == [gateways.other(before)], "it has moved")
+        count = requests(gateways, drained)
+        for node in (*GATEWAYS, *GATEWAYS):
+            until(lambda node=node: ask(gateways.address(node)) == "ok", f"{node} serves")
+        assert requests(gateways, drained) == count
+    finally:
+        run = gateways.gpufleet("undrain", gateways.inventory, drained)
+    assert run.status == 0, run.output
+
+    def both_used() -> bool:
+        for node in GATEWAYS:
+            for _ in range(4):
+                ask(gateways.address(node))
+        return requests(gateways, drained) > count
+
+    until(both_used, f"{drained} gets requests again")
+    assert requests(gateways, stays) > 0
+
+
+def requests(lab: Pair, node: str) -> int:
+    """Return how many prompts a stand-in has had, as its journal says."""
+    said = lab.ssh(node, "journalctl -q -o cat -u 'vllm-tiny-*' | grep -c asked: || :")
+    return int(said)
+
+
+def test_a_changed_setting_comes_into_force_on_both(gateways: Pair) -> None:
+    """And a dry run says so before: what keepalived runs with is not only what its file says."""
+    gateways.lay_out(router_id=52)
+    dry = gateways.deploy("--dry", "--json")
+    run = gateways.deploy("-y", "--json")
+
+    assert sorted(dry.changed[IN_FORCE]) == sorted(GATEWAYS), dry.output
+    assert run.status == 0, run.output
+    assert sorted(run.changed) == sorted(dry.changed)
+    for node in GATEWAYS:
+        younger = (
+            "test $(stat -c %Y /proc/$(systemctl show -P MainPID keepalived)) -ge "
+            "$(stat -c %Y /etc/keepalived/keepalived.conf) && grep -c 52 /etc/keepalived/*.conf"
+        )
+        assert gateways.ssh(node, younger).strip() == "1"
+    until(lambda: len(gateways.holders()) == 1, "one has the address")
+    until(lambda: ask(gateways.shared) == "ok", "it answers")
+    assert gateways.deploy("-y", "--json").changed == {}
