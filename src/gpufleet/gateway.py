@@ -51,6 +51,9 @@ SOCKETS = 40000
 # Clients keep idle connections for up to 60 s (vLLM's benchmark; openai's client 5): a gateway that
 # closes them first may do so while a request is on its way.
 KEEP_ALIVE_SECONDS = 120
+# Between two questions to a node's watchdog about a server: what it has found reaches clients' next
+# requests as soon as what a failed check finds.
+AGENT_MILLISECONDS = 2000
 # A process that was reloaded ends with its last stream, and at the latest after this: longer than
 # any drain (`drain_seconds` is at most an hour), or a reload would cut what a drain lets finish.
 HARD_STOP_SECONDS = 3600 + 60
@@ -64,6 +67,9 @@ class Target:
     """As `server_name` says, without its backend."""
     address: str
     port: int
+    stage: str = ""
+    """What its node's watchdog is asked of; "": it is not asked."""
+    watchdog_port: int = 0
 
     @property
     def place(self) -> str:
@@ -195,7 +201,8 @@ def backends(
         there = nodes.get(each.node)
         address = scrape.reached(there, here=each.node == home) if there else None
         if address is not None and each.model in found:
-            found[each.model].append(Target(_name(each), address, each.port))
+            asked = _asked(there, each.model, each.stage) if there else ("", 0)
+            found[each.model].append(Target(_name(each), address, each.port, *asked))
     return tuple(
         Backend(
             entry,
@@ -211,7 +218,7 @@ def kept(
     wanted: Iterable[Backend],
     before: Mapping[str, tuple[str, int]],
     silent: Collection[str],
-    nodes: Iterable[str],
+    nodes: Mapping[str, Watched],
 ) -> tuple[Backend, ...]:
     """
     Return `wanted` with the servers that a gateway has now of nodes that did not answer.
@@ -219,17 +226,36 @@ def kept(
     `before` are all that it has. What cannot be asked is not known to have gone.
     """
     # The longest name wins: gpu.example is no server of gpu.
-    by_length = sorted((each.lstrip("@") for each in nodes), key=len, reverse=True)
+    by_length = sorted(nodes, key=len, reverse=True)
     stays: dict[str, list[Target]] = {}
     for name, (address, port) in sorted(before.items()):
         backend, _, server = name.partition("/")
-        node = next((each for each in by_length if server.startswith(f"{each}.")), "")
-        if node in {each.lstrip("@") for each in silent}:
-            stays.setdefault(backend, []).append(Target(server, address, port))
+        node = next((each for each in by_length if server.startswith(f"{each.lstrip('@')}.")), "")
+        if node.lstrip("@") in {each.lstrip("@") for each in silent}:
+            stage = _stage(backend, server.removeprefix(f"{node.lstrip('@')}."))
+            asked = _asked(nodes[node], backend, stage)
+            stays.setdefault(backend, []).append(Target(server, address, port, *asked))
     return tuple(
         replace(each, targets=tuple(sorted({*each.targets, *stays.get(each.name, ())})))
         for each in wanted
     )
+
+
+def _asked(node: Watched, entry: str, stage: str) -> tuple[str, int]:
+    """Return whom a node's watchdog is asked about, and at which port; ("", 0): it is not asked."""
+    model, port = node.settings.serving.get(entry), node.settings.watchdog_port
+    return (stage, port) if model and port and model.watchdog.mode != "off" else ("", 0)
+
+
+def _stage(entry: str, server: str) -> str:
+    """
+    Return a server's stage, out of what follows its node in its name.
+
+    >>> _stage("llama-3.3", "llama-3.3-0.2")
+    'llama-3.3-0'
+    """
+    replica = server.removeprefix(f"{entry}-").partition(".")[0]
+    return f"{entry}-{replica}"
 
 
 def key_files(nodes: Mapping[str, Watched]) -> tuple[str, ...]:
@@ -331,6 +357,7 @@ def config(
             rewrite_bytes=REWRITE_BYTES,
             most_bytes=gateway.max_body_mib << 20,
             keep_alive_seconds=KEEP_ALIVE_SECONDS,
+            agent_milliseconds=AGENT_MILLISECONDS,
             limited=[each for each in gateway.clients if each.requests_per_minute],
             narrowed=[each for each in gateway.clients if each.models],
             lists=[*_lists(gateway.clients, wanted)],

@@ -7,6 +7,7 @@ import csv
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -27,6 +28,7 @@ from tests.monitoring.programs import program
 # Debian's HAProxy is linked with these, which this machine need not have.
 LIBRARIES = ("libopentracing-c-wrapper0", "libopentracing1", "liblua5.3-0")
 SECONDS = 20.0
+RECORDED = Path(__file__).parents[1] / "data/vllm-0.32.0.metrics"
 
 
 def haproxy() -> Path:
@@ -56,6 +58,9 @@ class Vllm:
     """Whether it ends connections without an answer."""
     refuses: int = 0
     """The status with which it answers prompts; 0: it completes them."""
+    frozen: bool = False
+    """Whether its engine, which has work all the time, does nothing any more; /health says 200."""
+    tokens: int = 0
 
     def __post_init__(self) -> None:
         self.start()
@@ -91,6 +96,10 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(401, {})
                 return
             self._answer(200, {"data": [{"id": self.about.model}]})
+            return
+        if self.path == "/metrics":
+            self.about.tokens += not self.about.frozen
+            self._say(200, _metrics(self.about.tokens))
             return
         self._note(b"")
         self._answer(200, {})
@@ -139,10 +148,20 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, status: int, said: Any) -> None:
         # At once: a check that has seen the status does not wait for more.
-        body = json.dumps(said).encode()
+        self._say(status, json.dumps(said).encode())
+
+    def _say(self, status: int, body: bytes) -> None:
         self.wfile.write(
             b"HTTP/1.1 %d x\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body)
         )
+
+
+def _metrics(tokens: int) -> bytes:
+    """Return what vLLM was recorded to say, of an engine with one request and so many tokens."""
+    found = RECORDED.read_bytes()
+    for name, value in (("num_requests_running", 1), ("generation_tokens_total", tokens)):
+        found = re.sub(rb"(?m)^(vllm:%s\S*) .*" % name.encode(), rb"\1 %d" % value, found)
+    return found
 
 
 @dataclass
@@ -252,10 +271,12 @@ class Running:
 
     def status(self, server: str) -> str:
         """Return what HAProxy says of a server: UP, DOWN, DRAIN."""
+        return self.statistics(server)["status"]
+
+    def statistics(self, server: str) -> dict[str, str]:
+        """Return all that HAProxy counts of a server, by its name for it."""
         rows = csv.DictReader(self.told("show stat").removeprefix("# ").splitlines())
-        return next(
-            each["status"] for each in rows if f"{each['pxname']}/{each['svname']}" == server
-        )
+        return next(each for each in rows if f"{each['pxname']}/{each['svname']}" == server)
 
     def connection(self) -> http.client.HTTPConnection:
         """Return a connection that is not made yet."""
@@ -300,13 +321,21 @@ def free_ports(number: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
-def backend(name: str, *servers: Vllm, served_name: str = "", key: str = "") -> Backend:
+def backend(
+    name: str, *servers: Vllm, served_name: str = "", key: str = "", watchdog_port: int = 0
+) -> Backend:
     """Return the backend of these servers; the first one is on gpu-01."""
     return Backend(
         name,
         served_name or name,
         tuple(
-            Target(f"gpu-{number:02}.{name}-{number - 1}", "127.0.0.1", each.port)
+            Target(
+                f"gpu-{number:02}.{name}-{number - 1}",
+                "127.0.0.1",
+                each.port,
+                f"{name}-{number - 1}",
+                watchdog_port,
+            )
             for number, each in enumerate(servers, start=1)
         ),
         key,

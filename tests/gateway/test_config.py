@@ -80,9 +80,42 @@ def test_servers_of_silent_nodes_stay_and_no_others() -> None:
         "tiny/gpu.tiny-1": ("192.0.2.12", 8000),
         "tiny/gpu.example.tiny-2": ("192.0.2.13", 8000),
     }
-    (found,) = gateway.kept(backends, before, {"gpu"}, ["gpu-01", "gpu", "gpu.example"])
+    nodes = fleet(*((name, name, served()) for name in ("gpu-01", "gpu", "gpu.example")))
+    (found,) = gateway.kept(backends, before, {"gpu"}, nodes)
 
     assert [each.name for each in found.targets] == ["gpu-01.tiny-0", "gpu.tiny-1"]
+
+
+def test_a_watchdog_is_asked_about_the_stages_that_it_watches_and_no_others() -> None:
+    """Also of nodes that do not answer the deploy: their servers stay as they are."""
+    off = served()
+    off["serving"]["tiny"] |= {"watchdog": {"mode": "off"}}
+    nodes = fleet(
+        GATEWAY,
+        ("gpu-01", "192.0.2.11", served()),
+        ("gpu-02", "192.0.2.12", served(watchdog_port=9500)),
+        ("gpu-03", "192.0.2.13", served(watchdog_port=None)),
+        ("gpu-04", "192.0.2.14", off),
+    )
+    servers = [Server(f"gpu-0{n}", f"tiny-{n}", 2, "tiny", 8000) for n in (1, 2, 3, 4)]
+    (found,) = gateway.backends(nodes, servers, "gw-01")
+    asked = {each.name: (each.stage, each.watchdog_port) for each in found.targets}
+    assert asked == {
+        "gpu-01.tiny-1.2": ("tiny-1", 8406),
+        "gpu-02.tiny-2.2": ("tiny-2", 9500),
+        "gpu-03.tiny-3.2": ("", 0),
+        "gpu-04.tiny-4.2": ("", 0),
+    }
+
+    before = {f"tiny/{each.name}": (each.address, each.port) for each in found.targets}
+    none = replace(found, targets=())
+    assert gateway.kept([none], before, set(nodes), nodes) == (found,)
+
+    text = gateway.config(Gateway.model_validate(OPEN), [found]).files["haproxy.cfg"].decode()
+    lines = {line.split()[1]: line for line in text.splitlines() if "    server " in line}
+    said = 'agent-check agent-port 9500 agent-inter 2000ms agent-send "tiny-2\\n"'
+    assert lines["gpu-02.tiny-2.2"].endswith(f"192.0.2.12:8000 check {said}")
+    assert lines["gpu-03.tiny-3.2"].endswith("192.0.2.13:8000 check")
 
 
 def test_what_a_gateway_could_not_serve_is_refused_with_its_setting() -> None:
@@ -121,12 +154,16 @@ TWO = (
 )
 
 
+WATCHED = replace(TWO[0].targets[0], stage="tiny-0", watchdog_port=8406)
+
+
 @pytest.mark.parametrize(
     ("settings", "backends"),
     [
         pytest.param(OPEN, (), id="nothing"),
         pytest.param(OPEN, TWO[:1], id="one"),
         pytest.param(OPEN, TWO, id="two"),
+        pytest.param(OPEN, (replace(TWO[0], targets=(WATCHED,)),), id="watched"),
         pytest.param(OPEN, (TWO[0], replace(TWO[0], name="twin")), id="same-name"),
         pytest.param(OPEN, (replace(TWO[0], targets=()),), id="no-server"),
         pytest.param({"clients": [CLIENT], **CERTIFIED}, TWO, id="tls"),
