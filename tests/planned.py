@@ -44,10 +44,12 @@ def machine(profile: str, number: int, models: dict[str, str]) -> dict[str, Any]
 
 def planned(machines: dict[str, dict[str, Any]], settings: dict[str, dict[str, Any]]) -> Assessment:
     """Plan for machines, each with its own variables."""
-    declared = {
-        name: SimpleNamespace(
-            groups=(), settings=NodeSettings.model_validate(settings[name]), origins={}
-        )
-        for name in machines
+    return assessment.planned(machines, declared_of({name: settings[name] for name in machines}))
+
+
+def declared_of(settings: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return what an inventory would say of nodes."""
+    return {
+        name: SimpleNamespace(groups=(), settings=NodeSettings.model_validate(each), origins={})
+        for name, each in settings.items()
     }
-    return assessment.planned(machines, declared)

@@ -28,6 +28,7 @@ from gpufleet.upgrade import (
     locking,
     looking,
     node_change,
+    one_more,
     quieting,
 )
 from gpufleet.upgrade.acting import Acting
@@ -423,15 +424,28 @@ def planned_now(
     if problems := key_change.asked(nodes, front, differs, settings):
         raise FleetError(*problems)
     loads = looking.loads(nodes, found.found.running, found.found, settings, found.looks)
-    plan = planned(
-        differs,
-        loads,
-        wanted.rules,
-        cordoned=found.cordoned,
-        journals=before,
-        accept_outage=wanted.accept_outage,
-        accept_unknown_load=wanted.accept_unknown_load,
+    alone = tuple(
+        one_more.remarks(differs, found.found, found.documents, wanted.declared.gpu_nodes, before)
     )
+    try:
+        plan = planned(
+            differs,
+            loads,
+            wanted.rules,
+            cordoned=found.cordoned,
+            journals=before,
+            accept_outage=wanted.accept_outage,
+            accept_unknown_load=wanted.accept_unknown_load,
+        )
+    except FleetError as error:
+        raise FleetError(*error.problems, *alone) from None
+    plan = replace(plan, remarks=(*plan.remarks, *alone))
+    if front.gateways and (come := {replica for each in differs for replica in each.comes}):
+        said = (
+            f"{listed(come)}: gateways know it only when the upgrade is at its end: until then it "
+            "gets no requests of others; where they need it, deploys/vllm.py first, by itself"
+        )
+        plan = replace(plan, remarks=(*plan.remarks, said))
     if not front.there():
         said = (
             "no node has `gateway`, and there is no `balancer`: nothing keeps requests from a "

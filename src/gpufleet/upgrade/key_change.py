@@ -11,17 +11,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gpufleet import payload, snapshot
 from gpufleet.gateway import GatewayState
 from gpufleet.named_files import read
 from gpufleet.settings import NodeSettings
 from gpufleet.snapshot import FileState
-from gpufleet.survey import Answer
-from gpufleet.upgrade.asking import Nodes
-from gpufleet.upgrade.balancing import Front
 from gpufleet.upgrade.node_change import Asked
 from gpufleet.upgrade.wave import Group, model_of
+
+if TYPE_CHECKING:
+    from gpufleet.survey import Answer
+    from gpufleet.upgrade.asking import Nodes
+    from gpufleet.upgrade.balancing import Front
 
 # As roles/vllm.py has it.
 KEY = "/etc/vllm/credentials/api-key"

@@ -48,6 +48,8 @@ class Sight:
     node_why: Mapping[str, str] = field(default_factory=dict)
     """What is below vLLM and differs, by node."""
     remarks: tuple[str, ...] = ()
+    documents: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """What each node answered the probe."""
 
     @property
     def cordoned(self) -> dict[str, str]:
@@ -118,7 +120,7 @@ def sight(
     looks = look(nodes, declared.gpu_nodes)
     found = assessment.planned(documents, declared.gpu_nodes, unfit_stops=unfit_stops)
     report = assessment.judged(documents, declared.gpu_nodes)
-    return Sight(found, looks, Findings.of(report), below or {}, found.remarks)
+    return Sight(found, looks, Findings.of(report), below or {}, found.remarks, documents)
 
 
 def survey(nodes: Nodes, declared: Fleet, *, seconds: float = SECONDS) -> dict[str, Answer]:
