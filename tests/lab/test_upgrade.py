@@ -303,8 +303,8 @@ def test_a_driver_is_upgraded_with_reboots_and_no_request_is_lost(bare: UpgradeF
     boots = {}
     for node in bare.gpu_nodes:
         boots[node] = bare.ssh(node, "cat /proc/sys/kernel/random/boot_id")
-        bare.ssh(node, f"echo 1 > {MACHINE}/sys/module/nvidia_uvm/refcnt")
-        assert bare.ssh(node, "cat /sys/module/nvidia_uvm/refcnt").strip() == "1"
+        bare.ssh(node, f"echo 1 > {MACHINE}/sys/module/nvidia/refcnt")
+        assert bare.ssh(node, "cat /sys/module/nvidia/refcnt").strip() == "1"
     bare.declare_driver(DRIVERS[1], DCGM)
     with changing(bare, f"the driver's stand-in, {DRIVERS[0]} to {DRIVERS[1]}, with reboots"):
         done = bare.upgrade()
