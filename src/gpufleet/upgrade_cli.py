@@ -61,7 +61,7 @@ _unknown = click.option(
 @_outage
 @_unknown
 @_journal
-@click.option("--report", "shown", metavar="ID", help="Show what one did; `last`: INVENTORY's newest.")
+@click.option("--report", "shown", metavar="ID", help="Show what one did; `last`: its newest.")
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="And as a page.")
 @json_option
 def upgrade(
