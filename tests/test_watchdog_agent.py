@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpufleet.on_node import machine, watchdog_agent, watchdog_stage
+from gpufleet.on_node import machine, watchdog_agent, watchdog_judge, watchdog_stage
 from gpufleet.on_node import watchdog as program
 from gpufleet.on_node.watchdog import Watchdog
 from tests.gateway.running import free_ports
@@ -132,6 +132,24 @@ def test_one_that_was_stalled_is_not_acquitted_by_a_restart_of_the_watchdog(
     after._next_turn = 0.0
     after.step()
     assert told(after, "tiny-0") == "up"
+
+
+def test_nor_by_a_pause_of_the_watchdog_after_which_it_counts_anew(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = watchdog_stage.Stage(stage("tiny-0"), lambda *_: None)
+    found.turn(100.0)
+    found.stalled = True
+    found.turn(100.0 + watchdog_judge.PAUSE_SECONDS + 1)
+    assert not found.stalled
+    assert found.word(112.0) == ""
+    assert found.word(112.0 + 1 + watchdog_stage.RECALL_SECONDS) == "up"
+
+    without = watchdog_stage.Stage(stage("tiny-0"), lambda *_: None)
+    without.turn(100.0)
+    without.stalled = True
+    without.turn(101.0)
+    assert without.word(101.0) == "up"
 
 
 @pytest.mark.parametrize(

@@ -183,8 +183,9 @@ class Stage:
         self._until = 0.0
         self._told = ""
         self._recalled = ""
-        """The life that was stalled when the watchdog ended."""
+        """The life that was stalled when the watchdog ended, or did not look for some time."""
         self._recalled_until = 0.0
+        self._turned = 0.0
 
     # What is remembered over a restart of the watchdog
 
@@ -195,9 +196,7 @@ class Stage:
         self.restarts = int(document.get("restarts", 0))
         self.killed = [float(each) for each in document.get("killed", [])]
         if document.get("stalled"):
-            self._recalled = str(document.get("life", ""))
-            patience = self.about["seconds"] + 2 * self.about["idle_seconds"] + RECALL_SECONDS
-            self._recalled_until = now + patience
+            self._recall(str(document.get("life", "")), now)
         for each in self.servers:
             if each.url in document.get("ready", []):
                 each.state = State(
@@ -220,12 +219,17 @@ class Stage:
         Return what a gateway is told of it: "up", "down #stalled", or "" for what is not known.
 
         Of a unit that does not run nothing is: the gateway's own checks say that. Nor of one that
-        was stalled when the watchdog ended, until it would have been found to be so again.
+        was stalled when the watchdog looked last, before it ended or was stopped, until it would
+        have been found to be so again.
         """
         if self.stalled:
             return "down #stalled"
         recalls = self._recalled == self.life and now < self._recalled_until
         return "" if not self.life or recalls else "up"
+
+    def _recall(self, life: str, now: float) -> None:
+        patience = self.about["seconds"] + 2 * self.about["idle_seconds"] + RECALL_SECONDS
+        self._recalled, self._recalled_until = life, now + patience
 
     @property
     def idle(self) -> float:
@@ -242,6 +246,9 @@ class Stage:
         """Look, judge, and do the next step."""
         if self._fork is not None:
             self._fork.advance(now)
+        if self.stalled and now - self._turned > judging.PAUSE_SECONDS:
+            self._recall(self.life, now)
+        self._turned = now
         life = self._lives()
         if life != self.life:
             self._over(now, "the unit runs anew" if life else "the unit ended")
