@@ -125,17 +125,18 @@ def proxy(nodes: Mapping[str, Watched], name: str) -> None:
 
 def without() -> None:
     """Take away what there is of it, but for its releases and its account."""
-    unit = f"{UNIT_DIRECTORY}/{UNIT}"
+    secrets = tuple(f"{CREDENTIALS}/{each}" for each in ("upstream-key", "tls-key"))
+    ours = (f"{UNIT_DIRECTORY}/{UNIT}", f"{HOME}/front.json", *secrets)
     gone = Converge(
         Wanted(
             UnitGone(UNIT, stop_seconds=LONGEST_STOP_SECONDS),
-            NoOtherFiles(f"{CREDENTIALS}/*"),
             Absent(f"{HOME}/config.yaml"),
-            Absent(f"{HOME}/front.json"),
+            *map(Absent, ours[1:]),
         ),
-        watch=(unit,),
+        watch=ours,
     )
-    if gone.snapshot().file(unit).exists:
+    # Also where a run before was killed halfway: no secret stays.
+    if any(gone.snapshot().file(each).exists for each in ours):
         gone.units(name="no service")
         gone.files(name="no configuration")
 
@@ -200,7 +201,6 @@ def service(
         state=STATE,
         release=build.directory,
         serve=SERVE,
-        ca=wanted.upstream_ca_file is not None,
         credentials=sorted(secrets),
         networks=networks,
         start_seconds=litellm.START_SECONDS,

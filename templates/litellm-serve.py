@@ -33,6 +33,8 @@ CHAT = "/v1/chat/completions"
 PATHS = (CHAT, "/v1/completions", "/v1/embeddings")
 HIDDEN = (b"x-litellm-", b"llm_provider-", b"server")
 """What the headers of answers begin with that clients do not get: they name addresses inside."""
+# Where Debian's and Red Hat's kin keep whom they believe.
+SYSTEMS = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt")
 # LiteLLM fetches prices, texts and presets, and offers pages, unless it is told not to.
 QUIET = {
     "DISABLE_ADMIN_UI": "True",
@@ -228,6 +230,12 @@ async def _say(send: Send, status: int, document: Mapping[str, Any]) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
+def authorities(directory: str) -> str | None:
+    """Return the file with those whom certificates are believed: LiteLLM has a list of its own."""
+    known = (f"{directory}/upstream-ca.pem", *SYSTEMS)
+    return next((each for each in known if Path(each).exists()), None)
+
+
 def credential(name: str) -> Path | None:
     """Return the file of one of the unit's credentials; None: it has none of this name."""
     path = Path(os.environ.get("CREDENTIALS_DIRECTORY", "/nonexistent")) / name
@@ -249,6 +257,8 @@ def main(directory: str, *, only_check: bool) -> None:
     # LiteLLM does not start without a key of its own: another one each time, that nobody is told.
     own_key = os.environ["LITELLM_MASTER_KEY"] = f"sk-{secrets.token_hex(32)}"
     os.environ["CONFIG_FILE_PATH"] = f"{directory}/config.yaml"
+    if (believed := authorities(directory)) is not None:
+        os.environ["SSL_CERT_FILE"] = believed
     os.environ[told["key_variable"]] = "none"
     if (key := credential("upstream-key")) is not None:
         os.environ[told["key_variable"]] = key.read_text().strip()

@@ -311,8 +311,6 @@ def configuration(
             "disable_spend_logs": True,
         },
     }
-    if wanted.upstream_ca_file:
-        said["litellm_settings"]["ssl_verify"] = f"{HOME}/upstream-ca.pem"
     front = {
         "listen": wanted.listen,
         "port": wanted.port,

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -65,11 +66,29 @@ def python() -> Path:
     return folder / "bin/python"
 
 
+def certificate(folder: Path) -> Path:
+    """Make a certificate for 127.0.0.1, with its key in the same file."""
+    made = folder / "certificate.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+            *("-nodes", "-subj", "/CN=gateway", "-addext", "subjectAltName=IP:127.0.0.1"),
+            *("-days", "2", "-keyout", folder / "key.pem", "-out", made),
+        ],
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+    made.write_bytes(made.read_bytes() + (folder / "key.pem").read_bytes())
+    return made
+
+
 @dataclass
 class Server:
     """A gateway with models behind it, as LiteLLM sees them: what it was asked, how it answers."""
 
-    port: int = 0
+    certificate: Path
+    """With its key; it signs itself."""
     asked: list[dict[str, Any]] = field(default_factory=list)
     go_on: threading.Event = field(default_factory=threading.Event)
     """Streams wait for it after their first piece."""
@@ -84,7 +103,10 @@ class Server:
         class Handler(_Handler):
             server_of = about
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        shown = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        shown.load_cert_chain(self.certificate)
+        self.server.socket = shown.wrap_socket(self.server.socket, server_side=True)
         self.server.daemon_threads = True
         self.port = self.server.server_port
         threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
@@ -175,6 +197,7 @@ class Running:
 
     folder: Path
     port: int
+    believed: ssl.SSLContext
     process: subprocess.Popen[bytes]
     outside: Outside
     told: list[bytes]
@@ -183,7 +206,9 @@ class Running:
     """All that clients got of it, headers too."""
 
     def connection(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=SECONDS)
+        return http.client.HTTPSConnection(
+            "127.0.0.1", self.port, timeout=SECONDS, context=self.believed
+        )
 
     def ask(
         self,
@@ -251,15 +276,19 @@ class Outside:
 def running(
     folder: Path, wanted: Litellm, served: Mapping[str, str], server: Server
 ) -> Iterator[Running]:
-    """Run LiteLLM as its unit does, as far as that needs no systemd."""
+    """Run LiteLLM as its unit does, as far as that needs no systemd; with TLS on both sides."""
     (port,) = free_ports(1)
     wanted = wanted.model_copy(update={"port": port})
-    at = litellm.Upstream(f"http://127.0.0.1:{server.port}", 20, "x-session-id")
+    at = litellm.Upstream(f"https://127.0.0.1:{server.port}", 20, "x-session-id")
     found = litellm.configuration(wanted, litellm.names(wanted, served), served, at)
     for path, content in found.files.items():
         (folder / path).write_bytes(content)
     (folder / "credentials").mkdir()
     (folder / "credentials/upstream-key").write_text(UPSTREAM_KEY + "\n")
+    (folder / "credentials/tls-key").write_bytes(server.certificate.read_bytes())
+    for name in ("tls.pem", "upstream-ca.pem"):
+        (folder / name).write_bytes(server.certificate.read_bytes())
+    believed = ssl.create_default_context(cafile=server.certificate)
     outside = Outside()
     told: list[bytes] = []
     notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -285,7 +314,7 @@ def running(
         threading.Thread(target=_released, args=(process, notify), daemon=True).start()
         told.append(notify.recv(100))
         assert told == [b"READY=1"], (folder / "log").read_text()
-        yield Running(folder, port, process, outside, told)
+        yield Running(folder, port, believed, process, outside, told)
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait(SECONDS)

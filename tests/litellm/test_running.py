@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,17 @@ import openai
 import pytest
 
 from gpufleet.litellm_settings import Litellm
-from tests.litellm.running import KEY, SECONDS, UPSTREAM_KEY, VERSION, Running, Server, running
+from tests.gateway.running import until
+from tests.litellm.running import (
+    KEY,
+    SECONDS,
+    UPSTREAM_KEY,
+    VERSION,
+    Running,
+    Server,
+    certificate,
+    running,
+)
 
 SERVED = {"small": "org/small", "large": "large", "spare": "spare", "vectors": "vectors"}
 CHAT = {"messages": [{"role": "user", "content": "a-secret-prompt"}]}
@@ -59,7 +70,7 @@ WANTED = Litellm.model_validate(
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, Server]]:
-    server = Server()
+    server = Server(certificate(tmp_path_factory.mktemp("certificate")))
     with running(tmp_path_factory.mktemp("litellm"), WANTED, SERVED, server) as proxy:
         yield proxy, server
     server.stop()
@@ -266,7 +277,11 @@ def test_bodies_that_are_not_json_or_too_large_are_refused(proxy: Running, serve
 
 def test_a_client_that_is_not_ours_gets_what_it_expects(proxy: Running, server: Server) -> None:
     client = openai.OpenAI(
-        base_url=f"http://127.0.0.1:{proxy.port}/v1", api_key=KEY, max_retries=0, timeout=SECONDS
+        base_url=f"https://127.0.0.1:{proxy.port}/v1",
+        api_key=KEY,
+        max_retries=0,
+        timeout=SECONDS,
+        http_client=openai.DefaultHttpxClient(verify=proxy.believed),
     )
     server.go_on.set()
     messages: Any = CHAT["messages"]
@@ -281,10 +296,12 @@ def test_a_client_that_is_not_ours_gets_what_it_expects(proxy: Running, server: 
     with pytest.raises(openai.NotFoundError, match="There is no such model"):
         client.chat.completions.create(model="nobody", messages=messages)
     assert "gpt-4o" in [each.id for each in client.models.list()]
+    # With TLS a stop waits half a minute for an idle connection that nobody reads.
+    client.close()
 
 
 def test_no_secret_is_seen_and_nobody_outside_is_called(proxy: Running, server: Server) -> None:
-    """The last test: of all that clients got, of the log, and of every call of the process."""
+    """Of all that clients of these tests got, of the log, and of every call of the process."""
     server.refuses["large"] = 401  # whose answer says the key that it got
     status, said = proxy.ask({"model": "large", **CHAT})
     assert status == 401
@@ -298,3 +315,19 @@ def test_no_secret_is_seen_and_nobody_outside_is_called(proxy: Running, server: 
     assert "a-secret-prompt" not in proxy.log()
     assert "a large 401" in proxy.log()
     assert proxy.outside.calls == []
+
+
+def test_a_stop_lets_what_runs_end_and_takes_nothing_new(proxy: Running, server: Server) -> None:
+    """The last test: the process is gone after it."""
+    there = proxy.connection()
+    answer = proxy.begin(there, {"model": "large", "stream": True, **CHAT})
+    assert b"first" in answer.readline()
+
+    proxy.process.send_signal(signal.SIGTERM)
+
+    with pytest.raises(ConnectionError):
+        until(lambda: not proxy.ask(path="/healthy", method="GET"), "it takes nothing new")
+    server.go_on.set()
+    assert answer.read().endswith(b"data: [DONE]\n\n")
+    there.close()
+    assert proxy.process.wait(SECONDS) in {0, -signal.SIGTERM}
