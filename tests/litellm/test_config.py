@@ -19,6 +19,8 @@ from gpufleet.bundle.needs import NodeNeeds, needs
 from gpufleet.litellm import Upstream
 from gpufleet.litellm_settings import COMPROMISED, Litellm
 from gpufleet.settings import Mistake, node_settings
+from gpufleet.units import UnitFile
+from roles import litellm as role
 from tests.gateway.test_config import OPEN, Node, fleet
 
 ROOT = Path(__file__).parents[2]
@@ -275,3 +277,28 @@ def test_a_firewall_lets_its_clients_in_where_it_listens_for_others() -> None:
 
     assert not opened()
     assert opened(listen="192.0.2.9", allow_plain_http=True)
+
+
+def test_whatever_it_reads_when_it_starts_is_a_reason_to_start_it_again() -> None:
+    """And nothing else is: what a release was built from may move. No secret is in the unit."""
+    lock, uv = LOCK.read_bytes(), (ROOT / "locks/uv.txt").read_bytes()
+
+    def unit(
+        read: bytes = b"a", key: bytes = KEY, reach: tuple[str, ...] = (), **wanted: Any
+    ) -> UnitFile:
+        said = Litellm.model_validate({**BASE, **wanted})
+        build = release.release(said, lock, uv, litellm.PROGRAM)
+        return role.service(said, build, reach, {"config.yaml": read}, {"upstream-key": key})
+
+    first = unit()
+    assert unit(index_url="https://index.example.net/simple").fingerprint == first.fingerprint
+    others = (
+        unit(read=b"b"),
+        unit(key=b"another"),
+        unit(reach=("localhost",)),
+        unit(drain_seconds=5),
+        unit(python="/usr/bin/python3.12"),
+    )
+    assert len({first.fingerprint, *(each.fingerprint for each in others)}) == 6
+    assert KEY.decode() not in first.content
+    assert "LoadCredential=upstream-key:" in first.content
