@@ -25,7 +25,7 @@ from tests.gateway.running import Running, Vllm, backend, free_ports, running, u
 from tests.test_watchdog import Machine
 
 FIRST, SECOND = "tiny/gpu-01.tiny-0", "tiny/gpu-02.tiny-1"
-SECONDS = 1.5
+SECONDS = 2.0
 """Until a server counts as stalled."""
 
 
