@@ -26,7 +26,7 @@ from gpufleet.upgrade import balancing, baseline, capacity, gates, looking, node
 from gpufleet.upgrade.asking import Nodes
 from gpufleet.upgrade.balancing import Front
 from gpufleet.upgrade.baseline import Alerts, Findings, Traffic
-from gpufleet.upgrade.deploying import NODE_SECONDS, Deploy
+from gpufleet.upgrade.deploying import GATEWAY, GATEWAY_SECONDS, NODE_SECONDS, Deploy
 from gpufleet.upgrade.engine import LostError, too_many
 from gpufleet.upgrade.gates import Verdict
 from gpufleet.upgrade.journal import Journal
@@ -408,8 +408,14 @@ class Acting:
             text = f"{name} stays cordoned, for {mark}"
             self.journal.append("noted", wave=state.wave, group=group.id, text=text)
         served = [each for each in group.replicas if each not in drained]
+        self._make_known(group)
         self.front.tell("ready", balancing.of(self.servers, served), GONE_SECONDS)
         return {"kept": sorted(drained)} if drained else {}
+
+    def _make_known(self, group: Group) -> None:
+        """Have our gateways learn which replicas came and went: they send nothing to others."""
+        if (group.comes or group.goes) and self.front.gateways:
+            self.deploy.run(GATEWAY, GATEWAY_SECONDS, self.front.gateways, "gateways")
 
     def soak(self, group: Group) -> Mapping[str, Any]:
         """Watch what the replicas do with requests for a while."""

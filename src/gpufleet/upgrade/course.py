@@ -43,7 +43,7 @@ from gpufleet.upgrade.vllm_version import Edit, write_down
 from gpufleet.upgrade.wave import Group, Wave
 from gpufleet.upgrade.wave_plan import WavePlan, planned
 
-PREPARE, SERVE, GATEWAY = "deploys/prepare.py", "deploys/vllm.py", "deploys/gateway.py"
+PREPARE, SERVE = "deploys/prepare.py", "deploys/vllm.py"
 DONE, STOPPED = 0, 1
 # A node that is not being changed is waited for so long: it answered a moment ago.
 PATIENCE_SECONDS = 60
@@ -350,10 +350,6 @@ class Course:
             every = self.wanted.limit or tuple(self.wanted.declared.nodes)
             if limit := [name for name in every if name not in out]:
                 deploy.run(SERVE, FINISH_SECONDS, limit, "finish")
-            if any(group.comes or group.goes for wave in state.waves for group in wave.groups):
-                gateways = Front(self.nodes, self.wanted.declared).gateways
-                if gateways:
-                    deploy.run(GATEWAY, FINISH_SECONDS, gateways, "gateways")
             again = sorted(
                 unit for unit, since in self._started().items() if before.get(unit, since) != since
             )
@@ -440,10 +436,11 @@ def planned_now(
     except FleetError as error:
         raise FleetError(*error.problems, *alone) from None
     plan = replace(plan, remarks=(*plan.remarks, *alone))
-    if front.gateways and (come := {replica for each in differs for replica in each.comes}):
+    come = {replica for each in differs for replica in each.comes}
+    if come and front.there() and not front.gateways:
         said = (
-            f"{listed(come)}: gateways know it only when the upgrade is at its end: until then it "
-            "gets no requests of others; where they need it, deploys/vllm.py first, by itself"
+            f"{listed(come)}: your balancer has to know it by then: waves count on it as soon as "
+            "it is there"
         )
         plan = replace(plan, remarks=(*plan.remarks, said))
     if not front.there():

@@ -24,6 +24,9 @@ PREPARE_SECONDS = 6 * 3600
 # Packages, a driver's module, a reboot.
 NODE_SECONDS = 2 * 3600
 FINISH_SECONDS = 2 * 3600
+GATEWAY = "deploys/gateway.py"
+# A configuration that is rendered and reloaded, with nodes that do not answer waited for.
+GATEWAY_SECONDS = 1800
 _QUOTED = 6
 """Lines of a failed run that are quoted; all of them are in its file."""
 # As refusal.py says it; and as pyinfra 3 heads an operation and ends one that failed on a node,
