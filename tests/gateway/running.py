@@ -293,7 +293,9 @@ class Running:
         """Ask once; return the status and what was said."""
         there = self.connection()
         names = {name.replace("_", "-"): value for name, value in headers.items()}
-        there.request(method, path, body if method == "POST" else None, names)
+        # What is refused may be so before all of it is sent.
+        with contextlib.suppress(BrokenPipeError):
+            there.request(method, path, body if method == "POST" else None, names)
         answer = there.getresponse()
         said = answer.read()
         there.close()
