@@ -53,3 +53,8 @@ def test_one_that_did_not_go_well_has_no_cost(word: str) -> None:
         cost([*journal(), entry(201, word, "tiny-1")])
     with pytest.raises(ValueError, match="finished"):
         cost(journal()[:-1])
+
+
+def test_one_that_changed_what_lies_below_vllm_has_none_either() -> None:
+    with pytest.raises(ValueError, match="below vLLM"):
+        cost([entry(62, "changing", "tiny-0"), *journal()])

@@ -48,12 +48,15 @@ def cost(entries: Iterable[Mapping[str, Any]]) -> Cost:
     """
     Return what an upgrade cost by its journal's entries, as they lie in the file.
 
-    Raises ValueError for one that has not finished, or in which something failed.
+    Raises ValueError for one that has not finished, in which something failed, or that changed what
+    lies below vLLM: there a server may load before its unit is switched, at the node's boot.
     """
     found = list(entries)
     words = {entry["what"] for entry in found}
     if "finished" not in words or words & {"failed", "stuck"}:
         raise ValueError("only an upgrade that finished without a failure has a cost")
+    if "changing" in words:
+        raise ValueError("what lies below vLLM was changed: its time is not the upgrade's own")
     at = {
         (entry["what"], entry.get("group")): float(entry["at"])
         for entry in reversed(found)  # the first of each

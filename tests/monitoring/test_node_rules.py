@@ -331,6 +331,19 @@ SERVICES = (
     ),
     Case(
         "UnitFailed",
+        "a scrape that was missed while it had failed",
+        {f'node_systemd_unit_state{{{UNIT},state="failed"}}': "1x20 stale 1x9"},
+        at=660,
+        fires=(
+            Firing(
+                {**ON, "name": "nvidia-persistenced.service"},
+                "gpu-01: nvidia-persistenced.service has failed",
+            ),
+        ),
+        step=30,
+    ),
+    Case(
+        "UnitFailed",
         "a failed vLLM unit, which has its own alert, and one that is inactive",
         {
             f'node_systemd_unit_state{{{NODE},name="vllm-tiny-0.service",state="failed"}}': "1x30",
