@@ -6,9 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gevent
 import pytest
 
-from gpufleet.upgrade.deploying import why
+from gpufleet.errors import FleetError
+from gpufleet.upgrade.deploying import Shared, why
 
 DEPLOY = """\
 from pyinfra.operations import server
@@ -69,3 +71,48 @@ def test_a_sentence_that_all_nodes_say_is_quoted_once() -> None:
 )
 def test_refusals_and_whatever_else_ends_a_run_are_quoted(text: str, said: str) -> None:
     assert why(text).startswith(said)
+
+
+def test_groups_that_change_at_once_share_one_deploy_that_began_after_all_of_them() -> None:
+    """Two at once would write the same files of a gateway."""
+    fleet: list[str] = []
+    seen: list[tuple[str, ...]] = []
+    running = 0
+
+    def run() -> None:
+        nonlocal running
+        running += 1
+        assert running == 1
+        seen.append(tuple(fleet))
+        gevent.sleep(0.05)
+        running -= 1
+
+    shared = Shared(run)
+
+    def group(name: str) -> tuple[str, ...]:
+        fleet.append(name)
+        shared()
+        assert any(name in each for each in seen)
+        return seen[-1]
+
+    jobs = [gevent.spawn(group, name) for name in "abc"]
+    gevent.joinall(jobs, raise_error=True, timeout=5)
+    assert [job.value for job in jobs] == [("a",), ("a", "b", "c"), ("a", "b", "c")]
+    assert len(seen) == 2
+    group("d")
+    assert seen[-1] == ("a", "b", "c", "d")
+
+
+def test_a_shared_deploy_that_failed_is_nobodys_proof() -> None:
+    tried: list[int] = []
+
+    def run() -> None:
+        tried.append(1)
+        gevent.sleep(0.01)
+        raise FleetError("the gateway did not answer")
+
+    jobs = [gevent.spawn(Shared.__call__, shared) for shared in [Shared(run)] for _ in range(2)]
+    for job in jobs:
+        with pytest.raises(FleetError):
+            job.get(timeout=5)
+    assert len(tried) == 2

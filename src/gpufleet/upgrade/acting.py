@@ -26,7 +26,7 @@ from gpufleet.upgrade import balancing, baseline, capacity, gates, looking, node
 from gpufleet.upgrade.asking import Nodes
 from gpufleet.upgrade.balancing import Front
 from gpufleet.upgrade.baseline import Alerts, Findings, Traffic
-from gpufleet.upgrade.deploying import GATEWAY, GATEWAY_SECONDS, NODE_SECONDS, Deploy
+from gpufleet.upgrade.deploying import GATEWAY, GATEWAY_SECONDS, NODE_SECONDS, Deploy, Shared
 from gpufleet.upgrade.engine import LostError, too_many
 from gpufleet.upgrade.gates import Verdict
 from gpufleet.upgrade.journal import Journal
@@ -77,6 +77,11 @@ class Acting:
     silent: frozenset[str] = frozenset()
     """The silences that are ours."""
     looks: dict[str, NodeLook] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._tell_gateways = Shared(
+            lambda: self.deploy.run(GATEWAY, GATEWAY_SECONDS, self.front.gateways, "gateways")
+        )
 
     @property
     def id(self) -> str:
@@ -415,7 +420,7 @@ class Acting:
     def _make_known(self, group: Group) -> None:
         """Have our gateways learn which replicas came and went: they send nothing to others."""
         if (group.comes or group.goes) and self.front.gateways:
-            self.deploy.run(GATEWAY, GATEWAY_SECONDS, self.front.gateways, "gateways")
+            self._tell_gateways()
 
     def soak(self, group: Group) -> Mapping[str, Any]:
         """Watch what the replicas do with requests for a while."""

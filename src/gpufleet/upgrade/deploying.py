@@ -6,13 +6,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
 from click import unstyle
+from gevent.lock import BoundedSemaphore
 from gevent.subprocess import DEVNULL, STDOUT, Popen, TimeoutExpired
 
 from gpufleet.errors import FleetError
@@ -79,6 +80,31 @@ class Deploy:
         if status:
             raise FleetError(f"{file} failed: {_last(path, begin)} (all of it: {path})")
         return path
+
+
+@dataclass
+class Shared:
+    """
+    A deploy that several groups of a wave want: one at a time, and one for all who waited for it.
+
+    What it reads of the fleet it reads after it has begun: one that began before somebody asked
+    may not know what they had done by then.
+    """
+
+    run: Callable[[], object]
+    _one: BoundedSemaphore = field(default_factory=BoundedSemaphore, repr=False)
+    _began: float = field(default=float("-inf"), repr=False)
+    """When the last one began that came to its end, as time.monotonic()."""
+
+    def __call__(self) -> None:
+        """Return once one has come to its end that began after this was called."""
+        asked = time.monotonic()
+        with self._one:
+            if self._began >= asked:
+                return
+            began = time.monotonic()
+            self.run()
+            self._began = began
 
 
 def _ended(process: Popen, seconds: float) -> int | None:
