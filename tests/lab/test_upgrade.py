@@ -7,6 +7,7 @@ GPUFLEET_UPGRADE_LOAD_TABLE the run writes docs/upgrade-under-load.md.
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -284,6 +285,89 @@ def test_a_load_that_three_replicas_need_is_upgraded_around_one_by_one(
         load.stop()
     assert summary(load.requests()).failed == 0
     most_at_once(fleet, 1)
+
+
+_STATISTICS = """\
+import socket
+there = socket.socket(socket.AF_UNIX)
+there.connect("/run/gpufleet-gateway/admin.sock")
+there.sendall(b"show stat\\n")
+while said := there.recv(65536):
+    print(said.decode(), end="")
+"""
+
+
+def behind_the_gateway(fleet: UpgradeFleet) -> dict[str, tuple[str, int]]:
+    """Return {server: its state, how many requests it was sent}, as HAProxy says."""
+    said = fleet.ssh(GATEWAY, "python3 -", stdin=_STATISTICS).removeprefix("# ")
+    return {
+        row["svname"]: (row["status"], int(row["stot"]))
+        for row in csv.DictReader(said.splitlines())
+        if row["svname"].startswith("gpu-")
+    }
+
+
+def test_replicas_that_an_upgrade_takes_and_brings_are_known_to_the_gateway_within_the_wave(
+    fleet: UpgradeFleet,
+) -> None:
+    """Two leave, and two come, each time at once: clients see nothing of it."""
+    fleet.declare(upgrade={"canary": 0, "waves": [2]})
+    every = len(fleet.gpu_nodes)
+    fleet.declare_model(replicas=every - 2)
+    with changing(fleet, "two replicas fewer, both at once"):
+        done = fleet.upgrade()
+        assert done.returncode == 0, done.stdout
+    assert len(behind_the_gateway(fleet)) == every - 2
+    assert sum(name != "" for name in fleet.releases().values()) == every - 2
+
+    fleet.declare_model(replicas=every)
+    with changing(fleet, "two replicas more, both at once"):
+        run = fleet.begin("upgrade")
+        fleet.await_entry(run, "undrained", count=2)
+        # Before the end, when all of the fleet is deployed in any case.
+        began = behind_the_gateway(fleet)
+        assert len(began) == every
+        new = [name for name, (_, sent) in began.items() if sent < 50]
+        assert len(new) == 2, began
+        assert not fleet.noted("finishing")
+        assert run.wait(timeout=1200) == 0, fleet.said()
+        after = behind_the_gateway(fleet)
+        assert all(after[name][1] > began[name][1] for name in new), (began, after)
+    assert {state for state, _ in behind_the_gateway(fleet).values()} == {"UP"}
+
+
+def test_a_model_with_one_replica_is_changed_without_an_outage_where_there_is_room_for_two(
+    fleet: UpgradeFleet,
+) -> None:
+    """As docs/upgrades.md has it: another one comes, both are changed, and one goes."""
+    before, after = fleet.wanted["vllm"]["version"], NEW
+    if before == NEW:
+        after = OLD
+    fleet.declare(upgrade=ONE_BY_ONE)
+    fleet.declare_model(replicas=1)
+    done = fleet.upgrade()
+    assert done.returncode == 0, done.stdout
+
+    refused = fleet.upgrade("--vllm", after)
+    assert refused.returncode != 0, refused.stdout
+    assert "has room for one more for that time" in refused.stdout, refused.stdout
+    assert not fleet.noted("draining")
+
+    with changing(fleet, f"vLLM {before} to {after}, a model with one replica", rate=2.0):
+        fleet.declare_model(replicas=2)
+        run = fleet.pyinfra("-y", seconds=1200)
+        assert run.status == 0, run.output
+        done = fleet.upgrade("--vllm", after)
+        assert done.returncode == 0, done.stdout
+        fleet.wanted["vllm"] |= {"version": after, "lock": fleet.declared()["vllm"]["lock"]}
+        fleet.declare_model(replicas=1)
+        done = fleet.upgrade()
+        assert done.returncode == 0, done.stdout
+    assert [name for name in fleet.releases().values() if name] == [after]
+    assert len(behind_the_gateway(fleet)) == 1
+    fleet.declare_model(replicas=len(fleet.gpu_nodes))
+    run = fleet.pyinfra("-y", seconds=1200)
+    assert run.status == 0, run.output
 
 
 @pytest.fixture(scope="module")
