@@ -195,7 +195,9 @@ def test_haproxy_finds_it_valid_without_a_warning(
         timeout=60,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (0, "Configuration file is valid\n"), done.stderr
+    # 3.0 says nothing of one that is.
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert done.stdout in {"", "Configuration file is valid\n"}
     assert "[WARNING]" not in done.stderr
 
 
