@@ -9,16 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
-from pyinfra.api.arguments import all_global_arguments
-from pyinfra.api.connectors import get_all_connectors
-from pyinfra.api.util import raise_if_bad_type
-from pyinfra.connectors.ssh import ConnectorData
 
 from gpufleet import locked
 from gpufleet.errors import FleetError
@@ -45,8 +40,6 @@ PASSWORDS: Mapping[str, str] = {
     "_su_password": "connect as root, or use sudo",
 }
 
-_SSH: Mapping[str, Any] = get_type_hints(ConnectorData)
-_ARGUMENTS = {name: kind for name, kind in all_global_arguments() if name.startswith("_")}
 _LOCAL_PATHS = ("ssh_config_file", "ssh_key", "ssh_known_hosts_file")
 # Of the setting `vllm`.
 _VLLM_FILES = ("lock", "uv_lock", "api_key_file", "cluster_key_file", "hf_token_file")
@@ -183,7 +176,6 @@ def _flat(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
 
 def _key_mistakes(node: str, found: Variables) -> Iterator[tuple[Origin, str]]:
     """What is wrong with the keys that are not settings, and with values that JSON has not."""
-    connector = _connector_keys(node)
     for key, (value, origin) in found.items():
         if key in PASSWORDS:
             if origin.line:  # what was typed at a prompt comes without one
@@ -193,14 +185,19 @@ def _key_mistakes(node: str, found: Variables) -> Iterator[tuple[Origin, str]]:
                 json.dumps(value, allow_nan=False)
             except (TypeError, ValueError) as error:
                 yield origin, f"{key}: is not plain data as JSON has it: {error}"
-        elif kind := _SSH.get(key) or _ARGUMENTS.get(key):
-            try:
-                raise_if_bad_type(value, kind, TypeError, key)
-            except TypeError as error:
-                yield origin, str(error)
-        elif key not in connector:
-            known = [*NodeSettings.model_fields, *_SSH, *_ARGUMENTS]
-            yield origin, f"{key}: no setting has this name{suggestion(key, known)}"
+        else:
+            yield from ((origin, said) for said in _of_pyinfra(node, key, value))
+
+
+def _of_pyinfra(node: str, key: str, value: Any) -> Iterator[str]:
+    """Say what is wrong with a variable that is not ours."""
+    from gpufleet import pyinfra_variables
+
+    if why := pyinfra_variables.wrong(key, value):
+        yield why
+    elif key not in pyinfra_variables.known(node):
+        names = [*NodeSettings.model_fields, *pyinfra_variables.SSH, *pyinfra_variables.ARGUMENTS]
+        yield f"{key}: no setting has this name{suggestion(key, names)}"
 
 
 def _hint(at: KeyPath, what: str) -> str:
@@ -239,19 +236,6 @@ def _kinds(kind: Any) -> tuple[Any, ...]:
 
 def _is_model(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseModel)
-
-
-@cache
-def _connectors() -> Mapping[str, Any]:
-    return dict(get_all_connectors())
-
-
-def _connector_keys(node: str) -> Mapping[str, Any]:
-    """Return the variables that a node's own connector takes: `@fake/gpu-01` has `fake_delay`."""
-    if not node.startswith("@"):
-        return _SSH
-    connector = _connectors().get(node[1:].split("/", maxsplit=1)[0])
-    return getattr(connector, "data_meta", {})
 
 
 def _some(names: list[str]) -> str:

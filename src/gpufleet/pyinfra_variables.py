@@ -1,0 +1,48 @@
+"""What pyinfra itself makes of a node's variables: its global arguments, and its connectors' keys.
+
+Apart from `nodevars`, for pyinfra takes half a second to import: whoever has written none of these
+need not wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, get_type_hints
+
+from pyinfra.api.arguments import all_global_arguments
+from pyinfra.api.connectors import get_all_connectors
+from pyinfra.api.util import raise_if_bad_type
+from pyinfra.connectors.ssh import ConnectorData
+
+SSH: Mapping[str, Any] = get_type_hints(ConnectorData)
+"""Variables of the SSH connector, with their types."""
+ARGUMENTS: Mapping[str, Any] = {
+    name: kind for name, kind in all_global_arguments() if name.startswith("_")
+}
+"""Arguments that every operation takes, with their types."""
+
+
+def wrong(key: str, value: Any) -> str | None:
+    """Return why a value is none for a variable of pyinfra's; None: it is, or it is no such key."""
+    kind = SSH.get(key) or ARGUMENTS.get(key)
+    if kind is None:
+        return None
+    try:
+        raise_if_bad_type(value, kind, TypeError, key)
+    except TypeError as error:
+        return str(error)
+    return None
+
+
+def known(node: str) -> frozenset[str]:
+    """Return the variables that a node may have: `@fake/gpu-01` has `fake_delay`."""
+    if not node.startswith("@"):
+        return frozenset({*SSH, *ARGUMENTS})
+    connector = _connectors().get(node[1:].split("/", maxsplit=1)[0])
+    return frozenset({*SSH, *ARGUMENTS, *getattr(connector, "data_meta", {})})
+
+
+@cache
+def _connectors() -> Mapping[str, Any]:
+    return dict(get_all_connectors())
