@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from gpufleet import show, units
+from gpufleet import show_status, units
 from gpufleet.on_node import machine, serving, stage_status
 from gpufleet.planner import Stage
 from gpufleet.rank_status import Stand, status
@@ -565,7 +565,7 @@ def test_what_is_there_and_not_declared_is_a_remark():
 
 def text(fleet):
     console = Console(width=300, record=True, highlight=False, file=io.StringIO())
-    console.print(show.status(fleet, CLOCK))
+    console.print(show_status.status(fleet, CLOCK))
     return [" ".join(line.split()) for line in console.export_text().splitlines()]
 
 
@@ -657,7 +657,7 @@ def test_journals_that_cannot_be_read_are_a_sentence_and_status_2(gpufleet, argu
 
 def printed(fleet):
     console = Console(width=400, file=io.StringIO())
-    console.print(show.status(fleet, CLOCK))
+    console.print(show_status.status(fleet, CLOCK))
     return console.file.getvalue()
 
 

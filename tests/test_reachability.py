@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpufleet import show
+from gpufleet import show, show_reach
 from gpufleet.cluster_network import Network
 from gpufleet.reachability import (
     EXCHANGE_SECONDS,
@@ -253,7 +253,7 @@ def test_ports_that_are_ours_are_a_remark_and_those_of_strangers_matter_where_ra
 
 
 def test_the_table_shows_every_way(capsys):
-    show.display(show.reach(compare(REPLICA, seen(), talk())))
+    show.display(show_reach.reach(compare(REPLICA, seen(), talk())))
 
     said = capsys.readouterr().out
     assert said.count("17/17 ports, 9000 B, +0.001 s") == 6

@@ -313,7 +313,7 @@ def reach(inventory_file: str, replica: str | None, *, as_json: bool) -> int:
     Exit status: 0 they do, 1 they do not, 2 could not run.
     """
     cooperate()
-    from gpufleet import fleet, reaching, show
+    from gpufleet import fleet, reaching, show, show_reach
     from gpufleet.assessment import planned
 
     answers, declared = live(inventory_file)
@@ -334,7 +334,7 @@ def reach(inventory_file: str, replica: str | None, *, as_json: bool) -> int:
         _print_json([each.as_json() for each in found])
     else:
         for each in found:
-            show.display(show.reach(each))
+            show.display(show_reach.reach(each))
     return int(any(each.problems for each in found))
 
 
@@ -371,7 +371,7 @@ def status(
     cooperate()
     import time
 
-    from gpufleet import fleet, payload, rank_status, show
+    from gpufleet import fleet, payload, rank_status, show, show_status
     from gpufleet.inventory import read
 
     declared = read(inventory_file)
@@ -387,7 +387,7 @@ def status(
     if as_json:
         _print_json(found.as_json())
     else:
-        show.display(show.status(found, time.time()))
+        show.display(show_status.status(found, time.time()))
     return int(not found.serves)
 
 

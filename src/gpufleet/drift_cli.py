@@ -51,9 +51,9 @@ def drift(
     if as_json:
         click.echo(json.dumps(found.as_json(), indent=2))
     else:
-        from gpufleet import show
+        from gpufleet import show, show_drift
 
-        show.display(show.drift(found))
+        show.display(show_drift.drift(found))
     if record:
         from gpufleet import recording
 

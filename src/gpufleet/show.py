@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
@@ -17,16 +16,12 @@ from rich.text import Text
 
 from gpufleet.checks.catalogue import CHECKS
 from gpufleet.checks.finding import Finding, GpuId, Report, Severity, worst_first
-from gpufleet.drift import Drift
-from gpufleet.drift import Stand as DriftStand
 from gpufleet.explanation import Action, Change
 from gpufleet.imported.secret import hide, within
 from gpufleet.planner import FleetPlan, Stage
 from gpufleet.presets import Choice, LayeredFlag, Preset
 from gpufleet.printable import printable
 from gpufleet.ranges import node_ranges, ranges
-from gpufleet.rank_status import FleetStatus, Stand
-from gpufleet.reachability import Reach, Way
 from gpufleet.topology import Node, known
 
 if TYPE_CHECKING:
@@ -42,13 +37,6 @@ _STYLES = {
     Severity.INFO: "cyan",
     Severity.OK: "green",
 }
-_STAND_STYLES = {
-    Stand.SERVES: "green",
-    Stand.RUNS: "green",
-    Stand.STARTS: "yellow",
-    Stand.BUSY: "yellow",
-    Stand.UNKNOWN: "magenta",
-}
 _VERDICTS = {Severity.BLOCK: "blocked", Severity.UNKNOWN: "unknown"}
 
 
@@ -59,9 +47,11 @@ def display(what: RenderableType) -> None:
 
 def nodes_table(fleet: Fleet, names: Iterable[str]) -> Table:
     """Return one line a node: where it is, its groups, what it is to serve."""
-    table = _table("node", "address", "groups", "models")
+    table = with_columns("node", "address", "groups", "models")
     for node in (fleet.nodes[name] for name in names):
-        _row(table, node.name, node.address, " ".join(node.groups), " ".join(node.settings.serving))
+        add_row(
+            table, node.name, node.address, " ".join(node.groups), " ".join(node.settings.serving)
+        )
     return table
 
 
@@ -74,21 +64,21 @@ def values_table(fleet: Fleet, names: Iterable[str]) -> Table:
         for key, value, origin in fleet.nodes[name].leaves():
             where = str(origin or "default")
             found.setdefault((key, _shown(value), where), []).append(name)
-    table = _table("setting", "value", "set in", *(["nodes"] if total > 1 else []))
+    table = with_columns("setting", "value", "set in", *(["nodes"] if total > 1 else []))
     for (key, value, where), nodes in sorted(found.items(), key=lambda item: item[0][0]):
         which = ["all" if len(nodes) == total else _some(nodes)] if total > 1 else []
-        _row(table, key, value, where, *which, style="dim" if where == "default" else "")
+        add_row(table, key, value, where, *which, style="dim" if where == "default" else "")
     return table
 
 
 def probe_table(nodes: Iterable[Node]) -> Table:
     """Return one line a node: what the probe found in it."""
-    table = _table("node", "driver", "CUDA", "GPUs", "NVLink islands")
+    table = with_columns("node", "driver", "CUDA", "GPUs", "NVLink islands")
     for node in nodes:
         kinds: dict[str, int] = {}
         for gpu in node.gpus:
             kinds[gpu.name] = kinds.get(gpu.name, 0) + 1
-        _row(
+        add_row(
             table,
             node.name,
             node.driver or "none",
@@ -114,7 +104,7 @@ def report(found: Report, *, everything: bool = False) -> RenderableType:
     alike: dict[tuple[Any, ...], list[Finding]] = {}
     for finding in shown:
         alike.setdefault(_likeness(finding), []).append(finding)
-    table = _table("", "where", "check", "found")
+    table = with_columns("", "where", "check", "found")
     table.columns[0].no_wrap = table.columns[2].no_wrap = True
     for group in alike.values():
         _finding_row(table, group, everything=everything)
@@ -124,9 +114,9 @@ def report(found: Report, *, everything: bool = False) -> RenderableType:
 
 def checks_table() -> Table:
     """Return one line a check: its name, the question it answers, and what of it needs root."""
-    table = _table("check", "question", "needs root for")
+    table = with_columns("check", "question", "needs root for")
     for each in CHECKS.values():
-        _row(table, each.id, each.question, each.root or "")
+        add_row(table, each.id, each.question, each.root or "")
     return table
 
 
@@ -162,7 +152,7 @@ def _finding_row(table: Table, alike: list[Finding], *, everything: bool) -> Non
             lines.append(f"do: {first.remedy[0].text}")
         else:
             lines += (f"{n}. {step.text}" for n, step in enumerate(first.remedy, 1))
-    _row(
+    add_row(
         table,
         Text("accepted" if accepted else first.severity.word.upper(),
              style="dim" if accepted else _STYLES[first.severity]),
@@ -198,13 +188,13 @@ def _nodes_by_verdict(found: Report) -> Table:
         verdict = found.verdict(node)
         worst = verdict if verdict.stops else Severity.OK
         kinds.setdefault((worst, _kind(found.facts.get(node))), []).append(node)
-    table = _table("", "nodes", "", "")
+    table = with_columns("", "nodes", "", "")
     table.show_header = False
     for (verdict, kind), nodes in sorted(kinds.items(), key=lambda item: (-item[0][0], item[1])):
-        _row(
+        add_row(
             table,
             Text(_VERDICTS.get(verdict, "fit"), style=_STYLES[verdict]),
-            _counted(len(nodes), "node"),
+            counted(len(nodes), "node"),
             node_ranges(nodes),
             kind,
         )
@@ -224,15 +214,16 @@ def _kind(document: Mapping[str, Any] | None) -> str:
     return f"{gpus}, driver {driver}" if driver else f"{gpus}, no driver"
 
 
-def _counted(count: int, noun: str) -> str:
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun: `1 GPU`, `2 GPUs`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def plan_table(plan: FleetPlan, nodes: Mapping[str, Node]) -> Table:
     """Return one line a stage: where it runs and on what."""
-    table = _table("model", "replica", "node", "GPUs", "NVLink island", "TP", "port")
+    table = with_columns("model", "replica", "node", "GPUs", "NVLink island", "TP", "port")
     for stage in plan.stages:
-        _row(
+        add_row(
             table,
             stage.model,
             str(stage.replica),
@@ -247,173 +238,41 @@ def plan_table(plan: FleetPlan, nodes: Mapping[str, Node]) -> Table:
 
 def layers_table(layers: Mapping[tuple[str, str], Iterable[LayeredFlag]]) -> Table:
     """Return one line a flag of each model that somebody set, and who did."""
-    table = _table("model", "flag", "value", "set by", "because")
+    table = with_columns("model", "flag", "value", "set by", "because")
     for (model, _), flags in layers.items():
         for each in flags:
             because = each.because if len(each.because) < 60 else each.because[:57] + "..."
             value = hide(_shown(each.value), within(each.value))
-            _row(table, model, f"--{each.name}", value, each.layer, because)
+            add_row(table, model, f"--{each.name}", value, each.layer, because)
     return table
 
 
 def changes_table(changes: Iterable[Change]) -> Table:
     """Return one line a replica: what a deploy would do with it."""
-    table = _table("replica", "", "runs now", "is to run", "why")
+    table = with_columns("replica", "", "runs now", "is to run", "why")
     for each in changes:
         after = "" if each.action is Action.STAY else each.after
-        _row(table, each.replica, str(each.action), each.before, after, each.why)
+        add_row(table, each.replica, str(each.action), each.before, after, each.why)
     return table
-
-
-def status(found: FleetStatus, now: float) -> RenderableType:
-    """Return one line a rank, then what is amiss, then how many replicas serve."""
-    table = _table(
-        "replica", "rank", "node", "", "since", "GPUs", "port", "restarts", "last restart"
-    )
-    for replica in found.replicas:
-        for rank in replica.ranks:
-            last = rank.last_restart
-            _row(
-                table,
-                replica.id,
-                str(rank.rank),
-                rank.node,
-                _stand(rank.stand, drained=found.out.drains(replica.id, rank.node)),
-                "" if rank.since is None else _ago(now - rank.since),
-                ranges(rank.indices) if rank.indices else _counted(len(rank.gpus), "GPU"),
-                ranges(rank.ports) or "-",
-                "" if rank.restarts is None else str(rank.restarts),
-                f"{_ago(now - last.when)} ago: {last.cause}" if last else "",
-            )
-    parts: list[RenderableType] = [table] if found.replicas else []
-    lines = [*_incarnations(found, now), *_amiss(found), *_marks(found, now)]
-    if lines:
-        parts += [Text(), *(Text(printable(line)) for line in lines)]
-    serving = sum(each.stand is Stand.SERVES for each in found.replicas)
-    said = f"{serving} of {len(found.replicas)} replicas serve"
-    if drained := len({replica for replica, _, _ in found.out.drained}):
-        said += f"; {drained} drained"
-    style = _STAND_STYLES[Stand.SERVES] if found.serves else "bold red"
-    return Group(*parts, Text(), Text(said if found.replicas else "no replica", style=style))
-
-
-def reach(found: Reach) -> RenderableType:
-    """Return one line a node, with what arrives at each other one, then what is wrong."""
-    by_ends = {(way.start, way.end): way for way in found.ways}
-    nodes = found.replica.nodes
-    table = _table(f"{found.replica.id}, from", *(f"to {node}" for node in nodes))
-    for start in nodes:
-        cells = [_way(by_ends.get((start, end)), start == end) for end in nodes]
-        _row(table, start, *cells)
-    said = [*found.problems, *found.remarks]
-    parts: list[RenderableType] = [table]
-    if said:
-        parts += [Text(), *(Text(printable(line)) for line in said)]
-    verdict = Text(f"its nodes reach each other: proven in {found.seconds:.1f} s", style="green")
-    if found.problems:
-        verdict = Text("it would not be started", style="bold red")
-    return Group(*parts, Text(), verdict, Text())
-
-
-def drift(found: Drift) -> RenderableType:
-    """Return what has moved and what is unknown of each node, and a line for the fleet."""
-    table = _table("node", "matters", "what", "says", "remedy")
-    for name, node in sorted(found.nodes.items()):
-        for moved in node.moved:
-            _row(table, name, moved.matters, moved.what, moved.source, moved.remedy)
-        for unread in node.unread:
-            _row(table, name, "unknown", unread.why, unread.source, "", style="magenta")
-    stands = Counter(node.stand for node in found.nodes.values())
-    line = ", ".join(f"{stands[stand]} {stand}" for stand in DriftStand if stands[stand])
-    refused = [Text(printable(f"a deploy would be refused: {each}")) for each in found.refused]
-    return Group(*([table] if table.row_count else []), *refused, Text(f"nodes: {line or 'none'}"))
-
-
-def _way(way: Way | None, itself: bool) -> Text:
-    """Say what passes from one node to another."""
-    if itself:
-        return Text("")
-    if way is None:
-        return Text("unknown", style="red")
-    if way.nothing:
-        return Text("nothing", style="red")
-    said = [f"{way.ports - len(way.failed)}/{way.ports} ports"]
-    if way.bytes is not None:
-        said.append(f"{way.bytes} B")
-    if way.ahead is not None:
-        said.append(f"{way.ahead:+.3f} s")
-    return Text(", ".join(said), style="green" if way.good else "red")
-
-
-def _stand(stand: Stand, *, drained: bool) -> Text:
-    if drained:
-        return Text(f"{stand}, drained", style="yellow" if stand.good else "red")
-    return Text(str(stand), style=_STAND_STYLES.get(stand, "red"))
-
-
-def _marks(found: FleetStatus, now: float) -> Iterator[str]:
-    """Say what is out of service, and which upgrade has not ended."""
-    for node, mark in found.out.cordoned:
-        yield f"{node} cordoned {_ago(now - mark.since)} ago by {mark}"
-    for replica, node, mark in found.out.drained:
-        yield f"{replica} on {node} drained {_ago(now - mark.since)} ago by {mark}"
-    for each in found.out.changes:
-        lock = each.lock
-        yield (
-            f"upgrade {lock.id} is not at its end: {lock.owner} from {lock.origin}, begun "
-            f"{_ago(now - lock.since)} ago: {lock.what}; it has {node_ranges(each.nodes)}"
-        )
-
-
-def _incarnations(found: FleetStatus, now: float) -> Iterator[str]:
-    for replica in found.replicas:
-        formed = [rank.formed for rank in replica.ranks if rank.formed is not None]
-        if replica.incarnation:
-            since = f", {_ago(now - min(formed))} old" if formed else ""
-            yield (
-                f"{replica.id}: {_counted(len(replica.ranks), 'rank')} of incarnation "
-                f"{replica.ranks[0].counter}, {replica.incarnation}{since}"
-            )
-
-
-def _amiss(found: FleetStatus) -> Iterator[str]:
-    for replica in found.replicas:
-        for why in replica.why:
-            yield f"{replica.id} {replica.stand}: {why}"
-    for node, why in found.silent.items():
-        yield f"{node} unknown: {why}"
-    yield from (f"missing: {each}" for each in found.missing)
-    yield from (f"note: {each}" for each in found.remarks)
-
-
-def _ago(seconds: float) -> str:
-    """Return a span in its two largest units: `3 d 4 h`."""
-    left = max(0, int(seconds))
-    parts: list[str] = []
-    for name, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
-        count, left = divmod(left, size)
-        if count or parts:
-            parts.append(f"{count} {name}")
-    return " ".join(each for each in parts[:2] if not each.startswith("0 ")) or "0 s"
 
 
 def presets_table(found: Mapping[str, Preset]) -> Table:
     """Return one line a preset."""
-    table = _table("preset", "objective", "for")
+    table = with_columns("preset", "objective", "for")
     for name, preset in found.items():
-        _row(table, name, preset.objective, preset.situation)
+        add_row(table, name, preset.objective, preset.situation)
     return table
 
 
 def preset_table(preset: Preset) -> Table:
     """Return one line a value that a preset may set."""
-    table = _table("flag", "value", "where", "because")
+    table = with_columns("flag", "value", "where", "because")
     for flag, choices in preset.flags.items():
         for each in choices:
             value = f"by the model's family ({each.value})" if each.table else _shown(each.value)
-            _row(table, f"--{flag}", value, _where_it_holds(each), each.because)
+            add_row(table, f"--{flag}", value, _where_it_holds(each), each.because)
     for need in preset.needs:
-        _row(table, f"--{need.flag}", "yours", "", need.what)
+        add_row(table, f"--{need.flag}", "yours", "", need.what)
     return table
 
 
@@ -444,14 +303,16 @@ def _shown(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def _table(*columns: str) -> Table:
+def with_columns(*columns: str) -> Table:
+    """Return an empty table as all of ours look."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold")
     return table
 
 
-def _row(table: Table, *cells: str | Text, style: str = "") -> None:
+def add_row(table: Table, *cells: str | Text, style: str = "") -> None:
+    """Add cells that nobody interprets: not rich, and not the terminal."""
     # Text: what operators write may look like rich's own markup. Printable: what nodes say may be
     # an order to the terminal.
     table.add_row(

@@ -18,9 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from typing import TYPE_CHECKING, Any
 
 from gpufleet import disaggregation, payload, ranks
 from gpufleet.arguments import words
@@ -31,6 +29,9 @@ from gpufleet.settings import Argument, Served, Vllm
 from gpufleet.variables import KeyPath
 from gpufleet.version import numbers
 from gpufleet.wanted import UNIT_DIRECTORY, File, started_line
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
 """The checkout's own; the place does not depend on the working directory."""
@@ -486,6 +487,9 @@ def _fingerprint(parts: Mapping[str, str | bytes]) -> str:
 
 @cache
 def _loader(templates: Path) -> Environment:
+    # Not where nothing is rendered: a plan for saved probes is there before this would be.
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     return Environment(
         loader=FileSystemLoader(templates),
         undefined=StrictUndefined,
