@@ -1,0 +1,1 @@
+"""How long commands take that ask no node."""
