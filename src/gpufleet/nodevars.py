@@ -185,19 +185,18 @@ def _key_mistakes(node: str, found: Variables) -> Iterator[tuple[Origin, str]]:
                 json.dumps(value, allow_nan=False)
             except (TypeError, ValueError) as error:
                 yield origin, f"{key}: is not plain data as JSON has it: {error}"
-        else:
-            yield from ((origin, said) for said in _of_pyinfra(node, key, value))
+        elif said := _of_pyinfra(node, key, value):
+            yield origin, said
 
 
-def _of_pyinfra(node: str, key: str, value: Any) -> Iterator[str]:
-    """Say what is wrong with a variable that is not ours."""
+def _of_pyinfra(node: str, key: str, value: Any) -> str | None:
+    """Say what is wrong with a variable that is not ours; None: nothing."""
     from gpufleet import pyinfra_variables
 
-    if why := pyinfra_variables.wrong(key, value):
-        yield why
-    elif key not in pyinfra_variables.known(node):
-        names = [*NodeSettings.model_fields, *pyinfra_variables.SSH, *pyinfra_variables.ARGUMENTS]
-        yield f"{key}: no setting has this name{suggestion(key, names)}"
+    if key in pyinfra_variables.known(node):
+        return pyinfra_variables.wrong(key, value)
+    names = [*NodeSettings.model_fields, *pyinfra_variables.SSH, *pyinfra_variables.ARGUMENTS]
+    return f"{key}: no setting has this name{suggestion(key, names)}"
 
 
 def _hint(at: KeyPath, what: str) -> str:

@@ -341,9 +341,8 @@ def test_a_model_with_one_replica_is_changed_without_an_outage_where_there_is_ro
     fleet: UpgradeFleet,
 ) -> None:
     """As docs/upgrades.md has it: another one comes, both are changed, and one goes."""
-    before, after = fleet.wanted["vllm"]["version"], NEW
-    if before == NEW:
-        after = OLD
+    before = fleet.wanted["vllm"]["version"]
+    after = OLD if before == NEW else NEW
     fleet.declare(upgrade=TOGETHER)
     fleet.declare_model(replicas=1)
     done = fleet.upgrade()
