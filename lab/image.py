@@ -13,7 +13,8 @@ import hashlib
 import json
 import os
 import shutil
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -71,18 +72,20 @@ class Recipe:
         return CACHE / "images" / f"{SUITE}-{digest[:12]}"
 
 
-def build(say: Say = silent) -> Path:
+def build(say: Say = silent, also: Iterable[str] = ()) -> Path:
     """
     Return the base image's directory, building it first if there is none of the present recipe.
 
-    About 30 s and 230 MB. Never write into it: nodes' layers lie on top.
+    `also` names packages that it has besides. About 30 s and 230 MB. Never write into it: nodes'
+    layers lie on top.
     """
     wanted = recipe()
+    wanted = replace(wanted, packages=tuple(sorted({*wanted.packages, *also})))
     if wanted.path.is_dir():
         return wanted.path
     with exclusive("images", CACHE, limit=900):
         if not wanted.path.is_dir():  # else another lab has built it while we waited
-            with step(f"build the base image ({SUITE}, {len(PACKAGES)} packages)", say):
+            with step(f"build the base image ({SUITE}, {len(wanted.packages)} packages)", say):
                 _build(wanted)
     return wanted.path
 

@@ -104,6 +104,7 @@ class Lab:
         profiles: Mapping[str, str] | None = None,
         cables: Mapping[str, Mapping[str, str]] | None = None,
         without_driver: Collection[str] | None = None,
+        packages: Collection[str] = (),
     ) -> None:
         """
         Have exactly these nodes running (name -> hardware profile), reachable and unharmed.
@@ -111,8 +112,9 @@ class Lab:
         None means those of the last `up`, or the default two. A running node is left running; one
         not named any more is removed with what it had written. `cables` are what nodes have besides
         eth0: {"gpu-01": {"eth1": "10.60.1.1/24"}}. Nodes `without_driver` are handed over with
-        nothing of NVIDIA's but the GPUs; one that changes between the two starts afresh. Raises
-        `FleetError`.
+        nothing of NVIDIA's but the GPUs; one that changes between the two starts afresh. `packages`
+        come with their image, for labs of so many nodes that installing them would take its time.
+        Raises `FleetError`.
         """
         with self._alone():
             self._refresh()
@@ -121,7 +123,7 @@ class Lab:
             bare = self._without_driver(wanted, profiles is None, without_driver)
             gpus.check_profiles(wanted)
             image.ensure_packages(self.say)
-            base = image.build(self.say)
+            base = image.build(self.say, packages)
             kept = self.facts.cables if profiles is None else {}
             self._settle(wanted, kept if cables is None else cables, bare)
             network.up(self.facts)
