@@ -21,7 +21,7 @@ class Server(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_):
         """Leave the journal alone."""
 
-    def do_GET(self):  # noqa: N802
+    def do_GET(self):
         """Answer /health, /metrics and /v1/models."""
         if self.path == "/metrics":
             return self.answer(b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n")
@@ -29,7 +29,7 @@ class Server(http.server.BaseHTTPRequestHandler):
             return self.answer(b"")
         return self.guarded(json.dumps({"data": [{"id": value("--served-model-name")}]}).encode())
 
-    def do_POST(self):  # noqa: N802
+    def do_POST(self):
         """Complete a prompt."""
         self.rfile.read(int(self.headers["Content-Length"]))
         said = {"choices": [{"text": "a"}], "usage": {"completion_tokens": 1}}
