@@ -1,4 +1,4 @@
-"""Numbers and nodes' names, written short.  Pure."""
+"""Numbers, durations and nodes' names, written short.  Pure."""
 
 from __future__ import annotations
 
@@ -63,6 +63,22 @@ def counted(count: int, noun: str) -> str:
     ('1 node', '2 nodes')
     """
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def spell(seconds: float) -> str:
+    """
+    Write a duration as people say it.
+
+    >>> spell(41.4), spell(120), spell(3700)
+    ('41 s', '2 min', '1 h 2 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min" + (f" {whole % 60} s" if whole % 60 else "")
+    minutes = round(whole / 60)
+    return f"{minutes // 60} h" + (f" {minutes % 60} min" if minutes % 60 else "")
 
 
 def _runs(numbers: Iterable[int]) -> list[list[int]]:

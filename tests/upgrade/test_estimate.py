@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpufleet.upgrade.estimate import Estimate, estimate, load_seconds, spell
+from gpufleet.ranges import spell
+from gpufleet.upgrade.estimate import Estimate, estimate, load_seconds
 from gpufleet.upgrade.journal import Entry
 from gpufleet.upgrade.wave import Group, Wave
 from tests.upgrade.fleets import group

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Protocol
 
+from gpufleet.ranges import spell
 from gpufleet.upgrade.wave import Group, Wave, model_of
 
 
@@ -118,22 +119,6 @@ def load_seconds(journals: Iterable[Sequence[Entry]]) -> dict[str, float]:
                     here[model] = max(here.get(model, 0.0), float(seconds))
         found |= here
     return found
-
-
-def spell(seconds: float) -> str:
-    """
-    Write a duration as people say it.
-
-    >>> spell(41.4), spell(120), spell(3700)
-    ('41 s', '2 min', '1 h 2 min')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min" + (f" {whole % 60} s" if whole % 60 else "")
-    minutes = round(whole / 60)
-    return f"{minutes // 60} h" + (f" {minutes % 60} min" if minutes % 60 else "")
 
 
 def _took(entries: Sequence[Entry]) -> list[tuple[Group, float]]:

@@ -15,10 +15,10 @@ from typing import Any
 from gpufleet import assessment
 from gpufleet.assessment import Assessment, Declared
 from gpufleet.errors import FleetError
-from gpufleet.ranges import ranges
+from gpufleet.ranges import ranges, spell
 from gpufleet.settings import NodeSettings
 from gpufleet.stage import Stage
-from gpufleet.upgrade.estimate import Entry, load_seconds, spell
+from gpufleet.upgrade.estimate import Entry, load_seconds
 from gpufleet.upgrade.wave import Group, model_of
 from gpufleet.variables import Origin
 

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from gpufleet.printable import printable
-from gpufleet.ranges import counted, listed
-from gpufleet.upgrade.estimate import spell
+from gpufleet.ranges import counted, listed, spell
 from gpufleet.upgrade.journal import Entry
 from gpufleet.upgrade.wave import Group
 

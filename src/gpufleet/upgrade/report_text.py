@@ -13,8 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpufleet.printable import printable
-from gpufleet.ranges import counted, node_ranges
-from gpufleet.upgrade.estimate import spell
+from gpufleet.ranges import counted, node_ranges, spell
 from gpufleet.upgrade.report import OfGroup, OfReplica, OfWave, Report, Served, iso
 
 OUTCOMES = {

@@ -11,9 +11,10 @@ from typing import Any
 
 from gpufleet.errors import FleetError
 from gpufleet.gateway_settings import Upgrade
+from gpufleet.ranges import spell
 from gpufleet.upgrade import capacity
 from gpufleet.upgrade.capacity import Left
-from gpufleet.upgrade.estimate import Entry, Estimate, estimate, load_seconds, spell
+from gpufleet.upgrade.estimate import Entry, Estimate, estimate, load_seconds
 from gpufleet.upgrade.groups import without_cordoned
 from gpufleet.upgrade.load import ReplicaLoad, remarks
 from gpufleet.upgrade.need import Need, needed

@@ -1,0 +1,139 @@
+"""How far something is that takes time, in a line for a terminal and for a log.  Pure.
+
+Bytes that come, with their rate and what is left of the time; and things that are waited for, by
+name. `Pace` says when a line is due. (What steps an upgrade has made is `upgrade/progress.py`.)
+Seconds here are of a clock that only goes forth, such as `time.monotonic()`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from gpufleet.ranges import counted, listed, spell
+
+# What ends sooner needs no line.
+FIRST_SECONDS = 2
+OFTEN_SECONDS = 5
+# Whoever still waits after a minute does not watch any more: a download of six hours has 730 lines.
+OFTEN_UNTIL_SECONDS = 60
+SELDOM_SECONDS = 30
+# The last three looks, 5 s apart: short enough to follow a line that becomes slow, and long enough
+# that the gap between two files is no standstill.
+WINDOW_SECONDS = 15
+# Over less a rate tells nothing.
+RATE_SECONDS = 1
+
+UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+
+
+class Pace:
+    """When a line is due: after 2 s, then every 5 s, after a minute every 30 s."""
+
+    def __init__(self, began: float) -> None:
+        self.began = began
+        self._next = began + FIRST_SECONDS
+
+    def due(self, now: float) -> bool:
+        """Return whether a line is due; if so it counts as said."""
+        if now < self._next:
+            return False
+        early = now - self.began < OFTEN_UNTIL_SECONDS
+        self._next = now + (OFTEN_SECONDS if early else SELDOM_SECONDS)
+        return True
+
+
+class Amount:
+    """
+    Bytes that become more.
+
+    `seen` takes each look, `said` is what they come to.
+
+    >>> amount = Amount()
+    >>> amount.seen(100.0, 0, 5_690_831_667)
+    >>> amount.seen(115.0, 1_288_490_188, 5_690_831_667)
+    >>> amount.said()
+    '1.2 of 5.3 GiB, 82 MiB/s, 51 s left'
+    """
+
+    def __init__(self) -> None:
+        self._looks: deque[tuple[float, int]] = deque()
+        self._moved_at: float | None = None
+        self._total: int | None = None
+
+    def seen(self, now: float, done: int, total: int | None = None) -> None:
+        """Take a look: bytes that are there, and how many there will be, None if unknown."""
+        if not self._looks or done < self._looks[-1][1]:
+            # Less than before: it was begun anew, and what came before tells nothing.
+            self._looks.clear()
+            self._moved_at = now
+        elif done > self._looks[-1][1]:
+            self._moved_at = now
+        self._total = total
+        self._looks.append((now, done))
+        # The last look before the window stays: the rate is over the whole window.
+        while len(self._looks) > 2 and self._looks[1][0] <= now - WINDOW_SECONDS:
+            self._looks.popleft()
+
+    def said(self) -> str:
+        """
+        Return how far it is by the last look.
+
+        "1.2 of 5.3 GiB, 85 MiB/s, 48 s left"; without a total "1.2 GiB so far, 85 MiB/s"; after
+        15 s without a byte "1.2 of 5.3 GiB, no progress for 15 s". "" before the first look.
+        """
+        if not self._looks or self._moved_at is None:
+            return ""
+        now, done = self._looks[-1]
+        # A total that is passed was none.
+        total = self._total if self._total is not None and self._total >= done else None
+        parts = [f"{_bytes(done, 100)} so far" if total is None else amount_of(done, total)]
+        began, before = self._looks[0]
+        over = now - began
+        if done != total and now - self._moved_at >= WINDOW_SECONDS:
+            parts.append(f"no progress for {spell(now - self._moved_at)}")
+        elif over >= RATE_SECONDS and done > before:
+            rate = (done - before) / over
+            parts.append(f"{_bytes(rate, 10)}/s")
+            if total is not None and total > done:
+                parts.append(f"{spell((total - done) / rate)} left")
+        return ", ".join(parts)
+
+
+def amount_of(done: int, total: int) -> str:
+    """
+    Return how much of a whole there is, in the unit of the whole.
+
+    >>> amount_of(1_288_490_188, 5_690_831_667)
+    '1.2 of 5.3 GiB'
+    """
+    size, unit = _unit(total)
+    decimals = _decimals(total / size, 100) if size > 1 else 0
+    return f"{done / size:.{decimals}f} of {total / size:.{decimals}f} {unit}"
+
+
+def waited_for(noun: str, total: int, left: Iterable[str], seconds: float) -> str:
+    """
+    Return how many of so many things are there, and which are waited for.
+
+    >>> waited_for("node", 64, ["gpu-31", "gpu-12", "gpu-07"], 12.3)
+    '61 of 64 nodes after 12 s, 3 left: gpu-07, gpu-12, gpu-31'
+    """
+    names = list(left)
+    text = f"{total - len(names)} of {counted(total, noun)} after {spell(seconds)}"
+    return f"{text}, {len(names)} left: {listed(names)}" if names else text
+
+
+def _bytes(count: float, below: int) -> str:
+    size, unit = _unit(count)
+    decimals = _decimals(count / size, below) if size > 1 else 0
+    return f"{count / size:.{decimals}f} {unit}"
+
+
+def _unit(count: float) -> tuple[int, str]:
+    return next((each for each in UNITS if count >= each[0]), (1, "bytes"))
+
+
+def _decimals(value: float, below: int) -> int:
+    """Return 1 for small values: 30 s of a slow line are seen in an amount, tenths of no rate."""
+    return 1 if value < below else 0
