@@ -17,6 +17,7 @@ import signal
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import gevent
@@ -45,6 +46,9 @@ from gpufleet.units import MODELS
 
 Answer: TypeAlias = dict[str, Any] | str
 """The document of a probe, or of another program, or a sentence why there is none."""
+
+Hearing: TypeAlias = Callable[[str, bytes], None]
+"""Takes a node's name and what it has just printed on standard error."""
 
 # A probe's own deadlines end it after 50 s (on_node/probe.py); ten more are for connecting.
 SECONDS = 60
@@ -89,18 +93,21 @@ def ask(
     program: Callable[[str], str | None],
     seconds: float,
     what: str = "the probe",
+    *,
+    hear: Hearing | None = None,
 ) -> dict[str, Answer]:
     """
     Run on each of `hosts` its program and return {name: document or sentence}, by name.
 
     `program` gives for a node's name a text for Python that prints one JSON document; None: it is
-    not asked, and has no answer. `what` names the programs in sentences.
+    not asked, and has no answer. `what` names the programs in sentences. `hear` gets what a node
+    prints on standard error as it comes; it must not raise.
     Takes at most `seconds` and one more. Connects to those that are not connected yet.
     """
     # Plain greenlets: the deploy passes that wait for us fill pyinfra's own pool, and what is
     # spawned there would never run.
     jobs = {
-        each.name: gevent.spawn(_ask, state, each, text, seconds, what)
+        each.name: gevent.spawn(_ask, state, each, text, seconds, what, hear=hear)
         for each in sorted(hosts, key=lambda h: h.name)
         if (text := program(each.name)) is not None
     }
@@ -146,13 +153,22 @@ class _TooMuchError(Exception):
     """A node printed more than `MOST_MIB`, which is not even looked at."""
 
 
-def _ask(state: State, host: Host, program: str, seconds: float, what: str) -> Answer:
+def _ask(
+    state: State,
+    host: Host,
+    program: str,
+    seconds: float,
+    what: str,
+    *,
+    hear: Hearing | None,
+) -> Answer:
     """Ask one node. It raises nothing: gevent would print a traceback beside our sentences."""
     try:
         with Timeout(seconds), ctx_state.use(state), ctx_host.use(host):
             if not host.connected:
                 host.connect(show_errors=False, raise_exceptions=True)
-            ended_well, out, error = _run(state, host, program, seconds)
+            heard = partial(hear, host.name) if hear else None
+            ended_well, out, error = _run(state, host, program, seconds, heard)
             if ended_well:
                 return document(out, what)
             return f"{what} ended without an answer; the node said: {said([*error, *out])}"
@@ -171,7 +187,11 @@ def _ask(state: State, host: Host, program: str, seconds: float, what: str) -> A
 
 
 def _run(
-    state: State, host: Host, program: str, seconds: float
+    state: State,
+    host: Host,
+    program: str,
+    seconds: float,
+    hear: Callable[[bytes], None] | None,
 ) -> tuple[bool, list[str], list[str]]:
     """
     Run `program` on a node; return whether it ended well and the last lines of both outputs.
@@ -204,7 +224,7 @@ def _run(
             else _local(text)
         )
         with started as streams:
-            code, printed = _exchange(streams, program.encode())
+            code, printed = _exchange(streams, program.encode(), hear)
         out[:], error[:] = _end(printed.out), _end(printed.error)
         return code, CommandOutput([OutputLine("stderr", line) for line in error])
 
@@ -217,7 +237,9 @@ def _run(
     return status in good, out, error
 
 
-def _exchange(streams: _Streams, program: bytes) -> tuple[int, _Printed]:
+def _exchange(
+    streams: _Streams, program: bytes, hear: Callable[[bytes], None] | None = None
+) -> tuple[int, _Printed]:
     """
     Give a command its program while its outputs are read; return its status and what it printed.
 
@@ -228,7 +250,7 @@ def _exchange(streams: _Streams, program: bytes) -> tuple[int, _Printed]:
     sender = gevent.spawn(_send, streams, program)
     readers = [
         gevent.spawn(_listen, streams.read, printed, printed.out, MOST_MIB << 20),
-        gevent.spawn(_listen, streams.read_error, printed, printed.error, MOST_BESIDE),
+        gevent.spawn(_listen, streams.read_error, printed, printed.error, MOST_BESIDE, hear),
     ]
     try:
         for reader in gevent.iwait(readers):
@@ -251,7 +273,11 @@ def _send(streams: _Streams, program: bytes) -> None:
 
 
 def _listen(
-    read: Callable[[int], bytes], printed: _Printed, kept: bytearray, most: int
+    read: Callable[[int], bytes],
+    printed: _Printed,
+    kept: bytearray,
+    most: int,
+    hear: Callable[[bytes], None] | None = None,
 ) -> Exception | None:
     """
     Read to the end, or until both outputs together are too much; keep the last `most` bytes.
@@ -262,6 +288,8 @@ def _listen(
         while not printed.too_much and (chunk := read(_CHUNK)):
             printed.total += len(chunk)
             kept += chunk
+            if hear:
+                hear(chunk)
             del kept[:-most]
             # What has arrived is read without waiting, and others, the deadline among them, have
             # their turn only while somebody waits.
