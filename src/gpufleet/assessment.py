@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,6 +34,7 @@ from gpufleet.nic_affinity import nearest_nics
 from gpufleet.planner import FleetPlan, Running
 from gpufleet.presets import YOURS, LayeredFlag, Subject, kinds, layered, objective
 from gpufleet.quantization_advice import advice
+from gpufleet.quick_dataclass import dataclass
 from gpufleet.restarts import restarts
 from gpufleet.settings import NodeSettings, Served
 from gpufleet.sizing import size

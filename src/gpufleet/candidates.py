@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -27,6 +27,7 @@ from gpufleet.division import Division, Kind, held, room, spread
 from gpufleet.errors import FleetError, NotKnownError
 from gpufleet.flags.rewriting import human_readable
 from gpufleet.gpu_catalogue import cuda_total_gib
+from gpufleet.quick_dataclass import dataclass
 from gpufleet.settings import Served
 from gpufleet.sizing import AUTO_LENGTH, Options, Sizing
 from gpufleet.version import numbers

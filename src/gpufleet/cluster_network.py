@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from ipaddress import AddressValueError, IPv4Interface, IPv4Network, NetmaskValueError
 from typing import Any
 
 from gpufleet.errors import FleetError
 from gpufleet.nic_affinity import nearest, nic_classes
+from gpufleet.quick_dataclass import dataclass
 from gpufleet.topology import known
 
 INFINIBAND = "InfiniBand"
@@ -136,6 +137,12 @@ def networks(
         )
         for node, each in chosen.items()
     }
+
+
+def addresses(document: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return each address at which a node may reach others, in the order of its interfaces."""
+    found = (str(each.own.ip) for each in _interfaces(document) if each.own and not each.flaw)
+    return tuple(dict.fromkeys(found))
 
 
 def sentence(replica: str, found: Mapping[str, Network]) -> str:

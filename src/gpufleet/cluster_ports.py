@@ -9,10 +9,10 @@ has one of it there. What runs keeps its ranges where it can: others would be a 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 from gpufleet.errors import FleetError
 from gpufleet.planner import Stage
+from gpufleet.quick_dataclass import dataclass
 from gpufleet.ranks import NIXL_PORT, endpoints, hands_over
 from gpufleet.settings import Served
 from gpufleet.stage import Running

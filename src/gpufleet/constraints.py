@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -31,6 +31,7 @@ from gpufleet.architecture.parts import (
     WindowCache,
 )
 from gpufleet.architecture.quantization import Quantization, Scheme, online
+from gpufleet.quick_dataclass import dataclass
 from gpufleet.release_limits import Version
 
 VOCABULARY_PADDING = 64

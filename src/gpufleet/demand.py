@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpufleet import candidates, leaving
@@ -19,6 +19,7 @@ from gpufleet.division import Division, Kind
 from gpufleet.endpoints import Endpoint
 from gpufleet.oversize import Oversize
 from gpufleet.placement import Part, Picker, Room, mask
+from gpufleet.quick_dataclass import dataclass
 from gpufleet.ranges import counted, listed
 from gpufleet.settings import Served
 from gpufleet.stage import Balancing, Move, Running, Stage

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from gpufleet import package_plan
 from gpufleet.package_manager import TRANSACTION_SECONDS, Plan
+from gpufleet.quick_dataclass import dataclass
 from gpufleet.snapshot import FileState, Snapshot, UnitState, Unknown, UserState
 from gpufleet.wanted import (
     STARTED_DIRECTORY,

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from gpufleet.architecture.description import Description
@@ -23,6 +22,7 @@ from gpufleet.errors import FleetError
 from gpufleet.groups import suggestion
 from gpufleet.model_reading import Described
 from gpufleet.presets import LayeredFlag
+from gpufleet.quick_dataclass import dataclass
 from gpufleet.ranges import counted, listed, ranges
 from gpufleet.release import cuda_of, pinned
 from gpufleet.settings import Argument, NodeSettings, Served, Vllm

@@ -9,11 +9,11 @@ run 580, 590, 595 and 615.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from gpufleet.bare_node import System
 from gpufleet.errors import FleetError
 from gpufleet.gpu_settings import GpuLock
+from gpufleet.quick_dataclass import dataclass
 
 # The first branch whose packages for Ubuntu have no branch in their names.
 UNBRANCHED_SINCE = 590

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from gpufleet.bare_node import Machine, System
 from gpufleet.driver_branches import serves
 from gpufleet.driver_names import Names, fabric_name, names
 from gpufleet.errors import FleetError
 from gpufleet.gpu_settings import GpuLock
+from gpufleet.quick_dataclass import dataclass
 from gpufleet.vendor_repository import published
 from gpufleet.wanted import Lockstep, ModuleStream, NoPackage, Package, Value
 

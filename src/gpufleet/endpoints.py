@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
+from gpufleet.quick_dataclass import dataclass
 from gpufleet.ranges import listed
 from gpufleet.settings import NodeSettings
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from enum import StrEnum
 from typing import Any
 
 from gpufleet.candidates import GIB, Considered
 from gpufleet.planner import FleetPlan, Running, Stage
+from gpufleet.quick_dataclass import dataclass
 from gpufleet.ranges import node_ranges, ranges
 from gpufleet.topology import Node
 

@@ -14,7 +14,7 @@ import datetime as dt
 import hashlib
 import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from gpufleet.errors import FleetError
 from gpufleet.monitoring_settings import BasicAuth, Exporters, Tls
+from gpufleet.quick_dataclass import dataclass
 from gpufleet.wanted import Directory, File, NoOtherFiles, Value
 
 WEB_CONFIG = "web-config.yml"

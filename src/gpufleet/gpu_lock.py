@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpufleet import vendor_repository
@@ -25,6 +24,7 @@ from gpufleet.driver_branches import (
 )
 from gpufleet.gpu_settings import GpuLock
 from gpufleet.locked import KeyPath
+from gpufleet.quick_dataclass import dataclass
 
 if TYPE_CHECKING:  # settings, which a release is made of, asks this module
     from gpufleet.release import Wheels

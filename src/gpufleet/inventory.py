@@ -21,7 +21,7 @@ import runpy
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -33,6 +33,7 @@ from gpufleet.connection import nodelay_transport
 from gpufleet.errors import FleetError
 from gpufleet.groups import Groups, nest, suggestion
 from gpufleet.nodevars import NodeVars
+from gpufleet.quick_dataclass import dataclass
 from gpufleet.refusal import Refusal
 from gpufleet.variables import Origin, Variables
 

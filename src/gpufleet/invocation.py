@@ -13,7 +13,6 @@ import json
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import FrameType
@@ -22,6 +21,7 @@ from typing import Any, NoReturn
 import click
 
 from gpufleet.groups import suggestion
+from gpufleet.quick_dataclass import dataclass
 from gpufleet.refusal import Refusal
 
 _PYTHON_ONLY = {".yml", ".yaml", ".ini", ".json", ".toml"}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache
 
 from gpufleet import kv_compressed
@@ -27,6 +27,7 @@ from gpufleet.kv_pages import (
     row_bytes,
     widened,
 )
+from gpufleet.quick_dataclass import dataclass
 
 GIB = 1 << 30
 

@@ -11,7 +11,7 @@ platforms/interface.py and model_executor/models/config.py of 0.8.5 to 0.33.0.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from functools import cached_property
 from math import lcm, prod
@@ -28,6 +28,7 @@ from gpufleet.architecture.parts import (
     WindowCache,
 )
 from gpufleet.errors import NotKnownError
+from gpufleet.quick_dataclass import dataclass
 
 Version = tuple[int, ...]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 from gpufleet import gpu_lock, release
 from gpufleet.bare_node import Machine, System
 from gpufleet.gpu_lock import Objection
+from gpufleet.quick_dataclass import dataclass
 from gpufleet.release import Wheels
 from gpufleet.settings import NodeSettings
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from gpufleet.driver_branches import serves
 from gpufleet.gpu_settings import GpuLock
+from gpufleet.quick_dataclass import dataclass
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 

@@ -19,12 +19,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from gpufleet.architecture.description import ModelFiles, Stored
 from gpufleet.errors import FleetError
+from gpufleet.quick_dataclass import dataclass
 
 CONFIG = "config.json"
 HF_QUANT_CONFIG = "hf_quant_config.json"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from gpufleet import locked
 from gpufleet.errors import FleetError
 from gpufleet.groups import suggestion
+from gpufleet.quick_dataclass import dataclass
 from gpufleet.settings import Mistake, NodeSettings, node_settings
 from gpufleet.variables import KeyPath, Origin, Variables
 

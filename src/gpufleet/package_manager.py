@@ -10,9 +10,10 @@ dnf works on, and takes nothing from there.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Literal
 
+from gpufleet.quick_dataclass import dataclass
 from gpufleet.wanted import Lockstep, ModuleStream, Package, PackageSource
 
 Manager = Literal["apt", "dnf"]

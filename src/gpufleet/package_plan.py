@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gpufleet.package_manager import Manager, Plan
+from gpufleet.quick_dataclass import dataclass
 from gpufleet.snapshot import VERSIONLOCK, PackageState, Snapshot, Unknown
 from gpufleet.wanted import (
     Lockstep,

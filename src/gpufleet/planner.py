@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from gpufleet.candidates import Considered, Sizer
@@ -40,6 +40,7 @@ from gpufleet.division import Kind
 from gpufleet.endpoints import assigned
 from gpufleet.errors import FleetError
 from gpufleet.placement import Layout, NearNics, Room
+from gpufleet.quick_dataclass import dataclass
 from gpufleet.ranges import listed
 from gpufleet.settings import NodeSettings, Served
 from gpufleet.sizing import Options, Sizing, size

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,6 +20,7 @@ from yaml import safe_load
 
 from gpufleet.errors import FleetError
 from gpufleet.groups import suggestion
+from gpufleet.quick_dataclass import dataclass
 from gpufleet.version import numbers
 
 if TYPE_CHECKING:

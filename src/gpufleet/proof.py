@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from weakref import WeakKeyDictionary
 
 from pyinfra import host, logger
@@ -24,6 +24,7 @@ from gpufleet.errors import FleetError
 from gpufleet.facts import ReleaseFlags
 from gpufleet.flags import extract, schema
 from gpufleet.flags.schema import Schema
+from gpufleet.quick_dataclass import dataclass
 from gpufleet.release import Release
 from gpufleet.stage_flags import Findings, Origins, Started
 from gpufleet.wanted import Directory, File, NoOtherFiles, Wanted

@@ -7,7 +7,7 @@ without a driver is nothing unusual here. Whether a lock suits a machine is `gpu
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from gpufleet import built_modules, driver_packages, rdma, vendor_repository
@@ -15,6 +15,7 @@ from gpufleet.assessment import Declared
 from gpufleet.bare_node import Machine, System, from_probe
 from gpufleet.errors import FleetError
 from gpufleet.gpu_settings import GpuLock
+from gpufleet.quick_dataclass import dataclass
 from gpufleet.settings import NodeSettings, Repository
 from gpufleet.variables import Origin
 

@@ -27,13 +27,14 @@ import hashlib
 import hmac
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Literal, TypeAlias
 
 from gpufleet.arguments import words
 from gpufleet.cluster_network import Network
 from gpufleet.errors import FleetError
 from gpufleet.planner import Stage
+from gpufleet.quick_dataclass import dataclass
 from gpufleet.settings import Argument, Served
 from gpufleet.stage import Balancing
 

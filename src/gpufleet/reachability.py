@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeAlias
 
 from gpufleet.cluster_network import Network
 from gpufleet.cluster_ports import PORTS
+from gpufleet.quick_dataclass import dataclass
 from gpufleet.ranges import counted, listed, ranges
 
 LOOK_SECONDS = 8

@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from weakref import WeakKeyDictionary
 
@@ -28,6 +28,7 @@ from gpufleet.fleet import Asking
 from gpufleet.named_files import release_of
 from gpufleet.planner import Stage
 from gpufleet.printable import printable
+from gpufleet.quick_dataclass import dataclass
 from gpufleet.reachability import Member, Reach, Replica
 from gpufleet.settings import NodeSettings
 from gpufleet.survey import ask

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any
 
 import gevent
@@ -17,6 +17,7 @@ from pyinfra.api import FunctionCommand, Host, State, operation
 from gpufleet import payload, readiness
 from gpufleet.exporters import Access
 from gpufleet.facts import Serving
+from gpufleet.quick_dataclass import dataclass
 from gpufleet.readiness import State as Stand
 
 # Between two looks at a starting server. A look costs the node one short Python process.

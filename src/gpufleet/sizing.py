@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
@@ -25,6 +25,7 @@ from gpufleet.architecture.parts import LatentCache
 from gpufleet.architecture.quantization import Quantization, canonical, online
 from gpufleet.constraints import Choice, refusals
 from gpufleet.errors import FleetError
+from gpufleet.quick_dataclass import dataclass
 from gpufleet.start_memory import GIB, Defaults, DummyRun, StartMemory, defaults, start_memory
 from gpufleet.weights import SIZES, Sharding, weight_bytes
 

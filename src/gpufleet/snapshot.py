@@ -8,9 +8,10 @@ not be read": whoever decides must treat the last two differently.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal, TypeAlias
 
+from gpufleet.quick_dataclass import dataclass
 from gpufleet.wanted import (
     Absent,
     Directory,

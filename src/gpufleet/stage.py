@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, TypeAlias
 
 from gpufleet.cluster_network import Network
 from gpufleet.presets import LayeredFlag
+from gpufleet.quick_dataclass import dataclass
 from gpufleet.ranges import listed, ranges
 
 Balancing: TypeAlias = Literal["internal", "hybrid", "external"]

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -25,6 +24,7 @@ from gpufleet.flags.check import check
 from gpufleet.flags.problem import By, Kind, Problem
 from gpufleet.flags.schema import Schema
 from gpufleet.planner import Stage
+from gpufleet.quick_dataclass import dataclass
 from gpufleet.ranks import filled
 from gpufleet.settings import NodeSettings, Served, Vllm
 from gpufleet.variables import KeyPath, Origin

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from gpufleet.architecture.max_length import text_part
 from gpufleet.architecture.parts import Architecture, CompressedCache, LatentCache, StateCache
+from gpufleet.quick_dataclass import dataclass
 
 GIB = 1 << 30
 

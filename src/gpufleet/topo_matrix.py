@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import combinations, takewhile
 
 from gpufleet.errors import FleetError
+from gpufleet.quick_dataclass import dataclass
 
 SELF = "X"
 

@@ -15,7 +15,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from gpufleet import disaggregation, payload, ranks
 from gpufleet.arguments import words
 from gpufleet.errors import FleetError
 from gpufleet.planner import Stage
+from gpufleet.quick_dataclass import dataclass
 from gpufleet.release import RELEASES
 from gpufleet.settings import Argument, Served, Vllm
 from gpufleet.variables import KeyPath

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpufleet.bare_node import Architecture, System
 from gpufleet.errors import FleetError
+from gpufleet.quick_dataclass import dataclass
 from gpufleet.wanted import PackageSource
 
 if TYPE_CHECKING:  # settings know locks, which know systems

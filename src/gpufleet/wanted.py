@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, field
 from typing import TypeAlias, TypeVar
 
 from gpufleet.errors import FleetError
+from gpufleet.quick_dataclass import dataclass
 from gpufleet.wanted_packages import (
     Lockstep,
     ModuleStream,

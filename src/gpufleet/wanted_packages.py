@@ -6,10 +6,10 @@ Part of `wanted.py`, from where they are imported; `package_plan.py` compares th
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from gpufleet.errors import FleetError
+from gpufleet.quick_dataclass import dataclass
 from gpufleet.well_formed import must_be_path, must_match
 
 # deb-control(5), fields Package and Version, and what rpm has beyond them (capitals, `_`, `^`); an

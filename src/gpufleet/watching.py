@@ -6,13 +6,14 @@ Pure, but for reading the secrets that settings name.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from gpufleet.errors import FleetError
 from gpufleet.monitoring import scrape
 from gpufleet.monitoring.scrape import Scrape, Server, Target, Watched
 from gpufleet.monitoring_settings import Monitoring
+from gpufleet.quick_dataclass import dataclass
 from gpufleet.settings import NodeSettings
 
 

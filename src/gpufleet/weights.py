@@ -11,11 +11,12 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gpufleet.architecture.parts import Architecture, LatentCache, Layer, Part, Split, Weight, Where
 from gpufleet.architecture.quantization import Quantization, Scheme
 from gpufleet.errors import FleetError
+from gpufleet.quick_dataclass import dataclass
 
 SIZES = {
     "bfloat16": 2,

@@ -9,7 +9,7 @@ model_executor/models.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ from gpufleet.architecture.parts import (
     WindowCache,
 )
 from gpufleet.errors import FleetError
+from gpufleet.quick_dataclass import dataclass
 
 
 def attention(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpufleet.architecture.parts import Architecture
+from gpufleet.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
     from gpufleet.architecture.quantization import Quantization

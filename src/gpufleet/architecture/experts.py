@@ -9,7 +9,7 @@ for families dropped since, the last release that had them).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -35,6 +35,7 @@ from gpufleet.architecture.parts import (
     Split,
     Weight,
 )
+from gpufleet.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True)

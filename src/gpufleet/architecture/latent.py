@@ -9,7 +9,7 @@ Indexer there for sparse attention.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -36,6 +36,7 @@ from gpufleet.architecture.parts import (
     Where,
 )
 from gpufleet.errors import FleetError
+from gpufleet.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True)

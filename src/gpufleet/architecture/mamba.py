@@ -9,7 +9,7 @@ convolution.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 from typing import Any
 
@@ -34,6 +34,7 @@ from gpufleet.architecture.parts import (
 )
 from gpufleet.architecture.uneven import granite_experts
 from gpufleet.errors import FleetError
+from gpufleet.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True)

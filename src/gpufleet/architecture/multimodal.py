@@ -11,7 +11,7 @@ Source: the classes of the same names in vLLM's model_executor/models, 0.19 to 0
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from gpufleet.architecture.dense import vector
 from gpufleet.architecture.fields import Fields
 from gpufleet.architecture.parts import Architecture, Part, Split, Weight, Where
 from gpufleet.errors import FleetError
+from gpufleet.quick_dataclass import dataclass
 
 Weights = tuple[Weight, ...]
 Tower = Callable[[Fields, Fields], tuple[Weights, str]]

@@ -7,9 +7,11 @@ Shapes are those of the whole model, as the checkpoint has them. What one GPU ho
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import TypeAlias
+
+from gpufleet.quick_dataclass import dataclass
 
 
 class Split(StrEnum):

@@ -6,7 +6,7 @@ Every check has a runbook page, docs/checks/<id>.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from gpufleet.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True)

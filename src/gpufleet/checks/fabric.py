@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from gpufleet.checks.finding import Action, Problem, Severity, Step
@@ -38,6 +37,7 @@ from gpufleet.checks.reading import (
     take,
 )
 from gpufleet.checks.remembered import remembered, told_by_twins
+from gpufleet.quick_dataclass import dataclass
 from gpufleet.ranges import ranges
 from gpufleet.topology import P2P_OK
 

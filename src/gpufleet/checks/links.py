@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -26,6 +25,7 @@ from gpufleet.checks.reading import (
     take,
 )
 from gpufleet.checks.remembered import remembered
+from gpufleet.quick_dataclass import dataclass
 from gpufleet.topology import LINK_UP, REMOTE_GPU, REMOTE_SWITCH, nvlink_width
 
 # nvmlIntNvLinkDeviceType_t: a guest sees no switches, and NVML does not know what is there.

@@ -9,11 +9,12 @@ from __future__ import annotations
 import datetime as dt
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Any
 
 from gpufleet.checks.finding import GpuId
+from gpufleet.quick_dataclass import dataclass
 from gpufleet.settings import NodeSettings
 
 _RAISE = object()

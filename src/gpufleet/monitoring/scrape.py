@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol, TypeAlias
 
 import yaml
@@ -19,6 +19,7 @@ import yaml
 from gpufleet.exporters import named
 from gpufleet.monitoring.metric import Job
 from gpufleet.monitoring_settings import BasicAuth, Exporters, Monitoring, Tls
+from gpufleet.quick_dataclass import dataclass
 from gpufleet.settings import NodeSettings
 from gpufleet.stage import Running, Stage
 
