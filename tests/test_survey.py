@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -333,6 +334,27 @@ def test_a_command_ends_when_nobody_waits_for_it(played, tmp_path):
     while lives(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not lives(pid)
+
+
+def test_who_is_waited_for_is_said_beside_the_answer(check, silent, library):
+    """In one line after two seconds, then every five; what is printed stays JSON."""
+    node = {"ssh_hostname": "127.0.0.1", "ssh_port": silent}
+    nodes = [("gpu-01", node), ("gpu-02", node), ("@local", simulated(library, "a100x4-pcie"))]
+
+    run = check(nodes, "--seconds", "9", "--json")
+
+    assert len(json.loads(run.stdout)["facts"]) == 1
+    assert re.findall(r"^probe: .*$", run.stderr, re.MULTILINE) == [
+        "probe: 1 of 3 nodes after 2 s, 2 left: gpu-01, gpu-02",
+        "probe: 1 of 3 nodes after 7 s, 2 left: gpu-01, gpu-02",
+    ]
+
+
+def test_what_answers_at_once_is_not_said(check, library):
+    run = check([("@local", simulated(library, "a100x4-pcie"))], "--json")
+
+    assert json.loads(run.stdout)["facts"]
+    assert "probe: " not in run.stderr
 
 
 def lives(pid):

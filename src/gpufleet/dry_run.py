@@ -10,6 +10,7 @@ asked all the same.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ from gpufleet.drift import Moved, NodeDrift, Unread, matters
 from gpufleet.errors import FleetError
 from gpufleet.printable import printable
 from gpufleet.refusal import Refusal
-from gpufleet.survey import Answer
+from gpufleet.survey import Answer, awaited, say_on_stderr
 
 # A deploy asks a node some tens of questions, each with a deadline of its own; a node on which
 # several of them run into theirs is given up.
@@ -79,8 +80,8 @@ def dry_run(
         # asked for one.
         asked = [each for each in wanted if not isinstance(answers.get(each.name), str)]
         with _overheard(state):
-            jobs = [
-                gevent.spawn(
+            jobs = {
+                each.name: gevent.spawn(
                     _look,
                     state,
                     each,
@@ -88,8 +89,10 @@ def dry_run(
                     seconds,
                 )
                 for each in asked
-            ]
-            gevent.joinall(jobs, raise_error=True)
+            }
+            # Each has its own deadline.
+            awaited(jobs, math.inf, "the comparison", say_on_stderr)
+            gevent.joinall(list(jobs.values()), raise_error=True)
         nodes = {each.name: state.looks[each].drift() for each in wanted}
     named = {each.name: answers[each.name] for each in wanted if each.name in answers}
     return DryRun(nodes, named, tuple(dict.fromkeys(refused)))

@@ -14,17 +14,20 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
+import click
 import gevent
 from gevent import Timeout
 from gevent import os as gevent_os
 from gevent.subprocess import PIPE, Popen
 from paramiko import SSHException
+from pyinfra import logger
 from pyinfra.api import Host, State, StringCommand
 from pyinfra.api.arguments import CONNECTOR_ARGUMENT_KEYS, pop_global_arguments
 from pyinfra.api.exceptions import FactProcessError, PyinfraError
@@ -41,6 +44,7 @@ from pyinfra.context import ctx_host, ctx_state
 from gpufleet import payload
 from gpufleet.facts import PYTHON, document
 from gpufleet.printable import LINES, printable, said
+from gpufleet.progress import Pace, waited_for
 from gpufleet.release import CACHE, RELEASES
 from gpufleet.units import MODELS
 
@@ -52,6 +56,9 @@ Hearing: TypeAlias = Callable[[str, bytes], None]
 
 # A probe's own deadlines end it after 50 s (on_node/probe.py); ten more are for connecting.
 SECONDS = 60
+
+# Between two looks at who has answered: a line is due to the second.
+_LOOK_SECONDS = 1
 
 # The largest document of tests/nodes, of eight GPUs, is 90 KB; at most 2000 lines of the kernel's
 # log (on_node/kernel_log.py), of at most a kilobyte, may come to that.
@@ -94,14 +101,16 @@ def ask(
     seconds: float,
     what: str = "the probe",
     *,
+    aloud: bool = True,
     hear: Hearing | None = None,
 ) -> dict[str, Answer]:
     """
     Run on each of `hosts` its program and return {name: document or sentence}, by name.
 
     `program` gives for a node's name a text for Python that prints one JSON document; None: it is
-    not asked, and has no answer. `what` names the programs in sentences. `hear` gets what a node
-    prints on standard error as it comes; it must not raise.
+    not asked, and has no answer. `what` names the programs in sentences. `aloud`: what takes over
+    two seconds is said, with the nodes that are waited for. `hear` gets what a node prints on
+    standard error as it comes; it must not raise.
     Takes at most `seconds` and one more. Connects to those that are not connected yet.
     """
     # Plain greenlets: the deploy passes that wait for us fill pyinfra's own pool, and what is
@@ -111,13 +120,49 @@ def ask(
         for each in sorted(hosts, key=lambda h: h.name)
         if (text := program(each.name)) is not None
     }
-    gevent.joinall(list(jobs.values()), timeout=seconds + 1)
+    awaited(jobs, seconds + 1, what, say if aloud else None)
     answers: dict[str, Answer] = {}
     for name, job in jobs.items():
         if not job.ready():
             job.kill(block=False)
         answers[name] = job.value if job.successful() and job.value else _late(seconds)
     return answers
+
+
+def awaited(
+    jobs: Mapping[str, gevent.Greenlet],
+    seconds: float,
+    what: str,
+    say: Callable[[str], None] | None,
+) -> None:
+    """
+    Wait for the nodes' jobs, at most so long; `say` meanwhile, in a line, which are waited for.
+
+    After two seconds, then every five, after a minute every thirty. `what` is what they do.
+    """
+    began = time.monotonic()
+    pace = Pace(began)
+    while True:
+        left = {name: job for name, job in jobs.items() if not job.ready()}
+        spent = time.monotonic() - began
+        if not left or spent >= seconds:
+            return
+        if say is not None and pace.due(began + spent):
+            say(f"{what.removeprefix('the ')}: {waited_for('node', len(jobs), left, spent)}")
+        gevent.joinall(list(left.values()), timeout=min(_LOOK_SECONDS, seconds - spent))
+
+
+def say(text: str) -> None:
+    """Have pyinfra's command log a line; a command of ours, which has no log, prints it."""
+    if logger.handlers:
+        logger.info("    %s", text)
+    else:
+        say_on_stderr(text)
+
+
+def say_on_stderr(text: str) -> None:
+    """Print a line beside what a command prints: stdout may be JSON."""
+    click.echo(text, err=True)
 
 
 @dataclass

@@ -113,7 +113,12 @@ class Nodes:
                 return {}
             host = self._hosts[name]
             return survey.ask(
-                self._state, [host], lambda _: _NOTHING, CONNECT_SECONDS, "the connection"
+                self._state,
+                [host],
+                lambda _: _NOTHING,
+                CONNECT_SECONDS,
+                "the connection",
+                aloud=False,
             )[name]
 
     def _one(self, name: str, asked: Asked) -> Answer:
@@ -121,9 +126,14 @@ class Nodes:
             self._drop(name)
             return said
         host = self._hosts[name]
-        found = survey.ask(self._state, [host], lambda _: asked.program, asked.seconds, asked.what)[
-            name
-        ]
+        found = survey.ask(
+            self._state,
+            [host],
+            lambda _: asked.program,
+            asked.seconds,
+            asked.what,
+            aloud=False,
+        )[name]
         if isinstance(found, str):  # it is not asked again over a connection that may be dead
             self._drop(name)
         return found
