@@ -139,13 +139,16 @@ def check(
     place is said once.
     """
     nodes: dict[str, NodeVars] = {}
+    settings: dict[str, NodeSettings] = {}  # most nodes of a group have equal variables
     found: dict[tuple[str, int, str], list[str]] = {}  # (file, line, sentence): nodes, if no place
     for name, layers in merged.items():
         for origin, sentence in _key_mistakes(name, layers):
             found.setdefault((origin.file, origin.line, sentence), [])
         ours = {key: layers[key][0] for key in NodeSettings.model_fields if key in layers}
         try:
-            nodes[name] = NodeVars(name, groups[name], node_settings(ours), layers)
+            if (written := repr(ours)) not in settings:
+                settings[written] = node_settings(ours)
+            nodes[name] = NodeVars(name, groups[name], settings[written], layers)
         except Mistake as mistake:
             for at, what in mistake.mistakes:
                 dotted = ".".join(map(str, at))

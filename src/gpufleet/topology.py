@@ -163,7 +163,7 @@ def node_from_probe(name: str, document: Mapping[str, Any]) -> Node:
         if _tells_enough(facts)
     )
     pairs = list(combinations((gpu.index for gpu in gpus), 2))
-    widths = {pair: nvlink_width(document, *pair) for pair in pairs}
+    widths = nvlink_widths(document, pairs)
     refused = {pair for pair in pairs if widths[pair] and peer_access_refused(document, *pair)}
     return Node(
         name=name,
@@ -184,42 +184,62 @@ def known(value: Any, otherwise: Any = None) -> Any:
 
 
 def nvlink_width(document: Mapping[str, Any], i: int, j: int) -> int:
+    """Return how many NVLinks join two GPUs of a probe: `nvlink_widths` of one pair."""
+    return nvlink_widths(document, [(i, j)])[i, j]
+
+
+def nvlink_widths(
+    document: Mapping[str, Any], pairs: Iterable[tuple[int, int]]
+) -> dict[tuple[int, int], int]:
     """
-    Return how many NVLinks join two GPUs of a probe: the n of nvidia-smi's NV<n>.
+    Return how many NVLinks join each pair of GPUs of a probe: the n of nvidia-smi's NV<n>.
 
     Links that end at the other GPU, and through NVSwitches as many as both have. Where the two
     count differently the lower count holds: a link that one end alone sees is down.
     """
-    direct = min(_direct(document, i, j), _direct(document, j, i))
-    return direct + min(_switched(document, i, j), _switched(document, j, i))
+    ends: dict[int, _Ends] = {}
+
+    def from_to(i: int, j: int) -> tuple[int, int]:
+        if i not in ends:
+            ends[i] = _ends(document, i)
+        bus_id = document["gpus"][j]["pci"]["bus_id"]
+        granted = document["p2p"]["nvlink"][i][j] == P2P_OK
+        return ends[i].gpus.count(bus_id), ends[i].switched or (ends[i].unseen if granted else 0)
+
+    return {(i, j): sum(map(min, from_to(i, j), from_to(j, i))) for i, j in pairs}
 
 
-def _direct(document: Mapping[str, Any], i: int, j: int) -> int:
-    bus_id = document["gpus"][j]["pci"]["bus_id"]
-    return sum(
-        link["remote_type"] == REMOTE_GPU and link["remote_pci"] == bus_id
-        for link in _links_up(document, i)
-    )
+@dataclass(frozen=True)
+class _Ends:
+    """Where one GPU's links that are up lead."""
+
+    gpus: list[Any]
+    """The PCI address of the GPU at the other end, a link each."""
+    switched: int
+    """How many are known to end at NVSwitches."""
+    unseen: int
+    """How many may, if the driver says so of a pair of GPUs."""
 
 
-def _switched(document: Mapping[str, Any], i: int, j: int) -> int:
+def _ends(document: Mapping[str, Any], i: int) -> _Ends:
     """
-    Return GPU i's links that are up into NVSwitches through which it can reach GPU j.
+    Return where GPU i's links that are up lead.
 
-    Three ways to know, the surest first: each link names its other end; the driver counts them
-    (field 147); or, in a virtual machine that does not see the switches, the other ends are
-    unknown and the driver grants the two GPUs peer access over NVLink.
+    Three ways to know that it is into NVSwitches through which it can reach another, the surest
+    first: each link names its other end; the driver counts them (field 147); or, in a virtual
+    machine that does not see the switches, the other ends are unknown and the driver grants the two
+    GPUs peer access over NVLink.
     """
-    ends = [known(link["remote_type"]) for link in _links_up(document, i)]
+    about = known(document["nvlink"][i], {})
+    up = [link for link in known(about.get("links"), []) if link["state"] in LINK_UP]
+    ends = [known(link["remote_type"]) for link in up]
     elsewhere = sum(end not in {REMOTE_GPU, REMOTE_CPU} for end in ends)
-    counted = known(known(document["nvlink"][i], {}).get("switch_links"), 0)
-    granted = document["p2p"]["nvlink"][i][j] == P2P_OK
-    return ends.count(REMOTE_SWITCH) or min(counted, elsewhere) or (elsewhere if granted else 0)
-
-
-def _links_up(document: Mapping[str, Any], i: int) -> list[Mapping[str, Any]]:
-    links = known(known(document["nvlink"][i], {}).get("links"), [])
-    return [link for link in links if link["state"] in LINK_UP]
+    counted = known(about.get("switch_links"), 0)
+    return _Ends(
+        gpus=[link["remote_pci"] for link in up if link["remote_type"] == REMOTE_GPU],
+        switched=ends.count(REMOTE_SWITCH) or min(counted, elsewhere),
+        unseen=elsewhere,
+    )
 
 
 def peer_access_refused(document: Mapping[str, Any], i: int, j: int) -> bool:

@@ -26,7 +26,7 @@ from gpufleet.checks.reading import (
 )
 from gpufleet.checks.remembered import remembered
 from gpufleet.quick_dataclass import dataclass
-from gpufleet.topology import LINK_UP, REMOTE_GPU, REMOTE_SWITCH, nvlink_width
+from gpufleet.topology import LINK_UP, REMOTE_GPU, REMOTE_SWITCH, nvlink_widths
 
 # nvmlIntNvLinkDeviceType_t: a guest sees no switches, and NVML does not know what is there.
 REMOTE_UNKNOWN = 255
@@ -197,7 +197,6 @@ def widths(node: Reading) -> dict[tuple[int, int], int]:
     None join one that says it has no NVLink.
     """
     gpus = [gpu for gpu in node.gpus if links_or_none(gpu)]
-    return {
-        (one.index, other.index): nvlink_width(node.document, one.at, other.at)
-        for one, other in combinations(gpus, 2)
-    }
+    index = {gpu.at: gpu.index for gpu in gpus}
+    found = nvlink_widths(node.document, combinations(index, 2))
+    return {(index[one], index[other]): width for (one, other), width in found.items()}

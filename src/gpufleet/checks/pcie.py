@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from math import ceil
+from typing import Any
 
 from gpufleet.checks.finding import Action, Problem, Severity, Step
 from gpufleet.checks.ladder import POWER_CYCLE, STOP
-from gpufleet.checks.reading import CannotTell, GpuReading, Unread, expectation
+from gpufleet.checks.reading import CannotTell, GpuReading, Reading, Unread, expectation
+from gpufleet.checks.remembered import remembered
 
 # PCIe replays that a sound link may have, a lane and minute, by generation: one wrong bit in 10^12
 # (PCI Express Base Specification) of 2.5, 5, 8, 16, 32 and 64 Gbit/s. DCGM judges by the same.
@@ -32,12 +34,7 @@ def pcie_width(gpu: GpuReading) -> Iterator[Problem]:
         raise Unread(f"{width} lanes is no width of PCIe")
     node = gpu.node
     bus_id = gpu.known("pci", "bus_id")
-    slot = (
-        other.known("pcie_width")
-        for twin in node.twins
-        for other in twin.gpus
-        if other.known("pci", "bus_id") == bus_id
-    )
+    slot = (width for twin in node.twins for at, width in _slots(twin) if at == bus_id)
     expected = expectation(node.settings.gpus.pcie_width, "gpus.pcie_width", slot)
     if expected is None or not expected.certain:
         beside = expectation(None, "", (other.known("pcie_width") for other in _like(gpu)))
@@ -51,6 +48,12 @@ def pcie_width(gpu: GpuReading) -> Iterator[Problem]:
         # Grace reaches its GPUs over NVLink-C2C, whatever the lanes.
         severity = Severity.INFO if gpu.known("c2c_links") else Severity.WARN
         yield _narrow(gpu, width, most, "the device", severity)
+
+
+@remembered
+def _slots(node: Reading) -> tuple[tuple[Any, Any], ...]:
+    """Return where each of a node's GPUs is on the PCI bus, and how many lanes it has there."""
+    return tuple((gpu.known("pci", "bus_id"), gpu.known("pcie_width")) for gpu in node.gpus)
 
 
 def _narrow(gpu: GpuReading, width: int, wanted: int, source: str, severity: Severity) -> Problem:

@@ -69,12 +69,13 @@ def reason(value: Mapping[str, Any]) -> str:
 
 def take(tree: Any, path: tuple[Any, ...], default: Any, absent: Any) -> Any:
     """Return what lies at `path`; raise, or return a default, if it is missing on the way."""
+    # The judgement of 64 nodes comes here 300,000 times: `is_missing`, written out.
     value = tree
     for part in path:
-        if is_missing(value):
+        if isinstance(value, dict) and "missing" in value:
             break
         value = value[part]
-    if not is_missing(value):
+    if not (isinstance(value, dict) and "missing" in value):
         return value
     if default is not _RAISE:
         return default
@@ -176,18 +177,18 @@ class GpuReading:
     node: Reading
     at: int  # its place in the document's lists
 
-    @property
+    @cached_property
     def facts(self) -> Mapping[str, Any]:
         """What the GPU told about itself."""
         found: Mapping[str, Any] = self.node.document["gpus"][self.at]
         return found
 
-    @property
+    @cached_property
     def index(self) -> int:
         """NVML's number of the GPU."""
         return int(self.facts["index"])
 
-    @property
+    @cached_property
     def id(self) -> GpuId:
         """Everything that names it."""
         texts = {

@@ -12,10 +12,12 @@ from gpufleet.checks.reading import (
     CannotTell,
     DoesNotApply,
     GpuReading,
+    Reading,
     Unread,
     each,
     expectation,
 )
+from gpufleet.checks.remembered import remembered
 
 # nvmlClocksEventReasons, nvml.h.
 SW_POWER_CAP, HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, HW_POWER_BRAKE = 0x4, 0x8, 0x20, 0x40, 0x80
@@ -192,16 +194,19 @@ def power_limit(gpu: GpuReading) -> Iterator[Problem]:
             yield _power(index, enforced, declared, "gpus.power_limit_watts in group_vars")
         return
     default = gpu.get("power_default_limit_milliwatts") / 1000
-    there = (
-        multimode(value for _, value in each(twin.gpus, "power_limit_milliwatts"))
-        for twin in gpu.node.twins
-    )
-    expected = expectation(None, "", (next(iter(most), None) for most in there))
+    expected = expectation(None, "", (_usual_limit(twin) for twin in gpu.node.twins))
     wanted, source = default, "the board's default"
     if expected and expected.certain:
         wanted, source = expected.value / 1000, expected.source
     if enforced < min(wanted, default) - POWER_TOLERANCE_WATTS:
         yield _power(index, enforced, wanted, source)
+
+
+@remembered
+def _usual_limit(node: Reading) -> Any:
+    """Return the power limit in mW that most of a node's GPUs have; None: none tells it."""
+    most = multimode(value for _, value in each(node.gpus, "power_limit_milliwatts"))
+    return next(iter(most), None)
 
 
 def _power(index: int, enforced: float, wanted: float, source: str) -> Problem:
