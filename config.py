@@ -7,13 +7,14 @@ It refuses command lines that pyinfra would answer with exit code 0 although not
 from pyinfra import config
 from pyinfra.api.state import MAX_PARALLEL
 
-from gpufleet import invocation
+from gpufleet import garbage, invocation
 
 # What `gpufleet.refusal` and `gpufleet.invocation` rely on is not a public interface of pyinfra:
 # they were checked against this series.
 config.REQUIRE_PYINFRA_VERSION = "~=3.10.0"
 
 invocation.guard()
+garbage.seldom()
 
 # pyinfra takes 20 nodes per CPU core at once. Nodes are waited for, not computed: one costs this
 # machine about 15 ms of CPU a run, so that all of them may be asked at once, as far as the limit of

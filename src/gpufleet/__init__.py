@@ -1,1 +1,7 @@
 """gpufleet: bare Linux GPU servers into a vLLM fleet over SSH, safe to change."""
+
+import os
+
+# pydantic reads what every installed package says of itself, for plugins: 5 % of a start, and
+# settings mean the same whatever is installed beside us.
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from gpufleet import garbage
 from gpufleet.errors import FleetError
 from gpufleet.printable import printable
 
@@ -503,6 +504,7 @@ def topology(source: str, node: str | None, svg_file: str | None, as_json: bool)
 
 def main() -> int:
     """Run the command line; return the exit status."""
+    garbage.seldom()
     try:
         status = gpufleet.main(prog_name="gpufleet", standalone_mode=False)
     except click.ClickException as error:

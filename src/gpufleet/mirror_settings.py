@@ -9,8 +9,10 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from gpufleet.matching import Matches
+
 Address = Annotated[
-    str, Field(pattern=r"^https?://[^\s/@]+(/\S*[^/\s])?$", description="Without final slash")
+    str, Matches(r"^https?://[^\s/@]+(/\S*[^/\s])?$"), Field(description="Without final slash")
 ]
 
 
