@@ -21,7 +21,7 @@ from pyinfra.api import Host, State
 from pyinfra.api.exceptions import PyinfraError
 from pyinfra.context import ctx_state
 
-from gpufleet import assessment, inventory, lock_check, show
+from gpufleet import assessment, inventory, lock_check
 from gpufleet.assessment import Assessment
 from gpufleet.bare_node import Machine, System, from_probe
 from gpufleet.cordon import cordon_of, sentence
@@ -289,6 +289,8 @@ def _bared(state: State) -> Mapping[str, Bare]:
 def _checked(state: State) -> None:
     wanted = [each for each in _with_gpus(state.inventory) if state.is_host_in_limit(each)]
     report = assessment.judged(survey(state, wanted), inventory.current().gpu_nodes)
+    from gpufleet import show  # with rich 20 ms, and this deploy alone prints a table
+
     show.display(show.report(report))
     if report.verdict().stops:
         raise FleetError("not every node is fit: see the findings above, and docs/checks/ for each")
