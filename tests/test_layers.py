@@ -24,6 +24,7 @@ BORDER = {
     "inventory",
     "invocation",
     "looking",
+    "meanwhile",
     "proof",
     "pyinfra_variables",
     "reaching",

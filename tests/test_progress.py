@@ -94,6 +94,10 @@ def test_things_are_counted_and_those_that_are_missing_named() -> None:
     assert waited_for("node", 2, [], 75) == "2 of 2 nodes after 1 min 15 s"
 
 
+def test_of_one_nothing_is_counted() -> None:
+    assert waited_for("node", 1, ["gpu-31"], 12.3) == "waiting for gpu-31, 12 s so far"
+
+
 def test_of_many_that_are_missing_the_first_are_named() -> None:
     names = [f"gpu-{each:02}" for each in range(30)]
     said = waited_for("node", 64, names, 5)

@@ -14,6 +14,8 @@ from gpufleet.settings import Served, Vllm
 from gpufleet.units import model_directory
 
 TOKEN = "/etc/vllm/credentials/hf-token"  # noqa: S105  # a path
+# Where the Hub's client asks when no other endpoint is set.
+HUB = "https://huggingface.co"
 # 700 GB at 1 Gbit/s: the largest open checkpoints on a slow line.
 DOWNLOAD_SECONDS = 6 * 3600
 
@@ -37,6 +39,12 @@ def checkpoint(model: Served) -> Checkpoint | None:
     if model.is_path or model.revision is None:
         return None
     return Checkpoint(model.model, model.revision, model_directory(model))
+
+
+def listing(wanted: Checkpoint, vllm: Vllm) -> str:
+    """Return where the Hub lists a model's files with their sizes."""
+    hub = (vllm.hf_endpoint or HUB).rstrip("/")
+    return f"{hub}/api/models/{wanted.repository}/tree/{wanted.revision}?recursive=true"
 
 
 def download_script(wanted: Checkpoint, vllm: Vllm, release_directory: str) -> str:

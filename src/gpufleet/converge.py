@@ -33,6 +33,7 @@ from pyinfra.context import ctx_host, ctx_state
 from gpufleet import package_manager, payload, snapshot
 from gpufleet.difference import Command, Difference, Part, Placing, Transacting, difference
 from gpufleet.facts import PYTHON, NodeSnapshot
+from gpufleet.meanwhile import transacting
 from gpufleet.snapshot import Question, Snapshot
 from gpufleet.wanted import Wanted, started_line
 
@@ -156,7 +157,11 @@ def _converge(node: Converge | Wanted, choose: Callable[[Difference], Part]) -> 
         # Before, not after: a command that fails half-way has changed the node too.
         node.forget()
     for command in part.commands:
-        yield _remote(command)
+        if isinstance(command, Transacting):
+            with transacting(command.seconds):
+                yield _remote(command)
+        else:
+            yield _remote(command)
 
 
 def refuse(problems: tuple[str, ...]) -> Commands:

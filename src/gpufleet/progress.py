@@ -118,8 +118,12 @@ def waited_for(noun: str, total: int, left: Iterable[str], seconds: float) -> st
 
     >>> waited_for("node", 64, ["gpu-31", "gpu-12", "gpu-07"], 12.3)
     '61 of 64 nodes after 12 s, 3 left: gpu-07, gpu-12, gpu-31'
+    >>> waited_for("node", 1, ["gpu-31"], 12.3)
+    'waiting for gpu-31, 12 s so far'
     """
     names = list(left)
+    if total == 1 and names:
+        return f"waiting for {names[0]}, {spell(seconds)} so far"
     text = f"{total - len(names)} of {counted(total, noun)} after {spell(seconds)}"
     return f"{text}, {len(names)} left: {listed(names)}" if names else text
 

@@ -120,7 +120,12 @@ def ask(
         for each in sorted(hosts, key=lambda h: h.name)
         if (text := program(each.name)) is not None
     }
-    awaited(jobs, seconds + 1, what, say if aloud else None)
+    try:
+        awaited(jobs, seconds + 1, what, say if aloud else None)
+    except BaseException:
+        # Nobody waits for them any more.
+        gevent.killall(list(jobs.values()), block=False)
+        raise
     answers: dict[str, Answer] = {}
     for name, job in jobs.items():
         if not job.ready():

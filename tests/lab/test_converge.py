@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import time
@@ -549,7 +550,9 @@ for version in 1.0 2.0; do
   mkdir -p $version/DEBIAN
   printf 'Package: gfc-tool\\nVersion: %s\\nArchitecture: all\\nMaintainer: x\\nDescription: x\\n' \
     $version > $version/DEBIAN/control
-  printf '#!/bin/sh\\n[ ! -e /srv/gfc-breaks-%s ]\\n' $version > $version/DEBIAN/postinst
+  printf '#!/bin/sh\\n[ ! -e /srv/gfc-slow-%s ] || { echo compiles; sleep 9; }\\n' $version \
+    > $version/DEBIAN/postinst
+  printf '[ ! -e /srv/gfc-breaks-%s ]\\n' $version >> $version/DEBIAN/postinst
   chmod 755 $version/DEBIAN/postinst
   dpkg-deb -b $version gfc-$version.deb >/dev/null
   { cat $version/DEBIAN/control; echo "Filename: ./gfc-$version.deb"
@@ -558,7 +561,7 @@ for version in 1.0 2.0; do
 done
 rm -f /etc/apt/sources.list /etc/apt/sources.list.d/*
 echo 'deb [trusted=yes] file:/srv/gfc ./' > /etc/apt/sources.list.d/gfc.list
-rm -f /srv/gfc-breaks-*
+rm -f /srv/gfc-breaks-* /srv/gfc-slow-*
 dpkg --purge --force-all gfc-tool >/dev/null 2>&1 || :
 """
 STATUS = "dpkg-query -W -f '${db:Status-Abbrev}${Version}' gfc-tool"
@@ -612,6 +615,23 @@ def test_a_package_whose_script_fails_is_put_back(apt: Node) -> None:
     assert run.status == 1
     assert "Restored: every package is as it was before (gfc-tool 1.0)" in run.err + run.out
     assert apt.ssh(STATUS) == "hi 1.0"
+
+
+def test_a_long_installation_says_what_it_does_and_fails_as_a_short_one(apt: Node) -> None:
+    """Lines come beside the command: its status, its words and stdout stay its own."""
+    apt.converge(Package("gfc-tool", "1.0"))
+    apt.ssh("touch /srv/gfc-slow-2.0 /srv/gfc-breaks-2.0")
+
+    run = apt.run(Package("gfc-tool", "2.0"))
+
+    assert run.status == 1
+    assert run.out == "", "pyinfra has no results where no node is left"
+    said = re.findall(rf"\[{NODE}\] packages: (.*) \((\d+) s\)", run.err)
+    assert "changes 1 package: compiles" in {text for text, _ in said}
+    assert len(said) <= 1 + int(said[-1][1]) // 5, "after two seconds, then every five"
+    assert "Restored: every package is as it was before (gfc-tool 1.0)" in run.err
+    assert apt.ssh("ls /var/lib/gpufleet/packages/step", fails=True) == ""
+    assert "packages: " not in apt.dry(Package("gfc-tool", "2.0")).err
 
 
 @pytest.mark.parametrize("lock", ["/var/lib/dpkg/lock-frontend", "/var/lib/apt/lists/lock"])

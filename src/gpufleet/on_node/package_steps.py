@@ -6,6 +6,8 @@ packages half installed. Its output is in LOG, of the last transaction alone.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 import signal
@@ -14,6 +16,8 @@ import time
 from typing import Any, Dict, List, NamedTuple, Sequence
 
 LOG = "/var/lib/gpufleet/packages/log"
+# What a transaction does now, for `package_progress.py`; gone when it has ended.
+STEP = "/var/lib/gpufleet/packages/step"
 LINES_BEFORE, LAST_LINES = 5, 15
 COMPLAINS = re.compile(r"error|fail|cannot|unable|invalid|^[EW]:", re.I)
 # apt's progress; dnf's table, its shell's prompt and its steps ("Upgrading : foo 1/2").
@@ -68,6 +72,25 @@ def begin(root: str) -> None:
     os.makedirs(os.path.dirname(root + LOG), mode=0o755, exist_ok=True)
     with open(root + LOG, "w") as log:
         log.write("%s\n" % time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()))
+
+
+def doing(root: str, what: str, folder: str = "", size: int = 0) -> None:
+    """
+    Write down what is done now: `what`, and for a download where it comes to and its bytes.
+
+    Nothing depends on it: what cannot be written is not known to those who look.
+    """
+    document = {"pid": os.getpid(), "step": what, "folder": folder, "bytes": size}
+    with contextlib.suppress(OSError):
+        with open(root + STEP + ".new", "w") as file:
+            json.dump(document, file)
+        os.replace(root + STEP + ".new", root + STEP)
+
+
+def ended(root: str) -> None:
+    """Have nobody look any more."""
+    with contextlib.suppress(OSError):
+        os.unlink(root + STEP)
 
 
 def run(root: str, step: Dict[str, Any], more: Sequence[str] = (), stdin: str = "") -> Output:

@@ -21,6 +21,7 @@ import contextlib
 import json
 import os
 import sys
+from functools import partial
 from typing import Any, Dict, List, Union
 
 from gpufleet.on_node import package_locks, package_steps
@@ -47,7 +48,8 @@ def transact(asked: Dict[str, Any]) -> Dict[str, Any]:
         os.chmod(os.path.dirname(os.path.dirname(root + LOCK)), 0o755)
         package_steps.begin(root)
         manager: Manager = Dnf(asked) if asked["manager"] == "dnf" else Apt(asked)
-        package_locks.wait(root, manager.kind, seconds, say)
+        package_locks.wait(root, manager.kind, seconds, partial(tell, root))
+        package_steps.doing(root, "reads what is installed")
         write_files(asked["files"])
         manager.prepare()
         notes: List[str] = []
@@ -60,6 +62,7 @@ def transact(asked: Dict[str, Any]) -> Dict[str, Any]:
         verify(manager, asked)
         return {"schema": 1, "changed": [list(one) for one in changes], "notes": notes}
     finally:
+        package_steps.ended(root)
         os.close(lock)
 
 
@@ -67,6 +70,12 @@ def say(text: str) -> None:
     """Say what goes on, at once; nobody may be listening any more."""
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
+
+
+def tell(root: str, text: str) -> None:
+    """Say what goes on, also to those who look beside us."""
+    package_steps.doing(root, text)
+    say(text)
 
 
 def write_files(files: Dict[str, str]) -> None:
@@ -85,9 +94,11 @@ def mend(manager: Manager, asked: Dict[str, Any]) -> List[str]:
     half = manager.unfinished()
     if not half:
         return []
+    package_steps.doing(asked["root"], "finishes what was left half done")
     output = manager.finish()
     while output.status and "locked by another process" in output.text:
-        package_locks.wait(asked["root"], manager.kind, asked["lock_seconds"], say)
+        wait = partial(tell, asked["root"])
+        package_locks.wait(asked["root"], manager.kind, asked["lock_seconds"], wait)
         output = manager.finish()
     if asked["install"] and any(one.torn for one in manager.installed().values()):
         fetch(manager, asked)
@@ -106,6 +117,7 @@ def mend(manager: Manager, asked: Dict[str, Any]) -> List[str]:
 
 def change(manager: Manager, asked: Dict[str, Any], notes: List[str]) -> List[Change]:
     """Install, move and remove, after everything that could forbid it was looked at."""
+    root = asked["root"]
     foul = fetch(manager, asked) if asked["install"] else []
     before = manager.installed()
     try:
@@ -113,13 +125,17 @@ def change(manager: Manager, asked: Dict[str, Any], notes: List[str]) -> List[Ch
     except RefusedError as refused:
         raise RefusedError("%s; %s" % ("; ".join([str(refused), *foul]), UNTOUCHED)) from None
     problems = judge(changes, asked, before, manager.older)
-    problems += room(asked["root"], manager.needs(changes))
+    needs = manager.needs(changes)
+    problems += room(root, needs)
     if problems:
         raise RefusedError("%s; %s" % ("; ".join(problems), UNTOUCHED))
     notes += ["the node's own package sources: %s" % line for line in foul]
+    cache = next((folder for folder in needs if folder != "/usr"), "")
+    package_steps.doing(root, "downloads packages", cache, needs.get(cache, 0))
     output = manager.download()
     if output.status:
         raise RefusedError("packages could not be downloaded: %s; %s" % (output.last, UNTOUCHED))
+    package_steps.doing(root, "changes %d package%s" % (len(changes), "s"[: len(changes) - 1]))
     output = manager.install()
     held = [one.name for one in changes if one.name in before and before[one.name].held]
     if output.status or broken(manager, asked):
@@ -133,6 +149,7 @@ def change(manager: Manager, asked: Dict[str, Any], notes: List[str]) -> List[Ch
 
 def fetch(manager: Manager, asked: Dict[str, Any]) -> List[str]:
     """Fetch the indexes; return what is wrong with the node's own sources."""
+    package_steps.doing(asked["root"], "fetches the indexes of the package sources")
     for source in asked["sources"]:
         if not os.path.isfile(asked["root"] + source["key"]):
             raise RefusedError(
@@ -180,6 +197,7 @@ def restore(manager: Manager, changes: List[Change], output: Output, held: List[
         ", ".join(failed) or ", ".join(sorted(one.name for one in changes)),
         output.last,
     )
+    package_steps.doing(manager.root, "puts back what was, after a failure")
     back = manager.restore(changes)
     now = manager.installed()
     wrong = [

@@ -1,0 +1,103 @@
+"""A long command's progress is in the log, and the command is as without it.
+
+This machine is the node, and pyinfra's own command runs the deploy.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+DEPLOY = """\
+from contextlib import nullcontext
+from pyinfra.api import QuoteString, StringCommand, operation
+from gpufleet import meanwhile
+
+@operation()
+def brought():
+    with {around}:
+        yield StringCommand("sh", "-c", QuoteString({script!r}), _timeout={timeout})
+
+brought(name="bring it")
+"""
+GROWING = 'meanwhile.growing("stage lab/tiny", "models", seconds=60, total=16 << 20)'
+# A MiB a second.
+BRING = (
+    "mkdir models; for each in 1 2 3 4 5 6 7 8; do "
+    "head -c 1048576 /dev/urandom >> models/model; sleep 1; done; "
+)
+LINE = re.compile(r"\[@local\] (stage lab/tiny: .*)")
+
+
+def begin(
+    project: Path, end: str, *flags: str, around: str = GROWING, timeout: int = 60
+) -> subprocess.Popen[str]:
+    """Run pyinfra in a folder made for it; what it says goes into the files out and err there."""
+    project.mkdir()
+    (project / "deploy.py").write_text(
+        DEPLOY.format(around=around, script=BRING + end, timeout=timeout)
+    )
+    (project / "inventory.py").write_text('nodes = ["@local"]\n')
+    with (project / "out").open("w") as out, (project / "err").open("w") as err:
+        return subprocess.Popen(
+            [sys.executable, "-m", "pyinfra", *flags, "inventory.py", "deploy.py"],
+            cwd=project,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            text=True,
+        )
+
+
+def said(project: Path) -> str:
+    return (project / "err").read_text()
+
+
+def test_a_command_is_as_without_its_progress(tmp_path: Path) -> None:
+    """The same status, the same on stdout, and the same on stderr but for the lines of progress."""
+    done = begin(tmp_path / "done", "", "--json", "--yes")
+    fails = "echo 'the canary is dead' >&2; exit 3"
+    runs = [
+        begin(tmp_path / "with", fails, "--json", "--yes"),
+        begin(tmp_path / "without", fails, "--json", "--yes", around="nullcontext()"),
+    ]
+    assert [each.wait(timeout=90) for each in runs] == [1, 1]
+
+    assert (tmp_path / "with/out").read_text() == (tmp_path / "without/out").read_text()
+    lines = said(tmp_path / "with").splitlines()
+    assert [each for each in lines if not LINE.search(each)] == said(
+        tmp_path / "without"
+    ).splitlines()
+    assert "the canary is dead" in said(tmp_path / "with")
+    first, *more = LINE.findall(said(tmp_path / "with"))
+    assert re.fullmatch(r"stage lab/tiny: [1234]\.0 of 16\.0 MiB \(\d s\)", first)
+    rate = r"stage lab/tiny: [5678]\.0 of 16\.0 MiB, (\d+ KiB|1\.\d MiB)/s, \d+ s left \(\d+ s\)"
+    assert all(re.fullmatch(rate, line) for line in more)
+    assert "\r" not in said(tmp_path / "with")
+
+    assert done.wait(timeout=90) == 0
+    document = json.loads((tmp_path / "done/out").read_text())
+    assert [each["success"] for each in document["results"]["operations"]] == [["@local"]]
+    assert LINE.findall(said(tmp_path / "done"))
+
+
+def test_a_dry_run_looks_at_nothing(tmp_path: Path) -> None:
+    run = begin(tmp_path / "run", "", "--dry", "--json")
+    assert run.wait(timeout=60) == 0
+
+    assert json.loads((tmp_path / "run/out").read_text())["plan"]
+    assert LINE.findall(said(tmp_path / "run")) == []
+    assert not (tmp_path / "run/models").exists()
+
+
+def test_a_command_past_its_deadline_ends_its_progress_with_it(tmp_path: Path) -> None:
+    run = begin(tmp_path / "run", "", "--yes", timeout=5)
+
+    assert run.wait(timeout=90) == 1
+    before, _, after = said(tmp_path / "run").partition("timed out after 5s")
+    assert LINE.search(before)
+    assert after
+    assert not LINE.search(after)
