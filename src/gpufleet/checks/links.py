@@ -74,6 +74,7 @@ class Links:
         return len(self.up) + len(self.down) + len(self.unread)
 
 
+@remembered
 def links_of(gpu: GpuReading) -> Links:
     """
     Return a GPU's links; raises `DoesNotApply` for a GPU that says it has none, and `Unread`.

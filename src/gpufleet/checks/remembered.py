@@ -1,4 +1,4 @@
-"""What is worked out of one node's facts once, however many siblings ask.  Pure."""
+"""What is worked out of one node's facts once, however many checks and siblings ask.  Pure."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import TypeVar
 
-from gpufleet.checks.reading import CannotTell, DoesNotApply, Reading, Unread
+from gpufleet.checks.reading import CannotTell, DoesNotApply, GpuReading, Reading, Unread
 
 # What a sibling whose facts are missing or make no sense does to a question about it.
 _NO_ANSWER = (CannotTell, DoesNotApply, Unread, ArithmeticError, AttributeError, LookupError,
               TypeError, ValueError)  # fmt: skip
 
 Answer = TypeVar("Answer")
+Asked = TypeVar("Asked", Reading, GpuReading)
 
 
-def remembered(ask: Callable[[Reading], Answer]) -> Callable[[Reading], Answer]:
+def remembered(ask: Callable[[Asked], Answer]) -> Callable[[Asked], Answer]:
     """
-    Return a question that keeps its answer with the node, as `cached_property` would.
+    Return a question that keeps its answer with the node or the GPU, as `cached_property` would.
 
     Every node of a fleet is compared with every other: without it 500 nodes would count each
     other's links 250 000 times.
@@ -25,10 +26,10 @@ def remembered(ask: Callable[[Reading], Answer]) -> Callable[[Reading], Answer]:
     key = f"{ask.__module__}.{ask.__name__}"
 
     @wraps(ask)
-    def once(node: Reading) -> Answer:
-        known = vars(node)
+    def once(asked: Asked) -> Answer:
+        known = vars(asked)
         if key not in known:
-            known[key] = ask(node)
+            known[key] = ask(asked)
         answer: Answer = known[key]
         return answer
 
