@@ -63,6 +63,9 @@ def wanted(settings: NodeSettings, gpus: int | None) -> Wanted:
         Directory(DEPLOYS),
         Directory("/etc/gpufleet"),
         File(DECLARED, told),
+        # What the run's own programs are compiled to, so that the next run need not.
+        Directory(payload.CODE.rpartition("/")[0]),
+        Directory(payload.CODE, mode=0o700),
         Directory("/usr/local/libexec/gpufleet", mode=0o755),
         File(PROGRAM, payload.archive("node_facts", nvml=True), mode=0o755),
         *(File(f"{UNIT_DIRECTORY}/{each}", units.template(each).encode()) for each in UNITS),
@@ -134,7 +137,7 @@ def _record(deploy: str) -> list[str]:
         at = recording.probed_at(answer, time.time())
         files = {recording.CHECK: recording.of_check(report.of_nodes[here.name], at)}
     program = payload.program("record", files=files, deploy=deploy)
-    answers = ask(state, [here], lambda _: program, RECORD_SECONDS, "the record")
+    answers = ask(state, [here], lambda _: program, RECORD_SECONDS, "the record", short=True)
     return recording.unrecorded(answers, "what was found is")
 
 

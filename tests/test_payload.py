@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import marshal
 import subprocess
 import sys
+import zlib
+from pathlib import Path
 
 import pytest
 
@@ -48,3 +51,58 @@ def test_secrets_are_not_in_the_text_as_they_are():
 def test_an_unknown_program_is_a_mistake_of_ours():
     with pytest.raises(FileNotFoundError):
         payload.program("no-such-program")
+
+
+def test_a_program_is_compiled_once_where_there_is_a_directory_for_it(tmp_path: Path) -> None:
+    """What is kept is used, by its hash; what a power cut has left of it is written anew."""
+    kept = tmp_path / "code"
+    kept.mkdir(mode=0o700)
+    first = ran(kept)
+    files = {path: path.read_bytes() for path in kept.iterdir()}
+    assert first == ran(kept)
+    assert len(files) > 1
+    assert {path: path.read_bytes() for path in kept.iterdir()} == files
+
+    torn, foreign = list(files)[:2]
+    torn.write_bytes(files[torn][:-100])
+    foreign.write_bytes(bytes(len(files[foreign])))
+    assert first == ran(kept)
+    assert {path: path.read_bytes() for path in kept.iterdir()} == files
+
+
+def test_kept_code_is_what_runs(tmp_path: Path) -> None:
+    """Otherwise the test above would hold of a program that keeps and does not look."""
+    kept = tmp_path / "code"
+    kept.mkdir(mode=0o700)
+    ran(kept)
+    code = marshal.dumps(compile("print('kept')", "x", "exec"))
+    for path in kept.iterdir():
+        path.write_bytes(zlib.crc32(code).to_bytes(4, "big") + code)
+    assert ran(kept).endswith("kept\n")
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o770, 0o707])
+def test_nothing_is_kept_where_others_could_read_or_write(tmp_path: Path, mode: int) -> None:
+    kept = tmp_path / "code"
+    kept.mkdir()
+    kept.chmod(mode)
+    ran(kept)
+    assert list(kept.iterdir()) == []
+
+
+def test_without_a_directory_nothing_is_left(tmp_path: Path) -> None:
+    ran(tmp_path / "code")
+    assert list(tmp_path.iterdir()) == []
+
+
+def ran(kept: Path) -> str:
+    """Run a program that would keep its code in `kept`; return what it printed."""
+    program = payload.program("snapshot", asked=[["group", "root"]]).encode().decode()
+    assert program.count(payload.CODE) == 1
+    return subprocess.run(
+        [sys.executable, "-I", "-"],
+        input=program.replace(payload.CODE, str(kept)),
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout

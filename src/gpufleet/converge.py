@@ -30,7 +30,7 @@ from pyinfra.api import FunctionCommand, Host, QuoteString, State, StringCommand
 from pyinfra.api.operation import OperationMeta
 from pyinfra.context import ctx_host, ctx_state
 
-from gpufleet import package_manager, payload, snapshot
+from gpufleet import package_manager, payload, snapshot, survey
 from gpufleet.difference import Command, Difference, Part, Placing, Transacting, difference
 from gpufleet.facts import PYTHON, NodeSnapshot
 from gpufleet.meanwhile import transacting
@@ -242,5 +242,5 @@ def _operations_that_ran() -> int:
 
 def _read(asked: frozenset[Question]) -> Snapshot:
     program = payload.program("snapshot", asked=sorted(map(list, asked)))
-    document = host.get_fact(NodeSnapshot, _stdin=program, _timeout=SNAPSHOT_SECONDS)
+    document = survey.read(NodeSnapshot, program, SNAPSHOT_SECONDS)
     return snapshot.from_document(document, asked)

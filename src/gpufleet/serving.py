@@ -14,7 +14,7 @@ import gevent
 from pyinfra import host, logger
 from pyinfra.api import FunctionCommand, Host, State, operation
 
-from gpufleet import payload, readiness
+from gpufleet import payload, readiness, survey
 from gpufleet.exporters import Access
 from gpufleet.facts import Serving
 from gpufleet.quick_dataclass import dataclass
@@ -77,18 +77,13 @@ class Metrics:
 
 def look(endpoints: Sequence[Endpoint], metrics: Sequence[Metrics] = ()) -> Mapping[str, Any]:
     """Return on_node/serving.py's document for the current node, {} if it could not be had."""
-    seen: dict[str, Any] = host.get_fact(
-        Serving,
-        _stdin=payload.program(
-            "serving",
-            stages=[endpoint.asked() for endpoint in endpoints],
-            metrics=[each.asked() for each in metrics],
-            journal=JOURNAL_LINES,
-        ),
-        _timeout=LOOK_SECONDS,
-        _ignore_errors=True,
+    program = payload.program(
+        "serving",
+        stages=[endpoint.asked() for endpoint in endpoints],
+        metrics=[each.asked() for each in metrics],
+        journal=JOURNAL_LINES,
     )
-    return seen or {}
+    return survey.read(Serving, program, LOOK_SECONDS, _ignore_errors=True) or {}
 
 
 def verdicts(

@@ -16,10 +16,11 @@ import os
 import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 import click
 import gevent
@@ -31,6 +32,7 @@ from pyinfra import logger
 from pyinfra.api import Host, State, StringCommand
 from pyinfra.api.arguments import CONNECTOR_ARGUMENT_KEYS, pop_global_arguments
 from pyinfra.api.exceptions import FactProcessError, PyinfraError
+from pyinfra.api.facts import FactBase
 from pyinfra.connectors.local import LocalConnector
 from pyinfra.connectors.ssh import SSHConnector
 from pyinfra.connectors.util import (
@@ -46,6 +48,7 @@ from gpufleet.facts import PYTHON, document
 from gpufleet.printable import LINES, printable, said
 from gpufleet.progress import Pace, waited_for
 from gpufleet.release import CACHE, RELEASES
+from gpufleet.session import COMMAND, BrokenError, Session
 from gpufleet.units import MODELS
 
 Answer: TypeAlias = dict[str, Any] | str
@@ -91,7 +94,7 @@ def survey(
         paths: payload.program("probe", nvml=True, disks=DISKS, models=paths)
         for paths in set(asked.values())
     }
-    return ask(state, hosts, lambda name: programs[asked[name]], seconds)
+    return ask(state, hosts, lambda name: programs[asked[name]], seconds, short=True)
 
 
 def ask(
@@ -103,6 +106,7 @@ def ask(
     *,
     aloud: bool = True,
     hear: Hearing | None = None,
+    short: bool = False,
 ) -> dict[str, Answer]:
     """
     Run on each of `hosts` its program and return {name: document or sentence}, by name.
@@ -110,13 +114,14 @@ def ask(
     `program` gives for a node's name a text for Python that prints one JSON document; None: it is
     not asked, and has no answer. `what` names the programs in sentences. `aloud`: what takes over
     two seconds is said, with the nodes that are waited for. `hear` gets what a node prints on
-    standard error as it comes; it must not raise.
+    standard error as it comes; it must not raise. `short`: they are, and do no harm when run
+    twice: all of those in a run share one Python on each node (`session.py`).
     Takes at most `seconds` and one more. Connects to those that are not connected yet.
     """
     # Plain greenlets: the deploy passes that wait for us fill pyinfra's own pool, and what is
     # spawned there would never run.
     jobs = {
-        each.name: gevent.spawn(_ask, state, each, text, seconds, what, hear=hear)
+        each.name: gevent.spawn(_ask, state, each, text, seconds, what, hear=hear, short=short)
         for each in sorted(hosts, key=lambda h: h.name)
         if (text := program(each.name)) is not None
     }
@@ -211,6 +216,7 @@ def _ask(
     what: str,
     *,
     hear: Hearing | None,
+    short: bool,
 ) -> Answer:
     """Ask one node. It raises nothing: gevent would print a traceback beside our sentences."""
     try:
@@ -218,7 +224,8 @@ def _ask(
             if not host.connected:
                 host.connect(show_errors=False, raise_exceptions=True)
             heard = partial(hear, host.name) if hear else None
-            ended_well, out, error = _run(state, host, program, seconds, heard)
+            found = _in_session(state, host, program, seconds, opens=True) if short else None
+            ended_well, out, error = found or _run(state, host, program, seconds, heard)
             if ended_well:
                 return document(out, what)
             return f"{what} ended without an answer; the node said: {said([*error, *out])}"
@@ -248,12 +255,7 @@ def _run(
 
     Raises `_TooMuchError` when the node printed more than any probe does.
     """
-    arguments, _ = pop_global_arguments(state, host, {})
-    ours: dict[str, Any] = {
-        key: value for key, value in arguments.items() if key in CONNECTOR_ARGUMENT_KEYS
-    }
-    for key in ("_stdin", "_timeout"):
-        ours.pop(key, None)
+    arguments, ours = _arguments(state, host)
     connector = host.connector
     if not isinstance(connector, SSHConnector | LocalConnector):  # a container's
         ended_well, output = host.run_shell_command(
@@ -285,6 +287,92 @@ def _run(
     else:
         status, _ = execute()
     return status in good, out, error
+
+
+def _arguments(state: State, host: Host, of: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
+    """Return pyinfra's global arguments for a node, and those of them that connectors take."""
+    arguments, _ = pop_global_arguments(state, host, dict(of or {}))
+    ours: dict[str, Any] = {
+        key: value for key, value in arguments.items() if key in CONNECTOR_ARGUMENT_KEYS
+    }
+    for key in ("_stdin", "_timeout"):
+        ours.pop(key, None)
+    return arguments, ours
+
+
+@dataclass
+class _Open:
+    """A node's session, and the command that it is: another user's is another one."""
+
+    session: Session
+    command: str
+    transport: Any
+
+
+# Keyed by pyinfra's own host objects: a new run has new ones. None: it did not do as it should.
+_SESSIONS: WeakKeyDictionary[Host, _Open | None] = WeakKeyDictionary()
+
+
+def read(fact: type[FactBase[Any]], program: str, seconds: int, **arguments: Any) -> Any:
+    """
+    Return what a fact's program says of the current node, over the session that asks it the rest.
+
+    Only for short programs that do no harm when they are run twice. Where there is no session, or
+    another user's, and for everything that goes wrong, pyinfra reads the fact, with `arguments`: it
+    says what is wrong, and has the node fail for it.
+    """
+    with suppress(Exception), Timeout(seconds, exception=False):
+        found = _in_session(ctx_state.get(), ctx_host.get(), program, seconds, opens=False)
+        if found and found[0]:
+            return fact().process(found[1])
+    return ctx_host.get().get_fact(fact, _stdin=program, _timeout=seconds, **arguments)
+
+
+def _in_session(
+    state: State, host: Host, program: str, seconds: float, *, opens: bool
+) -> tuple[bool, list[str], list[str]] | None:
+    """As `_run`, over the node's session; None where that cannot be. `opens`: one that is not."""
+    connector = host.connector
+    if not isinstance(connector, SSHConnector) or not connector.client:
+        return None
+    transport = connector.client.get_transport()
+    _, ours = _arguments(state, host, host.current_op_global_arguments)
+    good = ours.pop("_success_exit_codes", None) or [0]
+    if ours.pop("_get_pty", False):
+        return None
+    command = make_unix_command_for_host(state, host, StringCommand(COMMAND), **ours)
+    text = command.get_raw_value()
+    # A node that was rebooted meanwhile is connected to anew.
+    if opens and (host not in _SESSIONS or _gone(_SESSIONS[host], transport)):
+        ends = ExitStack()
+        streams = ends.enter_context(_remote(connector, text, pty=False))
+        _SESSIONS[host] = _Open(Session(streams, ends), text, transport)
+    known = _SESSIONS.get(host)
+    if known is None or known.session.busy or known.command != text:
+        return None
+    known.session.busy = True
+    try:
+        status, out, error = known.session.run(program, seconds)
+    except (BrokenError, SSHException, OSError, EOFError):
+        _SESSIONS[host] = None
+        known.session.close()
+        return None
+    except BaseException:
+        # Whoever is not waited for any more would answer the next one.
+        _SESSIONS[host] = None
+        known.session.close()
+        raise
+    finally:
+        known.session.busy = False
+    if len(out) + len(error) > MOST_MIB << 20:
+        raise _TooMuchError
+    if status is None:
+        raise TimeoutError
+    return status in good, _end(out), _end(error[-MOST_BESIDE:])
+
+
+def _gone(known: _Open | None, transport: Any) -> bool:
+    return known is not None and known.transport is not transport
 
 
 def _exchange(
@@ -418,7 +506,7 @@ def _local(command: str) -> Iterator[_Streams]:
             pipe.close()
 
 
-def _end(printed: bytearray) -> list[str]:
+def _end(printed: bytes | bytearray) -> list[str]:
     """Return the last lines. Bytes that are no UTF-8 (a banner in Latin-1) are marked in them."""
     return [
         line.decode("utf-8", "replace") for line in bytes(printed).rstrip().rsplit(b"\n", LINES)

@@ -1,0 +1,154 @@
+"""RUNS ON THE NODE: one Python that runs program after program, as they come, until nobody asks.
+
+A program of its own costs a node what starting one costs: sshd's fork, a shell, Python and the
+standard library, some 60 ms of its processor. Here each is a fork of a process that has all that.
+It is for programs that read and are short; what lasts, or must outlive the connection, is started
+by itself.
+
+Asked is by a line `LENGTH SECONDS` and so many bytes of program; the answer is a line of JSON,
+`{"status": N, "out": BYTES, "error": BYTES}`, and both outputs. A status of None: it had not ended
+after so many seconds, or printed more than `MOST`, and was killed. Before the first answer stands a
+line with `READY`, for a login may have printed something of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+import time
+from typing import Any, Dict, List, Optional
+
+READY = "gpufleet: ready"
+# Somewhat more than the controller takes (survey.MOST_MIB), so that it is the one who says so.
+MOST = 9 << 20
+_CHUNK = 1 << 16
+_PATIENCE = 100  # milliseconds
+
+
+def run(text: bytes) -> None:
+    """Be the program: its streams are in place. Does not return."""
+    status = 0
+    try:
+        exec(compile(text, "<stdin>", "exec"), {"__name__": "__main__"})
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if error.code is not None and not isinstance(error.code, int):
+            print(error.code, file=sys.stderr)
+    except BaseException:
+        import traceback  # 4 ms that no program costs which ends well
+
+        status = 1
+        traceback.print_exc()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            status = status or 1
+    os._exit(status & 255)
+
+
+def started(text: bytes) -> Any:
+    """Fork a process that runs a program; return its number and what it prints, as descriptors."""
+    out, error = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setpgid(0, 0)
+            nothing = os.open(os.devnull, os.O_RDONLY)
+            for descriptor, number in ((nothing, 0), (out[1], 1), (error[1], 2)):
+                os.dup2(descriptor, number)
+            os.closerange(3, max(*out, *error, nothing) + 1)
+            run(text)
+        finally:
+            os._exit(1)
+    os.close(out[1])
+    os.close(error[1])
+    return child, out[0], error[0]
+
+
+def answer(text: bytes, seconds: float, asker: int) -> Optional[Dict[str, Any]]:
+    """Run a program; return its status and outputs, None if the asker has gone meanwhile."""
+    child, out, error = started(text)
+    printed: Dict[int, List[bytes]] = {out: [], error: []}
+    reading = select.poll()
+    for descriptor in (out, error, asker):
+        reading.register(descriptor, select.POLLIN if descriptor != asker else 0)
+    try:
+        status = listened(reading, printed, child, time.monotonic() + seconds, asker)
+    except EOFError:
+        return None
+    finally:
+        ended(child)
+        os.close(out)
+        os.close(error)
+    return {"status": status, "out": b"".join(printed[out]), "error": b"".join(printed[error])}
+
+
+def listened(
+    reading: Any, printed: Dict[int, List[bytes]], child: int, until: float, asker: int
+) -> Optional[int]:
+    """
+    Read what a program prints until it has ended; return its status, None if that took too long.
+
+    Raises `EOFError` when the asker has gone.
+    """
+    total, opened, status = 0, len(printed), None
+    while total <= MOST and time.monotonic() < until:
+        # Its end is no event here: it is looked for when both outputs are closed, and now and then,
+        # for it may have left them to a process that is stuck. That one is not waited for.
+        silent = True
+        for descriptor, _ in reading.poll(_PATIENCE if opened else 1):
+            if descriptor == asker:
+                raise EOFError
+            data = os.read(descriptor, _CHUNK)
+            total += len(data)
+            printed[descriptor].append(data)
+            silent = False
+            if not data:
+                reading.unregister(descriptor)
+                opened -= 1
+        if status is None:
+            number, code = os.waitpid(child, os.WNOHANG)
+            if number:
+                status = os.WEXITSTATUS(code) if os.WIFEXITED(code) else 128 + os.WTERMSIG(code)
+        if status is not None and (silent or not opened):
+            return status
+    return None
+
+
+def ended(child: int) -> None:
+    """Have nothing of a program's group run any more; what is stuck in the kernel is left to it."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):
+        for _ in range(100):
+            if os.waitpid(child, os.WNOHANG)[0]:
+                return
+            time.sleep(0.01)
+
+
+def main() -> None:
+    """Answer until the other end is closed."""
+    asked, told = sys.stdin.buffer, sys.stdout.buffer
+    told.write(("\n%s\n" % READY).encode())
+    told.flush()
+    while True:
+        words = asked.readline().split()
+        if len(words) != 2:
+            return
+        text = asked.read(int(words[0]))
+        found = answer(text, float(words[1]), asked.fileno())
+        if found is None:
+            return
+        out, error = found["out"], found["error"]
+        about = {"status": found["status"], "out": len(out), "error": len(error)}
+        told.write(json.dumps(about).encode() + b"\n" + out + error)
+        told.flush()
+
+
+if __name__ == "__main__":
+    main()
