@@ -248,7 +248,7 @@ def _reboot(host: Host, driver: _Driver, seen: Mapping[str, Any], found: Decisio
     logger.info("%s%s: reboot", host.print_prefix, printable(found.said))
 
     def boot_id() -> str | None:
-        answer = _look()
+        answer = _look(aloud=False)
         return None if answer["error"] else str(answer["boot_id"])
 
     def begin() -> str:
@@ -316,11 +316,13 @@ def _problems(state: State, host: Host, driver: _Driver) -> tuple[str, ...]:
 # What nodes are asked
 
 
-def _look() -> dict[str, Any]:
-    return _act("look")
+def _look(*, aloud: bool = True) -> dict[str, Any]:
+    return _act("look", aloud=aloud)
 
 
-def _act(action: str, driver: _Driver | None = None, **parameters: Any) -> dict[str, Any]:
+def _act(
+    action: str, driver: _Driver | None = None, *, aloud: bool = True, **parameters: Any
+) -> dict[str, Any]:
     """Return on_node/driver_reload.py's document; if there is none, `silent` and why, `error`."""
     patience = driver.stop_seconds if driver else 0
     program = payload.program(
@@ -332,7 +334,14 @@ def _act(action: str, driver: _Driver | None = None, **parameters: Any) -> dict[
     )
     limit = LOOK_SECONDS if action == "look" else ACT_SECONDS + 3 * patience
     node = ctx_host.get()
-    answer = ask(ctx_state.get(), [node], lambda _: program, limit, f"`{action}` of the driver")
+    answer = ask(
+        ctx_state.get(),
+        [node],
+        lambda _: program,
+        limit,
+        f"`{action}` of the driver",
+        aloud=aloud,
+    )
     found = answer[node.name]
     return {"error": found, "silent": True} if isinstance(found, str) else found
 

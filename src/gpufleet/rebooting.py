@@ -19,6 +19,10 @@ from pyinfra.api import Host, StringCommand
 from pyinfra.api.exceptions import PyinfraError
 from pyinfra.connectors.ssh import SSHConnector
 
+from gpufleet.meanwhile import waiting
+from gpufleet.progress import Pace
+from gpufleet.ranges import spell
+
 APART_SECONDS = 3
 DISCONNECT_SECONDS = 10
 # Units that start at boot: the fabric manager trains every NVLink, persistence wakes every GPU.
@@ -49,12 +53,21 @@ def rebooted(
     began = time.monotonic()
     if problem := begin():
         return problem
-    while time.monotonic() - began < wanted.seconds:
+    pace = Pace(began)
+    while (spent := time.monotonic() - began) < wanted.seconds:
+        if pace.due(began + spent):
+            logger.info(
+                "%sreboots: not back after %s; it has %s",
+                host.print_prefix,
+                spell(spent),
+                spell(wanted.seconds),
+            )
         # The connection that was open may be dead without anybody having said so.
         _disconnect(host)
         gevent.sleep(APART_SECONDS)
         if boot_id() not in {None, wanted.boot_id}:
-            _until_started(host)
+            with waiting("it is back, and its units start", START_SECONDS):
+                _until_started(host)
             spent = time.monotonic() - began
             logger.info("%sback after %.0f s, with another boot id", host.print_prefix, spent)
             return ""

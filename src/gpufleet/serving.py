@@ -17,6 +17,7 @@ from pyinfra.api import FunctionCommand, Host, State, operation
 from gpufleet import payload, readiness, survey
 from gpufleet.exporters import Access
 from gpufleet.facts import Serving
+from gpufleet.progress import SELDOM_SECONDS
 from gpufleet.quick_dataclass import dataclass
 from gpufleet.readiness import State as Stand
 
@@ -145,7 +146,7 @@ def _wait(state: State, host: Host, endpoints: tuple[Endpoint, ...]) -> bool:
     seen = look(endpoints)
     allowed = allowed_restarts(seen)
     waiting = {endpoint.id: endpoint for endpoint in endpoints}
-    told: dict[str, str] = {}
+    told: dict[str, tuple[str, float]] = {}
     failed = False
     while waiting:
         for name, verdict in verdicts(tuple(waiting.values()), seen, allowed).items():
@@ -170,9 +171,11 @@ def _wait(state: State, host: Host, endpoints: tuple[Endpoint, ...]) -> bool:
                 logger.error("%s%s", host.print_prefix, error)
                 failed = True
             else:
-                if told.get(name) != verdict.text:
+                # What goes on without a change is said again: a log shows that it is waited for.
+                before, at = told.get(name, ("", 0.0))
+                if before != verdict.text or spent - at >= SELDOM_SECONDS:
                     logger.info("%s%s %3.0f s: %s", host.print_prefix, name, spent, verdict.text)
-                    told[name] = verdict.text
+                    told[name] = verdict.text, spent
                 continue
             del waiting[name]
         if waiting:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -28,6 +29,8 @@ class Origin:
     """After so many bytes each of the next answers ends."""
     asked: list[dict[str, str]] = field(default_factory=list)
     redirect: str = ""
+    pauses: float = 0
+    """Seconds in the middle of each answer."""
 
 
 @pytest.fixture
@@ -44,6 +47,10 @@ def origin() -> Iterator[Origin]:
             self.send_header("Content-Length", str(len(CONTENT) - first))
             self.end_headers()
             end = told.cuts.pop(0) if told.cuts else len(CONTENT)
+            if told.pauses:
+                self.wfile.write(CONTENT[first:][: end // 2])
+                time.sleep(told.pauses)
+                first, end = first + end // 2, end - end // 2
             self.wfile.write(CONTENT[first:][:end])
 
         def log_message(self, *_: object) -> None:
@@ -188,3 +195,19 @@ def test_a_hash_is_remembered_while_the_file_is_the_same(folder: Folder):
 def test_weak_hashes_prove_nothing():
     with pytest.raises(FleetError, match="md5sum"):
         Digest("md5sum", "0" * 32)
+
+
+def test_a_download_of_over_two_seconds_says_how_far_it_is(folder: Folder, origin: Origin):
+    """Of what has to come: what is there already is no progress."""
+    (folder.root / "there").write_bytes(CONTENT)
+    wanted = [
+        Remote(origin.url, path, (Digest("sha256", SHA256),), len(CONTENT))
+        for path in ("there", "comes")
+    ]
+    origin.pauses = 4
+    said: list[str] = []
+
+    folder.bring(wanted, said.append)
+
+    assert said == ["downloads: 0.0 of 1.0 MiB", "comes"]
+    assert (folder.root / "comes").read_bytes() == CONTENT

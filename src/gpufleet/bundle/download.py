@@ -12,6 +12,7 @@ import http.client
 import json
 import os
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,6 +24,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gpufleet.errors import FleetError
+from gpufleet.progress import Amount, Pace
 
 STATE = ".state"
 MANIFEST = "MANIFEST"
@@ -78,11 +80,14 @@ class Folder:
         self._lock = threading.Lock()
         self.downloaded = 0
         """Bytes that came over the network in this run."""
+        self._arrived = 0
+        self._spared = 0
 
     def bring(self, wanted: Iterable[Remote], say: Callable[[str], None]) -> None:
         """
         Have all of these files, several at once.
 
+        `say` gets each path that came, and what takes over two seconds: how far it is.
         Raises FleetError with everything that could not be had; what was brought stays.
         """
 
@@ -94,8 +99,9 @@ class Folder:
                 return None
 
         problems: list[str] = []
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            for path in filter(None, pool.map(one, wanted)):
+        files = list(wanted)
+        with self._watched(files, say), ThreadPoolExecutor(AT_ONCE) as pool:
+            for path in filter(None, pool.map(one, files)):
                 say(path)
         if problems:
             raise FleetError(*sorted(problems))
@@ -109,11 +115,14 @@ class Folder:
         target = self.root / remote.path
         if target.is_file():
             if self._has(target, remote):
+                self._count(spared=remote.size or 0)
                 return False
             target.unlink()
         partial = self.state / "partial" / remote.path
         partial.parent.mkdir(parents=True, exist_ok=True)
-        _download(remote, partial)
+        if partial.exists():
+            self._count(spared=partial.stat().st_size)
+        _download(remote, partial, lambda count: self._count(arrived=count))
         if not any(_matches(partial, digest) for digest in remote.digests):
             partial.unlink()
             expected = " or ".join(digest.hexdigest for digest in remote.digests)
@@ -159,6 +168,36 @@ class Folder:
         partial = self.state / "hashes.json.new"
         partial.write_text(json.dumps(self._known, indent=0, sort_keys=True))
         partial.replace(self.state / "hashes.json")
+
+    @contextmanager
+    def _watched(self, files: list[Remote], say: Callable[[str], None]) -> Iterator[None]:
+        """Say how much of these files has come by now, while the block brings them."""
+        self._arrived = self._spared = 0
+        sizes = [each.size for each in files if each.size is not None]
+        total = sum(sizes) if len(sizes) == len(files) else None
+        ended = threading.Event()
+
+        def watch() -> None:
+            amount, pace = Amount(), Pace(time.monotonic())
+            while not ended.wait(1):
+                now = time.monotonic()
+                amount.seen(now, self._arrived, None if total is None else total - self._spared)
+                if pace.due(now):
+                    say(f"downloads: {amount.said()}")
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            watcher.join(timeout=2)
+
+    def _count(self, arrived: int = 0, spared: int = 0) -> None:
+        """Count bytes that came, and bytes that need not come."""
+        with self._lock:
+            self._arrived += arrived
+            self._spared += spared
 
     def _has(self, target: Path, remote: Remote) -> bool:
         size = target.stat().st_size
@@ -220,8 +259,8 @@ def shown(url: str) -> str:
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
-def _download(remote: Remote, partial: Path) -> None:
-    """Bring a file's bytes; goes on where an earlier run or attempt stopped."""
+def _download(remote: Remote, partial: Path, arrived: Callable[[int], None]) -> None:
+    """Bring a file's bytes, and count them; goes on where an earlier run or attempt stopped."""
     for attempt in range(ATTEMPTS):
         there = partial.stat().st_size if partial.exists() else 0
         if remote.size is not None and there >= remote.size:
@@ -236,6 +275,7 @@ def _download(remote: Remote, partial: Path) -> None:
                 with partial.open(mode) as file:
                     while chunk := answer.read(_CHUNK):
                         file.write(chunk)
+                        arrived(len(chunk))
                 if answer.length:  # of what was announced, so much has not come
                     raise http.client.IncompleteRead(b"", answer.length)
             if remote.size is None or partial.stat().st_size >= remote.size:
