@@ -11,12 +11,13 @@ RUN := .venv/bin
 # Nothing that a shell of the operator's exports may change what is built or run here.
 unexport PYTHONPATH PYTHONDONTWRITEBYTECODE VIRTUAL_ENV
 
-.PHONY: help lab test test-unit test-long lint gpu-record clean distclean
+.PHONY: help lab test test-unit test-long bench lint gpu-record clean distclean
 help:
 	@echo 'make lab        two real nodes with simulated GPUs, deployed until vLLM answers   (root)'
 	@echo 'make test       every test, on a lab of its own                                   (root)'
 	@echo 'make test-unit  the tests and checks that need no root'
 	@echo 'make test-long  the fault tables                                                  (root)'
+	@echo 'make bench      what commands, converges and copies cost, with their goals        (root)'
 	@echo 'make gpu-record what the probe finds on this machine, for tests/nodes/real  (an NVIDIA GPU)'
 	@echo 'make clean      take the labs away: nodes, mounts, bridges, namespaces            (root)'
 	@echo 'make distclean  clean, and forget every download'
@@ -61,6 +62,18 @@ test-long: .venv/.ready
 	GPUFLEET_UPGRADE_TABLE=docs/upgrade-faults.md GPUFLEET_ALERT_TABLE=docs/alert-faults.md \
 	GPUFLEET_WATCHDOG_TABLE=docs/watchdog.md GPUFLEET_UPGRADE_LOAD_TABLE=docs/upgrade-under-load.md \
 	GPUFLEET_UPGRADE_FAULT_TABLE=docs/upgrade-fault-table.md $(RUN)/pytest -v -m long tests/lab
+
+# BENCH='--nodes 8 --rounds 3': what benchmarks.converge.run is told.
+BENCH ?= --rounds ansible=1
+
+# All of them, also when one misses its goal; their labs go in any case.
+bench: .venv/.ready
+	@$(RUN)/gpufleet lab require-root 'make bench'
+	trap '$(RUN)/python -m benchmarks.converge.fleet down' EXIT; missed=0; \
+	$(RUN)/python -m benchmarks.start_up.run || missed=1; \
+	$(RUN)/python -m benchmarks.converge.run $(BENCH) || missed=1; \
+	if [ -f benchmarks/distribution/run.py ]; then $(RUN)/python -m benchmarks.distribution.run || missed=1; fi; \
+	exit $$missed
 
 gpu-record: .venv/.ready
 	@$(RUN)/python -m tests.nodes.record --real

@@ -1,0 +1,157 @@
+"""What does a converge of a fleet cost that has nothing to do, in each of the ways to do it?
+
+    python -m benchmarks.converge.run [--nodes 1,8,64] [--rounds 5] [--rounds ansible=1]
+        [--ways ours,stock,ansible,changed,plan,floor,openssh] [--json FILE] [--markdown PAGE]
+
+Brings up so many lab nodes, converges them, and runs each way in turn, as a cold process, so that
+noise hits all of them. Prints the median (best to worst) of the seconds on the clock and of the
+processors of both sides, the largest process of the controller, and the ratios; status 1 where one
+misses its goal (table.py). A way that says that it changed something where nothing was to be
+changed ends the measurement. docs/performance.md says what is compared. Needs root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+import yaml
+
+from benchmarks.converge import ansible, declared
+from benchmarks.converge.fleet import ROOT, BenchFleet, ran, ready
+from benchmarks.converge.table import NAMES, Run, markdown, ratios, replaced
+from benchmarks.converge.ways import changed, way
+from lab import cgroup, power
+from lab.state import write
+
+ONCE = Path(__file__).with_name("once.py")
+# Of one run. Ansible needs minutes for 64 nodes on two cores.
+LIMIT_SECONDS = 3600
+# What "one file changed" changes: a collector off in the node exporter's unit, rendered from
+# templates/node_exporter.service.j2. The exporter restarts; no server does.
+CHANGED = {"without": ["zfs"]}
+
+
+def main() -> int:
+    """Measure and print."""
+    given = _arguments()
+    rounds = _rounds(given.rounds)
+    measured: dict[int, dict[str, list[Run]]] = {}
+    for count in (int(number) for number in given.nodes.split(",")):
+        fleet = ready(count)
+        folder = fleet.lab.state / "declared"
+        declared.written(fleet, folder)
+        ansible.inventory(fleet, folder)
+        measured[count] = {name: [] for name in given.ways.split(",")}
+        for number in range(max(rounds.values())):
+            for name, runs in measured[count].items():
+                if number < rounds.get(name, rounds[""]):
+                    runs.append(measure(name, fleet, folder))
+                    print(f"{count} nodes, {name}: {runs[-1].clock:.2f} s", flush=True)
+        if given.json:
+            raw = {
+                n: {w: [*map(asdict, r)] for w, r in ways.items()} for n, ways in measured.items()
+            }
+            Path(given.json).write_text(json.dumps(raw, indent=1) + "\n")
+    shown = markdown(measured)
+    print(f"\n{shown}")
+    if given.markdown:
+        page = Path(given.markdown)
+        page.write_text(replaced(page.read_text(), shown))
+    return int(not all(kept for *_, kept in ratios(measured)))
+
+
+def measure(name: str, fleet: BenchFleet, folder: Path) -> Run:
+    """Run a way once. Ends the program when it fails, or does what it was not to do."""
+    if name == "changed":
+        _exporter(fleet, CHANGED)
+    with way(name, fleet, folder) as found, tempfile.TemporaryDirectory() as own:
+        took, output = Path(own, "took"), Path(own, "output")
+        before = _nodes_seconds(fleet)
+        with output.open("w") as said_to:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(ONCE), str(took), *found.argv],
+                cwd=ROOT,
+                env=dict(found.environment),
+                stdin=subprocess.DEVNULL,
+                stdout=said_to,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            limit = threading.Timer(LIMIT_SECONDS, _kill, (process.pid,))
+            limit.start()
+            process.wait()
+            limit.cancel()
+        nodes = _nodes_seconds(fleet) - before
+        said = output.read_text()
+        used = json.loads(took.read_text()) if took.exists() else {}
+    if process.returncode:
+        sys.exit(f"{name} ended with {process.returncode}\n{said}")
+    did = changed(name, said) if name in {"ours", "stock", "ansible", "changed"} else []
+    if bool(did) != (name == "changed"):
+        sys.exit(f"{name} changed {did or 'nothing'}\n{said}")
+    if name == "changed":
+        _exporter(fleet, {})
+        ran([*found.argv], found.environment)
+    return Run(nodes=nodes, **used)
+
+
+def _exporter(fleet: BenchFleet, settings: dict[str, object]) -> None:
+    """Write into the fleet's variables what its node exporters are to have besides a port."""
+    path = fleet.project / "group_vars/lab.yml"
+    variables = yaml.safe_load(path.read_text())
+    variables["node_exporter"] = {"port": variables["node_exporter"]["port"], **settings}
+    write(path, yaml.safe_dump(variables, sort_keys=False))
+
+
+def _nodes_seconds(fleet: BenchFleet) -> float:
+    """Return the seconds of processors that the nodes' processes have used since they are on."""
+    total = 0
+    for name in fleet.nodes:
+        path = cgroup.unified() / power.group(fleet.lab.facts, name) / "cpu.stat"
+        total += next(
+            int(line.split()[1])
+            for line in path.read_text().splitlines()
+            if line.startswith("usage_usec ")
+        )
+    return total / 1e6
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _arguments() -> argparse.Namespace:
+    reader = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    reader.add_argument("--nodes", default="1,8,64")
+    reader.add_argument("--rounds", action="append", default=[], help="5, or WAY=ROUNDS")
+    reader.add_argument("--ways", default=",".join(NAMES))
+    reader.add_argument("--json")
+    reader.add_argument("--markdown")
+    given = reader.parse_args()
+    if strange := [name for name in given.ways.split(",") if name not in NAMES]:
+        reader.error(f"no way {', '.join(strange)}: there are {', '.join(NAMES)}")
+    return given
+
+
+def _rounds(given: list[str]) -> dict[str, int]:
+    """Return rounds by way; "" are those of every other one."""
+    found = {"": 5}
+    for each in given:
+        name, _, number = each.rpartition("=")
+        found[name] = int(number)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
