@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from gpufleet import payload
+from gpufleet import checkpoint, payload
+from gpufleet.settings import Vllm
 
 MIB = 1 << 20
 
@@ -100,6 +101,16 @@ def test_the_total_is_what_the_hub_lists(tmp_path: Path, hub: str) -> None:
 @pytest.mark.parametrize("path", ["gated", "paged", "page"])
 def test_a_hub_that_does_not_say_all_leaves_it_unknown(tmp_path: Path, hub: str, path: str) -> None:
     assert looked(tmp_path, f"{hub}/{path}") == {"schema": 1, "bytes": 0, "total": None}
+
+
+@pytest.mark.parametrize("endpoint", [None, "http://mirror:8080/hub/"])
+def test_the_hub_is_asked_where_the_download_comes_from(endpoint: str | None) -> None:
+    wanted = checkpoint.Checkpoint("lab/tiny", "0" * 40, "/var/lib/vllm/models/x")
+    vllm = Vllm(version="0.32.0", lock="x", listen="127.0.0.1", hf_endpoint=endpoint)
+
+    hub = "http://mirror:8080/hub" if endpoint else "https://huggingface.co"
+    said = f"{hub}/api/models/lab/tiny/tree/{'0' * 40}?recursive=true"
+    assert checkpoint.listing(wanted, vllm) == said
 
 
 def test_a_hub_that_is_not_there_leaves_it_unknown(tmp_path: Path) -> None:

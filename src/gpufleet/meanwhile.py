@@ -5,8 +5,8 @@ pyinfra's to run, as ever: what it prints, its status and its deadline are as wi
 
 An operation takes one of these around what it yields, and nothing else changes:
 
-    with meanwhile.growing("stage lab/tiny", directory, seconds=DOWNLOAD_SECONDS):
-        yield StringCommand(...)
+    with meanwhile.downloading(wanted, vllm):
+        yield StringCommand("sh", "-c", QuoteString(checkpoint.download_script(wanted, ...)))
 
 pyinfra runs the command while the generator waits in the block, and closes the generator when the
 command failed: either way the block ends with it, and so do the looks. A function of a
@@ -30,9 +30,11 @@ from pyinfra.api import Host, State
 from pyinfra.context import ctx_host, ctx_state
 
 from gpufleet import payload
+from gpufleet.checkpoint import DOWNLOAD_SECONDS, TOKEN, Checkpoint, listing
 from gpufleet.printable import printable
 from gpufleet.progress import FIRST_SECONDS, OFTEN_SECONDS, Amount, Pace
 from gpufleet.ranges import spell
+from gpufleet.settings import Vllm
 from gpufleet.survey import ask
 
 # A look reads some files; on_node/growth.py and package_progress.py end themselves after it.
@@ -44,20 +46,33 @@ _LINE = 100
 
 
 @contextmanager
+def downloading(wanted: Checkpoint, vllm: Vllm) -> Generator[None]:
+    """Say how far a model's download is that the block runs; the Hub is asked for its size."""
+    with growing(
+        f"download of {wanted.repository}",
+        wanted.directory,
+        seconds=DOWNLOAD_SECONDS,
+        tree=listing(wanted, vllm),
+        token_file=TOKEN if vllm.hf_token_file else None,
+    ):
+        yield
+
+
+@contextmanager
 def growing(
     what: str,
     folder: str,
     *,
     seconds: float,
     total: int | None = None,
-    listing: str | None = None,
+    tree: str | None = None,
     token_file: str | None = None,
 ) -> Generator[None]:
     """
     Say what has come into a folder of the current node while the block runs.
 
     "stage lab/tiny: 1.2 of 5.3 GiB, 85 MiB/s, 48 s left". `total` are the bytes that there will be;
-    where they are not known `listing` is the Hub's list of the model's files
+    where they are not known `tree` is the Hub's list of the model's files
     (`checkpoint.listing`), which the node asks for once, with the token of its `token_file`. The
     looks end with the block, after `seconds` at the latest.
     """
@@ -67,7 +82,7 @@ def growing(
 
     def program() -> str:
         nonlocal asked
-        hub = listing if known is None and asked < _ASKED_TIMES else None
+        hub = tree if known is None and asked < _ASKED_TIMES else None
         asked += 1
         return payload.program("growth", folder=folder, tree=hub, token_file=token_file)
 
