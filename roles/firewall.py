@@ -84,6 +84,7 @@ def rules(here: Here, running: Iterable[Running] = ()) -> str:
         here.settings,
         ssh_port=int(host.data.get("ssh_port") or 22),
         running=running,
+        fellows=here.fellows,
     )
 
 

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 
 from pyinfra import host
 from pyinfra.api import QuoteString, StringCommand, deploy, operation
+from pyinfra.context import ctx_state
 
-from gpufleet import checkpoint, payload, ranks, stage_flags, units
+from gpufleet import checkpoint, distributing, payload, ranks, stage_flags, units
 from gpufleet.checkpoint import Checkpoint
 from gpufleet.converge import Converge
+from gpufleet.distributing import Goods, comes, copied
 from gpufleet.errors import FleetError
 from gpufleet.fleet import Here, together
 from gpufleet.named_files import read, release_of
@@ -141,16 +143,9 @@ def prepared(here: Here, wanted: Vllm, *, apart: bool = False) -> Prepared:
     ground.packages(name="packages")
     ground.accounts(name="service account")
     ground.files(name="directories, locks and credentials")
-    built(ground, build, name=f"build release {build.id}", _timeout=BUILD_SECONDS + WAIT_SECONDS)
+    release_there(ground, build)
     for found in host.loop(sorted(set(files.values()), key=lambda each: each.directory)):
-        staged_model(
-            ground,
-            found,
-            wanted,
-            build.directory,
-            name=f"stage {found.repository}",
-            _timeout=checkpoint.DOWNLOAD_SECONDS,
-        )
+        model_there(ground, found, wanted, distributing.of_model(found, here.everyone))
 
     proof = Proof(build, begun(here, wanted, build), here.origins)
     proofs = Converge(proof.wanted, watch=(build.mark,))
@@ -161,6 +156,52 @@ def prepared(here: Here, wanted: Vllm, *, apart: bool = False) -> Prepared:
     stages = Converge(services(here, rendered))
     reached(stages, here.stages, name="nodes of a replica reach each other")
     return Prepared(stages, rendered, secrets)
+
+
+def release_there(ground: Converge, build: Release) -> None:
+    """Have the release on the node: built once for nodes of its kind, and copied to the others."""
+    goods = distributing.of_release(build)
+    built(
+        ground,
+        build,
+        goods,
+        name=f"build release {build.id}",
+        _timeout=BUILD_SECONDS + WAIT_SECONDS,
+    )
+    if goods and goods.others:
+        copied(ground, goods, name=f"copy release {build.id}")
+        built_after_all(
+            ground,
+            build,
+            goods,
+            name=f"build release {build.id} where it was not copied",
+            _timeout=BUILD_SECONDS + WAIT_SECONDS,
+        )
+
+
+def model_there(ground: Converge, wanted: Checkpoint, vllm: Vllm, goods: Goods | None) -> None:
+    """Have a model's files on the node: downloaded once, and copied to the others."""
+    directory = release_of(vllm).directory
+    staged_model(
+        ground,
+        wanted,
+        vllm,
+        directory,
+        goods,
+        name=f"stage {wanted.repository}",
+        _timeout=checkpoint.DOWNLOAD_SECONDS,
+    )
+    if goods and goods.others:
+        copied(ground, goods, name=f"copy {wanted.repository}")
+        staged_after_all(
+            ground,
+            wanted,
+            vllm,
+            directory,
+            goods,
+            name=f"stage {wanted.repository} where it was not copied",
+            _timeout=checkpoint.DOWNLOAD_SECONDS,
+        )
 
 
 def foundation(
@@ -325,23 +366,65 @@ def marks(files: Iterable[Checkpoint]) -> tuple[str, ...]:
 
 
 @operation()
-def built(node: Converge, wanted: Release) -> Generator[StringCommand]:
-    """Build the release, unless it is there and whole."""
+def built(node: Converge, wanted: Release, goods: Goods | None = None) -> Generator[StringCommand]:
+    """Build the release, unless it is there and whole, or comes from another node."""
     if node.snapshot().file(wanted.mark).exists:
         host.noop(f"release {wanted.id} is there")
         return
+    if comes(goods):
+        host.noop(f"release {wanted.id} comes from another node")
+        return
+    yield from _building(node, wanted)
+
+
+@operation()
+def built_after_all(node: Converge, wanted: Release, goods: Goods) -> Generator[StringCommand]:
+    """Build the release that was to come from another node and did not."""
+    if not ctx_state.get().is_executing or node.snapshot().file(wanted.mark).exists:
+        host.noop(f"release {wanted.id} is there")
+        return
+    yield from _building(node, wanted)
+    yield StringCommand("rm", "-rf", QuoteString(goods.coming))
+
+
+def _building(node: Converge, wanted: Release) -> Generator[StringCommand]:
     yield StringCommand("sh", "-c", QuoteString(build_script(wanted)))
     node.forget()
 
 
 @operation()
 def staged_model(
-    node: Converge, wanted: Checkpoint, vllm: Vllm, release_directory: str
+    node: Converge,
+    wanted: Checkpoint,
+    vllm: Vllm,
+    release_directory: str,
+    goods: Goods | None = None,
 ) -> Generator[StringCommand]:
-    """Download a model's files, unless they are there and whole."""
+    """Download a model's files, unless they are there and whole, or come from another node."""
     if node.snapshot().file(wanted.mark).exists:
         host.noop(f"{wanted.repository} is there")
         return
+    if comes(goods):
+        host.noop(f"{wanted.repository} comes from another node")
+        return
+    yield from _downloading(node, wanted, vllm, release_directory)
+
+
+@operation()
+def staged_after_all(
+    node: Converge, wanted: Checkpoint, vllm: Vllm, release_directory: str, goods: Goods
+) -> Generator[StringCommand]:
+    """Download a model's files that were to come from another node and did not."""
+    if not ctx_state.get().is_executing or node.snapshot().file(wanted.mark).exists:
+        host.noop(f"{wanted.repository} is there")
+        return
+    yield from _downloading(node, wanted, vllm, release_directory)
+    yield StringCommand("rm", "-rf", QuoteString(goods.coming))
+
+
+def _downloading(
+    node: Converge, wanted: Checkpoint, vllm: Vllm, release_directory: str
+) -> Generator[StringCommand]:
     script = checkpoint.download_script(wanted, vllm, release_directory)
     yield StringCommand("sh", "-c", QuoteString(script))
     node.forget()

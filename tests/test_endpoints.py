@@ -111,6 +111,15 @@ def test_a_port_that_was_written_is_not_the_watchdog_s():
     assert ports([endpoint("a", "n1", declared=8406)], watched(None)) == {"a-0": 8407}
 
 
+def test_a_port_that_was_written_is_not_where_releases_are_handed_out():
+    problems, _ = assigned([endpoint("a", "n1", declared=8790, explicit=True)], watched(8790), {})
+
+    assert problems == (
+        "port 8790 is wanted by serving.a.port and vllm.distribution.port on n1: give one of them "
+        "another port",
+    )
+
+
 def watched(port, **watchdog):
     data = {"model": "/srv/m", "watchdog": watchdog} | ({"port": port} if port else {})
     return {"n1": NodeSettings.model_validate({"vllm": VLLM, "serving": {"a": data}})}

@@ -12,7 +12,7 @@ from gpufleet import firewall, units
 from gpufleet.cluster_network import Network
 from gpufleet.errors import FleetError
 from gpufleet.on_node import stages as on_node
-from gpufleet.settings import Mistake, NodeSettings, node_settings
+from gpufleet.settings import Distribution, Mistake, NodeSettings, node_settings
 from gpufleet.stage import Running
 from tests.test_rank_units import HEAD, KEYS, SERVED, VLLM, WORKER
 
@@ -155,6 +155,20 @@ def test_drop_lets_a_gateways_clients_in_unless_they_are_named():
     named = settings(policy="drop", open=[{"ports": 8443, "sources": ["10.9.0.0/16"]}])
     assert "tcp dport { 8443 } accept" not in said(named)
     assert "ip saddr { 10.9.0.0/16 } tcp dport 8443 accept" in said(named)
+
+
+def test_drop_lets_the_fleet_s_other_nodes_copy_releases_from_here():
+    """As the settings say where, and nobody else; own_ports leaves it as it is."""
+    fellows = ("10.1.0.20", "10.1.0.3")
+    rule = "ip saddr { 10.1.0.3, 10.1.0.20 } tcp dport { 8790 } accept"
+    dropping = settings(policy="drop")
+
+    assert rule in lines(firewall.rules([HEAD], dropping, fellows=fellows))
+    assert "8790" not in firewall.rules([HEAD], dropping)
+    assert "8790" not in firewall.rules([HEAD], settings(), fellows=fellows)
+    off = VLLM.model_copy(update={"distribution": Distribution(enabled=False)})
+    alone = dropping.model_copy(update={"vllm": off})
+    assert "8790" not in firewall.rules([HEAD], alone, fellows=fellows)
 
 
 def test_what_runs_as_planned_changes_nothing():

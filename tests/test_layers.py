@@ -18,6 +18,7 @@ BORDER = {
     "connection",
     "converge",
     "course",
+    "distributing",
     "dry_run",
     "facts",
     "fleet",

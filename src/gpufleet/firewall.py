@@ -68,12 +68,14 @@ def rules(
     *,
     ssh_port: int = 22,
     running: Iterable[Running] = (),
+    fellows: Iterable[str] = (),
 ) -> str:
     """
     Return the table of a node, as nft reads it.
 
     `stages` are what the node is to run, `running` what it runs now and may go on with until then:
-    for these everything is open, too. `ssh_port` is where the deploy reaches the node.
+    for these everything is open, too. `ssh_port` is where the deploy reaches the node, `fellows`
+    the addresses of the fleet's other GPU nodes, which copy releases and models from here.
 
     Raises `FleetError` for ports that are to be open and must not, and for names that nft has no
     word for.
@@ -107,6 +109,8 @@ def rules(
         shares_address=bool(settings.gateway and settings.gateway.virtual_address),
         exporters=_ports(_exporters(settings)),
         monitoring=_sources(wanted.monitoring),
+        fellows=_addresses(fellows),
+        copies=_ports(_copies(settings)),
         opened=[
             {
                 "protocol": each.protocol,
@@ -276,6 +280,12 @@ def _front(settings: NodeSettings) -> Iterator[Range]:
             for each in wanted.open
         ):
             yield (port, port)
+
+
+def _copies(settings: NodeSettings) -> Iterator[Range]:
+    """Yield where the node hands out releases and models."""
+    if settings.vllm and settings.vllm.distribution.enabled:
+        yield (settings.vllm.distribution.port, settings.vllm.distribution.port)
 
 
 def _exporters(settings: NodeSettings) -> list[Range]:

@@ -24,6 +24,7 @@ from pyinfra.context import ctx_state
 from gpufleet import assessment, inventory, lock_check
 from gpufleet.assessment import Assessment
 from gpufleet.bare_node import Machine, System, from_probe
+from gpufleet.cluster_network import addresses
 from gpufleet.cordon import cordon_of, sentence
 from gpufleet.errors import FleetError
 from gpufleet.model_reading import directories
@@ -53,6 +54,10 @@ class Here:
     """Where each of its variables was set."""
     running: tuple[Running, ...] = ()
     """The stages that have units on it."""
+    everyone: tuple[Stage, ...] = field(default=(), repr=False)
+    """The stages of the whole plan."""
+    fellows: tuple[str, ...] = ()
+    """Addresses of the fleet's other GPU nodes, where the node has a firewall of ours."""
 
 
 T = TypeVar("T")
@@ -101,7 +106,24 @@ def here(*, unfit_stops: bool = True) -> Here | None:
         stages=fleet.plan.on(host.name),
         origins=declared.origins,
         running=tuple(each for each in fleet.running if each.node == host.name),
+        everyone=fleet.plan.stages,
+        fellows=_fellows(host.name) if declared.settings.firewall else (),
     )
+
+
+def _fellows(node: str) -> tuple[str, ...]:
+    """Return the addresses of all GPU nodes but one, as their probes have them."""
+    found = _single_flight(ctx_state.get(), _addresses)
+    others = (each for name, own in found.items() if name != node for each in own)
+    return tuple(sorted(set(others) - set(found.get(node, ()))))
+
+
+def _addresses(state: State) -> dict[str, tuple[str, ...]]:
+    return {
+        name: addresses(said)
+        for name, said in documents(state).items()
+        if not isinstance(said, str)
+    }
 
 
 def bare() -> Bare | None:

@@ -291,6 +291,27 @@ class Firewall(Setting):
     ] = 60
 
 
+class Distribution(Setting):
+    """How nodes hand each other releases and models: docs/distribution.md."""
+
+    enabled: Annotated[
+        bool, Field(description="false: this node builds and downloads itself, and gives nobody")
+    ] = True
+    port: Annotated[
+        int,
+        Field(
+            ge=1024,
+            le=65535,
+            description="Where a node hands them out while others copy; between copies nothing "
+            "listens there",
+        ),
+    ] = 8790
+    rate_mbit: Annotated[
+        PositiveInt | None,
+        Field(description="Most that a node sends, in Mbit/s; null: what its line carries"),
+    ] = None
+
+
 class Vllm(Setting):
     """The vLLM release and what all stages of a node share."""
 
@@ -344,6 +365,7 @@ class Vllm(Setting):
         str | None, Field(description="File on this machine with the Hugging Face token")
     ] = None
     hf_endpoint: Annotated[str | None, Field(description="A mirror of the Hugging Face Hub")] = None
+    distribution: Distribution = Distribution()
     environment: Annotated[dict[str, str], Field(description="For every stage")] = {}
     keep_releases: Annotated[
         int, Field(ge=1, description="Releases to keep on a node beyond those in use, newest first")
@@ -625,6 +647,8 @@ class NodeSettings(Setting):
         found = {"node_exporter.port": self.node_exporter.port}
         if watchdog := self.watchdog_port:
             found["vllm.watchdog_port"] = watchdog
+        if self.vllm and self.vllm.distribution.enabled:
+            found["vllm.distribution.port"] = self.vllm.distribution.port
         if self.dcgm and self.dcgm.exporter_version:
             found["dcgm.port"] = self.dcgm.port
         if self.monitoring and self.monitoring.prometheus:

@@ -1,0 +1,185 @@
+"""
+Who builds or downloads what all nodes need, and who has it from whom.  Pure.
+
+A release works on nodes of one kind: system, machine and interpreter (hardware changes no wheels).
+One of them has it or builds it, and the others copy it from there; so it is with a model, which
+works everywhere.
+
+The way is two trees (`sources`). In each a node hands its pieces to two others, and whoever does
+so in the first has nobody below it in the second: pieces of even number go down the first and
+those of odd number the second. So no line carries more than one copy in either direction, the
+source's neither, and the way to the last of N nodes is log2 N nodes long. (One tree alone would
+have each node send two copies, and take twice as long; a chain would take one copy's time, and be
+N nodes long.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+Kind: TypeAlias = tuple[str, ...]
+"""("ubuntu 24.04", "x86_64", "CPython 3.12.3"): equal where one tree works; of models ()."""
+
+HALVES = 2
+"""As in on_node/pieces_wire.py."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a node says of a tree: whether it is there and whole, and what kind of node it is."""
+
+    whole: bool
+    kind: Kind
+
+
+@dataclass(frozen=True)
+class Share:
+    """
+    Nodes of one kind, and who gives what they need.
+
+    Attributes:
+        source: the node that has it, or is to make it.
+        there: whether it has it by now.
+        others: who copies it from there, in order.
+    """
+
+    source: str
+    there: bool
+    others: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Course:
+    """How each node comes to what it needs: `alone` names who makes its own, and why."""
+
+    shares: tuple[Share, ...]
+    alone: Mapping[str, str]
+
+    def makes(self, node: str) -> Share | None:
+        """Return the share for which a node makes it; None: it makes it for nobody."""
+        return next((each for each in self.shares if each.source == node and not each.there), None)
+
+    def copies(self, node: str) -> Share | None:
+        """Return the share in which a node copies."""
+        return next((each for each in self.shares if node in each.others), None)
+
+
+def look(answer: dict[str, Any] | str) -> Look | str:
+    """Return what a node's answer means, or a sentence why it has said nothing of use."""
+    if isinstance(answer, str):
+        return answer
+    if answer.get("error"):
+        return f"it cannot tell what kind of node it is: {answer['error']}"
+    kind = answer.get("kind")
+    if not isinstance(kind, list) or not all(isinstance(each, str) for each in kind):
+        return "it does not say what kind of node it is"
+    return Look(answer.get("whole") is True, tuple(kind))
+
+
+def course(wanting: Sequence[str], looks: Mapping[str, Look | str]) -> Course:
+    """
+    Return who makes and who copies.
+
+    `wanting` are the nodes that need it in this run and may have it, in the inventory's order.
+    `looks` are theirs and those of others who may have it already: whoever has it gives it, the
+    first of `wanting` before the first of the others; where none has it, the first makes it.
+    """
+    alone = {
+        node: said if isinstance(said := looks.get(node), str) else "it was not asked"
+        for node in wanting
+        if not isinstance(looks.get(node), Look)
+    }
+    by_kind: dict[Kind, list[str]] = {}
+    for node in wanting:
+        if isinstance(found := looks.get(node), Look):
+            by_kind.setdefault(found.kind, []).append(node)
+    shares = []
+    for kind, members in by_kind.items():
+        having = [
+            node
+            for node in dict.fromkeys((*members, *sorted(looks)))
+            if isinstance(found := looks[node], Look) and found.whole and found.kind == kind
+        ]
+        lacking = [node for node in members if node not in having]
+        if not lacking:
+            continue
+        source = having[0] if having else lacking[0]
+        others = tuple(node for node in lacking if node != source)
+        shares.append(Share(source, bool(having), others))
+    return Course(tuple(shares), alone)
+
+
+def sources(source: str, others: Sequence[str]) -> dict[str, tuple[tuple[str, ...], ...]]:
+    """
+    Return for each of `others`, by halves, from whom it has pieces: best first, `source` last.
+
+    After the node above it come those above that one: who is nearer to the source has more.
+
+    >>> sources("a", ["b", "c", "d"])["d"]
+    (('b', 'a'), ('a',))
+    """
+    found: dict[str, list[tuple[str, ...]]] = {node: [] for node in others}
+    # A heap has its first half above the others. Turned round, it is the other half.
+    for order in (list(others), list(reversed(others))):
+        for place, node in enumerate(order):
+            above, at = [], place
+            while at:
+                at = (at - 1) // 2
+                above.append(order[at])
+            found[node].append((*above, source))
+    return {node: tuple(halves) for node, halves in found.items()}
+
+
+def expected(ways: Mapping[str, tuple[tuple[str, ...], ...]]) -> dict[str, tuple[str, ...]]:
+    """
+    Return for each node who has which half from it, as `<node>/<half>`.
+
+    >>> expected(sources("a", ["b", "c"]))["a"]
+    ('b/0', 'c/1')
+    """
+    found: dict[str, list[str]] = {}
+    for node, halves in ways.items():
+        for half, names in enumerate(halves):
+            found.setdefault(names[0], []).append(f"{node}/{half}")
+    return {node: tuple(sorted(names)) for node, names in found.items()}
+
+
+def told(what: str, verb: str, share: Share, node: str) -> str:
+    """
+    Return what a node would do for its share, for a dry run.
+
+    >>> told("release 1", "build", Share("gpu-01", False, ("gpu-02",)), "gpu-01")
+    'would build release 1, once for gpu-01, gpu-02'
+    """
+    if node != share.source:
+        return f"would copy {what} from {share.source}" + ("" if share.there else " after that")
+    together = ", ".join((share.source, *share.others))
+    return f"would {verb} {what}" + (f", once for {together}" if share.others else "")
+
+
+def amount(count: float) -> str:
+    """
+    Return bytes for people.
+
+    >>> amount(5.3 * 2**30)
+    '5.3 GiB'
+    """
+    if count >= 2**30:
+        return f"{count / 2**30:.1f} GiB"
+    return f"{count / 2**20:.1f} MiB"
+
+
+def came_from(answer: Mapping[str, Any]) -> str:
+    """
+    Say from whom how much came, most first, out of what `on_node/pieces.py` answers of a copy.
+
+    >>> came_from({"from": {"a": 3 << 30, "b": 1 << 30}, "found": 0})
+    '3.0 GiB from a, 1.0 GiB from b'
+    """
+    given = sorted(answer.get("from", {}).items(), key=lambda each: (-each[1], each[0]))
+    parts = [f"{amount(count)} from {name}" for name, count in given]
+    if answer.get("found"):
+        parts.append(f"{amount(answer['found'])} were here")
+    return ", ".join(parts) or "nothing to bring"

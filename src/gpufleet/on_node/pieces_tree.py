@@ -1,0 +1,242 @@
+"""RUNS ON THE NODE: a finished directory tree as a list of entries and of pieces.
+
+The contents of its regular files, one behind the other in the order of their paths, are cut into
+pieces of one size, each with its SHA-256. A manifest has all of that, and its own SHA-256 names the
+tree: what comes from another node is held to it before a file is made.
+
+A manifest may be hostile. Its paths stay below the tree, its links are made last and nothing is
+ever written through one, and of modes only the permissions count: no bit gives anyone's rights.
+Times belong to it: Python believes compiled bytecode by its source's time.
+"""
+
+from __future__ import annotations
+
+import bisect
+import concurrent.futures
+import hashlib
+import json
+import os
+import re
+import stat
+import zlib
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Tuple
+
+SCHEMA = 1
+PIECE_BYTES = 8 << 20
+# A manifest of 1 000 000 entries, ten times a release's, has about 200 MB.
+MOST_BYTES = 512 << 20
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class RefusedError(Exception):
+    """What cannot be done, as a sentence for the operator."""
+
+
+class Entry(NamedTuple):
+    """A directory ("d"), a regular file ("f") or a symbolic link ("l") of a tree."""
+
+    path: str
+    """From the tree's root; names are separated by one slash."""
+    kind: str
+    mode: int
+    size: int
+    time: int
+    """Of its last change, in nanoseconds since 1970."""
+    target: str
+
+
+class Part(NamedTuple):
+    """What a piece has of one file."""
+
+    path: str
+    offset: int
+    length: int
+
+
+class Tree:
+    """A manifest that was judged: its entries, and where each piece lies in the files."""
+
+    def __init__(self, entries: List[Entry], pieces: List[str], piece: int) -> None:
+        self.entries = entries
+        self.pieces = pieces
+        self.piece = piece
+        self._files = [each for each in entries if each.kind == "f" and each.size]
+        self._starts = []
+        end = 0
+        for each in self._files:
+            self._starts.append(end)
+            end += each.size
+        self.bytes = end
+
+    def size(self, number: int) -> int:
+        """Return the bytes of a piece."""
+        return min(self.piece, self.bytes - number * self.piece)
+
+    def parts(self, number: int) -> Iterator[Part]:
+        """Yield what a piece consists of, in order."""
+        position, left = number * self.piece, self.size(number)
+        at = bisect.bisect_right(self._starts, position) - 1
+        while left:
+            each, offset = self._files[at], position - self._starts[at]
+            count = min(left, each.size - offset)
+            yield Part(each.path, offset, count)
+            position, left, at = position + count, left - count, at + 1
+
+    def manifest(self) -> bytes:
+        """Return it as text; the same tree is the same text everywhere."""
+        document = {
+            "schema": SCHEMA,
+            "piece": self.piece,
+            "bytes": self.bytes,
+            "entries": [list(each) for each in self.entries],
+            "pieces": self.pieces,
+        }
+        return json.dumps(document, sort_keys=True, separators=(",", ":")).encode("ascii")
+
+
+def described(
+    root: str,
+    leave_out: Iterable[str] = (),
+    piece: int = PIECE_BYTES,
+    done: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Tree:
+    """
+    Read the tree below `root`; `leave_out` are names at its top that are no part of it.
+
+    `done` is told how many bytes of how many have been read. Raises `RefusedError` for what is
+    neither directory, file nor link, and for files that change meanwhile.
+    """
+    entries = sorted(_entries(root, "", frozenset(leave_out)), key=_order)
+    tree = Tree(entries, [], piece)
+    numbers = range(-(-tree.bytes // piece))
+
+    def digest(number: int) -> str:
+        found = hashlib.sha256()
+        for part in tree.parts(number):
+            with open(os.path.join(root, part.path), "rb", buffering=0) as file:
+                for block in blocks(file.fileno(), part):
+                    found.update(block)
+        return found.hexdigest()
+
+    # Hashing and reading leave the interpreter to others.
+    with concurrent.futures.ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as workers:
+        for number, found in enumerate(workers.map(digest, numbers)):
+            tree.pieces.append(found)
+            done(number * piece + tree.size(number), tree.bytes)
+    return tree
+
+
+def blocks(file: int, part: Part, size: int = 1 << 20) -> Iterator[bytes]:
+    """Yield what a part has, read from its open file. Raises `RefusedError` if there is less."""
+    at, end = part.offset, part.offset + part.length
+    while at < end:
+        block = os.pread(file, min(size, end - at), at)
+        if not block:
+            raise RefusedError("%s is shorter than it was: it changes meanwhile" % part.path)
+        yield block
+        at += len(block)
+
+
+def _entries(root: str, below: str, leave_out: Iterable[str]) -> Iterator[Entry]:
+    with os.scandir(os.path.join(root, below)) as found:
+        for each in found:
+            if not below and each.name in leave_out:
+                continue
+            path = below + each.name
+            status = each.stat(follow_symlinks=False)
+            mode, time = status.st_mode & 0o777, status.st_mtime_ns
+            if stat.S_ISDIR(status.st_mode):
+                yield Entry(path, "d", mode, 0, time, "")
+                yield from _entries(root, path + "/", ())
+            elif stat.S_ISREG(status.st_mode):
+                yield Entry(path, "f", mode, status.st_size, time, "")
+            elif stat.S_ISLNK(status.st_mode):
+                yield Entry(path, "l", 0o777, 0, 0, os.readlink(each.path))
+            else:
+                raise RefusedError("%s is neither directory, file nor link" % each.path)
+
+
+def _order(entry: Entry) -> Tuple[bytes, ...]:
+    """A directory comes before what is in it."""
+    return tuple(os.fsencode(name) for name in entry.path.split("/"))
+
+
+def packed(manifest: bytes) -> bytes:
+    """Return a manifest as it travels and is kept."""
+    return zlib.compress(manifest, 1)
+
+
+def unpacked(data: bytes) -> bytes:
+    """Return it again. Raises `RefusedError` for what is none, and for one without measure."""
+    reader = zlib.decompressobj()
+    try:
+        found = reader.decompress(data, MOST_BYTES)
+    except zlib.error as error:
+        raise RefusedError("the manifest cannot be unpacked: %s" % error) from None
+    if not reader.eof:
+        raise RefusedError("the manifest is not whole, or is larger than %d bytes" % MOST_BYTES)
+    return found
+
+
+def judged(manifest: bytes, digest: str, leave_out: Iterable[str] = ()) -> Tree:
+    """Return the tree that a manifest describes. Raises `RefusedError` if it is not to be made."""
+    if hashlib.sha256(manifest).hexdigest() != digest:
+        raise RefusedError("the manifest is not the one that the source has described")
+    try:
+        document = json.loads(manifest.decode("ascii"))
+        return _judged(document, frozenset(leave_out))
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise RefusedError("the manifest is none: %s: %s" % (type(error).__name__, error)) from None
+
+
+def _judged(document: Dict[str, Any], leave_out: Iterable[str]) -> Tree:
+    if document["schema"] != SCHEMA:
+        raise RefusedError("the manifest is of another gpufleet (schema %r)" % document["schema"])
+    entries = [Entry(*each) for each in document["entries"]]
+    directories = {""}
+    before: Tuple[bytes, ...] = ()
+    for each in entries:
+        if flaw := _flaw(each, directories, leave_out):
+            raise RefusedError("the manifest has %r: %s" % (each.path, flaw))
+        order = _order(each)
+        if order <= before:
+            raise RefusedError("the manifest has %r out of order, or twice" % each.path)
+        before = order
+        if each.kind == "d":
+            directories.add(each.path)
+    piece, pieces = document["piece"], document["pieces"]
+    if not _number(piece, 1 << 10, 1 << 28):
+        raise RefusedError("the manifest has pieces of %r bytes" % (piece,))
+    tree = Tree(entries, pieces, piece)
+    whole = all(isinstance(each, str) and _DIGEST.fullmatch(each) for each in pieces)
+    if not whole or len(pieces) != -(-tree.bytes // piece) or document["bytes"] != tree.bytes:
+        raise RefusedError("the manifest's pieces do not fit its files")
+    return tree
+
+
+def _flaw(entry: Entry, directories: Iterable[str], leave_out: Iterable[str]) -> str:
+    """Return why an entry may not be made; "": it may."""
+    if not isinstance(entry.path, str) or not isinstance(entry.target, str):
+        return "its path is no text"
+    names = entry.path.split("/")
+    if any(name in ("", ".", "..") or "\0" in name for name in names):
+        return "its path leads out of the tree"
+    if names[0] in leave_out:
+        return "this name is no part of a tree"
+    if "/".join(names[:-1]) not in directories:
+        return "it does not lie in a directory of the tree"
+    if entry.kind not in ("d", "f", "l"):
+        return "it is neither directory, file nor link"
+    if not _number(entry.mode, 0, 0o777):
+        return "its mode is more than permissions"
+    if not _number(entry.size, 0, 1 << 50) or (entry.kind != "f" and entry.size):
+        return "its size cannot be"
+    if not _number(entry.time, -(1 << 62), 1 << 62):
+        return "its time cannot be"
+    if (entry.kind == "l") != bool(entry.target) or "\0" in entry.target:
+        return "its target cannot be"
+    return ""
+
+
+def _number(value: Any, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most

@@ -1,0 +1,30 @@
+"""A release and a model as the main deploy brings them, and nothing else of it."""
+
+from gpufleet import distributing
+from gpufleet.checkpoint import Checkpoint
+from gpufleet.converge import Converge
+from gpufleet.distributing import Goods
+from gpufleet.fleet import here, refusals
+from gpufleet.named_files import release_of
+from gpufleet.wanted import Package, Wanted
+from roles import vllm as role
+
+MODEL = Checkpoint("lab/odd", "0" * 40, "/var/lib/vllm/models/lab--odd")
+
+with refusals():
+    node = here()
+    wanted = node.settings.vllm
+    build = release_of(wanted)
+    values = role.foundation(wanted, build, {}, apart=True)
+    ground = Converge(
+        Wanted(*(each for each in values if not isinstance(each, Package))),
+        watch=(build.mark, MODEL.mark),
+    )
+    ground.accounts(name="service account")
+    ground.files(name="directories and locks")
+    role.release_there(ground, build)
+    # Planned for no node, for its config is on no hub: every node is to have it.
+    nobody = distributing.of_model(MODEL, ())
+    everyone = tuple(sorted(nobody.owners))
+    goods = Goods(**{**vars(nobody), "wanting": everyone})
+    role.model_there(ground, MODEL, wanted, goods)

@@ -1,0 +1,115 @@
+"""Who makes what nodes need, and who has it from whom."""
+
+from __future__ import annotations
+
+import doctest
+import math
+from collections import Counter
+
+import pytest
+
+from gpufleet import distribution
+from gpufleet.distribution import Look, Share, course, expected, look, sources, told
+
+NOBLE = ("ubuntu 24.04", "x86_64", "CPython 3.12.3")
+JAMMY = ("ubuntu 22.04", "x86_64", "CPython 3.10.12")
+
+
+def names(count: int) -> list[str]:
+    return [f"gpu-{number:03}" for number in range(1, count + 1)]
+
+
+def test_the_examples_hold() -> None:
+    assert doctest.testmod(distribution).failed == 0
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 16, 17, 100, 500])
+def test_no_node_sends_more_than_one_copy_nor_is_far_from_the_source(count: int) -> None:
+    """Of two halves each: that is the whole point of two trees."""
+    ways = sources("source", names(count))
+    parents = Counter(half[0] for halves in ways.values() for half in halves)
+    depth = max(len(half) for halves in ways.values() for half in halves)
+
+    assert parents["source"] == 2
+    assert max(parents.values()) <= 2
+    assert depth <= math.log2(count) + 1
+    assert all(len(halves) == distribution.HALVES for halves in ways.values())
+
+
+@pytest.mark.parametrize("count", [2, 7, 16, 33])
+def test_every_piece_reaches_every_node_by_nodes_that_have_it_from_above(count: int) -> None:
+    ways = sources("source", names(count))
+
+    for half in range(distribution.HALVES):
+        have = {"source"}
+        while reached := {node for node in ways.keys() - have if ways[node][half][0] in have}:
+            have |= reached
+        assert have == {"source", *names(count)}
+    # The last resort of each is the source, and nobody is named twice or names itself.
+    for node, halves in ways.items():
+        for half_sources in halves:
+            assert half_sources[-1] == "source"
+            assert len(set(half_sources)) == len(half_sources)
+            assert node not in half_sources
+
+
+def test_each_node_is_expected_once_a_half_and_by_whom_it_asks_first() -> None:
+    ways = sources("source", names(9))
+    named = [each for waiting in expected(ways).values() for each in waiting]
+
+    assert sorted(named) == sorted(f"{node}/{half}" for node in names(9) for half in (0, 1))
+    for node, waiting in expected(ways).items():
+        for each in waiting:
+            child, _, half = each.partition("/")
+            assert ways[child][int(half)][0] == node
+
+
+def test_the_first_builds_for_all_of_its_kind() -> None:
+    looks = {
+        "a": Look(False, NOBLE),
+        "b": Look(False, JAMMY),
+        "c": Look(False, NOBLE),
+        "d": Look(False, JAMMY),
+    }
+    found = course(list("abcd"), looks)
+
+    assert found.shares == (Share("a", False, ("c",)), Share("b", False, ("d",)))
+    assert found.makes("a") == found.copies("c") == Share("a", False, ("c",))
+    assert found.makes("c") is None
+    assert found.copies("a") is None
+
+
+def test_whoever_has_it_gives_it_though_it_has_no_part_in_the_run() -> None:
+    looks = {"a": Look(False, NOBLE), "y": Look(True, JAMMY), "z": Look(True, NOBLE)}
+
+    assert course(["a"], looks).shares == (Share("z", True, ("a",)),)
+    looks["b"] = Look(True, NOBLE)
+    assert course(["a", "b"], looks).shares == (Share("b", True, ("a",)),)
+
+
+def test_nobody_copies_what_everybody_has() -> None:
+    assert course(["a", "b"], {name: Look(True, NOBLE) for name in "ab"}).shares == ()
+
+
+def test_a_node_of_which_nothing_is_known_makes_its_own_and_says_why() -> None:
+    """Unknown is no kind: a release of another system would break there."""
+    silent = look("cannot be reached: refused")
+    odd = look({"error": "no such file: '/usr/bin/python3.13'"})
+    found = course(["a", "b", "c"], {"a": Look(True, NOBLE), "b": silent, "c": odd})
+
+    assert found.shares == ()
+    assert found.alone == {
+        "b": "cannot be reached: refused",
+        "c": "it cannot tell what kind of node it is: no such file: '/usr/bin/python3.13'",
+    }
+    assert look({"whole": True, "kind": "noble"}) == "it does not say what kind of node it is"
+    assert look({"whole": 1, "kind": []}) == Look(False, ())
+
+
+def test_a_dry_run_says_who_builds_for_whom_and_who_copies() -> None:
+    late, now = Share("a", False, ("b", "c")), Share("a", True, ("b",))
+
+    assert told("release 1", "build", late, "a") == "would build release 1, once for a, b, c"
+    assert told("release 1", "build", late, "b") == "would copy release 1 from a after that"
+    assert told("release 1", "build", now, "b") == "would copy release 1 from a"
+    assert told("org/m", "download", Share("a", False, ()), "a") == "would download org/m"
