@@ -18,6 +18,7 @@ import pytest
 from pyinfra.api import Config, Inventory, State
 from pyinfra.context import ctx_state
 
+from gpufleet import session
 from gpufleet.survey import survey
 from lab import nvml
 
@@ -294,6 +295,18 @@ def test_a_node_that_talks_while_it_should_read_is_read(beside_a_healthy_one):
     )
 
     assert facts["schema"] == 2, said
+
+
+def test_by_ssh_a_node_is_asked_over_a_session(beside_a_healthy_one, tmp_path, request):
+    """One Python for all that a run asks it; what is beside SSH has a Python for each."""
+    said, facts = beside_a_healthy_one(
+        f'echo "$@" >>{tmp_path}/started; exec {sys.executable} "$@"'
+    )
+
+    assert facts["schema"] == 2, said
+    (started,) = (tmp_path / "started").read_text().splitlines()
+    by_ssh = "by SSH" in request.node.name
+    assert started == (f"-I -c {session.LOADER}" if by_ssh else "-I -")
 
 
 def test_a_banner_in_another_encoding_does_no_harm(beside_a_healthy_one):

@@ -19,15 +19,15 @@ from gpufleet import payload
 from gpufleet.on_node.session import MOST, READY
 
 # The loader is in the node's process list; the program behind it, and all that it is asked, is not.
-_LOADER = "import sys; b = sys.stdin.buffer; exec(b.read(int(b.readline())))"
-COMMAND = f"command -v python3 >/dev/null && exec python3 -I -c '{_LOADER}'"
+LOADER = "import sys; b = sys.stdin.buffer; exec(b.read(int(b.readline())))"
+COMMAND = f"command -v python3 >/dev/null && exec python3 -I -c '{LOADER}'"
 
 _CHUNK = 1 << 16
 # What a login prints before anything of ours: a banner has some kilobytes.
 _MOST_BEFORE = 1 << 18
-# 0.1 s on a node that has nothing else to do. Two thirds of a probe's deadline are left to find
+# 0.1 s on a node that has nothing else to do. Most of a probe's deadline is left to find
 # out in the ordinary way what is wrong with one that says nothing.
-_GREETS_SECONDS = 20
+_GREETS_SECONDS = 10
 
 
 class BrokenError(Exception):
