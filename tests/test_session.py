@@ -7,7 +7,6 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -60,7 +59,7 @@ def gone(group: int) -> bool:
 
 
 def session(pipes: Pipes) -> Session:
-    return Session(pipes, ExitStack())
+    return Session(pipes, pipes.close)
 
 
 def test_programs_run_one_after_the_other_and_know_nothing_of_each_other(pipes: Pipes) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import Protocol
 
 import gevent
@@ -45,11 +45,11 @@ class Streams(Protocol):
 
 
 class Session:
-    """A running session; `ends` closes it."""
+    """A running session, which `close` ends."""
 
-    def __init__(self, streams: Streams, ends: ExitStack) -> None:
+    def __init__(self, streams: Streams, close: Callable[[], None]) -> None:
+        self.close = close
         self._streams = streams
-        self._ends = ends
         self._read = bytearray()
         self.busy = False
         """Another greenlet waits for its answer."""
@@ -97,10 +97,6 @@ class Session:
         if out + error > MOST + 2 * _CHUNK:
             raise BrokenError
         return status, self._bytes(out), self._bytes(error)
-
-    def close(self) -> None:
-        """End it."""
-        self._ends.close()
 
     def _more(self) -> None:
         chunk = self._streams.read(_CHUNK)

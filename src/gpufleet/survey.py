@@ -16,7 +16,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
@@ -27,7 +27,7 @@ import gevent
 from gevent import Timeout
 from gevent import os as gevent_os
 from gevent.subprocess import PIPE, Popen
-from paramiko import SSHException
+from paramiko import Channel, SSHException
 from pyinfra import logger
 from pyinfra.api import Host, State, StringCommand
 from pyinfra.api.arguments import CONNECTOR_ARGUMENT_KEYS, pop_global_arguments
@@ -344,9 +344,8 @@ def _in_session(
     text = command.get_raw_value()
     # A node that was rebooted meanwhile is connected to anew.
     if opens and (host not in _SESSIONS or _gone(_SESSIONS[host], transport)):
-        ends = ExitStack()
-        streams = ends.enter_context(_remote(connector, text, pty=False))
-        _SESSIONS[host] = _Open(Session(streams, ends), text, transport)
+        streams, channel = _started(connector, text, pty=False)
+        _SESSIONS[host] = _Open(Session(streams, partial(_close, channel)), text, transport)
     known = _SESSIONS.get(host)
     if known is None or known.session.busy or known.command != text:
         return None
@@ -440,8 +439,8 @@ def _listen(
 # Whoever starts a command stops it when nobody waits for it any more.
 
 
-@contextmanager
-def _remote(connector: SSHConnector, command: str, *, pty: bool) -> Iterator[_Streams]:
+def _started(connector: SSHConnector, command: str, *, pty: bool) -> tuple[_Streams, Channel]:
+    """Start a command on a node; return its ends, and the channel to close after it."""
     transport = connector.client.get_transport() if connector.client else None
     if transport is None:
         raise EOFError("the connection is closed")
@@ -457,16 +456,31 @@ def _remote(connector: SSHConnector, command: str, *, pty: bool) -> Iterator[_St
         if pty:
             channel.get_pty()
         channel.exec_command(command)
-        yield _Streams(
-            write=channel.sendall,
-            end=channel.shutdown_write,
-            read=channel.recv,
-            read_error=channel.recv_stderr,
-            status=status,
-        )
+    except BaseException:
+        _close(channel)
+        raise
+    streams = _Streams(
+        write=channel.sendall,
+        end=channel.shutdown_write,
+        read=channel.recv,
+        read_error=channel.recv_stderr,
+        status=status,
+    )
+    return streams, channel
+
+
+def _close(channel: Channel) -> None:
+    with suppress(SSHException, OSError, EOFError):
+        channel.close()
+
+
+@contextmanager
+def _remote(connector: SSHConnector, command: str, *, pty: bool) -> Iterator[_Streams]:
+    streams, channel = _started(connector, command, pty=pty)
+    try:
+        yield streams
     finally:
-        with suppress(SSHException, OSError, EOFError):
-            channel.close()
+        _close(channel)
 
 
 @contextmanager
