@@ -1,8 +1,8 @@
 """Programs for nodes: one text that a node's `python3 -I -` reads from its standard input.
 
 Nothing is installed on the node, nothing needs quoting, and what a program is given never appears
-in the node's process list. Nothing is left there either but what the programs are compiled to, where
-a deploy has made a directory for it (`CODE`). (A program that runs as long as a unit does is
+in the node's process list. Nothing is left there but what the programs are compiled to, where a
+deploy has made a directory for it (`CODE`). (A program that runs as long as a unit does is
 installed instead: `archive`.)
 
 A program is a file of `on_node/`: standard library only, syntax of Python 3.8, one JSON document
