@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.converge.table import BEGIN, END, GOALS, Run, markdown, ratios, replaced
+from benchmarks.converge.table import BEGIN, END, Run, held, markdown, replaced
 from benchmarks.converge.ways import CHECK, changed
 
 
@@ -12,17 +12,29 @@ def runs(*clock: float) -> list[Run]:
     return [Run(seconds, 0.5, 0.25, 90) for seconds in clock]
 
 
-def test_a_ratio_is_of_medians_and_misses_its_goal_above_the_bound() -> None:
-    goal = next(each for each in GOALS if (each.above, each.below) == ("ours", "floor"))
-    kept = {8: {"ours": runs(1, goal.bound, 99), "floor": runs(0.1, 1, 1.1)}}
-    missed = {8: {"ours": runs(goal.bound * 1.01), "floor": runs(1)}}
-    assert [(each[2], each[3]) for each in ratios(kept)] == [(goal.bound, True)]
-    assert [each[3] for each in ratios(missed)] == [False]
-    assert "| missed |" in markdown(missed)
+def figures(nodes: int, ours: list[Run], floor: list[Run]) -> list[tuple[float, bool]]:
+    found = held({nodes: {"ours": ours, "floor": floor}})
+    return [(each.figure, each.kept) for each in found if each.what.endswith("`true`")]
 
 
-def test_few_nodes_have_no_goal_for_they_measure_how_python_starts() -> None:
-    assert [each[3] for each in ratios({1: {"ours": runs(50), "floor": runs(1)}})] == [True]
+@pytest.mark.parametrize(("nodes", "bound"), [(1, 2.5), (64, 4.0), (128, 4.0)])
+def test_a_ratio_is_of_medians_and_misses_its_goal_above_the_bound(
+    nodes: int, bound: float
+) -> None:
+    assert figures(nodes, runs(1, bound, 99), runs(0.1, 1, 1.1)) == [(bound, True)]
+    assert figures(nodes, runs(bound * 1.01), runs(1)) == [(bound * 1.01, False)]
+    missed = markdown({nodes: {"ours": runs(bound * 1.01), "floor": runs(1)}})
+    assert missed.count("| missed |") == 1
+
+
+def test_a_ratio_without_a_goal_is_shown_and_misses_none() -> None:
+    assert figures(8, runs(50), runs(1)) == [(50.0, True)]
+
+
+def test_memory_has_a_goal_of_its_own() -> None:
+    fat = [Run(1, 1, 1, 401)]
+    assert [each.kept for each in held({8: {"ours": fat}})] == [False]
+    assert [each.kept for each in held({8: {"ours": runs(1)}})] == [True]
 
 
 def test_what_is_between_the_markers_is_replaced_and_nothing_else() -> None:

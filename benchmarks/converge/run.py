@@ -28,7 +28,7 @@ import yaml
 
 from benchmarks.converge import ansible, declared
 from benchmarks.converge.fleet import ROOT, BenchFleet, ran, ready
-from benchmarks.converge.table import NAMES, Run, markdown, ratios, replaced
+from benchmarks.converge.table import NAMES, Run, held, markdown, replaced
 from benchmarks.converge.ways import changed, way
 from lab import cgroup, power
 from lab.state import write
@@ -67,7 +67,7 @@ def main() -> int:
     if given.markdown:
         page = Path(given.markdown)
         page.write_text(replaced(page.read_text(), shown))
-    return int(not all(kept for *_, kept in ratios(measured)))
+    return int(not all(each.kept for each in held(measured)))
 
 
 def measure(name: str, fleet: BenchFleet, folder: Path) -> Run:
