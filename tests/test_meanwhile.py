@@ -57,11 +57,12 @@ def said(project: Path) -> str:
     return (project / "err").read_text()
 
 
-def until_said(project: Path, lines: int, patience: int = 50) -> None:
-    """Wait for so many lines of progress, then let the command go on to its end."""
-    deadline = time.monotonic() + patience
+def until_said(project: Path, lines: int, then: int = 0) -> None:
+    """Wait for so many lines of progress, and seconds; then let the command go on to its end."""
+    deadline = time.monotonic() + 50
     while len(LINE.findall(said(project))) < lines and time.monotonic() < deadline:
         time.sleep(0.1)
+    time.sleep(then)
     (project / "seen").touch()
 
 
@@ -109,9 +110,9 @@ def test_a_dry_run_looks_at_nothing(tmp_path: Path) -> None:
 
 
 def test_progress_ends_with_a_command_that_is_past_its_deadline(tmp_path: Path) -> None:
-    run = begin(tmp_path / "run", "", "--yes", timeout=12)
+    run = begin(tmp_path / "run", "", "--yes", timeout=8)
     # pyinfra waits for the shell of this machine even so.
-    until_said(tmp_path / "run", 9, patience=20)
+    until_said(tmp_path / "run", 1, then=8)
 
     assert run.wait(timeout=90) == 1
     before, _, after = said(tmp_path / "run").partition("timed out")
