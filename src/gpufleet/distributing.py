@@ -191,6 +191,13 @@ def comes(goods: Goods | None) -> bool:
     found = _course(goods, "make")
     if found.copies(host.name):
         return True
+    if why := found.alone.get(host.name):
+        logger.warning(
+            "%s%s does not come from another node: %s",
+            host.print_prefix,
+            goods.what,
+            printable(why),
+        )
     own = found.makes(host.name) or Share(host.name, there=False, others=())
     if not ctx_state.get().is_executing:
         logger.info(
@@ -277,7 +284,7 @@ def _copy(state: State, host: Host, goods: Goods, own: Share) -> bool:
         "%scopied %s in %.1f s: %s",
         host.print_prefix,
         goods.what,
-        said["seconds"],
+        float(said.get("seconds") or 0),
         printable(distribution.came_from(said)),
     )
     for remark in said.get("remarks", ()):
@@ -309,11 +316,11 @@ def _copies(state: State, goods: Goods, own: Share) -> Answers:
             aloud=False,
             hear=_Shown(hosts, f"reads {goods.what}"),
         )[own.source]
-        if isinstance(described, str) or described.get("error"):
-            why = described if isinstance(described, str) else described["error"]
-            return dict.fromkeys(own.others, f"{own.source} cannot read it: {why}")
+        why = described if isinstance(described, str) else described.get("error")
+        if isinstance(described, str) or why or not isinstance(described.get("digest"), str):
+            return dict.fromkeys(own.others, f"{own.source} cannot read it: {why or 'no name'}")
         programs = _programs(state, goods, own, {**tree, "digest": described["digest"]})
-        return ask(
+        answers = ask(
             state,
             [hosts[name] for name in programs],
             programs.__getitem__,
@@ -322,6 +329,11 @@ def _copies(state: State, goods: Goods, own: Share) -> Answers:
             aloud=False,
             hear=_Shown(hosts, f"copies {goods.what}", but=own.source),
         )
+        served = answers[own.source]
+        if why := served if isinstance(served, str) else served.get("error"):
+            prefix = source.print_prefix
+            logger.warning("%s%s was not handed out: %s", prefix, goods.what, printable(str(why)))
+        return answers
 
 
 def _programs(state: State, goods: Goods, own: Share, tree: Mapping[str, Any]) -> dict[str, str]:

@@ -17,6 +17,7 @@ import contextlib
 import errno
 import hashlib
 import hmac
+import ipaddress
 import os
 import socket
 import threading
@@ -358,10 +359,14 @@ def _chunks(offset: int, count: int, small: bool) -> Iterator[Tuple[int, int]]:
 
 
 def _listening(address: str, port: int) -> socket.socket:
-    """Listen at an address; where it is none of this machine's own, at all of them."""
+    """Listen at an address; where it is a name, or none of this machine's own, at all of them."""
     try:
-        return socket.create_server((address, port), backlog=CONNECTIONS)
+        number = ipaddress.ip_address(address)  # this machine may know its name as 127.0.1.1
+        family = socket.AF_INET6 if number.version == 6 else socket.AF_INET
+        return socket.create_server((address, port), family=family, backlog=CONNECTIONS)
+    except ValueError:
+        pass
     except OSError as error:
-        if error.errno not in (errno.EADDRNOTAVAIL, errno.EINVAL):
+        if error.errno != errno.EADDRNOTAVAIL:
             raise
     return socket.create_server(("", port), backlog=CONNECTIONS)
