@@ -10,7 +10,7 @@ from pyinfra import host
 from pyinfra.api import QuoteString, StringCommand, deploy, operation
 from pyinfra.context import ctx_state
 
-from gpufleet import checkpoint, distributing, payload, ranks, stage_flags, units
+from gpufleet import checkpoint, distributing, meanwhile, payload, ranks, stage_flags, units
 from gpufleet.checkpoint import Checkpoint
 from gpufleet.converge import Converge
 from gpufleet.distributing import Goods, comes, copied
@@ -426,5 +426,6 @@ def _downloading(
     node: Converge, wanted: Checkpoint, vllm: Vllm, release_directory: str
 ) -> Generator[StringCommand]:
     script = checkpoint.download_script(wanted, vllm, release_directory)
-    yield StringCommand("sh", "-c", QuoteString(script))
+    with meanwhile.downloading(wanted, vllm):
+        yield StringCommand("sh", "-c", QuoteString(script))
     node.forget()
