@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpufleet import payload
+from gpufleet.on_node.session import READY
 from gpufleet.session import COMMAND, BrokenError, Session
 
 
@@ -162,3 +165,14 @@ def test_a_session_ends_with_its_connection_in_the_middle_of_a_program(tmp_path:
     pipes.close()
     assert pipes.process.wait(10) == 0
     assert gone(int(mark.read_text()))
+
+
+def test_a_session_that_nobody_asks_any_more_ends() -> None:
+    """Its connection may look open for hours after the other end has lost power."""
+    idle = "from gpufleet.on_node import session; session.IDLE_SECONDS = 1; session.main()"
+    left = subprocess.Popen(
+        [sys.executable, "-c", idle], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert left.stdout
+    assert left.wait(20) == -signal.SIGALRM
+    assert left.stdout.read().strip() == READY.encode()

@@ -24,6 +24,8 @@ import time
 from typing import Any, Dict, List, Optional
 
 READY = "gpufleet: ready"
+# What is asked once more after so long is asked in the ordinary way.
+IDLE_SECONDS = 3600
 # Somewhat more than the controller takes (survey.MOST_MIB), so that it is the one who says so.
 MOST = 9 << 20
 _CHUNK = 1 << 16
@@ -139,7 +141,10 @@ def main() -> None:
     told.write(("\n%s\n" % READY).encode())
     told.flush()
     while True:
+        # A connection whose other end has lost power may look open for hours.
+        signal.alarm(IDLE_SECONDS)
         words = asked.readline().split()
+        signal.alarm(0)
         if len(words) != 2:
             return
         text = asked.read(int(words[0]))
