@@ -25,17 +25,18 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import click
 from pyinfra import host, logger
 from pyinfra.api import FunctionCommand, Host, QuoteString, State, StringCommand, operation
 from pyinfra.api.operation import OperationMeta
 from pyinfra.context import ctx_host, ctx_state
 
-from gpufleet import package_manager, payload, snapshot, survey
+from gpufleet import content_diff, package_manager, payload, snapshot, survey
 from gpufleet.difference import Command, Difference, Part, Placing, Transacting, difference
-from gpufleet.facts import PYTHON, NodeSnapshot
+from gpufleet.facts import PYTHON, Contents, NodeSnapshot
 from gpufleet.meanwhile import transacting
 from gpufleet.snapshot import Question, Snapshot
-from gpufleet.wanted import Wanted, started_line
+from gpufleet.wanted import File, Wanted, started_line
 
 __all__ = [
     "Converge",
@@ -153,6 +154,8 @@ def _converge(node: Converge | Wanted, choose: Callable[[Difference], Part]) -> 
         return
     for change in part.changes:
         logger.info("%s%s%s", host.print_prefix, "" if executing else "would ", change)
+    if part.rewritten and ctx_state.get().config.DIFF:
+        _show(part.rewritten)
     if executing:
         # Before, not after: a command that fails half-way has changed the node too.
         node.forget()
@@ -162,6 +165,19 @@ def _converge(node: Converge | Wanted, choose: Callable[[Difference], Part]) -> 
                 yield _remote(command)
         else:
             yield _remote(command)
+
+
+def _show(files: tuple[File, ...]) -> None:
+    """Log how files will differ, for --diff; a node that cannot say costs its lines only."""
+    paths = [file.path for file in files if content_diff.readable(file)]
+    program = payload.program("contents", paths=paths, most=content_diff.MOST_BYTES)
+    seen = survey.read(Contents, program, SNAPSHOT_SECONDS, _ignore_errors=True) if paths else {}
+    found = (seen or {}).get("files")
+    for file in files:
+        there = found.get(file.path) if isinstance(found, dict) else "the node did not say"
+        for line in content_diff.lines(file, there):
+            colour = {"+": "green", "-": "red"}.get(line[:1])
+            logger.info("%s%s", host.print_prefix, click.style(line, colour))
 
 
 def refuse(problems: tuple[str, ...]) -> Commands:

@@ -109,12 +109,14 @@ class Part:
         changes: one line each, as an imperative: "write /etc/hosts: it is missing".
         commands: what makes those changes, in order.
         problems: why it must not begin; whole sentences.
+        rewritten: the files among the changes that will have another content.
     """
 
     noop: str
     changes: tuple[str, ...] = ()
     commands: tuple[Command | Placing | Transacting, ...] = ()
     problems: tuple[str, ...] = ()
+    rewritten: tuple[File, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,7 @@ class _Work:
         self.changes: list[str] = []
         self.commands: list[Command | Placing | Transacting] = []
         self.problems: list[str] = []
+        self.rewritten: list[File] = []
 
     def unknown(self, what: str, reason: str) -> None:
         self.problems.append(
@@ -184,7 +187,8 @@ class _Work:
     def part(self) -> Part:
         # What is refused must not be half done.
         commands = () if self.problems else tuple(self.commands)
-        return Part(self.noop, tuple(self.changes), commands, tuple(self.problems))
+        rewritten = () if self.problems else tuple(self.rewritten)
+        return Part(self.noop, tuple(self.changes), commands, tuple(self.problems), rewritten)
 
 
 # --- packages
@@ -268,6 +272,8 @@ def _files(wanted: Wanted, snapshot: Snapshot) -> Part:
         elif reason := _why_place(value, found):
             work.changes.append(f"{_VERBS[type(value)]} {value.path}: {reason}")
             entries.append(_entry(value))
+            if isinstance(value, File) and found.sha256 != value.sha256:
+                work.rewritten.append(value)
     named = {value.path for value in values}
     for pattern in wanted.of(NoOtherFiles):
         matches = snapshot.files_like.get(pattern.pattern, Unknown(snapshot.missed))

@@ -75,6 +75,21 @@ class NodeSnapshot(_Printed):
     what = "the snapshot of the node"
 
 
+class Contents(_Printed):
+    """
+    What small files say that everybody on the node may read, as `on_node/contents.py` prints it.
+
+    ```python
+    host.get_fact(Contents, _stdin=payload.program("contents", paths=["/etc/hosts"], most=262144))
+    {"schema": 1, "files": {"/etc/hosts": {"content": "MTI3LjAu..."}}}
+    ```
+
+    `{}` when there was no answer.
+    """
+
+    what = "the look at files"
+
+
 class FirewallRules(_Printed):
     """
     The node's own table of nftables beside the wanted one, as `on_node/firewall.py` prints it.
