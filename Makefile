@@ -72,7 +72,7 @@ bench: .venv/.ready
 	trap '$(RUN)/python -m benchmarks.converge.fleet down' EXIT; missed=0; \
 	$(RUN)/python -m benchmarks.start_up.run || missed=1; \
 	$(RUN)/python -m benchmarks.converge.run $(BENCH) || missed=1; \
-	if [ -f benchmarks/distribution/run.py ]; then $(RUN)/python -m benchmarks.distribution.run || missed=1; fi; \
+	$(RUN)/python -m benchmarks.distribution.run || missed=1; \
 	exit $$missed
 
 gpu-record: .venv/.ready
