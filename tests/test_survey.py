@@ -74,6 +74,12 @@ def silent():
 class AnySession(paramiko.ServerInterface):
     """Lets everybody in and runs every command in a shell of this machine, as sshd does."""
 
+    most = 10
+    """As `MaxSessions` of sshd."""
+
+    def __init__(self):
+        self.channels = []
+
     def get_allowed_auths(self, *_):
         return "publickey"
 
@@ -81,9 +87,12 @@ class AnySession(paramiko.ServerInterface):
         return paramiko.AUTH_SUCCESSFUL
 
     def check_channel_request(self, *_):
+        if sum(not each.closed for each in self.channels) >= self.most:
+            return paramiko.OPEN_FAILED_RESOURCE_SHORTAGE
         return paramiko.OPEN_SUCCEEDED
 
     def check_channel_exec_request(self, channel, command):
+        self.channels.append(channel)
         threading.Thread(target=serve, args=(channel, command), daemon=True).start()
         return True
 
@@ -307,6 +316,19 @@ def test_by_ssh_a_node_is_asked_over_a_session(beside_a_healthy_one, tmp_path, r
     (started,) = (tmp_path / "started").read_text().splitlines()
     by_ssh = "by SSH" in request.node.name
     assert started == (f"-I -c {session.LOADER}" if by_ssh else "-I -")
+
+
+def test_a_node_that_takes_one_command_at_a_time_has_no_session(
+    beside_a_healthy_one, tmp_path, monkeypatch
+):
+    """A session would leave no room for what the run does besides."""
+    monkeypatch.setattr(AnySession, "most", 1)
+    said, facts = beside_a_healthy_one(
+        f'echo "$@" >>{tmp_path}/started; exec {sys.executable} "$@"'
+    )
+
+    assert facts["schema"] == 2, said
+    assert (tmp_path / "started").read_text().splitlines()[-1] == "-I -"
 
 
 def test_a_banner_in_another_encoding_does_no_harm(beside_a_healthy_one):

@@ -27,7 +27,7 @@ import gevent
 from gevent import Timeout
 from gevent import os as gevent_os
 from gevent.subprocess import PIPE, Popen
-from paramiko import Channel, SSHException
+from paramiko import Channel, SSHException, Transport
 from pyinfra import logger
 from pyinfra.api import Host, State, StringCommand
 from pyinfra.api.arguments import CONNECTOR_ARGUMENT_KEYS, pop_global_arguments
@@ -345,7 +345,10 @@ def _in_session(
     # A node that was rebooted meanwhile is connected to anew.
     if opens and (host not in _SESSIONS or _gone(_SESSIONS[host], transport)):
         streams, channel = _started(connector, text, pty=False)
-        _SESSIONS[host] = _Open(Session(streams, partial(_close, channel)), text, transport)
+        session = Session(streams, partial(_close, channel))
+        _SESSIONS[host] = _Open(session, text, transport) if _takes_more(transport) else None
+        if not _SESSIONS[host]:
+            session.close()
     known = _SESSIONS.get(host)
     if known is None or known.session.busy or known.command != text:
         return None
@@ -368,6 +371,20 @@ def _in_session(
     if status is None:
         raise TimeoutError
     return status in good, _end(out), _end(error[-MOST_BESIDE:])
+
+
+def _takes_more(transport: Transport | None) -> bool:
+    """
+    Say whether a connection with a command takes another one: sshd's `MaxSessions` may be 1.
+
+    All that a run does besides would fail beside a session. This asks while the node starts Python.
+    """
+    try:
+        if transport:
+            transport.open_session().close()
+    except (SSHException, OSError, EOFError):
+        return False
+    return True
 
 
 def _gone(known: _Open | None, transport: Any) -> bool:
