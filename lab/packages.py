@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -37,23 +37,23 @@ _POLICY = Path("/usr/sbin/policy-rc.d")
 _POLICY_MARK = "# put here by the gpufleet lab while it installs packages"
 
 
-def requirements() -> list[str]:
-    """Return the names of the packages in `NEEDED` that this machine does not have."""
+def requirements(needed: Mapping[str, str] = NEEDED) -> list[str]:
+    """Return the names of the packages in `needed` that this machine does not have."""
     if not shutil.which("apt-get"):
         raise FleetError(
             "This machine has no apt-get: the lab runs on Debian and its kin "
-            f"(it needs {', '.join(NEEDED)})."
+            f"(it needs {', '.join(needed)})."
         )
     form = "${db:Status-Status} ${Package}\n"
-    listed = command.run("dpkg-query", "-W", "-f", form, *NEEDED, check=False)
+    listed = command.run("dpkg-query", "-W", "-f", form, *needed, check=False)
     have = {line.split()[1] for line in listed.splitlines() if line.startswith("installed ")}
-    return sorted(set(NEEDED) - have)
+    return sorted(set(needed) - have)
 
 
-def ensure_packages(say: Say = silent) -> list[str]:
-    """Install what is missing; return the names of what was installed. Takes minutes at most."""
+def ensure_packages(say: Say = silent, needed: Mapping[str, str] = NEEDED) -> list[str]:
+    """Install what is missing of `needed`, within minutes; return the names of that."""
     _remove_stale_policy()
-    missing = requirements()
+    missing = requirements(needed)
     if not missing:
         return []
     with step(f"install {' '.join(missing)}", say), _no_services():

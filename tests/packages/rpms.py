@@ -9,13 +9,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab import packages
+
 KEY = "/etc/gpufleet/keys/vendor.asc"
 TOOLS = ("dnf", "rpm", "rpmbuild", "rpmsign", "createrepo_c", "gpg")
+# Debian package -> which of them it has. Debian's dnf and rpm are the real ones.
+NEEDED = {
+    "createrepo-c": "createrepo_c",
+    "dnf": "dnf",
+    "dnf-plugins-core": "dnf versionlock",
+    "gnupg": "gpg",
+    "rpm": "rpm, rpmbuild, rpmsign",
+}
 
 
-def missing() -> str:
-    """Return which programs this machine lacks, "" if none."""
-    return " ".join(tool for tool in TOOLS if not shutil.which(tool))
+def provide() -> None:
+    """Install what this machine lacks of them; raises `FleetError` where that cannot be."""
+    if shutil.which("apt-get") or not all(map(shutil.which, TOOLS)):
+        packages.ensure_packages(needed=NEEDED)
 
 
 @dataclass
