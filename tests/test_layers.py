@@ -32,6 +32,7 @@ BORDER = {
     "rebooting",
     "refusal",
     "serving",
+    "streams",
     "survey",
 }
 

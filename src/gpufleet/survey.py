@@ -12,11 +12,9 @@ reached neither by SSH nor locally (pyinfra's container connectors) are still re
 
 from __future__ import annotations
 
-import os
-import signal
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
@@ -25,9 +23,7 @@ from weakref import WeakKeyDictionary
 import click
 import gevent
 from gevent import Timeout
-from gevent import os as gevent_os
-from gevent.subprocess import PIPE, Popen
-from paramiko import Channel, SSHException, Transport
+from paramiko import SSHException
 from pyinfra import logger
 from pyinfra.api import Host, State, StringCommand
 from pyinfra.api.arguments import CONNECTOR_ARGUMENT_KEYS, pop_global_arguments
@@ -49,6 +45,7 @@ from gpufleet.printable import LINES, printable, said
 from gpufleet.progress import Pace, waited_for
 from gpufleet.release import CACHE, RELEASES
 from gpufleet.session import COMMAND, BrokenError, Session
+from gpufleet.streams import Streams, close, local, remote, started, takes_more
 from gpufleet.units import MODELS
 
 Answer: TypeAlias = dict[str, Any] | str
@@ -176,22 +173,6 @@ def say_on_stderr(text: str) -> None:
 
 
 @dataclass
-class _Streams:
-    """
-    A command that runs on a node, with raw ends.
-
-    `read` and `read_error` return at most so many bytes, and none at the end. All of them let
-    other greenlets run while they wait.
-    """
-
-    write: Callable[[bytes], None]
-    end: Callable[[], None]
-    read: Callable[[int], bytes]
-    read_error: Callable[[int], bytes]
-    status: Callable[[], int]
-
-
-@dataclass
 class _Printed:
     """What a command printed: all that counts of it, and how much it was."""
 
@@ -270,12 +251,10 @@ def _run(
     def execute() -> tuple[int, CommandOutput]:
         command = make_unix_command_for_host(state, host, StringCommand(PYTHON), **ours)
         text = command.get_raw_value()
-        started = (
-            _remote(connector, text, pty=pty)
-            if isinstance(connector, SSHConnector)
-            else _local(text)
+        running = (
+            remote(connector, text, pty=pty) if isinstance(connector, SSHConnector) else local(text)
         )
-        with started as streams:
+        with running as streams:
             code, printed = _exchange(streams, program.encode(), hear)
         out[:], error[:] = _end(printed.out), _end(printed.error)
         return code, CommandOutput([OutputLine("stderr", line) for line in error])
@@ -344,9 +323,9 @@ def _in_session(
     text = command.get_raw_value()
     # A node that was rebooted meanwhile is connected to anew.
     if opens and (host not in _SESSIONS or _gone(_SESSIONS[host], transport)):
-        streams, channel = _started(connector, text, pty=False)
-        session = Session(streams, partial(_close, channel))
-        _SESSIONS[host] = _Open(session, text, transport) if _takes_more(transport) else None
+        streams, channel = started(connector, text, pty=False)
+        session = Session(streams, partial(close, channel))
+        _SESSIONS[host] = _Open(session, text, transport) if takes_more(transport) else None
         if not _SESSIONS[host]:
             session.close()
     known = _SESSIONS.get(host)
@@ -373,26 +352,12 @@ def _in_session(
     return status in good, _end(out), _end(error[-MOST_BESIDE:])
 
 
-def _takes_more(transport: Transport | None) -> bool:
-    """
-    Say whether a connection with a command takes another one: sshd's `MaxSessions` may be 1.
-
-    All that a run does besides would fail beside a session. This asks while the node starts Python.
-    """
-    try:
-        if transport:
-            transport.open_session().close()
-    except (SSHException, OSError, EOFError):
-        return False
-    return True
-
-
 def _gone(known: _Open | None, transport: Any) -> bool:
     return known is not None and known.transport is not transport
 
 
 def _exchange(
-    streams: _Streams, program: bytes, hear: Callable[[bytes], None] | None = None
+    streams: Streams, program: bytes, hear: Callable[[bytes], None] | None = None
 ) -> tuple[int, _Printed]:
     """
     Give a command its program while its outputs are read; return its status and what it printed.
@@ -418,7 +383,7 @@ def _exchange(
         gevent.killall([sender, *readers], timeout=1)
 
 
-def _send(streams: _Streams, program: bytes) -> None:
+def _send(streams: Streams, program: bytes) -> None:
     """Write the program. Why a node stops reading, it says on its other streams, or nowhere."""
     with suppress(Exception):
         for start in range(0, len(program), _CHUNK):
@@ -451,90 +416,6 @@ def _listen(
     except Exception as problem:  # noqa: BLE001
         return problem
     return None
-
-
-# Whoever starts a command stops it when nobody waits for it any more.
-
-
-def _started(connector: SSHConnector, command: str, *, pty: bool) -> tuple[_Streams, Channel]:
-    """Start a command on a node; return its ends, and the channel to close after it."""
-    transport = connector.client.get_transport() if connector.client else None
-    if transport is None:
-        raise EOFError("the connection is closed")
-    channel = transport.open_session()
-
-    def status() -> int:
-        code = channel.recv_exit_status()
-        if code == -1 and not transport.is_active():
-            raise EOFError("the connection was lost before the node answered")
-        return code
-
-    try:
-        if pty:
-            channel.get_pty()
-        channel.exec_command(command)
-    except BaseException:
-        _close(channel)
-        raise
-    streams = _Streams(
-        write=channel.sendall,
-        end=channel.shutdown_write,
-        read=channel.recv,
-        read_error=channel.recv_stderr,
-        status=status,
-    )
-    return streams, channel
-
-
-def _close(channel: Channel) -> None:
-    with suppress(SSHException, OSError, EOFError):
-        channel.close()
-
-
-@contextmanager
-def _remote(connector: SSHConnector, command: str, *, pty: bool) -> Iterator[_Streams]:
-    streams, channel = _started(connector, command, pty=pty)
-    try:
-        yield streams
-    finally:
-        _close(channel)
-
-
-@contextmanager
-def _local(command: str) -> Iterator[_Streams]:
-    # A group of its own, because the shell is not all there is to stop. No session of its own: sudo
-    # remembers passwords by terminal.
-    process = Popen(
-        ["/bin/sh", "-c", command],
-        stdin=PIPE,
-        stdout=PIPE,
-        stderr=PIPE,
-        bufsize=0,
-        process_group=0,
-    )
-    pipes = (process.stdin, process.stdout, process.stderr)
-    to, out, error = (pipe.fileno() for pipe in pipes)
-    for pipe in (to, out, error):
-        gevent_os.make_nonblocking(pipe)
-
-    def write(data: bytes) -> None:
-        while data:
-            data = data[gevent_os.nb_write(to, data) :]
-
-    try:
-        yield _Streams(
-            write=write,
-            end=process.stdin.close,
-            read=lambda size: gevent_os.nb_read(out, size),
-            read_error=lambda size: gevent_os.nb_read(error, size),
-            status=process.wait,
-        )
-    finally:
-        if process.poll() is None:
-            with suppress(ProcessLookupError, PermissionError):  # sudo's are not ours to end
-                os.killpg(process.pid, signal.SIGKILL)
-        for pipe in pipes:
-            pipe.close()
 
 
 def _end(printed: bytes | bytearray) -> list[str]:

@@ -1,0 +1,136 @@
+"""The raw ends of a command that runs on a node, by SSH or on this machine.
+
+Border: pyinfra's connections, and none of its readers of text. Whoever starts a command stops it
+when nobody waits for it any more.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from gevent import os as gevent_os
+from gevent.subprocess import PIPE, Popen
+from paramiko import Channel, SSHException, Transport
+from pyinfra.connectors.ssh import SSHConnector
+
+
+@dataclass
+class Streams:
+    """
+    A command that runs on a node, with raw ends.
+
+    `read` and `read_error` return at most so many bytes, and none at the end. All of them let
+    other greenlets run while they wait.
+    """
+
+    write: Callable[[bytes], None]
+    end: Callable[[], None]
+    read: Callable[[int], bytes]
+    read_error: Callable[[int], bytes]
+    status: Callable[[], int]
+
+
+def started(connector: SSHConnector, command: str, *, pty: bool) -> tuple[Streams, Channel]:
+    """
+    Start a command on a node; return its ends, and the channel to `close` after it.
+
+    Raises `EOFError` without a connection, and what paramiko raises.
+    """
+    transport = connector.client.get_transport() if connector.client else None
+    if transport is None:
+        raise EOFError("the connection is closed")
+    channel = transport.open_session()
+
+    def status() -> int:
+        code = channel.recv_exit_status()
+        if code == -1 and not transport.is_active():
+            raise EOFError("the connection was lost before the node answered")
+        return code
+
+    try:
+        if pty:
+            channel.get_pty()
+        channel.exec_command(command)
+    except BaseException:
+        close(channel)
+        raise
+    streams = Streams(
+        write=channel.sendall,
+        end=channel.shutdown_write,
+        read=channel.recv,
+        read_error=channel.recv_stderr,
+        status=status,
+    )
+    return streams, channel
+
+
+def close(channel: Channel) -> None:
+    """End a command by its channel, whatever has become of the connection."""
+    with suppress(SSHException, OSError, EOFError):
+        channel.close()
+
+
+@contextmanager
+def remote(connector: SSHConnector, command: str, *, pty: bool) -> Iterator[Streams]:
+    """Run a command on a node for as long as the block."""
+    streams, channel = started(connector, command, pty=pty)
+    try:
+        yield streams
+    finally:
+        close(channel)
+
+
+@contextmanager
+def local(command: str) -> Iterator[Streams]:
+    """Run a command on this machine for as long as the block."""
+    # A group of its own, because the shell is not all there is to stop. No session of its own: sudo
+    # remembers passwords by terminal.
+    process = Popen(
+        ["/bin/sh", "-c", command],
+        stdin=PIPE,
+        stdout=PIPE,
+        stderr=PIPE,
+        bufsize=0,
+        process_group=0,
+    )
+    pipes = (process.stdin, process.stdout, process.stderr)
+    to, out, error = (pipe.fileno() for pipe in pipes)
+    for pipe in (to, out, error):
+        gevent_os.make_nonblocking(pipe)
+
+    def write(data: bytes) -> None:
+        while data:
+            data = data[gevent_os.nb_write(to, data) :]
+
+    try:
+        yield Streams(
+            write=write,
+            end=process.stdin.close,
+            read=lambda size: gevent_os.nb_read(out, size),
+            read_error=lambda size: gevent_os.nb_read(error, size),
+            status=process.wait,
+        )
+    finally:
+        if process.poll() is None:
+            with suppress(ProcessLookupError, PermissionError):  # sudo's are not ours to end
+                os.killpg(process.pid, signal.SIGKILL)
+        for pipe in pipes:
+            pipe.close()
+
+
+def takes_more(transport: Transport | None) -> bool:
+    """
+    Say whether a connection with a command takes another one: sshd's `MaxSessions` may be 1.
+
+    All that a run does besides would fail beside a session. This asks while the node starts Python.
+    """
+    try:
+        if transport:
+            transport.open_session().close()
+    except (SSHException, OSError, EOFError):
+        return False
+    return True
