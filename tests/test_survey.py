@@ -385,13 +385,6 @@ def test_who_is_waited_for_is_said_beside_the_answer(check, silent, library):
     ]
 
 
-def test_what_answers_at_once_is_not_said(check, library):
-    run = check([("@local", simulated(library, "a100x4-pcie"))], "--json")
-
-    assert json.loads(run.stdout)["facts"]
-    assert "probe: " not in run.stderr
-
-
 def lives(pid):
     """Whether a process exists and is more than a zombie."""
     try:
