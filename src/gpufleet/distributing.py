@@ -95,12 +95,8 @@ def of_release(wanted: Release) -> Goods | None:
     sharing = _sharing()
     if host.name not in sharing:
         return None
-    settings = {name: each.settings for name, each in inventory.current().gpu_nodes.items()}
-    wanting = [
-        name
-        for name in sharing
-        if (vllm := settings[name].vllm) and release_of(vllm).directory == wanted.directory
-    ]
+    directories = _once(ctx_state.get(), "releases", _releases)
+    wanting = [name for name in sharing if directories[name] == wanted.directory]
     return Goods(
         what=f"release {wanted.id}",
         verb="build",
@@ -114,6 +110,15 @@ def of_release(wanted: Release) -> Goods | None:
         leave_out=(".complete", ".accepts"),
         lock=f"{wanted.program.home}/.building",
     )
+
+
+def _releases() -> dict[str, str]:
+    """Return where each node that serves has its release."""
+    return {
+        name: release_of(vllm).directory
+        for name, each in inventory.current().gpu_nodes.items()
+        if (vllm := each.settings.vllm)
+    }
 
 
 def of_model(wanted: Checkpoint, stages: Iterable[Stage]) -> Goods | None:

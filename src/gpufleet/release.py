@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from shlex import join, quote
 from typing import Protocol
 from urllib.parse import unquote
@@ -129,10 +130,10 @@ def release(source: Source, lock: bytes, uv_lock: bytes, program: Program = VLLM
             )
     package = program.package
     pinned = f"{package}=={source.version}"
-    lines = [line.split()[0].split("+")[0] for line in lock.decode().splitlines() if line.strip()]
-    if pinned not in lines:
+    pins = _pins(lock)
+    if pinned not in pins:
         other = next(
-            (line for line in lines if line.startswith(f"{package}==")), f"no {package} at all"
+            (line for line in pins if line.startswith(f"{package}==")), f"no {package} at all"
         )
         problems.append(
             f"{source.lock}: {package}.version says {source.version}, the lock has {other}"
@@ -142,6 +143,14 @@ def release(source: Source, lock: bytes, uv_lock: bytes, program: Program = VLLM
     return Release(
         f"{source.version}-{_short(lock, source.python.encode())}", lock, uv_lock, source, program
     )
+
+
+# Of every node of a run it is the same few locks, of some thousand lines each.
+@lru_cache(maxsize=16)
+def _pins(lock: bytes) -> dict[str, None]:
+    """Return the first word of each line of a lock, without local versions, in its order."""
+    lines = (line for line in lock.decode().splitlines() if line.strip())
+    return dict.fromkeys(line.split()[0].split("+")[0] for line in lines)
 
 
 def pinned(lock: bytes, package: str) -> str | None:

@@ -1,0 +1,42 @@
+"""In which order pyinfra runs operations, found without reading source files.
+
+pyinfra orders operations by the lines that called them, and asks `inspect.stack()` for these: that
+finds for every frame its module and its text, which nobody reads. For 64 nodes of `deploys/vllm.py`
+that was 3.6 of 20 s (2 ms for each operation of each node, measured with pyinfra 3.10), and here it
+is 0.02 s. tests/test_call_order.py holds both to the same answer.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+import pyinfra
+from pyinfra.api import State
+from pyinfra.api.util import PYINFRA_INSTALL_DIR
+
+
+def quick() -> None:
+    """Have pyinfra order operations by `order`."""
+    # By its name: `pyinfra.api.operation` as an attribute is the decorator.
+    operations: Any = importlib.import_module("pyinfra.api.operation")
+    operations.get_operation_order_from_stack = order
+
+
+def order(state: State) -> list[int]:
+    """Return what pyinfra.api.util.get_operation_order_from_stack does: lines, outer ones first."""
+    frames = []
+    frame = inspect.currentframe()
+    while frame:
+        frames.append((frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    frames.reverse()
+    first = 0
+    if state.current_deploy_filename:
+        for first, (name, _) in enumerate(frames):  # noqa: B007  # the last one where none is it
+            if name == state.current_deploy_filename:
+                break
+    skipped = (PYINFRA_INSTALL_DIR, __file__)
+    lines = [number for name, number in frames[first:] if not name.startswith(skipped)]
+    return [state.current_op_file_number, *lines] if pyinfra.is_cli else lines
