@@ -493,7 +493,7 @@ def test_a_file_that_hangs_costs_the_files_only(probed, tmp_path):
     (tmp_path / "etc").mkdir()
     os.mkfifo(tmp_path / "etc/machine-id")
 
-    found = probed("t4x1", sysroot=str(tmp_path), seconds={"init": 2})
+    found = probed("t4x1", sysroot=str(tmp_path), seconds={"turn": 1, "beside": 2})
 
     assert found["hostname"] == found["driver"]["module"] == {"missing": "timeout", "seconds": 2}
     assert [error["about"] for error in found["errors"]] == ["host"]

@@ -2,7 +2,7 @@
 
 Takes (global `PARAMETERS`, all optional):
   sysroot  prefix of every file read and of every program run: "" is the real machine
-  seconds  {"init": 20, "gpu": 15, "pairs": 15, "beside": 20}: deadlines, see docs/probe.md
+  seconds  {"init": 20, "gpu": 15, "pairs": 15, "turn": 8, "beside": 20}: deadlines, docs/probe.md
   disks    paths whose free space is asked: ["/"]
   models   directories of models whose descriptions are read: []
   answers  of another machine: what system calls would say there (tests and recordings)
@@ -10,8 +10,9 @@ Prints one JSON document, described in docs/probe.md. Every value that could not
 {"missing": reason, ...}; none is left out.
 
 A GPU that hangs or crashes the driver costs itself only: this process asks nothing, it forks one
-process a GPU (watched.py). What does not concern GPUs is asked beside them, each question in its
-own process, and delays none of them. Python 3.8, standard library, and the binding that travels
+process a GPU (watched.py). What does not concern GPUs is asked beside them, and delays none of
+them: quick questions one after the other in a process, those that turn out not to be each in one.
+Python 3.8, standard library, and the binding that travels
 along as `pynvml`.
 """
 
@@ -45,28 +46,42 @@ PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
 
 # init, gpu and pairs follow each other: their sum stays below the minute that the controller
 # grants. `init` is long because without persistence mode the driver wakes every GPU first, which
-# takes seconds each. `beside` runs from the beginning, and is longer than the longest deadline of
-# the programs that are run (kernel_log.py).
-SECONDS = {"init": 20, "gpu": 15, "pairs": 15, "beside": 20, **PARAMETERS.get("seconds", {})}
+# takes seconds each. `turn` and `beside` run from the beginning, one after the other; `beside` is
+# longer than the longest deadline of the programs that are run (kernel_log.py).
+SECONDS = {
+    "init": 20,
+    "gpu": 15,
+    "pairs": 15,
+    "turn": 8,
+    "beside": 20,
+    **PARAMETERS.get("seconds", {}),
+}
 DISKS = tuple(PARAMETERS.get("disks", ["/"]))
 MODELS = tuple(PARAMETERS.get("models", []))
 
 # Asked beside the GPUs. What the machine is comes first; the others are facts for checks.
-BESIDE: dict[str, Callable[[], Any]] = {
+# Files, which take a millisecond each:
+FILES: dict[str, Callable[[], Any]] = {
     "host": machine.host,
     "system": system.system,
     "acs": system.acs,
-    "units": system.units,
-    "packages": packages.packages,
-    "upgrades": packages.upgrades,
     "library": driver_files.library,
-    "kernels": driver_files.kernels,
-    "kernel_log": kernel_log.kernel_log,
     "stages": stages.stages,
     "cordon": cordon.cordon,
     "upgrade": cordon.upgrade,
     **{"disk %s" % path: functools.partial(system.disk, path) for path in DISKS},
     **{"model %s" % path: functools.partial(stages.model, path) for path in MODELS},
+}
+# Programs that answer at once:
+PROGRAMS: dict[str, Callable[[], Any]] = {
+    "units": system.units,
+    "upgrades": packages.upgrades,
+    "packages": packages.packages,
+}
+# A module is unpacked, and the kernel log of a year read: seconds.
+LONG: dict[str, Callable[[], Any]] = {
+    "kernels": driver_files.kernels,
+    "kernel_log": kernel_log.kernel_log,
 }
 
 
@@ -79,15 +94,18 @@ def document() -> dict[str, Any]:
         # our questions, which without persistence mode costs seconds each time.
         rounds = sum(SECONDS[name] for name in ("init", "gpu", "pairs"))
         watch.ask("driver", nvidia.driver, SECONDS["init"], keep=rounds)
-        for key, function in BESIDE.items():
-            watch.ask(key, function, SECONDS["init" if key == "host" else "beside"])
+        for key, function in LONG.items():
+            watch.ask(key, function, SECONDS["beside"])
+        for those in (FILES, PROGRAMS):
+            each = {key: (function, SECONDS["beside"]) for key, function in those.items()}
+            watch.ask_in_turn(each, SECONDS["turn"])
         driver = watch.answers("driver")["driver"]
         count = 0 if is_missing(driver) or is_missing(driver["gpu_count"]) else driver["gpu_count"]
         alone = asked_of_all(watch, "gpus", nvidia.gpu, {i: (i,) for i in range(count)}, "gpu")
         present = [i for i in range(count) if not is_missing(alone[i])]
         others = {i: (i, [j for j in present if j != i]) for i in present}
         together = asked_of_all(watch, "p2p", nvlink.pairs, others, "pairs")
-        beside = watch.answers(*BESIDE)
+        beside = watch.answers(*FILES, *PROGRAMS, *LONG)
     finally:
         watch.stop()
     sections = host_section(beside["host"])

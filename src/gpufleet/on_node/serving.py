@@ -4,7 +4,8 @@ Takes (JSON header `PARAMETERS`):
   stages   [{id, unit, url, served_name, key_file or null, completion: bool}]
   metrics  [{id, unit, url, families: [name, ...], certificate_sha256, username, password,
              loopback_port}], the last four null where they have no meaning
-  journal  lines of each unit's journal to bring back, from the unit's present start only
+  journal  lines of each unit's journal to bring back, from the unit's present start only, where not
+           all is well: nobody reads what a server says that answers
 Prints one JSON document {"schema": 1, "stages": {id: ...}, "metrics": {id: ...}}.
 
 It reads; it changes nothing. The API key is read here, from the node's own root-only file, so that
@@ -16,16 +17,15 @@ nobody else. Python 3.8, standard library.
 from __future__ import annotations
 
 import base64
-import hashlib
-import http.client
 import json
-import ssl
+import select
 import subprocess
 import sys
-import urllib.error
-import urllib.request
-from typing import Any, Callable
-from urllib.parse import urlsplit
+import time
+from functools import partial
+from typing import Any, Callable, Iterable
+
+from gpufleet.on_node.watchdog_http import Exchange
 
 PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
 
@@ -60,10 +60,25 @@ def run(*argv: str) -> tuple[int | None, str]:
 
 def unit_state(unit: str) -> dict[str, str]:
     """Return systemd's properties of one unit, or {"error": reason}."""
-    status, text = run("systemctl", "show", "-p", ",".join(UNIT_PROPERTIES), "--", unit)
-    if status != 0:
-        return {"error": text}
-    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+    return unit_states([unit])[unit]
+
+
+def unit_states(units: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Return systemd's properties of each unit, or {"error": reason}."""
+    names = sorted(set(units))
+    if not names:
+        return {}
+    status, text = run("systemctl", "show", "-p", ",".join(UNIT_PROPERTIES), "--", *names)
+    # It answers in the order asked, maybe by other names.
+    blocks = text.strip("\n").split("\n\n")
+    if status != 0 or len(blocks) != len(names):
+        if len(names) > 1:  # whose fault that was
+            return {name: unit_state(name) for name in names}
+        return {names[0]: {"error": text}}
+    return {
+        name: dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+        for name, block in zip(names, blocks)  # noqa: B905  # Python 3.8
+    }
 
 
 def started_with(unit: str) -> str | None:
@@ -88,22 +103,37 @@ def request(
     url: str, seconds: float, key: str | None = None, body: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """Return {"status": HTTP status, "body": text} or {"error": why there was no answer}."""
-    headers = {"Content-Type": "application/json"}
-    if key:
-        headers["Authorization"] = "Bearer " + key
-    data = None if body is None else json.dumps(body).encode()
-    # No proxy: the endpoint is on this node.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    return plain(url, seconds, {"Authorization": "Bearer " + key} if key else {}, body)
+
+
+def plain(
+    url: str, seconds: float, headers: dict[str, str], body: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return likewise what comes without encryption, and by no proxy: it is on this node."""
+    scheme, _, rest = url.partition("://")
+    place, _, path = rest.partition("/")
     try:
-        with opener.open(urllib.request.Request(url, data, headers), timeout=seconds) as answer:
-            return {
-                "status": answer.status,
-                "body": answer.read(4 << 20).decode("utf-8", "replace"),
-            }
-    except urllib.error.HTTPError as error:
-        return {"status": error.code, "body": error.read(2000).decode("utf-8", "replace")}
+        exchange = Exchange(
+            scheme + "://" + place,
+            "/" + path,
+            time.monotonic() + seconds,
+            body=body,
+            headers=tuple(headers.items()),
+        )
+        while exchange.answer is None:
+            left = max(0.0, exchange.deadline - time.monotonic())
+            if exchange.sends:
+                select.select([], [exchange], [], left)
+            else:
+                select.select([exchange], [], [], left)
+            exchange.advance(time.monotonic())
+        answer = exchange.answer
     except Exception as error:
-        return {"error": "%s: %s" % (type(error).__name__, getattr(error, "reason", error))}
+        return {"error": "%s: %s" % (type(error).__name__, error)}
+    if not answer.status:
+        return {"error": "timed out" if answer.silent else answer.why}
+    text = answer.body.decode("utf-8", "replace")
+    return {"status": answer.status, "body": text if answer.status == 200 else text[:2000]}
 
 
 def read_key(path: str | None) -> str | None:
@@ -124,14 +154,32 @@ def parsed(answer: dict[str, Any]) -> Any:
         return None
 
 
-def stage(asked: dict[str, Any]) -> dict[str, Any]:
-    """Return what one stage's unit and endpoint say."""
-    unit = unit_state(asked["unit"])
-    seen: dict[str, Any] = {
-        "unit": unit,
-        "started": started_with(asked["unit"]),
-        "journal": journal(asked["unit"], unit.get("InvocationID"), PARAMETERS.get("journal", 0)),
-    }
+def stage(
+    asked: dict[str, Any], unit: dict[str, str] | None = None, *, always: bool = True
+) -> dict[str, Any]:
+    """
+    Return what one stage's unit and endpoint say.
+
+    `unit` is what is known of its unit. The journal comes `always`, or only where not all is well.
+    """
+    unit = unit_state(asked["unit"]) if unit is None else unit
+    seen = endpoint(asked, unit)
+    if always or not well(asked, seen):
+        lines = PARAMETERS.get("journal", 0)
+        seen["journal"] = journal(asked["unit"], unit.get("InvocationID"), lines)
+    return seen
+
+
+def well(asked: dict[str, Any], seen: dict[str, Any]) -> bool:
+    """Say whether a stage answers, and its unit has never restarted by itself."""
+    answers = asked["served_name"] in seen.get("models", ())
+    completes = "completion" in seen or not asked.get("completion")
+    return answers and completes and seen["unit"].get("NRestarts", "0") == "0"
+
+
+def endpoint(asked: dict[str, Any], unit: dict[str, str]) -> dict[str, Any]:
+    """Return what a stage says but for its journal; `unit` is what its unit does."""
+    seen: dict[str, Any] = {"unit": unit, "started": started_with(asked["unit"])}
     if unit.get("ActiveState") not in ("active", "reloading"):
         return seen
     seen["health"] = request(asked["url"] + "/health", HEALTH_SECONDS)
@@ -171,9 +219,9 @@ def stage(asked: dict[str, Any]) -> dict[str, Any]:
     return seen
 
 
-def metrics(asked: dict[str, Any]) -> dict[str, Any]:
+def metrics(asked: dict[str, Any], unit: dict[str, str] | None) -> dict[str, Any]:
     """Return which of the wanted metric families an exporter serves, and to whom."""
-    seen: dict[str, Any] = {"unit": unit_state(asked["unit"]) if asked.get("unit") else None}
+    seen: dict[str, Any] = {"unit": unit}
     answer = exporter_answer(asked, asked.get("password"))
     seen["status"] = answer.get("status")
     if asked.get("loopback_port"):
@@ -193,38 +241,46 @@ def metrics(asked: dict[str, Any]) -> dict[str, Any]:
 
 def exporter_answer(asked: dict[str, Any], password: str | None) -> dict[str, Any]:
     """Return {"status": HTTP status, "body": text} or {"error": why there was no answer}."""
-    address = urlsplit(asked["url"])
     headers = {}
     if password:
         pair = "%s:%s" % (asked["username"], password)
         headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode()
-    host = address.hostname or "127.0.0.1"
+    if not asked["url"].startswith("https:"):
+        return plain(asked["url"], HEALTH_SECONDS, headers)
     try:
-        if address.scheme == "https":
-            # Whom the certificate names is not asked: the node calls itself by another address. It
-            # has to be the very one that was deployed, before anything is sent.
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-                host, address.port, timeout=HEALTH_SECONDS, context=context
-            )
-            connection.connect()
-            encrypted: Any = connection.sock
-            shown = encrypted.getpeercert(binary_form=True) or b""
-            if hashlib.sha256(shown).hexdigest() != asked.get("certificate_sha256"):
-                connection.close()
-                return {"error": "another certificate than the one that was deployed"}
-        else:
-            connection = http.client.HTTPConnection(host, address.port, timeout=HEALTH_SECONDS)
-        try:
-            connection.request("GET", address.path, headers=headers)
-            answer = connection.getresponse()
-            body = answer.read(16 << 20).decode("utf-8", "replace")
-        finally:
-            connection.close()
+        return encrypted(asked, headers)
     except Exception as error:
         return {"error": "%s: %s" % (type(error).__name__, error)}
+
+
+def encrypted(asked: dict[str, Any], headers: dict[str, str]) -> dict[str, Any]:
+    """Return what comes over TLS; raises what goes wrong."""
+    # 20 ms of a processor, on nodes whose exporters have no certificate for nothing.
+    import hashlib
+    import http.client
+    import ssl
+    from urllib.parse import urlsplit
+
+    # Whom the certificate names is not asked: the node calls itself by another address. It has to
+    # be the very one that was deployed, before anything is sent.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    address = urlsplit(asked["url"])
+    connection = http.client.HTTPSConnection(
+        address.hostname or "127.0.0.1", address.port, timeout=HEALTH_SECONDS, context=context
+    )
+    try:
+        connection.connect()
+        socket: Any = connection.sock
+        shown = socket.getpeercert(binary_form=True) or b""
+        if hashlib.sha256(shown).hexdigest() != asked.get("certificate_sha256"):
+            return {"error": "another certificate than the one that was deployed"}
+        connection.request("GET", address.path, headers=headers)
+        answer = connection.getresponse()
+        body = answer.read(16 << 20).decode("utf-8", "replace")
+    finally:
+        connection.close()
     return {"status": answer.status, "body": body if answer.status == 200 else body[:2000]}
 
 
@@ -257,23 +313,27 @@ def is_loopback(address: str) -> bool:
     )
 
 
-def guarded(
-    function: Callable[[dict[str, Any]], dict[str, Any]], asked: dict[str, Any]
-) -> dict[str, Any]:
+def guarded(function: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
     """Return the function's answer, or what went wrong in it: one endpoint never hides another."""
     try:
-        return function(asked)
+        return function(*arguments)
     except Exception as error:
         return {"error": "%s: %s" % (type(error).__name__, error)}
 
 
 def main() -> None:
     """Print the document."""
+    stages, exporters = PARAMETERS.get("stages", []), PARAMETERS.get("metrics", [])
+    units = unit_states(asked["unit"] for asked in [*stages, *exporters] if asked.get("unit"))
     document = {
         "schema": 1,
-        "stages": {asked["id"]: guarded(stage, asked) for asked in PARAMETERS.get("stages", [])},
+        "stages": {
+            asked["id"]: guarded(partial(stage, always=False), asked, units[asked["unit"]])
+            for asked in stages
+        },
         "metrics": {
-            asked["id"]: guarded(metrics, asked) for asked in PARAMETERS.get("metrics", [])
+            asked["id"]: guarded(metrics, asked, units.get(asked.get("unit")))
+            for asked in exporters
         },
     }
     sys.stdout.write(json.dumps(document, separators=(",", ":")) + "\n")

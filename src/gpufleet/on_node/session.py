@@ -30,7 +30,7 @@ IDLE_SECONDS = 3600
 MOST = 9 << 20
 _CHUNK = 1 << 16
 _PATIENCE = 100  # milliseconds
-_COMMON = ("hashlib", "http.client", "socket", "subprocess")
+_COMMON = ("hashlib", "socket", "subprocess")
 
 
 def run(text: bytes) -> None:

@@ -167,21 +167,15 @@ def group_state(name: str) -> int | None:
         return None
 
 
-def units_like(pattern: str) -> list[str]:
-    """Return our units that match: on disk, or known to systemd as more than a name."""
-    on_disk = [
-        name[:-2] if name.endswith(".d") else name
-        for name in (os.listdir(UNIT_DIRECTORY) if os.path.isdir(UNIT_DIRECTORY) else [])
-    ]
-    rows = run("systemctl", "list-units", "--all", "--plain", "--no-legend", "--no-pager", pattern)
-    columns = [row.split() for row in rows.splitlines()]
-    # UNIT LOAD ACTIVE SUB: a unit that is only named by another one is "not-found inactive".
-    known = [column[0] for column in columns if column[1:3] != ["not-found", "inactive"]]
-    return sorted(
-        name
-        for name in {*on_disk, *known}
-        if fnmatch.fnmatchcase(name, pattern) and UNIT_NAME.match(name) and is_ours(name)
-    )
+def units_on_disk() -> list[str]:
+    """Return the names of the units that have a file or a drop-in where ours have them."""
+    there = os.listdir(UNIT_DIRECTORY) if os.path.isdir(UNIT_DIRECTORY) else []
+    return [name[:-2] if name.endswith(".d") else name for name in there]
+
+
+def is_like(name: str, pattern: str) -> bool:
+    """Tell whether a unit that can be shown has a name that matches."""
+    return fnmatch.fnmatchcase(name, pattern) and bool(UNIT_NAME.match(name))
 
 
 def is_ours(name: str) -> bool:
@@ -204,32 +198,67 @@ def has_marker(path: str) -> bool:
         return False
 
 
-def units(asked: Iterable[str]) -> dict[str, Any]:
-    """Return {name: state}: one call for all."""
-    names = sorted(set(asked))
+def units(asked: Iterable[str], patterns: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """
+    Return {name: state}, and {pattern: our units that match, on disk or known to systemd}.
+
+    One call for all; what matches has a state, too.
+    """
+    patterns = sorted(set(patterns))
     try:
-        shown = shown_units(names)
+        there = {name for name in units_on_disk() if any(is_like(name, each) for each in patterns)}
+        names = sorted({*asked, *there})
+        shown, loaded = shown_units(names, patterns)
     except Exception as error:
-        return {name: {"error": said(error)} for name in names}
-    return each(names, lambda name: unit_state(name, shown[name]))
+        failed = {"error": said(error)}
+        return dict.fromkeys(asked, failed), dict.fromkeys(patterns, failed)
+    shown = {**loaded, **shown}
+    alike = each(
+        patterns,
+        lambda pattern: sorted(
+            name for name in {*there, *loaded} if is_like(name, pattern) and is_ours(name)
+        ),
+    )
+    ours = {name for found in alike.values() if isinstance(found, list) for name in found}
+    return each({*asked, *ours}, lambda name: unit_state(name, shown[name])), alike
 
 
-def shown_units(names: list[str]) -> dict[str, str]:
-    """Return {name: what systemd shows}. It answers in the order asked, maybe by other names."""
-    if not names:
-        return {}
-    text = run("systemctl", "show", "-p", ",".join(UNIT_PROPERTIES), "--", *names)
-    blocks = text.strip("\n").split("\n\n")
-    if len(blocks) != len(names):
+def shown_units(names: list[str], patterns: list[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """
+    Return what systemd shows of units by the names asked, and of those loaded that match.
+
+    It answers in the order asked, maybe by other names, and patterns last.
+    """
+    if not names and not patterns:
+        return {}, {}
+    wanted = ",".join([*UNIT_PROPERTIES, "Id", "Names"])
+    text = run("systemctl", "show", "-p", wanted, "--", *names, *patterns)
+    blocks = [block for block in text.strip("\n").split("\n\n") if block]
+    known = [properties(block) for block in blocks]
+    if len(blocks) < len(names):
         raise OSError("systemctl showed %d units of %d" % (len(blocks), len(names)))
-    return {name: blocks[index] for index, name in enumerate(names)}
+    for name, about in zip(names, known):  # noqa: B905  # Python 3.8
+        if name not in {about.get("Id"), *about.get("Names", "").split()}:
+            raise OSError("systemctl showed %s in place of %s" % (about.get("Id"), name))
+    more = {
+        about["Id"]: block
+        for about, block in list(zip(known, blocks))[len(names) :]  # noqa: B905
+        # One that is only named by another unit.
+        if (about["LoadState"], about["ActiveState"]) != ("not-found", "inactive")
+    }
+    return {name: blocks[index] for index, name in enumerate(names)}, more
+
+
+def properties(block: str) -> dict[str, str]:
+    """Return the lines "Name=value" of one unit."""
+    return dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
 
 
 def unit_state(name: str, block: str) -> dict[str, Any]:
     """Return one unit's state from systemd's answer and from disk."""
-    properties = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+    about = properties(block)
     found: dict[str, Any] = {
-        key: properties[name] for name, key in UNIT_PROPERTIES.items() if name in properties
+        key: about[name] for name, key in UNIT_PROPERTIES.items() if name in about
     }
     directory = os.path.join(UNIT_DIRECTORY, name + ".d", "")
     loaded = {path for path in found.pop("drop_ins", "").split() if path.startswith(directory)}
@@ -306,8 +335,7 @@ def snapshot(asked: list[list[str]]) -> dict[str, Any]:
     installed = installed_packages.read(
         only("package"), only("packages like"), only("stream"), run, said
     )
-    alike = each(only("units like"), units_like)
-    strays = [name for names in alike.values() if isinstance(names, list) for name in names]
+    states, alike = units(only("unit"), only("units like"))
     return {
         "schema": 1,
         "files": each([*only("file"), *secrets], lambda path: file_state(path, secrets.get(path))),
@@ -315,7 +343,7 @@ def snapshot(asked: list[list[str]]) -> dict[str, Any]:
         "users": each(only("user"), user_state),
         "groups": each(only("group"), group_state),
         **installed,
-        "units": units([*only("unit"), *strays]),
+        "units": states,
         "units_like": alike,
         "files_like": each(only("files like"), files_like),
         "listings": each(only("listing"), listing),

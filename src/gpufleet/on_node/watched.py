@@ -15,7 +15,7 @@ import resource
 import select
 import signal
 import time
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Tuple
 
 from gpufleet.on_node.answers import missing, missing_after, read
 
@@ -23,6 +23,10 @@ from gpufleet.on_node.answers import missing, missing_after, read
 # processes on a GPU must not fill the node's memory.
 ANSWER_BYTES = 16 << 20
 MEMORY_BYTES = 2 << 30
+
+
+Question = Tuple[Callable[[], Any], float]
+"""A function, and the seconds that its answer may take."""
 
 
 class Watched:
@@ -34,6 +38,10 @@ class Watched:
     """
 
     def __init__(self, function: Callable[[], Any], seconds: float, keep: float = 0) -> None:
+        self.start(lambda pipe: pipe.write(json.dumps(read(function)).encode()), seconds, keep)
+
+    def start(self, speak: Callable[[Any], Any], seconds: float, keep: float = 0) -> None:
+        """Fork the process, which speaks into a pipe."""
         self.seconds = seconds
         self.deadline = time.monotonic() + seconds
         self.keep = keep
@@ -46,7 +54,7 @@ class Watched:
             os.close(end)
             raise
         if self.pid == 0:
-            answer(function, end, max(seconds, keep), bool(keep))
+            answer(speak, end, max(seconds, keep), bool(keep))
         os.close(end)
         # The programs that it starts are killed with it. Both set the group: whoever is first.
         with contextlib.suppress(OSError):
@@ -91,8 +99,35 @@ class Watched:
             os.waitpid(self.pid, os.WNOHANG)
 
 
-def answer(function: Callable[[], Any], end: int, lives: float, keep: bool) -> None:
-    """Be the forked process: answer through the pipe and end; with `keep`, once it is killed."""
+class Turn(Watched):
+    """
+    A forked process that answers questions one after the other, as far as it comes in `seconds`.
+
+    A process costs a node more than most questions do. What is left when it ends, or when its time
+    is over, has no answer: one of them hangs or crashes, or the node is slow.
+    """
+
+    def __init__(self, questions: Mapping[Any, Question], seconds: float) -> None:
+        self.left = dict(questions)
+
+        def speak(pipe: Any) -> None:
+            for function, _ in questions.values():
+                pipe.write(json.dumps(read(function)).encode() + b"\n")
+                pipe.flush()
+
+        self.start(speak, seconds)
+
+    def answers(self) -> Iterator[Tuple[Any, Any]]:
+        """Yield those that have arrived since the last time, with their questions' keys."""
+        *lines, self.output = self.output.split(b"\n")
+        for line in lines:
+            key = next(iter(self.left))
+            del self.left[key]
+            yield key, json.loads(line.decode())
+
+
+def answer(speak: Callable[[Any], Any], end: int, lives: float, keep: bool) -> None:
+    """Be the forked process: speak into the pipe and end; with `keep`, once it is killed."""
     status = 1
     try:
         # Whatever becomes of the parent, this ends; a crash writes no core file; and whoever reads
@@ -106,9 +141,8 @@ def answer(function: Callable[[], Any], end: int, lives: float, keep: bool) -> N
         for descriptor in (0, 1, 2):
             os.dup2(null, descriptor)
         limit_memory()
-        text = json.dumps(read(function))
         with os.fdopen(end, "wb") as pipe:
-            pipe.write(text.encode())
+            speak(pipe)
         status = 0
         if keep:
             signal.pause()
@@ -129,6 +163,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.out: Dict[Any, Watched] = {}
+        self.turns: List[Turn] = []
         self.kept: List[Watched] = []
         self.known: Dict[Any, Any] = {}
 
@@ -139,26 +174,54 @@ class Watch:
         except OSError as error:  # the node has no room for another process
             self.known[key] = missing_after(error)
 
+    def ask_in_turn(self, questions: Mapping[Any, Question], seconds: float) -> None:
+        """
+        Ask all of these in one process; what has no answer after `seconds`, each in its own.
+
+        Only for questions that do no harm when they are asked twice.
+        """
+        try:
+            self.turns.append(Turn(questions, seconds))
+        except OSError:
+            self._ask_each(questions)
+
+    def _ask_each(self, questions: Mapping[Any, Question]) -> None:
+        for key, (function, seconds) in questions.items():
+            self.ask(key, function, seconds)
+
     def answers(self, *keys: Any) -> Dict[Any, Any]:
         """Wait for these, each no longer than its deadline; return the answers, or `timeout`."""
-        while any(key in self.out for key in keys):
+        while any(key not in self.known for key in keys):
             self._take_in(keys)
         return {key: self.known[key] for key in keys}
 
     def _take_in(self, keys: Any) -> None:
         waited = {key: self.out[key] for key in keys if key in self.out}
-        left = min(watched.deadline for watched in waited.values()) - time.monotonic()
+        ends = min(watched.deadline for watched in [*waited.values(), *self.turns])
         by_pipe = {watched.pipe: key for key, watched in self.out.items()}
-        ready, _, _ = select.select(list(by_pipe), [], [], max(0.0, left))
+        pipes = [*by_pipe, *(turn.pipe for turn in self.turns)]
+        ready, _, _ = select.select(pipes, [], [], max(0.0, ends - time.monotonic()))
         for pipe in ready:
-            key = by_pipe[pipe]
-            if not self.out[key].receive():
+            key = by_pipe.get(pipe)
+            if key is not None and not self.out[key].receive():
                 self._settle(key, self.out[key].result())
+        for turn in [turn for turn in self.turns if self._ended(turn, ready)]:
+            self.turns.remove(turn)
+            turn.stop()
+            self._ask_each(turn.left)
         for key, watched in waited.items():
             late = time.monotonic() >= watched.deadline and watched.pipe not in ready
             if key in self.out and late:
                 watched.keep = 0
                 self._settle(key, missing("timeout", seconds=watched.seconds))
+
+    def _ended(self, turn: Turn, ready: List[int]) -> bool:
+        """Take in what one has answered; say whether no more is to be expected."""
+        if turn.pipe not in ready:
+            return time.monotonic() >= turn.deadline
+        more = turn.receive()
+        self.known.update(turn.answers())
+        return not more
 
     def _settle(self, key: Any, answer: Any) -> None:
         watched = self.out.pop(key)
@@ -170,6 +233,6 @@ class Watch:
 
     def stop(self) -> None:
         """Kill whatever is still out, and what was kept."""
-        for watched in [*self.out.values(), *self.kept]:
+        for watched in [*self.out.values(), *self.turns, *self.kept]:
             watched.stop()
-        self.out, self.kept = {}, []
+        self.out, self.turns, self.kept = {}, [], []
