@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import marshal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import pytest
 
 from gpufleet import payload
 from gpufleet.payload import Payload
+
+ON_NODE = Path(payload.__file__).parent / "on_node"
 
 
 @pytest.mark.parametrize(
@@ -106,3 +109,27 @@ def ran(kept: Path) -> str:
         text=True,
         check=True,
     ).stdout
+
+
+def parsed(name: str) -> set[str]:
+    """Return the modules of on_node that one imports anywhere, as Python's parser finds them."""
+    found = set()
+    for node in ast.walk(ast.parse((ON_NODE / f"{name}.py").read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module == "gpufleet.on_node":
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and str(node.module).startswith("gpufleet.on_node."):
+            found.add(str(node.module).rpartition(".")[2])
+        elif isinstance(node, ast.Import):
+            assert not any(alias.name.startswith("gpufleet") for alias in node.names), name
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in ON_NODE.glob("[!_]*.py")))
+def test_whatever_a_program_imports_travels_along_and_nothing_else(name: str) -> None:
+    wanted, unread = set(), {name}
+    while unread:
+        new = parsed(unread.pop()) - wanted
+        wanted |= new
+        unread |= new
+    carried = payload._imported(name)
+    assert set(carried) == {f"gpufleet.on_node.{each}" for each in wanted}
