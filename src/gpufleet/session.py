@@ -19,8 +19,9 @@ from gpufleet import payload
 from gpufleet.on_node.session import MOST, READY
 
 # The loader is in the node's process list; the program behind it, and all that it is asked, is not.
+# -S: nothing of a node's own packages is looked for, or used.
 LOADER = "import sys; b = sys.stdin.buffer; exec(b.read(int(b.readline())))"
-COMMAND = f"command -v python3 >/dev/null && exec python3 -I -c '{LOADER}'"
+COMMAND = f"command -v python3 >/dev/null && exec python3 -IS -c '{LOADER}'"
 
 _CHUNK = 1 << 16
 # What a login prints before anything of ours: a banner has some kilobytes.

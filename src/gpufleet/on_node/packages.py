@@ -95,7 +95,8 @@ def upgrades() -> dict[str, Any]:
 
 def apt() -> dict[str, Any]:
     """Return apt's settings; `enabled` is that apt's timer is to start them."""
-    output = run("apt-config", "dump", seconds=SECONDS)
+    # With architectures given, apt does not ask dpkg for them, which is half of what this costs.
+    output = run("apt-config", "-o", "APT::Architectures=none", "dump", seconds=SECONDS)
     if output.status:
         raise refused("apt-config", output)
     pairs = re.findall(r'^([\w:-]+?)(?:::)? "(.*)";$', output.out, re.MULTILINE)
