@@ -104,7 +104,7 @@ def node_exporter(wanted: NodeExporter, access: Access) -> None:
     ground.accounts(name="account")
     if program:
         brought(ground, program, name="program", _timeout=archived.DOWNLOAD_SECONDS)
-    node = Converge(Wanted(*foundation(wanted), *services(rendered, access)))
+    node = Converge(Wanted(*foundation(wanted), *services(rendered, access)), probed=False)
     takes_its_flags(
         node, rendered, wanted, access, name="it takes its flags", _timeout=PROOF_SECONDS
     )
@@ -112,7 +112,8 @@ def node_exporter(wanted: NodeExporter, access: Access) -> None:
     node.units(name="service")
     if program:
         only_this(versions(program), program, name="no other versions")
-    Converge(Wanted(*access.only_these(CREDENTIALS))).files(name="no other credentials")
+    old = Converge(Wanted(*access.only_these(CREDENTIALS)), probed=False)
+    old.files(name="no other credentials")
 
 
 def archive(wanted: NodeExporter) -> Archived | None:
@@ -227,6 +228,7 @@ def takes_its_flags(
     executing = ctx_state.get().is_executing
     if not executing:
         logger.info("%swould ask %s for its flags", host.print_prefix, program(wanted))
+    node.asks()
     yield StringCommand("sh", "-c", QuoteString(proof_script(wanted, access)))
 
 

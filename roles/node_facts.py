@@ -14,7 +14,7 @@ from pyinfra.context import ctx_host, ctx_state
 from gpufleet import fleet, inventory, payload, recording, units
 from gpufleet.assessment import judged
 from gpufleet.checks.finding import Report
-from gpufleet.converge import Converge
+from gpufleet.converge import Converge, probed_changes
 from gpufleet.errors import FleetError
 from gpufleet.named_files import release_of
 from gpufleet.on_node.node_facts import DECLARED, FILE
@@ -47,7 +47,8 @@ def node_facts(settings: NodeSettings) -> None:
 
     For every node of the fleet: one without GPUs has no facts of any.
     """
-    node = Converge(wanted(settings, gpus() if settings.gpu_node else None), watch=(FACTS,))
+    told = wanted(settings, gpus() if settings.gpu_node else None)
+    node = Converge(told, watch=(FACTS,), probed=False)
     node.files(name="program, units and declaration")
     node.units(name="timer")
     first(node, name="facts are there", _timeout=START_SECONDS)
@@ -146,15 +147,9 @@ def _report(state: State) -> tuple[Report, Answer]:
     here = ctx_host.get()
     answers = fleet.documents(state)
     declared = inventory.current().gpu_nodes
-    if _changed(state):
+    if probed_changes():
         answers = {**answers, **survey(state, [here])}
-        return judged(answers, declared), answers[here.name]
+        return judged(answers, declared, {here.name}), answers[here.name]
     if state not in _REPORTS:
         _REPORTS[state] = judged(answers, declared)
     return _REPORTS[state], answers[here.name]
-
-
-def _changed(state: State) -> bool:
-    """Say whether an operation of this run has changed the node."""
-    done = (each.operation_meta for each in state.ops.get(ctx_host.get(), {}).values())
-    return any(each.is_complete() and each.executed for each in done)

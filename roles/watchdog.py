@@ -20,7 +20,7 @@ def watched(here: Here) -> None:
     Behind the stages: a new one that it is told of runs already, and whatever changes here restarts
     the watchdog alone. Dumps stay when it goes.
     """
-    node = Converge(wanted(here))
+    node = Converge(wanted(here), probed=False)
     node.files(name="program and configuration")
     node.units(name="service")
 

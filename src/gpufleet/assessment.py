@@ -7,7 +7,7 @@ that settings name, and the date.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -94,10 +94,14 @@ class Assessment:
 
 
 def judged(
-    answers: Mapping[str, Mapping[str, Any] | str], declared: Mapping[str, Declared]
+    answers: Mapping[str, Mapping[str, Any] | str],
+    declared: Mapping[str, Declared],
+    only: Collection[str] | None = None,
 ) -> Report:
     """
-    Return what the checks find on nodes; `answers` has a document or a sentence for each.
+    Return what the checks find on nodes, or `only` on some.
+
+    `answers` has a document or a sentence for each, also for those that others are compared with.
 
     Siblings are nodes in the same groups. Nodes that nothing is declared of are judged by the
     defaults, as each other's siblings.
@@ -111,8 +115,9 @@ def judged(
         answers,
         settings,
         dt.datetime.now(dt.UTC).date(),
-        {name: _needs(each) for name, each in settings.items()},
+        {name: _needs(settings[name]) for name in settings if only is None or name in only},
         {name: tuple(alike[its_groups]) for name, its_groups in groups.items()},
+        only=only,
     )
 
 

@@ -61,11 +61,14 @@ class Converge:
     One role's wishes for the node that is being worked on.
 
     `watch` are paths that nothing wants but that the role decides by (`snapshot().file(path)`).
+    `probed=False`: these files, accounts and units are none that a probe looks at, so that what it
+    has found is still true when they have changed (packages are always looked at).
     Made while pyinfra prepares; the operations take pyinfra's global arguments (name, _sudo ...).
     """
 
-    def __init__(self, wanted: Wanted, *, watch: Iterable[str] = ()) -> None:
+    def __init__(self, wanted: Wanted, *, watch: Iterable[str] = (), probed: bool = True) -> None:
         self.wanted = wanted
+        self.probed = probed
         self._asked = snapshot.questions(wanted) | snapshot.watched(watch)
         _memory().asked |= self._asked
 
@@ -104,6 +107,17 @@ class Converge:
     def forget(self) -> None:
         """Have the node read again: something that pyinfra cannot know of has changed it."""
         _memory().forget()
+
+    def asks(self) -> None:
+        """Say of the operation that is running that its commands change nothing on the node."""
+        if ctx_state.get().is_executing:
+            _memory().asking += 1
+
+
+def probed_changes() -> bool:
+    """Say whether an operation of this run may have changed what a probe of the node has found."""
+    memory = _memory()
+    return _operations_that_ran() - memory.asking > memory.unseen
 
 
 def _call(operation: Any, node: Converge, arguments: dict[str, Any]) -> OperationMeta:
@@ -154,6 +168,8 @@ def _converge(node: Converge | Wanted, choose: Callable[[Difference], Part]) -> 
         return
     for change in part.changes:
         logger.info("%s%s%s", host.print_prefix, "" if executing else "would ", change)
+    if executing and not node.probed and not any(isinstance(c, Transacting) for c in part.commands):
+        _memory().unseen += 1
     if part.rewritten and ctx_state.get().config.DIFF:
         _show(part.rewritten)
     if executing:
@@ -226,11 +242,15 @@ class _Memory:
     seen: Snapshot = field(default_factory=Snapshot)
     stamp: tuple[bool, int] | None = None
     read_at: float = 0.0
+    asking: int = 0
+    """Operations that ran commands and changed nothing."""
+    unseen: int = 0
+    """Operations that changed nothing that a probe looks at."""
 
     def recall(self, asked: frozenset[Question]) -> Snapshot:
         """Return a snapshot that answers what is asked, read anew if need be."""
         self.asked |= asked
-        stamp = (ctx_state.get().is_executing, _operations_that_ran())
+        stamp = (ctx_state.get().is_executing, _operations_that_ran() - self.asking)
         fresh = self.stamp == stamp and time.monotonic() - self.read_at < SNAPSHOT_LASTS_SECONDS
         if not fresh or not asked <= self.answered:
             self.seen = _read(self.asked)

@@ -217,3 +217,16 @@ def test_an_accepted_cause_takes_with_it_what_could_not_be_asked(document):
     about = [each for each in report.findings if each.gpu and each.gpu.index == 2]
     assert {each.severity for each in about} >= {Severity.BLOCK, Severity.UNKNOWN}
     assert report.unfit("gpu-01") == {}
+
+
+def test_a_node_is_judged_alone_as_it_is_among_the_others(document):
+    """What it is compared with is asked in both cases."""
+    odd = document("h100x8")
+    odd["driver"]["version"] = "550.54.14"
+    fleet = {f"gpu-{n:02}": document("h100x8") for n in range(1, 6)} | {"gpu-03": odd}
+
+    everyone = judge(fleet, {}, TODAY)
+    alone = judge(fleet, {}, TODAY, only={"gpu-03"})
+
+    assert list(alone.findings) == [each for each in everyone.findings if each.node == "gpu-03"]
+    assert alone.nodes == everyone.nodes

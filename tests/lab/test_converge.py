@@ -76,6 +76,46 @@ from pyinfra.operations import python
 python.call(name="wait", function=lambda: time.sleep(60))
 """
 
+# Counts how often the node is read, and tells whether what a probe found may have changed.
+ASKING = """\
+from pathlib import Path
+
+from pyinfra import host
+from pyinfra.api import StringCommand, operation
+
+from gpufleet import converge
+from gpufleet.converge import Converge, probed_changes
+from gpufleet.wanted import File, Wanted
+
+reads = []
+read = converge._read
+converge._read = lambda asked: (reads.append(asked), read(asked))[1]
+
+@operation()
+def asked(node):
+    node.asks()
+    yield StringCommand("true")
+
+@operation()
+def told():
+    with Path("told").open("a") as file:
+        file.write(f"{len(reads)} {probed_changes()}\\n")
+    host.noop("told")
+    yield from ()
+
+unseen = Converge(Wanted(File("/etc/gfc/unseen", b"1")), probed=False)
+seen = Converge(Wanted(File("/etc/gfc/seen", b"1")))
+asked(unseen, name="asked")
+unseen.files(name="unseen")
+told(name="told")
+unseen.lines(name="no lines")
+asked(unseen, name="asked again")
+seen.lines(name="no lines either")
+told(name="told again")
+seen.files(name="seen")
+told(name="told at last")
+"""
+
 
 @dataclass
 class Run:
@@ -277,6 +317,18 @@ def test_drift_is_foretold_named_and_repaired(
     assert said in foretold.err
     assert clean.converge(*EVERYTHING) == {operation}
     assert clean.dry(*EVERYTHING).changed() == set()
+
+
+def test_what_only_asks_or_is_not_probed_has_nothing_looked_at_anew(clean: Node) -> None:
+    """A command that asks costs no snapshot, and a file that no probe looks at no probe."""
+    deploy = clean.project / "asking.py"
+    deploy.write_text(ASKING)
+    said = clean.project / "told"
+    for wanted in (["1 False", "2 False", "2 True"], ["1 False", "1 False", "1 False"]):
+        said.unlink(missing_ok=True)
+        command = [*clean.command("--yes")[:-1], deploy.name]
+        subprocess.run(command, cwd=clean.project, check=True, capture_output=True, timeout=120)
+        assert said.read_text().splitlines() == wanted
 
 
 def test_a_changed_unit_restarts_it_and_the_dry_run_foretells_that(clean: Node) -> None:

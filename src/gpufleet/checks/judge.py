@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -58,9 +58,11 @@ def judge(
     today: dt.date,
     needs: Mapping[str, Needs] | None = None,
     siblings: Mapping[str, tuple[str, ...]] | None = None,
+    *,
+    only: Collection[str] | None = None,
 ) -> Report:
     """
-    Return every finding about every node.
+    Return every finding about every node, or `only` about some.
 
     `documents` has each node's probe, or a sentence why there is none. Nodes without `settings` are
     judged by the defaults. `siblings` names for each node those that should be like it; left out,
@@ -73,6 +75,8 @@ def judge(
     }
     findings: list[Finding] = []
     for name, document in sorted(documents.items()):
+        if only is not None and name not in only:
+            continue
         if name not in alone:
             findings.append(_accepted(_no_probe(name, document), settings.get(name), today))
             continue
