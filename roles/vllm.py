@@ -78,7 +78,8 @@ def vllm(here: Here) -> None:
         Wanted(
             *(_secret(name, content) for name, content in found.secrets.items()),
             NoOtherFiles(f"{CREDENTIALS}/*"),
-        )
+        ),
+        probed=False,
     )
     old.files(name="no other credentials")
     answering(
@@ -138,7 +139,9 @@ def prepared(here: Here, wanted: Vllm, *, apart: bool = False) -> Prepared:
     }
 
     ground = Converge(
-        foundation(wanted, build, secrets, apart=apart), watch=(build.mark, *marks(files.values()))
+        foundation(wanted, build, secrets, apart=apart),
+        watch=(build.mark, *marks(files.values())),
+        probed=False,
     )
     ground.packages(name="packages")
     ground.accounts(name="service account")

@@ -1,7 +1,7 @@
 """What does a converge of a fleet cost that has nothing to do, in each of the ways to do it?
 
     python -m benchmarks.converge.run [--nodes 1,8,64] [--rounds 5] [--rounds ansible=1]
-        [--ways ours,stock,ansible,changed,plan,floor,openssh] [--json FILE] [--markdown PAGE]
+        [--ways ours,stock,ansible,file,unit,plan,floor,openssh] [--json FILE] [--markdown PAGE]
 
 Brings up so many lab nodes, converges them, and runs each way in turn, as a cold process, so that
 noise hits all of them. Prints the median (best to worst) of the seconds on the clock and of the
@@ -36,9 +36,10 @@ from lab.state import write
 ONCE = Path(__file__).with_name("once.py")
 # Of one run. Ansible needs minutes for 64 nodes on two cores.
 LIMIT_SECONDS = 3600
-# What "one file changed" changes: a collector off in the node exporter's unit, rendered from
-# templates/node_exporter.service.j2. The exporter restarts; no server does.
-CHANGED = {"without": ["zfs"]}
+# What ways change on every node. "file": a token for downloads, which no unit reads. "unit": a
+# collector off in the node exporter's unit, rendered from templates/node_exporter.service.j2; the
+# exporter restarts, and no server does.
+CHANGES = {"file": ("vllm", "hf_token_file"), "unit": ("node_exporter", "without")}
 
 
 def main() -> int:
@@ -72,8 +73,8 @@ def main() -> int:
 
 def measure(name: str, fleet: BenchFleet, folder: Path) -> Run:
     """Run a way once. Ends the program when it fails, or does what it was not to do."""
-    if name == "changed":
-        _exporter(fleet, CHANGED)
+    if name in CHANGES:
+        _vary(fleet, name)
     with way(name, fleet, folder) as found, tempfile.TemporaryDirectory() as own:
         took, output = Path(own, "took"), Path(own, "output")
         before = _nodes_seconds(fleet)
@@ -96,20 +97,25 @@ def measure(name: str, fleet: BenchFleet, folder: Path) -> Run:
         used = json.loads(took.read_text()) if took.exists() else {}
     if process.returncode:
         sys.exit(f"{name} ended with {process.returncode}\n{said}")
-    did = changed(name, said) if name in {"ours", "stock", "ansible", "changed"} else []
-    if bool(did) != (name == "changed"):
+    did = changed(name, said) if name in {"ours", "stock", "ansible", *CHANGES} else []
+    if bool(did) != (name in CHANGES):
         sys.exit(f"{name} changed {did or 'nothing'}\n{said}")
-    if name == "changed":
-        _exporter(fleet, {})
+    if name in CHANGES:
+        _vary(fleet, name, back=True)
         ran([*found.argv], found.environment)
     return Run(nodes=nodes, **used)
 
 
-def _exporter(fleet: BenchFleet, settings: dict[str, object]) -> None:
-    """Write into the fleet's variables what its node exporters are to have besides a port."""
+def _vary(fleet: BenchFleet, name: str, *, back: bool = False) -> None:
+    """Write into the fleet's variables what is to change on every node, or take it out again."""
     path = fleet.project / "group_vars/lab.yml"
     variables = yaml.safe_load(path.read_text())
-    variables["node_exporter"] = {"port": variables["node_exporter"]["port"], **settings}
+    part, key = CHANGES[name]
+    variables[part].pop(key, None)
+    if not back:
+        token = fleet.project / "token"
+        write(token, "hf_of_the_benchmark\n")
+        variables[part][key] = {"file": str(token), "unit": ["zfs"]}[name]
     write(path, yaml.safe_dump(variables, sort_keys=False))
 
 

@@ -13,7 +13,8 @@ NAMES = {
     "ours": "`deploys/vllm.py`",
     "stock": "pyinfra's own operations",
     "ansible": "Ansible",
-    "changed": "`deploys/vllm.py`, one file changed on every node",
+    "file": "`deploys/vllm.py`, one file changed on every node",
+    "unit": "`deploys/vllm.py`, one unit changed and restarted on every node",
     "plan": "`gpufleet plan INVENTORY`",
     "floor": "floor: paramiko, `true`",
     "openssh": "floor: OpenSSH, `true`",
@@ -49,7 +50,8 @@ GOALS = (
     Goal("ours", "stock", 1 / 10),
     Goal("ours", "floor", 4.0),
     Goal("ours", "floor", 2.5, range(1, 2)),
-    Goal("changed", "ours", 1.5),
+    Goal("file", "ours", 1.5),
+    Goal("unit", "ours", 1.5),
     Goal("plan", "floor", 2.0),
 )
 

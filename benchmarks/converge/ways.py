@@ -43,7 +43,8 @@ def way(name: str, fleet: BenchFleet, folder: Path) -> Iterator[Way]:
         return
     commands: dict[str, tuple[str, ...]] = {
         "ours": (*pyinfra, "deploys/vllm.py"),
-        "changed": (*pyinfra, "deploys/vllm.py"),
+        "file": (*pyinfra, "deploys/vllm.py"),
+        "unit": (*pyinfra, "deploys/vllm.py"),
         "stock": (*pyinfra, "benchmarks/converge/stock.py"),
         "plan": (str(ROOT / ".venv/bin/gpufleet"), "plan", fleet.inventory),
         "floor": (
