@@ -304,6 +304,7 @@ UNITS = "--property=Id,LoadState,ActiveState,SubState,UnitFileState,Result"
         ("usr/bin/dpkg-query", ["-W", "-f", "${Maintainer}\n"]),
         ("usr/bin/apt-config", ["shell"]),
         ("usr/bin/apt-config", ["dump", "--no-empty"]),
+        ("usr/bin/apt-config", ["-o", "APT::Periodic=0", "dump"]),
     ],
 )
 def test_a_question_that_was_changed_has_no_answer(tree, program, arguments):

@@ -315,7 +315,7 @@ def test_by_ssh_a_node_is_asked_over_a_session(beside_a_healthy_one, tmp_path, r
     assert facts["schema"] == 2, said
     (started,) = (tmp_path / "started").read_text().splitlines()
     by_ssh = "by SSH" in request.node.name
-    assert started == (f"-I -c {session.LOADER}" if by_ssh else "-I -")
+    assert started == (f"-IS -c {session.LOADER}" if by_ssh else "-I -")
 
 
 def test_a_node_that_takes_one_command_at_a_time_has_no_session(
