@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from contextlib import closing
+from pathlib import Path
 from threading import Event
 
 import paramiko
 import pytest
 
 from gpufleet import connection
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -72,3 +77,23 @@ def test_what_has_no_tcp_below_is_left_alone():
     ours, theirs = socket.socketpair()
     with ours, theirs, closing(connection.nodelay_transport(ours)) as transport:
         assert isinstance(transport, paramiko.Transport)
+
+
+# A soft and a hard limit, and the soft one after the inventory was loaded.
+LOADS = """\
+import resource, runpy, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
+runpy.run_path("inventories/prod.py")
+print(*resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [((256, 8192), "4096 8192"), ((256, 300), "300 300"), ((5000, 8192), "5000 8192")],
+)
+def test_every_node_of_a_large_fleet_may_be_connected_at_once(before, after):
+    """Whoever loads an inventory has room for its connections, as far as the hard limit goes."""
+    command = [sys.executable, "-c", LOADS, *map(str, before)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == after

@@ -1,5 +1,7 @@
 """How every SSH connection of the fleet behaves: no waiting for company, no waiting for the dead.
 
+And how many of them there may be.
+
 Used through `ssh_paramiko_connect_kwargs`, which pyinfra hands to paramiko's
 `SSHClient.connect(transport_factory=...)`.
 """
@@ -7,6 +9,7 @@ Used through `ssh_paramiko_connect_kwargs`, which pyinfra hands to paramiko's
 from __future__ import annotations
 
 import logging
+import resource
 import socket
 from typing import Any
 
@@ -23,10 +26,23 @@ KEEPALIVE_INTERVAL_SECONDS = 5
 KEEPALIVE_PROBES = 3
 UNACKED_MS = 30_000
 
+# Each connection is a file, and stays open until the run ends. 1024 is what Linux grants a process
+# that does not ask, macOS 256; as many as systemd's own hard limit allows would let a mistake of
+# ours eat the machine.
+OPEN_FILES = 4096
+
 
 # A connection that fails is said by pyinfra in one sentence. paramiko would add a traceback on
 # stderr, which logging prints when nobody listens; --debug-all still shows it.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
+
+
+def open_files() -> None:
+    """Let this process have `OPEN_FILES` files open, as far as the operator's hard limit goes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def nodelay_transport(sock: Any, **options: Any) -> paramiko.Transport:

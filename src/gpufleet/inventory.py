@@ -29,7 +29,7 @@ from typing import Any, TypeAlias
 from pyinfra.api import exceptions
 
 from gpufleet import invocation, lock_check, lock_file, nodevars, variables
-from gpufleet.connection import nodelay_transport
+from gpufleet.connection import nodelay_transport, open_files
 from gpufleet.errors import FleetError
 from gpufleet.groups import Groups, nest, suggestion
 from gpufleet.nodevars import NodeVars
@@ -126,6 +126,7 @@ def load(
     Raises InventoryError with every mistake of every node.
     """
     invocation.guard()
+    open_files()
     typed = invocation.current()
     path = Path(inventory_file).resolve()
     directories = (path.parent.parent, *map(Path, also))
