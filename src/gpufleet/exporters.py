@@ -12,25 +12,16 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import hashlib
-import ipaddress
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import field
 from functools import cache
 from pathlib import Path
 
 import bcrypt
 import yaml
-from cryptography import x509
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    PublicFormat,
-    load_pem_private_key,
-)
 
 from gpufleet.errors import FleetError
-from gpufleet.monitoring_settings import BasicAuth, Exporters, Tls
+from gpufleet.monitoring_settings import BasicAuth, Exporters
 from gpufleet.quick_dataclass import dataclass
 from gpufleet.wanted import Directory, File, NoOtherFiles, Value
 
@@ -42,8 +33,6 @@ KEY = "key.pem"
 COST = 10
 # bcrypt takes no more of a password.
 LONGEST_PASSWORD = 72
-# A certificate is usually renewed a month ahead; with two weeks left that has not happened.
-REMARK_DAYS = 14
 
 _STANDARD = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _BCRYPT = b"./ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
@@ -120,6 +109,8 @@ def access(exporters: Exporters, node: str, address: str, *, now: dt.datetime) -
     remarks: list[str] = []
     username = password = shown = None
     if (tls := exporters.tls) is not None:
+        from gpufleet import exporter_certificates
+
         read = {
             key: _read(f"exporters.tls.{key}", named(path, node), problems)
             for key, path in (
@@ -131,12 +122,16 @@ def access(exporters: Exporters, node: str, address: str, *, now: dt.datetime) -
         }
         if len(read) == sum(content is not None for content in read.values()):
             certificate, key = read["certificate_file"] or b"", read["key_file"] or b""
-            found = _judged(tls, node, (certificate, key, read.get("ca_file")), now)
+            files = exporter_certificates.Named(
+                (named(tls.certificate_file, node), certificate),
+                (named(tls.key_file, node), key),
+                (named(tls.ca_file, node), read["ca_file"] or b"") if tls.ca_file else None,
+            )
+            found = exporter_certificates.judged(files, now)
             problems += found
             if not found:
-                leaf = x509.load_pem_x509_certificates(certificate)[0]
-                shown = leaf.fingerprint(hashes.SHA256()).hex()
-                remarks += _remarks(tls, node, leaf, address, now)
+                shown = exporter_certificates.fingerprint(files)
+                remarks += exporter_certificates.remarks(files, address, now)
             credentials |= {CERTIFICATE: certificate, KEY: key}
             config["tls_server_config"] = {
                 "cert_file": CERTIFICATE,
@@ -225,113 +220,6 @@ def _read(key: str, path: str, problems: list[str]) -> bytes | None:
         reason = error.strerror if isinstance(error, OSError) else error
         problems.append(f"{key}: {path} cannot be read ({reason})")
         return None
-
-
-def _judged(
-    tls: Tls, node: str, read: tuple[bytes, bytes, bytes | None], now: dt.datetime
-) -> list[str]:
-    """Return what is wrong with a certificate, its key and its CA, in sentences."""
-    certificate, key, ca = read
-    path, key_path = named(tls.certificate_file, node), named(tls.key_file, node)
-    try:
-        chain = x509.load_pem_x509_certificates(certificate)
-    except ValueError:
-        return [f"exporters.tls.certificate_file: {path} has no certificate in PEM"]
-    problems = list(_out_of_date(path, chain[0], now))
-    try:
-        private = load_pem_private_key(key, password=None)
-    except TypeError:
-        problems.append(
-            f"exporters.tls.key_file: {key_path} is encrypted, and nobody is there to unlock it "
-            f"when an exporter starts: `openssl pkey -in {key_path}` writes it without"
-        )
-    except ValueError:
-        problems.append(f"exporters.tls.key_file: {key_path} has no private key in PEM")
-    else:
-        if _public(private.public_key()) != _public(chain[0].public_key()):
-            problems.append(
-                f"exporters.tls.key_file: {key_path} is not the key of the certificate in {path}"
-            )
-    if ca is not None and tls.ca_file is not None:
-        problems += _unsigned(path, chain, named(tls.ca_file, node), ca)
-    return problems
-
-
-def _out_of_date(path: str, leaf: x509.Certificate, now: dt.datetime) -> Iterator[str]:
-    begins, ends = leaf.not_valid_before_utc, leaf.not_valid_after_utc
-    if now > ends:
-        yield f"exporters.tls.certificate_file: {path} has expired on {ends:%Y-%m-%d}: renew it"
-    elif now < begins:
-        yield (
-            f"exporters.tls.certificate_file: {path} is not valid before {begins:%Y-%m-%d %H:%M} "
-            "UTC: wait, or look at this machine's clock"
-        )
-
-
-def _unsigned(
-    path: str, chain: Sequence[x509.Certificate], ca_path: str, ca: bytes
-) -> Iterator[str]:
-    try:
-        roots = x509.load_pem_x509_certificates(ca)
-    except ValueError:
-        yield f"exporters.tls.ca_file: {ca_path} has no certificate in PEM"
-        return
-    known = [*chain[1:], *roots]
-    at = chain[0]
-    for _ in range(len(known) + 1):
-        if at in roots or any(_signs(root, at) for root in roots):
-            return
-        issuer = next((each for each in chain[1:] if each != at and _signs(each, at)), None)
-        if issuer is None:
-            break
-        at = issuer
-    yield (
-        f"exporters.tls.certificate_file: {path} is signed by nothing in {ca_path} "
-        "(exporters.tls.ca_file), so Prometheus would not believe it"
-    )
-
-
-def _signs(issuer: x509.Certificate, certificate: x509.Certificate) -> bool:
-    try:
-        certificate.verify_directly_issued_by(issuer)
-    except (ValueError, TypeError, InvalidSignature):
-        return False
-    return True
-
-
-def _remarks(
-    tls: Tls, node: str, leaf: x509.Certificate, address: str, now: dt.datetime
-) -> Iterator[str]:
-    path = named(tls.certificate_file, node)
-    left = (leaf.not_valid_after_utc - now).days
-    if left < REMARK_DAYS:
-        yield f"{path} (exporters.tls.certificate_file) expires in {left} days: renew it"
-    if not _names(leaf, address):
-        yield (
-            f"{path} (exporters.tls.certificate_file) does not name {address}, at which Prometheus "
-            "asks the node: it needs that as a subject alternative name, or Prometheus refuses it"
-        )
-
-
-def _names(leaf: x509.Certificate, address: str) -> bool:
-    """Say whether a certificate is for an address, as Go compares them (crypto/x509)."""
-    try:
-        found = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        return False
-    try:
-        return ipaddress.ip_address(address) in found.get_values_for_type(x509.IPAddress)
-    except ValueError:
-        wanted = address.lower().split(".")
-        names = (each.lower().split(".") for each in found.get_values_for_type(x509.DNSName))
-        return any(
-            wanted == have or (have[0] == "*" and len(have) > 1 and wanted[1:] == have[1:])
-            for have in names
-        )
-
-
-def _public(key: object) -> bytes:
-    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)  # type: ignore[attr-defined,no-any-return]
 
 
 def _bracketed(address: str) -> str:

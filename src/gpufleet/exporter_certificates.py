@@ -1,0 +1,144 @@
+"""Is a certificate one that an exporter can show, and Prometheus believe?  Pure.
+
+A room of its own because `cryptography.x509` takes 14 ms to load, which only fleets with
+certificates need.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import ipaddress
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_pem_private_key,
+)
+
+# A certificate is usually renewed a month ahead; with two weeks left that has not happened.
+REMARK_DAYS = 14
+
+
+class Named(NamedTuple):
+    """The files that settings name, each with its content."""
+
+    certificate: tuple[str, bytes]
+    key: tuple[str, bytes]
+    ca: tuple[str, bytes] | None
+
+
+def judged(named: Named, now: dt.datetime) -> list[str]:
+    """Return what is wrong with a certificate, its key and its CA, in sentences."""
+    (path, certificate), (key_path, key) = named.certificate, named.key
+    try:
+        chain = x509.load_pem_x509_certificates(certificate)
+    except ValueError:
+        return [f"exporters.tls.certificate_file: {path} has no certificate in PEM"]
+    problems = list(_out_of_date(path, chain[0], now))
+    try:
+        private = load_pem_private_key(key, password=None)
+    except TypeError:
+        problems.append(
+            f"exporters.tls.key_file: {key_path} is encrypted, and nobody is there to unlock it "
+            f"when an exporter starts: `openssl pkey -in {key_path}` writes it without"
+        )
+    except ValueError:
+        problems.append(f"exporters.tls.key_file: {key_path} has no private key in PEM")
+    else:
+        if _public(private.public_key()) != _public(chain[0].public_key()):
+            problems.append(
+                f"exporters.tls.key_file: {key_path} is not the key of the certificate in {path}"
+            )
+    if named.ca is not None:
+        problems += _unsigned(path, chain, *named.ca)
+    return problems
+
+
+def _out_of_date(path: str, leaf: x509.Certificate, now: dt.datetime) -> Iterator[str]:
+    begins, ends = leaf.not_valid_before_utc, leaf.not_valid_after_utc
+    if now > ends:
+        yield f"exporters.tls.certificate_file: {path} has expired on {ends:%Y-%m-%d}: renew it"
+    elif now < begins:
+        yield (
+            f"exporters.tls.certificate_file: {path} is not valid before {begins:%Y-%m-%d %H:%M} "
+            "UTC: wait, or look at this machine's clock"
+        )
+
+
+def _unsigned(
+    path: str, chain: Sequence[x509.Certificate], ca_path: str, ca: bytes
+) -> Iterator[str]:
+    try:
+        roots = x509.load_pem_x509_certificates(ca)
+    except ValueError:
+        yield f"exporters.tls.ca_file: {ca_path} has no certificate in PEM"
+        return
+    known = [*chain[1:], *roots]
+    at = chain[0]
+    for _ in range(len(known) + 1):
+        if at in roots or any(_signs(root, at) for root in roots):
+            return
+        issuer = next((each for each in chain[1:] if each != at and _signs(each, at)), None)
+        if issuer is None:
+            break
+        at = issuer
+    yield (
+        f"exporters.tls.certificate_file: {path} is signed by nothing in {ca_path} "
+        "(exporters.tls.ca_file), so Prometheus would not believe it"
+    )
+
+
+def _signs(issuer: x509.Certificate, certificate: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(issuer)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def fingerprint(named: Named) -> str:
+    """Return the SHA-256 of a certificate that is none too bad to be read."""
+    return _leaf(named).fingerprint(hashes.SHA256()).hex()
+
+
+def _leaf(named: Named) -> x509.Certificate:
+    return x509.load_pem_x509_certificates(named.certificate[1])[0]
+
+
+def remarks(named: Named, address: str, now: dt.datetime) -> Iterator[str]:
+    """Yield what will be wrong with it soon, or for whoever asks the node at an address."""
+    path, leaf = named.certificate[0], _leaf(named)
+    left = (leaf.not_valid_after_utc - now).days
+    if left < REMARK_DAYS:
+        yield f"{path} (exporters.tls.certificate_file) expires in {left} days: renew it"
+    if not _names(leaf, address):
+        yield (
+            f"{path} (exporters.tls.certificate_file) does not name {address}, at which Prometheus "
+            "asks the node: it needs that as a subject alternative name, or Prometheus refuses it"
+        )
+
+
+def _names(leaf: x509.Certificate, address: str) -> bool:
+    """Say whether a certificate is for an address, as Go compares them (crypto/x509)."""
+    try:
+        found = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return False
+    try:
+        return ipaddress.ip_address(address) in found.get_values_for_type(x509.IPAddress)
+    except ValueError:
+        wanted = address.lower().split(".")
+        names = (each.lower().split(".") for each in found.get_values_for_type(x509.DNSName))
+        return any(
+            wanted == have or (have[0] == "*" and len(have) > 1 and wanted[1:] == have[1:])
+            for have in names
+        )
+
+
+def _public(key: object) -> bytes:
+    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)  # type: ignore[attr-defined,no-any-return]
