@@ -3,8 +3,8 @@
     python -m benchmarks.converge.run [--nodes 1,8,64] [--rounds 5] [--rounds ansible=1]
         [--ways ours,stock,ansible,file,unit,plan,floor,openssh] [--json FILE] [--markdown PAGE]
 
-Brings up so many lab nodes, converges them, and runs each way in turn, as a cold process, so that
-noise hits all of them. Prints the median (best to worst) of the seconds on the clock and of the
+Brings up so many lab nodes, converges them, and runs each way in turn, as a cold process and when
+the nodes rest, so that noise hits all of them. Prints the median (best to worst) of the seconds on the clock and of the
 processors of both sides, the largest process of the controller, and the ratios; status 1 where one
 misses its goal (table.py). A way that says that it changed something where nothing was to be
 changed ends the measurement. docs/performance.md says what is compared. Needs root.
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -36,6 +37,10 @@ from lab.state import write
 ONCE = Path(__file__).with_name("once.py")
 # Of one run. Ansible needs minutes for 64 nodes on two cores.
 LIMIT_SECONDS = 3600
+# A node at rest takes 1.0 to 1.5 ms of a processor each second (measured); one whose exporter has
+# just been restarted tens of them, for some seconds.
+AT_REST = 0.004
+CALM_SECONDS = 60
 # What ways change on every node. "file": a token for downloads, which no unit reads. "unit": a
 # collector off in the node exporter's unit, rendered from templates/node_exporter.service.j2; the
 # exporter restarts, and no server does.
@@ -75,6 +80,7 @@ def measure(name: str, fleet: BenchFleet, folder: Path) -> Run:
     """Run a way once. Ends the program when it fails, or does what it was not to do."""
     if name in CHANGES:
         _vary(fleet, name)
+    _calm(fleet)
     with way(name, fleet, folder) as found, tempfile.TemporaryDirectory() as own:
         took, output = Path(own, "took"), Path(own, "output")
         before = _nodes_seconds(fleet)
@@ -117,6 +123,15 @@ def _vary(fleet: BenchFleet, name: str, *, back: bool = False) -> None:
         write(token, "hf_of_the_benchmark\n")
         variables[part][key] = {"file": str(token), "unit": ["zfs"]}[name]
     write(path, yaml.safe_dump(variables, sort_keys=False))
+
+
+def _calm(fleet: BenchFleet) -> None:
+    """Wait until the nodes rest, for at most a minute: what one run leaves is no other's cost."""
+    for _ in range(CALM_SECONDS):
+        before = _nodes_seconds(fleet)
+        time.sleep(1)
+        if _nodes_seconds(fleet) - before < AT_REST * len(fleet.nodes):
+            return
 
 
 def _nodes_seconds(fleet: BenchFleet) -> float:
