@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -278,6 +279,9 @@ class Lab:
                 without_driver=without_driver,
             )
             self.facts.save()
+        # Of a removal that was killed.
+        for rest in self.state.glob("nodes/.*.gone"):
+            shutil.rmtree(rest)
         for home in self._homes():
             if home.name not in wanted:
                 self.say(f"{home.name}: not asked for any more, removed")
@@ -409,7 +413,7 @@ class Lab:
 
     def _homes(self) -> list[Path]:
         """The directory of every node that ever left files, asked for or not."""
-        return sorted(self.state.glob("nodes/*-*"))
+        return sorted(self.state.glob("nodes/[!.]*-*"))
 
     def _present(self, name: str) -> LabNode:
         """Return the node, or say that it is not there to be switched."""

@@ -4,10 +4,11 @@
         [--ways ours,stock,ansible,file,unit,plan,floor,openssh] [--json FILE] [--markdown PAGE]
 
 Brings up so many lab nodes, converges them, and runs each way in turn, as a cold process and when
-the nodes rest, so that noise hits all of them. Prints the median (best to worst) of the seconds on the clock and of the
-processors of both sides, the largest process of the controller, and the ratios; status 1 where one
-misses its goal (table.py). A way that says that it changed something where nothing was to be
-changed ends the measurement. docs/performance.md says what is compared. Needs root.
+the nodes rest, so that noise hits all of them. Prints the median (best to worst) of the seconds on
+the clock and of the processors of both sides, the largest process of the controller, and the
+ratios; status 1 where one misses its goal (table.py). A way that says that it changed something
+where nothing was to be changed ends the measurement. docs/performance.md says what is compared.
+Needs root.
 """
 
 from __future__ import annotations

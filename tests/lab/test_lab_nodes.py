@@ -249,6 +249,17 @@ def test_up_again_changes_nothing(lab: Lab) -> None:
     assert boot_ids(lab) == before
 
 
+def test_up_takes_away_what_a_killed_removal_left(lab: Lab) -> None:
+    """A node that is removed has another name first; whoever was killed then left that."""
+    rest = STATE / LAB_ID / "nodes/.gpu-03.gone"
+    (rest / "upper/etc").mkdir(parents=True)
+    (rest / "upper/etc/note").write_text("of a node that was not asked for any more")
+    before = boot_ids(lab)
+    lab.up(NODES)
+    assert not rest.exists()
+    assert boot_ids(lab) == before
+
+
 def test_up_mends_a_node_whose_supervisor_was_killed(lab: Lab) -> None:
     """A node without the process that reboots it would not come back: it starts afresh."""
     before = boot_ids(lab)
