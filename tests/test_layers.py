@@ -15,6 +15,7 @@ BORDER = {
     "acting",
     "asking",
     "balancing",
+    "call_order",
     "connection",
     "converge",
     "course",

@@ -163,6 +163,25 @@ def test_a_pattern_of_units_cannot_take_the_systems() -> None:
     NoOtherUnits("vllm-*.service")
 
 
+# Shows units as systemd does: those named in the order asked, then those loaded that match.
+SYSTEMCTL = """\
+#!/bin/sh
+while [ "$1" != -- ]; do shift; done
+shift
+for unit; do
+  case "$unit" in
+    *"*"*) for each in {loaded}; do
+      printf 'Id=%s\\nNames=%s\\nLoadState=loaded\\nActiveState=active\\n\\n' "$each" "$each"
+    done ;;
+    *)
+      state=inactive
+      case " {loaded} " in *" $unit "*) state=active ;; esac
+      printf 'Id=%s\\nNames=%s\\nLoadState=loaded\\nActiveState=%s\\n\\n' "$unit" "$unit" $state ;;
+  esac
+done
+"""
+
+
 def test_units_that_match_a_pattern_are_ours_only_if_we_wrote_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,8 +193,8 @@ def test_units_that_match_a_pattern_are_ours_only_if_we_wrote_them(
     monkeypatch.setattr(snapshot, "STARTED_DIRECTORY", str(started))
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     running = ("vllm-router", "vllm-gone", "vllm-package")
-    rows = "\n".join(f"echo {name}.service loaded active running" for name in running)
-    (programs / "systemctl").write_text(f"#!/bin/sh\n{rows}\n")
+    loaded = " ".join(f"{name}.service" for name in running)
+    (programs / "systemctl").write_text(SYSTEMCTL.format(loaded=loaded))
     (programs / "systemctl").chmod(0o755)
     ours = f"[Service]\n{started_line('3c4d')}\nExecStart=/bin/true\n"
     theirs = "[Service]\nExecStart=/opt/router\n"
@@ -193,11 +212,26 @@ def test_units_that_match_a_pattern_are_ours_only_if_we_wrote_them(
     for name in ("vllm-gone", "vllm-replaced"):
         (started / f"{name}.service").write_text("3c4d")
 
-    assert snapshot.units_like("vllm-*.service") == [
-        "vllm-extended.service",
-        "vllm-gone.service",
-        "vllm-stray.service",
-    ]
+    states, alike = snapshot.units(["other.service"], ["vllm-*.service"])
+    stray = ["vllm-extended.service", "vllm-gone.service", "vllm-stray.service"]
+    assert alike == {"vllm-*.service": stray}
+    assert sorted(states) == ["other.service", *stray]
+    assert {name for name, each in states.items() if each["active"] == "active"} == {stray[1]}
+
+
+def test_a_unit_that_was_not_asked_for_is_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where systemctl answers in another order, nothing is believed of any unit."""
+    monkeypatch.setattr(snapshot, "UNIT_DIRECTORY", str(tmp_path / "none"))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    turned = "#!/bin/sh\nprintf 'Id=b.service\\nNames=b.service\\n\\nId=a.service\\n'\n"
+    (tmp_path / "systemctl").write_text(turned)
+    (tmp_path / "systemctl").chmod(0o755)
+    states, alike = snapshot.units(["a.service", "b.service"], ["vllm-*.service"])
+    wrong = {"error": "systemctl showed b.service in place of a.service"}
+    assert states == {"a.service": wrong, "b.service": wrong}
+    assert alike == {"vllm-*.service": wrong}
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,8 @@ class Turn(Watched):
 
     def answers(self) -> Iterator[Tuple[Any, Any]]:
         """Yield those that have arrived since the last time, with their questions' keys."""
+        if len(self.output) > ANSWER_BYTES:
+            return
         *lines, self.output = self.output.split(b"\n")
         for line in lines:
             key = next(iter(self.left))
