@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
+import subprocess
+import sys
+from pathlib import Path
 
 import pyinfra
 import pytest
 from pyinfra.api import Config, Inventory, State, deploy, util
 
-from gpufleet import call_order, fleet
+from gpufleet import call_order
+
+ROOT = Path(__file__).parents[1]
 
 # A deploy file as pyinfra executes it, by a name that is relative: loops, functions, deploys of
 # deploys, several calls in one line.
@@ -65,7 +69,14 @@ def test_the_order_is_pyinfras_own(
     assert (len({tuple(ours) for _, ours in found}) > 5) == (deploy_file != "deploys/another.py")
 
 
-def test_deploys_have_their_operations_ordered_so() -> None:
-    assert fleet.call_order is call_order
-    operations = importlib.import_module("pyinfra.api.operation")
-    assert operations.get_operation_order_from_stack is call_order.order
+def test_what_pyinfra_reads_first_has_operations_ordered_so() -> None:
+    """As pyinfra does with config.py: before an inventory or a deploy file."""
+    told = (
+        "import importlib, runpy; from pyinfra.api import Config; "
+        "from pyinfra.context import ctx_config; ctx_config.set(Config()); "
+        "runpy.run_path('config.py'); print(importlib.import_module('pyinfra.api.operation')"
+        ".get_operation_order_from_stack.__module__)"
+    )
+    command = [sys.executable, "-c", told]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == call_order.__name__

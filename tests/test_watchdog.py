@@ -25,8 +25,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpufleet.on_node import machine, watchdog_dump, watchdog_judge, watchdog_stage
 from gpufleet.on_node import watchdog as program
+from gpufleet.on_node.http_exchange import Answer, Exchange
 from gpufleet.on_node.watchdog import Watchdog
-from gpufleet.on_node.watchdog_http import Answer, Exchange
 
 RECORDED = (Path(__file__).parent / "data/vllm-0.32.0.metrics").read_text()
 UNIT = "vllm-tiny-0.service"

@@ -21,7 +21,7 @@ from pyinfra.api import Host, State
 from pyinfra.api.exceptions import PyinfraError
 from pyinfra.context import ctx_state
 
-from gpufleet import assessment, call_order, inventory, lock_check
+from gpufleet import assessment, inventory, lock_check
 from gpufleet.assessment import Assessment
 from gpufleet.bare_node import Machine, System, from_probe
 from gpufleet.cluster_network import addresses
@@ -41,9 +41,6 @@ from gpufleet.topology import Node, known
 from gpufleet.upgrade.held import VARIABLE, held
 from gpufleet.variables import Origin
 from gpufleet.watching import Watching
-
-# Every deploy file begins with an import of this module.
-call_order.quick()
 
 
 @dataclass(frozen=True)

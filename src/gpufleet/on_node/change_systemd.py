@@ -15,6 +15,7 @@ from gpufleet.on_node import stages
 from gpufleet.on_node.answers import CannotRead
 from gpufleet.on_node.change_files import RefusedError
 from gpufleet.on_node.commands import refused, run
+from gpufleet.on_node.unit_properties import of_each
 
 FINGERPRINT = re.compile(r"printf %%s ([0-9A-Za-z]+) > /run/gpufleet/started/%n")
 STARTED = "/run/gpufleet/started"
@@ -78,11 +79,7 @@ def states(units: Iterable[str]) -> Dict[str, Dict[str, str]]:
     )  # fmt: skip
     if output.status != 0:
         raise refused("systemctl", output)
-    blocks = [
-        dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
-        for block in output.out.split("\n\n")
-    ]
-    found = {block["Id"]: block for block in blocks if "Id" in block}
+    found = {about["Id"]: about for about in of_each(output.out) if "Id" in about}
     if missing := [name for name in names if name not in found]:
         raise CannotRead("error", detail="systemctl says nothing of " + ", ".join(missing))
     return {name: found[name] for name in names}

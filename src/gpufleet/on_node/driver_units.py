@@ -16,6 +16,7 @@ from gpufleet.on_node import machine
 from gpufleet.on_node.answers import CannotRead, is_missing, read
 from gpufleet.on_node.commands import ENVIRONMENT, path_of
 from gpufleet.on_node.machine import line, names
+from gpufleet.on_node.unit_properties import of_each
 
 KEPT = "/var/lib/gpufleet/driver-reload.json"
 UNITS = "/etc/systemd/system"
@@ -85,11 +86,8 @@ def shown(units: Sequence[str]) -> dict[str, dict[str, str]]:
         return {}
     wanted = "Id,LoadState,ActiveState,ConditionResult,UnitFileState"
     output = do("systemctl", "show", "--no-pager", "--property=" + wanted, "--", *units)
-    blocks = [
-        dict(row.split("=", 1) for row in block.splitlines() if "=" in row)
-        for block in output.split("\n\n")
-    ]
-    return {about["Id"]: about for about in blocks if about.get("LoadState") == "loaded"}
+    loaded = (about for about in of_each(output) if about.get("LoadState") == "loaded")
+    return {about["Id"]: about for about in loaded}
 
 
 def stages() -> list[str]:

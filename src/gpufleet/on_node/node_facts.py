@@ -44,6 +44,7 @@ from gpufleet.on_node.commands import refused, run
 from gpufleet.on_node.machine import line, names
 from gpufleet.on_node.record import DEPLOYS
 from gpufleet.on_node.textfile import Labels, Number
+from gpufleet.on_node.unit_properties import of_each
 from gpufleet.on_node.watched import Watch
 
 PARAMETERS: Dict[str, Any] = globals().get("PARAMETERS") or {}
@@ -158,8 +159,7 @@ def units() -> List[Dict[str, Any]]:
         "systemctl", "show", "--no-pager", "--property=Id,ActiveState,NRestarts", *wanted,
         seconds=SECONDS["part"] - 2,
     )  # fmt: skip
-    blocks = [system.properties(block) for block in output.out.split("\n\n") if block.strip()]
-    said = {block.get("Id"): block for block in blocks}
+    said = {about.get("Id"): about for about in of_each(output.out)}
     if output.status or not set(wanted) <= set(said):
         raise refused("systemctl", output)
     return [

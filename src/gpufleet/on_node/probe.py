@@ -11,8 +11,8 @@ Prints one JSON document, described in docs/probe.md. Every value that could not
 
 A GPU that hangs or crashes the driver costs itself only: this process asks nothing, it forks one
 process a GPU (watched.py). What does not concern GPUs is asked beside them, and delays none of
-them: quick questions one after the other in a process, those that turn out not to be each in one.
-Python 3.8, standard library, and the binding that travels
+them: quick questions are answered one after the other by one process, and whichever turns out to
+be slow by a process of its own. Python 3.8, standard library, and the binding that travels
 along as `pynvml`.
 """
 

@@ -25,7 +25,8 @@ import time
 from functools import partial
 from typing import Any, Callable, Iterable
 
-from gpufleet.on_node.watchdog_http import Exchange
+from gpufleet.on_node.http_exchange import Exchange
+from gpufleet.on_node.unit_properties import of_each
 
 PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
 
@@ -70,15 +71,12 @@ def unit_states(units: Iterable[str]) -> dict[str, dict[str, str]]:
         return {}
     status, text = run("systemctl", "show", "-p", ",".join(UNIT_PROPERTIES), "--", *names)
     # It answers in the order asked, maybe by other names.
-    blocks = text.strip("\n").split("\n\n")
-    if status != 0 or len(blocks) != len(names):
+    shown = of_each(text)
+    if status != 0 or len(shown) != len(names):
         if len(names) > 1:  # whose fault that was
             return {name: unit_state(name) for name in names}
         return {names[0]: {"error": text}}
-    return {
-        name: dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
-        for name, block in zip(names, blocks)  # noqa: B905  # Python 3.8
-    }
+    return dict(zip(names, shown))  # noqa: B905  # Python 3.8
 
 
 def started_with(unit: str) -> str | None:
@@ -103,10 +101,10 @@ def request(
     url: str, seconds: float, key: str | None = None, body: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """Return {"status": HTTP status, "body": text} or {"error": why there was no answer}."""
-    return plain(url, seconds, {"Authorization": "Bearer " + key} if key else {}, body)
+    return unencrypted(url, seconds, {"Authorization": "Bearer " + key} if key else {}, body)
 
 
-def plain(
+def unencrypted(
     url: str, seconds: float, headers: dict[str, str], body: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """Return likewise what comes without encryption, and by no proxy: it is on this node."""
@@ -246,7 +244,7 @@ def exporter_answer(asked: dict[str, Any], password: str | None) -> dict[str, An
         pair = "%s:%s" % (asked["username"], password)
         headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode()
     if not asked["url"].startswith("https:"):
-        return plain(asked["url"], HEALTH_SECONDS, headers)
+        return unencrypted(asked["url"], HEALTH_SECONDS, headers)
     try:
         return encrypted(asked, headers)
     except Exception as error:

@@ -155,8 +155,7 @@ def main() -> None:
         about = {"status": found["status"], "out": len(out), "error": len(error)}
         told.write(json.dumps(about).encode() + b"\n" + out + error)
         told.flush()
-        # While nobody waits: what most programs load, so that those to come have it (15 of 80 ms of
-        # the look at an endpoint).
+        # While nobody waits: what most programs load, so that those to come have it.
         for name in _COMMON:
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)

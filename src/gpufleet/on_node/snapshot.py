@@ -23,11 +23,15 @@ import re
 import stat
 import subprocess
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Dict
 
 from gpufleet.on_node import installed_packages
+from gpufleet.on_node.unit_properties import of_each
 
 PARAMETERS = globals().get("PARAMETERS") or {}
+
+Properties = Dict[str, str]
+"""What systemd says of a unit."""
 
 UNIT_DIRECTORY = "/etc/systemd/system"
 STARTED_DIRECTORY = "/run/gpufleet/started"
@@ -223,7 +227,9 @@ def units(asked: Iterable[str], patterns: Iterable[str]) -> tuple[dict[str, Any]
     return each({*asked, *ours}, lambda name: unit_state(name, shown[name])), alike
 
 
-def shown_units(names: list[str], patterns: list[str]) -> tuple[dict[str, str], dict[str, str]]:
+def shown_units(
+    names: list[str], patterns: list[str]
+) -> tuple[dict[str, Properties], dict[str, Properties]]:
     """
     Return what systemd shows of units by the names asked, and of those loaded that match.
 
@@ -233,30 +239,23 @@ def shown_units(names: list[str], patterns: list[str]) -> tuple[dict[str, str], 
         return {}, {}
     wanted = ",".join([*UNIT_PROPERTIES, "Id", "Names"])
     text = run("systemctl", "show", "-p", wanted, "--", *names, *patterns)
-    blocks = [block for block in text.strip("\n").split("\n\n") if block]
-    known = [properties(block) for block in blocks]
-    if len(blocks) < len(names):
-        raise OSError("systemctl showed %d units of %d" % (len(blocks), len(names)))
-    for name, about in zip(names, known):  # noqa: B905  # Python 3.8
+    shown = of_each(text)
+    if len(shown) < len(names):
+        raise OSError("systemctl showed %d units of %d" % (len(shown), len(names)))
+    for name, about in zip(names, shown):  # noqa: B905  # Python 3.8
         if name not in {about.get("Id"), *about.get("Names", "").split()}:
             raise OSError("systemctl showed %s in place of %s" % (about.get("Id"), name))
     more = {
-        about["Id"]: block
-        for about, block in list(zip(known, blocks))[len(names) :]  # noqa: B905
+        about["Id"]: about
+        for about in shown[len(names) :]
         # One that is only named by another unit.
         if (about["LoadState"], about["ActiveState"]) != ("not-found", "inactive")
     }
-    return {name: blocks[index] for index, name in enumerate(names)}, more
+    return dict(zip(names, shown)), more  # noqa: B905  # Python 3.8
 
 
-def properties(block: str) -> dict[str, str]:
-    """Return the lines "Name=value" of one unit."""
-    return dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
-
-
-def unit_state(name: str, block: str) -> dict[str, Any]:
+def unit_state(name: str, about: Properties) -> dict[str, Any]:
     """Return one unit's state from systemd's answer and from disk."""
-    about = properties(block)
     found: dict[str, Any] = {
         key: about[name] for name, key in UNIT_PROPERTIES.items() if name in about
     }

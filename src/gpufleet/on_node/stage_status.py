@@ -44,6 +44,7 @@ from typing import Any, Callable, Iterator, Match, Tuple
 from gpufleet.on_node import change_files, change_marks, journal, machine, serving, stages
 from gpufleet.on_node.answers import CannotRead, is_missing, read
 from gpufleet.on_node.commands import refused, run
+from gpufleet.on_node.unit_properties import properties
 from gpufleet.on_node.watched import Watch
 
 PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
@@ -281,7 +282,7 @@ def since(unit: str) -> float:
     output = run("systemctl", "show", "--property=" + names, "--", unit, seconds=10)
     if output.status != 0:
         raise refused("systemctl", output)
-    known = dict(line.split("=", 1) for line in output.out.splitlines() if "=" in line)
+    known = properties(output.out)
     active = known.get("ActiveState") == "active"
     name = "ActiveEnterTimestampMonotonic" if active else "StateChangeTimestampMonotonic"
     at = int(known.get(name) or 0)

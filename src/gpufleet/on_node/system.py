@@ -17,6 +17,7 @@ from gpufleet.on_node import machine
 from gpufleet.on_node.answers import CannotRead, read
 from gpufleet.on_node.commands import path_of, refused, run
 from gpufleet.on_node.machine import line, names
+from gpufleet.on_node.unit_properties import of_each
 
 UNITS_SECONDS = 10
 # What a GPU's work depends on beside the driver, and what upgrades Red Hat's machines by itself.
@@ -202,7 +203,7 @@ def units() -> dict[str, Any]:
         "systemctl", "show", "--no-pager", "--property=" + wanted, *UNITS,
         seconds=UNITS_SECONDS,
     )  # fmt: skip
-    blocks = [properties(block) for block in output.out.split("\n\n") if block.strip()]
+    blocks = of_each(output.out)
     if "not been booted with systemd" in output.err:
         raise CannotRead("absent", detail="systemd does not run here")
     if not blocks:
@@ -211,12 +212,6 @@ def units() -> dict[str, Any]:
     in_order = dict(zip(UNITS, blocks)) if len(blocks) == len(UNITS) else {}  # noqa: B905
     found = {unit: by_id.get(unit) or in_order.get(unit) for unit in UNITS}
     return {unit: read(lambda unit=unit: state(unit, found[unit])) for unit in UNITS}
-
-
-def properties(block: str) -> dict[str, str]:
-    """Return the lines "Name=value" of one unit."""
-    pairs = (text.partition("=") for text in block.splitlines() if "=" in text)
-    return {name: value for name, _, value in pairs}
 
 
 def state(unit: str, block: Any) -> dict[str, Any]:

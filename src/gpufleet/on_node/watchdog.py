@@ -34,8 +34,8 @@ import time
 from typing import Any, Iterator
 
 from gpufleet.on_node import machine, textfile
+from gpufleet.on_node.http_exchange import Exchange
 from gpufleet.on_node.watchdog_agent import Agent
-from gpufleet.on_node.watchdog_http import Exchange
 from gpufleet.on_node.watchdog_stage import Stage
 
 CONFIGURATION = "/etc/gpufleet/watchdog.json"

@@ -22,7 +22,8 @@ from typing import Any, Callable, Optional
 from gpufleet.on_node import machine
 from gpufleet.on_node import watchdog_dump as dumps
 from gpufleet.on_node import watchdog_judge as judging
-from gpufleet.on_node.watchdog_http import Exchange
+from gpufleet.on_node.http_exchange import Exchange
+from gpufleet.on_node.unit_properties import properties
 from gpufleet.on_node.watchdog_judge import Sample, State, Verdict
 from gpufleet.on_node.watchdog_programs import Fork, Program
 
@@ -307,7 +308,7 @@ class Stage:
         program = self._program
         if program.status != 0:
             return "systemctl: %s" % program.out.strip()
-        known = dict(row.split("=", 1) for row in program.out.splitlines() if "=" in row)
+        known = properties(program.out)
         self._group = known.get("ControlGroup", "")
         state = (known.get("ActiveState", "unknown"), known.get("SubState", "unknown"))
         if state != ("active", "running"):

@@ -1,0 +1,20 @@
+"""RUNS ON THE NODE: what `systemctl show` prints, as values."""
+
+from __future__ import annotations
+
+from typing import Dict, List
+
+
+def properties(text: str) -> Dict[str, str]:
+    """
+    Return the lines "Name=value" of one unit.
+
+    >>> properties("Id=a.service\\nEnvironment=A=1\\n")
+    {'Id': 'a.service', 'Environment': 'A=1'}
+    """
+    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+
+
+def of_each(text: str) -> List[Dict[str, str]]:
+    """Return those of several units, in their order: an empty line is between two of them."""
+    return [properties(block) for block in text.split("\n\n") if block.strip()]
