@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from gpufleet import payload
+from gpufleet.on_node import session as on_node
 from gpufleet.on_node.session import READY
 from gpufleet.session import COMMAND, BrokenError, Session
 
@@ -124,6 +126,36 @@ def test_what_a_program_leaves_behind_is_not_waited_for(pipes: Pipes) -> None:
     status, out, _ = asked.run(left, 30)
     assert (status, len(out)) == (0, 100_001)
     assert time.monotonic() - began < 20
+
+
+class Behind:
+    """A poll of whoever is not scheduled again until the program has printed, and ended."""
+
+    def __init__(self, child: int) -> None:
+        self.polled = select.poll()
+        self.register, self.unregister = self.polled.register, self.polled.unregister
+        self.child: int | None = child
+
+    def poll(self, milliseconds: int) -> list[tuple[int, int]]:
+        if self.child is None:
+            return self.polled.poll(milliseconds)
+        os.waitid(os.P_PID, self.child, os.WEXITED | os.WNOWAIT)
+        self.child = None
+        return []
+
+
+def test_what_is_printed_just_before_the_end_is_not_lost() -> None:
+    """A busy node: nothing was there to be read, and then both the answer and the end."""
+    child, out, error = on_node.started(b"import os; os.write(1, b'the answer'); os._exit(0)")
+    asker, nobody = os.pipe()
+    reading = Behind(child)
+    for descriptor in (out, error):
+        reading.register(descriptor, select.POLLIN)
+    printed: dict[int, list[bytes]] = {out: [], error: []}
+    status = on_node.listened(reading, printed, child, time.monotonic() + 60, asker)
+    for descriptor in (out, error, asker, nobody):
+        os.close(descriptor)
+    assert (status, b"".join(printed[out])) == (0, b"the answer")
 
 
 def test_what_prints_without_end_is_ended(pipes: Pipes) -> None:

@@ -103,9 +103,16 @@ def listened(
     total, opened, status = 0, len(printed), None
     while total <= MOST and time.monotonic() < until:
         # Its end is no event here: it is looked for when both outputs are closed, and now and then,
-        # for it may have left them to a process that is stuck. That one is not waited for.
+        # for it may have left them to a process that is stuck. That one is not waited for. Looked
+        # for before its outputs are: what it printed last is there when its end is.
+        if status is None:
+            number, code = os.waitpid(child, os.WNOHANG)
+            if number:
+                status = os.WEXITSTATUS(code) if os.WIFEXITED(code) else 128 + os.WTERMSIG(code)
+        if status is not None and not opened:
+            return status
         silent = True
-        for descriptor, _ in reading.poll(_PATIENCE if opened else 1):
+        for descriptor, _ in reading.poll(_PATIENCE if opened and status is None else 1):
             if descriptor == asker:
                 raise EOFError
             data = os.read(descriptor, _CHUNK)
@@ -115,11 +122,7 @@ def listened(
             if not data:
                 reading.unregister(descriptor)
                 opened -= 1
-        if status is None:
-            number, code = os.waitpid(child, os.WNOHANG)
-            if number:
-                status = os.WEXITSTATUS(code) if os.WIFEXITED(code) else 128 + os.WTERMSIG(code)
-        if status is not None and (silent or not opened):
+        if status is not None and silent:
             return status
     return None
 
