@@ -98,17 +98,59 @@ def test_without_a_directory_nothing_is_left(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_without_its_source_a_program_runs_where_it_is_kept(tmp_path: Path) -> None:
+    kept = tmp_path / "code"
+    kept.mkdir(mode=0o700)
+    whole = ran(kept)
+    assert run(kept, SNAPSHOT.brief).stdout == whole
+    assert len(SNAPSHOT.brief) < 4000
+
+
+def test_without_its_source_a_program_that_is_not_kept_does_nothing(tmp_path: Path) -> None:
+    """Whichever part is missing, or torn: the status says it, before anything is asked."""
+    kept = tmp_path / "code"
+    nothing = run(kept, SNAPSHOT.brief)
+    assert (nothing.returncode, nothing.stdout, nothing.stderr) == (payload.KEEPS_NOTHING, "", "")
+    kept.mkdir(mode=0o700)
+    ran(kept)
+    for path in kept.iterdir():
+        code = path.read_bytes()
+        path.write_bytes(code[:-9])
+        torn = run(kept, SNAPSHOT.brief)
+        path.unlink()
+        missing = run(kept, SNAPSHOT.brief)
+        path.write_bytes(code)
+        for done in (torn, missing):
+            assert (done.returncode, done.stdout, done.stderr) == (payload.LACKS, "", "")
+
+
+def test_what_is_sent_without_source_shows_no_parameters_either() -> None:
+    program = payload.program("probe", key="hunter2-hunter2-hunter2")
+    assert "hunter2" not in program.brief.encode().decode()
+    assert "hunter2" not in repr(program.brief)
+
+
+SNAPSHOT = payload.program("snapshot", asked=[["group", "root"]])
+
+
 def ran(kept: Path) -> str:
     """Run a program that would keep its code in `kept`; return what it printed."""
-    program = payload.program("snapshot", asked=[["group", "root"]]).encode().decode()
+    done = run(kept, SNAPSHOT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def run(kept: Path, sent: Payload | None) -> subprocess.CompletedProcess[str]:
+    assert sent is not None
+    program = sent.encode().decode()
     assert program.count(payload.CODE) == 1
     return subprocess.run(
         [sys.executable, "-I", "-"],
         input=program.replace(payload.CODE, str(kept)),
         capture_output=True,
         text=True,
-        check=True,
-    ).stdout
+        check=False,
+    )
 
 
 def parsed(name: str) -> set[str]:

@@ -27,9 +27,12 @@ class Pipes:
         self.process = subprocess.Popen(
             ["sh", "-c", f"{before}{COMMAND}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
+        self.sent: list[int] = []
+        """The sizes of what was written."""
 
     def write(self, data: bytes) -> None:
         assert self.process.stdin
+        self.sent.append(len(data))
         self.process.stdin.write(data)
         self.process.stdin.flush()
 
@@ -102,6 +105,30 @@ def test_a_program_that_ends_badly_says_so_and_the_next_one_runs(
     assert (ended, out) == (status, b"")
     assert said in error
     assert asked.run("print(2)", 9) == (0, b"2\n", b"")
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_source_is_sent_to_those_that_lack_it(
+    pipes: Pipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keeps: bool
+) -> None:
+    """Once to a node that keeps what it has compiled, each time to one that does not."""
+    code = tmp_path / "code"
+    if keeps:
+        code.mkdir(mode=0o700)
+    monkeypatch.setattr(payload, "CODE", str(code))
+    program = payload.program("snapshot", asked=[["group", "root"]])
+    assert program.brief is not None
+    asked = session(pipes)
+    answers, sizes = [], []
+    for _ in range(3):
+        pipes.sent.clear()
+        answers.append(asked.run(program, 9))
+        sizes.append([*pipes.sent])
+    status, out, error = answers[0]
+    assert (status, "root" in json.dumps(json.loads(out)), error) == (0, True, b"")
+    assert answers == [answers[0]] * 3
+    assert [len(each) for each in sizes] == [2, 1, 1]
+    assert (sizes[1][0] < len(program.brief) + 100) == keeps
 
 
 def test_a_program_that_hangs_is_ended_with_all_that_it_started(

@@ -1,7 +1,8 @@
 """What does a converge of a fleet cost that has nothing to do, in each of the ways to do it?
 
     python -m benchmarks.converge.run [--nodes 1,8,64] [--rounds 5] [--rounds ansible=1]
-        [--ways ours,stock,ansible,file,unit,plan,floor,openssh] [--json FILE] [--markdown PAGE]
+        [--ways ours,stock,ansible,file,unit,plan,floor,openssh] [--logins again]
+        [--json FILE] [--markdown PAGE]
 
 Brings up so many lab nodes, converges them, and runs each way in turn, as a cold process and when
 the nodes rest, so that noise hits all of them. Prints the median (best to worst) of the seconds on
@@ -9,6 +10,10 @@ the clock and of the processors of both sides, the largest process of the contro
 ratios; status 1 where one misses its goal (table.py). A way that says that it changed something
 where nothing was to be changed ends the measurement. docs/performance.md says what is compared.
 Needs root.
+
+The first login on a node starts systemd's manager of the user, which ends ten seconds after the
+last one: three times what any other login costs. Every run finds nodes where nobody is logged in,
+as the first of a day does; with `--logins again` somebody is, all the time.
 """
 
 from __future__ import annotations
@@ -22,7 +27,8 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -42,6 +48,8 @@ LIMIT_SECONDS = 3600
 # just been restarted tens of them, for some seconds.
 AT_REST = 0.004
 CALM_SECONDS = 60
+# A user's manager, in a node's own group: machine/payload (lab/power.py).
+USERS = "machine/payload/user.slice/user-*.slice/user@*.service"
 # What ways change on every node. "file": a token for downloads, which no unit reads. "unit": a
 # collector off in the node exporter's unit, rendered from templates/node_exporter.service.j2; the
 # exporter restarts, and no server does.
@@ -59,11 +67,12 @@ def main() -> int:
         declared.written(fleet, folder)
         ansible.inventory(fleet, folder)
         measured[count] = {name: [] for name in given.ways.split(",")}
-        for number in range(max(rounds.values())):
-            for name, runs in measured[count].items():
-                if number < rounds.get(name, rounds[""]):
-                    runs.append(measure(name, fleet, folder))
-                    print(f"{count} nodes, {name}: {runs[-1].clock:.2f} s", flush=True)
+        with logged_in(fleet) if given.logins == "again" else nullcontext():
+            for number in range(max(rounds.values())):
+                for name, runs in measured[count].items():
+                    if number < rounds.get(name, rounds[""]):
+                        runs.append(measure(name, fleet, folder, given.logins))
+                        print(f"{count} nodes, {name}: {runs[-1].clock:.2f} s", flush=True)
         if given.json:
             raw = {
                 n: {w: [*map(asdict, r)] for w, r in ways.items()} for n, ways in measured.items()
@@ -77,11 +86,23 @@ def main() -> int:
     return int(not all(each.kept for each in held(measured)))
 
 
-def measure(name: str, fleet: BenchFleet, folder: Path) -> Run:
+@contextmanager
+def logged_in(fleet: BenchFleet) -> Iterator[None]:
+    """Have somebody logged in on every node meanwhile."""
+    with ExitStack() as logins:
+        for name in fleet.nodes:
+            command = ["ssh", "-F", str(fleet.lab.facts.ssh_config), name, "exec sleep 1d"]
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+            logins.callback(process.wait)
+            logins.callback(process.terminate)
+        yield
+
+
+def measure(name: str, fleet: BenchFleet, folder: Path, logins: str) -> Run:
     """Run a way once. Ends the program when it fails, or does what it was not to do."""
     if name in CHANGES:
         _vary(fleet, name)
-    _calm(fleet)
+    _calm(fleet, logins)
     with way(name, fleet, folder) as found, tempfile.TemporaryDirectory() as own:
         took, output = Path(own, "took"), Path(own, "output")
         before = _nodes_seconds(fleet)
@@ -126,13 +147,17 @@ def _vary(fleet: BenchFleet, name: str, *, back: bool = False) -> None:
     write(path, yaml.safe_dump(variables, sort_keys=False))
 
 
-def _calm(fleet: BenchFleet) -> None:
-    """Wait until the nodes rest, for at most a minute: what one run leaves is no other's cost."""
+def _calm(fleet: BenchFleet, logins: str) -> None:
+    """Wait until the nodes rest, and are as a run is to find them; for at most a minute."""
+    groups = [cgroup.unified() / power.group(fleet.lab.facts, name) for name in fleet.nodes]
     for _ in range(CALM_SECONDS):
         before = _nodes_seconds(fleet)
         time.sleep(1)
-        if _nodes_seconds(fleet) - before < AT_REST * len(fleet.nodes):
+        rest = _nodes_seconds(fleet) - before < AT_REST * len(groups)
+        managers = [any(group.glob(USERS)) for group in groups]
+        if rest and (all(managers) if logins == "again" else not any(managers)):
             return
+    print(f"nodes do not come to rest; users' managers run on {sum(managers)}", flush=True)
 
 
 def _nodes_seconds(fleet: BenchFleet) -> float:
@@ -158,6 +183,7 @@ def _arguments() -> argparse.Namespace:
     reader.add_argument("--nodes", default="1,8,64")
     reader.add_argument("--rounds", action="append", default=[], help="5, or WAY=ROUNDS")
     reader.add_argument("--ways", default=",".join(NAMES))
+    reader.add_argument("--logins", choices=["first", "again"], default="first")
     reader.add_argument("--json")
     reader.add_argument("--markdown")
     given = reader.parse_args()

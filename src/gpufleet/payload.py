@@ -44,13 +44,19 @@ _NAMES = re.compile(r"\w+")
 # Of zlib. The binding takes 7 ms at 6 and 20 ms at 9, for 2 % less.
 _LEVEL = 6
 
+# With these a program ends, before it has done anything, that was sent without its source (`brief`)
+# and is not kept on the node; there is no directory for it. No program of ours ends with them.
+LACKS = 113
+KEEPS_NOTHING = 114
+
 # Refuses in words a Python that cannot do (Debian's python3-minimal has no json), and hands over.
 # The program is compiled from text, so its docstring and `from __future__` stay first in their own
 # file. Compiling is most of what a short program costs a node (the probe: 95 of 205 ms of its
 # processor, with NVIDIA's binding; measured with Python 3.11): where there is a directory for it
 # that nobody else can write to, the result is kept, under the source's hash and the Python's name,
-# with a checksum for what a power cut leaves. Not base64 but binascii, and no importlib.util: both
-# would cost as much as the rest of it.
+# with a checksum for what a power cut leaves. All of it is looked for first: what a question in a
+# process of its own found missing, nobody could send any more. Not base64 but binascii, and no
+# importlib.util: both would cost as much as the rest of it.
 _BOOTSTRAP = """\
 import sys
 sys.dont_write_bytecode = True
@@ -82,6 +88,8 @@ def compiled(name, sha256, blob):
                 return marshal.loads(code[4:])
     except Exception:
         pass
+    if not blob:
+        sys.exit({lacks} if keeps else {keeps_nothing})
     code = compile(text(blob), name + ".py", "exec")
     if keeps:
         keep(path, marshal.dumps(code))
@@ -98,6 +106,10 @@ def keep(path, code):
     except OSError:
         pass
 carried = {carried}
+if keeps or not all(carried.values()):
+    codes = {{name: compiled(name, *about) for name, about in carried.items()}}
+else:
+    codes = {{}}
 class Carried:
     def find_spec(self, name, path=None, target=None):
         if name in carried:
@@ -106,7 +118,8 @@ class Carried:
     def create_module(self, spec):
         return None
     def exec_module(self, module):
-        exec(compiled(module.__name__, *carried[module.__name__]), module.__dict__)
+        name = module.__name__
+        exec(codes.get(name) or compiled(name, *carried[name]), module.__dict__)
 sys.meta_path.insert(0, Carried())
 program = {{"__name__": "__main__", "__sha256__": "{sha256}",
            "PARAMETERS": json.loads(text("{parameters}"))}}
@@ -120,9 +133,18 @@ class Payload(str):
 
     It is handed over as `_stdin`, and pyinfra prints those arguments with `-v` and `--debug`;
     parameters may be secrets. `str.encode()` and slicing still give the text.
+
+    `brief` is the same without any source, for a node that has kept all of it compiled; any other
+    ends it with `LACKS` or `KEEPS_NOTHING`. None for a text that is not one of our programs.
     """
 
-    __slots__ = ()
+    __slots__ = ("brief",)
+    brief: Payload | None
+
+    def __new__(cls, text: str, brief: Payload | None = None) -> Payload:
+        found = super().__new__(cls, text)
+        found.brief = brief
+        return found
 
     def __repr__(self) -> str:
         return f"<program of {len(self)} characters>"
@@ -150,17 +172,20 @@ def program(name: str, *, nvml: bool = False, **parameters: Any) -> Payload:
         modules |= dict.fromkeys(("gpufleet", "gpufleet.on_node"), "on_node/__init__.py")
     if nvml:
         modules["pynvml"] = "vendor/pynvml.py"
-    return Payload(
-        _BOOTSTRAP.format(
-            name=name,
-            sha256=digest(name),
-            program=_hashed_source(f"on_node/{name}.py"),
-            parameters=_packed(json.dumps(parameters)),
-            carried={module: _hashed_source(path) for module, path in modules.items()},
-            kept=CODE,
-            days=_KEPT_DAYS,
-        )
-    )
+    fields = {
+        "name": name,
+        "sha256": digest(name),
+        "parameters": _packed(json.dumps(parameters)),
+        "kept": CODE,
+        "days": _KEPT_DAYS,
+        "lacks": LACKS,
+        "keeps_nothing": KEEPS_NOTHING,
+    }
+    own = _hashed_source(f"on_node/{name}.py")
+    carried = {module: _hashed_source(path) for module, path in modules.items()}
+    without = {module: (sha256, "") for module, (sha256, _) in carried.items()}
+    brief = Payload(_BOOTSTRAP.format(**fields, program=(own[0], ""), carried=without))
+    return Payload(_BOOTSTRAP.format(**fields, program=own, carried=carried), brief)
 
 
 @cache

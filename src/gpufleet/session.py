@@ -17,6 +17,7 @@ from gevent import Timeout
 
 from gpufleet import payload
 from gpufleet.on_node.session import MOST, READY
+from gpufleet.payload import Payload
 
 # The loader is in the node's process list; the program behind it, and all that it is asked, is not.
 # -S: nothing of a node's own packages is looked for, or used.
@@ -55,6 +56,8 @@ class Session:
         self.busy = False
         """Another greenlet waits for its answer."""
         self._begun = False
+        self._keeps = True
+        """As far as is known the node keeps code: it is asked without the source first."""
 
     def run(self, program: str, seconds: float) -> tuple[int | None, bytes, bytes]:
         """
@@ -63,6 +66,15 @@ class Session:
         The status is None for one that had not ended after `seconds`, or printed too much. Raises
         `BrokenError`, and what the connection raises.
         """
+        brief = program.brief if self._keeps and isinstance(program, Payload) else None
+        if brief is not None:
+            found = self._asked(brief, seconds)
+            if found[0] not in {payload.LACKS, payload.KEEPS_NOTHING}:
+                return found
+            self._keeps = found[0] == payload.LACKS
+        return self._asked(program, seconds)
+
+    def _asked(self, program: str, seconds: float) -> tuple[int | None, bytes, bytes]:
         text = program.encode()
         asked = b"%d %f\n%b" % (len(text), seconds, text)
         if not self._begun:
