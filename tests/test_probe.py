@@ -98,7 +98,7 @@ def test_the_document_names_the_program_that_wrote_it(probed):
     """Facts that are kept can be told from those that another version of the probe found."""
     parts = (
         "probe", "answers", "commands", "cordon", "driver_files", "kernel_log", "machine", "nvidia",
-        "nvlink", "nvml", "packages", "processes", "stages", "system", "watched",
+        "nvlink", "nvml", "packages", "processes", "stages", "system", "unit_properties", "watched",
     )  # fmt: skip
     files = [ROOT / f"src/gpufleet/on_node/{part}.py" for part in parts]
     by_coreutils = subprocess.run(

@@ -9,10 +9,10 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import platform
 import re
 import socket
 import struct
+import sys
 from functools import lru_cache
 from typing import Any, Callable, Iterable, Iterator
 
@@ -297,7 +297,7 @@ HOST_FACTS: tuple[tuple[str, Callable[[], Any]], ...] = (
     ("kernel", lambda: line("/proc/sys/kernel/osrelease")),
     ("os_release", os_release),
     ("arch", lambda: answered("arch", lambda: os.uname().machine)),
-    ("python", platform.python_version),
+    ("python", lambda: sys.version.split()[0]),
     ("cpus", cpus),
     ("memory_mib", memory_mib),
     ("pci", pci_functions),

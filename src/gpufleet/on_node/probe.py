@@ -103,7 +103,7 @@ def document() -> dict[str, Any]:
         count = 0 if is_missing(driver) or is_missing(driver["gpu_count"]) else driver["gpu_count"]
         alone = asked_of_all(watch, "gpus", nvidia.gpu, {i: (i,) for i in range(count)}, "gpu")
         present = [i for i in range(count) if not is_missing(alone[i])]
-        others = {i: (i, [j for j in present if j != i]) for i in present}
+        others = {i: (i, [j for j in present if j != i]) for i in present if len(present) > 1}
         together = asked_of_all(watch, "p2p", nvlink.pairs, others, "pairs")
         beside = watch.answers(*FILES, *PROGRAMS, *LONG)
     finally:
