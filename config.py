@@ -18,6 +18,6 @@ garbage.seldom()
 call_order.quick()
 
 # pyinfra takes 20 nodes per CPU core at once. Nodes are waited for, not computed: one costs this
-# machine about 50 ms of CPU a run, so that all of them may be asked at once, as far as the limit of
+# machine 30 to 50 ms of CPU a run, so that all of them may be asked at once, as far as the limit of
 # open files goes that this process was started with.
 config.PARALLEL = min(500, MAX_PARALLEL)
