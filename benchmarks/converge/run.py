@@ -47,7 +47,8 @@ LIMIT_SECONDS = 3600
 # A node at rest takes 1.0 to 1.5 ms of a processor each second (measured); one whose exporter has
 # just been restarted tens of them, for some seconds.
 AT_REST = 0.004
-CALM_SECONDS = 60
+# Ansible's connections stay for a minute after its run, and a manager for ten seconds after those.
+CALM_SECONDS = 120
 # A user's manager, in a node's own group: machine/payload (lab/power.py).
 USERS = "machine/payload/user.slice/user-*.slice/user@*.service"
 # What ways change on every node. "file": a token for downloads, which no unit reads. "unit": a
@@ -148,7 +149,7 @@ def _vary(fleet: BenchFleet, name: str, *, back: bool = False) -> None:
 
 
 def _calm(fleet: BenchFleet, logins: str) -> None:
-    """Wait until the nodes rest, and are as a run is to find them; for at most a minute."""
+    """Wait until the nodes are as a run is to find them. Ends the program when they never are."""
     groups = [cgroup.unified() / power.group(fleet.lab.facts, name) for name in fleet.nodes]
     for _ in range(CALM_SECONDS):
         before = _nodes_seconds(fleet)
@@ -157,7 +158,12 @@ def _calm(fleet: BenchFleet, logins: str) -> None:
         managers = [any(group.glob(USERS)) for group in groups]
         if rest and (all(managers) if logins == "again" else not any(managers)):
             return
-    print(f"nodes do not come to rest; users' managers run on {sum(managers)}", flush=True)
+    wanted = "all" if logins == "again" else "none"
+    sys.exit(
+        f"after {CALM_SECONDS} s the nodes {'rest' if rest else 'do not rest'}, and somebody is "
+        f"logged in on {sum(managers)} of {len(groups)}: with `--logins {logins}` that has to be "
+        f"{wanted}, so end what works on them, and measure again"
+    )
 
 
 def _nodes_seconds(fleet: BenchFleet) -> float:

@@ -105,21 +105,16 @@ def keep(path, code):
                 os.unlink(entry.path)
     except OSError:
         pass
-carried = {carried}
-if keeps or not all(carried.values()):
-    codes = {{name: compiled(name, *about) for name, about in carried.items()}}
-else:
-    codes = {{}}
+codes = {{name: compiled(name, *about) for name, about in {carried}.items()}}
 class Carried:
     def find_spec(self, name, path=None, target=None):
-        if name in carried:
-            package = any(other.startswith(name + ".") for other in carried)
+        if name in codes:
+            package = any(other.startswith(name + ".") for other in codes)
             return type(__spec__ or sys.__spec__)(name, self, is_package=package)
     def create_module(self, spec):
         return None
     def exec_module(self, module):
-        name = module.__name__
-        exec(codes.get(name) or compiled(name, *carried[name]), module.__dict__)
+        exec(codes[module.__name__], module.__dict__)
 sys.meta_path.insert(0, Carried())
 program = {{"__name__": "__main__", "__sha256__": "{sha256}",
            "PARAMETERS": json.loads(text("{parameters}"))}}
