@@ -46,9 +46,16 @@ def hierarchies() -> tuple[Path, ...]:
     return (unified(), *named)
 
 
-def _mounts() -> list[tuple[str, Path, str]]:
+@cache
+def _memory_apart() -> Path | None:
+    """Where v1 has the memory controller; None: v2 has it, or the machine has none."""
+    apart = (where for kind, where, options in _mounts() if kind == "cgroup" and "memory" in options)
+    return next(apart, None)
+
+
+def _mounts() -> list[tuple[str, Path, list[str]]]:
     lines = (line.split() for line in Path("/proc/mounts").read_text().splitlines())
-    return [(kind, Path(where), options) for _, where, kind, options, *_ in lines]
+    return [(kind, Path(where), options.split(",")) for _, where, kind, options, *_ in lines]
 
 
 def create(group: str) -> list[Path]:
@@ -103,6 +110,27 @@ def start(
         )
 
 
+def bound_memory(group: str, mib: int) -> None:
+    """
+    Let all of `group` together have so many MiB, with what the kernel keeps of their files.
+
+    Raises `FleetError` where the machine cannot.
+    """
+    apart = _memory_apart()
+    within = (apart or unified()) / group
+    within.mkdir(parents=True, exist_ok=True)
+    try:
+        (within / ("memory.limit_in_bytes" if apart else "memory.max")).write_text(f"{mib << 20}")
+    except OSError as error:
+        raise FleetError(f"This machine bounds no memory of {group}: {error}.") from error
+    if apart is None:
+        return
+    # What a process forks is where its parent is, and a parent may be moved just after it.
+    for pid in [*pids(group), *pids(group)]:
+        with contextlib.suppress(ProcessLookupError):
+            (within / "cgroup.procs").write_text(str(pid))
+
+
 def pids(group: str) -> list[int]:
     """Every process of `group` and of the cgroups below it."""
     found: list[int] = []
@@ -145,7 +173,7 @@ def kill(group: str, limit: float = 20.0) -> None:
 def remove(group: str) -> None:
     """Kill what lives in `group`, then remove it from every hierarchy."""
     kill(group)
-    for root in hierarchies():
+    for root in filter(None, (*hierarchies(), _memory_apart())):
         # Until a killed process is reaped, v1 still lists it and its cgroup is busy.
         deadline = time.monotonic() + 5
         while (root / group).exists():

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
+from gpufleet.on_node.commands import run
 from gpufleet.on_node.watched import ANSWER_BYTES, Watch, Watched
 
 
@@ -26,6 +28,24 @@ def test_a_question_that_dies_of_something_else_crashed():
     while question.receive():
         pass
     assert question.result() == {"missing": "crashed", "signal": 11}
+    question.stop()
+
+
+def test_a_question_that_ends_itself_ends_the_program_that_it_waits_for():
+    """Its parent may be gone by then, and nobody else knows of the program."""
+    question = Watched(lambda: run("sleep", "77", seconds=LONG), 2)
+    children = Path(f"/proc/{question.pid}/task/{question.pid}/children")
+    soon = time.monotonic() + 2
+    while not children.read_text() and time.monotonic() < soon:
+        time.sleep(0.01)
+    program = Path("/proc", children.read_text().strip())
+    assert (program / "cmdline").read_bytes() == b"/usr/bin/sleep\x0077\x00"
+
+    while question.receive():
+        pass
+
+    assert question.result() == {"missing": "timeout", "seconds": 2}
+    assert not program.exists() or ") Z " in (program / "stat").read_text()
     question.stop()
 
 

@@ -33,6 +33,7 @@ from gpufleet.on_node import (
     driver_files,
     gpu_values,
     machine,
+    nvml,
     packages,
     stages,
     system,
@@ -353,7 +354,7 @@ def ask(facts: Facts, gpu_node: bool, by_nvml: bool) -> None:
             parts.append(name)
     if by_nvml:
         with contextlib.suppress(ImportError):
-            import pynvml  # noqa: F401  # compiled once, not in every forked process
+            nvml.binding()  # loaded once, not in every forked process
         # Kept alive: NVML that stays open keeps GPUs awake between our questions.
         facts.ask("nvml", gpu_values.count, SECONDS["init"], SECONDS["init"] + SECONDS["gpu"])
         facts.ask("xids", partial(xids.counted, facts.known.get("xids") or {}), SECONDS["log"])

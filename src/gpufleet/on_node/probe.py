@@ -33,6 +33,7 @@ from gpufleet.on_node import (
     machine,
     nvidia,
     nvlink,
+    nvml,
     packages,
     stages,
     system,
@@ -249,7 +250,7 @@ def main() -> None:
     machine.ROOT = PARAMETERS.get("sysroot", "")
     machine.ANSWERS = PARAMETERS.get("answers", {})
     with contextlib.suppress(ImportError):
-        import pynvml  # noqa: F401  # compiled once, not in every forked process
+        nvml.binding()  # loaded once, not in every forked process
     sys.stdout.write(json.dumps(document(), separators=(",", ":"), allow_nan=False) + "\n")
     sys.stdout.flush()
     os._exit(0)
