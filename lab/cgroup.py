@@ -49,8 +49,8 @@ def hierarchies() -> tuple[Path, ...]:
 @cache
 def _memory_apart() -> Path | None:
     """Where v1 has the memory controller; None: v2 has it, or the machine has none."""
-    apart = (where for kind, where, options in _mounts() if kind == "cgroup" and "memory" in options)
-    return next(apart, None)
+    kinds = ((kind, where) for kind, where, options in _mounts() if "memory" in options)
+    return next((where for kind, where in kinds if kind == "cgroup"), None)
 
 
 def _mounts() -> list[tuple[str, Path, list[str]]]:

@@ -141,8 +141,8 @@ def ended(child: int) -> None:
 
 def main() -> None:
     """Answer until the other end is closed."""
-    # In no fork either: to look for garbage writes to each object, and so copies what a fork shares.
-    # It took 8 to 13 of a probe's 129 ms; what is as short as these programs keeps what it makes.
+    # In no fork either: who looks for garbage writes to each object, and copies what a fork shares.
+    # It took 8 to 13 of a probe's 129 ms; programs as short as these may keep what they make.
     gc.disable()
     asked, told = sys.stdin.buffer, sys.stdout.buffer
     told.write(("\n%s\n" % READY).encode())
