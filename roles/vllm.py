@@ -391,7 +391,8 @@ def built_after_all(node: Converge, wanted: Release, goods: Goods) -> Generator[
 
 
 def _building(node: Converge, wanted: Release) -> Generator[StringCommand]:
-    yield StringCommand("sh", "-c", QuoteString(build_script(wanted)))
+    with meanwhile.building(wanted):
+        yield StringCommand("sh", "-c", QuoteString(build_script(wanted)))
     node.forget()
 
 

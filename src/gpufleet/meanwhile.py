@@ -34,10 +34,12 @@ from gpufleet.checkpoint import DOWNLOAD_SECONDS, TOKEN, Checkpoint, listing
 from gpufleet.printable import printable
 from gpufleet.progress import FIRST_SECONDS, OFTEN_SECONDS, Amount, Pace
 from gpufleet.ranges import spell
+from gpufleet.release import BUILD_SECONDS, Release
 from gpufleet.settings import Vllm
 from gpufleet.survey import ask
 
-# A look reads some files; on_node/growth.py and package_progress.py end themselves after it.
+# A look reads some files; on_node/growth.py and package_progress.py end themselves after it,
+# on_node/build_progress.py reads a single one.
 LOOK_SECONDS = 10
 # A Hub that has not answered so often has no list.
 _ASKED_TIMES = 3
@@ -99,20 +101,16 @@ def growing(
 @contextmanager
 def transacting(seconds: float) -> Generator[None]:
     """Say how far the package transaction is that the block runs on the current node."""
-    amount = Amount()
     asked = payload.program("package_progress", root="")
+    with _beside(_step_by_step("packages", asked), seconds):
+        yield
 
-    def read(now: float, seen: Mapping[str, Any]) -> str:
-        step = seen["step"]
-        if not step:
-            return ""
-        if seen["bytes"] is not None:
-            amount.seen(now, seen["bytes"], seen["total"] or None)
-            return f"{step}: {amount.said()}"
-        line = str(seen["line"] or "")
-        return f"{step}: {line[:_LINE]}" if line else str(step)
 
-    with _beside(_Look("packages", lambda: asked, read), seconds):
+@contextmanager
+def building(wanted: Release) -> Generator[None]:
+    """Say how far the build of a release is that the block runs on the current node."""
+    asked = payload.program("build_progress", said=wanted.said)
+    with _beside(_step_by_step(f"release {wanted.id}", asked), BUILD_SECONDS):
         yield
 
 
@@ -142,6 +140,23 @@ class _Look:
             return None
         said = self.read(time.monotonic(), found)
         return f"{self.what}: {said}" if said else None
+
+
+def _step_by_step(what: str, asked: str) -> _Look:
+    """Return a look at what goes in steps, some of which are bytes that come."""
+    amount = Amount()
+
+    def read(now: float, seen: Mapping[str, Any]) -> str:
+        step = seen["step"]
+        if not step:
+            return ""
+        if seen["bytes"] is not None:
+            amount.seen(now, seen["bytes"], seen["total"] or None)
+            return f"{step}: {amount.said()}"
+        line = str(seen["line"] or "")
+        return f"{step}: {line[:_LINE]}" if line else str(step)
+
+    return _Look(what, lambda: asked, read)
 
 
 @contextmanager

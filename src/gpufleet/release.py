@@ -25,6 +25,8 @@ CACHE = "/var/cache/gpufleet/uv"
 BUILD_SECONDS = 3600
 # A build whose controller has gone runs on; the next one waits for it.
 WAIT_SECONDS = 1800
+# Of what uv has said, when it fails: its reasons are at the end.
+_SAID_LINES = 40
 
 # The packages with CUDA's runtime, whose first two numbers are CUDA's: the one without a suffix
 # since 13, those with one until then.
@@ -102,6 +104,11 @@ class Release:
     def mark(self) -> str:
         """The file whose presence says that the release is whole."""
         return f"{self.directory}/.complete"
+
+    @property
+    def said(self) -> str:
+        """Where what uv says lies on the node while it builds (on_node/build_progress.py)."""
+        return f"{self.program.home}/.said"
 
     @property
     def lock_path(self) -> str:
@@ -228,6 +235,7 @@ unset PYTHONDONTWRITEBYTECODE PYTHONPATH PYTHONHOME
 exec 9>{home}/.building
 flock -w {WAIT_SECONDS} 9 || {{ echo 'another build has run on this node for {WAIT_SECONDS} s: '\
 'wait for it (pgrep -af uv), or end it, and run the deploy again' >&2; exit 1; }}
+rm -f {wanted.said}
 if ! test -e {tool}/.complete; then
     rm -rf {tool}
     {interpreter} -m venv {tool}
@@ -247,8 +255,10 @@ if ! test -e {wanted.mark}; then
     python={wanted.directory}/bin/python
     rm -rf {wanted.directory}
     $uv venv --quiet --python {interpreter} {wanted.directory}
-    $uv pip sync --quiet --require-hashes --compile-bytecode --link-mode hardlink \\
-        --python $python {join(sources)} {wanted.lock_path}
+    (umask 077; : > {wanted.said})
+    $uv pip sync --require-hashes --compile-bytecode --link-mode hardlink \\
+        --python $python {join(sources)} {wanted.lock_path} 2> {wanted.said} \\
+        || {{ tail -n {_SAID_LINES} {wanted.said} >&2; exit 1; }}
     # Of uv's findings, those about what a package requires (others, a needed Python): it also calls
     # wheels with unusual platform tags wrong, which were just installed and are imported next.
     if $uv pip check --python $python 2>&1 | grep ' requires '; then
@@ -258,7 +268,7 @@ if ! test -e {wanted.mark}; then
     HOME=$(mktemp -d) $python -c 'import {", ".join(program.imports)}'
     sync -f {wanted.directory}
     sync -f {cache}
-    rm -f {cache}.boot
+    rm -f {cache}.boot {wanted.said}
     touch {wanted.mark}
 fi
 """

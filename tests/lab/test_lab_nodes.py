@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from lab import cgroup
 from lab.nodes import Lab
 
 LAB_ID = "gfn"
@@ -330,3 +331,22 @@ def test_down_keeps_what_nodes_have_written(doomed: Lab) -> None:
     assert said(doomed, "gpu-01", "cat /root/note") == "kept"
     doomed.purge()
     assert not (STATE / DOOMED_ID).exists()
+
+
+def test_the_memory_of_a_labs_nodes_can_be_bounded(doomed: Lab) -> None:
+    """What the kernel keeps of their files counts; with the lab goes the bound."""
+    before = left_on_machine(DOOMED_ID)
+    doomed.up({"gpu-01": NODES["gpu-01"]})
+    cgroup.bound_memory(doomed.facts.prefix, 300)
+    there = kept_of_files()
+    said(doomed, "gpu-01", "head -c 1G /dev/zero >/root/large && sync /root/large")
+    assert kept_of_files() - there < 500
+    doomed.purge()
+    assert left_on_machine(DOOMED_ID) - before == set()
+
+
+def kept_of_files() -> int:
+    """Return the MiB that the machine keeps of files."""
+    found = re.search(r"^Cached: +(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1]) >> 10
