@@ -364,9 +364,9 @@ def test_a_frozen_rank_is_dead_within_the_bound_and_cannot_come_back(fleet, sile
     print(f"frozen worker: head's program gone after {took:.2f} s")
     assert took < silence + grace + 1 + 2
     assert fleet.exit_status(0) == 1
-    assert fleet.state(0)["last_end"]["why"] == (
-        f"rank 1 on gpu-02 has not answered for {silence:g} s"
-    )
+    # Frozen before its first answer by UDP, on a busy machine, it is told that besides.
+    why = fleet.state(0)["last_end"]["why"]
+    assert why.startswith(f"rank 1 on gpu-02 has not answered for {silence:g} s")
 
     fleet.start(0)
     fleet.start(1, state=str(fleet.folder / "new.json"))

@@ -33,20 +33,37 @@ def test_a_question_that_dies_of_something_else_crashed():
 
 def test_a_question_that_ends_itself_ends_the_program_that_it_waits_for():
     """Its parent may be gone by then, and nobody else knows of the program."""
-    question = Watched(lambda: run("sleep", "77", seconds=LONG), 2)
-    children = Path(f"/proc/{question.pid}/task/{question.pid}/children")
-    soon = time.monotonic() + 2
-    while not children.read_text() and time.monotonic() < soon:
-        time.sleep(0.01)
-    program = Path("/proc", children.read_text().strip())
-    assert (program / "cmdline").read_bytes() == b"/usr/bin/sleep\x0077\x00"
+    question = Watched(lambda: run("sleep", "77", seconds=LONG), 5)
+    program = running(question.pid, b"/usr/bin/sleep\x0077\x00")
 
     while question.receive():
         pass
 
-    assert question.result() == {"missing": "timeout", "seconds": 2}
-    assert not program.exists() or ") Z " in (program / "stat").read_text()
+    assert question.result() == {"missing": "timeout", "seconds": 5}
+    soon = time.monotonic() + LONG / 2  # by itself it would sleep longer
+    while lives(program) and time.monotonic() < soon:
+        time.sleep(0.05)
+    assert not lives(program)
     question.stop()
+
+
+def running(parent: int, command: bytes) -> Path:
+    """Return the directory in /proc of a process's only child, once it runs this."""
+    children = Path(f"/proc/{parent}/task/{parent}/children")
+    while children.exists():
+        for child in children.read_text().split():
+            if Path("/proc", child, "cmdline").read_bytes() == command:
+                return Path("/proc", child)
+        time.sleep(0.01)
+    raise AssertionError("it has ended before")
+
+
+def lives(process: Path) -> bool:
+    """Say whether a process is there and more than a zombie."""
+    try:
+        return ") Z " not in (process / "stat").read_text()
+    except OSError:
+        return False
 
 
 # For what is to be answered, however busy the machine is.
