@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: programs of the node that answer a question. None of them changes anything.
+"""RUNS ON THE NODE: programs of the node. Those that answer a question change nothing.
 
 A program is looked for below the probe's root, so that a tree's own scripts answer for a tree. It
 gets no input, the C locale and a deadline. It ends with the question that asked for it; only one
