@@ -118,17 +118,19 @@ def bound_memory(group: str, mib: int) -> None:
     """
     apart = _memory_apart()
     within = (apart or unified()) / group
-    within.mkdir(parents=True, exist_ok=True)
     try:
+        within.mkdir(parents=True, exist_ok=True)
         (within / ("memory.limit_in_bytes" if apart else "memory.max")).write_text(f"{mib << 20}")
     except OSError as error:
-        raise FleetError(f"This machine bounds no memory of {group}: {error}.") from error
-    if apart is None:
-        return
+        raise FleetError(
+            f"The memory of {group} cannot be bounded ({error}): that needs the kernel's memory "
+            "controller, which is off (see /proc/cgroups) or belongs to somebody else."
+        ) from error
     # What a process forks is where its parent is, and a parent may be moved just after it.
-    for pid in [*pids(group), *pids(group)]:
-        with contextlib.suppress(ProcessLookupError):
-            (within / "cgroup.procs").write_text(str(pid))
+    for _ in range(2 if apart else 0):
+        for pid in pids(group):
+            with contextlib.suppress(ProcessLookupError):
+                (within / "cgroup.procs").write_text(str(pid))
 
 
 def pids(group: str) -> list[int]:

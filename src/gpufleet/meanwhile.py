@@ -32,7 +32,7 @@ from pyinfra.context import ctx_host, ctx_state
 from gpufleet import payload
 from gpufleet.checkpoint import DOWNLOAD_SECONDS, TOKEN, Checkpoint, listing
 from gpufleet.printable import printable
-from gpufleet.progress import FIRST_SECONDS, OFTEN_SECONDS, Amount, Pace
+from gpufleet.progress import FIRST_SECONDS, OFTEN_SECONDS, Amount, Pace, arrived
 from gpufleet.ranges import spell
 from gpufleet.release import BUILD_SECONDS, Release
 from gpufleet.settings import Vllm
@@ -101,8 +101,20 @@ def growing(
 @contextmanager
 def transacting(seconds: float) -> Generator[None]:
     """Say how far the package transaction is that the block runs on the current node."""
+    amount = Amount()
     asked = payload.program("package_progress", root="")
-    with _beside(_step_by_step("packages", asked), seconds):
+
+    def read(now: float, seen: Mapping[str, Any]) -> str:
+        step = seen["step"]
+        if not step:
+            return ""
+        if seen["bytes"] is not None:
+            amount.seen(now, seen["bytes"], seen["total"] or None)
+            return f"{step}: {amount.said()}"
+        line = str(seen["line"] or "")
+        return f"{step}: {line[:_LINE]}" if line else str(step)
+
+    with _beside(_Look("packages", lambda: asked, read), seconds):
         yield
 
 
@@ -110,7 +122,14 @@ def transacting(seconds: float) -> Generator[None]:
 def building(wanted: Release) -> Generator[None]:
     """Say how far the build of a release is that the block runs on the current node."""
     asked = payload.program("build_progress", said=wanted.said)
-    with _beside(_step_by_step(f"release {wanted.id}", asked), BUILD_SECONDS):
+
+    def read(_now: float, seen: Mapping[str, Any]) -> str:
+        step = str(seen["step"] or "")
+        if not seen["total"]:
+            return step
+        return f"{step}: {arrived(seen['bytes'], seen['total'], seen['left'])}"
+
+    with _beside(_Look(f"release {wanted.id}", lambda: asked, read), BUILD_SECONDS):
         yield
 
 
@@ -140,23 +159,6 @@ class _Look:
             return None
         said = self.read(time.monotonic(), found)
         return f"{self.what}: {said}" if said else None
-
-
-def _step_by_step(what: str, asked: str) -> _Look:
-    """Return a look at what goes in steps, some of which are bytes that come."""
-    amount = Amount()
-
-    def read(now: float, seen: Mapping[str, Any]) -> str:
-        step = seen["step"]
-        if not step:
-            return ""
-        if seen["bytes"] is not None:
-            amount.seen(now, seen["bytes"], seen["total"] or None)
-            return f"{step}: {amount.said()}"
-        line = str(seen["line"] or "")
-        return f"{step}: {line[:_LINE]}" if line else str(step)
-
-    return _Look(what, lambda: asked, read)
 
 
 @contextmanager

@@ -112,6 +112,18 @@ def amount_of(done: int, total: int) -> str:
     return f"{done / size:.{decimals}f} of {total / size:.{decimals}f} {unit}"
 
 
+def arrived(done: int, total: int, left: Iterable[str]) -> str:
+    """
+    Return how many bytes are there, and what is waited for: for what comes in wholes, without rate.
+
+    >>> arrived(1_288_490_188, 5_690_831_667, ["torch", "triton"])
+    '1.2 of 5.3 GiB are there, 2 left: torch, triton'
+    """
+    names = list(left)
+    text = f"{amount_of(done, total)} are there"
+    return f"{text}, {len(names)} left: {listed(names)}" if names else text
+
+
 def waited_for(noun: str, total: int, left: Iterable[str], seconds: float) -> str:
     """
     Return how many of so many things are there, and which are waited for.

@@ -1,8 +1,8 @@
 """RUNS ON THE NODE: how far the build of a release is that goes on beside it.
 
 Takes (`PARAMETERS`): `said`, the file that has what uv says (release.build_script).
-Prints one JSON document: {"schema": 1, "step": what it does, "bytes": None, "total": None, "line":
-what is there and what is not, or None}; `step` is None while uv has said nothing.
+Prints one JSON document: {"schema": 1, "step": what it does, "bytes": int, "total": int, "left":
+[names]}: of the large downloads that have begun. `step` is None while uv has said nothing.
 
 uv names a large download with its size when it begins, and by its name alone when it is there;
 small ones it does not name. How much of one has come it does not say, so there is no rate: where
@@ -14,16 +14,13 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Dict, Optional
+from typing import Any, Dict
 
 PARAMETERS: Dict[str, Any] = globals().get("PARAMETERS") or {}
 
 # A lock of 200 packages makes 15 KB.
 MOST = 1 << 20
-_NAMED = 3
-# In GiB.
-_UNITS = {"B": 2.0**-30, "KiB": 2.0**-20, "MiB": 2.0**-10, "GiB": 1.0}
-_DOWNLOADED = "packages are downloaded"
+_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _BEGUN = re.compile(r"^Downloading (\S+) \(([\d.]+)([KMG]?i?B)\)$", re.MULTILINE)
 _THERE = re.compile(r"^ Downloaded (\S+)$", re.MULTILINE)
 # The last of these that uv 0.13.9 has said tells what it does now, or what follows on it.
@@ -31,7 +28,7 @@ _STEPS = (
     ("Bytecode compiled ", "what is installed is tried"),
     ("Installed ", "bytecode is compiled"),
     ("Prepared ", "packages are installed"),
-    ("Resolved ", _DOWNLOADED),
+    ("Resolved ", "packages are downloaded"),
 )
 
 
@@ -39,28 +36,21 @@ def look(text: str) -> Dict[str, Any]:
     """
     Return the document for what uv has said.
 
-    >>> look("Downloading a (2.0GiB)\\nDownloading b (1.0GiB)\\n Downloaded b\\n")["line"]
-    '1.0 of 3.0 GiB are there, 1 left: a'
+    >>> look("Downloading a (2.0MiB)\\nDownloading b (1.0MiB)\\n Downloaded b\\n")["left"]
+    ['a']
     """
-    step = next((step for word, step in _STEPS if "\n" + word in "\n" + text), None)
-    line = None
-    if "\nPrepared " not in text:
-        line = downloads(text)
-        step = step or (_DOWNLOADED if line else None)
-    return {"schema": 1, "step": step, "bytes": None, "total": None, "line": line}
-
-
-def downloads(text: str) -> Optional[str]:
-    """Return which large downloads of those that have begun are there; None if none has."""
-    sizes = {name: float(size) * _UNITS[unit] for name, size, unit in _BEGUN.findall(text)}
-    left = [name for name in sizes if name not in set(_THERE.findall(text))]
-    if not sizes:
-        return None
-    whole = sum(sizes.values())
-    there = "%.1f of %.1f GiB are there" % (whole - sum(sizes[name] for name in left), whole)
-    left.sort(key=lambda name: -sizes[name])
-    named = ", ".join(left[:_NAMED]) + (" ..." if len(left) > _NAMED else "")
-    return "%s, %d left: %s" % (there, len(left), named) if left else there
+    text = "\n" + text
+    begun = _BEGUN.findall(text) if "\nPrepared " not in text else []
+    sizes = {name: int(float(size) * _UNITS[unit]) for name, size, unit in begun}
+    left = sorted(sizes.keys() - _THERE.findall(text))
+    total = sum(sizes.values())
+    return {
+        "schema": 1,
+        "step": next((step for word, step in _STEPS if "\n" + word in text), None),
+        "bytes": total - sum(sizes[name] for name in left),
+        "total": total,
+        "left": left,
+    }
 
 
 def main() -> None:

@@ -25,17 +25,14 @@ def binding() -> Any:
     of archives, random numbers) was a third of what the binding costs: 4.5 of 13 ms of a node.
     """
     unused = "ctypes.util"
-    if unused in sys.modules:
-        import pynvml
-
-        return pynvml
     stand_in: Any = type(sys)(unused)
     stand_in.find_library = None
-    sys.modules[unused] = stand_in
+    added = sys.modules.setdefault(unused, stand_in) is stand_in
     try:
         import pynvml
     finally:
-        del sys.modules[unused]
+        if added:
+            del sys.modules[unused]
     return pynvml
 
 
