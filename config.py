@@ -7,7 +7,9 @@ It refuses command lines that pyinfra would answer with exit code 0 although not
 from pyinfra import config
 from pyinfra.api.state import MAX_PARALLEL
 
-from gpufleet import call_order, garbage, invocation
+from gpufleet.cli import garbage
+from gpufleet.inventory import invocation
+from gpufleet.inventory import pyinfra_patches as call_order
 
 # What `gpufleet.refusal` and `gpufleet.invocation` rely on is not a public interface of pyinfra:
 # they were checked against this series.

@@ -6,7 +6,7 @@ Ends with status 1 if a node or GPU is blocked or could not be checked. `gpuflee
 inventories/prod.py` is the same without pyinfra around it, with `--json` and `--from`.
 """
 
-from gpufleet.fleet import check, refusals
+from gpufleet.fleet.run import check, refusals
 
 with refusals():
     check()

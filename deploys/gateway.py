@@ -7,7 +7,7 @@ All other nodes are asked what runs on them, and left alone. The servers of one 
 stay as the gateway has them. No connection is lost: docs/gateway.md.
 """
 
-from gpufleet.fleet import fronting, refusals
+from gpufleet.fleet.run import fronting, refusals
 from roles.exporters import access_to_exporters
 from roles.gateway import gateway
 from roles.node_exporter import node_exporter

@@ -9,8 +9,8 @@ come or go. LiteLLM is restarted where something has changed: docs/litellm.md.
 
 from pyinfra import host
 
-from gpufleet import inventory
-from gpufleet.fleet import refusals
+from gpufleet.fleet.run import refusals
+from gpufleet.inventory import loader as inventory
 from roles.litellm import proxy
 
 with refusals():

@@ -7,7 +7,7 @@ All other nodes are asked what runs on them, and left alone. One that does not a
 from being watched: docs/monitoring.md.
 """
 
-from gpufleet.fleet import refusals, watching
+from gpufleet.fleet.run import refusals, watching
 from roles.alertmanager import alertmanager
 from roles.exporters import access_to_exporters
 from roles.grafana import grafana

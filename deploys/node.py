@@ -7,8 +7,8 @@ The same command takes them up a version, up a branch and down again: docs/provi
 without a `gpu_lock` are left alone.
 """
 
-from gpufleet.driver_packages import dcgm_packages
-from gpufleet.fleet import bare, refusals
+from gpufleet.fleet.run import bare, refusals
+from gpufleet.gpu_software.driver_packages import dcgm_packages
 from roles.container_toolkit import container_toolkit
 from roles.cuda import cuda
 from roles.dcgm import dcgm, profiles

@@ -7,7 +7,7 @@ Packages, releases, model files and the proof that flags are accepted; the units
 that run, in /var/lib/gpufleet/change/next/, until the upgrade switches to them.
 """
 
-from gpufleet.fleet import here, refusals
+from gpufleet.fleet.run import here, refusals
 from roles.cuda import cuda, profile
 from roles.driver_in_force import in_service
 from roles.firewall import firewall

@@ -7,7 +7,7 @@ back, and nothing is answered without the API key. For every node: both exporter
 families that alerts rest on.
 """
 
-from gpufleet.fleet import here, refusals
+from gpufleet.fleet.run import here, refusals
 from roles.verify import verify
 
 with refusals():

@@ -4,7 +4,7 @@ pyinfra inventories/prod.py deploys/vllm.py           # asks before it changes a
 pyinfra --dry inventories/prod.py deploys/vllm.py     # only shows what would change
 """
 
-from gpufleet.fleet import built, fronting, has_gateways, here, refusals, watching
+from gpufleet.fleet.run import built, fronting, has_gateways, here, refusals, watching
 from roles.cuda import cuda, profile
 from roles.dcgm import dcgm, profiles, suits
 from roles.driver_in_force import in_service

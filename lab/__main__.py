@@ -2,7 +2,7 @@
 
 import sys
 
-from gpufleet.cli import main
+from gpufleet.cli.main import main
 
 sys.argv[1:1] = ["lab"]
 sys.exit(main())

@@ -9,7 +9,7 @@ import os
 from typing import Any
 
 from gpufleet.errors import FleetError
-from gpufleet.inventory import InventoryError
+from gpufleet.inventory.loader import InventoryError
 from lab.state import NO_GPUS, LabState
 
 MONITORING = "monitoring"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pyinfra.api import deploy
 
-from gpufleet import units, watching
-from gpufleet.converge import Converge
-from gpufleet.monitoring import routes, scrape
-from gpufleet.wanted import File, Package, Unit, Wanted
-from gpufleet.watching import Watching
+from gpufleet.converge.desired import File, Package, Unit, Wanted
+from gpufleet.monitoring import alertmanager as routes
+from gpufleet.monitoring import prometheus as scrape
+from gpufleet.monitoring import targets as watching
+from gpufleet.monitoring.targets import Watching
+from gpufleet.operations.converge import Converge
+from gpufleet.serving import unit as units
 from roles.archived import only_this, versions
 from roles.proven import Configured, in_force, proven
 from roles.watcher import ACCOUNT, STATE, credentials, directories, install, of_archive

@@ -8,9 +8,9 @@ from pyinfra import host, logger
 from pyinfra.api import QuoteString, StringCommand, operation
 from pyinfra.context import ctx_state
 
-from gpufleet.archived import Archived, bring_script
-from gpufleet.converge import Converge
-from gpufleet.wanted import Listing, Wanted
+from gpufleet.artifacts.program_archive import Archived, bring_script
+from gpufleet.converge.desired import Listing, Wanted
+from gpufleet.operations.converge import Converge
 
 
 @operation()

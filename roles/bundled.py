@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpufleet import container_toolkit, rdma
-from gpufleet.bare_node import Machine, System
-from gpufleet.driver_packages import dcgm_packages, driver_packages
-from gpufleet.settings import NodeSettings
-from gpufleet.wanted import Package, Value
+from gpufleet.converge.desired import Package, Value
+from gpufleet.gpu_software import container_toolkit, rdma
+from gpufleet.gpu_software.driver_packages import dcgm_packages, driver_packages
+from gpufleet.node.machine import Machine, System
+from gpufleet.settings.node_settings import NodeSettings
 from roles import cuda, dcgm, node_exporter, vllm
 
 # roles/nvidia_repository.py downloads the vendor's key by them; roles/firewall.py loads its table.

@@ -7,12 +7,12 @@ from collections.abc import Generator
 from pyinfra import host, logger
 from pyinfra.api import QuoteString, StringCommand, deploy, operation
 
-from gpufleet import container_toolkit as toolkit
-from gpufleet.container_toolkit import LINKS
-from gpufleet.converge import Converge
-from gpufleet.gpu_settings import ContainerToolkit
-from gpufleet.named_files import read
-from gpufleet.wanted import Listing, Unit, Wanted
+from gpufleet.artifacts.operator_files import read
+from gpufleet.converge.desired import Listing, Unit, Wanted
+from gpufleet.gpu_software import container_toolkit as toolkit
+from gpufleet.gpu_software.container_toolkit import LINKS
+from gpufleet.operations.converge import Converge
+from gpufleet.settings.gpu_settings import ContainerToolkit
 
 # One link a device file.
 SECONDS = 60

@@ -6,10 +6,10 @@ from typing import Literal
 
 from pyinfra.api import deploy
 
-from gpufleet.converge import Converge
-from gpufleet.settings import Cuda, NodeSettings
-from gpufleet.vendor_repository import source
-from gpufleet.wanted import Package, Wanted
+from gpufleet.converge.desired import Package, Wanted
+from gpufleet.gpu_software.repository import source
+from gpufleet.operations.converge import Converge
+from gpufleet.settings.node_settings import Cuda, NodeSettings
 
 # What kernels are compiled with at run time: headers of CUDA and of the libraries that FlashInfer
 # and torch's extensions include. nvcc brings the compiler's other parts in its own version.

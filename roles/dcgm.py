@@ -7,16 +7,17 @@ from pathlib import PurePosixPath
 
 from pyinfra.api import deploy
 
-from gpufleet import exporters, units
-from gpufleet.bare_node import Machine, System, generation
-from gpufleet.converge import Converge
+from gpufleet.converge.desired import File, Package, Unit, UnitGone, Value, Wanted
 from gpufleet.errors import FleetError
-from gpufleet.exporters import Access
-from gpufleet.monitoring.counters import counters
-from gpufleet.serving import Metrics
-from gpufleet.settings import Dcgm, Repository
-from gpufleet.vendor_repository import published, source
-from gpufleet.wanted import File, Package, Unit, UnitGone, Value, Wanted
+from gpufleet.gpu_software.repository import published, source
+from gpufleet.monitoring import exporters
+from gpufleet.monitoring.dcgm_counters import counters
+from gpufleet.monitoring.exporters import Access
+from gpufleet.node.machine import Machine, System, generation
+from gpufleet.operations.converge import Converge
+from gpufleet.operations.wait_ready import Metrics
+from gpufleet.serving import unit as units
+from gpufleet.settings.node_settings import Dcgm, Repository
 
 ENGINE = "nvidia-dcgm.service"
 ENGINE_PORT = 5555

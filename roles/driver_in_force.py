@@ -14,11 +14,11 @@ from pyinfra import host, logger
 from pyinfra.api import FunctionCommand, Host, State, StringCommand, deploy, operation
 from pyinfra.context import ctx_host, ctx_state
 
-from gpufleet import inventory, payload, unchecked
-from gpufleet.assessment import judged
 from gpufleet.checks.fabric import REGISTRATION_SECONDS
-from gpufleet.converge import Converge, refuse
-from gpufleet.driver_state import (
+from gpufleet.converge.desired import Wanted
+from gpufleet.fleet.assessment import judged
+from gpufleet.gpu_software import quarantine as unchecked
+from gpufleet.gpu_software.driver_activation import (
     STOP_ORDER,
     UNLOAD_ORDER,
     Broken,
@@ -29,12 +29,14 @@ from gpufleet.driver_state import (
     decision,
     driver_state,
 )
-from gpufleet.printable import printable
-from gpufleet.provisioning import Bare
-from gpufleet.rebooting import Rebooting, rebooted
-from gpufleet.survey import ask, survey
-from gpufleet.units import stop_seconds
-from gpufleet.wanted import Wanted
+from gpufleet.gpu_software.provisioning import Bare
+from gpufleet.inventory import loader as inventory
+from gpufleet.operations.converge import Converge, refuse
+from gpufleet.operations.reboot import Rebooting, rebooted
+from gpufleet.remote import payload
+from gpufleet.remote.query import ask, survey
+from gpufleet.sanitize import printable
+from gpufleet.serving.unit import stop_seconds
 
 Commands: TypeAlias = Generator[StringCommand | FunctionCommand]
 
@@ -326,7 +328,7 @@ def _act(
     """Return on_node/driver_reload.py's document; if there is none, `silent` and why, `error`."""
     patience = driver.stop_seconds if driver else 0
     program = payload.program(
-        "driver_reload",
+        "gpu_software/driver_reload",
         action=action,
         order={"unload": UNLOAD_ORDER, "services": STOP_ORDER},
         stop_seconds=patience,

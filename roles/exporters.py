@@ -7,9 +7,10 @@ import datetime as dt
 from pyinfra import host, logger
 from pyinfra.context import ctx_state
 
-from gpufleet import exporters, inventory
-from gpufleet.exporters import Access
-from gpufleet.settings import NodeSettings
+from gpufleet.inventory import loader as inventory
+from gpufleet.monitoring import exporters
+from gpufleet.monitoring.exporters import Access
+from gpufleet.settings.node_settings import NodeSettings
 
 _said: set[tuple[int, str]] = set()
 

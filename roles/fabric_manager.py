@@ -9,10 +9,10 @@ from pyinfra.api import QuoteString, StringCommand, deploy, operation
 from pyinfra.context import ctx_state
 from pyinfra.facts.server import KernelModules
 
-from gpufleet import units
-from gpufleet.converge import Converge
-from gpufleet.provisioning import Bare
-from gpufleet.wanted import File, Unit, UnitGone, Wanted
+from gpufleet.converge.desired import File, Unit, UnitGone, Wanted
+from gpufleet.gpu_software.provisioning import Bare
+from gpufleet.operations.converge import Converge
+from gpufleet.serving import unit as units
 
 SERVICE = "nvidia-fabricmanager.service"
 # With NVLink 5 it talks to its switches over InfiniBand's management datagrams, and its start

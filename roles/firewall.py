@@ -12,14 +12,7 @@ from pyinfra.api.exceptions import ConnectError
 from pyinfra.connectors.ssh import SSHConnector
 from pyinfra.context import ctx_state
 
-from gpufleet import firewall as table
-from gpufleet import payload
-from gpufleet.converge import Converge, refuse
-from gpufleet.facts import FirewallRules
-from gpufleet.firewall import DIRECTORY, RULES, SERVICE
-from gpufleet.fleet import Here
-from gpufleet.stage import Running
-from gpufleet.wanted import (
+from gpufleet.converge.desired import (
     UNIT_DIRECTORY,
     Absent,
     Directory,
@@ -31,6 +24,13 @@ from gpufleet.wanted import (
     User,
     Wanted,
 )
+from gpufleet.fleet.run import Here
+from gpufleet.network import firewall as table
+from gpufleet.network.firewall import DIRECTORY, RULES, SERVICE
+from gpufleet.operations.converge import Converge, refuse
+from gpufleet.planning.stage import Running
+from gpufleet.remote import payload
+from gpufleet.remote.facts import FirewallRules
 
 Commands = Generator[StringCommand | FunctionCommand]
 
@@ -197,7 +197,12 @@ def _confirmed(state: State, host: Host, text: str, seconds: int) -> str:
 def _ask(action: str, text: str, seconds: int = 0) -> dict[str, Any]:
     """Return on_node/firewall.py's document, {} if it could not be had."""
     program = payload.program(
-        "firewall", action=action, wanted=text, seconds=seconds, rules=RULES, service=SERVICE
+        "network/firewall",
+        action=action,
+        wanted=text,
+        seconds=seconds,
+        rules=RULES,
+        service=SERVICE,
     )
     found: dict[str, Any] = host.get_fact(
         FirewallRules, _stdin=program, _timeout=LOOK_SECONDS, _ignore_errors=True

@@ -10,26 +10,7 @@ from pyinfra import host, logger
 from pyinfra.api import FunctionCommand, Host, State, StringCommand, deploy, operation
 from pyinfra.context import ctx_host, ctx_state
 
-from gpufleet import gateway as fronting
-from gpufleet import payload, units, virtual_address, watching
-from gpufleet.converge import Converge, refuse
-from gpufleet.errors import FleetError
-from gpufleet.gateway import (
-    CONFIGURATION,
-    HOME,
-    PROGRAM,
-    RUN,
-    SOCKETS,
-    STATE,
-    UNIT,
-    Configuration,
-    GatewayState,
-)
-from gpufleet.gateway_settings import Gateway
-from gpufleet.monitoring import scrape
-from gpufleet.printable import printable
-from gpufleet.survey import ask
-from gpufleet.wanted import (
+from gpufleet.converge.desired import (
     UNIT_DIRECTORY,
     Absent,
     Directory,
@@ -41,7 +22,29 @@ from gpufleet.wanted import (
     UnitGone,
     Wanted,
 )
-from gpufleet.watching import Watching
+from gpufleet.errors import FleetError
+from gpufleet.monitoring import prometheus as scrape
+from gpufleet.monitoring import targets as watching
+from gpufleet.monitoring.targets import Watching
+from gpufleet.network import haproxy as fronting
+from gpufleet.network import keepalived as virtual_address
+from gpufleet.network.haproxy import (
+    CONFIGURATION,
+    HOME,
+    PROGRAM,
+    RUN,
+    SOCKETS,
+    STATE,
+    UNIT,
+    Configuration,
+    GatewayState,
+)
+from gpufleet.operations.converge import Converge, refuse
+from gpufleet.remote import payload
+from gpufleet.remote.query import ask
+from gpufleet.sanitize import printable
+from gpufleet.serving import unit as units
+from gpufleet.settings.gateway_settings import Gateway
 from roles.proven import Configured, proven
 
 Commands: TypeAlias = Generator[StringCommand | FunctionCommand]
@@ -74,7 +77,7 @@ def gateway(node: Watching) -> None:
     if wanted is None:
         return
     before = Converge(Wanted(), watch=(HAPROXY, PACKAGES_UNIT))
-    program = File(PROGRAM, payload.archive("gateway_state"), mode=0o755)
+    program = File(PROGRAM, payload.archive("network/gateway_drains"), mode=0o755)
     unit = _unit(wanted.gateway)
     values = [Directory("/usr/local/libexec/gpufleet"), program, unit.file]
     if not before.snapshot().file(HAPROXY).exists or _masked(before):
@@ -294,7 +297,9 @@ def _load(state: State, host: Host, fingerprint: str) -> bool:  # noqa: ARG001  
 
 
 def _state(do: str, **parameters: Any) -> GatewayState:
-    program = payload.program("gateway_state", do=do, home=HOME, run=RUN, state=STATE, **parameters)
+    program = payload.program(
+        "network/gateway_drains", do=do, home=HOME, run=RUN, state=STATE, **parameters
+    )
     node = ctx_host.get()
     seconds = LOOK_SECONDS + 2 * parameters.get("seconds", 0)
     return fronting.read(

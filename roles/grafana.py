@@ -7,11 +7,11 @@ from collections.abc import Generator
 from pyinfra import host
 from pyinfra.api import FunctionCommand, StringCommand, deploy, operation
 
-from gpufleet import units
-from gpufleet.converge import Converge, refuse
-from gpufleet.monitoring import rendering
-from gpufleet.wanted import File, NoOtherFiles, Package, Unit, Wanted
-from gpufleet.watching import Watching
+from gpufleet.converge.desired import File, NoOtherFiles, Package, Unit, Wanted
+from gpufleet.monitoring import render as rendering
+from gpufleet.monitoring.targets import Watching
+from gpufleet.operations.converge import Converge, refuse
+from gpufleet.serving import unit as units
 
 
 @deploy("Grafana")

@@ -10,16 +10,10 @@ from pyinfra import host, logger
 from pyinfra.api import QuoteString, StringCommand, deploy, operation
 from pyinfra.context import ctx_state
 
-from gpufleet import litellm, named_files, release, units, watching
-from gpufleet.converge import Converge
-from gpufleet.errors import FleetError
-from gpufleet.exporters import named
-from gpufleet.litellm import ACCOUNT, CREDENTIALS, HOME, PROGRAM, SERVE, STATE, UNIT
-from gpufleet.litellm_settings import Litellm
-from gpufleet.monitoring.scrape import Watched
-from gpufleet.release import BUILD_SECONDS, WAIT_SECONDS, Release
-from gpufleet.units import UnitFile
-from gpufleet.wanted import (
+from gpufleet.artifacts import operator_files as named_files
+from gpufleet.artifacts import release
+from gpufleet.artifacts.release import BUILD_SECONDS, WAIT_SECONDS, Release
+from gpufleet.converge.desired import (
     UNIT_DIRECTORY,
     Absent,
     Directory,
@@ -34,6 +28,16 @@ from gpufleet.wanted import (
     Value,
     Wanted,
 )
+from gpufleet.errors import FleetError
+from gpufleet.monitoring import targets as watching
+from gpufleet.monitoring.exporters import named
+from gpufleet.monitoring.prometheus import Watched
+from gpufleet.network import litellm
+from gpufleet.network.litellm import ACCOUNT, CREDENTIALS, HOME, PROGRAM, SERVE, STATE, UNIT
+from gpufleet.operations.converge import Converge
+from gpufleet.serving import unit as units
+from gpufleet.serving.unit import UnitFile
+from gpufleet.settings.litellm_settings import Litellm
 from roles.proven import Configured, proven
 from roles.vllm import built
 

@@ -13,14 +13,9 @@ from pyinfra import host, logger
 from pyinfra.api import QuoteString, StringCommand, deploy, operation
 from pyinfra.context import ctx_state
 
-from gpufleet import archived, exporters, units
-from gpufleet.archived import Archived
-from gpufleet.converge import Converge
-from gpufleet.exporters import Access
-from gpufleet.monitoring_settings import NodeExporter
-from gpufleet.serving import Metrics
-from gpufleet.units import UnitFile, systemd_quote
-from gpufleet.wanted import (
+from gpufleet.artifacts import program_archive as archived
+from gpufleet.artifacts.program_archive import Archived
+from gpufleet.converge.desired import (
     UNIT_DIRECTORY,
     Absent,
     Directory,
@@ -31,6 +26,13 @@ from gpufleet.wanted import (
     Value,
     Wanted,
 )
+from gpufleet.monitoring import exporters
+from gpufleet.monitoring.exporters import Access
+from gpufleet.operations.converge import Converge
+from gpufleet.operations.wait_ready import Metrics
+from gpufleet.serving import unit as units
+from gpufleet.serving.unit import UnitFile, systemd_quote
+from gpufleet.settings.monitoring_settings import NodeExporter
 from roles.archived import brought, only_this, versions
 
 PACKAGE = "prometheus-node-exporter"

@@ -11,20 +11,24 @@ from pyinfra import host, logger
 from pyinfra.api import State, StringCommand, deploy, operation
 from pyinfra.context import ctx_host, ctx_state
 
-from gpufleet import fleet, inventory, payload, recording, units
-from gpufleet.assessment import judged
+from gpufleet.artifacts.operator_files import release_of
 from gpufleet.checks.finding import Report
-from gpufleet.converge import Converge, probed_changes
+from gpufleet.converge.desired import UNIT_DIRECTORY, Directory, File, Unit, Wanted
 from gpufleet.errors import FleetError
-from gpufleet.named_files import release_of
-from gpufleet.on_node.node_facts import DECLARED, FILE
-from gpufleet.on_node.record import DEPLOYS
-from gpufleet.on_node.textfile import DIRECTORY
-from gpufleet.printable import printable
-from gpufleet.serving import Metrics
-from gpufleet.settings import NodeExporter, NodeSettings
-from gpufleet.survey import Answer, ask, survey
-from gpufleet.wanted import UNIT_DIRECTORY, Directory, File, Unit, Wanted
+from gpufleet.fleet import node_records as recording
+from gpufleet.fleet import run as fleet
+from gpufleet.fleet.assessment import judged
+from gpufleet.inventory import loader as inventory
+from gpufleet.on_node.common.textfile import DIRECTORY
+from gpufleet.on_node.monitoring.node_facts import DECLARED, FILE
+from gpufleet.on_node.monitoring.record import DEPLOYS
+from gpufleet.operations.converge import Converge, probed_changes
+from gpufleet.operations.wait_ready import Metrics
+from gpufleet.remote import payload
+from gpufleet.remote.query import Answer, ask, survey
+from gpufleet.sanitize import printable
+from gpufleet.serving import unit as units
+from gpufleet.settings.node_settings import NodeExporter, NodeSettings
 
 SERVICE, TIMER = "gpufleet-facts.service", "gpufleet-facts.timer"
 UNITS = (SERVICE, TIMER)
@@ -68,7 +72,7 @@ def wanted(settings: NodeSettings, gpus: int | None) -> Wanted:
         Directory(payload.CODE.rpartition("/")[0]),
         Directory(payload.CODE, mode=0o700),
         Directory("/usr/local/libexec/gpufleet", mode=0o755),
-        File(PROGRAM, payload.archive("node_facts", nvml=True), mode=0o755),
+        File(PROGRAM, payload.archive("monitoring/node_facts", nvml=True), mode=0o755),
         *(File(f"{UNIT_DIRECTORY}/{each}", units.template(each).encode()) for each in UNITS),
         Unit(TIMER),
     )
@@ -137,7 +141,7 @@ def _record(deploy: str) -> list[str]:
         report, answer = _report(state)
         at = recording.probed_at(answer, time.time())
         files = {recording.CHECK: recording.of_check(report.of_nodes[here.name], at)}
-    program = payload.program("record", files=files, deploy=deploy)
+    program = payload.program("monitoring/record", files=files, deploy=deploy)
     answers = ask(state, [here], lambda _: program, RECORD_SECONDS, "the record", short=True)
     return recording.unrecorded(answers, "what was found is")
 

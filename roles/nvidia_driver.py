@@ -10,17 +10,18 @@ from pyinfra import host, logger
 from pyinfra.api import FunctionCommand, Host, QuoteString, State, StringCommand, deploy, operation
 from pyinfra.context import ctx_host, ctx_state
 
-from gpufleet import built_modules, payload
-from gpufleet.converge import Converge, refuse
-from gpufleet.driver_packages import driver_packages
-from gpufleet.printable import printable
-from gpufleet.survey import ask
-from gpufleet.vendor_repository import source
-from gpufleet.wanted import Absent, File, Value, Wanted
+from gpufleet.converge.desired import Absent, File, Value, Wanted
+from gpufleet.gpu_software import kernel_modules as built_modules
+from gpufleet.gpu_software.driver_packages import driver_packages
+from gpufleet.gpu_software.repository import source
+from gpufleet.operations.converge import Converge, refuse
+from gpufleet.remote import payload
+from gpufleet.remote.query import ask
+from gpufleet.sanitize import printable
 from roles.driver_in_force import guarded, marked, settled
 
 if TYPE_CHECKING:
-    from gpufleet.fleet import Bare
+    from gpufleet.fleet.run import Bare
 
 Commands: TypeAlias = Generator[StringCommand | FunctionCommand]
 
@@ -154,7 +155,9 @@ def _build(state: State, host: Host, driver: str, kernels: tuple[str, ...]) -> b
 
 def _ask(action: str, **parameters: Any) -> Mapping[str, Any]:
     """Return on_node/built_modules.py's document; `error` says why there is none."""
-    program = payload.program("built_modules", action=action, sysroot="", **parameters)
+    program = payload.program(
+        "gpu_software/kernel_modules", action=action, sysroot="", **parameters
+    )
     limit = LOOK_SECONDS if action == "look" else BUILD_SECONDS
     node = ctx_host.get()
     answer = ask(ctx_state.get(), [node], lambda _: program, limit, "the look at its modules")

@@ -10,15 +10,15 @@ from pyinfra import host, logger
 from pyinfra.api import FunctionCommand, State, StringCommand, deploy, operation
 from pyinfra.context import ctx_state
 
-from gpufleet import units
-from gpufleet.converge import Converge, files, refuse
-from gpufleet.converge import units as units_operation
+from gpufleet.converge.desired import Directory, File, Unit, UnitGone, Wanted
 from gpufleet.errors import FleetError
-from gpufleet.imex_domain import addresses
-from gpufleet.printable import printable
-from gpufleet.provisioning import Bare
-from gpufleet.survey import survey
-from gpufleet.wanted import Directory, File, Unit, UnitGone, Wanted
+from gpufleet.gpu_software.provisioning import Bare
+from gpufleet.node.imex_domain import addresses
+from gpufleet.operations.converge import Converge, files, refuse
+from gpufleet.operations.converge import units as units_operation
+from gpufleet.remote.query import survey
+from gpufleet.sanitize import printable
+from gpufleet.serving import unit as units
 
 Commands: TypeAlias = Generator[StringCommand | FunctionCommand]
 

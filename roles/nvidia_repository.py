@@ -8,12 +8,12 @@ from pyinfra import host, logger
 from pyinfra.api import StringCommand, deploy, operation
 from pyinfra.context import ctx_state
 
-from gpufleet import payload
-from gpufleet.converge import Converge
-from gpufleet.facts import PYTHON
-from gpufleet.settings import Repository
-from gpufleet.vendor_repository import KEYS, fingerprint, kept_path, key_path
-from gpufleet.wanted import Absent, Directory, NoOtherFiles, Package, Wanted
+from gpufleet.converge.desired import Absent, Directory, NoOtherFiles, Package, Wanted
+from gpufleet.gpu_software.repository import KEYS, fingerprint, kept_path, key_path
+from gpufleet.operations.converge import Converge
+from gpufleet.remote import payload
+from gpufleet.remote.facts import PYTHON
+from gpufleet.settings.node_settings import Repository
 
 # Where the node's own apt and dnf look. What earlier releases of gpufleet had put there, and the
 # source and the pin of the vendor's keyring package: apt refuses two keys for one address.
@@ -73,7 +73,7 @@ def trusted(node: Converge, repository: Repository) -> Generator[StringCommand]:
     if executing:
         node.forget()
     program = payload.program(
-        "vendor_key",
+        "converge/repository_key",
         url=url,
         sha256=repository.keyring_sha256,
         fingerprint=fingerprint(repository.keyring),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pyinfra.api import deploy
 
-from gpufleet import units
-from gpufleet.converge import Converge
-from gpufleet.provisioning import Bare
-from gpufleet.wanted import Unit, UnitGone, Wanted
+from gpufleet.converge.desired import Unit, UnitGone, Wanted
+from gpufleet.gpu_software.provisioning import Bare
+from gpufleet.operations.converge import Converge
+from gpufleet.serving import unit as units
 
 SERVICE = "nvidia-persistenced.service"
 # Ubuntu's packaged unit starts it with --no-persistence-mode, as this user, which its package

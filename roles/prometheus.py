@@ -8,13 +8,16 @@ from pyinfra import host, logger
 from pyinfra.api import deploy
 from pyinfra.context import ctx_host, ctx_state
 
-from gpufleet import payload, units, watching
-from gpufleet.converge import Converge
-from gpufleet.monitoring import rendering, scrape
-from gpufleet.monitoring.scrape import Scrape, Target
-from gpufleet.survey import ask
-from gpufleet.wanted import Directory, File, NoOtherFiles, Package, Unit, Wanted
-from gpufleet.watching import Watching
+from gpufleet.converge.desired import Directory, File, NoOtherFiles, Package, Unit, Wanted
+from gpufleet.monitoring import prometheus as scrape
+from gpufleet.monitoring import render as rendering
+from gpufleet.monitoring import targets as watching
+from gpufleet.monitoring.prometheus import Scrape, Target
+from gpufleet.monitoring.targets import Watching
+from gpufleet.operations.converge import Converge
+from gpufleet.remote import payload
+from gpufleet.remote.query import ask
+from gpufleet.serving import unit as units
 from roles.archived import only_this, versions
 from roles.proven import Configured, in_force, proven
 from roles.watcher import STATE, credentials, directories, install, of_archive
@@ -105,7 +108,7 @@ def _before(node: Watching) -> Mapping[str, list[Target]]:
     """Return what the files of targets say now; asked for only where it counts."""
     if not node.silent:
         return {}
-    program = payload.program("target_files", directory=HOME)
+    program = payload.program("monitoring/target_files", directory=HOME)
     here = ctx_host.get()
     answer = ask(ctx_state.get(), [here], lambda _: program, LOOK_SECONDS, "the look at targets")
     found = answer[here.name]

@@ -11,10 +11,10 @@ from pyinfra import host, logger
 from pyinfra.api import FunctionCommand, Host, State, StringCommand, operation
 from pyinfra.context import ctx_host, ctx_state
 
-from gpufleet import payload
-from gpufleet.converge import Converge, refuse
-from gpufleet.printable import printable
-from gpufleet.survey import ask
+from gpufleet.operations.converge import Converge, refuse
+from gpufleet.remote import payload
+from gpufleet.remote.query import ask
+from gpufleet.sanitize import printable
 
 Commands: TypeAlias = Generator[StringCommand | FunctionCommand]
 
@@ -62,7 +62,7 @@ def proven(node: Converge, wanted: Configured) -> Commands:
 def _prove(state: State, host: Host, wanted: Configured) -> bool:  # noqa: ARG001  # pyinfra's
     files = {**wanted.files, **wanted.secrets}
     program = payload.program(
-        "config_proof",
+        "converge/validate_config",
         files={path: _packed(content) for path, content in files.items()},
         argv=list(wanted.check),
         hidden=[_packed(content) for content in wanted.secrets.values()],
@@ -105,7 +105,7 @@ def _reload(state: State, host: Host, wanted: Configured) -> bool:  # noqa: ARG0
 
 def _looked(action: str, wanted: Configured) -> dict[str, Any]:
     program = payload.program(
-        "config_in_force",
+        "converge/reload_config",
         action=action,
         unit=wanted.unit,
         url=f"{wanted.url}/metrics",

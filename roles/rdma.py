@@ -8,10 +8,10 @@ from pyinfra import host, logger
 from pyinfra.api import FunctionCommand, Host, State, StringCommand, deploy, operation
 from pyinfra.context import ctx_state
 
-from gpufleet import rdma as ways
-from gpufleet.converge import Converge
-from gpufleet.gpu_settings import Rdma
-from gpufleet.wanted import Listing, Wanted
+from gpufleet.converge.desired import Listing, Wanted
+from gpufleet.gpu_software import rdma as ways
+from gpufleet.operations.converge import Converge
+from gpufleet.settings.gpu_settings import Rdma
 
 MODULES = "/sys/module"
 # A module and what it needs: a second; one that waits for an adapter's firmware, a minute.

@@ -9,11 +9,12 @@ from pyinfra import host, logger
 from pyinfra.api import FunctionCommand, Host, State, StringCommand, deploy, operation
 from pyinfra.context import ctx_state
 
-from gpufleet import node_tuning, payload
-from gpufleet.converge import Converge, refuse
-from gpufleet.facts import KernelSettings
-from gpufleet.gpu_settings import Gpu
-from gpufleet.node_tuning import KernelSetting
+from gpufleet.gpu_software import kernel_tuning as node_tuning
+from gpufleet.gpu_software.kernel_tuning import KernelSetting
+from gpufleet.operations.converge import Converge, refuse
+from gpufleet.remote import payload
+from gpufleet.remote.facts import KernelSettings
+from gpufleet.settings.gpu_settings import Gpu
 
 # A few files are read and written; a node that takes longer is stuck.
 SECONDS = 60
@@ -57,7 +58,7 @@ def in_force(settings: tuple[KernelSetting, ...]) -> Commands:
 def look(settings: tuple[KernelSetting, ...], *, apply: bool = False) -> dict[str, Any]:
     """Return the document of `on_node/kernel_settings.py`, {} if it could not be had."""
     program = payload.program(
-        "kernel_settings",
+        "converge/sysctl",
         wanted={each.name: [each.value, each.least] for each in settings},
         file=node_tuning.SYSCTL,
         apply=apply,

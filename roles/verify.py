@@ -8,10 +8,10 @@ from typing import Any
 from pyinfra import host, logger
 from pyinfra.api import FunctionCommand, Host, State, operation
 
-from gpufleet import serving
-from gpufleet.fleet import Here
-from gpufleet.readiness import State as Stand
-from gpufleet.serving import Endpoint, Metrics
+from gpufleet.fleet.run import Here
+from gpufleet.operations import wait_ready as serving
+from gpufleet.operations.wait_ready import Endpoint, Metrics
+from gpufleet.serving.readiness import State as Stand
 from roles import dcgm, firewall, node_exporter, node_facts
 from roles.exporters import access_to_exporters
 from roles.vllm import planned

@@ -10,23 +10,11 @@ from pyinfra import host
 from pyinfra.api import QuoteString, StringCommand, deploy, operation
 from pyinfra.context import ctx_state
 
-from gpufleet import checkpoint, distributing, meanwhile, payload, ranks, stage_flags, units
-from gpufleet.checkpoint import Checkpoint
-from gpufleet.converge import Converge
-from gpufleet.distributing import Goods, comes, copied
-from gpufleet.errors import FleetError
-from gpufleet.fleet import Here, together
-from gpufleet.named_files import read, release_of
-from gpufleet.planner import Stage
-from gpufleet.proof import Proof, accepted, agreed
-from gpufleet.reaching import reached
-from gpufleet.release import BUILD_SECONDS, WAIT_SECONDS, Release, build_script
-from gpufleet.serving import Endpoint, answering
-from gpufleet.settings import Vllm
-from gpufleet.stage_flags import Started
-from gpufleet.units import UnitFile
-from gpufleet.upgrade.staged import staged
-from gpufleet.wanted import (
+from gpufleet.artifacts import model_files as checkpoint
+from gpufleet.artifacts.model_files import Checkpoint
+from gpufleet.artifacts.operator_files import read, release_of
+from gpufleet.artifacts.release import BUILD_SECONDS, WAIT_SECONDS, Release, build_script
+from gpufleet.converge.desired import (
     Directory,
     File,
     Group,
@@ -38,6 +26,24 @@ from gpufleet.wanted import (
     Value,
     Wanted,
 )
+from gpufleet.errors import FleetError
+from gpufleet.fleet.run import Here, together
+from gpufleet.operations import distribute as distributing
+from gpufleet.operations import progress_watch as meanwhile
+from gpufleet.operations.accept_flags import Proof, accepted, agreed
+from gpufleet.operations.check_reachability import reached
+from gpufleet.operations.converge import Converge
+from gpufleet.operations.distribute import Goods, comes, copied
+from gpufleet.operations.wait_ready import Endpoint, answering
+from gpufleet.planning.multinode import launch as ranks
+from gpufleet.planning.planner import Stage
+from gpufleet.remote import payload
+from gpufleet.serving import flag_check as stage_flags
+from gpufleet.serving import unit as units
+from gpufleet.serving.flag_check import Started
+from gpufleet.serving.unit import UnitFile
+from gpufleet.settings.node_settings import Vllm
+from gpufleet.upgrade.run.staged_units import staged
 
 CREDENTIALS = "/etc/vllm/credentials"
 API_KEY = f"{CREDENTIALS}/api-key"
@@ -238,7 +244,7 @@ def read_at_start(secrets: Mapping[str, bytes]) -> tuple[File, ...]:
     """Return the files that units read when they start; their fingerprints cover them."""
     return (
         File(units.LAUNCHER, units.template("vllm-serve.sh").encode(), mode=0o755),
-        File(units.RANK, payload.archive("rank"), mode=0o755),
+        File(units.RANK, payload.archive("rank/rank"), mode=0o755),
         *(_secret(name, each) for name, each in secrets.items() if name not in NOT_FOR_UNITS),
     )
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pyinfra.api import deploy
 
-from gpufleet import payload, watchdog
-from gpufleet.converge import Converge
-from gpufleet.fleet import Here
-from gpufleet.named_files import release_of
-from gpufleet.wanted import Absent, Directory, File, Unit, UnitGone, Wanted
+from gpufleet.artifacts.operator_files import release_of
+from gpufleet.converge.desired import Absent, Directory, File, Unit, UnitGone, Wanted
+from gpufleet.fleet.run import Here
+from gpufleet.operations.converge import Converge
+from gpufleet.remote import payload
+from gpufleet.serving import watchdog_unit as watchdog
 from roles import vllm as stages
 
 
@@ -38,7 +39,7 @@ def wanted(here: Here) -> Wanted:
         Directory(watchdog.STATE),
         Directory(watchdog.TEXTFILE),
         Directory(watchdog.DUMPS, mode=0o700),
-        File(watchdog.PROGRAM, payload.archive("watchdog"), mode=0o755),
+        File(watchdog.PROGRAM, payload.archive("watchdog/watchdog"), mode=0o755),
         File(watchdog.CONFIGURATION, told.encode()),
         unit.file,
         Unit(watchdog.SERVICE, fingerprint=unit.fingerprint),

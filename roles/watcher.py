@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from gpufleet import archived
-from gpufleet.archived import Archived
-from gpufleet.converge import Converge
-from gpufleet.monitoring_settings import Archive
-from gpufleet.wanted import Directory, File, Group, NoOtherFiles, Package, User, Value, Wanted
+from gpufleet.artifacts import program_archive as archived
+from gpufleet.artifacts.program_archive import Archived
+from gpufleet.converge.desired import (
+    Directory,
+    File,
+    Group,
+    NoOtherFiles,
+    Package,
+    User,
+    Value,
+    Wanted,
+)
+from gpufleet.operations.converge import Converge
+from gpufleet.settings.monitoring_settings import Archive
 from roles.archived import brought
 
 ACCOUNT = "prometheus"

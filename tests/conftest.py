@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
-from gpufleet.topology import Node, node_from_probe
+from gpufleet.node.topology import Node, node_from_probe
 
 NODES = Path(__file__).parent / "nodes"
 

@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gpufleet import payload
-from gpufleet.driver_state import STOP_ORDER, UNLOAD_ORDER
+from gpufleet.gpu_software.driver_activation import STOP_ORDER, UNLOAD_ORDER
+from gpufleet.remote import payload
 
 KERNEL = "6.8.0-45-generic"
 MODULES = {
@@ -153,7 +153,7 @@ class Machine:
     def run(self, action: str, **parameters: Any) -> dict[str, Any] | None:
         """Run the program; None: it was killed. Reads the machine's state afterwards."""
         text = payload.program(
-            "driver_reload",
+            "gpu_software/driver_reload",
             action=action,
             order={"unload": UNLOAD_ORDER, "services": STOP_ORDER},
             stop_seconds=5,

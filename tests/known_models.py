@@ -9,8 +9,8 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-from gpufleet.architecture.multimodal import ESTIMATED, REFUSED
-from gpufleet.architecture.read import FAMILIES
+from gpufleet.sizing.architectures.multimodal import ESTIMATED, REFUSED
+from gpufleet.sizing.architectures.registry import FAMILIES
 
 PAGE = Path(__file__).parent.parent / "docs" / "known-models.md"
 
@@ -37,7 +37,7 @@ def families() -> dict[str, list[str]]:
     """Return {title: the names of the classes under it}."""
     found: dict[str, list[str]] = {title: [] for title in (*_TITLES.values(), _ESTIMATED, _REFUSED)}
     for family in FAMILIES:
-        for name in importlib.import_module(f"gpufleet.architecture.{family}").BUILDERS:
+        for name in importlib.import_module(f"gpufleet.sizing.architectures.{family}").BUILDERS:
             title = _TITLES[family]
             if name in REFUSED:
                 title = _REFUSED

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from gpufleet.checks.catalogue import CHECKS
+from gpufleet.catalog.checks import CHECKS
+from gpufleet.checks.evaluate import judge
 from gpufleet.checks.finding import Report, Severity
-from gpufleet.checks.judge import judge
-from gpufleet.settings import node_settings
+from gpufleet.settings.node_settings import node_settings
 from lab import machine, nvml
 from lab.faults import FAULTS, fault, possible
 from lab.machine import Profile

@@ -6,7 +6,7 @@ import json
 from functools import cache
 from pathlib import Path
 
-from gpufleet.architecture.description import Description, ModelFiles, describe
+from gpufleet.sizing.architectures.description import Description, ModelFiles, describe
 
 MODELS = Path(__file__).parent / "data" / "models"
 

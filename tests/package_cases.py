@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gpufleet.bare_node import Kernel, Machine, System
-from gpufleet.driver_packages import dcgm_packages, driver_packages
-from gpufleet.gpu_settings import GpuLock, LockedDcgm
-from gpufleet.package_manager import commands, files
-from gpufleet.package_plan import VERSIONLOCK, packages
-from gpufleet.settings import Repository
-from gpufleet.snapshot import PackageState, Snapshot
-from gpufleet.vendor_repository import VENDOR, path, published, source
-from gpufleet.wanted import Lockstep, NoPackage, Package, Wanted
+from gpufleet.converge.desired import Lockstep, NoPackage, Package, Wanted
+from gpufleet.converge.package_commands import commands, files
+from gpufleet.converge.package_plan import VERSIONLOCK, packages
+from gpufleet.converge.snapshot import PackageState, Snapshot
+from gpufleet.gpu_software.driver_packages import dcgm_packages, driver_packages
+from gpufleet.gpu_software.repository import VENDOR, path, published, source
+from gpufleet.node.machine import Kernel, Machine, System
+from gpufleet.settings.gpu_settings import GpuLock, LockedDcgm
+from gpufleet.settings.node_settings import Repository
 
 GOLDEN = Path(__file__).parent / "golden" / "packages"
 WIDTH = 100

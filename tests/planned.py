@@ -9,9 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from gpufleet import assessment
-from gpufleet.assessment import Assessment
-from gpufleet.settings import NodeSettings
+from gpufleet.fleet import assessment
+from gpufleet.fleet.assessment import Assessment
+from gpufleet.settings.node_settings import NodeSettings
 from tests.test_cluster_network import nic
 
 TESTS = Path(__file__).parent

@@ -9,13 +9,14 @@ from functools import cache as once
 from pathlib import Path
 from typing import Any
 
-from gpufleet import kv_cache, kv_pages
-from gpufleet.architecture.description import Description, ModelFiles, describe
-from gpufleet.architecture.parts import Architecture, LatentCache, WindowCache
-from gpufleet.architecture.quantization import online
-from gpufleet.gpu_catalogue import card
-from gpufleet.sizing import Options, Sizing, size
-from gpufleet.weights import Sharding, Weighed, layer_ranges, weight_bytes
+from gpufleet.catalog.gpu_models import card
+from gpufleet.sizing import kv_bytes as kv_pages
+from gpufleet.sizing import kv_cache
+from gpufleet.sizing.architectures.components import Architecture, LatentCache, WindowCache
+from gpufleet.sizing.architectures.description import Description, ModelFiles, describe
+from gpufleet.sizing.architectures.quantization import online
+from gpufleet.sizing.fit import Options, Sizing, size
+from gpufleet.sizing.weights import Sharding, Weighed, layer_ranges, weight_bytes
 
 GIB = 1 << 30
 ROUNDING = 0.005

@@ -120,7 +120,7 @@ def memory_errors() -> dict[Log, float]:
 
 def class_errors() -> dict[str, list[float]]:
     """Return by how many percent ranks are off that vLLM 0.32.0's own classes were asked for."""
-    from gpufleet.weights import Sharding, weight_bytes
+    from gpufleet.sizing.weights import Sharding, weight_bytes
     from tests.test_model_facts import DIVIDED, ORACLE, STAGED, VLLM, WEIGHED, described
 
     def off(name: str, sharding: Sharding, kept: list[dict[str, int]]) -> list[float]:

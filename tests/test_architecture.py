@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.architecture.parts import FullCache, Split, Where, WindowCache
-from gpufleet.architecture.quantization import quantization
-from gpufleet.architecture.read import FAMILIES, architecture, builders
 from gpufleet.errors import FleetError
-from gpufleet.weights import Sharding, weight_bytes
+from gpufleet.sizing.architectures.components import FullCache, Split, Where, WindowCache
+from gpufleet.sizing.architectures.quantization import quantization
+from gpufleet.sizing.architectures.registry import FAMILIES, architecture, builders
+from gpufleet.sizing.weights import Sharding, weight_bytes
 from tests.known_models import PAGE, page
 
 MODELS = Path(__file__).parent / "data" / "models"
@@ -399,7 +399,7 @@ def test_no_name_is_read_by_two_modules_unawares():
     names = Counter(
         name
         for family in FAMILIES
-        for name in importlib.import_module(f"gpufleet.architecture.{family}").BUILDERS
+        for name in importlib.import_module(f"gpufleet.sizing.architectures.{family}").BUILDERS
     )
 
     assert [name for name, often in names.items() if often > 1] == []

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from gpufleet.architecture.description import ModelFiles, describe
-from gpufleet.architecture.parts import (
+from gpufleet.errors import FleetError
+from gpufleet.sizing.architectures.components import (
     CompressedCache,
     FullCache,
     LatentCache,
@@ -23,12 +23,12 @@ from gpufleet.architecture.parts import (
     StateCache,
     WindowCache,
 )
-from gpufleet.architecture.quantization import quantization
-from gpufleet.architecture.read import architecture, builders
-from gpufleet.errors import FleetError
-from gpufleet.kv_pages import Layout, caches, state_bytes, token_bytes
-from gpufleet.sizing import Options, size
-from gpufleet.weights import Sharding, weight_bytes
+from gpufleet.sizing.architectures.description import ModelFiles, describe
+from gpufleet.sizing.architectures.quantization import quantization
+from gpufleet.sizing.architectures.registry import architecture, builders
+from gpufleet.sizing.fit import Options, size
+from gpufleet.sizing.kv_bytes import Layout, caches, state_bytes, token_bytes
+from gpufleet.sizing.weights import Sharding, weight_bytes
 
 SMALL = json.loads((Path(__file__).parent / "data" / "small_models.json").read_text())
 RANKS = [(name, int(tensor)) for name, record in SMALL.items() for tensor in record["tp"]]

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpufleet import assessment
-from gpufleet.settings import NodeSettings
+from gpufleet.fleet import assessment
+from gpufleet.settings.node_settings import NodeSettings
 
 TESTS = Path(__file__).parent
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gpufleet.bare_node import Kernel, Machine, System, from_probe, generation
 from gpufleet.errors import FleetError
+from gpufleet.node.machine import Kernel, Machine, System, from_probe, generation
 
 NODES = Path(__file__).parent / "nodes"
 ABSENT = {"missing": "absent"}

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet import payload
-from gpufleet.on_node.build_progress import look
-from gpufleet.release import VLLM, build_script, release
-from gpufleet.settings import Vllm
+from gpufleet.artifacts.release import VLLM, build_script, release
+from gpufleet.on_node.transfer.build_progress import look
+from gpufleet.remote import payload
+from gpufleet.settings.node_settings import Vllm
 
 # uv 0.13.9 into a file, with a cache that had none of them.
 SAID = """\
@@ -63,7 +63,7 @@ def test_a_node_answers_in_any_case(tmp_path: Path, there: bool) -> None:
         (tmp_path / "said").write_text(SAID)
     done = subprocess.run(
         [sys.executable, "-I", "-"],
-        input=payload.program("build_progress", said=str(tmp_path / "said")).encode(),
+        input=payload.program("transfer/build_progress", said=str(tmp_path / "said")).encode(),
         capture_output=True,
         timeout=60,
         check=True,

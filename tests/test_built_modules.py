@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from gpufleet import payload
-from gpufleet.bare_node import Machine
-from gpufleet.built_modules import lacking, problems, refusal
+from gpufleet.gpu_software.kernel_modules import lacking, problems, refusal
+from gpufleet.node.machine import Machine
+from gpufleet.remote import payload
 
 RUNNING, NEXT = "6.1.0-40-amd64", "6.1.0-41-amd64"
 SECONDS = 60
@@ -75,7 +75,9 @@ class Disk:
         return path.read_text() if path.exists() else None
 
     def ask(self, action: str, **more: Any) -> dict[str, Any]:
-        program = payload.program("built_modules", action=action, sysroot=str(self.root), **more)
+        program = payload.program(
+            "gpu_software/kernel_modules", action=action, sysroot=str(self.root), **more
+        )
         done = subprocess.run(
             [sys.executable, "-I", "-"], input=program, capture_output=True, text=True,
             timeout=SECONDS, check=True, env={"PATH": os.environ["PATH"]},

@@ -10,7 +10,7 @@ import pyinfra
 import pytest
 from pyinfra.api import Config, Inventory, State, deploy, util
 
-from gpufleet import call_order
+from gpufleet.inventory import pyinfra_patches as call_order
 
 ROOT = Path(__file__).parents[1]
 

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from gpufleet.candidates import Verdict, consider, options, remedies
-from gpufleet.division import Division, Kind
 from gpufleet.errors import NotKnownError
-from gpufleet.settings import Served
-from gpufleet.sizing import Sizing, size
+from gpufleet.planning.candidates import Verdict, consider, options, remedies
+from gpufleet.planning.parallelism import Division, Kind
+from gpufleet.settings.node_settings import Served
+from gpufleet.sizing.fit import Sizing, size
 from tests.models import described
 
 GIB = 1 << 30

@@ -11,7 +11,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from gpufleet.checks.catalogue import CHECKS
+from gpufleet.catalog.checks import CHECKS
 
 ROOT = Path(__file__).parents[1]
 NODES = ROOT / "tests/nodes"

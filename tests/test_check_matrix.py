@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gpufleet.checks.evaluate import judge
 from gpufleet.checks.finding import Severity
-from gpufleet.checks.judge import judge
 from lab import machine, nvml
 from lab.faults import FAULTS
 from tests import repository

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.cluster_network import Network, networks, sentence
 from gpufleet.errors import FleetError
+from gpufleet.node.cluster_network import Network, networks, sentence
 
 NODES = Path(__file__).parent / "nodes"
 ABSENT = {"missing": "absent"}

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from gpufleet.cluster_ports import PORTS, Ports, assigned, found
 from gpufleet.errors import FleetError
-from gpufleet.planner import Stage
-from gpufleet.settings import Served
-from gpufleet.stage import Running
+from gpufleet.planning.multinode.rank_ports import PORTS, Ports, assigned, found
+from gpufleet.planning.planner import Stage
+from gpufleet.planning.stage import Running
+from gpufleet.settings.node_settings import Served
 
 NIXL = {"kv-transfer-config": {"kv_connector": "NixlConnector", "kv_role": "kv_both"}}
 

@@ -12,7 +12,7 @@ from threading import Event
 import paramiko
 import pytest
 
-from gpufleet import connection
+from gpufleet.remote import ssh as connection
 
 ROOT = Path(__file__).parents[1]
 

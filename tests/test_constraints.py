@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpufleet import release_limits
-from gpufleet.architecture.description import Description, ModelFiles, describe
-from gpufleet.architecture.quantization import FP8, NVFP4, Quantization, Scheme
-from gpufleet.constraints import FLAGS, Choice, Refused, refusals, without
+from gpufleet.catalog import vllm_support as release_limits
 from gpufleet.errors import FleetError
+from gpufleet.sizing.architectures.description import Description, ModelFiles, describe
+from gpufleet.sizing.architectures.quantization import FP8, NVFP4, Quantization, Scheme
+from gpufleet.sizing.launch_rules.rules import FLAGS, Choice, Refused, refusals, without
 from tests import start_up
 
 MODELS = Path(__file__).parent / "data" / "models"

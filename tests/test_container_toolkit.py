@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gpufleet import container_toolkit as toolkit
-from gpufleet.gpu_settings import ContainerToolkit
-from gpufleet.snapshot import Snapshot, UnitState, Unknown
-from gpufleet.wanted import File, Lockstep, Package, PackageSource
+from gpufleet.converge.desired import File, Lockstep, Package, PackageSource
+from gpufleet.converge.snapshot import Snapshot, UnitState, Unknown
+from gpufleet.gpu_software import container_toolkit as toolkit
+from gpufleet.settings.gpu_settings import ContainerToolkit
 
 SETTING = ContainerToolkit(version="1.18.0-1", key_file="keys/toolkit.asc")
 ARMOURED = b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n...\n"

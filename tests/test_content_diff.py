@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from gpufleet import payload
-from gpufleet.content_diff import MOST_BYTES, MOST_LINES, lines
-from gpufleet.wanted import File
+from gpufleet.converge.content_diff import MOST_BYTES, MOST_LINES, lines
+from gpufleet.converge.desired import File
+from gpufleet.remote import payload
 
 PATH = "/etc/vllm/x.conf"
 
@@ -92,7 +92,7 @@ def test_what_a_node_says_gives_no_orders_to_a_terminal() -> None:
 
 
 def read(*paths: Path, most: int = 1000) -> dict[str, Any]:
-    program = payload.program("contents", paths=[str(path) for path in paths], most=most)
+    program = payload.program("converge/read_files", paths=[str(path) for path in paths], most=most)
     done = subprocess.run(
         [sys.executable, "-I", "-"], input=program.encode(), capture_output=True, check=True
     )

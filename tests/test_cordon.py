@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.cordon import cordon_of
-from gpufleet.on_node import cordon, machine
-from gpufleet.planner import plan
-from gpufleet.settings import node_settings
-from gpufleet.stage import Running
-from gpufleet.topology import node_from_probe
+from gpufleet.node.cordon import cordon_of
+from gpufleet.node.topology import node_from_probe
+from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.probe import cordon_mark as cordon
+from gpufleet.planning.planner import plan
+from gpufleet.planning.stage import Running
+from gpufleet.settings.node_settings import node_settings
 
 NODES = Path(__file__).parent / "nodes"
 MARK = {"by": "ann@laptop", "why": "disk makes noises", "since": 1.0, "upgrade": None}

@@ -11,17 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufleet.difference import Command, Difference, Placing, Transacting, difference
-from gpufleet.package_manager import Plan
-from gpufleet.snapshot import (
-    FileState,
-    PackageState,
-    Snapshot,
-    UnitState,
-    UserState,
-    questions,
-)
-from gpufleet.wanted import (
+from gpufleet.converge.desired import (
     STARTED_DIRECTORY,
     Absent,
     Directory,
@@ -39,6 +29,16 @@ from gpufleet.wanted import (
     User,
     Value,
     Wanted,
+)
+from gpufleet.converge.diff import Command, Difference, Placing, Transacting, difference
+from gpufleet.converge.package_commands import Plan
+from gpufleet.converge.snapshot import (
+    FileState,
+    PackageState,
+    Snapshot,
+    UnitState,
+    UserState,
+    questions,
 )
 
 UNIT = "vllm-tiny-0.service"

@@ -6,13 +6,14 @@ import json
 
 import pytest
 
-from gpufleet import firewall, units
-from gpufleet.disaggregation import Pairs, declared, divided, engine_id
+from gpufleet.catalog.presets import LayeredFlag
 from gpufleet.errors import FleetError
-from gpufleet.on_node import rank_children
-from gpufleet.presets import LayeredFlag
-from gpufleet.settings import NodeSettings, Served
-from gpufleet.stage import Stage
+from gpufleet.network import firewall
+from gpufleet.on_node.rank import children as rank_children
+from gpufleet.planning.multinode.disaggregation import Pairs, declared, divided, engine_id
+from gpufleet.planning.stage import Stage
+from gpufleet.serving import unit as units
+from gpufleet.settings.node_settings import NodeSettings, Served
 from tests.models import described
 from tests.planned import machine, planned
 from tests.test_cluster_network import nic

@@ -8,8 +8,8 @@ from collections import Counter
 
 import pytest
 
-from gpufleet import distribution
-from gpufleet.distribution import Look, Share, course, expected, look, sources, told
+from gpufleet.artifacts import distribution
+from gpufleet.artifacts.distribution import Look, Share, course, expected, look, sources, told
 
 NOBLE = ("ubuntu 24.04", "x86_64", "CPython 3.12.3")
 JAMMY = ("ubuntu 22.04", "x86_64", "CPython 3.10.12")

@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gpufleet.draining import drain_of, refusal
-from gpufleet.stage import Running
+from gpufleet.fleet.draining import drain_of, refusal
+from gpufleet.planning.stage import Running
 
 GPUFLEET = Path(sys.executable).with_name("gpufleet")
 SERVE = ("/opt/vllm/releases/0.32.0-1a2b3c4d5e/bin/vllm serve",)

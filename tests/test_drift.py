@@ -11,12 +11,12 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gpufleet import drift
-from gpufleet.difference import difference
-from gpufleet.drift import Drift, Matters, Moved, NodeDrift, Stand, Unread, of_probes
-from gpufleet.settings import NodeSettings, node_settings
-from gpufleet.snapshot import FileState, PackageState, Snapshot, UnitState
-from gpufleet.wanted import File, Package, Unit, Wanted
+from gpufleet.converge.desired import File, Package, Unit, Wanted
+from gpufleet.converge.diff import difference
+from gpufleet.converge.snapshot import FileState, PackageState, Snapshot, UnitState
+from gpufleet.fleet import drift
+from gpufleet.fleet.drift import Drift, Matters, Moved, NodeDrift, Stand, Unread, of_probes
+from gpufleet.settings.node_settings import NodeSettings, node_settings
 
 ROOT = Path(__file__).parents[1]
 RECORDED = sorted((ROOT / "tests/nodes").glob("*.json"))

@@ -6,14 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from gpufleet.bare_node import Kernel, Machine, System
-from gpufleet.driver_packages import dcgm_packages, driver_packages, headers
+from gpufleet.converge.desired import Lockstep, ModuleStream, NoPackage, Package, Wanted
+from gpufleet.converge.package_plan import packages
+from gpufleet.converge.snapshot import Snapshot
 from gpufleet.errors import FleetError
-from gpufleet.gpu_settings import GpuLock, LockedDcgm
-from gpufleet.on_node import installed_packages, package_judge
-from gpufleet.package_plan import packages
-from gpufleet.snapshot import Snapshot
-from gpufleet.wanted import Lockstep, ModuleStream, NoPackage, Package, Wanted
+from gpufleet.gpu_software.driver_packages import dcgm_packages, driver_packages, headers
+from gpufleet.node.machine import Kernel, Machine, System
+from gpufleet.on_node.packages import installed as installed_packages
+from gpufleet.on_node.packages import outcome as package_judge
+from gpufleet.settings.gpu_settings import GpuLock, LockedDcgm
 from tests.package_cases import (
     ALMA,
     B200,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.driver_state import Held, InForce, NeedsReload, driver_state
+from gpufleet.gpu_software.driver_activation import Held, InForce, NeedsReload, driver_state
 from tests.driver_machine import STAGE, Machine
 
 NEW = "580.178.04"

@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from gpufleet.bare_node import Machine, System
-from gpufleet.provisioning import Bare
-from gpufleet.settings import node_settings
-from gpufleet.wanted import File, Unit, UnitGone, Wanted
+from gpufleet.converge.desired import File, Unit, UnitGone, Wanted
+from gpufleet.gpu_software.provisioning import Bare
+from gpufleet.node.machine import Machine, System
+from gpufleet.settings.node_settings import node_settings
 from roles import fabric_manager, nvidia_imex, persistenced
 
 PCIE = Machine(gpus=(0x2330,))

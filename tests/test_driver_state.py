@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpufleet.driver_state import (
+from gpufleet.gpu_software.driver_activation import (
     STOP_ORDER,
     Broken,
     Held,

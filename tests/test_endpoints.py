@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpufleet.endpoints import Endpoint, assigned
-from gpufleet.settings import NodeSettings
-from gpufleet.stage import Stage
+from gpufleet.planning.ports import Endpoint, assigned
+from gpufleet.planning.stage import Stage
+from gpufleet.settings.node_settings import NodeSettings
 
 VLLM = {"version": "0.33.0", "lock": "locks/vllm.txt", "listen": "127.0.0.1"}
 

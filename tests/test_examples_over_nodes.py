@@ -16,14 +16,15 @@ from typing import Any
 
 import pytest
 
-from gpufleet import ranks, units
-from gpufleet.assessment import Assessment
 from gpufleet.flags import schema
 from gpufleet.flags.check import check
-from gpufleet.fleet import Here
-from gpufleet.on_node import rank as program
-from gpufleet.settings import OLDEST_VLLM, NodeSettings, Vllm
-from gpufleet.stage import Stage
+from gpufleet.fleet.assessment import Assessment
+from gpufleet.fleet.run import Here
+from gpufleet.on_node.rank import rank as program
+from gpufleet.planning.multinode import launch as ranks
+from gpufleet.planning.stage import Stage
+from gpufleet.serving import unit as units
+from gpufleet.settings.node_settings import OLDEST_VLLM, NodeSettings, Vllm
 from roles.vllm import endpoints
 from tests.planned import machine, planned
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpufleet.explanation import explain, picture, rows
-from gpufleet.planner import FleetPlan, Stage, plan
-from gpufleet.settings import NodeSettings
+from gpufleet.planning.explanation import explain, picture, rows
+from gpufleet.planning.planner import FleetPlan, Stage, plan
+from gpufleet.settings.node_settings import NodeSettings
 from tests.models import described
 from tests.test_planner import VLLM, machine
 

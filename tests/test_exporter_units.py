@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.bare_node import Machine, System
+from gpufleet.converge.desired import File, Unit, Value
 from gpufleet.errors import FleetError
-from gpufleet.exporters import Access
-from gpufleet.monitoring.counters import counters
-from gpufleet.monitoring.metric import Job
+from gpufleet.monitoring.dcgm_counters import counters
+from gpufleet.monitoring.exporters import Access
 from gpufleet.monitoring.metrics import dcgm_metrics
-from gpufleet.monitoring_settings import NodeExporter
-from gpufleet.settings import Dcgm
-from gpufleet.wanted import File, Unit, Value
+from gpufleet.monitoring.metrics.metric import Job
+from gpufleet.node.machine import Machine, System
+from gpufleet.settings.monitoring_settings import NodeExporter
+from gpufleet.settings.node_settings import Dcgm
 from roles import dcgm, node_exporter
 
 GOLDEN = Path(__file__).parent / "golden" / "exporters"

@@ -18,11 +18,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from gpufleet import exporters
 from gpufleet.errors import FleetError
-from gpufleet.exporters import Access
-from gpufleet.monitoring_settings import Exporters
-from gpufleet.settings import Mistake, node_settings
+from gpufleet.monitoring import exporters
+from gpufleet.monitoring.exporters import Access
+from gpufleet.settings.monitoring_settings import Exporters
+from gpufleet.settings.node_settings import Mistake, node_settings
 
 NOW = dt.datetime(2026, 11, 22, 12, tzinfo=dt.UTC)
 ADDRESS = "192.0.2.21"

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from gpufleet.on_node import serving
+from gpufleet.on_node.serving import endpoints as serving
 
 LOOPBACK = [("127.0.0.1", socket.AF_INET), ("127.0.0.9", socket.AF_INET), ("::1", socket.AF_INET6)]
 BEYOND = [("0.0.0.0", socket.AF_INET), ("::", socket.AF_INET6)]

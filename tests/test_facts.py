@@ -10,11 +10,11 @@ import pytest
 from pyinfra.api.exceptions import FactProcessError
 from rich.console import Console
 
-from gpufleet import show
 from gpufleet.checks.admission import sentence
 from gpufleet.checks.finding import Finding, GpuId, Report, Severity
-from gpufleet.facts import NodeSnapshot
-from gpufleet.printable import printable
+from gpufleet.cli import tables as show
+from gpufleet.remote.facts import NodeSnapshot
+from gpufleet.sanitize import printable
 
 
 def test_words_of_the_node_before_the_document_do_no_harm():

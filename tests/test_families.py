@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.architecture.read import architecture
-from gpufleet.weights import Sharding, weight_bytes
+from gpufleet.sizing.architectures.registry import architecture
+from gpufleet.sizing.weights import Sharding, weight_bytes
 
 RECORD = json.loads((Path(__file__).parent / "data" / "families.json").read_text())
 FAMILIES = RECORD["families"]

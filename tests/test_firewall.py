@@ -8,12 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from gpufleet import firewall, units
-from gpufleet.cluster_network import Network
 from gpufleet.errors import FleetError
-from gpufleet.on_node import stages as on_node
-from gpufleet.settings import Distribution, Mistake, NodeSettings, node_settings
-from gpufleet.stage import Running
+from gpufleet.network import firewall
+from gpufleet.node.cluster_network import Network
+from gpufleet.on_node.common import stages as on_node
+from gpufleet.planning.stage import Running
+from gpufleet.serving import unit as units
+from gpufleet.settings.node_settings import Distribution, Mistake, NodeSettings, node_settings
 from tests.test_rank_units import HEAD, KEYS, SERVED, VLLM, WORKER
 
 PEERS = 'iifname "eth1" ip daddr 10.1.0.1 ip saddr { 10.1.0.2 }'

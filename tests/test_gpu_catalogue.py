@@ -2,8 +2,8 @@
 
 import pytest
 
+from gpufleet.catalog.gpu_models import LOWEST_SHARE, card, cuda_total_gib, names
 from gpufleet.errors import FleetError
-from gpufleet.gpu_catalogue import LOWEST_SHARE, card, cuda_total_gib, names
 
 
 @pytest.mark.parametrize("name", names())

@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
-from gpufleet import gpu_lock, lock_check, nodevars
-from gpufleet.bare_node import Machine, System
-from gpufleet.driver_branches import BRANCHES, OLDEST_DRIVER, flavours, numbers, serves
-from gpufleet.gpu_settings import GpuLock
-from gpufleet.release import Wheels
-from gpufleet.settings import Mistake, NodeSettings, node_settings
-from gpufleet.variables import Origin, Variables
+from gpufleet.artifacts.release import Wheels
+from gpufleet.catalog.driver_branches import BRANCHES, OLDEST_DRIVER, flavours, numbers, serves
+from gpufleet.gpu_software import lock_check
+from gpufleet.gpu_software import lock_rules as gpu_lock
+from gpufleet.node.machine import Machine, System
+from gpufleet.settings import node_variables as nodevars
+from gpufleet.settings.gpu_settings import GpuLock
+from gpufleet.settings.node_settings import Mistake, NodeSettings, node_settings
+from gpufleet.settings.variables import Origin, Variables
 
 REPOSITORY = {"url": "http://mirror/repos", "keyring_sha256": "a" * 64}
 TOOLKIT = {"profile": "full", "branch": "13-0", "version": "13.0.3-1"}

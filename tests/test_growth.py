@@ -13,15 +13,16 @@ from typing import Any, ClassVar
 
 import pytest
 
-from gpufleet import checkpoint, payload
-from gpufleet.settings import Vllm
+from gpufleet.artifacts import model_files as checkpoint
+from gpufleet.remote import payload
+from gpufleet.settings.node_settings import Vllm
 
 MIB = 1 << 20
 
 
 def looked(folder: Path, tree: str | None = None, token_file: Path | None = None) -> dict[str, Any]:
     program = payload.program(
-        "growth",
+        "transfer/folder_size",
         folder=str(folder),
         tree=tree,
         token_file=str(token_file) if token_file else None,

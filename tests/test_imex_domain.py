@@ -8,7 +8,7 @@ import json
 import pytest
 
 from gpufleet.errors import FleetError
-from gpufleet.imex_domain import addresses
+from gpufleet.node.imex_domain import addresses
 from tests.repository import ROOT
 
 TRAY = json.loads((ROOT / "tests/nodes/gb200x4.json").read_text())

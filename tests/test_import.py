@@ -14,17 +14,18 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpufleet.arguments import words as rendered
+from gpufleet import redact as secret
+from gpufleet.cli.import_command import import_
 from gpufleet.errors import FleetError
 from gpufleet.flags import schema, values
+from gpufleet.flags.arguments import words as rendered
 from gpufleet.flags.check import check
 from gpufleet.flags.command_line import parse
 from gpufleet.flags.schema import Flag
-from gpufleet.import_cli import import_
-from gpufleet.imported import secret, shell
-from gpufleet.imported.convert import Imported, convert
-from gpufleet.imported.source import read
-from gpufleet.settings import NodeSettings, node_settings
+from gpufleet.importer import shell
+from gpufleet.importer.convert import Imported, convert
+from gpufleet.importer.detect import read
+from gpufleet.settings.node_settings import NodeSettings, node_settings
 
 NEWEST = schema.load("0.33.0")
 KEY = "sk-abcdefghijklmnop"

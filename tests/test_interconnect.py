@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpufleet.document import SCHEMA
 from gpufleet.errors import FleetError
-from gpufleet.interconnect import Interconnect, from_matrix, from_probe, spokes
-from gpufleet.ranges import ranges
-from gpufleet.topo_matrix import PCIE, parse
+from gpufleet.formatting import ranges
+from gpufleet.node.interconnect import Interconnect, from_matrix, from_probe, spokes
+from gpufleet.node.probe_document import SCHEMA
+from gpufleet.node.smi_topology import PCIE, parse
 
 TESTS = Path(__file__).parent
 

@@ -20,9 +20,10 @@ from threading import Thread
 
 import pytest
 
-from gpufleet import inventory, nodevars
 from gpufleet.errors import FleetError
-from gpufleet.groups import nest
+from gpufleet.inventory import loader as inventory
+from gpufleet.settings import node_variables as nodevars
+from gpufleet.settings.node_groups import nest
 
 ROOT = Path(__file__).parents[1]
 PYINFRA = Path(sys.executable).with_name("pyinfra")

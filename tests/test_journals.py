@@ -6,12 +6,13 @@ import json
 
 import pytest
 
-from gpufleet import units
 from gpufleet.errors import FleetError
-from gpufleet.journals import Journals, shown, since
-from gpufleet.on_node import journal, machine
-from gpufleet.planner import Stage
-from gpufleet.settings import Served, Vllm
+from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.common import unit_journal as journal
+from gpufleet.planning.planner import Stage
+from gpufleet.serving import unit as units
+from gpufleet.serving.logs import Journals, shown, since
+from gpufleet.settings.node_settings import Served, Vllm
 
 KEY = "f3a9c1d2e4b5a697"
 STAGE = Stage("llama", 0, "gpu-01", (0,), ("GPU-5f1c",), 8000, 1)

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from gpufleet.architecture.parts import (
+from gpufleet.errors import FleetError
+from gpufleet.sizing.architectures.components import (
     Cache,
     ChunkCache,
     FullCache,
@@ -22,9 +23,8 @@ from gpufleet.architecture.parts import (
     StateCache,
     WindowCache,
 )
-from gpufleet.errors import FleetError
-from gpufleet.kv_cache import GIB, CacheReport, cache, largest_max_model_len
-from gpufleet.kv_pages import Layout, kv_dtype
+from gpufleet.sizing.kv_bytes import Layout, kv_dtype
+from gpufleet.sizing.kv_cache import GIB, CacheReport, cache, largest_max_model_len
 
 DATA = Path(__file__).parent / "data"
 ORACLE = json.loads(lzma.decompress((DATA / "kv_oracle.json.xz").read_bytes()))

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from gpufleet.architecture.parts import CompressedCache
 from gpufleet.errors import FleetError
-from gpufleet.kv_cache import CacheReport, cache
-from gpufleet.kv_pages import Kind, Layout, compressed_pages
+from gpufleet.sizing.architectures.components import CompressedCache
+from gpufleet.sizing.kv_bytes import Kind, Layout, compressed_pages
+from gpufleet.sizing.kv_cache import CacheReport, cache
 
 RECORD = json.loads((Path(__file__).parent / "data" / "kv_compressed.json").read_text())
 ASKED = [

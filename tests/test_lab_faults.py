@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.checks.catalogue import CHECKS
+from gpufleet.catalog.checks import CHECKS
 from gpufleet.checks.finding import Severity
 from gpufleet.errors import FleetError
 from lab import machine, nvml

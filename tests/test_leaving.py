@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from gpufleet.errors import FleetError
-from gpufleet.explanation import Action, difference
-from gpufleet.planner import FleetPlan, Running, plan
+from gpufleet.planning.explanation import Action, difference
+from gpufleet.planning.planner import FleetPlan, Running, plan
 from tests.test_planner import declare, machine, model
 
 SPANNING = model(pipeline_parallel=2, span_nodes=True)

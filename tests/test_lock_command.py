@@ -13,15 +13,18 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from gpufleet import gpu_lock, inventory, lock_file, release
-from gpufleet.driver_branches import BRANCHES
+from gpufleet.artifacts import release
+from gpufleet.catalog.driver_branches import BRANCHES
+from gpufleet.cli.lock_command import lock
 from gpufleet.errors import FleetError
-from gpufleet.gpu_settings import GpuLock
-from gpufleet.lock_cli import lock
-from gpufleet.lock_reading import locks
-from gpufleet.lock_text import text
-from gpufleet.release_sets import release_sets
-from gpufleet.settings import NodeSettings
+from gpufleet.gpu_software import lock_file
+from gpufleet.gpu_software import lock_rules as gpu_lock
+from gpufleet.gpu_software.lock_from_nodes import locks
+from gpufleet.gpu_software.lock_text import text
+from gpufleet.gpu_software.version_sets import release_sets
+from gpufleet.inventory import loader as inventory
+from gpufleet.settings.gpu_settings import GpuLock
+from gpufleet.settings.node_settings import NodeSettings
 
 ROOT = Path(__file__).parents[1]
 REPOSITORY = {"url": "http://mirror/repos", "keyring_sha256": "a" * 64}

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel, Field, ValidationError
 
-from gpufleet.matching import Matches
+from gpufleet.settings.base import Matches
 
 NAME = r"^[\w.@-]{1,15}$"
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.architecture.max_length import max_model_len
-from gpufleet.architecture.read import architecture
+from gpufleet.sizing.architectures.max_length import max_model_len
+from gpufleet.sizing.architectures.registry import architecture
 
 MODELS = Path(__file__).parent / "data" / "models"
 

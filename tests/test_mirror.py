@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from gpufleet import nodevars, variables
 from gpufleet.errors import FleetError
-from gpufleet.settings import Mistake, NodeSettings, node_settings, written_settings
+from gpufleet.settings import node_variables as nodevars
+from gpufleet.settings import variables
+from gpufleet.settings.node_settings import Mistake, NodeSettings, node_settings, written_settings
 
 VENDOR = "https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64"
 BASE = "http://mirror.lan:8080/gpu"

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.architecture.description import Description, ModelFiles, describe
-from gpufleet.architecture.parts import StateCache
-from gpufleet.kv_cache import cache as kv_cache
-from gpufleet.kv_pages import Kind, Layout, caches, kv_dtype, pages, state_bytes
-from gpufleet.weights import Sharding, layer_ranges, weight_bytes
+from gpufleet.sizing.architectures.components import StateCache
+from gpufleet.sizing.architectures.description import Description, ModelFiles, describe
+from gpufleet.sizing.kv_bytes import Kind, Layout, caches, kv_dtype, pages, state_bytes
+from gpufleet.sizing.kv_cache import cache as kv_cache
+from gpufleet.sizing.weights import Sharding, layer_ranges, weight_bytes
 
 DATA = Path(__file__).parent / "data"
 FACTS = {path.stem: json.loads(path.read_text()) for path in sorted((DATA / "models").glob("*"))}

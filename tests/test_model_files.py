@@ -10,9 +10,9 @@ from time import monotonic, sleep
 
 import pytest
 
-from gpufleet import model_files
 from gpufleet.errors import FleetError
-from gpufleet.model_files import Hub
+from gpufleet.sizing import checkpoint_reader as model_files
+from gpufleet.sizing.checkpoint_reader import Hub
 from lab import hub as stand_in
 
 TOKEN = "hf_of-the-test"

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufleet.nic_affinity import distance, nearest, nearest_nics, nic_classes, place
-from gpufleet.topo_matrix import PCIE
-from gpufleet.topology import PCIE_LEVELS, known
+from gpufleet.node.nic_affinity import distance, nearest, nearest_nics, nic_classes, place
+from gpufleet.node.smi_topology import PCIE
+from gpufleet.node.topology import PCIE_LEVELS, known
 
 NODES = Path(__file__).parent / "nodes"
 

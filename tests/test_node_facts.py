@@ -18,10 +18,11 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpufleet import payload, units
-from gpufleet.monitoring.metrics import own_metrics
-from gpufleet.planner import Stage
-from gpufleet.settings import Served, Vllm
+from gpufleet.monitoring.metrics import gpufleet_metrics as own_metrics
+from gpufleet.planning.planner import Stage
+from gpufleet.remote import payload
+from gpufleet.serving import unit as units
+from gpufleet.settings.node_settings import Served, Vllm
 from lab import machine, nvml
 from lab.faults import fault
 from tests.monitoring.programs import program
@@ -75,7 +76,7 @@ class Node:
         done = subprocess.run(
             [python, "-I", "-"],
             input=payload.program(
-                "node_facts",
+                "monitoring/node_facts",
                 nvml=True,
                 sysroot=str(self.root),
                 answers=machine.answers(self.about),
@@ -307,7 +308,7 @@ def test_the_oldest_and_the_newest_python_read_the_same(node, python):
 def test_the_installed_program_carries_all_that_it_needs(tmp_path):
     """On this machine, which has no such directory: it comes as far as saying so."""
     installed = tmp_path / "node-facts"
-    installed.write_bytes(payload.archive("node_facts", nvml=True))
+    installed.write_bytes(payload.archive("monitoring/node_facts", nvml=True))
     if Path("/var/lib/gpufleet/textfile").exists():
         pytest.skip("this machine is a node")
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet import node_tuning, payload
-from gpufleet.gpu_settings import Gpu, HugePages
-from gpufleet.node_tuning import SYSCTL, KernelSetting
-from gpufleet.wanted import Absent, File, Unit, UnitGone
+from gpufleet.converge.desired import Absent, File, Unit, UnitGone
+from gpufleet.gpu_software import kernel_tuning as node_tuning
+from gpufleet.gpu_software.kernel_tuning import SYSCTL, KernelSetting
+from gpufleet.remote import payload
+from gpufleet.settings.gpu_settings import Gpu, HugePages
 
 STOCK = {
     "kernel/numa_balancing": 1,
@@ -38,7 +39,7 @@ def root(tmp_path: Path) -> Path:
 def ask(root: Path, settings, *, apply: bool = False) -> dict:
     """Run the program that nodes get, over the files of a folder."""
     program = payload.program(
-        "kernel_settings",
+        "converge/sysctl",
         wanted={each.name: [each.value, each.least] for each in settings},
         file=SYSCTL,
         apply=apply,

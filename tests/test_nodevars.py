@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from gpufleet import nodevars
 from gpufleet.errors import FleetError
-from gpufleet.nodevars import NodeVars
-from gpufleet.variables import Origin
+from gpufleet.settings import node_variables as nodevars
+from gpufleet.settings.node_variables import NodeVars
+from gpufleet.settings.variables import Origin
 
 GPUS = {"gpus": {"count": 1}}
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from gpufleet.bare_node import Machine, System
-from gpufleet.driver_packages import dcgm_packages
-from gpufleet.provisioning import Bare
-from gpufleet.settings import NodeSettings
-from gpufleet.wanted import Absent, File, Package, PackageSource, Wanted
+from gpufleet.converge.desired import Absent, File, Package, PackageSource, Wanted
+from gpufleet.gpu_software.driver_packages import dcgm_packages
+from gpufleet.gpu_software.provisioning import Bare
+from gpufleet.node.machine import Machine, System
+from gpufleet.settings.node_settings import NodeSettings
 from roles.nvidia_driver import LOADED_AT_BOOT, MODPROBE, UNATTENDED, files, wanted
 from tests.package_cases import B200, DEBIAN, GB200, H100, ROCKY, UBUNTU, on
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from gpufleet import units
-from gpufleet.cluster_network import Network
 from gpufleet.errors import FleetError
-from gpufleet.over_nodes import judged
-from gpufleet.settings import NodeSettings
-from gpufleet.stage import Group
-from gpufleet.topology import Domain, Node
+from gpufleet.node.cluster_network import Network
+from gpufleet.node.topology import Domain, Node
+from gpufleet.planning.multinode.consistency import judged
+from gpufleet.planning.stage import Group
+from gpufleet.serving import unit as units
+from gpufleet.settings.node_settings import NodeSettings
 from tests.planned import machine, planned
 from tests.test_ranks import HCAS, stages
 

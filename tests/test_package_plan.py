@@ -6,13 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufleet.on_node import package_judge
-from gpufleet.on_node.package_judge import Change, Installed
-from gpufleet.on_node.transaction_dnf import listed
-from gpufleet.package_manager import Plan, commands, steps
-from gpufleet.package_plan import VERSIONLOCK, Packages, packages
-from gpufleet.snapshot import PackageState, Snapshot, Unknown, questions
-from gpufleet.wanted import (
+from gpufleet.converge.desired import (
     Lockstep,
     ModuleStream,
     NoPackage,
@@ -21,6 +15,12 @@ from gpufleet.wanted import (
     Value,
     Wanted,
 )
+from gpufleet.converge.package_commands import Plan, commands, steps
+from gpufleet.converge.package_plan import VERSIONLOCK, Packages, packages
+from gpufleet.converge.snapshot import PackageState, Snapshot, Unknown, questions
+from gpufleet.on_node.packages import outcome as package_judge
+from gpufleet.on_node.packages.dnf_transaction import listed
+from gpufleet.on_node.packages.outcome import Change, Installed
 
 PARTS = ("lib", "kernel", "fabric")
 SOURCE = PackageSource("vendor", "https://x.invalid/debian12/x86_64", "/etc/k", ("lib", "kern*"))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.on_node import package_steps
-from gpufleet.on_node.package_progress import look
+from gpufleet.on_node.packages import steps as package_steps
+from gpufleet.on_node.packages.transaction_progress import look
 
 NOTHING = {"schema": 1, "step": None, "bytes": None, "total": None, "line": None}
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet import payload
-from gpufleet.payload import Payload
+from gpufleet.remote import payload
+from gpufleet.remote.payload import Payload
 
 ON_NODE = Path(payload.__file__).parent / "on_node"
 
@@ -41,12 +41,12 @@ def test_what_is_sent_is_the_whole_text():
 
 def test_a_program_ends_with_a_newline():
     """Otherwise pyinfra appends one by formatting, which would send the disguise instead."""
-    assert payload.program("probe", nvml=True).endswith("\n")
+    assert payload.program("probe/probe", nvml=True).endswith("\n")
 
 
 def test_secrets_are_not_in_the_text_as_they_are():
     """So that no part of it that is cut out and printed (an error's context) shows them."""
-    program = payload.program("probe", key="hunter2-hunter2-hunter2")
+    program = payload.program("probe/probe", key="hunter2-hunter2-hunter2")
 
     assert "hunter2" not in program.encode().decode()
 
@@ -125,12 +125,12 @@ def test_without_its_source_a_program_that_is_not_kept_does_nothing(tmp_path: Pa
 
 
 def test_what_is_sent_without_source_shows_no_parameters_either() -> None:
-    program = payload.program("probe", key="hunter2-hunter2-hunter2")
+    program = payload.program("probe/probe", key="hunter2-hunter2-hunter2")
     assert "hunter2" not in program.brief.encode().decode()
     assert "hunter2" not in repr(program.brief)
 
 
-SNAPSHOT = payload.program("snapshot", asked=[["group", "root"]])
+SNAPSHOT = payload.program("converge/snapshot", asked=[["group", "root"]])
 
 
 def ran(kept: Path) -> str:

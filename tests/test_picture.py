@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from gpufleet.interconnect import Interconnect, from_matrix
-from gpufleet.picture import heading, inventory, picture
-from gpufleet.picture_svg import LINK, PALE, RED, svg
-from gpufleet.topo_matrix import PCIE, parse
+from gpufleet.node.interconnect import Interconnect, from_matrix
+from gpufleet.node.smi_topology import PCIE, parse
+from gpufleet.node.topology_svg import LINK, PALE, RED, svg
+from gpufleet.node.topology_text import heading, inventory, picture
 
 TOPO = Path(__file__).parent / "topo"
 

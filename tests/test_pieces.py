@@ -26,8 +26,9 @@ from typing import Any
 
 import pytest
 
-from gpufleet import distribution, payload
-from gpufleet.on_node import pieces_tree
+from gpufleet.artifacts import distribution
+from gpufleet.on_node.transfer import manifest as pieces_tree
+from gpufleet.remote import payload
 
 MIB = 1 << 20
 LEFT_OUT = (".complete", ".accepts")
@@ -78,7 +79,9 @@ class Ground:
             stderr=(self.folder / f"{name}.{action}.log").open("wb"),
         )
         assert process.stdin
-        process.stdin.write(payload.program("pieces", **self.given(name, action, **more)).encode())
+        process.stdin.write(
+            payload.program("transfer/transfer", **self.given(name, action, **more)).encode()
+        )
         process.stdin.close()
         process.stdin = None
         self.started.append(process)

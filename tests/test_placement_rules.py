@@ -12,13 +12,13 @@ import yaml
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from gpufleet import sizing
-from gpufleet.candidates import options
 from gpufleet.errors import FleetError
-from gpufleet.explanation import Action, difference, explain, rows
-from gpufleet.planner import Running, plan
-from gpufleet.settings import NodeSettings
-from gpufleet.topology import Domain, Gpu, Node
+from gpufleet.node.topology import Domain, Gpu, Node
+from gpufleet.planning.candidates import options
+from gpufleet.planning.explanation import Action, difference, explain, rows
+from gpufleet.planning.planner import Running, plan
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.sizing import fit as sizing
 from tests.models import described
 
 VLLM = {"version": "0.32.0", "lock": "locks/vllm.txt", "api_key_file": "secrets/api-key"}

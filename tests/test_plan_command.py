@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gpufleet import units
-from gpufleet.planner import Stage
-from gpufleet.settings import NodeSettings
+from gpufleet.planning.planner import Stage
+from gpufleet.serving import unit as units
+from gpufleet.settings.node_settings import NodeSettings
 
 TESTS = Path(__file__).parent
 GPUFLEET = str(Path(sys.executable).with_name("gpufleet"))

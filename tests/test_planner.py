@@ -13,10 +13,10 @@ from hypothesis import settings as tried
 from hypothesis import strategies as st
 
 from gpufleet.errors import FleetError
-from gpufleet.explanation import Action, difference
-from gpufleet.planner import Running, plan
-from gpufleet.settings import NodeSettings, Served
-from gpufleet.topology import Gpu, Node
+from gpufleet.node.topology import Gpu, Node
+from gpufleet.planning.explanation import Action, difference
+from gpufleet.planning.planner import Running, plan
+from gpufleet.settings.node_settings import NodeSettings, Served
 
 VLLM = {"version": "0.32.0", "lock": "locks/vllm.txt", "api_key_file": "secrets/api-key"}
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from gpufleet import presets, show
-from gpufleet.arguments import words
+from gpufleet.catalog import presets
+from gpufleet.catalog.presets import YOURS, LayeredFlag, Subject
+from gpufleet.cli import tables as show
 from gpufleet.errors import FleetError
 from gpufleet.flags import schema
+from gpufleet.flags.arguments import words
 from gpufleet.flags.check import check
 from gpufleet.flags.explain import explain
-from gpufleet.planner import Stage
-from gpufleet.presets import YOURS, LayeredFlag, Subject
-from gpufleet.settings import OLDEST_VLLM, Served
-from gpufleet.version import numbers
+from gpufleet.planning.planner import Stage
+from gpufleet.settings.node_settings import OLDEST_VLLM, Served
+from gpufleet.versions import numbers
 
 SUPPORTED = [one for one in schema.versions() if schema.sort_key(one) >= OLDEST_VLLM]
 NEEDS = {"multi-lora": {"lora-modules": ["a=/srv/a"], "max-lora-rank": 16}}

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet import payload
-from gpufleet.topology import node_from_probe
+from gpufleet.node.topology import node_from_probe
+from gpufleet.remote import payload
 from lab import machine, nvml
 from tests.nodes.record import SAME_EVERYWHERE, probe, probe_machine, recording
 
@@ -291,7 +291,7 @@ def test_a_stuck_process_holds_nothing_of_the_probe_open(library, tmp_path):
     )
     try:
         seconds = {"init": 3, "gpu": 3, "pairs": 0}
-        running.stdin.write(payload.program("probe", nvml=True, seconds=seconds))
+        running.stdin.write(payload.program("probe/probe", nvml=True, seconds=seconds))
         running.stdin.close()
         stuck = stuck_child_of(running.pid)
         outputs = {Path(f"/proc/{stuck}/fd/{number}").readlink() for number in (0, 1, 2)}
@@ -370,7 +370,8 @@ def run_without(module):
     """Run the probe on a Python that lacks a module."""
     return subprocess.run(
         [sys.executable, "-I", "-"],
-        input=f"import sys; sys.modules[{module!r}] = None\n" + payload.program("probe", nvml=True),
+        input=f"import sys; sys.modules[{module!r}] = None\n"
+        + payload.program("probe/probe", nvml=True),
         capture_output=True,
         text=True,
         timeout=60,
@@ -503,7 +504,7 @@ def test_a_file_that_hangs_costs_the_files_only(probed, tmp_path):
 def test_nothing_is_written_on_the_node(library, tmp_path):
     subprocess.run(
         [sys.executable, "-I", "-"],
-        input=payload.program("probe", nvml=True),
+        input=payload.program("probe/probe", nvml=True),
         env={
             "LD_LIBRARY_PATH": str(library),
             "GPUFLEET_NVML_PROFILE": f"{nvml.profile('t4x1')}:{os.devnull}",
@@ -536,7 +537,7 @@ def test_the_pythons_at_hand_run_the_probe_or_say_that_they_are_too_old(library,
     if version < (3, 8):
         done = subprocess.run(
             [python, "-c", "import sys; exec(sys.stdin.read())"],
-            input=payload.program("probe", nvml=True),
+            input=payload.program("probe/probe", nvml=True),
             capture_output=True,
             text=True,
             timeout=60,

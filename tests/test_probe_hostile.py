@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet import payload
-from gpufleet.on_node import answers, watched
+from gpufleet.on_node.common import answers
+from gpufleet.on_node.common import forked as watched
+from gpufleet.remote import payload
 from lab import nvml
 from tests.nodes.record import probe
 
@@ -192,7 +193,7 @@ def test_the_document_is_one_line_whatever_is_in_it(hostile, tmp_path):
     hostile()
     done = subprocess.run(
         [sys.executable, "-I", "-"],
-        input=payload.program("probe", nvml=True),
+        input=payload.program("probe/probe", nvml=True),
         env={"LD_LIBRARY_PATH": str(tmp_path)},
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip

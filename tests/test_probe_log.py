@@ -9,8 +9,9 @@ import time
 
 import pytest
 
-from gpufleet.on_node import kernel_log, machine
-from gpufleet.on_node.answers import read
+from gpufleet.on_node.common import kernel_messages as kernel_log
+from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.common.answers import read
 
 XID = "NVRM: Xid (PCI:0000:18:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 FIRST = "[    0.000000] gpu-01 kernel: Linux version 6.8.0-90-generic (build@host) #91 SMP"

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.on_node import machine as files
-from gpufleet.on_node import packages, processes, system
-from gpufleet.on_node.answers import read
+from gpufleet.on_node.common import linux_facts as files
+from gpufleet.on_node.common import package_facts as packages
+from gpufleet.on_node.common import processes, system
+from gpufleet.on_node.common.answers import read
 from lab import machine, nvml
 from lab.machine.parts import Kernel, Package, Process, Unit, Upgrades, laid_over, with_unit
 from tests.nodes.record import probe, probe_machine

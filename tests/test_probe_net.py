@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from gpufleet.on_node import machine
+from gpufleet.on_node.common import linux_facts as machine
 
 
 @pytest.fixture

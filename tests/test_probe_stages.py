@@ -8,10 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpufleet import model_reading, units
-from gpufleet.on_node import machine, stages
-from gpufleet.planner import Stage
-from gpufleet.settings import NodeSettings, Served, Vllm
+from gpufleet.fleet import model_configs as model_reading
+from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.common import stages
+from gpufleet.planning.planner import Stage
+from gpufleet.serving import unit as units
+from gpufleet.settings.node_settings import NodeSettings, Served, Vllm
 
 STAGE = Stage(
     model="llama",

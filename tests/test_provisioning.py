@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gpufleet.provisioning import provisioning
-from gpufleet.settings import NodeSettings, node_settings
+from gpufleet.gpu_software.provisioning import provisioning
+from gpufleet.settings.node_settings import NodeSettings, node_settings
 from tests.conftest import NODES
 
 LOCK = {"driver": "580.95.05"}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpufleet import nodevars
 from gpufleet.errors import FleetError
-from gpufleet.variables import Origin
+from gpufleet.settings import node_variables as nodevars
+from gpufleet.settings.variables import Origin
 
 PLACE = Origin("group_vars/all.yml", 3)
 

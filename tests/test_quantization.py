@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.architecture.quantization import Quantization, Scheme, online, quantization
 from gpufleet.errors import FleetError
+from gpufleet.sizing.architectures.quantization import Quantization, Scheme, online, quantization
 
 MODELS = Path(__file__).parent / "data" / "models"
 Q = "model.layers.3.self_attn.q_proj"

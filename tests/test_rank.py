@@ -22,11 +22,11 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet import payload
-from gpufleet.on_node import rank_mesh
-from gpufleet.on_node.rank_mesh import Mesh
-from gpufleet.on_node.rank_state import KILLED, State
-from gpufleet.on_node.rank_wire import Link, LostError
+from gpufleet.on_node.rank import mesh as rank_mesh
+from gpufleet.on_node.rank.mesh import Mesh
+from gpufleet.on_node.rank.state import KILLED, State
+from gpufleet.on_node.rank.wire import Link, LostError
+from gpufleet.remote import payload
 
 NODE_PYTHON = os.environ.get("GPUFLEET_NODE_PYTHON", sys.executable)
 KEY = b"k" * 32
@@ -80,7 +80,7 @@ class Fleet:
         self.ranks: dict[int, subprocess.Popen[bytes]] = {}
         self.processes: list[subprocess.Popen[bytes]] = []
         self.program = folder / "vllm-rank"
-        self.program.write_bytes(payload.archive("rank"))
+        self.program.write_bytes(payload.archive("rank/rank"))
         (folder / "program.py").write_text(PROGRAM)
         (folder / "cluster-key").write_bytes(KEY)
         (folder / "log").write_text("")
@@ -1025,7 +1025,7 @@ def test_a_broken_state_file_is_no_reason_not_to_start(tmp_path, content):
 def test_the_installed_file_is_the_same_everywhere_and_needs_nothing(fleet):
     """Two builds are the same bytes; it runs in isolation, and says what is wrong with words."""
     payload.archive.cache_clear()
-    assert payload.archive("rank") == fleet.program.read_bytes()
+    assert payload.archive("rank/rank") == fleet.program.read_bytes()
     wrong = fleet.start(0, "--", "true", port="65530")
 
     assert wrong.wait(20) == 2

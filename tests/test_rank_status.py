@@ -16,11 +16,14 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from gpufleet import show_status, units
-from gpufleet.on_node import machine, serving, stage_status
-from gpufleet.planner import Stage
-from gpufleet.rank_status import Stand, status
-from gpufleet.settings import NodeSettings, Served, Vllm
+from gpufleet.cli import status_table as show_status
+from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.serving import endpoints as serving
+from gpufleet.on_node.serving import status as stage_status
+from gpufleet.planning.planner import Stage
+from gpufleet.serving import unit as units
+from gpufleet.serving.status import Stand, status
+from gpufleet.settings.node_settings import NodeSettings, Served, Vllm
 
 KEY = "f3a9c1d2e4b5a697"
 UNIT = "vllm-llama-0.service"

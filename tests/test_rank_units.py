@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from gpufleet import ranks, stage_flags, units
-from gpufleet.cluster_network import Network
-from gpufleet.planner import Stage
-from gpufleet.settings import Served, Vllm
-from gpufleet.stage import Group
+from gpufleet.node.cluster_network import Network
+from gpufleet.planning.multinode import launch as ranks
+from gpufleet.planning.planner import Stage
+from gpufleet.planning.stage import Group
+from gpufleet.serving import flag_check as stage_flags
+from gpufleet.serving import unit as units
+from gpufleet.settings.node_settings import Served, Vllm
 
 NETWORKS = (
     ("gpu-01", Network(interface="eth1", address="10.1.0.1", hcas=("mlx5_0:1",))),

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufleet import units
-from gpufleet.cluster_network import Network
 from gpufleet.errors import FleetError
 from gpufleet.flags import schema
 from gpufleet.flags.check import check
-from gpufleet.on_node import rank as program
-from gpufleet.planner import Stage
-from gpufleet.ranks import arrange, command, endpoints, filled, transfer
-from gpufleet.settings import OLDEST_VLLM, PLANNED_ARGUMENTS, Served, Vllm
+from gpufleet.node.cluster_network import Network
+from gpufleet.on_node.rank import rank as program
+from gpufleet.planning.multinode.launch import arrange, command, endpoints, filled, transfer
+from gpufleet.planning.planner import Stage
+from gpufleet.serving import unit as units
+from gpufleet.settings.node_settings import OLDEST_VLLM, PLANNED_ARGUMENTS, Served, Vllm
 
 SUPPORTED = [one for one in schema.versions() if schema.sort_key(one) >= OLDEST_VLLM]
 NEWEST = SUPPORTED[-1]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpufleet import rdma
-from gpufleet.gpu_settings import GpuLock, Rdma
-from gpufleet.wanted import Absent, File, Package
+from gpufleet.converge.desired import Absent, File, Package
+from gpufleet.gpu_software import rdma
+from gpufleet.settings.gpu_settings import GpuLock, Rdma
 
 OPEN = GpuLock(driver="580.95.05")
 PROPRIETARY = GpuLock(driver="580.95.05", modules="proprietary")

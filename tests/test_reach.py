@@ -20,10 +20,17 @@ from typing import Any
 
 import pytest
 
-from gpufleet import payload
-from gpufleet.cluster_network import Network
-from gpufleet.facts import document
-from gpufleet.reachability import Member, Reach, Replica, compare, exchanges, looks
+from gpufleet.node.cluster_network import Network
+from gpufleet.planning.multinode.reachability import (
+    Member,
+    Reach,
+    Replica,
+    compare,
+    exchanges,
+    looks,
+)
+from gpufleet.remote import payload
+from gpufleet.remote.facts import document
 
 NODE_PYTHON = os.environ.get("GPUFLEET_NODE_PYTHON", sys.executable)
 SUBNETS = itertools.count(1)

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from gpufleet import show, show_reach
-from gpufleet.cluster_network import Network
-from gpufleet.reachability import (
+from gpufleet.cli import reach_table as show_reach
+from gpufleet.cli import tables as show
+from gpufleet.node.cluster_network import Network
+from gpufleet.planning.multinode.reachability import (
     EXCHANGE_SECONDS,
     LOOK_SECONDS,
     WAY_SECONDS,

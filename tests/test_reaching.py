@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from gpufleet import reachability, reaching
 from gpufleet.errors import FleetError
-from gpufleet.settings import NodeSettings
+from gpufleet.operations import check_reachability as reaching
+from gpufleet.planning.multinode import reachability
+from gpufleet.settings.node_settings import NodeSettings
 from tests.repository import ROOT
 from tests.test_rank_units import HEAD, WORKER
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpufleet.readiness import State, likely_cause, messages, progress, relevant, verdict
+from gpufleet.serving.readiness import State, likely_cause, messages, progress, relevant, verdict
 
 DATA = Path(__file__).parent / "data"
 JOURNAL = (DATA / "journal-missing-library.txt").read_text().splitlines()

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpufleet import payload, recording
 from gpufleet.checks.finding import Finding, GpuId, Severity
-from gpufleet.drift import Matters, Moved, NodeDrift, Unread
-from gpufleet.monitoring.metrics import own_metrics
-from gpufleet.settings import node_settings
+from gpufleet.fleet import node_records as recording
+from gpufleet.fleet.drift import Matters, Moved, NodeDrift, Unread
+from gpufleet.monitoring.metrics import gpufleet_metrics as own_metrics
+from gpufleet.remote import payload
+from gpufleet.settings.node_settings import node_settings
 from tests.monitoring.programs import program
 
 GPUFLEET = Path(sys.executable).with_name("gpufleet")
@@ -44,7 +45,7 @@ def record(tmp_path):
         parameters = {"sysroot": str(tmp_path), "files": files, **parameters}
         done = subprocess.run(
             [sys.executable, "-I", "-"],
-            input=payload.program("record", **parameters),
+            input=payload.program("monitoring/record", **parameters),
             capture_output=True,
             text=True,
             check=True,

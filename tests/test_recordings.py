@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpufleet.errors import FleetError
-from gpufleet.topology import node_from_probe
+from gpufleet.node.topology import node_from_probe
 from tests.nodes import real
 
 NODES = Path(__file__).parent / "nodes"

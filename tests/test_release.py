@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from gpufleet.artifacts.release import build_script, cuda_of, pinned, release, wheels
 from gpufleet.errors import FleetError
-from gpufleet.release import build_script, cuda_of, pinned, release, wheels
-from gpufleet.settings import Vllm
+from gpufleet.settings.node_settings import Vllm
 
 LOCK = b"vllm==0.32.0 \\\n    --hash=sha256:" + b"0" * 64 + b"\n"
 UV = b"uv==0.13.9 \\\n    --hash=sha256:" + b"1" * 64 + b"\n"

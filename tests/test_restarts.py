@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from gpufleet import units
-from gpufleet.cluster_network import Network
-from gpufleet.planner import Running, Stage
-from gpufleet.presets import LayeredFlag
-from gpufleet.restarts import restarts
-from gpufleet.settings import NodeSettings
-from gpufleet.stage import Group
+from gpufleet.catalog.presets import LayeredFlag
+from gpufleet.node.cluster_network import Network
+from gpufleet.planning.planner import Running, Stage
+from gpufleet.planning.stage import Group
+from gpufleet.serving import unit as units
+from gpufleet.serving.restarts import restarts
+from gpufleet.settings.node_settings import NodeSettings
 
 STAGE = Stage(
     model="llama",

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet import payload
-from gpufleet.on_node import session as on_node
-from gpufleet.on_node.session import READY
-from gpufleet.session import COMMAND, BrokenError, Session
+from gpufleet.on_node.remote import session as on_node
+from gpufleet.on_node.remote.session import READY
+from gpufleet.remote import payload
+from gpufleet.remote.session import COMMAND, BrokenError, Session
 
 
 class Pipes:
@@ -77,7 +77,9 @@ def test_programs_run_one_after_the_other_and_know_nothing_of_each_other(pipes: 
 
 
 def test_a_real_program_answers_as_it_does_alone(pipes: Pipes) -> None:
-    program = payload.program("snapshot", asked=[["file", "/etc/hostname"], ["group", "root"]])
+    program = payload.program(
+        "converge/snapshot", asked=[["file", "/etc/hostname"], ["group", "root"]]
+    )
     status, out, _ = session(pipes).run(program, 30)
     alone = subprocess.run(
         ["python3", "-I", "-"], input=program.encode(), capture_output=True, check=True
@@ -116,7 +118,7 @@ def test_source_is_sent_to_those_that_lack_it(
     if keeps:
         code.mkdir(mode=0o700)
     monkeypatch.setattr(payload, "CODE", str(code))
-    program = payload.program("snapshot", asked=[["group", "root"]])
+    program = payload.program("converge/snapshot", asked=[["group", "root"]])
     assert program.brief is not None
     asked = session(pipes)
     answers, sizes = [], []
@@ -217,7 +219,7 @@ def test_a_node_without_python_breaks_the_session() -> None:
 def test_a_session_ends_with_its_connection_in_the_middle_of_a_program(tmp_path: Path) -> None:
     pipes, mark = Pipes(), tmp_path / "pid"
     hangs = f"import os, time; open({str(mark)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
-    own = payload.program("session").encode()
+    own = payload.program("remote/session").encode()
     pipes.write(b"%d\n%b%d 600\n%b" % (len(own), own, len(hangs), hangs.encode()))
     while not mark.exists() or not mark.read_text():
         time.sleep(0.05)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from gpufleet.cli.size_command import DEFAULT_VLLM, size, version
 from gpufleet.errors import FleetError
 from gpufleet.flags import schema
-from gpufleet.sizing_cli import DEFAULT_VLLM, size, version
 
 GPUFLEET = Path(sys.executable).with_name("gpufleet")
 MODELS = Path(__file__).parent / "data/models"

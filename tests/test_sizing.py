@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpufleet.architecture.description import ModelFiles, describe
+from gpufleet.catalog.gpu_models import card
 from gpufleet.errors import FleetError
-from gpufleet.gpu_catalogue import card
-from gpufleet.sizing import AUTO_LENGTH, NEWEST, Options, size, smallest_gpus
+from gpufleet.sizing.architectures.description import ModelFiles, describe
+from gpufleet.sizing.fit import AUTO_LENGTH, NEWEST, Options, size, smallest_gpus
 
 MODELS = Path(__file__).parent / "data/models"
 GIB = 1 << 30

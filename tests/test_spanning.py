@@ -13,14 +13,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufleet import assessment
-from gpufleet.candidates import Verdict
-from gpufleet.division import Division
 from gpufleet.errors import FleetError
-from gpufleet.explanation import explain
-from gpufleet.planner import Running, plan
-from gpufleet.settings import NodeSettings
-from gpufleet.topology import Domain, node_from_probe
+from gpufleet.fleet import assessment
+from gpufleet.node.topology import Domain, node_from_probe
+from gpufleet.planning.candidates import Verdict
+from gpufleet.planning.explanation import explain
+from gpufleet.planning.parallelism import Division
+from gpufleet.planning.planner import Running, plan
+from gpufleet.settings.node_settings import NodeSettings
 from tests.models import described
 from tests.test_cluster_network import nic
 from tests.test_placement_rules import told

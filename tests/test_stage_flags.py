@@ -13,12 +13,13 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from gpufleet import stage_flags, units
 from gpufleet.errors import FleetError
 from gpufleet.flags import schema
-from gpufleet.planner import Stage
-from gpufleet.settings import OLDEST_VLLM, NodeSettings, Served, Vllm
-from gpufleet.variables import Origin
+from gpufleet.planning.planner import Stage
+from gpufleet.serving import flag_check as stage_flags
+from gpufleet.serving import unit as units
+from gpufleet.settings.node_settings import OLDEST_VLLM, NodeSettings, Served, Vllm
+from gpufleet.settings.variables import Origin
 
 STAGE = Stage(
     model="llama",

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.architecture.description import ModelFiles, describe
 from gpufleet.flags import schema
-from gpufleet.sizing import FIRST, NEWEST
-from gpufleet.start_memory import GIB, DummyRun, defaults, second_runner, start_memory
+from gpufleet.sizing.architectures.description import ModelFiles, describe
+from gpufleet.sizing.fit import FIRST, NEWEST
+from gpufleet.sizing.startup_memory import GIB, DummyRun, defaults, second_runner, start_memory
 
 DATA = Path(__file__).parent / "data"
 H100 = {"gpu_memory_gib": 79.19, "compute_capability": (9, 0)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpufleet import kv_cache
+from gpufleet.sizing import kv_cache
 from tests.start_up import GIB, ROUNDING, Log, cached, layout, logs, sized, weighed, whole_logs
 
 LOADED = 0.02

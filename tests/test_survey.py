@@ -18,8 +18,8 @@ import pytest
 from pyinfra.api import Config, Inventory, State
 from pyinfra.context import ctx_state
 
-from gpufleet import session
-from gpufleet.survey import survey
+from gpufleet.remote import session
+from gpufleet.remote.query import survey
 from lab import nvml
 
 GPUFLEET = Path(sys.executable).with_name("gpufleet")

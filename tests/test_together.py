@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpufleet.stage import Running
-from gpufleet.together import halves
+from gpufleet.planning.stage import Running
+from gpufleet.serving.together import halves
 from tests.test_restarts import RANKS, STAGE, both, settings, units_of
 
 BOTH = ("gpu-01", "gpu-02")

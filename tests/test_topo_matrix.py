@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from gpufleet.errors import FleetError
-from gpufleet.topo_matrix import TopoMatrix, parse
+from gpufleet.node.smi_topology import TopoMatrix, parse
 
 TOPO = Path(__file__).parent / "topo"
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufleet.errors import FleetError
-from gpufleet.topology import Gpu, islands, node_from_probe, nvlink_width
+from gpufleet.node.topology import Gpu, islands, node_from_probe, nvlink_width
 
 NODES = Path(__file__).parent / "nodes"
 

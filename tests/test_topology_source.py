@@ -10,8 +10,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from gpufleet.document import SCHEMA
-from gpufleet.topology_source import inventory_of
+from gpufleet.cli.topology_command import inventory_of
+from gpufleet.node.probe_document import SCHEMA
 
 ROOT = Path(__file__).parents[1]
 TOPO = ROOT / "tests/topo"

@@ -7,12 +7,12 @@ import json
 
 import pytest
 
-from gpufleet import unchecked
-from gpufleet.checks.judge import judge
-from gpufleet.driver_state import Broken, InForce
-from gpufleet.on_node import driver_reload
-from gpufleet.settings import node_settings
-from gpufleet.wanted import File
+from gpufleet.checks.evaluate import judge
+from gpufleet.converge.desired import File
+from gpufleet.gpu_software import quarantine as unchecked
+from gpufleet.gpu_software.driver_activation import Broken, InForce
+from gpufleet.on_node.gpu_software import driver_reload
+from gpufleet.settings.node_settings import node_settings
 from tests.repository import ROOT
 
 NODE = "gpu-01"

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufleet import units
 from gpufleet.errors import FleetError
-from gpufleet.planner import Stage
-from gpufleet.settings import Served, Vllm
+from gpufleet.planning.planner import Stage
+from gpufleet.serving import unit as units
+from gpufleet.settings.node_settings import Served, Vllm
 
 GOLDEN = Path(__file__).parent / "data" / "vllm.service"
 STAGE = Stage(

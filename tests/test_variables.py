@@ -11,8 +11,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpufleet import variables
 from gpufleet.errors import FleetError
+from gpufleet.settings import variables
 
 
 @pytest.fixture

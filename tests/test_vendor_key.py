@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet import payload
+from gpufleet.remote import payload
 
 KEY, KEPT = "/etc/gpufleet/keys/nvidia-cuda.gpg", "/var/lib/gpufleet/keys/nvidia-cuda.deb"
 SECONDS = 60
@@ -85,8 +85,8 @@ def fetched(
 ) -> subprocess.CompletedProcess[str]:
     """Run the program as a node does: its text on the standard input of an isolated Python."""
     program = payload.program(
-        "vendor_key", url=url, sha256=sha256, fingerprint=fingerprint, key=KEY, kept=KEPT,
-        setting="cuda.repository.keyring_sha256", sysroot=str(root),
+        "converge/repository_key", url=url, sha256=sha256, fingerprint=fingerprint, key=KEY,
+        kept=KEPT, setting="cuda.repository.keyring_sha256", sysroot=str(root),
     )  # fmt: skip
     return subprocess.run(
         [sys.executable, "-I", "-"], input=program, capture_output=True, text=True,

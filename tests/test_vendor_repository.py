@@ -7,12 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.bare_node import System
-from gpufleet.driver_names import names as driver_names
 from gpufleet.errors import FleetError
-from gpufleet.gpu_settings import GpuLock
-from gpufleet.settings import Repository
-from gpufleet.vendor_repository import (
+from gpufleet.gpu_software.package_names import names as driver_names
+from gpufleet.gpu_software.repository import (
     VENDOR,
     fingerprint,
     kept_path,
@@ -22,6 +19,9 @@ from gpufleet.vendor_repository import (
     published,
     source,
 )
+from gpufleet.node.machine import System
+from gpufleet.settings.gpu_settings import GpuLock
+from gpufleet.settings.node_settings import Repository
 
 SYSTEMS = {
     "ubuntu2204/x86_64": System("ubuntu", "22.04", "x86_64"),

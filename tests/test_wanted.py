@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufleet.errors import FleetError
-from gpufleet.on_node import snapshot
-from gpufleet.wanted import (
+from gpufleet.converge.desired import (
     Absent,
     Directory,
     File,
@@ -28,6 +26,8 @@ from gpufleet.wanted import (
     started_line,
     unit_of,
 )
+from gpufleet.errors import FleetError
+from gpufleet.on_node.converge import snapshot
 
 PATH = "/etc/vllm/one"
 UNIT = "vllm-tiny-0.service"

@@ -23,10 +23,19 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpufleet.on_node import machine, watchdog_dump, watchdog_judge, watchdog_stage
-from gpufleet.on_node import watchdog as program
-from gpufleet.on_node.http_exchange import Answer, Exchange
-from gpufleet.on_node.watchdog import Watchdog
+from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.common.http import Answer, Exchange
+from gpufleet.on_node.watchdog import (
+    dump as watchdog_dump,
+)
+from gpufleet.on_node.watchdog import (
+    stage_watch as watchdog_stage,
+)
+from gpufleet.on_node.watchdog import (
+    verdict as watchdog_judge,
+)
+from gpufleet.on_node.watchdog import watchdog as program
+from gpufleet.on_node.watchdog.watchdog import Watchdog
 
 RECORDED = (Path(__file__).parent / "data/vllm-0.32.0.metrics").read_text()
 UNIT = "vllm-tiny-0.service"

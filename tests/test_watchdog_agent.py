@@ -11,9 +11,18 @@ from typing import Any
 
 import pytest
 
-from gpufleet.on_node import machine, watchdog_agent, watchdog_judge, watchdog_stage
-from gpufleet.on_node import watchdog as program
-from gpufleet.on_node.watchdog import Watchdog
+from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.watchdog import (
+    agent as watchdog_agent,
+)
+from gpufleet.on_node.watchdog import (
+    stage_watch as watchdog_stage,
+)
+from gpufleet.on_node.watchdog import (
+    verdict as watchdog_judge,
+)
+from gpufleet.on_node.watchdog import watchdog as program
+from gpufleet.on_node.watchdog.watchdog import Watchdog
 from tests.gateway.running import free_ports
 
 LIFE = "a1"

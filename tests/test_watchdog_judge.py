@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufleet.on_node.watchdog_judge import (
+from gpufleet.on_node.watchdog.verdict import (
     PAUSE_SECONDS,
     Engine,
     Sample,

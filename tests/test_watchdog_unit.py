@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
-from gpufleet import payload, units, watchdog
-from gpufleet.planner import Stage
-from gpufleet.settings import Served
+from gpufleet.planning.planner import Stage
+from gpufleet.remote import payload
+from gpufleet.serving import unit as units
+from gpufleet.serving import watchdog_unit as watchdog
+from gpufleet.settings.node_settings import Served
 from tests.test_rank_units import HEAD, KEYS, SERVED, VLLM, WORKER
 
 ALONE = replace(HEAD, nodes=(), group=None, pipeline_parallel=1)
@@ -140,7 +142,7 @@ def test_what_dumping_takes_is_not_taken_from_it() -> None:
 def test_it_is_one_file_that_refuses_a_configuration_that_is_none(tmp_path: Path) -> None:
     """With 2, after which systemd does not start it again."""
     file, configuration = tmp_path / "gpufleet-watchdog", tmp_path / "watchdog.json"
-    file.write_bytes(payload.archive("watchdog"))
+    file.write_bytes(payload.archive("watchdog/watchdog"))
     for text in (None, "{", '{"schema": 7}'):
         if text:
             configuration.write_text(text)

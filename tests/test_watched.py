@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.on_node.commands import run
-from gpufleet.on_node.watched import ANSWER_BYTES, Watch, Watched
+from gpufleet.on_node.common.commands import run
+from gpufleet.on_node.common.forked import ANSWER_BYTES, Watch, Watched
 
 
 def test_a_question_that_ended_itself_before_its_parent_looked_ran_out_of_time():

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.architecture.parts import (
+from gpufleet.errors import FleetError
+from gpufleet.sizing.architectures.components import (
     Architecture,
     FullCache,
     Layer,
@@ -15,10 +16,9 @@ from gpufleet.architecture.parts import (
     Weight,
     Where,
 )
-from gpufleet.architecture.quantization import Quantization, Scheme, online, quantization
-from gpufleet.architecture.read import architecture
-from gpufleet.errors import FleetError
-from gpufleet.weights import Sharding, allocated, layer_ranges, packed_bytes, weight_bytes
+from gpufleet.sizing.architectures.quantization import Quantization, Scheme, online, quantization
+from gpufleet.sizing.architectures.registry import architecture
+from gpufleet.sizing.weights import Sharding, allocated, layer_ranges, packed_bytes, weight_bytes
 
 GIB = 1 << 30
 MIB = 1 << 20

@@ -9,10 +9,10 @@ from pathlib import Path
 from pyinfra import host, local
 
 from benchmarks.converge.declared import FOLDER, declared
-from gpufleet import converge
-from gpufleet.fleet import here, refusals
-from gpufleet.named_files import release_of
-from gpufleet.wanted import Value
+from gpufleet.artifacts.operator_files import release_of
+from gpufleet.converge.desired import Value
+from gpufleet.fleet.run import here, refusals
+from gpufleet.operations import converge
 from lab.state import write
 from roles import vllm as role
 

@@ -19,10 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.converge.fleet import BenchFleet, ran
-from gpufleet.errors import FleetError
-from gpufleet.firewall import RULES
-from gpufleet.release import Release, build_script
-from gpufleet.wanted import (
+from gpufleet.artifacts.release import Release, build_script
+from gpufleet.converge.desired import (
     UNIT_DIRECTORY,
     Absent,
     Directory,
@@ -38,6 +36,8 @@ from gpufleet.wanted import (
     Value,
     Wanted,
 )
+from gpufleet.errors import FleetError
+from gpufleet.network.firewall import RULES
 from roles.node_facts import FACTS
 
 __all__ = ["FOLDER", "GPUS_ANSWER", "UNIT_DIRECTORY", "declared", "read", "written"]

@@ -22,8 +22,8 @@ from pathlib import Path
 
 import yaml
 
-from gpufleet.release import Release, release
-from gpufleet.settings import Vllm
+from gpufleet.artifacts.release import Release, release
+from gpufleet.settings.node_settings import Vllm
 from lab.nodes import Lab
 from lab.state import write
 from roles.node_facts import TIMER

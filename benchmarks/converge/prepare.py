@@ -1,9 +1,9 @@
 """Write on each node that its release accepts its stages' flags: server.py has none to read."""
 
-from gpufleet.converge import Converge
-from gpufleet.fleet import here, refusals
-from gpufleet.named_files import release_of
-from gpufleet.proof import Proof
+from gpufleet.artifacts.operator_files import release_of
+from gpufleet.fleet.run import here, refusals
+from gpufleet.operations.accept_flags import Proof
+from gpufleet.operations.converge import Converge
 from roles import vllm as role
 
 with refusals():

@@ -32,7 +32,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpufleet import distribution, payload
+from gpufleet.artifacts import distribution
+from gpufleet.remote import payload
 from lab import cgroup
 from lab.nodes import Lab
 
@@ -155,7 +156,7 @@ def copied(lab: Lab, nodes: Sequence[str], tree: dict[str, Any]) -> Copy:
 def ask(lab: Lab, node: str, action: str, more: dict[str, Any]) -> dict[str, Any]:
     """Run the program on a node; return what it answers."""
     program = payload.program(
-        "pieces",
+        "transfer/transfer",
         action=action,
         directory=DIRECTORY,
         mark=f"{DIRECTORY}/.complete",

@@ -23,10 +23,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpufleet.architecture.description import Description, ModelFiles, describe
-from gpufleet.planner import FleetPlan, Running, plan
-from gpufleet.settings import NodeSettings
-from gpufleet.topology import Node, node_from_probe
+from gpufleet.node.topology import Node, node_from_probe
+from gpufleet.planning.planner import FleetPlan, Running, plan
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.sizing.architectures.description import Description, ModelFiles, describe
 
 ROOT = Path(__file__).parents[2]
 PROFILES = ("h100x8", "h200x8", "a100x8")

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 
-from gpufleet import payload
+from gpufleet.remote import payload
 from lab import monitors
 from lab.nodes import Lab
 
@@ -30,7 +30,7 @@ def main() -> None:
     try:
         lab.up({"gpu-01": "h100x8"})
         monitors.install(lab.root("gpu-01"))
-        program = payload.program("probe", nvml=True)[:]
+        program = payload.program("probe/probe", nvml=True)[:]
         ways = {
             "gpufleet's probe": ("python3 -I -", program),
             "nvitop -1": (f"{monitors.RUN} nvitop -1", ""),

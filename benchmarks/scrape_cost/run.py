@@ -25,9 +25,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from gpufleet import payload
-from gpufleet.exporters import Access
-from gpufleet.monitoring_settings import NodeExporter
+from gpufleet.monitoring.exporters import Access
+from gpufleet.remote import payload
+from gpufleet.settings.monitoring_settings import NodeExporter
 from lab import nvml
 from lab.nodes import Lab
 from roles.node_exporter import TEXTFILES, arguments
@@ -89,7 +89,7 @@ def measured(lab: Lab, rounds: int) -> Any:
     (root / HOME).mkdir(parents=True, exist_ok=True)
     exporter = program("prometheus-node-exporter", "usr/bin/prometheus-node-exporter")
     shutil.copy(exporter, root / HOME / "node_exporter")
-    (root / HOME / "node-facts").write_bytes(payload.archive("node_facts", nvml=True))
+    (root / HOME / "node-facts").write_bytes(payload.archive("monitoring/node_facts", nvml=True))
     stock, ours = f"/{HOME}/node_exporter", f"/{HOME}/node-facts"
     told = {"schema": 1, "gpu_node": True, "gpus": 8, "lock": "", "release": ""}
     for name, measures in (("dcgm", True), ("nvml", False)):

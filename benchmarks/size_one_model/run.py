@@ -22,10 +22,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpufleet.architecture.description import ModelFiles, describe
+from gpufleet.catalog.gpu_models import card
 from gpufleet.errors import FleetError
-from gpufleet.gpu_catalogue import card
-from gpufleet.sizing import Options, size
+from gpufleet.sizing.architectures.description import ModelFiles, describe
+from gpufleet.sizing.fit import Options, size
 
 MODELS = Path(__file__).parents[2] / "tests/data/models"
 GPUFLEET = str(Path(sys.executable).with_name("gpufleet"))

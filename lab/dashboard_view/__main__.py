@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from gpufleet.errors import FleetError
-from gpufleet.monitoring.dashboards.build import dashboards
+from gpufleet.monitoring.dashboards.grafana import dashboards
 from lab.dashboard_view.browser import picture
 from lab.dashboard_view.page import page, size
 from lab.dashboard_view.questions import Asking, Span

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from gpufleet.ranges import counted, listed, spell
+from gpufleet.formatting import counted, listed, spell
 
 # What ends sooner needs no line.
 FIRST_SECONDS = 2

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from gpufleet.bundle import serve
-from gpufleet.bundle.cli import bundle
+from gpufleet.cli.bundle_command import bundle
 from lab import hub, mirror, model, vendor, wheels
 from lab.vendor.deb import Package
 from tests.bundle import archives

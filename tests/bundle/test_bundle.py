@@ -14,8 +14,8 @@ from uv import find_uv_bin
 
 from gpufleet.bundle import serve
 from gpufleet.errors import FleetError
-from gpufleet.mirror import place
-from gpufleet.settings import node_settings
+from gpufleet.settings.mirror_rewrite import place
+from gpufleet.settings.node_settings import node_settings
 from lab import hub, mirror
 from tests.bundle.conftest import DRIVER, KERNEL, MODEL, Fleet, alone, needs_apt, running
 

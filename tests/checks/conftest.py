@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from gpufleet.checks.evaluate import judge
 from gpufleet.checks.finding import Finding, Report, Severity
-from gpufleet.checks.judge import judge
-from gpufleet.checks.reading import Needs
-from gpufleet.settings import node_settings
+from gpufleet.checks.probe_facts import Needs
+from gpufleet.settings.node_settings import node_settings
 
 NODES = Path(__file__).parents[1] / "nodes"
 PROFILES = sorted(path.stem for path in NODES.glob("*.json"))

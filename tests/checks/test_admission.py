@@ -7,8 +7,8 @@ import pytest
 from gpufleet.checks.admission import admitted
 from gpufleet.checks.finding import Action, Finding, GpuId, Report, Severity, Step
 from gpufleet.errors import FleetError
-from gpufleet.settings import NodeSettings
-from gpufleet.topology import Gpu, Node
+from gpufleet.node.topology import Gpu, Node
+from gpufleet.settings.node_settings import NodeSettings
 
 SERVING = {"vllm": {"version": "0.32.0", "lock": "l", "listen": "127.0.0.1"}}
 MODELS = {"serving": {"m": {"model": "/srv/m"}}, **SERVING}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpufleet.checks.finding import Severity
-from gpufleet.checks.reading import Needs
+from gpufleet.checks.probe_facts import Needs
 
 CUDA_12_8 = Needs((12, 8), "the wheels of vLLM 0.20.0")
 CUDA_13 = Needs((13, 0), "the wheels of vLLM 0.33.0")

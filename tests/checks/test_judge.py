@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.checks import judge as judging
-from gpufleet.checks.catalogue import CHECKS
+from gpufleet.catalog.checks import CHECKS
+from gpufleet.checks import evaluate as judging
+from gpufleet.checks.evaluate import judge
 from gpufleet.checks.finding import Severity
-from gpufleet.checks.judge import judge
-from gpufleet.document import flaw
-from gpufleet.settings import Mistake, node_settings
+from gpufleet.node.probe_document import flaw
+from gpufleet.settings.node_settings import Mistake, node_settings
 
 from .conftest import PROFILES, TODAY
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpufleet.checks.kernel_log import Log
-from gpufleet.checks.xid import KINDS
+from gpufleet.checks.xid_table import KINDS
 from tests.checks.conftest import PROFILES, Judged
 
 Document = Callable[[str], Any]

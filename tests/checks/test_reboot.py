@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpufleet.checks.reboot import WITHOUT_DRIVER
+from gpufleet.checks.next_reboot import WITHOUT_DRIVER
 from tests.checks.conftest import PROFILES, Judged
 
 Document = Callable[[str], Any]

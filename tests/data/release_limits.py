@@ -1,7 +1,7 @@
 """
 Read from vLLM's source distributions what each release serves, and write it as spans of releases.
 
-    python tests/data/release_limits.py DIRECTORY > src/gpufleet/data/release_limits.json
+    python tests/data/release_limits.py DIRECTORY > src/gpufleet/catalog/data/vllm_support.json
 
 DIRECTORY holds `vllm-<version>.tar.gz`, as the package index has them. Nothing of them is run.
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from gpufleet.cli.flags_command import flags
 from gpufleet.errors import FleetError
 from gpufleet.flags import schema
 from gpufleet.flags.check import Verdict, check, judge
-from gpufleet.flags.cli import flags
 from gpufleet.flags.conflicts import RULES
 from gpufleet.flags.problem import By, Kind, Problem, Severity
 from tests.flags import lines, record_verdicts

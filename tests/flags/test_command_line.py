@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gpufleet.flags import schema
 from gpufleet.flags.command_line import CommandLine, Trouble, parse
-from gpufleet.flags.rewriting import human_readable
+from gpufleet.flags.normalize import human_readable
 
 NEW = schema.load("0.32.0")
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from gpufleet.cli.flags_command import flags
 from gpufleet.errors import FleetError
 from gpufleet.flags import changes, command_line, schema
-from gpufleet.flags.cli import flags
-from gpufleet.flags.diff import Difference, Sort, diff, overview, rewritten, useful
 from gpufleet.flags.diff_page import page
-from gpufleet.flags.yours import Yours, from_file
+from gpufleet.flags.from_settings import Yours, from_file
+from gpufleet.flags.release_diff import Difference, Sort, diff, overview, rewritten, useful
 
 VERSIONS = schema.versions()
 NEWEST = VERSIONS[-1]

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from gpufleet.cli.flags_command import flags
 from gpufleet.errors import FleetError
 from gpufleet.flags import changes, history, schema
 from gpufleet.flags.changes import ABSENT, ChangeKind
-from gpufleet.flags.cli import flags
 from gpufleet.flags.explain import entries, explain, page
 
 # The 202 flags and 41 variables that five public guides to vLLM name, made up ones included.

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from gpufleet.cli.flags_command import flags as flags_command
 from gpufleet.errors import FleetError
 from gpufleet.flags import extract, metrics, schema
-from gpufleet.flags.cli import flags as flags_command
 from tests.flags import small_release
 
 

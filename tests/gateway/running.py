@@ -20,9 +20,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from gpufleet import gateway, payload
-from gpufleet.gateway import Backend, GatewayState, Target
-from gpufleet.gateway_settings import Gateway
+from gpufleet.network import haproxy as gateway
+from gpufleet.network.haproxy import Backend, GatewayState, Target
+from gpufleet.remote import payload
+from gpufleet.settings.gateway_settings import Gateway
 from tests.monitoring.programs import program
 
 # Debian's HAProxy is linked with these, which this machine need not have.
@@ -245,7 +246,7 @@ class Running:
 
     def _hook(self, when: str) -> None:
         archive = self.folder / "gateway-state"
-        archive.write_bytes(payload.archive("gateway_state"))
+        archive.write_bytes(payload.archive("network/gateway_drains"))
         subprocess.run(
             [sys.executable, "-IB", archive, when, *(self.folder / at for at in _PLACES)],
             check=True,
@@ -255,7 +256,7 @@ class Running:
     def state(self, do: str = "show", *servers: str) -> GatewayState:
         """Return what on_node/gateway_state.py says."""
         text = payload.program(
-            "gateway_state",
+            "network/gateway_drains",
             do=do,
             servers=list(servers),
             **{each: f"{self.folder}/{each}" for each in _PLACES},

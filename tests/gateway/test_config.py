@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
-from gpufleet import gateway, units, virtual_address
 from gpufleet.errors import FleetError
-from gpufleet.gateway import Backend, Target
-from gpufleet.gateway_settings import Gateway, VirtualAddress
-from gpufleet.monitoring.scrape import Server
-from gpufleet.settings import NodeSettings, node_settings
+from gpufleet.monitoring.prometheus import Server
+from gpufleet.network import haproxy as gateway
+from gpufleet.network import keepalived as virtual_address
+from gpufleet.network.haproxy import Backend, Target
+from gpufleet.serving import unit as units
+from gpufleet.settings.gateway_settings import Gateway, VirtualAddress
+from gpufleet.settings.node_settings import NodeSettings, node_settings
 from tests.gateway.running import haproxy
 
 MODEL = {"model": "org/tiny", "revision": "0" * 40}

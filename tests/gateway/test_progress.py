@@ -17,10 +17,11 @@ from typing import Any
 
 import pytest
 
-from gpufleet import gateway as fronting
-from gpufleet.on_node import machine, watchdog_stage
-from gpufleet.on_node import watchdog as program
-from gpufleet.on_node.watchdog import Watchdog
+from gpufleet.network import haproxy as fronting
+from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.watchdog import stage_watch as watchdog_stage
+from gpufleet.on_node.watchdog import watchdog as program
+from gpufleet.on_node.watchdog.watchdog import Watchdog
 from tests.gateway.running import Running, Vllm, backend, free_ports, running, until
 from tests.test_watchdog import Machine
 

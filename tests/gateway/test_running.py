@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from gpufleet.gateway import BUFFER_MIB
-from gpufleet.gateway_settings import Client
+from gpufleet.network.haproxy import BUFFER_MIB
+from gpufleet.settings.gateway_settings import Client
 from tests.gateway.running import Running, Vllm, backend, running, until
 
 FIRST, SECOND = "tiny/gpu-01.tiny-0", "tiny/gpu-02.tiny-1"

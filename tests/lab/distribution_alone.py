@@ -1,12 +1,12 @@
 """A release and a model as the main deploy brings them, and nothing else of it."""
 
-from gpufleet import distributing
-from gpufleet.checkpoint import Checkpoint
-from gpufleet.converge import Converge
-from gpufleet.distributing import Goods
-from gpufleet.fleet import here, refusals
-from gpufleet.named_files import release_of
-from gpufleet.wanted import Package, Wanted
+from gpufleet.artifacts.model_files import Checkpoint
+from gpufleet.artifacts.operator_files import release_of
+from gpufleet.converge.desired import Package, Wanted
+from gpufleet.fleet.run import here, refusals
+from gpufleet.operations import distribute as distributing
+from gpufleet.operations.converge import Converge
+from gpufleet.operations.distribute import Goods
 from roles import vllm as role
 
 MODEL = Checkpoint("lab/odd", "0" * 40, "/var/lib/vllm/models/lab--odd")

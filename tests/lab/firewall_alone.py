@@ -8,11 +8,11 @@ import os
 
 from pyinfra import host
 
-from gpufleet import inventory
-from gpufleet.cluster_network import Network
-from gpufleet.fleet import Here, refusals
-from gpufleet.stage import Group, Running, Stage
-from gpufleet.topology import Node
+from gpufleet.fleet.run import Here, refusals
+from gpufleet.inventory import loader as inventory
+from gpufleet.node.cluster_network import Network
+from gpufleet.node.topology import Node
+from gpufleet.planning.stage import Group, Running, Stage
 from roles.firewall import firewall
 from roles.verify import enforced
 

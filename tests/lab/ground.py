@@ -5,12 +5,12 @@ What the release's `vllm` is, and the model's files, a test has put there.
 
 from __future__ import annotations
 
-from gpufleet.converge import Converge
-from gpufleet.fleet import Here, here, together
-from gpufleet.named_files import release_of
-from gpufleet.planner import Stage
-from gpufleet.units import UnitFile
-from gpufleet.wanted import Package, Wanted
+from gpufleet.artifacts.operator_files import release_of
+from gpufleet.converge.desired import Package, Wanted
+from gpufleet.fleet.run import Here, here, together
+from gpufleet.operations.converge import Converge
+from gpufleet.planning.planner import Stage
+from gpufleet.serving.unit import UnitFile
 from roles import vllm as role
 
 

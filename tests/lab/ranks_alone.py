@@ -1,7 +1,7 @@
 """The stages of replicas, and the wait for their endpoints: all else is left out."""
 
-from gpufleet.fleet import refusals
-from gpufleet.serving import answering
+from gpufleet.fleet.run import refusals
+from gpufleet.operations.wait_ready import answering
 from roles import vllm as role
 from tests.lab.ground import stages_alone
 

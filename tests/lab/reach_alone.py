@@ -1,7 +1,7 @@
 """The proof that nodes reach each other, and the stages after it: all else is left out."""
 
-from gpufleet.fleet import refusals
-from gpufleet.reaching import reached
+from gpufleet.fleet.run import refusals
+from gpufleet.operations.check_reachability import reached
 from tests.lab.ground import stages_alone
 
 with refusals():

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gpufleet.monitoring.rule_files import groups
+from gpufleet.monitoring.rules.files import groups
 from tests import repository
 from tests.lab.conftest import Fleet, standing
 from tests.lab.test_watchdog import Load

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from gpufleet.wanted import (
+from gpufleet.converge.desired import (
     Absent,
     Directory,
     File,

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 import yaml
 
-from gpufleet import payload
-from gpufleet.firewall import RULES, SERVICE
+from gpufleet.network.firewall import RULES, SERVICE
+from gpufleet.remote import payload
 from lab.nodes import Lab
 from tests.lab.conftest import ROOT, Fleet, Run
 
@@ -195,7 +195,12 @@ class Walls(Fleet):
     def asked(self, node: str, action: str, wanted: str, seconds: int = 0) -> dict[str, Any]:
         """Run the node's program over plain ssh."""
         program = payload.program(
-            "firewall", action=action, wanted=wanted, seconds=seconds, rules=RULES, service=SERVICE
+            "network/firewall",
+            action=action,
+            wanted=wanted,
+            seconds=seconds,
+            rules=RULES,
+            service=SERVICE,
         )
         found: dict[str, Any] = json.loads(
             self.ssh(node, "python3 -I -", stdin=program.encode().decode())

@@ -20,9 +20,9 @@ import openai
 import pytest
 import yaml
 
-from gpufleet.monitoring import catalogue
-from gpufleet.monitoring.rule_files import groups
-from gpufleet.monitoring_settings import Objectives
+from gpufleet.monitoring.metrics import catalogue
+from gpufleet.monitoring.rules.files import groups
+from gpufleet.settings.monitoring_settings import Objectives
 from tests.lab.conftest import ROOT, Fleet, Run
 from tests.monitoring import offline, panels
 

@@ -20,8 +20,8 @@ import openai
 import pytest
 import yaml
 
-from gpufleet.release import release
-from gpufleet.settings import Vllm
+from gpufleet.artifacts.release import release
+from gpufleet.settings.node_settings import Vllm
 from lab import supplies
 from lab.nodes import Lab
 from lab.state import LabState

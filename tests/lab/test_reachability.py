@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import yaml
 
-from gpufleet.release import Release, release
-from gpufleet.settings import Vllm
+from gpufleet.artifacts.release import Release, release
+from gpufleet.settings.node_settings import Vllm
 from lab.nodes import Lab
 from lab.state import LabState
 from tests.lab.conftest import ROOT, Fleet, Run

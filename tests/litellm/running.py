@@ -22,9 +22,9 @@ from typing import Any
 
 from uv import find_uv_bin
 
-from gpufleet import litellm
-from gpufleet.litellm_settings import Litellm
-from gpufleet.units import TEMPLATES
+from gpufleet.network import litellm
+from gpufleet.serving.unit import TEMPLATES
+from gpufleet.settings.litellm_settings import Litellm
 from lab import command
 from lab.state import CACHE, exclusive, forget
 from tests.gateway.running import free_ports

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 import yaml
 
-from gpufleet import firewall, litellm, release
-from gpufleet.bare_node import System
-from gpufleet.bundle.needs import NodeNeeds, needs
-from gpufleet.litellm import Upstream
-from gpufleet.litellm_settings import COMPROMISED, Litellm
-from gpufleet.settings import Mistake, node_settings
-from gpufleet.units import UnitFile
+from gpufleet.artifacts import release
+from gpufleet.bundle.requirements import NodeNeeds, needs
+from gpufleet.network import firewall, litellm
+from gpufleet.network.litellm import Upstream
+from gpufleet.node.machine import System
+from gpufleet.serving.unit import UnitFile
+from gpufleet.settings.litellm_settings import COMPROMISED, Litellm
+from gpufleet.settings.node_settings import Mistake, node_settings
 from roles import litellm as role
 from tests.gateway.test_config import OPEN, Node, fleet
 

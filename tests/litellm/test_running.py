@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-from gpufleet.litellm_settings import Litellm
+from gpufleet.settings.litellm_settings import Litellm
 from tests.gateway.running import until
 from tests.litellm.running import (
     KEY,

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpufleet.monitoring import counters
+from gpufleet.monitoring import dcgm_counters as counters
 from lab import machine
 from lab.faults import named
 from lab.machine import Machine

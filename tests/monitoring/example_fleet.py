@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 
-from gpufleet.monitoring import catalogue
-from gpufleet.monitoring.metric import Job, Metric
+from gpufleet.monitoring.metrics import catalogue
+from gpufleet.monitoring.metrics.metric import Job, Metric
 
 Labels = Mapping[str, str]
 

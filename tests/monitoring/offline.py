@@ -14,9 +14,9 @@ from pathlib import Path
 import promql_parser as promql
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpufleet.monitoring.metric import Job, Metric
-from gpufleet.monitoring.metrics.server_metrics import MADE
-from gpufleet.monitoring.rule import Recording
+from gpufleet.monitoring.metrics.metric import Job, Metric
+from gpufleet.monitoring.metrics.prometheus_metrics import MADE
+from gpufleet.monitoring.rules.rule import Recording
 
 RECORDED = Path(__file__).parent / "recorded"
 

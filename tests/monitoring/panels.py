@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from gpufleet.monitoring.dashboards.build import dashboards
+from gpufleet.monitoring.dashboards.grafana import dashboards
 from lab.dashboard_view.questions import filled
 
 # Two and more scrapes are in it, however seldom they are.

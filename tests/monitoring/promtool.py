@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from gpufleet.monitoring.rule import Alert
+from gpufleet.monitoring.rules.rule import Alert
 from tests.monitoring.programs import program
 
 PACKAGE, PATH = "prometheus", "usr/bin/promtool"

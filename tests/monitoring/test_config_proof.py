@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gpufleet import payload
-from gpufleet.monitoring import routes
-from gpufleet.monitoring_settings import Alertmanager
+from gpufleet.monitoring import alertmanager as routes
+from gpufleet.remote import payload
+from gpufleet.settings.monitoring_settings import Alertmanager
 from tests.monitoring.programs import program
 
 SECRET = "https://hook.example.net/very-secret\x07"  # no URL: a control character is in it
@@ -20,7 +20,7 @@ SECRET = "https://hook.example.net/very-secret\x07"  # no URL: a control charact
 def proven(files: dict[str, str], *argv: str | Path, hidden: tuple[str, ...] = ()) -> Any:
     """Return what on_node/config_proof.py finds."""
     text = payload.program(
-        "config_proof",
+        "converge/validate_config",
         files={path: packed(content) for path, content in files.items()},
         argv=list(map(str, argv)),
         hidden=[packed(each) for each in hidden],

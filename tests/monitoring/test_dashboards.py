@@ -13,10 +13,11 @@ import promql_parser
 import pytest
 
 from gpufleet.errors import FleetError
-from gpufleet.monitoring import catalogue, rule_files
-from gpufleet.monitoring.dashboards.build import DASHBOARDS, dashboards
+from gpufleet.monitoring.dashboards.grafana import DASHBOARDS, dashboards
 from gpufleet.monitoring.dashboards.panel import Kind, Panel, Query, Row, Unit, placed
-from gpufleet.monitoring_settings import Objectives
+from gpufleet.monitoring.metrics import catalogue
+from gpufleet.monitoring.rules import files as rule_files
+from gpufleet.settings.monitoring_settings import Objectives
 from tests.monitoring.example_fleet import STAGES, open_metrics
 from tests.monitoring.panels import may_be_empty, queries
 from tests.monitoring.prometheus import asked, prometheus

@@ -19,9 +19,9 @@ import bcrypt
 import pytest
 import yaml
 
-from gpufleet.monitoring import counters
+from gpufleet.monitoring import dcgm_counters as counters
 from gpufleet.monitoring.metrics import dcgm_metrics
-from gpufleet.monitoring.rule_files import groups
+from gpufleet.monitoring.rules.files import groups
 from lab import nvml
 from lab.faults import FAULTS
 from tests.monitoring import dcgm

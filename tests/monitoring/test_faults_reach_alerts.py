@@ -17,7 +17,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from gpufleet.monitoring.rule_files import Declared, rule_files
+from gpufleet.monitoring.rules.files import Declared, rule_files
 from lab import nvml
 from tests.monitoring import dcgm
 from tests.monitoring.programs import program

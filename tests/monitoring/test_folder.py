@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpufleet.errors import FleetError
-from gpufleet.monitoring import folder
+from gpufleet.monitoring import output_folder as folder
 
 FILES = {"a.yml": b"one", "rules/b.yml": b"two"}
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from gpufleet.checks.xid import CONTAINED, GSP, KINDS, NVLINK, OFF_THE_BUS
-from gpufleet.monitoring.rule_files import Declared, rule_files
+from gpufleet.checks.xid_table import CONTAINED, GSP, KINDS, NVLINK, OFF_THE_BUS
 from gpufleet.monitoring.rules import gpu_rules
+from gpufleet.monitoring.rules.files import Declared, rule_files
 from tests.monitoring.promtool import Case, Firing, run, too_early
 
 # As exporters before May 2026 write them, and since.

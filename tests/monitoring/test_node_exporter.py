@@ -22,12 +22,14 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpufleet import archived, exporters, payload
-from gpufleet.archived import Archived, bring_script
-from gpufleet.exporters import Access
+from gpufleet.artifacts import program_archive as archived
+from gpufleet.artifacts.program_archive import Archived, bring_script
+from gpufleet.monitoring import exporters
+from gpufleet.monitoring.exporters import Access
 from gpufleet.monitoring.metrics import node_metrics
-from gpufleet.monitoring_settings import Archive, Exporters, NodeExporter
-from gpufleet.serving import Metrics
+from gpufleet.operations.wait_ready import Metrics
+from gpufleet.remote import payload
+from gpufleet.settings.monitoring_settings import Archive, Exporters, NodeExporter
 from roles import node_exporter
 from tests.monitoring.programs import program
 from tests.test_exporters import Authority, pem
@@ -92,7 +94,7 @@ class Running:
         """Have the program look that runs on nodes, in a process of its own."""
         done = subprocess.run(
             [sys.executable, "-I", "-"],
-            input=payload.program("serving", stages=[], metrics=[asked.asked()]).encode(),
+            input=payload.program("serving/endpoints", stages=[], metrics=[asked.asked()]).encode(),
             capture_output=True,
             check=True,
             timeout=60,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpufleet.monitoring.rule_files import Declared, rule_files
 from gpufleet.monitoring.rules import node_rules
+from gpufleet.monitoring.rules.files import Declared, rule_files
 from tests.monitoring.promtool import Case, Firing, run, too_early
 
 NODE = 'instance="gpu-01",job="node"'

@@ -16,12 +16,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gpufleet.monitoring.catalogue import METRICS, SERIES
-from gpufleet.monitoring.metric import Job, Metric, Release
-from gpufleet.monitoring.metrics import gateway_metrics, server_metrics, vllm_metrics
-from gpufleet.monitoring.rule_files import Declared, groups, rule_files
+from gpufleet.monitoring.metrics import gateway_metrics, vllm_metrics
+from gpufleet.monitoring.metrics import prometheus_metrics as server_metrics
+from gpufleet.monitoring.metrics.catalogue import METRICS, SERIES
+from gpufleet.monitoring.metrics.metric import Job, Metric, Release
 from gpufleet.monitoring.rules import gateway_rules, monitoring_rules, vllm_rules
-from gpufleet.monitoring_settings import Objectives
+from gpufleet.monitoring.rules.files import Declared, groups, rule_files
+from gpufleet.settings.monitoring_settings import Objectives
 from tests.monitoring.offline import (
     TARGET,
     Recorded,

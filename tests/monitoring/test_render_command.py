@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.monitoring import folder
+from gpufleet.monitoring import output_folder as folder
 from tests.repository import ROOT
 
 PROD = ROOT / "inventories/prod.py"

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gpufleet.monitoring import routes
-from gpufleet.monitoring.rule_files import groups
-from gpufleet.monitoring_settings import Alertmanager
+from gpufleet.monitoring import alertmanager as routes
+from gpufleet.monitoring.rules.files import groups
+from gpufleet.settings.monitoring_settings import Alertmanager
 from tests.monitoring.programs import program
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from gpufleet.errors import FleetError
-from gpufleet.monitoring.catalogue import METRICS, joined
-from gpufleet.monitoring.rule import Alert, Recording
-from gpufleet.monitoring.rule_files import Declared, groups, rule_files
-from gpufleet.monitoring_settings import AlertChange, Objectives
+from gpufleet.monitoring.metrics.catalogue import METRICS, joined
+from gpufleet.monitoring.rules.files import Declared, groups, rule_files
+from gpufleet.monitoring.rules.rule import Alert, Recording
+from gpufleet.settings.monitoring_settings import AlertChange, Objectives
 from tests.monitoring.offline import computed, listed, missing, names
 from tests.monitoring.promtool import Case, check
 

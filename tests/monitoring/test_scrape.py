@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from gpufleet.monitoring import rendering, scrape
-from gpufleet.monitoring.metric import Job
-from gpufleet.monitoring_settings import Monitoring
-from gpufleet.settings import NodeSettings, node_settings
-from gpufleet.stage import Running, Stage
+from gpufleet.monitoring import prometheus as scrape
+from gpufleet.monitoring import render as rendering
+from gpufleet.monitoring.metrics.metric import Job
+from gpufleet.planning.stage import Running, Stage
+from gpufleet.settings.monitoring_settings import Monitoring
+from gpufleet.settings.node_settings import NodeSettings, node_settings
 from tests.monitoring.programs import program
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpufleet import silences
 from gpufleet.errors import FleetError
+from gpufleet.monitoring import silences
 
 NOW = dt.datetime(2026, 11, 22, 10, tzinfo=dt.UTC)
 UNTIL = NOW + dt.timedelta(minutes=30)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpufleet.monitoring.rule_files import Declared, rule_files
 from gpufleet.monitoring.rules import vllm_rules
-from gpufleet.monitoring_settings import Objectives
+from gpufleet.monitoring.rules.files import Declared, rule_files
+from gpufleet.settings.monitoring_settings import Objectives
 from tests.monitoring.promtool import Case, Firing, run, too_early
 
 OBJECTIVES = {

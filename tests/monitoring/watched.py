@@ -29,9 +29,9 @@ import click
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpufleet.monitoring import rule_files
-from gpufleet.monitoring.metric import Job
-from gpufleet.monitoring_settings import Objectives
+from gpufleet.monitoring.metrics.metric import Job
+from gpufleet.monitoring.rules import files as rule_files
+from gpufleet.settings.monitoring_settings import Objectives
 from lab import machine, nvml
 from tests.monitoring import dcgm, example_fleet
 from tests.monitoring.example_fleet import STAGES, Target, load

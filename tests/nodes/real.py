@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from gpufleet.errors import FleetError
-from gpufleet.topology import known
+from gpufleet.node.topology import known
 
 # What identifies a machine, by the key that holds it anywhere in the document, and the stand-in
 # for the n-th of its kind. Addresses are those that RFC 5737 and RFC 3849 keep for documents.

@@ -19,8 +19,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from gpufleet import payload
 from gpufleet.errors import FleetError
+from gpufleet.remote import payload
 from lab import machine, nvml
 from tests.nodes import real
 
@@ -48,7 +48,7 @@ def probe(
     }
     done = subprocess.run(
         [python, "-I", "-"],
-        input=payload.program("probe", nvml=True, **parameters),
+        input=payload.program("probe/probe", nvml=True, **parameters),
         env={**os.environ, **(simulated if library else {})},
         capture_output=True,
         text=True,

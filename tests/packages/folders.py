@@ -15,8 +15,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gpufleet import package_manager, payload
-from gpufleet.package_manager import Plan
+from gpufleet.converge import package_commands as package_manager
+from gpufleet.converge.package_commands import Plan
+from gpufleet.remote import payload
 from lab.vendor import repository
 from lab.vendor.deb import File, Package
 
@@ -42,7 +43,7 @@ class Run:
 def transact(plan: Plan, root: Path, *, lock_seconds: int = 5) -> Run:
     """Run a plan's transaction in a folder, by the program that nodes get."""
     asked = package_manager.parameters(replace(plan, root=str(root)))
-    program = payload.program("transaction", **{**asked, "lock_seconds": lock_seconds})
+    program = payload.program("packages/transaction", **{**asked, "lock_seconds": lock_seconds})
     done = subprocess.run(
         [sys.executable, "-I", "-"],
         input=program.encode(),

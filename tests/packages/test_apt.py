@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.package_manager import Plan
-from gpufleet.wanted import Lockstep, Package, PackageSource
+from gpufleet.converge.desired import Lockstep, Package, PackageSource
+from gpufleet.converge.package_commands import Plan
 from lab.vendor import repository
 from tests.packages.folders import KEY, Debian, deb, document, transact
 

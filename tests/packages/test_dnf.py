@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.package_manager import Plan
-from gpufleet.wanted import Lockstep, Package, PackageSource
+from gpufleet.converge.desired import Lockstep, Package, PackageSource
+from gpufleet.converge.package_commands import Plan
 from tests.packages.folders import transact
 from tests.packages.rpms import KEY, RedHat, provide, spec
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpufleet.planner import FleetPlan, Running, Stage
-from gpufleet.upgrade.load import ReplicaLoad
-from gpufleet.upgrade.wave import Group
+from gpufleet.planning.planner import FleetPlan, Running, Stage
+from gpufleet.upgrade.plan.replica_load import ReplicaLoad
+from gpufleet.upgrade.plan.wave import Group
 
 
 def group(replica: str, *nodes: str, **more) -> Group:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpufleet.errors import FleetError
-from gpufleet.upgrade.engine import LostError
-from gpufleet.upgrade.wave import Group, Wave, model_of
+from gpufleet.upgrade.plan.wave import Group, Wave, model_of
+from gpufleet.upgrade.run.state_machine import LostError
 
 OLD, NEW = "old", "new"
 ME = "20261122T134708Z-ab12"

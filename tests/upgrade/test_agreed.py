@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from gpufleet.errors import FleetError
-from gpufleet.settings import NodeSettings
-from gpufleet.upgrade.agreed import agreed
-from gpufleet.variables import load_file
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.variables import load_file
+from gpufleet.upgrade.plan.policy import agreed
 
 
 def declared(tmp_path, **texts):

@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from gpufleet import inventory
 from gpufleet.errors import FleetError
-from gpufleet.upgrade.asking import Nodes
-from gpufleet.upgrade.balancing import Front
+from gpufleet.inventory import loader as inventory
+from gpufleet.upgrade.run.connections import Nodes
+from gpufleet.upgrade.run.traffic import Front
 
 INVENTORY = """\
 from gpufleet import inventory

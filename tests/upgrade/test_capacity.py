@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from gpufleet.errors import FleetError
-from gpufleet.gateway_settings import Upgrade
-from gpufleet.upgrade.capacity import left, needed, recheck, refusals
-from gpufleet.upgrade.wave import Group, Wave
-from gpufleet.upgrade.wave_plan import planned
-from gpufleet.upgrade.waves import waves
+from gpufleet.settings.gateway_settings import Upgrade
+from gpufleet.upgrade.plan.capacity import left, needed, recheck, refusals
+from gpufleet.upgrade.plan.wave import Group, Wave
+from gpufleet.upgrade.plan.wave_plan import planned
+from gpufleet.upgrade.plan.waves import waves
 from tests.upgrade.fleets import group, load, replicas
 
 

@@ -16,12 +16,15 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.on_node import change, change_releases, change_units, machine
-from gpufleet.on_node.change_releases import Kept, Release
-from gpufleet.units import UnitFile
-from gpufleet.upgrade.node_change import Collected, Locked, Marks, NodeLook, Switched
-from gpufleet.upgrade.staged import staged
-from gpufleet.wanted import File, started_line
+from gpufleet.converge.desired import File, started_line
+from gpufleet.on_node.change import change
+from gpufleet.on_node.change import releases as change_releases
+from gpufleet.on_node.change import units as change_units
+from gpufleet.on_node.change.releases import Kept, Release
+from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.serving.unit import UnitFile
+from gpufleet.upgrade.run.node_protocol import Collected, Locked, Marks, NodeLook, Switched
+from gpufleet.upgrade.run.staged_units import staged
 
 UNITS = "etc/systemd/system"
 HOME = "var/lib/gpufleet/change"
@@ -534,7 +537,7 @@ def test_killed_while_releases_go_none_is_left_half_there(memory):
 
 
 def test_requests_are_counted_over_all_engines_of_a_server():
-    from gpufleet.on_node import change_wait
+    from gpufleet.on_node.change import wait as change_wait
 
     page = (
         'vllm:num_requests_running{engine="0",model_name="m"} 2.0\n'

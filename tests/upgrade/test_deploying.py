@@ -10,7 +10,7 @@ import gevent
 import pytest
 
 from gpufleet.errors import FleetError
-from gpufleet.upgrade.deploying import Shared, why
+from gpufleet.upgrade.run.deploy_process import Shared, why
 
 DEPLOY = """\
 from pyinfra.operations import server

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpufleet.upgrade import engine
-from gpufleet.upgrade.engine import Drive, LostError, Step
-from gpufleet.upgrade.journal import Journal, State, read
-from gpufleet.upgrade.wave import Group, Wave, model_of
+from gpufleet.upgrade.plan.wave import Group, Wave, model_of
+from gpufleet.upgrade.run import state_machine as engine
+from gpufleet.upgrade.run.state_machine import Drive, LostError, Step
+from gpufleet.upgrade.run.upgrade_journal import Journal, State, read
 from tests.upgrade.simulated import ME, NEW, OLD, Fleet, Hands, Killed, Node, Unit
 
 # A journal's fsync costs nothing in memory.
@@ -104,7 +104,7 @@ class Case:
 
     @property
     def state(self) -> State:
-        from gpufleet.upgrade.journal import fold
+        from gpufleet.upgrade.run.upgrade_journal import fold
 
         return fold(read(self.path))
 

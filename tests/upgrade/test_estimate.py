@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gpufleet.ranges import spell
-from gpufleet.upgrade.estimate import Estimate, estimate, load_seconds
-from gpufleet.upgrade.journal import Entry
-from gpufleet.upgrade.wave import Group, Wave
+from gpufleet.formatting import spell
+from gpufleet.upgrade.plan.duration import Estimate, estimate, load_seconds
+from gpufleet.upgrade.plan.wave import Group, Wave
+from gpufleet.upgrade.run.upgrade_journal import Entry
 from tests.upgrade.fleets import group
 
 

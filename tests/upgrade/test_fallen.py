@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from gpufleet.upgrade.acting import Acting
-from gpufleet.upgrade.journal import Journal
-from gpufleet.upgrade.node_change import Answer, Asked
+from gpufleet.upgrade.run.actions import Acting
+from gpufleet.upgrade.run.node_protocol import Answer, Asked
+from gpufleet.upgrade.run.upgrade_journal import Journal
 from tests.upgrade.fleets import group
 
 ME = "20261122T134708Z-ab12"

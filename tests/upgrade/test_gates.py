@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 from gpufleet.checks.finding import Finding, GpuId, Severity
 from gpufleet.checks.finding import Report as CheckReport
-from gpufleet.gateway_settings import Gates
-from gpufleet.monitoring import rule_files
-from gpufleet.monitoring_settings import AlertChange
-from gpufleet.upgrade import baseline, gates
-from gpufleet.upgrade.baseline import (
+from gpufleet.monitoring.rules import files as rule_files
+from gpufleet.settings.gateway_settings import Gates
+from gpufleet.settings.monitoring_settings import AlertChange
+from gpufleet.upgrade.gates import baseline, gates
+from gpufleet.upgrade.gates.baseline import (
     ITL,
     TTFT,
     Alert,
@@ -33,7 +33,7 @@ from gpufleet.upgrade.baseline import (
     Reading,
     Traffic,
 )
-from gpufleet.upgrade.gates import Verdict
+from gpufleet.upgrade.gates.gates import Verdict
 from tests.monitoring.programs import program
 
 RECORDED = Path(__file__).parents[1] / "monitoring/recorded"

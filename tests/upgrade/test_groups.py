@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpufleet.explanation import difference
-from gpufleet.upgrade.groups import STOPPED, UNTOLD, groups, restarted, without_cordoned
-from gpufleet.upgrade.wave import Group
+from gpufleet.planning.explanation import difference
+from gpufleet.upgrade.plan.change_groups import STOPPED, UNTOLD, groups, restarted, without_cordoned
+from gpufleet.upgrade.plan.wave import Group
 from tests.upgrade.fleets import group, plan, runs, stage
 
 

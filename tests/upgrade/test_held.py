@@ -6,8 +6,10 @@ import json
 
 import pytest
 
-from gpufleet.on_node import change_marks, cordon, machine
-from gpufleet.upgrade.held import held
+from gpufleet.fleet.upgrade_lock import held
+from gpufleet.on_node.common import change_marks
+from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.probe import cordon_mark as cordon
 
 LOCK = {
     "id": "u1",

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from gpufleet.errors import FleetError
-from gpufleet.upgrade import journal
-from gpufleet.upgrade.journal import Entry, Journal, fold
-from gpufleet.upgrade.wave import Group, Wave
+from gpufleet.upgrade.plan.wave import Group, Wave
+from gpufleet.upgrade.run import upgrade_journal as journal
+from gpufleet.upgrade.run.upgrade_journal import Entry, Journal, fold
 
 UPGRADE = "20261122T134708Z-ab12"
 TINY = Group("tiny-0", "stages", ("gpu-01",), ("tiny-0",), ("vLLM 0.31.1 -> 0.32.0",))

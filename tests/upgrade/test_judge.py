@@ -12,13 +12,14 @@ from typing import Any, ClassVar
 
 import pytest
 
-from gpufleet import units
-from gpufleet.gateway_settings import Golden
-from gpufleet.on_node import judge, machine
-from gpufleet.planner import Stage
-from gpufleet.settings import Served, Vllm
-from gpufleet.upgrade import baseline
-from gpufleet.upgrade.baseline import Answer, Counters, Question, Seen
+from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.serving import replica_answers as judge
+from gpufleet.planning.planner import Stage
+from gpufleet.serving import unit as units
+from gpufleet.settings.gateway_settings import Golden
+from gpufleet.settings.node_settings import Served, Vllm
+from gpufleet.upgrade.gates import baseline
+from gpufleet.upgrade.gates.baseline import Answer, Counters, Question, Seen
 
 KEY = "f3a9c1d2e4b5a697"
 RECORDED = Path(__file__).parents[1] / "monitoring/recorded/vllm-0.32.0.txt"

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from gpufleet.gateway import GatewayState
-from gpufleet.settings import node_settings
-from gpufleet.snapshot import FileState
-from gpufleet.upgrade import key_change
-from gpufleet.upgrade.key_change import Wanted
-from gpufleet.upgrade.wave import Group
+from gpufleet.converge.snapshot import FileState
+from gpufleet.network.haproxy import GatewayState
+from gpufleet.settings.node_settings import node_settings
+from gpufleet.upgrade.plan.wave import Group
+from gpufleet.upgrade.run import api_key_change as key_change
+from gpufleet.upgrade.run.api_key_change import Wanted
 from tests.upgrade.fleets import group
 
 OLD, NEW = (hashlib.sha256(key).hexdigest() for key in (b"old", b"new"))

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpufleet.settings import NodeSettings
-from gpufleet.topology import Gpu, Node
-from gpufleet.upgrade.load import loads, most_running, read, remarks
+from gpufleet.node.topology import Gpu, Node
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.upgrade.plan.replica_load import loads, most_running, read, remarks
 from tests.upgrade.fleets import load, runs
 
 RECORDED = Path(__file__).parents[1] / "monitoring/recorded"

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from gpufleet.errors import FleetError
-from gpufleet.on_node import change
-from gpufleet.upgrade import locking
-from gpufleet.upgrade.node_change import Answer, Asked
+from gpufleet.on_node.change import change
+from gpufleet.upgrade.run import node_locks as locking
+from gpufleet.upgrade.run.node_protocol import Answer, Asked
 
 NODES = ("gpu-01", "gpu-02", "gpu-03")
 MINE, THEIRS = "20261122T134708Z-ab12", "20261122T134709Z-cd34"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpufleet.assessment import Assessment
-from gpufleet.upgrade import one_more
-from gpufleet.upgrade.journal import Entry
+from gpufleet.fleet.assessment import Assessment
+from gpufleet.upgrade.plan import spare_replica as one_more
+from gpufleet.upgrade.run.upgrade_journal import Entry
 from tests.planned import declared_of, machine, planned
 from tests.upgrade.fleets import group
 

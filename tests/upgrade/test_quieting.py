@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from gpufleet.settings import NodeSettings
-from gpufleet.upgrade import quieting
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.upgrade.run import wave_silences as quieting
 
 NOW = dt.datetime(2026, 11, 22, 14, tzinfo=dt.UTC)
 ID = "20261122T140000Z-ab12"

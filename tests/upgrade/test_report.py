@@ -15,13 +15,14 @@ from xml.etree import ElementTree as ET
 import pytest
 from rich.console import Console
 
-from gpufleet.upgrade import report_html, report_text
-from gpufleet.upgrade.baseline import ITL, TTFT, Traffic
-from gpufleet.upgrade.engine import Drive
-from gpufleet.upgrade.journal import WORDS, Entry, Journal
-from gpufleet.upgrade.progress import Progress, style
-from gpufleet.upgrade.report import Report, report
-from gpufleet.upgrade.wave import Group, Wave
+from gpufleet.upgrade.gates.baseline import ITL, TTFT, Traffic
+from gpufleet.upgrade.plan.wave import Group, Wave
+from gpufleet.upgrade.report import html as report_html
+from gpufleet.upgrade.report import text as report_text
+from gpufleet.upgrade.report.live import Progress, style
+from gpufleet.upgrade.report.report import Report, report
+from gpufleet.upgrade.run.state_machine import Drive
+from gpufleet.upgrade.run.upgrade_journal import WORDS, Entry, Journal
 from tests.upgrade.simulated import ME, Fleet, Hands, Node, Unit
 
 BEGAN = 1_795_350_000.0

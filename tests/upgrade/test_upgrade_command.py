@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.upgrade.journal import FOLDER, Journal
+from gpufleet.upgrade.run.upgrade_journal import FOLDER, Journal
 
 UPGRADE = "20261122T134708Z-ab12"
 INVENTORY = """\

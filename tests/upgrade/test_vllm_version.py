@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gpufleet import inventory
 from gpufleet.errors import FleetError
-from gpufleet.inventory import Fleet
-from gpufleet.upgrade import vllm_version
+from gpufleet.inventory import loader as inventory
+from gpufleet.inventory.loader import Fleet
+from gpufleet.upgrade.plan import declare_version as vllm_version
 
 GPU = """\
 # What all GPU nodes run.

@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 
 from gpufleet.errors import FleetError
-from gpufleet.gateway_settings import Upgrade
-from gpufleet.upgrade import showing
-from gpufleet.upgrade.wave import Group
-from gpufleet.upgrade.wave_plan import planned
+from gpufleet.settings.gateway_settings import Upgrade
+from gpufleet.upgrade.plan.wave import Group
+from gpufleet.upgrade.plan.wave_plan import planned
+from gpufleet.upgrade.report import plan_table as showing
 from tests.upgrade.fleets import group, load, replicas
 
 

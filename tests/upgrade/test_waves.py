@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpufleet.gateway_settings import Upgrade
-from gpufleet.upgrade import capacity
-from gpufleet.upgrade.wave import Group
-from gpufleet.upgrade.waves import size_of, waves
+from gpufleet.settings.gateway_settings import Upgrade
+from gpufleet.upgrade.plan import capacity
+from gpufleet.upgrade.plan.wave import Group
+from gpufleet.upgrade.plan.waves import size_of, waves
 from tests.upgrade.fleets import group, load, replicas
 
 

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from gpufleet.bundle.download import Digest, Folder, Gone, Remote
 from gpufleet.errors import FleetError
-from gpufleet.mirror import place
+from gpufleet.settings.mirror_rewrite import place
 
 TOOLS = {"apt-get": "apt", "dpkg-deb": "dpkg"}
 UPDATE_SECONDS = 900

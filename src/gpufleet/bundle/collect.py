@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpufleet import named_files
+from gpufleet.artifacts import operator_files as named_files
 from gpufleet.bundle import apt, models, serve, wheels
 from gpufleet.bundle.download import MANIFEST, Digest, Folder, Remote
 from gpufleet.bundle.models import Model
-from gpufleet.bundle.needs import Locked, Needs, Packages
+from gpufleet.bundle.requirements import Locked, Needs, Packages
 from gpufleet.errors import FleetError
-from gpufleet.mirror import KEYS, PACKAGES, PROGRAMS, WHEELS, place
-from gpufleet.mirror_settings import Archive
-from gpufleet.settings import Repository
-from gpufleet.units import template
-from gpufleet.vendor_repository import PACKAGES as VENDORS
+from gpufleet.gpu_software.repository import PACKAGES as VENDORS
+from gpufleet.serving.unit import template
+from gpufleet.settings.mirror_rewrite import KEYS, PACKAGES, PROGRAMS, WHEELS, place
+from gpufleet.settings.mirror_settings import Archive
+from gpufleet.settings.node_settings import Repository
 
 README = "README.md"
 SERVER = "serve.py"

@@ -16,7 +16,7 @@ from typing import Any
 
 from gpufleet.bundle.download import Digest, Folder, Remote, shown
 from gpufleet.errors import FleetError
-from gpufleet.mirror import HUB
+from gpufleet.settings.mirror_rewrite import HUB
 
 _DIGEST = {64: "sha256", 40: "git"}
 

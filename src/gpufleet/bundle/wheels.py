@@ -22,7 +22,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 
 from gpufleet.bundle.download import AT_ONCE, Digest, Folder, Gone, Remote, read
 from gpufleet.errors import FleetError
-from gpufleet.mirror import WHEELS
+from gpufleet.settings.mirror_rewrite import WHEELS
 
 PYPI = "https://pypi.org/simple"
 FOLDER = WHEELS.partition("/")[0]

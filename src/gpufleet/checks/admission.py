@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from gpufleet.checks.finding import Finding, Report
 from gpufleet.errors import FleetError
-from gpufleet.printable import printable
-from gpufleet.settings import NodeSettings
-from gpufleet.topology import Node
+from gpufleet.node.topology import Node
+from gpufleet.sanitize import printable
+from gpufleet.settings.node_settings import NodeSettings
 
 
 def admitted(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpufleet.checks.reading import GpuReading
+from gpufleet.checks.probe_facts import GpuReading
 
 # nvmlBrandType_t of boards for servers: Tesla, and "NVIDIA", which they answer since Ampere.
 _BRANDS = {2, 14}

@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
+from gpufleet.catalog.driver_branches import FIRST_CUDA, OLDEST_DRIVER
 from gpufleet.checks.finding import Action, Problem, Severity, Step
-from gpufleet.checks.reading import (
+from gpufleet.checks.probe_facts import (
     CannotTell,
     GpuReading,
     Needs,
@@ -18,7 +19,6 @@ from gpufleet.checks.reading import (
     is_missing,
     reason,
 )
-from gpufleet.driver_branches import FIRST_CUDA, OLDEST_DRIVER
 
 # nvmlBrandType_t, nvml.h: Tesla, and what it was renamed to. CUDA's forward compatibility packages
 # run on data-centre boards alone (CUDA compatibility guide); on GeForce CUDA ends with error 804.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from gpufleet.checks.finding import Action, Problem, Severity, Step
-from gpufleet.checks.links import (
+from gpufleet.checks.nvlink_facts import (
     COMPLETED,
     DRAIN,
     IN_PROGRESS,
@@ -27,7 +27,7 @@ from gpufleet.checks.links import (
     nvswitches,
     widths,
 )
-from gpufleet.checks.reading import (
+from gpufleet.checks.probe_facts import (
     CannotTell,
     DoesNotApply,
     GpuReading,
@@ -37,9 +37,9 @@ from gpufleet.checks.reading import (
     take,
 )
 from gpufleet.checks.remembered import remembered, told_by_twins
+from gpufleet.formatting import ranges
+from gpufleet.node.topology import P2P_OK
 from gpufleet.quick_dataclass import dataclass
-from gpufleet.ranges import ranges
-from gpufleet.topology import P2P_OK
 
 _STATES = {NOT_STARTED: "not started", IN_PROGRESS: "in progress"}
 # nvmlReturn_t values that have been seen as a registration's status.

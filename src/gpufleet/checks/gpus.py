@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from statistics import multimode
 from typing import Any
 
-from gpufleet.checks import occupancy, pcie, slowdown
+from gpufleet.checks import occupancy, pcie
+from gpufleet.checks import throttling as slowdown
 from gpufleet.checks.finding import Action, Problem, Severity, Step
 from gpufleet.checks.ladder import POWER_CYCLE, REBOOT_IT, RETURN_IT, SEE_LOG, STOP, reset
-from gpufleet.checks.reading import (
+from gpufleet.checks.probe_facts import (
     CannotTell,
     GpuReading,
     Reading,

@@ -20,8 +20,8 @@ from itertools import groupby
 from typing import Any
 
 from gpufleet.checks.finding import Action, Problem, Severity, Step
-from gpufleet.checks.reading import CannotTell, DoesNotApply, GpuReading, Reading, Unread, each
-from gpufleet.checks.xid import COUNTED_BY_ECC, KINDS, NVLINK5, RECOVERY, UNKNOWN, Kind
+from gpufleet.checks.probe_facts import CannotTell, DoesNotApply, GpuReading, Reading, Unread, each
+from gpufleet.checks.xid_table import COUNTED_BY_ECC, KINDS, NVLINK5, RECOVERY, UNKNOWN, Kind
 from gpufleet.quick_dataclass import dataclass
 
 FALLEN_OFF = 79

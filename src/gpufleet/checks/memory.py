@@ -13,7 +13,7 @@ from typing import Any
 
 from gpufleet.checks.boards import is_for_servers
 from gpufleet.checks.finding import Action, Problem, Severity, Step
-from gpufleet.checks.reading import (
+from gpufleet.checks.probe_facts import (
     CannotTell,
     DoesNotApply,
     Expectation,

@@ -9,7 +9,7 @@ from itertools import combinations
 from gpufleet.checks import fabric
 from gpufleet.checks.boards import is_for_servers
 from gpufleet.checks.finding import Action, Problem, Severity, Step
-from gpufleet.checks.links import (
+from gpufleet.checks.nvlink_facts import (
     DRAIN,
     NO_LINKS,
     NVLINK_3,
@@ -27,7 +27,7 @@ from gpufleet.checks.links import (
     nvswitches,
     widths,
 )
-from gpufleet.checks.reading import (
+from gpufleet.checks.probe_facts import (
     CannotTell,
     DoesNotApply,
     Expectation,
@@ -38,8 +38,8 @@ from gpufleet.checks.reading import (
     is_missing,
 )
 from gpufleet.checks.remembered import remembered, told_by_twins
-from gpufleet.ranges import ranges
-from gpufleet.topology import LINK_ACTIVE, LINK_UP, islands
+from gpufleet.formatting import ranges
+from gpufleet.node.topology import LINK_ACTIVE, LINK_UP, islands
 
 # A bridge between two boards on PCIe joins four links of each, since Ampere: three bridges are 12
 # links on A100 and H100 NVL, one is 4 on A30, A40 and RTX 3090 (NVIDIA's product briefs).

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpufleet.checks.finding import Action, Problem, Severity, Step
 from gpufleet.checks.ladder import REBOOT_IT, STOP, reset
-from gpufleet.checks.reading import CannotTell, DoesNotApply, GpuReading, Unread, is_missing
+from gpufleet.checks.probe_facts import CannotTell, DoesNotApply, GpuReading, Unread, is_missing
 
 OWN_UNITS = "vllm-MODEL-NUMBER.service"
 # The planner names every stage's unit so; a model's name is as settings.ModelName has it.

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpufleet.checks.finding import Action, Problem, Severity, Step
 from gpufleet.checks.ladder import POWER_CYCLE, STOP
-from gpufleet.checks.reading import CannotTell, GpuReading, Reading, Unread, expectation
+from gpufleet.checks.probe_facts import CannotTell, GpuReading, Reading, Unread, expectation
 from gpufleet.checks.remembered import remembered
 
 # PCIe replays that a sound link may have, a lane and minute, by generation: one wrong bit in 10^12

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import TypeVar
 
-from gpufleet.checks.reading import CannotTell, DoesNotApply, GpuReading, Reading, Unread
+from gpufleet.checks.probe_facts import CannotTell, DoesNotApply, GpuReading, Reading, Unread
 
 # What a sibling whose facts are missing or make no sense does to a question about it.
 _NO_ANSWER = (CannotTell, DoesNotApply, Unread, ArithmeticError, AttributeError, LookupError,

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 
-from gpufleet.flags.rewriting import Dotted, Trouble, Unparsed, Word, rewrite
+from gpufleet.flags.normalize import Dotted, Trouble, Unparsed, Word, rewrite
 from gpufleet.flags.schema import Flag, Schema
 from gpufleet.quick_dataclass import dataclass
 

@@ -6,8 +6,8 @@ import shlex
 import textwrap
 from collections.abc import Iterable, Iterator
 
-from gpufleet.flags.diff import Difference, Overview, Sort
-from gpufleet.flags.yours import Yours
+from gpufleet.flags.from_settings import Yours
+from gpufleet.flags.release_diff import Difference, Overview, Sort
 
 _TITLES = {
     Sort.REMOVED: "Removed",

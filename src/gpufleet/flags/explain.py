@@ -16,7 +16,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from gpufleet import presets
+from gpufleet.catalog import presets
 from gpufleet.errors import FleetError
 from gpufleet.flags import changes, history, schema
 from gpufleet.flags.changes import Change

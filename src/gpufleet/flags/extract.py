@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gpufleet import payload
 from gpufleet.errors import FleetError
+from gpufleet.remote import payload
 
 INSTALLED = "installed"
 """The source that means: what is installed beside the Python that runs the program."""
@@ -39,7 +39,7 @@ def program(
     {"refused": SENTENCE} and exits with 1 where there is none.
     """
     return payload.program(
-        "flag_schema", source=source, seconds=seconds, helps=helps, metrics=metrics
+        "flags/schema", source=source, seconds=seconds, helps=helps, metrics=metrics
     )
 
 

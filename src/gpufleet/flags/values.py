@@ -15,8 +15,8 @@ from typing import Any
 
 from gpufleet.flags.command_line import Given
 from gpufleet.flags.json_values import JsonFault, fit
+from gpufleet.flags.normalize import human_readable
 from gpufleet.flags.problem import Kind
-from gpufleet.flags.rewriting import human_readable
 from gpufleet.flags.schema import Flag, Schema, sort_key
 from gpufleet.quick_dataclass import dataclass
 

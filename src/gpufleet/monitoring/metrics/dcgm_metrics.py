@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from gpufleet.monitoring.metric import Job, Metric
+from gpufleet.monitoring.metrics.metric import Job, Metric
 
 # The two that never changed their names; `Hostname` became `hostname` in May 2026, `modelName`,
 # `device` and `pci_bus_id` say nothing that `UUID` does not.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from gpufleet.monitoring.metric import Job, Metric
+from gpufleet.monitoring.metrics.metric import Job, Metric
 
 BACKEND = ("proxy",)
 SERVER = ("proxy", "server")

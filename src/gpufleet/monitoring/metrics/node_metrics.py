@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from gpufleet.monitoring.metric import Job, Metric
+from gpufleet.monitoring.metrics.metric import Job, Metric
 
 _SOURCE = "prometheus-node-exporter 1.5.0-1+b6, its own /metrics"
 _MIXIN = "node exporter 1.5 and 1.12, collector's source"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from gpufleet.monitoring.metric import Job, Metric, Release
+from gpufleet.monitoring.metrics.metric import Job, Metric, Release
 
 ENGINE = ("engine", "model_name")
 READ = "vllm/v1/metrics/loggers.py of 0.17.0 to 0.33.0; recordings of 0.28.0, 0.30.0, 0.32.0"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpufleet.monitoring.rule import Alert, Recording, Severity
 from gpufleet.monitoring.rules.gpu_rules import BLANK
+from gpufleet.monitoring.rules.rule import Alert, Recording, Severity
 
 _ON = "{{ $labels.instance }}"
 _DAY = 86400

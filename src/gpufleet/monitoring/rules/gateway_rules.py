@@ -5,7 +5,7 @@ A backend (`proxy`) is a model, its servers are replicas. Numbers are ours, each
 
 from __future__ import annotations
 
-from gpufleet.monitoring.rule import Alert, Recording, Severity
+from gpufleet.monitoring.rules.rule import Alert, Recording, Severity
 
 _NEEDS = ("gateway",)
 _BACKEND = "by (instance, proxy)"

@@ -12,9 +12,9 @@ from collections.abc import Collection
 from gpufleet.checks.finding import Severity as Judged
 from gpufleet.checks.nvlink import CRC_PER_SECOND_MANY, RECOVERIES_PER_DAY_MAX
 from gpufleet.checks.pcie import REPLAYS_A_LANE_AND_MINUTE
-from gpufleet.checks.slowdown import WARM_CELSIUS
-from gpufleet.checks.xid import CONTAINED, GSP, KINDS, NVLINK, OFF_THE_BUS
-from gpufleet.monitoring.rule import Alert, Recording, Severity
+from gpufleet.checks.throttling import WARM_CELSIUS
+from gpufleet.checks.xid_table import CONTAINED, GSP, KINDS, NVLINK, OFF_THE_BUS
+from gpufleet.monitoring.rules.rule import Alert, Recording, Severity
 
 GPU = ("instance", "gpu", "UUID")
 BY_GPU = f"by ({', '.join(GPU)})"

@@ -6,7 +6,7 @@ for somebody outside to notice (docs/alerts/monitoring-alive.md).
 
 from __future__ import annotations
 
-from gpufleet.monitoring.rule import Alert, Recording, Severity
+from gpufleet.monitoring.rules.rule import Alert, Recording, Severity
 
 _ALERTMANAGER = ("alertmanager",)
 # Both servers write hundreds of samples, an exporter too: fewer come from something else that

@@ -5,7 +5,7 @@ File systems are told apart by instance and mount point, network interfaces by i
 
 from __future__ import annotations
 
-from gpufleet.monitoring.rule import Alert, Recording, Severity
+from gpufleet.monitoring.rules.rule import Alert, Recording, Severity
 
 # Not what is of another machine, which says so itself, nor images that are full by their nature. An
 # overlay may be the root of a node that boots from an image; a full /dev/shm ends vLLM's ranks.

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpufleet.monitoring.rule import Alert, Recording, Severity
-from gpufleet.monitoring_settings import Objectives
+from gpufleet.monitoring.rules.rule import Alert, Recording, Severity
+from gpufleet.settings.monitoring_settings import Objectives
 
 STAGE = ("instance", "stage", "model")
 _BY_STAGE = f"by ({', '.join(STAGE)})"

@@ -1,0 +1,100 @@
+"""A model's files on a node: where they lie, and the script that brings them.  Pure.
+
+Files are staged before a unit is touched, so that a restart costs the load time and nothing else,
+and so that no service needs the hub, or its token, to start.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from shlex import quote
+
+from gpufleet.quick_dataclass import dataclass
+from gpufleet.serving.unit import model_directory
+from gpufleet.settings.node_settings import Served, Vllm
+
+TOKEN = "/etc/vllm/credentials/hf-token"  # noqa: S105  # a path
+# Where the Hub's client asks when no other endpoint is set.
+HUB = "https://huggingface.co"
+# 700 GB at 1 Gbit/s: the largest open checkpoints on a slow line.
+DOWNLOAD_SECONDS = 6 * 3600
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One model's files as they have to be on a node."""
+
+    repository: str
+    revision: str
+    directory: str
+
+    @property
+    def mark(self) -> str:
+        """The file whose presence says that every file is there."""
+        return f"{self.directory}/.complete"
+
+
+def checkpoint(model: Served) -> Checkpoint | None:
+    """Return what has to be downloaded; None for a model that lies at a path of the node."""
+    if model.is_path or model.revision is None:
+        return None
+    return Checkpoint(model.model, model.revision, model_directory(model))
+
+
+def listing(wanted: Checkpoint, vllm: Vllm) -> str:
+    """Return where the Hub lists a model's files with their sizes."""
+    hub = (vllm.hf_endpoint or HUB).rstrip("/")
+    return f"{hub}/api/models/{wanted.repository}/tree/{wanted.revision}?recursive=true"
+
+
+def download_script(wanted: Checkpoint, vllm: Vllm, release_directory: str) -> str:
+    """
+    Return the shell script that downloads the files; run again, it goes on where it stopped.
+
+    Not after a reboot: a power cut may have left files whose content never reached the disk, and a
+    download that goes on believes them. Then it starts over.
+
+    It runs as the service user in a transient unit, which hands it the token as a credential: the
+    token is in no argument list and in no environment that others may read.
+    """
+    token = vllm.hf_token_file is not None
+    properties = [
+        f"User={vllm.user}",
+        "UMask=0022",
+        f"RuntimeMaxSec={DOWNLOAD_SECONDS}",
+        *([f"LoadCredential=hf-token:{TOKEN}"] if token else []),
+    ]
+    environment = {
+        "HOME": "/var/lib/vllm",
+        "HF_HOME": "/var/lib/vllm/huggingface",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        **({"HF_ENDPOINT": vllm.hf_endpoint} if vllm.hf_endpoint else {}),
+    }
+    use_token = "export HF_TOKEN_PATH=$CREDENTIALS_DIRECTORY/hf-token; " if token else ""
+    download = (
+        f"exec {release_directory}/bin/hf download {quote(wanted.repository)} "
+        f"--revision {quote(wanted.revision)} --local-dir {quote(wanted.directory)}"
+    )
+    options = " ".join(
+        [
+            *(f"-p {quote(each)}" for each in properties),
+            *(f"-E {quote(f'{name}={value}')}" for name, value in environment.items()),
+        ]
+    )
+    started = quote(f"{wanted.directory}.boot")
+    return f"""set -eu
+test -e {quote(wanted.mark)} && exit 0
+boot=$(cat /proc/sys/kernel/random/boot_id)
+if test -e {started} && test "$(cat {started})" != "$boot"; then
+    rm -rf {quote(wanted.directory)}
+fi
+mkdir -p {quote(posixpath.dirname(wanted.directory))}
+echo "$boot" > {started}
+sync {started}
+install -d -o {vllm.user} -g {vllm.user} -m 755 {quote(wanted.directory)}
+systemd-run --quiet --wait --pipe --collect {options} -- /bin/sh -c {quote(use_token + download)}
+sync -f {quote(wanted.directory)}
+touch {quote(wanted.mark)}
+rm -f {started}
+"""

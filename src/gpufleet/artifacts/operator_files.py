@@ -1,0 +1,29 @@
+"""Files of this machine that `vllm` in group_vars names: locks, keys, tokens. Border: it reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpufleet.artifacts import release
+from gpufleet.artifacts.release import Release
+from gpufleet.errors import FleetError
+from gpufleet.settings.node_settings import Vllm
+
+
+def read(path: str) -> bytes:
+    """
+    Return a file's content; a relative path starts at the project's root.
+
+    Raises `FleetError` naming the file and where it is named.
+    """
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise FleetError(
+            f"{path} cannot be read ({error.strerror}): see `vllm` in group_vars"
+        ) from None
+
+
+def release_of(vllm: Vllm) -> Release:
+    """Return the release that settings mean. Raises `FleetError` for locks that cannot be read."""
+    return release.release(vllm, read(vllm.lock), read(vllm.uv_lock))

@@ -1,0 +1,101 @@
+"""
+A program of its publisher's own .tar.gz on a node: where it lies, and the script that brings it.
+Pure.
+
+One directory a content: /opt/gpufleet/<name>/<the sha256's first 12 digits>. It has its name only
+once it is whole, so what is there is right and nothing is downloaded twice, and the version that
+runs stays until another one does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from shlex import quote
+
+from gpufleet.settings.monitoring_settings import Archive
+
+DIRECTORY = "/opt/gpufleet"
+# Some 100 MB (Prometheus) over a slow line.
+DOWNLOAD_SECONDS = 1800
+# A download whose controller has gone runs on; the next one waits for it.
+WAIT_SECONDS = 600
+# What the script needs on a node.
+PACKAGES = ("ca-certificates", "curl")
+
+
+@dataclass(frozen=True)
+class Archived:
+    """
+    A program on a node.
+
+    `name` is its directory's; `programs` are the files that the archive must have beside each
+    other, in the one folder that it packs.
+    """
+
+    name: str
+    archive: Archive
+    programs: tuple[str, ...]
+
+    @property
+    def all_versions(self) -> str:
+        """Where every version lies."""
+        return f"{DIRECTORY}/{self.name}"
+
+    @property
+    def version(self) -> str:
+        """The name of this version's directory."""
+        return self.archive.sha256[:12]
+
+    @property
+    def directory(self) -> str:
+        """Where it lies; if that is there, it is whole."""
+        return f"{self.all_versions}/{self.version}"
+
+    def program(self, name: str) -> str:
+        """Return the path of one of its programs."""
+        return f"{self.directory}/{name}"
+
+    def others(self, names: frozenset[str]) -> tuple[str, ...]:
+        """Return which of the names in `all_versions` are other versions of it, sorted."""
+        return tuple(
+            sorted(name for name in names if name != self.version and not name.startswith("."))
+        )
+
+
+def bring_script(wanted: Archived) -> str:
+    """
+    Return the shell script that brings the program; it may be run again at any point.
+
+    Nothing of the archive is looked at before its hash is found right. An archive packs one folder,
+    as all of Prometheus' publishers do; its owner and setuid bits stay behind.
+    """
+    url, there = wanted.archive.url, wanted.directory
+    new = f"{wanted.all_versions}/.{wanted.version}.new"
+    has = " && ".join(f"test -x {quote(f'{new}/files/{name}')}" for name in wanted.programs)
+    refused = (
+        f"{url} has not the content that its sha256 in group_vars names: correct one of them "
+        "(a proxy's page of words looks like this, too)"
+    )
+    lacks = f"{url} packs no folder with {' and '.join(wanted.programs)} in it"
+    return f"""set -eu
+umask 022
+test -e {there} && exit 0
+mkdir -p {wanted.all_versions}
+exec 9>{wanted.all_versions}/.lock
+flock -w {WAIT_SECONDS} 9 || {{ echo 'another download has run on this node for {WAIT_SECONDS} s: \
+wait for it, or end it, and run the deploy again' >&2; exit 1; }}
+test -e {there} && exit 0
+rm -rf {new}
+mkdir -p {new}/files
+trap 'rm -rf {new}' EXIT
+curl -fsSL --retry 3 --connect-timeout 20 --speed-limit 1000 --speed-time 60 \\
+    -o {new}/archive -- {quote(url)}
+echo '{wanted.archive.sha256}  {new}/archive' | sha256sum --check --status \\
+    || {{ echo {quote(refused)} >&2; exit 1; }}
+tar -xzf {new}/archive -C {new}/files --strip-components=1 --no-same-owner --no-same-permissions
+{has} || {{ echo {quote(lacks)} >&2; exit 1; }}
+chown -R root:root {new}/files
+sync -f {new}/files
+mv -T {new}/files {there}
+sync -f {wanted.all_versions}
+"""

@@ -1,0 +1,189 @@
+"""What nodes of a fleet download: which packages, wheels, models and programs, each once.  Pure.
+
+Goes by settings as they were written, before a mirror replaced their addresses: a bundle is filled
+from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+from gpufleet.bundle.models import Model
+from gpufleet.bundle.wheels import Target
+from gpufleet.converge.desired import Package
+from gpufleet.errors import FleetError
+from gpufleet.node.machine import System
+from gpufleet.settings.mirror_settings import Archive
+from gpufleet.settings.monitoring_settings import Archive as Program
+from gpufleet.settings.node_settings import NodeSettings, Repository
+
+# The C library of each system, which decides what wheels it takes ("ldd --version" there). Ubuntu
+# 26.04's is newer than what stands here, and takes what an older one takes.
+GLIBC = {
+    ("debian", "12"): (2, 36),
+    ("debian", "13"): (2, 41),
+    ("ubuntu", "22.04"): (2, 35),
+    ("ubuntu", "24.04"): (2, 39),
+    ("ubuntu", "26.04"): (2, 39),
+    ("rhel", "8"): (2, 28),
+    ("rhel", "9"): (2, 34),
+    ("rhel", "10"): (2, 39),
+}
+KINDS = ("packages", "wheels", "models", "programs")
+_DEB = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+@dataclass(frozen=True)
+class NodeNeeds:
+    """One node: its settings as written, its system, its Python ("3.11.2"), and its packages."""
+
+    name: str
+    settings: NodeSettings
+    system: System
+    python: str
+    packages: tuple[Package, ...]
+
+
+@dataclass(frozen=True)
+class Packages:
+    """What apt resolves at once: the packages of one kind of node, and where they come from."""
+
+    system: System
+    words: tuple[str, ...]
+    archives: tuple[Archive, ...]
+    repository: Repository | None
+    containers: tuple[str, str] | None
+    """Address and key file of the container toolkit's repository."""
+
+    @property
+    def architecture(self) -> str:
+        """The processor in Debian's word."""
+        return _DEB[self.system.arch]
+
+
+@dataclass(frozen=True)
+class Locked:
+    """One lock of one kind of node, and where its wheels come from."""
+
+    path: str
+    target: Target
+    index_url: str | None
+    find_links: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Needs:
+    """All that a bundle has to hold, and what it will not."""
+
+    packages: tuple[Packages, ...]
+    locks: tuple[Locked, ...]
+    models: tuple[Model, ...]
+    programs: tuple[Program, ...]
+    """Archives of their publishers', by address and hash."""
+    remarks: tuple[str, ...]
+
+
+def needs(nodes: Iterable[NodeNeeds], index_url: str, kinds: Collection[str] = KINDS) -> Needs:
+    """
+    Return what these nodes need, of these kinds.
+
+    `index_url` is the package index where settings name none.
+
+    Raises FleetError with everything that settings lack.
+    """
+    packages: dict[Packages, None] = {}
+    locks: dict[Locked, None] = {}
+    models: dict[Model, None] = {}
+    programs: dict[Program, None] = {}
+    remarks: dict[str, None] = {}
+    problems: dict[str, None] = {}
+    for node in nodes:
+        if "packages" not in kinds:
+            pass
+        elif node.system.red_hat:
+            remarks[
+                f"packages of {node.system} are not bundled: mirror its repositories with "
+                "`dnf reposync`, and NVIDIA's to `mirror.vendor`"
+            ] = None
+        elif not (found := _packages(node)).archives:
+            problems[
+                f"{node.name}: `mirror.archives` is missing: name {node.system.id}'s archives, "
+                "which hold what the packages depend on (docs/air-gap.md), or bundle "
+                "`--only wheels --only models`"
+            ] = None
+        else:
+            packages[found] = None
+        if "wheels" in kinds:
+            locks |= dict.fromkeys(_locks(node, index_url))
+        if "models" in kinds:
+            models |= dict.fromkeys(_models(node.settings))
+        if "programs" in kinds:
+            programs |= dict.fromkeys(_programs(node.settings))
+    if problems:
+        raise FleetError(*problems)
+    return Needs(tuple(packages), tuple(locks), tuple(models), tuple(programs), tuple(remarks))
+
+
+def _packages(node: NodeNeeds) -> Packages:
+    settings = node.settings
+    toolkit = settings.gpu.container_toolkit
+    return Packages(
+        system=node.system,
+        words=tuple(sorted(map(_word, node.packages))),
+        archives=settings.mirror.archives if settings.mirror else (),
+        repository=settings.cuda.repository if settings.cuda else None,
+        containers=(toolkit.repository, toolkit.key_file) if toolkit else None,
+    )
+
+
+def _locks(node: NodeNeeds, index_url: str) -> Iterator[Locked]:
+    for wanted in (node.settings.vllm, node.settings.litellm):
+        if wanted is None:
+            continue
+        target = _target(node)
+        index = None if wanted.no_index else wanted.index_url or index_url
+        for path in (wanted.lock, wanted.uv_lock):
+            yield Locked(path, target, index, wanted.find_links)
+
+
+def _models(settings: NodeSettings) -> Iterator[Model]:
+    if vllm := settings.vllm:
+        for served in settings.serving.values():
+            if served.revision:
+                yield Model(served.model, served.revision, vllm.hf_endpoint, vllm.hf_token_file)
+
+
+def _programs(settings: NodeSettings) -> Iterator[Program]:
+    monitoring = settings.monitoring
+    for each in (
+        settings.node_exporter,
+        monitoring and monitoring.prometheus,
+        monitoring and monitoring.alertmanager,
+    ):
+        if each and each.archive:
+            yield each.archive
+
+
+def _word(package: Package) -> str:
+    return f"{package.name}={package.version}" if package.version else package.name
+
+
+def _target(node: NodeNeeds) -> Target:
+    """
+    Return what wheels a node takes.
+
+    Its Python is the lock's, where that says one: the probe ran under the system's.
+    """
+    system = "rhel" if node.system.red_hat else node.system.id
+    glibc = GLIBC.get((system, node.system.major))
+    lock = node.settings.gpu_lock
+    python = lock.vllm.python if lock and lock.vllm else node.python
+    parts = python.split(".")
+    if glibc is None or len(parts) < 2 or not all(part.isdecimal() for part in parts[:2]):
+        known = ", ".join(f"{name} {version}" for name, version in GLIBC)
+        raise FleetError(
+            f"{node.name}: which wheels {node.system} with Python {python or 'unknown'} takes is "
+            f"not known; known are {known}"
+        )
+    return Target((int(parts[0]), int(parts[1])), glibc, node.system.arch)

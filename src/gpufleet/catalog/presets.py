@@ -1,0 +1,227 @@
+"""
+Flags for the situations that models are served in, and which layer sets each flag of a model.
+
+A preset is a file of `data/presets/`: a situation, and for each flag a value, the releases that it
+holds for and the reason. Layers, from weakest to strongest: presets in their order, the settings
+that stand for a flag (`context`), the operator's `flags`. What the plan itself decides no layer
+may set. Pure, but for reading its own data.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from yaml import safe_load
+
+from gpufleet.errors import FleetError
+from gpufleet.quick_dataclass import dataclass
+from gpufleet.settings.node_groups import suggestion
+from gpufleet.versions import numbers
+
+if TYPE_CHECKING:
+    from gpufleet.settings.node_settings import Argument, Served
+
+DATA = Path(__file__).parent / "data"
+
+YOURS = "yours"
+"""The layer of the operator's own `flags`."""
+
+
+@dataclass(frozen=True)
+class LayeredFlag:
+    """A flag of `vllm serve`, without its dashes, and who set it why."""
+
+    name: str
+    value: Argument
+    layer: str
+    """`preset NAME`, `context` or `yours`."""
+    because: str = ""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a preset's choices depend on. None: not known, and no choice that needs it is made."""
+
+    model: str
+    """The model's name or path."""
+    vllm: tuple[int, ...]
+    architecture: str | None = None
+    caches: frozenset[str] | None = None
+    """Kinds of its layers' caches: full, window, chunk, latent, state."""
+    capability: tuple[int, int] | None = None
+    """The lowest compute capability of the GPUs that may serve it."""
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Choice(_Entry):
+    """A value of a flag, and when it is the one to take."""
+
+    value: Any
+    because: str
+    since: str | None = None
+    table: Literal["families"] | None = None
+    """The value is looked up there, under the name that `value` has."""
+    without: tuple[str, ...] = ()
+    """Not for models that have a cache of these kinds."""
+    capability: float | None = None
+    """Only for GPUs of at least this compute capability."""
+    architectures: tuple[str, ...] = ()
+    """Only for these; none named: for all."""
+
+
+class Need(_Entry):
+    """A flag that nobody but the operator can know."""
+
+    flag: str
+    what: str
+
+
+class Preset(_Entry):
+    """Flags for one situation."""
+
+    situation: str
+    objective: Literal["balanced", "latency", "throughput", "memory"] = "balanced"
+    needs: tuple[Need, ...] = ()
+    flags: dict[str, tuple[Choice, ...]]
+    """The first choice that holds is taken; none, and the flag stays the release's default."""
+
+
+class Family(BaseModel):
+    """How models of one family write tool calls and thoughts."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str
+    tool_call_parser: str | None = Field(None, alias="tool-call-parser")
+    reasoning_parser: str | None = Field(None, alias="reasoning-parser")
+    since: str = "0.18.0"
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """Return the presets' names, sorted."""
+    return tuple(sorted(path.stem for path in (DATA / "presets").glob("*.yml")))
+
+
+@cache
+def load(name: str) -> Preset:
+    """Return a preset. Raises `FleetError` if there is none of this name."""
+    if name not in names():
+        raise FleetError(
+            f"there is no preset {name!r}{suggestion(name, list(names()))}; `gpufleet presets` "
+            "names them all"
+        )
+    return Preset.model_validate(safe_load((DATA / "presets" / f"{name}.yml").read_text("utf-8")))
+
+
+@cache
+def families() -> tuple[Family, ...]:
+    """Return the families in the order in which they are looked through."""
+    return tuple(
+        Family.model_validate(entry) for entry in safe_load((DATA / "families.yml").read_text())
+    )
+
+
+def setting(flag: str) -> tuple[str, ...]:
+    """Return the presets that set a flag, given as `--max-num-seqs`."""
+    return tuple(name for name in names() if flag.removeprefix("--") in load(name).flags)
+
+
+def objective(served: Served) -> str:
+    """Return what the plan looks for: the operator's word, else that of the last preset."""
+    if "objective" in served.model_fields_set or not served.presets:
+        return served.objective
+    return load(served.presets[-1]).objective
+
+
+def layered(served: Served, subject: Subject) -> tuple[LayeredFlag, ...]:
+    """
+    Return every flag that a layer sets, the strongest layer's, by name.
+
+    Raises `FleetError` with every preset that cannot be applied: it has no choice for this model
+    where it has to have one, or needs a flag that the operator has not set.
+    """
+    found: dict[str, LayeredFlag] = {}
+    problems: list[str] = []
+    own = {name.lstrip("-").replace("_", "-"): value for name, value in served.flags.items()}
+    for name in served.presets:
+        preset = load(name)
+        for flag, choices in preset.flags.items():
+            if flag in own:
+                continue
+            try:
+                found |= {each.name: each for each in _chosen(name, flag, choices, subject)}
+            except FleetError as error:
+                problems += error.problems
+        problems += [
+            f"preset {name} needs `flags.{need.flag}`: {need.what}"
+            for need in preset.needs
+            if need.flag not in own
+        ]
+    if problems:
+        raise FleetError(*problems)
+    if served.context is not None and "max-model-len" not in own:
+        found["max-model-len"] = LayeredFlag("max-model-len", served.context, "context")
+    found |= {name: LayeredFlag(name, value, YOURS) for name, value in served.flags.items()}
+    return tuple(sorted(found.values(), key=lambda each: each.name))
+
+
+def _chosen(
+    preset: str, flag: str, choices: tuple[Choice, ...], subject: Subject
+) -> Iterator[LayeredFlag]:
+    for choice in choices:
+        if not _holds(choice, subject):
+            continue
+        value = choice.value
+        if choice.table is not None:
+            value = _of_family(preset, str(choice.value), subject)
+        yield LayeredFlag(flag, value, f"preset {preset}", choice.because)
+        return
+
+
+def _holds(choice: Choice, subject: Subject) -> bool:
+    if choice.since is not None and subject.vllm < numbers(choice.since):
+        return False
+    if choice.without and (subject.caches is None or subject.caches & set(choice.without)):
+        return False
+    if choice.capability is not None:
+        major, minor = divmod(round(choice.capability * 10), 10)
+        if subject.capability is None or subject.capability < (major, minor):
+            return False
+    return not choice.architectures or subject.architecture in choice.architectures
+
+
+def _of_family(preset: str, parser: str, subject: Subject) -> str:
+    name = subject.model.rstrip("/").rpartition("/")[2]
+    for family in families():
+        if not re.search(family.model, name, re.IGNORECASE):
+            continue
+        found = getattr(family, parser.replace("-", "_"))
+        if found is None:
+            raise FleetError(
+                f"preset {preset}: models like {name} have no {parser} in vLLM: take the preset "
+                f"out, or set `flags.{parser}` yourself"
+            )
+        if subject.vllm < numbers(family.since):
+            raise FleetError(
+                f"preset {preset}: the {parser} of {name}, {found}, is in vLLM {family.since} and "
+                f"later: take a newer release, or set `flags.{parser}` yourself"
+            )
+        return str(found)
+    raise FleetError(
+        f"preset {preset}: no {parser} is known for {name}: set `flags.{parser}` yourself; the "
+        "model's card names it"
+    )
+
+
+def kinds(caches: Iterable[object]) -> frozenset[str]:
+    """Return the kinds of caches, by the names of their types: `LatentCache` is "latent"."""
+    return frozenset(type(each).__name__.removesuffix("Cache").lower() for each in caches)

@@ -1,0 +1,138 @@
+"""
+Which architectures and quantizations each release of vLLM serves, and on which GPUs.  Pure.
+
+Contract: `data/vllm_support.json` was read from the sources of the releases that it names, by
+tests/data/release_limits.py. A release between two of them has what both have; where they differ
+nothing is said of it. A newer one counts as the newest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from gpufleet.quick_dataclass import dataclass
+
+_DATA = Path(__file__).with_name("data") / "vllm_support.json"
+
+Version: TypeAlias = tuple[int, ...]
+"""(0, 19, 0)"""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a release asks of who uses a quantization method."""
+
+    capability: int
+    """The least compute capability, 80 for 8.0 (`get_min_capability` of the method's class)."""
+    dtypes: tuple[str, ...]
+    """The model's dtypes that it computes with (`get_supported_act_dtypes`)."""
+
+
+def releases() -> tuple[Version, ...]:
+    """Return the releases that were read, oldest first."""
+    return tuple(_version(text) for text in _document()["releases"])
+
+
+def serves(architecture: str, vllm: Version) -> bool | None:
+    """Say whether a release serves an architecture; None: it is not known of that release."""
+    return _held(_spans(architecture, "served"), vllm)
+
+
+def pipelines(architecture: str, vllm: Version) -> bool | None:
+    """Say whether the architecture's class can be divided into stages (`SupportsPP`)."""
+    return _held(_spans(architecture, "pipeline"), vllm)
+
+
+def adapts(architecture: str, vllm: Version) -> bool | None:
+    """Say whether the architecture's class takes LoRA adapters (`SupportsLoRA`)."""
+    return _held(_spans(architecture, "lora"), vllm)
+
+
+def limits_by_experts(architecture: str, vllm: Version) -> bool | None:
+    """Say whether the architecture's class refuses more tensor-parallel ranks than experts."""
+    return _held(_spans(architecture, "expert_limit"), vllm)
+
+
+def refuses_float16(architecture: str, vllm: Version) -> bool | None:
+    """Say whether a release refuses float16 for the models of an architecture."""
+    return _held(_spans(architecture, "no_float16"), vllm)
+
+
+def nearest_serving(architecture: str, vllm: Version) -> Version | None:
+    """Return the release nearest to `vllm` that serves an architecture; None: none does."""
+    serving = [one for one in releases() if serves(architecture, one)]
+    newer = [one for one in serving if one >= vllm]
+    return newer[0] if newer else serving[-1] if serving else None
+
+
+def knows(method: str) -> bool:
+    """Say whether any release that was read has the quantization method."""
+    return method in _document()["quantization"]
+
+
+def asked(method: str, vllm: Version) -> Asked | None:
+    """Return what a release asks of who uses a quantization; None: it has no such method."""
+    found = None
+    for row in _document()["quantization"].get(method, ()):
+        if _version(row["since"]) <= vllm:
+            found = row
+    if found is None or found.get("gone"):
+        return None
+    return Asked(found["minimum"], tuple(found["dtypes"]))
+
+
+def nearest_with_method(method: str, vllm: Version) -> Version | None:
+    """Return the release nearest to `vllm` that has a quantization method."""
+    having = [one for one in releases() if asked(method, one) is not None]
+    newer = [one for one in having if one >= vllm]
+    return newer[0] if newer else having[-1] if having else None
+
+
+def _spans(architecture: str, key: str) -> Sequence[tuple[Version, Version | None]] | None:
+    return _by_name().get(architecture, {}).get(key)
+
+
+def _held(spans: Sequence[tuple[Version, Version | None]] | None, vllm: Version) -> bool | None:
+    """
+    Say whether a release is in one of the spans.
+
+    None where the nearest releases that were read, before and after it, say different things.
+    """
+    if spans is None:
+        return None
+
+    def within(release: Version) -> bool:
+        return any(
+            since <= release and (until is None or release < until) for since, until in spans
+        )
+
+    before = [one for one in releases() if one <= vllm]
+    after = [one for one in releases() if one >= vllm]
+    said = {within(one) for one in (*before[-1:], *after[:1])}
+    return said.pop() if len(said) == 1 else None
+
+
+@cache
+def _document() -> Mapping[str, Any]:
+    document: Mapping[str, Any] = json.loads(_DATA.read_text(encoding="utf-8"))
+    return document
+
+
+@cache
+def _by_name() -> Mapping[str, Mapping[str, Sequence[tuple[Version, Version | None]]]]:
+    return {
+        name: {
+            key: tuple((_version(since), until and _version(until)) for since, until in spans)
+            for key, spans in row.items()
+        }
+        for name, row in _document()["architectures"].items()
+    }
+
+
+@cache
+def _version(text: str) -> Version:
+    return tuple(int(part) for part in text.split(".") if part.isdigit())

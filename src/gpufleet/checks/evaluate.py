@@ -1,0 +1,218 @@
+"""Run every check over every node. A check that cannot be answered says so, none is left out."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from gpufleet.catalog.checks import CHECKS
+from gpufleet.checks import driver, gpus, host, kernel_log, memory, nvlink
+from gpufleet.checks import next_reboot as reboot
+from gpufleet.checks.finding import Action, Finding, GpuId, Problem, Report, Severity, Step
+from gpufleet.checks.probe_facts import CannotTell, DoesNotApply, GpuReading, Needs, Reading, Unread
+from gpufleet.node.probe_document import flaw
+from gpufleet.settings.node_settings import Acceptance, NodeSettings
+
+# Checks of a node as a whole that can be answered while the driver does not answer.
+WITHOUT_DRIVER: dict[str, Callable[[Reading], Iterator[Problem]]] = {
+    **driver.WITHOUT_DRIVER,
+    **kernel_log.WITHOUT_DRIVER,
+    **host.WITHOUT_DRIVER,
+    **reboot.WITHOUT_DRIVER,
+    **nvlink.WITHOUT_DRIVER,
+}
+# Checks of a node as a whole that ask the driver.
+OF_NODE: dict[str, Callable[[Reading], Iterator[Problem]]] = {
+    **driver.OF_NODE,
+    **gpus.OF_NODE,
+    **nvlink.OF_NODE,
+}
+# Checks of each GPU that answers.
+OF_GPU: dict[str, Callable[[GpuReading], Iterator[Problem]]] = {
+    **driver.OF_GPU,
+    **gpus.OF_GPU,
+    **memory.OF_GPU,
+    **nvlink.OF_GPU,
+}
+
+# What an answer of a broken GPU can do to a check that takes it for what it should be.
+_NONSENSE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+# Whom a node is compared with: enough that a few odd ones are outvoted, few enough that a fleet of
+# 500 is judged in seconds (all with all took 240 s).
+ASKED_SIBLINGS = 16
+
+
+def judge(
+    documents: Mapping[str, Mapping[str, Any] | str],
+    settings: Mapping[str, NodeSettings],
+    today: dt.date,
+    needs: Mapping[str, Needs] | None = None,
+    siblings: Mapping[str, tuple[str, ...]] | None = None,
+    *,
+    only: Collection[str] | None = None,
+) -> Report:
+    """
+    Return every finding about every node, or `only` about some.
+
+    `documents` has each node's probe, or a sentence why there is none. Nodes without `settings` are
+    judged by the defaults. `siblings` names for each node those that should be like it; left out,
+    all nodes are each other's. `today` decides which acceptances hold.
+    """
+    alone = {
+        name: Reading(name, document, settings.get(name, NodeSettings()), today=today)
+        for name, document in documents.items()
+        if not isinstance(document, str) and flaw(document) is None
+    }
+    findings: list[Finding] = []
+    for name, document in sorted(documents.items()):
+        if only is not None and name not in only:
+            continue
+        if name not in alone:
+            findings.append(_accepted(_no_probe(name, document), settings.get(name), today))
+            continue
+        alike = siblings.get(name, ()) if siblings is not None else tuple(alone)
+        node = replace(
+            alone[name],
+            needs=(needs or {}).get(name, Needs()),
+            siblings=_nearest(alone[name], [alone[each] for each in alike if each in alone]),
+        )
+        findings += _with_consequences(
+            [_accepted(found, node.settings, today) for found in _of_node(node)]
+        )
+    facts = {name: reading.document for name, reading in alone.items()}
+    return Report(tuple(findings), facts, tuple(sorted(documents)))
+
+
+def _with_consequences(findings: Sequence[Finding]) -> Iterator[Finding]:
+    """Yield findings, what was not asked for an accepted cause being accepted with it."""
+    accepted = {
+        (each.check, each.gpu and each.gpu.index): each.accepted
+        for each in findings
+        if each.accepted is not None
+    }
+    for each in findings:
+        why = accepted.get((each.cause, each.gpu and each.gpu.index)) if each.cause else None
+        yield replace(each, accepted=why) if why and each.accepted is None else each
+
+
+def _nearest(node: Reading, alike: Sequence[Reading]) -> tuple[Reading, ...]:
+    """
+    Return up to `ASKED_SIBLINGS` others with the same GPUs: those that follow by name, in a ring.
+
+    Each node has its own, so that no odd one out is asked by everybody.
+    """
+    others = [each for each in alike if each.product == node.product]
+    others.sort(key=lambda each: each.name)
+    after = [each for each in others if each.name > node.name]
+    before = [each for each in others if each.name < node.name]
+    return tuple((after + before)[:ASKED_SIBLINGS])
+
+
+def _no_probe(name: str, document: Mapping[str, Any] | str) -> Finding:
+    if isinstance(document, str):
+        found, remedy = document, "ssh to the node; then check again"
+    else:
+        found, remedy = f"its probe {flaw(document)}", "probe the node again with this version"
+    return Finding(
+        "probe",
+        name,
+        Severity.UNKNOWN,
+        found,
+        "an answer of the probe",
+        "docs/probe.md",
+        (Step(Action.LOOK, remedy),),
+    )
+
+
+def _of_node(node: Reading) -> Iterator[Finding]:
+    yield Finding("probe", node.name, Severity.OK, "the probe answered")
+    for check, ask in WITHOUT_DRIVER.items():
+        yield from _answers(check, node, partial(ask, node))
+    if not node.driver_answers:
+        for check in (*OF_NODE, *OF_GPU):
+            yield _not_asked(check, node, "the driver does not answer", "driver-loaded")
+        return
+    for check, ask in OF_NODE.items():
+        yield from _answers(check, node, partial(ask, node))
+    for check, ask_gpu in OF_GPU.items():
+        for gpu in node.gpus:
+            yield from _answers(check, node, partial(ask_gpu, gpu), gpu.id)
+        for absent in node.silent_gpus:
+            yield _not_asked(check, node, "the GPU does not answer", "gpu-answers", absent)
+
+
+def _answers(
+    check: str,
+    node: Reading,
+    ask: Callable[[], Iterator[Problem]],
+    gpu: GpuId | None = None,
+) -> Iterator[Finding]:
+    """Yield what a check has to say; that all is well, if it has nothing to say."""
+    problems = []
+    try:
+        for problem in ask():
+            problems.append(problem)  # noqa: PERF402  # those before an exception count too
+    except DoesNotApply as why:
+        problems.append(Problem(Severity.OK, f"does not apply: {why}", "", ""))
+    except CannotTell as why:
+        problems.append(Problem(Severity.INFO, f"not checked: {why}", "", ""))
+    except Unread as why:
+        problems.append(_unknown(check, node, str(why)))
+    except _NONSENSE as why:
+        said = f"the probe's answer makes no sense ({type(why).__name__}: {why})"
+        problems.append(_unknown(check, node, said))
+    for problem in problems or [Problem(Severity.OK, "passed", "", "")]:
+        about = gpu if problem.gpu is None else node.id_of(problem.gpu)
+        yield Finding(
+            check,
+            node.name,
+            problem.severity,
+            problem.found,
+            problem.expected,
+            problem.source,
+            problem.remedy,
+            about,
+        )
+
+
+def _unknown(check: str, node: Reading, said: str) -> Problem:
+    root = CHECKS[check].root
+    if root and "no permission" in said and node.known("user", "uid") != 0:
+        said = f"{said}: only root may read {root}"
+    return Problem(
+        Severity.UNKNOWN,
+        said,
+        "an answer",
+        "docs/probe.md",
+        (Step(Action.LOOK, "see why it cannot be read, or accept it by name (checks.accept)"),),
+    )
+
+
+def _not_asked(
+    check: str, node: Reading, why: str, cause: str, gpu: GpuId | None = None
+) -> Finding:
+    found = f"not asked: {why}"
+    return Finding(check, node.name, Severity.UNKNOWN, found, gpu=gpu, cause=cause)
+
+
+def _accepted(found: Finding, settings: NodeSettings | None, today: dt.date) -> Finding:
+    if found.severity <= Severity.INFO or settings is None:
+        return found
+    for acceptance in settings.checks.accept:
+        if _covers(acceptance, found) and today <= acceptance.until:
+            until = f"until {acceptance.until}"
+            why = f"{acceptance.reason}, {until}" if acceptance.reason else until
+            return Finding(**{**vars(found), "accepted": why})
+    return found
+
+
+def _covers(acceptance: Acceptance, found: Finding) -> bool:
+    return (
+        acceptance.check == found.check
+        and acceptance.node in {found.node, "*"}
+        and acceptance.gpu in {None, found.gpu.index if found.gpu else None}
+    )

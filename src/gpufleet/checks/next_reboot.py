@@ -1,0 +1,251 @@
+"""What breaks at the next reboot, while everything still runs. Pure.
+
+The next boot starts the newest installed kernel, as boot loaders do unless somebody told them
+otherwise, and loads the NVIDIA module that lies on the disk for that kernel. Nothing of it stops
+work today: every problem here is a `WARN`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gpufleet.checks.finding import Action, Problem, Severity, Step
+from gpufleet.checks.probe_facts import CannotTell, DoesNotApply, Reading, is_missing
+from gpufleet.quick_dataclass import dataclass
+
+# Packages whose upgrade changes the driver, or what has to be of its version. Not those that fit
+# every driver: the container toolkit, CUDA's compilers, DCGM.
+_DRIVER = re.compile(
+    r"nvidia-(?!container|cuda-|docker|settings|prime|detect|vaapi)|libnvidia-(?!container)"
+    r"|cuda-drivers|kmod-nvidia|linux-(modules|objects|signatures)-nvidia|libnvsdm|nvlsm"
+)
+# A name with the driver's branch, nvidia-utils-570: Ubuntu's archive has packages of that name,
+# whoever packaged the one that is installed. NVIDIA dropped the branch with R590.
+_BRANCH = re.compile(r"-\d{3}(-|$)")
+# Versions that Debian and Ubuntu give: 535.183.01-1~deb12u1, 570.133.20-0ubuntu0.24.04.1.
+_OF_DISTRIBUTION = re.compile(r"[~+](deb|bpo)\d|ubuntu\d+\.\d\d\.\d\d")
+# Origins that let NVIDIA's repository in, by name or because they let everything in.
+_NVIDIA = re.compile(r"nvidia|cuda|(^|=|:)\*", re.IGNORECASE)
+
+NEWEST = "the newest installed kernel is what boots"
+NAMED = 4  # packages that are named; of more there is a count
+
+
+@dataclass(frozen=True)
+class NextBoot:
+    """The kernel of the next boot and the NVIDIA module on the disk for it; None: there is none."""
+
+    kernel: str
+    running: bool
+    module: str | None
+    signer: str | None
+
+
+def next_boot(node: Reading) -> NextBoot:
+    """Return what the next boot loads; raises `DoesNotApply` where no kernel is installed."""
+    kernels = node.get("driver", "kernels", absent=[])
+    if not kernels:
+        raise DoesNotApply("no kernel below /lib/modules, as in a container")
+    at = next((at for at, kernel in enumerate(kernels) if kernel["newest"]), len(kernels) - 1)
+    module = node.get("driver", "kernels", at, "nvidia", absent=None)
+    return NextBoot(
+        kernel=kernels[at]["kernel"],
+        running=kernels[at]["running"],
+        module=module,
+        signer=node.get("driver", "kernels", at, "signer", absent=None) if module else None,
+    )
+
+
+def loaded_module(node: Reading) -> str:
+    """Return the loaded module's version; raises `DoesNotApply` where none is loaded."""
+    loaded = node.get("driver", "module", absent=None)
+    if loaded is None:
+        raise DoesNotApply("no NVIDIA module is loaded: see driver-loaded")
+    return str(loaded)
+
+
+def reboot_module(node: Reading) -> Iterator[Problem]:
+    """The module on the disk is of the version that is loaded. The device: modinfo, /sys/module."""
+    loaded, boot = loaded_module(node), next_boot(node)
+    if boot.module is None and boot.running:
+        yield Problem(
+            Severity.WARN,
+            f"module {loaded} is loaded, and kernel {boot.kernel} has no NVIDIA module on the disk "
+            f"any more: the next reboot leaves the node without a driver{_urgent(node)}",
+            f"module {loaded} for {boot.kernel}",
+            NEWEST,
+            _build(boot.kernel),
+        )
+    elif boot.module not in {None, loaded}:
+        yield Problem(
+            Severity.WARN,
+            f"module {loaded} is loaded, {boot.module} lies on the disk for {boot.kernel}: the "
+            f"next reboot changes the driver{_urgent(node)}",
+            f"module {loaded}",
+            NEWEST,
+            (
+                Step(
+                    Action.LOOK,
+                    "see who upgraded it, and whether the libraries and the fabric manager are of "
+                    "that version too: dpkg -l '*nvidia*' (rpm -qa '*nvidia*')",
+                ),
+                Step(Action.DRAIN, "choose the moment yourself: systemctl stop 'vllm-*'"),
+                Step(Action.REBOOT, "systemctl reboot; then gpufleet check"),
+            ),
+        )
+
+
+def reboot_kernel(node: Reading) -> Iterator[Problem]:
+    """The kernel of the next boot has an NVIDIA module. (That it is missing for the running one is
+    what reboot-module says.)"""
+    boot = next_boot(node)
+    loaded_module(node)
+    if boot.module is None and not boot.running:
+        yield Problem(
+            Severity.WARN,
+            f"kernel {boot.kernel} is installed and has no NVIDIA module: the next reboot leaves "
+            f"the node without a driver{_urgent(node)}",
+            "an NVIDIA module for it",
+            NEWEST,
+            _build(boot.kernel),
+        )
+
+
+def reboot_signature(node: Reading) -> Iterator[Problem]:
+    """
+    Under Secure Boot the module of the next boot is signed. Where none is loaded: secure-boot.
+
+    Whether the firmware knows the key is not read: `mokutil --list-enrolled` tells root.
+    """
+    if not node.get("system", "secure_boot", absent=False):
+        return
+    loaded_module(node)
+    boot = next_boot(node)
+    if boot.module is not None and boot.signer is None:
+        yield Problem(
+            Severity.WARN,
+            f"Secure Boot is on and the NVIDIA module for {boot.kernel} is not signed: the next "
+            f"boot refuses it{_urgent(node)}",
+            "a module signed by a key that the firmware knows",
+            "the kernel's lockdown under Secure Boot",
+            (
+                Step(
+                    Action.CONFIGURE,
+                    "build it again, signed with the machine's key: dkms install "
+                    f"nvidia/{boot.module} -k {boot.kernel} --force; or take the distribution's "
+                    "signed modules (linux-modules-nvidia-*)",
+                ),
+                Step(
+                    Action.CONFIGURE,
+                    "if the firmware does not know the key: mokutil --import its .der, and confirm "
+                    "at the console during the next boot",
+                ),
+                Step(Action.LOOK, f"modinfo -k {boot.kernel} -F signer nvidia names the key"),
+            ),
+        )
+
+
+def unattended_upgrades(node: Reading) -> Iterator[Problem]:
+    """
+    No driver package is upgraded at night: held, blacklisted, or from where nothing is taken.
+
+    Upgraded libraries refuse the module that is still loaded (NVML: version mismatch) until the
+    next reboot. Which origins reach the driver: docs/checks/unattended-upgrades.md. Without the
+    programs that would tell it is not checked: at worst it would have been a warning.
+    """
+    _can_be_told(node)
+    upgrades = node.get("system", "unattended_upgrades", absent=None)
+    if upgrades is None or not node.get("system", "unattended_upgrades", "enabled", absent=False):
+        return
+    packages = node.get("system", "packages", absent={})
+    exposed = sorted(
+        name
+        for name, package in packages.items()
+        if _DRIVER.match(name)
+        and not package["held"]
+        and not any(_fits(pattern, name) for pattern in upgrades["blacklist"])
+        and _reached(node, name, package["version"], upgrades["origins"])
+    )
+    if not exposed:
+        return
+    more = f" and {len(exposed) - NAMED} more" if len(exposed) > NAMED else ""
+    names = " ".join(exposed)
+    yield Problem(
+        Severity.WARN,
+        f"the node may upgrade its driver by itself: {', '.join(exposed[:NAMED])}{more}",
+        "driver packages held, or in the blacklist of unattended upgrades",
+        "the node's apt or dnf settings",
+        (
+            Step(
+                Action.CONFIGURE,
+                f"apt-mark hold {names} (with dnf: dnf versionlock add {names})",
+            ),
+            Step(
+                Action.CONFIGURE,
+                'Unattended-Upgrade::Package-Blacklist { "nvidia-"; "libnvidia-"; }; in a file of '
+                "/etc/apt/apt.conf.d (with dnf: excludepkgs in /etc/dnf/dnf.conf)",
+            ),
+        ),
+    )
+
+
+def _can_be_told(node: Reading) -> None:
+    """Return if the node has what tells of upgrades; raises `CannotTell` if not."""
+    system = node.document["system"]
+    upgrades, packages = system["unattended_upgrades"], system["packages"]
+    told: list[Any] = [upgrades, packages]
+    if not is_missing(upgrades):
+        told.append(upgrades["enabled"])
+    for fact in told:
+        if is_missing(fact) and fact["missing"] == "no_program":
+            raise CannotTell(f"the node has no {fact.get('detail', 'program')} to be asked")
+
+
+def _fits(pattern: str, name: str) -> bool:
+    """
+    Apply a blacklist's pattern: unattended-upgrades' are regular expressions that have to match
+    from the name's start, dnf's are globs. One that is neither protects nothing.
+    """
+    glob = "".join(".*" if part == "*" else re.escape(part) for part in re.split(r"(\*)", pattern))
+    if re.fullmatch(glob, name):
+        return True
+    try:
+        return re.match(pattern, name) is not None
+    except re.error:
+        return False
+
+
+def _reached(node: Reading, name: str, version: str, origins: list[str]) -> bool:
+    """Say whether the allowed origins have a package of that name; dnf's have no such list."""
+    if node.known("os_release", "id") not in {"debian", "ubuntu"}:
+        return True
+    if any(map(_NVIDIA.search, origins)):
+        return True
+    return bool(origins) and bool(_BRANCH.search(name) or _OF_DISTRIBUTION.search(version))
+
+
+def _urgent(node: Reading) -> str:
+    wanted = node.known("system", "reboot_required", default=False)
+    return ", and the system asks for one (/run/reboot-required)" if wanted else ""
+
+
+def _build(kernel: str) -> tuple[Step, ...]:
+    return (
+        Step(
+            Action.CONFIGURE,
+            f"install its headers (linux-headers-{kernel}, or kernel-devel) and build the module: "
+            f"dkms autoinstall -k {kernel}; dkms status",
+        ),
+        Step(Action.CONFIGURE, f"or boot the kernel that has one, and remove {kernel}"),
+        Step(Action.LOOK, f"modinfo -k {kernel} -F version nvidia says whether it is there"),
+    )
+
+
+WITHOUT_DRIVER: dict[str, Callable[[Reading], Iterator[Problem]]] = {
+    "reboot-module": reboot_module,
+    "reboot-kernel": reboot_kernel,
+    "reboot-signature": reboot_signature,
+    "unattended-upgrades": unattended_upgrades,
+}

@@ -1,0 +1,203 @@
+"""A node's NVLinks, and what they say of the kind of board that its GPUs are on.  Pure.
+
+Three kinds have to be told apart. Behind NVSwitches every link of every GPU is in use. Boards on
+PCIe have links only where somebody plugged a bridge, and a bridge does not use all of them. A GPU
+by itself has nobody to be linked with. So a dead link on the first kind is how the second looks
+when all is well.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from itertools import combinations
+from typing import Any
+
+from gpufleet.checks.finding import Action, Step
+from gpufleet.checks.probe_facts import (
+    CannotTell,
+    DoesNotApply,
+    GpuReading,
+    Reading,
+    Unread,
+    is_missing,
+    reason,
+    take,
+)
+from gpufleet.checks.remembered import remembered
+from gpufleet.node.topology import LINK_UP, REMOTE_GPU, REMOTE_SWITCH, nvlink_widths
+from gpufleet.quick_dataclass import dataclass
+
+# nvmlIntNvLinkDeviceType_t: a guest sees no switches, and NVML does not know what is there.
+REMOTE_UNKNOWN = 255
+
+# nvmlNvlinkVersion_t: NVML's number of NVLink 3.0 (Ampere) and 5.0 (Blackwell).
+NVLINK_3, NVLINK_5 = 4, 7
+
+# nvmlGpuFabricState_t.
+NO_FABRIC, NOT_STARTED, IN_PROGRESS, COMPLETED = range(4)
+
+DRAIN = Step(Action.DRAIN, "let the node's requests finish and stop what serves on its GPUs")
+RESET_ALL = Step(
+    Action.RESET_GPU, "`sudo nvidia-smi -r`: all GPUs at once, since links have two ends"
+)
+REBOOT = Step(Action.REBOOT, "`sudo reboot`")
+RESEAT = Step(
+    Action.SERVICE,
+    "have GPU, bridges and baseboard reseated or replaced; attach `sudo nvidia-bug-report.sh`",
+)
+RESTART_MANAGER = Step(
+    Action.RESTART_SERVICE,
+    "`sudo systemctl restart nvidia-fabricmanager`, then `nvidia-smi -q | grep -A2 Fabric` until "
+    "it says Completed and Success",
+)
+
+
+@dataclass(frozen=True)
+class Links:
+    """
+    One GPU's links, by number.
+
+    `peers` counts those that are up by the GPU at their other end; `version` is NVML's number of
+    their kind.
+    """
+
+    up: tuple[int, ...]
+    down: tuple[int, ...]
+    unread: tuple[tuple[int, str], ...]  # with the reason
+    peers: Mapping[str, int]
+    version: int
+
+    @property
+    def count(self) -> int:
+        """How many the board has."""
+        return len(self.up) + len(self.down) + len(self.unread)
+
+
+@remembered
+def links_of(gpu: GpuReading) -> Links:
+    """
+    Return a GPU's links; raises `DoesNotApply` for a GPU that says it has none, and `Unread`.
+
+    That it says so does not make it true: `nvlink-links` asks whether it should have some.
+    """
+    try:
+        listed = gpu.section("nvlink", "links")
+    except (CannotTell, DoesNotApply):
+        # "Invalid argument", of link 0, is how some boards without NVLink answer.
+        raise DoesNotApply("this GPU has no NVLink") from None
+    read = [link for link in listed if not is_missing(link["state"])]
+    up = [link for link in read if link["state"] in LINK_UP]
+    return Links(
+        up=tuple(link["link"] for link in up),
+        down=tuple(link["link"] for link in read if link["state"] not in LINK_UP),
+        unread=tuple(
+            (link["link"], reason(link["state"])) for link in listed if is_missing(link["state"])
+        ),
+        peers=Counter(
+            link["remote_pci"]
+            for link in up
+            if link["remote_type"] == REMOTE_GPU and not is_missing(link["remote_pci"])
+        ),
+        version=max((v for link in listed if not is_missing(v := link["version"])), default=0),
+    )
+
+
+def known_links(gpu: GpuReading) -> Links | None:
+    """Return a GPU's links; None where it has none, or does not tell."""
+    try:
+        return links_of(gpu)
+    except (DoesNotApply, Unread):
+        return None
+
+
+# What a GPU has that says it has no NVLink.
+NO_LINKS = Links(up=(), down=(), unread=(), peers={}, version=0)
+
+
+def links_or_none(gpu: GpuReading) -> Links | None:
+    """Return a GPU's links, `NO_LINKS` where it says it has none; None where it does not tell."""
+    try:
+        return links_of(gpu)
+    except DoesNotApply:
+        return NO_LINKS
+    except Unread:
+        return None
+
+
+def driver_knows_links(gpu: GpuReading) -> bool:
+    """Say whether the driver has NVLink's functions: without them no GPU can be asked."""
+    found = gpu.node.document["nvlink"][gpu.at]
+    listed = found if is_missing(found) else found["links"]
+    return not (is_missing(listed) and listed["missing"] in {"function_not_found", "version"})
+
+
+def listed_links(gpu: GpuReading) -> Iterable[Mapping[str, Any]]:
+    """Return the probe's words on each link of a GPU; nothing where it has or tells none."""
+    found: Iterable[Mapping[str, Any]] = _of_nvlink(gpu, "links", ())
+    return found
+
+
+def links_up(gpu: GpuReading) -> list[Mapping[str, Any]]:
+    """Return the probe's words on each link of a GPU that is up."""
+    return [link for link in listed_links(gpu) if link["state"] in LINK_UP]
+
+
+def _of_nvlink(gpu: GpuReading, key: str, default: Any) -> Any:
+    return take(gpu.node.document["nvlink"][gpu.at], (key,), default, None)
+
+
+def links_into_the_unknown(gpu: GpuReading) -> bool:
+    """Say whether links are up of which NVML does not know where they lead: into a host."""
+    return any(
+        is_missing(link["remote_type"]) or link["remote_type"] == REMOTE_UNKNOWN
+        for link in links_up(gpu)
+    )
+
+
+def nvswitches(node: Reading) -> tuple[str, ...]:
+    """Return the PCI addresses of the node's NVSwitches: the probe lists no other bridges."""
+    functions = node.known("pci", default=())
+    return tuple(
+        each["bus_id"] for each in functions if str(each.get("class")).startswith("0x0680")
+    )
+
+
+@remembered
+def links_into_switches(node: Reading) -> bool:
+    """Say whether a link of any GPU is known to end at an NVSwitch."""
+    return any(link["remote_type"] == REMOTE_SWITCH for gpu in node.gpus for link in links_up(gpu))
+
+
+@remembered
+def has_switches(node: Reading) -> bool:
+    """Say whether NVSwitches join the node's GPUs, wherever they are and whoever manages them."""
+    return bool(
+        nvswitches(node)
+        or links_into_switches(node)
+        or any(_of_nvlink(gpu, "switch_links", 0) for gpu in node.gpus)
+        or any(known_fabric_state(gpu) not in {None, NO_FABRIC} for gpu in node.gpus)
+    )
+
+
+def known_fabric_state(gpu: GpuReading) -> Any:
+    """Return the state of the GPU's registration with a fabric; None where it does not tell."""
+    return take(gpu.node.document["fabric"][gpu.at], ("state",), None, None)
+
+
+def is_grace(gpu: GpuReading) -> bool:
+    """Say whether the GPU hangs on a Grace CPU by NVLink-C2C."""
+    return bool(gpu.known("c2c_links", default=0))
+
+
+@remembered
+def widths(node: Reading) -> dict[tuple[int, int], int]:
+    """
+    Return how many links join every pair of GPUs (i < j) that tell of their links.
+
+    None join one that says it has no NVLink.
+    """
+    gpus = [gpu for gpu in node.gpus if links_or_none(gpu)]
+    index = {gpu.at: gpu.index for gpu in gpus}
+    found = nvlink_widths(node.document, combinations(index, 2))
+    return {(index[one], index[other]): width for (one, other), width in found.items()}

@@ -1,0 +1,283 @@
+"""A probe's document as checks ask for it.
+
+A fact that is missing is never a plain None: asking for it raises, and what it raises says what
+that means for the check. So a check that forgets about missing facts says "unknown", never "ok".
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import field
+from functools import cached_property
+from typing import Any
+
+from gpufleet.checks.finding import GpuId
+from gpufleet.quick_dataclass import dataclass
+from gpufleet.settings.node_settings import NodeSettings
+
+_RAISE = object()
+
+
+class DoesNotApply(Exception):  # noqa: N818  # an answer, not an error
+    """This hardware has no such thing; `str()` says which."""
+
+
+class CannotTell(Exception):  # noqa: N818
+    """The driver is too old to be asked."""
+
+
+class Unread(Exception):  # noqa: N818
+    """It could not be read, and should have been."""
+
+
+# What the probe's reasons mean (docs/probe.md). Every other reason is `Unread`.
+_NO_SUCH_THING = {"not_supported"}
+_TOO_OLD = {"function_not_found", "version", "invalid_argument"}
+
+
+# Facts of a GPU without which its checks still know enough: another limit of its temperature, its
+# other processes. InfoROM is only asked after; what is wrong with it is a warning.
+_DISPENSABLE = {
+    "graphics_processes",
+    "inforom_valid",
+    "margin_celsius",
+    "mps_processes",
+    "temperature_gpu_max_celsius",
+    "temperature_limits",
+    "temperature_memory_celsius",
+    "temperature_memory_max_celsius",
+    "temperature_slowdown_celsius",
+}
+
+
+# Settings that say what a fact should be, by the fact. Of ECC its check knows more.
+_DECLARED = {"pcie_width": "pcie_width", "power_limit_milliwatts": "power_limit_watts"}
+
+
+def is_missing(value: Any) -> bool:
+    """Say whether a value stands for one that the probe could not read."""
+    return isinstance(value, dict) and "missing" in value
+
+
+def reason(value: Mapping[str, Any]) -> str:
+    """Return why a value is missing, with what the probe knows beside it: "lost, code 15"."""
+    more = [f"{key} {value[key]}" for key in ("code", "signal", "detail") if value.get(key)]
+    return ", ".join([str(value["missing"]).replace("_", " "), *more])
+
+
+def take(tree: Any, path: tuple[Any, ...], default: Any, absent: Any) -> Any:
+    """Return what lies at `path`; raise, or return a default, if it is missing on the way."""
+    # The judgement of 64 nodes comes here 300,000 times: `is_missing`, written out.
+    value = tree
+    for part in path:
+        if isinstance(value, dict) and "missing" in value:
+            break
+        value = value[part]
+    if not (isinstance(value, dict) and "missing" in value):
+        return value
+    if default is not _RAISE:
+        return default
+    if absent is not _RAISE and value["missing"] == "absent":
+        return absent
+    name = ".".join(map(str, path))
+    if value["missing"] in _NO_SUCH_THING:
+        raise DoesNotApply(f"this hardware has no {name}")
+    if value["missing"] in _TOO_OLD:
+        raise CannotTell(f"the driver is too old to tell {name}")
+    raise Unread(f"{name} could not be read ({reason(value)})")
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What the software that is to be installed asks of the node; None: nothing is declared.
+
+    `cuda` is the CUDA release that vLLM's wheels carry, `source` where that is written.
+    """
+
+    cuda: tuple[int, int] | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What a value should be, and how that is known.
+
+    `certain` is False where too few siblings say so to call the odd one out broken.
+    """
+
+    value: Any
+    source: str
+    certain: bool = True
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One node: its probe's document, its settings, and its siblings, which should be like it."""
+
+    name: str
+    document: Mapping[str, Any] = field(repr=False)
+    settings: NodeSettings = field(default_factory=NodeSettings)
+    needs: Needs = Needs()
+    siblings: tuple[Reading, ...] = field(default=(), repr=False)
+    today: dt.date = dt.date.min
+
+    def get(self, *path: Any, absent: Any = _RAISE) -> Any:
+        """
+        Return the fact at `path`, such as ("system", "clock", "synchronized").
+
+        Raises `DoesNotApply`, `CannotTell` or `Unread` if it is missing. With `absent`, returns
+        that where there is no such file or device.
+        """
+        return take(self.document, path, _RAISE, absent)
+
+    def known(self, *path: Any, default: Any = None) -> Any:
+        """Return the fact at `path`, or the default if it is missing for whatever reason."""
+        return take(self.document, path, default, _RAISE)
+
+    @property
+    def driver_answers(self) -> bool:
+        """Whether NVML could be initialised."""
+        return bool(self.document["driver"]["init"] == "ok")
+
+    @cached_property
+    def gpus(self) -> tuple[GpuReading, ...]:
+        """Every GPU that answered, in NVML's order."""
+        listed = enumerate(self.document["gpus"])
+        return tuple(GpuReading(self, at) for at, facts in listed if not is_missing(facts))
+
+    @cached_property
+    def silent_gpus(self) -> tuple[GpuId, ...]:
+        """Every GPU that NVML lists and that did not answer."""
+        return tuple(GpuId(at["index"]) for at in self.document["gpus"] if is_missing(at))
+
+    @cached_property
+    def product(self) -> str | None:
+        """The name that most of its GPUs have."""
+        names = Counter(name for gpu in self.gpus if isinstance(name := gpu.known("name"), str))
+        return names.most_common(1)[0][0] if names else None
+
+    @cached_property
+    def twins(self) -> tuple[Reading, ...]:
+        """The siblings with the same kind of GPU: only those say what should be here."""
+        return tuple(other for other in self.siblings if other.product == self.product)
+
+    def id_of(self, index: int | str) -> GpuId:
+        """Return everything that names a GPU, by NVML's index or, if it is gone, PCI address."""
+        if isinstance(index, str):
+            return GpuId(None, bus_id=index or None)
+        return next((gpu.id for gpu in self.gpus if gpu.index == index), GpuId(index))
+
+
+@dataclass(frozen=True)
+class GpuReading:
+    """One GPU that answered."""
+
+    node: Reading
+    at: int  # its place in the document's lists
+
+    @cached_property
+    def facts(self) -> Mapping[str, Any]:
+        """What the GPU told about itself."""
+        found: Mapping[str, Any] = self.node.document["gpus"][self.at]
+        return found
+
+    @cached_property
+    def index(self) -> int:
+        """NVML's number of the GPU."""
+        return int(self.facts["index"])
+
+    @cached_property
+    def id(self) -> GpuId:
+        """Everything that names it."""
+        texts = {
+            "uuid": self.known("uuid"),
+            "bus_id": self.known("pci", "bus_id"),
+            "serial": self.known("serial"),
+        }
+        return GpuId(self.index, **{key: value and str(value) for key, value in texts.items()})
+
+    def get(self, *path: Any, absent: Any = _RAISE) -> Any:
+        """
+        Return one of its facts, such as ("ecc_mode", "current"); raises like `Reading.get`.
+
+        That it has no such thing is only believed (`DoesNotApply`) where none of the node's GPUs of
+        the same name has one, and nobody declared what it should be.
+        """
+        try:
+            return take(self.facts, path, _RAISE, absent)
+        except DoesNotApply:
+            name = ".".join(map(str, path))
+            if self._is_declared(path):
+                why = f"which gpus.{_DECLARED[path[0]]} declares"
+            elif self._should_tell(path):
+                why = "which the node's other GPUs do"
+            else:
+                raise
+            raise Unread(f"GPU {self.index} does not tell {name}, {why}") from None
+
+    def _is_declared(self, path: tuple[Any, ...]) -> bool:
+        setting = _DECLARED.get(path[0])
+        return setting is not None and getattr(self.node.settings.gpus, setting) is not None
+
+    def _should_tell(self, path: tuple[Any, ...]) -> bool:
+        """Say whether GPUs like it tell a fact, and nothing that is switched off explains why."""
+        fact = str(path[0])
+        if fact in _DISPENSABLE or self.known("mig_mode", "current", default=0):
+            return False
+        if fact.startswith("ecc_") and fact != "ecc_mode":
+            with_ecc = self.known("ecc_mode", "current", default=1)
+        else:
+            with_ecc = 1
+        return bool(with_ecc) and any(
+            other.tells(path)
+            for other in self.node.gpus
+            if other.at != self.at and other.known("name") == self.known("name")
+        )
+
+    def tells(self, path: tuple[Any, ...]) -> bool:
+        """Say whether it tells the fact at `path`."""
+        try:
+            return self.known(*path) is not None
+        except (LookupError, TypeError):
+            return False  # an answer that makes no sense is that GPU's trouble
+
+    def known(self, *path: Any, default: Any = None) -> Any:
+        """Return one of its facts, or the default if it is missing for whatever reason."""
+        return take(self.facts, path, default, _RAISE)
+
+    def section(self, name: str, *path: Any) -> Any:
+        """Return from another list of the document: "nvlink", "numa", "fabric"; raises alike."""
+        return take(self.node.document[name][self.at], path, _RAISE, _RAISE)
+
+
+def expectation(
+    declared: Any, key: str, of_siblings: Iterable[Any], own: Any = None, own_source: str = ""
+) -> Expectation | None:
+    """
+    Return what a value should be: as declared, else as the siblings have it, else `own`.
+
+    `key` is the setting's name for the source. `of_siblings` are their values, None where unknown;
+    more than half of those that know must agree. One sibling alone makes the expectation uncertain:
+    of two that differ, either may be the odd one. None: nobody can say.
+
+    >>> expectation(None, "gpus.count", [8, 8, 7]).value
+    8
+    """
+    if declared is not None:
+        return Expectation(declared, f"{key} in group_vars")
+    values = [value for value in of_siblings if value is not None]
+    if values:
+        value, votes = Counter(values).most_common(1)[0]
+        if 2 * votes > len(values):
+            noun = "sibling" if votes == 1 else "siblings"
+            return Expectation(value, f"{votes} {noun} of the same kind", certain=votes > 1)
+    return None if own is None else Expectation(own, own_source)
+
+
+def each(gpus: Iterable[GpuReading], *path: Any) -> Iterator[tuple[GpuReading, Any]]:
+    """Yield each GPU that tells the fact at `path`, with it."""
+    for gpu in gpus:
+        if (value := gpu.known(*path)) is not None:
+            yield gpu, value

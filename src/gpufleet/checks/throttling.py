@@ -1,0 +1,236 @@
+"""Is a GPU slowed down: by heat, by power, by a limit that somebody set?  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from statistics import multimode
+from typing import Any
+
+from gpufleet.checks.finding import Action, Problem, Severity, Step
+from gpufleet.checks.ladder import REBOOT_IT, STOP
+from gpufleet.checks.probe_facts import (
+    CannotTell,
+    DoesNotApply,
+    GpuReading,
+    Reading,
+    Unread,
+    each,
+    expectation,
+)
+from gpufleet.checks.remembered import remembered
+
+# nvmlClocksEventReasons, nvml.h.
+SW_POWER_CAP, HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, HW_POWER_BRAKE = 0x4, 0x8, 0x20, 0x40, 0x80
+# The probe looks so often (0.3 s apart) where a hardware reason is set; seen every time, it is no
+# passing state. nvml.h: a change of clocks or power state may report 0x8 for a moment.
+SAMPLES = 3
+
+# A T.Limit margin counts only on a GPU at least this warm: H100s have been seen to answer 0 and
+# less while cool (gpud ignores such answers too), and no NVIDIA board slows down below some 80 °C.
+WARM_CELSIUS = 70
+
+# The driver rounds limits to its own steps.
+POWER_TOLERANCE_WATTS = 1
+
+
+def hardware_slowdown(gpu: GpuReading) -> Iterator[Problem]:
+    """
+    Neither heat nor the power supply halves the GPU's clocks (NVML's reasons 0x8, 0x40, 0x80).
+
+    Set in every one of three samples it stops work; in some of them it is worth a look. 0x8 alone
+    for a moment is nothing: a change of clocks reports it too.
+    """
+    samples = [_reasons(bits) for bits in gpu.get("throttle_samples")]
+    if not samples:
+        raise Unread("no sample of the clock event reasons was taken")
+    celsius = gpu.known("temperature_celsius", default="?")
+    found = []
+    for bit, said, remedy in (
+        (HW_POWER_BRAKE, "the power supply brakes the GPU (HW power brake)", _POWER_LADDER),
+        (HW_THERMAL, f"heat slows it down at {celsius} °C (HW thermal slowdown)", _HEAT_LADDER),
+        (HW_SLOWDOWN, f"the hardware slows it down at {celsius} °C (HW slowdown)", _BOTH_LADDER),
+    ):
+        seen = sum(bool(bits & bit) for bits in samples)
+        lasting = seen == len(samples) >= SAMPLES
+        passing = Severity.INFO if bit == HW_SLOWDOWN else Severity.WARN
+        if seen:
+            found.append(
+                Problem(
+                    Severity.BLOCK if lasting else passing,
+                    f"{said}, in {seen} of {len(samples)} samples",
+                    "never",
+                    "NVML's clock event reasons",
+                    remedy,
+                    gpu.index,
+                )
+            )
+    # 0x8 comes beside the two others: the worst is told, and of equals the one that names a cause.
+    yield from found and [max(found, key=lambda problem: problem.severity)]
+
+
+def _reasons(bits: int) -> int:
+    """Return NVML's reasons; raises `Unread` for a number that is no set of bits."""
+    if bits < 0:
+        raise Unread(f"{bits} is no set of clock event reasons")
+    return bits
+
+
+_POWER_LADDER = (
+    Step(Action.LOOK, "the BMC's sensors: a failed supply (`ipmitool sdr type 'Power Supply'`)"),
+    STOP,
+    Step(Action.SERVICE, "have supplies, feeds and the GPU's power cables looked at"),
+)
+_HEAT_LADDER = (
+    Step(Action.LOOK, "`nvidia-smi -q -d TEMPERATURE,PERFORMANCE`; fans: `ipmitool sdr type Fan`"),
+    STOP,
+    Step(Action.SERVICE, "have fans, air flow and the heat sink looked at"),
+)
+_BOTH_LADDER = (
+    Step(Action.LOOK, "`nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE`: heat, or power"),
+    STOP,
+    REBOOT_IT,
+    Step(Action.SERVICE, "have cooling and power of this GPU looked at"),
+)
+
+
+def software_throttle(gpu: GpuReading) -> Iterator[Problem]:
+    """
+    An idle GPU is held down by neither power cap nor heat (NVML's reasons 0x4 and 0x20).
+
+    Under load a power cap is how GPUs work; heat is worth knowing of.
+    """
+    bits = _reasons(gpu.get("throttle_reasons"))
+    if not bits & (SW_POWER_CAP | SW_THERMAL):
+        return
+    idle = not gpu.get("processes")
+    watts = gpu.known("power_draw_milliwatts", default=0) / 1000
+    if bits & SW_THERMAL:
+        yield Problem(
+            Severity.WARN if idle else Severity.INFO,
+            f"heat lowers its clocks while it {'idles' if idle else 'works'} (SW thermal slowdown)",
+            "only under load, if at all",
+            "NVML's clock event reasons",
+            _HEAT_LADDER,
+            gpu.index,
+        )
+    elif idle:
+        yield Problem(
+            Severity.WARN,
+            f"a power cap lowers its clocks while it idles at {watts:.0f} W (SW power cap)",
+            "only under load",
+            "NVML's clock event reasons",
+            (
+                Step(Action.LOOK, f"`nvidia-smi -q -d POWER,PERFORMANCE -i {gpu.index}`"),
+                Step(Action.CONFIGURE, "restore its power limit (power-limit), or the BMC's"),
+            ),
+            gpu.index,
+        )
+
+
+def temperature(gpu: GpuReading) -> Iterator[Problem]:
+    """
+    GPU and memory are cooler than where the device itself begins to slow down.
+
+    Limits in °C come first; where there are none (Ada and newer), the T.Limit margins (NVML fields
+    193 to 196). A margin that a cool GPU tells is not believed.
+    """
+    celsius = gpu.get("temperature_celsius")
+    slowdown = _told(gpu, "temperature_slowdown_celsius")
+    highest = _told(gpu, "temperature_gpu_max_celsius")
+    margin = _told(gpu, "margin_celsius")
+    if slowdown is not None or highest is not None:
+        beyond = slowdown is not None and celsius >= slowdown
+        near = highest is not None and celsius >= highest
+        says = f"{celsius} °C"
+        wanted = f"below {slowdown if beyond or highest is None else highest} °C"
+    elif margin is not None:
+        halves = _told(gpu, "temperature_limits", "slowdown") or 0
+        lowers = _told(gpu, "temperature_limits", "gpu_max") or 0
+        warm = celsius >= WARM_CELSIUS
+        beyond, near = warm and margin < halves, warm and margin <= lowers
+        says = f"{celsius} °C, {margin} °C of margin left"
+        wanted = f"a margin above {lowers} °C"
+    else:
+        raise CannotTell("the device names no limits")
+    if beyond or near:
+        yield Problem(
+            Severity.BLOCK if beyond else Severity.WARN,
+            f"{says}: {'its clocks are halved' if beyond else 'its clocks may be lowered'}",
+            wanted,
+            "the device",
+            _HEAT_LADDER,
+            gpu.index,
+        )
+    memory = _told(gpu, "temperature_memory_celsius")
+    memory_max = _told(gpu, "temperature_memory_max_celsius")
+    if memory is not None and memory_max is not None and memory >= memory_max:
+        yield Problem(
+            Severity.WARN,
+            f"its memory has {memory} °C: its clocks are lowered",
+            f"below {memory_max} °C",
+            "the device",
+            _HEAT_LADDER,
+            gpu.index,
+        )
+
+
+def _told(gpu: GpuReading, *path: str) -> Any:
+    """Return a fact, None where the board or the driver has no such thing; raises `Unread`."""
+    try:
+        return gpu.get(*path)
+    except (DoesNotApply, CannotTell):
+        return None
+
+
+def power_limit(gpu: GpuReading) -> Iterator[Problem]:
+    """The power limit is as declared, else as the siblings' is, else the board's default."""
+    enforced = gpu.get("power_limit_milliwatts") / 1000
+    if enforced <= 0:
+        raise Unread(f"{enforced:.0f} W is no power limit")
+    index = gpu.index
+    declared = gpu.node.settings.gpus.power_limit_watts
+    if declared is not None:
+        if abs(enforced - declared) > POWER_TOLERANCE_WATTS:
+            yield _power(index, enforced, declared, "gpus.power_limit_watts in group_vars")
+        return
+    default = gpu.get("power_default_limit_milliwatts") / 1000
+    expected = expectation(None, "", (_usual_limit(twin) for twin in gpu.node.twins))
+    wanted, source = default, "the board's default"
+    if expected and expected.certain:
+        wanted, source = expected.value / 1000, expected.source
+    if enforced < min(wanted, default) - POWER_TOLERANCE_WATTS:
+        yield _power(index, enforced, wanted, source)
+
+
+@remembered
+def _usual_limit(node: Reading) -> Any:
+    """Return the power limit in mW that most of a node's GPUs have; None: none tells it."""
+    most = multimode(value for _, value in each(node.gpus, "power_limit_milliwatts"))
+    return next(iter(most), None)
+
+
+def _power(index: int, enforced: float, wanted: float, source: str) -> Problem:
+    set_it = f"`nvidia-smi -i {index} -pl {wanted:.0f}`"
+    return Problem(
+        Severity.WARN,
+        f"its power is limited to {enforced:.0f} W",
+        f"{wanted:.0f} W",
+        source,
+        (
+            Step(Action.LOOK, f"`nvidia-smi -q -d POWER -i {index}`: who lowered it, and why"),
+            Step(
+                Action.CONFIGURE,
+                f"{set_it} (a reboot, or persistence mode off, forgets it), or declare "
+                f"gpus.power_limit_watts: {enforced:.0f}",
+            ),
+        ),
+        index,
+    )
+
+
+OF_GPU: dict[str, Callable[[GpuReading], Iterator[Problem]]] = {
+    "hardware-slowdown": hardware_slowdown,
+    "software-throttle": software_throttle,
+    "temperature": temperature,
+    "power-limit": power_limit,
+}

@@ -1,0 +1,141 @@
+"""`gpufleet bundle`: write a static mirror of all that an inventory's nodes download."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpufleet.bundle.requirements import KINDS
+from gpufleet.cli.main import CHECKOUT, documents, limited, live
+from gpufleet.errors import FleetError
+
+if TYPE_CHECKING:
+    from gpufleet.bundle.requirements import NodeNeeds
+    from gpufleet.converge.desired import Package
+
+
+@click.command()
+@click.argument("inventory_file", metavar="INVENTORY")
+@click.option("-o", "--output", metavar="DIR", required=True, help="The bundle; may be one of ago.")
+@click.option(
+    "--nodes", multiple=True, metavar="FILE", help="Saved probes of the nodes; else they are asked."
+)
+@click.option("--limit", multiple=True, help="Only this node or group; may be repeated.")
+@click.option("--only", multiple=True, type=click.Choice(KINDS), help="May be repeated.")
+@click.option(
+    "--index-url",
+    metavar="URL",
+    envvar="PIP_INDEX_URL",
+    help="Package index, where `vllm.index_url` names none.  [default: PyPI]",
+)
+def bundle(
+    inventory_file: str,
+    *,
+    output: str,
+    nodes: tuple[str, ...],
+    limit: tuple[str, ...],
+    only: tuple[str, ...],
+    index_url: str | None,
+) -> int:
+    """
+    Write a mirror of all that the nodes of INVENTORY download, for a network without the internet.
+
+    \b
+    gpufleet probe inventories/prod.py --json > probes.json     # inside
+    gpufleet bundle inventories/prod.py -o bundle --nodes probes.json
+
+    Packages with what they depend on and their signed indexes, wheels of the locks, models at their
+    revisions, programs by their hash. Run again, it downloads what has changed. docs/air-gap.md
+    says how to use it.
+
+    Exit status: 0 the bundle is whole, 2 it is not.
+    """
+    from gpufleet.bundle import apt, collect, wheels
+    from gpufleet.bundle.download import opened
+    from gpufleet.bundle.requirements import needs
+
+    wanted = needs(_nodes(inventory_file, nodes, limit), index_url or wheels.PYPI, only or KINDS)
+    for remark in wanted.remarks:
+        click.echo(f"note: {remark}", err=True)
+    if wanted.packages:
+        apt.needed_tools()
+    with opened(Path(output).resolve()) as folder:
+        done = collect.collect(folder, wanted, click.echo)
+        old = collect.left_over(folder, done.paths)
+        for kind, paths in (
+            ("packages", done.packages),
+            ("wheels", done.wheels),
+            ("models", done.models),
+            ("programs", done.programs),
+        ):
+            size = sum((folder.root / path).stat().st_size for path in paths)
+            click.echo(f"{kind}: {len(paths)} files, {size / 1e6:.1f} MB")
+        click.echo(f"downloaded in this run: {folder.downloaded / 1e6:.1f} MB")
+        if old:
+            click.echo(f"note: {len(old)} files of earlier runs are needed no more", err=True)
+    return 0
+
+
+def _nodes(inventory_file: str, files: tuple[str, ...], limit: tuple[str, ...]) -> list[NodeNeeds]:
+    """
+    Return what each node needs, by its settings and its probe.
+
+    Raises FleetError naming every node that has given none.
+    """
+    from gpufleet.bundle.requirements import NodeNeeds
+    from gpufleet.inventory.loader import read
+    from gpufleet.node.machine import from_probe
+    from gpufleet.settings.node_settings import NodeSettings, written_settings
+
+    if files:
+        fleet = read(inventory_file)
+        declared, answers = fleet.gpu_nodes, documents(files)
+        wanted = limited(fleet, limit) or tuple(declared)
+    else:
+        answers, declared = live(inventory_file, limit)
+        wanted = tuple(answers)
+    probes: dict[str, Mapping[str, Any]] = {}
+    problems = []
+    for name in wanted:
+        answer = answers.get(name, "is in none of the files of --nodes")
+        if isinstance(answer, str):
+            problems.append(f"{name}: {answer}")
+        else:
+            probes[name] = answer
+    if problems:
+        raise FleetError(
+            *problems,
+            "what a node needs follows from its probe: where nodes cannot be reached from here, "
+            "take `gpufleet probe INVENTORY --json` where they can, and give the file to --nodes",
+        )
+    packages = _packages()
+    found = []
+    for name, document in probes.items():
+        values = declared[name].values
+        ours = {key: value for key, value in values.items() if key in NodeSettings.model_fields}
+        settings = written_settings(ours)
+        system, machine = from_probe(document)
+        python = document.get("python")
+        needed = packages(settings, system, machine)
+        found.append(
+            NodeNeeds(name, settings, system, python if isinstance(python, str) else "", needed)
+        )
+    return found
+
+
+def _packages() -> Callable[..., tuple[Package, ...]]:
+    """Return roles/bundled.py's `packages`, which knows what the roles install."""
+    if not (CHECKOUT / "roles").is_dir():
+        raise FleetError(
+            "`gpufleet bundle` runs from a checkout of the project, whose directory roles/ is not "
+            "part of the installed package: clone it and run the command there"
+        )
+    if str(CHECKOUT) not in sys.path:
+        sys.path.insert(0, str(CHECKOUT))
+    packages: Callable[..., tuple[Package, ...]] = import_module("roles.bundled").packages
+    return packages

@@ -1,0 +1,384 @@
+"""`gpufleet cordon`, `uncordon`, `drain` and `undrain`: a person takes a node out of service.
+
+Thin: `draining.py` says what a drain is about, `on_node/change.py` makes the marks, and
+`upgrade/balancing.py` tells gateways, as an upgrade does.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import socket
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpufleet.cli.main import cooperate, json_option
+from gpufleet.errors import FleetError
+from gpufleet.sanitize import printable
+
+if TYPE_CHECKING:
+    from gpufleet.fleet.draining import Drain
+    from gpufleet.inventory.loader import Fleet
+    from gpufleet.upgrade.run.connections import Nodes
+    from gpufleet.upgrade.run.node_protocol import Mark, Marks, NodeLook
+    from gpufleet.upgrade.run.traffic import Front
+
+# How long gateways are tried, where one does not answer at once.
+TELL_SECONDS = 60
+
+_why = click.option("--why", metavar="TEXT", required=True, help="For whoever finds it so.")
+_force_mark = click.option(
+    "--force", is_flag=True, help="Lift the mark of an upgrade, too, that is at no end."
+)
+
+
+@click.command()
+@click.argument("inventory_file", metavar="INVENTORY")
+@click.argument("names", metavar="NODE...", nargs=-1, required=True)
+@_why
+@json_option
+def cordon(inventory_file: str, names: tuple[str, ...], why: str, *, as_json: bool) -> int:
+    """
+    Place nothing new on NODE...; what runs there stays.
+
+    \b
+    gpufleet cordon inventories/prod.py gpu-07 --why "disk makes noises"
+
+    No upgrade lifts it. A node that is cordoned already stays so, for the reason that it has.
+
+    Exit status: 0 they are cordoned, 2 one is not, or it is not known.
+    """
+    from gpufleet.upgrade.run import node_protocol as node_change
+
+    asked = node_change.cordon(_by(), why)
+    return _marked(inventory_file, names, lambda _: asked, as_json=as_json)
+
+
+@click.command()
+@click.argument("inventory_file", metavar="INVENTORY")
+@click.argument("names", metavar="NODE...", nargs=-1, required=True)
+@_force_mark
+@json_option
+def uncordon(inventory_file: str, names: tuple[str, ...], *, force: bool, as_json: bool) -> int:
+    """
+    Let new replicas be placed on NODE... again. Those that are drained stay drained.
+
+    \b
+    gpufleet uncordon inventories/prod.py gpu-07
+
+    Exit status: 0 they are free, 1 a mark stays (an upgrade's: see --force), 2 could not run.
+    """
+    from gpufleet.upgrade.run import node_protocol as node_change
+
+    asked = node_change.uncordon(force=force)
+    return _marked(inventory_file, names, lambda _: asked, as_json=as_json)
+
+
+@click.command()
+@click.argument("inventory_file", metavar="INVENTORY")
+@click.argument("name", metavar="NODE")
+@_why
+@click.option(
+    "--seconds",
+    type=click.IntRange(min=0, max=86400),
+    help="Wait so long for requests to end.  [default: the longest `drain_seconds` of its models]",
+)
+@click.option("--force", is_flag=True, help="Also where nothing else serves a model.")
+@json_option
+def drain(
+    inventory_file: str, name: str, why: str, *, seconds: int | None, force: bool, as_json: bool
+) -> int:
+    """
+    Cordon NODE, have gateways send its replicas nothing, and wait until they are quiet.
+
+    \b
+    gpufleet drain inventories/prod.py gpu-07 --why "new power supply"
+
+    Nothing is stopped. Of a replica over nodes all of it is drained. Requests that do not end in
+    time are counted; they go on.
+
+    Exit status: 0 nothing is left, 1 requests are, or that is not known, 2 could not run.
+    """
+    with _Session(inventory_file, (name,)) as session:
+        found = session.drained(name, why, seconds, force=force)
+    _say(found, as_json=as_json)
+    return int(not found["quiet"])
+
+
+@click.command()
+@click.argument("inventory_file", metavar="INVENTORY")
+@click.argument("name", metavar="NODE")
+@_force_mark
+@json_option
+def undrain(inventory_file: str, name: str, *, force: bool, as_json: bool) -> int:
+    """
+    Have gateways send requests to NODE's replicas again, and lift the cordon of its drain.
+
+    \b
+    gpufleet undrain inventories/prod.py gpu-07
+
+    A cordon that was there before the drain stays: `gpufleet uncordon` lifts it.
+
+    Exit status: 0 all get requests, 1 a mark stays (an upgrade's: see --force), 2 could not run.
+    """
+    with _Session(inventory_file, (name,)) as session:
+        found = session.undrained(name, force=force)
+    _say(found, as_json=as_json)
+    return int(bool(found["problems"]))
+
+
+class _Session:
+    """The nodes of an inventory while one of them is drained, with connections that stay open."""
+
+    def __init__(self, inventory_file: str, names: tuple[str, ...]) -> None:
+        self.declared = _read(inventory_file, names)
+        from gpufleet.upgrade.run.connections import nodes_of
+
+        self._opened = nodes_of(inventory_file)
+
+    def __enter__(self) -> _Session:
+        from gpufleet.upgrade.run.traffic import Front
+
+        self.nodes: Nodes = self._opened.__enter__()
+        self.front: Front = Front(self.nodes, self.declared)
+        return self
+
+    def __exit__(self, *about: Any) -> None:
+        self._opened.__exit__(*about)
+
+    def drained(self, name: str, why: str, seconds: int | None, *, force: bool) -> dict[str, Any]:
+        """Drain a node; return what came of it."""
+        from gpufleet.fleet import draining
+        from gpufleet.upgrade.run import node_protocol as node_change
+
+        found, looks = self._about(name)
+        if not force and (refused := draining.refusal(found)):
+            raise FleetError(refused)
+        by = _by()
+        marks = self._marks({name: node_change.cordon(by, why)})
+        # Marks before gateways: killed in between, the fleet says what was about to happen.
+        marks |= self._marks(
+            {
+                node: node_change.drain(found.on(node), by, why)
+                for node in found.every_node
+                if found.on(node)
+            }
+        )
+        began = time.monotonic()
+        self.front.tell("drain", found.servers, TELL_SECONDS)
+        limit = self._patience(name, looks) if seconds is None else seconds
+        left, unknown = self._quiet(found, limit)
+        return {
+            "node": name,
+            "did": "drained",
+            "replicas": list(found.replicas),
+            "cordon": _mark(marks[name].cordon),
+            "told": self.front.there(),
+            "left": left,
+            "unknown": unknown,
+            "seconds": round(time.monotonic() - began, 1),
+            "quiet": not left and not unknown,
+            "problems": [] if self.front.there() else [_NOBODY],
+        }
+
+    def undrained(self, name: str, *, force: bool) -> dict[str, Any]:
+        """Take a drain back; return what came of it."""
+        from gpufleet.upgrade.run import node_protocol as node_change
+
+        found, looks = self._about(name)
+        # Whoever is drained without a unit here (it was stopped) is undrained as well.
+        here = {**dict.fromkeys(looks[name].drained, (name,)), **found.nodes}
+        stays = {
+            replica: mark
+            for replica, mark in looks[name].drained.items()
+            if mark.upgrade is not None and not force
+        }
+        problems = [f"{replica} stays drained: {mark}" for replica, mark in sorted(stays.items())]
+        free = sorted(set(here) - set(stays))
+        # Gateways before marks: killed in between, it is done again.
+        self.front.tell(
+            "ready", [each for each in found.servers if each["replica"] in free], TELL_SECONDS
+        )
+        wanted: dict[str, list[str]] = {}
+        for replica in free:
+            for node in here[replica]:
+                wanted.setdefault(node, []).append(replica)
+        marks = self._marks(
+            {node: node_change.undrain(each, force=force) for node, each in wanted.items()}
+        )
+        problems += [each.problem for each in marks.values() if each.problem]
+        kept = looks[name].cordon
+        if kept and _made_together(kept, looks[name].drained.values()):
+            kept = self._marks({name: node_change.uncordon(force=force)})[name].cordon
+        return {
+            "node": name,
+            "did": "undrained",
+            "replicas": free,
+            "cordon": _mark(kept),
+            "told": self.front.there(),
+            "problems": problems,
+        }
+
+    def _about(self, name: str) -> tuple[Drain, Mapping[str, NodeLook]]:
+        """Return what a drain of a node is about, and how its nodes are marked."""
+        from gpufleet.fleet import assessment, draining
+        from gpufleet.upgrade.run import observe as looking
+
+        answers = looking.survey(self.nodes, self.declared)
+        if isinstance(said := answers[name], str):
+            raise FleetError(f"{name}: {said}")
+        documents = {node: each for node, each in answers.items() if not isinstance(each, str)}
+        looks = looking.look(self.nodes, documents)
+        out = {(node, replica) for node, each in looks.items() for replica in each.drained}
+        found = draining.drain_of(name, assessment.running(documents), out)
+        return found, looks
+
+    def _marks(self, wanted: Mapping[str, Any]) -> dict[str, Marks]:
+        from gpufleet.upgrade.run.node_protocol import Marks
+
+        return self.nodes.until(wanted, Marks.read, 0)
+
+    def _patience(self, name: str, looks: Mapping[str, NodeLook]) -> int:
+        """Return the longest `drain_seconds` of what runs on a node, or of all that it declares."""
+        serving = self.declared.gpu_nodes[name].settings.serving
+        here = {
+            model
+            for model in serving
+            for unit in looks[name].units.values()
+            if unit.replica.rpartition("-")[0] == model
+        }
+        return max((serving[model].drain_seconds for model in here or serving), default=0)
+
+    def _quiet(self, found: Drain, seconds: int) -> tuple[int, list[str]]:
+        """Wait for requests to end; return how many are left, and the servers that do not say."""
+        from gpufleet.upgrade.run import node_protocol as node_change
+        from gpufleet.upgrade.run.node_protocol import Quiet
+
+        end = time.monotonic() + seconds
+        queued = self.front.wait(found.servers, seconds)
+        asked = {
+            node: node_change.quiet(
+                [f"vllm-{each}.service" for each in found.on(node)],
+                max(0.0, end - time.monotonic()),
+            )
+            for node in found.every_node
+            if found.on(node)
+        }
+        answers = self.nodes.until(asked, Quiet.read, 0)
+        left = max(queued, sum(each.total for each in answers.values()))
+        return left, sorted(url for each in answers.values() for url in each.unknown)
+
+
+_NOBODY = (
+    "no gateway and no `balancer` is declared: whoever sends requests to this node goes on doing so"
+)
+
+
+def _made_together(cordon: Mark, drained: Any) -> bool:
+    """Say whether a cordon is the one that a drain made."""
+    return any((each.by, each.why) == (cordon.by, cordon.why) for each in drained)
+
+
+def _marked(
+    inventory_file: str,
+    names: tuple[str, ...],
+    question: Callable[[str], Any],
+    *,
+    as_json: bool,
+) -> int:
+    """Ask nodes for a mark, and say what they have now."""
+    _read(inventory_file, names)
+    from gpufleet.fleet import run as fleet
+    from gpufleet.upgrade.run.node_protocol import Marks
+
+    asked = question(names[0])
+    problems: list[str] = []
+    found: dict[str, Marks] = {}
+    with fleet.asking(inventory_file, names) as ask:
+        answers = ask(lambda _: asked.program, asked.seconds, asked.what)
+    for name in dict.fromkeys(names):
+        try:
+            found[name] = Marks.read(name, answers.get(name, "it was not asked"))
+        except FleetError as error:
+            problems += error.problems
+    if as_json:
+        shown = {
+            name: {"cordon": _mark(each.cordon), "changed": bool(each.changed)}
+            | ({"problem": each.problem} if each.problem else {})
+            for name, each in found.items()
+        }
+        click.echo(json.dumps(shown, indent=2))
+    else:
+        for name, each in found.items():
+            click.echo(_line(name, each))
+    if problems:
+        raise FleetError(*problems)
+    return int(any(each.problem for each in found.values()))
+
+
+def _line(name: str, marks: Marks) -> str:
+    if marks.problem:
+        return printable(f"{name}: {marks.problem}")
+    if marks.cordon is None:
+        return f"{name}: is not cordoned{'' if marks.changed else ', and was not'}"
+    drained = f"; drained: {', '.join(sorted(marks.drained))}" if marks.drained else ""
+    already = "" if marks.changed else " already"
+    return f"{name}: is cordoned{already} by {marks.cordon} (since {_at(marks.cordon)}){drained}"
+
+
+def _say(found: Mapping[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    name, replicas = found["node"], ", ".join(found["replicas"]) or "no replica"
+    if found["did"] == "undrained":
+        click.echo(
+            f"{name}: {replicas} {'gets' if len(found['replicas']) == 1 else 'get'} requests"
+        )
+        if mark := found["cordon"]:
+            click.echo(printable(f"{name}: stays cordoned by {mark['by']}: {mark['why']}"))
+    elif found["quiet"]:
+        click.echo(f"{name}: {replicas} drained, no request left after {found['seconds']} s")
+    else:
+        silent = f"; {', '.join(found['unknown'])} did not say" if found["unknown"] else ""
+        click.echo(
+            f"{name}: {replicas} drained, {found['left']} requests left after "
+            f"{found['seconds']} s{silent}: they go on; `gpufleet drain` again waits on"
+        )
+    for problem in found["problems"]:
+        click.echo(printable(f"note: {problem}"), err=True)
+
+
+def _mark(mark: Mark | None) -> dict[str, Any] | None:
+    if mark is None:
+        return None
+    return {"by": mark.by, "why": mark.why, "since": _at(mark), "upgrade": mark.upgrade}
+
+
+def _at(mark: Mark) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(mark.since))
+
+
+def _by() -> str:
+    return f"{getpass.getuser()}@{socket.gethostname()}"
+
+
+def _read(inventory_file: str, names: tuple[str, ...]) -> Fleet:
+    """Return what an inventory declares. Raises `FleetError` for what is no GPU node of it."""
+    cooperate()
+    from gpufleet.inventory.loader import read
+    from gpufleet.settings.node_groups import suggestion
+
+    declared = read(inventory_file)
+    known = list(declared.gpu_nodes)
+    if strange := [name for name in names if name not in known]:
+        raise FleetError(
+            *(
+                f"{inventory_file} has no GPU node {name!r}{suggestion(name, known)}"
+                for name in strange
+            )
+        )
+    return declared

@@ -1,0 +1,85 @@
+"""`gpufleet drift`: what on the nodes is not as declared. Looks, and records if asked to."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from gpufleet.cli.main import cooperate, json_option, limited, record_option, write_down
+
+if TYPE_CHECKING:
+    from gpufleet.fleet.drift import Drift
+
+
+@click.command()
+@click.argument("inventory_file", metavar="INVENTORY")
+@click.option("--limit", multiple=True, help="Only this node or group; may be repeated.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=1, max=3600),
+    default=300,
+    show_default=True,
+    help="Deadline for every node.",
+)
+@record_option
+@json_option
+def drift(
+    inventory_file: str, *, limit: tuple[str, ...], seconds: float, record: bool, as_json: bool
+) -> int:
+    """
+    Say what on the nodes of INVENTORY is not as declared. Reads only, installs nothing.
+
+    \b
+    gpufleet drift inventories/prod.py
+    gpufleet drift inventories/prod.py --limit gpu-07
+    gpufleet drift inventories/prod.py --json > drift.json
+    gpufleet drift inventories/prod.py --record
+
+    With --record each node is told how far it has moved, one small file, for alerts.
+
+    What deploys/node.py and deploys/vllm.py would change, and what is fine now and broken after
+    the next reboot or upgrade.
+
+    Exit status: 0 no drift, 1 drift, 2 something is unknown, or it could not run.
+    """
+    cooperate()
+    found = compared(inventory_file, limit, seconds)
+    if as_json:
+        click.echo(json.dumps(found.as_json(), indent=2))
+    else:
+        from gpufleet.cli import drift_table as show_drift
+        from gpufleet.cli import tables as show
+
+        show.display(show_drift.drift(found))
+    if record:
+        from gpufleet.fleet import node_records as recording
+
+        now, refused = time.time(), bool(found.refused)
+        write_down(
+            inventory_file,
+            recording.DRIFT,
+            {
+                name: recording.of_drift(each, now, refused=refused)
+                for name, each in found.nodes.items()
+            },
+        )
+    return found.status
+
+
+def compared(inventory_file: str, limit: tuple[str, ...], seconds: float) -> Drift:
+    """Compare the nodes of an inventory file; for the process and what is raised: `dry_run`."""
+    from gpufleet.fleet.drift import Drift, NodeDrift, deploys, of_probes
+    from gpufleet.fleet.dry_run import dry_run
+    from gpufleet.inventory.loader import read
+
+    declared = read(inventory_file)
+    settings = {name: each.settings for name, each in declared.nodes.items()}
+    files = {name: deploys(each) for name, each in settings.items()}
+    seen = dry_run(inventory_file, files, limited(declared, limit), seconds)
+    told = of_probes(seen.answers, settings, dt.datetime.now(dt.UTC).date())
+    nodes = {name: told.get(name, NodeDrift()) + found for name, found in seen.nodes.items()}
+    return Drift(nodes, seen.refused)

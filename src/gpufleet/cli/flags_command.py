@@ -1,0 +1,222 @@
+"""`gpufleet flags ...`: what vLLM of each release takes. Changes nothing, asks no node.
+
+Thin: reads files, calls the modules that know, prints. Whatever is only needed by one command is
+imported by it: `check` has to answer in 300 ms from a cold start.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpufleet.errors import FleetError
+
+if TYPE_CHECKING:
+    from gpufleet.flags.schema import Schema
+
+
+@click.group()
+def flags() -> None:
+    """Say what vLLM's flags are in each release, and judge a command line by it."""
+
+
+@flags.command()
+@click.argument("source")
+@click.option(
+    "--python",
+    default=sys.executable,
+    metavar="PATH",
+    help="The Python to read with, and whose own vLLM `installed` is. Needs 3.10 or newer.",
+)
+@click.option("--help-texts", is_flag=True, help="Keep what vLLM's --help says of each flag.")
+@click.option("--metrics", is_flag=True, help="Read the Prometheus metrics, too.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=1),
+    default=120,
+    show_default=True,
+    help="Deadline.",
+)
+def extract(source: str, python: str, *, help_texts: bool, metrics: bool, seconds: float) -> None:
+    """
+    Read from SOURCE which flags and variables that release of vLLM takes, and print it as JSON.
+
+    SOURCE is a source tree, a source distribution (.tar.gz), a wheel, or `installed`. Neither torch
+    nor a GPU is needed, and nothing of SOURCE is installed or imported.
+
+    \b
+    gpufleet flags extract vllm-0.32.0.tar.gz > 0.32.0.json
+    gpufleet flags extract installed --python /opt/vllm/releases/ID/bin/python
+    """
+    from gpufleet.flags import extract as extractor
+
+    document = extractor.document(
+        source, python=python, seconds=seconds, helps=help_texts, metrics=metrics
+    )
+    click.echo(json.dumps(document, indent=1, ensure_ascii=False))
+    click.echo(
+        f"vLLM {document['vllm'] or 'of a version it does not say'}: {len(document['flags'])} "
+        f"flags, {len(document['env'])} variables, {len(document['unresolved'])} names not found",
+        err=True,
+    )
+
+
+@flags.command(context_settings={"ignore_unknown_options": True})
+@click.argument("name", metavar="FLAG|VARIABLE", type=click.UNPROCESSED)
+@click.option("--vllm", "version", metavar="VERSION", help="As this release has it; else newest.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+def explain(name: str, version: str | None, *, as_json: bool) -> None:
+    """
+    Say what a flag or an environment variable does, when it pays and what it costs.
+
+    \b
+    gpufleet flags explain --max-num-batched-tokens
+    gpufleet flags explain VLLM_ATTENTION_BACKEND --vllm 0.32.0
+
+    Exit status: 0 explained, 2 no such name or no such release.
+    """
+    import shutil
+
+    from gpufleet.flags import explain as explanations
+
+    found = explanations.explain(name, _schema(version) if version else None)
+    if as_json:
+        click.echo(json.dumps(found.as_json(), indent=2, ensure_ascii=False))
+    else:
+        click.echo(explanations.page(found, min(shutil.get_terminal_size().columns, 100)))
+
+
+@flags.command()
+@click.argument("old")
+@click.argument("new")
+@click.argument("argv", metavar="[-- MODEL --flag ...]", nargs=-1, type=click.UNPROCESSED)
+@click.option("--settings", "file", metavar="FILE", help="Variables, as in group_vars: its models.")
+@click.option(
+    "--env", "environment", multiple=True, metavar="NAME=VALUE", help="A variable beside the argv."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+def diff(
+    old: str,
+    new: str,
+    argv: tuple[str, ...],
+    *,
+    file: str | None,
+    environment: tuple[str, ...],
+    as_json: bool,
+) -> int:
+    """
+    Say what changes from vLLM OLD to NEW: for your flags, or for anybody.
+
+    \b
+    gpufleet flags diff 0.20.2 0.33.0
+    gpufleet flags diff 0.20.2 0.33.0 --settings group_vars/gpu.yml
+    gpufleet flags diff 0.11.0 0.33.0 --env VLLM_USE_V1=1 -- MODEL --swap-space 4
+
+    Exit status: 0 nothing of yours breaks, 1 something does, 2 no such release.
+    """
+    import shutil
+    from pathlib import Path
+
+    from gpufleet.flags import diff_page
+    from gpufleet.flags import from_settings as yours
+    from gpufleet.flags import release_diff as differ
+
+    width = min(shutil.get_terminal_size().columns, 100)
+    before, after = _schema(old), _schema(new)
+    if file and argv:
+        raise click.UsageError("Give --settings or the flags behind `--`, not both.")
+    if not (file or argv or environment):
+        found = differ.overview(before, after)
+        if as_json:
+            counted = {"old": before.version, "new": after.version, **found.as_json()}
+            click.echo(json.dumps(counted, indent=2, ensure_ascii=False))
+        else:
+            click.echo(diff_page.overview_page(before.version, after.version, found, width))
+        return 0
+    if file:
+        servers = yours.from_file(Path(file))
+    else:
+        servers = (yours.Yours(argv or ("MODEL",), _variables(environment)),)
+    changed = [(server, differ.diff(before, after, server)) for server in servers]
+    if as_json:
+        told: dict[str, Any] = {"old": before.version, "new": after.version}
+        told["servers"] = [
+            {
+                "where": server.where,
+                "argv": list(server.argv),
+                "rewritten": differ.rewritten(server, found, after),
+                "differences": [one.as_json() for one in found],
+            }
+            for server, found in changed
+        ]
+        click.echo(json.dumps(told, indent=2, ensure_ascii=False))
+    else:
+        pages = (
+            diff_page.page(server, found, differ.rewritten(server, found, after), width)
+            for server, found in changed
+        )
+        click.echo("\n\n".join(pages))
+    return int(any(one.breaks for _, found in changed for one in found))
+
+
+@flags.command()
+@click.argument("argv", metavar="-- MODEL [--flag ...]", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--vllm",
+    "version",
+    required=True,
+    metavar="VERSION",
+    help="The release that will run it, or a file that `extract` wrote.",
+)
+@click.option(
+    "--env", "environment", multiple=True, metavar="NAME=VALUE", help="A variable of the server."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+def check(
+    argv: tuple[str, ...], version: str, *, environment: tuple[str, ...], as_json: bool
+) -> int:
+    """
+    Say whether a release of vLLM takes a command line, and what it would make of it.
+
+    \b
+    gpufleet flags check --vllm 0.33.0 -- meta-llama/Llama-3.3-70B-Instruct -tp 4 --swap-space 4
+    gpufleet flags check --vllm 0.33.0 --env VLLM_USE_V1=1 -- MODEL --max-model-len 32k
+
+    Exit status: 0 accepted, 1 refused, 2 no such release.
+    """
+    import shutil
+
+    from gpufleet.flags import check as checker
+    from gpufleet.flags import verdict_page as check_page
+
+    words = argv[2:] if argv[:2] == ("vllm", "serve") else argv
+    verdict = checker.judge(_schema(version), words, _variables(environment))
+    if as_json:
+        click.echo(json.dumps(verdict.as_json(), indent=2, ensure_ascii=False))
+    else:
+        click.echo(check_page.page(verdict, min(shutil.get_terminal_size().columns, 100)))
+    return int(not verdict.accepted)
+
+
+def _variables(given: tuple[str, ...]) -> dict[str, str]:
+    pairs = [one.partition("=") for one in given]
+    if wrong := [name for name, equals, _ in pairs if not equals]:
+        raise click.UsageError(f"--env {wrong[0]}: write it as NAME=VALUE.")
+    return {name: value for name, _, value in pairs}
+
+
+def _schema(version: str) -> Schema:
+    """Return the schema of a packaged release, or the one in a file that `extract` wrote."""
+    from pathlib import Path
+
+    from gpufleet.flags import schema
+
+    if not version.endswith(".json"):
+        return schema.load(version)
+    try:
+        return schema.from_document(json.loads(Path(version).read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise FleetError(f"{version}: cannot be read: {error}") from None

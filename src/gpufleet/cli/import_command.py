@@ -1,0 +1,76 @@
+"""`gpufleet import FILE`: what people have, as settings of ours. Runs nothing, touches no node.
+
+Thin: reads one text, calls the modules that know, prints. The settings go to standard output, what
+was dropped or renamed and why to standard error, one sentence a line.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from gpufleet.errors import FleetError
+
+
+@click.command("import")
+@click.argument("file")
+@click.option(
+    "--vllm",
+    "version",
+    metavar="VERSION",
+    help="Write the flags as this release takes them; else the newest that is known.",
+)
+@click.option("--name", help="What a server is called that has no name there; else the file's.")
+def import_(file: str, version: str | None, name: str | None) -> int:
+    """
+    Turn FILE into settings for group_vars: YAML on standard output.
+
+    FILE (- is standard input) is a list of models with a `command` each, a script or a line with
+    `vllm serve ...` or `docker run ... vllm/vllm-openai ...`, or a compose file. What is dropped,
+    renamed or rewritten, and why, goes to standard error. Keys and tokens are never printed.
+
+    \b
+    gpufleet import models.yml --vllm 0.33.0 > group_vars/gpu.yml
+    gpufleet import start.sh
+    gpufleet import docker-compose.yml
+    history | tail -1 | cut -c 8- | gpufleet import - --name chat
+
+    Exit status: 0 imported, 1 imported and something is left to decide, 2 not to be read.
+    """
+    import yaml
+
+    from gpufleet import redact as secret
+    from gpufleet.flags import schema
+    from gpufleet.importer.convert import convert
+    from gpufleet.importer.detect import read
+    from gpufleet.sanitize import printable
+
+    release = version or schema.versions()[-1]
+    text = _text(file)
+    launches, notes = read(text, file, name or _name(file))
+    imported = convert(launches, schema.load(release))
+    settings = yaml.safe_dump(
+        dict(imported.settings), sort_keys=False, allow_unicode=True, width=100
+    )
+    click.echo(settings, nl=False)
+    everything = (*notes, *imported.notes)
+    for note in everything:
+        mark = "to decide: " if note.decide else ""
+        click.echo(printable(secret.hide(f"{mark}{note}", ())), err=True)
+    click.echo(f"flags are written as vLLM {release} takes them", err=True)
+    return int(any(note.decide for note in everything))
+
+
+def _text(file: str) -> str:
+    try:
+        if file == "-":
+            return sys.stdin.read()
+        return Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FleetError(f"{file}: cannot be read: {error}") from None
+
+
+def _name(file: str) -> str:
+    return "model" if file == "-" else Path(file).stem

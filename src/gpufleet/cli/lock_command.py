@@ -1,0 +1,154 @@
+"""`gpufleet lock INVENTORY`: writes down what a group's nodes run, so that they keep to it.
+
+Thin: probes, calls the modules that know, writes one file. Changes no node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gpufleet.errors import FleetError
+from gpufleet.gpu_software import lock_file
+from gpufleet.gpu_software.lock_text import text
+from gpufleet.settings import variables
+from gpufleet.settings.node_groups import suggestion
+from gpufleet.settings.variables import Origin
+
+if TYPE_CHECKING:
+    from gpufleet.inventory.loader import Fleet
+    from gpufleet.settings.gpu_settings import GpuLock
+
+CHANGED = 1
+"""Exit status of `--dry` where the file would be another."""
+
+
+@click.command("lock")
+@click.argument("inventory_file", metavar="INVENTORY")
+@click.option("--group", help="Lock this group; else every node: the group named as INVENTORY is.")
+@click.option("--set", "set_", metavar="NAME", help="Lock a set of versions; no node is asked.")
+@click.option("--dry", is_flag=True, help="Print the file and write nothing.")
+def lock(inventory_file: str, group: str | None, set_: str | None, *, dry: bool) -> int:
+    """
+    Write what the nodes of INVENTORY run to group_vars/GROUP.lock.yml.
+
+    Nodes that differ from each other, or are between two versions, are named, and nothing is
+    written. So is what `cuda`, `dcgm` and `vllm` say differently. With --set the versions are those
+    of a set that is known to fit together: r580-lts, r595, r615.
+
+    \b
+    gpufleet lock inventories/prod.py                               # every node runs the same
+    gpufleet lock inventories/prod.py --group gpu_h100
+    gpufleet lock inventories/prod.py --group gpu_h100 --set r580-lts
+
+    Exit status: 0 written or as it is, 1 with --dry: it would be written, 2 refused.
+    """
+    if set_ is None:
+        from gpufleet.cli.main import cooperate
+
+        cooperate()  # before pyinfra is imported
+    from gpufleet.inventory.loader import read
+
+    fleet = read(inventory_file)
+    name = group or Path(inventory_file).stem
+    nodes = _members(fleet, name)
+    found, source, why = _set(set_) if set_ else _read(inventory_file, fleet, name, nodes)
+    file = lock_file.path(fleet.root / "group_vars", name)
+    shown = variables.shown_path(file, fleet.root)
+    if problems := tuple(_refused(fleet, nodes, found, file)):
+        raise FleetError(*dict.fromkeys(problems))
+    # The values decide: what people wrote around them in the file stays as long as it is right.
+    if _there(file, fleet.root) == found:
+        click.echo(f"{shown} has these versions already", err=True)
+        return 0
+    written = text(found, source, why)
+    if dry:
+        click.echo(written, nl=False)
+        click.echo(f"would be written to {shown}", err=True)
+        return CHANGED
+    lock_file.write(file, written)
+    click.echo(f"{shown} is written: {len(nodes)} nodes, driver {found.driver}", err=True)
+    return 0
+
+
+def _members(fleet: Fleet, group: str) -> tuple[str, ...]:
+    """Return the nodes of a group, as `group_vars` knows groups."""
+    if group in {"all", Path(fleet.inventory).stem}:
+        return tuple(fleet.gpu_nodes)
+    if members := fleet.groups.members.get(group):
+        return members
+    known = ["all", Path(fleet.inventory).stem, *fleet.groups.members]
+    raise FleetError(
+        f"--group {group}: {fleet.inventory} has no group of this name with nodes"
+        f"{suggestion(group, known)}"
+    )
+
+
+def _set(name: str) -> tuple[GpuLock, str, dict[str, str]]:
+    from gpufleet.gpu_software.version_sets import release_set
+
+    found = release_set(name)
+    return found.lock, f"The set {name}: {found.title}.", dict(found.why)
+
+
+def _read(
+    inventory_file: str, fleet: Fleet, group: str, nodes: tuple[str, ...]
+) -> tuple[GpuLock, str, dict[str, str]]:
+    from gpufleet.fleet.run import probe
+    from gpufleet.gpu_software import lock_from_nodes as lock_reading
+
+    answers = probe(inventory_file, nodes)
+    if silent := [f"{name}: {said}" for name, said in answers.items() if isinstance(said, str)]:
+        raise FleetError(*silent, "a lock is read from every node of its group: nothing is locked")
+    documents = {name: said for name, said in answers.items() if not isinstance(said, str)}
+    settings = {name: fleet.nodes[name].settings for name in nodes}
+    found = lock_reading.locks(documents, settings)
+    return found, f"What every node of {group} runs.", {}
+
+
+def _there(file: Path, root: Path) -> GpuLock | None:
+    """Return the lock that a file has; None: none that can be read."""
+    from pydantic import ValidationError
+
+    from gpufleet.settings.gpu_settings import GpuLock
+
+    if not file.is_file():
+        return None
+    found = variables.load_file(file, root)
+    try:
+        return GpuLock.model_validate(found[lock_file.KEY][0]) if found else None
+    except ValidationError:
+        return None
+
+
+def _refused(fleet: Fleet, nodes: tuple[str, ...], found: GpuLock, file: Path) -> Iterator[str]:
+    """Yield what would be wrong with the variables of the group's nodes with this lock."""
+    import datetime as dt
+
+    from gpufleet.gpu_software import lock_check
+    from gpufleet.settings import node_variables as nodevars
+
+    shown = variables.shown_path(file, fleet.root)
+    new = (found.model_dump(mode="json", exclude_none=True), Origin(shown))
+    merged, groups = {}, {}
+    for name in nodes:
+        node = fleet.nodes[name]
+        there = node.variables.get(lock_file.KEY)
+        if there and there[1].file != shown:
+            yield (
+                f"{there[1]}: {lock_file.KEY}: is there already for {name}: remove it there, or "
+                "lock the group that it is written for"
+            )
+            continue
+        merged[name] = {**node.variables, lock_file.KEY: new}
+        groups[name] = node.groups
+    try:
+        checked = nodevars.check(merged, groups)
+    except FleetError as error:
+        yield from error.problems
+    else:
+        # What hangs on the day is no reason to refuse.
+        yield from lock_check.found(checked, dt.date.max).problems

@@ -1,0 +1,252 @@
+"""`gpufleet monitoring ...`: its files for servers of yours, and silences on a monitoring node."""
+
+from __future__ import annotations
+
+import datetime as dt
+import getpass
+import json
+import socket
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpufleet.cli.main import cooperate, json_option
+from gpufleet.errors import FleetError
+
+if TYPE_CHECKING:
+    from gpufleet.inventory.loader import Fleet
+    from gpufleet.monitoring.prometheus import Server
+    from gpufleet.monitoring.silences import Silence
+    from gpufleet.settings.monitoring_settings import Monitoring
+
+# A request of 10 s for each silence, and the connection.
+SECONDS = 60
+
+
+@click.group()
+def monitoring() -> None:
+    """Rules, dashboards and scraping for servers of yours, and silences of alerts."""
+
+
+@monitoring.command()
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("inventory_file", metavar="[INVENTORY]", required=False)
+@click.option(
+    "--ask/--no-ask",
+    default=True,
+    help="Ask the nodes which vLLM servers run there; else those known in DIR stay.",
+)
+def render(directory: Path, inventory_file: str | None, *, ask: bool) -> None:
+    """
+    Write rules, scrape configuration, routes and dashboards into DIR, for servers of yours.
+
+    \b
+    gpufleet monitoring render /srv/monitoring
+    gpufleet monitoring render /srv/monitoring inventories/prod.py
+
+    Without INVENTORY there are no targets. Nodes are asked what runs on them and changed in
+    nothing. Files in DIR that were not written by this command, or were changed since, are refused.
+    """
+    from gpufleet.monitoring import output_folder as folder
+    from gpufleet.monitoring import prometheus as scrape
+    from gpufleet.monitoring import render as rendering
+    from gpufleet.settings.monitoring_settings import Monitoring
+
+    wanted, nodes = Monitoring(), {}
+    servers: tuple[Server, ...] = ()
+    silent: frozenset[str] = frozenset()
+    if inventory_file:
+        if ask:
+            cooperate()  # before pyinfra is imported
+        from gpufleet.inventory.loader import read
+
+        fleet = read(inventory_file)
+        nodes = dict(fleet.nodes)
+        wanted = _declared(fleet)
+        silent = frozenset(fleet.gpu_nodes)
+        if ask and silent:
+            servers, silent = _running(inventory_file)
+    scrapes = scrape.kept(scrape.scrapes(nodes, servers), _before(directory / "prometheus"), silent)
+    for remark in scrape.unreachable(nodes, servers, ""):
+        click.echo(f"note: {remark}", err=True)
+    done = folder.write(directory, rendering.rendered(wanted, nodes, scrapes))
+    for line in done or [f"nothing to write: {directory} is as wanted"]:
+        click.echo(line)
+    for path, file in sorted(rendering.needed(wanted, scrapes).items()):
+        if not (directory / path).exists():
+            click.echo(f"note: put what {file} holds into {directory / path}, mode 0640", err=True)
+
+
+@monitoring.command()
+@click.argument("inventory_file", metavar="INVENTORY")
+@click.argument("nodes", metavar="NODE...", nargs=-1, required=True)
+@click.option("--for", "length", metavar="TIME", default="30m", show_default=True, help="How long.")
+@click.option("--why", metavar="TEXT", required=True, help="For whoever reads the list.")
+def silence(inventory_file: str, nodes: tuple[str, ...], length: str, why: str) -> None:
+    """
+    Keep alerts about NODE... quiet for a time.
+
+    \b
+    gpufleet monitoring silence inventories/prod.py gpu-07 --for 30m --why "new driver"
+
+    They fire and are shown; nobody is told. It ends by itself.
+    """
+    from gpufleet.monitoring import silences
+
+    now = dt.datetime.now(dt.UTC)
+    until = now + silences.duration(length)
+    fleet = _read(inventory_file, nodes)
+    by = f"{getpass.getuser()}@{socket.gethostname()}"
+    wanted = [silences.opened(node, by, why, until, now) for node in nodes]
+    for home, found in _asked(fleet, inventory_file, wanted).items():
+        click.echo(f"{home}: {', '.join(nodes)} silent until {_moment(until)}")
+        for each in found:
+            if each.ours and set(each.nodes) & set(nodes) and each.until > until:
+                click.echo(f"note: {home}: {_line(each)} lasts longer", err=True)
+
+
+@monitoring.command()
+@click.argument("inventory_file", metavar="INVENTORY")
+@click.argument("nodes", metavar="NODE...", nargs=-1, required=True)
+def unsilence(inventory_file: str, nodes: tuple[str, ...]) -> None:
+    """End the silences about NODE... that `silence` has opened; others stay."""
+    from gpufleet.monitoring import silences
+
+    fleet = _read(inventory_file, nodes)
+    found = _asked(fleet, inventory_file)
+    closing = {home: silences.to_close(each, nodes) for home, each in found.items()}
+    left = _asked(
+        fleet, inventory_file, close={home: [s.id for s in each] for home, each in closing.items()}
+    )
+    for home, gone in closing.items():
+        for each in gone:
+            click.echo(f"{home}: ended: {_line(each)}")
+        if not gone:
+            click.echo(f"{home}: no silence of ours about {', '.join(nodes)}")
+        for each in left[home]:
+            if set(each.nodes) & set(nodes):
+                click.echo(f"note: {home}: still there: {_line(each)}", err=True)
+
+
+@monitoring.command("silences")
+@click.argument("inventory_file", metavar="INVENTORY")
+@json_option
+def list_silences(inventory_file: str, *, as_json: bool) -> None:
+    """Show which alerts are kept quiet, by whom, why and until when."""
+    found = _asked(_read(inventory_file, ()), inventory_file)
+    if as_json:
+        shown = {home: [each.as_json() for each in those] for home, those in found.items()}
+        click.echo(json.dumps(shown, indent=2))
+        return
+    for home, those in found.items():
+        for each in those:
+            click.echo(f"{home}: {_line(each)}")
+        if not those:
+            click.echo(f"{home}: nothing is silent")
+
+
+def _declared(fleet: Fleet) -> Monitoring:
+    """Return what the inventory says of monitoring; the first node's, if several differ."""
+    from gpufleet.settings.monitoring_settings import Monitoring
+
+    found = {name: m for name, node in fleet.nodes.items() if (m := node.settings.monitoring)}
+    if not found:
+        return Monitoring()
+    first = next(iter(found))
+    if any(each != found[first] for each in found.values()):
+        click.echo(f"note: monitoring nodes differ; these are the settings of {first}", err=True)
+    return found[first]
+
+
+def _running(inventory_file: str) -> tuple[tuple[Server, ...], frozenset[str]]:
+    """Return the servers that run, and the nodes that did not say."""
+    from gpufleet.fleet import assessment
+    from gpufleet.fleet.run import probe
+    from gpufleet.monitoring import prometheus as scrape
+
+    answers = probe(inventory_file)
+    there = {name: said for name, said in answers.items() if not isinstance(said, str)}
+    for name, said in answers.items():
+        if isinstance(said, str):
+            click.echo(f"note: {name}: {said}; what is known of its servers stays", err=True)
+    return scrape.running(assessment.running(there)), frozenset(answers) - frozenset(there)
+
+
+def _before(directory: Path) -> dict[str, list[dict[str, Any]]]:
+    """Return what the files of targets there say."""
+    found = {}
+    for path in directory.glob("targets/*.json"):
+        try:
+            found[f"targets/{path.name}"] = json.loads(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise FleetError(f"{path}: cannot be read: {error}") from None
+    return found
+
+
+def _read(inventory_file: str, nodes: Iterable[str]) -> Fleet:
+    """Return the inventory; raises `FleetError` for nodes that it has not."""
+    cooperate()  # before pyinfra is imported
+    from gpufleet.inventory.loader import read
+    from gpufleet.settings.node_groups import suggestion
+
+    fleet = read(inventory_file)
+    if unknown := [name for name in nodes if name not in fleet.nodes]:
+        raise FleetError(
+            *(f"{inventory_file} has no {n!r}{suggestion(n, list(fleet.nodes))}" for n in unknown)
+        )
+    return fleet
+
+
+def _asked(
+    fleet: Fleet,
+    inventory_file: str,
+    wanted: Iterable[Mapping[str, Any]] = (),
+    close: Mapping[str, Iterable[str]] | None = None,
+) -> dict[str, tuple[Silence, ...]]:
+    """
+    Have every Alertmanager of the inventory open and end silences; return what each has then.
+
+    Raises `FleetError` where there is none, and for each that did not do it.
+    """
+    from gpufleet.fleet.run import asking
+    from gpufleet.monitoring import silences
+    from gpufleet.remote import payload
+    from gpufleet.upgrade.run.wave_silences import homes as alertmanagers
+
+    homes = alertmanagers(fleet.nodes)
+    if not homes:
+        raise FleetError(
+            f"{inventory_file} has no node with `monitoring.alertmanager`, so no silences"
+        )
+
+    def program(home: str) -> str:
+        ends = list((close or {}).get(home, ()))
+        return payload.program(
+            "monitoring/silences", url=homes[home], open=list(wanted), close=ends
+        )
+
+    with asking(inventory_file, tuple(homes)) as ask:
+        answers = ask(program, SECONDS, "the look at silences")
+    problems = []
+    found = {}
+    for home, said in answers.items():
+        if isinstance(said, str) or said["error"]:
+            problems.append(f"{home}: {said if isinstance(said, str) else said['error']}")
+        else:
+            found[home] = silences.read(said["silences"])
+    if problems:
+        raise FleetError(*problems)
+    return found
+
+
+def _line(found: Silence) -> str:
+    from gpufleet.sanitize import printable
+
+    about = ", ".join(found.nodes) or "not about a node"
+    return printable(f"{about} until {_moment(found.until)}, {found.by}: {found.why}")
+
+
+def _moment(moment: dt.datetime) -> str:
+    return moment.astimezone(dt.UTC).strftime("%Y-%m-%d %H:%M UTC")

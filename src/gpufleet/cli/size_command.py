@@ -1,0 +1,281 @@
+"""`gpufleet size MODEL ...`: what a model takes on a GPU, and whether it fits. Touches no node.
+
+Thin: reads files, calls the modules that know, prints. The options have vLLM's names.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpufleet.errors import FleetError
+
+if TYPE_CHECKING:
+    from gpufleet.sizing.architectures.description import Description
+    from gpufleet.sizing.fit import Options, Sizing
+
+GIB = 1 << 30
+DEFAULT_VLLM = "0.33.0"
+
+
+class _Number(click.ParamType[int]):
+    """A number as vLLM's flags take it: 32768, 32k (1000s), 32K (1024s); some also take `auto`."""
+
+    name = "number"
+
+    def __init__(self, *, auto: bool = False) -> None:
+        self.auto = auto
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        from gpufleet.flags.normalize import human_readable
+
+        if isinstance(value, int):
+            return value
+        if self.auto and value in ("auto", "-1"):
+            return -1
+        number = human_readable(str(value))
+        if number is None or number <= 0:
+            also = ", or auto" if self.auto else ""
+            self.fail(f"{value!r} is no number above 0 (32768, 32k, 32K{also})", param, ctx)
+        return number
+
+
+_PARALLEL = click.IntRange(min=1)
+
+
+@click.command()
+@click.argument("model")
+@click.option("--gpu", metavar="NAME", help="The GPU: H100, L40S, or NVML's name of it.")
+@click.option(
+    "--gpu-memory-gib",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="X",
+    help="What CUDA reports as its total memory, in GiB (of the node with --device cpu).",
+)
+@click.option(
+    "--vllm",
+    default=DEFAULT_VLLM,
+    show_default=True,
+    metavar="VERSION",
+    help="The release, 0.8.0 or newer: the arithmetic changed between them.",
+)
+@click.option("-tp", "--tensor-parallel-size", type=_PARALLEL, default=1, show_default=True)
+@click.option("-pp", "--pipeline-parallel-size", type=_PARALLEL, default=1, show_default=True)
+@click.option("-dp", "--data-parallel-size", type=_PARALLEL, default=1, show_default=True)
+@click.option(
+    "-dcp", "--decode-context-parallel-size", type=_PARALLEL, default=1, show_default=True
+)
+@click.option("-ep", "--enable-expert-parallel", is_flag=True)
+@click.option("--max-model-len", type=_Number(auto=True), help="Tokens of one request, or auto.")
+@click.option("--gpu-memory-utilization", type=click.FloatRange(0, 1, min_open=True))
+@click.option("--kv-cache-memory-bytes", type=_Number(), help="Then nothing is estimated.")
+@click.option("--kv-cache-dtype", default="auto", show_default=True)
+@click.option("-q", "--quantization", help="Default: the checkpoint's own.")
+@click.option("--dtype", default="auto", show_default=True)
+@click.option("--max-num-seqs", type=_PARALLEL)
+@click.option("--max-num-batched-tokens", type=_Number())
+@click.option("--block-size", type=_PARALLEL)
+@click.option("--enforce-eager", is_flag=True)
+@click.option("--enable-prefix-caching/--no-enable-prefix-caching", default=None)
+@click.option("--disable-hybrid-kv-cache-manager", is_flag=True)
+@click.option(
+    "--num-speculative-tokens",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Of --speculative-config.",
+)
+@click.option(
+    "--device",
+    type=click.Choice(["cuda", "cpu"]),
+    default="cuda",
+    show_default=True,
+    help="cpu: vLLM's build for CPUs.",
+)
+@click.option("--revision", help="Of a model on the Hub.")
+@click.option("--hf-endpoint", metavar="URL", help="Instead of HF_ENDPOINT.")
+@click.option("--hf-token-file", metavar="FILE", help="A file with the Hub's token.")
+@click.option("--offline", is_flag=True, help="Take the Hub's files from the cache only.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=1),
+    default=60,
+    show_default=True,
+    help="Deadline for the Hub.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+def size(model: str, *, as_json: bool, **given: Any) -> int:
+    """
+    Say what MODEL takes on one GPU, and whether it starts with these options.
+
+    MODEL is a directory, a config.json, or a name on the Hugging Face Hub. No weights are
+    downloaded. The options are vLLM's, by vLLM's names.
+
+    \b
+    gpufleet size meta-llama/Llama-3.1-8B --gpu L4 --max-model-len 16k
+    gpufleet size /srv/models/qwen --gpu H100 -tp 2 --vllm 0.24.0 --json
+
+    Exit status: 0 it fits; 1 it does not, or is too near the edge to say; 2 could not say.
+    """
+    from gpufleet.sizing import checkpoint_reader as model_files
+    from gpufleet.sizing import fit as sizing
+    from gpufleet.sizing.architectures.description import describe
+
+    options = _options(given)
+    hub = model_files.Hub(
+        endpoint=given["hf_endpoint"], token_file=given["hf_token_file"], offline=given["offline"]
+    )
+    files = model_files.read(model, revision=given["revision"], hub=hub, seconds=given["seconds"])
+    description = describe(files)
+    found = sizing.size(description, options)
+    if as_json:
+        document = {
+            "model": files.origin,
+            "architecture": description.architecture.name,
+            "parameters": description.architecture.parameters,
+            **found.as_json(),
+        }
+        click.echo(json.dumps(document, indent=2))
+    else:
+        _print(files.origin, description, options, found)
+    return 0 if found.fits else 1
+
+
+def version(text: str) -> tuple[int, ...]:
+    """
+    Return a release as numbers, without a build's suffix.
+
+    >>> version("v0.19.0+cu129")
+    (0, 19, 0)
+    """
+    numbers = []
+    for word in text.strip().removeprefix("v").partition("+")[0].split("."):
+        digits = word[: len(word) - len(word.lstrip("0123456789"))]
+        if not digits:
+            break
+        numbers.append(int(digits))
+        if digits != word:  # 0rc1: counted as its release
+            break
+    if len(numbers) < 2:
+        raise FleetError(f"--vllm {text}: is no release of vLLM, such as {DEFAULT_VLLM}")
+    return (*numbers, 0) if len(numbers) == 2 else tuple(numbers)
+
+
+def _options(given: dict[str, Any]) -> Options:
+    from gpufleet.catalog.gpu_models import card
+    from gpufleet.sizing.fit import Options
+
+    memory, capability, product = given["gpu_memory_gib"], None, None
+    if given["gpu"]:
+        found = card(given["gpu"])
+        memory = memory or found.memory_gib
+        capability, product = found.compute_capability, found.products[0]
+    if memory is None:
+        if given["device"] == "cuda" or given["kv_cache_memory_bytes"] is None:
+            raise FleetError(
+                "the GPU is not named, and its memory decides: give --gpu NAME, or what CUDA "
+                "reports with --gpu-memory-gib X"
+            )
+        memory = given["kv_cache_memory_bytes"] / GIB
+    return Options(
+        gpu_memory_gib=memory,
+        vllm=version(given["vllm"]),
+        tensor_parallel=given["tensor_parallel_size"],
+        pipeline_parallel=given["pipeline_parallel_size"],
+        data_parallel=given["data_parallel_size"],
+        expert_parallel=given["enable_expert_parallel"],
+        decode_context_parallel=given["decode_context_parallel_size"],
+        max_model_len=given["max_model_len"],
+        gpu_memory_utilization=given["gpu_memory_utilization"],
+        kv_cache_dtype=given["kv_cache_dtype"],
+        quantization=given["quantization"],
+        dtype=given["dtype"],
+        max_num_seqs=given["max_num_seqs"],
+        max_num_batched_tokens=given["max_num_batched_tokens"],
+        kv_cache_memory_bytes=given["kv_cache_memory_bytes"],
+        block_size=given["block_size"],
+        enforce_eager=given["enforce_eager"],
+        prefix_caching=given["enable_prefix_caching"],
+        speculative_tokens=given["num_speculative_tokens"],
+        hybrid_manager=not given["disable_hybrid_kv_cache_manager"],
+        compute_capability=capability,
+        device=given["device"],
+        gpu=product,
+    )
+
+
+# -- for people ------------------------------------------------------------------------------------
+
+
+def _print(origin: str, description: Description, options: Options, found: Sizing) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from gpufleet.sanitize import printable
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column()
+    for what, value, remark in _rows(options, found):
+        table.add_row(Text(what), Text(value), Text(remark, style="dim"))
+    console = Console(width=None if sys.stdout.isatty() else 1000, highlight=False)
+    architecture = description.architecture
+    billions = architecture.parameters / 1e9
+    quantized = f", {description.quantization.method}" if description.quantization else ""
+    release = ".".join(map(str, found.vllm))
+    console.print(
+        Text(printable(f"{origin}: {architecture.name}, {billions:.2f} billion parameters"))
+        + Text(f"{quantized}; vLLM {release}")
+    )
+    console.print(table)
+    verdict = "fits" if found.fits else "does not fit"
+    style = "green" if found.fits else "bold red"
+    if not found.fits and found.confidence != "certain":
+        verdict, style = "near the edge: it may start, or not", "yellow"
+    console.print(Text(verdict, style=style))
+    for reason in found.as_json()["reasons"]:
+        console.print(Text(printable(f"- {reason}")))
+
+
+def _rows(options: Options, found: Sizing) -> Iterator[tuple[str, str, str]]:
+    """Yield what the table says: a thing, its number, a remark."""
+    on_gpu = options.device == "cuda" and options.kv_cache_memory_bytes is None
+    if on_gpu:
+        share = found.gpu_memory_utilization
+        total = options.gpu_memory_gib
+        yield "budget of a GPU", f"{share * total:.2f} GiB", f"{share:g} x {total:g} GiB"
+    yield "weights", _gib(found.weights_bytes_per_gpu), "a GPU, the largest rank"
+    if on_gpu:
+        yield (
+            "activation peak",
+            _gib(found.activation_bytes_per_gpu),
+            f"estimate, at {found.max_num_batched_tokens:,} tokens and {found.max_num_seqs:,} "
+            "sequences",
+        )
+        yield "CUDA and NCCL", _gib(found.non_torch_bytes_per_gpu), "estimate"
+        where = "estimate" if found.cuda_graphs_in_budget else "estimate; on top of the budget"
+        yield "CUDA graphs", _gib(found.cuda_graph_bytes_per_gpu), where
+        error = found.estimate_error_bytes_per_gpu
+        yield "KV cache", _gib(found.kv_cache_bytes_per_gpu), f"what is left, +/- {_gib(error)}"
+    else:
+        yield "KV cache", _gib(found.kv_cache_bytes_per_gpu), "as given"
+    yield "KV cache, tokens", f"{found.kv_cache_tokens:,}", "as vLLM logs it at start"
+    token = found.kv_bytes_per_token_per_gpu
+    yield "a token", f"{token:,} bytes", "on a GPU"
+    request = found.kv_bytes_for_max_model_len_per_gpu
+    yield "a request", _gib(request), f"of {found.max_model_len:,} tokens, on a GPU"
+    yield "at once", f"{found.max_concurrency:.2f}", "requests of that length"
+    longest = found.largest_max_model_len
+    yield "longest that starts", f"{longest:,}" if longest else "none", "--max-model-len"
+    fewest = "more than 64" if found.smallest_gpus is None else str(found.smallest_gpus)
+    yield "fewest GPUs", fewest, "of this kind, for this length"
+
+
+def _gib(count: int) -> str:
+    return f"{count / GIB:.2f} GiB"

@@ -1,0 +1,105 @@
+"""What runs, as `gpufleet status` prints it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from gpufleet.cli.tables import add_row, counted, with_columns
+from gpufleet.formatting import node_ranges, ranges
+from gpufleet.sanitize import printable
+from gpufleet.serving.status import FleetStatus, Stand
+
+_STAND_STYLES = {
+    Stand.SERVES: "green",
+    Stand.RUNS: "green",
+    Stand.STARTS: "yellow",
+    Stand.BUSY: "yellow",
+    Stand.UNKNOWN: "magenta",
+}
+
+
+def status(found: FleetStatus, now: float) -> RenderableType:
+    """Return one line a rank, then what is amiss, then how many replicas serve."""
+    table = with_columns(
+        "replica", "rank", "node", "", "since", "GPUs", "port", "restarts", "last restart"
+    )
+    for replica in found.replicas:
+        for rank in replica.ranks:
+            last = rank.last_restart
+            add_row(
+                table,
+                replica.id,
+                str(rank.rank),
+                rank.node,
+                _stand(rank.stand, drained=found.out.drains(replica.id, rank.node)),
+                "" if rank.since is None else _ago(now - rank.since),
+                ranges(rank.indices) if rank.indices else counted(len(rank.gpus), "GPU"),
+                ranges(rank.ports) or "-",
+                "" if rank.restarts is None else str(rank.restarts),
+                f"{_ago(now - last.when)} ago: {last.cause}" if last else "",
+            )
+    parts: list[RenderableType] = [table] if found.replicas else []
+    lines = [*_incarnations(found, now), *_amiss(found), *_marks(found, now)]
+    if lines:
+        parts += [Text(), *(Text(printable(line)) for line in lines)]
+    serving = sum(each.stand is Stand.SERVES for each in found.replicas)
+    said = f"{serving} of {len(found.replicas)} replicas serve"
+    if drained := len({replica for replica, _, _ in found.out.drained}):
+        said += f"; {drained} drained"
+    style = _STAND_STYLES[Stand.SERVES] if found.serves else "bold red"
+    return Group(*parts, Text(), Text(said if found.replicas else "no replica", style=style))
+
+
+def _stand(stand: Stand, *, drained: bool) -> Text:
+    if drained:
+        return Text(f"{stand}, drained", style="yellow" if stand.good else "red")
+    return Text(str(stand), style=_STAND_STYLES.get(stand, "red"))
+
+
+def _marks(found: FleetStatus, now: float) -> Iterator[str]:
+    """Say what is out of service, and which upgrade has not ended."""
+    for node, mark in found.out.cordoned:
+        yield f"{node} cordoned {_ago(now - mark.since)} ago by {mark}"
+    for replica, node, mark in found.out.drained:
+        yield f"{replica} on {node} drained {_ago(now - mark.since)} ago by {mark}"
+    for each in found.out.changes:
+        lock = each.lock
+        yield (
+            f"upgrade {lock.id} is not at its end: {lock.owner} from {lock.origin}, begun "
+            f"{_ago(now - lock.since)} ago: {lock.what}; it has {node_ranges(each.nodes)}"
+        )
+
+
+def _incarnations(found: FleetStatus, now: float) -> Iterator[str]:
+    for replica in found.replicas:
+        formed = [rank.formed for rank in replica.ranks if rank.formed is not None]
+        if replica.incarnation:
+            since = f", {_ago(now - min(formed))} old" if formed else ""
+            yield (
+                f"{replica.id}: {counted(len(replica.ranks), 'rank')} of incarnation "
+                f"{replica.ranks[0].counter}, {replica.incarnation}{since}"
+            )
+
+
+def _amiss(found: FleetStatus) -> Iterator[str]:
+    for replica in found.replicas:
+        for why in replica.why:
+            yield f"{replica.id} {replica.stand}: {why}"
+    for node, why in found.silent.items():
+        yield f"{node} unknown: {why}"
+    yield from (f"missing: {each}" for each in found.missing)
+    yield from (f"note: {each}" for each in found.remarks)
+
+
+def _ago(seconds: float) -> str:
+    """Return a span in its two largest units: `3 d 4 h`."""
+    left = max(0, int(seconds))
+    parts: list[str] = []
+    for name, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        count, left = divmod(left, size)
+        if count or parts:
+            parts.append(f"{count} {name}")
+    return " ".join(each for each in parts[:2] if not each.startswith("0 ")) or "0 s"

@@ -1,0 +1,112 @@
+"""Where `gpufleet topology` gets a node from: a live node, a recorded probe, a pasted matrix.
+
+What a file holds is told by its text, so a file may have any name; only an inventory ends in `.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from gpufleet.errors import FleetError
+from gpufleet.node.interconnect import Interconnect, from_matrix, from_probe
+from gpufleet.node.probe_document import recorded
+from gpufleet.node.smi_topology import parse
+from gpufleet.settings.node_groups import suggestion
+
+STDIN = "-"
+
+# A probe of 16 GPUs has 0.3 MB, so this is a fleet of 300 nodes; more is a wrong file.
+MOST_BYTES = 100_000_000
+
+_WANTED = (
+    "give the output of `nvidia-smi topo -m`, a recorded probe (`gpufleet probe INVENTORY --json`) "
+    "or an inventory and a node"
+)
+
+
+def inventory_of(source: str) -> tuple[str, str | None] | None:
+    """
+    Return (inventory file, node or None) if `source` is an inventory, else None.
+
+    >>> inventory_of("inventories/prod.py:gpu-01"), inventory_of("topo.txt")
+    (('inventories/prod.py', 'gpu-01'), None)
+    """
+    file, colon, node = source.rpartition(":")
+    if colon and file.endswith(".py"):
+        return file, node
+    return (source, None) if source.endswith(".py") else None
+
+
+def look(source: str, node: str | None) -> Interconnect:
+    """
+    Return what joins the GPUs of one node of `source`.
+
+    `node` names it where `source` has several; a pasted matrix it gives a name. Raises `FleetError`
+    if `source` is nothing of which this is known. For an inventory, gevent's patches must be in
+    place, as for `fleet.probe`.
+    """
+    if live := inventory_of(source):
+        file, named = live
+        return _live(file, node or named)
+    where = "stdin" if source == STDIN else source
+    text = _text(source, where)
+    if not text.strip():
+        raise FleetError(f"{where}: is empty: {_WANTED}")
+    if text.lstrip().startswith("{"):
+        return _recorded(where, text, node)
+    return from_matrix(node or Path(where).stem, parse(text, where))
+
+
+def _live(file: str, node: str | None) -> Interconnect:
+    from gpufleet.fleet import run as fleet
+    from gpufleet.inventory.loader import read
+
+    name = _one(file, read(file).nodes, node)
+    return _answered(name, fleet.probe(file, (name,))[name])
+
+
+def _answered(name: str, answer: Mapping[str, Any] | str) -> Interconnect:
+    """A node without a probe has a sentence in its place, live and recorded."""
+    if isinstance(answer, str):
+        raise FleetError(f"{name}: {answer}")
+    return from_probe(name, answer)
+
+
+def _recorded(where: str, text: str, node: str | None) -> Interconnect:
+    answers = recorded(text, where, node or Path(where).stem)
+    name = _one(where, answers, node)
+    return _answered(name, answers[name])
+
+
+def _one(where: str, names: Collection[str], node: str | None) -> str:
+    if node is None and len(names) == 1:
+        return next(iter(names))
+    if node is None:
+        raise FleetError(f"{where} has several nodes: name one of {', '.join(names)}")
+    if node not in names:
+        raise FleetError(
+            f"{where} has no {node!r}{suggestion(node, list(names))}; it has {', '.join(names)}"
+        )
+    return node
+
+
+def _text(source: str, where: str) -> str:
+    try:
+        if source == STDIN:
+            data = sys.stdin.buffer.read(MOST_BYTES + 1)
+        else:
+            with Path(source).open("rb") as file:
+                data = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise FleetError(f"{where}: cannot be read: {error.strerror or error}: {_WANTED}") from None
+    if len(data) > MOST_BYTES:
+        raise FleetError(f"{where}: has more than {MOST_BYTES >> 20} MiB: {_WANTED}")
+    # PowerShell's `>` writes UTF-16 with a mark.
+    wide = data.startswith((b"\xff\xfe", b"\xfe\xff"))
+    try:
+        return data.decode("utf-16" if wide else "utf-8-sig")
+    except UnicodeDecodeError:
+        raise FleetError(f"{where}: is no text in UTF-8: {_WANTED}") from None

@@ -1,0 +1,626 @@
+"""`gpufleet upgrade`, `gpufleet rollback`: change a fleet while it serves, and take that back."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import socket
+import sys
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpufleet.cli.main import INTERRUPTED, cooperate, json_option, limited
+from gpufleet.errors import FleetError
+from gpufleet.sanitize import printable
+
+if TYPE_CHECKING:
+    from gpufleet.inventory.loader import Fleet
+    from gpufleet.settings.gateway_settings import Upgrade
+    from gpufleet.upgrade.plan.wave_plan import WavePlan
+    from gpufleet.upgrade.run.connections import Nodes
+    from gpufleet.upgrade.run.controller import Wanted
+    from gpufleet.upgrade.run.upgrade_journal import Journal
+
+_limit = click.option("--limit", multiple=True, help="Only this node or group; may be repeated.")
+_yes = click.option("--yes", is_flag=True, help="Ask nobody: the waves' own gates decide.")
+_dry = click.option("--dry", is_flag=True, help="Show the waves, and change nothing.")
+_journal = click.option(
+    "--journal",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where journals lie.  [default: .gpufleet/upgrades beside the inventory's project]",
+)
+_resume = click.option("--resume", is_flag=True, help="Go on with the one that is not at its end.")
+_abort = click.option(
+    "--abort", is_flag=True, help="Undo the wave in hand of the one that is not at its end."
+)
+_steal = click.option(
+    "--steal", metavar="WHY", help="Take the fleet over from somebody who is not at it any more."
+)
+_outage = click.option(
+    "--accept-outage", metavar="MODEL", multiple=True, help="Accept that it is out meanwhile."
+)
+_unknown = click.option(
+    "--accept-unknown-load", metavar="MODEL", multiple=True, help="Count its replicas as full."
+)
+
+
+@click.command()
+@click.argument("inventory_file", metavar="INVENTORY")
+@click.option("--vllm", "version", metavar="VERSION", help="Declare this version first.")
+@_limit
+@_dry
+@_yes
+@_resume
+@_abort
+@_steal
+@_outage
+@_unknown
+@_journal
+@click.option("--report", "shown", metavar="ID", help="Show what one did; `last`: its newest.")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="And as a page.")
+@json_option
+def upgrade(
+    inventory_file: str,
+    *,
+    version: str | None,
+    limit: tuple[str, ...],
+    dry: bool,
+    yes: bool,
+    resume: bool,
+    abort: bool,
+    steal: str | None,
+    accept_outage: tuple[str, ...],
+    accept_unknown_load: tuple[str, ...],
+    folder: Path | None,
+    shown: str | None,
+    html: Path | None,
+    as_json: bool,
+) -> int:
+    """
+    Bring the fleet of INVENTORY to what is declared while it serves, wave by wave.
+
+    \b
+    gpufleet upgrade inventories/prod.py --dry
+    gpufleet upgrade inventories/prod.py --vllm 0.32.0
+    gpufleet upgrade inventories/prod.py --resume
+    gpufleet upgrade inventories/prod.py --report last
+
+    Everything is brought to the nodes first. Then each wave is drained, switched, and judged by
+    what it answers; one that does not pass goes back to what it was. Ctrl-C once finishes what is
+    in hand; twice stops at once. --resume goes on after either, and after a kill.
+
+    Exit status: 0 done, 1 stopped, rolled back or paused, 2 could not run, 130 interrupted.
+    """
+    if sum((resume, abort, dry, bool(shown))) > 1 or (version and (resume or abort or shown)):
+        raise click.UsageError("--resume, --abort, --dry, --report and --vllm: one at a time.")
+    if shown:
+        return _report(inventory_file, folder, shown, html, as_json=as_json)
+    cooperate()
+    from gpufleet.inventory.loader import read
+
+    declared = read(inventory_file)
+    names = _names(declared, limited(declared, limit))
+    wanted = _wanted(inventory_file, declared, names, steal, accept_outage, accept_unknown_load)
+    if version:
+        from gpufleet.upgrade.plan import declare_version as vllm_version
+
+        edits = vllm_version.edits(declared, version, names)
+        wanted = replace(
+            wanted, declared=vllm_version.applied(declared, version, names), edits=edits
+        )
+    run = _Run(wanted, _folder(declared, folder), yes=yes, as_json=as_json, version=version)
+    if dry:
+        return run.dry()
+    if resume or abort:
+        return run.again(abort=abort)
+    what = f"vLLM {version}" if version else "what is declared"
+    return run.anew("upgrade", what)
+
+
+@click.command()
+@click.argument("inventory_file", metavar="INVENTORY")
+@_dry
+@_yes
+@_steal
+@_outage
+@_unknown
+@_journal
+@json_option
+def rollback(
+    inventory_file: str,
+    *,
+    dry: bool,
+    yes: bool,
+    steal: str | None,
+    accept_outage: tuple[str, ...],
+    accept_unknown_load: tuple[str, ...],
+    folder: Path | None,
+    as_json: bool,
+) -> int:
+    """
+    Bring every replica that the last upgrade changed back to what it was. Needs no network.
+
+    \b
+    gpufleet rollback inventories/prod.py --dry
+    gpufleet rollback inventories/prod.py
+
+    In waves, drained and judged as by `gpufleet upgrade`; from the units that each node has kept.
+    What is below vLLM stays. `gpufleet upgrade --resume` goes on with one that was cut off.
+
+    Exit status: 0 done, 1 stopped or paused, 2 could not run, 130 interrupted.
+    """
+    cooperate()
+    from gpufleet.inventory.loader import read
+
+    declared = read(inventory_file)
+    wanted = _wanted(inventory_file, declared, (), steal, accept_outage, accept_unknown_load)
+    run = _Run(wanted, _folder(declared, folder), yes=yes, as_json=as_json)
+    return run.back(dry=dry)
+
+
+# -- what both do ----------------------------------------------------------------------------------
+
+
+class _Run:
+    """One command on one fleet."""
+
+    def __init__(
+        self,
+        wanted: Wanted,
+        folder: Path,
+        *,
+        yes: bool,
+        as_json: bool,
+        version: str | None = None,
+    ) -> None:
+        self.wanted, self.folder, self.yes, self.as_json = wanted, folder, yes, as_json
+        self.version = version
+        self.keys: _Keys | None = None
+
+    def dry(self) -> int:
+        """Show the waves. Takes no lock, writes no journal."""
+        from gpufleet.upgrade.run import controller as course
+        from gpufleet.upgrade.run.connections import nodes_of
+
+        with nodes_of(self.wanted.inventory) as nodes:
+            _, plan = course.planned_now(nodes, self.wanted, self._before())
+        for edit in self.wanted.edits:
+            click.echo(f"would write {edit}", err=self.as_json)
+        self._show(plan)
+        return 0
+
+    def anew(self, kind: str, what: str) -> int:
+        """Begin a new one."""
+        self._none_in_hand()
+        from gpufleet.upgrade.run.connections import nodes_of
+        from gpufleet.upgrade.run.upgrade_journal import Journal, new_id
+
+        self._somebody()
+        with (
+            nodes_of(self.wanted.inventory) as nodes,
+            Journal.begin(self.folder, new_id()) as journal,
+        ):
+            return self._run(nodes, journal, kind, what)
+
+    def again(self, *, abort: bool) -> int:
+        """Go on with the one that is not at its end, or undo it."""
+        from gpufleet.upgrade.run import upgrade_journal as journal
+        from gpufleet.upgrade.run.connections import nodes_of
+
+        path = self._unfinished()
+        if path is None:
+            raise FleetError(*self._nothing_to_resume())
+        with nodes_of(self.wanted.inventory) as nodes, journal.Journal.reopen(path) as found:
+            state = found.state
+            if Path(state.inventory).resolve() != Path(self.wanted.inventory).resolve():
+                raise FleetError(
+                    f"{path}: is about {state.inventory}, not about {self.wanted.inventory}"
+                )
+            self.wanted = replace(self.wanted, of=state.of, limit=state.limit)
+            if version := found.entries[0].said.get("version"):
+                self._declared_again(found, str(version))
+            found.append("resumed", by=self.wanted.by)
+            if abort:
+                found.append("aborting", why=f"{self.wanted.by} asked for it")
+            return self._carried_out(nodes, found)
+
+    def _declared_again(self, journal: Journal, version: str) -> None:
+        """Take up a `--vllm` that was cut off before its lines were written, or while they were."""
+        from gpufleet.inventory.loader import read
+        from gpufleet.upgrade.plan import declare_version as vllm_version
+
+        state = journal.state
+        if state.wave:
+            return
+        if state.declared:
+            edits = [vllm_version.Edit.from_json(each) for each in state.declared]
+            vllm_version.write_down(self.wanted.declared.root, edits)
+            self.wanted = replace(self.wanted, declared=read(self.wanted.inventory))
+            return
+        declared, limit = self.wanted.declared, self.wanted.limit
+        self.wanted = replace(
+            self.wanted,
+            edits=vllm_version.edits(declared, version, limit),
+            declared=vllm_version.applied(declared, version, limit),
+        )
+
+    def back(self, *, dry: bool) -> int:
+        """Bring back what the last upgrade has replaced."""
+        self._none_in_hand()
+        from gpufleet.upgrade.run import controller as course
+        from gpufleet.upgrade.run import observe as looking
+        from gpufleet.upgrade.run.connections import nodes_of
+        from gpufleet.upgrade.run.upgrade_journal import Journal, new_id
+
+        if not dry:
+            self._somebody()
+        with nodes_of(self.wanted.inventory) as nodes:
+            found = looking.sight(nodes, self.wanted.declared, unfit_stops=False)
+            of = course.last_kept(found)
+            if of is None:
+                click.echo("no node has kept units: there is nothing to go back to", err=True)
+                return 0
+            self.wanted = replace(self.wanted, of=of)
+            if dry:
+                self._show(course.way_back(nodes, self.wanted, found, of, self._before()))
+                return 0
+            with Journal.begin(self.folder, new_id()) as journal:
+                status = self._run(nodes, journal, "rollback", f"back to before {of}")
+        if status == 0:
+            self._declaration(of)
+        return status
+
+    def _run(self, nodes: Nodes, journal: Journal, kind: str, what: str) -> int:
+        journal.append(
+            "started",
+            id=journal.path.stem,
+            schema=1,
+            kind=kind,
+            inventory=str(Path(self.wanted.inventory).resolve()),
+            what=what,
+            of=self.wanted.of,
+            limit=self.wanted.limit,
+            version=self.version,
+        )
+        return self._carried_out(nodes, journal)
+
+    def _carried_out(self, nodes: Nodes, journal: Journal) -> int:
+        from gpufleet.upgrade.report.live import Progress
+        from gpufleet.upgrade.run.controller import Course, DeclinedError
+        from gpufleet.upgrade.run.state_machine import LostError
+
+        progress = Progress(journal.entries[:-1])
+
+        def heard(entry: Any) -> None:
+            if line := progress.heard(entry):
+                click.echo(printable(line), err=True)
+
+        journal.append("owner", by=self.wanted.by)
+        journal.heard = heard
+        course = Course(self.wanted, journal, nodes, self._show, self._confirmed, self._before())
+        try:
+            with _Keys(journal) as self.keys:
+                status = course.run()
+        except DeclinedError as error:
+            click.echo(str(error), err=True)
+            return 1
+        except LostError as error:
+            # What is known is in the journal: nothing is judged by a network that is gone.
+            if journal.state.wave:
+                journal.append("paused", why=error.problems)
+            for problem in error.problems:
+                click.echo(f"error: {printable(problem)}", err=True)
+            status = 1
+        except FleetError as error:
+            for problem in error.problems:
+                for line in problem.splitlines():
+                    click.echo(f"error: {printable(line)}", err=True)
+            status = 2 if not journal.state.wave else 1
+        except (SystemExit, KeyboardInterrupt, click.Abort):
+            _how_on(journal)
+            return INTERRUPTED
+        self._told(journal)
+        if journal.state.paused and any("Ctrl-C" in each for each in journal.state.paused):
+            return INTERRUPTED
+        return status
+
+    # -- talking to a person
+
+    def _confirmed(self, question: str) -> str | None:
+        if self.yes:
+            return f"{self.wanted.by}, --yes"
+        if not _interactive():
+            return None
+        if self.keys:
+            self.keys.leave()
+        said = click.confirm(question, err=True)
+        if self.keys:
+            self.keys.heed()
+        return self.wanted.by if said else None
+
+    def _somebody(self) -> None:
+        if not self.yes and not _interactive():
+            raise FleetError(
+                "nobody is there to say yes: give --yes, or --dry to see what would be done"
+            )
+
+    def _show(self, plan: WavePlan) -> None:
+        if self.as_json:
+            click.echo(json.dumps(plan.as_json(), indent=2))
+            return
+        from gpufleet.cli import tables as show
+        from gpufleet.upgrade.report import plan_table as showing
+
+        show.display(showing.waves(plan))
+
+    def _told(self, journal: Journal) -> None:
+        """Print what was done, and how to go on."""
+        from gpufleet.upgrade.report.report import report
+
+        found = report(journal.entries)
+        if self.as_json:
+            click.echo(json.dumps({**found.as_json(), "journal": str(journal.path)}, indent=2))
+        elif journal.state.planned and journal.state.wave:
+            from gpufleet.cli import tables as show
+            from gpufleet.upgrade.report import text as report_text
+
+            click.echo()
+            show.display(report_text.text(found))
+        if not journal.state.over:
+            _how_on(journal)
+
+    def _declaration(self, of: str) -> None:
+        """Say what to declare, so that it is what runs now; write it, if an upgrade had."""
+        from gpufleet.upgrade.plan import declare_version as vllm_version
+        from gpufleet.upgrade.run import upgrade_journal as journal
+
+        path = self.folder / f"{of}{journal.SUFFIX}"
+        state = journal.fold(journal.read(path)) if path.is_file() else journal.State()
+        edits = [vllm_version.Edit.from_json(each).back for each in state.declared]
+        if not edits:
+            click.echo(
+                "note: group_vars still declare what the fleet was brought back from: "
+                "`gpufleet upgrade --dry` shows what differs: put back what you had changed there, "
+                "or the next deploy brings it again",
+                err=True,
+            )
+            return
+        for edit in edits:
+            click.echo(f"to be put back: {edit}", err=True)
+        if self._confirmed("Write these lines?"):
+            vllm_version.write_down(self.wanted.declared.root, edits)
+
+    # -- journals
+
+    def _before(self) -> list[Sequence[Any]]:
+        """Return what upgrades before have written; one that cannot be read tells nothing."""
+        from gpufleet.upgrade.run import upgrade_journal as journal
+
+        found: list[Sequence[Any]] = []
+        for path in journal.all_in(self.folder)[-20:]:
+            try:
+                found.append(journal.read(path))
+            except FleetError as error:
+                click.echo(f"note: {printable(str(error))}", err=True)
+        return found
+
+    def _unfinished(self) -> Path | None:
+        """Return the newest journal of this inventory whose upgrade is not at its end."""
+        from gpufleet.upgrade.run import upgrade_journal as journal
+
+        mine = Path(self.wanted.inventory).resolve()
+        for path in reversed(journal.all_in(self.folder)):
+            try:
+                state = journal.fold(journal.read(path))
+            except FleetError:
+                continue
+            if Path(state.inventory).resolve() == mine and (not state.over or _stuck(state)):
+                return path
+        return None
+
+    def _none_in_hand(self) -> None:
+        from gpufleet.upgrade.run import upgrade_journal as journal
+
+        path = self._unfinished()
+        if path is None or self.wanted.steal:
+            return
+        state = journal.fold(journal.read(path))
+        if journal.is_written(path):
+            raise FleetError(f"upgrade {state.id} of {state.by} is going on: {path}")
+        if state.over or (not state.wave and not state.locked):
+            return
+        raise FleetError(
+            f"upgrade {state.id} of {state.by} is not at its end ({path}): go on with it by "
+            "`gpufleet upgrade --resume`, or undo what it has in hand by --abort"
+        )
+
+    def _nothing_to_resume(self) -> list[str]:
+        """Say what nodes know of upgrades, where there is no journal of one."""
+        from gpufleet.upgrade.run import observe as looking
+        from gpufleet.upgrade.run.connections import nodes_of
+
+        with nodes_of(self.wanted.inventory) as nodes:
+            looks = looking.look(nodes, nodes.names)
+        locks = {str(each.lock): each.lock for each in looks.values() if each.lock}
+        if not locks:
+            return [f"{self.folder}: no upgrade of this inventory waits to be resumed"]
+        return [
+            f"{self.folder} has no journal of it, and the nodes are locked by {each}: resume it "
+            "there, or take over by `gpufleet upgrade --steal WHY`"
+            for each in locks
+        ]
+
+
+class _Keys:
+    """Ctrl-C while an upgrade runs: once finishes what is in hand, twice stops at once."""
+
+    def __init__(self, journal: Journal) -> None:
+        import gevent
+
+        self._journal = journal
+        self._main = gevent.getcurrent()
+        self._pressed = 0
+        self._handler: Any = None
+
+    def __enter__(self) -> _Keys:
+        self.heed()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+    def heed(self) -> None:
+        """Take Ctrl-C in a greenlet of its own: so a journal's write is not cut in two."""
+        import signal
+
+        import gevent
+
+        self._handler = gevent.signal_handler(signal.SIGINT, self._interrupted)
+
+    def leave(self) -> None:
+        """Leave Ctrl-C to Python: while a question waits, no greenlet has its turn."""
+        import signal
+
+        if self._handler is not None:
+            self._handler.cancel()
+            self._handler = None
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _interrupted(self) -> None:
+        import gevent
+
+        self._pressed += 1
+        state = self._journal.state
+        if self._pressed == 1 and state.wave and not state.paused:
+            click.echo(
+                "Interrupted: finishing the groups in hand, beginning no others; "
+                "once more stops at once.",
+                err=True,
+            )
+            self._journal.append("paused", why=["Ctrl-C"])
+            return
+        click.echo("Interrupted.", err=True)
+        gevent.kill(self._main, KeyboardInterrupt)
+
+
+def _how_on(journal: Journal) -> None:
+    """Say what is left in which state, and how to go on."""
+    state = journal.state
+    if state.over:
+        return
+    marked = ", ".join(state.marked)
+    left = f" {marked} stay out of service until then." if marked else ""
+    click.echo(
+        f"upgrade {state.id} is not at its end: `gpufleet upgrade {state.inventory} --resume` goes "
+        f"on with it, --abort undoes what is in hand.{left}",
+        err=True,
+    )
+
+
+def _report(
+    inventory_file: str, folder: Path | None, wanted: str, html: Path | None, *, as_json: bool
+) -> int:
+    from gpufleet.cli import tables as show
+    from gpufleet.inventory.loader import read
+    from gpufleet.upgrade.report import html as report_html
+    from gpufleet.upgrade.report import text as report_text
+    from gpufleet.upgrade.report.report import report
+    from gpufleet.upgrade.run import upgrade_journal as journal
+
+    there = _folder(read(inventory_file), folder)
+    path = _last(there, inventory_file) if wanted == "last" else journal.find(there, wanted)
+    found = report(journal.read(path))
+    if html:
+        try:
+            html.write_text(report_html.html(found), encoding="utf-8")
+        except OSError as error:
+            raise FleetError(f"{html}: cannot be written: {error.strerror}") from None
+    if as_json:
+        click.echo(json.dumps(found.as_json(), indent=2))
+    elif not html:
+        show.display(report_text.text(found))
+    return 0
+
+
+def _last(folder: Path, inventory_file: str) -> Path:
+    """Return the newest journal of an inventory. Raises `FleetError` if there is none."""
+    from gpufleet.formatting import listed
+    from gpufleet.upgrade.run import upgrade_journal as journal
+
+    every = journal.all_in(folder)
+    if not every:
+        raise FleetError(f"{folder}: there was no upgrade yet")
+    mine = Path(inventory_file).resolve()
+    problems: list[str] = []
+    for path in reversed(every):
+        try:
+            state = journal.fold(journal.read(path))
+        except FleetError as error:
+            problems += error.problems
+            continue
+        if Path(state.inventory).resolve() == mine:
+            if problems:  # it may have been a newer one
+                click.echo(f"note: {printable('; '.join(problems))}", err=True)
+            return path
+    raise FleetError(
+        *problems,
+        f"{folder}: there was no upgrade of {inventory_file} yet; of other inventories (or of this "
+        f"one elsewhere): {listed([each.stem for each in every[-4:]])}: name one by --report ID",
+    )
+
+
+def _wanted(  # noqa: PLR0917  # each is an option of both commands
+    inventory_file: str,
+    declared: Fleet,
+    names: tuple[str, ...],
+    steal: str | None,
+    accept_outage: tuple[str, ...],
+    accept_unknown_load: tuple[str, ...],
+) -> Wanted:
+    from gpufleet.upgrade.run.controller import Wanted
+
+    if steal is not None and not steal.strip():
+        raise click.UsageError("--steal: say why, it is written down.")
+    return Wanted(
+        inventory=inventory_file,
+        declared=declared,
+        rules=_rules(declared, names),
+        by=f"{getpass.getuser()}@{socket.gethostname()}",
+        origin=str(Path.cwd()),
+        limit=names,
+        steal=steal,
+        accept_outage=accept_outage,
+        accept_unknown_load=accept_unknown_load,
+    )
+
+
+def _rules(declared: Fleet, names: Collection[str]) -> Upgrade:
+    from gpufleet.upgrade.plan.policy import agreed
+
+    return agreed({n: each for n, each in declared.gpu_nodes.items() if not names or n in names})
+
+
+def _names(declared: Fleet, limit: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the nodes that --limit names, by themselves or by their groups."""
+    groups = declared.groups.members
+    found = {n for each in limit for n in groups.get(each, (each,))}
+    return tuple(n for n in declared.nodes if n in found)
+
+
+def _folder(declared: Fleet, folder: Path | None) -> Path:
+    from gpufleet.upgrade.run.upgrade_journal import FOLDER
+
+    return folder or declared.root / FOLDER
+
+
+def _stuck(state: Any) -> bool:
+    return bool(state.stopped) and any(e.phase == "stuck" for e in state.groups.values())
+
+
+def _interactive() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()

@@ -1,0 +1,84 @@
+"""How files differ that a converge writes, line by line, as `pyinfra --diff` shows it.  Pure.
+
+Never of a secret, nor of what not everybody on the node may read, or will: a password may have got
+into a file that was not meant for it. Of these there is a line that says so.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gpufleet.converge.desired import File
+from gpufleet.sanitize import printable
+
+MOST_BYTES = 256 << 10
+"""Of a file that is shown: a rendered unit has 5 KB, an archive of a program half a megabyte."""
+MOST_LINES = 400
+"""Of one file's difference: what is longer is told by its beginning."""
+
+EVERYBODY = 0o004
+
+
+def readable(file: File) -> bool:
+    """Say whether a file's content may be shown."""
+    return not file.secret and bool(file.mode & EVERYBODY)
+
+
+def lines(file: File, found: Mapping[str, Any] | str | None) -> Iterator[str]:
+    """
+    Yield the lines that say how a file will differ from what is on the node.
+
+    `found` is what on_node/contents.py says of it, None where nothing is there, or a sentence why
+    it is not known.
+    """
+    if not readable(file):
+        yield f"{file.path}: what it says is not shown, for not everybody on the node may read it"
+        return
+    before = _before(found)
+    if isinstance(before, str):
+        yield f"{file.path}: what it says now is not shown: {before}"
+        return
+    old, new = _text(before), _text(file.content)
+    if old is None or new is None or len(file.content) > MOST_BYTES:
+        yield f"{file.path}: {len(before)} bytes become {len(file.content)}; it is no text to show"
+        return
+    if old == new:
+        return
+    names = (file.path if found else "/dev/null", file.path)
+    shown = difflib.unified_diff(old, new, *names, n=2, lineterm="")
+    for number, line in enumerate(shown):
+        if number == MOST_LINES:
+            yield "..."
+            return
+        yield printable(line)
+
+
+def _before(found: Mapping[str, Any] | str | None) -> bytes | str:
+    if found is None:
+        return b""
+    if isinstance(found, str):
+        return found
+    if not isinstance(found, Mapping):
+        return "the node's answer is none"
+    if "hidden" in found:
+        return "not everybody on the node may read it"
+    if "content" not in found:
+        return str(found.get("error") or f"it has {found.get('bytes')} bytes")
+    try:
+        return base64.b64decode(found["content"], validate=True)
+    except (TypeError, ValueError, binascii.Error):
+        return "the node's answer is none"
+
+
+def _text(content: bytes) -> list[str] | None:
+    """Return a text's lines; None for what is no text."""
+    if b"\0" in content:
+        return None
+    try:
+        return content.decode().splitlines()
+    except UnicodeDecodeError:
+        return None

@@ -1,0 +1,464 @@
+"""What a node is wanted to be: plain values that a role returns and `difference.py` compares.
+
+Pure: nothing here reads a node or imports pyinfra. Every value is checked when it is made, so that
+what reaches a node's shell or file system is well formed; a mistake is a `FleetError` that names
+the value. The content of a file is never in a `repr`, secret or not: debug logs print values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import KW_ONLY, field
+from typing import TypeAlias, TypeVar
+
+from gpufleet.converge.desired_packages import (
+    Lockstep,
+    ModuleStream,
+    NoPackage,
+    Package,
+    PackageSource,
+    upstream,
+)
+from gpufleet.converge.validation import CONTROL, must_be_path, must_match
+from gpufleet.errors import FleetError
+from gpufleet.quick_dataclass import dataclass
+
+__all__ = [
+    "DEFAULT_UNIT_SECONDS",
+    "STARTED_DIRECTORY",
+    "UNIT_DIRECTORY",
+    "Absent",
+    "Directory",
+    "File",
+    "Group",
+    "Line",
+    "Link",
+    "Listing",
+    "Lockstep",
+    "ModuleStream",
+    "NoOtherFiles",
+    "NoOtherUnits",
+    "NoPackage",
+    "Package",
+    "PackageSource",
+    "Unit",
+    "UnitGone",
+    "User",
+    "Value",
+    "Wanted",
+    "started_line",
+    "unit_of",
+    "upstream",
+]
+
+# Where an administrator's units belong, and so ours (systemd.unit(5), "Unit File Load Path").
+UNIT_DIRECTORY = "/etc/systemd/system"
+# What each running unit was started with; /run, because a reboot stops every process.
+STARTED_DIRECTORY = "/run/gpufleet/started"
+# systemd's own default for both, DefaultTimeoutStopSec= and DefaultTimeoutStartSec=
+# (systemd-system.conf(5)).
+DEFAULT_UNIT_SECONDS = 90
+
+# useradd(8), "CAVEATS", as Debian's shadow accepts it.
+_ACCOUNT = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
+# systemd.unit(5): the characters of a unit name. A wildcard is none of them.
+_UNIT = re.compile(
+    r"[A-Za-z0-9:_.\\@-]+\.(service|socket|timer|target|path|mount|automount|swap|slice)"
+)
+_UNIT_PATTERN = re.compile(r"[A-Za-z0-9:_.\\@*?\[\]-]+")
+_FINGERPRINT = re.compile(r"[0-9A-Za-z]{1,64}")
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group. `system` counts when it is created; an existing group keeps its number."""
+
+    name: str
+    system: bool = True
+
+    def __post_init__(self) -> None:
+        must_match(_ACCOUNT, self.name, "a group name")
+
+
+@dataclass(frozen=True)
+class User:
+    """
+    An account, without a password and without making its home directory (want a `Directory`).
+
+    Attributes:
+        name: login name.
+        group: primary group.
+        home: home directory.
+        shell: login shell; services get /usr/sbin/nologin.
+        system: when it is created, take a system number; an existing account keeps its number.
+        groups: further groups it is in; those it has beyond these are left alone.
+    """
+
+    name: str
+    group: str
+    home: str
+    shell: str = "/usr/sbin/nologin"
+    system: bool = True
+    groups: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        must_match(_ACCOUNT, self.name, "a user name")
+        for group in (self.group, *self.groups):
+            must_match(_ACCOUNT, group, f"a group of user {self.name}")
+        for path in (self.home, self.shell):
+            must_be_path(path, f"of user {self.name}")
+
+
+@dataclass(frozen=True, repr=False)
+class File:
+    """
+    A regular file with exactly this content, owner and mode.
+
+    Missing directories above it are made, 0755 and root's; want a `Directory` for anything else.
+
+    Attributes:
+        path: absolute.
+        content: every byte.
+        user, group: owner; they may be accounts that the same run creates.
+        mode: permission bits.
+        secret: not even its hash leaves the node or is logged.
+    """
+
+    path: str
+    content: bytes
+    user: str = "root"
+    group: str = "root"
+    mode: int = 0o644
+    secret: bool = False
+
+    def __post_init__(self) -> None:
+        must_be_path(self.path, "of a file")
+        _must_be_owned(self)
+        if self.secret and self.mode & 0o007:
+            raise FleetError(
+                f"{self.path} is a secret with mode {self.mode:04o}, readable or writable by "
+                "everybody on the node: take away the last digit's bits, e.g. 0600 or 0640"
+            )
+
+    @property
+    def sha256(self) -> str:
+        """The content's hash, hexadecimal."""
+        return hashlib.sha256(self.content).hexdigest()
+
+    def __repr__(self) -> str:
+        known = "secret" if self.secret else f"sha256 {self.sha256}"
+        return (
+            f"File({self.path!r}, {len(self.content)} bytes, {known}, "
+            f"{self.user}:{self.group} {self.mode:04o})"
+        )
+
+
+@dataclass(frozen=True)
+class Directory:
+    """A directory with this owner and mode; what lies in it is left alone."""
+
+    path: str
+    user: str = "root"
+    group: str = "root"
+    mode: int = 0o755
+
+    def __post_init__(self) -> None:
+        must_be_path(self.path, "of a directory")
+        _must_be_owned(self)
+
+
+@dataclass(frozen=True)
+class Link:
+    """A symbolic link with exactly this target; the target need not exist."""
+
+    path: str
+    target: str
+
+    def __post_init__(self) -> None:
+        must_be_path(self.path, "of a link")
+        if not self.target or CONTROL.search(self.target):
+            raise FleetError(f"{self.target!r}, the target of link {self.path}, is no path")
+
+
+@dataclass(frozen=True)
+class Absent:
+    """No file and no link here. A directory in this place is refused, never emptied."""
+
+    path: str
+
+    def __post_init__(self) -> None:
+        must_be_path(self.path, "of what is to be absent")
+
+
+@dataclass(frozen=True)
+class NoOtherFiles:
+    """
+    Of the files and links that match, only those that are wanted by name stay.
+
+    The pattern's wildcards stand in its last part: `/etc/vllm/stages/*.env`.
+    """
+
+    pattern: str
+
+    def __post_init__(self) -> None:
+        must_be_path(self.pattern, "of files")
+        if any(wildcard in self.directory for wildcard in "*?["):
+            raise FleetError(
+                f"{self.pattern}: a wildcard stands in a directory's name: only the last part may "
+                "have one"
+            )
+
+    @property
+    def directory(self) -> str:
+        """The directory that the pattern looks into."""
+        return self.pattern.rpartition("/")[0]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A question, not a wish: the names in this directory, for a role that decides by them."""
+
+    path: str
+
+    def __post_init__(self) -> None:
+        must_be_path(self.path, "of a directory to list")
+
+
+@dataclass(frozen=True)
+class Line:
+    """The file has this line, appended if missing; its other lines, owner and mode stay."""
+
+    path: str
+    line: str
+
+    def __post_init__(self) -> None:
+        must_be_path(self.path, "of a line")
+        if not self.line or CONTROL.search(self.line):
+            raise FleetError(f"{self.line!r} for {self.path} is not one line of text")
+
+
+@dataclass(frozen=True)
+class Unit:
+    """
+    A systemd unit in this state.
+
+    Attributes:
+        name: with its suffix, e.g. vllm-llama-0.service.
+        fingerprint: of everything the process reads when it starts; it is restarted when it was
+            started with another one. Its unit file or a drop-in carries `started_line` of it.
+            None: it is restarted only when it is not active.
+        enabled: started at boot; None: as it is.
+        running: active now; None: as it is.
+        stop_seconds: how long its stop may take, TimeoutStopSec= of the unit.
+        start_seconds: how long its start may take until systemd calls it active.
+    """
+
+    name: str
+    fingerprint: str | None = None
+    enabled: bool | None = True
+    running: bool | None = True
+    _: KW_ONLY
+    stop_seconds: int = DEFAULT_UNIT_SECONDS
+    start_seconds: int = DEFAULT_UNIT_SECONDS
+
+    def __post_init__(self) -> None:
+        _must_be_unit(self.name)
+        if self.fingerprint is not None:
+            must_match(_FINGERPRINT, self.fingerprint, f"the fingerprint of {self.name}")
+        if min(self.stop_seconds, self.start_seconds) < 0:
+            raise FleetError(f"{self.name}: stop_seconds and start_seconds cannot be negative")
+
+
+@dataclass(frozen=True)
+class UnitGone:
+    """
+    No such unit: stopped, not enabled, without unit file and drop-ins in /etc/systemd/system.
+
+    A unit that a package brought stays on disk, stopped and disabled.
+    """
+
+    name: str
+    _: KW_ONLY
+    stop_seconds: int = DEFAULT_UNIT_SECONDS
+
+    def __post_init__(self) -> None:
+        _must_be_unit(self.name)
+
+
+@dataclass(frozen=True)
+class NoOtherUnits:
+    """
+    Of our units that match, only those that are wanted by name stay; the others are `UnitGone`.
+
+    `vllm-*.service`. Ours are those whose file or drop-in in /etc/systemd/system carries
+    `started_line`, never started or not, and those whose file is gone but whose start was recorded.
+    Any other unit is left alone, whatever its name: an operator's vllm-router.service, a unit of a
+    package. A copy of our unit file is ours too, until that line is taken out.
+    """
+
+    pattern: str
+    _: KW_ONLY
+    stop_seconds: int = DEFAULT_UNIT_SECONDS
+
+    def __post_init__(self) -> None:
+        must_match(_UNIT_PATTERN, self.pattern, "a pattern of unit names")
+        if not re.match(r"[A-Za-z0-9]{2}", self.pattern) or "." not in self.pattern:
+            raise FleetError(
+                f"{self.pattern}: it would match units of the system: begin with the units' own "
+                "prefix and end with their suffix, e.g. vllm-*.service"
+            )
+
+
+Value: TypeAlias = (
+    Package
+    | PackageSource
+    | NoPackage
+    | Lockstep
+    | ModuleStream
+    | Group
+    | User
+    | File
+    | Directory
+    | Link
+    | Absent
+    | NoOtherFiles
+    | Listing
+    | Line
+    | Unit
+    | UnitGone
+    | NoOtherUnits
+)
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, init=False)
+class Wanted:
+    """
+    Everything a role wants of one node.
+
+    `Wanted(*values)`, `one + another`. The same value twice is one; two values that contradict
+    each other (a path with two contents, a unit both running and gone) are a `FleetError` that
+    lists every contradiction.
+
+    >>> len(Wanted(Group("vllm"), Group("vllm"), Directory("/etc/vllm")))
+    2
+    """
+
+    values: tuple[Value, ...] = field(default=())
+
+    def __init__(self, *values: Value) -> None:
+        object.__setattr__(self, "values", tuple(dict.fromkeys(values)))
+        if problems := [*_contradictions(self.values), *_unrecorded_starts(self.values)]:
+            raise FleetError(*problems)
+
+    def __add__(self, other: Wanted) -> Wanted:
+        return Wanted(*self.values, *other.values)
+
+    def __iter__(self) -> Iterator[Value]:
+        return iter(self.values)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def of(self, kind: type[_T]) -> tuple[_T, ...]:
+        """Return the values of one kind, in the order given."""
+        return tuple(value for value in self.values if isinstance(value, kind))
+
+
+def started_line(fingerprint: str) -> str:
+    """
+    Return the unit file's line that records what the process is started with.
+
+    It belongs into [Service]. `+`: as root, outside the unit's sandbox (systemd.service(5)).
+    Whoever starts the unit, systemd writes the fingerprint of the file that it has loaded: a
+    start by hand, at boot or after a crash is as good as one of ours. Raises `FleetError` for a
+    fingerprint that is not 1 to 64 letters and digits.
+
+    >>> print(started_line("3c4d"))
+    ExecStartPre=+/bin/sh -c 'mkdir -p /run/gpufleet/started && printf %%s 3c4d \
+> /run/gpufleet/started/%n'
+    """
+    must_match(_FINGERPRINT, fingerprint, "a fingerprint")
+    return (
+        f"ExecStartPre=+/bin/sh -c 'mkdir -p {STARTED_DIRECTORY} && "
+        f"printf %%s {fingerprint} > {STARTED_DIRECTORY}/%n'"
+    )
+
+
+def unit_of(path: str) -> str | None:
+    """
+    Return the unit whose definition a path is part of, None if of none.
+
+    >>> unit_of("/etc/systemd/system/ssh.service.d/limits.conf")
+    'ssh.service'
+    """
+    if not path.startswith(f"{UNIT_DIRECTORY}/"):
+        return None
+    name = path.removeprefix(f"{UNIT_DIRECTORY}/").split("/")[0]
+    name = name.removesuffix(".d")
+    # A template has no state of its own, only its instances have.
+    return name if _UNIT.fullmatch(name) and "@." not in name else None
+
+
+def _must_be_unit(name: str) -> None:
+    must_match(_UNIT, name, "a unit name")
+    if "@." in name:
+        raise FleetError(f"{name} is a template: only its instances run, e.g. name@1.service")
+
+
+def _must_be_owned(value: File | Directory) -> None:
+    must_match(_ACCOUNT, value.user, f"the owner of {value.path}")
+    must_match(_ACCOUNT, value.group, f"the group of {value.path}")
+    if not 0 <= value.mode <= 0o7777:
+        raise FleetError(f"{value.path}: {value.mode:#o} is not a mode: 0 to 0o7777")
+
+
+def _subject(value: Value) -> str:
+    """What only one value may speak about."""
+    match value:
+        case Package() | Group() | User():
+            return f"{type(value).__name__.lower()} {value.name}"
+        case PackageSource():
+            return f"package source {value.id}"
+        case ModuleStream():
+            return f"dnf module {value.name}"
+        case Unit() | UnitGone():
+            return f"unit {value.name}"
+        case File() | Directory() | Link() | Absent():
+            return f"path {value.path}"
+        case _:  # several lines in a file, a pattern or a question beside anything
+            return repr(value)
+
+
+def _contradictions(values: Iterable[Value]) -> Iterator[str]:
+    seen: dict[str, Value] = {}
+    for value in values:
+        other = seen.setdefault(_subject(value), value)
+        if other != value:
+            yield f"{_subject(value)} is wanted in two ways, {other} and {value}: keep one"
+    for unwanted in (value for value in values if isinstance(value, NoPackage)):
+        for package in (value for value in values if isinstance(value, Package)):
+            if unwanted.matches(package.name):
+                yield f"{package} is wanted, and {unwanted} would remove it: keep one"
+    for value in values:
+        if isinstance(value, Line) and (whole := seen.get(f"path {value.path}")):
+            yield f"a line is wanted in {value.path}, which is also wanted as {whole}: keep one"
+        if isinstance(value, File | Link) and (unit := unit_of(value.path)):
+            gone = seen.get(f"unit {unit}")
+            if isinstance(gone, UnitGone):
+                yield f"{value.path} is wanted, and {gone} would remove it: keep one"
+
+
+def _unrecorded_starts(values: Iterable[Value]) -> Iterator[str]:
+    """A unit whose start records nothing would be restarted by every run."""
+    values = tuple(values)
+    for unit in (value for value in values if isinstance(value, Unit) and value.fingerprint):
+        files = [v for v in values if isinstance(v, File) and unit_of(v.path) == unit.name]
+        line = started_line(unit.fingerprint or "").encode()
+        if files and not any(line in file.content.splitlines() for file in files):
+            yield (
+                f"{unit.name} is wanted with fingerprint {unit.fingerprint}, and none of its files "
+                "records it: put wanted.started_line(fingerprint) into its [Service] section"
+            )

@@ -1,0 +1,159 @@
+"""What a node is wanted to have of packages: values, the same for apt and for dnf.
+
+Part of `wanted.py`, from where they are imported; `package_plan.py` compares them.
+"""
+
+from __future__ import annotations
+
+import re
+from fnmatch import fnmatchcase
+
+from gpufleet.converge.validation import must_be_path, must_match
+from gpufleet.errors import FleetError
+from gpufleet.quick_dataclass import dataclass
+
+# deb-control(5), fields Package and Version, and what rpm has beyond them (capitals, `_`, `^`); an
+# architecture as dpkg appends it.
+_PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._-]+(:[a-z0-9_-]+)?")
+_PACKAGE_PATTERN = re.compile(r"[A-Za-z0-9*?][A-Za-z0-9+._*?-]*")
+# A final `*` stands for whatever follows.
+_VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+:~^_-]*\*?")
+_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
+# An apt source and a dnf repository are lines of text: no blank, no quote, no comment.
+_REPOSITORY = re.compile(r"(https?://|file:/)[^\s\"'#\[\]]+[^\s\"'#\[\]/]")
+# nvidia-driver:580-open
+_MODULE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True)
+class Package:
+    """
+    A package of the node's own package manager, apt's or dnf's, fully installed.
+
+    Attributes:
+        name: as the package manager knows it.
+        version: exactly this one, up or down; with a final `*` any that begins so, of which the
+            one that is installed stays and a new node gets the newest; None: any.
+        hold: True: nothing but us moves it (apt-mark hold, dnf versionlock); False: anything may;
+            None: as the operator left it.
+    """
+
+    name: str
+    version: str | None = None
+    hold: bool | None = None
+
+    def __post_init__(self) -> None:
+        must_match(_PACKAGE, self.name, "a package name")
+        if self.version is not None:
+            must_match(_VERSION, self.version, f"a version of package {self.name}")
+
+    def accepts(self, version: str) -> bool:
+        """
+        Tell whether an installed version is as wanted; an epoch counts only where one is wanted.
+
+        >>> Package("nvidia-open", "580.*").accepts("3:580.95.05-1.el9")
+        True
+        """
+        if self.version is None:
+            return True
+        found = version if ":" in self.version else version.rpartition(":")[2]
+        if self.version.endswith("*"):
+            return found.startswith(self.version[:-1])
+        return found == self.version
+
+
+@dataclass(frozen=True)
+class PackageSource:
+    """
+    A vendor's repository, which our package runs see, and the node's own apt or dnf never does.
+
+    So whatever becomes of it, the node's own upgrades go on, and none of them moves what we want.
+
+    Attributes:
+        id: names it in files and messages, as in "nvidia-cuda".
+        url: of a flat apt repository ("{url}/Packages"), or dnf's baseurl; without final slash.
+        key: path on the node of its public key. What that key did not sign is refused.
+        packages: patterns of the names that may come from it; nothing else does.
+    """
+
+    id: str
+    url: str
+    key: str
+    packages: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        must_match(_ID, self.id, "the id of a package source")
+        must_match(_REPOSITORY, self.url, f"the address of package source {self.id}")
+        must_be_path(self.key, f"of the key of package source {self.id}")
+        if not self.packages:
+            raise FleetError(f"package source {self.id} names no packages that may come from it")
+        for pattern in self.packages:
+            must_match(_PACKAGE_PATTERN, pattern, f"a pattern of packages of {self.id}")
+
+
+@dataclass(frozen=True)
+class NoPackage:
+    """
+    No installed package matches `pattern`, but those that match one of `but`.
+
+    They go in the same transaction in which wanted packages come: a driver's other branch cannot
+    go before, because what needs a driver would go with it.
+    """
+
+    pattern: str
+    but: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for pattern in (self.pattern, *self.but):
+            must_match(_PACKAGE_PATTERN, pattern, "a pattern of package names")
+        if not re.match(r"[A-Za-z0-9]{3}", self.pattern):
+            raise FleetError(
+                f"{self.pattern}: it would match packages of the system: begin with the packages' "
+                "own prefix, e.g. nvidia-dkms-*"
+            )
+
+    def matches(self, name: str) -> bool:
+        """Tell whether a package of this name has to go; with or without an architecture."""
+        name = name.partition(":")[0]
+        return fnmatchcase(name, self.pattern) and not any(
+            fnmatchcase(name, kept) for kept in self.but
+        )
+
+
+@dataclass(frozen=True)
+class Lockstep:
+    """
+    Packages that only work together: those of them that are installed have one upstream version.
+
+    A transaction that would leave two versions is refused before anything is touched.
+    """
+
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not self.names:
+            raise FleetError("a lockstep of no packages says nothing: name those that go together")
+        for name in self.names:
+            must_match(_PACKAGE, name, "a package name")
+
+
+@dataclass(frozen=True)
+class ModuleStream:
+    """The stream of a dnf module that is enabled; only for nodes with dnf."""
+
+    name: str
+    stream: str
+
+    def __post_init__(self) -> None:
+        must_match(_MODULE, self.name, "the name of a dnf module")
+        must_match(_MODULE, self.stream, f"a stream of the dnf module {self.name}")
+
+
+def upstream(version: str) -> str:
+    """
+    Return what of a package's version is its author's: without epoch and packaging revision.
+
+    >>> upstream("3:580.95.05-1ubuntu1")
+    '580.95.05'
+    """
+    return version.rpartition(":")[2].partition("-")[0]

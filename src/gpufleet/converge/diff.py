@@ -1,0 +1,547 @@
+"""What has to happen on a node: wanted against seen, as words for people and commands for shells.
+
+Pure. `difference(wanted, snapshot)` is the only place where the two are compared: the dry run, the
+run itself and the hunt for drift read the same `Difference`. What could not be read, and what must
+not be overwritten, is a problem: the part that has one does nothing at all.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Iterator
+from dataclasses import field
+from typing import Any
+
+from gpufleet.converge import package_plan
+from gpufleet.converge.desired import (
+    STARTED_DIRECTORY,
+    UNIT_DIRECTORY,
+    Absent,
+    Directory,
+    File,
+    Group,
+    Line,
+    Link,
+    NoOtherFiles,
+    NoOtherUnits,
+    Package,
+    Unit,
+    UnitGone,
+    User,
+    Wanted,
+    unit_of,
+)
+from gpufleet.converge.package_commands import TRANSACTION_SECONDS, Plan
+from gpufleet.converge.snapshot import FileState, Snapshot, UnitState, Unknown, UserState
+from gpufleet.quick_dataclass import dataclass
+
+# Deadlines of remote commands, in seconds.
+# useradd, systemctl enable and the like take well under a second; a busy node gets a margin.
+SHORT_SECONDS = 60
+# daemon-reload rereads every unit and runs the generators.
+RELOAD_SECONDS = 120
+# Placing files: on_node/place.py waits up to 30 s for another run.
+PLACE_SECONDS = 120
+# On top of a unit's own times: systemd's job queue, and the kill after a stop that timed out.
+UNIT_MARGIN_SECONDS = 30
+# Starts or restarts the units that are its arguments. Several are all stopped before any of them
+# starts, because a restart of many is independent jobs: one would start on GPUs or a port that
+# another still drains from. In one command, and deaf to a connection that ends, so that an
+# interrupted run cannot leave them stopped. On failure it tells why: bounded in lines, and in
+# time for a slow journal, within UNIT_MARGIN_SECONDS. `UNIT=FINGERPRINT` is left alone where by now
+# it runs with that: a rank whose group another node's restart has ended comes back by itself, with
+# the new file once that is loaded, and a second start would end the new group.
+_START = f"""\
+trap '' HUP PIPE
+left=$#
+while [ "$left" -gt 0 ]; do
+  unit=${{1%%=*}} wanted=${{1#"$unit"}}
+  shift
+  left=$((left - 1))
+  if [ -n "$wanted" ] && [ "=$(cat "{STARTED_DIRECTORY}/$unit" 2>/dev/null)" = "$wanted" ] &&
+    systemctl is-active --quiet -- "$unit"; then continue; fi
+  set -- "$@" "$unit"
+done
+case $# in
+  0) exit 0 ;;
+  1) systemctl restart -- "$1" ;;
+  *) systemctl stop -- "$@" && systemctl start -- "$@" ;;
+esac && exit
+status=$?
+timeout 15 systemctl status --no-pager --lines=15 -- "$@" >&2
+exit $status"""
+# systemctl(1), is-enabled: these start at boot, or cannot be enabled because they have no
+# [Install] section and are pulled in by others.
+_ENABLED = frozenset({"enabled", "enabled-runtime", "static", "alias", "indirect", "generated"})
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command line, each part a word of its own, and its deadline in seconds."""
+
+    argv: tuple[str, ...]
+    seconds: int = SHORT_SECONDS
+
+
+@dataclass(frozen=True)
+class Placing:
+    """One run of on_node/place.py; its entries carry contents, so they are not printed."""
+
+    entries: tuple[dict[str, Any], ...] = field(repr=False)
+    seconds: int = PLACE_SECONDS
+
+
+@dataclass(frozen=True)
+class Transacting:
+    """One run of on_node/transaction.py: everything that happens to packages at once."""
+
+    plan: Plan
+    seconds: int = TRANSACTION_SECONDS
+
+
+@dataclass(frozen=True)
+class Part:
+    """
+    What one operation has to do.
+
+    Attributes:
+        noop: said when there is nothing to do.
+        changes: one line each, as an imperative: "write /etc/hosts: it is missing".
+        commands: what makes those changes, in order.
+        problems: why it must not begin; whole sentences.
+        rewritten: the files among the changes that will have another content.
+    """
+
+    noop: str
+    changes: tuple[str, ...] = ()
+    commands: tuple[Command | Placing | Transacting, ...] = ()
+    problems: tuple[str, ...] = ()
+    rewritten: tuple[File, ...] = ()
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What the five operations have to do on one node."""
+
+    packages: Part
+    accounts: Part
+    files: Part
+    lines: Part
+    units: Part
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """All of them, in the order in which a role usually wants them."""
+        return (self.packages, self.accounts, self.files, self.lines, self.units)
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """Everything that would change, one line each."""
+        return tuple(change for part in self.parts for change in part.changes)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Everything that forbids to begin."""
+        return tuple(problem for part in self.parts for problem in part.problems)
+
+
+def difference(wanted: Wanted, snapshot: Snapshot) -> Difference:
+    """Compare what is wanted with what was seen; the same input always gives the same answer."""
+    return Difference(
+        packages=_packages(wanted, snapshot),
+        accounts=_accounts(wanted, snapshot),
+        files=_files(wanted, snapshot),
+        lines=_lines(wanted, snapshot),
+        units=_units(wanted, snapshot),
+    )
+
+
+def starting(wanted: Wanted, snapshot: Snapshot) -> tuple[str, ...]:
+    """Return the names of the units that would be started or restarted now, as far as is known."""
+    return tuple(
+        unit.name
+        for unit in wanted.of(Unit)
+        if isinstance(state := snapshot.unit(unit.name), UnitState) and _why_start(unit, state)
+    )
+
+
+class _Work:
+    """A part in the making."""
+
+    def __init__(self, noop: str) -> None:
+        self.noop = noop
+        self.changes: list[str] = []
+        self.commands: list[Command | Placing | Transacting] = []
+        self.problems: list[str] = []
+        self.rewritten: list[File] = []
+
+    def unknown(self, what: str, reason: str) -> None:
+        self.problems.append(
+            f"{what} could not be read on the node ({reason}): nothing is changed on a guess; "
+            "if permission is what lacks, connect as root or set `_sudo: true`"
+        )
+
+    def run(self, *argv: str, seconds: int = SHORT_SECONDS) -> None:
+        self.commands.append(Command(argv, seconds))
+
+    def part(self) -> Part:
+        # What is refused must not be half done.
+        commands = () if self.problems else tuple(self.commands)
+        rewritten = () if self.problems else tuple(self.rewritten)
+        return Part(self.noop, tuple(self.changes), commands, tuple(self.problems), rewritten)
+
+
+# --- packages
+
+
+def _packages(wanted: Wanted, snapshot: Snapshot) -> Part:
+    found = package_plan.packages(wanted, snapshot)
+    work = _Work(f"{len(wanted.of(Package))} packages are as wanted")
+    work.changes += found.changes
+    for what, reason in found.unknown:
+        work.unknown(what, reason)
+    work.problems += found.problems
+    if found.plan:
+        work.commands.append(Transacting(found.plan))
+    return work.part()
+
+
+# --- accounts
+
+
+def _accounts(wanted: Wanted, snapshot: Snapshot) -> Part:
+    groups, users = wanted.of(Group), wanted.of(User)
+    work = _Work(f"{len(groups)} groups and {len(users)} users are as wanted")
+    for group in groups:
+        number = snapshot.groups.get(group.name, Unknown(snapshot.missed))
+        if isinstance(number, Unknown):
+            work.unknown(f"group {group.name}", number.reason)
+        elif number is None:
+            work.changes.append(f"create group {group.name}")
+            work.run("groupadd", *(("--system",) if group.system else ()), "--", group.name)
+    for user in users:
+        found = snapshot.users.get(user.name, Unknown(snapshot.missed))
+        if isinstance(found, Unknown):
+            work.unknown(f"user {user.name}", found.reason)
+        elif found is None:
+            work.changes.append(f"create user {user.name}")
+            work.run("useradd", *_new_user(user), "--", user.name)
+        elif changed := list(_changed_user(user, found)):
+            said = ", ".join(text for text, _ in changed)
+            work.changes.append(f"change user {user.name}: {said}")
+            options = (option for _, options in changed for option in options)
+            work.run("usermod", *options, "--", user.name)
+    return work.part()
+
+
+def _new_user(user: User) -> tuple[str, ...]:
+    return (
+        *(("--system",) if user.system else ()),
+        "--no-create-home",
+        *("--home-dir", user.home, "--shell", user.shell, "--gid", user.group),
+        *(("--groups", ",".join(user.groups)) if user.groups else ()),
+    )
+
+
+def _changed_user(user: User, found: UserState) -> Iterator[tuple[str, tuple[str, ...]]]:
+    if found.home != user.home:
+        yield f"home is {found.home}, wanted {user.home}", ("--home", user.home)
+    if found.shell != user.shell:
+        yield f"shell is {found.shell}, wanted {user.shell}", ("--shell", user.shell)
+    if found.group != user.group:
+        yield f"group is {found.group}, wanted {user.group}", ("--gid", user.group)
+    if missing := [group for group in user.groups if group not in found.groups]:
+        names = ",".join(missing)
+        yield f"not in {names}", ("--append", "--groups", names)
+
+
+# --- files
+
+
+def _files(wanted: Wanted, snapshot: Snapshot) -> Part:
+    values = [v for v in wanted if isinstance(v, File | Directory | Link | Absent)]
+    work = _Work(f"{len(values)} paths are as wanted")
+    entries: list[dict[str, Any]] = []
+    # Directories first, upper ones before lower ones, so that what lies in them finds them.
+    for value in sorted(values, key=lambda v: (0, v.path) if isinstance(v, Directory) else (1, "")):
+        found = snapshot.file(value.path)
+        if found.kind == "unknown":
+            work.unknown(value.path, found.error)
+        elif problem := _in_the_way(value, found):
+            work.problems.append(problem)
+        elif reason := _why_place(value, found):
+            work.changes.append(f"{_VERBS[type(value)]} {value.path}: {reason}")
+            entries.append(_entry(value))
+            if isinstance(value, File) and found.sha256 != value.sha256:
+                work.rewritten.append(value)
+    named = {value.path for value in values}
+    for pattern in wanted.of(NoOtherFiles):
+        matches = snapshot.files_like.get(pattern.pattern, Unknown(snapshot.missed))
+        if isinstance(matches, Unknown):
+            work.unknown(pattern.pattern, matches.reason)
+            continue
+        for path in sorted(matches - named):
+            work.changes.append(f"remove {path}: nothing wants it")
+            entries.append({"kind": "absent", "path": path})
+    if isinstance(snapshot.leftovers, Unknown):
+        work.unknown("the journal of placed files", snapshot.leftovers.reason)
+    elif snapshot.leftovers and values:
+        work.changes.append("clear up after a run that was interrupted while placing files")
+    if work.changes:
+        work.commands.append(Placing(tuple(entries)))
+    return work.part()
+
+
+_VERBS = {File: "write", Directory: "make", Link: "link", Absent: "remove"}
+
+
+def _in_the_way(value: File | Directory | Link | Absent, found: FileState) -> str | None:
+    """Nothing that an operator may have put there on purpose is destroyed."""
+    if isinstance(value, Directory) and found.exists and found.kind != "directory":
+        return (
+            f"{value.path} is to be a directory, and {_what(found)} is there: move it away, or "
+            "name another path"
+        )
+    if not isinstance(value, Directory) and found.kind == "directory":
+        return (
+            f"{value.path} is to be {type(value).__name__.lower()}, and a directory is there: "
+            "move it away"
+        )
+    return None
+
+
+def _what(found: FileState) -> str:
+    return f"a link to {found.target}" if found.kind == "link" else f"a {found.kind}"
+
+
+def _why_place(value: File | Directory | Link | Absent, found: FileState) -> str | None:
+    if isinstance(value, Absent):
+        return "it is not wanted" if found.exists else None
+    if not found.exists:
+        return "it is missing"
+    if isinstance(value, Link):
+        if found.kind != "link":
+            return f"{_what(found)} is there"
+        return f"it points to {found.target}" if found.target != value.target else None
+    if isinstance(value, File) and found.kind != "file":
+        return f"{_what(found)} is there"
+    reasons = []
+    if isinstance(value, File) and found.sha256 != value.sha256:
+        reasons.append("its content differs")
+    if (found.user, found.group) != (value.user, value.group):
+        reasons.append(f"it is {found.user}:{found.group}'s, wanted {value.user}:{value.group}")
+    if found.mode != value.mode:
+        reasons.append(f"its mode is {found.mode:04o}, wanted {value.mode:04o}")
+    return ", ".join(reasons) or None
+
+
+def _entry(value: File | Directory | Link | Absent) -> dict[str, Any]:
+    """Return what on_node/place.py takes."""
+    entry: dict[str, Any] = {"kind": type(value).__name__.lower(), "path": value.path}
+    if isinstance(value, Link):
+        entry["target"] = value.target
+    if isinstance(value, File | Directory):
+        entry.update(user=value.user, group=value.group, mode=value.mode)
+    if isinstance(value, File):
+        entry["content"] = base64.b64encode(value.content).decode()
+    return entry
+
+
+# --- lines
+
+
+def _lines(wanted: Wanted, snapshot: Snapshot) -> Part:
+    values = wanted.of(Line)
+    work = _Work(f"{len(values)} lines are in place")
+    entries = []
+    for value in values:
+        have = snapshot.lines.get(value.path, Unknown(snapshot.missed))
+        if isinstance(have, Unknown):
+            work.unknown(value.path, have.reason)
+        elif value.line not in have:
+            work.changes.append(f"append to {value.path}: {value.line}")
+            entries.append({"kind": "line", "path": value.path, "line": value.line})
+    if entries:
+        work.commands.append(Placing(tuple(entries)))
+    return work.part()
+
+
+# --- units
+
+
+def _units(wanted: Wanted, snapshot: Snapshot) -> Part:
+    units = wanted.of(Unit)
+    work = _Work(f"{len(units)} units are as wanted")
+    seen: dict[str, UnitState] = {}
+    gone = tuple(_gone(wanted, snapshot, work))
+    for name in dict.fromkeys([*(unit.name for unit in units), *(unit.name for unit in gone)]):
+        found = snapshot.unit(name)
+        if isinstance(found, Unknown):
+            work.unknown(name, found.reason)
+        else:
+            seen[name] = found
+    # First: what is not wanted holds GPUs and ports that the others need.
+    _remove([unit for unit in gone if unit.name in seen], seen, work)
+    _reload(wanted, snapshot, work)
+    known = [unit for unit in units if unit.name in seen]
+    _refuse_masked(known, seen, work)
+    _enable(known, seen, work)
+    _stop(known, seen, work)
+    _start(known, seen, work)
+    return work.part()
+
+
+def _gone(wanted: Wanted, snapshot: Snapshot, work: _Work) -> Iterator[UnitGone]:
+    """What must go: by name, and whatever matches a pattern without being wanted."""
+    named = {unit.name for unit in wanted.of(Unit)} | {unit.name for unit in wanted.of(UnitGone)}
+    yield from wanted.of(UnitGone)
+    for pattern in wanted.of(NoOtherUnits):
+        found = snapshot.units_like.get(pattern.pattern, Unknown(snapshot.missed))
+        if isinstance(found, Unknown):
+            work.unknown(f"units {pattern.pattern}", found.reason)
+            continue
+        for name in sorted(found - named):
+            named.add(name)
+            yield UnitGone(name, stop_seconds=pattern.stop_seconds)
+
+
+def _remove(gone: list[UnitGone], seen: dict[str, UnitState], work: _Work) -> None:
+    there = [unit for unit in gone if _is_there(seen[unit.name])]
+    if not there:
+        return
+    work.changes += [
+        f"remove {unit.name}: it is {seen[unit.name].active}, and nothing wants it"
+        for unit in there
+    ]
+    if up := [unit for unit in there if _is_running(seen[unit.name])]:
+        seconds = max(unit.stop_seconds for unit in up) + UNIT_MARGIN_SECONDS
+        work.run("systemctl", "stop", "--", *(unit.name for unit in up), seconds=seconds)
+    if enabled := [u.name for u in there if seen[u.name].file_state.startswith("enabled")]:
+        work.run("systemctl", "--quiet", "disable", "--", *enabled)
+    names = [unit.name for unit in there]
+    paths = [f"{UNIT_DIRECTORY}/{name}" for name in names]
+    work.run("rm", "-rf", "--", *paths, *(f"{path}.d" for path in paths))
+    work.run("rm", "-f", "--", *(f"{STARTED_DIRECTORY}/{name}" for name in names))
+    work.run("systemctl", "daemon-reload", seconds=RELOAD_SECONDS)
+    _reset_failed(names, work)
+
+
+def _is_there(state: UnitState) -> bool:
+    enabled = state.file_state.startswith("enabled")
+    return state.on_disk or _is_running(state) or enabled
+
+
+def _is_running(state: UnitState) -> bool:
+    return state.active not in {"inactive", "failed"}
+
+
+def _reset_failed(names: Iterable[str], work: _Work) -> None:
+    """Forget failures and start counts. A unit that systemd does not know has none: no mistake."""
+    script = 'systemctl reset-failed -- "$@" 2>/dev/null || :'
+    work.run("sh", "-c", script, "sh", *names)
+
+
+def _reload(wanted: Wanted, snapshot: Snapshot, work: _Work) -> None:
+    """
+    Have systemd read what changed on disk.
+
+    Before files are placed, those that will be placed count: a dry run foretells the reload.
+    """
+    placed = {
+        unit
+        for value in wanted
+        if isinstance(value, File | Link | Absent)
+        and (unit := unit_of(value.path))
+        and _why_place(value, snapshot.file(value.path))
+    }
+    stale = {
+        name
+        for name, state in snapshot.units.items()
+        if isinstance(state, UnitState)
+        and (
+            state.needs_reload
+            or (state.has_file and state.load == "not-found")
+            or _hidden(wanted, name, state)
+        )
+        and name in _related(wanted)
+    }
+    if names := sorted(placed | stale):
+        work.changes.append(f"have systemd read {', '.join(names)} again: the definition changed")
+        work.run("systemctl", "daemon-reload", seconds=RELOAD_SECONDS)
+
+
+def _hidden(wanted: Wanted, name: str, state: UnitState) -> bool:
+    """
+    Say whether systemd goes by a package's unit file although ours lies in front of it.
+
+    It looks at the file that it has loaded, and does not notice another that comes before it.
+    """
+    path = f"{UNIT_DIRECTORY}/{name}"
+    ours = any(value.path == path for value in wanted.of(File))
+    loaded = state.load == "loaded" and state.fragment not in {"", path}
+    return ours and state.has_file and loaded
+
+
+def _related(wanted: Wanted) -> frozenset[str]:
+    """The units whose definition is our business."""
+    named = {unit.name for unit in wanted.of(Unit)}
+    defined = {unit_of(v.path) for v in wanted if isinstance(v, File | Link | Absent)}
+    return frozenset(named | {name for name in defined if name})
+
+
+def _refuse_masked(units: list[Unit], seen: dict[str, UnitState], work: _Work) -> None:
+    work.problems += [
+        f"{unit.name} is masked, and is wanted to be started: somebody forbade that with "
+        f"`systemctl mask`; take it back with `systemctl unmask {unit.name}`"
+        for unit in units
+        if seen[unit.name].load == "masked" and (unit.running or unit.enabled)
+    ]
+
+
+def _enable(units: list[Unit], seen: dict[str, UnitState], work: _Work) -> None:
+    on = [u.name for u in units if u.enabled and seen[u.name].file_state not in _ENABLED]
+    off = [
+        unit.name
+        for unit in units
+        if unit.enabled is False and seen[unit.name].file_state.startswith("enabled")
+    ]
+    for verb, names in (("enable", on), ("disable", off)):
+        if names:
+            work.changes += [f"{verb} {name}" for name in names]
+            work.run("systemctl", "--quiet", verb, "--", *names)
+
+
+def _stop(units: list[Unit], seen: dict[str, UnitState], work: _Work) -> None:
+    up = [unit for unit in units if unit.running is False and _is_running(seen[unit.name])]
+    if up:
+        work.changes += [f"stop {unit.name}: it is {seen[unit.name].active}" for unit in up]
+        seconds = max(unit.stop_seconds for unit in up) + UNIT_MARGIN_SECONDS
+        work.run("systemctl", "stop", "--", *(unit.name for unit in up), seconds=seconds)
+
+
+def _start(units: list[Unit], seen: dict[str, UnitState], work: _Work) -> None:
+    """Start or restart what must run and does not, or was started with something else."""
+    due = [(unit, reason) for unit in units if (reason := _why_start(unit, seen[unit.name]))]
+    if not due:
+        return
+    work.changes += [reason for _, reason in due]
+    names = [unit.name for unit, _ in due]
+    # A unit that failed too often refuses to start, and our own restarts count (systemd.unit(5),
+    # StartLimitBurst=).
+    _reset_failed(names, work)
+    # The slowest to stop may be another than the slowest to start.
+    stop = max(unit.stop_seconds for unit, _ in due)
+    start = max(unit.start_seconds for unit, _ in due)
+    words = (f"{u.name}={u.fingerprint}" if u.fingerprint else u.name for u, _ in due)
+    work.run("sh", "-c", _START, "sh", *words, seconds=stop + start + UNIT_MARGIN_SECONDS)
+
+
+def _why_start(unit: Unit, state: UnitState) -> str | None:
+    if not unit.running:
+        return None
+    if not state.is_up:
+        return f"start {unit.name}: it is {state.active} ({state.sub})"
+    if unit.fingerprint is None or state.started == unit.fingerprint:
+        return None
+    before = state.started[:12] if state.started else "something that was not recorded"
+    return f"restart {unit.name}: started with {before}, wanted {unit.fingerprint[:12]}"

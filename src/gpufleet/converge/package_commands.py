@@ -1,0 +1,293 @@
+"""The command lines of one package transaction, for apt and for dnf, and the files they go by.
+
+Pure: a `Plan` in, `Step`s out; `on_node/transaction.py` runs them on the node, in this order, and
+judges what the simulation foretells. `commands(plan)` is what a reviewer reads.
+
+A vendor's repository is never the node's own: its index, its cache and its pins lie in folders of
+ours, and only these command lines look there. Whatever the vendor publishes, the node's own apt or
+dnf works on, and takes nothing from there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any, Literal
+
+from gpufleet.converge.desired import Lockstep, ModuleStream, Package, PackageSource
+from gpufleet.quick_dataclass import dataclass
+
+Manager = Literal["apt", "dnf"]
+
+# Deadlines of one step, in seconds. An index comes in seconds; a slow mirror gets minutes.
+FETCH_SECONDS = 600
+# The CUDA toolkit is about 3 GB to download and 7 GB to unpack; an hour is 1 MB/s. DKMS builds a
+# module in 1 to 5 minutes a kernel.
+INSTALL_SECONDS = 3600
+# Simulations, marks: seconds, on a busy node.
+SHORT_SECONDS = 120
+# Another package manager (unattended-upgrades) is waited for.
+LOCK_SECONDS = 300
+# All of a transaction: the wait, mending, both indexes, download, installation, putting back.
+TRANSACTION_SECONDS = LOCK_SECONDS + 2 * FETCH_SECONDS + 4 * INSTALL_SECONDS
+
+APT = "/etc/gpufleet/apt"
+DNF = "/etc/gpufleet/dnf"
+STATE = "/var/lib/gpufleet/packages"
+CACHE = "/var/cache/gpufleet"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """
+    What one transaction is to do.
+
+    Attributes:
+        install: those that are missing or of another version; versions may end in `*`.
+        remove: names of installed packages that go in the same transaction.
+        hold, release: names whose hold is put (back) or taken away afterwards.
+        sources: vendors' repositories that this transaction sees.
+        lockstep: what must have one upstream version afterwards.
+        streams: dnf modules' streams to enable before.
+        root: "" on a node; in tests, a folder that has a package database of its own.
+    """
+
+    manager: Manager
+    install: tuple[Package, ...] = ()
+    remove: tuple[str, ...] = ()
+    hold: tuple[str, ...] = ()
+    release: tuple[str, ...] = ()
+    sources: tuple[PackageSource, ...] = ()
+    lockstep: tuple[Lockstep, ...] = ()
+    streams: tuple[ModuleStream, ...] = ()
+    root: str = ""
+
+
+@dataclass(frozen=True)
+class Step:
+    """
+    One command line, its deadline in seconds, and what it reads.
+
+    `more`: the node appends what only it can know, as the package names of a simulation's outcome.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    seconds: int = SHORT_SECONDS
+    stdin: str = ""
+    more: str = ""
+
+
+def steps(plan: Plan) -> tuple[Step, ...]:
+    """Return the steps of a transaction, in order."""
+    return tuple(_apt(plan) if plan.manager == "apt" else _dnf(plan))
+
+
+def commands(plan: Plan) -> list[tuple[str, ...]]:
+    """Return the command lines that a transaction runs when all goes well, in order."""
+    asides = {"finish", "repair", "restore"}
+    return [
+        (*step.argv, *((f"<{step.more}>",) if step.more else ()), *step.stdin.splitlines())
+        for step in steps(plan)
+        if step.name not in asides
+    ]
+
+
+def files(plan: Plan) -> dict[str, str]:
+    """Return the files that the steps go by, {path: text}; the run writes them first."""
+    return _apt_files(plan) if plan.manager == "apt" else _dnf_files(plan)
+
+
+def parameters(plan: Plan) -> dict[str, Any]:
+    """Return what on_node/transaction.py takes."""
+    return {
+        "manager": plan.manager,
+        "root": plan.root,
+        "install": [[package.name, package.version] for package in plan.install],
+        "remove": list(plan.remove),
+        "hold": list(plan.hold),
+        "release": list(plan.release),
+        "lockstep": [list(lockstep.names) for lockstep in plan.lockstep],
+        "sources": [asdict(source) for source in plan.sources],
+        "streams": [[stream.name, stream.stream] for stream in plan.streams],
+        "files": files(plan),
+        "steps": {step.name: asdict(step) for step in steps(plan)},
+        "lock_seconds": LOCK_SECONDS,
+    }
+
+
+# --- apt
+
+
+def _apt(plan: Plan) -> list[Step]:
+    config = f"{plan.root}{APT}/apt.conf"
+    apt = ("apt-get", "-q", "-c", config)
+    # What lies in the node's own folders is the node's: no vendor's source is there.
+    own = ("-o", "Dir::Etc::SourceList=/dev/null")
+    vendors = ("-o", "Dir::Etc::SourceParts=/dev/null")
+    root = ("--root", plan.root, "--force-script-chrootless") if plan.root else ()
+    keep = ("--force-confdef", "--force-confold")
+    found = [Step("finish", ("dpkg", *root, *keep, "--configure", "-a"), INSTALL_SECONDS)]
+    change = (
+        "--fix-broken",
+        "--purge",
+        "--allow-downgrades",
+        "--allow-change-held-packages",
+        "install",
+        "--",
+        *(_apt_word(package) for package in plan.install),
+        *(f"{name}-" for name in plan.remove),
+    )
+    if plan.install and plan.sources:
+        form = "$(REPO_URI)\t$(ORIGIN)\t$(LABEL)"
+        found += [
+            Step("fetch vendors", (*apt, *vendors, "update"), FETCH_SECONDS),
+            Step(
+                "vendors",
+                (*apt, *vendors, "indextargets", "--format", form, "Created-By: Packages"),
+            ),
+        ]
+    if plan.install:
+        again = (*apt, "-y", "--reinstall", *change[: change.index("--") + 1])
+        found += [
+            Step("fetch", (*apt, *own, "update"), FETCH_SECONDS),
+            Step("repair", again, INSTALL_SECONDS, more="what was torn, in its version"),
+        ]
+    if plan.install or plan.remove:
+        found += [
+            Step("simulate", (*apt, "--simulate", *change)),
+            Step("sizes", ("apt-cache", "-c", config, "show"), more="what would be installed"),
+            Step("download", (*apt, "-y", "--download-only", *change), INSTALL_SECONDS),
+            Step("install", (*apt, "-y", *change), INSTALL_SECONDS),
+            Step(
+                "restore",
+                (*apt, "-y", *change[: change.index("--") + 1]),
+                INSTALL_SECONDS,
+                more="the former versions",
+            ),
+            Step("clean", (*apt, "clean")),
+        ]
+    mark = ("apt-mark", "-c", config)
+    if plan.release:
+        found.append(Step("release", (*mark, "unhold", "--", *plan.release)))
+    if plan.hold:
+        found.append(Step("hold", (*mark, "hold", "--", *plan.hold)))
+    return found
+
+
+def _apt_word(package: Package) -> str:
+    return f"{package.name}={package.version}" if package.version else package.name
+
+
+def _apt_files(plan: Plan) -> dict[str, str]:
+    """
+    Return apt's configuration and the vendors' sources.
+
+    The node's own sources and pins are linked into two folders of ours, because apt takes one
+    folder of each.
+    """
+    root, state, cache = plan.root, f"{plan.root}{STATE}", f"{plan.root}{CACHE}"
+    settings = {
+        "Dir::Etc::SourceList": f"{root}{APT}/vendors.sources",
+        "Dir::Etc::SourceParts": f"{state}/sources.list.d",
+        "Dir::Etc::Preferences": f"{root}{APT}/preferences",
+        "Dir::Etc::PreferencesParts": f"{state}/preferences.d",
+        "Dir::State::Lists": f"{state}/lists",
+        "Dir::Cache": f"{cache}/apt",
+        "DPkg::Lock::Timeout": str(LOCK_SECONDS),
+        "APT::Install-Recommends": "false",
+        # Both fetches keep what the other has brought.
+        "APT::Get::List-Cleanup": "false",
+        # What cannot be fetched is said, not passed over with an older index.
+        "APT::Update::Error-Mode": "any",
+        "Acquire::Languages": "none",
+        "Acquire::Retries": "2",
+    }
+    if root:
+        settings |= {"Dir": f"{root}/", "Dir::State::Status": f"{root}/var/lib/dpkg/status"}
+    # A changed configuration file is kept: there is nobody to ask (dpkg(1), --force-confold).
+    options = ["--force-confdef", "--force-confold"]
+    if root:
+        options += [f"--root={root}", "--force-script-chrootless"]
+    text = "// Written by gpufleet, for its own package runs: apt-get -c THIS-FILE ...\n"
+    text += "".join(f'{key} "{value}";\n' for key, value in settings.items())
+    text += "".join(f'DPkg::Options:: "{option}";\n' for option in options)
+    sources = "\n".join(
+        f"# {source.id}\nTypes: deb\nURIs: {source.url}/\nSuites: /\n"
+        f"Signed-By: {root}{source.key}\n"
+        for source in plan.sources
+    )
+    return {f"{root}{APT}/apt.conf": text, f"{root}{APT}/vendors.sources": sources}
+
+
+# --- dnf
+
+
+def _dnf(plan: Plan) -> list[Step]:
+    dnf = _dnf_words(plan)
+    free = (*dnf, "--disableplugin=versionlock")  # it would forbid the moves that are wanted
+    found = [Step("finish", (*free, "-y", "remove", "--duplicates"), INSTALL_SECONDS)]
+    if plan.install and plan.sources:
+        # -y: the key is the one that the role has put there, and is taken without asking.
+        vendors = ",".join(source.id for source in plan.sources)
+        only = (f"--repo={vendors}", "--refresh", "makecache")
+        found.append(Step("fetch vendors", (*free, "-y", *only), FETCH_SECONDS))
+    if plan.install:
+        own = tuple(f"--disablerepo={source.id}" for source in plan.sources)
+        found.append(Step("fetch", (*free, "-y", *own, "makecache"), FETCH_SECONDS))
+    for stream in plan.streams:
+        full = f"{stream.name}:{stream.stream}"
+        found += [
+            Step(f"reset {stream.name}", (*free, "-y", "module", "reset", stream.name)),
+            Step(f"enable {stream.name}", (*free, "-y", "module", "enable", full)),
+        ]
+    if plan.install or plan.remove:
+        lines = [f"remove {name}" for name in plan.remove]
+        lines += [f"install {_dnf_word(package)}" for package in plan.install]
+        script = "".join(f"{line}\n" for line in (*lines, "run"))
+        found += [
+            Step("simulate", (*free, "--assumeno", "shell"), FETCH_SECONDS, script),
+            Step("download", (*free, "-y", "--downloadonly", "shell"), INSTALL_SECONDS, script),
+            Step("install", (*free, "-y", "shell"), INSTALL_SECONDS, script),
+            Step("restore", (*free, "-y", "shell"), INSTALL_SECONDS),
+            Step("clean", (*free, "clean", "packages")),
+        ]
+    # A lock names a version: that of the version before goes first.
+    if unlock := (*plan.release, *plan.hold):
+        found.append(Step("release", (*dnf, "versionlock", "delete", *unlock)))
+    if plan.hold:
+        found.append(Step("hold", (*dnf, "versionlock", "add", *plan.hold)))
+    return found
+
+
+def _dnf_words(plan: Plan) -> tuple[str, ...]:
+    """Return dnf with the vendors' repositories, which its own configuration never names."""
+    root = plan.root
+    words = (
+        "dnf",
+        f"--setopt=reposdir={root}{DNF}/repos.d,{root}/etc/yum.repos.d",
+        f"--setopt=cachedir={root}{CACHE}/dnf",
+        "--setopt=install_weak_deps=False",
+        # What was once pulled in and is needed no more is the operator's to remove.
+        "--setopt=clean_requirements_on_remove=False",
+    )
+    if not root:
+        return words
+    plugins = f"--setopt=pluginconfpath={root}/etc/dnf/plugins"
+    return (*words, f"--installroot={root}", "--releasever=9", plugins)
+
+
+def _dnf_word(package: Package) -> str:
+    return f"{package.name}-{package.version}" if package.version else package.name
+
+
+def _dnf_files(plan: Plan) -> dict[str, str]:
+    """Return the vendors' repositories, whose index and packages both have to be signed."""
+    root = plan.root
+    return {
+        f"{root}{DNF}/repos.d/gpufleet.repo": "\n".join(
+            f"[{source.id}]\nname={source.id}\nbaseurl={source.url}\nenabled=1\n"
+            f"skip_if_unavailable=0\ngpgcheck=1\nrepo_gpgcheck=1\ngpgkey=file://{root}{source.key}\n"
+            f"includepkgs={' '.join(source.packages)}\n"
+            for source in plan.sources
+        )
+    }

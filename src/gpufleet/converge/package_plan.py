@@ -1,0 +1,237 @@
+"""Packages as wanted against packages as seen: what changes, and the one transaction that does it.
+
+Pure; `difference.py` has it done with everything else. Which packages move is decided here, and
+how a version is chosen among several that are wanted alike:
+
+  * a version that ends in `*` keeps what is installed, and takes what is newest on a new node;
+  * packages in lockstep take the version that the others of them have, so that a fabric manager
+    that comes late is the driver's, and an interrupted upgrade ends on one version;
+  * an installed member of a lockstep goes along, also when no role has named it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gpufleet.converge.desired import (
+    Lockstep,
+    ModuleStream,
+    NoPackage,
+    Package,
+    PackageSource,
+    Wanted,
+    upstream,
+)
+from gpufleet.converge.package_commands import Manager, Plan
+from gpufleet.converge.snapshot import VERSIONLOCK, PackageState, Snapshot, Unknown
+from gpufleet.quick_dataclass import dataclass
+
+
+@dataclass(frozen=True)
+class Packages:
+    """
+    What is to be done about packages.
+
+    Attributes:
+        changes: one line each, as an imperative.
+        unknown: (what, why) could not be read on the node.
+        problems: whole sentences.
+        plan: None: nothing.
+    """
+
+    changes: tuple[str, ...] = ()
+    unknown: tuple[tuple[str, str], ...] = ()
+    problems: tuple[str, ...] = ()
+    plan: Plan | None = None
+
+
+def packages(wanted: Wanted, snapshot: Snapshot) -> Packages:
+    """Compare what is wanted of packages with what was seen."""
+    if not any(wanted.of(kind) for kind in (Package, NoPackage, Lockstep, ModuleStream)):
+        return Packages()
+    manager = snapshot.package_manager
+    named = _named(wanted, manager)
+    unknown = tuple(_unknown(wanted, named, snapshot))
+    if unknown or isinstance(manager, Unknown):
+        return Packages(unknown=unknown)
+    problems = list(_impossible(wanted, manager))
+    seen = {name: _seen(snapshot, name) for name in _names(wanted, named)}
+    aligned, out_of_step = _aligned(named, wanted.of(Lockstep), seen)
+    problems += out_of_step
+    changes: list[str] = []
+    install, hold, release = [], [], []
+    for package in aligned:
+        found = seen[package.name]
+        held = found is not None and found.held
+        if reason := _why_install(package, found):
+            install.append(package)
+            changes.append(f"install {_exact(package)}: {reason}")
+        # A package that moves loses its hold, which the transaction puts back; a new one that is
+        # wanted held, and one that lost it, is marked.
+        if package.hold and (reason or not held):
+            hold.append(package.name)
+            if found is not None and found.installed and not reason:
+                changes.append(f"hold {package.name} at {found.version}")
+        if package.hold is False and held:
+            release.append(package.name)
+            changes.append(f"release the hold on {package.name}")
+    remove = _unwanted(wanted, snapshot)
+    changes += [f"remove {name} ({why})" for name, why in remove.items()]
+    streams = tuple(_streams(wanted, snapshot))
+    changes += [f"enable stream {one.stream} of dnf module {one.name}" for one in streams]
+    half = snapshot.dpkg_unfinished
+    if (install or remove) and not isinstance(half, Unknown) and half:
+        changes.insert(0, f"finish what {_TOOL[manager]} left half done: {', '.join(sorted(half))}")
+    plan = Plan(
+        manager=manager,
+        install=tuple(install),
+        remove=tuple(remove),
+        hold=tuple(hold),
+        release=tuple(release),
+        sources=wanted.of(PackageSource) if install else (),
+        lockstep=wanted.of(Lockstep),
+        streams=streams,
+    )
+    return Packages(tuple(changes), (), tuple(problems), plan if changes else None)
+
+
+_TOOL = {"apt": "dpkg", "dnf": "rpm"}
+
+
+def _named(wanted: Wanted, manager: Manager | Unknown) -> list[Package]:
+    """The packages that are wanted by name; with dnf also what holds need."""
+    named = list(wanted.of(Package))
+    if manager == "dnf" and any(package.hold for package in named):
+        named.insert(0, Package(VERSIONLOCK))
+    return named
+
+
+def _unknown(wanted: Wanted, named: list[Package], snapshot: Snapshot) -> Iterator[tuple[str, str]]:
+    if isinstance(snapshot.package_manager, Unknown):
+        yield "the package manager", snapshot.package_manager.reason
+    for name in _names(wanted, named):
+        found = snapshot.packages.get(name, Unknown(snapshot.missed))
+        if isinstance(found, Unknown):
+            yield f"package {name}", found.reason
+    for pattern in wanted.of(NoPackage):
+        alike = snapshot.packages_like.get(pattern.pattern, Unknown(snapshot.missed))
+        if isinstance(alike, Unknown):
+            yield f"packages {pattern.pattern}", alike.reason
+    for module in wanted.of(ModuleStream):
+        stream = snapshot.streams.get(module.name, Unknown(snapshot.missed))
+        if isinstance(stream, Unknown):
+            yield f"dnf module {module.name}", stream.reason
+    if isinstance(snapshot.dpkg_unfinished, Unknown) and named:
+        yield "dpkg's state", snapshot.dpkg_unfinished.reason
+
+
+def _names(wanted: Wanted, named: list[Package]) -> list[str]:
+    together = [name for lockstep in wanted.of(Lockstep) for name in lockstep.names]
+    return list(dict.fromkeys([*(package.name for package in named), *together]))
+
+
+def _seen(snapshot: Snapshot, name: str) -> PackageState | None:
+    found = snapshot.packages[name]
+    return None if isinstance(found, Unknown) else found
+
+
+def _impossible(wanted: Wanted, manager: Manager) -> Iterator[str]:
+    if manager == "apt" and (streams := wanted.of(ModuleStream)):
+        yield (
+            f"dnf module {streams[0].name} is wanted, and this node has apt: want it for nodes "
+            "with dnf only"
+        )
+
+
+def _why_install(package: Package, found: PackageState | None) -> str | None:
+    if found is None:
+        return "it is not installed"
+    if not found.installed:
+        return f"its installation of {found.version} was never finished"
+    return None if package.accepts(found.version) else f"{found.version} is installed"
+
+
+def _exact(package: Package) -> str:
+    return f"{package.name}={package.version}" if package.version else package.name
+
+
+def _unwanted(wanted: Wanted, snapshot: Snapshot) -> dict[str, str]:
+    """Return {name: why} of the installed packages that go, in the order of their names."""
+    found: dict[str, str] = {}
+    for pattern in wanted.of(NoPackage):
+        alike = snapshot.packages_like[pattern.pattern]
+        names = frozenset() if isinstance(alike, Unknown) else alike
+        for name in filter(pattern.matches, names):
+            found.setdefault(name, f"no {pattern.pattern} is wanted")
+    return dict(sorted(found.items()))
+
+
+def _streams(wanted: Wanted, snapshot: Snapshot) -> Iterator[ModuleStream]:
+    for module in wanted.of(ModuleStream):
+        if snapshot.streams[module.name] != module.stream:
+            yield module
+
+
+# --- lockstep
+
+
+def _aligned(
+    named: list[Package],
+    locksteps: tuple[Lockstep, ...],
+    seen: dict[str, PackageState | None],
+) -> tuple[list[Package], list[str]]:
+    """Return the wanted packages, each lockstep's on one version; and what contradicts itself."""
+    found = {package.name: package for package in named}
+    problems = []
+    for lockstep in locksteps:
+        members = [found[name] for name in lockstep.names if name in found]
+        versions = {member.version for member in members if member.version}
+        exact = {upstream(version) for version in versions if _is_whole(version)}
+        if len(exact) > 1:
+            problems.append(
+                f"{', '.join(lockstep.names)} only work with one version, and are wanted with "
+                f"{' and '.join(sorted(exact))}: want one"
+            )
+            continue
+        if (target := _target(members, seen)) is None:
+            continue
+        for name in lockstep.names:
+            package, state = found.get(name), seen[name]
+            if package is None and (state is None or upstream(state.version) == upstream(target)):
+                continue
+            if package is None:
+                found[name] = Package(name, target)
+            elif package.version is None or not _is_whole(package.version):
+                found[name] = replace(package, version=target)
+    return list(found.values()), problems
+
+
+def _target(members: list[Package], seen: dict[str, PackageState | None]) -> str | None:
+    """
+    The version that all take, as a pattern; None: whichever is newest.
+
+    An exact one that is wanted; else the newest that is installed and wanted.
+    """
+    for member in members:
+        if member.version and _is_whole(member.version):
+            return f"{member.version.partition('-')[0]}-*"
+    states = ((member, seen[member.name]) for member in members)
+    installed = [
+        state.version for member, state in states if state and member.accepts(state.version)
+    ]
+    if not installed:
+        return None
+    newest = max(installed, key=_order)
+    return f"{newest.partition('-')[0]}-*"
+
+
+def _is_whole(version: str) -> bool:
+    """Whether a version names one upstream version: 580.95.05-1, 580.95.05-*; not 580.*"""
+    return not version.endswith("*") or version.endswith("-*")
+
+
+def _order(version: str) -> tuple[int, ...]:
+    """Order NVIDIA's upstream versions, which are numbers and points."""
+    return tuple(int(number) for number in re.findall(r"\d+", upstream(version)))

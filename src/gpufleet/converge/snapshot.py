@@ -1,0 +1,290 @@
+"""What a node was seen to be: the questions put to it, and its answers as values.
+
+Pure. `questions(wanted)` says what has to be known, `on_node/snapshot.py` answers, `Snapshot`
+holds the answers. An answer is a value, or None for "there is none", or `Unknown` for "it could
+not be read": whoever decides must treat the last two differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import field
+from typing import Any, Literal, TypeAlias
+
+from gpufleet.converge.desired import (
+    Absent,
+    Directory,
+    File,
+    Group,
+    Line,
+    Link,
+    Listing,
+    Lockstep,
+    ModuleStream,
+    NoOtherFiles,
+    NoOtherUnits,
+    NoPackage,
+    Package,
+    Unit,
+    UnitGone,
+    User,
+    Wanted,
+    unit_of,
+)
+from gpufleet.quick_dataclass import dataclass
+
+SCHEMA = 1
+# What dnf holds packages with; it has no holds of its own.
+VERSIONLOCK = "python3-dnf-plugin-versionlock"
+
+Question: TypeAlias = tuple[str, ...]
+"""A kind of on_node/snapshot.py and its arguments: ("file", "/etc/hosts")."""
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """What could not be read, with the node's reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class FileState:
+    """
+    What lies at a path.
+
+    Attributes:
+        kind: "file", "directory", "link", "special file", "absent", or "unknown": not readable.
+        user, group: names, or numbers in digits where the node has no name for them.
+        mode: permission bits.
+        sha256: of a file's content; of a secret's only if it is one that was asked for.
+        target: of a link.
+        error: why it is unknown.
+    """
+
+    kind: str = "absent"
+    user: str = ""
+    group: str = ""
+    mode: int = 0
+    sha256: str = ""
+    target: str = ""
+    error: str = ""
+
+    @property
+    def exists(self) -> bool:
+        """Whether something is there; what is unknown counts, so that none is put in its place."""
+        return self.kind != "absent"
+
+
+@dataclass(frozen=True)
+class PackageState:
+    """
+    A package of which dpkg or rpm has at least some files; `installed` only if it is configured.
+
+    `held`: apt's hold, or dnf's versionlock.
+    """
+
+    version: str
+    installed: bool
+    held: bool
+
+
+@dataclass(frozen=True)
+class UserState:
+    """An account; `group` is the primary one, `groups` all it is in."""
+
+    home: str
+    shell: str
+    group: str
+    groups: frozenset[str]
+
+
+@dataclass(frozen=True)
+class UnitState:
+    """
+    A unit as systemd shows it (org.freedesktop.systemd1(5)), and as it lies on disk.
+
+    Attributes:
+        load: LoadState: "loaded", "not-found", "masked", "bad-setting" ...
+        active, sub: ActiveState and SubState.
+        file_state: UnitFileState: "enabled", "disabled", "static" ..., "" without a unit file.
+        needs_reload: the definition on disk is newer than the one that systemd has.
+        fragment: the unit file that systemd has loaded, "" if none.
+        main_pid: 0 if no process runs.
+        restarts: how often systemd restarted it by itself.
+        has_file: there is a unit file in /etc/systemd/system.
+        on_disk: there is a unit file or a drop-in directory in /etc/systemd/system.
+        started: the fingerprint that the process was started with, None if none was recorded.
+    """
+
+    load: str = "not-found"
+    active: str = "inactive"
+    sub: str = "dead"
+    file_state: str = ""
+    needs_reload: bool = False
+    fragment: str = ""
+    main_pid: int = 0
+    restarts: int = 0
+    has_file: bool = False
+    on_disk: bool = False
+    started: str | None = None
+
+    @property
+    def is_up(self) -> bool:
+        """
+        Whether it runs, or is on the way there and need not be started again.
+
+        A unit in "auto-restart" has died and waits to be tried once more: that is not up.
+        """
+        if self.active == "activating":
+            return self.sub not in {"auto-restart", "auto-restart-queued"}
+        return self.active in {"active", "reloading", "refreshing"}
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One node at one moment, as far as it was asked. Whatever was not asked is `Unknown`."""
+
+    files: Mapping[str, FileState | None] = field(default_factory=dict)
+    lines: Mapping[str, frozenset[str] | Unknown] = field(default_factory=dict)
+    users: Mapping[str, UserState | Unknown | None] = field(default_factory=dict)
+    groups: Mapping[str, int | Unknown | None] = field(default_factory=dict)
+    packages: Mapping[str, PackageState | Unknown | None] = field(default_factory=dict)
+    units: Mapping[str, UnitState | Unknown] = field(default_factory=dict)
+    units_like: Mapping[str, frozenset[str] | Unknown] = field(default_factory=dict)
+    files_like: Mapping[str, frozenset[str] | Unknown] = field(default_factory=dict)
+    listings: Mapping[str, frozenset[str] | Unknown | None] = field(default_factory=dict)
+    package_manager: Literal["apt", "dnf"] | Unknown = "apt"
+    packages_like: Mapping[str, frozenset[str] | Unknown] = field(default_factory=dict)
+    streams: Mapping[str, str | Unknown | None] = field(default_factory=dict)
+    dpkg_unfinished: frozenset[str] | Unknown = frozenset()
+    leftovers: frozenset[str] | Unknown = frozenset()
+    missed: str = "it was not asked"
+
+    def file(self, path: str) -> FileState:
+        """Return what lies at a path."""
+        found = self.files.get(path, FileState("unknown", error=self.missed))
+        return found or FileState()
+
+    def package(self, name: str) -> PackageState | None:
+        """Return a fully installed package, None when it is missing, unfinished or unknown."""
+        found = self.packages.get(name)
+        return found if isinstance(found, PackageState) and found.installed else None
+
+    def unit(self, name: str) -> UnitState | Unknown:
+        """Return a unit's state."""
+        return self.units.get(name, Unknown(self.missed))
+
+    def listing(self, path: str) -> frozenset[str]:
+        """Return the names in a directory that was asked for; none when it does not exist."""
+        found = self.listings.get(path)
+        return found if isinstance(found, frozenset) else frozenset()
+
+
+def questions(wanted: Wanted) -> frozenset[Question]:
+    """Return everything that has to be known of a node to compare it with `wanted`."""
+    asked: set[Question] = set()
+    for value in wanted:
+        match value:
+            case Package() | NoPackage() | Lockstep() | ModuleStream():
+                asked |= _package_questions(value)
+            case Group(name):
+                asked.add(("group", name))
+            case User(name):
+                asked.add(("user", name))
+            case File(path, secret=True):
+                # The hash goes to the node, and only "it is this one" comes back.
+                asked.add(("secret", path, value.sha256))
+            case File(path) | Directory(path) | Link(path) | Absent(path):
+                asked.add(("file", path))
+            case NoOtherFiles(pattern):
+                asked.add(("files like", pattern))
+            case Listing(path):
+                asked.add(("listing", path))
+            case Line(path, line):
+                asked.add(("line", path, line))
+            case Unit(name) | UnitGone(name):
+                asked.add(("unit", name))
+            case NoOtherUnits(pattern):
+                asked.add(("units like", pattern))
+        if isinstance(value, File | Link | Absent) and (unit := unit_of(value.path)):
+            asked.add(("unit", unit))
+    return frozenset(asked)
+
+
+def _package_questions(value: Package | NoPackage | Lockstep | ModuleStream) -> set[Question]:
+    match value:
+        case Package(name):
+            return {("package", name)} | ({("package", VERSIONLOCK)} if value.hold else set())
+        case NoPackage(pattern):
+            return {("packages like", pattern)}
+        case Lockstep(names):
+            return {("package", name) for name in names}
+        case ModuleStream(name):
+            return {("stream", name)}
+
+
+def watched(paths: Iterable[str]) -> frozenset[Question]:
+    """Return the questions for paths that nothing wants, but that a role decides by."""
+    return frozenset(("file", path) for path in paths)
+
+
+def from_document(document: Mapping[str, Any], asked: Iterable[Question]) -> Snapshot:
+    """
+    Return the snapshot that on_node/snapshot.py printed when it was asked this.
+
+    A document of another schema, or none, gives a snapshot in which everything is unknown.
+    """
+    if document.get("schema") != SCHEMA:
+        reason = "the node gave no snapshot"
+        unknown = Unknown(reason)
+        return Snapshot(
+            missed=reason, package_manager=unknown, dpkg_unfinished=unknown, leftovers=unknown
+        )
+    files = document["files"]
+    return Snapshot(
+        files={path: _file_state(path, found, asked) for path, found in files.items()},
+        lines=_each(document["lines"], frozenset),
+        users=_each(
+            document["users"],
+            lambda found: UserState(**{**found, "groups": frozenset(found["groups"])}),
+        ),
+        groups=_each(document["groups"], int),
+        packages=_each(document["packages"], lambda found: PackageState(**found)),
+        units=_each(document["units"], lambda found: UnitState(**found)),
+        units_like=_each(document["units_like"], frozenset),
+        files_like=_each(document["files_like"], frozenset),
+        listings=_each(document["listings"], frozenset),
+        package_manager=_one(document["package_manager"], lambda found: found),
+        packages_like=_each(document["packages_like"], frozenset),
+        streams=_each(document["streams"], str),
+        dpkg_unfinished=_one(document["dpkg_unfinished"], frozenset),
+        leftovers=_one(document["leftovers"], frozenset),
+    )
+
+
+def _file_state(
+    path: str, found: dict[str, Any] | None, asked: Iterable[Question]
+) -> FileState | None:
+    if found is None:
+        return None
+    known = dict(found)
+    if "error" in known:
+        return FileState("unknown", error=known["error"])
+    if "secret" in known:
+        # Its hash was not printed on the node: its place among those asked was.
+        hashes = sorted(question[2] for question in asked if question[:2] == ("secret", path))
+        known["sha256"] = hashes[known.pop("secret")]
+    return FileState(**known)
+
+
+def _one(found: Any, make: Callable[[Any], Any]) -> Any:
+    if found is None:
+        return None
+    if isinstance(found, dict) and "error" in found:
+        return Unknown(found["error"])
+    return make(found)
+
+
+def _each(found: Mapping[str, Any], make: Callable[[Any], Any]) -> dict[str, Any]:
+    return {name: _one(one, make) for name, one in found.items()}

@@ -1,0 +1,69 @@
+"""The command lines and environments that an operator's settings give to `vllm serve`.
+
+Pure but for `from_file`. What the plan sets itself (addresses, names) is not here: only what
+somebody wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpufleet.errors import FleetError
+from gpufleet.flags.arguments import words
+
+
+@dataclass(frozen=True)
+class Yours:
+    """One server's flags and variables. `where`: what the operator calls it, "" if there is one."""
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    where: str = ""
+
+
+def from_file(path: Path) -> tuple[Yours, ...]:
+    """
+    Return the servers of a file of variables, as in group_vars: one for each model it serves.
+
+    `vllm.environment` goes to all of them. Raises `FleetError` for what cannot be read so.
+    """
+    from gpufleet.settings import variables
+
+    values = {key: value for key, (value, _) in variables.load_file(path).items()}
+    models = values.get("serving")
+    if not isinstance(models, Mapping) or not models:
+        raise FleetError(f"{path}: declares no `serving`, so there is nothing to compare")
+    vllm = values.get("vllm")
+    shared = vllm.get("environment") if isinstance(vllm, Mapping) else None
+    problems: list[str] = []
+    found = []
+    for name, model in models.items():
+        where = f"serving.{name}"
+        if not isinstance(model, Mapping):
+            problems.append(f"{path}: {where} is no mapping")
+            continue
+        arguments = _mapping(model, "flags", f"{path}: {where}", problems)
+        own = _mapping(model, "environment", f"{path}: {where}", problems)
+        environment = {**(shared if isinstance(shared, Mapping) else {}), **own}
+        argv = [str(model.get("model", "MODEL"))]
+        if model.get("tensor_parallel", 1) != 1:
+            argv += ["--tensor-parallel-size", str(model["tensor_parallel"])]
+        for flag, value in arguments.items():
+            argv += words(str(flag).lstrip("-"), value)
+        found.append(
+            Yours(tuple(argv), {str(key): str(value) for key, value in environment.items()}, where)
+        )
+    if problems:
+        raise FleetError(*problems)
+    return tuple(found)
+
+
+def _mapping(model: Mapping[str, Any], key: str, where: str, problems: list[str]) -> dict[str, Any]:
+    value = model.get(key) or {}
+    if isinstance(value, Mapping):
+        return dict(value)
+    problems.append(f"{where}.{key} is no mapping")
+    return {}

@@ -1,0 +1,590 @@
+"""What another release of vLLM changes for one operator's flags and variables.  Pure.
+
+Contract: names and values are compared by the two schemas, and what became of them is told by
+`changes`; whatever else `check` refuses in the new release and not in the old one breaks, too. Told
+are: everything of the operator's that the new release refuses, ignores or
+understands otherwise; new defaults of what they do not set, where `changes` says that it matters or
+where the explanations call it related to something they set; and new flags that data/useful.json
+ties to something they set. Everything else that is new or gone is not their business.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from gpufleet.flags import changes, check, command_line, explain, history
+from gpufleet.flags.changes import Change, ChangeKind
+from gpufleet.flags.command_line import Given, Trouble, Unparsed
+from gpufleet.flags.from_settings import Yours
+from gpufleet.flags.schema import Flag, Schema
+
+
+class Sort(StrEnum):
+    """What kind of change it is, in the order in which they are told."""
+
+    REMOVED = "removed"
+    RENAMED = "renamed"
+    VALUE = "value"
+    MEANING = "meaning"
+    DEPRECATED = "deprecated"
+    DEFAULT = "default"
+    HIDDEN = "hidden"
+    NEW = "new"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """
+    One thing that changes.
+
+    `breaks`: the new release refuses it, or does not do what it was set for. `argument` is the
+    operator's own, None for what they do not set. `rewritten` stands in its place: no tokens: leave
+    it out; None: a person decides. `keep` keeps the old behaviour. `at`: places in argv.
+    """
+
+    sort: Sort
+    name: str
+    said: str
+    breaks: bool = False
+    argument: str | None = None
+    since: str | None = None
+    when: str | None = None
+    replacement: str | None = None
+    rewritten: tuple[str, ...] | None = None
+    keep: tuple[str, ...] | None = None
+    then: str | None = None
+    at: tuple[int, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return {
+            "kind": self.sort.value,
+            "name": self.name,
+            "breaks": self.breaks,
+            "argument": self.argument,
+            "said": self.said,
+            "since": self.since,
+            "when": self.when,
+            "replacement": self.replacement,
+            "rewritten": None if self.rewritten is None else list(self.rewritten),
+            "keep": None if self.keep is None else list(self.keep),
+            "then": self.then,
+        }
+
+
+def diff(old: Schema, new: Schema, yours: Yours) -> tuple[Difference, ...]:
+    """Return what changes for these settings, what breaks first."""
+    found: dict[tuple[Sort, str, str | None], Difference] = {}
+    for one in _all(old, new, yours):
+        found.setdefault((one.sort, one.name, one.argument), one)
+    for one in _of_refusals(old, new, yours, tuple(found.values())):
+        found.setdefault((one.sort, one.name, one.argument), one)
+    order = list(Sort)
+    return tuple(sorted(found.values(), key=lambda one: (not one.breaks, order.index(one.sort))))
+
+
+def rewritten(
+    yours: Yours, differences: Iterable[Difference], new: Schema
+) -> tuple[str, ...] | None:
+    """
+    Return the command line with everything that breaks replaced.
+
+    None where a person has to decide something first, or where the release refuses what comes out.
+    """
+    broken = [one for one in differences if one.breaks]
+    if any(one.rewritten is None for one in broken):
+        return None
+    instead = {one.at[0]: one for one in broken if one.at}
+    dropped = {place for one in broken for place in one.at}
+    line: list[str] = []
+    for place, word in enumerate(yours.argv):
+        if place in instead:
+            line += instead[place].rewritten or ()
+        elif place not in dropped:
+            line.append(word)
+    for one in broken:
+        if not one.at:
+            line += one.rewritten or ()
+    gone = {one.name for one in broken if not one.name.startswith("-")}
+    left = {name: value for name, value in yours.environment.items() if name not in gone}
+    return tuple(line) if check.judge(new, line, left).accepted else None
+
+
+@dataclass(frozen=True)
+class Overview:
+    """Everything between two releases, counted; `notable` is what `changes` has to say of it."""
+
+    counts: Mapping[str, int]
+    notable: tuple[Change, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return {
+            "counts": dict(self.counts),
+            "notable": [change.as_json() for change in self.notable],
+        }
+
+
+def overview(old: Schema, new: Schema) -> Overview:
+    """Return how much changes for anybody, and what is worth knowing of it."""
+    before, after = set(old.by_option), set(new.by_option)
+    names = {flag.name for flag in old.flags if not flag.positional}
+    renamed = {
+        name
+        for name in names - after
+        if (gone := changes.gone(name, new.version)) and gone.kind is ChangeKind.RENAMED
+    }
+    both = [
+        (flag, now)
+        for flag in old.flags
+        if not flag.positional and (now := new.flag(flag.name)) and now.name == flag.name
+    ]
+    counts = {
+        "flags removed": len(names - after - renamed),
+        "flags renamed": len(renamed),
+        "flags added": len(
+            {flag.name for flag in new.flags if not flag.positional and flag.name not in before}
+        ),
+        "defaults changed": sum(history.differs(flag.default, now.default) for flag, now in both),
+        "deprecated": sum(now.deprecated and not flag.deprecated for flag, now in both),
+        "hidden from help": len(_hidden(new) - _hidden(old) & after),
+        "variables removed": len(set(old.environment) - set(new.environment)),
+        "variables added": len(set(new.environment) - set(old.environment)),
+    }
+    known = before | set(old.environment)
+    notable = tuple(
+        change
+        for change in changes.between(old.version, new.version)
+        if change.name in known or change.name == "-O"
+    )
+    return Overview(counts, notable)
+
+
+@dataclass(frozen=True, slots=True)
+class Useful:
+    """A flag worth knowing for who sets one of `beside`; for everybody if there is none."""
+
+    name: str
+    beside: tuple[str, ...]
+    why: str
+
+
+@cache
+def useful() -> tuple[Useful, ...]:
+    """Return the flags that are recommended once a release has them (data/useful.json)."""
+    text = resources.files("gpufleet.flags").joinpath("data/useful.json").read_text("utf-8")
+    return tuple(
+        Useful(name, tuple(entry["with"]), entry["why"]) for name, entry in json.loads(text).items()
+    )
+
+
+def _all(old: Schema, new: Schema, yours: Yours) -> Iterator[Difference]:
+    line = command_line.parse(old, yours.argv)
+    for given in line.given:
+        yield from _of_given(given, old, new, yours.argv)
+    for unparsed in line.unparsed:
+        yield from _of_unparsed(unparsed, old, new, yours.argv)
+    yield from _of_variables(old, new, yours)
+    options = {given.flag.name for given in line.given}
+    options |= {unparsed.argument.partition("=")[0] for unparsed in line.unparsed}
+    set_names = options | set(yours.environment)
+    yield from _of_defaults(old, new, set_names)
+    yield from _of_useful(old, new, set_names)
+
+
+# -- what is set -----------------------------------------------------------------------------------
+
+
+def _of_given(given: Given, old: Schema, new: Schema, argv: Sequence[str]) -> Iterator[Difference]:
+    argument = " ".join(argv[place] for place in given.at)
+    now = new.flag(given.option)
+    if given.option == "-O" and new.syntax.optimization:
+        yield from _of_level(given, old, new, argument)
+    elif now is None or not _same(now, given.flag):
+        yield _gone(given, old, new, argument)
+    else:
+        yield from _of_values(given, now, old, new, argument)
+        yield from _of_meaning(given, old, new, argument)
+        yield from _of_standing(given, now, argument, new)
+
+
+def _same(now: Flag, before: Flag) -> bool:
+    """Say whether an option still leads to the same setting."""
+    return now.name == before.name or now.dest == before.dest or before.name in now.options
+
+
+def _gone(given: Given, old: Schema, new: Schema, argument: str) -> Difference:
+    known = changes.gone(given.option, new.version)
+    if known is None and (base := changes.gone(given.flag.name, new.version)):
+        known = base
+    if known is not None:
+        # Switching off what is gone: there is nothing left to switch off.
+        whole = () if given.negated else None if given.dotted else known.rewritten(given.values)
+        if given.negated and known.name == given.option:
+            whole = known.rewritten(given.values)
+        return Difference(
+            Sort.RENAMED if known.kind is ChangeKind.RENAMED else Sort.REMOVED,
+            given.option,
+            known.why,
+            breaks=True,
+            argument=argument,
+            since=known.since,
+            replacement=known.replacement,
+            rewritten=whole,
+            then=known.then,
+            at=given.at,
+        )
+    heir = new.by_dest.get(given.flag.dest)
+    since = history.first_without(given.option, old, new)
+    if heir is not None and not given.negated:
+        return Difference(
+            Sort.RENAMED,
+            given.option,
+            f"the same setting is {heir.name}",
+            breaks=True,
+            argument=argument,
+            since=since,
+            replacement=heir.name,
+            rewritten=(heir.name, *given.values),
+            at=given.at,
+        )
+    return Difference(
+        Sort.REMOVED,
+        given.option,
+        f"vLLM {new.version} has no such flag",
+        breaks=True,
+        argument=argument,
+        since=since,
+        at=given.at,
+    )
+
+
+def _of_level(given: Given, old: Schema, new: Schema, argument: str) -> Iterator[Difference]:
+    """Tell of -O: with JSON it was the compilation's configuration; a number is a level still."""
+    level = given.values[:1] in {(number,) for number in "0123"} or (
+        bool(given.dotted) and all(part.path == ("level",) for part in given.dotted)
+    )
+    for change in changes.for_name("-O"):
+        if change.in_force(new.version):
+            yield Difference(
+                Sort.MEANING,
+                "-O",
+                change.why,
+                breaks=not level,
+                argument=argument,
+                since=change.since,
+                replacement=change.replacement,
+                rewritten=None if level else change.rewritten(given.values),
+                at=given.at,
+            )
+    heir = new.by_dest.get(given.flag.dest)
+    if heir is not None and not level:
+        yield from _of_values(given, heir, old, new, argument)
+
+
+def _of_values(
+    given: Given, now: Flag, old: Schema, new: Schema, argument: str
+) -> Iterator[Difference]:
+    if given.flag.takes_value != now.takes_value:
+        takes = "takes a value now" if now.takes_value else "takes no value any more"
+        yield Difference(
+            Sort.VALUE, given.option, f"it {takes}", breaks=True, argument=argument, at=given.at
+        )
+        return
+    before, after = old.listed(given.flag), new.listed(now)
+    for value in given.values:
+        if value in before and after and value not in after:
+            known = _value_change(given.flag.name, value, new.version)
+            yield Difference(
+                Sort.VALUE,
+                given.flag.name,
+                known.why if known else f"{value} is not among its values any more",
+                breaks=True,
+                argument=argument,
+                since=known.since
+                if known
+                else history.first_without_value(given.flag.name, value, old, new),
+                replacement=known.replacement if known else None,
+                rewritten=known.rewritten(given.values) if known else None,
+                then=known.then if known else None,
+                at=given.at,
+            )
+    for key in _lost_keys(given, now, old, new):
+        yield Difference(
+            Sort.VALUE,
+            given.flag.name,
+            f"its JSON has no key {key} any more",
+            breaks=True,
+            argument=argument,
+            at=given.at,
+        )
+
+
+def _of_meaning(given: Given, old: Schema, new: Schema, argument: str) -> Iterator[Difference]:
+    for change in changes.between(old.version, new.version):
+        if change.kind not in {ChangeKind.MEANING, ChangeKind.FORM}:
+            continue
+        if change.name not in {given.flag.name, given.option}:
+            continue
+        if change.values and not set(change.values) & set(given.values):
+            continue
+        instead = change.rewritten(given.values)
+        if change.kind is ChangeKind.FORM and change.rewrite and instead is None:
+            continue  # it is written in the new form already
+        yield Difference(
+            Sort.MEANING,
+            given.flag.name,
+            change.why,
+            breaks=change.breaks,
+            argument=argument,
+            since=change.since,
+            when=change.when,
+            replacement=change.replacement,
+            rewritten=instead,
+            then=change.then,
+            at=given.at,
+        )
+
+
+def _of_standing(given: Given, now: Flag, argument: str, new: Schema) -> Iterator[Difference]:
+    if now.deprecated and not given.flag.deprecated:
+        known = next(
+            (
+                change
+                for change in changes.for_name(given.flag.name)
+                if change.kind is ChangeKind.DEPRECATED and change.in_force(new.version)
+            ),
+            None,
+        )
+        yield Difference(
+            Sort.DEPRECATED,
+            given.flag.name,
+            known.why if known else f"vLLM {new.version} calls it deprecated",
+            argument=argument,
+            since=known.since if known else None,
+            replacement=known.replacement if known else None,
+            rewritten=known.rewritten(given.values) if known and not given.dotted else None,
+            at=given.at,
+        )
+    hidden = given.option in now.hidden or now.help_hidden
+    was_hidden = given.option in given.flag.hidden or given.flag.help_hidden
+    if hidden and not was_hidden:
+        yield Difference(
+            Sort.HIDDEN,
+            given.option,
+            "accepted still, and no longer in vLLM's help",
+            argument=argument,
+        )
+
+
+def _of_unparsed(
+    unparsed: Unparsed, old: Schema, new: Schema, argv: Sequence[str]
+) -> Iterator[Difference]:
+    """Tell of what the old release does not take, either, unless the new one does."""
+    option = unparsed.argument.partition("=")[0]
+    argument = " ".join(argv[place] for place in unparsed.at) or unparsed.argument
+    if unparsed.trouble is Trouble.UNKNOWN:
+        if new.flag(option) is not None:
+            return
+        known = changes.gone(option, new.version)
+        yield Difference(
+            Sort.RENAMED if known and known.kind is ChangeKind.RENAMED else Sort.REMOVED,
+            option,
+            f"vLLM {old.version} refuses it, too" + (f": {known.why}" if known else ""),
+            breaks=True,
+            argument=argument,
+            since=known.since if known else None,
+            replacement=known.replacement if known else None,
+            rewritten=known.rewritten(unparsed.values) if known else None,
+            then=known.then if known else None,
+            at=unparsed.at,
+        )
+    elif unparsed.trouble is Trouble.PREFIX:
+        after = tuple(sorted(one for one in new.by_option if one.startswith(option)))
+        if after != tuple(sorted(unparsed.candidates)):
+            takes = " or ".join(unparsed.candidates)
+            said = f"only the beginning of a name: vLLM {old.version} took it for {takes}, "
+            now = f"for {after[0]}" if len(after) == 1 else "for one of several, and refuses it"
+            yield Difference(
+                Sort.MEANING,
+                option,
+                f"{said}{new.version} {now if after else 'for nothing it knows'}",
+                breaks=True,
+                argument=argument,
+                replacement=f"{takes}, in full",
+                at=unparsed.at,
+            )
+
+
+def _of_variables(old: Schema, new: Schema, yours: Yours) -> Iterator[Difference]:
+    for name, value in yours.environment.items():
+        if name in new.environment:
+            yield from _of_variable_meaning(name, value, old, new)
+            continue
+        known = changes.gone(name, new.version)
+        if known is None and name not in old.environment:
+            continue  # not vLLM's, or not known to be
+        said = known.why if known else "the release does not know the variable"
+        yield Difference(
+            Sort.RENAMED if known and known.kind is ChangeKind.RENAMED else Sort.REMOVED,
+            name,
+            f"{said}; a variable that is not known is ignored",
+            breaks=True,
+            argument=f"{name}={value}",
+            since=known.since if known else history.first_without(name, old, new),
+            replacement=known.replacement if known else None,
+            rewritten=known.rewritten((value,)) if known else None,
+            then=known.then if known else None,
+        )
+
+
+def _of_variable_meaning(name: str, value: str, old: Schema, new: Schema) -> Iterator[Difference]:
+    for change in changes.between(old.version, new.version):
+        if change.name == name and change.kind is ChangeKind.MEANING:
+            yield Difference(
+                Sort.MEANING,
+                name,
+                change.why,
+                breaks=change.breaks,
+                argument=f"{name}={value}",
+                since=change.since,
+                when=change.when,
+            )
+
+
+def _of_refusals(
+    old: Schema, new: Schema, yours: Yours, told: tuple[Difference, ...]
+) -> Iterator[Difference]:
+    """Tell of what else the check of the new release refuses, and that of the old one did not."""
+    before = check.judge(old, yours.argv, yours.environment).problems
+    refused = {(problem.kind, problem.argument) for problem in before if problem.refuses}
+    places = {place for one in told if one.breaks for place in one.at}
+    arguments = {one.argument for one in told if one.breaks}
+    for problem in check.judge(new, yours.argv, yours.environment).problems:
+        known = (problem.kind, problem.argument) in refused
+        covered = bool(places & set(problem.at)) or problem.argument in arguments
+        if problem.refuses and not known and not covered:
+            yield Difference(
+                Sort.VALUE,
+                problem.argument.split(" ")[0].partition("=")[0] or "MODEL",
+                problem.found,
+                breaks=True,
+                argument=problem.argument,
+                since=problem.since,
+                replacement=problem.replacement,
+                rewritten=problem.rewritten,
+                at=problem.at,
+            )
+
+
+# -- what is not set -------------------------------------------------------------------------------
+
+
+def _of_defaults(old: Schema, new: Schema, set_names: set[str]) -> Iterator[Difference]:
+    near = {other for name in set_names for other in _related(name)}
+    told = {
+        change.name: change
+        for change in changes.between(old.version, new.version)
+        if change.kind is ChangeKind.DEFAULT
+        and (not change.beside or set(change.beside) & set_names)
+    }
+    befores, afters = _defaults(old), _defaults(new)
+    for name in sorted({*befores, *told} & set(afters) - set_names):
+        before, after, change = befores.get(name), afters[name], told.get(name)
+        if name in befores and history.differs(before, after) and (change or name in near):
+            values = f"{explain.shown_default(before)} → {explain.shown_default(after)}"
+        elif change and history.is_open(before) and history.is_open(after):
+            values = "vLLM decides, and decides otherwise"
+        else:
+            continue
+        yield Difference(
+            Sort.DEFAULT,
+            name,
+            f"{values}: {change.why}" if change else values,
+            since=change.since if change else history.first_default(name, after, old, new),
+            when=change.when if change else None,
+            keep=change.keep if change and _accepted(change.keep, new) else None,
+        )
+
+
+def _of_useful(old: Schema, new: Schema, set_names: set[str]) -> Iterator[Difference]:
+    known = set(old.by_option)
+    for one in useful():
+        if one.name in known or one.name in set_names or new.flag(one.name) is None:
+            continue
+        beside = sorted(set(one.beside) & set_names)
+        if "VLLM_*" in one.beside:
+            beside = sorted(name for name in set_names if name.startswith("VLLM_"))
+        if beside or not one.beside:
+            because = f" (you set {', '.join(beside)})" if beside else ""
+            yield Difference(
+                Sort.NEW, one.name, one.why + because, since=history.first_with(one.name, old, new)
+            )
+
+
+# -- looking things up -----------------------------------------------------------------------------
+
+
+def _related(name: str) -> tuple[str, ...]:
+    entry = explain.entries().get(name)
+    return entry.related if entry else ()
+
+
+def _value_change(name: str, value: str, version: str) -> Change | None:
+    return next(
+        (
+            change
+            for change in changes.for_name(name)
+            if change.kind is ChangeKind.VALUE
+            and value in change.values
+            and change.in_force(version)
+        ),
+        None,
+    )
+
+
+def _lost_keys(given: Given, now: Flag, old: Schema, new: Schema) -> Iterator[str]:
+    before, after = _json_class(given.flag, old), _json_class(now, new)
+    for text in given.values:
+        try:
+            keys = json.loads(text)
+        except ValueError:
+            continue
+        if before and after and isinstance(keys, dict):
+            yield from (key for key in keys if key in before and key not in after)
+
+
+def _json_class(flag: Flag, release: Schema) -> Mapping[str, Any] | None:
+    """Return the fields that a flag's JSON has; some flags take any JSON and check it later."""
+    if flag.type is None or not flag.type.is_json:
+        return None
+    later = "".join(word.capitalize() for word in flag.dest.split("_"))
+    return release.classes.get(flag.type.json_class or later)
+
+
+def _defaults(release: Schema) -> Mapping[str, Any]:
+    """Return the default of every flag and variable, by name."""
+    flags = {flag.name: flag.default for flag in release.flags if not flag.positional}
+    return flags | {name: one.default for name, one in release.environment.items()}
+
+
+def _accepted(keep: tuple[str, ...] | None, release: Schema) -> bool:
+    if not keep:
+        return False
+    name = keep[0].partition("=")[0]
+    return name in release.environment or release.flag(name) is not None
+
+
+def _hidden(release: Schema) -> set[str]:
+    return {
+        option
+        for flag in release.flags
+        for option in flag.options
+        if flag.help_hidden or option in flag.hidden
+    }

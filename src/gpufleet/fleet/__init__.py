@@ -1,0 +1,1 @@
+"""fleet: see docs/architecture.md."""

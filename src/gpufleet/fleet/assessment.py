@@ -1,0 +1,322 @@
+"""What nodes' probes and variables come to: findings, and the plan that they allow.
+
+One road for deploys, live inventories and recordings. Knows nothing of pyinfra; reads the locks
+that settings name, and the date.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from gpufleet.artifacts import release
+from gpufleet.catalog.presets import YOURS, LayeredFlag, Subject, kinds, layered, objective
+from gpufleet.checks.admission import admitted, sentence
+from gpufleet.checks.evaluate import judge
+from gpufleet.checks.finding import Report
+from gpufleet.checks.probe_facts import Needs
+from gpufleet.errors import FleetError
+from gpufleet.fleet.model_configs import Described, described
+from gpufleet.node import cordon
+from gpufleet.node.nic_affinity import nearest_nics
+from gpufleet.node.topology import Node, known, node_from_probe
+from gpufleet.planning import planner
+from gpufleet.planning.explanation import Change, difference, rows
+from gpufleet.planning.multinode import consistency as over_nodes
+from gpufleet.planning.multinode import disaggregation
+from gpufleet.planning.multinode.disaggregation import Pairs
+from gpufleet.planning.multinode.rank_groups import joined, sentences
+from gpufleet.planning.planner import FleetPlan, Running
+from gpufleet.planning.quantization_advice import advice
+from gpufleet.quick_dataclass import dataclass
+from gpufleet.serving import flag_check as stage_flags
+from gpufleet.serving.restarts import restarts
+from gpufleet.settings.node_settings import NodeSettings, Served
+from gpufleet.settings.variables import Origin
+from gpufleet.sizing.architectures.description import Description
+from gpufleet.sizing.fit import size
+from gpufleet.versions import numbers
+
+
+class Declared(Protocol):
+    """What variables say of one node, as `nodevars.NodeVars` has it."""
+
+    @property
+    def groups(self) -> tuple[str, ...]: ...
+
+    @property
+    def settings(self) -> NodeSettings: ...
+
+    @property
+    def origins(self) -> Mapping[str, Origin]: ...
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """The plan, the nodes that it is made on, and sentences worth knowing beside it."""
+
+    nodes: Mapping[str, Node]
+    plan: FleetPlan
+    remarks: tuple[str, ...]
+    running: tuple[Running, ...] = ()
+    """The stages that have units on the nodes."""
+    layers: Mapping[tuple[str, str], tuple[LayeredFlag, ...]] = field(default_factory=dict)
+    """By model and release: every flag that a layer sets."""
+    restarts: Mapping[str, str] = field(default_factory=dict)
+    """Stages whose process was started with something else than the plan says, and with what."""
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """What carrying the plan out does to what runs."""
+        return difference(self.plan, self.running, self.restarts, self.nodes.values())
+
+    def as_json(self) -> dict[str, Any]:
+        """
+        Plain values for `json.dumps`: the plan's, and beside them
+
+            {"candidates": [...], "changes": [...], "flags": {"llama": [...]}, "remarks": [...]}
+        """
+        return {
+            **self.plan.as_json(),
+            "candidates": [asdict(row) for row in rows(self.plan)],
+            "changes": [each.as_json() for each in self.changes],
+            "flags": {
+                f"{model} {vllm}".strip(): [asdict(each) for each in flags]
+                for (model, vllm), flags in self.layers.items()
+            },
+            "remarks": list(self.remarks),
+        }
+
+
+def judged(
+    answers: Mapping[str, Mapping[str, Any] | str],
+    declared: Mapping[str, Declared],
+    only: Collection[str] | None = None,
+) -> Report:
+    """
+    Return what the checks find on nodes, or `only` on some.
+
+    `answers` has a document or a sentence for each, also for those that others are compared with.
+
+    Siblings are nodes in the same groups. Nodes that nothing is declared of are judged by the
+    defaults, as each other's siblings.
+    """
+    settings = {name: declared[name].settings for name in answers if name in declared}
+    groups = {name: declared[name].groups if name in declared else () for name in answers}
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name, its_groups in groups.items():
+        alike.setdefault(its_groups, []).append(name)
+    return judge(
+        answers,
+        settings,
+        dt.datetime.now(dt.UTC).date(),
+        {name: _needs(settings[name]) for name in settings if only is None or name in only},
+        {name: tuple(alike[its_groups]) for name, its_groups in groups.items()},
+        only=only,
+    )
+
+
+def planned(
+    answers: Mapping[str, Mapping[str, Any] | str],
+    declared: Mapping[str, Declared],
+    *,
+    unfit_stops: bool = True,
+) -> Assessment:
+    """
+    Return the plan for all nodes.
+
+    Raises `FleetError` naming nodes without an answer, everything that checks find unfit, what does
+    not fit, and what vLLM would refuse. With `unfit_stops=False`, for looking at what runs there
+    already, what is unfit is a remark and flags are not judged.
+    """
+    documents = every(answers)
+    settings = {name: each.settings for name, each in declared.items()}
+    report = judged(documents, declared)
+    nodes = {name: node_from_probe(name, document) for name, document in documents.items()}
+    remarks = tuple(sentence(each) for each in report.findings if each.stops and each.cause is None)
+    unknown = tuple(
+        f"{name}: whether it is cordoned is not known ({why}): the plan takes it for not cordoned"
+        for name, document in documents.items()
+        if (why := cordon.unknown(document))
+    )
+    if unfit_stops:
+        nodes, remarks = admitted(report, nodes.values(), settings), ()
+    models = described(declared, documents)
+    layers = _layers(settings, models, nodes)
+    locks = _locks(settings)
+    pairs = disaggregation.declared(settings, layers, models, locks)
+    layers = _with_roles(layers, pairs, models)
+    runs = tuple(running(documents))
+    effective = _with_layers(settings, layers)
+    plan = planner.plan(
+        nodes.values(),
+        effective,
+        models,
+        runs,
+        reserved={name: each.gpus.reserved for name, each in settings.items()},
+        nics={name: nearest_nics(document) for name, document in documents.items()},
+    )
+    serving = {
+        model: served for wanted in effective.values() for model, served in wanted.serving.items()
+    }
+    plan = replace(
+        plan,
+        reasons=(*plan.reasons, *advice(plan.candidates, serving, models, size)),
+        stages=tuple(
+            replace(stage, flags=_not_yours(layers[stage.model, _release(settings[stage.node])]))
+            for stage in plan.stages
+        ),
+    )
+    handed = disaggregation.divided(plan.stages, pairs, layers, models)
+    plan = replace(
+        plan,
+        reasons=(*plan.reasons, *handed),
+        stages=joined(plan.stages, documents, settings, models, pairs, runs=runs),
+    )
+    plan = replace(plan, reasons=(*plan.reasons, *sentences(plan.stages)))
+    if unfit_stops:
+        origins = {name: each.origins for name, each in declared.items()}
+        remarks = (
+            *disaggregation.remarks(pairs, layers),
+            *over_nodes.judged(plan.stages, settings, nodes, locks),
+            *stage_flags.judge_plan(plan.stages, settings, origins),
+        )
+    remarks = (*unknown, *remarks)
+    return Assessment(nodes, plan, remarks, runs, layers, restarts(plan.stages, runs, settings))
+
+
+def every(answers: Mapping[str, Mapping[str, Any] | str]) -> dict[str, Mapping[str, Any]]:
+    """
+    Return the documents of all nodes.
+
+    Raises `FleetError` naming every node that gave none: a plan without them would move their
+    replicas to other nodes.
+    """
+    missing = [f"{name}: {said}" for name, said in answers.items() if isinstance(said, str)]
+    if missing:
+        raise FleetError(
+            *missing,
+            "every node of the inventory is needed to plan: bring them back, or take them out "
+            "of the inventory (their replicas then move to the others; one over several nodes "
+            "only with `when_a_node_leaves: replan`)",
+        )
+    return {name: said for name, said in answers.items() if not isinstance(said, str)}
+
+
+def running(documents: Mapping[str, Mapping[str, Any]]) -> Iterator[Running]:
+    """Yield the stages that have units on nodes, as their probes found them."""
+    for node, document in documents.items():
+        for unit in known(document.get("stages")) or ():
+            if "missing" not in unit and not unit.get("foreign"):
+                yield Running(
+                    model=unit["model"],
+                    replica=unit["replica"],
+                    node=node,
+                    gpu_uuids=tuple(unit["gpus"]),
+                    port=unit["port"],
+                    rank=unit["rank"],
+                    release=str(unit.get("release", "")),
+                    arguments=tuple(unit.get("arguments", ())),
+                    side_channel=int(unit.get("side_channel", 0)),
+                )
+
+
+def _locks(settings: Mapping[str, NodeSettings]) -> dict[str, str]:
+    """Return the text of each lock that can be read; the role says what is wrong with others."""
+    names = {wanted.vllm.lock for wanted in settings.values() if wanted.vllm}
+    return {name: Path(name).read_text("utf-8") for name in names if Path(name).is_file()}
+
+
+def _with_roles(
+    layers: Mapping[tuple[str, str], tuple[LayeredFlag, ...]],
+    pairs: Pairs,
+    models: Mapping[str, Described],
+) -> dict[tuple[str, str], tuple[LayeredFlag, ...]]:
+    """Add the flags that tell an entry whether it computes prompts or answers."""
+    return {
+        (model, vllm): pairs.flags(model, vllm, flags, models.get(model))
+        for (model, vllm), flags in layers.items()
+    }
+
+
+def _release(settings: NodeSettings) -> str:
+    return settings.vllm.version if settings.vllm else ""
+
+
+def _layers(
+    settings: Mapping[str, NodeSettings],
+    models: Mapping[str, Described],
+    nodes: Mapping[str, Node],
+) -> dict[tuple[str, str], tuple[LayeredFlag, ...]]:
+    """Return every flag that a layer sets. Raises `FleetError` naming all that cannot be set."""
+    declared: dict[tuple[str, str], tuple[Served, list[Node]]] = {}
+    for name, wanted in sorted(settings.items()):
+        for model, served in wanted.serving.items():
+            entry = declared.setdefault((model, _release(wanted)), (served, []))
+            entry[1].extend([nodes[name]] if name in nodes else [])
+    found: dict[tuple[str, str], tuple[LayeredFlag, ...]] = {}
+    problems: list[str] = []
+    for (model, vllm), (served, on) in declared.items():
+        description = models.get(model)
+        about = Subject(served.model, numbers(vllm))
+        if isinstance(description, Description):
+            layers = description.architecture.layers
+            about = replace(
+                about,
+                architecture=description.architecture.name,
+                caches=kinds(cache for layer in layers for cache in layer.caches),
+            )
+        gpus = [gpu.compute_capability for node in on for gpu in node.gpus]
+        try:
+            found[model, vllm] = layered(served, replace(about, capability=min(gpus, default=None)))
+        except FleetError as error:
+            problems += (f"serving.{model}.presets: {problem}" for problem in error.problems)
+    if problems:
+        raise FleetError(*problems)
+    return found
+
+
+def _with_layers(
+    settings: Mapping[str, NodeSettings],
+    layers: Mapping[tuple[str, str], tuple[LayeredFlag, ...]],
+) -> dict[str, NodeSettings]:
+    """Return the settings as the plan has to take them: with what presets set in `flags`."""
+    return {
+        name: wanted.model_copy(
+            update={
+                "serving": {
+                    model: served.model_copy(
+                        update={
+                            "flags": {
+                                each.name: each.value for each in layers[model, _release(wanted)]
+                            },
+                            "objective": objective(served),
+                        }
+                    )
+                    for model, served in wanted.serving.items()
+                }
+            }
+        )
+        if any(served.presets for served in wanted.serving.values())
+        else wanted
+        for name, wanted in settings.items()
+    }
+
+
+def _not_yours(flags: Iterable[LayeredFlag]) -> tuple[LayeredFlag, ...]:
+    return tuple(each for each in flags if each.layer != YOURS)
+
+
+def _needs(settings: NodeSettings) -> Needs:
+    """Return what the vLLM release that the settings name asks of a node."""
+    vllm = settings.vllm
+    if vllm is None or vllm.device != "cuda":
+        return Needs()
+    try:
+        lock = Path(vllm.lock).read_bytes()
+    except OSError:
+        return Needs()  # the role that installs the release says what is wrong with its lock
+    return Needs(release.cuda_of(lock), f"the CUDA runtime in {vllm.lock}")

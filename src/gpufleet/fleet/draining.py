@@ -1,0 +1,92 @@
+"""What taking a node out of service means: which replicas, where, and who is left.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpufleet.formatting import listed
+from gpufleet.monitoring import prometheus as scrape
+from gpufleet.network import haproxy as gateway
+from gpufleet.planning.stage import Running
+
+
+@dataclass(frozen=True)
+class Drain:
+    """The replicas that have a stage on a node, and what they have elsewhere."""
+
+    node: str
+    nodes: Mapping[str, tuple[str, ...]]
+    """By replica (`tiny-0`): all nodes that it has a stage on."""
+    servers: tuple[Mapping[str, Any], ...]
+    """Their servers, as `upgrade.balancing` takes them."""
+    last: tuple[str, ...]
+    """Models that no replica elsewhere serves."""
+
+    @property
+    def replicas(self) -> tuple[str, ...]:
+        """Their ids."""
+        return tuple(sorted(self.nodes))
+
+    def on(self, node: str, replicas: Collection[str] | None = None) -> tuple[str, ...]:
+        """Return those of them (or of these) that have a stage on a node."""
+        return tuple(
+            each
+            for each in self.replicas
+            if node in self.nodes[each] and (replicas is None or each in replicas)
+        )
+
+    @property
+    def every_node(self) -> tuple[str, ...]:
+        """All nodes that one of them has a stage on, and the node itself."""
+        return tuple(
+            sorted({self.node, *(each for nodes in self.nodes.values() for each in nodes)})
+        )
+
+
+def drain_of(node: str, running: Iterable[Running], out: Collection[tuple[str, str]] = ()) -> Drain:
+    """
+    Return what draining a node is about.
+
+    `running` are the stages of the whole fleet as they were found, `out` the (node, replica) pairs
+    that are drained already.
+    """
+    every = tuple(running)
+    here = {each.id for each in every if each.node == node}
+    nodes = {
+        replica: tuple(sorted({each.node for each in every if each.id == replica}))
+        for replica in sorted(here)
+    }
+    models = {each.model for each in every if each.id in here}
+    others = {
+        each.model for each in every if each.id not in here and (each.node, each.id) not in out
+    }
+    return Drain(
+        node=node,
+        nodes=nodes,
+        servers=tuple(
+            {
+                "name": gateway.server_name(each),
+                "node": each.node,
+                "port": each.port,
+                "model": each.model,
+                "replica": each.stage,
+            }
+            for each in sorted(scrape.running(every))
+            if each.stage in here
+        ),
+        last=tuple(sorted(models - others)),
+    )
+
+
+def refusal(found: Drain) -> str | None:
+    """Return why a node is not drained without `--force`; None: nothing speaks against it."""
+    if not found.last:
+        return None
+    what = listed(found.last)
+    return (
+        f"{found.node}: nothing else serves {what}: with it drained, requests for "
+        f"{'it' if len(found.last) == 1 else 'them'} fail; bring a replica up elsewhere first, or "
+        "drain it all the same with --force"
+    )

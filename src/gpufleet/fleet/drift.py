@@ -1,0 +1,235 @@
+"""How far nodes have moved from what is declared for them. Pure: values in, values out.
+
+Three sources, and none of them compares anything of its own that a deploy compares already:
+  * what the deploys would change, as their dry run says it (`dry_run.py`);
+  * what the checks of the driver's versions and of the next boot find in a node's probe;
+  * the driver's versions in that probe against the lock: a dry run on a node whose packages differ
+    does not come to what is loaded.
+What could not be read is `unknown`, and an unknown node is never one without drift.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from gpufleet.checks.driver import library_version, loaded_version
+from gpufleet.checks.evaluate import judge
+from gpufleet.checks.finding import Finding, Severity
+from gpufleet.checks.probe_facts import Reading
+from gpufleet.gpu_software.driver_activation import agrees
+from gpufleet.settings.gpu_settings import GpuLock
+from gpufleet.settings.node_settings import NodeSettings
+
+SCHEMA = 1
+"""Version of `Drift.as_json()`; raised when a key changes its meaning or goes."""
+
+NODE, SERVE, WATCH = "deploys/node.py", "deploys/vllm.py", "deploys/monitoring.py"
+
+
+class Matters(StrEnum):
+    """When a difference makes itself felt."""
+
+    NOW = "now"
+    NEXT_BOOT = "next boot"  # fine now, broken after the next reboot
+    NEXT_UPGRADE = "next upgrade"  # as soon as the node's own apt or dnf runs
+
+
+class Stand(StrEnum):
+    """How a node stands."""
+
+    CLEAN = "clean"
+    DRIFTED = "drifted"
+    UNKNOWN = "unknown"
+
+
+# What a deploy would do about things that work until then; the rest matters now.
+_LATER = (
+    (re.compile(r"(enable|disable) "), Matters.NEXT_BOOT),
+    (re.compile(r"\w+ /etc/(modprobe|modules-load|sysctl)\.d/"), Matters.NEXT_BOOT),
+    (re.compile(r"hold "), Matters.NEXT_UPGRADE),
+    (re.compile(r"\w+ /etc/apt/apt\.conf\.d/"), Matters.NEXT_UPGRADE),
+)
+# The checks that are about what a node was made to be, and when what they find matters. The others
+# judge hardware and load: `gpufleet check`.
+WATCHED = {
+    "driver-loaded": Matters.NOW,
+    "driver-versions": Matters.NOW,
+    "fabric-manager": Matters.NOW,
+    "nouveau": Matters.NOW,
+    "secure-boot": Matters.NOW,
+    "reboot-module": Matters.NEXT_BOOT,
+    "reboot-kernel": Matters.NEXT_BOOT,
+    "reboot-signature": Matters.NEXT_BOOT,
+    "unattended-upgrades": Matters.NEXT_UPGRADE,
+}
+
+
+@dataclass(frozen=True)
+class Moved:
+    """
+    One thing that is not as declared.
+
+    Attributes:
+        source: who says so: "deploys/vllm.py: DCGM | packages", "check: reboot-kernel", "gpu_lock".
+        what: an imperative of the deploy ("write /etc/x: its content differs"), or what was found.
+        matters: when it makes itself felt.
+        remedy: what puts it right.
+    """
+
+    source: str
+    what: str
+    matters: Matters = Matters.NOW
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Unread:
+    """One thing that could not be compared, and why."""
+
+    source: str
+    why: str
+
+
+@dataclass(frozen=True)
+class NodeDrift:
+    """What is known of one node."""
+
+    moved: tuple[Moved, ...] = ()
+    unread: tuple[Unread, ...] = ()
+
+    @property
+    def stand(self) -> Stand:
+        """What has moved has, whatever else could not be read."""
+        if self.moved:
+            return Stand.DRIFTED
+        return Stand.UNKNOWN if self.unread else Stand.CLEAN
+
+    def __add__(self, other: NodeDrift) -> NodeDrift:
+        return NodeDrift((*self.moved, *other.moved), (*self.unread, *other.unread))
+
+
+@dataclass(frozen=True)
+class Drift:
+    """
+    All nodes that were compared.
+
+    `refused` are the sentences for which a deploy would be refused now, whatever it would change.
+    """
+
+    nodes: Mapping[str, NodeDrift]
+    refused: tuple[str, ...] = field(default=())
+
+    @property
+    def stand(self) -> Stand:
+        """One node that has moved makes the fleet drifted; else one that is unknown, unknown."""
+        stands = {each.stand for each in self.nodes.values()}
+        if Stand.DRIFTED in stands:
+            return Stand.DRIFTED
+        unknown = Stand.UNKNOWN in stands or self.refused or not self.nodes
+        return Stand.UNKNOWN if unknown else Stand.CLEAN
+
+    @property
+    def status(self) -> int:
+        """The exit status: 0 no drift, 1 drift, 2 unknown."""
+        return {Stand.CLEAN: 0, Stand.DRIFTED: 1, Stand.UNKNOWN: 2}[self.stand]
+
+    def as_json(self) -> dict[str, Any]:
+        """
+        Return it for programs: docs/drift.schema.json describes it.
+
+            {"schema": 1, "drift": "drifted", "refused": [], "nodes": {"gpu-01": {"drift": "clean",
+             "moved": [{"source": ..., "what": ..., "matters": ..., "remedy": ...}],
+             "unread": [{"source": ..., "why": ...}]}}}
+        """
+        return {
+            "schema": SCHEMA,
+            "drift": str(self.stand),
+            "refused": list(self.refused),
+            "nodes": {
+                name: {
+                    "drift": str(node.stand),
+                    "moved": [{**vars(each), "matters": str(each.matters)} for each in node.moved],
+                    "unread": [vars(each) for each in node.unread],
+                }
+                for name, node in sorted(self.nodes.items())
+            },
+        }
+
+
+def deploys(settings: NodeSettings) -> tuple[str, ...]:
+    """Return the deploy files that make a node what is declared, in the order in which they run."""
+    found = []
+    if settings.gpu_node:
+        found = [NODE, SERVE] if settings.gpu_lock else [SERVE]
+    return (*found, WATCH) if settings.monitoring else tuple(found)
+
+
+def matters(change: str) -> Matters:
+    """
+    Return when something that a deploy would change makes itself felt.
+
+    >>> matters("enable nvidia-fabricmanager.service")
+    <Matters.NEXT_BOOT: 'next boot'>
+    """
+    later = (when for words, when in _LATER if words.match(change))
+    return next(later, Matters.NOW)
+
+
+def of_probes(
+    answers: Mapping[str, Mapping[str, Any] | str],
+    settings: Mapping[str, NodeSettings],
+    today: dt.date,
+) -> dict[str, NodeDrift]:
+    """Return what the probes of nodes say; a sentence in place of a probe is what is unknown."""
+    report = judge(answers, settings, today)
+    return {
+        name: _of_findings(report.of_nodes[name])
+        + _of_lock(Reading(name, report.facts[name]), settings.get(name, NodeSettings()))
+        if name in report.facts
+        else _of_findings(report.of_nodes[name])
+        for name in answers
+    }
+
+
+def _of_findings(findings: Iterable[Finding]) -> NodeDrift:
+    moved, unread = [], []
+    for each in findings:
+        source = f"check: {each.check}"
+        if each.accepted is not None or each.severity <= Severity.INFO:
+            continue
+        if each.severity is Severity.UNKNOWN and (each.check in WATCHED or each.check == "probe"):
+            unread.append(Unread(source, each.found))
+        elif each.check in WATCHED:
+            remedy = each.remedy[0].text if each.remedy else f"docs/checks/{each.check}.md"
+            moved.append(Moved(source, each.found, WATCHED[each.check], remedy))
+    return NodeDrift(tuple(moved), tuple(unread))
+
+
+def _of_lock(node: Reading, settings: NodeSettings) -> NodeDrift:
+    """Compare the driver in a probe with the lock; without a lock nothing is declared of it."""
+    if settings.gpu_lock is None:
+        return NodeDrift()
+    return NodeDrift(tuple(_unlocked(node, settings.gpu_lock)))
+
+
+def _unlocked(node: Reading, lock: GpuLock) -> Iterator[Moved]:
+    """
+    Yield each part of the driver that is of another version than the lock's.
+
+    What is not there at all, and whether the fabric manager is of the driver's version, is the
+    checks' and the deploy's to say.
+    """
+    parts = {
+        "the loaded kernel module": (loaded_version(node), Matters.NOW),
+        "the module on the disk": (node.known("driver", "disk", "version"), Matters.NEXT_BOOT),
+        "libnvidia-ml.so.1": (library_version(node), Matters.NOW),
+    }
+    for part, (version, when) in parts.items():
+        if version is not None and not agrees(str(version), lock.driver):
+            said = f"{part} is {version}, the lock says {lock.driver}"
+            yield Moved("gpu_lock.driver", said, when, f"pyinfra INVENTORY {NODE}")

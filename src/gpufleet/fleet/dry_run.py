@@ -1,0 +1,229 @@
+"""What the deploys would change, without a pyinfra command around them: for the hunt for drift.
+
+Border. The deploy files are executed for every node as pyinfra does while it prepares, and nothing
+is executed after that. So it is the same operations that compare, and what they log ("would write
+/etc/x: it is missing") is what is collected, with the operation that said it. An operation that
+fails its node says that it could not tell: that is unknown, and the node's other operations are
+asked all the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import gevent
+from click import unstyle
+from gevent import Timeout
+from paramiko import SSHException
+from pyinfra import logger
+from pyinfra.api import Host, State
+from pyinfra.api.exceptions import PyinfraError
+from pyinfra.api.state import StateOperationHostData, StateStage
+from pyinfra.context import ctx_config, ctx_host, ctx_state
+
+from gpufleet.errors import FleetError
+from gpufleet.fleet import run as fleet
+from gpufleet.fleet.drift import Moved, NodeDrift, Unread, matters
+from gpufleet.inventory.refusal import Refusal
+from gpufleet.remote.query import Answer, awaited, say_on_stderr
+from gpufleet.sanitize import printable
+
+# A deploy asks a node some tens of questions, each with a deadline of its own; a node on which
+# several of them run into theirs is given up.
+SECONDS = 300
+
+WOULD = "would "
+"""What an operation that would change something begins its line with, while pyinfra prepares."""
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """
+    What would change on each node, what each answered the probe, and why a deploy is refused.
+
+    Of a node that gave no answer nothing would be known: `nodes` has an empty entry for it. A node
+    without GPUs is not probed and has no answer.
+    """
+
+    nodes: Mapping[str, NodeDrift]
+    answers: Mapping[str, Answer]
+    refused: tuple[str, ...] = ()
+
+
+def dry_run(
+    inventory_file: str,
+    deploys: Mapping[str, Sequence[str]],
+    limit: tuple[str, ...] = (),
+    seconds: float = SECONDS,
+) -> DryRun:
+    """
+    Execute for each node its `deploys` ({node: deploy files}), and say what they would change.
+
+    `limit` are nodes and groups, none for all; the plan is for the whole inventory even so. Takes
+    at most `seconds` on top of the probe's, for all nodes at once. For the process, and what is
+    raised, see `fleet.probe`.
+    """
+    codes = {file: _compiled(file) for files in deploys.values() for file in files}
+    state = _Looking()
+    with fleet.opened(state, inventory_file, limit) as wanted:
+        refused = fleet.looks_only(state)
+        state.set_stage(StateStage.Prepare)
+        answers = fleet.documents(state)
+        # Who gave no probe would give nothing else, a deadline later. Nodes without GPUs were not
+        # asked for one.
+        asked = [each for each in wanted if not isinstance(answers.get(each.name), str)]
+        with _overheard(state):
+            jobs = {
+                each.name: gevent.spawn(
+                    _look,
+                    state,
+                    each,
+                    {file: codes[file] for file in deploys.get(each.name, ())},
+                    seconds,
+                )
+                for each in asked
+            }
+            # Each has its own deadline.
+            awaited(jobs, math.inf, "the comparison", say_on_stderr)
+            gevent.joinall(list(jobs.values()), raise_error=True)
+        nodes = {each.name: state.looks[each].drift() for each in wanted}
+    named = {each.name: answers[each.name] for each in wanted if each.name in answers}
+    return DryRun(nodes, named, tuple(dict.fromkeys(refused)))
+
+
+@dataclass
+class _Look:
+    """What is known of one node so far; `said` are the lines of the operation that is asked now."""
+
+    file: str = ""
+    said: list[tuple[int, str]] = field(default_factory=list)
+    moved: list[Moved] = field(default_factory=list)
+    unread: list[Unread] = field(default_factory=list)
+
+    def ended(self, operation: str, *, changes: bool) -> None:
+        """Take what an operation has said; one that would change something and says not what is
+        named."""
+        source = f"{self.file}: {operation}"
+        would = [text.removeprefix(WOULD) for _, text in self.said if text.startswith(WOULD)]
+        errors = [text for level, text in self.said if level >= logging.ERROR]
+        self.said.clear()
+        self.unread += [Unread(source, each) for each in errors]
+        if changes:
+            remedy = f"pyinfra INVENTORY {self.file}"
+            found = would or [operation.rpartition(" | ")[2]]
+            self.moved += [Moved(source, each, matters(each), remedy) for each in found]
+
+    def broke_off(self, problems: Sequence[str]) -> None:
+        """Take why a deploy file did not come to its end."""
+        errors = [text for level, text in self.said if level >= logging.ERROR]
+        self.said.clear()
+        self.unread += [Unread(self.file, each) for each in (*errors, *problems)]
+
+    def drift(self) -> NodeDrift:
+        """Return all of it; what several roles want alike, as the first of them says it."""
+        moved: dict[str, Moved] = {}
+        for each in self.moved:
+            moved.setdefault(each.what, each)
+        return NodeDrift(tuple(moved.values()), tuple(dict.fromkeys(self.unread)))
+
+
+class _Looking(State):
+    """A run that keeps what each operation has said."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.looks: dict[Host, _Look] = {}
+        super().__init__(*args, **kwargs)
+
+    def init(self, inventory: Any, config: Any, initial_limit: Any = None) -> None:
+        """Begin with nothing said of any node."""
+        super().init(inventory, config, initial_limit)
+        self.looks = {each: _Look() for each in inventory}
+
+    def fail_hosts(self, hosts_to_fail: set[Host], activated_count: int | None = None) -> None:  # noqa: ARG002
+        """Ask on: nothing follows that could do harm, and what failed has said why."""
+        self.failed_hosts.update(hosts_to_fail)
+
+    def set_op_data_for_host(
+        self, host: Host, op_hash: str, op_data: StateOperationHostData
+    ) -> None:
+        """Take an operation that has said all it has to say."""
+        super().set_op_data_for_host(host, op_hash, op_data)
+        name = op_data.global_arguments.get("name") or op_hash
+        role = host.current_deploy_name
+        self.looks[host].ended(
+            f"{role} | {name}" if role else str(name), changes=op_data.operation_meta.will_change
+        )
+
+
+@contextmanager
+def _overheard(state: _Looking) -> Iterator[None]:
+    """Keep what operations log, instead of printing it."""
+    before = logger.handlers[:], logger.level, logger.propagate
+    logger.handlers[:] = [_Ear(state)]
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.handlers[:], logger.level, logger.propagate = before
+
+
+class _Ear(logging.Handler):
+    """Keeps lines about the node in whose greenlet they are logged."""
+
+    def __init__(self, state: _Looking) -> None:
+        super().__init__()
+        self._state = state
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a line without what pyinfra puts before it."""
+        if not ctx_host.isset():
+            return
+        host = ctx_host.get()
+        text = unstyle(record.getMessage()).strip()
+        text = text.removeprefix(f"[{host.name}]").strip()
+        self._state.looks[host].said.append((record.levelno, printable(text)))
+
+
+def _compiled(file: str) -> CodeType:
+    try:
+        return compile(Path(file).read_bytes(), file, "exec", dont_inherit=True)
+    except OSError as error:
+        raise FleetError(
+            f"{file}: cannot be read: {error.strerror}; run this in the project's directory"
+        ) from None
+
+
+def _look(state: _Looking, host: Host, codes: Mapping[str, CodeType], seconds: float) -> None:
+    """Execute deploy files for one node, as pyinfra does while it prepares."""
+    look = state.looks[host]
+    with ctx_state.use(state), ctx_host.use(host), ctx_config.use(state.config.copy()):
+        try:
+            with Timeout(seconds):
+                for file, code in codes.items():
+                    look.file = file
+                    look.broke_off(_executed(file, code))
+        except Timeout:
+            look.broke_off((f"not all was compared within {seconds:.0f} s",))
+
+
+def _executed(file: str, code: CodeType) -> tuple[str, ...]:
+    """Execute a deploy file; return why it did not come to its end, nothing if it did."""
+    try:
+        exec(code, {"__file__": file})  # noqa: S102  # it is what pyinfra does with a deploy file
+    except (Refusal, FleetError) as error:
+        return error.problems
+    except (PyinfraError, SSHException, OSError, EOFError) as error:
+        return (printable(str(error)) or type(error).__name__,)
+    # A role's own mistake is no drift, and costs the other nodes and deploy files nothing.
+    except Exception as error:  # noqa: BLE001
+        said = f"{type(error).__name__}: {printable(str(error))}"
+        return (f"it ends in {said}; `pyinfra --dry INVENTORY {file}` shows where",)
+    return ()

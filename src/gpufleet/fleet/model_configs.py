@@ -1,0 +1,99 @@
+"""
+What the models of a fleet are: read from the Hub, or from what nodes said of their directories.
+
+The border: this asks the Hub. A model that cannot be read stops nothing here; it has a sentence in
+place of its description, and the plan says what that means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, TypeAlias
+
+from gpufleet.errors import FleetError
+from gpufleet.node.topology import known
+from gpufleet.settings.node_settings import NodeSettings, Served, Vllm
+from gpufleet.sizing.architectures.description import Description, ModelFiles, describe
+from gpufleet.sizing.checkpoint_reader import Hub, read
+
+Described: TypeAlias = Description | str
+"""A model's description, or a sentence why there is none."""
+
+# The Hub is asked for some kilobytes of each model; a fleet's plan waits no longer for it.
+SECONDS = 60.0
+
+
+class Declared(Protocol):
+    """What variables say of one node."""
+
+    @property
+    def settings(self) -> NodeSettings: ...
+
+
+def directories(declared: Mapping[str, Declared]) -> dict[str, tuple[str, ...]]:
+    """Return for each node the directories whose models' files its probe has to read."""
+    return {
+        name: tuple(sorted({each.model for each in node.settings.serving.values() if each.is_path}))
+        for name, node in declared.items()
+    }
+
+
+def described(
+    declared: Mapping[str, Declared], documents: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Described]:
+    """
+    Return what each declared model is, by its name in `serving`.
+
+    Models on the Hub are read from there, all at once, each once; those in directories of nodes
+    from the first of the nodes' documents that has them.
+    """
+    wanted: dict[str, tuple[Served, Vllm | None, list[str]]] = {}
+    for name, node in sorted(declared.items()):
+        for model, served in node.settings.serving.items():
+            wanted.setdefault(model, (served, node.settings.vllm, []))[2].append(name)
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        jobs = {
+            model: pool.submit(_one, served, vllm, [documents.get(each, {}) for each in nodes])
+            for model, (served, vllm, nodes) in wanted.items()
+        }
+        return {model: job.result() for model, job in jobs.items()}
+
+
+def _one(served: Served, vllm: Vllm | None, documents: Iterable[Mapping[str, Any]]) -> Described:
+    try:
+        if served.is_path:
+            return describe(_on_nodes(served.model, documents))
+        hub = Hub(
+            endpoint=vllm.hf_endpoint if vllm else None,
+            token_file=vllm.hf_token_file if vllm else None,
+        )
+        return describe(read(served.model, revision=served.revision, hub=hub, seconds=SECONDS))
+    except FleetError as error:
+        return "; ".join(error.problems)
+
+
+def _on_nodes(path: str, documents: Iterable[Mapping[str, Any]]) -> ModelFiles:
+    """Raises `FleetError` where no node could say what lies there."""
+    why = "no node was asked"
+    for document in documents:
+        found = (known(document.get("models")) or {}).get(path)
+        if found is None:
+            continue
+        config = found.get("config")
+        if isinstance(config, Mapping) and "missing" not in config:
+            quantized = known(found.get("hf_quant_config"))
+            return ModelFiles(
+                config,
+                quantized if isinstance(quantized, Mapping) else None,
+                stored_bytes=_positive(known(found.get("bytes"))),
+                origin=path,
+            )
+        missing = config if isinstance(config, Mapping) else found
+        why = str(missing.get("missing", "no object with keys"))
+    raise FleetError(f"{path}: its config.json could not be read on any node ({why})")
+
+
+def _positive(count: Any) -> int | None:
+    """Return a number of bytes, None for what is none: a file that was cut off says less than 0."""
+    return count if isinstance(count, int) and count > 0 else None

@@ -1,0 +1,121 @@
+"""What is written down on a node of what was found about it: declaration, check, drift. Pure.
+
+Each becomes metrics that the node's exporter serves: `on_node/node_facts.py` reads the declaration,
+`on_node/record.py` writes the others. docs/node-facts.md describes them all.
+"""
+
+from __future__ import annotations
+
+import calendar
+import hashlib
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+from gpufleet.checks.finding import Finding, Severity
+from gpufleet.fleet.drift import Matters, NodeDrift
+from gpufleet.settings.node_settings import NodeSettings
+
+Samples: TypeAlias = list[tuple[str, dict[str, str], int | float]]
+
+CHECK, DRIFT = "check.prom", "drift.prom"
+# What counts as found; a check that passed is no finding.
+_SEVERITIES = (Severity.BLOCK, Severity.UNKNOWN, Severity.WARN, Severity.INFO)
+
+
+def declaration(settings: NodeSettings, *, gpus: int | None, release: str | None) -> bytes:
+    """
+    Return what a node is told of itself, as `on_node/node_facts.py` reads it.
+
+    `gpus` is how many the PCI bus has now, for nodes that declare no number; `release` is the id of
+    the vLLM release that it is to serve. The same declaration is the same bytes.
+    """
+    about = {
+        "schema": 1,
+        "gpu_node": settings.gpu_node,
+        "dcgm": measured_by_dcgm(settings),
+        "gpus": (settings.gpus.count or gpus) if settings.gpu_node else None,
+        "lock": lock_hash(settings),
+        "release": release or "",
+    }
+    return (json.dumps(about, indent=1) + "\n").encode()
+
+
+def gpus_on_bus(document: Mapping[str, Any]) -> int | None:
+    """Return how many GPUs a probe found on the PCI bus, driver or not; None: it is unknown."""
+    functions = document["pci"]
+    if isinstance(functions, Mapping):
+        return None
+    return sum(str(each["class"]).startswith("0x03") for each in functions)
+
+
+def measured_by_dcgm(settings: NodeSettings) -> bool:
+    """Say whether DCGM's exporter serves a node's GPUs; otherwise its own facts do."""
+    return settings.dcgm is not None and settings.dcgm.exporter_version is not None
+
+
+def lock_hash(settings: NodeSettings) -> str:
+    """Return ten digits that tell a node's lock from every other, "" where it has none."""
+    if settings.gpu_lock is None:
+        return ""
+    text = json.dumps(settings.gpu_lock.model_dump(mode="json"), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def of_check(findings: Iterable[Finding], at: float) -> Samples:
+    """
+    Return what a check found on a node, its GPUs too; `at` in seconds since 1970.
+
+    What an operator accepted counts as info, whatever it is: he knows of it. What was not asked
+    because of another finding is not counted beside that one.
+    """
+    found = Counter(
+        Severity.INFO if each.accepted is not None else each.severity
+        for each in findings
+        if each.cause is None
+    )
+    return [
+        *(
+            ("gpufleet_check_findings", {"severity": each.word}, found[each])
+            for each in _SEVERITIES
+        ),
+        ("gpufleet_check_timestamp_seconds", {}, at),
+    ]
+
+
+def of_drift(drift: NodeDrift, at: float, *, refused: bool = False) -> Samples:
+    """
+    Return how far a node has moved; `at` in seconds since 1970.
+
+    `refused`: a deploy would be refused now, so that what it would change is not known as a whole.
+    """
+    moved = Counter(each.matters for each in drift.moved)
+    return [
+        *(
+            ("gpufleet_drift_differences", {"matters": str(each).replace(" ", "_")}, moved[each])
+            for each in Matters
+        ),
+        ("gpufleet_drift_unknown", {}, int(bool(drift.unread) or refused)),
+        ("gpufleet_drift_timestamp_seconds", {}, at),
+    ]
+
+
+def probed_at(answer: Mapping[str, Any] | str, otherwise: float) -> float:
+    """Return when a probe was made, by its node's clock; `otherwise` if there was none."""
+    if isinstance(answer, str):
+        return otherwise
+    try:
+        return calendar.timegm(time.strptime(str(answer["time"]), "%Y-%m-%dT%H:%M:%SZ"))
+    except (KeyError, ValueError):
+        return otherwise
+
+
+def unrecorded(answers: Mapping[str, Mapping[str, Any] | str], what: str) -> list[str]:
+    """Return a sentence for every node on which nothing could be written down."""
+    said = {
+        name: answer if isinstance(answer, str) else str(answer.get("error", ""))
+        for name, answer in sorted(answers.items())
+    }
+    return [f"{name}: {what} not recorded there: {why}" for name, why in said.items() if why]

@@ -1,0 +1,48 @@
+"""Nodes that an upgrade has not given back: nobody else's deploy starts anything there.  Pure.
+
+An upgrade runs deploys itself. They know each other by its id, in the variable `VARIABLE`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from gpufleet.formatting import listed
+from gpufleet.sanitize import printable
+
+VARIABLE = "GPUFLEET_UPGRADE"
+
+
+def held(documents: Mapping[str, Any], ours: str | None) -> tuple[str, ...]:
+    """
+    Return why a deploy is refused, a sentence an upgrade; none: no other one has a node.
+
+    `documents` are what nodes answer the probe, or sentences; `ours` is the id of the upgrade that
+    runs this deploy. A node that gives no answer, or an old probe's, says nothing of a lock.
+    """
+    found: dict[str, tuple[Mapping[str, Any], list[str]]] = {}
+    problems = []
+    for name, document in sorted(documents.items()):
+        lock = document.get("upgrade") if isinstance(document, Mapping) else None
+        if not isinstance(lock, Mapping) or lock.get("id") == ours:
+            continue
+        if "missing" in lock:
+            problems.append(
+                f"{name}: whether an upgrade is going on is not known "
+                f"({printable(str(lock.get('detail') or lock['missing']))}): its file is "
+                "/var/lib/gpufleet/change/lock.json"
+            )
+            continue
+        found.setdefault(str(lock.get("id")), (lock, []))[1].append(name)
+    for upgrade, (lock, names) in found.items():
+        at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(float(lock.get("since") or 0)))
+        what = printable(f"{lock.get('what')}, by {lock.get('owner')}")
+        problems.append(
+            f"upgrade {printable(upgrade)} ({what}, since {at}) has {listed(names)}: a deploy "
+            "would restart what it has not drained. Wait for its end; if it was cut off, `gpufleet "
+            "upgrade INVENTORY --resume` or `--abort`. Deploy all the same: "
+            f"{VARIABLE}={printable(upgrade)} in front of the command"
+        )
+    return tuple(problems)

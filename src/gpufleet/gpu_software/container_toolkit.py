@@ -1,0 +1,75 @@
+"""NVIDIA's container toolkit: its packages, and what keeps GPUs of containers. Pure.
+
+A container engine that has systemd manage its cgroups gives a container's devices to the kernel
+behind systemd's back, unless they have links in /dev/char. When systemd reloads its units
+(`systemctl daemon-reload`, part of any deploy) it sets its own list again: containers without those
+links lose their GPUs, and NVML says "Unknown Error" in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from gpufleet.converge.desired import File, Lockstep, Package, PackageSource, Wanted
+from gpufleet.converge.snapshot import Snapshot, UnitState
+from gpufleet.settings.gpu_settings import ContainerToolkit
+
+SOURCE = "nvidia-container-toolkit"
+KEYS = "/etc/gpufleet/keys"
+RULE = "/etc/udev/rules.d/71-gpufleet-nvidia-dev-char.rules"
+# Only one version of all four works; apt does not move what is not named.
+PACKAGES = (
+    "nvidia-container-toolkit",
+    "nvidia-container-toolkit-base",
+    "libnvidia-container-tools",
+    "libnvidia-container1",
+)
+ENGINES = ("docker.service", "containerd.service", "podman.service")
+LINKS = "/dev/char"
+# The major number of NVIDIA's devices (Documentation/admin-guide/devices.txt, 195 char).
+MAJOR = "195:"
+LINK = "nvidia-ctk system create-dev-char-symlinks --create-all >/dev/null"
+_RULE = """\
+# Written by gpufleet; the next deploy overwrites what is changed here.
+ACTION=="add", DEVPATH=="/bus/pci/drivers/nvidia", \
+RUN+="/usr/bin/nvidia-ctk system create-dev-char-symlinks --create-all"
+"""
+
+
+def wanted(setting: ContainerToolkit, key: bytes) -> Wanted:
+    """Return the packages, held, from the repository whose public key `key` is."""
+    armoured = key.lstrip().startswith(b"-----BEGIN PGP PUBLIC KEY BLOCK-----")
+    # apt tells the two forms of a key by the file's name (sources.list(5), Signed-By).
+    path = f"{KEYS}/{SOURCE}.{'asc' if armoured else 'gpg'}"
+    return Wanted(
+        File(path, key),
+        File(RULE, _RULE.encode()),
+        PackageSource(
+            SOURCE, setting.repository, path, ("nvidia-container-toolkit*", "libnvidia-container*")
+        ),
+        *(Package(name, setting.version, hold=True) for name in PACKAGES),
+        Lockstep(PACKAGES),
+    )
+
+
+def are_linked(names: Collection[str]) -> bool:
+    """Say whether /dev/char has NVIDIA's devices."""
+    return any(name.startswith(MAJOR) for name in names)
+
+
+def running(seen: Snapshot) -> tuple[str, ...]:
+    """Return the container engines that run on a node."""
+    states = {name: seen.unit(name) for name in ENGINES}
+    return tuple(
+        name
+        for name, state in states.items()
+        if isinstance(state, UnitState) and state.active == "active"
+    )
+
+
+def warning(engine: str) -> str:
+    """Return what the operator has to know of containers that run already."""
+    return (
+        f"{engine} runs: containers with GPUs that were started before the links in {LINKS} were "
+        "there lose their GPUs when systemd reloads its units; restart them after this run"
+    )

@@ -1,0 +1,152 @@
+"""Which packages a node's driver consists of: by its system, the lock and the machine.  Pure.
+
+Compute-only: no display server, no OpenGL. Names are `driver_names.py`'s. Whatever has the driver's
+version is wanted with it by name and held, so that no resolver's preference decides; what those
+depend on follows in lockstep. What another branch, flavour or packaging has left goes in the same
+transaction.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from gpufleet.catalog.driver_branches import serves
+from gpufleet.converge.desired import Lockstep, ModuleStream, NoPackage, Package, Value
+from gpufleet.errors import FleetError
+from gpufleet.gpu_software.package_names import Names, fabric_name, names
+from gpufleet.gpu_software.repository import published
+from gpufleet.node.machine import Machine, System
+from gpufleet.quick_dataclass import dataclass
+from gpufleet.settings.gpu_settings import GpuLock
+
+# DCGM's package for CUDA 13 has no kernels for these (NVIDIA/DCGM, issue 254).
+_WITHOUT_CUDA_13 = frozenset({"maxwell", "pascal", "volta"})
+
+
+@dataclass(frozen=True)
+class DriverPackages:
+    """What software consists of: `wanted` values, and a sentence for each decision."""
+
+    wanted: tuple[Value, ...]
+    why: tuple[str, ...]
+
+
+def driver_packages(system: System, lock: GpuLock, machine: Machine) -> DriverPackages:
+    """
+    Return the packages of the locked driver, and those that must not be beside it.
+
+    Raises `FleetError` for a system that is not in the table of docs/os-matrix.md.
+    """
+    found = names(system, lock)
+    version = f"{lock.exact}-*" if lock.exact else f"{lock.branch}.*"
+    fabric = list(_fabric(system, lock, machine))
+    daemon = (found.persistence,) if lock.persistence else ()
+    parts = tuple(dict.fromkeys((*found.parts, *daemon, *(name for name, _ in fabric))))
+    values: list[Value] = [Package(name, version, hold=True) for name in parts]
+    values += [Lockstep(parts), *(NoPackage(pattern, found.kept) for pattern in found.others)]
+    values += [ModuleStream("nvidia-driver", found.stream)] if found.stream else []
+    values += _kernels(system, lock, machine)
+    if machine.nvlink5:
+        values += [Package("nvlsm", lock.nvlsm, hold=True), Package("infiniband-diags")]
+    return DriverPackages(
+        tuple(dict.fromkeys(values)), tuple(_why(system, lock, machine, found, fabric))
+    )
+
+
+def _fabric(system: System, lock: GpuLock, machine: Machine) -> Iterator[tuple[str, str]]:
+    """Yield the packages, of the driver's version, that the machine's fabric asks for, and why."""
+    if machine.nvswitch:
+        yield fabric_name("nvidia-fabricmanager", system, lock), "the node has NVSwitches"
+        yield fabric_name("libnvidia-nscq", system, lock), "DCGM reads NVSwitches by it"
+    if machine.nvlink5 and system.arch == "x86_64":  # there is none for Arm
+        yield "libnvsdm", "DCGM reads the switches of NVLink 5 by it"
+    if machine.imex:
+        reason = "the node's GPUs share their memory with those of other nodes of a rack"
+        yield fabric_name("nvidia-imex", system, lock), reason
+
+
+def _kernels(system: System, lock: GpuLock, machine: Machine) -> Iterator[Package]:
+    """Yield what modules are built with and, if kernels are held, the kernels that are there."""
+    held = {name: Package(name, hold=True) for name in machine.kernel_packages}
+    if lock.kernel == "follow":
+        held = {}
+    yield Package("dkms")
+    for name in headers(system, machine):
+        yield held.pop(name, Package(name))
+    yield from held.values()
+
+
+def headers(system: System, machine: Machine) -> tuple[str, ...]:
+    """
+    Return the packages that DKMS builds with: one for each installed kernel.
+
+    On Debian and Ubuntu also the headers that follow a flavour, where its kernel does: a kernel
+    that comes by an upgrade gets no module without them.
+    """
+    if system.red_hat:
+        # Several versions of one package are installed side by side, named with their version.
+        releases = (kernel.release.removesuffix(f".{system.arch}") for kernel in machine.kernels)
+        return tuple(f"kernel-devel-{release}" for release in releases)
+    flavours = (re.fullmatch(r"linux-image-(?!unsigned-)([a-z].*)", name)
+                for name in machine.kernel_packages)  # fmt: skip
+    return (
+        *(f"linux-headers-{kernel.release}" for kernel in machine.kernels),
+        *(f"linux-headers-{found[1]}" for found in flavours if found),
+    )
+
+
+def _why(
+    system: System,
+    lock: GpuLock,
+    machine: Machine,
+    found: Names,
+    fabric: list[tuple[str, str]],
+) -> Iterator[str]:
+    which = lock.exact or f"any version of R{lock.branch}"
+    yield f"driver {which} with {lock.modules} modules, as packaged for {found.packaging}"
+    yield from (f"{name}: {reason}" for name, reason in fabric)
+    if not machine.nvswitch:
+        yield "no fabric manager: the node manages no NVSwitch, and it would fail"
+    if machine.nvlink5:
+        yield "nvlsm, infiniband-diags: the fabric manager reaches NVLink 5 switches by them"
+    if system.red_hat:
+        yield "dkms comes from EPEL, which has to be among the node's own repositories"
+    if lock.kernel == "held":
+        yield f"kernels held: {', '.join(machine.kernel_packages) or 'none is installed'}"
+
+
+def dcgm_packages(system: System, lock: GpuLock, machine: Machine) -> DriverPackages:
+    """
+    Return DCGM's packages, all of one version; none where the lock has no DCGM.
+
+    Raises `FleetError` where NVIDIA publishes none, or which CUDA the driver serves is not known.
+    """
+    if lock.dcgm is None:
+        return DriverPackages((), ("no DCGM: gpu_lock.dcgm is not set",))
+    if published(system).dcgm is False:
+        raise FleetError(
+            f"NVIDIA publishes no DCGM for {system}: take `gpu_lock.dcgm` out, or serve on a "
+            "system that has it (docs/os-matrix.md)"
+        )
+    newest = serves(lock.branch)
+    if newest is None:
+        raise FleetError(
+            f"gpu_lock.driver is {lock.driver}, and which CUDA R{lock.branch} serves is not known "
+            "here, so neither is DCGM's package: lock a branch that is, or take `gpu_lock.dcgm` out"
+        )
+    majors = {newest, 12} if machine.generations & _WITHOUT_CUDA_13 else {newest}
+    packages = (
+        "datacenter-gpu-manager-4-core",
+        *(f"datacenter-gpu-manager-4-cuda{major}" for major in sorted(majors)),
+    )
+    values: list[Value] = [Package(name, lock.dcgm.version, hold=True) for name in packages]
+    values += [
+        Lockstep(packages),
+        NoPackage("datacenter-gpu-manager-4-cuda*", packages),
+        NoPackage("datacenter-gpu-manager"),  # DCGM 3
+    ]
+    if lock.dcgm.exporter:
+        values.append(Package("datacenter-gpu-manager-exporter", lock.dcgm.exporter, hold=True))
+    cuda = " and ".join(map(str, sorted(majors)))
+    return DriverPackages(tuple(values), (f"DCGM for CUDA {cuda}, as R{lock.branch} serves it",))

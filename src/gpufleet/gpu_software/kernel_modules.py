@@ -1,0 +1,92 @@
+"""Does every kernel have the locked driver's module on the disk, and would it be let in?  Pure.
+
+Takes the document of `on_node/built_modules.py`. What lies on the disk is judged, never what a
+package manager's exit status says: a maintainer script that could not build a module may end well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from gpufleet.gpu_software.driver_activation import agrees
+from gpufleet.node.machine import Machine
+
+SecureBoot = Literal["refuse", "enrolled"]
+
+
+def refusal(machine: Machine, policy: SecureBoot) -> str | None:
+    """Return why no module may be built for a node at all; None: it may. Asked before a change."""
+    if policy == "enrolled" or machine.secure_boot is False:
+        return None
+    state = "is on" if machine.secure_boot else "could not be read"
+    return (
+        f"Secure Boot {state}, and modules that DKMS builds would not load unless the firmware "
+        "knows the key that signs them, which somebody has to confirm at the console. Enrol it "
+        "(`mokutil --import`, docs/os-matrix.md) and set gpu.secure_boot: enrolled, or switch "
+        "Secure Boot off"
+    )
+
+
+def lacking(document: Mapping[str, Any], driver: str) -> tuple[str, ...]:
+    """Return the kernels that have no module of the driver, a version or a branch."""
+    return tuple(
+        row["kernel"]
+        for row in _rows(document)
+        if _missing(row["nvidia"]) or not agrees(row["nvidia"], driver)
+    )
+
+
+def problems(document: Mapping[str, Any], driver: str) -> tuple[str, ...]:
+    """Return what keeps the locked driver from being there after any reboot, as sentences."""
+    if _missing(document["kernels"]):
+        why = document["kernels"].get("detail") or document["kernels"]["missing"]
+        return (f"which kernels have an NVIDIA module could not be read ({why}): read it by hand",)
+    return (*_unbuilt(document, driver), *_unsigned(document))
+
+
+def _unbuilt(document: Mapping[str, Any], driver: str) -> Iterator[str]:
+    said = document.get("said", {})
+    lacks = lacking(document, driver)
+    for row in _rows(document):
+        if row["kernel"] not in lacks:
+            continue
+        kernel = row["kernel"]
+        has = "no NVIDIA module" if _missing(row["nvidia"]) else f"module {row['nvidia']}"
+        which = "runs now" if row["running"] else "is installed"
+        which += ", boots next" if row["newest"] and not row["running"] else ""
+        reason = f" DKMS said:\n{said[kernel]}" if said.get(kernel) else ""
+        yield (
+            f"kernel {kernel} {which} and has {has}, not driver {driver}: install what DKMS lacks, "
+            f"or remove that kernel if nobody boots it.{reason}"
+        )
+
+
+def _unsigned(document: Mapping[str, Any]) -> Iterator[str]:
+    """Under Secure Boot a module without a signature that the firmware knows is not loaded."""
+    if document["secure_boot"] is not True:
+        return
+    bare = [
+        row["kernel"]
+        for row in _rows(document)
+        if not _missing(row["nvidia"]) and _missing(row["signer"])
+    ]
+    if bare:
+        yield (
+            f"Secure Boot is on, and the modules of {', '.join(bare)} carry no signature: have "
+            "DKMS sign them (`mok_signing_key` in /etc/dkms/framework.conf), then "
+            "`dkms install --force`"
+        )
+    elif document["enrolled"] is False:
+        yield (
+            "Secure Boot is on, and the firmware does not know the key that DKMS signs with: "
+            "`mokutil --import` it and confirm at the next boot's console"
+        )
+
+
+def _rows(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [] if _missing(document["kernels"]) else list(document["kernels"])
+
+
+def _missing(value: Any) -> bool:
+    return isinstance(value, Mapping) and "missing" in value

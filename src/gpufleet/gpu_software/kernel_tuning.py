@@ -1,0 +1,217 @@
+"""What a GPU node's kernel is set to, and who makes its device files. Pure.
+
+Each setting has two homes that have to agree: the running kernel, and the file from which it is set
+at boot. A file of the operator's that is read after ours has the last word at boot, and is named.
+
+What is not here: limits of processes, which are in each stage's unit (systemd's services read no
+limits.conf), and `/dev/shm`, of which each stage has its own (`templates/vllm.service.j2`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpufleet.converge.desired import UNIT_DIRECTORY, Absent, File, Unit, UnitGone, Value, Wanted
+from gpufleet.settings.gpu_settings import Gpu
+
+# sysctl.d(5): files are read in the order of their names. 99: after the distribution's own; only
+# what an operator put there on purpose comes later.
+SYSCTL = "/etc/sysctl.d/99-gpufleet.conf"
+DEVICES = "gpufleet-gpu-devices.service"
+# A drop-in of the prefix is one of every stage's unit (systemd.unit(5), "foo-.service.d/").
+STAGES = f"{UNIT_DIRECTORY}/vllm-.service.d/gpufleet-gpu-devices.conf"
+
+
+@dataclass(frozen=True)
+class KernelSetting:
+    """
+    One sysctl.
+
+    Attributes:
+        name: as in "vm.swappiness".
+        value: what it has to be.
+        why: for whoever reads the file on the node.
+        least: True: a larger value is as good, and stays.
+    """
+
+    name: str
+    value: int
+    why: str
+    least: bool = False
+
+    def accepts(self, value: int) -> bool:
+        """Say whether the kernel is as wanted with this value."""
+        return value >= self.value if self.least else value == self.value
+
+    def __str__(self) -> str:
+        return f"{self.name} = {self.value}"
+
+
+ALWAYS = (
+    KernelSetting(
+        "kernel.numa_balancing",
+        0,
+        "The kernel would move pages that GPUs read, and stall them meanwhile.",
+    ),
+    KernelSetting(
+        "vm.swappiness", 10, "Weights in the page cache go before memory of processes does."
+    ),
+    KernelSetting(
+        "vm.max_map_count",
+        # 16 times the kernel's default of 65530 (Documentation/admin-guide/sysctl/vm.rst), which
+        # processes that map hundreds of weight files and pinned buffers on 8 GPUs can reach.
+        1_048_576,
+        "Mappings of one process: weights, and memory that is pinned for 8 GPUs.",
+        least=True,
+    ),
+    KernelSetting(
+        "fs.nr_open",
+        1_048_576,
+        "No unit may have more open files; stages ask for as many (LimitNOFILE=).",
+        least=True,
+    ),
+    KernelSetting(
+        "net.core.somaxconn",
+        4096,
+        "Connections that wait to be accepted by an endpoint; listen(2) is cut to it.",
+        least=True,
+    ),
+)
+
+
+def kernel_settings(gpu: Gpu) -> tuple[KernelSetting, ...]:
+    """Return what the kernel is to be set to; nothing where no tuning is wanted."""
+    if not gpu.tuning:
+        return ()
+    if gpu.huge_pages is None:
+        return ALWAYS
+    count = gpu.huge_pages.count
+    return (
+        *ALWAYS,
+        KernelSetting("vm.nr_hugepages", count, "gpu.huge_pages in group_vars.", least=True),
+    )
+
+
+def wanted(gpu: Gpu, gpus: int) -> Wanted:
+    """
+    Return the files and the unit of a node with so many GPUs.
+
+    Without tuning, those of an earlier run are gone; the kernel keeps its values until it boots.
+    """
+    if not gpu.tuning:
+        return Wanted(Absent(SYSCTL), Absent(STAGES), UnitGone(DEVICES))
+    values: list[Value] = [File(SYSCTL, sysctl_file(kernel_settings(gpu)).encode())]
+    if gpus:
+        values += [
+            File(f"{UNIT_DIRECTORY}/{DEVICES}", devices_unit(gpus).encode()),
+            File(STAGES, _STAGES.encode()),
+            # Nothing keeps running: stages start it, and so does each boot.
+            Unit(DEVICES, running=None),
+        ]
+    return Wanted(*values)
+
+
+def sysctl_file(settings: Iterable[KernelSetting]) -> str:
+    """Return the file that sets the kernel at boot."""
+    lines = ["# Written by gpufleet; the next deploy overwrites what is changed here."]
+    for each in settings:
+        # "-": a kernel without the setting is no error (sysctl.d(5)).
+        lines += [f"# {each.why}", f"-{each}"]
+    return "\n".join(lines) + "\n"
+
+
+def devices_unit(gpus: int) -> str:
+    """
+    Return the unit that makes the device files of so many GPUs.
+
+    A program without privileges has CUDA call the setuid nvidia-modprobe for them, which
+    NoNewPrivileges= of a stage forbids: it would find no GPU after a boot on which nobody with
+    privileges was first.
+    """
+    files = " ".join(f"-c {number}" for number in range(gpus))
+    return f"""\
+# Written by gpufleet; the next deploy overwrites what is changed here.
+[Unit]
+Description=Device files of {gpus} NVIDIA GPUs
+ConditionPathExists=/usr/bin/nvidia-modprobe
+After=systemd-modules-load.service
+Before=nvidia-persistenced.service nvidia-dcgm.service
+
+[Service]
+Type=oneshot
+ExecStart=/usr/bin/nvidia-modprobe -u {files}
+TimeoutStartSec=120
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+_STAGES = f"""\
+# Written by gpufleet; the next deploy overwrites what is changed here.
+[Unit]
+Wants={DEVICES}
+After={DEVICES}
+"""
+
+
+def changes(settings: Iterable[KernelSetting], seen: Mapping[str, Any]) -> tuple[str, ...]:
+    """
+    Return what has to be changed in the running kernel, in words.
+
+    `seen` is the document of `on_node/kernel_settings.py`.
+    """
+    return tuple(
+        f"set {each} (it is {found['value']})"
+        for each, found in _readable(settings, seen)
+        if not each.accepts(found["value"])
+    )
+
+
+def problems(settings: Iterable[KernelSetting], seen: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what could not be read or set, in whole sentences."""
+    settings = tuple(settings)
+    known = seen["settings"]
+    said = [
+        f"{each.name}: {known[each.name]['error']}"
+        for each in settings
+        if "error" in known[each.name]
+    ]
+    if seen["applied"]:
+        said += [
+            f"{each} was set, and the kernel took {found['value']}{_cause(each)}"
+            for each, found in _readable(settings, seen)
+            if not each.accepts(found["value"])
+        ]
+    return tuple(said)
+
+
+def remarks(settings: Iterable[KernelSetting], seen: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return which files of others undo a setting at the next boot, in whole sentences."""
+    return tuple(
+        f"{found['later']['file']} says {each.name} = {found['later']['value']} and is read after "
+        f"{SYSCTL}, which says {each.value}: after a boot the former counts; remove its line"
+        for each, found in _readable(settings, seen)
+        if found["later"] and not each.accepts(found["later"]["value"])
+    )
+
+
+def _readable(
+    settings: Iterable[KernelSetting], seen: Mapping[str, Any]
+) -> Iterator[tuple[KernelSetting, Mapping[str, Any]]]:
+    """Yield those that the node's kernel has, with what it said of each."""
+    for each in settings:
+        found = seen["settings"][each.name]
+        if "value" in found:
+            yield each, found
+
+
+def _cause(setting: KernelSetting) -> str:
+    if setting.name == "vm.nr_hugepages":
+        return (
+            " of them: free memory is in pieces. They are set aside at the next boot, before "
+            "anything else has memory: reboot the node, or lower gpu.huge_pages.count"
+        )
+    return ": something else on this node sets it"

@@ -1,0 +1,97 @@
+"""Every node's lock against its release and the day, and against what the node is.
+
+Border: reads the vLLM locks that settings name. What is wrong with a lock is `gpu_lock.py`'s to
+say, which key in which file is said here.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpufleet.artifacts import release
+from gpufleet.artifacts.release import Wheels
+from gpufleet.gpu_software import lock_rules as gpu_lock
+from gpufleet.gpu_software.lock_rules import Objection
+from gpufleet.node.machine import Machine, System
+from gpufleet.quick_dataclass import dataclass
+from gpufleet.settings.node_settings import NodeSettings
+
+if TYPE_CHECKING:
+    from gpufleet.settings.node_variables import NodeVars
+
+
+@dataclass(frozen=True)
+class Found:
+    """Sentences with the file and line in front: what stops a run, and what does not."""
+
+    problems: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+
+def found(nodes: Mapping[str, NodeVars], today: dt.date) -> Found:
+    """Check the locks of all nodes; what many inherit from one place is said once."""
+    wheels = cache(_wheels)  # one release for many nodes
+    said: dict[str, bool] = {}
+    for node in nodes.values():
+        for each in _objections(node.settings, today, wheels):
+            said[f"{_place(node, each)}: {each}"] = each.refused
+    return Found(
+        tuple(sentence for sentence, refused in said.items() if refused),
+        tuple(sentence for sentence, refused in said.items() if not refused),
+    )
+
+
+def on_node(node: NodeVars, system: System, machine: Machine, python: str | None = None) -> Found:
+    """
+    Check one node's lock against what the node is, once that is known.
+
+    `python` is the version of the node's own interpreter; None: not known.
+
+    What `found` has said of the lock before is not said again; that NVIDIA does not publish a
+    part of it for the node's system, `provisioning` says, which chooses packages.
+    """
+    lock = node.settings.gpu_lock
+    if lock is None:
+        return Found((), ())
+    vllm = node.settings.vllm
+    wheels = _wheels(vllm.lock) if vllm and vllm.device == "cuda" else None
+    objections = (
+        *(each for each in gpu_lock.on_system(lock, system) if not each.refused),
+        *gpu_lock.on_machine(lock, machine, wheels),
+        *(gpu_lock.on_python(lock, vllm.python, python) if vllm and python else ()),
+    )
+    said = [(f"{node.name} ({_place(node, each)}): {each}", each.refused) for each in objections]
+    return Found(
+        tuple(sentence for sentence, refused in said if refused),
+        tuple(sentence for sentence, refused in said if not refused),
+    )
+
+
+def _place(node: NodeVars, objection: Objection) -> str:
+    """Return the file and line of the key to change; of what is filled in, its own place."""
+    at = node.origins.get(str(objection.at[0]))
+    return str(at.at(*objection.at[1:])) if at else ".".join(map(str, objection.at))
+
+
+def _objections(
+    settings: NodeSettings, today: dt.date, wheels: Callable[[str], Wheels | None]
+) -> Iterator[Objection]:
+    lock, vllm = settings.gpu_lock, settings.vllm
+    if lock is None:
+        return
+    yield from (each for each in gpu_lock.in_itself(lock) if not each.refused)
+    if vllm and vllm.device == "cuda" and (needed := wheels(vllm.lock)):
+        yield from gpu_lock.with_release(lock, needed)
+    yield from gpu_lock.on_day(lock, today)
+
+
+def _wheels(path: str) -> Wheels | None:
+    """Return what a release's wheels need; None: the role that installs it says what is wrong."""
+    try:
+        return release.wheels(Path(path).read_bytes(), path)
+    except OSError:
+        return None

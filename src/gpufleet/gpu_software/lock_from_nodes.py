@@ -1,0 +1,203 @@
+"""What a group's nodes run, as a lock, from what their probes found.  Pure.
+
+A lock is only read from nodes that agree: one whose parts are of different versions, or that
+differs from the others, is named with what differs, and nothing is locked. A value that could not
+be read is said to be so, and never taken for "none".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gpufleet.errors import FleetError
+from gpufleet.formatting import listed
+from gpufleet.gpu_software.lock_rules import OWN_PYTHON
+from gpufleet.node.topology import known
+from gpufleet.settings.gpu_settings import DRIVER, GpuLock
+from gpufleet.settings.node_settings import NodeSettings
+
+_TOOLKITS = (("full", "cuda-toolkit"), ("jit", "cuda-nvcc"))
+_DCGM = "datacenter-gpu-manager-4-core"
+_EXPORTER = "datacenter-gpu-manager-exporter"
+_FABRIC_MANAGER = re.compile(r"nvidia-fabric-?manager(-\d+)?")
+_KERNEL = re.compile(r"linux-image-\d.*|kernel(-core)?")
+
+
+def locks(
+    documents: Mapping[str, Mapping[str, Any]], settings: Mapping[str, NodeSettings]
+) -> GpuLock:
+    """
+    Return the lock of what all nodes run.
+
+    Raises `FleetError` with everything that keeps one from being read, and every key in which
+    nodes differ.
+    """
+    problems: list[str] = []
+    read: dict[str, dict[str, Any]] = {}
+    for node, document in documents.items():
+        found = tuple(_problems(document, settings[node]))
+        problems += (f"{node}: {problem}" for problem in found)
+        if not found:
+            read[node] = _values(document, settings[node])
+    problems += _differing(read)
+    if problems:
+        raise FleetError(*problems)
+    values = next(iter(read.values()))
+    # Nodes without NVLink 5 switches have none, and need none.
+    values["nvlsm"] = next((each["nvlsm"] for each in read.values() if each["nvlsm"]), None)
+    return GpuLock.model_validate(values)
+
+
+def _problems(document: Mapping[str, Any], settings: NodeSettings) -> Iterator[str]:
+    """Yield why a node's lock cannot be read."""
+    driver, system = document["driver"], document["system"]
+    for what in ("packages", "units"):
+        if known(system[what]) is None:
+            yield f"its {what} could not be read ({system[what]['missing']})"
+    packages = known(system["packages"], {})
+    toolkits = _toolkits(packages, settings)
+    if len(toolkits) > 1:
+        several = listed([f"{name}-{branch}" for _, name, branch in toolkits])
+        yield f"has several CUDA toolkits, {several}: name the one to keep in `cuda.toolkit`"
+    loaded = known(driver["module"])
+    if loaded is None or not re.fullmatch(DRIVER, loaded):
+        yield (
+            "no NVIDIA driver is loaded, so there is nothing to lock: start from a set of versions "
+            "(`--set`), or run deploys/node.py first"
+        )
+        return
+    if _modules(document) is None:
+        yield "which kernel modules are loaded could not be read: `cat /proc/driver/nvidia/version`"
+    parts = {
+        "on the disk": _version(driver["disk"]) or "none that can be read",
+        "as its library": _version(driver["library"]) or "none that can be read",
+        "as its fabric manager": _fabric_manager(packages) or loaded,  # only with NVSwitches
+    }
+    others = {what: version for what, version in parts.items() if version != loaded}
+    if others:
+        said = " and ".join(f"{version} {what}" for what, version in others.items())
+        yield (
+            f"runs driver {loaded} and has {said}: bring one version into force first "
+            "(deploys/node.py, or a reboot)"
+        )
+
+
+def _values(document: Mapping[str, Any], settings: NodeSettings) -> dict[str, Any]:
+    """Return a node's lock as plain data, as `GpuLock` has it."""
+    packages = document["system"]["packages"]
+    return {
+        "driver": document["driver"]["module"],
+        "modules": _modules(document),
+        "kernel": "held" if _kernels_held(packages) else "follow",
+        "nvlsm": packages.get("nvlsm", {}).get("version"),
+        "toolkit": _toolkit(packages, settings),
+        "dcgm": _dcgm(packages),
+        "persistence": _persistence(document),
+        "vllm": _vllm(document, settings),
+    }
+
+
+def _differing(read: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a sentence for each key that nodes have in several values."""
+    for key in next(iter(read.values()), {}):
+        nodes: dict[str, list[str]] = {}
+        for node, values in read.items():
+            if key == "nvlsm" and values[key] is None:
+                continue
+            nodes.setdefault(_shown(values[key]), []).append(node)
+        if len(nodes) > 1:
+            each = "; ".join(f"{value} on {listed(names)}" for value, names in nodes.items())
+            yield (
+                f"gpu_lock.{key} is not one: {each}: bring them to one, or lock groups of their "
+                "own (`--group`)"
+            )
+
+
+def _version(part: Mapping[str, Any]) -> str | None:
+    """Return the version of the driver's module on the disk, or of its library."""
+    return known(part["version"]) if known(part) else None
+
+
+def _modules(document: Mapping[str, Any]) -> str | None:
+    """Return the flavour of the loaded modules, as they say it themselves."""
+    said = known(document["driver"]["proc"])
+    if said is None:
+        return None
+    return "open" if "Open Kernel Module" in said else "proprietary"
+
+
+def _fabric_manager(packages: Mapping[str, Any]) -> str | None:
+    """Return the driver's version that the fabric manager is of; None: there is none."""
+    found = [each["version"] for name, each in packages.items() if _FABRIC_MANAGER.fullmatch(name)]
+    upstream = re.match(r"(?:\d+:)?(\d{3}(?:\.\d+)+)", found[0]) if found else None
+    return upstream and upstream[1]
+
+
+def _toolkits(packages: Mapping[str, Any], settings: NodeSettings) -> list[tuple[str, str, str]]:
+    """
+    Return (profile, package without its branch, branch) of the toolkits that are installed.
+
+    Of several the declared one, where one of them is.
+    """
+    declared = settings.cuda and settings.cuda.toolkit
+    for profile, name in _TOOLKITS:
+        branches = [
+            match[1]
+            for package in packages
+            if (match := re.fullmatch(rf"{name}-(\d+-\d+)", package))
+        ]
+        if declared in branches:
+            branches = [declared]
+        if branches:  # a whole toolkit brings its compiler
+            return [(profile, name, branch) for branch in branches]
+    return []
+
+
+def _toolkit(packages: Mapping[str, Any], settings: NodeSettings) -> dict[str, str]:
+    for profile, name, branch in _toolkits(packages, settings):
+        version = packages[f"{name}-{branch}"]["version"]
+        return {"profile": profile, "branch": branch, "version": version}
+    return {"profile": "none"}
+
+
+def _dcgm(packages: Mapping[str, Any]) -> dict[str, str | None] | None:
+    if _DCGM not in packages:
+        return None
+    exporter = packages.get(_EXPORTER, {}).get("version")
+    return {"version": packages[_DCGM]["version"], "exporter": exporter}
+
+
+def _kernels_held(packages: Mapping[str, Any]) -> bool:
+    return any(each["held"] for name, each in packages.items() if _KERNEL.fullmatch(name))
+
+
+def _persistence(document: Mapping[str, Any]) -> bool:
+    units = known(document["system"]["units"]) or {}
+    unit = known(units.get("nvidia-persistenced.service")) or {}
+    return unit.get("active") == "active"
+
+
+def _vllm(document: Mapping[str, Any], settings: NodeSettings) -> dict[str, str] | None:
+    """
+    Return the declared release; None where none is, or which Python it takes is not known.
+
+    The release is what `vllm` declares, and not what runs: a deploy brings the two together.
+    """
+    vllm = settings.vllm
+    if vllm is None:
+        return None
+    named = re.search(r"/python(3\.\d+)$", vllm.python)
+    own = re.match(r"3\.\d+", known(document["python"]) or "")
+    if named:
+        return {"version": vllm.version, "python": named[1]}
+    if own and vllm.python == OWN_PYTHON:
+        return {"version": vllm.version, "python": own[0]}
+    return None
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return " ".join(f"{key} {each}" for key, each in value.items() if each) or "none"
+    return "none" if value is None else str(value)

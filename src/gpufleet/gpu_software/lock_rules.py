@@ -1,0 +1,279 @@
+"""Which locks cannot work, and why: before a node is touched, and once a node is known.  Pure.
+
+What is refused would leave a node without a driver, or vLLM without one that runs it. What works
+and yet should be known is said without stopping anything (`refused` is False).
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from gpufleet.catalog.driver_branches import (
+    BRANCHES,
+    LAST_BEFORE_TURING,
+    OLDEST_DRIVER,
+    OPEN_ONLY_SINCE,
+    branch,
+    flavours,
+    numbers,
+    serves,
+)
+from gpufleet.gpu_software import repository as vendor_repository
+from gpufleet.node.machine import Machine, System, generation
+from gpufleet.quick_dataclass import dataclass
+from gpufleet.settings.gpu_settings import GpuLock
+from gpufleet.settings.lock_defaults import KeyPath
+
+if TYPE_CHECKING:  # settings, which a release is made of, asks this module
+    from gpufleet.artifacts.release import Wheels
+
+OWN_PYTHON = "/usr/bin/python3"
+"""The interpreter that distributions bring, which the probe runs in."""
+
+_BEFORE_TURING = frozenset({"maxwell", "pascal", "volta"})
+# The first branch that runs a generation's boards (CUDA's release notes: the first release that
+# compiles for them, and the branch that came with it).
+_FIRST_BRANCH = {"blackwell": 570}
+# B300 and GB300 (by their PCI device ids) came later, with CUDA 12.9.
+_BLACKWELL_ULTRA, _FIRST_OF_ULTRA = range(0x3180, 0x3200), 575
+
+
+@dataclass(frozen=True)
+class Objection:
+    """What is wrong with a lock: the key to change, the sentence, and whether it stops the run."""
+
+    at: KeyPath
+    what: str
+    refused: bool = True
+
+    def __str__(self) -> str:
+        return f"{'.'.join(map(str, self.at))}: {self.what}"
+
+
+def objections(
+    lock: GpuLock,
+    system: System,
+    machine: Machine,
+    wheels: Wheels | None,
+    today: dt.date,
+) -> tuple[Objection, ...]:
+    """Return all that is known against a lock on one node; `wheels` are its release's, if any."""
+    return (
+        *in_itself(lock),
+        *(with_release(lock, wheels) if wheels else ()),
+        *on_day(lock, today),
+        *on_system(lock, system),
+        *on_machine(lock, machine, wheels),
+    )
+
+
+def refusals(
+    lock: GpuLock,
+    system: System,
+    machine: Machine,
+    wheels: Wheels | None,
+    today: dt.date,
+) -> list[Objection]:
+    """Return those of `objections` that stop a run."""
+    return [each for each in objections(lock, system, machine, wheels, today) if each.refused]
+
+
+def in_itself(lock: GpuLock) -> Iterator[Objection]:
+    """Yield what is wrong with a lock whatever the node, the release of vLLM and the day."""
+    if lock.modules not in flavours(lock.branch):
+        yield Objection(
+            ("gpu_lock", "modules"),
+            f"R{lock.branch} has no {lock.modules} kernel modules (none since R{OPEN_ONLY_SINCE}): "
+            "write `open`, or stay on R580 for GPUs that the open modules do not run",
+        )
+    yield from _toolkit(lock)
+
+
+def with_release(lock: GpuLock, wheels: Wheels) -> Iterator[Objection]:
+    """Yield what keeps vLLM's wheels from running on the locked driver."""
+    if wheels.cuda is None:
+        return
+    major, minor = wheels.cuda
+    oldest = OLDEST_DRIVER.get(major)
+    if oldest is None:
+        yield Objection(
+            ("gpu_lock", "driver"),
+            f"{wheels.source} brings CUDA {major}.{minor}, and which driver runs that is not known "
+            "here: look it up in NVIDIA's CUDA compatibility guide",
+            refused=False,
+        )
+    elif not _reaches(lock, oldest):
+        yield Objection(
+            ("gpu_lock", "driver"),
+            f"is {lock.driver}, and {wheels.source} brings CUDA {major}.{minor}, which runs on "
+            f"{oldest} and newer: lock a newer driver, or a vLLM built for an older CUDA",
+        )
+
+
+def on_day(lock: GpuLock, today: dt.date) -> Iterator[Objection]:
+    """Yield what the calendar says of a branch; nothing of it stops a run."""
+    at = ("gpu_lock", "driver")
+    known = branch(lock.branch)
+    if known is None:
+        yield Objection(
+            at,
+            f"R{lock.branch} is a branch that is not known here: what it needs and serves is not "
+            "checked beforehand",
+            refused=False,
+        )
+    elif known.end_of_life and known.end_of_life < today:
+        yield Objection(
+            at,
+            f"R{lock.branch} ({known.designation}) has had no security updates since "
+            f"{known.end_of_life:%B %Y}: plan for {_supported(today)}",
+            refused=False,
+        )
+
+
+def on_system(lock: GpuLock, system: System) -> Iterator[Objection]:
+    """
+    Yield what of a lock NVIDIA does not publish for an operating system.
+
+    Raises `FleetError` for a system that NVIDIA publishes nothing for.
+    """
+    if lock.dcgm is None:
+        return
+    there = vendor_repository.published(system).dcgm
+    if there is False:
+        yield Objection(
+            ("gpu_lock", "dcgm"),
+            f"NVIDIA publishes no DCGM for {system}: take it and `dcgm` out for these nodes",
+        )
+    elif there is None:
+        yield Objection(
+            ("gpu_lock", "dcgm"),
+            f"whether NVIDIA publishes DCGM for {system} is not known here",
+            refused=False,
+        )
+
+
+def on_python(lock: GpuLock, interpreter: str, python: str) -> Iterator[Objection]:
+    """
+    Yield whether the node's Python is another than the locked one.
+
+    `interpreter` is `vllm.python`, `python` the version of the node's own, as "3.12.3". The path
+    of another interpreter says its version itself, or nothing here knows it.
+    """
+    own = ".".join(python.split(".")[:2])
+    if lock.vllm and interpreter == OWN_PYTHON and own != lock.vllm.python:
+        yield Objection(
+            ("gpu_lock", "vllm", "python"),
+            f"is {lock.vllm.python}, and the node's {OWN_PYTHON} is {own}: set `vllm.python` to "
+            f"{OWN_PYTHON.removesuffix('3')}{lock.vllm.python}, or lock {own}",
+        )
+
+
+def on_machine(
+    lock: GpuLock, machine: Machine, wheels: Wheels | None = None
+) -> Iterator[Objection]:
+    """Yield what the GPUs of a node do not run with."""
+    old = sorted(machine.generations & _BEFORE_TURING)
+    if old:
+        yield from _before_turing(lock, ", ".join(name.capitalize() for name in old), wheels)
+    blackwell = "blackwell" in machine.generations
+    if lock.modules == "proprietary" and (machine.grace or blackwell):
+        yield Objection(
+            ("gpu_lock", "modules"),
+            f"is proprietary, and {'Blackwell' if blackwell else 'Grace Hopper'} runs with the "
+            "open modules alone: write `open`",
+        )
+    first = max((_first_branch(device) for device in machine.gpus), default=0)
+    if int(lock.branch) < first:
+        yield Objection(
+            ("gpu_lock", "driver"),
+            f"is {lock.driver}, and the node's GPUs ({_ids(machine.gpus)}) run with R{first} and "
+            "newer",
+        )
+    unknown = tuple(device for device in machine.gpus if generation(device) is None)
+    if unknown:
+        yield Objection(
+            ("gpu_lock", "driver"),
+            f"is {lock.driver}, and whether that runs {_ids(unknown)} is not known here: "
+            "see the driver's list of supported GPUs",
+            refused=False,
+        )
+
+
+def _before_turing(lock: GpuLock, names: str, wheels: Wheels | None) -> Iterator[Objection]:
+    """Yield what GPUs older than Turing do not run with."""
+    if lock.modules == "open":
+        yield Objection(
+            ("gpu_lock", "modules"),
+            f"is open, and the open modules begin with Turing; the node has {names}: write "
+            f"`proprietary`, with R{LAST_BEFORE_TURING} or older",
+        )
+    if int(lock.branch) > LAST_BEFORE_TURING:
+        yield Objection(
+            ("gpu_lock", "driver"),
+            f"is {lock.driver}, and R{LAST_BEFORE_TURING} is the last branch for {names}: lock "
+            "that one",
+        )
+    if wheels and wheels.cuda and wheels.cuda >= (13, 0):
+        yield Objection(
+            ("gpu_lock", "vllm"),
+            f"{wheels.source} brings CUDA {wheels.cuda[0]}, whose kernels begin with Turing; the "
+            f"node has {names}: lock a vLLM built for CUDA 12",
+        )
+
+
+def _first_branch(device: int) -> int:
+    if device in _BLACKWELL_ULTRA:
+        return _FIRST_OF_ULTRA
+    return _FIRST_BRANCH.get(generation(device) or "", 0)
+
+
+def _ids(devices: Iterable[int]) -> str:
+    return ", ".join(f"10de:{device:04x}" for device in sorted(set(devices)))
+
+
+def _supported(today: dt.date) -> str:
+    """
+    Return the branches that have security updates on a day, those that have them longest first.
+
+    >>> _supported(dt.date(2026, 11, 22))
+    'R580 (until June 2028) or R595 (until March 2027)'
+    """
+    ends = {each.name: each.end_of_life for each in BRANCHES.values() if each.end_of_life}
+    living = sorted(((end, name) for name, end in ends.items() if end >= today), reverse=True)
+    return " or ".join(f"R{name} (until {end:%B %Y})" for end, name in living) or "a newer one"
+
+
+def _toolkit(lock: GpuLock) -> Iterator[Objection]:
+    """
+    A toolkit's kernels run on any driver of its CUDA major; of a newer minor, only what is compiled
+    to machine code ("minor version compatibility" in NVIDIA's CUDA compatibility guide).
+    """
+    if lock.toolkit.branch is None:
+        return
+    major, minor = (int(part) for part in lock.toolkit.branch.split("-"))
+    at = ("gpu_lock", "toolkit", "branch")
+    major_served, known = serves(lock.branch), branch(lock.branch)
+    if major_served is not None and major > major_served:
+        yield Objection(
+            at,
+            f"is {lock.toolkit.branch}, and driver R{lock.branch} runs CUDA {major_served}: what "
+            f"it compiles would not start; lock a toolkit of CUDA {major_served}, or a newer "
+            "driver",
+        )
+    elif known and (major, minor) > known.cuda:
+        yield Objection(
+            at,
+            f"is {lock.toolkit.branch}, newer than driver R{lock.branch} (CUDA "
+            f"{known.cuda[0]}.{known.cuda[1]}): kernels run as machine code, and not as PTX that "
+            "the driver would have to compile",
+            refused=False,
+        )
+
+
+def _reaches(lock: GpuLock, oldest: str) -> bool:
+    """Whether the locked driver is as new as `oldest`; of a branch, its newest version is."""
+    if lock.exact:
+        return numbers(lock.exact) >= numbers(oldest)
+    return int(lock.branch) >= numbers(oldest)[0]

@@ -1,0 +1,127 @@
+"""What nodes are before a deploy makes GPU nodes of them, and which of them it cannot. Pure.
+
+Every problem of every node is found before one of them is touched, from one probe of each; a node
+without a driver is nothing unusual here. Whether a lock suits a machine is `gpu_lock.py`'s to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import field
+from typing import Any
+
+from gpufleet.errors import FleetError
+from gpufleet.fleet.assessment import Declared
+from gpufleet.gpu_software import (
+    driver_packages,
+    rdma,
+)
+from gpufleet.gpu_software import (
+    kernel_modules as built_modules,
+)
+from gpufleet.gpu_software import (
+    repository as vendor_repository,
+)
+from gpufleet.node.machine import Machine, System, from_probe
+from gpufleet.quick_dataclass import dataclass
+from gpufleet.settings.gpu_settings import GpuLock
+from gpufleet.settings.node_settings import NodeSettings, Repository
+from gpufleet.settings.variables import Origin
+
+
+@dataclass(frozen=True)
+class Bare:
+    """
+    One node with a `gpu_lock`, as it is: with a driver or without one.
+
+    Attributes:
+        document: what the probe printed.
+        origins: where each of its variables was set.
+    """
+
+    name: str
+    system: System
+    machine: Machine
+    settings: NodeSettings
+    document: Mapping[str, Any] = field(repr=False)
+    origins: Mapping[str, Origin] = field(default_factory=dict, repr=False)
+
+    @property
+    def lock(self) -> GpuLock:
+        """What the node has to run."""
+        if self.settings.gpu_lock is None:
+            raise ValueError(f"{self.name} has no gpu_lock")
+        return self.settings.gpu_lock
+
+    @property
+    def repository(self) -> Repository:
+        """Where the vendor's packages come from."""
+        if self.settings.cuda is None:
+            raise ValueError(f"{self.name} has no cuda.repository")
+        return self.settings.cuda.repository
+
+
+@dataclass(frozen=True)
+class Provisioning:
+    """The nodes that have a lock, by name, and in whole sentences why the run is refused."""
+
+    nodes: Mapping[str, Bare]
+    refused: tuple[str, ...]
+
+
+def provisioning(
+    answers: Mapping[str, Mapping[str, Any] | str], declared: Mapping[str, Declared]
+) -> Provisioning:
+    """Judge nodes by what they answered the probe: a document, or a sentence why there is none."""
+    nodes: dict[str, Bare] = {}
+    refused: list[str] = []
+    locked = [name for name in answers if declared[name].settings.gpu_lock is not None]
+    if not locked:
+        refused.append(
+            "no node of this run has `gpu_lock` in its variables, so none has a driver of ours: "
+            "`gpufleet lock INVENTORY` writes one from what is installed (docs/gpu-lock.md)"
+        )
+    for name in locked:
+        answer = answers[name]
+        if isinstance(answer, str):
+            refused.append(f"{name}: {answer}; `--exclude {name}` goes on without it")
+            continue
+        try:
+            node = _bare(name, answer, declared[name])
+        except FleetError as error:
+            refused += (f"{name}: {problem}" for problem in error.problems)
+            continue
+        nodes[name] = node
+        refused += (f"{name}: {problem}" for problem in _refusals(node))
+    return Provisioning(nodes, tuple(refused))
+
+
+def _bare(name: str, document: Mapping[str, Any], declared: Declared) -> Bare:
+    system, machine = from_probe(document)
+    return Bare(name, system, machine, declared.settings, document, declared.origins)
+
+
+def _refusals(node: Bare) -> Iterator[str]:
+    """Yield why this node's machine cannot become what its settings say."""
+    lock = node.lock
+    if not node.machine.gpus:
+        yield (
+            "its PCI bus has no NVIDIA GPU: look with `lspci -d 10de:`, or take the node out of "
+            "the group that has `gpu_lock`"
+        )
+    if node.settings.cuda is None:
+        yield (
+            "gpu_lock names the driver, and no `cuda.repository` says where its packages come "
+            "from: set it (docs/inventory.md)"
+        )
+    try:
+        driver_packages.driver_packages(node.system, lock, node.machine)
+        driver_packages.dcgm_packages(node.system, lock, node.machine)
+        if cuda := node.settings.cuda:
+            mistaken = vendor_repository.mistaken(cuda.repository.url, node.system)
+            yield from filter(None, [mistaken])
+    except FleetError as error:
+        yield from error.problems
+    unloadable = built_modules.refusal(node.machine, node.settings.gpu.secure_boot)
+    yield from filter(None, [unloadable])
+    yield from rdma.refusals(node.settings.gpu.rdma, lock, node.document["kernel"])

@@ -1,0 +1,61 @@
+"""The mark of a node whose driver was touched and that no check has passed since. Pure.
+
+The mark is a file with the reason as its text, set before the driver is touched and removed by a
+check that passes, so that it outlives an interrupted run and a reboot. While it is there systemd
+starts no stage, whoever asks for that: at boot, after a crash, a deploy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpufleet.checks.admission import sentence
+from gpufleet.checks.finding import Finding, Report
+from gpufleet.converge.desired import UNIT_DIRECTORY, Directory, File, Wanted
+from gpufleet.gpu_software.driver_activation import DriverState, InForce, decision
+from gpufleet.settings.node_settings import NodeSettings
+
+STATE = "/var/lib/gpufleet"
+MARK = f"{STATE}/unchecked"
+# A drop-in of the prefix is one of every unit whose name begins so: systemd.unit(5), "foo-.service
+# .d/", since 239. ConditionPathExists= of a running unit is not looked at again.
+GUARD = f"{UNIT_DIRECTORY}/vllm-.service.d/gpufleet-unchecked.conf"
+
+# What registration with the NVLink fabric, which takes a minute after a load, looks like meanwhile.
+SETTLING = {"fabric-state", "fabric-manager"}
+
+
+def guard() -> Wanted:
+    """Return what keeps a marked node's stages from starting."""
+    content = f"# Written by gpufleet.\n[Unit]\nConditionPathExists=!{MARK}\n"
+    return Wanted(Directory(STATE), File(GUARD, content.encode()))
+
+
+def problems(
+    report: Report, node: str, settings: NodeSettings, standing: DriverState | None
+) -> tuple[str, ...]:
+    """
+    Return why a node must not serve yet; what could not be read is a reason too.
+
+    `standing` is how its driver stands by the same probe; None: there was no probe, which the
+    report says. With `checks.degraded` single GPUs may be unfit, as for a deploy.
+    """
+    found = [sentence(each) for each in _stopping(report, node, settings)]
+    if standing is not None and not isinstance(standing, InForce):
+        found.append(f"{node}: {decision(standing, 'never', terminal=False).said}")
+    return tuple(found)
+
+
+def passes_by_itself(report: Report, node: str, settings: NodeSettings) -> bool:
+    """Say whether all that is wrong is a fabric that may be on its way still."""
+    return {each.check for each in _stopping(report, node, settings)} <= SETTLING
+
+
+def _stopping(report: Report, node: str, settings: NodeSettings) -> Iterator[Finding]:
+    """Yield what is wrong by itself, not what was not asked because of it."""
+    reserved = set(settings.gpus.reserved)
+    for each in report.of_nodes[node]:
+        index = each.gpu.index if each.gpu else None
+        tolerated = each.gpu is not None and (settings.checks.degraded or index in reserved)
+        if each.stops and each.cause is None and not tolerated:
+            yield each

@@ -1,0 +1,103 @@
+"""GPUs and network adapters that reach each other's memory: what a node needs for that. Pure.
+
+Two ways exist. `dma_buf`: the kernel's own; the driver's open modules export memory, and the
+adapter's inbox driver takes it. `peermem`: NVIDIA's nvidia_peermem, for what asks for nothing else;
+it registers with a kernel interface that only the adapter vendor's own drivers bring.
+No driver of an adapter is installed here: the distribution's is in its kernel.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+
+from gpufleet.converge.desired import Absent, File, Package, Wanted
+from gpufleet.settings.gpu_settings import GpuLock, Rdma
+
+MODULES_AT_BOOT = "/etc/modules-load.d/gpufleet-rdma.conf"
+ORDER = "/etc/modprobe.d/gpufleet-rdma.conf"
+LIMITS = "/etc/security/limits.d/90-gpufleet-rdma.conf"
+PEERMEM = "nvidia_peermem"
+# What user space opens: verbs, connection management, and management datagrams (ibstat).
+USER_SPACE = ("ib_uverbs", "rdma_ucm", "ib_umad")
+# Documentation/driver-api/dma-buf.rst: RDMA's dma-buf import came with Linux 5.12.
+DMA_BUF_SINCE = (5, 12)
+# rdma-core: the libraries and udev rules; infiniband-diags: ibstat, to look.
+PACKAGES = ("rdma-core", "infiniband-diags")
+
+
+def wanted(rdma: Rdma | None, distribution: str) -> Wanted:
+    """
+    Return packages and files of a node; without `rdma`, the files of an earlier run are gone.
+
+    `distribution` is os-release's ID, as in "debian" or "rhel".
+    """
+    if rdma is None:
+        return Wanted(Absent(MODULES_AT_BOOT), Absent(ORDER), Absent(LIMITS))
+    # Debian has the adapters' own parts of the library in a package apart, Red Hat in rdma-core.
+    names = (*PACKAGES, "ibverbs-providers") if _has_apt(distribution) else PACKAGES
+    order = (
+        File(ORDER, f"{_WRITTEN}softdep {PEERMEM} pre: ib_core mlx5_ib\n".encode())
+        if rdma.way == "peermem"
+        else Absent(ORDER)
+    )
+    boot = _WRITTEN + "".join(f"{module}\n" for module in modules(rdma))
+    return Wanted(
+        *(Package(name) for name in names),
+        File(MODULES_AT_BOOT, boot.encode()),
+        order,
+        File(LIMITS, _LIMITS.encode()),
+    )
+
+
+def modules(rdma: Rdma) -> tuple[str, ...]:
+    """Return the kernel modules that have to be loaded."""
+    return (*USER_SPACE, PEERMEM) if rdma.way == "peermem" else USER_SPACE
+
+
+def missing(rdma: Rdma, loaded: Collection[str]) -> tuple[str, ...]:
+    """Return the modules that are not in the running kernel; `loaded` is /sys/module's listing."""
+    return tuple(each for each in modules(rdma) if each not in loaded)
+
+
+def refusals(rdma: Rdma | None, lock: GpuLock, kernel: str) -> Iterator[str]:
+    """Yield why a node with this lock and kernel cannot do what is asked, in whole sentences."""
+    if rdma is None or rdma.way != "dma_buf":
+        return
+    if lock.modules == "proprietary":
+        yield (
+            "gpu.rdma.way is dma_buf, and gpu_lock.modules is proprietary: those modules export no "
+            "memory as dma-buf; write `modules: open`, or `way: peermem`"
+        )
+    numbers = re.match(r"(\d+)\.(\d+)", kernel)
+    if numbers and (int(numbers[1]), int(numbers[2])) < DMA_BUF_SINCE:
+        yield (
+            f"gpu.rdma.way is dma_buf, and the kernel is {kernel}: adapters take dma-buf since "
+            "Linux 5.12; upgrade the kernel, or write `way: peermem`"
+        )
+
+
+def unloadable(module: str, said: str) -> str:
+    """Return why a module could not be loaded, as a sentence; `said` is modprobe's."""
+    if module == PEERMEM and "Invalid argument" in said:
+        return (
+            f"{PEERMEM} finds no kernel interface to register with: it comes with the adapter "
+            "vendor's own driver (DOCA or OFED), not with the distribution's; install that, or "
+            "write `gpu.rdma.way: dma_buf`"
+        )
+    return f"kernel module {module} could not be loaded: {said}"
+
+
+def _has_apt(distribution: str) -> bool:
+    return distribution in {"debian", "ubuntu"}
+
+
+_WRITTEN = "# Written by gpufleet; the next deploy overwrites what is changed here.\n"
+_LIMITS = f"""\
+{_WRITTEN}# Adapters pin what they read. This is for logins, that is for tests by hand;
+# a unit of systemd reads nothing here and has its own LimitMEMLOCK=.
+* soft memlock unlimited
+* hard memlock unlimited
+root soft memlock unlimited
+root hard memlock unlimited
+"""

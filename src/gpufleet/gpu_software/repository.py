@@ -1,0 +1,169 @@
+"""Which of NVIDIA's repositories is for which system, and by what it is known to be true.  Pure.
+
+A table and nothing derived: the key of one distribution's repository is not the other's, and its
+file is not named by a rule. Not known stays None: whoever needs it says so instead of guessing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from gpufleet.converge.desired import PackageSource
+from gpufleet.errors import FleetError
+from gpufleet.node.machine import Architecture, System
+from gpufleet.quick_dataclass import dataclass
+
+if TYPE_CHECKING:  # settings know locks, which know systems
+    from gpufleet.settings.node_settings import Repository
+
+VENDOR = "https://developer.download.nvidia.com/compute/cuda/repos"
+
+# Where keys are on a node, of vendors that its own apt or dnf knows nothing of.
+KEYS = "/etc/gpufleet/keys"
+
+# What a package source may bring, by name: the driver, CUDA, DCGM and what they depend on. Nothing
+# else does, whatever else the repository has (it has had dkms, and Mellanox' tools).
+PACKAGES = (
+    "cuda-*",
+    "libcu*",
+    "libnccl*",
+    "libnpp*",
+    "libnv*",
+    "gds-tools-*",
+    "nsight-*",
+    "nvidia-*",
+    "firmware-nvidia-*",
+    "kmod-nvidia-*",
+    "nvlsm",
+    "datacenter-gpu-manager*",
+)
+
+
+@dataclass(frozen=True)
+class Published:
+    """
+    What NVIDIA publishes for one system.
+
+    Attributes:
+        folder: the repository's, below VENDOR; the processor's follows.
+        key: file name of its public key; None: not known.
+        fingerprint: of that key, 40 hexadecimal digits; None: not known.
+        keyring_sha256: of cuda-keyring_1.1-1_all.deb there; None: there is none, or not known.
+        dcgm: whether DCGM is in it; None: not known.
+    """
+
+    folder: str
+    key: str | None = None
+    fingerprint: str | None = None
+    keyring_sha256: str | None = None
+    dcgm: bool | None = None
+
+
+_UBUNTU_KEY = ("3bf863cc.pub", "EB693B3035CD5710E231E123A4B469963BF863CC")
+_RED_HAT_KEY = ("D42D0685.pub", "610C7B14E068A878070DA4E99CD0A493D42D0685")
+
+# Folders and keys: as NVIDIA's CUDA installation guide and its repositories name them. Keyring
+# packages: Google's GPU driver installer 1.9.1, which pins them. DCGM: NVIDIA's DCGM guide 4.x, and
+# NVIDIA/cuda-repo-management, issue 41, of Debian 13.
+_PUBLISHED: Mapping[tuple[str, str], Published] = {
+    ("ubuntu", "22.04"): Published(
+        "ubuntu2204",
+        *_UBUNTU_KEY,
+        "d93190d50b98ad4699ff40f4f7af50f16a76dac3bb8da1eaaf366d47898ff8df",
+        dcgm=True,
+    ),
+    ("ubuntu", "24.04"): Published(
+        "ubuntu2404",
+        *_UBUNTU_KEY,
+        "d2a6b11c096396d868758b86dab1823b25e14d70333f1dfa74da5ddaf6a06dba",
+        dcgm=True,
+    ),
+    ("ubuntu", "26.04"): Published(
+        "ubuntu2604",
+        keyring_sha256="f7f474b5f6a4adf987aa587920df00e713285958ef6a913dda1945a544a3099e",
+    ),
+    ("debian", "12"): Published(
+        "debian12",
+        *_UBUNTU_KEY,
+        "e7f219eab6fe4819cdb5c15b98233dc3420302d9c00883219cd3d896857cf48d",
+        dcgm=True,
+    ),
+    ("debian", "13"): Published(
+        "debian13",
+        "8793F200.pub",
+        "02182E60104FCDC26EAE1B8597A5D4CB8793F200",
+        "dd28f1f6ba0038180d6b23f846cefca1e3de4c9327751665241370bacea452a1",
+        dcgm=False,
+    ),
+    ("rhel", "9"): Published("rhel9", *_RED_HAT_KEY, dcgm=True),
+    ("rhel", "10"): Published("rhel10", "CDF6BA43.pub", dcgm=True),
+}
+# Built from RHEL's sources, and served by its repositories.
+_AS_RHEL = frozenset({"rocky", "almalinux"})
+_ARCHITECTURES: Mapping[Architecture, str] = {"x86_64": "x86_64", "aarch64": "sbsa"}
+
+_FOLDER = re.compile(r"/((?:ubuntu|debian|rhel|sles|amzn|fedora)\d+)/(x86_64|sbsa|aarch64)/?$")
+
+
+def published(system: System) -> Published:
+    """Return what NVIDIA publishes for a system; raises `FleetError` where that is nothing."""
+    family = "rhel" if system.id in _AS_RHEL else system.id
+    found = _PUBLISHED.get((family, system.major))
+    if found is None:
+        raise FleetError(
+            f"no repository of NVIDIA's is known for {system}: docs/os-matrix.md has those that are"
+        )
+    return found
+
+
+def path(system: System) -> str:
+    """
+    Return a system's repository below VENDOR.
+
+    >>> path(System("rocky", "9.6", "aarch64"))
+    'rhel9/sbsa'
+    """
+    return f"{published(system).folder}/{_ARCHITECTURES[system.arch]}"
+
+
+def fingerprint(keyring: str) -> str | None:
+    """
+    Return the fingerprint of the key that is published under a file name; None: not known.
+
+    >>> fingerprint("8793F200.pub")
+    '02182E60104FCDC26EAE1B8597A5D4CB8793F200'
+    """
+    return next((each.fingerprint for each in _PUBLISHED.values() if each.key == keyring), None)
+
+
+def source(repository: Repository) -> PackageSource:
+    """Return the repository, the vendor's or a mirror's, as our package runs see it."""
+    return PackageSource("nvidia-cuda", repository.url, key_path(repository), PACKAGES)
+
+
+def key_path(repository: Repository) -> str:
+    """Return where its key is on a node; apt tells armoured keys (.asc) from binary by the name."""
+    binary = repository.keyring.endswith((".deb", ".gpg"))
+    return f"{KEYS}/nvidia-cuda.{'gpg' if binary else 'asc'}"
+
+
+def kept_path(repository: Repository) -> str:
+    """Return where a node keeps the file that its key came in."""
+    return f"/var/lib/gpufleet/keys/nvidia-cuda{repository.keyring[-4:]}"
+
+
+def mistaken(url: str, system: System) -> str | None:
+    """
+    Return what is wrong if an address is plainly another system's repository; None if not.
+
+    A mirror may call its folders anything: only NVIDIA's own names are judged.
+    """
+    found = _FOLDER.search(url)
+    if found is None or f"{found[1]}/{found[2]}" == path(system):
+        return None
+    return (
+        f"cuda.repository.url ends in {found[1]}/{found[2]}, and the node runs {system}, whose "
+        f"repository is {path(system)}: correct it, or put the node into a group of its own"
+    )

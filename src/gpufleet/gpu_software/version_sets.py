@@ -1,0 +1,58 @@
+"""Sets of versions that NVIDIA released to belong together, to start a lock from.  Pure data.
+
+`data/version_sets.yml` has them, each value with its reason, which a lock's file repeats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gpufleet.errors import FleetError
+from gpufleet.settings.gpu_settings import GpuLock
+from gpufleet.settings.node_groups import suggestion
+
+_DATA = Path(__file__).with_name("data") / "version_sets.yml"
+
+
+@dataclass(frozen=True)
+class ReleaseSet:
+    """
+    One set.
+
+    Attributes:
+        title: what it is for, in a few words.
+        lock: its versions.
+        why: the reason of a value, by its key.
+    """
+
+    name: str
+    title: str
+    lock: GpuLock
+    why: Mapping[str, str]
+
+
+def release_set(name: str) -> ReleaseSet:
+    """Return the set of this name; raises `FleetError` with those that there are."""
+    if found := release_sets().get(name):
+        return found
+    near = suggestion(name, list(release_sets()))
+    known = "; ".join(f"{each.name}: {each.title}" for each in release_sets().values())
+    raise FleetError(f"--set {name}: there is no set of this name{near} ({known})")
+
+
+@cache
+def release_sets() -> Mapping[str, ReleaseSet]:
+    """Return all sets by their names."""
+    data: dict[str, Any] = yaml.safe_load(_DATA.read_text(encoding="utf-8"))
+    return {
+        name: ReleaseSet(
+            name, each["title"], GpuLock.model_validate(each["lock"]), each.get("why", {})
+        )
+        for name, each in data.items()
+    }

@@ -1,5 +1,0 @@
-"""What people have, turned into our settings: command lines, containers, lists of models.
-
-`source` tells what a text is, `shell`, `container` and `models_file` read servers out of it
-(`launch`), and `convert` makes settings of them for a release. None of it runs anything.
-"""

@@ -1,0 +1,247 @@
+"""A vLLM container, as `docker run` and docker-compose files have it.  Pure.
+
+Contract: only what concerns the server is taken. Everything else that the container is given is
+said with why it is dropped; an option that is not known is said, too.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from gpufleet.importer.server import Launch, Note
+
+Inside: TypeAlias = Callable[[str], Launch | None]
+"""Reads the command line that a shell in the container gets."""
+
+_IMAGE = re.compile(r"vllm[^:@]*(?::v?(\d+\.\d+\.\d+(?:\.?\w+)*))?(?:@.*)?$")
+_ENTRIES = (
+    ("vllm", "serve"),
+    ("serve",),
+    ("python3", "-m", "vllm.entrypoints.openai.api_server"),
+    ("python", "-m", "vllm.entrypoints.openai.api_server"),
+)
+
+_ALONE = {"d", "detach", "i", "t", "it", "ti", "dit", "rm", "privileged", "init", "P"}
+_ALONE |= {"interactive", "tty", "read-only", "no-healthcheck", "oom-kill-disable", "publish-all"}
+_SHORT = {"e": "env", "v": "volume", "p": "publish", "u": "user", "m": "memory", "w": "workdir"}
+_SHORT |= {"l": "label", "h": "hostname", "net": "network"}
+
+_NO_CONTAINER = "stages are services of the node, not containers"
+WHY = {
+    "gpus": "the plan decides which GPUs a stage gets",
+    "runtime": "the plan decides which GPUs a stage gets",
+    "device": "the plan decides which GPUs a stage gets",
+    "ipc": f"{_NO_CONTAINER}, and have the node's shared memory",
+    "shm-size": f"{_NO_CONTAINER}, and have the node's shared memory",
+    "network": f"{_NO_CONTAINER}, and use the node's network",
+    "restart": "systemd restarts a stage that dies",
+    "name": "the unit is named after the model",
+    "user": "vllm.user says who runs the stages",
+    "ulimit": "the unit has the limits that vLLM needs",
+    "healthcheck": "a deploy waits until the server answers",
+    "env-file": "it was not read: put its variables under `environment`",
+}
+"""Why an option of a container is dropped; what is not here is dropped as no container is used."""
+
+
+_COMPOSE = {
+    "container_name": "name",
+    "env_file": "env-file",
+    "deploy": "gpus",
+    "devices": "gpus",
+    "network_mode": "network",
+    "networks": "network",
+    "shm_size": "shm-size",
+    "ulimits": "ulimit",
+}
+"""Compose's keys by the options of `docker run` that do the same."""
+
+
+def from_run(words: Sequence[str], name: str, inside: Inside) -> Launch:
+    """Return the server of the words behind `docker run`."""
+    run = _Run()
+    at = 0
+    while at < len(words):
+        word = words[at]
+        if not word.startswith("-"):
+            break
+        at += 1
+        option, equals, value = word.lstrip("-").partition("=")
+        if not word.startswith("--") and option and not equals and option not in _ALONE:
+            short, attached = option[0], option[1:]  # -p8000:8000
+            if short in _SHORT and attached and option not in _SHORT:
+                option, equals, value = short, "=", attached
+        option = _SHORT.get(option, option)
+        if option not in _ALONE and not equals:
+            value = words[at] if at < len(words) else ""
+            at += 1
+        run.take(option, value)
+    image, command = (words[at], words[at + 1 :]) if at < len(words) else ("", ())
+    return _launch(name, run, image, command, inside)
+
+
+def from_compose(
+    services: Mapping[str, Any], inside: Inside
+) -> tuple[tuple[Launch, ...], tuple[Note, ...]]:
+    """Return the servers of a compose file's `services`, and notes about the others."""
+    found, notes = [], []
+    for name, service in services.items():
+        if not isinstance(service, Mapping) or not _is_vllm(service):
+            notes.append(Note(f"service `{name}` runs no vLLM: left out"))
+            continue
+        run = _Run()
+        for key, value in service.items():
+            run.take_key(str(key), value)
+        image = str(service.get("image", ""))
+        found.append(_launch(str(name), run, image, run.command, inside))
+    return tuple(found), tuple(notes)
+
+
+def _is_vllm(service: Mapping[str, Any]) -> bool:
+    said = (service.get(key) for key in ("image", "command", "entrypoint", "build"))
+    return any("vllm" in str(one) for one in said if one)
+
+
+@dataclass
+class _Run:
+    """What a container is given, while its options are read."""
+
+    environment: dict[str, str] = field(default_factory=dict)
+    mounts: list[tuple[str, str]] = field(default_factory=list)
+    port: int | None = None
+    entrypoint: list[str] = field(default_factory=list)
+    command: list[str] = field(default_factory=list)
+    name: str = ""
+    notes: list[Note] = field(default_factory=list)
+
+    def take(self, option: str, value: str) -> None:
+        """Read one option of `docker run`."""
+        match option:
+            case "env":
+                self._variable(value)
+            case "volume" | "mount":
+                self._mount(option, value)
+            case "publish":
+                self._port(value)
+            case "entrypoint":
+                self.entrypoint = shlex.split(value)
+            case "name":
+                self.name = value
+                self._drop(f"--{option} {value}", option)
+            case _ if option in _ALONE:
+                self._drop(f"-{option}" if len(option) < 4 else f"--{option}", option)
+            case _:
+                # What is not known may have a key in it: `--label`, `--health-cmd`.
+                said = f"--{option} {value}" if option in WHY else f"--{option}"
+                self._drop(said.rstrip(), option)
+
+    def take_key(self, key: str, value: Any) -> None:
+        """Read one key of a compose service."""
+        match key:
+            case "image":
+                pass
+            case "command":
+                self.command = _words(value)
+            case "entrypoint":
+                self.entrypoint = _words(value)
+            case "environment":
+                for pair in _pairs(value):
+                    self._variable(pair)
+            case "volumes":
+                for one in _ends(value, "source"):
+                    self._mount(key, one)
+            case "ports":
+                for one in _ends(value, "published"):
+                    self._port(one)
+            case _:
+                told = isinstance(value, str | int) and _COMPOSE.get(key, key) in WHY
+                what = f"{key}: {value}" if told else f"`{key}`"
+                self._drop(what, _COMPOSE.get(key, key))
+
+    def _variable(self, pair: str) -> None:
+        name, equals, value = pair.partition("=")
+        if equals:
+            self.environment[name] = value
+        else:  # handed on from whoever calls docker
+            self.environment[name] = f"${name}"
+
+    def _mount(self, option: str, text: str) -> None:
+        if option == "mount":
+            parts = dict(part.partition("=")[::2] for part in text.split(","))
+            source = parts.get("source", parts.get("src", ""))
+            target = parts.get("target", parts.get("dst", parts.get("destination", "")))
+        else:
+            source, _, rest = text.partition(":")
+            target = rest.split(":")[0]
+        if source and target:
+            self.mounts.append((target, source))
+
+    def _port(self, text: str) -> None:
+        outer = text.rpartition("/")[0] or text
+        published = outer.split(":")[-2:-1] or [outer]
+        if published[0].isdigit() and self.port is None:
+            self.port = int(published[0])
+        else:
+            self._drop(f"port {text}", "publish")
+
+    def _drop(self, what: str, option: str) -> None:
+        self.notes.append(Note(f"{what} is dropped: {WHY.get(option, _NO_CONTAINER)}"))
+
+
+def _launch(name: str, run: _Run, image: str, command: Sequence[str], inside: Inside) -> Launch:
+    words = [*run.entrypoint, *command]
+    environment = run.environment
+    shell = words[0].rpartition("/")[2] if words else ""
+    if shell in {"sh", "bash"} and len(words) > 2 and (inner := inside(words[2])):
+        words = list(inner.argv)
+        environment = {**environment, **inner.environment}
+    for entry in _ENTRIES:
+        if tuple(words[: len(entry)]) == entry:
+            words = words[len(entry) :]
+            break
+    match = _IMAGE.search(image)
+    version = match[1] if match else None
+    notes = list(run.notes)
+    if image:
+        today = f": it runs vLLM {version} today" if version else ""
+        notes.insert(0, Note(f"image {image} is dropped, vllm.version says the release{today}"))
+    return Launch(
+        run.name or name,
+        tuple(words),
+        environment,
+        run.port,
+        tuple(run.mounts),
+        version,
+        tuple(notes),
+    )
+
+
+def _words(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return shlex.split(value)
+    return [str(one) for one in value] if isinstance(value, list) else []
+
+
+def _ends(value: Any, near: str) -> Iterator[str]:
+    """Yield `near:target` of a list of volumes or ports, however each is written."""
+    for one in value if isinstance(value, list) else ():
+        if isinstance(one, Mapping):
+            yield f"{one.get(near, '')}:{one.get('target', '')}"
+        else:
+            yield str(one)
+
+
+def _pairs(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for name, one in value.items():
+            yield str(name) if one is None else f"{name}={_text(one)}"
+    elif isinstance(value, list):
+        yield from map(str, value)
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,162 @@
+"""A list of models, each with a command, variables and LiteLLM's parameters.  Pure.
+
+Contract: `models` is a list of mappings or a mapping by name. Of each, `command` (text or words,
+with or without `vllm serve`) or `model` is needed; `args`, text, words or a mapping of flags, are
+added to it, `env` are its variables.
+LiteLLM's part belongs to the proxy and is dropped, with a word about the name that it asks for.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from gpufleet.errors import FleetError
+from gpufleet.flags.arguments import words as words_of
+from gpufleet.importer import shell
+from gpufleet.importer.server import Launch, Note
+
+_NAMES = ("name", "model_name", "id")
+_ENVIRONMENT = ("env", "environment")
+_COMMAND = ("command", "cmd", "vllm_command")
+_ARGUMENTS = ("args", "extra_args", "vllm_args", "vllm", "flags")
+_LITELLM = ("litellm", "litellm_params")
+_KNOWN = {*_NAMES, *_ENVIRONMENT, *_COMMAND, *_ARGUMENTS, *_LITELLM, "model", "port"}
+_PREFIXES = ("hosted_vllm/", "openai/", "vllm/", "text-completion-openai/")
+
+
+def launches(models: Any, shared: Any) -> tuple[tuple[Launch, ...], tuple[Note, ...]]:
+    """
+    Return the servers of `models`; `shared` are variables of all of them, or None.
+
+    Raises `FleetError` naming every model that cannot be read.
+    """
+    problems: list[str] = []
+    found: list[Launch] = []
+    everywhere = dict(_pairs(shared))
+    for at, (name, model) in enumerate(_models(models)):
+        where = f"models.{name or at}"
+        if not isinstance(model, Mapping):
+            problems.append(f"{where} is no mapping: write `command:`, `env:` below it")
+            continue
+        launch = _launch(name or f"model-{at + 1}", model, everywhere, where, problems)
+        if launch is not None:
+            found.append(launch)
+    if problems:
+        raise FleetError(*problems)
+    return tuple(found), ()
+
+
+def _models(models: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(models, Mapping):
+        yield from ((str(name), model) for name, model in models.items())
+    elif isinstance(models, list):
+        for model in models:
+            known = model if isinstance(model, Mapping) else {}
+            yield str(next((known[key] for key in _NAMES if key in known), "")), model
+    else:
+        raise FleetError("`models` is neither a list nor a mapping of models")
+
+
+def _launch(
+    name: str, model: Mapping[str, Any], shared: Mapping[str, str], where: str, problems: list[str]
+) -> Launch | None:
+    said = _first(model, _COMMAND)
+    notes: list[Note] = []
+    environment = {**shared, **dict(_pairs(_first(model, _ENVIRONMENT)))}
+    if said is None and "model" not in model:
+        problems.append(f"{where} has neither `command` nor `model`: nothing says what it serves")
+        return None
+    try:
+        text = "" if said is None else _text(said)
+        started = shell.launches(text, name)
+        argv = list(started[0].argv) if started else shlex.split(text)  # or the arguments alone
+        argv += shlex.split(_text(_first(model, _ARGUMENTS) or ""))
+    except ValueError:
+        problems.append(f"{where}: a quote is opened and never closed, or its last character is \\")
+        return None
+    except FleetError as error:
+        problems += (f"{where}: {problem}" for problem in error.problems)
+        return None
+    if started:
+        environment |= started[0].environment
+        notes += started[0].notes
+    if started[1:]:
+        text = f"its command starts {len(started)} servers, and the first alone is taken"
+        notes.append(Note(f"{text}: give the others names of their own", decide=True))
+    if model.get("model") is not None and not _names_a_model(argv):
+        argv.insert(0, str(model["model"]))
+    notes += _litellm(_first(model, _LITELLM))
+    notes += [
+        Note(f"`{key}` is dropped: it says nothing about the server")
+        for key in model
+        if key not in _KNOWN
+    ]
+    port = str(model.get("port", ""))
+    if port and not port.isdecimal():
+        notes.append(Note("`port` is dropped: it is no whole number", decide=True))
+    return Launch(
+        name,
+        tuple(argv),
+        environment,
+        int(port) if port.isdecimal() else None,
+        notes=tuple(notes),
+    )
+
+
+def _names_a_model(argv: Sequence[str]) -> bool:
+    """Say whether arguments have the model in front or behind `--model`."""
+    flagged = any(word == "--model" or word.startswith("--model=") for word in argv)
+    return flagged or (bool(argv) and not argv[0].startswith("-"))
+
+
+def _text(said: Any) -> str:
+    """
+    Return a command as a shell reads it.
+
+    A list is of words, which keep their spaces, unless it is of lines: `--port 8001`. A mapping is
+    of flags.
+
+    >>> _text(["--a", "x y"]), _text(["vllm serve m", "--a b"])
+    ("--a 'x y'", 'vllm serve m --a b')
+    """
+    if isinstance(said, Mapping):
+        flags = ((str(name).lstrip("-").replace("_", "-"), value) for name, value in said.items())
+        return shlex.join(word for name, value in flags for word in words_of(name, value))
+    if not isinstance(said, list):
+        return str(said)
+    words = [str(one) for one in said]
+    lines = any(re.match(r"(-{1,2}[\w-]+|vllm|python3?)\s", word) for word in words)
+    return " ".join(words) if lines else shlex.join(words)
+
+
+def _litellm(said: Any) -> Iterator[Note]:
+    if said is None:
+        return
+    told = said if isinstance(said, Mapping) else {}
+    keys = f" ({', '.join(map(str, told))})" if told else ""
+    yield Note(f"litellm{keys} is dropped: it configures the proxy, not the server")
+    inner = told.get("litellm_params")
+    asked = str((inner if isinstance(inner, Mapping) else told).get("model", ""))
+    for prefix in _PREFIXES:
+        if asked.startswith(prefix):
+            yield Note(
+                f"LiteLLM asks the server for `{asked.removeprefix(prefix)}`: see that it is the "
+                "`served_name`"
+            )
+
+
+def _first(model: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
+    return next((model[key] for key in keys if model.get(key) is not None), None)
+
+
+def _pairs(said: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(said, Mapping):
+        for name, value in said.items():
+            yield str(name), str(value).lower() if isinstance(value, bool) else str(value)
+    elif isinstance(said, list):
+        for pair in said:
+            name, _, value = str(pair).partition("=")
+            yield name, value

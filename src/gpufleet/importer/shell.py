@@ -1,0 +1,271 @@
+"""The `vllm serve` and `docker run` lines of a shell script, without running it.  Pure.
+
+Contract: what a shell would make of plain words, quotes, continued lines, comments, here-documents
+and variables that the script itself sets; a unit file's `ExecStart=` and `Environment=` count as
+such lines. Whatever would have to be run to be known (`$(...)`, variables from outside) is not
+guessed: it stays as written.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from gpufleet.errors import FleetError
+from gpufleet.importer import container
+from gpufleet.importer.server import Launch, Note
+
+_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)(?:(:?[-=])([^}]*))?\}|([A-Za-z_]\w*))")
+_ENDS = {"|", "||", "&&", ";", "&", "|&"}
+_REDIRECTION = re.compile(r"\d*(?:>>?|<|&>>?|>&)(.*)", re.DOTALL)
+_OLD_ENTRY = re.compile(r"vllm\.entrypoints\.(?:openai\.api_server|api_server|cli\.main)$")
+_CONTAINERS = {"docker", "podman", "nerdctl"}
+_REST = {"$@", "$*", "${@}", "${*}"}
+_COMPUTED = re.compile(r"\$\(|`|\$[0-9@*#?]")
+_HERE = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
+_UNIT = re.compile(r"\s*(ExecStart|Environment)=[-@:+!]*(.*)", re.DOTALL)
+_INNER = {"-c", "-lc", "-ec", "-cl"}
+# They speak of a server, and start none.
+_TALK = {"echo", "printf", "grep", "pgrep", "pkill", "which", "type", "cat", "man"}
+_LONGEST = 1 << 16  # characters of one command; longer is a quote that was never closed
+
+
+@dataclass
+class _Script:
+    """What the lines read so far have set."""
+
+    variables: dict[str, str] = field(default_factory=dict)
+    exported: dict[str, str] = field(default_factory=dict)
+
+
+def launches(text: str, name: str) -> tuple[Launch, ...]:
+    """
+    Return the servers that a script starts, in its order.
+
+    `name` is what a server is called that has no other name. Raises `FleetError` for quotes that
+    are never closed.
+    """
+    return _launches(text, name, _Script())
+
+
+def _launches(text: str, name: str, script: _Script) -> tuple[Launch, ...]:
+    return tuple(launch for words in _commands(text) for launch in _command(words, script, name))
+
+
+def expanded(text: str, variables: Mapping[str, str]) -> str:
+    """
+    Return a text with the variables that are known; the others stay as they are written.
+
+    >>> expanded("$A/${B:-c}/$D", {"A": "a"})
+    'a/c/$D'
+    """
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1] or match[4]
+        if name in variables:
+            return variables[name]
+        return match[3] if match[2] else match[0]
+
+    return _VARIABLE.sub(value, text)
+
+
+# -- a script as commands --------------------------------------------------------------------------
+
+
+def _commands(text: str) -> Iterator[list[str]]:
+    """Yield the words of each simple command."""
+    for line in _lines(text):
+        words: list[str] = []
+        for word in shlex.split(line):
+            if word in _ENDS:
+                yield words
+                words = []
+            elif word.endswith(";") and len(word) > 1:
+                yield [*words, word[:-1]]
+                words = []
+            else:
+                words.append(word)
+        yield words
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Yield the lines of a script, continued ones and those within quotes as one, no comments."""
+    pending, here, began = "", "", 1
+    for number, line in enumerate(text.splitlines(), 1):
+        if here:
+            here = "" if line.strip() == here else here
+            continue
+        fresh = not _open(pending)
+        if fresh and line.lstrip().startswith("#"):
+            continue
+        own = _without_comment(_plain(line)) if fresh else line
+        began = number if fresh else began
+        continued = _continues(own)
+        pending += own[:-1] + " " if continued else own
+        if continued:
+            continue
+        if not _open(pending):
+            if document := _HERE.search(pending):
+                here = document[2]
+            yield pending
+            pending = ""
+        elif len(pending) > _LONGEST:
+            break
+        else:
+            pending += "\n"
+    if _open(pending):
+        raise FleetError(  # by its line's number: what follows it may have a key in it
+            f"a quote is opened in line {began} and never closed; close it"
+        )
+    if pending:
+        yield pending
+
+
+def _plain(line: str) -> str:
+    """Return a line of a unit file as a shell would have it, any other as it is."""
+    match = _UNIT.fullmatch(line)
+    if match is None:
+        return line
+    return match[2] if match[1] == "ExecStart" else f"export {match[2]}"
+
+
+def _continues(line: str) -> bool:
+    stripped = line.rstrip("\\")
+    return (len(line) - len(stripped)) % 2 == 1
+
+
+def _without_comment(line: str) -> str:
+    for match in re.finditer(r"\s#", line):
+        if not _open(line[: match.start()]):
+            return line[: match.start()]
+    return line
+
+
+def _open(text: str) -> bool:
+    """Say whether a quote is open at the end of a text."""
+    try:
+        shlex.split(text)
+    except ValueError:
+        return True
+    return False
+
+
+# -- one command -----------------------------------------------------------------------------------
+
+
+def _command(words: Sequence[str], script: _Script, name: str) -> tuple[Launch, ...]:
+    """Return the servers that a command starts; one that sets variables is taken over."""
+    if words and words[0] in _SETTING:
+        _set(words, script)
+        return ()
+    before, rest = _assignments(words, script)
+    if not rest:
+        script.variables |= {k: v for k, v in before.items() if not _COMPUTED.search(v)}
+        return ()
+    if rest[0].rpartition("/")[2] in _TALK:
+        return ()
+    if _start(rest) is None:
+        return _within(rest, replace(script, exported={**script.exported, **before}), name)
+    rest, passed = _read(rest, script.variables)
+    start = _start(rest)
+    if start is None or {"-h", "--help"} & set(rest[start[1] :]):
+        return ()
+    first, behind = start
+    if rest[first].rpartition("/")[2] in _CONTAINERS:
+        launch = container.from_run(rest[behind:], name, inside)
+    else:
+        inner = (_ASSIGNMENT.fullmatch(word) for word in rest[:first])  # env A=b vllm serve ...
+        before |= {match[1]: match[2] for match in inner if match}
+        launch = Launch(name, tuple(rest[behind:]), {**script.exported, **before})
+    if passed:
+        text = f"`{passed}` stands for arguments that the script is called with: add them"
+        launch = replace(launch, notes=(*launch.notes, Note(text, decide=True)))
+    return (launch,)
+
+
+def _within(words: Sequence[str], script: _Script, name: str) -> tuple[Launch, ...]:
+    """Return the servers of a command line within a command: `bash -c "..."`, `ssh node "..."`."""
+    remote = words[0].rpartition("/")[2] in {"ssh", "tmux", "screen", "su"}
+    for at, word in enumerate(words):
+        quoted = words[at - 1] in _INNER if at else False
+        if (quoted or (remote and " " in word)) and "vllm" in word:
+            return _launches(word, name, script)
+    return ()
+
+
+def inside(text: str) -> Launch | None:
+    """Return the first server of a command line that a container's shell gets."""
+    return next(iter(launches(text, "")), None)
+
+
+_SETTING = {"export", "declare", "typeset", "local", "readonly"}
+
+
+def _set(words: Sequence[str], script: _Script) -> None:
+    """Take over what `export` and its like set."""
+    for word in words[1:]:
+        name = word.partition("=")[0]
+        if match := _ASSIGNMENT.fullmatch(word):
+            script.variables[name] = expanded(match[2], script.variables)
+        if words[0] == "export" and name in script.variables:
+            script.exported[name] = script.variables[name]
+
+
+def _assignments(words: Sequence[str], script: _Script) -> tuple[dict[str, str], list[str]]:
+    """Return the variables in front of a command, and the command."""
+    found: dict[str, str] = {}
+    rest = list(words)
+    while rest and (match := _ASSIGNMENT.fullmatch(rest[0])):
+        found[match[1]] = expanded(match[2], script.variables)
+        rest.pop(0)
+    return found, rest
+
+
+def _read(words: Sequence[str], variables: Mapping[str, str]) -> tuple[list[str], str]:
+    """Return the words as the shell passes them on, and the word for the script's own arguments."""
+    found: list[str] = []
+    passed = ""
+    skip = False
+    for word in words:
+        if skip:
+            skip = False
+            continue
+        if match := _REDIRECTION.fullmatch(word):
+            skip = not match[1]
+            continue
+        if word in _REST:
+            passed = word
+            continue
+        whole = _VARIABLE.fullmatch(word)
+        text = expanded(word, variables)
+        # An unquoted variable may stand for several words; a model's name never has any space.
+        if whole and text != word and not text:
+            continue
+        if whole and text != word and " " in text and not text.lstrip().startswith(("{", "[")):
+            found += shlex.split(text)
+        else:
+            found.append(text)
+    return found, passed
+
+
+def _start(words: Sequence[str]) -> tuple[int, int] | None:
+    """Return where a server's command starts, and where its arguments do."""
+    for at, word in enumerate(words):
+        command = word.rpartition("/")[2]
+        following = words[at + 1] if at + 1 < len(words) else ""
+        if command == "vllm" and following == "serve":
+            return at, at + 2
+        if command in _CONTAINERS:
+            rest = list(words[at + 1 :])
+            if "run" in rest[:2] and any("vllm" in one for one in rest):
+                return at, at + 2 + rest.index("run")
+            return None
+        if word == "-m" and _OLD_ENTRY.match(following):
+            behind = at + 2
+            if following.endswith("cli.main") and words[behind : behind + 1] == ["serve"]:
+                behind += 1
+            return at, behind
+    return None

@@ -1,0 +1,200 @@
+"""What the operator typed after `pyinfra`, and what of it would end in a wrong exit code.
+
+Exit code 0 has to mean that everything asked for was done on every node asked for. pyinfra 3.10
+also answers 0 when the inventory does not exist, when --limit or --exclude match nothing, when
+operations fail under --no-wait, and when the run is interrupted. Each of these is refused here,
+before a node is touched; `config.py` calls `guard()` before the inventory is read, and
+`inventory.load` once more for runs that were started without our `config.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import click
+
+from gpufleet.inventory.refusal import Refusal
+from gpufleet.quick_dataclass import dataclass
+from gpufleet.settings.node_groups import suggestion
+
+_PYTHON_ONLY = {".yml", ".yaml", ".ini", ".json", ".toml"}
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """pyinfra's command line; field names as pyinfra's parameters have them."""
+
+    inventory: str
+    operations: tuple[str, ...]
+    data: tuple[str, ...] = ()
+    limit: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    group_data: tuple[str, ...] = ()
+    serial: bool = False
+    no_wait: bool = False
+    yes: bool = False
+    dry: bool = False
+
+    @property
+    def deploys(self) -> bool:
+        """Whether deploy files run, which need variables; `exec`, `fact` and the like do not."""
+        return bool(self.operations) and all(name.endswith(".py") for name in self.operations)
+
+    def overrides(self) -> dict[str, Any]:
+        """Return what `--data` sets, read as pyinfra reads it."""
+        from pyinfra_cli.util import parse_cli_arg
+
+        pairs = (item.split("=", 1) for item in self.data)
+        return {key: parse_cli_arg(value) for key, value in pairs}
+
+
+def current() -> Invocation | None:
+    """Return the command line of the pyinfra command that runs this, or None outside one."""
+    context = click.get_current_context(silent=True)
+    if context is None or getattr(context.command.callback, "__module__", "") != "pyinfra_cli.cli":
+        return None
+    typed = context.params
+    return Invocation(**{name: typed[name] for name in Invocation.__dataclass_fields__})
+
+
+def guard() -> None:
+    """
+    Refuse a command line whose exit code could not be trusted; do nothing outside pyinfra.
+
+    Raises Refusal with every problem at once.
+    """
+    invocation = current()
+    if invocation is None:
+        return
+    signal.signal(signal.SIGINT, _interrupted)  # pyinfra's own handler exits with 0
+    if problems := [*problems_of(invocation), *_inventory_problems(invocation)]:
+        raise Refusal(*problems, what="this command line")
+
+
+def inventories_here() -> str:
+    """Return `; there are inventories/lab.py, ...` for a message; nothing when there are none."""
+    found = sorted(str(path) for path in Path("inventories").glob("*.py"))
+    return f"; there are {', '.join(found)}" if found else ""
+
+
+def problems_of(invocation: Invocation) -> Iterator[str]:
+    """Yield what is wrong with the options alone."""
+    if invocation.no_wait:
+        yield "--no-wait: pyinfra then exits with 0 although operations failed: leave it out"
+    if invocation.yes and invocation.dry:
+        yield (
+            "--dry with -y: pyinfra then looks for no changes and shows none: leave out -y "
+            "(it may come from PYINFRA_YES) to see what would change"
+        )
+    if invocation.group_data:
+        yield (
+            "--group-data: variables live in group_vars/ and host_vars/, where they are checked: "
+            "put them there, or set one with --data KEY=VALUE"
+        )
+    for item in invocation.data:
+        name, equals, _ = item.partition("=")
+        if not equals:
+            yield f"--data {item}: has no value: write --data {item}=VALUE"
+        elif "." in name:
+            yield (
+                f"--data {name}: replaces whole settings, so it takes no dots: write --data "
+                f"'{name.split('.')[0]}={{...}}' as JSON, or change group_vars/"
+            )
+
+
+def selection_problems(
+    invocation: Invocation, hosts: Sequence[str], groups: Mapping[str, Sequence[str]]
+) -> Iterator[str]:
+    """
+    Yield what is wrong with --limit and --exclude for the nodes there are.
+
+    Patterns match as in pyinfra: the name of a group, otherwise a shell pattern of host names.
+    """
+    known = [*(group for group in groups if groups[group]), *hosts]
+
+    def matched(option: str, patterns: Sequence[str]) -> Iterator[str | tuple[str, ...]]:
+        for pattern in patterns:
+            found = tuple(groups.get(pattern, ())) or tuple(
+                host for host in hosts if fnmatchcase(host, pattern)
+            )
+            yield found or (
+                f"{option} {pattern}: matches no host and no group"
+                f"{suggestion(pattern, known) or '; there are ' + ', '.join(known[:20])}"
+            )
+
+    limits = list(matched("--limit", invocation.limit))
+    excludes = list(matched("--exclude", invocation.exclude))
+    problems = [found for found in (*limits, *excludes) if isinstance(found, str)]
+    yield from problems
+    wanted = {host for found in limits for host in found} if invocation.limit else set(hosts)
+    if hosts and not problems and not wanted - {host for found in excludes for host in found}:
+        yield "--limit and --exclude together leave no host: nothing would be done"
+
+
+def _inventory_problems(invocation: Invocation) -> Iterator[str]:
+    name = invocation.inventory
+    path = Path(name)
+    if path.is_dir():
+        yield f"{name} is a directory: name one inventory file{inventories_here()}"
+    elif path.is_file():
+        if path.suffix in _PYTHON_ONLY:
+            yield (
+                f"{name} is not Python: an inventory is a Python file, as inventories/local.py; "
+                "variables belong in group_vars/"
+            )
+        elif error := _syntax_error(path):
+            yield f"{name}:{error.lineno}: is not Python: {error.msg}"
+    elif (path.suffix == ".py" or "/" in name) and not _is_host_list(name):
+        yield f"{name}: there is no such inventory file{inventories_here()}"
+    elif invocation.deploys:
+        hosts = json.dumps(name.split(","))
+        yield (
+            f"{name} is no inventory file, and deploys need the variables of one: write "
+            "inventories/NAME.py with\n"
+            "from gpufleet import inventory\n"
+            f'globals().update(inventory.load(__file__, groups={{"gpu": {hosts}}}))\n'
+            "(`exec` and `fact` take hosts as they are)"
+        )
+    elif not _pyinfra_knows(name, invocation):
+        yield f"{name} is neither an inventory file nor a host that resolves{inventories_here()}"
+
+
+def _syntax_error(path: Path) -> SyntaxError | None:
+    try:
+        compile(path.read_bytes(), path, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        return error
+    return None
+
+
+def _is_host_list(name: str) -> bool:
+    return "," in name or "@" in name
+
+
+def _pyinfra_knows(name: str, invocation: Invocation) -> bool:
+    # pyinfra's own answers, in its own order: only then do both agree.
+    from pyinfra_cli.inventory import _resolves_to_host
+    from pyinfra_cli.util import try_import_module_attribute
+
+    return (
+        _is_host_list(name)
+        or any(item.startswith("ssh_hostname=") for item in invocation.data)
+        or try_import_module_attribute(name, raise_for_none=False) is not None
+        or _resolves_to_host(name)
+    )
+
+
+def _interrupted(_signal: int, _frame: FrameType | None) -> NoReturn:
+    click.echo(
+        "Interrupted: no further command is sent; what a node is doing may still finish. Run the "
+        "same command again to go on.",
+        err=True,
+    )
+    sys.exit(128 + signal.SIGINT)  # what a shell reports for a command ended by SIGINT

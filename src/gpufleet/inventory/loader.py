@@ -1,0 +1,370 @@
+"""The nodes of a fleet with everything that is set for them, checked before a node is touched.
+
+An inventory file is Python and ends in
+
+    globals().update(inventory.load(__file__, groups={"gpu_h100": ["gpu-01", "gpu-02"]}))
+
+which gives pyinfra its groups. All variables of a node are resolved here and handed to pyinfra as
+that node's own data, so that what was checked is what deploys see; only `--data` lies above it,
+and is checked too. Later layers win, key by key:
+
+    all < the inventory file's name < groups, outer to inner < host_vars < inline < --data
+
+A group's lock (`lock_file.py`) belongs to its group's layer.
+"""
+
+from __future__ import annotations
+
+import ast
+import datetime as dt
+import runpy
+import sys
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from pyinfra.api import exceptions
+
+from gpufleet.errors import FleetError
+from gpufleet.gpu_software import lock_check, lock_file
+from gpufleet.inventory import invocation
+from gpufleet.inventory.refusal import Refusal
+from gpufleet.quick_dataclass import dataclass
+from gpufleet.remote.ssh import nodelay_transport, open_files
+from gpufleet.settings import node_variables as nodevars
+from gpufleet.settings import variables
+from gpufleet.settings.node_groups import Groups, nest, suggestion
+from gpufleet.settings.node_variables import NodeVars
+from gpufleet.settings.variables import Origin, Variables
+
+Host: TypeAlias = str | tuple[str, Mapping[str, Any]]
+"""A node as inventories write it: its name, or its name with variables of its own."""
+
+_HOW = (
+    "end it with `globals().update(inventory.load(__file__, groups=...))`, see inventories/prod.py"
+)
+
+
+class InventoryError(Refusal, exceptions.InventoryError):
+    """The inventory or its variables have mistakes; `problems` has all of them."""
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """
+    All nodes of one inventory file, in the order in which it names them.
+
+    `inventory` is the file as messages name it, `root` the directory above its own, where
+    `group_vars/` and `host_vars/` are. `remarks` are what an operator may want to know and what is
+    no mistake, such as files of variables that no node of this inventory has.
+    """
+
+    inventory: str
+    root: Path
+    nodes: Mapping[str, NodeVars]
+    groups: Groups
+    remarks: tuple[str, ...] = ()
+    typed: invocation.Invocation | None = None
+    """pyinfra's command line; deploy files run where it cannot be asked for."""
+
+    @property
+    def gpu_nodes(self) -> Mapping[str, NodeVars]:
+        """Those that have GPUs: all but nodes with `gpu_node: false`."""
+        return {name: node for name, node in self.nodes.items() if node.settings.gpu_node}
+
+    def for_pyinfra(self) -> dict[str, Any]:
+        """Return what an inventory module has to hold for pyinfra, and this fleet as `_fleet`."""
+        hosts = [(name, node.for_pyinfra(self.root)) for name, node in self.nodes.items()]
+        connect = {"transport_factory": nodelay_transport}
+        # pyinfra adds a group named after the file, behind all others, unless it is there.
+        groups: dict[str, Any] = {Path(self.inventory).stem: list(self.nodes)}
+        groups |= {group: list(members) for group, members in self.groups.members.items()}
+        return {
+            "all": (hosts, {**nodevars.DEFAULTS, "ssh_paramiko_connect_kwargs": connect}),
+            **groups,
+            "_fleet": self,  # pyinfra passes over it, `read` finds it
+        }
+
+    def as_json(self, names: Iterable[str]) -> dict[str, Any]:
+        """
+        Return nodes with every value and the place that set it, as plain data.
+
+            {"nodes": {"gpu-01": {"values": {"vllm.version": {"value": "0.32.0",
+                                             "set_in": "group_vars/prod.yml:30"}}, ...}}, ...}
+        """
+        return {
+            "inventory": self.inventory,
+            "nodes": {
+                name: {
+                    "address": self.nodes[name].address,
+                    "groups": list(self.nodes[name].groups),
+                    "values": {
+                        key: {"value": value, "set_in": str(origin or "default")}
+                        for key, value, origin in self.nodes[name].leaves()
+                    },
+                }
+                for name in names
+            },
+            "remarks": list(self.remarks),
+        }
+
+
+_loaded: list[Fleet] = []  # in this process; a pyinfra run has one inventory
+
+
+def load(
+    inventory_file: str,
+    groups: Mapping[str, Sequence[Host]],
+    children: Mapping[str, Sequence[str]] | None = None,
+    also: Iterable[str | Path] = (),
+) -> dict[str, Any]:
+    """
+    Return an inventory file's groups for pyinfra, with all variables resolved and checked.
+
+    `groups` {group: its nodes}; `children` {group: its child groups}; `also` further directories
+    that hold `group_vars/` and `host_vars/`, read after those above the inventory's directory.
+    Raises InventoryError with every mistake of every node.
+    """
+    invocation.guard()
+    open_files()
+    typed = invocation.current()
+    path = Path(inventory_file).resolve()
+    directories = (path.parent.parent, *map(Path, also))
+    try:
+        fleet = _fleet(
+            path, groups, children or {}, directories, typed.overrides() if typed else {}
+        )
+    except FleetError as error:
+        shown = variables.shown_path(path, directories[0])
+        raise InventoryError(*error.problems, what=shown) from None
+    if typed:
+        selected = invocation.selection_problems(typed, tuple(fleet.nodes), _selectable(fleet))
+        if problems := tuple(selected):
+            raise InventoryError(*problems, what="this command line")
+    _loaded.append(replace(fleet, typed=typed))
+    return fleet.for_pyinfra()
+
+
+def read(path: str | Path) -> Fleet:
+    """
+    Execute an inventory file and return its fleet, outside a pyinfra run.
+
+    Raises FleetError for every mistake, also when the file is missing or is no such inventory.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise FleetError(f"{path}: there is no such inventory file{invocation.inventories_here()}")
+    if str(Path.cwd()) not in sys.path:  # as pyinfra does, for what the inventory imports
+        sys.path.append(str(Path.cwd()))
+    try:
+        module = runpy.run_path(str(file))
+    except (Refusal, FleetError) as error:
+        raise FleetError(*error.problems) from None
+    except Exception as error:
+        raise FleetError(_python_error(error, path)) from error
+    fleet = module.get("_fleet")
+    if not isinstance(fleet, Fleet):
+        raise FleetError(f"{path}: has no checked variables: {_HOW}")
+    return fleet
+
+
+def current() -> Fleet:
+    """
+    Return the fleet of the inventory that this pyinfra run was given.
+
+    Raises InventoryError when that inventory did not go through `load`.
+    """
+    if not _loaded:
+        raise InventoryError(
+            f"it has no checked variables, so nothing can be deployed with it: {_HOW}",
+            what="this inventory",
+        )
+    return _loaded[-1]
+
+
+# -- resolving -------------------------------------------------------------------------------------
+
+
+def _fleet(
+    path: Path,
+    groups: Mapping[str, Sequence[Host]],
+    children: Mapping[str, Sequence[str]],
+    directories: Sequence[Path],
+    overrides: Mapping[str, Any],
+) -> Fleet:
+    root = directories[0]
+    shown = variables.shown_path(path, root)
+    hosts, inline = _hosts(shown, path, groups)
+    nested = nest(hosts, children)
+    if locks := [name for name in (path.stem, *nested.members) if name.endswith(".lock")]:
+        raise FleetError(
+            *(
+                f"{shown}: no group can be called {name!r}: group_vars/{name}.yml is the lock of "
+                f"a group {name.removesuffix('.lock')!r}"
+                for name in locks
+            )
+        )
+    names = tuple(dict.fromkeys(host for members in hosts.values() for host in members))
+    if not names:
+        raise FleetError(f"{shown}: has no nodes, so nothing would be done")
+    stem = () if path.stem in nested.members else (path.stem,)
+    typed: Variables = {key: (value, Origin("--data")) for key, value in overrides.items()}
+
+    problems: list[str] = []
+
+    @cache
+    def of(kind: str, name: str) -> Variables:
+        folders = [each / kind for each in directories]
+        try:
+            found = variables.load(folders, name, root)
+            return lock_file.over(found, folders, name, root) if kind == "group_vars" else found
+        except FleetError as error:
+            problems.extend(error.problems)
+            return {}
+
+    merged = {
+        name: variables.merge(
+            *(of("group_vars", group) for group in ("all", *stem, *nested.of(name))),
+            of("host_vars", name),
+            inline.get(name, {}),
+            typed,
+        )
+        for name in names
+    }
+    if problems:  # checking what could be read would only add mistakes that are none
+        raise FleetError(*problems)
+    known = {"group_vars": ("all", *stem, *nested.members), "host_vars": names}
+    checked = nodevars.check(merged, {name: (*stem, *nested.of(name)) for name in names})
+    nodes = {name: each.from_root(root) for name, each in checked.items()}
+    judged = lock_check.found(nodes, today=dt.date.today())  # noqa: DTZ011  # the operator's day
+    if judged.problems:
+        raise FleetError(*judged.problems)
+    return Fleet(
+        inventory=shown,
+        root=root,
+        nodes=nodes,
+        groups=nested,
+        remarks=(
+            *_unknown_keys(nodes.values(), root),
+            *_unread(directories, root, known),
+            *judged.remarks,
+        ),
+    )
+
+
+def _hosts(
+    shown: str, path: Path, groups: Mapping[str, Sequence[Host]]
+) -> tuple[dict[str, list[str]], dict[str, dict[str, tuple[Any, Origin]]]]:
+    """Return {group: names of its hosts} and {host: the variables written beside its name}."""
+    lines = _inline_lines(path)
+    hosts: dict[str, list[str]] = {group: [] for group in groups}
+    inline: dict[str, dict[str, tuple[Any, Origin]]] = {}
+    problems = [
+        f"{shown}: no group can be called {group!r}: `all` is every node already, and pyinfra "
+        "passes over names that begin with _"
+        for group in groups
+        if group == "all" or group.startswith("_")
+    ]
+    for group, members in groups.items():
+        if isinstance(members, str):
+            problems.append(f"{shown}: group {group} is a text: write a list: [{members!r}]")
+            continue
+        for member in members:
+            name, data = (member, {}) if isinstance(member, str) else _pair(member)
+            if not isinstance(name, str) or not name or name.split() != [name]:
+                problems.append(
+                    f"{shown}: group {group} has {member!r}: a node is its name, or "
+                    '("name", {its variables})'
+                )
+                continue
+            if name in hosts[group]:
+                problems.append(f"{shown}: group {group} names {name} twice: remove one")
+            hosts[group].append(name)
+            for key, value in data.items():
+                first, _ = inline.setdefault(name, {}).get(key, (value, None))
+                if first != value:
+                    problems.append(
+                        f"{shown}: {name} has two values for {key}, in different groups: keep one"
+                    )
+                inline[name][key] = (value, Origin(shown, lines.get((name, key), 0)))
+    if problems:
+        raise FleetError(*problems)
+    return hosts, inline
+
+
+def _pair(member: Any) -> tuple[Any, Mapping[str, Any]]:
+    match member:
+        case (name, dict(data)):
+            return name, data
+        case _:
+            return None, {}
+
+
+def _inline_lines(path: Path) -> dict[tuple[str, str], int]:
+    """Return the lines of `("host", {"key": ...})`, for those that are written out like this."""
+    lines = {}
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        match node:
+            case ast.Tuple(elts=[ast.Constant(value=str(host)), ast.Dict(keys=keys)]):
+                for key in keys:
+                    if isinstance(key, ast.Constant):
+                        lines[host, str(key.value)] = key.lineno
+    return lines
+
+
+def _unread(
+    directories: Iterable[Path], root: Path, known: Mapping[str, Sequence[str]]
+) -> Iterator[str]:
+    """
+    Name the files of variables that nothing in this inventory has: often a spelling mistake.
+
+    Passed over are those that belong to another inventory: it is called so, or has it in its text.
+    """
+    files = sorted((root / "inventories").glob("*.py"))
+    others = {path.stem for path in files}
+    others_text = "\n".join(path.read_text(errors="replace") for path in files)
+    for directory in directories:
+        for kind, names in known.items():
+            folder = directory / kind
+            read = {file for name in names for file in variables.files_of(folder, name, root)}
+            if kind == "group_vars":
+                read |= {lock_file.path(folder, name) for name in names}
+            for file in variables.all_files(folder):
+                name = lock_file.name_of(Path(file.relative_to(folder).parts[0]))
+                if file not in read and name not in others and f'"{name}"' not in others_text:
+                    yield (
+                        f"{variables.shown_path(file, root)} is not read: nothing in this "
+                        f"inventory is called {name!r}{suggestion(name, names)}"
+                    )
+
+
+def _unknown_keys(nodes: Iterable[NodeVars], root: Path) -> Iterator[str]:
+    """Name the files of host keys that are missing: without them no node is connected to."""
+    files = dict.fromkeys(
+        node.for_pyinfra(root)["ssh_known_hosts_file"]
+        for node in nodes
+        if "ssh_known_hosts_file" in node.variables
+    )
+    for file in files:
+        if not Path(file).is_file():
+            yield (
+                f"{variables.shown_path(Path(file), root)} (ssh_known_hosts_file) does not exist, "
+                "so no node will be connected to: docs/inventory.md says how to make it"
+            )
+
+
+def _selectable(fleet: Fleet) -> dict[str, tuple[str, ...]]:
+    """Return the groups that --limit and --exclude can name; pyinfra has no group `all`."""
+    return {Path(fleet.inventory).stem: tuple(fleet.nodes), **fleet.groups.members}
+
+
+def _python_error(error: Exception, path: str | Path) -> str:
+    """Say what an inventory file did wrong as Python, with its own line."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}: is not Python: {error.msg}"
+    frames = traceback.extract_tb(error.__traceback__)
+    line = next((each.lineno for each in reversed(frames) if each.filename == str(path)), 0)
+    return f"{path}:{line}: {type(error).__name__}: {error}"

@@ -1,0 +1,156 @@
+"""Who is told of what: Alertmanager's configuration. Pure.
+
+Pages go to `page`, everything else to `ticket`; what has no receiver is shown and sent to nobody.
+Secrets lie in files beside the configuration (credentials/), of which it has the names. The one
+that Alertmanager before 0.26 cannot read from a file is a webhook's URL (config/notifiers.go of
+0.25 has no url_file, amtool 0.25 refuses it; 0.26 knows it): given in `urls`, it is written out,
+and then the whole configuration is a secret.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from gpufleet.monitoring.prometheus import MARK
+from gpufleet.settings.monitoring_settings import Alertmanager, Mail, Receiver
+
+NODE_DOWN = "NodeDown"
+"""While it fires for a node, nothing else of that node is sent: it all follows from it."""
+ALIVE = "MonitoringAlive"
+"""Fires always. Sent to `heartbeat` every minute; to nobody where there is none."""
+
+# A page is sent at once but for what comes in the same breath; a ticket can wait to be one of many.
+_PAGE = {"group_wait": "10s", "group_interval": "2m", "repeat_interval": "4h"}
+_TICKET = {"group_wait": "2m", "group_interval": "15m", "repeat_interval": "24h"}
+_HEARTBEAT = {"group_wait": "0s", "group_interval": "1m", "repeat_interval": "1m"}
+_TEXT = (
+    "{{ range .Alerts }}{{ .Annotations.summary }}\n{{ .Annotations.action }}\n"
+    "{{ .Annotations.runbook }}\n{{ end }}"
+)
+
+
+def alertmanager_yml(
+    wanted: Alertmanager, urls: Mapping[str, str] | None = None, folder: str = ""
+) -> str:
+    """
+    Return alertmanager.yml.
+
+    `urls` has for a file of `secrets` that holds a webhook's URL what to write in its place.
+    `folder` is where the configuration will lie, with a slash at its end: Alertmanager takes names
+    of files as they are, from its working directory, which need not be that.
+    """
+    receivers = {
+        "page": wanted.page,
+        "ticket": wanted.ticket,
+        **({"heartbeat": wanted.heartbeat} if wanted.heartbeat else {}),
+    }
+    document: dict[str, Any] = {
+        "global": {"resolve_timeout": "5m", **(_mail(wanted.mail, folder) if wanted.mail else {})},
+        "route": {
+            "receiver": "ticket",
+            "group_by": ["alertname", "instance"],
+            **_TICKET,
+            "routes": [
+                {
+                    "receiver": "heartbeat" if wanted.heartbeat else "nobody",
+                    "matchers": [f'alertname="{ALIVE}"'],
+                    **_HEARTBEAT,
+                },
+                {"receiver": "page", "matchers": ['severity="page"'], **_PAGE},
+            ],
+        },
+        "inhibit_rules": list(_inhibitions()),
+        "receivers": [
+            *(
+                {"name": name, **_receiver(name, each, urls or {}, folder)}
+                for name, each in receivers.items()
+            ),
+            {"name": "nobody"},
+        ],
+    }
+    return MARK + yaml.safe_dump(document, sort_keys=False)
+
+
+def secrets(wanted: Alertmanager) -> dict[str, str]:
+    """Return {file beside the configuration: file of this machine that it is made of}."""
+    found: dict[str, str] = {}
+    for name, each in (
+        ("page", wanted.page),
+        ("ticket", wanted.ticket),
+        ("heartbeat", wanted.heartbeat),
+    ):
+        if each is None:
+            continue
+        files = {
+            "webhook": each.webhook_url_file,
+            "slack": each.slack_url_file,
+            "pagerduty": each.pagerduty_key_file,
+        }
+        found |= {_file(name, way): file for way, file in files.items() if file}
+    if wanted.mail and wanted.mail.password_file:
+        found[_file("mail", "password")] = wanted.mail.password_file
+    return found
+
+
+def webhooks(wanted: Alertmanager) -> tuple[str, ...]:
+    """Return those of `secrets` that hold a webhook's URL."""
+    return tuple(file for file in secrets(wanted) if file.endswith("-webhook"))
+
+
+def _file(name: str, way: str) -> str:
+    return f"credentials/{name}-{way}"
+
+
+def _inhibitions() -> Iterator[dict[str, Any]]:
+    """Yield what keeps quiet while what causes it is known."""
+    yield {
+        "source_matchers": [f'alertname="{NODE_DOWN}"'],
+        "target_matchers": [f'alertname!="{NODE_DOWN}"'],
+        "equal": ["instance"],
+    }
+    # Of the same GPU or the same server only: a page about one thing must not hide another.
+    for label in ("gpu", "stage"):
+        yield {
+            "source_matchers": ['severity="page"', f'{label}=~".+"'],
+            "target_matchers": ['severity="ticket"', f'{label}=~".+"'],
+            "equal": ["instance", label],
+        }
+
+
+def _mail(mail: Mail, folder: str) -> dict[str, Any]:
+    found = {"smtp_smarthost": mail.smarthost, "smtp_from": mail.sender}
+    if mail.username:
+        found["smtp_auth_username"] = mail.username
+    if mail.password_file:
+        found["smtp_auth_password_file"] = folder + _file("mail", "password")
+    return found
+
+
+def _receiver(
+    name: str, wanted: Receiver | None, urls: Mapping[str, str], folder: str
+) -> dict[str, Any]:
+    if wanted is None:
+        return {}
+    found: dict[str, Any] = {}
+    if wanted.webhook_url_file:
+        file = _file(name, "webhook")
+        where = {"url": urls[file]} if file in urls else {"url_file": folder + file}
+        found["webhook_configs"] = [{**where, "send_resolved": name != "heartbeat"}]
+    if wanted.slack_url_file:
+        found["slack_configs"] = [
+            {
+                "api_url_file": folder + _file(name, "slack"),
+                "channel": wanted.slack_channel,
+                "send_resolved": True,
+                "title": '[{{ .Status | toUpper }}] {{ .GroupLabels.SortedPairs.Values | join " " }}',
+                "text": _TEXT,
+            }
+        ]
+    if wanted.pagerduty_key_file:
+        found["pagerduty_configs"] = [{"routing_key_file": folder + _file(name, "pagerduty")}]
+    if wanted.email_to:
+        found["email_configs"] = [{"to": wanted.email_to, "send_resolved": True}]
+    return found

@@ -1,0 +1,327 @@
+"""All nodes at a glance: who serves, what is wrong, what runs where. Pure."""
+
+from __future__ import annotations
+
+from gpufleet.monitoring.dashboards.common import (
+    ANY_IS_BAD,
+    ANY_IS_TO_LOOK_AT,
+    EVERY_NODE,
+    KV_STEPS,
+    UP,
+    YES_IS_BAD,
+    YES_IS_TO_LOOK_AT,
+    lines,
+    stat,
+    timeline,
+)
+from gpufleet.monitoring.dashboards.panel import (
+    Colour,
+    Column,
+    Dashboard,
+    Kind,
+    Panel,
+    Query,
+    Row,
+    Shown,
+    Unit,
+)
+
+_ON = 'instance=~"$instance"'
+
+
+def _replica(vector: str, operation: str = "max") -> str:
+    """Return a vector with one series per replica on a node, `gpu-01/tiny-0`."""
+    joined = f'label_join({vector}, "replica", "/", "instance", "stage")'
+    return f"{operation} by (replica) ({joined})"
+
+
+NOW = Row(
+    "Is anything wrong now?",
+    (
+        stat(
+            "Alerts that page",
+            f'count(ALERTS{{alertstate="firing",severity="page",{_ON}}}) or vector(0)',
+            "Read them below; each names its runbook in docs/alerts/.",
+            steps=ANY_IS_BAD,
+        ),
+        stat(
+            "Tickets",
+            f'count(ALERTS{{alertstate="firing",severity="ticket",{_ON}}}) or vector(0)',
+            "For the next working day: read them below.",
+            steps=ANY_IS_TO_LOOK_AT,
+        ),
+        stat(
+            "Nodes down",
+            f'sum(1 - up{{job="node",{_ON}}})',
+            "Open the node: is it off, or is only its exporter gone?",
+            steps=ANY_IS_BAD,
+        ),
+        stat(
+            "GPUs missing",
+            f'sum(gpufleet_gpus{{state="expected",{_ON}}}) - sum(gpufleet_gpus{{state="present",{_ON}}})',
+            "A GPU that is gone comes back with a reboot, or not at all: run `gpufleet check`.",
+            steps=ANY_IS_BAD,
+        ),
+        stat(
+            "Stages not running",
+            f"sum(1 - gpufleet_stage_active{{{_ON}}})",
+            "The journal of the stage's unit says why.",
+            steps=ANY_IS_BAD,
+            empty="no node has a stage",
+        ),
+        stat(
+            "Findings that block",
+            f'sum(gpufleet_check_findings{{severity=~"block|unknown",{_ON}}})',
+            "Run `gpufleet check`: it says what to do about each.",
+            steps=ANY_IS_BAD,
+            empty="no check was recorded",
+        ),
+        stat(
+            "Drift",
+            f'sum(gpufleet_drift_differences{{matters=~"now|next_boot",{_ON}}})',
+            "Run `gpufleet drift`, then deploy, or declare what is there.",
+            steps=ANY_IS_TO_LOOK_AT,
+            empty="no drift was recorded",
+        ),
+        stat(
+            "Reboots pending",
+            f"sum(max by (instance) (gpufleet_reboot_pending{{{_ON}}}))",
+            "Plan them: what is installed is not what runs.",
+            steps=ANY_IS_TO_LOOK_AT,
+        ),
+    ),
+)
+
+_SEVERITY = (Shown("page", "page", Colour.BAD), Shown("ticket", "ticket", Colour.LOOK))
+ALERTS = Row(
+    "What fires",
+    (
+        Panel(
+            Kind.TABLE,
+            "Alerts that fire now",
+            Unit.COUNT,
+            (
+                Query(
+                    "max by (severity, alertname, instance, gpu, stage, model) "
+                    f'(ALERTS{{alertstate="firing",{_ON}}})'
+                ),
+            ),
+            "Pages first. The runbook of each is docs/alerts/, by its name.",
+            14,
+            7,
+            columns=(
+                Column("Severity", label="severity", shown=_SEVERITY, width=90),
+                Column("Alert", label="alertname"),
+                Column("Node", label="instance", link="gpufleet-node", width=110),
+                Column("GPU", label="gpu", width=60),
+                Column("Stage", label="stage", width=100),
+                Column("Model", label="model", link="gpufleet-model", width=100),
+            ),
+            empty="nothing fires",
+        ),
+        timeline(
+            "Alerts that fired",
+            (
+                Query(
+                    f'2 * max by (alertname, instance) (ALERTS{{alertstate="firing",severity="page",{_ON}}})'
+                    f' or max by (alertname, instance) (ALERTS{{alertstate="firing",{_ON}}})',
+                    "{{alertname}} {{instance}}",
+                ),
+            ),
+            "What came first is often the cause of the rest.",
+            shown=(Shown(1, " ", Colour.LOOK), Shown(2, " ", Colour.BAD)),
+            width=10,
+            height=7,
+            empty="nothing fired in this time",
+        ),
+    ),
+)
+
+_NODE_QUERIES = (
+    f"max by (instance, driver_loaded, kernel, release) (gpufleet_node_info{{{_ON}}})",
+    f'min by (instance) (up{{job="node",{_ON}}})',
+    f'max by (instance) (gpufleet_gpus{{state="present",{_ON}}})',
+    f'max by (instance) (gpufleet_gpus{{state="expected",{_ON}}}) - max by (instance) (gpufleet_gpus{{state="present",{_ON}}})',
+    f"sum by (instance) (gpufleet_stage_active{{{_ON}}})",
+    f"sum by (instance) (1 - gpufleet_stage_active{{{_ON}}})",
+    f'sum by (instance) (gpufleet_check_findings{{severity=~"block|unknown",{_ON}}})',
+    f'sum by (instance) (gpufleet_check_findings{{severity="warn",{_ON}}})',
+    f'sum by (instance) (gpufleet_drift_differences{{matters=~"now|next_boot",{_ON}}})',
+    f"max by (instance) (gpufleet_driver_mismatch{{{_ON}}})",
+    f"max by (instance) (gpufleet_reboot_pending{{{_ON}}})",
+    f"max by (instance) (gpufleet_node_unchecked{{{_ON}}})",
+    f"1000 * max by (instance) (gpufleet_facts_timestamp_seconds{{{_ON}}})",
+)
+
+NODES = Row(
+    "Nodes",
+    (
+        Panel(
+            Kind.TABLE,
+            "Every node",
+            Unit.COUNT,
+            tuple(map(Query, _NODE_QUERIES)),
+            "A node's name opens it. A blank cell was never measured: it is not good news.",
+            24,
+            7,
+            columns=(
+                Column("Node", label="instance", link="gpufleet-node"),
+                Column("Answers", query=1, shown=UP),
+                Column("GPUs", query=2),
+                Column("Missing", query=3, steps=ANY_IS_BAD),
+                Column("Stages", query=4),
+                Column("Not running", query=5, steps=ANY_IS_BAD),
+                Column("Kept out", query=6, steps=ANY_IS_BAD),
+                Column("Warnings", query=7, steps=ANY_IS_TO_LOOK_AT),
+                Column("Drift", query=8, steps=ANY_IS_TO_LOOK_AT),
+                Column("Mismatch", query=9, shown=YES_IS_BAD),
+                Column("Reboot", query=10, shown=YES_IS_TO_LOOK_AT),
+                Column("Unchecked", query=11, shown=YES_IS_BAD),
+                Column("Driver", label="driver_loaded", width=120),
+                Column("Kernel", label="kernel", width=140),
+                Column("vLLM", label="release", width=80),
+                Column("Facts from", query=12, unit=Unit.AGO, width=120),
+            ),
+        ),
+    ),
+)
+
+_STAGES = f"gpufleet_stage_active{{{_ON}}}"
+_RATE = "[$__rate_interval]"
+SERVES = Row(
+    "Who serves",
+    (
+        Panel(
+            Kind.TABLE,
+            "Every stage",
+            Unit.COUNT,
+            (
+                Query(
+                    "max by (replica, model, release) (label_join("
+                    f'gpufleet_stage_info{{{_ON}}}, "replica", "/", "instance", "stage"))'
+                ),
+                Query(_replica(_STAGES)),
+                Query(_replica(f'up{{job="vllm",{_ON}}}', "min")),
+                Query(_replica(f"vllm:num_requests_running{{{_ON}}}", "sum")),
+                Query(_replica(f"vllm:num_requests_waiting{{{_ON}}}", "sum")),
+                Query(_replica(f"vllm:kv_cache_usage_perc{{{_ON}}}")),
+                Query(_replica(f"rate(vllm:generation_tokens_total{{{_ON}}}{_RATE})", "sum")),
+                Query(
+                    f"round({_replica(f'increase(gpufleet_stage_restarts_total{{{_ON}}}[1h])')})"
+                ),
+                Query(_replica(f"gpufleet_watchdog_stalled{{{_ON}}}")),
+            ),
+            "A model's name opens it. A stage whose unit is active and that does not answer is "
+            "starting, or hangs: its journal says which.",
+            24,
+            7,
+            columns=(
+                Column("Stage", label="replica"),
+                Column("Model", label="model", link="gpufleet-model"),
+                Column("vLLM", label="release", width=80),
+                Column("Unit", query=1, shown=UP),
+                Column("Answers", query=2, shown=UP),
+                Column("Running", query=3),
+                Column("Waiting", query=4),
+                Column("KV cache", query=5, unit=Unit.RATIO, steps=KV_STEPS),
+                Column("Tokens out", query=6, unit=Unit.TOKENS_PER_SECOND),
+                Column("Restarts, 1 h", query=7, steps=ANY_IS_TO_LOOK_AT),
+                Column("Stalled", query=8, shown=YES_IS_BAD),
+            ),
+            empty="no node has a stage",
+        ),
+    ),
+)
+
+CAPACITY = Row(
+    "How much is left",
+    (
+        lines(
+            "KV cache in use",
+            Unit.RATIO,
+            (Query(f"max by (model) (vllm:kv_cache_usage_perc{{{_ON}}})", "{{model}}"),),
+            "Beyond 85 % for long, requests queue and are preempted: add a replica, or promise less "
+            "context.",
+            width=6,
+            steps=KV_STEPS,
+            maximum=1,
+            empty="no model is served",
+        ),
+        lines(
+            "Requests that wait",
+            Unit.COUNT,
+            (Query(f"sum by (model) (vllm:num_requests_waiting{{{_ON}}})", "{{model}}"),),
+            "A queue that does not empty is a replica too few.",
+            width=6,
+            empty="no model is served",
+        ),
+        lines(
+            "Tokens generated",
+            Unit.TOKENS_PER_SECOND,
+            (
+                Query(
+                    f"sum by (model) (rate(vllm:generation_tokens_total{{{_ON}}}{_RATE}))",
+                    "{{model}}",
+                ),
+            ),
+            "A dent while requests wait means that a replica hangs.",
+            width=6,
+            stacked=True,
+            empty="no model is served",
+        ),
+        lines(
+            "GPUs' work",
+            Unit.RATIO,
+            (Query(f"avg by (instance) (gpu:utilization_ratio{{{_ON}}})", "{{instance}}"),),
+            "Full with no tokens is a hang in a collective; empty with a queue is a stage that is "
+            "down.",
+            width=6,
+            maximum=1,
+        ),
+    ),
+)
+
+VERSIONS = Row(
+    "What runs",
+    (
+        Panel(
+            Kind.TABLE,
+            "Versions, and on how many nodes",
+            Unit.COUNT,
+            (
+                Query(
+                    "count by (driver_loaded, fabric_manager, kernel, release, lock) "
+                    f"(gpufleet_node_info{{{_ON}}})"
+                ),
+            ),
+            "One line is a fleet that is all the same. More are an upgrade on its way, or drift.",
+            14,
+            6,
+            columns=(
+                Column("Driver", label="driver_loaded"),
+                Column("Fabric manager", label="fabric_manager"),
+                Column("Kernel", label="kernel"),
+                Column("vLLM", label="release"),
+                Column("Lock", label="lock"),
+                Column("Nodes", query=0),
+            ),
+        ),
+        lines(
+            "Drift, by when it is felt",
+            Unit.COUNT,
+            (Query(f"sum by (matters) (gpufleet_drift_differences{{{_ON}}})", "{{matters}}"),),
+            "What matters at the next boot looks fine until then.",
+            width=10,
+            height=6,
+            empty="no drift was recorded",
+        ),
+    ),
+)
+
+DASHBOARD = Dashboard(
+    uid="gpufleet-fleet",
+    title="gpufleet: fleet",
+    question="Is anything wrong now, where, and who serves?",
+    variables=(EVERY_NODE,),
+    rows=(NOW, ALERTS, NODES, SERVES, CAPACITY, VERSIONS),
+)

@@ -1,0 +1,442 @@
+"""One model and its replicas, by what a client of it can measure. Pure."""
+
+from __future__ import annotations
+
+from gpufleet.monitoring.dashboards.common import (
+    ANY_IS_BAD,
+    ANY_IS_TO_LOOK_AT,
+    KV_STEPS,
+    MODEL,
+    STAGE,
+    UP,
+    YES_IS_BAD,
+    heatmap,
+    lines,
+    stat,
+)
+from gpufleet.monitoring.dashboards.panel import (
+    Colour,
+    Column,
+    Dashboard,
+    Kind,
+    Panel,
+    Query,
+    Row,
+    Step,
+    Unit,
+)
+
+_OF = 'model="$model",stage=~"$stage"'
+# What clients ask of it: probes and scrapes would thin errors out.
+_ASKED = f'{_OF},handler=~"/v1/.+",method="POST"'
+_RATE = "[$__rate_interval]"
+# What the alert of an objective is raised at, and what is near it.
+_PROMISE = (Step(None, Colour.GOOD), Step(0.8, Colour.LOOK), Step(1, Colour.BAD))
+_QUIET = "no request in this time"
+_NO_GATEWAY = "no gateway of ours has this model"
+_STALLED = 'gpufleet_watchdog_stalled{stage=~"$stage"}'
+_RESTARTS = 'increase(gpufleet_{}_restarts_total{{stage=~"$stage"}}[10m])'
+
+
+def _quantile(quantile: float, histogram: str, by: str = "") -> str:
+    labels = f"le, {by}" if by else "le"
+    return f"histogram_quantile({quantile}, sum by ({labels}) (rate({histogram}_bucket{{{_OF}}}{_RATE})))"
+
+
+def _held(recorded: str, objective: str) -> str:
+    """Return a latency as a share of what was promised."""
+    return f'max({recorded}{{model="$model"}}) / max({objective}{{model="$model"}})'
+
+
+def _of_this(vector: str) -> str:
+    """Return a vector of stages, of which only this model's are left: it does not know the model."""
+    return f'{vector} and on (instance, stage) gpufleet_stage_info{{model="$model"}}'
+
+
+def _spread(title: str, histogram: str, what_to_do: str, objective: str = "") -> Panel:
+    """Return a latency's quantiles over time, held against its objective."""
+    quantiles = tuple(
+        Query(_quantile(quantile, histogram), name)
+        for quantile, name in ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))
+    )
+    promised = (Query(f'max({objective}{{model="$model"}})', "promised p99", limit=True),)
+    return lines(
+        title,
+        Unit.SECONDS,
+        quantiles + (promised if objective else ()),
+        what_to_do,
+        width=6,
+        empty=_QUIET,
+    )
+
+
+NOW = Row(
+    "Does it keep its promises now?",
+    (
+        stat(
+            "Replicas down",
+            f'sum(1 - up{{job="vllm",{_OF}}})',
+            "See below which; its unit's journal says why.",
+            steps=ANY_IS_BAD,
+        ),
+        stat(
+            "First token, of promise",
+            _held("model:ttft_seconds:p99_15m", "model:objective_ttft_p99_seconds"),
+            "Over 100 % is longer than promised. Long with a queue: too few replicas. Long without: "
+            "prompts are long, see their lengths.",
+            unit=Unit.RATIO,
+            steps=_PROMISE,
+            empty="nothing promised",
+        ),
+        stat(
+            "Next token, of promise",
+            _held("model:itl_seconds:p99_15m", "model:objective_itl_p99_seconds"),
+            "Over 100 % is longer than promised. It grows with the requests at once, and with long "
+            "prompts between them.",
+            unit=Unit.RATIO,
+            steps=_PROMISE,
+            empty="nothing promised",
+        ),
+        stat(
+            "Waiting",
+            f"sum(vllm:num_requests_waiting{{{_OF}}})",
+            "See below why they wait.",
+            steps=(Step(None, Colour.GOOD), Step(10, Colour.LOOK), Step(100, Colour.BAD)),
+        ),
+        stat(
+            "Fullest KV cache",
+            f"max(vllm:kv_cache_usage_perc{{{_OF}}})",
+            "Beyond 85 % requests wait or are preempted.",
+            unit=Unit.RATIO,
+            steps=KV_STEPS,
+        ),
+        stat(
+            "Server errors",
+            f'(sum(rate(http_requests_total{{{_ASKED},status="5xx"}}[5m])) or vector(0))'
+            f" / sum(rate(http_requests_total{{{_ASKED}}}[5m]))",
+            "Read the unit's journal for the traceback.",
+            unit=Unit.RATIO,
+            steps=(Step(None, Colour.GOOD), Step(0.001, Colour.LOOK), Step(0.01, Colour.BAD)),
+            empty=_QUIET,
+        ),
+        stat(
+            "Tokens out",
+            f"sum(rate(vllm:generation_tokens_total{{{_OF}}}{_RATE}))",
+            "None with requests running is a hang.",
+            unit=Unit.TOKENS_PER_SECOND,
+        ),
+        stat(
+            "Preempted, 10 min",
+            f"sum(increase(vllm:num_preemptions_total{{{_OF}}}[10m]))",
+            "Each one is computed again: fewer requests at once (`max_num_seqs`), or more KV cache.",
+            steps=ANY_IS_TO_LOOK_AT,
+            decimals=0,
+        ),
+    ),
+)
+
+FELT = Row(
+    "What its clients feel",
+    (
+        _spread(
+            "Time to the first token",
+            "vllm:time_to_first_token_seconds",
+            "Above the dashed line a promise is broken. Compare with the queue to the right.",
+            "model:objective_ttft_p99_seconds",
+        ),
+        _spread(
+            "Between two tokens",
+            "vllm:inter_token_latency_seconds",
+            "Above the dashed line a promise is broken: too many requests at once.",
+            "model:objective_itl_p99_seconds",
+        ),
+        _spread(
+            "A whole request",
+            "vllm:e2e_request_latency_seconds",
+            "Follows from both and from how much is generated.",
+        ),
+        _spread(
+            "In the queue",
+            "vllm:request_queue_time_seconds",
+            "What is long here cannot be mended by a faster model: add a replica.",
+        ),
+    ),
+)
+
+LOAD = Row(
+    "How loaded it is",
+    (
+        lines(
+            "Requests running",
+            Unit.COUNT,
+            (Query(f"sum by (stage) (vllm:num_requests_running{{{_OF}}})", "{{stage}}"),),
+            "Very different replicas: the gateway does not spread.",
+            width=6,
+        ),
+        lines(
+            "Requests waiting, by reason",
+            Unit.COUNT,
+            (
+                Query(
+                    f"sum by (stage, reason) (vllm:num_requests_waiting_by_reason{{{_OF}}})",
+                    "{{stage}} {{reason}}",
+                ),
+            ),
+            "capacity: no KV cache or no place for them. deferred: an adapter or a cache on its way.",
+            width=6,
+        ),
+        lines(
+            "KV cache in use",
+            Unit.RATIO,
+            (Query(f"max by (stage) (vllm:kv_cache_usage_perc{{{_OF}}})", "{{stage}}"),),
+            "Beyond 85 % for long: add a replica, or promise less context.",
+            width=6,
+            steps=KV_STEPS,
+            maximum=1,
+        ),
+        lines(
+            "Preemptions",
+            Unit.PER_SECOND,
+            (
+                Query(
+                    f"sum by (stage) (rate(vllm:num_preemptions_total{{{_OF}}}{_RATE}))",
+                    "{{stage}}",
+                ),
+            ),
+            "Work that is thrown away and done again.",
+            width=6,
+        ),
+    ),
+)
+
+THROUGHPUT = Row(
+    "What it gets done",
+    (
+        lines(
+            "Tokens in",
+            Unit.TOKENS_PER_SECOND,
+            (
+                Query(
+                    f"sum by (stage) (rate(vllm:prompt_tokens_total{{{_OF}}}{_RATE}))", "{{stage}}"
+                ),
+            ),
+            "Prompts, when they are through.",
+            width=6,
+            stacked=True,
+        ),
+        lines(
+            "Tokens out",
+            Unit.TOKENS_PER_SECOND,
+            (
+                Query(
+                    f"sum by (stage) (rate(vllm:generation_tokens_total{{{_OF}}}{_RATE}))",
+                    "{{stage}}",
+                ),
+            ),
+            "Nothing with requests running is a hang: the watchdog's page.",
+            width=6,
+            stacked=True,
+        ),
+        lines(
+            "Prefix cache hits",
+            Unit.RATIO,
+            (
+                Query(
+                    f"sum by (stage) (rate(vllm:prefix_cache_hits_total{{{_OF}}}{_RATE}))"
+                    f" / (sum by (stage) (rate(vllm:prefix_cache_queries_total{{{_OF}}}{_RATE})) > 0)",
+                    "{{stage}}",
+                ),
+            ),
+            "Low where prompts begin alike: the gateway sends a client's requests to any replica.",
+            width=6,
+            maximum=1,
+            empty=_QUIET,
+        ),
+        lines(
+            "Requests that ended, by how",
+            Unit.REQUESTS_PER_SECOND,
+            (
+                Query(
+                    f"sum by (finished_reason) (rate(vllm:request_success_total{{{_OF}}}{_RATE}))",
+                    "{{finished_reason}}",
+                ),
+            ),
+            "abort: clients went away, often because they waited too long. length: cut off.",
+            width=6,
+            stacked=True,
+        ),
+    ),
+)
+
+ERRORS = Row(
+    "What went wrong",
+    (
+        lines(
+            "Answers that are not 2xx",
+            Unit.REQUESTS_PER_SECOND,
+            (
+                Query(
+                    f'sum by (stage, status) (rate(http_requests_total{{{_ASKED},status!="2xx"}}{_RATE}))',
+                    "{{stage}} {{status}}",
+                ),
+            ),
+            "4xx are the clients' mistakes; 5xx are ours: read the unit's journal.",
+            width=8,
+            height=7,
+            empty="every answer was 2xx",
+        ),
+        lines(
+            "Server errors, of all answers",
+            Unit.RATIO,
+            (
+                Query(
+                    f'(sum(rate(http_requests_total{{{_ASKED},status="5xx"}}{_RATE})) or vector(0))'
+                    f" / (sum(rate(http_requests_total{{{_ASKED}}}{_RATE})) > 0)",
+                    "errors",
+                ),
+                Query('max(model:objective_error_ratio{model="$model"})', "promised", limit=True),
+            ),
+            "Above the dashed line a promise is broken.",
+            width=8,
+            height=7,
+            empty=_QUIET,
+        ),
+        lines(
+            "Restarts",
+            Unit.COUNT,
+            (
+                Query(
+                    f"max by (stage) ({_of_this(_RESTARTS.format('stage'))})",
+                    "{{stage}}, by systemd",
+                ),
+                Query(
+                    f"max by (stage) ({_of_this(_RESTARTS.format('watchdog'))})",
+                    "{{stage}}, by the watchdog",
+                ),
+            ),
+            "Again and again is a restart loop: its journal has the same last lines each time.",
+            width=8,
+            height=7,
+        ),
+    ),
+)
+
+GATEWAY = Row(
+    "At the gateway",
+    (
+        lines(
+            "Answers, by class",
+            Unit.REQUESTS_PER_SECOND,
+            (
+                Query(
+                    f'sum by (code) (rate(haproxy_backend_http_responses_total{{proxy="$model"}}{_RATE}))',
+                    "{{code}}",
+                ),
+            ),
+            "5xx of which the servers know nothing are the gateway's own: its log has why.",
+            width=8,
+            height=7,
+            stacked=True,
+            empty=_NO_GATEWAY,
+        ),
+        lines(
+            "Requests, by server",
+            Unit.COUNT,
+            (
+                Query(
+                    'sum by (server) (haproxy_server_current_sessions{proxy="$model"})',
+                    "{{server}}",
+                ),
+                Query('sum(haproxy_backend_current_queue{proxy="$model"})', "waiting for any"),
+            ),
+            "Waiting: all servers have as many as they may. Add a replica.",
+            width=8,
+            height=7,
+            empty=_NO_GATEWAY,
+        ),
+        lines(
+            "Servers that get requests",
+            Unit.COUNT,
+            (
+                Query(
+                    'min by (instance) (haproxy_backend_active_servers{proxy="$model"})',
+                    "{{instance}}",
+                ),
+            ),
+            "Fewer than replicas: drained by somebody, or down for the gateway.",
+            width=8,
+            height=7,
+            empty=_NO_GATEWAY,
+        ),
+    ),
+)
+
+SHAPE = Row(
+    "What it is asked",
+    (
+        heatmap(
+            "Time to the first token",
+            Unit.SECONDS,
+            f"sum by (le) (increase(vllm:time_to_first_token_seconds_bucket{{{_OF}}}{_RATE}))",
+            "Two bands are two kinds of requests, or one slow replica.",
+            width=8,
+        ),
+        heatmap(
+            "Lengths of prompts",
+            Unit.COUNT,
+            f"sum by (le) (increase(vllm:request_prompt_tokens_bucket{{{_OF}}}{_RATE}))",
+            "Longer than it was: first tokens take longer, and fewer requests fit.",
+            width=8,
+        ),
+        heatmap(
+            "Tokens generated for a request",
+            Unit.COUNT,
+            f"sum by (le) (increase(vllm:request_generation_tokens_bucket{{{_OF}}}{_RATE}))",
+            "Longer than it was: whole requests take longer, and the KV cache fills.",
+            width=8,
+        ),
+    ),
+)
+
+REPLICAS = Row(
+    "Its replicas",
+    (
+        Panel(
+            Kind.TABLE,
+            "Every replica",
+            Unit.COUNT,
+            (
+                Query(f'min by (stage) (up{{job="vllm",{_OF}}})'),
+                Query(f"sum by (stage) (vllm:num_requests_running{{{_OF}}})"),
+                Query(f"sum by (stage) (vllm:num_requests_waiting{{{_OF}}})"),
+                Query(f"max by (stage) (vllm:kv_cache_usage_perc{{{_OF}}})"),
+                Query(_quantile(0.99, "vllm:time_to_first_token_seconds", "stage")),
+                Query(_quantile(0.99, "vllm:inter_token_latency_seconds", "stage")),
+                Query(f"sum by (stage) (rate(vllm:generation_tokens_total{{{_OF}}}{_RATE}))"),
+                Query(f"max by (stage) ({_of_this(_STALLED)})"),
+            ),
+            "One that differs from the others is the one to look at.",
+            24,
+            6,
+            columns=(
+                Column("Stage", label="stage"),
+                Column("Answers", query=0, shown=UP),
+                Column("Running", query=1),
+                Column("Waiting", query=2),
+                Column("KV cache", query=3, unit=Unit.RATIO, steps=KV_STEPS),
+                Column("First token, p99", query=4, unit=Unit.SECONDS),
+                Column("Between tokens, p99", query=5, unit=Unit.SECONDS),
+                Column("Tokens out", query=6, unit=Unit.TOKENS_PER_SECOND),
+                Column("Stalled", query=7, shown=YES_IS_BAD),
+            ),
+        ),
+    ),
+)
+
+DASHBOARD = Dashboard(
+    uid="gpufleet-model",
+    title="gpufleet: model",
+    question="Does a model keep its promises, and if not, why?",
+    variables=(MODEL, STAGE),
+    rows=(NOW, FELT, LOAD, THROUGHPUT, ERRORS, GATEWAY, REPLICAS, SHAPE),
+)

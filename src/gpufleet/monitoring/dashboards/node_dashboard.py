@@ -1,0 +1,293 @@
+"""One node: what it is, what it runs, and what it is short of. Pure."""
+
+from __future__ import annotations
+
+from gpufleet.monitoring.dashboards.common import (
+    ANY_IS_BAD,
+    ANY_IS_TO_LOOK_AT,
+    DEPLOYS,
+    NODE,
+    UP,
+    YES_IS_BAD,
+    YES_IS_TO_LOOK_AT,
+    YES_STANDS_OUT,
+    lines,
+    stat,
+    timeline,
+)
+from gpufleet.monitoring.dashboards.panel import (
+    Colour,
+    Column,
+    Dashboard,
+    Kind,
+    Panel,
+    Query,
+    Row,
+    Step,
+    Unit,
+)
+
+_ON = 'instance="$instance"'
+_RATE = "[$__rate_interval]"
+_NEARLY_FULL = (Step(None, Colour.GOOD), Step(0.85, Colour.LOOK), Step(0.95, Colour.BAD))
+# What a filesystem is on; the rest is memory, or another machine's.
+_DISKS = f'{_ON},fstype=~"ext[234]|xfs|btrfs|zfs|f2fs|overlay"'
+_CARDS = f'{_ON},device!~"lo|veth.*|docker.*|br-.*"'
+
+NOW = Row(
+    "May it serve?",
+    (
+        stat(
+            "Answers",
+            f'min(up{{job="node",{_ON}}})',
+            "DOWN: is the node off, or only its exporter?",
+            unit=Unit.STATE,
+            shown=UP,
+        ),
+        stat(
+            "Findings that block",
+            f'sum(gpufleet_check_findings{{severity=~"block|unknown",{_ON}}})',
+            "Run `gpufleet check`: it says what to do about each.",
+            steps=ANY_IS_BAD,
+            empty="no check was recorded",
+        ),
+        stat(
+            "GPUs missing",
+            f'max(gpufleet_gpus{{state="expected",{_ON}}}) - max(gpufleet_gpus{{state="present",{_ON}}})',
+            "Run `gpufleet check`; a reboot brings it back, or nothing does.",
+            steps=ANY_IS_BAD,
+            empty="not a GPU node",
+        ),
+        stat(
+            "Driver parts differ",
+            f"max(gpufleet_driver_mismatch{{{_ON}}})",
+            "What is installed is not what runs: new processes fail. Reload or reboot.",
+            unit=Unit.STATE,
+            shown=YES_IS_BAD,
+            empty="no driver is loaded",
+        ),
+        stat(
+            "Not checked",
+            f"max(gpufleet_node_unchecked{{{_ON}}})",
+            "Its driver was touched and no check has passed since: its units do not start until a check has passed.",
+            unit=Unit.STATE,
+            shown=YES_IS_BAD,
+        ),
+        stat(
+            "Drift",
+            f'sum(gpufleet_drift_differences{{matters=~"now|next_boot",{_ON}}})',
+            "Run `gpufleet drift`, then deploy, or declare what is there.",
+            steps=ANY_IS_TO_LOOK_AT,
+            empty="no drift was recorded",
+        ),
+        stat(
+            "Reboot pending",
+            f"max(gpufleet_reboot_pending{{{_ON}}})",
+            "Plan it: what is installed is not what runs.",
+            unit=Unit.STATE,
+            shown=YES_IS_TO_LOOK_AT,
+        ),
+        stat(
+            "Up since",
+            f"1000 * max(node_boot_time_seconds{{{_ON}}})",
+            "A boot that nobody asked for is a crash: `journalctl -b -1 -e`.",
+            unit=Unit.AGO,
+        ),
+    ),
+)
+
+RUNS = Row(
+    "What it runs",
+    (
+        Panel(
+            Kind.TABLE,
+            "Versions",
+            Unit.COUNT,
+            (
+                Query(
+                    "max by (instance, kernel, driver_loaded, driver_disk, library, fabric_manager, "
+                    f"release, lock) (gpufleet_node_info{{{_ON}}})"
+                ),
+            ),
+            "Loaded, on the disk and library have to be one version.",
+            14,
+            4,
+            columns=(
+                Column("Kernel", label="kernel"),
+                Column("Driver, loaded", label="driver_loaded"),
+                Column("on the disk", label="driver_disk"),
+                Column("library", label="library"),
+                Column("Fabric manager", label="fabric_manager"),
+                Column("vLLM", label="release"),
+                Column("Lock", label="lock"),
+            ),
+        ),
+        Panel(
+            Kind.TABLE,
+            "Stages",
+            Unit.COUNT,
+            (
+                Query(f"max by (stage, model, release) (gpufleet_stage_info{{{_ON}}})"),
+                Query(f"max by (stage) (gpufleet_stage_active{{{_ON}}})"),
+                Query(f'min by (stage) (up{{job="vllm",{_ON}}})'),
+                Query(
+                    f"round(max by (stage) (increase(gpufleet_stage_restarts_total{{{_ON}}}[1h])))"
+                ),
+            ),
+            "A unit that is active and does not answer is starting, or hangs.",
+            10,
+            4,
+            columns=(
+                Column("Stage", label="stage"),
+                Column("Model", label="model", link="gpufleet-model"),
+                Column("Unit", query=1, shown=UP, width=80),
+                Column("Answers", query=2, shown=UP, width=80),
+                Column("Restarts, 1 h", query=3, steps=ANY_IS_TO_LOOK_AT, width=110),
+            ),
+            empty="no stage is here",
+        ),
+    ),
+)
+
+LOAD = Row(
+    "What it is short of",
+    (
+        lines(
+            "Processors",
+            Unit.RATIO,
+            (
+                Query(
+                    "sum by (mode) (rate(node_cpu_seconds_total"
+                    f'{{{_ON},mode!="idle"}}{_RATE}))'
+                    f' / scalar(count(node_cpu_seconds_total{{{_ON},mode="idle"}}))',
+                    "{{mode}}",
+                ),
+            ),
+            "iowait is waiting for disks. Much system time beside busy GPUs: look for a copy in the "
+            "way.",
+            maximum=1,
+            stacked=True,
+        ),
+        lines(
+            "Memory",
+            Unit.BYTES,
+            (
+                Query(
+                    f"max(node_memory_MemTotal_bytes{{{_ON}}}) - max(node_memory_MemAvailable_bytes{{{_ON}}})",
+                    "used",
+                ),
+                Query(f"max(node_memory_MemTotal_bytes{{{_ON}}})", "all there is", limit=True),
+            ),
+            "Near the dashed line the kernel begins to kill: look at the stage's `MemoryMax`.",
+        ),
+        lines(
+            "Time in which work waited for",
+            Unit.RATIO,
+            (
+                Query(
+                    f"max(rate(node_pressure_cpu_waiting_seconds_total{{{_ON}}}{_RATE}))",
+                    "processors",
+                ),
+                Query(
+                    f"max(rate(node_pressure_memory_waiting_seconds_total{{{_ON}}}{_RATE}))",
+                    "memory",
+                ),
+                Query(
+                    f"max(rate(node_pressure_io_waiting_seconds_total{{{_ON}}}{_RATE}))", "disks"
+                ),
+            ),
+            "What is above 10 % is what the node is short of.",
+            maximum=1,
+        ),
+        lines(
+            "Filesystems",
+            Unit.RATIO,
+            (
+                Query(
+                    f"1 - max by (mountpoint) (node_filesystem_avail_bytes{{{_DISKS}}})"
+                    f" / max by (mountpoint) (node_filesystem_size_bytes{{{_DISKS}}})",
+                    "{{mountpoint}}",
+                ),
+            ),
+            "A full disk stops deploys and downloads; old releases and model files are the first to go.",
+            steps=_NEARLY_FULL,
+            maximum=1,
+        ),
+        lines(
+            "Disks",
+            Unit.BYTES_PER_SECOND,
+            (
+                Query(
+                    f"sum by (device) (rate(node_disk_read_bytes_total{{{_ON}}}{_RATE}))",
+                    "{{device}} read",
+                ),
+                Query(
+                    f"sum by (device) (rate(node_disk_written_bytes_total{{{_ON}}}{_RATE}))",
+                    "{{device}} written",
+                ),
+            ),
+            "Reading is at its height while a model is loaded.",
+        ),
+        lines(
+            "Network",
+            Unit.BYTES_PER_SECOND,
+            (
+                Query(
+                    f"sum by (device) (rate(node_network_receive_bytes_total{{{_CARDS}}}{_RATE}))",
+                    "{{device}} in",
+                ),
+                Query(
+                    f"sum by (device) (rate(node_network_transmit_bytes_total{{{_CARDS}}}{_RATE}))",
+                    "{{device}} out",
+                ),
+            ),
+            "Between the nodes of a replica: compare with what the cards can.",
+        ),
+    ),
+)
+
+HEALTH = Row(
+    "What may go wrong next",
+    (
+        lines(
+            "Clock, off by",
+            Unit.SECONDS,
+            (Query(f"max(node_timex_offset_seconds{{{_ON}}})", "offset"),),
+            "More than 50 ms: logs of nodes cannot be compared. Is chrony running?",
+            width=6,
+            height=7,
+            minimum=None,
+        ),
+        lines(
+            "Killed for lack of memory",
+            Unit.COUNT,
+            (Query(f"max(increase(node_vmstat_oom_kill{{{_ON}}}[10m]))", "processes"),),
+            "`journalctl -k` says which, and which cgroup was full.",
+            width=6,
+            height=7,
+        ),
+        timeline(
+            "Units that failed",
+            (
+                Query(
+                    f'max by (name) (node_systemd_unit_state{{{_ON},state="failed"}})',
+                    "{{name}}",
+                ),
+            ),
+            "`systemctl status` and the unit's journal.",
+            shown=YES_STANDS_OUT,
+            width=12,
+            height=7,
+            empty="the node exporter's collector systemd is off",
+        ),
+    ),
+)
+
+DASHBOARD = Dashboard(
+    uid="gpufleet-node",
+    title="gpufleet: node",
+    question="May this node serve, what does it run, and what is it short of?",
+    variables=(NODE,),
+    marks=(DEPLOYS,),
+    rows=(NOW, RUNS, LOAD, HEALTH),
+)

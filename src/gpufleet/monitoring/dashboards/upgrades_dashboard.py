@@ -1,0 +1,206 @@
+"""Which versions ran when, and what changing them cost. Pure."""
+
+from __future__ import annotations
+
+from gpufleet.monitoring.dashboards.common import (
+    DEPLOYS,
+    EVERY_NODE,
+    YES_STANDS_OUT,
+    lines,
+    timeline,
+)
+from gpufleet.monitoring.dashboards.panel import (
+    Colour,
+    Column,
+    Dashboard,
+    Kind,
+    Panel,
+    Query,
+    Row,
+    Shown,
+    Unit,
+)
+
+_ON = 'instance=~"$instance"'
+_RATE = "[$__rate_interval]"
+
+
+def _versions(title: str, label: str, what_to_do: str, info: str = "gpufleet_node_info") -> Panel:
+    """Return a band for each version that each node had."""
+    return timeline(
+        title,
+        (
+            Query(
+                f'max by (instance, {label}) ({info}{{{_ON},{label}!=""}})',
+                f"{{{{instance}}}}  {{{{{label}}}}}",
+            ),
+        ),
+        what_to_do,
+        height=6,
+        empty="no node says it",
+    )
+
+
+RAN = Row(
+    "Which versions ran when",
+    (
+        _versions(
+            "Driver, loaded",
+            "driver_loaded",
+            "A band that ends where another begins is an upgrade. A gap: the node, or its driver, was "
+            "gone.",
+        ),
+        timeline(
+            "vLLM, by stage",
+            (
+                Query(
+                    f"max by (instance, stage, release) (gpufleet_stage_info{{{_ON}}})",
+                    "{{instance}}  {{stage}}  {{release}}",
+                ),
+            ),
+            "Two releases of one model side by side: a roll-out is on its way, or has stopped.",
+            height=6,
+            empty="no node has a stage",
+        ),
+        _versions("Kernel", "kernel", "A new kernel needs the driver's module built for it."),
+        _versions("Lock", "lock", "Nodes of one group have one lock; two are a group half done."),
+    ),
+)
+
+FORCE = Row(
+    "Is it in force?",
+    (
+        timeline(
+            "Driver parts that differ",
+            (
+                Query(
+                    f"max by (instance, part) (gpufleet_driver_mismatch{{{_ON}}})",
+                    "{{instance}}  {{part}}",
+                ),
+            ),
+            "Red between installing and reload is expected, minutes long; longer is an upgrade that "
+            "stopped.",
+            shown=YES_STANDS_OUT,
+            width=8,
+            height=6,
+            empty="no driver is loaded",
+        ),
+        timeline(
+            "Reboot pending",
+            (
+                Query(
+                    f"max by (instance, reason) (gpufleet_reboot_pending{{{_ON}}})",
+                    "{{instance}}  {{reason}}",
+                ),
+            ),
+            "Plan it, or let the next driver upgrade do it.",
+            shown=(Shown(0, " ", Colour.QUIET), Shown(1, "yes", Colour.LOOK)),
+            width=8,
+            height=6,
+        ),
+        timeline(
+            "Not checked since its driver",
+            (Query(f"max by (instance) (gpufleet_node_unchecked{{{_ON}}})", "{{instance}}"),),
+            "Nothing starts there until a check has passed: `pyinfra INVENTORY deploys/check.py`.",
+            shown=YES_STANDS_OUT,
+            width=8,
+            height=6,
+        ),
+    ),
+)
+
+COST = Row(
+    "What it cost",
+    (
+        lines(
+            "Stages running",
+            Unit.COUNT,
+            (Query(f"sum by (instance) (gpufleet_stage_active{{{_ON}}})", "{{instance}}"),),
+            "A step down that does not come back is a stage that did not start again.",
+            width=8,
+            stacked=True,
+            empty="no node has a stage",
+        ),
+        lines(
+            "Tokens generated",
+            Unit.TOKENS_PER_SECOND,
+            (
+                Query(
+                    f"sum by (model) (rate(vllm:generation_tokens_total{{{_ON}}}{_RATE}))",
+                    "{{model}}",
+                ),
+            ),
+            "The dent is what clients lost.",
+            width=8,
+            stacked=True,
+            empty="no model is served",
+        ),
+        lines(
+            "Restarts, 10 min",
+            Unit.COUNT,
+            (
+                Query(
+                    f"max by (instance, stage) (increase(gpufleet_stage_restarts_total{{{_ON}}}[10m]))",
+                    "{{instance}} {{stage}}",
+                ),
+                Query(
+                    f"max by (instance, stage) (increase(gpufleet_watchdog_restarts_total{{{_ON}}}[10m]))",
+                    "{{instance}} {{stage}}, watchdog",
+                ),
+            ),
+            "After an upgrade none are expected: the new release does not hold.",
+            width=8,
+            empty="no node has a stage",
+        ),
+    ),
+)
+
+DONE = Row(
+    "What was done",
+    (
+        Panel(
+            Kind.TABLE,
+            "Last deploys and checks",
+            Unit.AGO,
+            (
+                Query(
+                    f'1000 * max by (instance) (gpufleet_deploy_timestamp_seconds{{{_ON},deploy="node"}})'
+                ),
+                Query(
+                    f'1000 * max by (instance) (gpufleet_deploy_timestamp_seconds{{{_ON},deploy="vllm"}})'
+                ),
+                Query(f"1000 * max by (instance) (gpufleet_check_timestamp_seconds{{{_ON}}})"),
+                Query(f"1000 * max by (instance) (gpufleet_drift_timestamp_seconds{{{_ON}}})"),
+            ),
+            "A check older than the last deploy says nothing about what it did.",
+            14,
+            6,
+            columns=(
+                Column("Node", label="instance", link="gpufleet-node"),
+                Column("deploys/node.py", query=0, unit=Unit.AGO),
+                Column("deploys/vllm.py", query=1, unit=Unit.AGO),
+                Column("Checked", query=2, unit=Unit.AGO),
+                Column("Drift compared", query=3, unit=Unit.AGO),
+            ),
+            empty="no deploy was recorded",
+        ),
+        lines(
+            "Silences",
+            Unit.COUNT,
+            (Query("max by (state) (alertmanager_silences)", "{{state}}"),),
+            "An upgrade opens one for its nodes and closes it; one that stays hides what follows.",
+            width=10,
+            height=6,
+        ),
+    ),
+)
+
+DASHBOARD = Dashboard(
+    uid="gpufleet-upgrades",
+    title="gpufleet: upgrades",
+    question="Which versions ran when, was it finished, and what did it cost?",
+    variables=(EVERY_NODE,),
+    marks=(DEPLOYS,),
+    rows=(RAN, FORCE, COST, DONE),
+    hours=24,
+)

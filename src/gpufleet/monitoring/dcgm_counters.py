@@ -1,0 +1,34 @@
+"""The file that tells DCGM's exporter what to serve, written from the list of metrics. Pure."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable
+
+from gpufleet.monitoring.metrics import dcgm_metrics
+from gpufleet.monitoring.metrics.metric import Job, Metric
+
+# Fields of DCGM's profiling module, numbers 1001 and up (dcgm_fields.h).
+_PROFILING = "DCGM_FI_PROF_"
+_HEAD = (
+    "# Written by gpufleet; the next deploy overwrites what is changed here.\n"
+    "# DCGM field, type of the metric, help text\n"
+)
+
+
+def counters(*, profiling: bool, metrics: Iterable[Metric] = dcgm_metrics.METRICS) -> bytes:
+    """
+    Return the counters file of a node.
+
+    Fields that a board lacks have no series and do no harm. A profiling field that may not be read
+    does: the exporter then watches no field of any GPU, and goes on without a series (dcgm-exporter
+    4.8.2, startDeviceWatchListManager in pkg/cmd/app.go). So they are in it with `profiling` alone.
+    """
+    text = io.StringIO(_HEAD)
+    text.seek(0, io.SEEK_END)
+    rows = csv.writer(text, lineterminator="\n")
+    for metric in metrics:
+        if metric.job is Job.DCGM and (profiling or not metric.name.startswith(_PROFILING)):
+            rows.writerow((metric.name, metric.type, metric.help))
+    return text.getvalue().encode()

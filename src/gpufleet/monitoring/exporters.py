@@ -1,0 +1,226 @@
+"""
+How the exporters of a node are reached: over TLS, with a password.  Reads what settings name.
+
+A node gets a web configuration as Prometheus' exporters take it (github.com/prometheus/
+exporter-toolkit, docs/web-configuration.md), its own certificate and key, and a hash of the
+password; units load them as credentials. Everything is read and judged here, before a node is
+touched: an exporter that dies of its certificate is noticed by nobody but the alerts that it feeds.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import hashlib
+from collections.abc import Mapping
+from dataclasses import field
+from functools import cache
+from pathlib import Path
+
+import bcrypt
+import yaml
+
+from gpufleet.converge.desired import Directory, File, NoOtherFiles, Value
+from gpufleet.errors import FleetError
+from gpufleet.quick_dataclass import dataclass
+from gpufleet.settings.monitoring_settings import BasicAuth, Exporters
+
+WEB_CONFIG = "web-config.yml"
+CERTIFICATE = "certificate.pem"
+KEY = "key.pem"
+# bcrypt's cost: 2^10 rounds, some 50 ms of one core. An exporter asks once for each new password
+# and remembers; more would be felt at every start of a fleet's deploy.
+COST = 10
+# bcrypt takes no more of a password.
+LONGEST_PASSWORD = 72
+
+_STANDARD = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+_BCRYPT = b"./ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+
+
+@dataclass(frozen=True)
+class Access:
+    """
+    How one node's exporters are reached.
+
+    Attributes:
+        credentials: what their units load, by name; empty: plain HTTP for whoever reaches them.
+        listen: the address that they bind; "": all.
+        username, password: who may ask; None: anybody.
+        certificate_sha256: of the certificate that they show; None: they speak plain HTTP.
+        remarks: what an operator may want to know.
+    """
+
+    credentials: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    listen: str = ""
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    certificate_sha256: str | None = None
+    remarks: tuple[str, ...] = ()
+
+    def files(self, directory: str) -> tuple[Value, ...]:
+        """Return the credentials as files of root's, below a directory of root's own."""
+        if not self.credentials:
+            return ()
+        return (
+            Directory(directory, mode=0o700),
+            *(
+                File(f"{directory}/{name}", content, mode=0o600, secret=True)
+                for name, content in self.credentials.items()
+            ),
+        )
+
+    def only_these(self, directory: str) -> tuple[Value, ...]:
+        """Return that no other credentials lie there, for when nothing runs with them any more."""
+        return (*self.files(directory), NoOtherFiles(f"{directory}/*"))
+
+    def started_with(self) -> dict[str, str]:
+        """Return the hashes of the credentials: another one means a restart."""
+        return {
+            f"credential {name}": hashlib.sha256(content).hexdigest()
+            for name, content in self.credentials.items()
+        }
+
+    def address(self, port: int) -> str:
+        """
+        Return what an exporter listens on, as its flag has it.
+
+        >>> Access(listen="192.0.2.7").address(9100)
+        '192.0.2.7:9100'
+        """
+        return f"{_bracketed(self.listen)}:{port}"
+
+    def url(self, port: int) -> str:
+        """Return the address of an exporter's metrics as the node itself reaches them."""
+        scheme = "https" if self.certificate_sha256 else "http"
+        return f"{scheme}://{_bracketed(self.listen or '127.0.0.1')}:{port}/metrics"
+
+
+def access(exporters: Exporters, node: str, address: str, *, now: dt.datetime) -> Access:
+    """
+    Return how the exporters of `node` are reached.
+
+    `address` is what Prometheus asks the node at. Raises `FleetError` with everything that is wrong
+    with the files that settings name, each with its key.
+    """
+    problems: list[str] = []
+    credentials: dict[str, bytes] = {}
+    config: dict[str, object] = {}
+    remarks: list[str] = []
+    username = password = shown = None
+    if (tls := exporters.tls) is not None:
+        from gpufleet.monitoring import exporter_certificates
+
+        read = {
+            key: _read(f"exporters.tls.{key}", named(path, node), problems)
+            for key, path in (
+                ("certificate_file", tls.certificate_file),
+                ("key_file", tls.key_file),
+                ("ca_file", tls.ca_file),
+            )
+            if path is not None
+        }
+        if len(read) == sum(content is not None for content in read.values()):
+            certificate, key = read["certificate_file"] or b"", read["key_file"] or b""
+            files = exporter_certificates.Named(
+                (named(tls.certificate_file, node), certificate),
+                (named(tls.key_file, node), key),
+                (named(tls.ca_file, node), read["ca_file"] or b"") if tls.ca_file else None,
+            )
+            found = exporter_certificates.judged(files, now)
+            problems += found
+            if not found:
+                shown = exporter_certificates.fingerprint(files)
+                remarks += exporter_certificates.remarks(files, address, now)
+            credentials |= {CERTIFICATE: certificate, KEY: key}
+            config["tls_server_config"] = {
+                "cert_file": CERTIFICATE,
+                "key_file": KEY,
+                "min_version": "TLS12",
+            }
+    if (basic := exporters.basic_auth) is not None:
+        password, wrong = _password(basic, node)
+        if wrong:
+            problems.append(wrong)
+        else:
+            username = basic.username
+            config["basic_auth_users"] = {username: hashed(password, username, node)}
+            if tls is None:
+                remarks.append(
+                    "exporters.basic_auth is set without exporters.tls: Prometheus sends the "
+                    "password in plain text with every scrape; set `tls`, too"
+                )
+    if problems:
+        raise FleetError(*problems)
+    if config:
+        head = f"# Written by gpufleet for the exporters of {node}.\n"
+        credentials[WEB_CONFIG] = (head + yaml.safe_dump(config, sort_keys=True)).encode()
+    return Access(
+        credentials=dict(sorted(credentials.items())),
+        listen=str(exporters.listen or ""),
+        username=username,
+        password=password or None,
+        certificate_sha256=shown,
+        remarks=tuple(remarks),
+    )
+
+
+def named(path: str, node: str) -> str:
+    """
+    Return a file's name for one node.
+
+    >>> named("secrets/tls/{node}.pem", "gpu-01")
+    'secrets/tls/gpu-01.pem'
+    """
+    return path.replace("{node}", node)
+
+
+@cache
+def hashed(password: str, username: str, node: str) -> str:
+    """
+    Return the bcrypt hash of a password, always the same one for a user on a node.
+
+    The salt comes from both names, and from nothing secret: it stands in the hash for everybody to
+    read, and one that came from the password would let guesses be tried without bcrypt's cost.
+    """
+    names = f"gpufleet exporters\0{node}\0{username}".encode()
+    digest = hashlib.sha256(names).digest()[:16]
+    # bcrypt's own alphabet for the same bits (openbsd: lib/libc/crypt/bcrypt.c).
+    salt = base64.b64encode(digest).rstrip(b"=").translate(bytes.maketrans(_STANDARD, _BCRYPT))
+    return bcrypt.hashpw(password.encode(), b"$2b$%02d$" % COST + salt).decode()
+
+
+def _password(basic: BasicAuth, node: str) -> tuple[str, str | None]:
+    """Return the password and "", or a sentence why there is none."""
+    key, path = "exporters.basic_auth.password_file", named(basic.password_file, node)
+    wrong: list[str] = []
+    content = _read(key, path, wrong)
+    if content is None:
+        return "", wrong[0]
+    try:
+        password = content.decode().strip()
+    except UnicodeDecodeError:
+        return "", f"{key}: {path} is not text: put the password into it, one line"
+    if not password:
+        return "", f"{key}: {path} is empty: put the password into it"
+    if any(character.isspace() or character == "\0" for character in password):
+        return "", f"{key}: {path} has more than a password in it: one line, without spaces"
+    if len(password.encode()) > LONGEST_PASSWORD:
+        return "", (
+            f"{key}: {path} has a password of more than {LONGEST_PASSWORD} bytes, of which bcrypt "
+            "would see the first alone: `openssl rand -hex 32` makes one that fits"
+        )
+    return password, None
+
+
+def _read(key: str, path: str, problems: list[str]) -> bytes | None:
+    try:
+        return Path(path).read_bytes()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        problems.append(f"{key}: {path} cannot be read ({reason})")
+        return None
+
+
+def _bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address

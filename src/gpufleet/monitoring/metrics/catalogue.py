@@ -1,0 +1,50 @@
+"""Every metric that rules, dashboards and gates may name. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from gpufleet.monitoring.metrics import (
+    dcgm_metrics,
+    gateway_metrics,
+    node_metrics,
+    vllm_metrics,
+)
+from gpufleet.monitoring.metrics import (
+    gpufleet_metrics as own_metrics,
+)
+from gpufleet.monitoring.metrics import (
+    prometheus_metrics as server_metrics,
+)
+from gpufleet.monitoring.metrics.metric import Metric
+
+LISTS: tuple[tuple[Metric, ...], ...] = (
+    node_metrics.METRICS,
+    own_metrics.METRICS,
+    dcgm_metrics.METRICS,
+    vllm_metrics.METRICS,
+    gateway_metrics.METRICS,
+    server_metrics.METRICS,
+)
+
+
+def joined(*lists: tuple[Metric, ...]) -> dict[str, Metric]:
+    """
+    Return {name: metric} of lists that share no name.
+
+    `up` and its kin, which every target has, belong to nobody's list but server_metrics'. Raises
+    ValueError for a name in two places: one of them would say something else than the other.
+    """
+    found: dict[str, Metric] = {}
+    for metric in (metric for metrics in lists for metric in metrics):
+        if metric.name in found:
+            raise ValueError(f"{metric.name} is listed twice in gpufleet/monitoring/metrics/")
+        found[metric.name] = metric
+    return found
+
+
+METRICS: Mapping[str, Metric] = MappingProxyType(joined(*LISTS))
+SERIES: Mapping[str, Metric] = MappingProxyType(
+    {series: metric for metric in METRICS.values() for series in metric.series}
+)

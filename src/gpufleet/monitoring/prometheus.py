@@ -1,0 +1,340 @@
+"""What Prometheus scrapes: targets by job, out of the inventory and the plan; its configuration.
+
+Targets lie in files that Prometheus reads again whenever they change (file_sd), so a node that
+comes or goes needs no reload. What exporters want of those who read them (TLS, a password) is
+configuration: nodes that want the same are in one scrape configuration, and have one file.
+
+Pure: values in, text out. `instance` is the node's name, whatever its address.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import field
+from typing import Any, Protocol, TypeAlias
+
+import yaml
+
+from gpufleet.monitoring.exporters import named
+from gpufleet.monitoring.metrics.metric import Job
+from gpufleet.planning.stage import Running, Stage
+from gpufleet.quick_dataclass import dataclass
+from gpufleet.settings.monitoring_settings import BasicAuth, Exporters, Monitoring, Tls
+from gpufleet.settings.node_settings import NodeSettings
+
+Target: TypeAlias = dict[str, Any]
+"""One entry of a file_sd file: {"targets": ["192.0.2.21:9100"], "labels": {"instance": ...}}."""
+
+MARK = "# Written by gpufleet; the next run overwrites what is changed here.\n"
+
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_ANY = ("0.0.0.0", "::", "")  # noqa: S104  # addresses that are read, not bound
+# prometheus.io/docs, scrape_timeout: 10 s unless said, and never above the interval.
+_MOST_SECONDS = 10
+
+
+class Watched(Protocol):
+    """What the inventory says of a node, as `nodevars.NodeVars` has it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def settings(self) -> NodeSettings: ...
+
+
+@dataclass(frozen=True, order=True)
+class Server:
+    """A vLLM server that completes prompts: part of a stage."""
+
+    node: str
+    stage: str
+    """The replica's id, as in its unit's name: `tiny-0`."""
+    number: int
+    """From 1; 0: the only one of its stage on the node."""
+    model: str
+    """Its entry in `serving`."""
+    port: int
+
+
+@dataclass(frozen=True, order=True)
+class Access:
+    """What a target wants of those who read it. Files are this machine's; empty: not wanted."""
+
+    tls: bool = False
+    ca_file: str = ""
+    username: str = ""
+    password_file: str = ""
+
+
+@dataclass(frozen=True)
+class Scrape:
+    """One scrape configuration, and the targets in its file."""
+
+    name: str
+    """`node`, `node-tls-auth`: of the configuration and of its file."""
+    job: Job
+    access: Access
+    targets: tuple[Target, ...] = field(hash=False)
+
+    @property
+    def file(self) -> str:
+        """Its targets' file, from the configuration's directory."""
+        return f"targets/{self.name}.json"
+
+    @property
+    def content(self) -> str:
+        """What lies in it."""
+        return json.dumps(list(self.targets), indent=1) + "\n"
+
+    @property
+    def secrets(self) -> Iterator[tuple[str, str]]:
+        """Pairs of (file beside the configuration, file of this machine that it is made of)."""
+        if self.access.password_file:
+            yield f"credentials/{self.name}.password", self.access.password_file
+        if self.access.ca_file:
+            yield f"credentials/{self.name}.ca.pem", self.access.ca_file
+
+
+# Servers of vLLM
+
+
+def planned(stages: Iterable[Stage]) -> tuple[Server, ...]:
+    """Return the servers of a plan's stages."""
+    return _servers((each.node, each.id, each.model, each.servers) for each in stages)
+
+
+def running(found: Iterable[Running]) -> tuple[Server, ...]:
+    """Return the servers of stages that have units on nodes."""
+    return _servers((each.node, each.id, each.model, each.servers) for each in found)
+
+
+def _servers(found: Iterable[tuple[str, str, str, tuple[int, ...]]]) -> tuple[Server, ...]:
+    return tuple(
+        sorted(
+            Server(node, stage, number if len(ports) > 1 else 0, model, port)
+            for node, stage, model, ports in found
+            for number, port in enumerate(ports, start=1)
+        )
+    )
+
+
+def unreachable(nodes: Mapping[str, Watched], servers: Iterable[Server], home: str) -> list[str]:
+    """Say which servers `home` cannot scrape, because they listen on their own node alone."""
+    alone = {each.node for each in servers if each.node != home} & {
+        name for name, each in nodes.items() if _vllm_listens(each) in _LOOPBACK
+    }
+    return [
+        f"{name}: `vllm.listen` is {_vllm_listens(nodes[name])}, which no other machine reaches: its "
+        "vLLM servers are not watched"
+        for name in sorted(alone)
+    ]
+
+
+# Targets
+
+
+def scrapes(
+    nodes: Mapping[str, Watched], servers: Iterable[Server] = (), home: str = ""
+) -> tuple[Scrape, ...]:
+    """
+    Return everything that the Prometheus on node `home` scrapes; "": one that is not ours.
+
+    A job without targets has its (empty) file all the same, so that its first one needs no reload.
+    """
+    found: list[Scrape] = []
+    ports_of = {
+        Job.NODE: {name: each.settings.node_exporter.port for name, each in nodes.items()},
+        Job.DCGM: {
+            name: each.settings.dcgm.port
+            for name, each in nodes.items()
+            if each.settings.gpu_node and each.settings.dcgm and each.settings.dcgm.exporter_version
+        },
+    }
+    for job, ports in ports_of.items():
+        by_access: dict[Access, list[Target]] = {Access(): []} if not ports else {}
+        for name, port in sorted(ports.items()):
+            exporters = nodes[name].settings.exporters
+            access = _access(exporters, name)
+            host = str(exporters.listen or nodes[name].address)
+            target = _target(job, host, port, name)
+            by_access.setdefault(access, []).append(target)
+        found += _named(job, by_access)
+    ours = [(_monitor(nodes, home, job), job) for job in (Job.PROMETHEUS, Job.ALERTMANAGER)]
+    vllm = tuple(_of_servers(nodes, servers, home))
+    found.append(Scrape(str(Job.VLLM), Job.VLLM, Access(), vllm))
+    gateways = tuple(
+        _target(Job.GATEWAY, str(each.settings.exporters.listen or each.address), port, name)
+        for name, each in sorted(nodes.items())
+        if each.settings.gateway and (port := each.settings.gateway.metrics_port)
+    )
+    found.append(Scrape(str(Job.GATEWAY), Job.GATEWAY, Access(), gateways))
+    found += [Scrape(str(job), job, Access(), tuple(each)) for each, job in ours]
+    return tuple(found)
+
+
+def kept(
+    wanted: Iterable[Scrape], before: Mapping[str, Iterable[Target]], silent: Collection[str]
+) -> tuple[Scrape, ...]:
+    """
+    Return `wanted` with the last known vLLM servers of nodes that did not answer.
+
+    `before` has what the files say now: what cannot be asked is not known to have gone, and a
+    server that is down must go on being seen to be down.
+    """
+    return tuple(
+        Scrape(
+            each.name,
+            each.job,
+            each.access,
+            (
+                *each.targets,
+                *(
+                    target
+                    for target in before.get(each.file, ())
+                    if target.get("labels", {}).get("instance") in silent
+                ),
+            ),
+        )
+        if each.job is Job.VLLM
+        else each
+        for each in wanted
+    )
+
+
+def targets(wanted: Iterable[Scrape]) -> dict[str, list[Target]]:
+    """Return {name of the scrape configuration: its file_sd list}; a job's own name is one."""
+    return {each.name: list(each.targets) for each in wanted}
+
+
+def _access(exporters: Exporters, node: str) -> Access:
+    tls: Tls | None = exporters.tls
+    auth: BasicAuth | None = exporters.basic_auth
+    return Access(
+        tls=tls is not None,
+        ca_file=named(tls.ca_file, node) if tls and tls.ca_file else "",
+        username=auth.username if auth else "",
+        password_file=named(auth.password_file, node) if auth else "",
+    )
+
+
+def _named(job: Job, by_access: Mapping[Access, list[Target]]) -> Iterator[Scrape]:
+    """Name scrape configurations after what they do; several of a kind are numbered."""
+    seen: dict[str, int] = {}
+    for access, found in sorted(by_access.items()):
+        parts = [str(job), *(["tls"] if access.tls else []), *(["auth"] if access.username else [])]
+        name = "-".join(parts)
+        seen[name] = seen.get(name, 0) + 1
+        numbered = name if seen[name] == 1 else f"{name}-{seen[name]}"
+        yield Scrape(numbered, job, access, tuple(found))
+
+
+def _of_servers(
+    nodes: Mapping[str, Watched], servers: Iterable[Server], home: str
+) -> Iterator[Target]:
+    for each in servers:
+        node = nodes.get(each.node)
+        address = reached(node, here=each.node == home) if node else None
+        if address is None:
+            continue
+        labels = {"stage": each.stage, "model": each.model}
+        if each.number:
+            labels["server"] = str(each.number)
+        yield _target(Job.VLLM, address, each.port, each.node, **labels)
+
+
+def reached(node: Watched, *, here: bool) -> str | None:
+    """Return the address of a node's vLLM servers, `here` on it or elsewhere; None: there is none."""
+    listens = _vllm_listens(node)
+    if listens in _LOOPBACK:
+        return listens if here else None
+    return node.address if listens in _ANY else listens
+
+
+def _vllm_listens(node: Watched) -> str:
+    return node.settings.vllm.listen if node.settings.vllm else ""
+
+
+def _monitor(nodes: Mapping[str, Watched], home: str, job: Job) -> Iterator[Target]:
+    """Yield the servers of monitoring nodes: our own, and others' that can be reached."""
+    for name, node in sorted(nodes.items()):
+        monitoring = node.settings.monitoring
+        server = monitoring and (
+            monitoring.prometheus if job is Job.PROMETHEUS else monitoring.alertmanager
+        )
+        if not server or (name != home and server.listen in _LOOPBACK):
+            continue
+        address = local(server.listen) if name == home else node.address
+        if name != home and server.listen not in _ANY:
+            address = server.listen
+        yield _target(job, address, server.port, name)
+
+
+def _target(job: Job, host: str, port: int, instance: str, **labels: str) -> Target:
+    return {
+        "targets": [at(host, port)],
+        "labels": {"instance": instance, "job": str(job), **labels},
+    }
+
+
+def at(host: str, port: int) -> str:
+    """
+    Return host and port as addresses are written.
+
+    >>> at("2001:db8::1", 9090)
+    '[2001:db8::1]:9090'
+    """
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def local(listen: str) -> str:
+    """Return where a server that binds `listen` is reached on its own node."""
+    return "127.0.0.1" if listen in _ANY else listen
+
+
+# prometheus.yml
+
+
+def prometheus_yml(monitoring: Monitoring, wanted: Iterable[Scrape]) -> str:
+    """
+    Return Prometheus' configuration; what it names lies beside it: rules/, targets/, credentials/.
+
+    Besides ours, own-targets/<name>.json and own-rules/*.yml are read: the places for yours.
+    """
+    server = monitoring.prometheus
+    seconds = server.scrape_seconds if server else 15
+    document: dict[str, Any] = {
+        "global": {
+            "scrape_interval": f"{seconds}s",
+            "scrape_timeout": f"{min(seconds, _MOST_SECONDS)}s",
+            "evaluation_interval": f"{seconds}s",
+        },
+        "rule_files": ["rules/*.yml", "own-rules/*.yml"],
+        "scrape_configs": [_scrape_config(each) for each in wanted],
+    }
+    if monitoring.external_labels:
+        document["global"]["external_labels"] = dict(sorted(monitoring.external_labels.items()))
+    if alertmanager := monitoring.alertmanager:
+        place = at(local(alertmanager.listen), alertmanager.port)
+        document["alerting"] = {"alertmanagers": [{"static_configs": [{"targets": [place]}]}]}
+    return MARK + yaml.safe_dump(document, sort_keys=False)
+
+
+def _scrape_config(wanted: Scrape) -> dict[str, Any]:
+    config: dict[str, Any] = {"job_name": wanted.name}
+    access, files = wanted.access, dict(wanted.secrets)
+    if access.tls:
+        config["scheme"] = "https"
+        own = [file for file in files if file.endswith(".pem")]
+        config["tls_config"] = {"ca_file": own[0]} if own else {}
+    if access.username:
+        config["basic_auth"] = {
+            "username": access.username,
+            "password_file": next(file for file in files if file.endswith(".password")),
+        }
+    config["file_sd_configs"] = [{"files": [wanted.file, f"own-targets/{wanted.name}.json"]}]
+    return config

@@ -1,0 +1,131 @@
+"""Every file that monitoring is made of, by its path: for a node of ours, or for one of yours.
+
+Pure: settings in, contents out. Secrets are not among them: `needed` says which files of this
+machine belong where, for whoever puts them there.
+
+    prometheus/prometheus.yml, rules/*.rules.yml, targets/*.json, credentials/
+    alertmanager/alertmanager.yml, credentials/
+    grafana/provisioning/{datasources,dashboards}/gpufleet.yml, dashboards/*.json
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import yaml
+
+from gpufleet.monitoring import alertmanager as routes
+from gpufleet.monitoring import prometheus as scrape
+from gpufleet.monitoring.prometheus import MARK, Scrape, Watched
+from gpufleet.monitoring.rules.files import Declared, rule_files
+from gpufleet.settings.monitoring_settings import Monitoring, Objectives
+
+DASHBOARDS = "/var/lib/gpufleet/dashboards"
+"""Where Grafana looks for our dashboards on a monitoring node."""
+
+
+def declared(monitoring: Monitoring, nodes: Mapping[str, Watched]) -> Declared:
+    """Return what the rules depend on: promises, changed alerts, and which parts there are."""
+    models = {
+        name: served
+        for node in nodes.values()
+        if node.settings.gpu_node
+        for name, served in node.settings.serving.items()
+    }
+    objectives: dict[str, Objectives] = {
+        name: served.objectives for name, served in models.items() if served.objectives
+    }
+    there = {
+        "watchdog": any(served.watchdog.mode != "off" for served in models.values()),
+        "dcgm": any(each.settings.gpu_node and each.settings.dcgm for each in nodes.values()),
+        "alertmanager": monitoring.alertmanager is not None,
+    }
+    return Declared(
+        objectives=objectives,
+        alerts=monitoring.alerts,
+        settings=frozenset(name for name, is_there in there.items() if is_there),
+        runbooks_url=monitoring.runbooks_url.rstrip("/"),
+    )
+
+
+def prometheus(
+    monitoring: Monitoring, nodes: Mapping[str, Watched], wanted: Iterable[Scrape]
+) -> dict[str, bytes]:
+    """Return what Prometheus reads when it starts or is told to: another one needs a reload."""
+    rules = rule_files(declared(monitoring, nodes))
+    return {
+        "prometheus.yml": scrape.prometheus_yml(monitoring, wanted).encode(),
+        **{f"rules/{name}": text.encode() for name, text in sorted(rules.items())},
+    }
+
+
+def targets(wanted: Iterable[Scrape]) -> dict[str, bytes]:
+    """Return what Prometheus reads again by itself."""
+    return {each.file: each.content.encode() for each in wanted}
+
+
+def grafana(monitoring: Monitoring, dashboards_at: str = DASHBOARDS) -> dict[str, bytes]:
+    """Return Grafana's provisioning, below its directory: our Prometheus, and our dashboards."""
+    server = monitoring.prometheus
+    at = scrape.at(scrape.local(server.listen), server.port) if server else "127.0.0.1:9090"
+    seconds = server.scrape_seconds if server else 15
+    source = {
+        "name": "gpufleet",
+        "uid": "gpufleet",
+        "type": "prometheus",
+        "access": "proxy",
+        "url": f"http://{at}",
+        "editable": False,
+        "jsonData": {"timeInterval": f"{seconds}s", "httpMethod": "POST"},
+    }
+    provider = {
+        "name": "gpufleet",
+        "folder": "gpufleet",
+        "type": "file",
+        "disableDeletion": False,
+        "allowUiUpdates": False,
+        "updateIntervalSeconds": 30,
+        "options": {"path": dashboards_at},
+    }
+    return {
+        "datasources/gpufleet.yml": _yaml({"apiVersion": 1, "datasources": [source]}),
+        "dashboards/gpufleet.yml": _yaml({"apiVersion": 1, "providers": [provider]}),
+    }
+
+
+def dashboards() -> dict[str, bytes]:
+    """Return our dashboards by the name of their file."""
+    from gpufleet.monitoring.dashboards.grafana import dashboards as built
+
+    return {name: text.encode() for name, text in sorted(built().items())}
+
+
+def rendered(
+    monitoring: Monitoring, nodes: Mapping[str, Watched], wanted: Iterable[Scrape]
+) -> dict[str, bytes]:
+    """Return all of it, for a Prometheus, an Alertmanager and a Grafana that are not ours."""
+    wanted = tuple(wanted)
+    found = {
+        f"prometheus/{path}": content
+        for path, content in (prometheus(monitoring, nodes, wanted) | targets(wanted)).items()
+    }
+    if monitoring.alertmanager:
+        text = routes.alertmanager_yml(monitoring.alertmanager)
+        found["alertmanager/alertmanager.yml"] = text.encode()
+    for path, content in grafana(monitoring).items():
+        found[f"grafana/provisioning/{path}"] = content
+    return found | {f"grafana/dashboards/{name}": text for name, text in dashboards().items()}
+
+
+def needed(monitoring: Monitoring, wanted: Iterable[Scrape]) -> dict[str, str]:
+    """Return {secret that `rendered` names: file of this machine whose content belongs there}."""
+    found = {f"prometheus/{path}": file for each in wanted for path, file in each.secrets}
+    if monitoring.alertmanager:
+        own = routes.secrets(monitoring.alertmanager)
+        found |= {f"alertmanager/{path}": file for path, file in own.items()}
+    return found
+
+
+def _yaml(document: Mapping[str, Any]) -> bytes:
+    return (MARK + yaml.safe_dump(dict(document), sort_keys=False)).encode()

@@ -1,0 +1,164 @@
+"""Prometheus' rule files, from our rules and what operators declare. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from gpufleet.errors import FleetError
+from gpufleet.monitoring.rules import (
+    fleet_rules,
+    gateway_rules,
+    gpu_rules,
+    monitoring_rules,
+    node_rules,
+    vllm_rules,
+)
+from gpufleet.monitoring.rules.rule import Alert, Recording, Severity
+from gpufleet.settings.monitoring_settings import AlertChange, Objectives
+from gpufleet.settings.node_groups import suggestion
+
+# With it every alert is made, those that need a promise too.
+_ALL_OBJECTIVES = {"any": Objectives(ttft_p99_seconds=1, itl_p99_seconds=1)}
+
+
+@dataclass(frozen=True)
+class Declared:
+    """
+    What rules depend on beyond themselves.
+
+    Attributes:
+        objectives: {model: what its clients were promised}.
+        alerts: {alert: how the operator wants it}, the setting `monitoring.alerts`.
+        settings: names that `Alert.needs` may ask for and that are there, e.g. "watchdog".
+        runbooks_url: where docs/alerts/ can be read.
+    """
+
+    objectives: Mapping[str, Objectives] = field(default_factory=dict)
+    alerts: Mapping[str, AlertChange] = field(default_factory=dict)
+    settings: frozenset[str] = frozenset()
+    runbooks_url: str = "docs/alerts"
+
+
+@dataclass(frozen=True)
+class Rules:
+    """One group of rules; its recordings come first, so that its alerts see new values."""
+
+    name: str
+    recordings: tuple[Recording, ...]
+    alerts: tuple[Alert, ...]
+
+
+def groups(objectives: Mapping[str, Objectives]) -> tuple[Rules, ...]:
+    """Return all rules as we ship them, each group of which becomes a file of its name."""
+    return (
+        Rules("gpu", gpu_rules.RECORDINGS, gpu_rules.ALERTS),
+        Rules("node", node_rules.RECORDINGS, node_rules.ALERTS),
+        Rules("fleet", fleet_rules.RECORDINGS, fleet_rules.ALERTS),
+        Rules("vllm", *vllm_rules.rules(objectives)),
+        Rules("gateway", gateway_rules.RECORDINGS, gateway_rules.ALERTS),
+        Rules("monitoring", monitoring_rules.RECORDINGS, monitoring_rules.ALERTS),
+    )
+
+
+def holds(changes: Iterable[Mapping[str, AlertChange]] = ()) -> dict[str, int]:
+    """
+    Return for each alert how many seconds its expression has held when it fires.
+
+    `changes` is `monitoring.alerts` of each monitoring node; of several the shortest counts.
+    """
+    found = {}
+    for alert in (alert for group in groups(_ALL_OBJECTIVES) for alert in group.alerts):
+        changed = [each[alert.name].for_seconds for each in changes if alert.name in each]
+        found[alert.name] = min(
+            (alert.for_seconds if seconds is None else seconds for seconds in changed),
+            default=alert.for_seconds,
+        )
+    return found
+
+
+def rule_files(declared: Declared) -> dict[str, str]:
+    """
+    Return `{"gpu.rules.yml": text, ...}`; a group without rules has no file.
+
+    Raises FleetError for changes to alerts that do not exist.
+    """
+    shipped = groups(declared.objectives)
+    _check_names(declared, shipped)
+    files = {}
+    for group in shipped:
+        alerts = _wanted(group.alerts, declared)
+        rules = [
+            *(_recording(recording) for recording in group.recordings),
+            *(_alert(alert, declared) for alert in alerts),
+        ]
+        if rules:
+            files[f"{group.name}.rules.yml"] = _text(group.name, rules)
+    return files
+
+
+def _check_names(declared: Declared, shipped: Iterable[Rules]) -> None:
+    known = [alert.name for group in (*shipped, *groups(_ALL_OBJECTIVES)) for alert in group.alerts]
+    wrong = [
+        f"monitoring.alerts.{name}: there is no alert of this name{suggestion(name, known)}"
+        for name in declared.alerts
+        if name not in known
+    ]
+    if wrong:
+        raise FleetError(*wrong)
+
+
+def _wanted(alerts: Iterable[Alert], declared: Declared) -> list[Alert]:
+    return [
+        alert
+        for alert in alerts
+        if set(alert.needs) <= declared.settings
+        and (alert.name not in declared.alerts or declared.alerts[alert.name].enabled)
+    ]
+
+
+def _recording(recording: Recording) -> dict[str, Any]:
+    return {"record": recording.record, "expr": recording.expr}
+
+
+def _alert(alert: Alert, declared: Declared) -> dict[str, Any]:
+    change = declared.alerts.get(alert.name, AlertChange())
+    seconds = alert.for_seconds if change.for_seconds is None else change.for_seconds
+    severity = alert.severity if change.severity is None else Severity(change.severity)
+    rule: dict[str, Any] = {"alert": alert.name, "expr": alert.expr, "for": f"{seconds}s"}
+    if alert.keep_seconds:
+        rule["keep_firing_for"] = f"{alert.keep_seconds}s"
+    return {
+        **rule,
+        "labels": {"severity": severity.value},
+        "annotations": {
+            "summary": alert.summary,
+            "action": alert.action,
+            "runbook": f"{declared.runbooks_url}/{alert.page}.md",
+        },
+    }
+
+
+class _Readable(yaml.SafeDumper):
+    """Expressions as they were written: on their own lines, unfolded."""
+
+
+_Readable.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
+    ),
+)
+
+
+def _text(name: str, rules: list[dict[str, Any]]) -> str:
+    written = yaml.dump(
+        {"groups": [{"name": name, "rules": rules}]},
+        Dumper=_Readable,
+        sort_keys=False,
+        width=10_000,  # columns: a long line reads better than one that is folded anywhere
+    )
+    return f"# Written by gpufleet: changes belong under `monitoring.alerts`.\n{written}"

@@ -1,0 +1,70 @@
+"""What a monitoring node watches: the inventory's nodes, and the servers that run on them.
+
+Pure, but for reading the secrets that settings name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import field
+from pathlib import Path
+
+from gpufleet.errors import FleetError
+from gpufleet.monitoring import prometheus as scrape
+from gpufleet.monitoring.prometheus import Scrape, Server, Target, Watched
+from gpufleet.quick_dataclass import dataclass
+from gpufleet.settings.monitoring_settings import Monitoring
+from gpufleet.settings.node_settings import NodeSettings
+
+
+@dataclass(frozen=True)
+class Watching:
+    """One monitoring node and what it is to watch."""
+
+    name: str
+    nodes: Mapping[str, Watched] = field(repr=False)
+    servers: tuple[Server, ...]
+    """Of vLLM."""
+    silent: frozenset[str] = frozenset()
+    """Nodes of which nobody knows what runs on them now."""
+
+    @property
+    def settings(self) -> NodeSettings:
+        return self.nodes[self.name].settings
+
+    @property
+    def monitoring(self) -> Monitoring:
+        """What is declared of its servers; there is none on a node that watches nobody."""
+        if self.settings.monitoring is None:
+            raise ValueError(f"{self.name} watches nobody")
+        return self.settings.monitoring
+
+    def scrapes(self, before: Mapping[str, Iterable[Target]]) -> tuple[Scrape, ...]:
+        """Return what is scraped; `before` is what its target files have now, by their name."""
+        wanted = scrape.scrapes(self.nodes, self.servers, self.name)
+        return scrape.kept(wanted, before, self.silent)
+
+
+def secrets(wanted: Mapping[str, str], where: str) -> dict[str, bytes]:
+    """
+    Return {file on the node: content}, of {file on the node: file of this machine}.
+
+    `where` is the setting that names them. Raises `FleetError` for each that cannot be read or
+    has nothing in it.
+    """
+    found: dict[str, bytes] = {}
+    problems: list[str] = []
+    for path, file in sorted(wanted.items()):
+        try:
+            content = Path(file).read_bytes().strip()
+        except OSError as error:
+            problems.append(
+                f"{file} cannot be read ({error.strerror}): see `{where}` in group_vars"
+            )
+            continue
+        if not content:
+            problems.append(f"{file} is empty: see `{where}` in group_vars")
+        found[path] = content + b"\n" if b"\n" in content else content
+    if problems:
+        raise FleetError(*problems)
+    return found

@@ -1,0 +1,1 @@
+"""network: see docs/architecture.md."""

@@ -1,0 +1,357 @@
+"""
+Which of a node's ports others may reach, as one nftables table.  Pure.
+
+Whoever reaches the ports between the nodes of a replica may run code there: vLLM, Ray, torch and
+NIXL ask for nothing, and read pickles. So these ports are for the addresses of the replica's other
+nodes, on the interface that was chosen for them, and for nobody else. Endpoints and exporters are
+for those whom the settings name.
+
+What nftables cannot know beforehand are the ports that vLLM, NCCL and Ray choose themselves. They
+are recognised in the second packet of a connection, by the user whose program sends it
+(`meta skuid`, nft(8); a SYN-ACK belongs to the socket that listens). A SYN cookie belongs to no
+socket, so it is not let out either: a flood opens nothing.
+
+The table accepts or drops for itself alone: what another table drops stays dropped, and no other
+table is touched.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Network, collapse_addresses
+from typing import Any, TypeAlias
+
+from gpufleet.errors import FleetError
+from gpufleet.planning.multinode import launch as ranks
+from gpufleet.planning.multinode.rank_ports import PORTS
+from gpufleet.planning.stage import Running, Stage
+from gpufleet.serving import unit as units
+from gpufleet.serving import watchdog_unit as watchdog
+from gpufleet.settings.litellm_settings import LOOPBACK
+from gpufleet.settings.node_settings import Firewall, NodeSettings
+
+SERVICE = "gpufleet-firewall.service"
+DIRECTORY = "/etc/gpufleet"
+RULES = f"{DIRECTORY}/firewall.nft"
+"""What the service loads at boot; on_node/firewall.py writes it once rules are confirmed."""
+TEMPLATE = "nftables.conf.j2"
+
+Range: TypeAlias = tuple[int, int]
+Networks: TypeAlias = Iterable[IPv4Network | IPv6Network]
+
+# Linux' IFNAMSIZ, and what names of interfaces are made of; nft takes a trailing * for a pattern.
+_INTERFACE = re.compile(r"[A-Za-z0-9_.:-]{1,15}")
+_LAST_PRIVILEGED = 1023
+"""Below 1024 only root may listen (net.ipv4.ip_unprivileged_port_start): no port of vLLM's."""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Nodes that this one meets at an address: of one replica, or of prefill and decode."""
+
+    interface: str
+    """"": any; of a replica that runs and whose interface is not known."""
+    address: str
+    """Of this node."""
+    others: tuple[str, ...]
+    """Addresses of the other nodes."""
+    ports: tuple[Range, ...]
+    """Known ports between the nodes; in the first range ranks exchange datagrams, too."""
+    ranks: bool = True
+    """Whether they are ranks of one replica, and not partners in prefill and decode."""
+
+
+def rules(
+    stages: Iterable[Stage],
+    settings: NodeSettings,
+    *,
+    ssh_port: int = 22,
+    running: Iterable[Running] = (),
+    fellows: Iterable[str] = (),
+) -> str:
+    """
+    Return the table of a node, as nft reads it.
+
+    `stages` are what the node is to run, `running` what it runs now and may go on with until then:
+    for these everything is open, too. `ssh_port` is where the deploy reaches the node, `fellows`
+    the addresses of the fleet's other GPU nodes, which copy releases and models from here.
+
+    Raises `FleetError` for ports that are to be open and must not, and for names that nft has no
+    word for.
+    """
+    wanted = settings.firewall or Firewall()
+    ours, old = tuple(stages), tuple(running)
+    meetings = [*_planned(ours), *_met(old)]
+    guarded = _merged(each for meeting in meetings for each in meeting.ports)
+    if problems := [*_unsayable(meetings), *_contradictions(wanted, guarded), *_exposed(settings)]:
+        raise FleetError(*problems)
+    endpoints = _endpoints(ours, settings, old)
+    limited = {
+        protocol: _ports(
+            each.ports for each in wanted.open if each.sources and each.protocol == protocol
+        )
+        for protocol in ("tcp", "udp")
+    }
+    opened = [each.ports for each in wanted.open if each.protocol == "tcp"]
+    front = list(_front(settings))
+    return units.filled(
+        TEMPLATE,
+        drop=wanted.policy == "drop",
+        links=list(_links(meetings)),
+        guarded=_ports(guarded),
+        # Whoever asks a server is told by the watchdog how it gets on.
+        endpoints=_ports([*endpoints, *_watchdogs(ours, settings)]),
+        # vLLM's metrics are at its endpoints.
+        clients=_sources([*wanted.clients, *wanted.monitoring] if wanted.clients else []),
+        # A gateway's clients show keys; vLLM's are the gateways, and those who are named for it.
+        front=_ports(front),
+        shares_address=bool(settings.gateway and settings.gateway.virtual_address),
+        exporters=_ports(_exporters(settings)),
+        monitoring=_sources(wanted.monitoring),
+        fellows=_addresses(fellows),
+        copies=_ports(_copies(settings)),
+        opened=[
+            {
+                "protocol": each.protocol,
+                "ports": _ports([each.ports]),
+                "sources": _sources(each.sources),
+            }
+            for each in wanted.open
+        ],
+        limited=[(protocol, ports) for protocol, ports in limited.items() if ports],
+        ssh=ssh_port,
+        user=settings.vllm.user if settings.vllm else "",
+        answered=_ports([(1, _LAST_PRIVILEGED), (ssh_port, ssh_port), *endpoints, *opened]),
+    )
+
+
+def service() -> str:
+    """Return the unit that loads the rules at boot, before any network is up."""
+    return units.filled("gpufleet-firewall.service.j2", rules=RULES)
+
+
+def changes(loaded: str | None, wanted: str) -> tuple[str, ...]:
+    """
+    Return what a new table changes, in lines that begin with + or -.
+
+    >>> changes(None, "table inet gpufleet {\\n}")
+    ('+ table inet gpufleet {', '+ }')
+    """
+    before, after = ((text or "").splitlines() for text in (loaded, wanted))
+    lines = difflib.unified_diff(before, after, n=0, lineterm="")
+    return tuple(
+        f"{line[0]} {' '.join(line[1:].split())}"
+        for line in lines
+        if line[0] in "+-" and line[:3] not in {"+++", "---"} and line[1:].strip()
+    )
+
+
+def problems(seen: Mapping[str, Any]) -> Iterator[str]:
+    """
+    Yield what is wrong with a node's firewall, as `on_node/firewall.py` saw it.
+
+    What could not be asked is wrong, too.
+    """
+    if not seen:
+        yield "the firewall could not be asked"
+        return
+    if seen.get("error"):
+        yield f"the firewall's rules cannot be told: {seen['error']}"
+        return
+    if seen["loaded"] is None:
+        yield "the firewall's table `inet gpufleet` is not loaded: run the deploy"
+    elif seen["loaded"] != seen["canonical"]:
+        lines = "; ".join(changes(seen["canonical"], seen["loaded"]))
+        yield f"the firewall's loaded rules are not those that are wanted: {lines}"
+    if not seen["saved"]:
+        yield f"{RULES} is not what is wanted: after a reboot other rules would hold"
+    if seen["pending"]:
+        yield "the firewall's rules were never confirmed, and are about to be taken back"
+    if seen["service"] != "active":
+        yield f"{SERVICE} is {seen['service'] or 'unknown'}: after a reboot no rules would hold"
+
+
+# Who meets whom
+
+
+def _planned(stages: Iterable[Stage]) -> Iterator[Meeting]:
+    for stage in stages:
+        if stage.handover:
+            networks = dict(stage.handover.networks)
+            own = networks.pop(stage.node)
+            side = stage.handover.port
+            others = tuple(each.address for each in networks.values())
+            ports = [(side, side + stage.data_parallel - 1)]
+            if others:
+                yield Meeting(own.interface, own.address, others, tuple(ports), ranks=False)
+        if stage.group is None:
+            continue
+        networks = dict(stage.group.networks)
+        own = networks.pop(stage.node)
+        first = stage.group.cluster_port
+        ports = [(first, first + PORTS - 1)]
+        if stage.group.side_channel_port:
+            side = stage.group.side_channel_port
+            ports.append((side, side + stage.data_parallel - 1))
+        others = tuple(each.address for each in networks.values())
+        yield Meeting(own.interface, own.address, others, tuple(ports))
+
+
+def _met(running: Iterable[Running]) -> Iterator[Meeting]:
+    """Yield the same of stages that run, from the lines of their units (`ranks.command`)."""
+    for each in running:
+        said = [line.partition(" ") for line in each.arguments]
+        rank = next((number for name, _, number in said if name == "--rank"), "")
+        port = next((number for name, _, number in said if name == "--port"), "")
+        nodes = [value.partition("=")[2] for name, _, value in said if name == "--node"]
+        if rank.isdecimal() and port.isdecimal() and int(rank) < len(nodes):
+            own = nodes.pop(int(rank))
+            yield Meeting("", own, tuple(nodes), ((int(port), int(port) + PORTS - 1),))
+
+
+def _links(meetings: Sequence[Meeting]) -> Iterator[dict[str, Any]]:
+    """Yield each of the node's addresses that others meet it at, with those who may."""
+    known = {each.address: each.interface for each in meetings if each.interface}
+    for address in sorted({each.address for each in meetings}, key=_by_number):
+        here = [each for each in meetings if each.address == address]
+        interface = known.get(address, "")
+        by_range: dict[Range, set[str]] = {}
+        for each in (each for each in here if each.ranks):
+            by_range.setdefault(each.ports[0], set()).update(each.others)
+        yield {
+            "received": " ".join([*_named("iifname", interface), f"ip daddr {address}"]),
+            "sent": " ".join([*_named("oifname", interface), f"ip saddr {address}"]),
+            "others": _addresses(other for each in here for other in each.others),
+            "ports": [
+                {"range": _ports([ports]), "others": _addresses(others)}
+                for ports, others in sorted(by_range.items())
+            ],
+        }
+
+
+def _named(keyword: str, interface: str) -> list[str]:
+    return [f'{keyword} "{interface}"'] if interface else []
+
+
+def _addresses(addresses: Iterable[str]) -> list[str]:
+    return sorted(set(addresses), key=_by_number)
+
+
+def _by_number(address: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in address.split("."))
+
+
+# Ports
+
+
+def _endpoints(
+    stages: Iterable[Stage], settings: NodeSettings, running: Iterable[Running]
+) -> list[Range]:
+    """Return the ports on which the node answers clients; those of `running` still do."""
+    found = {each.port for each in running if each.port and _serves(each)}
+    for stage in stages:
+        model = settings.serving[stage.model]
+        found.update(ranks.endpoints(stage, model) if stage.group else (stage.port,))
+    return [(port, port) for port in sorted(found)]
+
+
+def _watchdogs(stages: Iterable[Stage], settings: NodeSettings) -> Iterator[Range]:
+    port = settings.watchdog_port
+    if port and watchdog.needed(stages, settings.serving):
+        yield (port, port)
+
+
+def _serves(each: Running) -> bool:
+    """Say whether a stage that runs has a server; ranks behind the first may have none."""
+    has_server = any(line.endswith("vllm serve") for line in each.arguments)
+    return each.rank == 0 or (has_server and "--headless" not in each.arguments)
+
+
+def _front(settings: NodeSettings) -> Iterator[Range]:
+    """Yield where clients of a gateway and of LiteLLM come in, unless `open` says who they are."""
+    wanted = settings.firewall or Firewall()
+    ports = [settings.gateway.port] if settings.gateway else []
+    if settings.litellm and settings.litellm.listen not in LOOPBACK:
+        ports.append(settings.litellm.port)
+    for port in ports:
+        if not any(
+            each.ports[0] <= port <= each.ports[1] and each.protocol == "tcp"
+            for each in wanted.open
+        ):
+            yield (port, port)
+
+
+def _copies(settings: NodeSettings) -> Iterator[Range]:
+    """Yield where the node hands out releases and models."""
+    if settings.vllm and settings.vllm.distribution.enabled:
+        yield (settings.vllm.distribution.port, settings.vllm.distribution.port)
+
+
+def _exporters(settings: NodeSettings) -> list[Range]:
+    named = ("node_exporter.port", "dcgm.port", "gateway.metrics_port")
+    return [(port, port) for key, port in settings.ports.items() if key in named]
+
+
+def _exposed(settings: NodeSettings) -> Iterator[str]:
+    """Yield which exporters `open` would let others reach than those who are named for them."""
+    wanted = settings.firewall or Firewall()
+    for first, last in (each.ports for each in wanted.open if each.protocol == "tcp"):
+        if behind := [port for port, _ in _exporters(settings) if first <= port <= last]:
+            yield (
+                f"firewall.open: {_ports([(first, last)])} has {' and '.join(map(str, behind))} in "
+                "it, where exporters listen: name those who may read them in `firewall.monitoring`"
+            )
+
+
+def _merged(ranges: Iterable[Range]) -> list[Range]:
+    """Join ranges that overlap: nft refuses a set in which some do."""
+    found: list[Range] = []
+    for first, last in sorted(ranges):
+        if found and first <= found[-1][1] + 1:
+            found[-1] = (found[-1][0], max(found[-1][1], last))
+        else:
+            found.append((first, last))
+    return found
+
+
+def _ports(ranges: Iterable[Range]) -> str:
+    return ", ".join(
+        str(first) if first == last else f"{first}-{last}" for first, last in _merged(ranges)
+    )
+
+
+def _sources(networks: Networks) -> list[dict[str, str]]:
+    """Return networks with nft's word for their family, none inside another."""
+    named = list(networks)
+    found: list[dict[str, str]] = []
+    v4 = [each for each in named if isinstance(each, IPv4Network)]
+    v6 = [each for each in named if isinstance(each, IPv6Network)]
+    found += ({"family": "ip", "network": str(each)} for each in collapse_addresses(v4))
+    found += ({"family": "ip6", "network": str(each)} for each in collapse_addresses(v6))
+    return found
+
+
+# What cannot be
+
+
+def _unsayable(meetings: Iterable[Meeting]) -> Iterator[str]:
+    for name in sorted({each.interface for each in meetings}):
+        if name and not _INTERFACE.fullmatch(name):
+            yield (
+                f"the interface {name!r} joins nodes of a replica, and nftables has no word for "
+                "its name: rename it, or name another network by `cluster_network`"
+            )
+
+
+def _contradictions(wanted: Firewall, guarded: Sequence[Range]) -> Iterator[str]:
+    for first, last in (each.ports for each in wanted.open):
+        for begin, end in guarded:
+            if first <= end and begin <= last:
+                yield (
+                    f"firewall.open: {_ports([(first, last)])}, and {_ports([(begin, end)])} are "
+                    "between the nodes of a replica, where whoever reaches them may run code: take "
+                    "them out, or move `cluster_port`"
+                )

@@ -1,0 +1,433 @@
+"""
+A gateway: HAProxy in front of every vLLM server of the fleet.  Pure.
+
+Values in, text out: which backends there are, HAProxy's configuration with the files that it
+names, and what `on_node/gateway_state.py` says of a gateway that runs. A backend is an entry of
+`serving`, a server of it is a server of one of its replicas. For HAProxy 2.4 to 3.x, with what all
+of them have (docs.haproxy.org: json_query and wait-for-body came with 2.4).
+
+What holds for every request, in this order: only paths of the API are answered, only known keys,
+within their rate and models; the model is named by the path or by the body; the client's key goes
+no further, servers get their own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from ipaddress import IPv4Network, IPv6Network, ip_address
+from typing import Any
+
+from gpufleet.monitoring import prometheus as scrape
+from gpufleet.monitoring.exporters import named
+from gpufleet.monitoring.prometheus import Server, Watched
+from gpufleet.serving import unit as units
+from gpufleet.settings.gateway_settings import Client, Gateway
+from gpufleet.settings.node_settings import Served
+
+UNIT = "gpufleet-gateway.service"
+HOME = "/etc/gpufleet/gateway"
+"""Where its configuration lies. HAProxy is started in it, so that names in it are relative."""
+CONFIGURATION = "haproxy.cfg"
+RUN = "/run/gpufleet-gateway"
+SOCKET = f"{RUN}/admin.sock"
+MASTER_SOCKET = f"{RUN}/master.sock"
+STATE = "/var/lib/gpufleet/gateway"
+"""What outlives every restart: which servers are drained."""
+PROGRAM = "/usr/local/libexec/gpufleet/gateway-state"
+TEMPLATE = "haproxy.cfg.j2"
+
+# A body is searched for its model as far as HAProxy keeps it. A prompt of a million tokens has some
+# 4 MB; memory is taken as bodies come, not beforehand (measured: 300 waiting requests take 11 MB
+# with buffers of 16 KiB and of 16 MiB alike).
+BUFFER_MIB = 8
+# Of a buffer HAProxy keeps this much for headers that it adds (tune.maxrewrite).
+REWRITE_BYTES = 16384
+# Sockets: one on either side of a request, and a fleet's vLLM servers take some hundreds each.
+# HAProxy takes as many connections at once as that allows, or what the machine does.
+SOCKETS = 40000
+# Clients keep idle connections for up to 60 s (vLLM's benchmark; openai's client 5): a gateway that
+# closes them first may do so while a request is on its way.
+KEEP_ALIVE_SECONDS = 120
+# Between two questions to a node's watchdog about a server: what it has found reaches clients' next
+# requests as soon as what a failed check finds.
+AGENT_MILLISECONDS = 2000
+# A process that was reloaded ends with its last stream, and at the latest after this: longer than
+# any drain (`drain_seconds` is at most an hour), or a reload would cut what a drain lets finish.
+HARD_STOP_SECONDS = 3600 + 60
+
+
+@dataclass(frozen=True, order=True)
+class Target:
+    """A vLLM server as the gateway has it."""
+
+    name: str
+    """As `server_name` says, without its backend."""
+    address: str
+    port: int
+    stage: str = ""
+    """What its node's watchdog is asked of; "": it is not asked."""
+    watchdog_port: int = 0
+
+    @property
+    def place(self) -> str:
+        """Where it is reached."""
+        return scrape.at(self.address, self.port)
+
+
+@dataclass(frozen=True)
+class Backend:
+    """An entry of `serving` and the servers that it has; none: its clients get 503."""
+
+    name: str
+    served_name: str
+    """What clients ask for."""
+    targets: tuple[Target, ...] = ()
+    api_key: str = field(default="", repr=False)
+    """vLLM's own; "": its servers want none."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What a gateway is to read."""
+
+    files: Mapping[str, bytes] = field(repr=False)
+    """By path from `HOME`, without secrets."""
+    secrets: Mapping[str, bytes] = field(repr=False)
+    """The same, for root alone."""
+    fingerprint: str
+    """Of all of them; what HAProxy has loaded says it, too (`show info`, description)."""
+
+
+@dataclass(frozen=True, order=True)
+class ServerState:
+    """A server as a gateway sees it."""
+
+    backend: str
+    server: str
+    status: str
+    """HAProxy's: UP, DOWN, DRAIN, MAINT, no check; while it changes "UP 1/3"."""
+    sessions: int
+    """Requests that it has now, those of reloaded processes among them."""
+    queued: int
+    drained: bool
+    """Whether it is to get no request: somebody has drained it, which lasts until `ready`."""
+
+    @property
+    def name(self) -> str:
+        """As `server_name` says."""
+        return f"{self.backend}/{self.server}"
+
+
+@dataclass(frozen=True)
+class GatewayState:
+    """What a gateway says of itself."""
+
+    error: str = ""
+    """Why it could not be asked or told; "": it was."""
+    runs: bool = False
+    fingerprint: str = ""
+    """Of the configuration that it has loaded."""
+    servers: tuple[ServerState, ...] = ()
+    drained: tuple[str, ...] = ()
+    """Servers that stay drained over reload and restart, running or not, as `server_name` says."""
+    unknown: tuple[str, ...] = ()
+    """Of the servers that were named, those that its configuration does not have."""
+    configured: Mapping[str, tuple[str, int]] = field(default_factory=dict, hash=False)
+    """Address and port of each server in its configuration, by `server_name`."""
+    models: tuple[str, ...] = ()
+    """Its backends."""
+    keys: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """SHA-256 of the key that it sends to a model's servers; of those that get none, nothing."""
+
+
+def server_name(server: Server) -> str:
+    """
+    Return what a gateway calls a server: backend, node, replica, and number where there are some.
+
+    >>> server_name(Server("gpu-01", "tiny-0", 0, "tiny", 8000))
+    'tiny/gpu-01.tiny-0'
+    """
+    return f"{server.model}/{_name(server)}"
+
+
+def _name(server: Server) -> str:
+    number = [str(server.number)] if server.number else []
+    return ".".join([server.node.lstrip("@"), server.stage, *number])
+
+
+def read(said: Mapping[str, Any] | str) -> GatewayState:
+    """Return what `on_node/gateway_state.py` said, or the sentence why it said nothing."""
+    if isinstance(said, str):
+        return GatewayState(error=said)
+    return GatewayState(
+        error=said["error"] or "",
+        runs=said["runs"],
+        fingerprint=said["fingerprint"],
+        servers=tuple(sorted(ServerState(**each) for each in said["servers"])),
+        drained=tuple(said["drained"]),
+        unknown=tuple(said["unknown"]),
+        configured={name: (place[0], place[1]) for name, place in said["configured"].items()},
+        models=tuple(said["models"]),
+        keys=dict(said["keys"]),
+    )
+
+
+# Backends
+
+
+def backends(
+    nodes: Mapping[str, Watched],
+    servers: Iterable[Server],
+    home: str,
+    keys: Mapping[str, str] | None = None,
+) -> tuple[Backend, ...]:
+    """
+    Return the backends of the gateway on node `home`: one for each entry that a node declares.
+
+    `keys` are vLLM's API keys by the file that `vllm.api_key_file` names.
+    """
+    declared: dict[str, Served] = {}
+    key_of: dict[str, str] = {}
+    for _, node in sorted(nodes.items()):
+        for entry, model in node.settings.serving.items():
+            declared.setdefault(entry, model)
+            if node.settings.vllm and node.settings.vllm.api_key_file:
+                key_of.setdefault(entry, (keys or {}).get(node.settings.vllm.api_key_file, ""))
+    found: dict[str, list[Target]] = {entry: [] for entry in declared}
+    for each in servers:
+        there = nodes.get(each.node)
+        address = scrape.reached(there, here=each.node == home) if there else None
+        if address is not None and each.model in found:
+            asked = _asked(there, each.model, each.stage) if there else ("", 0)
+            found[each.model].append(Target(_name(each), address, each.port, *asked))
+    return tuple(
+        Backend(
+            entry,
+            declared[entry].served_name or entry,
+            tuple(sorted(set(targets))),
+            key_of.get(entry, ""),
+        )
+        for entry, targets in sorted(found.items())
+    )
+
+
+def kept(
+    wanted: Iterable[Backend],
+    before: Mapping[str, tuple[str, int]],
+    silent: Collection[str],
+    nodes: Mapping[str, Watched],
+) -> tuple[Backend, ...]:
+    """
+    Return `wanted` with the servers that a gateway has now of nodes that did not answer.
+
+    `before` are all that it has. What cannot be asked is not known to have gone.
+    """
+    # The longest name wins: gpu.example is no server of gpu.
+    by_length = sorted(nodes, key=len, reverse=True)
+    stays: dict[str, list[Target]] = {}
+    for name, (address, port) in sorted(before.items()):
+        backend, _, server = name.partition("/")
+        node = next((each for each in by_length if server.startswith(f"{each.lstrip('@')}.")), "")
+        if node.lstrip("@") in {each.lstrip("@") for each in silent}:
+            stage = _stage(backend, server.removeprefix(f"{node.lstrip('@')}."))
+            asked = _asked(nodes[node], backend, stage)
+            stays.setdefault(backend, []).append(Target(server, address, port, *asked))
+    return tuple(
+        replace(each, targets=tuple(sorted({*each.targets, *stays.get(each.name, ())})))
+        for each in wanted
+    )
+
+
+def _asked(node: Watched, entry: str, stage: str) -> tuple[str, int]:
+    """Return whom a node's watchdog is asked about, and at which port; ("", 0): it is not asked."""
+    model, port = node.settings.serving.get(entry), node.settings.watchdog_port
+    return (stage, port) if model and port and model.watchdog.mode != "off" else ("", 0)
+
+
+def _stage(entry: str, server: str) -> str:
+    """
+    Return a server's stage, out of what follows its node in its name.
+
+    >>> _stage("llama-3.3", "llama-3.3-0.2")
+    'llama-3.3-0'
+    """
+    replica = server.removeprefix(f"{entry}-").partition(".")[0]
+    return f"{entry}-{replica}"
+
+
+def key_files(nodes: Mapping[str, Watched]) -> tuple[str, ...]:
+    """Return the files of this machine with the API keys of all vLLM servers."""
+    vllm = (each.settings.vllm for each in nodes.values())
+    return tuple(sorted({each.api_key_file for each in vllm if each and each.api_key_file}))
+
+
+def problems(nodes: Mapping[str, Watched], home: str) -> Iterator[str]:
+    """Yield what keeps a gateway on `home` from reaching the fleet's servers, in sentences."""
+    by_entry: dict[str, dict[str | None, list[str]]] = {}
+    for name, node in sorted(nodes.items()):
+        vllm = node.settings.vllm
+        for entry in node.settings.serving if vllm else ():
+            file = vllm.api_key_file if vllm else None
+            by_entry.setdefault(entry, {}).setdefault(file, []).append(name)
+    for entry, files in sorted(by_entry.items()):
+        if len(files) > 1:
+            said = "; ".join(
+                f"{file or 'none'} on {' and '.join(names)}" for file, names in files.items()
+            )
+            yield (
+                f"serving.{entry}: its nodes have different `vllm.api_key_file`s ({said}), and a "
+                "gateway sends one key to all servers of a model: name the same file for them"
+            )
+    if "v1" in by_entry:
+        yield (
+            "serving.v1: a gateway's path /v1 is that of all models: give the entry another name"
+        )
+    for name, node in sorted(nodes.items()):
+        wanted = node.settings.firewall
+        closed = wanted and wanted.clients and node.settings.serving and name != home
+        if wanted and closed and _outside(nodes[home].address, wanted.clients):
+            yield (
+                f"{name}: firewall.clients does not have the gateway {home} "
+                f"({nodes[home].address}), which asks its vLLM servers: add its address"
+            )
+
+
+def _outside(address: str, networks: Iterable[IPv4Network | IPv6Network]) -> bool:
+    """Say whether an address is in none of the networks; of a name nobody knows: no."""
+    try:
+        found = ip_address(address)
+    except ValueError:
+        return False
+    return not any(found in each for each in networks)
+
+
+# The configuration
+
+
+def config(
+    gateway: Gateway,
+    wanted: Sequence[Backend],
+    *,
+    metrics_address: str = "",
+    certificate: bytes = b"",
+    run: str = RUN,
+    state: str = STATE,
+    account: str = "haproxy",
+) -> Configuration:
+    """
+    Return HAProxy's configuration and the files that it names.
+
+    `certificate` is what `gateway.tls` names, with its key. `metrics_address` is bound for metrics,
+    "" for all. `run` and `state` are directories on the node; `account` runs the workers, "": who
+    starts HAProxy.
+    """
+    secrets = {"upstream.map": _map((each.name, each.api_key) for each in wanted if each.api_key)}
+    if gateway.tls:
+        secrets["tls.pem"] = certificate
+    by_name: dict[str, list[str]] = {}
+    for each in wanted:
+        by_name.setdefault(each.served_name, []).append(each.name)
+    files = {
+        "keys.map": _map((each.key_sha256.lower(), each.name) for each in gateway.clients),
+        # ! is no entry's name: several entries answer to this one.
+        "models.map": _map(
+            (name, entries[0] if len(entries) == 1 else "!") for name, entries in by_name.items()
+        ),
+    }
+
+    def rendered(fingerprint: str) -> str:
+        return units.filled(
+            TEMPLATE,
+            fingerprint=fingerprint,
+            gateway=gateway,
+            backends=wanted,
+            only=wanted[0].name if len(wanted) == 1 else "",
+            place=_bound(gateway.listen, gateway.port),
+            transparent=gateway.virtual_address is not None and gateway.listen not in _ANY,
+            metrics_place=_bound(metrics_address, gateway.metrics_port),
+            account=account,
+            socket=f"{run}/{SOCKET.rpartition('/')[2]}",
+            state=f"{state}/{DRAINED_STATE}",
+            hard_stop_seconds=max(HARD_STOP_SECONDS, gateway.request_seconds),
+            buffer_bytes=_buffer(gateway),
+            body_bytes=_buffer(gateway) - 2 * REWRITE_BYTES,
+            rewrite_bytes=REWRITE_BYTES,
+            most_bytes=gateway.max_body_mib << 20,
+            keep_alive_seconds=KEEP_ALIVE_SECONDS,
+            agent_milliseconds=AGENT_MILLISECONDS,
+            limited=[each for each in gateway.clients if each.requests_per_minute],
+            narrowed=[each for each in gateway.clients if each.models],
+            lists=[*_lists(gateway.clients, wanted)],
+            shared={name: entries for name, entries in by_name.items() if len(entries) > 1},
+            error=_error,
+            word=_word,
+        )
+
+    text = rendered("")
+    parts = {CONFIGURATION: text.encode(), **files, **secrets}
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in parts.items()}
+    fingerprint = hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()[:32]
+    return Configuration(
+        {CONFIGURATION: rendered(fingerprint).encode(), **files}, secrets, fingerprint
+    )
+
+
+DRAINED_STATE = "drained.state"
+_ANY = ("0.0.0.0", "::", "")  # noqa: S104  # addresses that are read, not bound
+
+
+def certificate_files(gateway: Gateway, node: str) -> tuple[str, ...]:
+    """Return the files of this machine with the certificate and its key; none: plain HTTP."""
+    if gateway.tls is None:
+        return ()
+    return (named(gateway.tls.certificate_file, node), named(gateway.tls.key_file, node))
+
+
+def _buffer(gateway: Gateway) -> int:
+    """Return HAProxy's tune.bufsize in bytes."""
+    return (min(gateway.max_body_mib, BUFFER_MIB) << 20) + 4 * REWRITE_BYTES
+
+
+def _bound(listen: str, port: int) -> str:
+    if listen == "::":
+        return f":::{port} v4v6"
+    return f"*:{port}" if listen in _ANY else scrape.at(listen, port)
+
+
+def _map(pairs: Iterable[tuple[str, str]]) -> bytes:
+    """Return a map of HAProxy's: a line each, of key and value."""
+    return "".join(f"{key} {value}\n" for key, value in sorted(pairs)).encode()
+
+
+def _lists(clients: Sequence[Client], wanted: Sequence[Backend]) -> Iterator[dict[str, Any]]:
+    """Yield what /v1/models answers: to each client that has not all of them, then to others."""
+    for each in clients:
+        if each.models:
+            names = [served for served in wanted if served.name in each.models]
+            yield {"client": each.name, "document": _word(_models(names))}
+    yield {"client": "", "document": _word(_models(wanted))}
+
+
+def _models(wanted: Iterable[Backend]) -> str:
+    """Return what `GET /v1/models` answers, as OpenAI has it; a gateway knows no date."""
+    names = sorted({each.served_name for each in wanted})
+    data = [{"id": name, "object": "model", "created": 0, "owned_by": "vllm"} for name in names]
+    return json.dumps({"object": "list", "data": data})
+
+
+def _error(message: str, kind: str = "invalid_request_error", code: str = "") -> str:
+    """Return an error as OpenAI's clients read it, as one word of HAProxy's configuration."""
+    said = {"message": message, "type": kind, "param": None, "code": code or None}
+    return _word(json.dumps({"error": said}))
+
+
+def _word(text: str) -> str:
+    """
+    Return text as one word of HAProxy's configuration: in single quotes, where nothing has meaning.
+
+    A quote in it becomes JSON's escape of it: all that is quoted here is JSON.
+    """
+    return "'" + text.replace("'", "\\u0027") + "'"

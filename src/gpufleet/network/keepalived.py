@@ -1,0 +1,94 @@
+"""
+An address that one of two gateways has: keepalived's configuration, and its check.  Pure.
+
+The gateways tell each other that they live (VRRP, RFC 9568); when one is silent, or its HAProxy
+does not answer or is stopped, the other takes the address.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+
+from gpufleet.errors import FleetError
+from gpufleet.monitoring import prometheus as scrape
+from gpufleet.monitoring.prometheus import Watched
+from gpufleet.serving import unit as units
+from gpufleet.settings.gateway_settings import VirtualAddress
+
+UNIT = "keepalived.service"
+HOME = "/etc/keepalived"
+CONFIGURATION = "keepalived.conf"
+CHECK = "/usr/local/libexec/gpufleet/gateway-answers"
+GONE = "/run/gpufleet/gateway-gone"
+"""1 from when somebody stops HAProxy, 0 from when it runs again; keepalived sees it change."""
+# keepalived.conf(5), auth_pass: no more of it is used.
+_LONGEST_PASSWORD = 8
+_PASSWORD = re.compile(r"[A-Za-z0-9._+:/@%^&*=-]+")
+
+
+def keepalived(wanted: VirtualAddress, password: bytes) -> bytes:
+    """
+    Return keepalived's configuration; the password is in it.
+
+    Raises `FleetError` for a password that VRRP would cut, or that is no word there.
+    """
+    said = password.decode("utf-8", "replace")
+    where = f"{wanted.password_file}: see `gateway.virtual_address.password_file` in group_vars"
+    if len(said) > _LONGEST_PASSWORD:
+        raise FleetError(f"{where}: VRRP uses {_LONGEST_PASSWORD} bytes of a password: shorten it")
+    if not _PASSWORD.fullmatch(said):
+        raise FleetError(f"{where}: the password has to be one word of letters, digits and ._+:/@-")
+    return units.filled(
+        "keepalived.conf.j2", address=wanted, password=said, check=CHECK, gone=GONE, user="root"
+    ).encode()
+
+
+def slow_hash(configuration: bytes) -> str:
+    """
+    Return what tells this configuration from another, for files that everybody may read.
+
+    There is a password of 8 bytes in it, which a quick hash would let somebody guess. RFC 7914's
+    scrypt with 16 MiB (N = 2**14, r = 8) takes some 50 ms a guess.
+    """
+    return hashlib.scrypt(configuration, salt=b"gpufleet keepalived", n=1 << 14, r=8, p=1).hex()
+
+
+def problems(nodes: Mapping[str, Watched], home: str) -> Iterator[str]:
+    """
+    Yield what keeps the gateway on `home` from sharing its address, in sentences.
+
+    Gateways that do not understand each other would both have it.
+    """
+    ours = _of(nodes[home])
+    if ours is None:
+        return
+    address = ours.address.partition("/")[0]
+    for name, each in sorted(nodes.items()):
+        if each.address == address:
+            yield (
+                f"{home}: gateway.virtual_address.address: {address} is {name}'s own: take one "
+                "that no machine has"
+            )
+        theirs = _of(each)
+        # Said once of two: by the one whose name comes first.
+        if theirs is None or name <= home or theirs.address.partition("/")[0] != address:
+            continue
+        for key in ("address", "router_id", "password_file"):
+            mine, other = getattr(ours, key), getattr(theirs, key)
+            if mine != other:
+                yield (
+                    f"gateway.virtual_address.{key}: {mine} on {home}, {other} on {name}: they "
+                    f"would not hear each other, and both have {address}: write the same for both"
+                )
+
+
+def _of(node: Watched) -> VirtualAddress | None:
+    return node.settings.gateway.virtual_address if node.settings.gateway else None
+
+
+def check(address: str, port: int) -> bytes:
+    """Return the program that keepalived asks whether this gateway answers."""
+    place = scrape.at(scrape.local(address), port)
+    return f"#!/bin/sh\nexec curl -sf -m 2 -o /dev/null http://{place}/healthy\n".encode()

@@ -1,0 +1,354 @@
+"""
+LiteLLM in front of a gateway: which names clients may ask for, and what the proxy is told.  Pure.
+
+Names are those of the fleet's `serving`, names over several entries, and aliases. Each becomes one
+deployment of LiteLLM's for each entry behind it, at the gateway's path of that entry: which server
+is asked, which is drained and which has died is the gateway's to know. So LiteLLM tries nothing
+twice and puts nothing aside; what it adds is names, defaults and fallbacks.
+
+What it reads is `config.yaml`. What stands before it (`templates/litellm-serve.py`: who may ask,
+for what, with which keys of a body) is told by `front.json`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from gpufleet.artifacts.release import Program
+from gpufleet.monitoring import prometheus as scrape
+from gpufleet.monitoring.prometheus import MARK, Watched
+from gpufleet.network.haproxy import KEEP_ALIVE_SECONDS
+from gpufleet.settings.gateway_settings import Gateway
+from gpufleet.settings.litellm_settings import LOOPBACK, Litellm, Parameters
+from gpufleet.settings.node_groups import suggestion
+
+UNIT = "gpufleet-litellm.service"
+ACCOUNT = "litellm"
+HOME = "/etc/gpufleet/litellm"
+"""Where its configuration lies."""
+CREDENTIALS = f"{HOME}/credentials"
+STATE = "/var/lib/litellm"
+SERVE = "/usr/local/libexec/gpufleet/litellm-serve"
+"""Where `templates/litellm-serve.py` lies on nodes."""
+PROGRAM = Program("litellm", "/opt/litellm", "/var/cache/gpufleet/litellm-uv", ("litellm.proxy",))
+
+KEY_VARIABLE = "GPUFLEET_UPSTREAM_KEY"
+# Started and answering: 7 s of one core measured, and 33 s where others had both.
+START_SECONDS = 300
+
+# What a request's body may have: what vLLM 0.32.0 reads there (entrypoints/*/protocol.py), without
+# what concerns its own processes. LiteLLM takes orders by others: `api_base`, `fallbacks`,
+# `mock_response`, `num_retries` and some dozens more.
+BODY_KEYS = frozenset(
+    {
+        *("model", "messages", "prompt", "suffix", "echo", "input", "dimensions"),
+        *("encoding_format", "stream", "stream_options", "n", "best_of", "seed", "stop"),
+        *("temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens"),
+        *("presence_penalty", "frequency_penalty", "repetition_penalty", "length_penalty"),
+        *("logit_bias", "logprobs", "top_logprobs", "prompt_logprobs", "response_format"),
+        *("tools", "tool_choice", "parallel_tool_calls", "logprob_token_ids", "prompt_embeds"),
+        *("reasoning_effort", "include_reasoning", "thinking_token_budget", "instruction"),
+        *("stop_token_ids", "include_stop_str_in_output", "ignore_eos", "min_tokens"),
+        *("skip_special_tokens", "spaces_between_special_tokens", "add_special_tokens"),
+        *("truncate_prompt_tokens", "allowed_token_ids", "bad_words", "use_beam_search"),
+        *("add_generation_prompt", "continue_final_message", "chat_template_kwargs"),
+        *("mm_processor_kwargs", "structured_outputs", "documents"),
+        *("return_token_ids", "return_tokens_as_token_ids", "cache_salt", "vllm_xargs"),
+    }
+)
+# Of these, those with which LiteLLM 1.106.2 fails on any other path than that of chats (measured).
+CHAT_KEYS = frozenset({"chat_template_kwargs", "reasoning_effort", "response_format"})
+# What OpenAI's clients send for OpenAI alone: taken out.
+IGNORED_KEYS = frozenset(
+    {
+        *("metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store"),
+        *("user", "verbosity"),
+    }
+)
+# What goes on with a request beside its body; the gateway's header of sessions is added.
+HEADERS = ("accept", "x-request-id")
+
+
+@dataclass(frozen=True)
+class Name:
+    """What clients may ask for."""
+
+    name: str
+    entries: tuple[str, ...]
+    """Of `serving`; of several each request gets one."""
+    parameters: Parameters = field(default_factory=Parameters)
+    fallbacks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """The gateway that LiteLLM asks."""
+
+    url: str
+    seconds: int
+    """How long it may be silent within a request: no less than the gateway itself waits."""
+    session_header: str
+    """By which it keeps requests together."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What LiteLLM is to read, by path from `HOME`; there is no secret in it."""
+
+    files: Mapping[str, bytes] = field(repr=False)
+
+
+# Names
+
+
+def entries(nodes: Mapping[str, Watched]) -> dict[str, str]:
+    """Return the entries that clients may ask, each with the name by which its servers know it."""
+    found: dict[str, str] = {}
+    prefill = set()
+    for _, node in sorted(nodes.items()):
+        for entry, model in node.settings.serving.items():
+            found.setdefault(entry, model.served_name or entry)
+            prefill.add(model.prefill)
+    return {entry: name for entry, name in sorted(found.items()) if entry not in prefill}
+
+
+def names(wanted: Litellm, served: Mapping[str, str]) -> tuple[Name, ...]:
+    """Return what clients may ask for, where `problems` has found nothing; sorted."""
+    by_name: dict[str, list[str]] = {}
+    for entry, name in served.items():
+        by_name.setdefault(name, []).append(entry)
+    found = {name: Name(name, tuple(behind)) for name, behind in by_name.items()}
+    for name, model in wanted.models.items():
+        behind = model.entries or tuple(by_name.get(name, ()))
+        found[name] = Name(name, behind, model.parameters, model.fallbacks)
+    for alias, name in wanted.aliases.items():
+        if name in found:
+            its = found[name]
+            found[alias] = Name(alias, its.entries, its.parameters, its.fallbacks)
+    return tuple(each for _, each in sorted(found.items()))
+
+
+def problems(wanted: Litellm, nodes: Mapping[str, Watched], home: str) -> Iterator[str]:
+    """Yield what `litellm` of node `home` says that cannot be, in sentences."""
+    served = entries(nodes)
+    found = [*_of_upstream(wanted, nodes[home].settings.gateway, nodes)]
+    if served:
+        found += [*_of_models(wanted, served), *_of_others(wanted, served)]
+    else:
+        found.append("models: no node of the inventory declares `serving`: there is nothing to ask")
+    yield from (f"{home}: litellm.{sentence}" for sentence in found)
+
+
+def _of_models(wanted: Litellm, served: Mapping[str, str]) -> Iterator[str]:
+    own = set(served.values())
+    every = own | set(wanted.models) | set(wanted.aliases)
+    for name, model in wanted.models.items():
+        at = f"models.{name}"
+        for entry in model.entries:
+            if entry not in served:
+                yield (
+                    f"{at}.entries: no node serves {entry}{suggestion(entry, [*served])}; "
+                    f"`serving` has {', '.join(served)}"
+                )
+        if not model.entries and name not in own:
+            yield (
+                f"{at}: no entry of `serving` has this name{suggestion(name, sorted(own))}: say "
+                "by `entries` which ones are behind it"
+            )
+        hidden = [e for e, each in served.items() if each == name and e not in model.entries]
+        if model.entries and hidden:
+            yield (
+                f"{at}: hides {' and '.join(hidden)}, which has this name itself: put it into "
+                "`entries`, or take another name"
+            )
+        for fallback in model.fallbacks:
+            if fallback not in every:
+                yield (
+                    f"{at}.fallbacks: there is no {fallback}{suggestion(fallback, sorted(every))}"
+                )
+    for name in sorted(own - {name for name, model in wanted.models.items() if model.entries}):
+        if len(behind := [entry for entry, each in served.items() if each == name]) > 1:
+            yield (
+                f"models: {' and '.join(behind)} are both called {name}: say by "
+                f"`models.{name}.entries` that requests go to all of them, or to which"
+            )
+
+
+def _of_others(wanted: Litellm, served: Mapping[str, str]) -> Iterator[str]:
+    own = set(served.values())
+    known = own | set(wanted.models)
+    every = known | set(wanted.aliases)
+    for alias, name in wanted.aliases.items():
+        if alias in own:
+            yield f"aliases.{alias}: hides a model that has this name: take another one"
+        if name not in known:
+            yield f"aliases.{alias}: there is no {name}{suggestion(name, sorted(known))}"
+    for client in wanted.clients:
+        for name in client.models:
+            if name not in every:
+                yield (
+                    f"clients: {client.name} may ask for {name}, which there is not"
+                    f"{suggestion(name, sorted(every))}"
+                )
+
+
+def _of_upstream(
+    wanted: Litellm, gateway: Gateway | None, nodes: Mapping[str, Watched]
+) -> Iterator[str]:
+    if wanted.upstream_url is None:
+        if gateway is None:
+            yield (
+                "upstream_url: this node has no `gateway`: declare one here, or name its address "
+                "(https://gateway.example.net:8443)"
+            )
+        elif gateway.tls:
+            yield (
+                "upstream_url: the gateway of this node shows a certificate: write its address as "
+                "the certificate names it (https://gateway.example.net:8443)"
+            )
+    here = [gateway] if gateway else _gateways(nodes)
+    if not here and wanted.request_seconds is None:
+        yield (
+            "request_seconds: no node of the inventory has a `gateway` whose waiting could be "
+            "taken: say how long a server may be silent"
+        )
+    if any(each.clients for each in here) and wanted.upstream_key_file is None:
+        yield (
+            "upstream_key_file: the gateway wants a key: make one for LiteLLM (openssl rand "
+            "-base64 33), name its hash in `gateway.clients` and its file here"
+        )
+
+
+def unknown_key(wanted: Litellm, nodes: Mapping[str, Watched], home: str, key: bytes) -> str | None:
+    """Return why the gateways of the inventory would refuse LiteLLM's key; None: they would not."""
+    gateway = nodes[home].settings.gateway
+    needed = sorted({e for name in names(wanted, entries(nodes)) for e in name.entries})
+    for each in [gateway] if gateway else _gateways(nodes):
+        if not each.clients:
+            continue
+        digest = hashlib.sha256(key).hexdigest()
+        found = next((c for c in each.clients if c.key_sha256.lower() == digest), None)
+        said = f"{home}: litellm.upstream_key_file: {wanted.upstream_key_file} has a key that"
+        if found is None:
+            return f"{said} no one of `gateway.clients` has: put its hash there ({digest})"
+        if found.models and (lacks := [entry for entry in needed if entry not in found.models]):
+            return f"{said} may not use {', '.join(lacks)}: see `gateway.clients`, {found.name}"
+    return None
+
+
+def _gateways(nodes: Mapping[str, Watched]) -> list[Gateway]:
+    return [each.settings.gateway for _, each in sorted(nodes.items()) if each.settings.gateway]
+
+
+# What it is told
+
+
+def upstream(wanted: Litellm, nodes: Mapping[str, Watched], home: str) -> Upstream:
+    """
+    Return the gateway that LiteLLM on node `home` asks, where `problems` has found nothing.
+
+    It waits as long as the gateway does, in its queue and then for a server: of the two the gateway
+    gives up first, with an answer that says why.
+    """
+    here = nodes[home].settings.gateway
+    known = [here] if here else _gateways(nodes)
+    seconds = wanted.request_seconds or max(
+        each.request_seconds + each.queue_seconds for each in known
+    )
+    header = known[0].affinity.header.lower() if known else "x-session-id"
+    if wanted.upstream_url:
+        return Upstream(wanted.upstream_url, seconds, header)
+    if here is None:
+        raise ValueError(f"{home} has no gateway")
+    return Upstream(f"http://{scrape.at(scrape.local(here.listen), here.port)}", seconds, header)
+
+
+def configuration(
+    wanted: Litellm, asked: Iterable[Name], served: Mapping[str, str], at: Upstream
+) -> Configuration:
+    """Return what LiteLLM and what stands before it read; `served` are the fleet's entries."""
+    asked = tuple(asked)
+    said: dict[str, Any] = {
+        "model_list": [
+            {
+                "model_name": name.name,
+                "litellm_params": {
+                    "model": f"hosted_vllm/{served[entry]}",
+                    "api_base": f"{at.url}/{entry}/v1",
+                    **({"api_key": f"os.environ/{KEY_VARIABLE}"} if _key(wanted) else {}),
+                    "timeout": at.seconds,
+                    "stream_timeout": at.seconds,
+                    "max_retries": 0,
+                    **name.parameters.given,
+                },
+                "model_info": {"id": f"{name.name}@{entry}"},
+            }
+            for name in asked
+            for entry in name.entries
+        ],
+        "router_settings": {
+            # The gateway has tried other servers, and knows which are out.
+            "num_retries": 0,
+            "disable_cooldowns": True,
+            "fallbacks": [{each.name: [*each.fallbacks]} for each in asked if each.fallbacks],
+        },
+        "litellm_settings": {
+            "telemetry": False,
+            "num_retries": 0,
+            "request_timeout": at.seconds,
+            "drop_params": False,
+            "suppress_debug_info": True,
+            "turn_off_message_logging": True,
+        },
+        "general_settings": {
+            "forward_client_headers_to_llm_api": True,  # which ones, front.json says
+            "disable_spend_logs": True,
+        },
+    }
+    front = {
+        "listen": wanted.listen,
+        "port": wanted.port,
+        "clients": [each.model_dump(mode="json") for each in wanted.clients],
+        "anybody": wanted.allow_unauthenticated,
+        "models": [each.name for each in asked],
+        "body_keys": sorted(BODY_KEYS | set(wanted.body_keys)),
+        "chat_keys": sorted(CHAT_KEYS),
+        "chat_models": [each.name for each in asked if CHAT_KEYS & set(each.parameters.given)],
+        "ignored_keys": sorted(IGNORED_KEYS - set(wanted.body_keys)),
+        "headers": sorted({*HEADERS, at.session_header}),
+        "most_bytes": wanted.max_body_mib << 20,
+        "drain_seconds": wanted.drain_seconds,
+        "keep_alive_seconds": KEEP_ALIVE_SECONDS,
+        "key_variable": KEY_VARIABLE,
+    }
+    text = yaml.safe_dump(said, sort_keys=False, width=200, allow_unicode=True)
+    return Configuration(
+        {
+            "config.yaml": (MARK + text).encode(),
+            "front.json": (json.dumps(front, indent=1) + "\n").encode(),
+        }
+    )
+
+
+def reach(wanted: Litellm, at: Upstream) -> tuple[str, ...]:
+    """
+    Return the networks that its unit may exchange packets with, as systemd writes them; (): any.
+
+    >>> reach(Litellm(version="1.0.0", lock="a", allow_unauthenticated=True),
+    ...       Upstream("http://127.0.0.1:8443", 660, "x-session-id"))
+    ('localhost',)
+    """
+    if wanted.networks:
+        return ("localhost", *map(str, wanted.networks))
+    host = at.url.partition("://")[2].rpartition(":")[0].strip("[]")
+    return ("localhost",) if wanted.listen in LOOPBACK and host in LOOPBACK else ()
+
+
+def _key(wanted: Litellm) -> bool:
+    return wanted.upstream_key_file is not None

@@ -1,0 +1,1 @@
+"""node: see docs/architecture.md."""

@@ -1,0 +1,465 @@
+"""
+Which interface of each node of a replica reaches the other nodes.  Pure.
+
+Takes the probes' documents of the nodes, gives the interface and IPv4 address of each. Several
+networks in a node are the normal case, so nothing is left to a default route or to a host name's
+address, which is what vLLM, Gloo and NCCL would take by themselves.
+
+1. A network that the operator names decides: each node's interface whose address lies in it.
+2. Otherwise it is a network that every node has an address in, on an interface that is up and is
+   hardware: those whose NICs do RDMA first, then the fastest, then those whose interfaces have the
+   same name on all nodes, then the first by name. Networks in which two nodes have the same
+   address are none: each node has its own of them, as Docker's.
+
+A probe tells what is configured, not what a switch lets pass: the ranks prove that before they
+start.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from ipaddress import AddressValueError, IPv4Interface, IPv4Network, NetmaskValueError
+from typing import Any
+
+from gpufleet.errors import FleetError
+from gpufleet.node.nic_affinity import nearest, nic_classes
+from gpufleet.node.topology import known
+from gpufleet.quick_dataclass import dataclass
+
+INFINIBAND = "InfiniBand"
+ROCE = "Ethernet"
+"""`link_layer` of an RDMA port, as /sys/class/infiniband has it."""
+
+_ACTIVE = "4:"  # enum ib_port_state, rdma/ib_verbs.h: "4: ACTIVE"
+
+# Names that programs give to devices which end in the node itself or carry another network's
+# packets: containers, virtual machines, VPNs and overlays.
+_VIRTUAL = re.compile(
+    r"(docker|br-[0-9a-f]{12}$|virbr|vnet|vmnet|lxcbr|lxdbr|incusbr|podman|cni|flannel|cali|cilium"
+    r"|weave|kube|nodelocaldns|antrea|ovn|ovs-|tailscale|zt[a-z0-9]{8,}|wg|tun|tap|ppp|nebula|dummy"
+    r"|ifb|gre|sit|ip6tnl|tunl)"
+)
+# Linux' own words for such devices: DEVTYPE in their uevent.
+_VIRTUAL_KINDS = {"wireguard", "tun", "vxlan", "geneve", "dummy", "ppp", "macsec"}
+_STATES_UP = {"up", "unknown"}  # a device whose driver does not tell is "unknown"
+
+
+@dataclass(frozen=True)
+class Network:
+    """How a node reaches the other nodes of its replica."""
+
+    interface: str
+    address: str
+    """IPv4, of that interface."""
+    hcas: tuple[str, ...] = ()
+    """RDMA devices near the replica's GPUs here, with their active port: `mlx5_0:1`. Empty: NCCL
+    has to use TCP, or to look by itself."""
+    no_rdma: bool = False
+    """Whether this replica must do without RDMA although this node has some: another has none."""
+    mtu: int | None = None
+    why: str = ""
+    """Why this network, and which others there were. The same on all nodes."""
+
+
+@dataclass(frozen=True)
+class _Interface:
+    """One IPv4 address of a net device; None: the device has none, or its network is unknown."""
+
+    name: str
+    own: IPv4Interface | None
+    alone: str | None
+    """An address whose prefix is not known."""
+    speed: int
+    """Mbit/s; 0: not known."""
+    rdma: bool
+    mtu: int | None
+    down: bool
+    virtual: str
+    """What makes it one that does not reach other nodes; "": nothing."""
+
+    @property
+    def flaw(self) -> str:
+        """Return why it is not taken unless its network is named; "": it may be."""
+        if self.down:
+            return "is down"
+        if self.own is None:
+            return f"{self.alone}, of unknown prefix" if self.alone else "no IPv4 address"
+        if self.own.is_link_local or self.own.is_loopback:
+            return "an address that ends at this link"
+        return self.virtual
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """Return what the best interface is the least of."""
+        return (not self.rdma, -self.speed, self.name)
+
+    def __str__(self) -> str:
+        address = self.own or self.alone
+        return f"{self.name} {address}" if address else self.name
+
+
+def networks(
+    replica: str,
+    documents: Mapping[str, Mapping[str, Any]],
+    gpus: Mapping[str, Collection[int]],
+    named: Mapping[str, IPv4Network | None] | None = None,
+) -> dict[str, Network]:
+    """
+    Return for each node of a replica how it reaches the others.
+
+    `documents` are the nodes' probes in the order of their ranks, `gpus` the NVML indices that the
+    replica has on each node, `named` each node's `cluster_network`, where it has one.
+
+    Raises `FleetError` where no network joins the nodes, with every interface of every node and
+    why it is not the one.
+    """
+    found = {node: list(_interfaces(document)) for node, document in documents.items()}
+    wanted = {node: (named or {}).get(node) for node in documents}
+    if any(wanted.values()):
+        chosen, why = _named(replica, found, wanted)
+    else:
+        chosen, why = _derived(replica, found)
+    sizes = {each.mtu for each in chosen.values()}
+    if len(sizes) > 1:
+        each_mtu = ", ".join(f"{each.mtu} on {node}" for node, each in chosen.items())
+        why += f"; their MTU differs ({each_mtu}): packets of the larger size may be lost"
+    hcas, remark = _hcas(documents, gpus)
+    return {
+        node: Network(
+            interface=each.name,
+            address=str(each.own.ip if each.own else each.alone),
+            hcas=hcas.get(node, ()),
+            no_rdma=bool(remark),
+            mtu=each.mtu,
+            why=why + remark,
+        )
+        for node, each in chosen.items()
+    }
+
+
+def addresses(document: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return each address at which a node may reach others, in the order of its interfaces."""
+    found = (str(each.own.ip) for each in _interfaces(document) if each.own and not each.flaw)
+    return tuple(dict.fromkeys(found))
+
+
+def sentence(replica: str, found: Mapping[str, Network]) -> str:
+    """Say what a replica's nodes talk over, and why, as a line of the plan."""
+    where = ", ".join(f"{node} {each.interface} {each.address}" for node, each in found.items())
+    why = next((each.why for each in found.values()), "")
+    return f"{replica}: its nodes talk over {where}: {why}"
+
+
+# The network that the operator names
+
+
+def _named(
+    replica: str,
+    found: Mapping[str, list[_Interface]],
+    wanted: Mapping[str, IPv4Network | None],
+) -> tuple[dict[str, _Interface], str]:
+    problems = []
+    chosen = {}
+    more = []
+    for node, interfaces in found.items():
+        network = wanted[node]
+        if network is None:
+            which = next(str(each) for each in wanted.values() if each)
+            problems.append(
+                f"{node}: cluster_network is not set, and other nodes of {replica} have it "
+                f"({which}): set it for all of them or for none"
+            )
+            continue
+        inside = sorted((each for each in interfaces if _lies_in(each, network)), key=_order)
+        usable = [each for each in inside if not each.down]
+        if not usable:
+            tried = "; ".join(f"{each} is down" for each in inside) or _listing(interfaces)
+            problems.append(
+                f"{node}: no interface with an address in cluster_network {network}, which "
+                f"{replica} needs there: {tried}"
+            )
+            continue
+        chosen[node] = usable[0]
+        more += [f"{node} {each.name}" for each in usable[1:]]
+    problems += _doubles(replica, chosen)
+    if problems:
+        raise FleetError(*problems)
+    ranges = ", ".join(dict.fromkeys(str(each) for each in wanted.values()))
+    also = f"; also in it: {', '.join(more)}" if more else ""
+    return chosen, f"cluster_network names {ranges}{also}"
+
+
+def _lies_in(each: _Interface, network: IPv4Network) -> bool:
+    address = each.own or (IPv4Interface(each.alone) if each.alone else None)
+    return address is not None and address.ip in network
+
+
+def _doubles(replica: str, chosen: Mapping[str, _Interface]) -> Iterator[str]:
+    owners: dict[str, str] = {}
+    for node, each in chosen.items():
+        address = str(each.own.ip if each.own else each.alone)
+        if address in owners:
+            yield (
+                f"{owners[address]} and {node} both have {address} in cluster_network, and "
+                f"{replica} needs both: name a network that joins them"
+            )
+        owners.setdefault(address, node)
+
+
+# The network that all have
+
+
+def _derived(
+    replica: str, found: Mapping[str, list[_Interface]]
+) -> tuple[dict[str, _Interface], str]:
+    usable = {
+        node: [each for each in interfaces if not each.flaw] for node, interfaces in found.items()
+    }
+    everywhere = set.intersection(
+        *({each.own.network for each in own if each.own} for own in usable.values())
+    )
+    choices = []
+    doubled: dict[IPv4Network, str] = {}
+    for network in everywhere:
+        members = {
+            node: min((each for each in own if _has(each, network)), key=_order)
+            for node, own in usable.items()
+        }
+        if same := _same_address(members):
+            doubled[network] = same
+        else:
+            choices.append((_rank(network, members), network, members))
+    if not choices:
+        raise FleetError(_none(replica, found, usable, doubled))
+    (_, network, chosen), *others = sorted(choices, key=lambda choice: choice[0])
+    why = f"{network} is the one network that all of them have ({_speed(chosen)})"
+    if others:
+        also = ", ".join(
+            f"{other} ({'/'.join(_names(members))}, {_speed(members)})"
+            for _, other, members in others
+        )
+        why = (
+            f"of the networks that all of them have, {network} comes first ({_speed(chosen)}); "
+            f"also {also}: cluster_network names another"
+        )
+    return chosen, why
+
+
+def _has(each: _Interface, network: IPv4Network) -> bool:
+    return each.own is not None and each.own.network == network
+
+
+def _same_address(members: Mapping[str, _Interface]) -> str:
+    owners: dict[str, str] = {}
+    for node, each in members.items():
+        address = str(each.own.ip if each.own else "")
+        if address in owners:
+            return f"{owners[address]} has the same address"
+        owners[address] = node
+    return ""
+
+
+def _rank(network: IPv4Network, members: Mapping[str, _Interface]) -> tuple[object, ...]:
+    """Return what the best network is the least of."""
+    names = _names(members)
+    return (
+        not all(each.rdma for each in members.values()),
+        -min(each.speed for each in members.values()),
+        len(names) > 1,
+        names,
+        network,
+    )
+
+
+def _names(members: Mapping[str, _Interface]) -> list[str]:
+    return sorted({each.name for each in members.values()})
+
+
+def _order(each: _Interface) -> tuple[object, ...]:
+    return each.order
+
+
+def _speed(members: Mapping[str, _Interface]) -> str:
+    speed = min(each.speed for each in members.values())
+    said = f"{speed / 1000:g} Gbit/s" if speed else "of unknown speed"
+    return f"{said}, RDMA" if all(each.rdma for each in members.values()) else said
+
+
+def _none(
+    replica: str,
+    found: Mapping[str, list[_Interface]],
+    usable: Mapping[str, list[_Interface]],
+    doubled: Mapping[IPv4Network, str],
+) -> str:
+    tried = "; ".join(
+        f"on {node} "
+        + _listing(
+            interfaces,
+            {each: _not_shared(node, each, usable, doubled) for each in usable[node]},
+        )
+        for node, interfaces in found.items()
+    )
+    if any(each.alone for own in found.values() for each in own):
+        tried += ". Networks of unknown prefix are an older probe's: probe these nodes again"
+    return (
+        f"{replica} spans {' and '.join(found)}, and no network joins them: name one by "
+        "`cluster_network` (where they reach each other through a router, one that holds an "
+        f"address of each), or give their interfaces one. Tried: {tried}"
+    )
+
+
+def _not_shared(
+    node: str,
+    each: _Interface,
+    usable: Mapping[str, list[_Interface]],
+    doubled: Mapping[IPv4Network, str],
+) -> str:
+    if each.own is None:
+        return each.flaw
+    network = each.own.network
+    without = [
+        other
+        for other, own in usable.items()
+        if other != node and not any(_has(one, network) for one in own)
+    ]
+    return f"{' and '.join(without)} not in it" if without else doubled.get(network, "")
+
+
+def _listing(interfaces: list[_Interface], reasons: Mapping[_Interface, str] | None = None) -> str:
+    """Name every interface and why it is not the one."""
+    said = (
+        f"{each} ({why})" if (why := (reasons or {}).get(each, each.flaw)) else str(each)
+        for each in interfaces
+    )
+    return ", ".join(said) or "no interface"
+
+
+# What a probe says of interfaces
+
+
+def _interfaces(document: Mapping[str, Any]) -> Iterator[_Interface]:
+    nics = known(document.get("nics"), {})
+    devices = {each["name"]: each for each in known(nics.get("net"), [])}
+    rates = dict(_rates(known(nics.get("infiniband"), [])))
+    for name, device in devices.items():
+        parts = list(_hardware(name, devices))
+        speeds = [rates[part] for part in parts if part in rates]
+        speed = known(device.get("speed"), 0)
+        interface = _Interface(
+            name=name,
+            own=None,
+            alone=None,
+            speed=max(speed if isinstance(speed, int) else 0, sum(speeds), 0),
+            rdma=bool(parts) and len(speeds) == len(parts),
+            mtu=known(device.get("mtu")),
+            down=known(device.get("state"), "unknown") not in _STATES_UP,
+            virtual=_virtual(device, parts),
+        )
+        written = known(device.get("networks"))
+        own = [] if written is None else [each for text in written if (each := _parsed(text))]
+        first = known(device.get("ipv4"))
+        for each in own:
+            yield replace(interface, own=each)
+        if not own:
+            # Documents of older probes have an address without its prefix.
+            yield replace(interface, alone=first if isinstance(first, str) else None)
+
+
+def _parsed(text: Any) -> IPv4Interface | None:
+    try:
+        return IPv4Interface(text)
+    except (AddressValueError, NetmaskValueError, ValueError):
+        return None
+
+
+def _hardware(
+    name: str, devices: Mapping[str, Mapping[str, Any]], seen: frozenset[str] = frozenset()
+) -> Iterator[str]:
+    """Yield the PCI functions that a net device consists of: its own, or those of its parts."""
+    device = devices.get(name)
+    if device is None or name in seen:
+        return
+    function = known(device.get("pci"), {}).get("bus_id")
+    if function:
+        yield function
+        return
+    for part in known(device.get("lower"), None) or ():
+        yield from _hardware(part, devices, seen | {name})
+
+
+def _virtual(device: Mapping[str, Any], parts: list[str]) -> str:
+    if parts:
+        return ""
+    kind = known(device.get("kind"))
+    if kind in _VIRTUAL_KINDS:
+        return f"is virtual ({kind})"
+    if kind == "bridge" and known(device.get("lower")) is not None:
+        return "is a bridge without a NIC"
+    if _VIRTUAL.match(device["name"]):
+        return "is virtual by its name"
+    return ""
+
+
+def _rates(infiniband: list[Mapping[str, Any]]) -> Iterator[tuple[str, int]]:
+    """Yield the PCI function and rate in Mbit/s of every RDMA device that has an active port."""
+    for device in infiniband:
+        function = known(device["pci"], {}).get("bus_id")
+        rates = [
+            float(match[1])
+            for port in known(device["ports"], [])
+            if str(port["state"]).startswith(_ACTIVE)
+            and (match := re.match(r"([\d.]+) Gb/sec", str(known(port["rate"], ""))))
+        ]
+        if function and rates:
+            yield function, int(max(rates) * 1000)
+
+
+# RDMA devices near the replica's GPUs
+
+
+def _hcas(
+    documents: Mapping[str, Mapping[str, Any]], gpus: Mapping[str, Collection[int]]
+) -> tuple[dict[str, tuple[str, ...]], str]:
+    """
+    Return the HCAs of each node that NCCL is to use, and what is to be said if some must not.
+
+    Ports of one link layer on all nodes: InfiniBand does not talk to RoCE.
+    """
+    near = {
+        node: {layer: _near(document, gpus.get(node, ()), layer) for layer in (INFINIBAND, ROCE)}
+        for node, document in documents.items()
+    }
+    for layer in (INFINIBAND, ROCE):
+        if all(layers[layer] for layers in near.values()):
+            return {node: layers[layer] for node, layers in near.items()}, ""
+    some = [node for node, layers in near.items() if any(layers.values())]
+    if not some:
+        return {}, ""
+    return {}, (
+        f"; without RDMA, which {' and '.join(some)} would have, for not every node has active "
+        "ports of the same link layer"
+    )
+
+
+def _near(document: Mapping[str, Any], gpus: Collection[int], layer: str) -> tuple[str, ...]:
+    """Return the active ports of a link layer on the devices that are nearest to some GPUs."""
+    devices = known(known(document.get("nics"), {}).get("infiniband"), [])
+    ports = {
+        device["name"]: [
+            f"{device['name']}:{port['port']}"
+            for port in known(device["ports"], [])
+            if str(port["state"]).startswith(_ACTIVE) and known(port["link_layer"]) == layer
+        ]
+        for device in devices
+    }
+    classes = nic_classes(document) if devices else {}
+    nics = nearest({nic: found for nic, found in classes.items() if ports.get(nic)})
+    names = {nic for gpu in gpus for nic, _ in nics.get(gpu, [])}
+    return tuple(port for name in sorted(names, key=_natural) for port in ports[name])
+
+
+def _natural(name: str) -> tuple[object, ...]:
+    """Order mlx5_10 behind mlx5_9."""
+    return tuple(int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name))

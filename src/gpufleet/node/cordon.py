@@ -1,0 +1,66 @@
+"""A node that is cordoned: nothing new is placed there, what runs there stays.  Pure.
+
+A person marks it (`gpufleet cordon`), or an upgrade does while it changes the node. That one passes
+by itself, and a plan that heeded it would move what the upgrade is about to bring back: it counts
+only when the upgrade that made it has gone and left the mark, for what it changed there failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from gpufleet.sanitize import printable
+
+
+class Cordon(NamedTuple):
+    """Who has cordoned a node, and why."""
+
+    by: str
+    """user@host"""
+    why: str
+    upgrade: str | None = None
+    """The upgrade that did; None: a person."""
+
+    def __str__(self) -> str:
+        """
+        Say it in a sentence.
+
+        >>> str(Cordon("ann@laptop", "disk makes noises"))
+        'cordoned by ann@laptop: disk makes noises'
+        """
+        whose = f" in upgrade {self.upgrade}" if self.upgrade else ""
+        return printable(f"cordoned by {self.by}{whose}: {self.why}")
+
+
+def cordon_of(document: Mapping[str, Any]) -> Cordon | None:
+    """
+    Return a probe's cordon; None where there is none, it passes, or is not known.
+
+    Documents of older probes have no such key: their nodes are not cordoned.
+    """
+    found = document.get("cordon")
+    if not isinstance(found, Mapping) or "missing" in found or found.get("passing"):
+        return None
+    return Cordon(str(found.get("by")), str(found.get("why")), found.get("upgrade"))
+
+
+def unknown(document: Mapping[str, Any]) -> str | None:
+    """Return why a probe could not tell whether its node is cordoned; None: it could."""
+    found = document.get("cordon")
+    if isinstance(found, Mapping) and "missing" in found:
+        return printable(str(found["missing"]))
+    return None
+
+
+def lifting(node: str, force: bool = False) -> str:
+    """Return the command that lifts a node's cordon."""
+    return f"`gpufleet uncordon INVENTORY {node}{' --force' if force else ''}`"
+
+
+def sentence(node: str, cordon: Cordon) -> str:
+    """Return what a plan says of a cordoned node."""
+    return (
+        f"{node}: {cordon}; nothing new is placed there, what runs there stays; "
+        f"{lifting(node, cordon.upgrade is not None)} lifts it"
+    )

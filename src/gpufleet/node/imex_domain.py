@@ -1,0 +1,43 @@
+"""Which nodes share a rack's NVLink fabric, and so memory over IMEX. Pure.
+
+The fabric manager of the rack's switches gives every GPU a cluster and a clique; nodes whose GPUs
+have the same ones can map each other's memory. Nothing else tells: neither names nor networks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gpufleet.errors import FleetError
+from gpufleet.node.topology import node_from_probe
+
+
+def addresses(documents: Mapping[str, Mapping[str, Any] | str], name: str) -> tuple[str, ...]:
+    """
+    Return the addresses of a node's IMEX domain, its own among them, sorted by nodes' names.
+
+    `documents` are the probes of all nodes, or sentences why there is none. Raises `FleetError`
+    where it is not known who belongs to it: a file that lacks a node would leave that one out.
+    """
+    silent = [f"{node}: {said}" for node, said in documents.items() if isinstance(said, str)]
+    if silent:
+        raise FleetError(*silent, f"{name}: its IMEX domain is known when every node answers")
+    nodes = {
+        node: node_from_probe(node, said)
+        for node, said in sorted(documents.items())
+        if not isinstance(said, str)
+    }
+    own = nodes[name].domain
+    if own is None:
+        raise FleetError(
+            f"{name}: its GPUs have not joined their NVLink fabric, which tells who is in its IMEX "
+            "domain: see `nvidia-smi -q | grep -A4 Fabric`, and the rack's fabric manager"
+        )
+    members = [node for node in nodes.values() if node.domain == own]
+    if unknown := [node.name for node in members if node.address is None]:
+        raise FleetError(
+            f"{', '.join(unknown)}: no IPv4 address of the default route's interface is known, and "
+            "IMEX needs one of each node"
+        )
+    return tuple(node.address for node in members if node.address)

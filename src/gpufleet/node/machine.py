@@ -1,0 +1,249 @@
+"""What decides a node's packages: its system and its machine, also before any driver is there.
+
+Pure. Takes the document that `on_node/probe.py` prints (docs/probe.md). Everything comes from the
+PCI bus and the kernel's own files, never from NVIDIA's driver: the answer is the same before that
+is installed, while it is broken, and afterwards, so a second run changes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from gpufleet.errors import FleetError
+from gpufleet.on_node.common.linux_facts import SWITCHES_OVER_INFINIBAND
+from gpufleet.quick_dataclass import dataclass
+
+Architecture = Literal["x86_64", "aarch64"]
+Generation = Literal["maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell"]
+
+# The first and last PCI device ids that a generation's chips have (pci-ids.ucw.cz, vendor 10de;
+# the ids stand in blocks of a chip each). A newer chip is in no row: its generation is unknown.
+_GENERATIONS: tuple[tuple[int, int, Generation], ...] = (
+    (0x1340, 0x15EF, "maxwell"),
+    (0x15F0, 0x15FF, "pascal"),  # GP100
+    (0x1600, 0x17FF, "maxwell"),
+    (0x1B00, 0x1D7F, "pascal"),
+    (0x1D80, 0x1DFF, "volta"),
+    (0x1E00, 0x1FFF, "turing"),
+    (0x2080, 0x20FF, "ampere"),  # GA100
+    (0x2180, 0x21FF, "turing"),
+    (0x2200, 0x229F, "ampere"),
+    (0x2300, 0x23FF, "hopper"),
+    (0x2400, 0x25FF, "ampere"),
+    (0x2680, 0x28FF, "ada"),
+    (0x2900, 0x2FFF, "blackwell"),
+    (0x3180, 0x31FF, "blackwell"),  # GB110: B300 and GB300
+)
+_HGX_BLACKWELL = frozenset(int(each, 16) for each in SWITCHES_OVER_INFINIBAND)
+# Compute trays of a rack, whose switches are managed elsewhere and whose memory IMEX shares: GB200,
+# GB300.
+_RACK = frozenset({0x2941, 0x31C2})
+# What hangs on a Grace CPU: GH200 in its three sizes.
+_GRACE_HOPPER = frozenset({0x2342, 0x2345, 0x2348})
+
+# PCI class code, bridge of no named kind: among NVIDIA's functions that is an NVSwitch.
+_NVSWITCH_CLASS = "0x0680"
+_GPU_CLASS = "0x03"
+
+# Packages of kernels: Debian's and Ubuntu's, then Red Hat's.
+_OF_KERNELS = re.compile(r"linux-(image|headers|modules)-(?!nvidia-\d)|kernel(-|$)")
+
+
+@dataclass(frozen=True)
+class System:
+    """
+    The operating system that packages are made for.
+
+    `id` and `version` are /etc/os-release's ("debian", "12"; "rocky", "9.6"), `arch` is the
+    kernel's word for the processor.
+    """
+
+    id: str
+    version: str
+    arch: Architecture
+
+    @property
+    def major(self) -> str:
+        """The version that packages are made for: Red Hat's family keeps its ABI within a major."""
+        return self.version.partition(".")[0] if self.red_hat else self.version
+
+    @property
+    def red_hat(self) -> bool:
+        """Whether it is RHEL or built from its sources: rpm and dnf."""
+        return self.id in {"rhel", "rocky", "almalinux"}
+
+    def __str__(self) -> str:
+        return f"{self.id} {self.version} on {self.arch}"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """
+    An installed kernel.
+
+    Attributes:
+        release: as `uname -r` says it.
+        running: it is the one that runs now.
+        newest: it boots next, unless somebody chooses another.
+        module: version of the NVIDIA module that lies on the disk for it; None: none does.
+    """
+
+    release: str
+    running: bool = False
+    newest: bool = False
+    module: str | None = None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """
+    What a node is built of and runs, as far as its driver's packages depend on it.
+
+    Attributes:
+        gpus: the PCI device id of each GPU on the bus, in the bus's order.
+        nvswitch: it has NVSwitches that it manages itself.
+        nvlink5: those are of NVLink 5: managed over InfiniBand, by NVLSM.
+        imex: its GPUs' memory is shared with other nodes of a rack.
+        grace: its GPUs hang on Grace CPUs.
+        kernels: that are installed, the running one among them.
+        secure_boot: firmware lets only signed modules load; None: could not be read.
+        modules: names of loaded kernel modules; None: could not be read.
+        kernel_packages: that are installed, of kernels, their modules and headers.
+    """
+
+    gpus: tuple[int, ...]
+    nvswitch: bool = False
+    nvlink5: bool = False
+    imex: bool = False
+    grace: bool = False
+    kernels: tuple[Kernel, ...] = ()
+    secure_boot: bool | None = None
+    modules: frozenset[str] | None = None
+    kernel_packages: tuple[str, ...] = ()
+
+    @property
+    def generations(self) -> frozenset[Generation]:
+        """Of the GPUs whose generation is known."""
+        return frozenset(filter(None, map(generation, self.gpus)))
+
+    @property
+    def nouveau(self) -> bool:
+        """Whether the kernel's own driver is loaded, which NVIDIA's cannot be beside."""
+        return "nouveau" in (self.modules or ())
+
+
+def generation(device: int) -> Generation | None:
+    """
+    Return what generation a GPU is of, by its PCI device id; None for one that is not known.
+
+    >>> generation(0x2330)
+    'hopper'
+    """
+    return next((name for first, last, name in _GENERATIONS if first <= device <= last), None)
+
+
+def from_probe(document: Mapping[str, Any]) -> tuple[System, Machine]:
+    """
+    Return what a probe's document says of the system and the machine.
+
+    Raises `FleetError` where the system, the processor, the PCI bus or the kernel cannot be told:
+    packages are never chosen by a guess.
+    """
+    problems = []
+    os_release = document["os_release"]
+    for what, value in (
+        ("/etc/os-release's ID", os_release.get("id")),
+        ("/etc/os-release's VERSION_ID", os_release.get("version_id")),
+        ("its processor", document["arch"]),
+        ("its kernel", document["kernel"]),
+        ("its PCI bus", document["pci"]),
+    ):
+        if _missing(value):
+            problems.append(f"{what} could not be read ({_why(value)}): read it on the node")
+    arch = document["arch"]
+    if not problems and arch not in {"x86_64", "aarch64"}:
+        problems.append(f"its processor is {arch}: NVIDIA's packages are for x86_64 and aarch64")
+    if problems:
+        raise FleetError(*problems)
+    return System(os_release["id"], os_release["version_id"], arch), _machine(document)
+
+
+def _machine(document: Mapping[str, Any]) -> Machine:
+    gpus = tuple(_functions(document, _GPU_CLASS))
+    about = document["system"]
+    modules = about["modules"]
+    over_infiniband = _manages_over_infiniband(document, gpus)
+    return Machine(
+        gpus=gpus,
+        nvswitch=over_infiniband or bool(_functions(document, _NVSWITCH_CLASS)),
+        nvlink5=over_infiniband,
+        imex=not _RACK.isdisjoint(gpus),
+        grace=not (_GRACE_HOPPER | _RACK).isdisjoint(gpus),
+        kernels=tuple(_kernels(document)),
+        secure_boot=_secure_boot(about["secure_boot"]),
+        modules=None if _missing(modules) else frozenset(modules),
+        kernel_packages=tuple(_kernel_packages(about["packages"])),
+    )
+
+
+def _manages_over_infiniband(document: Mapping[str, Any], gpus: tuple[int, ...]) -> bool:
+    """
+    Tell whether a board's NVLink 5 switches are this node's to manage.
+
+    A virtual machine has the board's GPUs and none of the devices that reach its switches. Where
+    that could not be read they are taken to be here: a fabric manager too many fails loudly.
+    """
+    if _HGX_BLACKWELL.isdisjoint(gpus):
+        return False
+    listed = document["nics"]["infiniband"]
+    said = [] if _missing(listed) else [each.get("manages_switches") for each in listed]
+    return not said or any(each is True or _missing(each) for each in said)
+
+
+def _functions(document: Mapping[str, Any], kind: str) -> list[int]:
+    """Return the device ids of NVIDIA's functions whose class code begins so."""
+    return [
+        int(function["device"], 16)
+        for function in document["pci"]
+        if str(function["class"]).startswith(kind)
+        and re.fullmatch(r"0x[0-9a-f]{4}", str(function["device"]))
+    ]
+
+
+def _kernels(document: Mapping[str, Any]) -> list[Kernel]:
+    """Return the installed kernels; the running one alone where they could not be listed."""
+    running, listed = document["kernel"], document["driver"].get("kernels")
+    rows = [] if listed is None or _missing(listed) else listed
+    found = [
+        Kernel(
+            row["kernel"],
+            running=row["kernel"] == running,
+            newest=row["newest"] is True,
+            module=None if _missing(row["nvidia"]) else row["nvidia"],
+        )
+        for row in rows
+    ]
+    if not any(kernel.running for kernel in found):
+        found.append(Kernel(running, running=True, newest=not found))
+    return found
+
+
+def _secure_boot(value: Any) -> bool | None:
+    """Without EFI there is no such variable, and every module loads."""
+    if _missing(value):
+        return False if value is not None and value["missing"] == "absent" else None
+    return bool(value)
+
+
+def _kernel_packages(packages: Any) -> list[str]:
+    return [] if _missing(packages) else sorted(filter(_OF_KERNELS.match, packages))
+
+
+def _missing(value: Any) -> bool:
+    return value is None or (isinstance(value, Mapping) and "missing" in value)
+
+
+def _why(value: Any) -> str:
+    return "absent" if value is None else str(value["missing"])

@@ -1,0 +1,106 @@
+"""How near each GPU is to each NIC, which NVML does not tell: from their places in sysfs.  Pure.
+
+Takes the probe's document. A sysfs path is the way down the PCIe tree, bridge by bridge:
+
+    /sys/devices/pci0000:16/0000:16:01.0/0000:17:00.0/0000:18:00.0/0000:19:00.0
+                 host bridge  root port    a switch     its port     the device
+
+so what two paths share is how far up their traffic has to go. The words are those of `nvidia-smi
+topo -m`, whose legend defines them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import takewhile
+from typing import Any
+
+from gpufleet.node.smi_topology import PCIE
+from gpufleet.node.topology import known
+
+
+def nearest_nics(document: Mapping[str, Any]) -> dict[int, list[tuple[str, str]]]:
+    """
+    Return for each GPU its nearest NICs, all that are equally near, by name, with their class.
+
+    A GPU that does not answer, or whose place is unknown, has none.
+    """
+    return nearest(nic_classes(document))
+
+
+def nearest(classes: Mapping[str, Mapping[int, str]]) -> dict[int, list[tuple[str, str]]]:
+    """
+    Return the same from {NIC: {GPU index: class}}.
+
+    >>> nearest({"mlx5_0": {0: "PIX", 1: "SYS"}, "mlx5_1": {0: "NODE", 1: "SYS"}})
+    {0: [('mlx5_0', 'PIX')], 1: [('mlx5_0', 'SYS'), ('mlx5_1', 'SYS')]}
+    """
+    near: dict[int, list[tuple[str, str]]] = {}
+    for nic, gpus in classes.items():
+        for gpu, found in gpus.items():
+            best = near.get(gpu, [(nic, found)])[0][1]
+            if PCIE.index(found) < PCIE.index(best):
+                near[gpu] = [(nic, found)]
+            elif found == best:
+                near.setdefault(gpu, []).append((nic, found))
+    return dict(sorted(near.items()))
+
+
+def nic_classes(document: Mapping[str, Any]) -> dict[str, dict[int, str]]:
+    """Return {NIC: {GPU index: class}} of the RDMA devices of a probe that are on the PCI bus."""
+    functions = {each["bus_id"]: each for each in known(document["pci"], [])}
+    gpus = {
+        gpu["index"]: place(
+            functions.get(known(gpu.get("pci"), {}).get("bus_id"), {}),
+            known(document["numa"][at], {}).get("node"),
+        )
+        for at, gpu in enumerate(document["gpus"])
+        if known(gpu.get("pci")) is not None
+    }
+    nics = known(known(document["nics"], {}).get("infiniband"), [])
+    found: dict[str, dict[int, str]] = {}
+    for nic in nics:
+        pci = known(nic["pci"])
+        if pci is None:
+            continue  # a software device (rxe, siw): it is nowhere on the bus
+        path, numa = place(pci, None)
+        found[nic["name"]] = {
+            index: distance(path, numa, *there) for index, there in gpus.items() if there[0]
+        }
+    return found
+
+
+def place(function: Mapping[str, Any], numa: Any) -> tuple[str, int | None]:
+    """Return a PCI function's sysfs path ("": unknown) and NUMA node (-1: the machine has none)."""
+    return known(function.get("path"), ""), known(function.get("numa_node"), known(numa))
+
+
+def distance(path: str, numa: int | None, other_path: str, other_numa: int | None) -> str:
+    """
+    Return the class of two PCI functions from their sysfs paths and NUMA nodes.
+
+    An unknown place counts as the farthest, as in `topology`.
+
+    >>> switch = "/sys/devices/pci0000:16/0000:16:01.0/0000:17:00.0"
+    >>> distance(f"{switch}/0000:18:00.0/0000:19:00.0", 0, f"{switch}/0000:18:01.0/0000:1a:00.0", 0)
+    'PIX'
+    """
+    one, other = _steps(path), _steps(other_path)
+    shared = sum(
+        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    )
+    if shared > 1:
+        # At most one more step each between the last bridge they share and the device: they are
+        # on ports of one switch (or functions of one card).
+        more = max(len(one), len(other)) - 1 - shared
+        return "PIX" if more <= 1 else "PXB"
+    if shared == 1:
+        return "PHB"
+    return "NODE" if numa is not None and numa == other_numa else "SYS"
+
+
+def _steps(path: str) -> list[str]:
+    """Return the way from the host bridge to the function; [] if the path has no host bridge."""
+    steps = path.split("/")
+    at = next((at for at, step in enumerate(steps) if step.startswith("pci")), len(steps))
+    return steps[at:]

@@ -1,0 +1,306 @@
+"""What a node's GPUs are and which of them NVLink joins.  Pure.
+
+Takes the document that `on_node/probe.py` prints (docs/probe.md), gives values the planner can
+use. A GPU that does not answer is not in `Node.gpus`; that it is missing, checks say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import field
+from functools import cached_property
+from itertools import combinations
+from typing import Any, NamedTuple
+
+from gpufleet.errors import FleetError
+from gpufleet.node.cordon import Cordon, cordon_of
+from gpufleet.node.probe_document import flaw
+from gpufleet.quick_dataclass import dataclass
+
+# nvmlGpuTopologyLevel_t, nvml.h, in the words of `nvidia-smi topo -m`. Two GPUs of one board
+# (internal, 0) are as near as two behind one switch.
+PCIE_LEVELS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+
+# nvmlIntNvLinkDeviceType_t, nvml.h.
+REMOTE_GPU = 0
+REMOTE_CPU = 1  # POWER9, Grace
+REMOTE_SWITCH = 2
+
+# nvmlEnableState_t, as nvmlDeviceGetNvLinkState answers. Asleep is how an idle link saves power.
+# A third, "active, traffic disabled", carries nothing: every state but these two is down.
+LINK_ACTIVE = 1
+LINK_ASLEEP = 2
+LINK_UP = (LINK_ACTIVE, LINK_ASLEEP)
+P2P_OK = 0  # nvmlGpuP2PStatus_t
+
+FABRIC_COMPLETED = 3  # nvmlGpuFabricState_t: the GPU has joined
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU: `index` is NVML's, `uuid` is what CUDA_VISIBLE_DEVICES takes."""
+
+    index: int
+    uuid: str
+    name: str
+    bus_id: str  # as sysfs writes it: 0000:18:00.0
+    memory_mib: int
+    compute_capability: tuple[int, int]
+    numa_node: int | None  # of the CPUs next to it; None: unknown, or the node has but one
+
+
+class Domain(NamedTuple):
+    """GPUs that NVLink joins across nodes, such as the trays of a rack (nvmlGpuFabricInfo_t)."""
+
+    cluster: str
+    """The UUID of the NVLink domain, 32 hexadecimal digits."""
+    clique: int
+    """The part of it whose GPUs reach each other."""
+
+    def __str__(self) -> str:
+        """
+        Say it in a sentence.
+
+        >>> str(Domain("8f1d2c3b4a5e6f708192a3b4c5d6e7f8", 32766))
+        'NVLink clique 32766 of cluster 8f1d2c3b4a5e6f708192a3b4c5d6e7f8'
+        """
+        return f"NVLink clique {self.clique} of cluster {self.cluster}"
+
+
+@dataclass(frozen=True)
+class Node:
+    """
+    One machine's GPUs and the links between them.
+
+    `nvlink` has the number of links of every pair (i < j) that NVLink joins, `pcie` how near every
+    pair is on PCIe ("PIX", "PXB", "PHB", "NODE", "SYS"; unknown counts as "SYS", the farthest).
+    `address` is the IPv4 address of the default route's net device. `unfit` are GPUs that are not
+    in `gpus` because checks found them unfit, each with the names of those checks. `domain` is what
+    joins its GPUs with those of other nodes; None: nothing, or not known. On a node with a `cordon`
+    nothing new is placed.
+    """
+
+    name: str
+    driver: str | None
+    cuda: tuple[int, int] | None  # the newest CUDA that the driver runs
+    gpus: tuple[Gpu, ...]
+    nvlink: Mapping[tuple[int, int], int]
+    pcie: Mapping[tuple[int, int], str]
+    address: str | None = None
+    unfit: Mapping[int, str] = field(default_factory=dict)
+    domain: Domain | None = None
+    cordon: Cordon | None = None
+
+    @cached_property
+    def islands(self) -> tuple[tuple[int, ...], ...]:
+        """
+        The GPUs' indices in groups in which NVLink joins every pair, each GPU in one group.
+
+        Groups and not connected components: tensor parallelism talks between all pairs. The
+        largest group is taken first, then the largest of what is left; the one with the lowest
+        indices wins a tie. A GPU without NVLink is an island of one.
+        """
+        return islands((gpu.index for gpu in self.gpus), self.nvlink)
+
+
+def islands(gpus: Iterable[int], links: Collection[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
+    """
+    Partition `gpus` into cliques of the graph whose edges are `links` (pairs i < j).
+
+    >>> islands(range(4), {(0, 1), (2, 3)})
+    ((0, 1), (2, 3))
+    """
+    left = set(gpus)
+    found = []
+    while left:
+        neighbours = {
+            gpu: {other for other in left if (min(gpu, other), max(gpu, other)) in links}
+            for gpu in left
+        }
+        largest = min(maximal_cliques(neighbours), key=lambda clique: (-len(clique), clique))
+        found.append(largest)
+        left.difference_update(largest)
+    return tuple(found)
+
+
+def maximal_cliques(neighbours: Mapping[int, Collection[int]]) -> Iterator[tuple[int, ...]]:
+    """
+    Yield every group of which all members are neighbours, and to which none can be added.
+
+    Bron and Kerbosch's algorithm (1973) with Tomita's choice of pivot, exact; a node has at most
+    16 GPUs, for which a graph library would be a dependency for these ten lines.
+    """
+
+    def extend(clique: set[int], candidates: set[int], done: set[int]) -> Iterator[tuple[int, ...]]:
+        if not candidates and not done:
+            yield tuple(sorted(clique))
+            return
+        # Every maximal clique has the pivot or a GPU that is not its neighbour.
+        pivot = max(candidates | done, key=lambda gpu: len(candidates & set(neighbours[gpu])))
+        for gpu in candidates - set(neighbours[pivot]):
+            near = set(neighbours[gpu])
+            yield from extend(clique | {gpu}, candidates & near, done & near)
+            candidates = candidates - {gpu}
+            done = done | {gpu}
+
+    yield from extend(set(), set(neighbours), set())
+
+
+def node_from_probe(name: str, document: Mapping[str, Any]) -> Node:
+    """
+    Return what the probe of node `name` found.
+
+    Raises `FleetError` if another version of the probe wrote `document`, or if it is not whole.
+    GPUs that do not answer, or do not tell what planning needs, are left out. A pair whose links
+    are up and to which the driver refuses peer access is not joined.
+    """
+    if wrong := flaw(document):
+        raise FleetError(f"{name}: its probe {wrong}")
+    driver = document["driver"]
+    gpus = tuple(
+        _gpu(facts, document["numa"][at])
+        for at, facts in enumerate(document["gpus"])
+        if _tells_enough(facts)
+    )
+    pairs = list(combinations((gpu.index for gpu in gpus), 2))
+    widths = nvlink_widths(document, pairs)
+    refused = {pair for pair in pairs if widths[pair] and peer_access_refused(document, *pair)}
+    return Node(
+        name=name,
+        driver=known(driver["version"]),
+        cuda=_cuda(known(driver["cuda"])),
+        gpus=gpus,
+        nvlink={pair: links for pair, links in widths.items() if links and pair not in refused},
+        pcie={(i, j): PCIE_LEVELS.get(known(document["pcie"][i][j]), "SYS") for i, j in pairs},
+        address=_address(document["nics"]),
+        domain=_domain(document),
+        cordon=cordon_of(document),
+    )
+
+
+def known(value: Any, otherwise: Any = None) -> Any:
+    """Return a value of the probe's document, or `otherwise` if the probe could not read it."""
+    return otherwise if isinstance(value, Mapping) and "missing" in value else value
+
+
+def nvlink_width(document: Mapping[str, Any], i: int, j: int) -> int:
+    """Return how many NVLinks join two GPUs of a probe: `nvlink_widths` of one pair."""
+    return nvlink_widths(document, [(i, j)])[i, j]
+
+
+def nvlink_widths(
+    document: Mapping[str, Any], pairs: Iterable[tuple[int, int]]
+) -> dict[tuple[int, int], int]:
+    """
+    Return how many NVLinks join each pair of GPUs of a probe: the n of nvidia-smi's NV<n>.
+
+    Links that end at the other GPU, and through NVSwitches as many as both have. Where the two
+    count differently the lower count holds: a link that one end alone sees is down.
+    """
+    ends: dict[int, _Ends] = {}
+
+    def from_to(i: int, j: int) -> tuple[int, int]:
+        if i not in ends:
+            ends[i] = _ends(document, i)
+        bus_id = document["gpus"][j]["pci"]["bus_id"]
+        granted = document["p2p"]["nvlink"][i][j] == P2P_OK
+        return ends[i].gpus.count(bus_id), ends[i].switched or (ends[i].unseen if granted else 0)
+
+    return {(i, j): sum(map(min, from_to(i, j), from_to(j, i))) for i, j in pairs}
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """Where one GPU's links that are up lead."""
+
+    gpus: list[Any]
+    """The PCI address of the GPU at the other end, a link each."""
+    switched: int
+    """How many are known to end at NVSwitches."""
+    unseen: int
+    """How many may, if the driver says so of a pair of GPUs."""
+
+
+def _ends(document: Mapping[str, Any], i: int) -> _Ends:
+    """
+    Return where GPU i's links that are up lead.
+
+    Three ways to know that it is into NVSwitches through which it can reach another, the surest
+    first: each link names its other end; the driver counts them (field 147); or, in a virtual
+    machine that does not see the switches, the other ends are unknown and the driver grants the two
+    GPUs peer access over NVLink.
+    """
+    about = known(document["nvlink"][i], {})
+    up = [link for link in known(about.get("links"), []) if link["state"] in LINK_UP]
+    ends = [known(link["remote_type"]) for link in up]
+    elsewhere = sum(end not in {REMOTE_GPU, REMOTE_CPU} for end in ends)
+    counted = known(about.get("switch_links"), 0)
+    return _Ends(
+        gpus=[link["remote_pci"] for link in up if link["remote_type"] == REMOTE_GPU],
+        switched=ends.count(REMOTE_SWITCH) or min(counted, elsewhere),
+        unseen=elsewhere,
+    )
+
+
+def peer_access_refused(document: Mapping[str, Any], i: int, j: int) -> bool:
+    """Say whether the driver grants two GPUs no peer access over NVLink; unknown is granted."""
+    status = document["p2p"]["nvlink"]
+    return any(known(answer, P2P_OK) != P2P_OK for answer in (status[i][j], status[j][i]))
+
+
+def _tells_enough(facts: Mapping[str, Any]) -> bool:
+    """Say whether a GPU tells what it cannot be planned without."""
+    needed = ("uuid", "name", "pci", "memory", "compute_capability")
+    return all(known(facts.get(name)) is not None for name in needed)
+
+
+def _gpu(facts: Mapping[str, Any], numa: Mapping[str, Any]) -> Gpu:
+    major, minor = facts["compute_capability"]
+    return Gpu(
+        index=facts["index"],
+        uuid=facts["uuid"],
+        name=facts["name"],
+        bus_id=facts["pci"]["bus_id"],
+        memory_mib=facts["memory"]["total"] >> 20,
+        compute_capability=(major, minor),
+        numa_node=_numa_node(numa),
+    )
+
+
+def _numa_node(numa: Mapping[str, Any]) -> int | None:
+    """Linux' word, where it has one (-1: no NUMA); else NVML's, if it names a single node."""
+    node = known(numa["node"], -1)
+    if node >= 0:
+        return int(node)
+    nodes = known(numa["memory_nodes"], "")
+    return int(nodes) if nodes.isdecimal() else None
+
+
+def _cuda(version: int | None) -> tuple[int, int] | None:
+    """NVML has 12080 for CUDA 12.8."""
+    return None if version is None else (version // 1000, version % 1000 // 10)
+
+
+def _domain(document: Mapping[str, Any]) -> Domain | None:
+    """
+    Return the one that all GPUs have joined that joined any.
+
+    A GPU that has not is unfit, which checks say. A board whose switches join its own GPUs alone
+    has a cluster of zeros.
+    """
+    joined = (known(each, {}) for each in document["fabric"])
+    found = {
+        (known(each.get("cluster_uuid"), ""), known(each.get("clique")))
+        for each in joined
+        if known(each.get("state")) == FABRIC_COMPLETED
+    }
+    cluster, clique = found.pop() if len(found) == 1 else ("", None)
+    return None if clique is None or not cluster.strip("0-") else Domain(cluster, clique)
+
+
+def _address(nics: Any) -> str | None:
+    """Return the IPv4 address of the device of the default route."""
+    nics = known(nics, {})
+    route = known(nics.get("default_route"))
+    addresses = [known(net["ipv4"]) for net in known(nics.get("net"), []) if net["name"] == route]
+    return addresses[0] if addresses else None

@@ -1,0 +1,1 @@
+"""change: see docs/architecture.md."""

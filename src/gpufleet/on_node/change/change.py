@@ -1,0 +1,138 @@
+"""RUNS ON THE NODE, as root: everything that a change of the fleet under load does on a node.
+
+Takes (`PARAMETERS`): `do`, and what that takes (`upgrade/node_change.py` says it of each):
+  look                     everything that concerns a change; changes nothing
+  lock, unlock             whose this node is while it is changed: compare and set
+  cordon, uncordon         nothing new is placed here: a mark
+  drain, undrain           replicas are out of the balancers: marks
+  quiet                    wait until servers have no request
+  stop                     units
+  switch                   units run what `next/` says; what they were is kept
+  restore                  and back
+  ready                    wait until servers complete a prompt
+  collect                  remove releases that nothing needs
+  sysroot                  prefix of every path: "" is the real machine
+Prints one JSON document {"schema": 1, "problem": null or a sentence, ...}.
+
+Promises: every action may be done again and changes nothing then; killed at any instruction, the
+next call goes on from what is there; every wait has a deadline. A controller that goes away ends
+nothing that has begun. What lies where is in `change_files.py`. Python 3.8, standard library.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from contextlib import suppress
+from typing import Any, Callable, Dict
+
+from gpufleet.on_node.change import (
+    releases as change_releases,
+)
+from gpufleet.on_node.change import (
+    systemd as change_systemd,
+)
+from gpufleet.on_node.change import (
+    units as change_units,
+)
+from gpufleet.on_node.change import (
+    wait as change_wait,
+)
+from gpufleet.on_node.common import change_files, change_marks
+from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.common.answers import CannotRead
+
+PARAMETERS: "dict[str, Any]" = globals().get("PARAMETERS") or {}
+
+
+def look(_: Dict[str, Any]) -> Dict[str, Any]:
+    """Return everything that concerns a change; `problem` where something could not be read."""
+    found: Dict[str, Any] = {"clock": round(time.time(), 3)}
+    problems = []
+    for name, function in LOOKS.items():
+        try:
+            found[name] = function()
+        except (OSError, CannotRead, change_files.RefusedError, KeyError) as error:
+            problems.append("%s: %s" % (name, change_units.sentence(error)))
+    return {**found, "problem": "; ".join(problems) or None}
+
+
+def following() -> Any:
+    """Return what `next/` is about."""
+    manifest = change_files.document(change_files.NEXT + "/" + change_files.MANIFEST)
+    return manifest and {key: manifest[key] for key in ("plan", "units", "remove")}
+
+
+def kept() -> Any:
+    """Return what is kept, oldest first."""
+    manifests = [
+        change_files.document("%s/%s/%s" % (change_files.KEPT, name, change_files.MANIFEST))
+        for name in change_files.names(change_files.KEPT)
+    ]
+    found = [
+        {"id": each["id"], "at": each["at"], "units": each["units"]} for each in manifests if each
+    ]
+    return sorted(found, key=lambda each: (each["at"], each["id"]))
+
+
+def units() -> Any:
+    """Return our units."""
+    names = change_systemd.ours()
+    return [
+        change_systemd.look(unit, state) for unit, state in change_systemd.states(names).items()
+    ]
+
+
+LOOKS: Dict[str, Callable[[], Any]] = {
+    "boot_id": lambda: machine.line("/proc/sys/kernel/random/boot_id").replace("-", ""),
+    "lock": lambda: change_files.document(change_files.LOCK),
+    "cordon": lambda: change_files.document(change_files.CORDON),
+    "drained": change_marks.drained,
+    "next": following,
+    "kept": kept,
+    "units": units,
+    "releases": lambda: [each._asdict() for each in change_releases.releases()],
+}
+
+DO: Dict[str, Callable[[Dict[str, Any]], Dict[str, Any]]] = {
+    "look": look,
+    "lock": change_marks.lock,
+    "unlock": change_marks.unlock,
+    "cordon": change_marks.cordon,
+    "uncordon": change_marks.uncordon,
+    "drain": change_marks.drain,
+    "undrain": change_marks.undrain,
+    "quiet": change_wait.quiet,
+    "stop": change_units.stop,
+    "switch": change_units.switch,
+    "restore": change_units.restore,
+    "ready": change_wait.ready,
+    "collect": change_releases.collect,
+}
+
+
+def answer(asked: Dict[str, Any]) -> Dict[str, Any]:
+    """Do what is asked, and return what to print."""
+    machine.ROOT = asked.get("sysroot", "")
+    base: Dict[str, Any] = {"schema": 1, "do": asked["do"], "problem": None}
+    try:
+        return {**base, **DO[asked["do"]](asked)}
+    except (change_files.RefusedError, CannotRead, OSError, KeyError) as error:
+        return {**base, "problem": change_units.sentence(error)}
+
+
+def main() -> None:
+    """Print the document."""
+    # A connection that ends must not leave units stopped: what was begun is brought to its end.
+    for each in (signal.SIGHUP, signal.SIGPIPE, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
+    found = json.dumps(answer(PARAMETERS), separators=(",", ":"))
+    with suppress(BrokenPipeError):
+        sys.stdout.write(found + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

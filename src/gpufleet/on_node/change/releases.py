@@ -1,0 +1,220 @@
+"""RUNS ON THE NODE: which releases something needs, and removes those that nothing does.
+
+What a release is needed by: a unit's file, ours or not, that names it; units of `next/`; kept
+units; and a process that has a file of it mapped, for it may run on after its unit has changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import time
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set
+
+from gpufleet.on_node.common import change_files as files
+from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.common import stages
+
+RELEASES = "/opt/vllm/releases"
+LOCKS = "/opt/vllm/locks"
+# Held by whoever builds a release: release.py, build_script.
+BUILDING = "/opt/vllm/.building"
+# uv's, whose files releases share by links (release.py): with one that stays there, nothing of a
+# removed release would be free. The next build unpacks its wheels again.
+CACHE = "/var/cache/gpufleet/uv"
+COMPLETE = ".complete"
+NAMED = re.compile(rb"/opt/vllm/releases/([A-Za-z0-9][A-Za-z0-9._+-]*)")
+DAY = 86400.0
+
+
+class Release(NamedTuple):
+    """A release on the disk."""
+
+    id: str
+    whole: bool
+    built: Optional[float]
+    """When it was whole; of one that is not, when its directory last changed."""
+    users: List[str]
+
+
+class Kept(NamedTuple):
+    """Kept units of an upgrade."""
+
+    id: str
+    at: float
+    releases: Set[str]
+
+
+def releases() -> List[Release]:
+    """Return the releases on the disk, by name, with what names each."""
+    used = users()
+    return [release(name, sorted(used.get(name, ()))) for name in files.names(RELEASES)]
+
+
+def release(name: str, used: List[str]) -> Release:
+    """Return one of them."""
+    folder = "%s%s/%s" % (machine.ROOT, RELEASES, name)
+    try:
+        return Release(name, True, os.stat(folder + "/" + COMPLETE).st_mtime, used)
+    except OSError:
+        with contextlib.suppress(OSError):
+            return Release(name, False, os.stat(folder).st_mtime, used)
+    return Release(name, False, None, used)
+
+
+def users() -> Dict[str, Set[str]]:
+    """Return what names each release: units, `next/UNIT`, `kept/ID/UNIT`, `process PID`."""
+    found: Dict[str, Set[str]] = {}
+    for label, path in texts():
+        for name in NAMED.findall(files.read(path) or b""):
+            found.setdefault(name.decode("ascii"), set()).add(label)
+    for pid, names in processes():
+        for name in names:
+            found.setdefault(name, set()).add("process %d" % pid)
+    return found
+
+
+def texts() -> Iterator["tuple[str, str]"]:
+    """Yield (what it is called, path) of every file that may name a release."""
+    for unit in services(stages.UNITS):
+        yield unit, stages.UNITS + "/" + unit
+    for unit in services(files.NEXT):
+        yield "next/" + unit, files.NEXT + "/" + unit
+    for upgrade in files.names(files.KEPT):
+        for unit in services(files.KEPT + "/" + upgrade):
+            yield "kept/%s/%s" % (upgrade, unit), "%s/%s/%s" % (files.KEPT, upgrade, unit)
+
+
+def services(folder: str) -> List[str]:
+    """Return the names of the units that lie in a directory."""
+    return [name for name in files.names(folder) if name.endswith(".service")]
+
+
+def processes() -> Iterator["tuple[int, Set[str]]"]:
+    """Yield (pid, names of releases of which it has files mapped)."""
+    for name in files.names("/proc"):
+        if not name.isdigit():
+            continue
+        with contextlib.suppress(OSError):  # it ended, or is the kernel's
+            with open("%s/proc/%s/maps" % (machine.ROOT, name), "rb") as file:
+                found = {each.decode("ascii") for each in NAMED.findall(file.read())}
+            if found:
+                yield int(name), found
+
+
+def kept() -> List[Kept]:
+    """Return the kept units of upgrades, oldest first."""
+    found = []
+    for upgrade in files.names(files.KEPT):
+        folder = files.KEPT + "/" + upgrade
+        about = files.document(folder + "/" + files.MANIFEST)
+        # Without one, its keeping was interrupted before anything was changed.
+        at = float(about["at"]) if about else 0.0
+        names = {
+            each.decode("ascii")
+            for unit in services(folder)
+            for each in NAMED.findall(files.read(folder + "/" + unit) or b"")
+        }
+        found.append(Kept(upgrade, at, names))
+    return sorted(found, key=lambda each: (each.at, each.id))
+
+
+def stale(sets: List[Kept], keep: int, days: float, now: float, locked: Optional[str]) -> List[str]:
+    """
+    Return ids of kept sets that go. Pure.
+
+    The newest `keep` stay, those younger than `days`, and that of the upgrade that has the lock.
+    """
+    newest = {each.id for each in sets[-keep:]} if keep else set()
+    return [
+        each.id
+        for each in sets
+        if each.id not in newest and each.id != locked and now - each.at >= days * DAY
+    ]
+
+
+def staying(found: List[Release], keep: int, days: float, now: float) -> Dict[str, str]:
+    """
+    Return the releases that stay, each with the reason. Pure.
+
+    What is used stays; of the others the `keep` newest that are whole, and the young ones.
+    """
+    unused = [each for each in found if each.whole and not each.users]
+    unused.sort(key=lambda each: (each.built or 0.0, each.id), reverse=True)
+    newest = {each.id for each in unused[:keep]}
+    stays = {}
+    for each in found:
+        age = now - (each.built or 0.0)
+        if each.users:
+            stays[each.id] = "used by " + ", ".join(each.users)
+        elif each.id in newest:
+            stays[each.id] = "one of the %d newest that nothing uses" % keep
+        elif age < days * DAY:
+            stays[each.id] = "built within %g days" % days
+    return stays
+
+
+def collect(asked: Dict[str, Any]) -> Dict[str, Any]:
+    """Remove what nothing needs; with `dry` only say what that is."""
+    keep, days, dry = int(asked["keep"]), float(asked["days"]), bool(asked.get("dry"))
+    with files.turn(files.UNITS_TURN), building() as free:
+        now = time.time()
+        lock = files.document(files.LOCK)
+        old = stale(kept(), keep, days, now, lock["id"] if lock else None)
+        if not dry:
+            for upgrade in old:
+                files.remove_directory(files.KEPT + "/" + upgrade)
+            files.remove_leftovers(files.KEPT)
+        there = [without(each, old) for each in releases()]
+        if not free:
+            stays = {each.id: "a release is being built" for each in there}
+        else:
+            stays = staying(there, keep, days, now)
+        go = [each.id for each in there if each.id not in stays]
+        freed = sum(size(RELEASES + "/" + name) for name in go)
+        if not dry and free:
+            for name in go:
+                files.remove_directory(RELEASES + "/" + name)
+                files.remove(LOCKS + "/" + name + ".txt")
+            files.remove_leftovers(RELEASES)
+            if go:
+                files.remove_directory(CACHE)
+        return {"removed": go, "stays": stays, "kept_removed": old, "freed_bytes": freed}
+
+
+def without(found: Release, old: List[str]) -> Release:
+    """Return a release without the kept sets that go among its users; dry runs still see them."""
+    gone = tuple("kept/%s/" % upgrade for upgrade in old)
+    return found._replace(users=[each for each in found.users if not each.startswith(gone)])
+
+
+@contextlib.contextmanager
+def building() -> Iterator[bool]:
+    """Say whether no release is being built, and keep it so."""
+    path = machine.ROOT + BUILDING
+    if not os.path.isdir(os.path.dirname(path)):
+        yield True
+        return
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+    finally:
+        os.close(lock)
+
+
+def size(path: str) -> int:
+    """Return the bytes of files that a release shares with nobody, or with uv's cache alone."""
+    total = 0
+    for folder, _, names in os.walk(machine.ROOT + path):
+        for name in names:
+            with contextlib.suppress(OSError):
+                status = os.lstat(os.path.join(folder, name))
+                total += status.st_blocks * 512 if status.st_nlink <= 2 else 0
+    return total

@@ -1,0 +1,139 @@
+"""RUNS ON THE NODE: our units as their files and systemd have them, and systemctl with a deadline.
+
+A unit is ours where its file records what its process is started with (`wanted.started_line`); an
+operator's vllm-router.service is none.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any, Dict, Iterable, List, Optional
+
+from gpufleet.on_node.common import change_files as files
+from gpufleet.on_node.common import stages
+from gpufleet.on_node.common.answers import CannotRead
+from gpufleet.on_node.common.change_files import RefusedError
+from gpufleet.on_node.common.commands import refused, run
+from gpufleet.on_node.common.systemctl import of_each
+
+FINGERPRINT = re.compile(r"printf %%s ([0-9A-Za-z]+) > /run/gpufleet/started/%n")
+STARTED = "/run/gpufleet/started"
+PROPERTIES = (
+    "Id",
+    "LoadState",
+    "ActiveState",
+    "SubState",
+    "Result",
+    "UnitFileState",
+    "NeedDaemonReload",
+    "NRestarts",
+    "ActiveEnterTimestampMonotonic",
+    "StateChangeTimestampMonotonic",
+)
+# difference.py's, for the same commands.
+SHOW_SECONDS = 20
+SHORT_SECONDS = 60
+RELOAD_SECONDS = 120
+# systemd's own deadline of a start, DefaultTimeoutStartSec=, and its job queue.
+START_SECONDS = 120
+UNIT_MARGIN_SECONDS = 30
+GONE = ("inactive", "failed")
+
+
+def ours() -> List[str]:
+    """Return the names of our units that have a file here."""
+    return [
+        name
+        for name in files.names(stages.UNITS)
+        if name.startswith("vllm-") and name.endswith(".service") and fingerprint(text(name))
+    ]
+
+
+def text(unit: str) -> str:
+    """Return a unit's file; "" if there is none."""
+    content = files.read(stages.UNITS + "/" + files.must_be_name(unit))
+    return "" if content is None else content.decode("utf-8", "replace")
+
+
+def fingerprint(content: str) -> Optional[str]:
+    """Return what a unit's file starts its process with; None: it does not say."""
+    found = FINGERPRINT.search(content)
+    return found.group(1) if found else None
+
+
+def started(unit: str) -> Optional[str]:
+    """Return what a unit's process was started with; None: it was not recorded."""
+    content = files.read(STARTED + "/" + unit)
+    return None if content is None else content.decode("ascii", "replace").strip()
+
+
+def states(units: Iterable[str]) -> Dict[str, Dict[str, str]]:
+    """Return systemd's properties of units, by name. Raises `CannotRead`."""
+    names = sorted(units)
+    if not names:
+        return {}
+    output = run(
+        "systemctl", "show", "--property=" + ",".join(PROPERTIES), "--", *names,
+        seconds=SHOW_SECONDS,
+    )  # fmt: skip
+    if output.status != 0:
+        raise refused("systemctl", output)
+    found = {about["Id"]: about for about in of_each(output.out) if "Id" in about}
+    if missing := [name for name in names if name not in found]:
+        raise CannotRead("error", detail="systemctl says nothing of " + ", ".join(missing))
+    return {name: found[name] for name in names}
+
+
+def is_up(state: Dict[str, str]) -> bool:
+    """Say whether a unit's process is there, and stays."""
+    return state.get("ActiveState") in ("active", "reloading")
+
+
+def is_gone(state: Dict[str, str]) -> bool:
+    """Say whether nothing of a unit runs, and nothing is about to."""
+    return state.get("ActiveState") in GONE
+
+
+def since(state: Dict[str, str]) -> Optional[float]:
+    """Return when a unit came to the state it is in, in seconds since 1970; None: not known."""
+    name = "ActiveEnterTimestampMonotonic" if is_up(state) else "StateChangeTimestampMonotonic"
+    at = int(state.get(name) or 0)
+    if not at:
+        return None
+    # By the node's clock as it is now: a clock that was set since does not move the past.
+    return round(time.time() - time.clock_gettime(time.CLOCK_MONOTONIC) + at / 1e6, 3)
+
+
+def systemctl(*words: str, seconds: float) -> None:
+    """Have systemd do something. Raises `RefusedError` with what it said."""
+    try:
+        output = run("systemctl", *words, seconds=seconds)
+    except CannotRead as error:
+        why = error.missing.get("missing")
+        raise RefusedError(
+            "`systemctl %s` %s"
+            % (" ".join(words), "did not end within %d s" % seconds if why == "timeout" else why)
+        ) from None
+    if output.status != 0:
+        said = output.err.strip().splitlines()
+        raise RefusedError(
+            "`systemctl %s` ended with status %d%s"
+            % (" ".join(words), output.status, ": " + said[-1] if said else "")
+        )
+
+
+def look(unit: str, state: Dict[str, str]) -> Dict[str, Any]:
+    """Return what concerns a change of one unit, as `node_change.UnitLook` has it."""
+    content = text(unit)
+    release = stages.RELEASE.search(content)
+    return {
+        "unit": unit,
+        "active": state.get("ActiveState", ""),
+        "sub": state.get("SubState", ""),
+        "since": since(state),
+        "started": started(unit),
+        "fingerprint": fingerprint(content),
+        "release": release.group(1) if release else "",
+        "restarts": int(state.get("NRestarts") or 0),
+    }

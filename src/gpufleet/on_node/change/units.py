@@ -1,0 +1,426 @@
+"""RUNS ON THE NODE: has units run something else, and brings them back.
+
+What a unit is started with changes on the disk first, systemd reads it, and only then the process
+is stopped and started: between the two nothing else happens. Killed anywhere, the next call goes on
+from what it finds: what is right stays, and what runs is judged by what it was started with, not
+by who wrote which file (docs/decisions/0002).
+
+What units read when they start and what is no unit (keys, the launcher, the ranks' program) lies on
+the node once for all of its units. It goes with a switch, and comes back with the first way back:
+a process that starts then starts with what it ran with before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+
+from gpufleet.on_node.change import systemd
+from gpufleet.on_node.change import wait as change_wait
+from gpufleet.on_node.common import change_files as files
+from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.common import stages
+from gpufleet.on_node.common import unit_journal as journal
+from gpufleet.on_node.common.answers import CannotRead
+from gpufleet.on_node.common.change_files import RefusedError
+from gpufleet.on_node.serving import endpoints as serving
+
+# Of a unit that did not start: a flag that is refused, a file that is missing, stands in the last.
+LINES = 40
+# TimeoutStopSec= of a stage is its drain and half a minute (units.stop_seconds): what stops sooner
+# is not killed.
+CUT_SECONDS = 30
+
+
+class Beside(NamedTuple):
+    """A file that units read when they start."""
+
+    content: bytes
+    mode: int
+    owner: "tuple[int, int]"
+
+
+class Target(NamedTuple):
+    """What a node is to have: units by name (None: no such unit), and files by path."""
+
+    units: Dict[str, Optional[bytes]]
+    beside: Dict[str, Beside]
+
+
+class Due(NamedTuple):
+    """What has to happen to units, so that they run what their files say."""
+
+    restart: List[str]
+    remove: List[str]
+    right: List[str]
+
+
+def due(
+    target: Dict[str, Optional[bytes]],
+    present: Dict[str, str],
+    started: Dict[str, Optional[str]],
+    states: Dict[str, Dict[str, str]],
+) -> Due:
+    """
+    Judge units: `present` are their files, `started` what their processes were started with.
+
+    Pure. A unit is right where it runs with what its wanted file says, and lies on the disk so.
+    """
+    restart: List[str] = []
+    remove: List[str] = []
+    right: List[str] = []
+    for unit, content in sorted(target.items()):
+        if content is None:
+            there = bool(present[unit]) or not systemd.is_gone(states[unit])
+            (remove if there else right).append(unit)
+            continue
+        wanted = systemd.fingerprint(content.decode("utf-8", "replace"))
+        runs = systemd.is_up(states[unit]) and wanted is not None and started[unit] == wanted
+        (right if runs else restart).append(unit)
+    return Due(restart, remove, right)
+
+
+def switch(asked: Dict[str, Any]) -> Dict[str, Any]:
+    """Have units run what `next/` says; what they were is kept."""
+    found = Progress()
+    with my_turn(asked):
+        try:
+            target = following(asked.get("units"))
+            keep(files.must_be_name(asked["id"]), target)
+            carry_out(target, asked["seconds"], found)
+        except (RefusedError, CannotRead, OSError) as error:
+            found.problem = sentence(error)
+    return found.document()
+
+
+def restore(asked: Dict[str, Any]) -> Dict[str, Any]:
+    """Have units run what is kept of them."""
+    found = Progress()
+    with my_turn(asked):
+        try:
+            target, unkept = kept(files.must_be_name(asked["id"]), asked.get("units"))
+            found.unchanged += unkept
+            carry_out(target, asked["seconds"], found)
+        except (RefusedError, CannotRead, OSError) as error:
+            found.problem = sentence(error)
+    return found.document()
+
+
+def stop(asked: Dict[str, Any]) -> Dict[str, Any]:
+    """Stop units, all at once."""
+    found = Progress()
+    with my_turn(asked):
+        try:
+            units = [files.must_be_name(unit) for unit in asked["units"]]
+            states = systemd.states(units)
+            up = [unit for unit in units if not systemd.is_gone(states[unit])]
+            found.unchanged = [unit for unit in units if unit not in up]
+            stopped(up, asked["seconds"], found)
+            found.changed = up
+        except (RefusedError, CannotRead, OSError) as error:
+            found.problem = sentence(error)
+    return found.document()
+
+
+def my_turn(asked: Dict[str, Any]) -> "contextlib.AbstractContextManager[None]":
+    """
+    Wait until no other change of units goes on here.
+
+    That may be one whose controller was lost while it stops a unit: it comes to its end, and then
+    there is little left to do. Or another replica's of the same wave.
+    """
+    return files.turn(files.UNITS_TURN, asked["seconds"] + systemd.UNIT_MARGIN_SECONDS)
+
+
+class Progress:
+    """What was done, as the answer has it."""
+
+    def __init__(self) -> None:
+        self.changed: List[str] = []
+        self.unchanged: List[str] = []
+        self.removed: List[str] = []
+        self.cut: List[str] = []
+        self.stopped_at: Optional[float] = None
+        self.down_at: Optional[float] = None
+        self.started_at: Optional[float] = None
+        self.problem: Optional[str] = None
+        self.journal: List[str] = []
+
+    def document(self) -> Dict[str, Any]:
+        """Return the answer."""
+        return {**vars(self), "clock": round(time.time(), 3)}
+
+
+def sentence(error: Exception) -> str:
+    """Return what went wrong, for the operator."""
+    if isinstance(error, CannotRead):
+        more = error.missing.get("detail") or error.missing.get("seconds")
+        return "systemd could not be asked: %s%s" % (
+            error.missing["missing"],
+            "" if more is None else " (%s)" % more,
+        )
+    if isinstance(error, OSError):
+        return "%s: %s" % (error.filename or "a file", error.strerror or error)
+    return str(error)
+
+
+# --- what is wanted: of next/, or of what is kept
+
+
+def following(units: Optional[Sequence[str]]) -> Target:
+    """Return what `next/` wants. Raises `RefusedError` where it is not whole."""
+    manifest = files.document(files.NEXT + "/" + files.MANIFEST)
+    if manifest is None:
+        raise RefusedError("nothing is prepared here: run deploys/prepare.py")
+    known = {**manifest["units"], **dict.fromkeys(manifest["remove"])}
+    chosen = sorted(known) if units is None else [files.must_be_name(unit) for unit in units]
+    if strange := [unit for unit in chosen if unit not in known]:
+        raise RefusedError(
+            "what is prepared here is about %s, not about %s: run deploys/prepare.py"
+            % (", ".join(sorted(known)) or "no unit", ", ".join(strange))
+        )
+    target = Target({}, {})
+    for unit in chosen:
+        content = None
+        if known[unit] is not None:
+            content = whole(unit, manifest["sha256"].get(unit))
+            if systemd.fingerprint(content.decode("utf-8", "replace")) != known[unit]:
+                raise RefusedError(broken(unit))
+        target.units[unit] = content
+    for path, about in manifest["files"].items():
+        content = whole(about["name"], manifest["sha256"].get(about["name"]))
+        target.beside[path] = Beside(content, int(about["mode"], 8), (0, 0))
+    return target
+
+
+def whole(name: str, sha256: Optional[str]) -> bytes:
+    """Return a file of `next/`; of a secret no hash is written down."""
+    content = files.read("%s/%s" % (files.NEXT, name))
+    if content is None or (sha256 and hashlib.sha256(content).hexdigest() != sha256):
+        raise RefusedError(broken(name))
+    return content
+
+
+def broken(name: str) -> str:
+    """Return what to do about a file of `next/` that is not what its manifest says."""
+    return (
+        "%s/%s is not what its manifest says, as after a run that was interrupted: nothing was "
+        "touched; run deploys/prepare.py again" % (files.NEXT, name)
+    )
+
+
+def kept(upgrade: str, units: Optional[Sequence[str]]) -> "tuple[Target, List[str]]":
+    """Return what is kept as an upgrade's, and the units of which nothing is."""
+    folder = files.KEPT + "/" + upgrade
+    manifest = files.document(folder + "/" + files.MANIFEST) or {"units": {}, "files": {}}
+    chosen = sorted(manifest["units"]) if units is None else sorted(units)
+    target = Target({}, {})
+    for unit in chosen:
+        if unit not in manifest["units"]:
+            continue
+        content = None
+        if manifest["units"][unit] is not None:
+            content = files.read(folder + "/" + unit)
+            if content is None:
+                raise RefusedError("%s/%s is gone: nothing was touched" % (folder, unit))
+        target.units[unit] = content
+    if target.units:
+        for path, about in manifest["files"].items():
+            content = files.read(folder + "/" + about["name"])
+            if content is None:
+                raise RefusedError("%s/%s is gone: nothing was touched" % (folder, about["name"]))
+            target.beside[path] = Beside(content, int(about["mode"], 8), tuple(about["owner"]))
+    return target, [unit for unit in chosen if unit not in manifest["units"]]
+
+
+def keep(upgrade: str, target: Target) -> None:
+    """
+    Keep what the target's units are now, and the files beside them, unless that is done.
+
+    The manifest comes last and is written before anything is changed: what it names is what was
+    before the first switch of this upgrade, however often that is called. Files that were not
+    there are not kept: they stay after the way back, and hurt nobody.
+    """
+    folder = files.KEPT + "/" + upgrade
+    manifest = files.document(folder + "/" + files.MANIFEST)
+    files.make_directory(folder + "/files")
+    now = manifest or {
+        "schema": 1,
+        "id": upgrade,
+        "at": round(time.time(), 3),
+        "units": {},
+        "files": beside(folder, target.beside),
+    }
+    if fresh := [unit for unit in target.units if unit not in now["units"]]:
+        for unit in fresh:
+            content = files.read(stages.UNITS + "/" + unit)
+            now["units"][unit] = None
+            if content is not None:
+                files.write(folder + "/" + unit, content, 0o644)
+                # A unit that is not ours has none: "" says that it was there.
+                found = systemd.fingerprint(content.decode("utf-8", "replace"))
+                now["units"][unit] = found or ""
+        files.write_document(folder + "/" + files.MANIFEST, now)
+
+
+def beside(folder: str, wanted: Dict[str, Beside]) -> Dict[str, Any]:
+    """Keep the files beside units; return what the manifest says of them."""
+    found = {}
+    for number, path in enumerate(sorted(wanted)):
+        content = files.read(path)
+        if content is not None:
+            status = os.stat(machine.ROOT + path)
+            name = "files/%d" % number
+            files.write("%s/%s" % (folder, name), content, 0o600)
+            found[path] = {
+                "name": name,
+                "mode": "%04o" % (status.st_mode & 0o7777),
+                "owner": [status.st_uid, status.st_gid],
+            }
+    return found
+
+
+# --- doing
+
+
+def carry_out(target: Target, seconds: float, found: Progress) -> None:
+    """Put files in place, and have units run what these say."""
+    names = sorted(target.units)
+    states = systemd.states(names)
+    place(target, states)
+    states = systemd.states(names)
+    present = {unit: systemd.text(unit) for unit in names}
+    # Asked here and not before: a rank comes back by itself when its group's others are restarted,
+    # with its new file once systemd has read that, and another start would end the new group.
+    started = {unit: systemd.started(unit) for unit in names}
+    found_due = due(target.units, present, started, states)
+    found.unchanged += found_due.right
+    moving = found_due.restart + found_due.remove
+    up = [unit for unit in moving if not systemd.is_gone(states[unit])]
+    # Before the stop, for nothing is to lie between that and the start.
+    forget_failures(found_due.restart)
+    stopped(up, seconds, found, idle=[unit for unit in up if is_idle(unit)])
+    if found_due.restart:
+        start(found_due.restart, found)
+    found.changed = found_due.restart
+    remove(found_due.remove)
+    found.removed = found_due.remove
+
+
+def place(target: Target, states: Dict[str, Dict[str, str]]) -> None:
+    """Write what differs, have systemd read it, and have it start units at boot."""
+    for path, wanted in sorted(target.beside.items()):
+        if files.read(path) != wanted.content:
+            folder = os.path.dirname(path)
+            if not os.path.isdir(machine.ROOT + folder):
+                raise RefusedError("%s is missing: run deploys/prepare.py" % folder)
+            files.write(path, wanted.content, wanted.mode, wanted.owner)
+    wanted_units = {unit: each for unit, each in target.units.items() if each is not None}
+    stale = [unit for unit in wanted_units if states[unit].get("NeedDaemonReload") == "yes"]
+    stale += [
+        unit
+        for unit in wanted_units
+        if states[unit].get("LoadState") == "not-found" and systemd.text(unit)
+    ]
+    for unit, content in sorted(wanted_units.items()):
+        if files.read(stages.UNITS + "/" + unit) != content:
+            files.write(stages.UNITS + "/" + unit, content, 0o644)
+            stale.append(unit)
+    if stale:
+        systemd.systemctl("daemon-reload", seconds=systemd.RELOAD_SECONDS)
+    off = [
+        unit
+        for unit in sorted(wanted_units)
+        if not states[unit].get("UnitFileState", "").startswith("enabled")
+    ]
+    if off:
+        systemd.systemctl("--quiet", "enable", "--", *off, seconds=systemd.SHORT_SECONDS)
+
+
+def is_idle(unit: str) -> bool:
+    """Say whether a server is drained and has no request: then its end need not be waited for."""
+    if files.read("%s/%s.json" % (files.DRAINED, unit[len("vllm-") : -len(".service")])) is None:
+        return False
+    try:
+        left = list(change_wait.requests({"units": [unit]}).values())
+    except (CannotRead, OSError, ValueError):
+        return False
+    # A rank without a server has requests that another node knows of.
+    return bool(left) and all(count == 0 for count in left)
+
+
+def stopped(units: List[str], seconds: float, found: Progress, idle: Sequence[str] = ()) -> None:
+    """
+    Stop units, all at once, and see that they are.
+
+    What is `idle` is killed: vLLM takes 5 to 15 s to end by itself (measured), of the outage, and
+    there is nothing that it would still answer. GPUs' memory and its own /dev/shm go with it.
+    """
+    if not units:
+        return
+    found.stopped_at = round(time.time(), 3)
+    limit = seconds + systemd.UNIT_MARGIN_SECONDS
+    if idle:
+        # The stop first: what is killed before it is started again (Restart=always).
+        with contextlib.suppress(RefusedError):
+            systemd.systemctl("stop", "--no-block", "--", *idle, seconds=systemd.SHORT_SECONDS)
+            systemd.systemctl("kill", "--signal=KILL", "--", *idle, seconds=systemd.SHORT_SECONDS)
+    systemd.systemctl("stop", "--", *units, seconds=limit)
+    found.down_at = round(time.time(), 3)
+    if found.down_at - found.stopped_at < CUT_SECONDS:
+        return  # without another question: what stopped is to start
+    states = systemd.states(units)
+    found.cut = [unit for unit in units if states[unit].get("Result") == "timeout"]
+    if still := [unit for unit in units if not systemd.is_gone(states[unit])]:
+        raise RefusedError("%s still run after a stop" % ", ".join(still))
+
+
+def start(units: List[str], found: Progress) -> None:
+    """Start units, all at once; on failure say why in their own words."""
+    try:
+        systemd.systemctl("start", "--", *units, seconds=systemd.START_SECONDS)
+    except RefusedError:
+        found.journal = [line for unit in units for line in last_lines(unit)]
+        raise
+    finally:
+        found.started_at = round(time.time(), 3)
+
+
+def forget_failures(units: List[str]) -> None:
+    """
+    Forget failures and counted starts.
+
+    A unit that failed too often refuses to start, and each start of ours counts (StartLimitBurst=
+    of systemd.unit(5)). One that systemd does not know has none: it says so, and does the others.
+    """
+    if units:
+        with contextlib.suppress(RefusedError):
+            systemd.systemctl("reset-failed", "--", *units, seconds=systemd.SHORT_SECONDS)
+
+
+def last_lines(unit: str) -> List[str]:
+    """Return the last lines that a unit wrote, with no secret in them."""
+    hide = journal.hiding(journal.secrets(systemd.text(unit)))
+    life = serving.unit_state(unit).get("InvocationID")
+    return [hide(line)[:1000] for line in serving.journal(unit, life, LINES)]
+
+
+def remove(units: List[str]) -> None:
+    """
+    Remove units that are stopped, as a deploy would.
+
+    Drop-ins that somebody put beside them stay: they may be an operator's, and the way back needs
+    them.
+    """
+    if not units:
+        return
+    systemd.systemctl("--quiet", "disable", "--", *units, seconds=systemd.SHORT_SECONDS)
+    for unit in units:
+        # The file last: while it is there, a second call removes the rest.
+        files.remove(systemd.STARTED + "/" + unit)
+        files.remove(stages.UNITS + "/" + unit)
+    systemd.systemctl("daemon-reload", seconds=systemd.RELOAD_SECONDS)
+    forget_failures(units)

@@ -1,0 +1,224 @@
+"""RUNS ON THE NODE: waits until servers have no request, and until they answer one.
+
+Where a server answers is in its unit's file. Each is waited for in a process of its own: one that
+is frozen keeps no other one waiting, and no wait is longer than it was to be.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import time
+import urllib.request
+from typing import Any, Callable, Dict, Iterable, List, Optional
+
+from gpufleet.on_node.change import systemd
+from gpufleet.on_node.common import change_files as files
+from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.common import unit_journal as journal
+from gpufleet.on_node.common.answers import is_missing
+from gpufleet.on_node.common.forked import Watch
+from gpufleet.on_node.serving import endpoints as serving
+from gpufleet.on_node.serving import status as stage_status
+
+# vllm/v1/metrics/loggers.py: both are gauges, one for each engine.
+REQUESTS = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})?\s+(\S+)", re.MULTILINE)
+METRICS_SECONDS = 5
+METRICS_BYTES = 16 << 20
+POLL_SECONDS = 1.0
+# Looks in a row that find nothing: between two a balancer may hand over what it had in its hands.
+QUIET_LOOKS = 2
+# Of a server that comes: what a look at one that is not there yet costs is some 30 ms.
+READY_POLL_SECONDS = 0.5
+
+
+class Server:
+    """What a unit's file says of the server that it starts."""
+
+    def __init__(self, unit: str) -> None:
+        self.unit = unit
+        self.text = systemd.text(unit)
+        words = stage_status.command(self.text)
+        server = stage_status.serve(words)
+        named = re.search(r"^Port=(\d+)$", self.text, re.MULTILINE)
+        port = int(named.group(1)) if named else int(stage_status.value(server, "--port") or 0)
+        self.url = stage_status.endpoint(server, port)
+        others = stage_status.engines(server, port)
+        self.urls: List[str] = [
+            each for each in (stage_status.endpoint(server, at) for at in (port, *others)) if each
+        ]
+        self.served_name = stage_status.value(server, "--served-model-name") or ""
+        self.key_file: Optional[str] = dict(journal.CREDENTIAL.findall(self.text)).get(
+            stage_status.API_KEY
+        )
+        self.fingerprint = systemd.fingerprint(self.text)
+
+
+# --- no request is left
+
+
+def quiet(asked: Dict[str, Any]) -> Dict[str, Any]:
+    """Wait until nothing runs or waits on servers; say what was left."""
+    began = time.monotonic()
+    left: Dict[str, Optional[int]] = {}
+    calm = 0
+    while True:
+        left = requests(asked)
+        calm = calm + 1 if all(count == 0 for count in left.values()) else 0
+        late = time.monotonic() - began >= asked["seconds"]
+        if calm >= QUIET_LOOKS or late:
+            return {"left": left, "seconds": round(time.monotonic() - began, 3)}
+        time.sleep(POLL_SECONDS)
+
+
+def requests(asked: Dict[str, Any]) -> Dict[str, Optional[int]]:
+    """Return how many requests each server has; None: it did not say."""
+    urls = [*asked.get("urls", ()), *running_urls(asked.get("units", ()))]
+    watch = Watch()
+    for url in urls:
+        watch.ask(url, functools.partial(count, url), METRICS_SECONDS)
+    answers = watch.answers(*urls)
+    watch.stop()
+    return {url: None if is_missing(found) else found for url, found in answers.items()}
+
+
+def running_urls(units: Iterable[str]) -> List[str]:
+    """Return where the units that run answer; one that is stopped has no request."""
+    states = systemd.states(units)
+    return [
+        url
+        for unit, state in states.items()
+        if not systemd.is_gone(state)
+        for url in Server(unit).urls
+    ]
+
+
+def count(url: str) -> Optional[int]:
+    """Return the requests of one server; none of one that does not listen (yet, or any more)."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url + "/metrics", timeout=METRICS_SECONDS) as answer:
+            text = answer.read(METRICS_BYTES).decode("utf-8", "replace")
+    except OSError as error:
+        if isinstance(getattr(error, "reason", error), ConnectionRefusedError):
+            return 0
+        return None
+    return counted(text)
+
+
+def counted(metrics: str) -> Optional[int]:
+    """Return the requests that run and wait, out of a server's metrics; None: they do not say."""
+    found = REQUESTS.findall(metrics)
+    try:
+        return int(sum(float(each) for each in found)) if found else None
+    except ValueError:
+        return None
+
+
+# --- they answer
+
+
+def ready(asked: Dict[str, Any]) -> Dict[str, Any]:
+    """Wait until each unit's server has completed a prompt."""
+    units = [files.must_be_name(unit) for unit in asked["units"]]
+    watch = Watch()
+    for unit in units:
+        watch.ask(
+            unit,
+            functools.partial(waited, unit, asked["seconds"], asked.get("journal", 0)),
+            asked["seconds"] + serving.COMPLETION_SECONDS + 4 * serving.HEALTH_SECONDS,
+        )
+    answers = watch.answers(*units)
+    watch.stop()
+    return {
+        "units": [
+            {
+                "unit": unit,
+                "ready": False,
+                "seconds": asked["seconds"],
+                "seen": {"error": "the look at it gave no answer: %s" % answers[unit]["missing"]},
+            }
+            if is_missing(answers[unit])
+            else answers[unit]
+            for unit in units
+        ]
+    }
+
+
+def waited(unit: str, seconds: float, lines: int) -> Dict[str, Any]:
+    """Wait for one unit: until it is ready, has died, or the time is over."""
+    began = time.monotonic()
+    server = Server(unit)
+    serving.PARAMETERS["journal"] = 0
+    restarts: Optional[int] = None
+    while True:
+        seen = look(server)
+        properties = seen["unit"]
+        if restarts is None:
+            restarts = int(properties.get("NRestarts") or 0)
+        done = is_ready(server, seen)
+        late = time.monotonic() - began >= seconds
+        if done or late or has_died(properties, restarts):
+            break
+        time.sleep(READY_POLL_SECONDS)
+    at = round(time.time(), 3)
+    return {
+        "unit": unit,
+        "ready": done,
+        "seconds": round(time.monotonic() - began, 3),
+        "since": systemd.since(systemd.states([unit])[unit]),
+        "at": at if done else None,
+        "served_name": server.served_name if server.url else None,
+        "fingerprint": server.fingerprint,
+        "keyed": server.key_file is not None,
+        "restarts": restarts,
+        **({} if done else {"seen": told(server, seen, lines)}),
+    }
+
+
+def look(server: Server) -> Dict[str, Any]:
+    """Return what a unit and its server say now, as on_node/serving.py does."""
+    if server.url is None:
+        properties = serving.unit_state(server.unit)
+        return {"unit": properties, "started": systemd.started(server.unit), "journal": []}
+    return serving.stage(
+        {
+            "unit": server.unit,
+            "url": server.url,
+            "served_name": server.served_name,
+            "key_file": server.key_file and machine.ROOT + server.key_file,
+            "completion": True,
+        }
+    )
+
+
+def is_ready(server: Server, seen: Dict[str, Any]) -> bool:
+    """Say whether a unit serves what its file says, by an answer of its own."""
+    if seen["unit"].get("ActiveState") not in ("active", "reloading"):
+        return False
+    if seen.get("started") != server.fingerprint:
+        return False
+    if server.url is None:
+        return True
+    return "completion" in seen and server.served_name in seen.get("models", ())
+
+
+def has_died(properties: Dict[str, str], restarts: int) -> bool:
+    """Say whether a unit ended since the wait began, or is not there at all."""
+    if properties.get("ActiveState") in systemd.GONE:
+        return True
+    again = int(properties.get("NRestarts") or 0) > restarts
+    return again or properties.get("SubState") == "auto-restart"
+
+
+def told(server: Server, seen: Dict[str, Any], lines: int) -> Dict[str, Any]:
+    """Return what was seen with the journal's last lines, and no secret in any of it."""
+    life = seen["unit"].get("InvocationID")
+    hide: Callable[[str], str] = journal.hiding(journal.secrets(server.text))
+
+    def shown(line: str) -> str:
+        return hide(line)[:1000]
+
+    known = {**seen, "journal": serving.journal(server.unit, life, lines)}
+    found: Dict[str, Any] = stage_status.hidden(known, shown)
+    return found

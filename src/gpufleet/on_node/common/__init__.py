@@ -1,0 +1,1 @@
+"""common: see docs/architecture.md."""

@@ -1,0 +1,183 @@
+"""RUNS ON THE NODE: where a change of the fleet keeps what it knows of this node, and how.
+
+    /var/lib/gpufleet/change/        0700, root's
+      lock.json                      {"id", "owner", "from", "since", "what"}
+      cordon.json                    {"by", "why", "since", "upgrade": id or null}
+      drained/<replica>.json         the same keys
+      next/manifest.json             what deploys/prepare.py has put here (`upgrade/staged.py`)
+      next/<unit>, next/files/...    the unit files, and what units read when they start
+      kept/<upgrade>/manifest.json   {"id", "at", "units": {unit: fingerprint or null}, ...}
+      kept/<upgrade>/<unit>          the unit files of before
+      kept/<upgrade>/files/...       and what units read
+
+A file appears under its name at once and whole, and is on disk when `write` returns: whoever is
+killed leaves the file of before, or the new one. One program at a time changes anything here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+from gpufleet.on_node.common import linux_facts as machine
+
+HOME = "/var/lib/gpufleet/change"
+NEXT = HOME + "/next"
+KEPT = HOME + "/kept"
+DRAINED = HOME + "/drained"
+LOCK = HOME + "/lock.json"
+CORDON = HOME + "/cordon.json"
+MANIFEST = "manifest.json"
+# Whoever changes marks, and whoever changes units, waits for others of its kind alone: a mark is
+# made while another replica of the node still stops.
+MARKS_TURN = HOME + "/.marks"
+UNITS_TURN = HOME + "/.units"
+# What is done to marks takes milliseconds.
+TURN_SECONDS = 30
+TEMPORARY = ".gpufleet-"
+FILE_BYTES = 16 << 20
+"""Of any file that is read whole: the largest is the ranks' program, of 0.2 MB."""
+
+
+class RefusedError(Exception):
+    """One sentence for the operator: the answer's `problem`."""
+
+
+@contextlib.contextmanager
+def turn(path: str, seconds: float = TURN_SECONDS) -> Iterator[None]:
+    """Be the only one of a kind that changes anything here; whoever is killed is it no more."""
+    make_directory(HOME)
+    os.chmod(machine.ROOT + HOME, 0o700)
+    lock = os.open(machine.ROOT + path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise RefusedError(
+                        "another change has been going on on this node for over %d s: it is one "
+                        "whose controller is gone, or another operator's; ask again when it is done"
+                        % seconds
+                    ) from None
+                time.sleep(0.1)
+        yield
+    finally:
+        os.close(lock)
+
+
+def read(path: str) -> Optional[bytes]:
+    """Return a file's content; None if there is no such file."""
+    try:
+        with open(machine.ROOT + path, "rb") as file:
+            return file.read(FILE_BYTES)
+    except FileNotFoundError:
+        return None
+
+
+def document(path: str) -> Optional[Dict[str, Any]]:
+    """Return a JSON object out of a file; None if there is no such file."""
+    content = read(path)
+    if content is None:
+        return None
+    try:
+        found = json.loads(content.decode())
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise RefusedError("%s is no JSON object: look at it, and remove it" % path)
+    return found
+
+
+def write_document(path: str, content: Dict[str, Any]) -> None:
+    """Write a JSON object, for people too."""
+    write(path, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode(), 0o600)
+
+
+def write(path: str, content: bytes, mode: int, owner: Tuple[int, int] = (0, 0)) -> None:
+    """Put a whole file in place of whatever is there; `owner` are numbers of user and group."""
+    at = machine.ROOT + path
+    folder = os.path.dirname(at)
+    # The same name each time: a killed write's is taken over by the next one.
+    name = hashlib.sha256(os.fsencode(os.path.basename(at))).hexdigest()[:16]
+    new = os.path.join(folder, TEMPORARY + name)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(new)
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        if os.geteuid() == 0:
+            os.fchown(file.fileno(), *owner)
+        os.fchmod(file.fileno(), mode)
+        os.fsync(file.fileno())
+    os.replace(new, at)
+    sync(folder)
+
+
+def remove(path: str) -> bool:
+    """Remove a file, if it is there; say whether it was."""
+    try:
+        os.unlink(machine.ROOT + path)
+    except FileNotFoundError:
+        return False
+    sync(os.path.dirname(machine.ROOT + path))
+    return True
+
+
+def remove_directory(path: str) -> None:
+    """Remove a directory with all in it: under another name first, so that none is half there."""
+    folder, name = os.path.split(machine.ROOT + path)
+    gone = os.path.join(folder, TEMPORARY + "gone-" + name)
+    if os.path.lexists(gone):
+        shutil.rmtree(gone)
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(machine.ROOT + path, gone)
+        shutil.rmtree(gone)
+
+
+def remove_leftovers(folder: str) -> None:
+    """Remove what a killed `remove_directory` has left in a directory."""
+    for name in names(folder, hidden=True):
+        if name.startswith(TEMPORARY + "gone-"):
+            shutil.rmtree(machine.ROOT + folder + "/" + name)
+
+
+def make_directory(path: str) -> None:
+    """Make a directory of root's alone, with those above it; one that is there stays."""
+    os.makedirs(machine.ROOT + path, mode=0o700, exist_ok=True)
+
+
+def names(folder: str, *, hidden: bool = False) -> List[str]:
+    """Return what lies in a directory, sorted; nothing if there is none."""
+    try:
+        found = sorted(os.listdir(machine.ROOT + folder))
+    except FileNotFoundError:
+        return []
+    return [name for name in found if hidden or not name.startswith(".")]
+
+
+def sync(folder: str) -> None:
+    """Bring a directory's entries to disk; the path is as the machine has it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def must_be_name(text: Any) -> str:
+    """Return an upgrade's, unit's or replica's name. Raises `RefusedError` for what is none."""
+    plain = str(text)
+    known = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._@:-")
+    if not plain or plain.startswith(".") or not set(plain) <= known:
+        raise RefusedError("%r is no name" % plain)
+    return plain

@@ -1,0 +1,115 @@
+"""RUNS ON THE NODE: which driver lies on the disk, for each kernel, whichever is loaded now."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.common.answers import REASONS, CannotRead, is_missing, missing, read
+from gpufleet.on_node.common.commands import Output, refused, run
+from gpufleet.on_node.common.linux_facts import line, names
+
+SECONDS = 5  # for one kernel: modinfo unpacks the module, tens of MB
+
+LIBRARY = "libnvidia-ml.so.1"
+
+
+def kernels() -> dict[str, Any]:
+    """Return `kernels`, all that are installed, and `disk`, the module for the running one."""
+    running = line("/proc/sys/kernel/osrelease")
+    installed = sorted(filter(is_installed, names("/lib/modules")), key=version_key)
+    asked = {kernel: read(module, kernel) for kernel in {*installed, running}}
+    return {
+        "disk": asked[running],
+        "kernels": [
+            {
+                "kernel": kernel,
+                "running": kernel == running,
+                "newest": kernel == installed[-1],
+                **{
+                    ours: asked[kernel] if is_missing(asked[kernel]) else asked[kernel][theirs]
+                    for ours, theirs in (("nvidia", "version"), ("signer", "signer"))
+                },
+            }
+            for kernel in installed
+        ],
+    }
+
+
+def is_installed(kernel: str) -> bool:
+    """Say whether a kernel's own modules are there: DKMS leaves its directories behind."""
+    at = machine.ROOT + "/lib/modules/" + kernel
+    return any(os.path.exists(at + "/" + name) for name in ("modules.dep", "modules.builtin"))
+
+
+def version_key(kernel: str) -> list[Any]:
+    """Return what sorts kernels as boot loaders do: 6.8.0-9 before 6.8.0-90."""
+    return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in
+            re.findall(r"\d+|[^\d.-]+", kernel)]  # fmt: skip
+
+
+def module(kernel: str) -> dict[str, Any]:
+    """Return version, signer and file of a kernel's nvidia module; raises if it has none."""
+    output = run("modinfo", "-k", kernel, "nvidia", seconds=SECONDS)
+    if "not found" in output.err:
+        raise CannotRead("absent", detail="no nvidia module for %s" % kernel)
+    if output.status:
+        raise refused("modinfo", output)
+    return {
+        "version": named(output, "version"),
+        "signer": named(output, "signer"),
+        "file": named(output, "filename"),
+    }
+
+
+def named(output: Output, name: str) -> Any:
+    """Return one line "name:   value" of modinfo's; a module that nobody signed has no signer."""
+    found = re.search(r"^%s:[ \t]*(\S.*)$" % name, output.out, re.MULTILINE)
+    return found.group(1).strip() if found else missing("absent")
+
+
+def library() -> dict[str, Any]:
+    """
+    Return `library`, the file behind libnvidia-ml.so.1 with the version in its name, and `nvml`.
+
+    NVML tells its own version without being initialised: it is known when the driver is not.
+    """
+    return {
+        "library": machine.answered("library", lambda: read(library_loaded)),
+        "nvml": read(nvml_version),
+    }
+
+
+def library_loaded() -> dict[str, Any]:
+    """Return the file that the loader takes; raises `CannotRead` with its words otherwise."""
+    library_itself()
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        found = re.search(r"(/\S*/libnvidia-ml\.so\S*)", maps.read())
+    if not found:
+        raise CannotRead("absent", detail=LIBRARY)
+    file = os.path.realpath(found.group(1))
+    version = re.search(r"\.so\.(\d+\.\d[\d.]*)$", file)
+    return {"file": file, "version": version.group(1) if version else missing("absent")}
+
+
+def library_itself() -> Any:
+    """Return the loaded library; it asks the driver nothing before it is initialised."""
+    import ctypes
+
+    try:
+        return ctypes.CDLL(LIBRARY)
+    except OSError as error:
+        raise CannotRead("library_not_found", detail=str(error)) from None
+
+
+def nvml_version() -> bytes:
+    """Return the library's own version."""
+    import ctypes
+
+    text = ctypes.create_string_buffer(80)  # NVML_SYSTEM_NVML_VERSION_BUFFER_SIZE, nvml.h
+    code = library_itself().nvmlSystemGetNVMLVersion(text, ctypes.c_uint(len(text)))
+    if code:
+        raise CannotRead(REASONS.get(code, "nvml_error"), code=code)
+    return text.value

@@ -1,0 +1,124 @@
+"""RUNS ON THE NODE: how NVML is asked, through the binding that travels along as `pynvml`.
+
+A question is a function of (binding, GPU handle); these make one question of others.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Callable, Iterable
+
+from gpufleet.on_node.common.answers import read
+
+Ask = Callable[[Any, Any], Any]  # (binding, GPU handle) -> value
+
+# nvmlReturn_t: this driver or board does not know this way to ask (not supported, no such
+# function, no such version of the struct), but may know an older one.
+ASK_DIFFERENTLY = {3, 13, 25}
+
+
+def binding() -> Any:
+    """
+    Import the binding.
+
+    Of `ctypes.util` it imports one function, which it never calls; what that module loads (readers
+    of archives, random numbers) was a third of what the binding costs: 4.5 of 13 ms of a node.
+    """
+    unused = "ctypes.util"
+    stand_in: Any = type(sys)(unused)
+    stand_in.find_library = None
+    added = sys.modules.setdefault(unused, stand_in) is stand_in
+    try:
+        import pynvml
+    finally:
+        if added:
+            del sys.modules[unused]
+    return pynvml
+
+
+def started_nvml() -> Any:
+    """Import the binding and initialise NVML in this process."""
+    pynvml = binding()
+    pynvml.nvmlInit()
+    return pynvml
+
+
+def get(function: str, *arguments: Any, keys: tuple[str, ...] = ()) -> Ask:
+    """Return a question: `nvmlDeviceGet<function>`; `keys` name the members of a tuple answer."""
+
+    def ask(nvml: Any, gpu: Any) -> Any:
+        answer = getattr(nvml, "nvmlDeviceGet" + function)(gpu, *arguments)
+        return dict(zip(keys, answer)) if keys else answer  # noqa: B905  # Python 3.8
+
+    return ask
+
+
+def fill(function: str, structure: str) -> Ask:
+    """Return a question whose answer NVML writes into a versioned struct."""
+
+    def ask(nvml: Any, gpu: Any) -> Any:
+        import ctypes
+
+        answer = getattr(nvml, structure)()
+        getattr(nvml, "nvmlDeviceGet" + function)(gpu, ctypes.byref(answer))
+        return answer
+
+    return ask
+
+
+def either(*questions: Ask) -> Ask:
+    """Return a question that falls back to the next where a driver or board does not know one."""
+
+    def ask(nvml: Any, gpu: Any) -> Any:
+        for question in questions[:-1]:
+            try:
+                return question(nvml, gpu)
+            except nvml.NVMLError as error:
+                if error.value not in ASK_DIFFERENTLY:
+                    raise
+        return questions[-1](nvml, gpu)
+
+    return ask
+
+
+def text(question: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a question for a text that may be no UTF-8, on which the binding would stumble."""
+
+    def ask(*arguments: Any) -> Any:
+        try:
+            return question(*arguments)
+        except UnicodeDecodeError as error:
+            return bytes(error.object)
+
+    return ask
+
+
+def number(field_id: int) -> Ask:
+    """Return a question for one of NVML's numbered fields."""
+    return lambda nvml, gpu: field(nvml, gpu, field_id)
+
+
+def each(**questions: Ask) -> Ask:
+    """Return several questions as one; each of its answers may be missing for itself."""
+    return lambda nvml, gpu: asked(questions.items(), nvml, gpu)
+
+
+def field(nvml: Any, gpu: Any, number: int, scope: int = 0) -> int | float:
+    """Return one of NVML's numbered fields; raises its own error like any other question."""
+    (answer,) = nvml.nvmlDeviceGetFieldValues(gpu, [(number, scope)])
+    if answer.nvmlReturn:
+        raise nvml.NVMLError(answer.nvmlReturn)
+    member = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
+    value: int | float = getattr(answer.value, member[answer.valueType])
+    return value
+
+
+def asked(facts: Iterable[tuple[str, Ask]], nvml: Any, gpu: Any) -> dict[str, Any]:
+    """Return a table's answers."""
+    return {name: read(ask, nvml, gpu) for name, ask in facts}
+
+
+def sysfs_bus_id(bus_id: str) -> str:
+    """Return NVML's "00000008:01:00.0" as sysfs writes it: "0008:01:00.0"."""
+    domain, rest = bus_id.lower().split(":", 1)
+    return "%04x:%s" % (int(domain, 16), rest)

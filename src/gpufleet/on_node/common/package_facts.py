@@ -1,0 +1,171 @@
+"""RUNS ON THE NODE: which packages of driver and kernel there are, and what upgrades them."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from typing import Any
+
+from gpufleet.on_node.common.answers import CannotRead, is_missing, read
+from gpufleet.on_node.common.commands import path_of, refused, run
+from gpufleet.on_node.common.linux_facts import line
+
+SECONDS = 10
+
+# dpkg's own patterns; the regular expression says the same of rpm's names, with its kernels'.
+DPKG_PATTERNS = (
+    "*nvidia*", "cuda-drivers*", "nvlsm*", "datacenter-gpu-manager*", "linux-image*",
+    "linux-headers*", "cuda-toolkit-*", "cuda-nvcc-*", "unattended-upgrades",
+)  # fmt: skip
+RPM_NAMES = re.compile(
+    r".*nvidia.*|cuda-(drivers|toolkit|nvcc).*|nvlsm.*|datacenter-gpu-manager.*"
+    r"|kernel(-core|-devel|-headers)?|dnf-automatic"
+)
+VERSIONLOCK = "/etc/dnf/plugins/versionlock.list"
+
+
+def packages() -> dict[str, Any]:
+    """Return the installed packages that matter: {name: {"version": ..., "held": ...}}."""
+    found = read(debian)
+    if is_missing(found) and found["missing"] == "no_program":
+        return red_hat()
+    if is_missing(found):
+        raise CannotRead(**{"reason": found.pop("missing"), **found})
+    return dict(found)
+
+
+def debian() -> dict[str, Any]:
+    """Return dpkg's packages."""
+    output = run(
+        "dpkg-query", "-W", "-f", "${Package}\t${Version}\t${db:Status-Abbrev}\n", *DPKG_PATTERNS,
+        seconds=SECONDS,
+    )  # fmt: skip
+    # Status 1 also means that one of the patterns matched nothing.
+    if output.status not in (0, 1) or (output.status and "no packages found" not in output.err):
+        raise refused("dpkg-query", output)
+    found: dict[str, Any] = {}
+    for row in output.out.splitlines():
+        name, version, status = row.split("\t")
+        # dpkg(1): wanted, then state; "n" is not installed, "c" are configuration files alone.
+        if status[1:2] not in {"n", "c"}:
+            found.setdefault(name, {"version": version, "held": status.startswith("h")})
+    return dict(sorted(found.items()))
+
+
+def red_hat() -> dict[str, Any]:
+    """Return rpm's packages; of a kernel in several versions the last that rpm names."""
+    form = "%{NAME}\t%{VERSION}-%{RELEASE}\t%{ARCH}\n"
+    output = run("rpm", "-qa", "--qf", form, seconds=SECONDS)
+    if output.status:
+        raise refused("rpm", output)
+    rows = sorted(row.split("\t") for row in output.out.splitlines())
+    locks = version_locks()
+    return {
+        name: {"version": version, "held": locked("%s-%s" % (name, version), arch, locks)}
+        for name, version, arch in rows
+        if RPM_NAMES.fullmatch(name)
+    }
+
+
+def locked(package: str, arch: str, locks: list[str]) -> bool:
+    """Say whether dnf keeps a package; a lock is a pattern, with or without the architecture."""
+    names = (package, package + "." + arch)
+    return any(fnmatch.fnmatch(name, lock) for name in names for lock in locks)
+
+
+def version_locks() -> list[str]:
+    """Return dnf's locks as patterns of NAME-VERSION-RELEASE, without epoch; a "!" excludes."""
+    rows = [row.strip() for row in text(VERSIONLOCK).splitlines()]
+    locks = [row for row in rows if row and not row.startswith(("#", "!"))]
+    return [re.sub(r"-\d+:", "-", re.sub(r"^\d+:", "", lock)) for lock in locks]
+
+
+# --- upgrades that nobody asked for
+
+
+def upgrades() -> dict[str, Any]:
+    """Return what is set of unattended upgrades, whether or not their package is installed."""
+    found = read(apt)
+    if is_missing(found) and found["missing"] == "no_program":
+        return dnf()
+    if is_missing(found):
+        raise CannotRead(**{"reason": found.pop("missing"), **found})
+    return dict(found)
+
+
+def apt() -> dict[str, Any]:
+    """Return apt's settings; `enabled` is that apt's timer is to start them."""
+    # With architectures given, apt does not ask dpkg for them, which is half of what this costs.
+    output = run("apt-config", "-o", "APT::Architectures=none", "dump", seconds=SECONDS)
+    if output.status:
+        raise refused("apt-config", output)
+    pairs = re.findall(r'^([\w:-]+?)(?:::)? "(.*)";$', output.out, re.MULTILINE)
+
+    def values(*keys: str) -> list[str]:
+        return [value for key, value in pairs if key in keys and value]
+
+    every = values("APT::Periodic::Unattended-Upgrade") or ["0"]
+    return {
+        "enabled": every[-1] != "0",
+        "origins": values(
+            "Unattended-Upgrade::Allowed-Origins", "Unattended-Upgrade::Origins-Pattern"
+        ),
+        "blacklist": values("Unattended-Upgrade::Package-Blacklist"),
+    }
+
+
+def dnf() -> dict[str, Any]:
+    """Return dnf-automatic's settings; `enabled` is that its plain timer would install."""
+    import configparser
+
+    path_of("rpm")  # where there is neither apt nor rpm, nothing is known
+    automatic, main = (
+        configparser.ConfigParser(interpolation=None, strict=False) for _ in range(2)
+    )
+    automatic.read_string(text("/etc/dnf/automatic.conf"))
+    main.read_string(text("/etc/dnf/dnf.conf"))
+    excluded = " ".join(
+        settings.get(section, key, fallback="")
+        for settings, section in ((automatic, "base"), (main, "main"))
+        for key in ("exclude", "excludepkgs")
+    )
+    apply = automatic.get("commands", "apply_updates", fallback="no").lower()
+    return {
+        "enabled": apply in {"yes", "true", "1", "on"},
+        "origins": [],
+        "blacklist": re.split(r"[\s,]+", excluded.strip()) if excluded.strip() else [],
+    }
+
+
+def text(path: str) -> str:
+    """Return a file's text; an optional file that is not there is empty."""
+    try:
+        return line(path)
+    except FileNotFoundError:
+        return ""
+
+
+def unattended(settings: Any, installed: Any, units: Any) -> Any:
+    """
+    Return what upgrades the node by itself, from the three places that know.
+
+    Debian: the package is there and apt's timer is to start it. Red Hat: a timer of dnf-automatic
+    is enabled, and it installs. What one of them does not tell makes `enabled` unknown.
+    """
+    if is_missing(settings):
+        return settings
+    if is_missing(installed):
+        enabled = installed
+    elif "unattended-upgrades" in installed:
+        enabled = settings["enabled"]
+    elif "dnf-automatic" not in installed:
+        enabled = False
+    elif is_missing(units):
+        enabled = units
+    else:
+        plain, installing = (
+            not is_missing(units[timer]) and units[timer]["enabled"] == "enabled"
+            for timer in ("dnf-automatic.timer", "dnf-automatic-install.timer")
+        )
+        enabled = installing or (plain and settings["enabled"])
+    return {**settings, "enabled": enabled}

@@ -1,0 +1,126 @@
+"""RUNS ON THE NODE: which stages have a unit here, and what the files of models here say.
+
+Units are read as they lie, started or not: what a plan put here before is where the next one leaves
+it. Of a model's files only descriptions are read, none of its weights.
+"""
+
+from __future__ import annotations
+
+import configparser
+import json
+import os
+import re
+from typing import Any, Iterator
+
+from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.common.answers import CannotRead, read
+
+UNITS = "/etc/systemd/system"
+# systemd ignores sections whose names begin so (systemd.unit(5)); templates/vllm.service.j2 has it.
+SECTION = "X-Gpufleet"
+RELEASE = re.compile(r"/releases/([^/\s]+)/bin/")
+SIDE_CHANNEL = re.compile(r"^Environment=VLLM_NIXL_SIDE_CHANNEL_PORT=(\d+)$", re.MULTILINE)
+# The largest are ours, of 8 KB; an index has a line for each tensor, of the largest public models
+# some 20 MB.
+UNIT_BYTES = 1 << 20
+DESCRIPTION_BYTES = 64 << 20
+
+
+def stages() -> list[dict[str, Any]]:
+    """Return what each vLLM unit of ours says of its stage, by name of unit."""
+    if not os.path.isdir(machine.ROOT + UNITS):
+        return []
+    return [
+        read(stage, name)
+        for name in machine.names(UNITS)
+        if name.startswith("vllm-") and name.endswith(".service")
+    ]
+
+
+def stage(unit: str) -> dict[str, Any]:
+    """Return what one unit says; `foreign` if it is none of ours."""
+    with open(machine.ROOT + UNITS + "/" + unit, encoding="utf-8", errors="replace") as file:
+        text = file.read(UNIT_BYTES)
+    # Only our section: systemd's own repeat keys, and no parser of INI files likes its quoting.
+    _, found, section = text.partition("\n[%s]\n" % SECTION)
+    if not found:
+        return {"unit": unit, "foreign": True}
+    parser = configparser.RawConfigParser()
+    parser.read_string("[stage]\n" + "\n".join(until_next(section)))
+    values = dict(parser["stage"])
+    return {
+        "unit": unit,
+        "model": values["model"],
+        "replica": int(values["replica"]),
+        "rank": int(values["rank"]),
+        "port": int(values["port"]),
+        "gpus": values["gpus"].split(),
+        "side_channel": int(next(iter(SIDE_CHANNEL.findall(text)), 0)),
+        **started(text),
+    }
+
+
+def started(text: str) -> dict[str, Any]:
+    """
+    Return the release that a unit starts, and its arguments as the unit has them, by line.
+
+    templates/vllm.service.j2: the launcher, `.../releases/<id>/bin/vllm serve`, a line for each.
+    A rank of a replica over nodes has its program there, and the release in an argument.
+    """
+    _, _, rest = text.partition("\nExecStart=")
+    lines = []
+    for line in rest.splitlines():
+        lines.append(line.strip().rstrip("\\").strip())
+        if not line.endswith("\\"):
+            break
+    releases = (RELEASE.search(line) for line in lines[1:])
+    release = next((found.group(1) for found in releases if found), "")
+    return {"release": release, "arguments": lines[2:]}
+
+
+def until_next(text: str) -> Iterator[str]:
+    """Yield the lines of a section."""
+    for line in text.splitlines():
+        if line.startswith("["):
+            return
+        yield line
+
+
+def model(path: str) -> dict[str, Any]:
+    """
+    Return what the files of a model at `path` say of it: `config`, `hf_quant_config`, `bytes`.
+
+    `bytes` are those of its tensors; missing where there are no safetensors.
+    """
+    folder = machine.ROOT + path
+    if not os.path.isdir(folder):
+        raise CannotRead("absent")
+    return {
+        "config": read(parsed, folder + "/config.json"),
+        "hf_quant_config": read(parsed, folder + "/hf_quant_config.json"),
+        "bytes": read(stored, folder),
+    }
+
+
+def parsed(path: str) -> Any:
+    """Return a JSON file's content."""
+    with open(path, encoding="utf-8") as file:
+        return json.loads(file.read(DESCRIPTION_BYTES))
+
+
+def stored(folder: str) -> int:
+    """Return the bytes of a checkpoint's tensors, as its index or its files have them."""
+    try:
+        return int(parsed(folder + "/model.safetensors.index.json")["metadata"]["total_size"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return tensors(folder + "/model.safetensors")
+
+
+def tensors(path: str) -> int:
+    """Return the bytes of one file's tensors: all behind its header, whose size comes first."""
+    with open(path, "rb") as file:
+        header = int.from_bytes(file.read(8), "little")
+    size = os.path.getsize(path) - 8 - header
+    if size < 0:
+        raise ValueError("%s is cut off, or no safetensors file" % path)
+    return size

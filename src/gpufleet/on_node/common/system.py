@@ -1,0 +1,286 @@
+"""RUNS ON THE NODE: what the operating system says of itself, as far as GPUs depend on it.
+
+Every path is read below the probe's root; what system calls say may be known beforehand
+(machine.py, `ANSWERS`).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import struct
+from collections import Counter
+from typing import Any, Callable, Iterator
+
+from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.common.answers import CannotRead, read
+from gpufleet.on_node.common.commands import path_of, refused, run
+from gpufleet.on_node.common.linux_facts import line, names
+from gpufleet.on_node.common.systemctl import of_each
+
+UNITS_SECONDS = 10
+# What a GPU's work depends on beside the driver, and what upgrades Red Hat's machines by itself.
+UNITS = (
+    "nvidia-fabricmanager.service",
+    "nvidia-persistenced.service",
+    "nvidia-imex.service",
+    "nvidia-dcgm.service",
+    "nvidia-dcgm-exporter.service",
+    "nvidia-cdi-refresh.service",
+    "nvlsm.service",
+    "dnf-automatic.timer",
+    "dnf-automatic-install.timer",
+)
+# systemctl's properties by our names.
+UNIT_PROPERTIES = {
+    "load": "LoadState",
+    "active": "ActiveState",
+    "sub": "SubState",
+    "enabled": "UnitFileState",
+    "result": "Result",
+}
+
+# Where releases are (gpufleet.release.RELEASES; of that module nothing travels to nodes).
+RELEASES = "/opt/vllm/releases"
+
+# UEFI specification 2.10, 3.3: the variable of the global namespace. Linux' efivarfs puts four
+# bytes of attributes before the value, which is one byte here.
+SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
+
+# linux/timex.h: the kernel's clock is not being disciplined by anybody.
+STA_UNSYNC = 0x0040
+
+# PCI Express base specification 6.0, 7.7.11: extended capability ACS, its control register at
+# offset 6; P2P request redirect, P2P completion redirect and P2P egress control send GPUs' traffic
+# to each other up through the root complex.
+ACS_CAPABILITY = 0x000D
+ACS_REDIRECT = 0x04 | 0x08 | 0x20
+CONFIG_HEADER = 64  # bytes that anybody may read
+EXTENDED_FIRST, EXTENDED_END = 0x100, 0x1000
+
+
+def uptime() -> float:
+    """Return the seconds since boot."""
+    return float(line("/proc/uptime").split()[0])
+
+
+def modules() -> list[str]:
+    """Return the names of the loaded kernel modules, sorted."""
+    return sorted(row.split()[0] for row in line("/proc/modules").splitlines() if row.strip())
+
+
+def secure_boot() -> bool:
+    """Say whether firmware let only signed code boot; raises where it did not boot by EFI."""
+    with open(machine.ROOT + SECURE_BOOT, "rb") as file:
+        return file.read()[4:5] == b"\x01"
+
+
+def iommu() -> dict[str, Any]:
+    """Return how many IOMMU groups there are, and of which type."""
+    groups = names("/sys/kernel/iommu_groups")
+    types = Counter(str(read_type(group)) for group in groups)
+    return {"groups": len(groups), "types": dict(sorted(types.items()))}
+
+
+def read_type(group: str) -> str:
+    """Return a group's type; "unknown" on kernels before 5.11, which do not say."""
+    try:
+        return line("/sys/kernel/iommu_groups/%s/type" % group)
+    except OSError:
+        return "unknown"
+
+
+def clock() -> dict[str, Any]:
+    """Return whether the clock is synchronized, and its greatest error in microseconds."""
+    import ctypes
+
+    asked = (ctypes.c_byte * 512)()  # struct timex is 208 bytes; all zero: change nothing
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.adjtimex(ctypes.byref(asked)) < 0:
+        raise OSError(ctypes.get_errno(), "adjtimex")
+    # int modes, long offset, long freq, long maxerror, long esterror, int status
+    _, _, _, max_error, _, status = struct.unpack_from("@illlli", bytes(asked))
+    return {"synchronized": not status & STA_UNSYNC, "max_error_us": max_error}
+
+
+def space(path: str) -> dict[str, int]:
+    """Return a file system's size and what users may still write, in MiB."""
+    about = os.statvfs(machine.ROOT + path)
+    return {
+        "size_mib": about.f_blocks * about.f_frsize >> 20,
+        "free_mib": about.f_bavail * about.f_frsize >> 20,
+    }
+
+
+def disk(path: str) -> dict[str, Any]:
+    """Return the file system that a path is on, or would be on: its nearest existing parent's."""
+    there = os.path.normpath("/" + path.lstrip("/"))
+    if "disks" in machine.ANSWERS:
+        return dict(known_disk(machine.ANSWERS["disks"], there))
+    root = os.path.realpath(machine.ROOT or "/")
+    while not os.path.exists(machine.ROOT + there) and there != "/":
+        there = os.path.dirname(there)
+    within = os.path.realpath(machine.ROOT + there)
+    mount = within if within.startswith(root) else root
+    while mount != root and not os.path.ismount(mount):
+        mount = os.path.dirname(mount)
+    return {"mount": mount[len(root.rstrip("/")) :] or "/", **space(there)}
+
+
+def known_disk(disks: dict[str, Any], path: str) -> Any:
+    """Return what is known of the longest path that holds this one."""
+    while path not in disks and path != "/":
+        path = os.path.dirname(path)
+    return disks[path]
+
+
+def memory_info(name: str) -> int:
+    """Return one line of /proc/meminfo as it stands: kB, or a number of pages."""
+    found = re.search(r"^%s:\s+(\d+)" % re.escape(name), line("/proc/meminfo"), re.MULTILINE)
+    if not found:
+        raise FileNotFoundError(errno.ENOENT, name)
+    return int(found.group(1))
+
+
+def hugepages() -> dict[str, int]:
+    """Return the huge pages that are set aside, of the default size."""
+    return {
+        "total": memory_info("HugePages_Total"),
+        "free": memory_info("HugePages_Free"),
+        "size_kib": memory_info("Hugepagesize"),
+    }
+
+
+def reboot_required() -> bool:
+    """Say whether a package asked for a reboot; only Debian's family writes that down."""
+    try:
+        path_of("dpkg-query")
+    except CannotRead as error:
+        raise CannotRead("not_supported", detail="no dpkg") from error
+    return any(
+        os.path.exists(machine.ROOT + path)
+        for path in ("/run/reboot-required", "/var/run/reboot-required")
+    )
+
+
+def releases() -> list[str]:
+    """Return the names of the vLLM releases that are whole."""
+    return [
+        name
+        for name in machine.names(RELEASES)
+        if os.path.exists("%s%s/%s/.complete" % (machine.ROOT, RELEASES, name))
+    ]
+
+
+SYSTEM_FACTS: tuple[tuple[str, Callable[[], Any]], ...] = (
+    ("uptime_seconds", uptime),
+    ("cmdline", lambda: line("/proc/cmdline")),
+    ("modules", modules),
+    ("secure_boot", secure_boot),
+    ("iommu", iommu),
+    ("clock", lambda: machine.answered("clock", clock)),
+    ("shm", lambda: machine.answered("shm", lambda: space("/dev/shm"))),
+    ("memory_available_mib", lambda: memory_info("MemAvailable") // 1024),
+    ("hugepages", hugepages),
+    ("reboot_required", reboot_required),
+    ("releases", releases),
+)
+
+
+def system() -> dict[str, Any]:
+    """Return what the operating system's files and the kernel say."""
+    return {name: read(function) for name, function in SYSTEM_FACTS}
+
+
+# --- units
+
+
+def units() -> dict[str, Any]:
+    """Return the state of every unit of `UNITS`; "not-found" is a state."""
+    wanted = ",".join(["Id", *UNIT_PROPERTIES.values()])
+    output = run(
+        "systemctl", "show", "--no-pager", "--property=" + wanted, *UNITS,
+        seconds=UNITS_SECONDS,
+    )  # fmt: skip
+    blocks = of_each(output.out)
+    if "not been booted with systemd" in output.err:
+        raise CannotRead("absent", detail="systemd does not run here")
+    if not blocks:
+        raise refused("systemctl", output)
+    by_id = {block.get("Id", ""): block for block in blocks}
+    in_order = dict(zip(UNITS, blocks)) if len(blocks) == len(UNITS) else {}  # noqa: B905
+    found = {unit: by_id.get(unit) or in_order.get(unit) for unit in UNITS}
+    return {unit: read(lambda unit=unit: state(unit, found[unit])) for unit in UNITS}
+
+
+def state(unit: str, block: Any) -> dict[str, Any]:
+    """Return one unit's state in our names; an alias answers under its unit's own name."""
+    if block is None:
+        raise CannotRead("absent", detail="systemctl did not speak of %s" % unit)
+    return {name: read(said, block, key) for name, key in UNIT_PROPERTIES.items()}
+
+
+def said(block: dict[str, str], key: str) -> str:
+    """Return what systemctl said; a unit that does not exist is neither enabled nor disabled."""
+    if not block.get(key):
+        raise FileNotFoundError(errno.ENOENT, key)
+    return block[key]
+
+
+# --- access control services of the PCI bridges
+
+
+def acs() -> list[dict[str, Any]]:
+    """
+    Return, for every bridge above an NVIDIA GPU, whether it redirects peer-to-peer traffic.
+
+    Raises `CannotRead` (`no_permission`) where the user may not read what says so.
+    """
+    bridges = sorted(
+        {
+            bridge
+            for function in machine.pci_functions()
+            if str(function["class"]).startswith("0x03")
+            for bridge in bridges_above(str(function["path"]))
+        }
+    )
+    return [
+        {"bus_id": bridge.rpartition("/")[2], "redirect": redirects(bridge)} for bridge in bridges
+    ]
+
+
+def bridges_above(path: str) -> Iterator[str]:
+    """Yield the sysfs paths of the PCI functions that one hangs below."""
+    parent = os.path.dirname(path)
+    while re.fullmatch(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", os.path.basename(parent)):
+        yield parent
+        parent = os.path.dirname(parent)
+
+
+def redirects(bridge: str) -> Any:
+    """Say whether a bridge sends what GPUs tell each other up to the root complex."""
+    with open(machine.ROOT + bridge + "/config", "rb") as file:
+        config = file.read(EXTENDED_END)
+    if len(config) <= CONFIG_HEADER:
+        raise CannotRead("no_permission", detail="PCI configuration space needs root")
+    if config[:4] == b"\xff\xff\xff\xff":
+        return read(lost, bridge)
+    control = acs_control(config)
+    return bool(control & ACS_REDIRECT)
+
+
+def lost(bridge: str) -> None:
+    """Raise what a function that no longer answers on the bus is."""
+    raise CannotRead("lost", detail=bridge.rpartition("/")[2])
+
+
+def acs_control(config: bytes) -> int:
+    """Return a function's ACS control register; 0 if it has no such capability."""
+    at, seen = EXTENDED_FIRST, 0
+    while EXTENDED_FIRST <= at <= len(config) - 8 and seen < (EXTENDED_END - EXTENDED_FIRST) // 8:
+        (header,) = struct.unpack_from("<I", config, at)
+        if header & 0xFFFF == ACS_CAPABILITY:
+            return int(struct.unpack_from("<H", config, at + 6)[0])
+        at, seen = header >> 20 & 0xFFC, seen + 1
+    return 0

@@ -1,0 +1,78 @@
+"""RUNS ON THE NODE: files that the node exporter serves beside its own metrics.
+
+Its textfile collector reads every *.prom of one directory. A file appears whole or not at all, and
+it is readable by everybody: nothing secret may be in one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from typing import Dict, Iterable, Tuple, Union
+
+from gpufleet.on_node.common.metric_families import FAMILIES
+
+DIRECTORY = "/var/lib/gpufleet/textfile"
+"""Root's, 0755; the role makes it."""
+
+Labels = Dict[str, str]
+Number = Union[int, float]
+Sample = Tuple[str, Labels, Number]  # name of a family, labels, value
+
+
+def text(samples: Iterable[Sample]) -> str:
+    """
+    Return samples in Prometheus' text format 0.0.4, family by family in the list's order.
+
+    Raises `KeyError` for a name that is not in the list and `ValueError` for two samples of the
+    same series, for which the collector would refuse the whole file.
+    """
+    by_family: Dict[str, Dict[str, str]] = {name: {} for name in FAMILIES}
+    for name, labels, value in samples:
+        series = name + shown(labels)
+        if series in by_family[name]:
+            raise ValueError("%s is there twice" % series)
+        by_family[name][series] = "%s %s\n" % (series, number(value))
+    return "".join(
+        "# HELP %s %s\n# TYPE %s %s\n%s" % (name, about, name, kind, "".join(rows.values()))
+        for name, (kind, about) in FAMILIES.items()
+        for rows in (by_family[name],)
+        if rows
+    )
+
+
+def shown(labels: Labels) -> str:
+    """Return labels as the format has them: {stage="tiny-0",model="tiny"}."""
+    if not labels:
+        return ""
+    return "{%s}" % ",".join('%s="%s"' % (name, escaped(str(labels[name]))) for name in labels)
+
+
+def escaped(value: str) -> str:
+    """Return a label's value with what the format reserves escaped."""
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def number(value: Number) -> str:
+    """Return a number as it is, without losing digits."""
+    if not math.isfinite(value):
+        raise ValueError("%r is no value" % value)
+    return repr(int(value) if isinstance(value, bool) else value)
+
+
+def write(name: str, content: str, root: str = "") -> None:
+    """
+    Put `content` in place as `name` (facts.prom), at once and whole.
+
+    Raises `OSError`; FileNotFoundError where the directory is not there.
+    """
+    path = "%s%s/%s" % (root, DIRECTORY, name)
+    new = path + ".tmp"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(new)
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        os.fchmod(file.fileno(), 0o644)  # whatever the umask
+        file.write(content)
+    os.replace(new, path)

@@ -1,0 +1,277 @@
+"""RUNS ON THE NODE: what the journal has of a stage's unit.
+
+Takes (JSON header `PARAMETERS`):
+  stage    id of the stage: llama-0
+  lines    at most so many, the last ones
+  ago      seconds: only lines that are younger; or
+  at       seconds since 1970: only lines from then on; and of those
+  cursor   only lines after this one
+Prints one JSON document:
+  schema   1
+  here     ids of the stages that have a unit on this node
+  rank     of this node in the stage; null: no unit here says so
+  clock    the node's time, in microseconds since 1970
+  lines    [[microseconds since 1970, PID, priority, message], ...], oldest first
+  more     whether there were lines before these that were asked for and did not fit
+  cursor   of the last line; null: there is none
+  clocks   {node: milliseconds that its clock is ahead}, of the other ranks as this one measured it
+or `lines` as {"missing": reason}.
+
+Unit's own output and what systemd says of it. It reads; it changes nothing. The secrets that the
+unit is given never leave the node: where they stand in a line, they are replaced by their names.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from typing import Any, Callable, List
+
+from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.common import stages
+from gpufleet.on_node.common.answers import CannotRead, is_missing, read
+from gpufleet.on_node.common.commands import Output, run
+
+PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
+
+# Below the deadline of whoever asks. journalctl of a journal of 4 GB answers within 2 s.
+SECONDS = 20
+MESSAGE_CHARACTERS = 4000
+# What is printed is below the 8 MiB that a node is listened to, also when JSON escapes all of it.
+ALL_CHARACTERS = 1 << 20
+# Of what journalctl prints: a field is at most 64 MB there, and without --all 4 KB.
+LINE_BYTES = 1 << 20
+KEPT_BYTES = 16 << 20
+FIELDS = "MESSAGE,PRIORITY,_PID"
+STATE_BYTES = 1 << 20
+
+# A secret shorter than that is no secret, and replacing it would tear lines apart.
+SECRET_CHARACTERS = 8
+SECRET_BYTES = 1 << 16
+CREDENTIAL = re.compile(r"^LoadCredential=([\w.-]+):(/\S+)$", re.MULTILINE)
+# What should be a credential and stands in the unit all the same: servers log both.
+WRITTEN = (
+    re.compile(r"^Environment=[\"']?(\w*(?:KEY|TOKEN|SECRET|PASSWORD))=([^\s\"']+)", re.MULTILINE),
+    re.compile(r"(?:^|\s)--(api-key)[\s=]+[\"']?([^\s\"']+)"),
+)
+# Of others, that the unit does not know: a header that a server logs, tokens of the Hugging Face
+# Hub, keys of model services.
+KNOWN_SECRETS = (
+    (re.compile(r"(?i)\b(bearer\s+)[\w.~+/-]{8,}=*"), r"\1<hidden>"),
+    (re.compile(r"\b(hf_|sk-)[A-Za-z0-9_-]{16,}"), r"\1<hidden>"),
+)
+
+
+def main() -> None:
+    """Print the document."""
+    unit = "vllm-%s.service" % PARAMETERS["stage"]
+    document = {
+        "schema": 1,
+        "here": read(ids),
+        "rank": read(rank, unit),
+        "clock": int(time.time() * 1e6),
+        **found(unit),
+        "clocks": read(clocks, PARAMETERS["stage"]),
+    }
+    sys.stdout.write(json.dumps(document, separators=(",", ":")) + "\n")
+
+
+def found(unit: str) -> dict[str, Any]:
+    """Return `lines`, `more` and `cursor`."""
+    wanted = max(1, int(PARAMETERS.get("lines") or 1))
+    try:
+        # One more than wanted: whether it is there says whether something was left out.
+        entries = journal("--lines=%d" % (wanted + 1), *since(), "--unit=" + unit, fields=FIELDS)
+    except CannotRead as error:
+        return {"lines": error.missing, "more": False, "cursor": None}
+    last = entries[-1].get("__CURSOR") if entries else None
+    cursors = [entry.get("__CURSOR") for entry in entries]
+    if PARAMETERS.get("cursor") in cursors:
+        entries = entries[cursors.index(PARAMETERS["cursor"]) + 1 :]
+    hide = hiding(secrets(unit_text(unit)))
+    lines = [line(entry, hide) for entry in entries[-wanted:]]
+    kept = fitting(lines)
+    return {
+        "lines": kept,
+        "more": len(entries) > wanted or len(kept) < len(entries),
+        "cursor": last,
+    }
+
+
+def since() -> list[str]:
+    """
+    Return journalctl's arguments for where to begin.
+
+    Not --after-cursor: with it --lines are the first ones, and backwards it means those before.
+    """
+    if PARAMETERS.get("at") is not None:
+        return ["--since=@%d" % PARAMETERS["at"]]
+    if PARAMETERS.get("ago") is not None:  # by the node's own clock, which its lines have
+        return ["--since=@%d" % (time.time() - PARAMETERS["ago"])]
+    return []
+
+
+def journal(*arguments: str, fields: str) -> list[dict[str, Any]]:
+    """
+    Return entries of the system's journal, oldest first.
+
+    Raises `CannotRead`: `no_program`, `timeout`, `no_permission`, `absent` where the node keeps no
+    journal.
+    """
+    printed = Printed()
+    # Backwards: with --since, --lines are otherwise the first ones (systemd 252).
+    output = run(
+        "journalctl", "--no-pager", "--reverse", "--output=json", "--output-fields=" + fields,
+        *arguments, seconds=SECONDS, take=printed.take,
+    )  # fmt: skip
+    entries = [json.loads(text) for text in printed.lines if text.startswith(b"{")]
+    if not entries:
+        refuse(output)
+    return entries[::-1]
+
+
+class Printed:
+    """The first lines of what a program prints, of which there may be any number."""
+
+    def __init__(self) -> None:
+        self.lines: List[bytes] = []
+        self.bytes = 0
+        self.begun = b""
+        self.skips = False
+
+    def take(self, piece: bytes) -> None:
+        """Take what was printed next."""
+        *whole, self.begun = (self.begun + piece).split(b"\n")
+        for line in whole:
+            if not self.skips and self.bytes < KEPT_BYTES:
+                self.lines.append(line)
+                self.bytes += len(line)
+            self.skips = False
+        if len(self.begun) > LINE_BYTES:
+            self.begun, self.skips = b"", True
+
+
+def refuse(output: Output) -> None:
+    """Raise `CannotRead` if there are no entries for another reason than that there are none."""
+    if "insufficient permissions" in output.err or "not seeing messages from" in output.err:
+        raise CannotRead("no_permission", detail="the journal needs root, or group systemd-journal")
+    if "No journal files were found" in output.err:
+        raise CannotRead("absent", detail="this node keeps no journal")
+    if output.status not in (0, 1):  # 1: nothing matched
+        said = output.err.strip().splitlines()
+        raise CannotRead("error", detail="journalctl: %s" % (said[-1] if said else output.status))
+
+
+def line(entry: dict[str, Any], hide: Callable[[str], str]) -> list[Any]:
+    """Return what of an entry is shown."""
+    return [
+        int(entry.get("__REALTIME_TIMESTAMP") or 0),
+        number(entry.get("_PID")),
+        number(entry.get("PRIORITY")),
+        hide(message(entry))[:MESSAGE_CHARACTERS],
+    ]
+
+
+def message(entry: dict[str, Any]) -> str:
+    """Return an entry's message; journalctl has bytes that are no UTF-8 as a list of numbers."""
+    said = entry.get("MESSAGE")
+    if isinstance(said, list):  # also when a field stands in an entry twice
+        numbers = all(isinstance(each, int) for each in said)
+        text = bytes(said).decode("utf-8", "replace") if numbers else "\n".join(map(str, said))
+    else:
+        text = "(a line too long for the journal's reader)" if said is None else str(said)
+    return text
+
+
+def number(value: Any) -> int | None:
+    """Return an integer that the journal has as text."""
+    return int(value) if str(value).isdigit() else None
+
+
+def fitting(lines: list[list[Any]]) -> list[list[Any]]:
+    """Return the last lines that together are not too much."""
+    total, first = 0, len(lines)
+    while first and total + len(lines[first - 1][3]) <= ALL_CHARACTERS:
+        first -= 1
+        total += len(lines[first][3])
+    return lines[first:]
+
+
+# --- what the node says of its stages
+
+
+def ids() -> list[str]:
+    """Return the ids of the stages that have a unit here."""
+    return [each["unit"][5:-8] for each in stages.stages() if "model" in each]
+
+
+def rank(unit: str) -> int:
+    """Return the rank of this node, as the unit has it."""
+    if not re.fullmatch(r"[\w.-]+", unit):
+        raise CannotRead("absent", detail=unit)
+    return int(stages.stage(unit)["rank"])
+
+
+def state(stage: str) -> dict[str, Any]:
+    """Return what this node's rank of a replica says of itself (on_node/rank_state.py)."""
+    with open("%s/run/vllm/%s/rank.json" % (machine.ROOT, stage), encoding="utf-8") as file:
+        document = json.loads(file.read(STATE_BYTES))
+    if not isinstance(document, dict) or document.get("schema") != 1:
+        raise CannotRead("version", detail="rank.json is of another release of gpufleet")
+    return document
+
+
+def clocks(stage: str) -> dict[str, float]:
+    """Return by how much the clocks of the other ranks' nodes are ahead, in milliseconds."""
+    peers = state(stage).get("peers") or {}
+    return {
+        name: peer["clock_offset_ms"]
+        for name, peer in peers.items()
+        if isinstance(peer.get("clock_offset_ms"), (int, float))
+    }
+
+
+# --- secrets
+
+
+def unit_text(unit: str) -> str:
+    """Return a unit's file; "" if it cannot be read."""
+    text = read(lambda: machine.line(stages.UNITS + "/" + unit))
+    return "" if is_missing(text) else str(text)
+
+
+def secrets(text: str) -> dict[str, str]:
+    """Return {secret: its name} of those that a unit is given and that may be read here."""
+    given = [(name, read(secret, path)) for name, path in CREDENTIAL.findall(text)]
+    for pattern in WRITTEN:
+        given += pattern.findall(text)
+    return {
+        content: name
+        for name, content in given
+        if isinstance(content, str) and len(content) >= SECRET_CHARACTERS
+    }
+
+
+def secret(path: str) -> str:
+    """Return a credential file's text."""
+    with open(machine.ROOT + path, encoding="utf-8", errors="replace") as file:
+        return file.read(SECRET_BYTES).strip()
+
+
+def hiding(known: dict[str, str]) -> Callable[[str], str]:
+    """Return what replaces secrets in a text by their names."""
+
+    def hide(text: str) -> str:
+        for content, name in known.items():
+            text = text.replace(content, "<%s>" % name)
+        for pattern, instead in KNOWN_SECRETS:
+            text = pattern.sub(instead, text)
+        return text
+
+    return hide
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""converge: see docs/architecture.md."""

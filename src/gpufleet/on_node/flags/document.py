@@ -1,0 +1,218 @@
+"""RUNS ON THE NODE: an argument parser of vLLM's as plain JSON values (docs/flags.md).
+
+What is no plain value is an object with one key: {"$object": CLASS}, {"$factory": true},
+{"$runtime": NAME}, {"$suppress": true}, {"$unset": true}.
+"""
+
+# ruff: noqa: SLF001 - argparse has no public way to ask a parser what it accepts
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import enum
+import json
+import re
+import types
+import typing
+from typing import Any, Dict, Iterator, List, Optional
+
+from gpufleet.on_node.flags.fakes import NOT_SET, FieldInfo
+from gpufleet.on_node.flags.placeholder import is_absent
+
+_KINDS = {"_StoreTrueAction": "store_true", "_AppendAction": "append"}
+_PLAIN_ACTIONS = {*_KINDS, "_StoreAction", "BooleanOptionalAction", "EnableDisableAction"}
+_DEPRECATED = re.compile(
+    r"^\W*deprecated\b|\b(?:is|are|was) deprecated\b|has no effect, do not set", re.IGNORECASE
+)
+
+
+def flags(parser: argparse.ArgumentParser, help_texts: bool) -> List[Dict[str, Any]]:
+    """Return every flag of `parser` and its positional argument, in the order of its help."""
+    groups = {
+        id(action): group.title
+        for group in parser._action_groups
+        for action in group._group_actions
+    }
+    accepted: Dict[int, List[str]] = {}
+    for option, action in parser._option_string_actions.items():
+        accepted.setdefault(id(action), []).append(option)
+    # Before Python 3.13 vLLM keeps the list itself.
+    deprecated = {id(action) for action in getattr(parser, "_deprecated", ())}
+    found = []
+    for action in parser._actions:
+        if isinstance(action, argparse._HelpAction):
+            continue
+        entry = _flag(action, accepted.get(id(action), []), id(action) in deprecated)
+        entry["group"] = groups.get(id(action))
+        entry["default"] = plain(action.default)
+        if help_texts and _help(action):
+            entry["help"] = _help(action).replace("%%", "%")
+        found.append(entry)
+    return found
+
+
+def _help(action: argparse.Action) -> str:
+    return action.help if action.help and action.help != argparse.SUPPRESS else ""
+
+
+def _flag(action: argparse.Action, accepted: List[str], deprecated: bool) -> Dict[str, Any]:
+    kind = type(action).__name__
+    pair = isinstance(action, argparse.BooleanOptionalAction) or kind == "EnableDisableAction"
+    off = _negations(action, accepted) if pair else set()
+    long = [option for option in action.option_strings if option.startswith("--")]
+    name = next((option for option in long if option not in off), (long or [action.dest])[0])
+    entry: Dict[str, Any] = {
+        "name": name,
+        "dest": action.dest,
+        "kind": "bool_pair" if pair else _KINDS.get(kind, "value"),
+        "aliases": [one for one in action.option_strings if one != name and one not in off],
+        "negations": sorted(off),
+        "hidden": sorted(set(accepted) - set(action.option_strings)),
+        "positional": not action.option_strings,
+        "action": None if kind in _PLAIN_ACTIONS else kind,
+        "type": type_name(action.type),
+        "choices": None if action.choices is None else plain(list(action.choices)),
+        "suggested": _suggested(action),
+        "nargs": action.nargs or None,  # 0: takes none, which its kind says already
+        "const": plain(action.const) if kind in ("_StoreAction", "StoreBoolean") else None,
+        "deprecated": bool(
+            deprecated
+            or getattr(action, "deprecated", False)
+            or "Deprecated" in kind
+            or _DEPRECATED.search(_help(action)[:300])
+        ),
+        "help_hidden": action.help is argparse.SUPPRESS,
+    }
+    return {key: value for key, value in entry.items() if value not in (None, [], False)}
+
+
+def _negations(action: argparse.Action, accepted: List[str]) -> "set[str]":
+    """Return the options that switch a pair off; 0.33 keeps a list, argparse goes by the name."""
+    known = getattr(action, "negative_option_strings", None)
+    return set(known) if known is not None else {one for one in accepted if one.startswith("--no-")}
+
+
+def _suggested(action: argparse.Action) -> List[Any]:
+    """Return the values that help shows and the parser does not enforce (Literal | str)."""
+    shown = action.metavar
+    if action.choices is not None or shown is None:
+        return []
+    if isinstance(shown, (list, tuple)):
+        return list(plain(shown))
+    braced = re.match(r"\{([^}]*)\}", shown)
+    return [value for value in braced.group(1).split(",") if value] if braced else []
+
+
+def type_name(convert: Any) -> Optional[str]:
+    """
+    Return the schema's word for what turns an argument's text into its value.
+
+    vLLM's functions are known by name; those that wrap another one by what they wrap.
+    """
+    if convert is None:
+        return None
+    if convert is json.loads:
+        return "json"
+    made_in = getattr(convert, "__qualname__", "")
+    name = getattr(convert, "__name__", str(convert))
+    if "optional_type" in made_in or "parse_type" in made_in:
+        wrapped = next((one for one in _enclosed(convert) if callable(one)), str)
+        inner = type_name(wrapped) or "str"
+        return "optional[%s]" % inner if "optional_type" in made_in else inner
+    if "parse_dataclass" in made_in:
+        candidates = (*(convert.__defaults__ or ()), *_enclosed(convert))
+        of = next((one.__name__ for one in candidates if isinstance(one, type)), None)
+        return "json:" + of if of else "json"
+    if made_in.endswith("union_dict_and_str"):
+        return "json_or_str"
+    if made_in.endswith("check_port"):
+        return "port"
+    if name == "<lambda>":
+        return "lower_underscored" if _lowers(convert) else "custom"
+    return str(name)
+
+
+def _enclosed(function: Any) -> List[Any]:
+    return [cell.cell_contents for cell in function.__closure__ or ()]
+
+
+def _lowers(convert: Any) -> bool:
+    """Say whether it takes `Flash-Attn` for `flash_attn`, as those of the backends' names do."""
+    try:
+        return bool(convert("Aa-Bb_c") == "aa_bb_c")
+    except Exception:
+        return False
+
+
+def plain(value: Any) -> Any:
+    """Return `value` as JSON has it, with an object of one key for what JSON cannot say."""
+    if value is argparse.SUPPRESS:
+        return {"$suppress": True}
+    if value is NOT_SET or value is dataclasses.MISSING:
+        return {"$unset": True}
+    if is_absent(value):
+        return {"$runtime": value.__qualname__}
+    if isinstance(value, enum.Enum):
+        return value.name
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [plain(one) for one in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted((plain(one) for one in value), key=str)
+    if isinstance(value, dict):
+        return {str(key): plain(one) for key, one in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {"$object": type(value).__name__}
+    return {"$runtime": getattr(value, "__qualname__", type(value).__name__)}
+
+
+def fields(cls: Any) -> Dict[str, Any]:
+    """Return the fields of a dataclass that JSON fills: type, default, bounds, `init`."""
+    found = {}
+    for field in dataclasses.fields(cls):
+        if field.name.startswith("_"):
+            continue
+        default, bounds = field.default, {}
+        if isinstance(default, FieldInfo):
+            bounds = default.bounds
+            default = {"$factory": True} if default.default_factory else plain(default.default)
+        elif field.default_factory is not dataclasses.MISSING:
+            try:
+                default = plain(field.default_factory())
+            except Exception:  # it looks at the machine
+                default = {"$factory": True}
+        entry: Dict[str, Any] = {"type": written(field.type), "default": plain(default)}
+        if bounds:
+            entry["constraints"] = bounds
+        if not field.init:
+            entry["init"] = False
+        found[field.name] = entry
+    return found
+
+
+def inner_types(hint: Any) -> Iterator[type]:
+    """Yield the classes that an annotation mentions, at any depth."""
+    if isinstance(hint, type) and not typing.get_args(hint):
+        yield hint
+    for argument in typing.get_args(hint):
+        yield from inner_types(argument)
+
+
+def written(hint: Any) -> str:
+    """Return an annotation as Python writes it: `Literal['a', 'b'] | None`."""
+    if isinstance(hint, str):
+        return hint
+    if hint is type(None):
+        return "None"
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return written(arguments[0])
+    if origin is typing.Literal:
+        return "Literal[%s]" % ", ".join(map(repr, arguments))
+    if origin is typing.Union or origin is getattr(types, "UnionType", None):
+        return " | ".join(map(written, arguments))
+    if origin is None:
+        return str(getattr(hint, "__name__", hint))
+    inner = ("..." if argument is Ellipsis else written(argument) for argument in arguments)
+    return "%s[%s]" % (getattr(origin, "__name__", origin), ", ".join(inner))

@@ -1,0 +1,243 @@
+"""RUNS ON THE NODE: what code of vLLM's gets for the packages on which its flags depend.
+
+`Field` and `dataclass` of pydantic keep what the argument parser asks of them: the fields, their
+types, defaults and bounds. Nothing is validated, and `__post_init__` does not run: there, configs
+look at the machine. The platform is CUDA's on every machine, so that a release has one schema.
+"""
+
+# ruff: noqa: ARG001, ARG005 - they stand for functions that take anything
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+import typing
+from typing import Any, Callable, Mapping, Optional
+
+from gpufleet.on_node.flags.placeholder import absent
+
+NOT_SET: Any = object()
+
+# The bounds of a number that pydantic checks (pydantic.fields.Field).
+BOUNDS = ("ge", "gt", "le", "lt", "multiple_of")
+
+
+class FieldInfo:
+    """What pydantic's `Field(...)` gives: a field's default or its factory, and its bounds."""
+
+    def __init__(
+        self,
+        default: Any = NOT_SET,
+        *,
+        default_factory: Optional[Callable[[], Any]] = None,
+        init: Optional[bool] = None,
+        **more: Any,
+    ) -> None:
+        self.default = dataclasses.MISSING if default is ... else default
+        self.default_factory = default_factory
+        self.init = init
+        self.bounds = {name: more[name] for name in BOUNDS if name in more}
+        self.metadata: "list[Any]" = []
+
+    def value(self) -> Any:
+        """Return the default, made anew if need be; None where the field has to be given."""
+        if self.default_factory is not None:
+            return self.default_factory()
+        return None if self.default is NOT_SET else self.default
+
+
+def pydantic_dataclass(cls: Any = None, **options: Any) -> Any:
+    """
+    Do as pydantic's decorator: a dataclass whose fields may have a `FieldInfo` for a default.
+
+    `dataclasses.fields` shows the `FieldInfo`; the class's attribute is the plain default, and an
+    instance has that or what the factory makes.
+    """
+    if cls is None:
+        return lambda decorated: pydantic_dataclass(decorated, **options)
+    options = {
+        name: options[name] for name in options if name not in ("config", "validate_on_init")
+    }
+    described = {
+        name: cls.__dict__[name]
+        for name in inspect.get_annotations(cls)
+        if isinstance(cls.__dict__.get(name), FieldInfo)
+    }
+    for name, info in described.items():
+        shown = {} if info.init is None else {"init": info.init}
+        setattr(cls, name, dataclasses.field(default=info, **shown))
+    cls = plain_dataclass(cls, **options)
+    for name, info in described.items():
+        if info.default_factory is None and info.default is not NOT_SET:
+            setattr(cls, name, info.default)
+        else:
+            delattr(cls, name)
+    plain_init = cls.__init__
+
+    def init(self: Any, *args: Any, **values: Any) -> None:
+        plain_init(self, *args, **values)
+        for field in dataclasses.fields(self):
+            given = getattr(self, field.name, None)
+            if isinstance(given, FieldInfo):
+                object.__setattr__(self, field.name, given.value())
+
+    cls.__init__ = init
+    return cls
+
+
+def plain_dataclass(cls: Any = None, **options: Any) -> Any:
+    """Do as `dataclasses.dataclass`, for a class that must not look at the machine when made."""
+    if cls is None:
+        return lambda decorated: plain_dataclass(decorated, **options)
+    if "__post_init__" in cls.__dict__:
+        cls.__post_init__ = lambda self, *args, **values: None
+    return dataclasses.dataclass(cls, **options)
+
+
+def _decorator(*args: Any, **options: Any) -> Any:
+    """Decorate with nothing, be it called with arguments or without."""
+    if len(args) == 1 and not options and callable(args[0]):
+        return args[0]
+    return lambda decorated: decorated
+
+
+class _Itself:
+    """A generic that adds nothing: SkipValidation[X] is X."""
+
+    def __class_getitem__(cls, item: Any) -> Any:
+        return item
+
+
+class _BaseModel:
+    def __init__(self, **values: Any) -> None:
+        vars(self).update(values)
+
+
+def _nothing(*args: Any, **options: Any) -> None:
+    return None
+
+
+PYDANTIC: "dict[str, Any]" = {
+    "Field": FieldInfo,
+    "FieldInfo": FieldInfo,
+    "dataclass": pydantic_dataclass,
+    "ConfigDict": dict,
+    "ValidationError": type("ValidationError", (ValueError,), {}),
+    "SkipValidation": _Itself,
+    "InstanceOf": _Itself,
+    "BaseModel": _BaseModel,
+    "field_validator": lambda *args, **options: _decorator,
+    "model_validator": lambda *args, **options: _decorator,
+    "PlainValidator": _nothing,
+    "BeforeValidator": _nothing,
+    "AfterValidator": _nothing,
+}
+
+
+def _type_variable(name: str, *bounds: Any, **options: Any) -> Any:
+    """Make a TypeVar without the default that Python has known only since 3.13."""
+    options.pop("default", None)
+    return typing.TypeVar(name, *bounds, **options)
+
+
+EXTENSIONS: "dict[str, Any]" = {
+    **vars(typing),
+    "TypeVar": _type_variable,
+    "dataclass_transform": lambda *args, **options: _decorator,
+    "deprecated": lambda *args, **options: _decorator,
+    "override": _decorator,
+}
+
+
+class Namespace:
+    """A module that has what is in `names`; whatever else is asked of it is absent."""
+
+    def __init__(self, name: str, names: Mapping[str, Any]) -> None:
+        self.__dict__.update(names)
+        self.__name__ = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(name)
+        return absent(self.__name__ + "." + name)
+
+
+class _CudaPlatform:
+    """What vLLM's `current_platform` answers on a machine with NVIDIA's GPUs."""
+
+    device_type = device_name = "cuda"
+    dispatch_key = "CUDA"
+    simple_compile_backend = "inductor"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name.startswith("is_"):
+            return lambda *args, **options: name in ("is_cuda", "is_cuda_alike")
+        return absent("platform." + name)
+
+
+# Names of vLLM's own that are not to be what they are there.
+REPLACED: "dict[tuple[str, str], Any]" = {
+    ("vllm.platforms", "current_platform"): _CudaPlatform(),
+    # They look for other packages' entry points, and import those.
+    ("vllm.plugins", "load_general_plugins"): _nothing,
+    ("vllm.plugins", "load_plugins_by_group"): lambda *args, **options: {},
+    # Help texts are asked for, without an --help on the command line that would change the flags.
+    ("vllm.engine.arg_utils", "NEEDS_HELP"): True,
+}
+
+
+def outside(name: str, import_module: Callable[[str], Any]) -> Any:
+    """
+    Return the module that code of vLLM's gets when it imports `name`, which is not vLLM's own.
+
+    The standard library is real, but for its ways to import (`import_module` serves those);
+    packages are the stand-ins above or absent.
+    """
+    top = name.partition(".")[0]
+    if top in ("pydantic", "pydantic_core"):
+        return Namespace(name, PYDANTIC)
+    if top == "typing_extensions":
+        return Namespace(name, EXTENSIONS)
+    if name == "torch":
+        return Namespace(name, {"version": Namespace("torch.version", {"hip": None})})  # for CUDA
+    if top == "regex":  # a faster `re`, and vLLM's patterns are plain ones
+        return re
+    if name == "dataclasses":
+        return Namespace(name, {**vars(dataclasses), "dataclass": plain_dataclass})
+    if name == "importlib":
+        own = {"import_module": import_module, "util": _no_packages()}
+        return Namespace(name, {**vars(importlib), **own})
+    if name == "importlib.util":
+        return _no_packages()
+    if name == "importlib.metadata":
+        return Namespace(name, {"version": lambda package: absent(package + ".__version__")})
+    if top not in sys.stdlib_module_names:
+        return absent(name)
+    try:
+        return importlib.import_module(name)
+    except ImportError:  # a part that this Python was built without
+        return absent(name)
+
+
+def _no_packages() -> Namespace:
+    """Return an `importlib.util` that finds nothing: what is installed must not change a schema."""
+    return Namespace(
+        "importlib.util", {**vars(importlib.util), "find_spec": lambda name, package=None: None}
+    )
+
+
+def order_literals() -> None:
+    """
+    Give Literal types a hash that is the same in every process.
+
+    Theirs is made of addresses, and 0.8.5 takes the choices of a flag from whichever of two it
+    finds first in a set; so its real parser has other choices in other runs. With this hash the
+    longer one is found first.
+    """
+    alias: Any = type(typing.Literal["a", "b"])
+    alias.__hash__ = lambda literal: 64 - len(literal.__args__)

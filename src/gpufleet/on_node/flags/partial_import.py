@@ -1,0 +1,314 @@
+"""RUNS ON THE NODE: modules of vLLM of which only those statements run that a wanted name needs.
+
+Importing vLLM's argument parser imports torch and most of vLLM. But what makes one name is a few
+statements: those of its module's top level that bind it, and those that bind the names they use.
+Every module is a scope that finds and runs them when a name is first asked for, so that the parser
+is built by the release's own code, and nothing else of the release runs.
+
+Imports of that code come here too: vLLM's modules are lazy ones, the standard library is real, and
+all other packages are stand-ins or absent (`stand_ins`). No package is imported for real.
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import builtins
+import dis
+import importlib.util
+import inspect
+import sys
+import types
+import warnings
+from typing import Any, Dict, Iterator, List, Optional
+
+from gpufleet.on_node.flags.bindings import Bindings, bound
+from gpufleet.on_node.flags.fakes import REPLACED, outside
+from gpufleet.on_node.flags.placeholder import absent
+from gpufleet.on_node.flags.source import Release
+
+# What `from __future__ import annotations` does to a file's statements.
+_POSTPONED = __future__.annotations.compiler_flag
+
+
+class _Unbound:
+    """The type of `UNBOUND`."""
+
+
+UNBOUND: Any = _Unbound()
+"""What asking for a name gives that nothing binds."""
+
+
+class Modules:
+    """
+    All modules of one release, by name.
+
+    `unresolved` collects what could not be run, as "module:line name: reason"; the name is then
+    absent. `replaced` are names that get a value instead of their own statements.
+    """
+
+    def __init__(self, release: Release) -> None:
+        self.release = release
+        self.replaced: Dict[Any, Any] = dict(REPLACED)
+        self.unresolved: List[str] = []
+        self.builtins = {**vars(builtins), "__import__": self._import}
+        self._scopes: Dict[str, Optional[Scope]] = {}
+
+    def get(self, name: str) -> Optional[Scope]:
+        """Return the scope of vLLM's module `name`, None if the release has no such module."""
+        if name not in self._scopes:
+            self._scopes[name] = self._read(name)
+        return self._scopes[name]
+
+    def _read(self, name: str) -> Optional[Scope]:
+        base = name.replace(".", "/")
+        for path in (base + "/__init__.py", base + ".py"):
+            text = self.release.read(path)
+            if text is None:
+                continue
+            try:
+                scope = Scope(self, name, path, text)
+            except SyntaxError as error:  # of a Python newer than this one
+                self.unresolved.append("%s: this Python cannot read it: %s" % (path, error.msg))
+                return None
+            loaded: Dict[str, Any] = sys.modules
+            loaded[name] = scope.module  # typing and dataclasses look there
+            return scope
+        return None
+
+    def value(self, module: str, name: str) -> Any:
+        """Return `module.name`, UNBOUND if there is no such module or nothing binds the name."""
+        scope = self.get(module)
+        return UNBOUND if scope is None else scope.lookup(name)
+
+    def class_statement(self, cls: type) -> Optional[ast.ClassDef]:
+        """Return the statement that made a class of vLLM's, None for other classes."""
+        scope = self._scopes.get(cls.__module__)
+        statements = () if scope is None else scope.bindings.at_run_time.get(cls.__name__, ())
+        return next((one for one in statements if isinstance(one, ast.ClassDef)), None)
+
+    def import_module(self, name: str, package: Optional[str] = None) -> Any:
+        """Return what `import name` gives: a lazy module, a real one, or something absent."""
+        name = importlib.util.resolve_name(name, package)
+        if name.partition(".")[0] == "vllm":
+            scope = self.get(name)
+            return absent(name) if scope is None else scope.module
+        return outside(name, self.import_module)
+
+    def _import(
+        self, name: str, scope: Any = None, _local: Any = None, wanted: Any = (), level: int = 0
+    ) -> Any:
+        """Serve an import statement, in the place of the built-in `__import__`."""
+        if level:
+            name = importlib.util.resolve_name("." * level + name, scope["__package__"])
+        return self.import_module(name if wanted else name.partition(".")[0])
+
+
+class _Names(Dict[str, Any]):
+    """A module's globals, in which a name is made when it is first asked for."""
+
+    def __init__(self, scope: Scope) -> None:
+        super().__init__()
+        self._scope = scope
+
+    def __missing__(self, name: str) -> Any:
+        value = self._scope.resolve(name)
+        if value is UNBOUND:
+            raise KeyError(name)  # a built-in one, or a NameError
+        return value
+
+
+class Module:
+    """A module as code sees it: its attributes are its scope's names, and it has no others."""
+
+    __slots__ = ("__file__", "__name__", "_scope")
+
+    def __init__(self, scope: Scope) -> None:
+        self.__name__ = scope.name
+        self.__file__ = scope.path
+        self._scope = scope
+
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]  # annotations are evaluated in it
+        return self._scope.names
+
+    def __getattr__(self, name: str) -> Any:
+        special = name.startswith("__") and name not in self._scope.bindings.at_run_time
+        value = UNBOUND if special else self._scope.lookup(name)
+        if value is UNBOUND:
+            raise AttributeError("%s has no %s" % (self.__name__, name))
+        return value
+
+
+class Scope:
+    """One module of the release: what binds its names, and the names that were made so far."""
+
+    def __init__(self, modules: Modules, name: str, path: str, text: str) -> None:
+        self.name = name
+        self.path = path
+        self.tree = ast.parse(text, path)
+        self.bindings = Bindings(self.tree)
+        self.module = Module(self)
+        self._modules = modules
+        self._is_package = path.endswith("/__init__.py")
+        self._package = name if self._is_package else name.rpartition(".")[0]
+        self._busy: "set[str]" = set()
+        self._ran: "set[ast.stmt]" = set()
+        self.names = _Names(self)
+        self.names.update(
+            __name__=name,
+            __file__=path,
+            __package__=self._package,
+            __builtins__=modules.builtins,
+        )
+
+    def lookup(self, name: str) -> Any:
+        """Return `module.name` as code outside sees it: also what a `__getattr__` makes."""
+        bindings = self.bindings.at_run_time
+        made = name in bindings or self._has(name) or (self.name, name) in self._modules.replaced
+        if not made and "__getattr__" in bindings:
+            busy = "." + name
+            if busy not in self._busy:
+                self._busy.add(busy)
+                try:
+                    return self.names["__getattr__"](name)
+                except Exception:  # then the module's __getattr__ does not make it
+                    pass
+                finally:
+                    self._busy.discard(busy)
+        return self.resolve(name)
+
+    def resolve(self, name: str) -> Any:
+        """Return what `name` is in here, running what binds it; UNBOUND if nothing does."""
+        if (self.name, name) in self._modules.replaced:
+            return self._modules.replaced[self.name, name]
+        if self._has(name):
+            return self.names[name]
+        if name in self._busy:  # modules that import each other
+            return absent(self.name + "." + name)
+        self._busy.add(name)
+        try:
+            statements = self.bindings.of(name)
+            if not statements:
+                return self._from_elsewhere(name)
+            for statement in statements:
+                self._run(statement, name)
+            return self.names.setdefault(name, absent(self.name + "." + name))
+        finally:
+            self._busy.discard(name)
+
+    def run_all(self) -> None:
+        """Run the module as importing it does: every name, and the calls on its top level."""
+        for name in list(self.bindings.at_run_time):
+            self.resolve(name)
+        for statement in self.tree.body:
+            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+                self._execute(statement, "call")
+
+    def sources(self, name: str) -> Iterator[str]:
+        """Yield the modules from which `name` is imported, at any depth of the code."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.ImportFrom) and any(one.name == name for one in node.names):
+                yield self._source(node)
+
+    def _has(self, name: str) -> bool:
+        return dict.__contains__(self.names, name)
+
+    def _source(self, statement: ast.ImportFrom) -> str:
+        name = "." * statement.level + (statement.module or "")
+        return importlib.util.resolve_name(name, self._package)
+
+    def _from_elsewhere(self, name: str) -> Any:
+        """Return `name` from a module imported with a star, else the submodule of that name."""
+        for statement in self.bindings.stars:
+            source = self._source(statement)
+            scope = self._modules.get(source) if source.partition(".")[0] == "vllm" else None
+            value = UNBOUND if scope is None else scope.resolve(name)
+            if value is not UNBOUND:
+                self.names[name] = value
+                return value
+        submodule = self._modules.get(self.name + "." + name) if self._is_package else None
+        return UNBOUND if submodule is None else submodule.module
+
+    def _run(self, statement: ast.stmt, name: str) -> None:
+        """Run what in `statement` binds `name`; of an `if`, the branch that is taken."""
+        if isinstance(statement, ast.If):
+            taken = statement.body if self._holds(statement.test) else statement.orelse
+            self._run_those(taken, name)
+        elif isinstance(statement, ast.Try):
+            self._run_try(statement, name)
+        elif isinstance(statement, (ast.Import, ast.ImportFrom)):
+            self._run_import(statement, name)
+        elif statement not in self._ran:  # it may bind several names
+            self._ran.add(statement)
+            self._execute(statement, name)
+
+    def _run_try(self, statement: ast.Try, name: str) -> None:
+        unresolved = self._modules.unresolved
+        before = len(unresolved)
+        self._run_those(statement.body, name)
+        if len(unresolved) > before:
+            for handler in statement.handlers:
+                self._run_those(handler.body, name)
+            if self._has(name):  # as the code's author meant it
+                del unresolved[before:]
+        self._run_those(statement.orelse + statement.finalbody, name)
+
+    def _run_those(self, body: List[ast.stmt], name: str) -> None:
+        """Run those of `body` that bind `name`."""
+        for statement in body:
+            if name in bound(statement):
+                self._run(statement, name)
+
+    def _holds(self, test: ast.expr) -> bool:
+        try:
+            code = compile(ast.Expression(test), self.path, "eval", dont_inherit=True)
+            return bool(eval(code, self.names))
+        except Exception:  # it asks what an absent package would answer
+            return False
+
+    def _run_import(self, statement: Any, name: str) -> None:
+        """Import one name of the statement, not its neighbours."""
+        kind = type(statement)
+        alone = kind(**dict(ast.iter_fields(statement)))
+        alone.names = [one for one in statement.names if name in bound(kind(names=[one]))]
+        try:
+            self._exec(ast.copy_location(alone, statement))
+        except ImportError:  # a release that asks for a newer Python, or a file that a build makes
+            self.names[name] = absent("%s.%s" % (getattr(statement, "module", ""), name))
+
+    def _execute(self, statement: ast.stmt, name: str) -> None:
+        try:
+            self._exec(statement)
+        except (Exception, SystemExit) as error:
+            self._modules.unresolved.append(
+                "%s:%d %s: %s: %s"
+                % (self.name, statement.lineno, name, type(error).__name__, error)
+            )
+
+    def _exec(self, statement: ast.stmt) -> None:
+        flags = _POSTPONED if self.bindings.postponed else 0
+        tree = ast.Module([statement], [])
+        code = compile(tree, self.path, "exec", dont_inherit=True, flags=flags)
+        for used in _class_names(code):
+            if not self._has(used) and self.bindings.of(used):
+                self.names.setdefault(used, self.resolve(used))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            exec(code, self.names)
+
+
+def _class_names(code: types.CodeType) -> Iterator[str]:
+    """
+    Yield the global names that bodies of classes in `code` use.
+
+    Functions find a global by asking the namespace for it, and so make it. The body of a class
+    looks into the namespace without asking (LOAD_NAME), so its names have to be there before.
+    """
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            if not inner.co_flags & inspect.CO_OPTIMIZED:
+                for instruction in dis.get_instructions(inner):
+                    if instruction.opname in ("LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
+                        yield instruction.argval
+            yield from _class_names(inner)

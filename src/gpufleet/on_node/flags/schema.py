@@ -1,0 +1,126 @@
+"""RUNS ON THE NODE, or on the controller: what `vllm serve` of one release takes, as one document.
+
+Takes PARAMETERS: `source` (a path, or "installed" for the release of the Python that runs this),
+`seconds` (the deadline), `helps` and `metrics` (whether those are wanted, too). Prints the document
+{"schema": 1, ...} that docs/flags.md describes, or {"refused": SENTENCE} with status 1.
+
+Run it with a Python that can read the release's syntax: 3.10 or newer. It runs parts of the
+release's code (lazy_modules.py), imports no package, and writes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import sys
+import types
+from typing import Any, Dict
+
+from gpufleet.on_node.flags import (
+    document as flag_document,
+)  # fmt: skip
+from gpufleet.on_node.flags import (
+    environment as vllm_environment,
+)
+from gpufleet.on_node.flags import (
+    metrics as vllm_metrics,
+)
+from gpufleet.on_node.flags import (
+    parser as vllm_parser,
+)
+from gpufleet.on_node.flags import (
+    syntax as vllm_syntax,
+)
+from gpufleet.on_node.flags import (
+    values as vllm_values,
+)
+from gpufleet.on_node.flags.fakes import order_literals
+from gpufleet.on_node.flags.partial_import import Modules
+from gpufleet.on_node.flags.source import SourceError, release
+
+FORMAT = 1
+_SECONDS = 60.0
+_PYTHON = (3, 10)
+# Statements that bind names call each other some hundred deep, and each takes several frames.
+_DEPTH = 20_000
+
+
+class _NoPackages:
+    """Keeps every package from being imported, whatever code of the release asks for."""
+
+    @staticmethod
+    def find_spec(name: str, _path: Any = None, _target: Any = None) -> None:
+        """Refuse what is neither the standard library's nor this program's."""
+        if name.partition(".")[0] not in {*sys.stdlib_module_names, "gpufleet"}:
+            raise ImportError("%s is not imported here" % name)
+
+
+def document(source: str, *, helps: bool = False, metrics: bool = False) -> Dict[str, Any]:
+    """Return the document of one release. Raises `SourceError` or `ParserError`."""
+    modules = Modules(release(source))
+    sys.modules["vllm"] = types.ModuleType("vllm")  # nothing may find the installed one
+    sys.meta_path.insert(0, _NoPackages)
+    sys.setrecursionlimit(_DEPTH)
+    order_literals()
+    for name in [name for name in os.environ if name.startswith("VLLM_")]:
+        del os.environ[name]
+    parser = vllm_parser.serve_parser(modules)
+    flags = flag_document.flags(parser, helps)
+    classes, enums = vllm_values.classes(modules, flags)
+    found = {
+        "schema": FORMAT,
+        "vllm": modules.release.version,
+        "syntax": vllm_syntax.syntax(modules, vllm_parser.parser_class(modules)),
+        "flags": flags,
+        "classes": classes,
+        "enums": enums,
+        "values": vllm_values.lists(modules),
+        "env": vllm_environment.variables(modules),
+        "unresolved": modules.unresolved,
+    }
+    if metrics:
+        found["metrics"] = vllm_metrics.metrics(modules.release)
+    return found
+
+
+def _end_in_time(source: str, seconds: float) -> None:
+    """Answer with a refusal when the time is up, whatever the release's code is doing then."""
+
+    def refuse(_number: int, _frame: Any) -> None:
+        refused = {"refused": "%s was not read within %g s" % (source, seconds)}
+        os.write(1, (json.dumps(refused) + "\n").encode())
+        os._exit(1)
+
+    signal.signal(signal.SIGALRM, refuse)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def _answer(
+    source: str, seconds: float = _SECONDS, *, helps: bool = False, metrics: bool = False
+) -> Dict[str, Any]:
+    python = "Python %d.%d" % sys.version_info[:2]
+    if sys.version_info < _PYTHON:
+        return {"refused": "%s is too old to read a release of vLLM" % python}
+    _end_in_time(source, seconds)
+    try:
+        return document(source, helps=helps, metrics=metrics)
+    except (SourceError, vllm_parser.ParserError) as error:
+        return {"refused": str(error)}
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def main(parameters: Dict[str, Any]) -> int:
+    """Print the document, and return the exit status."""
+    said = io.StringIO()  # the release's code may print and warn; neither is an answer
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        answer = _answer(**parameters)
+    print(json.dumps(answer))
+    return int("refused" in answer)
+
+
+if __name__ == "__main__":
+    sys.exit(main(globals().get("PARAMETERS") or {"source": sys.argv[1]}))

@@ -1,0 +1,1 @@
+"""gpu_software: see docs/architecture.md."""

@@ -1,0 +1,60 @@
+"""RUNS ON THE NODE, as root: which processes have NVIDIA's device files open, or mapped.
+
+A mapping outlives the file that it came from (mmap(2)), so both are looked at. Of processes in
+other PID namespaces (containers) the host's /proc has all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from typing import Any, Iterator
+
+from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.common.answers import is_missing, read
+from gpufleet.on_node.common.linux_facts import line
+from gpufleet.on_node.common.processes import unit
+
+DEVICE = re.compile(r"/dev/nvidia[\w./-]*")
+# /proc/PID/maps of a process with CUDA has some thousand lines.
+MAPS_BYTES = 16 << 20
+
+
+def holders() -> list[dict[str, Any]]:
+    """Return {"pid", "name", "unit", "devices"} of each, by PID; `unit` null: it is in none."""
+    found = []
+    for pid in sorted(int(name) for name in machine.names("/proc") if name.isdigit()):
+        devices = sorted({*opened(pid), *mapped(pid)})
+        if devices and pid != os.getpid():
+            name, within = read(line, "/proc/%d/comm" % pid), read(unit, pid)
+            found.append(
+                {
+                    "pid": pid,
+                    "name": "?" if is_missing(name) else name,
+                    "unit": None if is_missing(within) else within,
+                    "devices": devices,
+                }
+            )
+    return found
+
+
+def opened(pid: int) -> Iterator[str]:
+    """Yield NVIDIA's device files among a process' descriptors."""
+    at = machine.ROOT + "/proc/%d/fd" % pid
+    with contextlib.suppress(OSError):  # it ended, or is a kernel thread
+        for number in os.listdir(at):
+            with contextlib.suppress(OSError):
+                found = DEVICE.match(os.readlink(at + "/" + number))
+                if found:
+                    yield found.group(0)
+
+
+def mapped(pid: int) -> Iterator[str]:
+    """Yield NVIDIA's device files among a process' mappings."""
+    at = machine.ROOT + "/proc/%d/maps" % pid
+    with contextlib.suppress(OSError), open(at, encoding="utf-8", errors="replace") as maps:
+        for row in maps.read(MAPS_BYTES).splitlines():
+            found = DEVICE.search(row)
+            if found:
+                yield found.group(0)

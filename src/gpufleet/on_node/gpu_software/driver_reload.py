@@ -1,0 +1,340 @@
+"""RUNS ON THE NODE, as root: unloads NVIDIA's driver and loads the one on the disk, as one act.
+
+Takes (`PARAMETERS`):
+  action        look, mark, fail, reload, start, reboot or clear
+  reason        of mark and fail: why the node is unchecked
+  version       of reload: of the module that has to be loaded in the end
+  order         unload: modules, a user before what it uses; services: the driver's own units, as
+                they stop
+  load          of reload: modules, in their order
+  stop_seconds  how long the slowest stage may take to stop
+  sysroot       where the machine's files lie; "" on a real one
+Prints one JSON document {"schema": 1, "error": sentence or "", ...}:
+  look    `driver`, `system`, `kernel` and `boot_id` as the probe has them, and
+          holders  who has the device files open
+          used_by  modules that use nvidia's
+          active   units that we would stop: stages of ours, and the driver's own
+          kept     {"units", "modules"} that an earlier run stopped and that nobody started again
+          barred   stages that systemd did not start because of the mark, at boot or after a crash
+          mark     the mark's text, null if there is none
+  mark    sets the mark, on disk when it is answered; one that is there stays as it is. Writes down
+          which of the driver's own units run
+  fail    gives the mark that is there another text
+  reload  stops, unloads, loads, starts; `loaded`, `started`. If it fails, `held`: by whom, or
+          `busy`: the kernel itself holds the module
+  start   loads and starts what a reload has left to do, but stages; `started`
+  reboot  writes down what runs, stops the stages, has systemd reboot
+  clear   removes the mark, then starts everything that was stopped or barred; `started`
+What runs is written down before the first unit is stopped, and forgotten when it runs again: who is
+killed anywhere leaves the next run all that it needs. If the driver cannot be unloaded, the
+driver's own units are started again; stages wait for the node's check. A connection that ends does
+not end us. One at a time on a node: a lock. Python 3.8, standard library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import sys
+import time
+from typing import Any, Iterator, List, Sequence
+
+from gpufleet.on_node.common import driver_files, system
+from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.common.answers import is_missing, plain, read
+from gpufleet.on_node.common.linux_facts import line, names
+from gpufleet.on_node.gpu_software.device_holders import holders
+from gpufleet.on_node.gpu_software.driver_units import (
+    SERVICE_SECONDS,
+    FailedError,
+    active,
+    barred,
+    do,
+    forget,
+    keep,
+    kept,
+    remove,
+    services_kept,
+    start,
+    stop,
+    text_of,
+    write,
+)
+
+PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
+
+STATE = "/var/lib/gpufleet"
+MARK = STATE + "/unchecked"
+SERVICES: List[str] = PARAMETERS["order"]["services"] if PARAMETERS else []
+LOCK = STATE + "/driver-reload.lock"
+# Another run's reload: its stages drain first, which `stop_seconds` covers.
+LOCK_SECONDS = 60
+# A module of 100 MB is read, checked and initialises 8 GPUs: seconds; on a stuck GPU never.
+MODULE_SECONDS = 180
+# A process that was killed closes its files when the kernel has freed its GPU memory: seconds.
+RELEASE_SECONDS = 20
+PUT_BACK = "the driver's own services were started again"
+
+
+# What is
+
+
+def look() -> dict[str, Any]:
+    """Return how the driver stands and who is in the way."""
+    kernels = read(driver_files.kernels)
+    library = read(driver_files.library)
+    gone = is_missing(kernels)
+    return {
+        "boot_id": read(line, "/proc/sys/kernel/random/boot_id"),
+        "kernel": read(line, "/proc/sys/kernel/osrelease"),
+        "driver": {
+            "module": read(line, "/sys/module/nvidia/version"),
+            "proc": read(lambda: line("/proc/driver/nvidia/version").splitlines()[0]),
+            "disk": kernels if gone else kernels["disk"],
+            "kernels": kernels if gone else kernels["kernels"],
+            "library": library if is_missing(library) else library["library"],
+            "nvml": library if is_missing(library) else library["nvml"],
+        },
+        "system": {
+            "modules": read(system.modules),
+            "reboot_required": read(system.reboot_required),
+        },
+        "holders": holders(),
+        "used_by": used_by(),
+        "active": active(SERVICES),
+        "kept": kept(),
+        "barred": barred(),
+        "mark": text_of(MARK),
+    }
+
+
+def used_by() -> list[str]:
+    """Return the modules that use nvidia's."""
+    found = read(names, "/sys/module/nvidia/holders")
+    return [] if is_missing(found) else list(found)
+
+
+# What is done
+
+
+def mark(reason: str) -> dict[str, Any]:
+    """Say that nobody has checked the node; have systemd heed what keeps stages from starting."""
+    if text_of(MARK) is None:
+        write(MARK, reason)
+    # Packages stop their services while they are exchanged, and not all start them again.
+    keep([unit for unit in active(SERVICES) if unit in SERVICES], [])
+    do("systemctl", "daemon-reload", seconds=SERVICE_SECONDS)
+    return {}
+
+
+def fail(reason: str) -> dict[str, Any]:
+    """Say why the node did not pass its check."""
+    write(MARK, reason)
+    return {}
+
+
+def reload_driver() -> dict[str, Any]:
+    """Bring the module on the disk into force; nothing is stopped while somebody is in the way."""
+    running = active(SERVICES)
+    refuse_others(holders(), running, "nothing was stopped")
+    loaded = loaded_modules()
+    keep(running, loaded)
+    own = services_kept(SERVICES)
+    unloaded: list[str] = []
+    try:
+        stop(running, SERVICES, PARAMETERS["stop_seconds"])
+        wait_for_release(running)
+        refuse_busy(loaded)
+        for module in loaded:
+            unload(module)
+            unloaded.append(module)
+    except FailedError:
+        with contextlib.suppress(FailedError):
+            for module in reversed(unloaded):
+                do("modprobe", module, seconds=MODULE_SECONDS)
+        start(own)
+        raise
+    for module in PARAMETERS["load"]:
+        do("modprobe", module, seconds=MODULE_SECONDS)
+    # A service without privileges cannot make them, and ours have none.
+    with contextlib.suppress(FailedError):
+        do("nvidia-modprobe", "-c0", "-u")
+    version = text_of("/sys/module/nvidia/version")
+    if version != PARAMETERS["version"]:
+        raise FailedError(
+            "module %s was to be loaded, and %s is: `modinfo nvidia`, `dmesg | grep NVRM`"
+            % (PARAMETERS["version"], version or "none")
+        )
+    started, failed = start(own)
+    forget(own)
+    if failed:
+        raise FailedError(
+            "driver %s is loaded, and these do not start with it: %s" % (version, "; ".join(failed))
+        )
+    return {"loaded": version, "started": started}
+
+
+def refuse_others(found: list[dict[str, Any]], ours: Sequence[str], so: str) -> None:
+    """Raise `FailedError` naming processes that are in none of our units, and what that led to."""
+    others = [each for each in found if each["unit"] not in ours]
+    if others:
+        named = "; ".join(
+            "process %d %s of %s" % (each["pid"], each["name"], each["unit"] or "no unit")
+            for each in others[:4]
+        )
+        raise FailedError("the driver is held by %s: %s" % (named, so), held=others)
+
+
+def loaded_modules() -> list[str]:
+    """Return the driver's modules that are loaded, in the order in which they go."""
+    loaded = system.modules()
+    return [name for name in PARAMETERS["order"]["unload"] if name in loaded]
+
+
+def wait_for_release(ours: Sequence[str]) -> None:
+    """Wait until nobody has the devices open; raise `FailedError` naming who still has."""
+    deadline = time.monotonic() + RELEASE_SECONDS
+    while True:
+        left = holders()
+        if not left:
+            return
+        if time.monotonic() > deadline:
+            refuse_others(left, ours, PUT_BACK)
+            raise FailedError(
+                "%s was stopped, and its process %d %s still holds %s after %d s: a process in "
+                "state D goes with a reboot only"
+                % (left[0]["unit"], left[0]["pid"], left[0]["name"], left[0]["devices"][0],
+                   RELEASE_SECONDS),
+                busy=True,
+            )  # fmt: skip
+        time.sleep(0.5)
+
+
+def refuse_busy(loaded: Sequence[str]) -> None:
+    """
+    Raise `FailedError` if a module is used by more than the modules that go before it.
+
+    Before the first is unloaded: what is on the disk does not fit those that would stay.
+    """
+    for module in loaded:
+        count = text_of("/sys/module/%s/refcnt" % module)
+        users = read(names, "/sys/module/%s/holders" % module)
+        if count and not is_missing(users) and int(count) > len(users):
+            raise FailedError(
+                "module %s is used %d times beside the %d modules above it, and by no process: a "
+                "console's frame buffer, or what is stuck in the kernel"
+                % (module, int(count) - len(users), len(users)),
+                busy=True,
+            )
+
+
+def unload(module: str) -> None:
+    """Unload a module; `busy` says that nobody is left who could be stopped."""
+    try:
+        do("rmmod", module, seconds=MODULE_SECONDS)
+    except FailedError as error:
+        if module not in loaded_modules():
+            return  # gone with another, or by another
+        refuse_others(holders(), (), PUT_BACK)
+        raise FailedError(
+            "%s, and no process has its devices open: the kernel itself uses it (a console's frame "
+            "buffer, another module)" % error,
+            busy=True,
+        ) from None
+
+
+def start_again(units: Sequence[str]) -> dict[str, Any]:
+    """Start what was stopped, and forget that it was when it runs."""
+    started, failed = start(units)
+    if failed:
+        raise FailedError("these do not start: %s" % "; ".join(failed), started=started)
+    forget(units)
+    return {"started": started}
+
+
+def start_services() -> dict[str, Any]:
+    """Load and start what a reload that was killed has left to do."""
+    loaded = loaded_modules()
+    for module in reversed(PARAMETERS["order"]["unload"]):
+        if module in kept()["modules"] and module not in loaded:
+            do("modprobe", module, seconds=MODULE_SECONDS)
+    return start_again(services_kept(SERVICES))
+
+
+def reboot() -> dict[str, Any]:
+    """Write down what runs, stop the stages, which a shutdown waits for less long, and reboot."""
+    running = active(SERVICES)
+    keep(running, [])
+    stages_up = [unit for unit in running if unit not in SERVICES]
+    stop(stages_up, SERVICES, PARAMETERS["stop_seconds"])
+    # In a moment, so that our answer still arrives.
+    do("systemd-run", "--quiet", "--on-active=2", "systemctl", "--no-block", "reboot")
+    return {}
+
+
+def clear() -> dict[str, Any]:
+    """Remove the mark, and start what waited for that."""
+    stages_down = barred()
+    keep(stages_down, [])
+    remove(MARK)
+    own = services_kept(SERVICES)
+    return start_again([*own, *(unit for unit in kept()["units"] if unit not in own)])
+
+
+ACTIONS = {
+    "look": look,
+    "mark": lambda: mark(PARAMETERS["reason"]),
+    "fail": lambda: fail(PARAMETERS["reason"]),
+    "reload": reload_driver,
+    "start": start_services,
+    "reboot": reboot,
+    "clear": clear,
+}
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Hold the lock, which a killed process loses by itself."""
+    at = machine.ROOT + LOCK
+    os.makedirs(os.path.dirname(at), mode=0o755, exist_ok=True)
+    lock = os.open(at, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    deadline = time.monotonic() + LOCK_SECONDS + PARAMETERS["stop_seconds"]
+    try:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise FailedError(
+                        "another run has been at this node's driver too long"
+                    ) from None
+                time.sleep(0.2)
+        yield
+    finally:
+        os.close(lock)
+
+
+def main() -> None:
+    """Do what is asked and print the document."""
+    machine.ROOT = PARAMETERS.get("sysroot", "")
+    machine.ANSWERS = PARAMETERS.get("answers", {})
+    action = PARAMETERS["action"]
+    if action != "look":
+        # Half a reload is worse than one that nobody waits for.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with contextlib.nullcontext() if action == "look" else alone():
+            found = dict(ACTIONS[action](), error="")
+    except FailedError as error:
+        found = dict(error.more, error=str(error))
+    except (OSError, ValueError) as error:
+        found = {"error": "%s: %s" % (type(error).__name__, error)}
+    sys.stdout.write(json.dumps(plain(dict(found, schema=1))) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""RUNS ON THE NODE, as root: units that use the driver, stopped and started in order.
+
+Ours are the stages whose units a plan has put here, and the driver's own services. What was stopped
+is written down (`KEPT`), on disk, before the first is stopped, and struck off when it runs again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+from typing import Any, Sequence
+
+from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.common.answers import CannotRead, is_missing, read
+from gpufleet.on_node.common.commands import ENVIRONMENT, path_of
+from gpufleet.on_node.common.linux_facts import line, names
+from gpufleet.on_node.common.systemctl import of_each
+
+KEPT = "/var/lib/gpufleet/driver-reload.json"
+UNITS = "/etc/systemd/system"
+OURS = "/run/gpufleet/started/"  # in each unit of ours: wanted.started_line
+
+SHORT_SECONDS = 60
+# systemd's default for a stop and a start (DefaultTimeoutStopSec=), and the kill after it.
+SERVICE_SECONDS = 180
+
+
+class FailedError(Exception):
+    """One sentence for the operator, and facts for the document."""
+
+    def __init__(self, sentence: str, **more: Any) -> None:
+        super().__init__(sentence)
+        self.more = more
+
+
+def do(name: str, *arguments: str, seconds: float = SHORT_SECONDS) -> str:
+    """Run a program; return what it printed. Raises `FailedError` with what it said."""
+    try:
+        done = subprocess.run(
+            [path_of(name), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            timeout=seconds,
+            check=False,
+            env=ENVIRONMENT,
+            cwd="/",
+        )
+    except subprocess.TimeoutExpired:
+        words = " ".join((name, *arguments))
+        raise FailedError("`%s` did not end within %d s" % (words, seconds)) from None
+    except CannotRead:
+        raise FailedError("the node has no program %s" % name) from None
+    if done.returncode:
+        said = " ".join(done.stderr.decode("utf-8", "replace").split())[:400]
+        raise FailedError("`%s`: %s" % (" ".join((name, *arguments)), said or done.returncode))
+    return done.stdout.decode("utf-8", "replace")
+
+
+def active(services: Sequence[str]) -> list[str]:
+    """Return the stages and services that are up, or on their way."""
+    return [unit for unit, about in shown([*stages(), *services]).items() if is_up(about)]
+
+
+def is_up(about: dict[str, str]) -> bool:
+    """Say whether a unit runs or is about to: a stage that waits for its restart is."""
+    return about.get("ActiveState") in {"active", "activating", "reloading"}
+
+
+def barred() -> list[str]:
+    """Return the enabled stages that the guard of unchecked nodes keeps down."""
+    return [
+        unit
+        for unit, about in shown(stages()).items()
+        if about.get("ConditionResult") == "no"
+        and about.get("ActiveState") == "inactive"
+        and about.get("UnitFileState") == "enabled"
+    ]
+
+
+def shown(units: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Return systemd's properties of units, those that nobody knows left out."""
+    if not units:
+        return {}
+    wanted = "Id,LoadState,ActiveState,ConditionResult,UnitFileState"
+    output = do("systemctl", "show", "--no-pager", "--property=" + wanted, "--", *units)
+    loaded = (about for about in of_each(output) if about.get("LoadState") == "loaded")
+    return {about["Id"]: about for about in loaded}
+
+
+def stages() -> list[str]:
+    """Return the names of our stages' units; another's vllm-router.service is none."""
+    found = read(names, UNITS)
+    if is_missing(found):
+        return []
+    return [
+        name
+        for name in found
+        if name.startswith("vllm-")
+        and name.endswith(".service")
+        and OURS in (text_of(UNITS + "/" + name) or "")
+    ]
+
+
+def stop(units: Sequence[str], services: Sequence[str], seconds: float) -> None:
+    """Stop stages, all at once, within `seconds`; then services, one after the other."""
+    ours = [unit for unit in units if unit not in services]
+    if ours:
+        do("systemctl", "stop", "--", *ours, seconds=seconds + SHORT_SECONDS)
+    for unit in services:
+        if unit in units:
+            do("systemctl", "stop", "--", unit, seconds=SERVICE_SECONDS)
+
+
+def start(units: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Start units that are there and not up, in order; return those, and who failed with why."""
+    known = shown(units)
+    started, failed = [], []
+    for unit in units:
+        if unit not in known or is_up(known[unit]):  # a later plan may have removed a stage
+            continue
+        try:
+            with contextlib.suppress(FailedError):  # too many failures while there was no driver
+                do("systemctl", "reset-failed", "--", unit)
+            do("systemctl", "start", "--", unit, seconds=SERVICE_SECONDS)
+            started.append(unit)
+        except FailedError as error:
+            failed.append("%s (%s; `journalctl -u %s`)" % (unit, error, unit))
+    return started, failed
+
+
+# What is written down
+
+
+def kept() -> dict[str, list[str]]:
+    """Return what was stopped and has to run again; after half a write, which cannot be, raises."""
+    text = text_of(KEPT)
+    return {"units": [], "modules": []} if text is None else dict(json.loads(text))
+
+
+def keep(units: Sequence[str], modules: Sequence[str]) -> dict[str, list[str]]:
+    """Add to what has to run again, on disk when this returns."""
+    before = kept()
+    now = {
+        "units": sorted({*before["units"], *units}),
+        "modules": sorted({*before["modules"], *modules}),
+    }
+    if now != before:
+        write(KEPT, json.dumps(now))
+    return now
+
+
+def services_kept(services: Sequence[str]) -> list[str]:
+    """Return the services that have to run again, in the order in which they start."""
+    units = kept()["units"]
+    return [unit for unit in reversed(services) if unit in units]
+
+
+def forget(units: Sequence[str]) -> None:
+    """Strike units, and the modules with them, off what has to run again."""
+    left = [unit for unit in kept()["units"] if unit not in units]
+    if left:
+        write(KEPT, json.dumps({"units": left, "modules": []}))
+    else:
+        remove(KEPT)
+
+
+def text_of(path: str) -> str | None:
+    """Return a file's text; None if there is no such file."""
+    try:
+        return line(path)
+    except (FileNotFoundError, IsADirectoryError):
+        return None
+
+
+def write(path: str, text: str) -> None:
+    """Write a file whole, on disk when this returns."""
+    at = machine.ROOT + path
+    os.makedirs(os.path.dirname(at), mode=0o755, exist_ok=True)
+    new = at + ".new"
+    with open(new, "w", encoding="utf-8") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(new, at)
+    directory = os.open(os.path.dirname(at), os.O_RDONLY)
+    os.fsync(directory)
+    os.close(directory)
+
+
+def remove(path: str) -> None:
+    """Remove a file, if it is there."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(machine.ROOT + path)

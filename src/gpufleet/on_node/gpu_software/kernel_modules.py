@@ -1,0 +1,119 @@
+"""RUNS ON THE NODE, as root: which kernels have NVIDIA's module; builds it for those that lack it.
+
+Takes (`PARAMETERS`):
+  action   look or build
+  kernels  of build: releases, as `uname -r` says them
+  version  of build: of the driver, or its branch; the newest sources of it are built
+  sysroot  "" on a real machine
+Prints one JSON document {"schema": 1, "error": sentence or "", ...}:
+  kernels      [{"kernel", "running", "newest", "nvidia": version, "signer"}], of every kernel
+  secure_boot  whether firmware lets only signed modules load
+  enrolled     whether firmware knows the key that DKMS signs with
+  said         of build: {kernel: the last lines of DKMS, where it failed}
+A package's maintainer script may end well although DKMS has built nothing (no headers) and badly
+although all is there: what lies on the disk is what counts. Python 3.8, standard library.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Iterator, Optional, Tuple
+
+from gpufleet.on_node.common import driver_files, system
+from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.common.answers import CannotRead, is_missing, plain, read
+from gpufleet.on_node.common.commands import run
+from gpufleet.on_node.common.linux_facts import line, names
+
+PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
+
+SOURCES = "/usr/src"
+# One kernel's modules: 1 to 5 minutes on a server; a busy node gets more.
+BUILD_SECONDS = 1800
+LINES = 8  # of what DKMS said, and of its log
+# The public halves of the keys that DKMS signs with: Debian's and Red Hat's, then Ubuntu's.
+KEYS = ("/var/lib/dkms/mok.pub", "/var/lib/shim-signed/mok/MOK.der")
+MOKUTIL_SECONDS = 10
+
+
+def look() -> dict[str, Any]:
+    """Return what every kernel has."""
+    found = read(driver_files.kernels)
+    return {
+        "kernels": found if is_missing(found) else found["kernels"],
+        "secure_boot": read(system.secure_boot),
+        "enrolled": read(enrolled),
+    }
+
+
+def enrolled() -> bool:
+    """Say whether firmware takes the key of DKMS; raises where there is no key, or nobody knows."""
+    for key in KEYS:
+        if is_missing(read(line, key)):
+            continue
+        # mokutil(1): its status is no help, it has changed between releases.
+        said = run("mokutil", "--test-key", machine.ROOT + key, seconds=MOKUTIL_SECONDS).out
+        if "not enrolled" not in said and "already enrolled" not in said:
+            raise CannotRead("refused", detail=said.strip()[-200:])
+        return "already enrolled" in said
+    raise CannotRead("absent", detail="DKMS has made no key yet")
+
+
+def build(kernels: list[str], version: str) -> dict[str, Any]:
+    """Build the newest sources of a version for kernels; return how they stand then."""
+    source = newest(version)
+    said = {}
+    for kernel in kernels:
+        if source is None:
+            said[kernel] = "%s has no sources of NVIDIA's modules of %s" % (SOURCES, version)
+            continue
+        answer = read(dkms, "-m", source[0], "-v", source[1], "-k", kernel)
+        if is_missing(answer):
+            answer = answer.get("detail") or answer["missing"]
+        if answer:
+            said[kernel] = answer
+    return {**look(), "said": said}
+
+
+def dkms(*words: str) -> str:
+    """Return "" when DKMS has installed a module, else its last words and those of its log."""
+    output = run("dkms", "install", *words, seconds=BUILD_SECONDS)
+    if not output.status:
+        return ""
+    rows = (output.out + output.err).strip().splitlines()[-LINES:]
+    for log in re.findall(r"/var/lib/dkms/\S+/make\.log", output.out + output.err)[:1]:
+        text = read(line, log)
+        rows += [] if is_missing(text) else text.splitlines()[-LINES:]
+    return "\n".join(rows) or "status %d" % output.status
+
+
+def newest(version: str) -> Optional[Tuple[str, str]]:
+    """Return name and version of the newest sources that a version or a branch names."""
+    found = [each for each in sources() if each[1] == version or each[1].startswith(version + ".")]
+    return max(found, key=lambda each: driver_files.version_key(each[1]), default=None)
+
+
+def sources() -> Iterator[Tuple[str, str]]:
+    """Yield name and version of each of NVIDIA's modules that DKMS may build."""
+    for folder in names(SOURCES):
+        text = read(line, "%s/%s/dkms.conf" % (SOURCES, folder))
+        if folder.startswith("nvidia") and not is_missing(text):
+            pairs = dict(re.findall(r'^PACKAGE_(NAME|VERSION)="?([\w.-]+)"?', text, re.MULTILINE))
+            if len(pairs) == 2:
+                yield pairs["NAME"], pairs["VERSION"]
+
+
+def main() -> dict[str, Any]:
+    """Do what is asked."""
+    machine.ROOT = PARAMETERS["sysroot"]
+    try:
+        if PARAMETERS["action"] == "build":
+            return {"error": "", **build(PARAMETERS["kernels"], PARAMETERS["version"])}
+        return {"error": "", **look()}
+    except Exception as error:
+        return {"error": "the kernels' modules could not be looked at: %s" % error}
+
+
+if __name__ == "__main__":
+    print(json.dumps(plain({"schema": 1, **main()})))

@@ -1,0 +1,81 @@
+"""RUNS ON THE NODE: what NVML says of each GPU now, where no DCGM says it.
+
+Few questions, asked every minute; the probe's tables are for what a machine is.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterator, List, Tuple
+
+from gpufleet.on_node.common.answers import is_missing, read
+from gpufleet.on_node.common.nvml import Ask, either, get, started_nvml, text
+from gpufleet.on_node.probe.nvml_gpus import pci, plausible
+
+# 0x02000028: nvmlMemory_v2, which does not count the driver's own reserve as used (nvml.h).
+MEMORY = either(get("MemoryInfo", 0x02000028), get("MemoryInfo"))
+UTILIZATION = get("UtilizationRates")
+REMAPPED = get("RemappedRows", keys=("corrected", "uncorrected", "pending", "failed"))
+
+
+def memory(part: str) -> Ask:
+    """Return a question for a part of a GPU's memory, in bytes."""
+    return lambda nvml, gpu: getattr(MEMORY(nvml, gpu), part)
+
+
+def remapped(part: str) -> Ask:
+    """Return a question for a state of the row remapper, 0 or 1."""
+    return lambda nvml, gpu: int(bool(REMAPPED(nvml, gpu)[part]))
+
+
+VALUES: Tuple[Tuple[str, Ask], ...] = (
+    ("temperature_celsius", either(get("TemperatureV", 0), get("Temperature", 0))),
+    ("memory_used_bytes", memory("used")),
+    ("memory_free_bytes", memory("free")),
+    ("power_watts", lambda nvml, gpu: get("PowerUsage")(nvml, gpu) / 1000),
+    ("utilization_ratio", lambda nvml, gpu: UTILIZATION(nvml, gpu).gpu / 100),
+    # 1: NVML_CLOCK_SM; in MHz (nvml.h).
+    ("sm_clock_hertz", lambda nvml, gpu: get("ClockInfo", 1)(nvml, gpu) * 1000000),
+    # 1: uncorrected, 0: since the driver was loaded.
+    ("ecc_uncorrected_total", get("TotalEccErrors", 1, 0)),
+    ("row_remap_pending", remapped("pending")),
+    ("row_remap_failure", remapped("failed")),
+)
+# What a board does not have is no failure: GeForce has no ECC and no row remapper, some boards
+# measure no power (nvmlReturn_t 3 and 13).
+NOT_THERE = {"not_supported", "function_not_found"}
+
+
+def count() -> int:
+    """Return how many GPUs NVML knows; raises where NVML does not start."""
+    return plausible(started_nvml().nvmlDeviceGetCount())
+
+
+def gpu(index: int) -> Dict[str, Any]:
+    """
+    Return one GPU's `uuid`, `bus_id` and `values`; of those only what it has.
+
+    `failed` names the values that it should have said and did not. Raises where NVML gives no
+    handle to it, or no UUID.
+    """
+    nvml = started_nvml()
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    answers: List[Tuple[str, Any]] = [(name, read(ask, nvml, handle)) for name, ask in VALUES]
+    uuid = text(get("UUID"))(nvml, handle)
+    return {
+        "uuid": uuid,
+        "bus_id": pci(nvml, handle)["bus_id"],
+        "values": {name: answer for name, answer in answers if is_number(answer)},
+        "failed": list(failed(answers)),
+    }
+
+
+def is_number(answer: Any) -> bool:
+    """Say whether an answer is a value; NVML's own garbage is none."""
+    return isinstance(answer, (int, float)) and not is_missing(answer)
+
+
+def failed(answers: List[Tuple[str, Any]]) -> Iterator[str]:
+    """Yield the names of what could not be read although the board may have it."""
+    for name, answer in answers:
+        if not is_number(answer) and not (is_missing(answer) and answer["missing"] in NOT_THERE):
+            yield name

@@ -1,0 +1,509 @@
+"""RUNS ON THE NODE, as root, every minute: our own facts of it, for the node exporter.
+
+Started by gpufleet-facts.timer. Reads /etc/gpufleet/facts.json, which the deploy writes: what it
+knows of the node and the node does not.
+  schema    1
+  gpu_node  false: nothing of GPUs is asked
+  dcgm      whether DCGM measures the GPUs; if not, NVML is asked here
+  gpus      how many GPUs the node is to have
+  lock      which lock the driver is of, "" for none
+  release   which vLLM release the node is to serve, "" for none
+Writes /var/lib/gpufleet/textfile/facts.prom, docs/node-facts.md describes it.
+
+Every part is asked in a process of its own with a deadline (watched.py), and one that fails costs
+itself only: its series are missing, and gpufleet_facts_failed says so. A process that is stuck in
+the kernel cannot be killed; while one is, its question is not asked again, so that they do not pile
+up. What costs (modinfo, the package database, the kernel log) is asked again only when the files
+behind it have changed. Python 3.8, standard library, and NVIDIA's binding that travels along.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import sys
+import time
+from functools import partial
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+from gpufleet.on_node.common import (
+    driver_files,
+    nvml,
+    stages,
+    system,
+    textfile,
+)
+from gpufleet.on_node.common import (
+    linux_facts as machine,
+)
+from gpufleet.on_node.common import (
+    package_facts as packages,
+)
+from gpufleet.on_node.common.answers import CannotRead, is_missing, missing, read
+from gpufleet.on_node.common.commands import refused, run
+from gpufleet.on_node.common.forked import Watch
+from gpufleet.on_node.common.linux_facts import line, names
+from gpufleet.on_node.common.systemctl import of_each
+from gpufleet.on_node.common.textfile import Labels, Number
+from gpufleet.on_node.monitoring import gpu_values  # fmt: skip
+from gpufleet.on_node.monitoring import xid_counts as xids
+from gpufleet.on_node.monitoring.record import DEPLOYS
+
+PARAMETERS: Dict[str, Any] = globals().get("PARAMETERS") or {}
+
+DECLARED = "/etc/gpufleet/facts.json"
+FILE = "facts.prom"
+MARK = "/var/lib/gpufleet/unchecked"
+# What was found before, with what it was found by; gone with a reboot. The unit makes it.
+MEMORY = "/run/gpufleet-facts"
+# From 2023's R535 on: "nvidia-fabricmanager-570", Red Hat's "nvidia-fabric-manager".
+FABRIC_MANAGER = re.compile(r"nvidia-fabric-?manager(-\d+)?")
+# What dpkg and rpm write at every change.
+DATABASES = (
+    "/var/lib/dpkg/status",
+    "/var/lib/rpm/rpmdb.sqlite",
+    "/var/lib/rpm/rpmdb.sqlite-wal",
+    "/var/lib/rpm/Packages",
+    "/usr/lib/sysimage/rpm/rpmdb.sqlite",
+    "/usr/lib/sysimage/rpm/rpmdb.sqlite-wal",
+)
+UNIT_STATES = ("active", "reloading")
+
+# Deadlines in seconds. The longest way, NVML's start and then its GPUs, is below the 50 that the
+# unit has. `init` is long because without persistence mode the driver wakes every GPU first.
+SECONDS = {"part": 10, "log": 12, "init": 20, "gpu": 10, **PARAMETERS.get("seconds", {})}
+
+Sample = Tuple[str, Labels, Number]
+
+
+# What is asked, each in a process of its own
+
+
+def host() -> Dict[str, Any]:
+    """Return what plain files say: kernel, loaded driver, the mark, deploys, a pending reboot."""
+    running = line("/proc/sys/kernel/osrelease")
+    kernels = read(names, "/lib/modules")
+    installed = [] if is_missing(kernels) else filter(driver_files.is_installed, kernels)
+    newest = max(installed, key=driver_files.version_key, default=running)
+    return {
+        "kernel": running,
+        "loaded": read(line, "/sys/module/nvidia/version"),
+        "unchecked": os.path.exists(machine.ROOT + MARK),
+        "packages": read(system.reboot_required),
+        "newest": newest,
+        "deploys": {name: read(machine.number, DEPLOYS + "/" + name) for name in deploys()},
+    }
+
+
+def deploys() -> List[str]:
+    """Return the deploys that came to their end here once."""
+    found = read(names, DEPLOYS)
+    return [] if is_missing(found) else [each for each in found if re.fullmatch(r"[a-z]+", each)]
+
+
+def on_disk(known: Any) -> Dict[str, Any]:
+    """Return the version of the running kernel's module; modinfo unpacks it, so not every time."""
+    kernel = line("/proc/sys/kernel/osrelease")
+    at = "/lib/modules/" + kernel
+    listed = read(line, at + "/modules.dep")
+    rows = [] if is_missing(listed) else listed.splitlines()
+    files = [row.split(":")[0] for row in rows if re.search(r"/nvidia\.ko(\.\w+)?:", row)]
+    by = [kernel, *map(stamp, [at + "/modules.dep", *(at + "/" + file for file in files)])]
+    # Where depmod lists no such module modinfo says so at once.
+    if files and known and known["by"] == by:
+        return dict(known)
+    return {"by": by, "version": read(lambda: driver_files.module(kernel)["version"])}
+
+
+def fabric_manager(known: Any) -> Dict[str, Any]:
+    """Return the version of the installed fabric manager, "" for none."""
+    by = [stamp(path) for path in DATABASES]
+    if any(by) and known and known["by"] == by:
+        return dict(known)
+    found = packages.packages()
+    versions = [found[name]["version"] for name in sorted(found) if FABRIC_MANAGER.fullmatch(name)]
+    # "580.95.05-1", and with an epoch "3:580.95.05-1.el9".
+    plain = [version.rpartition(":")[2].partition("-")[0] for version in versions]
+    return {"by": by, "version": plain[-1] if plain else ""}
+
+
+def stamp(path: str) -> Optional[List[int]]:
+    """Return what changes whenever a file does; None for one that is not there."""
+    try:
+        about = os.stat(machine.ROOT + path)
+    except OSError:
+        return None
+    return [about.st_mtime_ns, about.st_size, about.st_ino]
+
+
+def library() -> str:
+    """Return the version in the name of NVML's library, "" where the node has none."""
+    found = machine.answered("library", lambda: read(driver_files.library_loaded))
+    if is_missing(found):
+        if found["missing"] in {"absent", "library_not_found"}:
+            return ""
+        raise CannotRead(reason=found["missing"], detail=found.get("detail"))
+    if is_missing(found["version"]):
+        raise CannotRead("error", detail="%s has no version in its name" % found["file"])
+    return str(found["version"])
+
+
+def units() -> List[Dict[str, Any]]:
+    """Return every stage that has a unit here, with what systemd says of it."""
+    found = [each for each in stages.stages() if "foreign" not in each]
+    unread = [each for each in found if is_missing(each)]
+    if unread:
+        raise CannotRead(reason=unread[0]["missing"], detail=unread[0].get("detail"))
+    if not found:
+        return []
+    wanted = [each["unit"] for each in found]
+    output = run(
+        "systemctl", "show", "--no-pager", "--property=Id,ActiveState,NRestarts", *wanted,
+        seconds=SECONDS["part"] - 2,
+    )  # fmt: skip
+    said = {about.get("Id"): about for about in of_each(output.out)}
+    if output.status or not set(wanted) <= set(said):
+        raise refused("systemctl", output)
+    return [
+        {
+            "stage": each["unit"][len("vllm-") : -len(".service")],
+            "unit": each["unit"],
+            "model": each["model"],
+            "release": each["release"],
+            "active": said[each["unit"]]["ActiveState"] in UNIT_STATES,
+            "restarts": int(said[each["unit"]].get("NRestarts") or 0),
+        }
+        for each in found
+    ]
+
+
+def on_bus(known: Any) -> Dict[str, Any]:
+    """
+    Return the GPUs that the driver has, {bus id: {"answers", "uuid"}}. No driver: no GPUs.
+
+    The driver keeps its entry of a GPU that fell off the bus; only the bus tells that nobody
+    answers there. Its UUID is then what it was: the driver has forgotten it.
+    """
+    found = read(names, "/proc/driver/nvidia/gpus")
+    if is_missing(found):
+        if found["missing"] == "absent":
+            return {}
+        raise CannotRead(reason=found["missing"])
+    before = known or {}
+    return {
+        bus_id: {
+            "answers": answers(bus_id),
+            "uuid": uuid_of(bus_id) or before.get(bus_id, {}).get("uuid", ""),
+        }
+        for bus_id in found
+    }
+
+
+def answers(bus_id: str) -> bool:
+    """Say whether a PCI function answers: one that is gone reads as ones (system.py, `lost`)."""
+    try:
+        with open("%s/sys/bus/pci/devices/%s/config" % (machine.ROOT, bus_id), "rb") as file:
+            return file.read(4) != b"\xff\xff\xff\xff"
+    except OSError:
+        return False
+
+
+def uuid_of(bus_id: str) -> str:
+    """Return a GPU's UUID as the driver's own files have it, "" if they do not."""
+    text = read(line, "/proc/driver/nvidia/gpus/%s/information" % bus_id)
+    if is_missing(text):
+        return ""
+    # Of a GPU that it lost it says "GPU-????????-....".
+    found = re.search(r"^GPU UUID:\s*(GPU-[0-9a-f-]+)\s*$", text, re.MULTILINE)
+    return found.group(1) if found else ""
+
+
+# How it is asked
+
+
+class Facts:
+    """The parts that were asked, those that failed, and what becomes of both."""
+
+    def __init__(self) -> None:
+        self.watch = Watch()
+        self.known = recall("known.json")
+        self.stuck = {name: each for name, each in recall("stuck.json").items() if lives(each)}
+        self.asked: Dict[str, Dict[str, Any]] = {}
+        self.answers: Dict[str, Any] = {}
+
+    def ask(self, name: str, function: Callable[[], Any], seconds: float, keep: float = 0) -> None:
+        """Ask for a part, unless whoever asked for it before is stuck with that still."""
+        if name in self.stuck:
+            self.answers[name] = missing("timeout", detail="an earlier question is stuck")
+            return
+        self.watch.ask(name, function, seconds, keep)
+        if name in self.watch.out:
+            self.asked[name] = process(self.watch.out[name].pid)
+
+    def wait(self, *parts: str) -> None:
+        """Wait for parts that were asked for, each no longer than its deadline."""
+        waited = [name for name in parts if name not in self.answers]
+        self.answers.update(self.watch.answers(*waited))
+
+    def end(self) -> None:
+        """Kill what is still out; write down who outlives that, and what is known."""
+        self.watch.stop()
+        time.sleep(0.02 if any(map(is_missing, self.answers.values())) else 0)
+        still = {name: each for name, each in self.asked.items() if lives(each)}
+        keep("stuck.json", {**self.stuck, **still})
+        keep("known.json", {
+            name: answer for name, answer in self.answers.items()
+            if name in REMEMBERED and not is_missing(answer)
+        })  # fmt: skip
+
+
+REMEMBERED = ("disk", "fabric_manager", "gpus", "xids")
+
+
+def process(pid: int) -> Dict[str, Any]:
+    """Return what tells a process from every other: its number and when it began."""
+    return {"pid": pid, "began": began(pid)}
+
+
+def began(pid: int) -> Optional[str]:
+    """Return when a process began, in ticks since boot; None: there is none, or it has ended."""
+    try:
+        with open("/proc/%d/stat" % pid, encoding="utf-8", errors="replace") as file:
+            words = file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if words[0] in "ZX" else words[19]  # proc(5): 3 is the state, 22 the start
+
+
+def lives(about: Dict[str, Any]) -> bool:
+    """Say whether that very process is there."""
+    return about["began"] is not None and began(about["pid"]) == about["began"]
+
+
+def recall(name: str) -> Dict[str, Any]:
+    """Return what an earlier run kept; {} if it is not there or nothing that we wrote."""
+    try:
+        with open("%s%s/%s" % (machine.ROOT, MEMORY, name), encoding="utf-8") as file:
+            found = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def keep(name: str, content: Dict[str, Any]) -> None:
+    """Keep something for the next run; where that cannot be, it asks anew."""
+    path = "%s%s/%s" % (machine.ROOT, MEMORY, name)
+    try:
+        with open(path + ".tmp", "w", encoding="utf-8") as file:
+            json.dump(content, file)
+        os.replace(path + ".tmp", path)
+    except OSError:
+        pass
+
+
+# What is said
+
+
+def samples() -> Iterator[Sample]:
+    """Ask for every part and yield all samples."""
+    began_at = time.time()
+    declared = read(declaration)
+    failed = {"declared": is_missing(declared)}
+    # Without the declaration no GPU part is guessed to be there.
+    about = {} if failed["declared"] else declared
+    gpu_node = bool(about.get("gpu_node"))
+    facts = Facts()
+    try:
+        ask(facts, gpu_node, by_nvml=gpu_node and not about.get("dcgm"))
+    finally:
+        facts.end()
+    found = facts.answers
+    failed.update({name: is_missing(answer) for name, answer in found.items()})
+    made = list(node(found, about, gpu_node)) + list(of_stages(found["stages"]))
+    if "nvml" in found:
+        made += of_gpus(found, failed)
+    yield "facts_timestamp_seconds", {}, round(began_at, 3)
+    # A GPU that is silent is part of "nvml"; its number is no name of a part.
+    parts = {name: gone for name, gone in failed.items() if not name.startswith("gpu ")}
+    for name, gone in sorted(parts.items()):
+        yield "facts_failed", {"part": name}, int(gone)
+    yield from made
+
+
+def declaration() -> Dict[str, Any]:
+    """Return what the deploy wrote."""
+    found = json.loads(line(DECLARED))
+    if not isinstance(found, dict) or found.get("schema") != 1:
+        raise CannotRead("version", detail=DECLARED)
+    return found
+
+
+def ask(facts: Facts, gpu_node: bool, by_nvml: bool) -> None:
+    """Ask for all parts at once; GPUs when NVML has said how many there are."""
+    seconds = SECONDS["part"]
+    facts.ask("host", host, seconds)
+    facts.ask("stages", units, seconds)
+    parts = ["host", "stages"]
+    if gpu_node:
+        for name, function in (
+            ("disk", partial(on_disk, facts.known.get("disk"))),
+            ("fabric_manager", partial(fabric_manager, facts.known.get("fabric_manager"))),
+            ("library", library),
+            ("gpus", partial(on_bus, facts.known.get("gpus"))),
+        ):
+            facts.ask(name, function, seconds)
+            parts.append(name)
+    if by_nvml:
+        with contextlib.suppress(ImportError):
+            nvml.binding()  # loaded once, not in every forked process
+        # Kept alive: NVML that stays open keeps GPUs awake between our questions.
+        facts.ask("nvml", gpu_values.count, SECONDS["init"], SECONDS["init"] + SECONDS["gpu"])
+        facts.ask("xids", partial(xids.counted, facts.known.get("xids") or {}), SECONDS["log"])
+        parts.append("xids")
+        facts.wait("nvml")
+        count = facts.answers["nvml"]
+        gpus = [] if is_missing(count) else ["gpu %d" % index for index in range(count)]
+        for index, name in enumerate(gpus):
+            facts.ask(name, partial(gpu_values.gpu, index), SECONDS["gpu"])
+        parts += gpus
+    facts.wait(*parts)
+
+
+def node(found: Dict[str, Any], about: Dict[str, Any], gpu_node: bool) -> Iterator[Sample]:
+    """Yield what is about the node as a whole."""
+    host = found["host"]
+    versions = {
+        "loaded": driver_version(host if is_missing(host) else host["loaded"]),
+        "disk": driver_version(within(found.get("disk", ""), "version")),
+        "library": driver_version(found.get("library", "")),
+        "fabric_manager": driver_version(within(found.get("fabric_manager", ""), "version")),
+    }
+    if not is_missing(host):
+        yield "node_info", {
+            "kernel": host["kernel"],
+            "driver_loaded": shown(versions["loaded"]),
+            "driver_disk": shown(versions["disk"]),
+            "library": shown(versions["library"]),
+            "fabric_manager": shown(versions["fabric_manager"]),
+            "lock": str(about.get("lock", "")),
+            "release": str(about.get("release", "")),
+        }, 1  # fmt: skip
+        yield "node_unchecked", {}, int(host["unchecked"])
+        for deploy, at in host["deploys"].items():
+            if not is_missing(at):
+                yield "deploy_timestamp_seconds", {"deploy": deploy}, at
+        # Red Hat's family has no such mark: there is nothing to say.
+        if not is_missing(host["packages"]):
+            yield "reboot_pending", {"reason": "packages"}, int(host["packages"])
+        yield "reboot_pending", {"reason": "kernel"}, int(host["newest"] != host["kernel"])
+    if gpu_node:
+        yield from of_driver(versions)
+        yield from number_of_gpus(found, about)
+
+
+def driver_version(answer: Any) -> Optional[str]:
+    """Return a version, "" for what is not there, None for what could not be read."""
+    if is_missing(answer):
+        return "" if answer["missing"] == "absent" else None
+    return str(answer)
+
+
+def within(answer: Any, key: str) -> Any:
+    """Return one member of an answer, missing alike if there was none."""
+    return answer[key] if isinstance(answer, dict) and not is_missing(answer) else answer
+
+
+def shown(version: Optional[str]) -> str:
+    """Return a version as a label: an empty one says that there is none."""
+    return "unknown" if version is None else version
+
+
+def of_driver(versions: Dict[str, Optional[str]]) -> Iterator[Sample]:
+    """Yield which parts differ from the loaded module; of what could not be read, nothing."""
+    loaded = versions["loaded"]
+    if not loaded:
+        return
+    for part in ("disk", "library", "fabric_manager"):
+        version = versions[part]
+        # Most nodes need no fabric manager; module and library every node needs.
+        if version is not None and (version or part != "fabric_manager"):
+            yield "driver_mismatch", {"part": part}, int(version != loaded)
+    if versions["disk"]:
+        yield "reboot_pending", {"reason": "driver"}, int(versions["disk"] != loaded)
+
+
+def number_of_gpus(found: Dict[str, Any], about: Dict[str, Any]) -> Iterator[Sample]:
+    """Yield how many GPUs there are to be and are; where NVML is asked, it must answer for them."""
+    if about.get("gpus") is not None:
+        yield "gpus", {"state": "expected"}, about["gpus"]
+    present = found["gpus"]
+    if is_missing(present):
+        return
+    there = sum(each["answers"] for each in present.values())
+    answering = [name for name in found if name.startswith("gpu ") and not is_missing(found[name])]
+    by_nvml = "nvml" in found and not is_missing(found["nvml"])
+    yield "gpus", {"state": "present"}, min(there, len(answering)) if by_nvml else there
+
+
+def of_stages(found: Any) -> Iterator[Sample]:
+    """Yield what systemd says of the stages."""
+    for each in [] if is_missing(found) else found:
+        stage = {"stage": each["stage"]}
+        labels = {name: each[name] for name in ("stage", "model", "release", "unit")}
+        yield "stage_info", labels, 1
+        yield "stage_active", stage, int(each["active"])
+        yield "stage_restarts_total", stage, each["restarts"]
+
+
+def of_gpus(found: Dict[str, Any], failed: Dict[str, bool]) -> List[Sample]:
+    """Return what NVML and the kernel log say of GPUs; what was silent is noted in `failed`."""
+    made: List[Sample] = []
+    count = found["nvml"] if not is_missing(found["nvml"]) else 0
+    places: Dict[str, Labels] = {}
+    on_bus = {} if is_missing(found["gpus"]) else found["gpus"]
+    for index, bus_id in enumerate(sorted(on_bus)):  # NVML counts in the order of the bus
+        places[bus_id] = {"gpu": str(index), "UUID": on_bus[bus_id]["uuid"]}
+    for index in range(count):
+        answer = found["gpu %d" % index]
+        if is_missing(answer):
+            failed["nvml"] = True
+            continue
+        labels = {"gpu": str(index), "UUID": str(answer["uuid"])}
+        places[answer["bus_id"]] = labels
+        failed["nvml"] = failed["nvml"] or bool(answer["failed"])
+        made += [("gpu_" + name, labels, value) for name, value in answer["values"].items()]
+    counts = {} if is_missing(found["xids"]) else found["xids"]["counts"]
+    for key, times in sorted(counts.items()):
+        place, xid = key.split()
+        labels = next((each for at, each in places.items() if at.startswith(place + ".")), {})
+        # A GPU that is off the bus has no UUID any more; its place is all that the log knows.
+        named = {"gpu": "", "UUID": "", **labels} if labels else {"gpu": "", "UUID": place}
+        made.append(("gpu_xid_errors_total", {**named, "xid": xid}, times))
+    return made
+
+
+def main() -> None:
+    """Write the file, and end whatever processes are still stuck."""
+    machine.ROOT = PARAMETERS.get("sysroot", "")
+    machine.ANSWERS = PARAMETERS.get("answers", {})
+    try:
+        directory = os.open(machine.ROOT + textfile.DIRECTORY, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        sys.exit("%s: %s" % (textfile.DIRECTORY, error.strerror))
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit("another run is writing facts: let it end")
+    content = textfile.text(
+        ("gpufleet_" + name, labels, value) for name, labels, value in samples()
+    )
+    textfile.write(FILE, content, machine.ROOT)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

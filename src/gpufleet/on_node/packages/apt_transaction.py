@@ -1,0 +1,362 @@
+"""RUNS ON THE NODE: a package transaction by apt and dpkg; `transaction.py` says the order.
+
+The vendors' index, cache and pins lie in folders of ours, and only our apt.conf names them: the
+node's own apt sees none of it. What apt says is read in the C locale.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from typing import Any, Dict, List, Optional, Tuple
+
+from gpufleet.on_node.packages import steps as package_steps
+from gpufleet.on_node.packages.installed import DPKG_ROW
+from gpufleet.on_node.packages.outcome import Change, Installed
+from gpufleet.on_node.packages.steps import Output, RefusedError
+
+HOME = "/etc/gpufleet/apt"
+STATE = "/var/lib/gpufleet/packages"
+CACHE = "/var/cache/gpufleet/apt"
+# Above 1000: apt also goes back to such a version from a newer one (apt_preferences(5)).
+EXACT_PRIORITY = 1001
+# As any ordinary repository; and never.
+SOURCE_PRIORITY, NEVER = 500, -1
+# dpkg unpacks a package beside the one before; an initramfs is made anew. Bytes.
+MARGIN_BYTES = 64 << 20
+# Inst libc6 [2.36-9] (2.36-10 Debian:12/stable [amd64]); a foreign architecture follows the name.
+FORETOLD = re.compile(r"^(Inst|Remv|Purg) (\S+)(?: \[(\S+)\])?(?: \((\S+) .*)?", re.M)
+
+
+class Apt:
+    """The node's dpkg, below `root`."""
+
+    kind = "apt"
+    keep_hold = "apt-mark hold"
+
+    def __init__(self, asked: Dict[str, Any]) -> None:
+        self.asked = asked
+        self.root = asked["root"]
+        self.steps = asked["steps"]
+
+    def run(self, name: str, *more: str) -> Output:
+        """Run one of the steps that the plan names."""
+        return package_steps.run(self.root, self.steps[name], more)
+
+    # --- what is there
+
+    def installed(self) -> Dict[str, Installed]:
+        """Return what dpkg knows to have files, by name and by name:architecture."""
+        found: Dict[str, Installed] = {}
+        for row in self._query("-f", DPKG_ROW).splitlines():
+            status, name, architecture, version = row.split("\t")
+            if status[1] in "nc":  # not installed; only its configuration is left
+                continue
+            torn = status[2:3] == "R"
+            state = Installed(version, status[1] == "i" and not torn, status[0] == "h", torn)
+            found.setdefault(name, state)
+            found[name + ":" + architecture] = state
+        return found
+
+    def _query(self, *arguments: str) -> str:
+        where = ("--admindir", self.root + "/var/lib/dpkg") if self.root else ()
+        return package_steps.ask("dpkg-query", *where, "-W", *arguments, status=(0, 1))
+
+    def unfinished(self) -> List[str]:
+        """Return what an interrupted dpkg has left half done."""
+        with contextlib.suppress(FileNotFoundError):
+            if any(name.isdigit() for name in os.listdir(self.root + "/var/lib/dpkg/updates")):
+                return ["an interrupted dpkg"]
+        return sorted(
+            name for name, state in self.installed().items() if not state.whole and ":" not in name
+        )
+
+    def older(self, one: str, other: str) -> bool:
+        """Tell whether one version is older than another, as dpkg orders them."""
+        words = ("dpkg", "--compare-versions", one, "lt", other)
+        try:
+            package_steps.ask(*words)
+        except RefusedError:
+            return False
+        return True
+
+    # --- mending
+
+    def finish(self) -> Output:
+        """Have dpkg finish what it was interrupted in."""
+        return self.run("finish")
+
+    def repair(self) -> None:
+        """Unpack anew what was torn; needs the index."""
+        torn = [
+            "%s=%s" % (name, state.version)
+            for name, state in self.installed().items()
+            if state.torn and ":" not in name
+        ]
+        if torn:
+            self.run("repair", *torn)
+
+    # --- sources
+
+    def prepare(self) -> None:
+        """Make our folders: the node's own sources and pins are linked in, minus the vendors'."""
+        for folder in ("/lists/partial", "/sources.list.d", "/preferences.d"):
+            os.makedirs(self.root + STATE + folder, mode=0o755, exist_ok=True)
+        os.makedirs(self.root + CACHE + "/archives/partial", mode=0o755, exist_ok=True)
+        if self.root:
+            os.makedirs(self.root + "/var/log/apt", exist_ok=True)
+        self._link("sources.list", "sources.list.d", (".list", ".sources"))
+        self._link("preferences", "preferences.d", ("", ".pref"))
+        lists = self.root + STATE + "/lists"
+        if os.listdir(lists) == ["partial"]:
+            # What the node's own apt has fetched need not be fetched twice.
+            _copy_files(self.root + "/var/lib/apt/lists", lists)
+        self._prefer([])
+
+    def _link(self, single: str, folder: str, endings: Tuple[str, ...]) -> None:
+        ours = os.path.join(self.root + STATE, folder)
+        for name in os.listdir(ours):
+            os.unlink(os.path.join(ours, name))
+        theirs = os.path.join(self.root + "/etc/apt", folder)
+        paths = {name: os.path.join(theirs, name) for name in _names(theirs)}
+        # Read before the others, as apt does.
+        paths["00-" + single + (".list" if single == "sources.list" else "")] = os.path.join(
+            self.root + "/etc/apt", single
+        )
+        for name, path in sorted(paths.items()):
+            known = os.path.isfile(path) and os.path.splitext(name)[1] in endings
+            if known and not self._is_vendors(path):
+                os.symlink(path, os.path.join(ours, name))
+
+    def _is_vendors(self, path: str) -> bool:
+        """A source that is also ours would be there twice, maybe by another key: apt refuses."""
+        with open(path, encoding="utf-8", errors="replace") as file:
+            text = file.read()
+        return any(source["url"] in text for source in self.asked["sources"])
+
+    def fetch(self) -> List[str]:
+        """
+        Fetch every index; return what is wrong with the node's own sources.
+
+        Raises `RefusedError` when a vendor's is not to be had: without it nothing can be right.
+        """
+        if "fetch vendors" in self.steps:
+            output = self.run("fetch vendors")
+            if output.status:
+                raise RefusedError(self._unusable(output))
+            self._prefer(self._fences(self.run("vendors")))
+        output = self.run("fetch")
+        return errors(output.text) if output.status else []
+
+    def _unusable(self, output: Output) -> str:
+        text = "\n".join(errors(output.text)) or output.last
+        guilty = [
+            source
+            for source in self.asked["sources"]
+            if source["url"] in text or _as_file(source["url"]) in text
+        ]
+        named = " and ".join(
+            "%s (%s)" % (source["id"], source["url"]) for source in guilty or self.asked["sources"]
+        )
+        return "the package source %s cannot be used: %s. apt said: %s" % (
+            named,
+            _meaning(output.text),
+            " | ".join(text.splitlines()[:4]),
+        )
+
+    def _fences(self, output: Output) -> List[Tuple[Dict[str, Any], str]]:
+        """Return [(source, the pin expression that means its packages)], by its Release file."""
+        labels = {}
+        for row in output.text.splitlines():
+            if row.count("\t") == 2:
+                uri, origin, label = row.split("\t")
+                labels[uri.rstrip("/")] = (origin, label)
+        found = []
+        for source in self.asked["sources"]:
+            origin, label = labels.get(source["url"], ("", ""))
+            words = [
+                "%s=%s" % (key, value)
+                for key, value in (("o", origin), ("l", label))
+                if value and "," not in value  # which separates them (apt_preferences(5))
+            ]
+            if not words:
+                raise RefusedError(
+                    "the package source %s (%s) has a Release file without Origin and Label, so "
+                    "apt cannot tell its packages from others: mirror the vendor's index unchanged"
+                    % (source["id"], source["url"])
+                )
+            found.append((source, "release " + ",".join(words)))
+        return found
+
+    def _prefer(self, fences: List[Tuple[Dict[str, Any], str]]) -> None:
+        """Write our pins. Of several records for a package, apt goes by the first that matches."""
+        records = []
+        for names, version in pinned(self.asked):
+            records.append((" ".join(names), "version " + version, EXACT_PRIORITY))
+        for source, expression in fences:
+            records.append((" ".join(source["packages"]), expression, SOURCE_PRIORITY))
+        records += [("*", expression, NEVER) for _, expression in fences]
+        text = "".join("Package: %s\nPin: %s\nPin-Priority: %d\n\n" % record for record in records)
+        with open(self.root + HOME + "/preferences", "w") as file:
+            file.write(
+                "Explanation: written by gpufleet for one of its package runs\n" * bool(text)
+            )
+            file.write(text)
+
+    # --- what would happen
+
+    def foretell(self) -> List[Change]:
+        """Return what apt would do; raise `RefusedError` with its reasons when it cannot."""
+        output = self.run("simulate")
+        if output.status:
+            why = [*reasons(output.text), *self._holds(output.text)]
+            raise RefusedError("apt finds no way to do it: %s" % " | ".join(why))
+        installed = self.installed()
+        changes = {}
+        for verb, name, before, after in FORETOLD.findall(output.text):
+            known = installed[name].version if name in installed else None
+            changes[name] = Change(
+                name, before or known, (after or None) if verb == "Inst" else None
+            )
+        return [change for change in changes.values() if change.before != change.after]
+
+    def _holds(self, text: str) -> List[str]:
+        """Say which of the packages that apt names it may not move."""
+        ours = {name for name, _ in self.asked["install"]} | set(self.asked["remove"])
+        return [
+            "%s is held at %s" % (name, state.version)
+            for name, state in sorted(self.installed().items())
+            if state.held and name not in ours and re.search(r"\b%s\b" % re.escape(name), text)
+        ]
+
+    def needs(self, changes: List[Change]) -> Dict[str, int]:
+        """Return {folder: bytes} that the changes take, of which packages' own words tell."""
+        words = ["%s=%s" % (c.name, c.after) for c in changes if c.after]
+        if not words:
+            return {}
+        sizes, download, unpacked = self.run("sizes", *words), 0, 0
+        for block in sizes.text.split("\n\n"):
+            fields = dict(re.findall(r"^(Size|Installed-Size): (\d+)$", block, re.M))
+            download += int(fields.get("Size", 0))
+            unpacked += int(fields.get("Installed-Size", 0)) << 10
+        gone = sum(self._size_of(change.name) for change in changes if change.before)
+        return {CACHE + "/archives": download, "/usr": max(0, unpacked - gone) + MARGIN_BYTES}
+
+    def _size_of(self, name: str) -> int:
+        text = self._query("-f", "${Installed-Size}\n", name).split()
+        return int(text[0]) << 10 if text and text[0].isdigit() else 0
+
+    # --- doing it
+
+    def download(self) -> Output:
+        """Fetch and verify every package: what is missing or false is known before we touch."""
+        return self.run("download")
+
+    def install(self) -> Output:
+        """Do it."""
+        return self.run("install")
+
+    def restore(self, changes: List[Change]) -> Output:
+        """Go back to the versions before."""
+        with open(self.root + HOME + "/preferences", "w"):
+            pass  # our pins are for the way forth
+        words = ["%s=%s" % (c.name, c.before) if c.before else c.name + "-" for c in changes]
+        return self.run("restore", *words)
+
+    def mark(self) -> None:
+        """Take away and put on the holds that the plan names."""
+        for name in ("release", "hold"):
+            if name in self.steps:
+                output = self.run(name)
+                if output.status:
+                    raise RefusedError("%s failed: %s" % (self.steps[name]["argv"][0], output.last))
+
+    def mark_again(self, held: List[str]) -> None:
+        """Put back the holds that apt has taken away."""
+        if held:
+            again = {"argv": ["apt-mark", "-c", self.root + HOME + "/apt.conf", "hold", "--"]}
+            package_steps.run(self.root, {**again, "seconds": 60, "stdin": ""}, held)
+
+    def clean(self) -> None:
+        """Free what was downloaded."""
+        if "clean" in self.steps:
+            self.run("clean")
+
+
+def pinned(asked: Dict[str, Any]) -> List[Tuple[List[str], str]]:
+    """
+    Return [(names, version pattern)] that apt must choose, whatever else it may see.
+
+    Each wanted version; and for packages in lockstep that version for all that the same source may
+    bring, because what depends on them has to follow.
+    """
+    wanted = {name: version for name, version in asked["install"] if version}
+    found = [([name], version) for name, version in sorted(wanted.items())]
+    globs = [pattern for source in asked["sources"] for pattern in source["packages"]]
+    for names in asked["lockstep"]:
+        version: Optional[str] = next((wanted[name] for name in names if name in wanted), None)
+        if version:
+            exact, dash, _ = version.partition("-")
+            found.append(([*names, *globs], exact + "-*" if dash else version))
+    return found
+
+
+def errors(text: str) -> List[str]:
+    """Return apt's own lines of errors, and of warnings about signatures."""
+    lines = [line.strip() for line in text.splitlines()]
+    found = [line[2:].strip() for line in lines if line.startswith("E:")]
+    return found + [line[2:].strip() for line in lines if line.startswith("W: GPG error")]
+
+
+def reasons(text: str) -> List[str]:
+    """Return why apt finds no solution: dependencies first, which come without a mark."""
+    depends = [
+        " ".join(line.split())
+        for line in text.splitlines()
+        if re.match(r"^ \S+ : |^ {3,}(Depends|PreDepends|Conflicts|Breaks|Recommends):", line)
+    ]
+    return [*depends, *errors(text)] or [text.strip()[-500:]]
+
+
+# What apt says, what that means, and what to do.
+MEANINGS = (
+    (r"NO_PUBKEY|is not signed|BADSIG|signatures? (were|was|is) invalid|NODATA",
+     "its index is not signed by its key, so nothing of it is taken: compare the key, and see "
+     "whether the address is the vendor's or a true mirror"),
+    (r"no Package: header|could not be parsed|MergeList|Unable to parse|corrupted",
+     "its index is malformed, which is the vendor's to mend; until then use a mirror that has the "
+     "one before"),
+    (r"Hash Sum mismatch|unexpected size|weak security",
+     "what it serves is not what its signed index says, as while a mirror is brought up to date: "
+     "run again later"),
+    (r"does not have a Release file|404",
+     "there is no repository at this address: correct it"),
+    (r"Could not (resolve|connect|handshake)|Unable to connect|timed out|Connection|unreachable",
+     "the node cannot reach it: mend the way there, or name a mirror that it can reach"),
+    (r"Conflicting values", "the node's own apt has the same address with another key"),
+)  # fmt: skip
+
+
+def _meaning(text: str) -> str:
+    return next(
+        (meaning for pattern, meaning in MEANINGS if re.search(pattern, text, re.I)),
+        "its index cannot be fetched",
+    )
+
+
+def _as_file(url: str) -> str:
+    """Return an address as apt names its index file."""
+    return url.partition("://")[2].lstrip("/").replace("/", "_") or url
+
+
+def _names(folder: str) -> List[str]:
+    return os.listdir(folder) if os.path.isdir(folder) else []
+
+
+def _copy_files(source: str, target: str) -> None:
+    for name in _names(source):
+        path = os.path.join(source, name)
+        if os.path.isfile(path) and name != "lock":
+            shutil.copy2(path, os.path.join(target, name))

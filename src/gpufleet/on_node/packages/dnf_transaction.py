@@ -1,0 +1,249 @@
+"""RUNS ON THE NODE: a package transaction by dnf 4 and rpm; `transaction.py` says the order.
+
+The vendors' repositories lie in a folder of ours that only our command lines name. dnf's shell
+takes removals and installations as one transaction; it exits with status 0 whatever happens, so
+what it says is read, in the C locale, and the database afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any, Dict, List, Optional, Tuple
+
+from gpufleet.on_node.packages import installed as installed_packages
+from gpufleet.on_node.packages import steps as package_steps
+from gpufleet.on_node.packages.outcome import Change, Installed
+from gpufleet.on_node.packages.steps import Output, RefusedError
+
+CACHE = "/var/cache/gpufleet/dnf"
+SIZE = r"^%s: ([\d.]+) ?([kMGT]?)$"
+UNITS = {"": 1, "k": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+# A package's own script that fails does not fail dnf's transaction.
+FAILED = re.compile(
+    r"^(> )*(Error|Problem)\b|scriptlet failed|No match for argument|were filtered out"
+    r"|Operation aborted",
+    re.M,
+)
+MARGIN_BYTES = 64 << 20
+
+
+class Dnf:
+    """The node's rpm database, below `root`."""
+
+    kind = "dnf"
+
+    def __init__(self, asked: Dict[str, Any]) -> None:
+        self.asked = asked
+        self.root = asked["root"]
+        self.steps = asked["steps"]
+        self.foretold = ""
+        self.down: List[Tuple[Optional[str], Optional[str]]] = []
+
+    def run(self, name: str, stdin: str = "") -> Output:
+        """Run one of the steps that the plan names; a failure that dnf hides has a status."""
+        output = package_steps.run(self.root, self.steps[name], stdin=stdin)
+        hidden = not output.status and self.steps[name]["argv"][-1] == "shell"
+        if hidden and name != "simulate" and FAILED.search(output.text):
+            return Output(1, output.text)
+        return output
+
+    # --- what is there
+
+    def installed(self) -> Dict[str, Installed]:
+        """Return what rpm has, by name and by name:architecture."""
+        held = installed_packages.locked(self.root)
+        found = {}
+        for name, architecture, version in self._rows():
+            state = Installed(version, True, name in held)
+            found[name] = state
+            found[name + ":" + architecture] = state
+            if installed_packages.SEVERAL.match(name):
+                found[installed_packages.with_version(name, version)] = state
+        return found
+
+    def _rows(self) -> List[Tuple[str, str, str]]:
+        where = ("--root", self.root) if self.root else ()
+        text = package_steps.ask("rpm", *where, "-qa", "--qf", installed_packages.RPM_ROW)
+        rows = (line.split("\t") for line in text.splitlines())
+        return sorted((row[0], row[1], row[2]) for row in rows if len(row) == 3)
+
+    def unfinished(self) -> List[str]:
+        """Return the packages that an interrupted rpm has left in two versions."""
+        seen, twice = set(), set()
+        for name, architecture, _ in self._rows():
+            if (name, architecture) in seen and not installed_packages.SEVERAL.match(name):
+                twice.add(name)
+            seen.add((name, architecture))
+        return sorted(twice)
+
+    def older(self, one: str, other: str) -> bool:
+        """Tell whether the simulation calls this a downgrade."""
+        return (other, one) in self.down
+
+    def finish(self) -> Output:
+        """Remove what an interrupted run has left twice."""
+        return self.run("finish")
+
+    def repair(self) -> None:
+        """Nothing is left torn: rpm keeps the version before until the new one is whole."""
+
+    # --- sources
+
+    def prepare(self) -> None:
+        """Make the folder of the cache."""
+        os.makedirs(self.root + CACHE, mode=0o755, exist_ok=True)
+
+    def fetch(self) -> List[str]:
+        """Fetch every index; raise `RefusedError` when a vendor's cannot be had or trusted."""
+        if "fetch vendors" in self.steps:
+            output = self.run("fetch vendors")
+            if output.status:
+                raise RefusedError(
+                    "the package source %s cannot be used: %s. dnf said: %s"
+                    % (
+                        " and ".join(
+                            "%s (%s)" % (source["id"], source["url"])
+                            for source in self.asked["sources"]
+                        ),
+                        meaning(output.text),
+                        " | ".join(errors(output.text)[:4]) or output.last,
+                    )
+                )
+        output = self.run("fetch")
+        for name, _ in self.asked["streams"]:
+            for verb in ("reset", "enable"):
+                done = self.run("%s %s" % (verb, name))
+                if done.status:
+                    raise RefusedError(
+                        "the stream of module %s cannot be set: %s" % (name, done.last)
+                    )
+        return (errors(output.text) or [output.last]) if output.status else []
+
+    # --- what would happen
+
+    def foretell(self) -> List[Change]:
+        """Return what dnf would do; raise `RefusedError` with its reasons when it cannot."""
+        text = self.run("simulate").text
+        wrong = [line for line in errors(text) if "Operation aborted" not in line]
+        if wrong:
+            raise RefusedError("dnf finds no way to do it: %s" % " | ".join(wrong[:8]))
+        self.foretold = text
+        installed = self.installed()
+        changes = []
+        for section, name, version in listed(text):
+            before = installed[name].version if name in installed else None
+            gone = section.startswith(("Removing", "replacing"))
+            after = None if gone else version
+            changes.append(Change(name, version if gone else before, after))
+            if section == "Downgrading":
+                self.down.append((before, after))
+        return [change for change in changes if change.before != change.after]
+
+    def needs(self, changes: List[Change]) -> Dict[str, int]:
+        """Return {folder: bytes} that the changes take, as dnf sums them up."""
+        if not any(change.after for change in changes):
+            return {}
+        download = self._size("Total download size")
+        return {CACHE: download, "/usr": self._size("Installed size") + MARGIN_BYTES}
+
+    def _size(self, what: str) -> int:
+        match = re.search(SIZE % what, self.foretold, re.M)
+        return int(float(match.group(1)) * UNITS[match.group(2)]) if match else 0
+
+    # --- doing it
+
+    def download(self) -> Output:
+        """Fetch and verify every package."""
+        return self.run("download")
+
+    def install(self) -> Output:
+        """Do it."""
+        return self.run("install")
+
+    def restore(self, changes: List[Change]) -> Output:
+        """Go back to the versions before."""
+        lines = ["remove %s" % one.name for one in changes if not one.before]
+        lines += ["install %s-%s" % (one.name, one.before) for one in changes if one.before]
+        return self.run("restore", "\n".join([*lines, "run", ""]))
+
+    def mark(self) -> None:
+        """Take away and put on the locks that the plan names."""
+        for name in ("release", "hold"):
+            if name in self.steps:
+                output = self.run(name)
+                if output.status:
+                    raise RefusedError(
+                        "`dnf versionlock` failed (is python3-dnf-plugin-versionlock there?): %s"
+                        % output.last
+                    )
+
+    def mark_again(self, held: List[str]) -> None:
+        """Have the locks of packages that moved name their new versions."""
+        if held:
+            step = next(self.steps[name] for name in ("install", "simulate") if name in self.steps)
+            words = [word for word in step["argv"] if not word.startswith("--disableplugin")]
+            words = [word for word in words[:-1] if word != "-y"]
+            for verb in ("delete", "add"):
+                lock = {"argv": [*words, "versionlock", verb], "seconds": 120, "stdin": ""}
+                package_steps.run(self.root, lock, held)
+
+    def clean(self) -> None:
+        """Free what was downloaded."""
+        if "clean" in self.steps:
+            self.run("clean")
+
+
+def listed(text: str) -> List[Tuple[str, str, str]]:
+    """
+    Return [(section, name, version)] of dnf's table.
+
+    A name too long for its column stands on a line of its own, and the rest on the next.
+    """
+    found, section, begun = [], "", ""
+    for line in text.splitlines():
+        if re.match(r"^[A-Z][a-z ]+:$", line):
+            section, begun = line[:-1], ""
+        elif not line.strip() or line.startswith("="):
+            section = "" if not line.strip() else section
+        elif section and line.lstrip().startswith("replacing "):
+            # replacing  nvidia-old.x86_64 580.95.05-1
+            words = line.split()
+            found.append(("replacing", words[1].rpartition(".")[0], words[2]))
+        elif section and line.startswith(" "):
+            words = (begun + " " + line).split() if line.startswith("  ") else line.split()
+            begun = words[0] if len(words) == 1 else ""
+            if len(words) >= 3 and not section.startswith("Enabling"):
+                found.append((section, words[0], words[2]))
+    return found
+
+
+def errors(text: str) -> List[str]:
+    """Return dnf's own lines of errors."""
+    pattern = re.compile(
+        r"(Error:|Problem|No match for argument|All matches were filtered|Unable to find|  - )"
+    )
+    lines = (re.sub(r"^(> )+", "", line).rstrip() for line in text.splitlines())
+    return [line.strip() for line in lines if pattern.search(line) and "_dnf_local" not in line]
+
+
+MEANINGS = (
+    (r"GPG|signature|repomd.xml.asc",
+     "its index is not signed by its key, so nothing of it is taken: compare the key, and see "
+     "whether the address is the vendor's or a true mirror"),
+    (r"checksum|mismatch",
+     "what it serves is not what its index says, as while a mirror is brought up to date: run "
+     "again later"),
+    (r"Status code: 404|No such file|Cannot download repomd",
+     "there is no repository at this address, or the node cannot reach it: correct the address or "
+     "mend the way there"),
+    (r"parse|XML", "its index is malformed: use a mirror that has the one before"),
+)  # fmt: skip
+
+
+def meaning(text: str) -> str:
+    """Return what dnf's words mean, and what to do."""
+    return next(
+        (said for pattern, said in MEANINGS if re.search(pattern, text, re.I)),
+        "its index cannot be fetched",
+    )

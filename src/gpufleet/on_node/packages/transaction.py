@@ -1,0 +1,262 @@
+"""RUNS ON THE NODE, as root: one package transaction, whole or not at all.
+
+Takes (`PARAMETERS`): what gpufleet.package_manager.parameters() returns.
+Prints one JSON document {"schema": 1, "changed": [[name, before, after]], "notes": [sentence]};
+on a problem it says so on stderr and exits with status 1.
+
+Promises:
+  * it waits for whoever else changes packages, and names them when that takes too long;
+  * nothing is touched before a simulation was read: what nobody asked to be removed, downgraded or
+    moved from a hold, packages that would no longer match, a disk without room, a source that is
+    not to be had or not signed by its key refuse it;
+  * afterwards versions, holds and configuration are read from the database, not believed;
+  * what a package's own script breaks is put back as it was, where the former versions are to be
+    had; what a power cut or a kill breaks, the next run finishes first.
+Python 3.8, standard library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from functools import partial
+from typing import Any, Dict, List, Union
+
+from gpufleet.on_node.packages import locks as package_locks
+from gpufleet.on_node.packages import steps as package_steps
+from gpufleet.on_node.packages.apt_transaction import Apt
+from gpufleet.on_node.packages.dnf_transaction import Dnf
+from gpufleet.on_node.packages.outcome import Change, accepts, judge, out_of_step
+from gpufleet.on_node.packages.steps import Output, RefusedError
+
+PARAMETERS = globals().get("PARAMETERS") or {}
+
+Manager = Union[Apt, Dnf]
+
+LOCK = "/var/lib/gpufleet/packages/lock"
+UNTOUCHED = "nothing was touched"
+
+
+def transact(asked: Dict[str, Any]) -> Dict[str, Any]:
+    """Carry out what is asked; raise `RefusedError` or `LockedError` with a sentence."""
+    os.umask(0o022)
+    root, seconds = asked["root"], asked["lock_seconds"]
+    lock = package_locks.take(root + LOCK, seconds)
+    try:
+        # apt fetches as its own user, which has to get through.
+        os.chmod(os.path.dirname(os.path.dirname(root + LOCK)), 0o755)
+        package_steps.begin(root)
+        manager: Manager = Dnf(asked) if asked["manager"] == "dnf" else Apt(asked)
+        package_locks.wait(root, manager.kind, seconds, partial(tell, root))
+        package_steps.doing(root, "reads what is installed")
+        write_files(asked["files"])
+        manager.prepare()
+        notes: List[str] = []
+        changes: List[Change] = []
+        if asked["install"] or asked["remove"]:
+            notes += mend(manager, asked)
+            changes = change(manager, asked, notes)
+        else:
+            manager.mark()
+        verify(manager, asked)
+        return {"schema": 1, "changed": [list(one) for one in changes], "notes": notes}
+    finally:
+        package_steps.ended(root)
+        os.close(lock)
+
+
+def say(text: str) -> None:
+    """Say what goes on, at once; nobody may be listening any more."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def tell(root: str, text: str) -> None:
+    """Say what goes on, also to those who look beside us."""
+    package_steps.doing(root, text)
+    say(text)
+
+
+def write_files(files: Dict[str, str]) -> None:
+    """Write the files that the steps go by, each at once and whole."""
+    for path, text in files.items():
+        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+        with open(path + ".new", "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(path + ".new", path)
+
+
+def mend(manager: Manager, asked: Dict[str, Any]) -> List[str]:
+    """Finish what was interrupted, and unpack anew what was torn; return what was done."""
+    half = manager.unfinished()
+    if not half:
+        return []
+    package_steps.doing(asked["root"], "finishes what was left half done")
+    output = manager.finish()
+    while output.status and "locked by another process" in output.text:
+        wait = partial(tell, asked["root"])
+        package_locks.wait(asked["root"], manager.kind, asked["lock_seconds"], wait)
+        output = manager.finish()
+    if asked["install"] and any(one.torn for one in manager.installed().values()):
+        fetch(manager, asked)
+        manager.repair()
+    left = manager.unfinished()
+    # What this transaction replaces may stay broken until then.
+    ours = {name for name, _ in asked["install"]} | set(asked["remove"])
+    ours |= {name for names in asked["lockstep"] for name in names}
+    if strangers := [name for name in left if name not in ours]:
+        raise RefusedError(
+            "%s was left half installed, and finishing it fails: %s. Mend it on the node (dpkg "
+            "--configure -a), then run again" % (", ".join(strangers), output.last)
+        )
+    return ["finished what was left half done: %s" % ", ".join(half)] if not left else []
+
+
+def change(manager: Manager, asked: Dict[str, Any], notes: List[str]) -> List[Change]:
+    """Install, move and remove, after everything that could forbid it was looked at."""
+    root = asked["root"]
+    foul = fetch(manager, asked) if asked["install"] else []
+    before = manager.installed()
+    try:
+        changes = manager.foretell()
+    except RefusedError as refused:
+        raise RefusedError("%s; %s" % ("; ".join([str(refused), *foul]), UNTOUCHED)) from None
+    problems = judge(changes, asked, before, manager.older)
+    needs = manager.needs(changes)
+    problems += room(root, needs)
+    if problems:
+        raise RefusedError("%s; %s" % ("; ".join(problems), UNTOUCHED))
+    notes += ["the node's own package sources: %s" % line for line in foul]
+    cache = next((folder for folder in needs if folder != "/usr"), "")
+    package_steps.doing(root, "downloads packages", cache, needs.get(cache, 0))
+    output = manager.download()
+    if output.status:
+        raise RefusedError("packages could not be downloaded: %s; %s" % (output.last, UNTOUCHED))
+    package_steps.doing(root, "changes %d package%s" % (len(changes), "s"[: len(changes) - 1]))
+    output = manager.install()
+    held = [one.name for one in changes if one.name in before and before[one.name].held]
+    if output.status or broken(manager, asked):
+        raise RefusedError(restore(manager, changes, output, held))
+    left = manager.installed()
+    manager.mark_again([name for name in held if name in left and name not in asked["release"]])
+    manager.mark()
+    manager.clean()
+    return changes
+
+
+def fetch(manager: Manager, asked: Dict[str, Any]) -> List[str]:
+    """Fetch the indexes; return what is wrong with the node's own sources."""
+    package_steps.doing(asked["root"], "fetches the indexes of the package sources")
+    for source in asked["sources"]:
+        if not os.path.isfile(asked["root"] + source["key"]):
+            raise RefusedError(
+                "the key %s of the package source %s is not on the node: the role that brings it "
+                "has to run before; %s" % (source["key"], source["id"], UNTOUCHED)
+            )
+    try:
+        return manager.fetch()
+    except RefusedError as refused:
+        raise RefusedError("%s; %s" % (refused, UNTOUCHED)) from None
+
+
+def broken(manager: Manager, asked: Dict[str, Any]) -> List[str]:
+    """Return the wanted packages that are not whole, whatever the exit status was."""
+    found = manager.installed()
+    return [name for name, _ in asked["install"] if name not in found or not found[name].whole]
+
+
+def room(root: str, needs: Dict[str, int]) -> List[str]:
+    """Return a sentence for each file system that lacks room for what lies in these folders."""
+    total: Dict[int, List[Any]] = {}
+    for folder, size in needs.items():
+        path = root + folder
+        while not os.path.isdir(path):
+            path = os.path.dirname(path)
+        entry = total.setdefault(os.stat(path).st_dev, [path, 0])
+        entry[1] += size
+    sentences = []
+    for path, size in total.values():
+        status = os.statvfs(path)
+        free = status.f_bavail * status.f_frsize
+        if size > free:
+            sentences.append(
+                "the file system of %s has %d MB free, and %d MB are needed: make room"
+                % (path, free // 10**6, -(-size // 10**6))
+            )
+    return sentences
+
+
+def restore(manager: Manager, changes: List[Change], output: Output, held: List[str]) -> str:
+    """Put back what was, after a package's script failed; return what happened."""
+    found = manager.installed()
+    failed = sorted(one.name for one in changes if one.name in found and not found[one.name].whole)
+    said = "the installation of %s failed: %s" % (
+        ", ".join(failed) or ", ".join(sorted(one.name for one in changes)),
+        output.last,
+    )
+    package_steps.doing(manager.root, "puts back what was, after a failure")
+    back = manager.restore(changes)
+    now = manager.installed()
+    wrong = [
+        one.name
+        for one in changes
+        if (now[one.name].version if one.name in now else None) != one.before
+        or (one.name in now and not now[one.name].whole)
+    ]
+    if wrong:
+        return (
+            "%s. It could not be put back (%s): %s as the failure left it; the next run begins by "
+            "finishing that" % (said, back.last, ", ".join(sorted(wrong)))
+        )
+    manager.mark_again(held)
+    return "%s. Restored: every package is as it was before (%s)" % (
+        said,
+        ", ".join("%s %s" % (one.name, one.before or "not installed") for one in changes),
+    )
+
+
+def verify(manager: Manager, asked: Dict[str, Any]) -> None:
+    """Read from the database that all is as asked."""
+    found = manager.installed()
+    wrong = []
+    for name, version in asked["install"]:
+        state = found.get(name)
+        if state is None:
+            wrong.append("%s is not installed" % name)
+        elif not state.whole:
+            wrong.append("%s %s is not configured" % (name, state.version))
+        elif version and not accepts(version, state.version):
+            wrong.append("%s is %s, wanted %s" % (name, state.version, version))
+    wrong += ["%s is still installed" % name for name in asked["remove"] if name in found]
+    wrong += [
+        "%s is not held" % name for name in asked["hold"] if name in found and not found[name].held
+    ]
+    wrong += [
+        "%s is still held" % name for name in asked["release"] if name in found and found[name].held
+    ]
+    wrong += out_of_step(asked["lockstep"], {name: state.version for name, state in found.items()})
+    if wrong:
+        raise RefusedError(
+            "the package manager reported success, and yet %s; its output is in %s"
+            % ("; ".join(wrong), asked["root"] + package_steps.LOG)
+        )
+
+
+def main() -> None:
+    """Do it; say a problem in one sentence."""
+    package_steps.deaf()
+    try:
+        document = transact(PARAMETERS)
+    except (RefusedError, package_locks.LockedError) as refused:
+        sys.exit(str(refused))
+    except Exception as error:
+        sys.exit("the package transaction failed: %s: %s" % (type(error).__name__, error))
+    print(json.dumps(document))
+
+
+if __name__ == "__main__":
+    main()

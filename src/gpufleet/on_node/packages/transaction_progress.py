@@ -1,0 +1,83 @@
+"""RUNS ON THE NODE: how far a package transaction is that goes on beside it.
+
+Takes (`PARAMETERS`): `root`, "" for the node itself.
+Prints one JSON document: {"schema": 1, "step": what it does, "bytes": int or None, "total": int or
+None, "line": the last line of its package manager}; `step` is None while none goes on.
+
+It reads what `transaction.py` writes into STEP, and touches nothing that a package manager locks.
+Python 3.8, standard library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+from typing import Any, Dict, Optional
+
+from gpufleet.on_node.packages.steps import LOG, STEP
+from gpufleet.on_node.transfer.folder_size import size
+
+PARAMETERS: Dict[str, Any] = globals().get("PARAMETERS") or {}
+
+# Nobody listens any longer than that (gpufleet.meanwhile.LOOK_SECONDS).
+SECONDS = 10
+PACKAGES = (".deb", ".rpm")
+# Of the log its end: a line is no longer than that.
+_END = 4096
+# apt's bar and dnf's, and the colours of either.
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
+# package_steps.begin
+_BEGUN = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC$")
+
+
+def look(root: str) -> Dict[str, Any]:
+    """Return the document."""
+    document: Dict[str, Any] = {
+        "schema": 1,
+        "step": None,
+        "bytes": None,
+        "total": None,
+        "line": None,
+    }
+    try:
+        with open(root + STEP, encoding="utf-8") as file:
+            step = json.load(file)
+        # One that was killed has left its last step.
+        os.kill(int(step["pid"]), 0)
+        document["step"] = str(step["step"])
+        if step["folder"]:
+            document["bytes"] = size(root + step["folder"], PACKAGES)
+            document["total"] = step["bytes"]
+        else:
+            document["line"] = last_line(root + LOG)
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return document
+
+
+def last_line(path: str) -> Optional[str]:
+    """Return the last line of a log that says something, None if there is none."""
+    with contextlib.suppress(OSError):
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _END))
+            text = file.read().decode("utf-8", "replace")
+        for line in reversed(text.replace("\r", "\n").splitlines()):
+            said = " ".join(_CONTROL.sub("", line).split())
+            if said.startswith("$ ") or _BEGUN.match(said):  # it has said nothing yet
+                return None
+            if said:
+                return said
+    return None
+
+
+def main() -> None:
+    """Look, and print what was seen."""
+    signal.alarm(SECONDS)
+    print(json.dumps(look(PARAMETERS["root"])))
+
+
+if __name__ == "__main__":
+    main()

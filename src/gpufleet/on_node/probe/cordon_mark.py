@@ -1,0 +1,53 @@
+"""RUNS ON THE NODE: is this node cordoned, and is it being changed: by whom, why, since when?
+
+The mark is `on_node/change_marks.py`'s; what it means for a plan is `cordon.py`'s.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Dict, Optional
+
+from gpufleet.on_node.common import linux_facts as machine
+
+HOME = "/var/lib/gpufleet/change"
+BYTES = 1 << 16
+
+
+def cordon() -> Optional[Dict[str, Any]]:
+    """
+    Return the mark; None: there is none. `passing`: it is that of a change that is going on.
+
+    Only root may read it.
+    """
+    found = document("cordon.json")
+    if found is None:
+        return None
+    lock = document("lock.json") or {}
+    upgrade = found.get("upgrade")
+    return {
+        "by": str(found["by"]),
+        "why": str(found["why"]),
+        "since": float(found["since"]),
+        "upgrade": upgrade,
+        "passing": upgrade is not None and upgrade == lock.get("id"),
+    }
+
+
+def upgrade() -> Optional[Dict[str, Any]]:
+    """Return whose the node is while an upgrade is not at its end; None: nobody's."""
+    found = document("lock.json")
+    if found is None:
+        return None
+    texts = {name: str(found[name]) for name in ("id", "owner", "from", "what")}
+    return {**texts, "since": float(found["since"])}
+
+
+def document(name: str) -> Optional[Dict[str, Any]]:
+    """Return one of the files; None: there is none."""
+    try:
+        with open("%s%s/%s" % (machine.ROOT, HOME, name), encoding="utf-8") as file:
+            found: Dict[str, Any] = json.loads(file.read(BYTES))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found

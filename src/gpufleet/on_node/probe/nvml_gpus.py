@@ -1,0 +1,301 @@
+"""RUNS ON THE NODE: what NVML says of the driver and of each GPU. Only questions: nothing is set.
+
+The tables say what is asked, and by which NVML function. Numbers stand in for constants of the
+binding where those are wrong or newer than the driver; nvml.h has them.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Callable
+
+from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.common.answers import CannotRead, is_missing, missing, plain, read
+from gpufleet.on_node.common.nvml import (
+    Ask,
+    asked,
+    each,
+    either,
+    fill,
+    get,
+    number,
+    started_nvml,
+    sysfs_bus_id,
+    text,
+)  # fmt: skip
+from gpufleet.on_node.common.processes import who
+from gpufleet.on_node.probe import nvml_links as nvlink
+
+# A count beyond this is not a count: 16 GPUs are the most in one machine of NVIDIA's, and a process
+# is forked for each.
+GPUS_MAX = 64
+
+# Clocks event reasons, nvml.h: hardware slowdown, hardware thermal slowdown, power brake. They may
+# last a moment, so they are looked at three times.
+HARDWARE_SLOWDOWN = 0x08 | 0x40 | 0x80
+SAMPLES, SAMPLES_APART = 3, 0.3  # seconds
+
+
+def pci(nvml: Any, gpu: Any) -> dict[str, Any]:
+    """Return a GPU's place on the PCI bus, in NVML's and in sysfs' spelling."""
+    info = nvml.nvmlDeviceGetPciInfo(gpu)
+    return {
+        "bus_id": sysfs_bus_id(plain(info.busId)),
+        "nvml_bus_id": info.busId,
+        "device_id": "0x%08x" % info.pciDeviceId,
+        "subsystem_id": "0x%08x" % info.pciSubSystemId,
+    }
+
+
+def affinity(function: str, words: int) -> Ask:
+    """Return a question for a bit mask of `words` 64-bit words, answered as Linux writes lists."""
+
+    def ask(nvml: Any, gpu: Any) -> str:
+        mask = getattr(nvml, "nvmlDeviceGet" + function)(gpu, words, 0)  # 0: NUMA node, not socket
+        return machine.collapsed(
+            64 * index + bit
+            for index, word in enumerate(mask)
+            for bit in range(64)
+            if word >> bit & 1
+        )
+
+    return ask
+
+
+def processes(kind: str) -> Ask:
+    """Return a question for who uses the GPU; `usedGpuMemory` in bytes, or null."""
+    question = either(get(kind + "RunningProcesses_v3"), get(kind + "RunningProcesses_v2"))
+
+    def ask(nvml: Any, gpu: Any) -> list[dict[str, Any]]:
+        return [
+            {**vars(process), **who(process.pid, nvml.nvmlSystemGetProcessName)}
+            for process in question(nvml, gpu)
+        ]
+
+    return ask
+
+
+def throttle_samples(nvml: Any, gpu: Any) -> list[int]:
+    """Return why clocks are held down: once, or three times where hardware does it."""
+    question = either(get("CurrentClocksEventReasons"), get("CurrentClocksThrottleReasons"))
+    samples = [question(nvml, gpu)]
+    while samples[0] & HARDWARE_SLOWDOWN and len(samples) < SAMPLES:
+        time.sleep(SAMPLES_APART)
+        samples.append(question(nvml, gpu))
+    return samples
+
+
+def inforom_valid(nvml: Any, gpu: Any) -> bool:
+    """Have the driver compute the InfoROM's checksum; `corrupted_inforom` if it is wrong."""
+    nvml.nvmlDeviceValidateInforom(gpu)
+    return True
+
+
+def retired(cause: int) -> Ask:
+    """Return a question for how many pages were retired; cause 0: single-bit errors, 1: double."""
+    question = get("RetiredPages", cause)
+    return lambda nvml, gpu: len(question(nvml, gpu))
+
+
+def ecc_at(location: int) -> Ask:
+    """Return a question for the error counters of one place: 2 DRAM, 7 SRAM."""
+    return each(
+        corrected_volatile=get("MemoryErrorCounter", 0, 0, location),
+        uncorrected_volatile=get("MemoryErrorCounter", 1, 0, location),
+        corrected_aggregate=get("MemoryErrorCounter", 0, 1, location),
+        uncorrected_aggregate=get("MemoryErrorCounter", 1, 1, location),
+    )
+
+
+def platform(nvml: Any, gpu: Any) -> dict[str, Any]:
+    """Return where in its rack a board sits. Bytes are read as they are: the binding takes text."""
+    import ctypes
+
+    info = nvml.c_nvmlPlatformInfo_v2_t()
+    nvml.nvmlDeviceGetPlatformInfo(gpu, ctypes.byref(info))
+
+    def member(name: str) -> bytes:
+        at = getattr(type(info), name)
+        return ctypes.string_at(ctypes.addressof(info) + at.offset, at.size)
+
+    return {
+        "ib_guid": member("ibGuid").hex(),
+        "chassis_serial": member("chassisSerialNumber").split(b"\0")[0],
+        **{
+            ours: member(theirs)[0]
+            for ours, theirs in (
+                ("slot", "slotNumber"),
+                ("tray", "trayIndex"),
+                ("host", "hostId"),
+                ("peer_type", "peerType"),
+                ("module", "moduleId"),
+            )
+        },
+    }
+
+
+def fabric_by_struct(version: int, structure: str, function: str) -> Ask:
+    """Return a question for the GPU's registration with the NVLink fabric."""
+    filled = fill(function, structure)
+
+    def ask(nvml: Any, gpu: Any) -> dict[str, Any]:
+        info = filled(nvml, gpu)
+        unknown = missing("version")
+        return {
+            "struct": version,
+            "cluster_uuid": bytes(info.clusterUuid).hex(),
+            "status": info.status,
+            "clique": info.cliqueId,
+            "state": info.state,
+            "health_mask": getattr(info, "healthMask", unknown),
+            "health_summary": getattr(info, "healthSummary", unknown),
+        }
+
+    return ask
+
+
+# Hopper and newer register with the fabric; the struct grew with R550 and R580.
+FABRIC = either(
+    fabric_by_struct(3, "c_nvmlGpuFabricInfo_v3_t", "GpuFabricInfoV"),
+    fabric_by_struct(2, "c_nvmlGpuFabricInfo_v2_t", "GpuFabricInfoV"),
+    fabric_by_struct(1, "c_nvmlGpuFabricInfo_t", "GpuFabricInfo"),
+)
+
+GPU_FACTS: tuple[tuple[str, Ask], ...] = (
+    ("name", text(get("Name"))),
+    ("uuid", text(get("UUID"))),
+    ("serial", text(get("Serial"))),
+    ("part", text(get("BoardPartNumber"))),
+    ("vbios", text(get("VbiosVersion"))),
+    ("gsp_firmware", text(get("GspFirmwareVersion"))),
+    ("inforom", text(get("InforomImageVersion"))),
+    ("inforom_valid", inforom_valid),
+    ("pci", pci),
+    ("minor", get("MinorNumber")),
+    ("module_id", get("ModuleId")),
+    ("compute_capability", get("CudaComputeCapability")),
+    ("architecture", get("Architecture")),
+    ("brand", get("Brand")),
+    # Bytes. Version 1 counts the driver's own reserve, about half a GiB, as used. 0x02000028 is
+    # nvmlMemory_v2: the struct's size and its version in one word.
+    ("memory", either(get("MemoryInfo", 0x02000028), get("MemoryInfo"))),
+    ("persistence_mode", get("PersistenceMode")),
+    ("compute_mode", get("ComputeMode")),
+    ("mig_mode", get("MigMode", keys=("current", "pending"))),
+    ("ecc_mode", get("EccMode", keys=("current", "pending"))),
+    # (error type 0 corrected, 1 not; counter 0 since the driver loaded, 1 in the GPU's life)
+    ("ecc_corrected_volatile", get("TotalEccErrors", 0, 0)),
+    ("ecc_uncorrected_volatile", get("TotalEccErrors", 1, 0)),
+    ("ecc_corrected_aggregate", get("TotalEccErrors", 0, 1)),
+    ("ecc_uncorrected_aggregate", get("TotalEccErrors", 1, 1)),
+    ("ecc_sram", fill("SramEccErrorStatus", "c_nvmlEccSramErrorStatus_v1_t")),
+    (
+        "remapped_rows",
+        get("RemappedRows", keys=("corrected", "uncorrected", "pending", "failed")),
+    ),
+    ("remap_histogram", get("RowRemapperHistogram")),
+    ("ecc_dram", ecc_at(2)),
+    ("ecc_sram_counts", ecc_at(7)),
+    ("retired_pages_pending", get("RetiredPagesPendingStatus")),
+    ("retired_pages", each(single_bit=retired(0), double_bit=retired(1))),
+    # Blackwell. Repairs wait for a reset.
+    ("repair", get("RepairStatus", keys=("channel_pending", "tpc_pending"))),
+    ("memory_unrepairable", lambda nvml, gpu: nvml.nvmlDeviceGetUnrepairableMemoryFlag_v1(gpu)),
+    ("throttle_samples", throttle_samples),
+    ("temperature_celsius", either(get("TemperatureV", 0), get("Temperature", 0))),
+    ("temperature_shutdown_celsius", get("TemperatureThreshold", 0)),
+    ("temperature_slowdown_celsius", get("TemperatureThreshold", 1)),
+    ("temperature_memory_max_celsius", get("TemperatureThreshold", 2)),
+    ("temperature_gpu_max_celsius", get("TemperatureThreshold", 3)),
+    ("temperature_memory_celsius", number(82)),
+    # Degrees that are left until a threshold: of this GPU now, and of each threshold itself.
+    ("margin_celsius", get("MarginTemperature")),
+    (
+        "temperature_limits",
+        each(
+            shutdown=number(193),
+            slowdown=number(194),
+            memory_max=number(195),
+            gpu_max=number(196),
+        ),
+    ),
+    ("power_draw_milliwatts", get("PowerUsage")),
+    ("power_limit_milliwatts", get("EnforcedPowerLimit")),
+    ("power_default_limit_milliwatts", get("PowerManagementDefaultLimit")),
+    ("power_limits_milliwatts", get("PowerManagementLimitConstraints", keys=("min", "max"))),
+    ("performance_state", get("PerformanceState")),
+    ("pcie_width", get("CurrPcieLinkWidth")),
+    ("pcie_width_max", get("MaxPcieLinkWidth")),
+    ("pcie_generation", get("CurrPcieLinkGeneration")),
+    ("pcie_generation_max", get("MaxPcieLinkGeneration")),
+    ("pcie_replays", get("PcieReplayCounter")),
+    # The driver's own verdict, R570 and newer: 0 none, 1 reset the GPU, 2 reboot, 3 drain P2P, ...
+    ("recovery_action", number(230)),
+    ("c2c_links", number(170)),
+    ("addressing_mode", get("AddressingMode")),
+    ("platform", platform),
+    ("processes", processes("Compute")),
+    ("graphics_processes", processes("Graphics")),
+    ("mps_processes", processes("MPSCompute")),
+)
+
+NUMA_FACTS: tuple[tuple[str, Ask], ...] = (
+    (
+        "node",
+        lambda nvml, gpu: machine.number(
+            "/sys/bus/pci/devices/%s/numa_node" % pci(nvml, gpu)["bus_id"]
+        ),
+    ),
+    ("memory_nodes", affinity("MemoryAffinity", 16)),
+    ("cpus", affinity("CpuAffinityWithinScope", 128)),
+    # Grace only: the NUMA node that the GPU's own memory is. Not a place to pin processes.
+    ("gpu_memory_node", get("NumaNodeId")),
+)
+
+DRIVER_FACTS: tuple[tuple[str, Callable[[Any], Any]], ...] = (
+    ("version", text(lambda nvml: nvml.nvmlSystemGetDriverVersion())),
+    ("branch", lambda nvml: nvml.nvmlSystemGetDriverBranch().branch),
+    ("nvml", lambda nvml: nvml.nvmlSystemGetNVMLVersion()),
+    ("cuda", lambda nvml: nvml.nvmlSystemGetCudaDriverVersion_v2()),
+    ("gpu_count", lambda nvml: plausible(nvml.nvmlDeviceGetCount())),
+    (
+        "excluded",
+        lambda nvml: [
+            excluded(nvml, i) for i in range(plausible(nvml.nvmlGetExcludedDeviceCount()))
+        ],
+    ),
+)
+
+
+def plausible(count: int) -> int:
+    """Return a number of GPUs; raises where the driver answers what cannot be one."""
+    if count > GPUS_MAX:
+        raise CannotRead("implausible", detail="the driver counts %d GPUs" % count)
+    return count
+
+
+def excluded(nvml: Any, index: int) -> dict[str, Any]:
+    """Return a GPU that a module option hides from everybody."""
+    info = nvml.nvmlGetExcludedDeviceInfoByIndex(index)
+    return {"bus_id": sysfs_bus_id(plain(info.pci.busId)), "uuid": info.uuid}
+
+
+def driver() -> dict[str, Any]:
+    """Return what NVML says of the driver; raises when there is no NVML."""
+    nvml = started_nvml()
+    return {name: read(function, nvml) for name, function in DRIVER_FACTS}
+
+
+def gpu(index: int) -> dict[str, Any]:
+    """Return everything about one GPU by itself; raises when NVML gives no handle to it."""
+    nvml = started_nvml()
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    facts = asked(GPU_FACTS, nvml, handle)
+    samples = facts["throttle_samples"]
+    facts["throttle_reasons"] = samples if is_missing(samples) else samples[0]
+    return {
+        "gpus": {"index": index, **facts},
+        "nvlink": nvlink.links_of(nvml, handle),
+        "numa": asked(NUMA_FACTS, nvml, handle),
+        "fabric": read(FABRIC, nvml, handle),
+    }

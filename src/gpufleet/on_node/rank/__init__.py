@@ -1,0 +1,1 @@
+"""rank: see docs/architecture.md."""

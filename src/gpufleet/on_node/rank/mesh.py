@@ -1,0 +1,128 @@
+"""RUNS ON THE NODE: small datagrams from every rank to every other, to tell the dead from the slow.
+
+* A connection may say nothing for long on a line that loses much: what is lost is repeated later
+  and later, and all that follows waits. Of forty datagrams within each silence one comes back.
+* A network may be cut between two workers while the head reaches both: their links to it live, and
+  the model hangs.
+
+A datagram names the newest one that came from the other side; whoever finds its own number in it
+knows that both directions pass. It carries an HMAC-SHA256 of the replica's key. What somebody
+records and sends again says nothing new: a process is taken for the rank's if it answers something
+newer than was answered before, and a recording cannot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import socket
+from typing import Any
+
+from gpufleet.on_node.rank.wire import MAC_BYTES, MAGIC
+
+# As many may be lost in a row before a peer is silent: on a line that loses 30 % of what is sent,
+# in either direction, forty in a row are lost once in 10^12.
+BEATS = 40
+DATAGRAM_BYTES = 2048
+# A flood must not keep us from everything else; what is left over is there the next time.
+AT_ONCE = 500
+NEVER = float("-inf")
+
+
+class Mesh:
+    """
+    One rank's datagrams to the others, whose addresses `others` has by rank.
+
+    `key` is this replica's, `silence` the seconds after which a peer counts as gone.
+
+    Raises `OSError` if it cannot bind.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        address: str,
+        port: int,
+        others: dict[int, str],
+        *,
+        key: bytes,
+        silence: float,
+    ) -> None:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self.socket = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        try:
+            self.socket.bind((address, port))
+        except OSError:
+            self.socket.close()
+            raise
+        self.rank = rank
+        self.port = port
+        self.others = others
+        self.answered = dict.fromkeys(others, NEVER)
+        """When we sent the newest datagram that each of the others has answered."""
+        self._key = hmac.new(key, MAGIC + b"datagrams", hashlib.sha256).digest()
+        self._pace = silence / BEATS
+        self._session = os.urandom(8).hex()
+        self._number = 0
+        self._sent: dict[int, float] = {}
+        self._heard: dict[int, tuple[str, int]] = {}
+        self._pinned: dict[int, str] | None = None
+        self.due = 0.0
+        """When to send next."""
+
+    def pin(self) -> None:
+        """From now on a rank is the process that answered last, or answers first."""
+        answered = [rank for rank in self._heard if self.answered[rank] > NEVER]
+        self._pinned = {rank: self._heard[rank][0] for rank in answered}
+
+    def pulse(self, now: float) -> None:
+        """Take what has come, and send what is due."""
+        with contextlib.suppress(OSError):
+            for _ in range(AT_ONCE):
+                self._take(*self.socket.recvfrom(DATAGRAM_BYTES))
+        if now < self.due:
+            return
+        self.due = now + self._pace
+        self._number += 1
+        self._sent[self._number] = now
+        self._sent.pop(self._number - 10 * BEATS, None)
+        for rank, address in self.others.items():
+            heard = self._heard.get(rank)
+            body = json.dumps([self.rank, rank, self._session, self._number, heard]).encode()
+            # Refused, unreachable, no room: for the other side it is all one, silence.
+            with contextlib.suppress(OSError):
+                self.socket.sendto(self._mac(body) + body, (address, self.port))
+
+    def _take(self, datagram: bytes, source: Any) -> None:
+        mac, body = datagram[:MAC_BYTES], datagram[MAC_BYTES:]
+        if source[0] not in self.others.values() or not hmac.compare_digest(mac, self._mac(body)):
+            return
+        rank, to, session, number, heard = json.loads(body.decode())
+        if to != self.rank or self.others.get(rank) != source[0]:
+            return
+        ours = heard is not None and heard[0] == self._session
+        at = self._sent.get(heard[1], NEVER) if ours else NEVER
+        if self._pinned is not None and self._pinned.get(rank, session) != session:
+            return
+        known = self._heard.get(rank)
+        if known is None or known[0] != session:
+            # A process that began anew counts from 1 again; but is it that, or an older one's word?
+            if self.answered[rank] > NEVER and at <= self.answered[rank]:
+                return
+            self._heard[rank] = (session, number)
+        elif known[1] < number:
+            self._heard[rank] = (session, number)
+        if at > NEVER:
+            self.answered[rank] = max(self.answered[rank], at)
+            if self._pinned is not None:
+                self._pinned.setdefault(rank, session)
+
+    def _mac(self, body: bytes) -> bytes:
+        return hmac.new(self._key, body, hashlib.sha256).digest()
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.socket.close()

@@ -1,0 +1,1 @@
+"""reach: see docs/architecture.md."""

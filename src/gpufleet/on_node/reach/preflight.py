@@ -1,0 +1,213 @@
+"""RUNS ON THE NODE: what a node of a replica over nodes has, before it talks to the others.
+
+Takes (`PARAMETERS`):
+  address, interface   of the network that was chosen for it
+  ports                those that the replica has between its nodes, the first is its ranks' own
+  samples              [[first, last]] of ports of which one stands for all
+  peers                {node: address} of the others
+  release              the directory of the release that is to start
+  model, user          the model's directory, and the account that loads it
+Prints one JSON document; what could not be read is {"missing": reason}:
+  schema      1
+  address     null, or why nothing can listen on the address
+  mtu         of the interface, in bytes
+  routes      {node: interface by which it is sent to}
+  free        TCP ports that can be listened on
+  used        {port: {"program", "pid", "unit"}} of those that cannot; null where it is not known
+  udp         the first of the ports that takes datagrams, the ranks' own if it is free; null: none
+  udp_user    who has the ranks' own for datagrams, as in `used`; null: nobody, or not known
+  spares      free ports: one of those that the system gives to anybody, one of each of `samples`
+  release     {"whole": bool, "vllm": version or null, "ray": version or null}
+  files       as on_node/reach_model.py says
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import random
+import re
+import socket
+import sys
+from functools import partial
+from typing import Any, Dict, Iterator, List, Tuple
+
+from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.common.answers import CannotRead, read
+from gpufleet.on_node.common.commands import run
+from gpufleet.on_node.common.forked import Watch
+from gpufleet.on_node.reach import model_identity as reach_model
+
+PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
+
+# Two hundred weight files, both ends of each, from a network file system on a bad day.
+MODEL_SECONDS = 6
+LOOK_SECONDS = 5
+
+# include/net/tcp_states.h, as /proc/net/tcp and /proc/net/udp print them.
+TCP_LISTEN = "0A"
+UDP_BOUND = "07"
+TCP_SOCKETS = ("/proc/net/tcp", "/proc/net/tcp6")
+UDP_SOCKETS = ("/proc/net/udp", "/proc/net/udp6")
+UNIT = re.compile(r"/([^/\n]+\.service)")
+
+
+def main() -> None:
+    """Print the document."""
+    given = PARAMETERS
+    watch = Watch()
+    watch.ask("files", partial(reach_model.files, given["model"], given["user"]), MODEL_SECONDS)
+    watch.ask("routes", partial(routes, given["peers"], given["address"]), LOOK_SECONDS)
+    watch.ask("release", partial(release, given["release"]), LOOK_SECONDS)
+    wrong = unusable(given["address"])
+    tcp, udp = (
+        [port for port in given["ports"] if not wrong and can_bind(kind, given["address"], port)]
+        for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM)
+    )
+    taken = [port for port in given["ports"] if not wrong and port not in tcp]
+    own = given["ports"][0]
+    watch.ask("used", partial(users, taken, TCP_SOCKETS), LOOK_SECONDS)
+    blocked = [] if wrong or own in udp else [own]
+    watch.ask("udp_user", partial(users, blocked, UDP_SOCKETS), LOOK_SECONDS)
+    answers = watch.answers("files", "routes", "release", "used", "udp_user")
+    document = {
+        "schema": 1,
+        "address": wrong,
+        "mtu": read(mtu, given["interface"]),
+        "free": tcp,
+        "udp": next((port for port in [own, *reversed(udp)] if port in udp), None),
+        "spares": [] if wrong else list(spares(given["address"], given["samples"])),
+        **answers,
+        "udp_user": answers["udp_user"].get(str(own)),
+    }
+    watch.stop()
+    sys.stdout.write(json.dumps(document, separators=(",", ":")) + "\n")
+
+
+def unusable(address: str) -> str | None:
+    """Return why nothing can listen on an address of this node; None: it can."""
+    try:
+        spare(address)
+    except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            return "no interface has it"
+        return str(error.strerror)
+    return None
+
+
+def spare(address: str) -> int:
+    """Return a TCP port that is free on an address, as the system gives them to anybody."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as tried:
+        tried.bind((address, 0))
+        return int(tried.getsockname()[1])
+
+
+def spares(address: str, samples: List[List[int]]) -> Iterator[int]:
+    """Yield free ports, one of the system's choice and one of each range."""
+    with contextlib.suppress(OSError):
+        yield spare(address)
+    for first, last in samples:
+        tried = random.sample(range(first, last + 1), min(50, last + 1 - first))
+        yield from [port for port in tried if can_bind(socket.SOCK_STREAM, address, port)][:1]
+
+
+def can_bind(kind: int, address: str, port: int) -> bool:
+    """Say whether a port is free; for TCP, what a connection left behind does not count."""
+    with socket.socket(socket.AF_INET, kind) as tried:
+        try:
+            if kind == socket.SOCK_STREAM:
+                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                tried.bind((address, port))
+                tried.listen(1)
+            else:
+                tried.bind((address, port))
+        except OSError:
+            return False
+    return True
+
+
+def mtu(interface: str) -> int:
+    """Return the largest packet of an interface, in bytes."""
+    return int(machine.line("/sys/class/net/%s/mtu" % interface))
+
+
+def routes(peers: Dict[str, str], address: str) -> Dict[str, Any]:
+    """Return by which interface the kernel sends to each peer from `address`."""
+    return {node: read(route, peer, address) for node, peer in peers.items()}
+
+
+def route(peer: str, address: str) -> str:
+    """Return the interface by which the kernel sends to one peer."""
+    done = run("ip", "-o", "route", "get", peer, "from", address, seconds=LOOK_SECONDS)
+    found = re.search(r" dev (\S+)", done.out)
+    if not found:
+        raise CannotRead("error", detail=(done.err.strip() or done.out.strip()).split("\n")[0])
+    return found[1]
+
+
+def release(directory: str) -> Dict[str, Any]:
+    """Return what is installed in a release's directory."""
+    versions: Dict[str, str] = {}
+    for name in names(directory + "/lib"):
+        for entry in names("%s/lib/%s/site-packages" % (directory, name)):
+            found = re.fullmatch(r"(vllm|ray)-([^-]+)\.dist-info", entry)
+            if found:
+                versions[found[1]] = found[2]
+    return {
+        "whole": os.path.exists(machine.ROOT + directory + "/.complete"),
+        "vllm": versions.get("vllm"),
+        "ray": versions.get("ray"),
+    }
+
+
+def names(directory: str) -> List[str]:
+    """Return what lies in a directory; nothing if there is none."""
+    with contextlib.suppress(OSError):
+        return sorted(os.listdir(machine.ROOT + directory))
+    return []
+
+
+def users(ports: List[int], tables: Tuple[str, ...]) -> Dict[str, Any]:
+    """Return who has ports: by /proc, as root also of other accounts."""
+    if not ports:
+        return {}
+    sockets = holding(set(ports), tables)
+    found: Dict[str, Any] = {str(port): None for port in ports}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            for descriptor in os.listdir("/proc/%s/fd" % pid):
+                with contextlib.suppress(OSError):
+                    port = sockets.get(os.readlink("/proc/%s/fd/%s" % (pid, descriptor)))
+                    if port is not None:
+                        found[str(port)] = found[str(port)] or process(pid)
+    return found
+
+
+def holding(ports: Any, tables: Tuple[str, ...]) -> Dict[str, int]:
+    """Return {as /proc/PID/fd names it: port} of the sockets that keep others from these ports."""
+    found: Dict[str, int] = {}
+    for path in tables:
+        with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
+            for line in file:
+                words = line.split()
+                if words[3] in (TCP_LISTEN, UDP_BOUND):
+                    port = int(words[1].rpartition(":")[2], 16)
+                    if port in ports:
+                        found["socket:[%s]" % words[9]] = port
+    return found
+
+
+def process(pid: str) -> Dict[str, Any]:
+    """Return what a process is called, and the unit that it belongs to."""
+    unit = ""
+    with contextlib.suppress(OSError), open("/proc/%s/cgroup" % pid, encoding="utf-8") as file:
+        units = UNIT.findall(file.read())
+        unit = units[-1] if units else ""
+    with open("/proc/%s/comm" % pid, encoding="utf-8", errors="replace") as file:
+        return {"program": file.read().strip(), "pid": int(pid), "unit": unit}
+
+
+if __name__ == "__main__":
+    main()

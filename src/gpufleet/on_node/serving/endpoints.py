@@ -1,0 +1,341 @@
+"""RUNS ON THE NODE: does each endpoint answer, and what does its unit say?
+
+Takes (JSON header `PARAMETERS`):
+  stages   [{id, unit, url, served_name, key_file or null, completion: bool}]
+  metrics  [{id, unit, url, families: [name, ...], certificate_sha256, username, password,
+             loopback_port}], the last four null where they have no meaning
+  journal  lines of each unit's journal to bring back, from the unit's present start only, where not
+           all is well: nobody reads what a server says that answers
+Prints one JSON document {"schema": 1, "stages": {id: ...}, "metrics": {id: ...}}.
+
+It reads; it changes nothing. The API key is read here, from the node's own root-only file, so that
+it never travels. An exporter's password, of which the node has a hash alone, came with this
+program on standard input; it is sent to whoever shows the certificate that was deployed, and to
+nobody else. Python 3.8, standard library.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import select
+import subprocess
+import sys
+import time
+from functools import partial
+from typing import Any, Callable, Iterable
+
+from gpufleet.on_node.common.http import Exchange
+from gpufleet.on_node.common.systemctl import of_each
+
+PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
+
+# One request's deadline in seconds. A frozen engine accepts connections and never answers, so no
+# request may wait longer; a 1-token completion of a loaded model takes well under a second, on the
+# CPU build under load up to 10 (measured).
+HEALTH_SECONDS = 5
+COMPLETION_SECONDS = 60
+UNIT_PROPERTIES = (
+    "Id",
+    "LoadState",
+    "ActiveState",
+    "SubState",
+    "Result",
+    "MainPID",
+    "NRestarts",
+    "ExecMainStatus",
+    "InvocationID",
+)
+
+
+def run(*argv: str) -> tuple[int | None, str]:
+    """Return (exit status, standard output); (None, reason) if it could not run or end in time."""
+    try:
+        done = subprocess.run(
+            argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=20, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return None, str(error)
+    return done.returncode, done.stdout.decode("utf-8", "replace")
+
+
+def unit_state(unit: str) -> dict[str, str]:
+    """Return systemd's properties of one unit, or {"error": reason}."""
+    return unit_states([unit])[unit]
+
+
+def unit_states(units: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Return systemd's properties of each unit, or {"error": reason}."""
+    names = sorted(set(units))
+    if not names:
+        return {}
+    status, text = run("systemctl", "show", "-p", ",".join(UNIT_PROPERTIES), "--", *names)
+    # It answers in the order asked, maybe by other names.
+    shown = of_each(text)
+    if status != 0 or len(shown) != len(names):
+        if len(names) > 1:  # whose fault that was
+            return {name: unit_state(name) for name in names}
+        return {names[0]: {"error": text}}
+    return dict(zip(names, shown))  # noqa: B905  # Python 3.8
+
+
+def started_with(unit: str) -> str | None:
+    """Return the fingerprint that the unit's process was started with; None if none was written."""
+    try:
+        with open("/run/gpufleet/started/" + unit, encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return None
+
+
+def journal(unit: str, invocation: str | None, lines: int) -> list[str]:
+    """Return the last lines that the unit wrote since its present (or last) start."""
+    if not lines:
+        return []
+    match = ["_SYSTEMD_INVOCATION_ID=" + invocation] if invocation else ["-u", unit]
+    status, text = run("journalctl", "--no-pager", "-q", "-o", "cat", "-n", str(lines), *match)
+    return text.splitlines() if status == 0 else []
+
+
+def request(
+    url: str, seconds: float, key: str | None = None, body: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return {"status": HTTP status, "body": text} or {"error": why there was no answer}."""
+    return unencrypted(url, seconds, {"Authorization": "Bearer " + key} if key else {}, body)
+
+
+def unencrypted(
+    url: str, seconds: float, headers: dict[str, str], body: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return likewise what comes without encryption, and by no proxy: it is on this node."""
+    scheme, _, rest = url.partition("://")
+    place, _, path = rest.partition("/")
+    try:
+        exchange = Exchange(
+            scheme + "://" + place,
+            "/" + path,
+            time.monotonic() + seconds,
+            body=body,
+            headers=tuple(headers.items()),
+        )
+        while exchange.answer is None:
+            left = max(0.0, exchange.deadline - time.monotonic())
+            if exchange.sends:
+                select.select([], [exchange], [], left)
+            else:
+                select.select([exchange], [], [], left)
+            exchange.advance(time.monotonic())
+        answer = exchange.answer
+    except Exception as error:
+        return {"error": "%s: %s" % (type(error).__name__, error)}
+    if not answer.status:
+        return {"error": "timed out" if answer.silent else answer.why}
+    text = answer.body.decode("utf-8", "replace")
+    return {"status": answer.status, "body": text if answer.status == 200 else text[:2000]}
+
+
+def read_key(path: str | None) -> str | None:
+    """Return the key, or None without a file; raises OSError when it should be there and is not."""
+    if path is None:
+        return None
+    with open(path, encoding="utf-8") as file:
+        return file.read().strip()
+
+
+def parsed(answer: dict[str, Any]) -> Any:
+    """Return the JSON of a 200 answer, or None."""
+    if answer.get("status") != 200:
+        return None
+    try:
+        return json.loads(answer["body"])
+    except ValueError:
+        return None
+
+
+def stage(
+    asked: dict[str, Any], unit: dict[str, str] | None = None, *, always: bool = True
+) -> dict[str, Any]:
+    """
+    Return what one stage's unit and endpoint say.
+
+    `unit` is what is known of its unit. The journal comes `always`, or only where not all is well.
+    """
+    unit = unit_state(asked["unit"]) if unit is None else unit
+    seen = endpoint(asked, unit)
+    if always or not well(asked, seen):
+        lines = PARAMETERS.get("journal", 0)
+        seen["journal"] = journal(asked["unit"], unit.get("InvocationID"), lines)
+    return seen
+
+
+def well(asked: dict[str, Any], seen: dict[str, Any]) -> bool:
+    """Say whether a stage answers, and its unit has never restarted by itself."""
+    answers = asked["served_name"] in seen.get("models", ())
+    completes = "completion" in seen or not asked.get("completion")
+    return answers and completes and seen["unit"].get("NRestarts", "0") == "0"
+
+
+def endpoint(asked: dict[str, Any], unit: dict[str, str]) -> dict[str, Any]:
+    """Return what a stage says but for its journal; `unit` is what its unit does."""
+    seen: dict[str, Any] = {"unit": unit, "started": started_with(asked["unit"])}
+    if unit.get("ActiveState") not in ("active", "reloading"):
+        return seen
+    seen["health"] = request(asked["url"] + "/health", HEALTH_SECONDS)
+    if seen["health"].get("status") != 200:
+        return seen
+    try:
+        key = read_key(asked.get("key_file"))
+    except OSError as error:
+        seen["key_error"] = str(error)
+        return seen
+    models = request(asked["url"] + "/v1/models", HEALTH_SECONDS, key)
+    document = parsed(models)
+    if document is None:
+        seen["models_error"] = models
+    else:
+        seen["models"] = [model.get("id") for model in document.get("data", [])]
+    if key:
+        seen["without_key"] = request(asked["url"] + "/v1/models", HEALTH_SECONDS).get("status")
+    if asked.get("completion"):
+        answer = request(
+            asked["url"] + "/v1/completions",
+            COMPLETION_SECONDS,
+            key,
+            {
+                "model": asked["served_name"],
+                "prompt": asked.get("prompt", "Hello"),
+                "max_tokens": asked.get("max_tokens", 1),
+                "temperature": 0,
+            },
+        )
+        document = parsed(answer)
+        if document is None:
+            seen["completion_error"] = answer
+        else:
+            seen["completion"] = document["choices"][0].get("text")
+            seen["completion_tokens"] = (document.get("usage") or {}).get("completion_tokens")
+    return seen
+
+
+def metrics(asked: dict[str, Any], unit: dict[str, str] | None) -> dict[str, Any]:
+    """Return which of the wanted metric families an exporter serves, and to whom."""
+    seen: dict[str, Any] = {"unit": unit}
+    answer = exporter_answer(asked, asked.get("password"))
+    seen["status"] = answer.get("status")
+    if asked.get("loopback_port"):
+        seen["exposed"] = exposed(asked["loopback_port"])
+    if answer.get("status") != 200:
+        seen["error"] = answer.get("error") or answer.get("body")
+        return seen
+    if asked.get("password"):
+        seen["without_password"] = exporter_answer(asked, None).get("status")
+    names = set()
+    for line in answer["body"].splitlines():
+        if line and not line.startswith("#"):
+            names.add(line.split("{", 1)[0].split(" ", 1)[0])
+    seen["missing"] = [name for name in asked.get("families", []) if name not in names]
+    return seen
+
+
+def exporter_answer(asked: dict[str, Any], password: str | None) -> dict[str, Any]:
+    """Return {"status": HTTP status, "body": text} or {"error": why there was no answer}."""
+    headers = {}
+    if password:
+        pair = "%s:%s" % (asked["username"], password)
+        headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode()
+    if not asked["url"].startswith("https:"):
+        return unencrypted(asked["url"], HEALTH_SECONDS, headers)
+    try:
+        return encrypted(asked, headers)
+    except Exception as error:
+        return {"error": "%s: %s" % (type(error).__name__, error)}
+
+
+def encrypted(asked: dict[str, Any], headers: dict[str, str]) -> dict[str, Any]:
+    """Return what comes over TLS; raises what goes wrong."""
+    # 20 ms of a processor, on nodes whose exporters have no certificate for nothing.
+    import hashlib
+    import http.client
+    import ssl
+    from urllib.parse import urlsplit
+
+    # Whom the certificate names is not asked: the node calls itself by another address. It has to
+    # be the very one that was deployed, before anything is sent.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    address = urlsplit(asked["url"])
+    connection = http.client.HTTPSConnection(
+        address.hostname or "127.0.0.1", address.port, timeout=HEALTH_SECONDS, context=context
+    )
+    try:
+        connection.connect()
+        socket: Any = connection.sock
+        shown = socket.getpeercert(binary_form=True) or b""
+        if hashlib.sha256(shown).hexdigest() != asked.get("certificate_sha256"):
+            return {"error": "another certificate than the one that was deployed"}
+        connection.request("GET", address.path, headers=headers)
+        answer = connection.getresponse()
+        body = answer.read(16 << 20).decode("utf-8", "replace")
+    finally:
+        connection.close()
+    return {"status": answer.status, "body": body if answer.status == 200 else body[:2000]}
+
+
+def exposed(port: int) -> list[str] | None:
+    """Return the addresses beyond loopback at which something listens on a port; None: unknown."""
+    found = []
+    try:
+        for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+            with open(path, encoding="ascii") as file:
+                rows = [line.split() for line in file.readlines()[1:]]
+            for row in rows:
+                # proc(5): the local address and port in hexadecimal; state 0A is LISTEN.
+                address, _, at = row[1].partition(":")
+                if row[3] == "0A" and int(at, 16) == port and not is_loopback(address):
+                    found.append(address)
+    except (OSError, ValueError, IndexError):
+        return None
+    return found
+
+
+def is_loopback(address: str) -> bool:
+    """Say it of an address of /proc/net/tcp or tcp6: words of 32 bits in the CPU's byte order."""
+    words = [bytes.fromhex(address[at : at + 8]) for at in range(0, len(address), 8)]
+    raw = b"".join(word[::-1] if sys.byteorder == "little" else word for word in words)
+    mapped = raw[:12] == b"\0" * 10 + b"\xff\xff"
+    return (
+        raw[:1] == b"\x7f"
+        if len(raw) == 4
+        else raw == b"\0" * 15 + b"\1" or (mapped and raw[12] == 127)
+    )
+
+
+def guarded(function: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+    """Return the function's answer, or what went wrong in it: one endpoint never hides another."""
+    try:
+        return function(*arguments)
+    except Exception as error:
+        return {"error": "%s: %s" % (type(error).__name__, error)}
+
+
+def main() -> None:
+    """Print the document."""
+    stages, exporters = PARAMETERS.get("stages", []), PARAMETERS.get("metrics", [])
+    units = unit_states(asked["unit"] for asked in [*stages, *exporters] if asked.get("unit"))
+    document = {
+        "schema": 1,
+        "stages": {
+            asked["id"]: guarded(partial(stage, always=False), asked, units[asked["unit"]])
+            for asked in stages
+        },
+        "metrics": {
+            asked["id"]: guarded(metrics, asked, units.get(asked.get("unit")))
+            for asked in exporters
+        },
+    }
+    sys.stdout.write(json.dumps(document, separators=(",", ":")) + "\n")
+
+
+if __name__ == "__main__":
+    main()

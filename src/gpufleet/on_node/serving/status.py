@@ -1,0 +1,356 @@
+"""RUNS ON THE NODE: how each stage that has a unit here is.
+
+Takes (JSON header `PARAMETERS`):
+  completion   whether each endpoint is also asked for one token
+Prints one JSON document:
+  schema       1
+  boot_id      of the node's present boot
+  clock        the node's time, in seconds since 1970
+  gpus         {UUID: NVML's index}, or {"missing": reason}
+  change       {"lock", "cordon", "drained"}: whose the node is while it is changed, and what is out
+               of service, as on_node/change_files.py says; each null or {} if there is none
+  stages       [{...}] by name of unit, each as below, or {"unit": name, "missing": reason}, or
+               {"unit": name, "foreign": true}; all of it {"missing": reason} if unreadable
+Of one stage:
+  unit, model, replica, rank, port, gpus, release   as its unit has them
+  nodes        of a replica over nodes: their names by rank; empty: this one alone
+  served_name  what clients ask for; "" where the unit starts no server that answers on a port
+  url          of the endpoint, as the node reaches it; null: it has none (a headless rank)
+  keyed        whether the endpoint wants a key
+  fingerprint  what the unit's file would be started with
+  seen         what on_node/serving.py says of unit and endpoint
+  engines      {url: /health's answer} of the node's other engines that have servers of their own
+  since        seconds since 1970: when the unit came to the state it is in; null: not known
+  state        rank.json, as on_node/rank_state.py says; {"missing": "absent"} for a replica of one
+  events       [{at, boot, life, what, ...}] of the last starts and ends, oldest first
+  before       the last lines that the life before this one wrote, oldest first
+
+It reads; it changes nothing. The API key is read here and never leaves the node. Every stage is
+looked at by a process of its own, with a deadline.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+from contextlib import suppress
+from functools import partial
+from typing import Any, Callable, Iterator, Match, Tuple
+
+from gpufleet.on_node.common import (
+    change_files,
+    change_marks,
+    stages,
+)
+from gpufleet.on_node.common import (
+    linux_facts as machine,
+)
+from gpufleet.on_node.common import (
+    unit_journal as journal,
+)
+from gpufleet.on_node.common.answers import CannotRead, is_missing, read
+from gpufleet.on_node.common.commands import refused, run
+from gpufleet.on_node.common.forked import Watch
+from gpufleet.on_node.common.systemctl import properties
+from gpufleet.on_node.serving import endpoints as serving
+
+PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
+
+# One stage: systemctl, the journal, and three requests of 5 s; a completion has 60 s more.
+STAGE_SECONDS = 25
+GPU_SECONDS = 10
+HEALTH_SECONDS = 2  # of up to eight engines, one after another
+# Of a server that starts or that died: its first error may be some hundred lines back.
+LINES = 300
+# Of a line. Two lives of eight stages stay below the 8 MiB that a node is listened to.
+CHARACTERS = 1000
+# Starts and ends of a unit that are looked at. A start and a failed end are six lines.
+EVENTS = 40
+
+# systemd's catalogue of messages (sd-messages.h; systemd.catalog of release 252). Those of systemd
+# itself, about the unit that its field UNIT names.
+WHAT = {
+    "7d4958e842da4a758f6c1cdc7b36dcc5": "starts",
+    "39f53479d3a045ac8e11786248231fbf": "started",
+    "de5b426a63be47a7b6ac3eaac82e2f6f": "stops",
+    "9d1aaa27d60140bd96365438aad20286": "stopped",
+    "98e322203f7a4ed290d09fe03c09fe15": "exited",
+    "7ad2d189f7e94e70a38c781354912448": "succeeded",
+    "d9b373ed55a64feb8242e02dbe79a49c": "failed",
+    "fe6faa94e7774663a0da52717891d8ef": "out of memory",
+    "5eb03494b6584870a536b337290809b3": "restarts",
+}
+ENDS = ("exited", "succeeded", "failed", "out of memory", "stopped", "restarts")
+DETAILS = ("EXIT_CODE", "EXIT_STATUS", "UNIT_RESULT")
+
+API_KEY = "api-key"
+FINGERPRINT = re.compile(r"printf %%s ([0-9A-Za-z]+) > /run/gpufleet/started/")
+# Words as units.systemd_quote writes them: wholly in quotes, or plain.
+WORD = re.compile(r"\"((?:[^\"\\]|\\.)*)\"|'((?:[^'\\]|\\.)*)'|(\S+)")
+ESCAPE = re.compile(r"\\(x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8}|.)|(%%)|(\$\$)")
+LETTERS = {"n": "\n", "t": "\t", "r": "\r"}
+
+
+def main() -> None:
+    """Print the document."""
+    watch = Watch()
+    found = read(units)
+    names = [] if is_missing(found) else found
+    seconds = STAGE_SECONDS + serving.COMPLETION_SECONDS * bool(PARAMETERS.get("completion"))
+    for name in names:
+        watch.ask(name, partial(stage, name), seconds)
+    watch.ask("gpus", indices, GPU_SECONDS)
+    answers = watch.answers("gpus", *names)
+    watch.stop()
+    document = {
+        "schema": 1,
+        "boot_id": read(lambda: machine.line("/proc/sys/kernel/random/boot_id").replace("-", "")),
+        "clock": time.time(),
+        "gpus": answers["gpus"],
+        "change": {
+            "lock": read(change_files.document, change_files.LOCK),
+            "cordon": read(change_files.document, change_files.CORDON),
+            "drained": read(change_marks.drained),
+        },
+        "stages": [{"unit": name, **answers[name]} for name in names] or found,
+    }
+    sys.stdout.write(json.dumps(document, separators=(",", ":")) + "\n")
+
+
+def units() -> list[str]:
+    """Return the names of the units that may be stages of ours."""
+    if not os.path.isdir(machine.ROOT + stages.UNITS):
+        return []
+    return [
+        name
+        for name in machine.names(stages.UNITS)
+        if name.startswith("vllm-") and name.endswith(".service")
+    ]
+
+
+def stage(unit: str) -> dict[str, Any]:
+    """Return how one stage is."""
+    said = stages.stage(unit)
+    if "model" not in said:
+        return said
+    text = machine.line(stages.UNITS + "/" + unit)
+    words = command(text)
+    server = serve(words)
+    name = said["model"] + "-" + str(said["replica"])
+    key_file = dict(journal.CREDENTIAL.findall(text)).get(API_KEY)
+    served_name = value(server, "--served-model-name") or ""
+    place = endpoint(server, said["port"])
+    others = [endpoint(server, port) for port in engines(server, said["port"])]
+    known = journal.hiding(journal.secrets(text))
+
+    def hide(said: str) -> str:
+        return known(said)[:CHARACTERS]
+
+    serving.PARAMETERS["journal"] = LINES
+    seen = look(unit, place, served_name, key_file)
+    happened = read(events, unit)
+    life = seen.get("unit", {}).get("InvocationID")
+    return {
+        **{key: said[key] for key in ("model", "replica", "rank", "port", "gpus")},
+        "release": next(iter(stages.RELEASE.findall(text)), ""),
+        "nodes": list(members(words)),
+        "served_name": served_name,
+        "url": place,
+        "keyed": key_file is not None,
+        "fingerprint": next(iter(FINGERPRINT.findall(text)), None),
+        "seen": hidden(seen, hide),
+        "engines": {
+            each: serving.request(each + "/health", HEALTH_SECONDS) for each in others if each
+        },
+        "since": read(since, unit),
+        "state": hidden(read(journal.state, name), hide),
+        "events": happened,
+        "before": hidden(read(before, happened, life), hide),
+    }
+
+
+def look(unit: str, place: str | None, served_name: str, key_file: str | None) -> dict[str, Any]:
+    """Return what on_node/serving.py says; of a stage without an endpoint, only its unit."""
+    if place is None:
+        properties = serving.unit_state(unit)
+        life = properties.get("InvocationID")
+        return {
+            "unit": properties,
+            "started": serving.started_with(unit),
+            "journal": serving.journal(unit, life, LINES),
+        }
+    asked = {
+        "unit": unit,
+        "url": place,
+        "served_name": served_name,
+        "key_file": key_file and machine.ROOT + key_file,
+        "completion": bool(PARAMETERS.get("completion")),
+    }
+    return serving.stage(asked)
+
+
+def hidden(said: Any, hide: Callable[[str], str]) -> Any:
+    """Return a value of JSON's types with no secret in any text of it."""
+    if isinstance(said, str):
+        return hide(said)
+    if isinstance(said, list):
+        return [hidden(each, hide) for each in said]
+    if isinstance(said, dict):
+        return {key: hidden(each, hide) for key, each in said.items()}
+    return said
+
+
+# --- what the unit's file says
+
+
+def command(text: str) -> list[str]:
+    """Return the words of a unit's ExecStart=, as systemd hands them over."""
+    _, _, rest = text.partition("\nExecStart=")
+    lines = []
+    for line in rest.splitlines():
+        lines.append(line.rstrip("\\"))
+        if not line.endswith("\\"):
+            break
+    return [
+        ESCAPE.sub(unescaped, double or single or plain)
+        for double, single, plain in WORD.findall(" ".join(lines))
+    ]
+
+
+def unescaped(found: Match[str]) -> str:
+    """Return what an escape stands for."""
+    escape, percent, _ = found.groups()
+    if escape is None:
+        return "%" if percent else "$"
+    if len(escape) > 1:
+        return chr(int(escape[1:], 16))
+    return LETTERS.get(escape, escape)
+
+
+def serve(words: list[str]) -> list[str]:
+    """Return the words behind `.../vllm serve`; none if the unit starts something else."""
+    for at, (program, verb) in enumerate(pairs(words)):
+        if program.rpartition("/")[2] == "vllm" and verb == "serve":
+            return words[at + 2 :]
+    return []
+
+
+def pairs(words: list[str]) -> Iterator[Tuple[str, str]]:
+    """Yield each word and the one behind it."""
+    return zip(words, words[1:])  # noqa: B905, RUF007  # both are of 3.10
+
+
+def value(words: list[str], flag: str) -> str | None:
+    """Return the value of a flag; the last one counts."""
+    found = None
+    for word, following in pairs(words):
+        if word == flag:
+            found = following
+    return found
+
+
+def endpoint(server: list[str], port: int) -> str | None:
+    """Return where a server answers on this node; None: it does not."""
+    if not server or "--headless" in server:
+        return None
+    host = value(server, "--host") or "127.0.0.1"
+    if host in ("0.0.0.0", "::"):
+        host = "127.0.0.1"
+    return "http://%s:%s" % ("[%s]" % host if ":" in host else host, port)
+
+
+def engines(server: list[str], port: int) -> list[int]:
+    """
+    Return the ports of a node's other engines, where each has a server of its own.
+
+    vLLM's --data-parallel-multi-port-external-lb gives them the ports after the first one.
+    """
+    if "--data-parallel-multi-port-external-lb" not in server:
+        return []
+    local = value(server, "--data-parallel-size-local") or "1"
+    return [port + number for number in range(1, int(local))]
+
+
+def members(words: list[str]) -> Iterator[str]:
+    """Yield the names of a replica's nodes by rank: `--node NAME=ADDRESS` of on_node/rank.py."""
+    for word, following in pairs(words):
+        if word == "--":
+            return
+        if word == "--node":
+            yield following.partition("=")[0]
+
+
+# --- what systemd and the driver say
+
+
+def since(unit: str) -> float:
+    """Return when a unit came to the state it is in, in seconds since 1970."""
+    names = "StateChangeTimestampMonotonic,ActiveEnterTimestampMonotonic,ActiveState"
+    output = run("systemctl", "show", "--property=" + names, "--", unit, seconds=10)
+    if output.status != 0:
+        raise refused("systemctl", output)
+    known = properties(output.out)
+    active = known.get("ActiveState") == "active"
+    name = "ActiveEnterTimestampMonotonic" if active else "StateChangeTimestampMonotonic"
+    at = int(known.get(name) or 0)
+    if not at:
+        raise CannotRead("absent", detail=name)
+    # By the node's clock as it is now: a clock that was set since does not move the past.
+    return round(time.time() - time.clock_gettime(time.CLOCK_MONOTONIC) + at / 1e6, 3)
+
+
+def events(unit: str) -> list[dict[str, Any]]:
+    """Return the last starts and ends of a unit, as systemd wrote them down, oldest first."""
+    matches = ["_PID=1", "UNIT=" + unit, *("MESSAGE_ID=" + each for each in WHAT)]
+    fields = "MESSAGE_ID,INVOCATION_ID,%s" % ",".join(DETAILS)
+    entries = journal.journal("--lines=%d" % EVENTS, *matches, fields=fields)
+    return [event(entry) for entry in entries if entry.get("MESSAGE_ID") in WHAT]
+
+
+def event(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return an entry of systemd's: `at` in seconds, `life` is one run of the unit."""
+    return {
+        "at": int(entry.get("__REALTIME_TIMESTAMP") or 0) / 1e6,
+        "boot": entry.get("_BOOT_ID"),
+        "life": entry.get("INVOCATION_ID"),
+        "what": WHAT[entry["MESSAGE_ID"]],
+        **{name.lower(): entry[name] for name in DETAILS if name in entry},
+        **(
+            {"signal": signal_name(entry)} if entry.get("EXIT_CODE") in ("killed", "dumped") else {}
+        ),
+    }
+
+
+def signal_name(entry: dict[str, Any]) -> str:
+    """Return the signal that ended a process: KILL; its number if it has no name here."""
+    status = str(entry.get("EXIT_STATUS"))
+    with suppress(ValueError):
+        return signal.Signals(int(status)).name[3:]
+    return status
+
+
+def before(happened: Any, life: str | None) -> list[str]:
+    """Return the last lines that a unit wrote in the life before the present one."""
+    if is_missing(happened):
+        raise CannotRead("absent")
+    lives = [each["life"] for each in happened if each["what"] in ENDS and each["life"]]
+    earlier = [each for each in lives if each != life]
+    return serving.journal("", earlier[-1], LINES) if earlier else []
+
+
+def indices() -> dict[str, int]:
+    """Return NVML's index of each GPU by its UUID."""
+    query = ("--query-gpu=uuid,index", "--format=csv,noheader")
+    output = run("nvidia-smi", *query, seconds=GPU_SECONDS - 2)
+    if output.status != 0:
+        raise refused("nvidia-smi", output)
+    pairs = (row.split(",") for row in output.out.splitlines() if row.count(",") == 1)
+    return {uuid.strip(): int(index) for uuid, index in pairs}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,372 @@
+"""RUNS ON THE NODE: pieces of a tree over TCP: who has them hands them out, also while more come.
+
+    server: <nonce>\\n                  client: <name> <HMAC-SHA256 of nonce and name>\\n
+    client: P <number>\\n               server: = <bytes>\\n and the piece, once it is there
+    client: M\\n                        server: the same with the manifest
+                                       server: +\\n now and then, while the client has to wait
+    client: D <half>\\n                 it has all of this half, and needs this server no more
+
+Who does not know the token of the run is not answered; it never travels. What travels is not
+secret to who can read the wire, and is believed for its SHA-256 alone, never for its sender.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import errno
+import hashlib
+import hmac
+import ipaddress
+import os
+import socket
+import threading
+import time
+from typing import Callable, Deque, Iterator, List, NamedTuple, Optional, Set, Tuple
+
+from gpufleet.on_node.transfer.manifest import MOST_BYTES, RefusedError, Tree
+from gpufleet.on_node.transfer.store import Files
+
+HALVES = 2
+"""Pieces of even and of odd number take two ways, so that each node sends each piece once."""
+CONNECT_SECONDS = 5.0
+# Whoever has nothing to send says so every second: this long a silence is a dead node or line.
+BEAT_SECONDS = 1.0
+SILENT_SECONDS = 8.0
+# One that lives and has got nothing new for so long is passed over. Its own source may have died:
+# to find that out and turn to another takes it SILENT_SECONDS.
+STALLED_SECONDS = 20.0
+# Without a new piece for so long, from whomever, a node gives up.
+GIVE_UP_SECONDS = 60.0
+# After the last piece: for those who have not come yet, and for those who may come again.
+UNSEEN_SECONDS = 30.0
+GONE_SECONDS = 10.0
+# Between two requests a client hashes and writes a piece, on a disk that may be busy.
+IDLE_SECONDS = 30.0
+# So the line is not idle while a piece is hashed and written.
+ASKED_AHEAD = 2
+LINE_BYTES = 512
+CONNECTIONS = 64
+# Sent at a time where the rate is limited: 256 KiB are 21 ms of 100 Mbit/s.
+CHUNK_BYTES = 256 << 10
+
+
+class LostError(Exception):
+    """A source is of no use for now; the text says why."""
+
+
+class Source(NamedTuple):
+    """A node that hands pieces out."""
+
+    name: str
+    host: str
+    port: int
+
+
+class Bucket:
+    """What limits a rate: takes of bytes wait until they have their turn."""
+
+    def __init__(self, bits_per_second: float) -> None:
+        self._seconds = 8.0 / bits_per_second
+        self._lock = threading.Lock()
+        self._next = time.monotonic()
+
+    def take(self, count: int) -> None:
+        """Wait until `count` bytes may be sent."""
+        with self._lock:
+            self._next = max(self._next, time.monotonic()) + count * self._seconds
+            wait = self._next - time.monotonic()
+        time.sleep(max(0.0, wait))
+
+
+class Holding:
+    """Which pieces are here by now; what waits for one is woken when it comes."""
+
+    def __init__(self, tree: Tree, manifest: bytes, files: Files, *, whole: bool) -> None:
+        self.tree, self.manifest, self.files = tree, manifest, files
+        self.changed = threading.Condition()
+        self.have: Set[int] = set(range(len(tree.pieces))) if whole else set()
+        self.bytes = tree.bytes if whole else 0
+        self.failed = ""
+
+    def add(self, number: int) -> None:
+        """Note that a piece is here."""
+        with self.changed:
+            if number not in self.have:
+                self.have.add(number)
+                self.bytes += self.tree.size(number)
+            self.changed.notify_all()
+
+    def fail(self, why: str) -> None:
+        """Note that no more will come."""
+        with self.changed:
+            self.failed = self.failed or why
+            self.changed.notify_all()
+
+    @property
+    def whole(self) -> bool:
+        """Say whether every piece is here."""
+        return len(self.have) == len(self.tree.pieces)
+
+    def wait(self, number: int, seconds: float) -> bool:
+        """Say whether a piece is here, after so many seconds at most."""
+        with self.changed:
+            return self.changed.wait_for(lambda: number in self.have or self.failed != "", seconds)
+
+
+class Server:
+    """Hands out what a node holds, to those who know the token."""
+
+    def __init__(
+        self, holding: Holding, token: str, address: str, port: int, rate_mbit: Optional[float]
+    ) -> None:
+        """Listen. Raises `OSError` when the port is taken."""
+        self.holding = holding
+        self.token = token.encode("ascii")
+        self.bucket = Bucket(rate_mbit * 1e6) if rate_mbit else None
+        self.seen: Set[str] = set()
+        self.done: Set[str] = set()
+        self.sent = 0
+        self.open = 0
+        self.quiet_since = time.monotonic()
+        self._changed = threading.Condition()
+        self._socket = _listening(address, port)
+        self.port: int = self._socket.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def linger(self, expected: Set[str], end: float) -> None:
+        """
+        Stay until everyone who was expected has all, or nobody is there any more.
+
+        `expected` are names with the half that they have from here: `gpu-02/1`.
+        """
+        began = time.monotonic()
+        with self._changed:
+            while not expected <= self.done and time.monotonic() < end:
+                now = time.monotonic()
+                names = {each.rpartition("/")[0] for each in expected}
+                patience = GONE_SECONDS if names <= self.seen else UNSEEN_SECONDS
+                if not self.open and now - max(began, self.quiet_since) > patience:
+                    return
+                self._changed.wait(0.2)
+
+    def close(self) -> None:
+        """Listen no more."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connected, _ = self._socket.accept()
+            except OSError:
+                return
+            if self.open >= CONNECTIONS:
+                connected.close()
+                continue
+            self._count(1)
+            threading.Thread(target=self._serve, args=(connected,), daemon=True).start()
+
+    def _count(self, change: int) -> None:
+        with self._changed:
+            self.open += change
+            self.quiet_since = time.monotonic()
+            self._changed.notify_all()
+
+    def _serve(self, connected: socket.socket) -> None:
+        try:
+            with contextlib.closing(Lines(connected)) as lines:
+                name = self._known(lines)
+                with self._changed:
+                    self.seen.add(name)
+                connected.settimeout(IDLE_SECONDS)
+                while True:
+                    verb, _, word = lines.read().partition(b" ")
+                    if verb == b"D":
+                        with self._changed:
+                            self.done.add("%s/%s" % (name, word.decode("ascii")))
+                            self._changed.notify_all()
+                    elif verb == b"M":
+                        self._send(lines, self.holding.manifest)
+                    elif verb == b"P" and word.isdigit():
+                        self._piece(lines, int(word))
+                    else:
+                        return
+        except (OSError, LostError, RefusedError, ValueError):
+            pass  # it comes again, or goes to another
+        finally:
+            self._count(-1)
+
+    def _known(self, lines: Lines) -> str:
+        """Return the client's name once it has shown that it knows the token."""
+        nonce = os.urandom(16).hex().encode("ascii")
+        lines.write(nonce + b"\n")
+        name, _, shown = lines.read().partition(b" ")
+        if not hmac.compare_digest(proof(self.token, nonce, name), shown):
+            raise LostError("a stranger")
+        return name.decode("ascii")
+
+    def _piece(self, lines: Lines, number: int) -> None:
+        if number >= len(self.holding.tree.pieces):
+            raise LostError("there is no such piece")
+        while not self.holding.wait(number, BEAT_SECONDS):
+            lines.write(b"+\n")
+        if number not in self.holding.have:
+            raise LostError(self.holding.failed)
+        lines.write(b"= %d\n" % self.holding.tree.size(number))
+        for part in self.holding.tree.parts(number):
+            descriptor = self.holding.files.open(part.path)
+            with os.fdopen(descriptor, "rb", buffering=0) as file:
+                for offset, count in _chunks(part.offset, part.length, self.bucket is not None):
+                    if self.bucket:
+                        self.bucket.take(count)
+                    if lines.socket.sendfile(file, offset, count) != count:
+                        raise LostError("%s is shorter than it was" % part.path)
+                    self.sent += count
+
+    def _send(self, lines: Lines, data: bytes) -> None:
+        lines.write(b"= %d\n" % len(data))
+        for at, count in _chunks(0, len(data), self.bucket is not None):
+            if self.bucket:
+                self.bucket.take(count)
+            lines.write(data[at : at + count])
+
+
+class Lines:
+    """A connection that is read by lines and by numbers of bytes."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        connected.settimeout(SILENT_SECONDS)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket = connected
+        self._left = b""
+
+    def close(self) -> None:
+        """End it."""
+        self.socket.close()
+
+    def write(self, data: bytes) -> None:
+        """Send all of it."""
+        self.socket.sendall(data)
+
+    def read(self) -> bytes:
+        """Return the next line without its end. Raises `LostError` at the end."""
+        while b"\n" not in self._left:
+            more = self.socket.recv(1 << 16) if len(self._left) <= LINE_BYTES else b""
+            if not more:
+                raise LostError("the connection ended")
+            self._left += more
+        line, _, self._left = self._left.partition(b"\n")
+        return line
+
+    def fill(self, into: memoryview) -> None:
+        """Read so many bytes. Raises `LostError` at the end."""
+        count = min(len(self._left), len(into))
+        into[:count] = self._left[:count]
+        self._left = self._left[count:]
+        while count < len(into):
+            more = self.socket.recv_into(into[count:])
+            if not more:
+                raise LostError("the connection ended")
+            count += more
+
+
+def proof(token: bytes, nonce: bytes, name: bytes) -> bytes:
+    """Return what shows that somebody of this name knows the token."""
+    said = b"gpufleet pieces 1\n" + nonce + b"\n" + name
+    return hmac.new(token, said, hashlib.sha256).hexdigest().encode("ascii")
+
+
+@contextlib.contextmanager
+def connected(
+    source: Source, name: str, token: str, seconds: float = SILENT_SECONDS
+) -> Iterator[Lines]:
+    """
+    Give a connection to a source that knows who we are; any silence of `seconds` ends it.
+
+    Raises `OSError` and `LostError`.
+    """
+    joined = socket.create_connection((source.host, source.port), min(seconds, CONNECT_SECONDS))
+    with contextlib.closing(Lines(joined)) as lines:
+        joined.settimeout(seconds)
+        nonce = lines.read()
+        own = name.encode("ascii")
+        lines.write(own + b" " + proof(token.encode("ascii"), nonce, own) + b"\n")
+        yield lines
+
+
+def manifest(source: Source, name: str, token: str) -> bytes:
+    """Return a source's manifest, packed. Raises `OSError` and `LostError`."""
+    with connected(source, name, token) as lines:
+        lines.write(b"M\n")
+        found = bytearray(_length(lines.read(), MOST_BYTES))
+        lines.fill(memoryview(found))
+        return bytes(found)
+
+
+def pull(
+    lines: Lines,
+    tree: Tree,
+    numbers: List[int],
+    take: Callable[[int, memoryview], None],
+    have: Callable[[int], bool],
+) -> None:
+    """
+    Bring pieces over one connection, in this order, and hand each over once its hash is right.
+
+    Raises `OSError` and `LostError` when the source is of no use any more.
+    """
+    waiting: Deque[int] = collections.deque()
+    coming = collections.deque(numbers)
+    buffer = bytearray(tree.piece)
+    heard = time.monotonic()
+    while coming or waiting:
+        while coming and len(waiting) < ASKED_AHEAD:
+            number = coming.popleft()
+            if not have(number):
+                waiting.append(number)
+                lines.write(b"P %d\n" % number)
+        if not waiting:
+            return
+        line = lines.read()
+        if line == b"+":
+            if time.monotonic() - heard > STALLED_SECONDS:
+                raise LostError("it has got nothing new for %.0f s" % STALLED_SECONDS)
+            continue
+        number = waiting.popleft()
+        if _length(line, tree.piece) != tree.size(number):
+            raise LostError("it sent piece %d in another size" % number)
+        data = memoryview(buffer)[: tree.size(number)]
+        lines.fill(data)
+        if hashlib.sha256(data).hexdigest() != tree.pieces[number]:
+            raise LostError("piece %d was not what the manifest says" % number)
+        take(number, data)
+        heard = time.monotonic()
+
+
+def _length(line: bytes, most: int) -> int:
+    sign, _, word = line.partition(b" ")
+    if sign != b"=" or not word.isdigit() or len(word) > 12 or int(word) > most:
+        raise LostError("it does not say how much comes")
+    return int(word)
+
+
+def _chunks(offset: int, count: int, small: bool) -> Iterator[Tuple[int, int]]:
+    size = CHUNK_BYTES if small else count
+    for at in range(offset, offset + count, max(1, size)):
+        yield at, min(size, offset + count - at)
+
+
+def _listening(address: str, port: int) -> socket.socket:
+    """Listen at an address; where it is a name, or none of this machine's own, at all of them."""
+    try:
+        number = ipaddress.ip_address(address)  # this machine may know its name as 127.0.1.1
+        family = socket.AF_INET6 if number.version == 6 else socket.AF_INET
+        return socket.create_server((address, port), family=family, backlog=CONNECTIONS)
+    except ValueError:
+        pass
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise
+    return socket.create_server(("", port), backlog=CONNECTIONS)

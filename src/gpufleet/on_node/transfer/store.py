@@ -1,0 +1,237 @@
+"""RUNS ON THE NODE: a tree that comes in pieces, beside the place where it will be.
+
+    <parent>/.gpufleet-coming-<name>/     0700, of whoever runs this; on the same file system
+      tree/...                            the files, written in place as pieces come
+      have                                numbers of pieces that were written: a hint, no proof
+
+A piece counts once its SHA-256 is right, also of what an interrupted run left: each piece is read
+and held to the manifest again. At the end all is brought to disk, renamed into place, and only then
+marked whole. Everything is opened from the directory's own descriptor and through no link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import pwd
+import shutil
+import subprocess
+from typing import Callable, Dict, List, Set
+
+from gpufleet.on_node.transfer.manifest import Entry, Part, RefusedError, Tree, blocks
+
+PREFIX = ".gpufleet-coming-"
+# What has to stay free on a file system besides what is brought: 1 GiB, as logs and locks need.
+SPARE_BYTES = 1 << 30
+# `sync -f` of what was written in minutes, on a disk that others write to as well.
+SYNC_SECONDS = 1800
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Files:
+    """The files of a tree, read by pieces from an open directory."""
+
+    def __init__(self, tree: Tree, folder: int) -> None:
+        self.tree = tree
+        self.folder = folder
+
+    def open(self, path: str) -> int:
+        """Return a descriptor of one of its files."""
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.folder)
+
+    def holds(self, number: int) -> bool:
+        """Say whether a piece is on the disk as the manifest has it."""
+        found = hashlib.sha256()
+        try:
+            for part in self.tree.parts(number):
+                file = self.open(part.path)
+                try:
+                    for block in blocks(file, part):
+                        found.update(block)
+                finally:
+                    os.close(file)
+        except (OSError, RefusedError):
+            return False
+        return found.hexdigest() == self.tree.pieces[number]
+
+
+def opened(directory: str) -> int:
+    """Return a descriptor of a directory that is no link."""
+    return os.open(directory, _FOLDER)
+
+
+class Coming:
+    """A directory in which a tree is put together; one process at a time has it."""
+
+    def __init__(self, directory: str, mark: str, owner: str) -> None:
+        """Take it. Raises `RefusedError` if another has it, or if it is not ours."""
+        self.directory, self.mark = directory, mark
+        parent, self.name = os.path.split(directory)
+        account = pwd.getpwnam(owner)
+        self.user, self.group = account.pw_uid, account.pw_gid
+        self.parent = opened(parent)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(PREFIX + self.name, 0o700, dir_fd=self.parent)
+        self.folder = os.open(PREFIX + self.name, _FOLDER, dir_fd=self.parent)
+        status = os.fstat(self.folder)
+        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            raise RefusedError("%s/%s%s is not ours: remove it" % (parent, PREFIX, self.name))
+        try:
+            fcntl.flock(self.folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RefusedError(
+                "another copy of %s is under way here: wait for it" % directory
+            ) from None
+        with contextlib.suppress(FileExistsError):
+            os.mkdir("tree", 0o700, dir_fd=self.folder)
+        self.root = os.open("tree", _FOLDER, dir_fd=self.folder)
+        self._have = os.open(
+            "have", os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600, dir_fd=self.folder
+        )
+
+    def begin(self, tree: Tree) -> None:
+        """Make the tree's directories; remove what an earlier run left and this tree has not."""
+        self.tree = tree
+        self.files = Files(tree, self.root)
+        wanted = {each.path: each for each in tree.entries}
+        self._clear("", self.root, wanted)
+        for each in tree.entries:
+            if each.kind == "d":
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(each.path, 0o700, dir_fd=self.root)
+            elif each.kind == "f" and not each.size:
+                os.close(os.open(each.path, _NEW, 0o600, dir_fd=self.root))
+
+    def recall(self, found: Callable[[int], None]) -> None:
+        """Hand over the number of each piece that an earlier run left whole."""
+        noted = {int(each) for each in os.pread(self._have, 1 << 26, 0).split() if each.isdigit()}
+        for number in sorted(noted):
+            if number < len(self.tree.pieces) and self.files.holds(number):
+                found(number)
+
+    def room(self, have: Set[int]) -> None:
+        """Raise `RefusedError` unless the file system has room for what is still to come."""
+        missing = sum(
+            self.tree.size(number) for number in range(len(self.tree.pieces)) if number not in have
+        )
+        status = os.fstatvfs(self.root)
+        free = status.f_bavail * status.f_frsize
+        if free < missing + SPARE_BYTES:
+            raise RefusedError(
+                "%.1f GiB are free where %s is to be, and %.1f GiB are to come (1 GiB stays free): "
+                "make room" % (free / 2**30, self.directory, missing / 2**30)
+            )
+
+    def write(self, number: int, data: memoryview) -> None:
+        """Put a piece, whose hash is right, into its files."""
+        at = 0
+        for part in self.tree.parts(number):
+            file = os.open(part.path, _NEW, 0o600, dir_fd=self.root)
+            try:
+                _put(file, data[at : at + part.length], part)
+            finally:
+                os.close(file)
+            at += part.length
+        os.write(self._have, b"%d\n" % number)
+
+    def finish(self, remove: List[str]) -> None:
+        """Bring the whole tree to disk and into its place, mark it, and remove what is over."""
+        for each in self.tree.entries:
+            if each.kind == "f":
+                self._finish_file(each)
+            elif each.kind == "l":
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(each.path, dir_fd=self.root)
+                os.symlink(each.target, each.path, dir_fd=self.root)
+                os.chown(each.path, self.user, self.group, dir_fd=self.root, follow_symlinks=False)
+        for each in reversed(self.tree.entries):
+            if each.kind == "d":
+                self._finish_folder(os.open(each.path, _FOLDER, dir_fd=self.root), each)
+        self._finish_folder(os.dup(self.root), Entry("", "d", 0o755, 0, 0, ""))
+        self._sync()
+        aside = ".gpufleet-gone-" + self.name
+        _remove(os.path.join(os.path.dirname(self.directory), aside))
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(self.name, aside, src_dir_fd=self.parent, dst_dir_fd=self.parent)
+        os.rename("tree", self.name, src_dir_fd=self.folder, dst_dir_fd=self.parent)
+        self._sync()
+        os.close(os.open(os.path.relpath(self.mark, self.directory), _NEW, 0o644, dir_fd=self.root))
+        self._sync()
+        parent = os.path.dirname(self.directory)
+        for path in (
+            *remove,
+            os.path.join(parent, aside),
+            os.path.join(parent, PREFIX + self.name),
+        ):
+            _remove(path)
+
+    def _finish_file(self, entry: Entry) -> None:
+        file = os.open(entry.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.root)
+        try:
+            os.ftruncate(file, entry.size)
+            os.fchown(file, self.user, self.group)
+            os.fchmod(file, entry.mode)
+            os.utime(file, ns=(entry.time, entry.time))
+        finally:
+            os.close(file)
+
+    def _finish_folder(self, folder: int, entry: Entry) -> None:
+        try:
+            os.fchown(folder, self.user, self.group)
+            os.fchmod(folder, entry.mode)
+            if entry.path:
+                os.utime(folder, ns=(entry.time, entry.time))
+        finally:
+            os.close(folder)
+
+    def _sync(self) -> None:
+        # Of the file system: tens of thousands of files one by one would take minutes.
+        subprocess.run(
+            ["sync", "-f", "/proc/self/fd/%d" % self.root],
+            pass_fds=[self.root],
+            stdin=subprocess.DEVNULL,
+            timeout=SYNC_SECONDS,
+            check=True,
+        )
+
+    def _clear(self, below: str, folder: int, wanted: Dict[str, Entry]) -> None:
+        """Remove what is not of the kind that the tree has there; links are made again anyway."""
+        with os.scandir(folder) as found:
+            there = [(each.name, each.is_dir(follow_symlinks=False)) for each in found]
+        for name, is_folder in there:
+            entry = wanted.get(below + name)
+            kind = entry.kind if entry else ""
+            if not is_folder and kind != "f":
+                os.unlink(name, dir_fd=folder)
+            elif not is_folder:
+                with contextlib.suppress(OSError):  # a link: opening fails, and it goes
+                    os.close(os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder))
+                    continue
+                os.unlink(name, dir_fd=folder)
+            else:
+                inner = os.open(name, _FOLDER, dir_fd=folder)
+                try:
+                    os.fchmod(inner, 0o700)
+                    self._clear(below + name + "/", inner, wanted)
+                finally:
+                    os.close(inner)
+                if kind != "d":
+                    os.rmdir(name, dir_fd=folder)
+
+
+def _put(file: int, data: memoryview, part: Part) -> None:
+    written = 0
+    while written < part.length:
+        written += os.pwrite(file, data[written:], part.offset + written)
+
+
+def _remove(path: str) -> None:
+    """Remove a file, or a directory with all that is in it; nothing needs to be there."""
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path)
+        else:
+            os.unlink(path)

@@ -1,0 +1,391 @@
+"""RUNS ON THE NODE: hands a finished directory tree to other nodes, or takes it from them.
+
+Takes (`PARAMETERS`) an `action`:
+  look      is the tree here, and what kind of node is this?
+  describe  read the tree; its manifest stays here, and its name, a SHA-256, is answered
+  serve     hand it out until those who were expected have it
+  fetch     bring it, hand out what has come meanwhile, put it in place, hand it out until the end
+and
+  directory, mark      the tree, and the file in it that says that it is whole
+  manifests            a directory for what was read of trees
+  leave_out            names at the tree's top that are this node's own, and no part of it
+  python               of `look`: the interpreter that a tree of this kind is made for; "": any
+  lock                 a file that is held so that nobody builds or removes meanwhile; "": none
+  own, token           who we are, and what all nodes of this run know
+  address, port        to listen at
+  rate_mbit            of all that is sent from here; null: without limit
+  expected             who has which half from here: "gpu-02/1"
+  digest               of `serve` and `fetch`: the manifest's name
+  halves               of `fetch`: for pieces of even and of odd number, [name, host, port] of its
+                       sources, best first
+  owner                of `fetch`: whose the files are to be
+  remove               of `fetch`: files that go when the tree is there
+  seconds              after which it ends, whatever is missing
+Prints one JSON document:
+  schema    1
+  error     why not; "": all is well
+  look:     whole, kind (what must be alike for one tree to work on two nodes)
+  describe: digest, bytes, files
+  serve:    sent
+  fetch:    bytes, found (here from an earlier run), sent, seconds, port (where it listened; 0: not
+            at all), remarks, from {name: bytes}
+While it works it says `<bytes> <of bytes>` on standard error; nobody to read that ends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import threading
+import time
+from typing import Any, Dict, Iterator, List
+
+from gpufleet.on_node.transfer import manifest as tree
+from gpufleet.on_node.transfer import peers as wire
+from gpufleet.on_node.transfer import store
+from gpufleet.on_node.transfer.manifest import RefusedError
+
+PARAMETERS: Dict[str, Any] = globals().get("PARAMETERS") or {}
+
+TELL_SECONDS = 2.0
+# A build or a removal that is under way when a copy is to begin.
+LOCK_SECONDS = 60.0
+# All nodes of a run are told within a second or two to begin.
+PATIENT_SECONDS = 3.0
+# It was of no use before; if it is dead, nobody waits.
+RELEASE_SECONDS = 1.0
+# Of the interpreter, to say its own version.
+PYTHON_SECONDS = 10.0
+
+
+def main() -> None:
+    """Do what is asked, within its time, and print the answer."""
+    given = PARAMETERS
+    seconds = float(given["seconds"])
+    late = threading.Timer(seconds, _late, (seconds,))
+    late.daemon = True
+    late.start()
+    action = {"look": look, "describe": describe, "serve": serve, "fetch": fetch}[given["action"]]
+    try:
+        found = action(given)
+    except (RefusedError, OSError, KeyError, subprocess.SubprocessError) as error:
+        found = {"error": str(error) or type(error).__name__}
+    late.cancel()
+    answer(found)
+
+
+def answer(found: Dict[str, Any]) -> None:
+    """Print the document and end at once, whatever threads still do."""
+    print(json.dumps({"schema": 1, "error": "", **found}))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _late(seconds: float) -> None:
+    answer({"error": "not done within %.0f s" % seconds})
+
+
+def look(given: Dict[str, Any]) -> Dict[str, Any]:
+    """Return whether the tree is here, and what kind of node this is."""
+    return {"whole": os.path.exists(given["mark"]), "kind": kind(given["python"])}
+
+
+def kind(python: str) -> List[str]:
+    """Return what decides which files an installation has: system, machine and interpreter."""
+    if not python:
+        return []
+    said: Dict[str, str] = {}
+    with open("/etc/os-release", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            name, _, value = line.strip().partition("=")
+            said[name] = value.strip("\"'")
+    program = "import platform as p; print(p.python_implementation(), p.python_version())"
+    version = subprocess.run(
+        [python, "-I", "-c", program],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        timeout=PYTHON_SECONDS,
+        check=True,
+    )
+    system = "%s %s" % (said.get("ID", "unknown"), said.get("VERSION_ID", ""))
+    return [system.strip(), platform.machine(), version.stdout.decode("ascii").strip()]
+
+
+def describe(given: Dict[str, Any]) -> Dict[str, Any]:
+    """Read the tree, unless that was done since it is whole."""
+    directory, tell = given["directory"], Progress()
+    with held(given["lock"], fcntl.LOCK_SH):
+        found = remembered(given)
+        if found is None:
+            found = tree.described(directory, given["leave_out"], done=tell.at).manifest()
+            remember(given, found)
+    made = tree.judged(found, hashlib.sha256(found).hexdigest(), given["leave_out"])
+    files = sum(each.kind == "f" for each in made.entries)
+    digest = hashlib.sha256(found).hexdigest()
+    return {"digest": digest, "bytes": made.bytes, "files": files}
+
+
+def serve(given: Dict[str, Any]) -> Dict[str, Any]:
+    """Hand the tree out until everyone has it."""
+    with held(given["lock"], fcntl.LOCK_SH):
+        found = remembered(given)
+        if found is None:
+            raise RefusedError("%s has changed since it was read" % given["directory"])
+        made = tree.judged(found, given["digest"], given["leave_out"])
+        files = store.Files(made, store.opened(given["directory"]))
+        holding = wire.Holding(made, tree.packed(found), files, whole=True)
+        server = listening(given, holding)
+        tell = Progress()
+        tell.follow(lambda: (server.sent, 0))
+        server.linger(set(given["expected"]), time.monotonic() + given["seconds"])
+        return {"sent": server.sent}
+
+
+def listening(given: Dict[str, Any], holding: wire.Holding) -> wire.Server:
+    """Return a server at the port that was given. Raises `RefusedError` if it is taken."""
+    try:
+        return wire.Server(
+            holding, given["token"], given["address"], given["port"], given["rate_mbit"]
+        )
+    except OSError as error:
+        raise RefusedError("port %d cannot be listened on: %s" % (given["port"], error)) from None
+
+
+def fetch(given: Dict[str, Any]) -> Dict[str, Any]:
+    """Bring the tree into its place."""
+    began = time.monotonic()
+    if os.path.exists(given["mark"]):
+        return {"bytes": 0, "found": 0, "sent": 0, "seconds": 0.0, "port": 0, "from": {}}
+    with held(given["lock"], fcntl.LOCK_EX):
+        coming = store.Coming(given["directory"], given["mark"], given["owner"])
+        fetching = Fetching(given)
+        packed = fetching.manifest()
+        found = tree.unpacked(packed)
+        made = tree.judged(found, given["digest"], given["leave_out"])
+        coming.begin(made)
+        holding = wire.Holding(made, packed, coming.files, whole=False)
+        port, server = 0, None
+        try:
+            server = listening(given, holding)
+            port = server.port
+        except RefusedError as error:  # those who were to have it from here go elsewhere
+            fetching.remarks.append(str(error))
+        coming.recall(holding.add)
+        kept = holding.bytes
+        coming.room(holding.have)
+        tell = Progress()
+        tell.follow(lambda: (holding.bytes, made.bytes))
+        fetching.run(holding, coming)
+        coming.finish(given["remove"])
+        remember(given, found)
+        spent = time.monotonic() - began
+        if server:
+            server.linger(set(given["expected"]), began + given["seconds"])
+        return {
+            "bytes": made.bytes,
+            "found": kept,
+            "sent": server.sent if server else 0,
+            "seconds": round(spent, 3),
+            "port": port,
+            "remarks": fetching.remarks[:8],
+            "from": fetching.brought,
+        }
+
+
+class Fetching:
+    """Brings pieces, each half over its own connection, from the best source that answers."""
+
+    def __init__(self, given: Dict[str, Any]) -> None:
+        self.name, self.token = given["own"], given["token"]
+        self.halves = [[wire.Source(*each) for each in half] for half in given["halves"]]
+        self.remarks: List[str] = []
+        self.brought: Dict[str, int] = {}
+        self._last = time.monotonic()
+        self._lock = threading.Lock()
+
+    def manifest(self) -> bytes:
+        """Return the manifest, packed, of whoever has it; sources may come up after us."""
+        # At first the best one only, which comes up as we do: else all would ask the same node.
+        patient = time.monotonic() + PATIENT_SECONDS
+        at = 0
+        while True:
+            source = self.halves[0][at % len(self.halves[0])]
+            try:
+                return wire.manifest(source, self.name, self.token)
+            except (OSError, wire.LostError) as error:
+                self._give_up("%s: no manifest: %s" % (source.name, error))
+            if time.monotonic() > patient:
+                at += 1
+            time.sleep(0.1)
+
+    def run(self, holding: wire.Holding, coming: store.Coming) -> None:
+        """Bring all that is missing. Raises `RefusedError` when nobody has given more for long."""
+        self._last = time.monotonic()
+        threads = [
+            threading.Thread(target=self._half, args=(half, holding, coming), daemon=True)
+            for half in range(wire.HALVES)
+        ]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        if holding.failed:
+            raise RefusedError(holding.failed)
+
+    def _half(self, half: int, holding: wire.Holding, coming: store.Coming) -> None:
+        try:
+            self._bring(half, holding, coming)
+        except Exception as error:
+            holding.fail(str(error) or type(error).__name__)
+
+    def _bring(self, half: int, holding: wire.Holding, coming: store.Coming) -> None:
+        at, patient = 0, time.monotonic() + PATIENT_SECONDS
+        while not holding.failed:
+            numbers = [
+                number
+                for number in range(half, len(holding.tree.pieces), wire.HALVES)
+                if number not in holding.have
+            ]
+            sources = self.halves[half]
+            source = sources[at % len(sources)]
+            take = self._taking(source.name, holding, coming)
+            try:
+                with wire.connected(source, self.name, self.token) as lines:
+                    wire.pull(lines, holding.tree, numbers, take, holding.have.__contains__)
+                    lines.write(b"D %d\n" % half)
+            except (OSError, wire.LostError) as error:
+                self._give_up("%s: %s" % (source.name, error))
+                if isinstance(error, ConnectionRefusedError) and time.monotonic() < patient:
+                    time.sleep(0.1)
+                    continue
+            else:
+                if source != sources[0]:
+                    self._release(sources[0], half)
+                return
+            at += 1
+            if at % len(sources) == 0:
+                time.sleep(0.5)
+
+    def _release(self, source: wire.Source, half: int) -> None:
+        """Tell who waits for us that we have had this half from another."""
+        reached = wire.connected(source, self.name, self.token, seconds=RELEASE_SECONDS)
+        with contextlib.suppress(OSError, wire.LostError), reached as lines:
+            lines.write(b"D %d\n" % half)
+
+    def _taking(self, source: str, holding: wire.Holding, coming: store.Coming) -> Any:
+        def take(number: int, data: memoryview) -> None:
+            try:
+                coming.write(number, data)
+            except OSError as error:
+                raise RefusedError("%s cannot be written: %s" % (coming.directory, error)) from None
+            with self._lock:
+                self._last = time.monotonic()
+                self.brought[source] = self.brought.get(source, 0) + len(data)
+            holding.add(number)
+
+        return take
+
+    def _give_up(self, why: str) -> None:
+        """Note why a source was of no use. Raises `RefusedError` when that goes on for long."""
+        with self._lock:
+            if why not in self.remarks:
+                self.remarks.append(why)
+            since = time.monotonic() - self._last
+        if since > wire.GIVE_UP_SECONDS:
+            raise RefusedError("nothing has come for %.0f s; %s" % (since, why))
+
+
+class Progress:
+    """Tells whoever reads standard error how far it is; ends the program when nobody does."""
+
+    def __init__(self) -> None:
+        self._told = time.monotonic()
+
+    def at(self, done: int, total: int) -> None:
+        """Say it, if it is time."""
+        if time.monotonic() - self._told >= TELL_SECONDS:
+            self._tell(done, total)
+
+    def follow(self, read: Any) -> None:
+        """Say from now on every so often what `read` returns."""
+
+        def tell() -> None:
+            while True:
+                time.sleep(TELL_SECONDS)
+                self._tell(*read())
+
+        threading.Thread(target=tell, daemon=True).start()
+
+    def _tell(self, done: int, total: int) -> None:
+        self._told = time.monotonic()
+        try:
+            os.write(2, b"%d %d\n" % (done, total))
+        except OSError:
+            os._exit(3)  # the controller has gone, and with it whoever could go on
+
+
+@contextlib.contextmanager
+def held(path: str, how: int) -> Iterator[None]:
+    """Hold a lock file. Raises `RefusedError` if others do for long."""
+    if not path:
+        yield
+        return
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        end = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(lock, how | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise RefusedError(
+                        "%s is held: a release is being built or removed here" % path
+                    ) from None
+                time.sleep(0.2)
+        yield
+    finally:
+        os.close(lock)
+
+
+def remembered(given: Dict[str, Any]) -> Any:
+    """Return the manifest of a tree, if it was read since the tree is whole; None: it was not."""
+    try:
+        with open(_place(given), "rb") as file:
+            made, _, data = file.read().partition(b"\n")
+        return tree.unpacked(data) if made == _made(given["mark"]) else None
+    except (OSError, RefusedError):
+        return None
+
+
+def remember(given: Dict[str, Any], manifest: bytes) -> None:
+    """Keep the manifest of a tree."""
+    os.makedirs(given["manifests"], mode=0o700, exist_ok=True)
+    place = _place(given)
+    with open(place + ".new", "wb") as file:
+        file.write(_made(given["mark"]) + b"\n" + tree.packed(manifest))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(place + ".new", place)
+
+
+def _place(given: Dict[str, Any]) -> str:
+    name = hashlib.sha256(os.fsencode(given["directory"])).hexdigest()[:24]
+    return "%s/%s" % (given["manifests"], name)
+
+
+def _made(mark: str) -> bytes:
+    """Return what tells one making of a tree from another: its mark's file and time."""
+    status = os.stat(mark)
+    return b"%d %d" % (status.st_ino, status.st_mtime_ns)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""watchdog: see docs/architecture.md."""

@@ -1,0 +1,241 @@
+"""RUNS ON THE NODE: writes down how the processes of a unit stand, before they are killed.
+
+Of a dump nothing may be needed: it is written by a process of its own, which is killed at its
+deadline, and what it had written by then stays. Most telling things come first.
+
+    stall.json          what was seen, of which run of which unit
+    metrics.txt         what /metrics last said
+    processes/PID.txt   command line (secrets hidden), status, and of each thread where the kernel
+                        has it (wchan, stack); number of open descriptors and sockets
+    processes/PID.python.txt   Python's stacks by py-spy, without local variables: those are prompts
+    gpus.txt            which processes have which GPU, as nvidia-smi says
+    journal.txt         the last lines of this run, secrets hidden
+
+The environment of a process is never read: keys are in it. Modes are 0700 and 0600, of root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from typing import Any, Callable, List
+
+from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.common import unit_journal as journal
+from gpufleet.on_node.common.answers import is_missing, read
+from gpufleet.on_node.common.commands import run
+
+SECONDS = 30
+"""All of a dump; then it is killed."""
+KEPT = 5
+"""Dumps of a stage: the oldest goes first."""
+FREE_BYTES = 1 << 30
+"""Must be free where dumps are, or none is written."""
+FILE_BYTES = 4 << 20
+PROCESSES = 64
+THREADS = 512
+STACKS_SECONDS = 4
+ALL_STACKS_SECONDS = 12
+GPUS_SECONDS = 3
+JOURNAL_LINES = 2000
+JOURNAL_SECONDS = 10
+CGROUPS = ("/sys/fs/cgroup", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified")
+# What stands behind a flag of such a name.
+SECRET_FLAG = re.compile(r"(?i)^--?[\w-]*(?:key|token|secret|password)[\w-]*$")
+SECRET_PAIR = re.compile(r"(?i)([\w-]*(?:key|token|secret|password)[\w-]*[=:])\S+")
+
+
+def dump(folder: str, asked: dict[str, Any]) -> None:
+    """
+    Write a dump into a new folder.
+
+    `asked` has `unit`, `life`, `group` (its control group), `metrics` (bytes), `py_spy` (paths of
+    programs, the first that exists is used) and `seen`, which is written as it is.
+    """
+    os.makedirs(folder, mode=0o700)
+    hide = journal.hiding(journal.secrets(journal.unit_text(asked["unit"])))
+    write(folder, "stall.json", json.dumps(asked["seen"], indent=1, sort_keys=True) + "\n")
+    write(folder, "metrics.txt", asked["metrics"].decode("utf-8", "replace"))
+    pids = members(asked["group"])[:PROCESSES]
+    os.mkdir(folder + "/processes", mode=0o700)
+    for pid in pids:
+        write(folder, "processes/%d.txt" % pid, hide(process(pid)))
+    program = next(
+        (path for path in asked["py_spy"] if os.access(machine.ROOT + path, os.X_OK)), None
+    )
+    if program is None:
+        write(folder, "processes/no-python-stacks.txt", "no py-spy: %s\n" % asked["py_spy"])
+    else:
+        until = time.monotonic() + ALL_STACKS_SECONDS
+        for pid in pids:
+            if is_python(pid) and time.monotonic() < until:
+                write(
+                    folder,
+                    "processes/%d.python.txt" % pid,
+                    hide(stacks(machine.ROOT + program, pid)),
+                )
+    write(folder, "gpus.txt", said(gpus))
+    write(folder, "journal.txt", hide(said(lines, asked["life"])))
+
+
+def write(folder: str, name: str, text: str) -> None:
+    """Write one file of a dump; of too long a text the end, which is the newest."""
+    content = text.encode("utf-8", "replace")
+    if len(content) > FILE_BYTES:
+        content = b"(cut)\n" + content[-FILE_BYTES:]
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    with open(os.open("%s/%s" % (folder, name), flags, 0o600), "wb") as file:
+        file.write(content)
+
+
+def members(group: str) -> List[int]:
+    """Return the processes of a control group and of those below it, as `/system.slice/x` has."""
+    found: set[int] = set()
+    for top in CGROUPS:
+        for path, _, _ in os.walk(machine.ROOT + top + group):
+            file = path + "/cgroup.procs"
+            with contextlib.suppress(OSError, ValueError), open(file, encoding="ascii") as lines:
+                found.update(map(int, lines))
+    return sorted(found - {0})
+
+
+def process(pid: int) -> str:
+    """Return what /proc says of a process and its threads."""
+    about = "/proc/%d" % pid
+    texts = ["command: " + said(command, pid)]
+    texts.append("descriptors: " + said(descriptors, pid))
+    texts.append(said(text_of, about + "/status"))
+    try:
+        threads = sorted(map(int, os.listdir(about + "/task")))
+    except OSError as error:
+        return "\n".join([*texts, str(error)]) + "\n"
+    for thread in threads[:THREADS]:
+        place = "%s/task/%d/" % (about, thread)
+        texts.append("thread %d %s" % (thread, said(text_of, place + "comm").strip()))
+        texts.append("  state " + said(state, place))
+        texts.append("  wchan " + said(text_of, place + "wchan"))
+        stack = said(text_of, place + "stack")
+        texts += ["  kernel " + line for line in stack.splitlines()]
+    return "\n".join(texts) + "\n"
+
+
+def said(function: Callable[..., str], *arguments: Any) -> str:
+    """Return a text, or in words why there is none."""
+    found = read(function, *arguments)
+    return "(%s)" % json.dumps(found) if is_missing(found) else str(found)
+
+
+def text_of(path: str) -> str:
+    """Return a small file's text."""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read(1 << 16)
+
+
+def state(place: str) -> str:
+    """Return a thread's state: R runs, S sleeps, D waits in the kernel, T was stopped."""
+    return text_of(place + "stat").rpartition(")")[2].split()[0]
+
+
+def command(pid: int) -> str:
+    """Return a process' command line, without what looks like a secret."""
+    return without_secrets(text_of("/proc/%d/cmdline" % pid).split("\0"))
+
+
+def without_secrets(words: List[str]) -> str:
+    """
+    Return the words of a command line, with no secret.
+
+    >>> without_secrets(["vllm", "serve", "--api-key", "abc", "--token=abc", "--port", "1"])
+    'vllm serve --api-key <hidden> --token=<hidden> --port 1'
+    """
+    found: List[str] = []
+    hidden = False
+    for word in words:
+        follows = bool(SECRET_FLAG.match(word))
+        found.append("<hidden>" if hidden and not word.startswith("--") else word)
+        hidden = follows
+    return " ".join(SECRET_PAIR.sub(r"\1<hidden>", word) for word in found).strip()
+
+
+def descriptors(pid: int) -> str:
+    """Return how many descriptors a process has open, and how many of them are sockets."""
+    place = "/proc/%d/fd" % pid
+    names = os.listdir(place)
+    sockets = 0
+    for name in names:
+        with contextlib.suppress(OSError):
+            sockets += os.readlink("%s/%s" % (place, name)).startswith("socket:")
+    return "%d, of which sockets: %d" % (len(names), sockets)
+
+
+def is_python(pid: int) -> bool:
+    """Say whether a process runs Python, as its program's file is named."""
+    with contextlib.suppress(OSError):
+        return "python" in os.path.basename(os.readlink("/proc/%d/exe" % pid))
+    return False
+
+
+def stacks(program: str, pid: int) -> str:
+    """
+    Return the Python stacks of a process.
+
+    Without stopping it: a process that was stopped already cannot be stopped by py-spy, which then
+    says nothing (0.4.3, measured), and one that hangs in the kernel never would be.
+    """
+    try:
+        done = subprocess.run(
+            [program, "dump", "--nonblocking", "--pid", str(pid)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=STACKS_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return "%s\n" % error
+    # The first line is the command's, the others are functions, files and line numbers.
+    first, newline, rest = done.stdout.decode("utf-8", "replace").partition("\n")
+    return without_secrets(first.split(" ")) + newline + rest
+
+
+def gpus() -> str:
+    """Return which processes have which GPU, and how busy that is."""
+    query = "--query-gpu=index,uuid,pstate,utilization.gpu,memory.used,ecc.errors.uncorrected."
+    query += "volatile.total"
+    held = "--query-compute-apps=gpu_uuid,pid,process_name,used_memory"
+    answers = [
+        run("nvidia-smi", each, "--format=csv", seconds=GPUS_SECONDS) for each in (query, held)
+    ]
+    return "\n".join(each.out + each.err for each in answers)
+
+
+def lines(life: str) -> str:
+    """Return the last lines of one run of a unit."""
+    output = run(
+        "journalctl", "--no-pager", "--quiet", "--output=short-iso-precise",
+        "--lines=%d" % JOURNAL_LINES, "_SYSTEMD_INVOCATION_ID=" + life,
+        seconds=JOURNAL_SECONDS,
+    )  # fmt: skip
+    return output.out + output.err
+
+
+def folder(top: str, stage: str) -> str:
+    """Return the folder of a new dump: `<top>/<stage>/<time, UTC>`."""
+    return "%s/%s/%s" % (top, stage, time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime()))
+
+
+def make_room(top: str, stage: str) -> str:
+    """Remove a stage's oldest dumps but for one place; return why there is no room, "" if there."""
+    place = "%s/%s" % (top, stage)
+    os.makedirs(place, mode=0o700, exist_ok=True)
+    for name in sorted(os.listdir(place))[: -(KEPT - 1)]:
+        shutil.rmtree("%s/%s" % (place, name), ignore_errors=True)
+    about = os.statvfs(place)
+    if about.f_bavail * about.f_frsize < FREE_BYTES:
+        return "less than %d MiB are free below %s" % (FREE_BYTES >> 20, top)
+    return ""

@@ -1,0 +1,456 @@
+"""RUNS ON THE NODE: one stage under watch: what its servers say, and what is done about a stall.
+
+What is done goes in steps, each with a limit, none of which waits:
+  check   systemd is asked whether the unit runs, as the same life, and nobody stops it; a rank of
+          a replica over nodes, whether its group runs. What cannot be confirmed is no stall
+  warn    it is said and counted; in mode `warn` that is all
+  dump    a process of its own writes down how the unit's processes stand
+  hold    of a replica over nodes rank 0 acts first; its end is every rank's end
+  again   the same check, for a dump takes time, and whoever moves again meanwhile is left alone
+  kill    the whole unit gets SIGKILL: a stop would drain, which a frozen server never ends
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from typing import Any, Callable, Optional
+
+from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.common.http import Exchange
+from gpufleet.on_node.common.systemctl import properties
+from gpufleet.on_node.watchdog import dump as dumps
+from gpufleet.on_node.watchdog import verdict as judging
+from gpufleet.on_node.watchdog.programs import Fork, Program
+from gpufleet.on_node.watchdog.verdict import Sample, State, Verdict
+
+LOOK_SECONDS = 3.0
+"""Between two answers of /metrics."""
+CHECK_SECONDS = 10.0
+CHECK_AGAIN_SECONDS = 15.0
+"""After a suspicion that was not confirmed."""
+KILL_SECONDS = 10.0
+GONE_SECONDS = 30.0
+"""Until somebody is told that processes are left."""
+# Rank 0 has killed by then (30 s of its dump), and its group has ended (16 s, decision 10).
+HOLD_SECONDS = 50.0
+RESTARTS = 3
+WINDOW_SECONDS = 3600
+"""Of a stage, no more than RESTARTS are killed in so many seconds: more does not help."""
+PROPERTIES = ("ActiveState", "SubState", "InvocationID", "Job", "ControlGroup")
+RECALL_SECONDS = 10.0
+"""A stall is found within `seconds + 2 * idle_seconds`, and some seconds."""
+STATE_BYTES = 1 << 20
+DUMPS = "/var/lib/gpufleet/dumps"
+LIVES = "/run/systemd/units/invocation:"
+
+
+class Server:
+    """One server of a stage: vLLM has one for each node, or one for each engine."""
+
+    def __init__(self, url: str, about: dict[str, Any]) -> None:
+        self.url = url
+        self.about = about
+        self.state = State()
+        self.verdict = Verdict("down")
+        self.text = b""
+        """What /metrics said last."""
+        self.problem = ""
+        """Why it cannot be asked for a token."""
+        self.looking: Optional[Exchange] = None
+        self.asking: dict[str, Exchange] = {}
+        self._next_look = 0.0
+
+    def exchanges(self) -> list[Exchange]:
+        """Return the requests that are under way."""
+        return [*([self.looking] if self.looking else []), *self.asking.values()]
+
+    def turn(self, life: str, now: float) -> None:
+        """Take what has come, judge, and ask on."""
+        if life != self.state.life or not 0 <= now - self.state.seen <= judging.PAUSE_SECONDS:
+            self.drop()
+        answered, withdrawn = self._canaries()
+        engines = self._looked()
+        asked = self._ask(now) if life and life == self.state.life else ()
+        self.state, self.verdict = judging.observe(
+            self.state,
+            Sample(life, engines, asked, answered, withdrawn),
+            now,
+            self.about["seconds"],
+            pinned=self.about["pins"],
+        )
+        if life and self.looking is None and now >= self._next_look:
+            self._next_look = now + min(LOOK_SECONDS, self.about["seconds"] / 4)
+            # Long: a server that has much to do answers late, and is none that is frozen.
+            patience = max(5.0, self.about["seconds"] / 2)
+            self.looking = self._begin("/metrics", now + patience)
+
+    def drop(self) -> None:
+        """Give up what is under way."""
+        for each in self.exchanges():
+            each.close()
+        self.looking, self.asking = None, {}
+
+    def _looked(self) -> Any:
+        if self.looking is None or self.looking.answer is None:
+            return None
+        answer, self.looking = self.looking.answer, None
+        if answer.status != 200:
+            return None
+        self.text = answer.body
+        return judging.engines(answer.body.decode("utf-8", "replace"))
+
+    def _canaries(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        answered, withdrawn = [], []
+        for engine, exchange in list(self.asking.items()):
+            answer = exchange.answer
+            if answer is None:
+                continue
+            del self.asking[engine]
+            if answer.status == 200:
+                answered.append(engine)
+                self.problem = ""
+            elif not answer.silent:
+                withdrawn.append(engine)
+                self.problem = answer.why or "HTTP %d" % answer.status
+        return tuple(answered), tuple(withdrawn)
+
+    def _ask(self, now: float) -> tuple[str, ...]:
+        wanted = judging.to_ask(self.state, now, self.about["idle_seconds"])
+        names = sorted(self.state.engines, key=lambda name: (len(name), name))
+        begun = []
+        for engine in wanted:
+            if engine in self.asking:
+                continue
+            headers = [("Authorization", "Bearer " + key) for key in self._key()]
+            if len(names) > 1:  # vLLM counts the engines that this server has, from 0
+                headers.append(("X-data-parallel-rank", str(names.index(engine))))
+            body = {"model": self.about["served_name"], "prompt": "Hello", "max_tokens": 1}
+            exchange = self._begin(
+                "/v1/completions", now + self.about["seconds"], body, tuple(headers)
+            )
+            if exchange is not None:
+                self.asking[engine] = exchange
+                begun.append(engine)
+        return tuple(begun)
+
+    def _key(self) -> list[str]:
+        if not self.about["key_file"]:
+            return []
+        try:
+            with open(machine.ROOT + self.about["key_file"], encoding="utf-8") as file:
+                return [file.read(STATE_BYTES).strip()]
+        except OSError:
+            return []
+
+    def _begin(self, path: str, deadline: float, body: Any = None, headers: Any = ()) -> Any:
+        try:
+            return Exchange(self.url, path, deadline, body=body, headers=headers)
+        except OSError as error:  # no descriptor, no address
+            self.problem = error.strerror or str(error)
+            return None
+
+
+class Stage:
+    """A stage under watch. `about` is its entry of the configuration."""
+
+    def __init__(
+        self,
+        about: dict[str, Any],
+        say: Callable[[str, int], None],
+    ) -> None:
+        self.about = about
+        self.name: str = about["stage"]
+        self.servers = [Server(url, about) for url in about["servers"]]
+        self.life = ""
+        self.stalled = False
+        self.stalls = 0
+        self.restarts = 0
+        self.killed: list[float] = []
+        """When units were killed, as seconds since 1970."""
+        self.step = ""
+        """check | dump | hold | again | kill | gone; "": nothing is done"""
+        self._say = say
+        self._found = 0.0
+        self._why = ""
+        self._group = ""
+        self._program: Optional[Program] = None
+        self._fork: Optional[Fork] = None
+        self._folder = ""
+        self._next_check = 0.0
+        self._until = 0.0
+        self._told = ""
+        self._recalled = ""
+        """The life that was stalled when the watchdog ended, or did not look for some time."""
+        self._recalled_until = 0.0
+        self._turned = 0.0
+
+    # What is remembered over a restart of the watchdog
+
+    def remember(self, document: dict[str, Any]) -> None:
+        """Take up what was known before."""
+        now = time.monotonic()
+        self.stalls = int(document.get("stalls", 0))
+        self.restarts = int(document.get("restarts", 0))
+        self.killed = [float(each) for each in document.get("killed", [])]
+        if document.get("stalled"):
+            self._recall(str(document.get("life", "")), now)
+        for each in self.servers:
+            if each.url in document.get("ready", []):
+                each.state = State(
+                    life=str(document.get("life", "")), seen=now, ready=True, answered=now
+                )
+
+    def document(self) -> dict[str, Any]:
+        """Return what is to be known after a restart."""
+        return {
+            "life": self.life,
+            "ready": [each.url for each in self.servers if each.state.ready],
+            "stalls": self.stalls,
+            "restarts": self.restarts,
+            "killed": self.killed,
+            "stalled": self.stalled,
+        }
+
+    def word(self, now: float) -> str:
+        """
+        Return what a gateway is told of it: "up", "down #stalled", or "" for what is not known.
+
+        Of a unit that does not run nothing is: the gateway's own checks say that. Nor of one that
+        was stalled when the watchdog looked last, before it ended or was stopped, until it would
+        have been found to be so again.
+        """
+        if self.stalled:
+            return "down #stalled"
+        recalls = self._recalled == self.life and now < self._recalled_until
+        return "" if not self.life or recalls else "up"
+
+    def _recall(self, life: str, now: float) -> None:
+        patience = self.about["seconds"] + 2 * self.about["idle_seconds"] + RECALL_SECONDS
+        self._recalled, self._recalled_until = life, now + patience
+
+    @property
+    def idle(self) -> float:
+        """Seconds since the last progress while there is work, of the server that is worst off."""
+        return max((each.verdict.idle for each in self.servers), default=0.0)
+
+    def exchanges(self) -> list[Exchange]:
+        """Return the requests that are under way."""
+        return [exchange for each in self.servers for exchange in each.exchanges()]
+
+    # Every second
+
+    def turn(self, now: float) -> None:
+        """Look, judge, and do the next step."""
+        if self._fork is not None:
+            self._fork.advance(now)
+        if self.stalled and now - self._turned > judging.PAUSE_SECONDS:
+            self._recall(self.life, now)
+        self._turned = now
+        life = self._lives()
+        if life != self.life:
+            self._over(now, "the unit runs anew" if life else "the unit ended")
+            self.life = life
+        for each in self.servers:
+            each.turn(life, now)
+            if each.problem:
+                self._once("%s: cannot ask it for a token: %s" % (self.name, each.problem))
+        worst = next((each for each in self.servers if each.verdict.kind == "stalled"), None)
+        if worst is None:
+            if self.stalled or self.step in ("check", "dump", "hold", "again"):
+                self._over(now, "it moves again")
+            if self.step not in ("kill", "gone"):
+                return
+        getattr(self, "_on_" + (self.step or "watch"))(worst, now)
+
+    def _lives(self) -> str:
+        """Return the unit's invocation id, which systemd keeps as the target of a link."""
+        try:
+            return os.readlink("%s%s%s" % (machine.ROOT, LIVES, self.about["unit"]))
+        except OSError:
+            return ""
+
+    def _over(self, now: float, why: str) -> None:
+        if self.stalled:
+            self._say("%s: %s, after %d s" % (self.name, why, now - self._found), 5)
+        if self._program is not None:
+            self._program.close()
+        self.stalled, self.step, self._program = False, "", None
+        self._next_check = now
+
+    def _once(self, text: str) -> None:
+        """Say what may hold for long, but not again and again."""
+        if text != self._told:
+            self._told = text
+            self._say(text, 5)
+
+    # The steps
+
+    def _on_watch(self, _: Server, now: float) -> None:
+        acts = self.about["mode"] == "act"
+        if now >= self._next_check and (not self.stalled or (acts and not self._exhausted())):
+            self._check("check", now)
+
+    def _check(self, step: str, now: float) -> None:
+        self.step = step
+        names = "--property=" + ",".join(PROPERTIES)
+        argv = ("systemctl", "show", names, "--", self.about["unit"])
+        self._program = Program(argv, now + CHECK_SECONDS)
+
+    def _confirmed(self, now: float) -> Optional[str]:
+        """Return why it is no stall of ours, "" if it is one; None: not known yet."""
+        assert self._program
+        if not self._program.advance(now):
+            return None
+        program = self._program
+        if program.status != 0:
+            return "systemctl: %s" % program.out.strip()
+        known = properties(program.out)
+        self._group = known.get("ControlGroup", "")
+        state = (known.get("ActiveState", "unknown"), known.get("SubState", "unknown"))
+        if state != ("active", "running"):
+            return "the unit is %s (%s)" % state
+        if known.get("InvocationID") != self.life:
+            return "the unit runs anew"
+        if known.get("Job") not in (None, "", "0"):
+            return "the unit has a job of systemd's"
+        return self._group_runs()
+
+    def _group_runs(self) -> str:
+        """Return "" if all ranks of a replica over nodes run, as this one says, or why not."""
+        if not self.about["group"]:
+            return ""
+        try:
+            path = "%s/run/vllm/%s/rank.json" % (machine.ROOT, self.name)
+            with open(path, encoding="utf-8") as file:
+                phase = json.loads(file.read(STATE_BYTES)).get("phase")
+        except (OSError, ValueError, AttributeError) as error:
+            return "its rank says nothing: %s" % error
+        return "" if phase == "running" else "its group is %s" % phase
+
+    def _on_check(self, worst: Server, now: float) -> None:
+        no = self._confirmed(now)
+        if no is None:
+            return
+        self.step, self._next_check = "", now + CHECK_AGAIN_SECONDS
+        if no:
+            self._once("%s: not counted as stalled: %s" % (self.name, no))
+            return
+        if not self.stalled:
+            self.stalled, self._found, self._why = True, now, worst.verdict.why
+            self.stalls += 1
+            where = "" if len(self.servers) == 1 else " (%s)" % worst.url
+            begun = time.strftime("%H:%M:%S", time.gmtime(time.time() - worst.verdict.idle))
+            self._say("%s%s is stalled since %s UTC: %s" % (self.name, where, begun, self._why), 3)
+        if self.about["mode"] != "act":
+            self._say("%s: left as it is (watchdog mode warn)" % self.name, 4)
+        elif self._exhausted():
+            self._say(
+                "%s: left as it is: it was killed %d times within %d minutes, and once more does "
+                "not help" % (self.name, RESTARTS, WINDOW_SECONDS // 60),
+                3,
+            )
+        else:
+            self._dump(worst, now)
+
+    def _exhausted(self) -> bool:
+        """Say whether it was killed so often lately that it is only warned of."""
+        now = time.time()
+        # A time that is yet to come: the clock was set back since. It counts as now.
+        self.killed = [
+            min(each, now) for each in self.killed if now - min(each, now) < WINDOW_SECONDS
+        ]
+        return len(self.killed) >= RESTARTS
+
+    def _dump(self, worst: Server, now: float) -> None:
+        self.step, self._until = "dump", now + (HOLD_SECONDS if self.about["rank"] else 0)
+        self._fork = None
+        try:
+            no = dumps.make_room(machine.ROOT + DUMPS, self.name)
+        except OSError as error:
+            no = str(error)
+        if no:
+            self._say("%s: no dump: %s" % (self.name, no), 4)
+            return
+        self._folder = dumps.folder(machine.ROOT + DUMPS, self.name)
+        asked = {
+            "unit": self.about["unit"],
+            "life": self.life,
+            "group": self._group,
+            "metrics": worst.text,
+            "py_spy": self.about["py_spy"],
+            "seen": {
+                "at": time.time(),
+                "stage": self.name,
+                "unit": self.about["unit"],
+                "life": self.life,
+                "server": worst.url,
+                "why": self._why,
+                "seconds": self.about["seconds"],
+                "engines": {
+                    name: {
+                        "work": each.engine.work,
+                        "seconds_without_progress": round(now - each.moved, 1),
+                        "seconds_asked": each.asked and round(now - each.asked, 1),
+                    }
+                    for name, each in worst.state.engines.items()
+                },
+            },
+        }
+        folder = self._folder
+        try:
+            self._fork = Fork(lambda: dumps.dump(folder, asked), now + dumps.SECONDS)
+        except OSError as error:
+            self._say("%s: no dump: %s" % (self.name, error), 4)
+
+    def _on_dump(self, _: Server, now: float) -> None:
+        if self._fork is not None:
+            if not self._fork.advance(now):
+                return
+            cut = " as far as it came in %d s" % dumps.SECONDS if self._fork.killed else ""
+            self._say("%s: dumped to %s%s" % (self.name, self._folder, cut), 4)
+        self.step = "hold"
+
+    def _on_hold(self, _: Server, now: float) -> None:
+        if now >= self._until:
+            self._check("again", now)
+
+    def _on_again(self, _: Server, now: float) -> None:
+        no = self._confirmed(now)
+        if no is None:
+            return
+        if no:
+            self._once("%s: not killed: %s" % (self.name, no))
+            self.step, self._until = "hold", now + CHECK_AGAIN_SECONDS
+            return
+        self._say("%s: SIGKILL to the whole of %s" % (self.name, self.about["unit"]), 3)
+        self.killed.append(time.time())
+        self.restarts += 1
+        self.step, self._until = "kill", now + GONE_SECONDS
+        argv = ("systemctl", "kill", "--signal=SIGKILL", "--", self.about["unit"])
+        self._program = Program(argv, now + KILL_SECONDS)
+
+    def _on_kill(self, _: Server, now: float) -> None:
+        assert self._program
+        if not self._program.advance(now):
+            return
+        if self._program.status:
+            self._say("%s: systemctl kill: %s" % (self.name, self._program.out.strip()), 3)
+            for pid in dumps.members(self._group):
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+        self.step = "gone"
+
+    def _on_gone(self, _: Server, now: float) -> None:
+        """Wait for another life; say once who does not die."""
+        if self._until and now >= self._until:
+            self._until = 0.0
+            left = dumps.members(self._group)
+            self._say(
+                "%s: after %d s there are still processes %s; one that hangs in the kernel, in a "
+                "driver say, cannot be killed" % (self.name, GONE_SECONDS, left),
+                3,
+            )

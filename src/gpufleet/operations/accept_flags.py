@@ -1,0 +1,197 @@
+"""Has a release on a node accepted what the node's stages will be started with?
+
+Border: it asks the node through pyinfra; what the answer means is `stage_flags.py`. A release is
+asked by its own files (`on_node/flag_schema.py`, run by the release's Python; no torch, no GPU, two
+seconds), once for each set of arguments and variables: what was accepted is written beside the
+release, so that a later run only compares files. Nothing restarts anywhere in a run in which one
+node's release refused: `accepted` proves, `agreed` lets a node go on when all have.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Sequence
+from dataclasses import field
+from weakref import WeakKeyDictionary
+
+from pyinfra import host, logger
+from pyinfra.api import FunctionCommand, State, StringCommand, operation
+from pyinfra.context import ctx_state
+
+from gpufleet.artifacts.release import Release
+from gpufleet.converge.desired import Directory, File, NoOtherFiles, Wanted
+from gpufleet.errors import FleetError
+from gpufleet.flags import extract, schema
+from gpufleet.flags.schema import Schema
+from gpufleet.operations.converge import Converge, files, refuse
+from gpufleet.quick_dataclass import dataclass
+from gpufleet.remote.facts import ReleaseFlags
+from gpufleet.serving import flag_check as stage_flags
+from gpufleet.serving.flag_check import Findings, Origins, Started
+
+READ_SECONDS = 60.0
+"""The deadline for reading a release's flags: 2 s on an idle core, and nodes may be at work."""
+
+Commands = Generator[StringCommand | FunctionCommand]
+
+
+class NoAnswerError(FleetError):
+    """A node that gave no answer has not refused: it drops out, as of any other operation."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What the stages of one node will be started with, and the files that say it was accepted."""
+
+    release: Release
+    stages: Sequence[Started]
+    origins: Origins = field(default_factory=dict, repr=False)
+    _read: list[Schema] = field(default_factory=list, repr=False, compare=False)
+
+    @property
+    def wanted(self) -> Wanted:
+        """One file a stage beside the release, and no file of a stage that is not planned."""
+        directory = f"{self.release.directory}/.accepts"
+        return Wanted(
+            Directory(directory, mode=0o755),
+            NoOtherFiles(f"{directory}/*"),
+            *(File(f"{directory}/{each.stage.id}.json", content(each)) for each in self.stages),
+        )
+
+    def judge(self) -> Findings:
+        """
+        Ask the release on the current node, unless this run has done so; judge every stage.
+
+        Raises `NoAnswerError` if the node gave none.
+        """
+        try:
+            if not self._read:
+                self._read.append(_ask(self.release))
+        except NoAnswerError:
+            raise
+        except FleetError as error:
+            return Findings(refused=error.problems)
+        found = Findings()
+        for each in self.stages:
+            found += stage_flags.judge(self._read[0], each, self.origins)
+        return found
+
+
+def content(begun: Started) -> bytes:
+    """Return what is written once a release has accepted this: the proof itself, for people too."""
+    said = {
+        "accepted_by": "this release's own files",
+        "judged_by": stage_flags.judge_id(),
+        "arguments": list(begun.argv),
+        "environment": dict(begun.environment),
+    }
+    return (json.dumps(said, indent=1, sort_keys=True) + "\n").encode()
+
+
+def _ask(release: Release) -> Schema:
+    """Read on the current node what its release takes. Raises `FleetError` if that fails."""
+    document = host.get_fact(
+        ReleaseFlags,
+        python=f"{release.directory}/bin/python",
+        _stdin=extract.program(seconds=READ_SECONDS),
+        _timeout=int(READ_SECONDS) + 20,
+    )
+    unread = f"{release.directory}: which flags this release takes could not be read"
+    if not document:
+        raise NoAnswerError(f"{unread}, for the node gave no answer: run the deploy again")
+    if "refused" in document:
+        raise FleetError(
+            f"{unread} ({document['refused']}), so it has accepted nothing: remove that folder and "
+            "deploy again, or take a release that gpufleet can read and report this one"
+        )
+    return schema.from_document(document)
+
+
+@dataclass
+class _Run:
+    """What is known in one run of pyinfra, over all of its nodes."""
+
+    refused: list[str] = field(default_factory=list)
+    remarked: set[str] = field(default_factory=set)
+
+
+_RUNS: WeakKeyDictionary[State, _Run] = WeakKeyDictionary()
+
+
+def _run() -> _Run:
+    return _RUNS.setdefault(ctx_state.get(), _Run())
+
+
+@operation()
+def accepted(node: Converge, proof: Proof) -> Commands:
+    """
+    Have the node's release judge, by its own files, what each stage will be started with.
+
+    No change when it has done so before. A refusal fails this node, and `agreed` all others. Where
+    pyinfra looks for changes before it runs (--dry, or without -y) and the release is there by
+    then, a refusal ends the run before its first operation.
+    """
+    if not proof.stages:
+        host.noop("no stages")
+        return
+    if not node.snapshot().file(proof.release.mark).exists:
+        yield from _foretell(proof)
+        return
+    part = node.difference().files
+    if part.problems:
+        yield from refuse(part.problems)
+        return
+    if not part.changes:
+        host.noop(f"release {proof.release.id} has accepted what its stages are started with")
+        return
+    try:
+        found = proof.judge()
+    except NoAnswerError as error:
+        yield from refuse(error.problems)
+        return
+    if found.refused and not ctx_state.get().is_executing:
+        raise FleetError(*(f"{host.name}: {sentence}" for sentence in found.refused))
+    if found.refused:
+        _run().refused.append(host.name)
+        yield from refuse(found.refused)
+        return
+    _remark(proof, found)
+    yield from files._inner(node)  # noqa: SLF001  # as pyinfra documents operations in operations
+
+
+def _foretell(proof: Proof) -> Commands:
+    """Say what will be asked; only while preparing, for afterwards the release is there."""
+    if ctx_state.get().is_executing:
+        yield from refuse((f"{proof.release.directory} is not whole: run the deploy again",))
+        return
+    logger.info(
+        "%swould ask release %s, once it is built, whether it accepts what %d stages are started "
+        "with",
+        host.print_prefix,
+        proof.release.id,
+        len(proof.stages),
+    )
+    yield FunctionCommand(lambda *_: True, (), {})
+
+
+def _remark(proof: Proof, found: Findings) -> None:
+    """Log what the release has remarks on, once a run; of a packaged release the plan has said."""
+    if proof.release.source.version in schema.versions():
+        return
+    said = _run().remarked
+    for sentence in found.remarks:
+        if sentence not in said:
+            said.add(sentence)
+            logger.warning("    %s", sentence)
+
+
+@operation()
+def agreed() -> Commands:
+    """Let this node go on only if no node's release has refused in this run."""
+    others = [name for name in _run().refused if name != host.name]
+    if not ctx_state.get().is_executing or not _run().refused:
+        host.noop("no release has refused")
+        return
+    yield from refuse(
+        (f"stages are left as they are: on {', '.join(others) or host.name} the release refused",)
+    )

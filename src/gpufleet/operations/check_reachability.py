@@ -1,0 +1,181 @@
+"""Have the nodes of a replica prove that they reach each other, before one of its ranks starts.
+
+Border: it asks nodes through pyinfra, from this side and all nodes of a replica at once; what the
+answers mean is `reachability.py`. Once a run for each replica, whoever comes first: with --limit
+and --serial the others have no turn, and are asked all the same. What was found then holds for
+every node of the replica: none restarts in a run in which the proof failed.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import field
+from functools import partial
+from weakref import WeakKeyDictionary
+
+from gevent.event import AsyncResult
+from pyinfra import host, logger
+from pyinfra.api import FunctionCommand, Host, State, operation
+from pyinfra.context import ctx_state
+
+from gpufleet.artifacts.operator_files import release_of
+from gpufleet.converge.diff import starting
+from gpufleet.errors import FleetError
+from gpufleet.fleet.run import Asking
+from gpufleet.inventory import loader as inventory
+from gpufleet.operations.converge import Converge
+from gpufleet.planning.multinode import reachability
+from gpufleet.planning.multinode.reachability import Member, Reach, Replica
+from gpufleet.planning.planner import Stage
+from gpufleet.quick_dataclass import dataclass
+from gpufleet.remote import payload
+from gpufleet.remote.query import ask
+from gpufleet.sanitize import printable
+from gpufleet.serving.unit import model_directory
+from gpufleet.settings.node_settings import NodeSettings
+
+
+def replica(stage: Stage, settings: Mapping[str, NodeSettings]) -> Replica:
+    """
+    Return the replica over nodes that a stage is part of, with what each node is to start.
+
+    Raises `FleetError` for locks that cannot be read.
+    """
+    if stage.group is None:
+        raise ValueError(f"{stage.id} is on one node")
+    members = []
+    for node, network in stage.group.networks:
+        vllm, model = settings[node].vllm, settings[node].serving[stage.model]
+        if vllm is None:
+            raise ValueError(f"{stage.id} is placed on {node}, which has no `vllm`")
+        build = release_of(vllm)
+        members.append(
+            Member(
+                node=node,
+                network=network,
+                release=build.id,
+                release_directory=build.directory,
+                vllm=vllm.version,
+                revision=model.revision or model.model,
+                model_directory=model_directory(model),
+                user=vllm.user,
+            )
+        )
+    own = settings[stage.node].serving[stage.model]
+    return Replica(
+        id=stage.id,
+        members=tuple(members),
+        port=stage.group.cluster_port,
+        ray=own.distributed_executor_backend == "ray",
+    )
+
+
+def prove(wanted: Replica, asking: Asking) -> Reach:
+    """Have the nodes of a replica prove that they reach each other; at most 20 s."""
+    began = time.monotonic()
+    looks = reachability.looks(wanted)
+
+    def look(node: str) -> str | None:
+        return payload.program("reach/preflight", **looks[node]) if node in looks else None
+
+    seen = reachability.sound_looks(
+        asking(look, reachability.LOOK_SECONDS, "the look at what it has")
+    )
+    given = reachability.exchanges(wanted, seen, secrets.token_hex(16))
+
+    def exchange(node: str) -> str | None:
+        return payload.program("reach/reach", **given[node]) if node in given else None
+
+    limit = reachability.EXCHANGE_SECONDS + reachability.WAY_SECONDS
+    exchanged = asking(exchange, limit, "the exchange with the others") if given else {}
+    return reachability.compare(wanted, seen, exchanged, time.monotonic() - began)
+
+
+@dataclass
+class _Run:
+    """What is known in one run of pyinfra, over all of its nodes."""
+
+    proofs: dict[str, AsyncResult] = field(default_factory=dict)
+
+
+_RUNS: WeakKeyDictionary[State, _Run] = WeakKeyDictionary()
+
+
+@operation()
+def reached(node: Converge, stages: Sequence[Stage]) -> Generator[FunctionCommand]:
+    """
+    Prove for each replica over nodes of which a rank here is to start that its nodes can be one.
+
+    No change where none is to start. `node` wants the stages' units. What is wrong fails every node
+    of the replica that has a rank to start, before anything of that rank is changed.
+    """
+    due = set(starting(node.wanted, node.snapshot()))
+    spanning = tuple(stage for stage in stages if stage.group and stage.unit in due)
+    if not spanning:
+        host.noop("no rank of a replica over nodes is to start")
+        return
+    if not ctx_state.get().is_executing:
+        for stage in spanning:
+            logger.info(
+                "%swould have %s prove first that they reach each other, for %s",
+                host.print_prefix,
+                " and ".join(stage.nodes),
+                stage.id,
+            )
+    yield FunctionCommand(_prove, (spanning,), {})
+
+
+def _prove(state: State, host: Host, stages: tuple[Stage, ...]) -> bool:
+    """Return whether every replica of these stages may start; what is wrong is logged."""
+    return [_may_start(state, host, stage) for stage in stages].count(False) == 0
+
+
+def _may_start(state: State, host: Host, stage: Stage) -> bool:
+    run = _RUNS.setdefault(state, _Run())
+    first = stage.id not in run.proofs
+    if first:
+        # No yield between looking and storing: under gevent this is atomic.
+        run.proofs[stage.id] = AsyncResult()
+        run.proofs[stage.id].set(_proof(state, stage))
+    found: Reach | FleetError = run.proofs[stage.id].get()
+    problems = found.problems
+    if first:
+        remarks = () if isinstance(found, FleetError) else found.remarks
+        for sentence in remarks:
+            logger.warning("    %s", printable(sentence))
+        for problem in problems:
+            logger.error("%s%s", host.print_prefix, printable(problem))
+        if isinstance(found, Reach) and not problems:
+            logger.info(
+                "%s%s: %d nodes reach each other, proven in %.1f s",
+                host.print_prefix,
+                stage.id,
+                len(stage.nodes),
+                found.seconds,
+            )
+    if problems:
+        logger.error(
+            "%s%s is left as it is on all of its nodes (%s)",
+            host.print_prefix,
+            stage.id,
+            ", ".join(stage.nodes),
+        )
+    return not problems
+
+
+def _proof(state: State, stage: Stage) -> Reach | FleetError:
+    """Return what the proof comes to; it raises nothing, for others wait for it."""
+    failed = sorted(each.name for each in state.failed_hosts if each.name in stage.nodes)
+    if failed:
+        return FleetError(
+            f"{stage.id}: {', '.join(failed)} failed earlier in this run, so its rank would be "
+            "started with something else than the others'"
+        )
+    declared = inventory.current().nodes
+    try:
+        wanted = replica(stage, {name: each.settings for name, each in declared.items()})
+        return prove(wanted, partial(ask, state, state.inventory))
+    except FleetError as error:
+        return error

@@ -1,0 +1,287 @@
+"""The five operations that make a node what a role wants, over one snapshot of the node.
+
+Border: it reads the node and runs commands through pyinfra; what is compared and how is
+`difference.py`. A role says what it wants once and names the operations in its own order:
+
+    node = Converge(Wanted(Package("nginx"), File("/etc/nginx/nginx.conf", content), ...))
+    node.packages(name="package")
+    node.files(name="configuration")
+    node.units(name="service")
+
+The contract:
+  * while nothing changes, all operations on a node share one snapshot, one remote command in all;
+    it is read again after any operation of the run has changed the node, and when it is old;
+  * a dry run takes the same path as a run: an operation is listed for a host if and only if it
+    would change it, and says each change in a line;
+  * what could not be read fails the node, before anything on it is changed by that operation;
+  * every remote command has a deadline; contents travel on stdin and are in no log.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import click
+from pyinfra import host, logger
+from pyinfra.api import FunctionCommand, Host, QuoteString, State, StringCommand, operation
+from pyinfra.api.operation import OperationMeta
+from pyinfra.context import ctx_host, ctx_state
+
+from gpufleet.converge import content_diff, snapshot
+from gpufleet.converge import package_commands as package_manager
+from gpufleet.converge.desired import File, Wanted, started_line
+from gpufleet.converge.diff import Command, Difference, Part, Placing, Transacting, difference
+from gpufleet.converge.snapshot import Question, Snapshot
+from gpufleet.operations.progress_watch import transacting
+from gpufleet.remote import payload
+from gpufleet.remote import query as survey
+from gpufleet.remote.facts import PYTHON, Contents, NodeSnapshot
+
+__all__ = [
+    "Converge",
+    "accounts",
+    "files",
+    "lines",
+    "packages",
+    "refuse",
+    "started_line",
+    "units",
+]
+
+SNAPSHOT_SECONDS = 60
+# While other nodes are worked on, a unit here may die: what was seen is believed this long.
+SNAPSHOT_LASTS_SECONDS = 30
+
+Commands = Generator[StringCommand | FunctionCommand]
+
+
+class Converge:
+    """
+    One role's wishes for the node that is being worked on.
+
+    `watch` are paths that nothing wants but that the role decides by (`snapshot().file(path)`).
+    `probed=False`: these files, accounts and units are none that a probe looks at, so that what it
+    has found is still true when they have changed (packages are always looked at).
+    Made while pyinfra prepares; the operations take pyinfra's global arguments (name, _sudo ...).
+    """
+
+    def __init__(self, wanted: Wanted, *, watch: Iterable[str] = (), probed: bool = True) -> None:
+        self.wanted = wanted
+        self.probed = probed
+        self._asked = snapshot.questions(wanted) | snapshot.watched(watch)
+        _memory().asked |= self._asked
+
+    def packages(self, **arguments: Any) -> OperationMeta:
+        """Install, move to exact versions, hold."""
+        return _call(packages, self, arguments)
+
+    def accounts(self, **arguments: Any) -> OperationMeta:
+        """Create groups and users, correct those that differ."""
+        return _call(accounts, self, arguments)
+
+    def files(self, **arguments: Any) -> OperationMeta:
+        """Put directories, files and links in place, remove what is to be absent."""
+        return _call(files, self, arguments)
+
+    def lines(self, **arguments: Any) -> OperationMeta:
+        """Append missing lines."""
+        return _call(lines, self, arguments)
+
+    def units(self, **arguments: Any) -> OperationMeta:
+        """Remove, reload, enable, stop and restart units."""
+        return _call(units, self, arguments)
+
+    def snapshot(self) -> Snapshot:
+        """
+        Return what the node is now, as far as this role asked.
+
+        If it could not be read, the node has failed and everything in it is unknown.
+        """
+        return _memory().recall(self._asked)
+
+    def difference(self) -> Difference:
+        """Return what differs now."""
+        return difference(self.wanted, self.snapshot())
+
+    def forget(self) -> None:
+        """Have the node read again: something that pyinfra cannot know of has changed it."""
+        _memory().forget()
+
+    def asks(self) -> None:
+        """Say of the operation that is running that its commands change nothing on the node."""
+        if ctx_state.get().is_executing:
+            _memory().asking += 1
+
+
+def probed_changes() -> bool:
+    """Say whether an operation of this run may have changed what a probe of the node has found."""
+    memory = _memory()
+    return _operations_that_ran() - memory.asking > memory.unseen
+
+
+def _call(operation: Any, node: Converge, arguments: dict[str, Any]) -> OperationMeta:
+    """Without a name pyinfra would print what the operation was given."""
+    found: OperationMeta = operation(node, **{"name": operation.__name__, **arguments})
+    return found
+
+
+@operation()
+def packages(node: Converge | Wanted) -> Commands:
+    """Install packages, move them to exact versions, hold them."""
+    yield from _converge(node, lambda found: found.packages)
+
+
+@operation()
+def accounts(node: Converge | Wanted) -> Commands:
+    """Create groups and users, correct those that differ."""
+    yield from _converge(node, lambda found: found.accounts)
+
+
+@operation()
+def files(node: Converge | Wanted) -> Commands:
+    """Put directories, files and links in place, remove what is to be absent."""
+    yield from _converge(node, lambda found: found.files)
+
+
+@operation()
+def lines(node: Converge | Wanted) -> Commands:
+    """Append missing lines."""
+    yield from _converge(node, lambda found: found.lines)
+
+
+@operation()
+def units(node: Converge | Wanted) -> Commands:
+    """Remove units that are not wanted; reload, enable, stop and restart those that are."""
+    yield from _converge(node, lambda found: found.units)
+
+
+def _converge(node: Converge | Wanted, choose: Callable[[Difference], Part]) -> Commands:
+    node = node if isinstance(node, Converge) else Converge(node)
+    part = choose(node.difference())
+    executing = ctx_state.get().is_executing
+    if part.problems:
+        yield from refuse(part.problems)
+        return
+    if not part.commands:
+        host.noop(part.noop)
+        return
+    for change in part.changes:
+        logger.info("%s%s%s", host.print_prefix, "" if executing else "would ", change)
+    if executing and not node.probed and not any(isinstance(c, Transacting) for c in part.commands):
+        _memory().unseen += 1
+    if part.rewritten and ctx_state.get().config.DIFF:
+        _show(part.rewritten)
+    if executing:
+        # Before, not after: a command that fails half-way has changed the node too.
+        node.forget()
+    for command in part.commands:
+        if isinstance(command, Transacting):
+            with transacting(command.seconds):
+                yield _remote(command)
+        else:
+            yield _remote(command)
+
+
+def _show(files: tuple[File, ...]) -> None:
+    """Log how files will differ, for --diff; a node that cannot say costs its lines only."""
+    paths = [file.path for file in files if content_diff.readable(file)]
+    program = payload.program("converge/read_files", paths=paths, most=content_diff.MOST_BYTES)
+    seen = survey.read(Contents, program, SNAPSHOT_SECONDS, _ignore_errors=True) if paths else {}
+    found = (seen or {}).get("files")
+    for file in files:
+        there = found.get(file.path) if isinstance(found, dict) else "the node did not say"
+        for line in content_diff.lines(file, there):
+            colour = {"+": "green", "-": "red"}.get(line[:1])
+            logger.info("%s%s", host.print_prefix, click.style(line, colour))
+
+
+def refuse(problems: tuple[str, ...]) -> Commands:
+    """
+    Fail this node, and only this one.
+
+    While preparing as a failed fact does; while executing by a command that fails, because
+    anything raised here would end the run for every node.
+    """
+    state: State = ctx_state.get()
+    if state.is_executing:
+        yield FunctionCommand(_say_no, (problems,), {})
+        return
+    _say_no(state, ctx_host.get(), problems)
+    state.fail_hosts({ctx_host.get()})
+
+
+def _say_no(state: State, host: Host, problems: tuple[str, ...]) -> bool:  # noqa: ARG001
+    for problem in problems:
+        logger.error("%s%s", host.print_prefix, problem)
+    return False
+
+
+def _remote(command: Command | Placing | Transacting) -> StringCommand:
+    if isinstance(command, Transacting):
+        program = payload.program(
+            "packages/transaction", **package_manager.parameters(command.plan)
+        )
+        return StringCommand(PYTHON, _stdin=program, _timeout=command.seconds)
+    if isinstance(command, Placing):
+        program = payload.program("converge/place_files", entries=list(command.entries))
+        return StringCommand(PYTHON, _stdin=program, _timeout=command.seconds)
+    words = (QuoteString(word) for word in command.argv)
+    return StringCommand(*words, _timeout=command.seconds)
+
+
+@dataclass
+class _Memory:
+    """
+    What is known of one node within one run of pyinfra.
+
+    `asked` grows while roles prepare, so that the first snapshot of the execution answers the
+    questions of all of them.
+    """
+
+    asked: frozenset[Question] = frozenset()
+    answered: frozenset[Question] = frozenset()
+    seen: Snapshot = field(default_factory=Snapshot)
+    stamp: tuple[bool, int] | None = None
+    read_at: float = 0.0
+    asking: int = 0
+    """Operations that ran commands and changed nothing."""
+    unseen: int = 0
+    """Operations that changed nothing that a probe looks at."""
+
+    def recall(self, asked: frozenset[Question]) -> Snapshot:
+        """Return a snapshot that answers what is asked, read anew if need be."""
+        self.asked |= asked
+        stamp = (ctx_state.get().is_executing, _operations_that_ran() - self.asking)
+        fresh = self.stamp == stamp and time.monotonic() - self.read_at < SNAPSHOT_LASTS_SECONDS
+        if not fresh or not asked <= self.answered:
+            self.seen = _read(self.asked)
+            self.answered, self.stamp, self.read_at = self.asked, stamp, time.monotonic()
+        return self.seen
+
+    def forget(self) -> None:
+        self.stamp = None
+
+
+# Keyed by pyinfra's own host objects: a new run has new ones.
+_MEMORIES: WeakKeyDictionary[Host, _Memory] = WeakKeyDictionary()
+
+
+def _memory() -> _Memory:
+    return _MEMORIES.setdefault(ctx_host.get(), _Memory())
+
+
+def _operations_that_ran() -> int:
+    """Count the operations, of whatever origin, that have run a command on this node so far."""
+    state: State = ctx_state.get()
+    done = (data.operation_meta for data in state.ops.get(ctx_host.get(), {}).values())
+    return sum(1 for meta in done if meta.is_complete() and meta.executed)
+
+
+def _read(asked: frozenset[Question]) -> Snapshot:
+    program = payload.program("converge/snapshot", asked=sorted(map(list, asked)))
+    document = survey.read(NodeSnapshot, program, SNAPSHOT_SECONDS)
+    return snapshot.from_document(document, asked)

@@ -1,0 +1,420 @@
+"""Have releases and models made once, and copied from node to node.
+
+Border: it asks nodes through pyinfra, all that have a part in a copy at once, and shows how far
+they are; who has what from whom is `distribution.py`, what runs there `on_node/pieces.py`. An
+operation that makes something asks first whether it `comes`; `copied` is behind it, and behind that
+whoever has got nothing makes it. So a node to which nothing comes is as well off as one alone.
+
+Nodes that pyinfra works on together have a part in one copy. With --serial it is the node whose
+turn it is, from whoever has it by then; nodes outside of --limit may give, and nothing there is
+changed.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+from gevent.event import AsyncResult
+from gevent.lock import BoundedSemaphore
+from pyinfra import host, logger
+from pyinfra.api import FunctionCommand, Host, State, operation
+from pyinfra.context import ctx_state
+
+from gpufleet.artifacts import distribution
+from gpufleet.artifacts.distribution import Course, Look, Share
+from gpufleet.artifacts.model_files import DOWNLOAD_SECONDS, Checkpoint, checkpoint
+from gpufleet.artifacts.operator_files import release_of
+from gpufleet.artifacts.release import BUILD_SECONDS, Release
+from gpufleet.errors import FleetError
+from gpufleet.fleet.run import Answers, documents
+from gpufleet.inventory import loader as inventory
+from gpufleet.node import cluster_network
+from gpufleet.operations.converge import Converge
+from gpufleet.planning.planner import Stage
+from gpufleet.progress import Amount, Pace
+from gpufleet.remote import payload
+from gpufleet.remote.query import ask
+from gpufleet.sanitize import printable
+from gpufleet.settings.node_settings import Distribution
+
+T = TypeVar("T")
+
+# It starts an interpreter, no more; connecting is the rest.
+LOOK_SECONDS = 30
+MANIFESTS = "/var/lib/gpufleet/manifests"
+"""Where nodes keep what they have read of a tree, so that they need not do so again."""
+COMING = ".gpufleet-coming-"
+"""As in on_node/pieces_store.py."""
+
+
+@dataclass(frozen=True)
+class Goods:
+    """
+    What nodes need and may hand each other.
+
+    Attributes:
+        what, verb: "release 0.32.0-ab", "build".
+        directory, mark: the tree on the nodes, and the file in it that says that it is whole.
+        wanting: the nodes of the inventory that are to have it, in its order.
+        owners: whose the files are on each node that may have it.
+        seconds: after which a copy ends.
+        python: the interpreter that it is made for; "": it works everywhere.
+        leave_out: names at its top that are each node's own.
+        lock: a file that is held while it is read or brought; "": none.
+        remove: files on nodes that go when it is there.
+    """
+
+    what: str
+    verb: str
+    directory: str
+    mark: str
+    wanting: tuple[str, ...]
+    owners: Mapping[str, str]
+    seconds: int
+    python: str = ""
+    leave_out: tuple[str, ...] = (".complete",)
+    lock: str = ""
+    remove: tuple[str, ...] = ()
+
+    @property
+    def others(self) -> bool:
+        """Whether another node than the current one may have it, or need it."""
+        return len(self.owners) > 1
+
+    @property
+    def coming(self) -> str:
+        """Where it is put together on a node."""
+        parent, _, name = self.directory.rpartition("/")
+        return f"{parent}/{COMING}{name}"
+
+
+def of_release(wanted: Release) -> Goods | None:
+    """Return a release as what nodes may hand each other; None: this node has no part in that."""
+    sharing = _sharing()
+    if host.name not in sharing:
+        return None
+    directories = _once(ctx_state.get(), "releases", _releases)
+    wanting = [name for name in sharing if directories[name] == wanted.directory]
+    return Goods(
+        what=f"release {wanted.id}",
+        verb="build",
+        directory=wanted.directory,
+        mark=wanted.mark,
+        wanting=tuple(wanting),
+        owners=dict.fromkeys(sharing, "root"),
+        seconds=BUILD_SECONDS,
+        python=wanted.source.python,
+        # What this node's release has accepted (proof.py) says nothing of another's.
+        leave_out=(".complete", ".accepts"),
+        lock=f"{wanted.program.home}/.building",
+    )
+
+
+def _releases() -> dict[str, str]:
+    """Return where each node that serves has its release."""
+    return {
+        name: release_of(vllm).directory
+        for name, each in inventory.current().gpu_nodes.items()
+        if (vllm := each.settings.vllm)
+    }
+
+
+def of_model(wanted: Checkpoint, stages: Iterable[Stage]) -> Goods | None:
+    """Return a model's files likewise; `stages` are those of the whole plan."""
+    sharing = _sharing()
+    if host.name not in sharing:
+        return None
+    settings = {name: each.settings for name, each in inventory.current().gpu_nodes.items()}
+    needing = {
+        each.node
+        for each in stages
+        if (found := checkpoint(settings[each.node].serving[each.model]))
+        and found.directory == wanted.directory
+    }
+    return Goods(
+        what=wanted.repository,
+        verb="download",
+        directory=wanted.directory,
+        mark=wanted.mark,
+        wanting=tuple(name for name in sharing if name in needing),
+        owners={name: vllm.user for name in sharing if (vllm := settings[name].vllm)},
+        seconds=DOWNLOAD_SECONDS,
+        remove=(f"{wanted.directory}.boot",),
+    )
+
+
+def _sharing() -> dict[str, Distribution]:
+    """Return the nodes that hand things out, with how."""
+    return {
+        name: each.settings.vllm.distribution
+        for name, each in inventory.current().gpu_nodes.items()
+        if each.settings.vllm and each.settings.vllm.distribution.enabled
+    }
+
+
+@dataclass
+class _Run:
+    """What is known in one run of pyinfra, over all of its nodes."""
+
+    found: dict[object, AsyncResult] = field(default_factory=dict)
+    one_at_a_time: BoundedSemaphore = field(default_factory=BoundedSemaphore)
+
+
+_RUNS: WeakKeyDictionary[State, _Run] = WeakKeyDictionary()
+
+
+def _run(state: State) -> _Run:
+    return _RUNS.setdefault(state, _Run())
+
+
+def _once(state: State, key: object, work: Callable[[], T]) -> T:
+    """Let whoever comes first do it; the others get its result."""
+    run = _run(state)
+    found = run.found.get(key)
+    if found is None:
+        # No yield between looking and storing: under gevent this is atomic.
+        found = run.found[key] = AsyncResult()
+        try:
+            found.set(work())
+        except BaseException as error:
+            found.set_exception(error)
+            raise
+    result: T = found.get()
+    return result
+
+
+def comes(goods: Goods | None) -> bool:
+    """
+    Say whether what the current node lacks comes from another one; if not, it is to make it.
+
+    While preparing, what it is about to make is logged, with those for whom.
+    """
+    if goods is None or not goods.others:
+        return False
+    found = _course(goods, "make")
+    if found.copies(host.name):
+        return True
+    if why := found.alone.get(host.name):
+        logger.warning(
+            "%s%s does not come from another node: %s",
+            host.print_prefix,
+            goods.what,
+            printable(why),
+        )
+    own = found.makes(host.name) or Share(host.name, there=False, others=())
+    if not ctx_state.get().is_executing:
+        logger.info(
+            "%s%s", host.print_prefix, distribution.told(goods.what, goods.verb, own, host.name)
+        )
+    return False
+
+
+def _course(goods: Goods, phase: str) -> Course:
+    """Return how nodes come to something, as they are before a phase; they are asked once."""
+    state = ctx_state.get()
+    typed = inventory.current().typed
+    alone = state.is_executing and typed is not None and typed.serial
+    key = (goods.directory, phase, state.is_executing, host.name if alone else "")
+    turn = (host.name,) if alone else tuple(_in_run(state, goods.wanting))
+    return _once(state, key, lambda: _looked(state, goods, turn))
+
+
+def _in_run(state: State, names: Sequence[str]) -> list[str]:
+    """Return those that this run is about and that have not failed."""
+    lost = {each.name for each in state.failed_hosts}
+    there = {each.name for each in state.inventory if state.is_host_in_limit(each)}
+    return [name for name in names if name in there - lost]
+
+
+def _looked(state: State, goods: Goods, turn: tuple[str, ...]) -> Course:
+    lost = {each.name for each in state.failed_hosts}
+    asked = [each for each in state.inventory if each.name in goods.owners.keys() - lost]
+    program = payload.program(
+        "transfer/transfer",
+        action="look",
+        mark=goods.mark,
+        python=goods.python,
+        seconds=LOOK_SECONDS - 5,
+    )
+    answers = ask(state, asked, lambda _: program, LOOK_SECONDS, "the look for what is there")
+    looks: dict[str, Look | str] = {name: distribution.look(said) for name, said in answers.items()}
+    return distribution.course(turn, looks)
+
+
+@operation()
+def copied(node: Converge, goods: Goods) -> Generator[FunctionCommand]:
+    """
+    Copy what this node lacks from one that has it.
+
+    It never fails the node: whoever has got nothing makes it, in the operation behind this one.
+    """
+    if node.snapshot().file(goods.mark).exists:
+        host.noop(f"{goods.what} is there")
+        return
+    executing = ctx_state.get().is_executing
+    found = _course(goods, "copy" if executing else "make")
+    own = found.copies(host.name)
+    if own is None and executing and not found.makes(host.name):
+        why = found.alone.get(host.name, "no node has it")
+        logger.warning(
+            "%s%s is not copied to this node: %s", host.print_prefix, goods.what, printable(why)
+        )
+    if own is None or (executing and not own.there):
+        host.noop(f"nobody has {goods.what} for this node")
+        return
+    if not executing:
+        logger.info(
+            "%s%s", host.print_prefix, distribution.told(goods.what, goods.verb, own, host.name)
+        )
+    yield FunctionCommand(_copy, (goods, own), {})
+    node.forget()
+
+
+def _copy(state: State, host: Host, goods: Goods, own: Share) -> bool:
+    """Wait for this node's copy, and say what came of it."""
+    key = (goods.directory, "copies", own.source, own.others)
+    answers = _once(state, key, lambda: _copies(state, goods, own))
+    said = answers.get(host.name, "it was not asked")
+    why = said if isinstance(said, str) else str(said.get("error") or "")
+    if why:
+        logger.warning(
+            "%s%s could not be copied from %s (%s): this node makes its own",
+            host.print_prefix,
+            goods.what,
+            own.source,
+            printable(why),
+        )
+        return True
+    if isinstance(said, str):
+        return True
+    logger.info(
+        "%scopied %s in %.1f s: %s",
+        host.print_prefix,
+        goods.what,
+        float(said.get("seconds") or 0),
+        printable(distribution.came_from(said)),
+    )
+    for remark in said.get("remarks", ()):
+        logger.debug("%s%s: %s", host.print_prefix, goods.what, printable(str(remark)))
+    return True
+
+
+def _copies(state: State, goods: Goods, own: Share) -> Answers:
+    """Have all nodes of a share copy; return their answers. Kinds of nodes do so one by one."""
+    # A node has one port for it, and gives one thing at a time.
+    with _run(state).one_at_a_time:
+        hosts = {each.name: each for each in state.inventory}
+        source = hosts[own.source]
+        tree: dict[str, Any] = {
+            "directory": goods.directory,
+            "mark": goods.mark,
+            "leave_out": goods.leave_out,
+            "lock": goods.lock,
+            "manifests": MANIFESTS,
+            "seconds": goods.seconds,
+        }
+        reading = payload.program("transfer/transfer", action="describe", **tree)
+        described = ask(
+            state,
+            [source],
+            lambda _: reading,
+            goods.seconds,
+            f"the reading of {goods.what}",
+            aloud=False,
+            hear=_Shown(hosts, f"reads {goods.what}"),
+        )[own.source]
+        why = described if isinstance(described, str) else described.get("error")
+        if isinstance(described, str) or why or not isinstance(described.get("digest"), str):
+            return dict.fromkeys(own.others, f"{own.source} cannot read it: {why or 'no name'}")
+        programs = _programs(state, goods, own, {**tree, "digest": described["digest"]})
+        answers = ask(
+            state,
+            [hosts[name] for name in programs],
+            programs.__getitem__,
+            goods.seconds,
+            f"the copy of {goods.what}",
+            aloud=False,
+            hear=_Shown(hosts, f"copies {goods.what}", but=own.source),
+        )
+        served = answers[own.source]
+        if why := served if isinstance(served, str) else served.get("error"):
+            prefix = source.print_prefix
+            logger.warning("%s%s was not handed out: %s", prefix, goods.what, printable(str(why)))
+        return answers
+
+
+def _programs(state: State, goods: Goods, own: Share, tree: Mapping[str, Any]) -> dict[str, str]:
+    """Return what each node of a share runs."""
+    names = (own.source, *own.others)
+    ways = distribution.sources(own.source, own.others)
+    expected = distribution.expected(ways)
+    addresses, sharing = _addresses(state, names), _sharing()
+    token = secrets.token_hex(32)
+    programs: dict[str, str] = {}
+    for name in names:
+        halves = [
+            [(each, addresses[each], sharing[each].port) for each in half]
+            for half in ways.get(name, ())
+        ]
+        programs[name] = payload.program(
+            "transfer/transfer",
+            action="fetch" if halves else "serve",
+            **tree,
+            own=name,
+            token=token,
+            address=addresses[name],
+            port=sharing[name].port,
+            rate_mbit=sharing[name].rate_mbit,
+            expected=expected.get(name, ()),
+            halves=halves,
+            owner=goods.owners[name],
+            remove=goods.remove,
+        )
+    return programs
+
+
+def _addresses(state: State, names: Sequence[str]) -> dict[str, str]:
+    """Return where nodes reach each other: in their cluster network, else as SSH reaches them."""
+    declared = inventory.current().gpu_nodes
+    answers = documents(state)
+    as_ssh = {name: declared[name].address for name in names}
+    probes = {name: said for name in names if not isinstance(said := answers[name], str)}
+    if len(probes) < len(names):
+        return as_ssh
+    try:
+        found = cluster_network.networks(
+            "distribution",
+            probes,
+            dict.fromkeys(names, ()),
+            {name: declared[name].settings.cluster_network for name in names},
+        )
+        return {name: each.address for name, each in found.items()}
+    except FleetError:
+        return as_ssh
+
+
+class _Shown:
+    """Shows how far nodes are, out of what their programs say meanwhile: `<bytes> <of bytes>`."""
+
+    def __init__(self, hosts: Mapping[str, Host], doing: str, but: str = "") -> None:
+        self._hosts, self._doing, self._but = hosts, doing, but
+        self._nodes: dict[str, tuple[Amount, Pace]] = {}
+        began = monotonic()
+        self._began = began
+
+    def __call__(self, name: str, said: bytes) -> None:
+        """Take what a node has just said; it is a word of a stranger."""
+        words = said.splitlines()[-1].split()
+        if name == self._but or len(words) != 2 or not all(each.isdigit() for each in words):
+            return
+        amount, pace = self._nodes.setdefault(name, (Amount(), Pace(self._began)))
+        now = monotonic()
+        amount.seen(now, int(words[0][:18]), int(words[1][:18]))
+        if pace.due(now):
+            prefix = self._hosts[name].print_prefix
+            logger.info("%s%s: %s", prefix, self._doing, amount.said())

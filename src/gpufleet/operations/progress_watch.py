@@ -1,0 +1,191 @@
+"""What is said while a command runs on a node: a small look beside it, in a line now and then.
+
+Border: it asks the node over the connection that the command has, and logs. The command itself is
+pyinfra's to run, as ever: what it prints, its status and its deadline are as without us.
+
+An operation takes one of these around what it yields, and nothing else changes:
+
+    with meanwhile.downloading(wanted, vllm):
+        yield StringCommand("sh", "-c", QuoteString(checkpoint.download_script(wanted, ...)))
+
+pyinfra runs the command while the generator waits in the block, and closes the generator when the
+command failed: either way the block ends with it, and so do the looks. A function of a
+`FunctionCommand` takes it around `host.run_shell_command` in the same way. While pyinfra prepares
+(--dry) nothing is looked at and nothing said.
+
+A look that fails says nothing. It costs the node one short process every five seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import gevent
+from pyinfra import logger
+from pyinfra.api import Host, State
+from pyinfra.context import ctx_host, ctx_state
+
+from gpufleet.artifacts.model_files import DOWNLOAD_SECONDS, TOKEN, Checkpoint, listing
+from gpufleet.artifacts.release import BUILD_SECONDS, Release
+from gpufleet.formatting import spell
+from gpufleet.progress import FIRST_SECONDS, OFTEN_SECONDS, Amount, Pace, arrived
+from gpufleet.remote import payload
+from gpufleet.remote.query import ask
+from gpufleet.sanitize import printable
+from gpufleet.settings.node_settings import Vllm
+
+# A look reads some files; on_node/growth.py and package_progress.py end themselves after it,
+# on_node/build_progress.py reads a single one.
+LOOK_SECONDS = 10
+# A Hub that has not answered so often has no list.
+_ASKED_TIMES = 3
+# A package manager's line is shown so far.
+_LINE = 100
+
+
+@contextmanager
+def downloading(wanted: Checkpoint, vllm: Vllm) -> Generator[None]:
+    """Say how far a model's download is that the block runs; the Hub is asked for its size."""
+    with growing(
+        f"download of {wanted.repository}",
+        wanted.directory,
+        seconds=DOWNLOAD_SECONDS,
+        tree=listing(wanted, vllm),
+        token_file=TOKEN if vllm.hf_token_file else None,
+    ):
+        yield
+
+
+@contextmanager
+def growing(
+    what: str,
+    folder: str,
+    *,
+    seconds: float,
+    total: int | None = None,
+    tree: str | None = None,
+    token_file: str | None = None,
+) -> Generator[None]:
+    """
+    Say what has come into a folder of the current node while the block runs.
+
+    "stage lab/tiny: 1.2 of 5.3 GiB, 85 MiB/s, 48 s left". `total` are the bytes that there will be;
+    where they are not known `tree` is the Hub's list of the model's files
+    (`checkpoint.listing`), which the node asks for once, with the token of its `token_file`. The
+    looks end with the block, after `seconds` at the latest.
+    """
+    amount = Amount()
+    known = total
+    asked = 0
+
+    def program() -> str:
+        nonlocal asked
+        hub = tree if known is None and asked < _ASKED_TIMES else None
+        asked += 1
+        return payload.program(
+            "transfer/folder_size", folder=folder, tree=hub, token_file=token_file
+        )
+
+    def read(now: float, seen: Mapping[str, Any]) -> str:
+        nonlocal known
+        known = seen["total"] if known is None else known
+        amount.seen(now, seen["bytes"], known)
+        return amount.said()
+
+    with _beside(_Look(what, program, read), seconds):
+        yield
+
+
+@contextmanager
+def transacting(seconds: float) -> Generator[None]:
+    """Say how far the package transaction is that the block runs on the current node."""
+    amount = Amount()
+    asked = payload.program("packages/transaction_progress", root="")
+
+    def read(now: float, seen: Mapping[str, Any]) -> str:
+        step = seen["step"]
+        if not step:
+            return ""
+        if seen["bytes"] is not None:
+            amount.seen(now, seen["bytes"], seen["total"] or None)
+            return f"{step}: {amount.said()}"
+        line = str(seen["line"] or "")
+        return f"{step}: {line[:_LINE]}" if line else str(step)
+
+    with _beside(_Look("packages", lambda: asked, read), seconds):
+        yield
+
+
+@contextmanager
+def building(wanted: Release) -> Generator[None]:
+    """Say how far the build of a release is that the block runs on the current node."""
+    asked = payload.program("transfer/build_progress", said=wanted.said)
+
+    def read(_now: float, seen: Mapping[str, Any]) -> str:
+        step = str(seen["step"] or "")
+        if not seen["total"]:
+            return step
+        return f"{step}: {arrived(seen['bytes'], seen['total'], seen['left'])}"
+
+    with _beside(_Look(f"release {wanted.id}", lambda: asked, read), BUILD_SECONDS):
+        yield
+
+
+@contextmanager
+def waiting(what: str, seconds: float) -> Generator[None]:
+    """Say how long the block has run by now: for what nobody can look at. Asks the node nothing."""
+    with _beside(_Look(what), seconds):
+        yield
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What is said of which look: `read` takes the time and the document that `program` prints."""
+
+    what: str
+    program: Callable[[], str] | None = None
+    read: Callable[[float, Mapping[str, Any]], str] = lambda _now, _seen: ""
+
+    def said(self, state: State, host: Host) -> str | None:
+        """Look once; return what that comes to, None if nothing is to be said."""
+        if self.program is None:
+            return self.what
+        text = self.program()
+        answer = ask(state, [host], lambda _: text, LOOK_SECONDS, "the look beside it", aloud=False)
+        found = answer[host.name]
+        if isinstance(found, str):
+            return None
+        said = self.read(time.monotonic(), found)
+        return f"{self.what}: {said}" if said else None
+
+
+@contextmanager
+def _beside(look: _Look, seconds: float) -> Generator[None]:
+    state, host = ctx_state.get(), ctx_host.get()
+    if not state.is_executing:
+        yield
+        return
+    job = gevent.spawn(_look_on, state, host, look, time.monotonic() + seconds)
+    try:
+        yield
+    finally:
+        job.kill(block=False)
+
+
+def _look_on(state: State, host: Host, look: _Look, end: float) -> None:
+    """Look and say, until the end; whatever goes wrong costs a line only."""
+    began = time.monotonic()
+    pace = Pace(began)
+    gevent.sleep(FIRST_SECONDS)
+    while time.monotonic() < end and host.connected:
+        # What it reads is what a node says; the command beside it must not suffer from that.
+        with suppress(Exception):
+            said = look.said(state, host)
+            now = time.monotonic()
+            if said and pace.due(now):
+                logger.info("%s%s (%s)", host.print_prefix, printable(said), spell(now - began))
+        gevent.sleep(OFTEN_SECONDS)

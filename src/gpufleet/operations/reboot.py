@@ -1,0 +1,92 @@
+"""Reboot a node and wait until it is back, proven by another boot id.
+
+Border: it closes and opens the node's connection. A node that is asked to reboot goes on answering
+for a while, and one that never went down would look like one that came back: only its boot id
+tells.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import gevent
+from paramiko import SSHException
+from pyinfra import logger
+from pyinfra.api import Host, StringCommand
+from pyinfra.api.exceptions import PyinfraError
+from pyinfra.connectors.ssh import SSHConnector
+
+from gpufleet.formatting import spell
+from gpufleet.operations.progress_watch import waiting
+from gpufleet.progress import Pace
+
+APART_SECONDS = 3
+DISCONNECT_SECONDS = 10
+# Units that start at boot: the fabric manager trains every NVLink, persistence wakes every GPU.
+START_SECONDS = 300
+
+_LOST = (PyinfraError, SSHException, OSError, EOFError, gevent.Timeout)
+
+
+@dataclass(frozen=True)
+class Rebooting:
+    """The boot that is to end, and the seconds until the next one has to answer."""
+
+    boot_id: str
+    seconds: int
+
+
+def rebooted(
+    host: Host, wanted: Rebooting, begin: Callable[[], str], boot_id: Callable[[], str | None]
+) -> str:
+    """
+    Reboot a node; return what went wrong, "" if it is back.
+
+    `begin` has the node reboot and returns why it does not; `boot_id` connects and asks for the
+    present one, None if there was no answer.
+    """
+    if not isinstance(host.connector, SSHConnector):
+        return "it needs a reboot, and this very machine runs the deploy: reboot it, and run again"
+    began = time.monotonic()
+    if problem := begin():
+        return problem
+    pace = Pace(began)
+    while (spent := time.monotonic() - began) < wanted.seconds:
+        if pace.due(began + spent):
+            logger.info(
+                "%sreboots: not back after %s; it has %s",
+                host.print_prefix,
+                spell(spent),
+                spell(wanted.seconds),
+            )
+        # The connection that was open may be dead without anybody having said so.
+        _disconnect(host)
+        gevent.sleep(APART_SECONDS)
+        if boot_id() not in {None, wanted.boot_id}:
+            with waiting("it is back, and its units start", START_SECONDS):
+                _until_started(host)
+            spent = time.monotonic() - began
+            logger.info("%sback after %.0f s, with another boot id", host.print_prefix, spent)
+            return ""
+    return (
+        f"it did not come back from its reboot within {wanted.seconds} s (gpu.reboot_seconds): see "
+        "its console; when it is back, run this again"
+    )
+
+
+def _disconnect(host: Host) -> None:
+    with suppress(*_LOST), gevent.Timeout(DISCONNECT_SECONDS):
+        host.disconnect()
+    host.connected = False
+
+
+def _until_started(host: Host) -> None:
+    """Wait for the units of the boot; that one failed is for the check to say."""
+    with suppress(*_LOST):
+        host.run_shell_command(
+            StringCommand(f"timeout {START_SECONDS} systemctl is-system-running --wait || :"),
+            _timeout=START_SECONDS + 30,
+        )

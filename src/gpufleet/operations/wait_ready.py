@@ -1,0 +1,186 @@
+"""The operation that waits until a node's endpoints answer, and the fact that asks them.
+
+Border: it talks to the node through pyinfra; what the answers mean is `readiness.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import asdict, field
+from typing import Any
+
+import gevent
+from pyinfra import host, logger
+from pyinfra.api import FunctionCommand, Host, State, operation
+
+from gpufleet.monitoring.exporters import Access
+from gpufleet.progress import SELDOM_SECONDS
+from gpufleet.quick_dataclass import dataclass
+from gpufleet.remote import payload
+from gpufleet.remote import query as survey
+from gpufleet.remote.facts import Serving
+from gpufleet.serving import readiness
+from gpufleet.serving.readiness import State as Stand
+
+# Between two looks at a starting server. A look costs the node one short Python process.
+POLL_SECONDS = 3
+# One look: on_node/serving.py's own deadlines (20 + 20 + 5 + 5 + 5 + 60 s); all endpoints are
+# asked at once, and only a frozen engine uses its whole budget.
+LOOK_SECONDS = 180
+# A failed start of a tensor-parallel engine says some 200 lines of stack frames after the root.
+JOURNAL_LINES = 600
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One stage's endpoint as the node itself reaches it."""
+
+    id: str
+    unit: str
+    url: str
+    served_name: str
+    key_file: str | None
+    start_seconds: int
+    fingerprint: str
+    peers: tuple[str, ...] = ()
+    """The other nodes of its replica."""
+
+    def asked(self) -> dict[str, Any]:
+        """Return the parameters that on_node/serving.py takes for it."""
+        return {**asdict(self), "completion": True}
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """One exporter and the metric families that it must serve."""
+
+    id: str
+    unit: str
+    url: str
+    families: tuple[str, ...]
+    access: Access = field(default_factory=Access)
+    """How it is reached: the look has the password, on its standard input, and no file has it."""
+    loopback_port: int | None = None
+    """Where its source listens, on loopback alone; None: it has none."""
+
+    def asked(self) -> dict[str, Any]:
+        """Return the parameters that on_node/serving.py takes for it."""
+        return {
+            "id": self.id,
+            "unit": self.unit,
+            "url": self.url,
+            "families": list(self.families),
+            "certificate_sha256": self.access.certificate_sha256,
+            "username": self.access.username,
+            "password": self.access.password,
+            "loopback_port": self.loopback_port,
+        }
+
+
+def look(endpoints: Sequence[Endpoint], metrics: Sequence[Metrics] = ()) -> Mapping[str, Any]:
+    """Return on_node/serving.py's document for the current node, {} if it could not be had."""
+    program = payload.program(
+        "serving/endpoints",
+        stages=[endpoint.asked() for endpoint in endpoints],
+        metrics=[each.asked() for each in metrics],
+        journal=JOURNAL_LINES,
+    )
+    return survey.read(Serving, program, LOOK_SECONDS, _ignore_errors=True) or {}
+
+
+def verdicts(
+    endpoints: Sequence[Endpoint], seen: Mapping[str, Any], restarts: Mapping[str, int]
+) -> dict[str, readiness.Verdict]:
+    """Return one verdict an endpoint."""
+    stages = seen.get("stages", {})
+    return {
+        endpoint.id: readiness.verdict(
+            stages.get(endpoint.id, {"error": "the node did not answer"}),
+            served_name=endpoint.served_name,
+            unit=endpoint.unit,
+            fingerprint=endpoint.fingerprint,
+            keyed=endpoint.key_file is not None,
+            restarts=restarts.get(endpoint.id, 0),
+        )
+        for endpoint in endpoints
+    }
+
+
+def restarts(seen: Mapping[str, Any]) -> dict[str, int]:
+    """Return how often each stage's unit has restarted by itself so far."""
+    return {
+        name: int(stage.get("unit", {}).get("NRestarts") or 0)
+        for name, stage in seen.get("stages", {}).items()
+    }
+
+
+def allowed_restarts(seen: Mapping[str, Any]) -> dict[str, int]:
+    """
+    Return how often each unit may have restarted by itself when the wait is over.
+
+    One that was dying again and again before this run gets one more start: what this run has put
+    right (a package, a file) reaches it only then.
+    """
+    return {name: count + 1 if count else 0 for name, count in restarts(seen).items()}
+
+
+@operation()
+def answering(endpoints: Sequence[Endpoint]) -> Generator[FunctionCommand]:
+    """
+    Wait until every endpoint of this node completes a prompt; no change when all do already.
+
+    Shows the unit's own journal as progress. Fails as soon as a unit dies, or at its
+    `start_seconds`, with the journal's last relevant lines and the likely cause; and once another
+    node of the replica has failed in this run, for its rank will not come.
+    """
+    seen = look(endpoints)
+    first = verdicts(endpoints, seen, restarts(seen))
+    if all(verdict.state is Stand.READY for verdict in first.values()):
+        host.noop(f"{len(endpoints)} endpoints answer")
+        return
+    yield FunctionCommand(_wait, (tuple(endpoints),), {})
+
+
+def _wait(state: State, host: Host, endpoints: tuple[Endpoint, ...]) -> bool:
+    """Return whether all endpoints became ready; what went wrong is logged."""
+    began = time.monotonic()
+    seen = look(endpoints)
+    allowed = allowed_restarts(seen)
+    waiting = {endpoint.id: endpoint for endpoint in endpoints}
+    told: dict[str, tuple[str, float]] = {}
+    failed = False
+    while waiting:
+        for name, verdict in verdicts(tuple(waiting.values()), seen, allowed).items():
+            endpoint = waiting[name]
+            spent = time.monotonic() - began
+            late = spent > endpoint.start_seconds
+            lost = sorted(each.name for each in state.failed_hosts if each.name in endpoint.peers)
+            if verdict.state is Stand.READY:
+                logger.info("%s%s answers after %.0f s", host.print_prefix, name, spent)
+            elif verdict.state in {Stand.DEAD, Stand.WRONG} or (
+                late and verdict.state in {Stand.UNKNOWN, Stand.BUSY}
+            ):
+                logger.error("%s%s", host.print_prefix, verdict.text)
+                failed = True
+            elif lost:
+                text = "%s%s waits for its rank on %s, which failed in this run: see above"
+                logger.error(text, host.print_prefix, name, ", ".join(lost))
+                failed = True
+            elif late:
+                lines = seen.get("stages", {}).get(name, {}).get("journal", [])
+                error = readiness.unready(endpoint.start_seconds, endpoint.unit, lines)
+                logger.error("%s%s", host.print_prefix, error)
+                failed = True
+            else:
+                # What goes on without a change is said again: a log shows that it is waited for.
+                before, at = told.get(name, ("", 0.0))
+                if before != verdict.text or spent - at >= SELDOM_SECONDS:
+                    logger.info("%s%s %3.0f s: %s", host.print_prefix, name, spent, verdict.text)
+                    told[name] = verdict.text, spent
+                continue
+            del waiting[name]
+        if waiting:
+            gevent.sleep(POLL_SECONDS)
+            seen = look(tuple(waiting.values()))
+    return not failed

@@ -1,0 +1,630 @@
+"""
+The ways to divide a model over the GPUs of one kind of node: which fit, and which is best.  Pure.
+
+What an operator sets himself (`tensor_parallel` and the like) is kept and only judged. What he
+leaves open is searched:
+
+- tensor parallelism in powers of two, inside an NVLink island; wider only with `allow_pcie`, and
+  only where no island is wide enough;
+- pipeline parallelism over islands and nodes, only with `span_nodes`, and only where no group is
+  large enough; tensor, data and expert parallelism over nodes only as the operator sets them;
+- for models of experts, several engines with whole experts on each GPU (data and expert
+  parallelism), where `objective: throughput` asks what that brings.
+
+A division fits if one request of the asked context, `concurrency` times, is certain to find room.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from gpufleet.catalog.gpu_models import cuda_total_gib
+from gpufleet.errors import FleetError, NotKnownError
+from gpufleet.flags.normalize import human_readable
+from gpufleet.planning.parallelism import Division, Kind, held, room, spread
+from gpufleet.quick_dataclass import dataclass
+from gpufleet.settings.node_settings import Served
+from gpufleet.sizing.fit import AUTO_LENGTH, Options, Sizing
+from gpufleet.versions import numbers
+
+if TYPE_CHECKING:
+    from gpufleet.sizing.architectures.description import Description
+
+Sizer: TypeAlias = "Callable[[Description, Options], Sizing]"
+
+GIB = 1 << 30
+
+# The four below are choices of this project, not measurements.
+CACHE_SHARE = 0.1
+"""Of a GPU's memory: a balanced group grows until its KV cache has this much, so that more than the
+least number of requests run at once."""
+SMALL_WEIGHTS_GIB = 2.0
+"""Weights on a GPU of which a step reads so fast that waiting for the other GPUs takes as long: a
+wider group answers no sooner, once the KV cache is not divided any further either."""
+THROUGHPUT_SHARE = 0.6
+"""Of the most KV tokens that a GPU can have: the smallest group that reaches this much is taken,
+since twice the GPUs in a group also wait twice as much for each other."""
+MOST_STAGES = 8
+"""The deepest pipeline that is planned unasked: beyond, stages idle more than they work."""
+
+
+class Verdict(StrEnum):
+    """Whether a division starts and has the asked headroom."""
+
+    FITS = "fits"
+    NEAR = "near the edge"
+    NO = "does not fit"
+    UNKNOWN = "not checked"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One division of a model on one kind of node, judged."""
+
+    division: Division
+    verdict: Verdict
+    reason: str
+    """Why it was taken, or why not: a sentence without a full stop."""
+    sizing: Sizing | None = None
+    """None: not known."""
+    replicas: int = 0
+    """How many such nodes hold as long as they hold nothing else."""
+    chosen: bool = False
+
+    @property
+    def fits(self) -> bool:
+        """Say whether it may be chosen: it fits, and nothing has been said against it."""
+        return self.verdict is Verdict.FITS and not self.reason
+
+    @property
+    def kv_tokens(self) -> int:
+        """Return what the replica's KV caches hold, in tokens, over all of its engines."""
+        return self.sizing.kv_cache_tokens * self.division.data if self.sizing else 0
+
+    @property
+    def concurrency(self) -> float:
+        """Return how many requests of full length run at once, over all engines."""
+        return self.sizing.max_concurrency * self.division.data if self.sizing else 0.0
+
+
+@dataclass(frozen=True)
+class Considered:
+    """What was considered for one model on one kind of node."""
+
+    model: str
+    kind: Kind
+    nodes: int
+    candidates: tuple[Candidate, ...]
+    names: tuple[str, ...] = ()
+    """Of the nodes, where it is known which they are."""
+
+    @property
+    def chosen(self) -> Candidate | None:
+        """Return the candidate that is placed; None: no replica goes to these nodes."""
+        return next((each for each in self.candidates if each.chosen), None)
+
+
+def consider(
+    name: str,
+    served: Served,
+    description: Description | str | None,
+    kind: Kind,
+    nodes: int,
+    *,
+    sizer: Sizer,
+) -> Considered:
+    """
+    Judge every division of `served` that `nodes` nodes of a kind allow, and choose one.
+
+    `description` is the model's, or a sentence that says why it could not be read: then only the
+    operator's own `tensor_parallel` is taken, unjudged. The choice does not depend on how many
+    replicas or nodes there are (but a pipeline over nodes needs that many), so that it stays when
+    the fleet grows or shrinks.
+    """
+    if description is None or isinstance(description, str):
+        found = _unjudged(served, kind, nodes, description)
+    else:
+        try:
+            found = _judged(served, description, kind, nodes, sizer)
+        except NotKnownError as error:
+            found = _unjudged(served, kind, nodes, "; ".join(error.problems))
+    return Considered(name, kind, nodes, tuple(found))
+
+
+def _unjudged(served: Served, kind: Kind, nodes: int, why: str | None) -> list[Candidate]:
+    if served.tensor_parallel is None:
+        return []
+    division = spread(
+        Division(
+            served.tensor_parallel,
+            served.pipeline_parallel or 1,
+            served.data_parallel or 1,
+            bool(served.expert_parallel),
+        ),
+        served,
+        kind,
+    )
+    reason = f"memory not checked: {why or 'nothing is known of the model'}"
+    replicas = room(division, served, kind, nodes)
+    return [Candidate(division, Verdict.UNKNOWN, reason, replicas=replicas, chosen=True)]
+
+
+def _judged(
+    served: Served, description: Description, kind: Kind, nodes: int, sizer: Sizer
+) -> list[Candidate]:
+    """Return the candidates, one of them chosen where one may be."""
+
+    def judged(division: Division) -> Candidate:
+        replicas = room(division, served, kind, nodes)
+        try:
+            sizing = sizer(description, options(served, kind, division))
+        except NotKnownError:
+            raise
+        except FleetError as error:  # what no release takes, or what this model cannot have
+            return Candidate(division, Verdict.NO, "; ".join(error.problems), replicas=replicas)
+        verdict, reason = _verdict(served, division, sizing)
+        return Candidate(division, verdict, reason, sizing, replicas)
+
+    island, node = max(kind.islands, default=0), kind.gpus
+    own = served.tensor_parallel
+    found = [judged(each) for each in _divisions(served, description, kind, 1, island)]
+    if own is None:
+        found = _on_fewest(found, served, kind, nodes)
+    fitting = [each for each in found if each.fits]
+    if not fitting and served.allow_pcie and own is None and node > island:
+        found += (judged(each) for each in _divisions(served, description, kind, island + 1, node))
+        found = _on_fewest(found, served, kind, nodes)
+        fitting = [each for each in found if each.fits]
+    if not fitting and served.span_nodes and served.pipeline_parallel is None:
+        for deep in _pipelines(
+            served, description, kind, nodes, node if served.allow_pcie else island
+        ):
+            candidate = judged(deep)
+            found.append(candidate)
+            if candidate.fits:
+                fitting = [candidate]
+                break
+    if own is not None and not fitting:
+        return [_as_asked(each) for each in found]
+    return _choose(found, fitting, served, description) if fitting else found
+
+
+def _on_fewest(found: list[Candidate], served: Served, kind: Kind, nodes: int) -> list[Candidate]:
+    """
+    Leave of what fits only what lies on the fewest nodes, and say of the others why not.
+
+    Else a replica would spread as the fleet grows, unasked.
+    """
+
+    def takes(candidate: Candidate) -> float:
+        return candidate.division.nodes if held(candidate.division, served, kind) else math.inf
+
+    fewest = min((takes(each) for each in found if each.fits), default=math.inf)
+    if fewest == math.inf:
+        return found
+    return [
+        _placed_or_not(each, takes(each), fewest, nodes) if each.fits else each for each in found
+    ]
+
+
+def _placed_or_not(candidate: Candidate, takes: float, fewest: float, nodes: int) -> Candidate:
+    if takes == math.inf:
+        gpus = candidate.division.gpus
+        return replace(
+            candidate, verdict=Verdict.NO, reason=f"it takes {gpus} GPUs, and no node has them"
+        )
+    if takes > fewest:
+        return replace(candidate, reason=f"fits, and takes {takes} nodes instead of {fewest}")
+    if takes > nodes:
+        are = f"{nodes} {'is' if nodes == 1 else 'are'} of this kind"
+        return replace(candidate, verdict=Verdict.NO, reason=f"it takes {takes} nodes, and {are}")
+    return candidate
+
+
+def _as_asked(candidate: Candidate) -> Candidate:
+    """Take what the operator set, near the edge too, and say so; not what is certain to fail."""
+    if candidate.verdict is not Verdict.NEAR:
+        return candidate
+    reason = f"taken because `tensor_parallel` is set: {candidate.reason}"
+    return replace(candidate, reason=reason, chosen=True)
+
+
+# What may be tried
+
+
+def _divisions(
+    served: Served, description: Description, kind: Kind, least: int, most: int
+) -> Iterator[Division]:
+    """Yield the divisions on one node whose groups have `least` to `most` GPUs, smallest first."""
+    own = served.tensor_parallel
+    tensors = [own] if own is not None else _powers(1, most)
+    experts = description.architecture.experts > 0
+    for tensor in tensors:
+        pipeline = served.pipeline_parallel or 1
+        engines = [served.data_parallel or 1]
+        if (
+            own is None
+            and served.data_parallel is None
+            and served.expert_parallel is not False
+            and served.objective == "throughput"
+            and experts
+            and pipeline == 1
+        ):
+            engines = [each for each in _powers(1, most) if tensor * each <= most]
+        for data in engines:
+            expert = _with_experts(served, description, data)
+            division = Division(tensor, pipeline, data, expert)
+            if own is not None or division.group >= least:
+                yield spread(division, served, kind)
+
+
+def _pipelines(
+    served: Served, description: Description, kind: Kind, nodes: int, widest: int
+) -> list[Division]:
+    """Return pipelines of more GPUs than a group can have: over few nodes, of few stages first."""
+    own = served.tensor_parallel
+    tensors = _powers(1, widest) if own is None else [own]
+    data = served.data_parallel or 1
+    expert = _with_experts(served, description, data)
+    every = (
+        spread(Division(tensor, stages, data, expert), served, kind)
+        for stages in range(2, MOST_STAGES + 1)
+        for tensor in tensors
+        if tensor * stages > max(tensors)
+    )
+    return sorted(
+        (each for each in every if room(each, served, kind, nodes)),
+        key=lambda each: (each.nodes, each.pipeline, each.gpus),
+    )
+
+
+def _with_experts(served: Served, description: Description, data: int) -> bool:
+    if served.expert_parallel is not None:
+        return served.expert_parallel
+    return data > 1 and description.architecture.experts > 0
+
+
+def _powers(least: int, most: int) -> list[int]:
+    return [1 << power for power in range(most.bit_length()) if least <= 1 << power <= most]
+
+
+# Whether it fits
+
+
+def _verdict(served: Served, division: Division, sizing: Sizing) -> tuple[Verdict, str]:
+    if not sizing.fits:
+        # What to write instead, the plan says with its own keys (`remedies`), not vLLM's flags.
+        why = "; ".join(sizing.reasons) or "the KV cache of one request does not fit"
+        near = sizing.confidence == "near the edge"
+        return (Verdict.NEAR if near else Verdict.NO), why
+    # One request is certain to fit; the others that were asked for have to be as certain.
+    cache = max(1, sizing.kv_cache_bytes_per_gpu)
+    certain = max(0, cache - sizing.estimate_error_bytes_per_gpu) / cache
+    at_once = sizing.max_concurrency * division.data
+    if served.concurrency > 1 and at_once * certain < served.concurrency:
+        asked = (
+            f"{at_once:.1f} requests of {sizing.max_model_len:,} tokens fit at once, and "
+            f"`concurrency` asks for {served.concurrency}"
+        )
+        if at_once < served.concurrency:
+            return Verdict.NO, asked
+        return Verdict.NEAR, f"{asked}: nearer than the estimates are exact"
+    return Verdict.FITS, ""
+
+
+# Which one is best
+
+
+def _choose(
+    found: list[Candidate], fitting: list[Candidate], served: Served, description: Description
+) -> list[Candidate]:
+    """Return `found` with the choice marked, and a reason for each of those that fit."""
+    by_size = sorted(fitting, key=_smallest_first)
+    if served.objective == "latency":
+        best, why, others = _soonest(by_size, description)
+    elif served.objective == "throughput":
+        best, why, others = _most_tokens(by_size)
+    elif served.objective == "memory":
+        best, why, others = _fewest(by_size)
+    else:
+        best, why, others = _balanced(by_size)
+    if len(fitting) == 1:
+        own = served.tensor_parallel is not None
+        why = "`tensor_parallel` is set, and it fits" if own else "the only one that fits"
+    return [
+        replace(each, chosen=True, reason=why)
+        if each is best
+        else replace(each, reason=others(each))
+        if each.fits
+        else each
+        for each in found
+    ]
+
+
+Choice: TypeAlias = "tuple[Candidate, str, Callable[[Candidate], str]]"
+
+
+def _smallest_first(candidate: Candidate) -> tuple[int, int, int]:
+    return candidate.division.gpus, candidate.division.data, candidate.division.tensor
+
+
+def _balanced(by_size: list[Candidate]) -> Choice:
+    roomy = [each for each in by_size if _cache_share(each) >= CACHE_SHARE]
+    best = roomy[0] if roomy else max(by_size, key=_cache_share)
+    share = f"{_cache_share(best):.0%} of a GPU's memory is left for its KV cache"
+    why = f"the smallest group that fits with room for more requests: {share}"
+    if not roomy:
+        why = f"no group has room for many requests, this one has the most: {share}"
+
+    def others(each: Candidate) -> str:
+        if _smallest_first(each) < _smallest_first(best):
+            return (
+                f"fits, but only {_cache_share(each):.0%} of a GPU's memory is left for its KV "
+                f"cache: `objective: memory` takes it"
+            )
+        return f"fits on more GPUs than needed: {best.division} fits with room for more requests"
+
+    return best, why, others
+
+
+def _fewest(by_size: list[Candidate]) -> Choice:
+    best = by_size[0]
+    return (
+        best,
+        "the fewest GPUs that fit",
+        lambda _: f"fits on more GPUs than needed: {best.division} fits too",
+    )
+
+
+def _soonest(by_size: list[Candidate], description: Description) -> Choice:
+    """The widest group, as long as widening still divides what a step has to read."""
+    alone = [each for each in by_size if each.division.data == 1] or by_size
+    best, why = alone[0], "the widest group that there is room for"
+    heads = description.architecture.kv_heads
+    for wider in alone[1:]:
+        weights = _weights_gib(best)
+        if weights <= SMALL_WEIGHTS_GIB and wider.division.tensor > heads:
+            why = (
+                f"wider groups answer no sooner: a GPU reads {weights:.1f} GiB of weights in a "
+                f"step, and {_heads(heads)} of the KV cache divided no further"
+            )
+            break
+        if weights <= SMALL_WEIGHTS_GIB / 4:
+            why = (
+                f"wider groups answer no sooner: a GPU reads {weights:.1f} GiB of weights in a step"
+            )
+            break
+        best = wider
+
+    def others(each: Candidate) -> str:
+        if _smallest_first(each) < _smallest_first(best):
+            return f"fits, and {best.division} answers sooner"
+        return f"fits, and answers no sooner than {best.division}"
+
+    return best, why, others
+
+
+def _most_tokens(by_size: list[Candidate]) -> Choice:
+    def each_gpu(candidate: Candidate) -> float:
+        return candidate.kv_tokens / candidate.division.gpus
+
+    most = max(by_size, key=each_gpu)
+    enough = [each for each in by_size if each_gpu(each) >= THROUGHPUT_SHARE * each_gpu(most)]
+    least = enough[0].division.gpus
+    best = max((each for each in enough if each.division.gpus == least), key=each_gpu)
+    why = f"the smallest group with about as many KV tokens a GPU as any: {each_gpu(best):,.0f}"
+
+    def others(each: Candidate) -> str:
+        held = f"fits and holds {each_gpu(each):,.0f} KV tokens a GPU"
+        if each in enough and each.division.gpus > least:
+            return f"{held}; {best.division} holds about as many in more, smaller groups"
+        return f"{held}; {best.division} holds {each_gpu(best):,.0f}"
+
+    return best, why, others
+
+
+def _cache_share(candidate: Candidate) -> float:
+    sizing = candidate.sizing
+    if sizing is None:
+        return 0.0
+    parts = (
+        sizing.weights_bytes_per_gpu,
+        sizing.activation_bytes_per_gpu,
+        sizing.non_torch_bytes_per_gpu,
+        sizing.kv_cache_bytes_per_gpu,
+    )
+    # The budget is `gpu_memory_utilization` of the GPU: the share is of all of its memory.
+    return sizing.kv_cache_bytes_per_gpu * sizing.gpu_memory_utilization / max(1, sum(parts))
+
+
+def _weights_gib(candidate: Candidate) -> float:
+    return candidate.sizing.weights_bytes_per_gpu / GIB if candidate.sizing else 0.0
+
+
+def _heads(count: int) -> str:
+    return "the one head" if count == 1 else f"the {count} heads"
+
+
+# What to write instead
+
+
+def remedies(
+    served: Served,
+    description: Description,
+    kind: Kind,
+    nodes: int,
+    *,
+    sizer: Sizer,
+) -> tuple[str, ...]:
+    """
+    Return settings with which a model fits on `nodes` nodes of a kind where it does not.
+
+    Each as `key: value` in backquotes, or two of them where one is not enough. All were tried: what
+    is named helps by itself.
+    """
+
+    def considered(changes: Mapping[str, Any]) -> Considered:
+        changed = _changed(served, changes)
+        return consider("", changed, description, kind, nodes, sizer=sizer)
+
+    def helps(changes: Mapping[str, Any]) -> bool:
+        chosen = considered(changes).chosen
+        return chosen is not None and chosen.replicas > 0 and chosen.verdict is not Verdict.UNKNOWN
+
+    found = [each for each in _one_change(served, considered({}).candidates) if helps(each)]
+    wider: dict[str, Any] = {}
+    if served.tensor_parallel is not None:
+        free = considered({"tensor_parallel": None})
+        tensor = free.chosen.division.tensor if free.chosen else max(_powers(1, max(kind.islands)))
+        wider = {"tensor_parallel": tensor}
+        if helps(wider):
+            found.insert(0, wider)
+    if not found and wider:
+        changed = _changed(served, wider)
+        more = _one_change(changed, considered(wider).candidates)
+        found = [both for each in more if helps(both := {**wider, **each})]
+    if not found:
+        least = {**wider, "concurrency": 1}
+        changed = _changed(served, least)
+        more = _one_change(changed, considered(least).candidates)
+        found = [both for each in more if helps(both := {**least, **each})]
+    first: dict[tuple[str, ...], str] = {}
+    for changes in found:  # of several values of one key the nearest, which comes first
+        words = " and ".join(_yaml(key, value) for key, value in changes.items())
+        first.setdefault(tuple(changes), words)
+    return tuple(first.values())
+
+
+def _one_change(served: Served, judged: tuple[Candidate, ...]) -> Iterator[dict[str, Any]]:
+    """Yield what might help, for each key the smallest change first."""
+    most = int(max((each.concurrency for each in judged), default=0))
+    for fewer in dict.fromkeys((most, int(most * 0.8), 1)):
+        if 1 <= fewer < served.concurrency:
+            yield {"concurrency": fewer}
+    sizings = [each.sizing for each in judged if each.sizing]
+    longest = max((sizing.largest_max_model_len for sizing in sizings), default=0)
+    length = max((sizing.max_model_len for sizing in sizings), default=0)
+    for part in (0.95, 0.8, 0.5, 0.25):
+        shorter = int(longest * part / served.concurrency) // 1024 * 1024
+        if 0 < shorter < length:
+            yield {"context": shorter}
+    if "max-num-seqs" not in served.flags:
+        yield from ({"flags.max-num-seqs": fewer} for fewer in (512, 256, 128, 64))
+    if any(each.division.expert and each.division.data > 1 for each in judged) and (
+        "max-num-batched-tokens" not in served.flags
+    ):  # each GPU has room for the tokens of all engines
+        yield from ({"flags.max-num-batched-tokens": fewer} for fewer in (8192, 4096, 2048))
+    if not served.allow_pcie:
+        yield {"allow_pcie": True}
+    if not served.span_nodes:
+        yield {"span_nodes": True}
+    if served.expert_parallel:
+        yield {"expert_parallel": False}
+    for key in ("data_parallel", "pipeline_parallel"):
+        if (own := getattr(served, key) or 1) > 1:
+            yield from ({key: fewer} for fewer in _powers(2, own - 1)[::-1])
+            yield {key: 1}
+    if "kv-cache-dtype" not in served.flags:
+        yield {"flags.kv-cache-dtype": "fp8"}
+
+
+def _changed(served: Served, changes: Mapping[str, Any]) -> Served:
+    """Write settings, and flags where a key begins so."""
+    flags = {
+        key.removeprefix("flags."): value
+        for key, value in changes.items()
+        if key.startswith("flags.")
+    }
+    settings = {key: value for key, value in changes.items() if not key.startswith("flags.")}
+    return served.model_copy(update={**settings, "flags": {**served.flags, **flags}})
+
+
+def _yaml(key: str, value: Any) -> str:
+    if key.startswith("flags."):
+        return f"`{key.removeprefix('flags.')}: {value}` in `flags`"
+    return f"`{key}: {str(value).lower() if isinstance(value, bool) else value}`"
+
+
+# How it would be started
+
+
+def options(served: Served, kind: Kind, division: Division) -> Options:
+    """Return vLLM's options of one replica, as far as they decide what it takes."""
+    flags = {name.replace("_", "-"): value for name, value in served.flags.items()}
+    context = served.context or _length(flags.get("max-model-len"))
+    return Options(
+        gpu_memory_gib=memory_gib(kind),
+        vllm=numbers(kind.vllm),
+        tensor_parallel=division.tensor,
+        pipeline_parallel=division.pipeline,
+        data_parallel=division.data,
+        expert_parallel=division.expert,
+        decode_context_parallel=_integer(flags.get("decode-context-parallel-size")) or 1,
+        max_model_len=context,
+        gpu_memory_utilization=_fraction(flags.get("gpu-memory-utilization")),
+        kv_cache_dtype=str(flags.get("kv-cache-dtype") or "auto"),
+        quantization=_text(flags.get("quantization")),
+        dtype=str(flags.get("dtype") or "auto"),
+        max_num_seqs=_integer(flags.get("max-num-seqs")),
+        max_num_batched_tokens=_integer(flags.get("max-num-batched-tokens")),
+        kv_cache_memory_bytes=_integer(flags.get("kv-cache-memory-bytes")),
+        throughput=flags.get("performance-mode") == "throughput",
+        all2all_backend=_text(flags.get("all2all-backend")),
+        block_size=_integer(flags.get("block-size")),
+        enforce_eager=flags.get("enforce-eager") is True,
+        prefix_caching=_switch(flags.get("enable-prefix-caching")),
+        speculative_tokens=_speculative_tokens(flags.get("speculative-config")),
+        hybrid_manager=flags.get("disable-hybrid-kv-cache-manager") is not True,
+        compute_capability=kind.compute_capability,
+        device="cpu" if kind.device == "cpu" else "cuda",
+    )
+
+
+def memory_gib(kind: Kind) -> float:
+    """Return the total that CUDA reports of one GPU, in GiB, or a little less."""
+    return cuda_total_gib(kind.gpu, kind.memory_mib << 20)
+
+
+def _integer(value: Any) -> int | None:
+    """Read what vLLM's parser takes for a number; None: not set, or the flags' check says why."""
+    if isinstance(value, bool) or value is None:
+        return None
+    return human_readable(str(value))
+
+
+def _length(value: Any) -> int | None:
+    """As `_integer`; vLLM takes "auto" for -1, as much as fits."""
+    length = AUTO_LENGTH if value == "auto" else _integer(value)
+    return length if length == AUTO_LENGTH or (length or 0) > 0 else None
+
+
+def _fraction(value: Any) -> float | None:
+    if isinstance(value, bool) or value is None:
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _switch(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+def _speculative_tokens(value: Any) -> int:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return 0
+    tokens = value.get("num_speculative_tokens") if isinstance(value, Mapping) else None
+    return tokens if isinstance(tokens, int) else 0

@@ -1,0 +1,294 @@
+"""
+Why a plan is as it is, and what it changes: the text of `gpufleet plan --explain` and `--diff`.
+
+Pure: takes plans, returns rows (values for tables and JSON) and text.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from enum import StrEnum
+from typing import Any
+
+from gpufleet.formatting import node_ranges, ranges
+from gpufleet.node.topology import Node
+from gpufleet.planning.candidates import GIB, Considered
+from gpufleet.planning.planner import FleetPlan, Running, Stage
+from gpufleet.quick_dataclass import dataclass
+
+# Candidates
+
+
+@dataclass(frozen=True)
+class Row:
+    """One candidate of one model on one kind of node."""
+
+    model: str
+    nodes: str
+    """Their names, written short, and their kind."""
+    chosen: bool
+    tensor_parallel: int
+    pipeline_parallel: int
+    data_parallel: int
+    expert_parallel: bool
+    replicas: int
+    """That these nodes hold, if they hold nothing else."""
+    verdict: str
+    """"fits", "near the edge", "does not fit" or "not checked"."""
+    weights_gib_per_gpu: float | None
+    """None, here and below: not known."""
+    kv_cache_tokens: int | None
+    """Of the whole replica."""
+    max_concurrency: float | None
+    """Requests of full length at once, in the whole replica."""
+    reason: str
+    over_nodes: int = 1
+    """Nodes of each replica."""
+
+
+def rows(plan: FleetPlan) -> tuple[Row, ...]:
+    """Return every candidate that was considered, in the order in which they were tried."""
+    return tuple(row for considered in plan.candidates for row in _rows(considered))
+
+
+def _rows(considered: Considered) -> Iterable[Row]:
+    where = f"{node_ranges(considered.names)}: {considered.kind}"
+    for each in considered.candidates:
+        sizing, division = each.sizing, each.division
+        yield Row(
+            model=considered.model,
+            nodes=where,
+            chosen=each.chosen,
+            tensor_parallel=division.tensor,
+            pipeline_parallel=division.pipeline,
+            data_parallel=division.data,
+            expert_parallel=division.expert,
+            replicas=each.replicas,
+            verdict=str(each.verdict),
+            weights_gib_per_gpu=round(sizing.weights_bytes_per_gpu / GIB, 2) if sizing else None,
+            kv_cache_tokens=each.kv_tokens if sizing else None,
+            max_concurrency=round(each.concurrency, 2) if sizing else None,
+            reason=each.reason,
+            over_nodes=division.nodes,
+        )
+
+
+_COLUMNS = (
+    *("", "TP", "PP", "DP", "EP", "nodes"),
+    *("replicas", "fits", "weights/GPU", "KV tokens", "at once"),
+)
+_NODES = _COLUMNS.index("nodes")
+
+
+def explain(plan: FleetPlan, nodes: Iterable[Node] = ()) -> str:
+    """
+    Return the text of `--explain`.
+
+    The candidates of each model on each kind of node, the chosen one marked `>`, each with its
+    reason; then the sentences of the plan; then, of the given `nodes`, which rank is on which GPU.
+    """
+    tables: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in rows(plan):
+        tables[row.model, row.nodes].append(row)
+    lines: list[str] = []
+    for (model, where), found in tables.items():
+        lines += [f"{model} on {where}", *_table(found), ""]
+    lines += plan.reasons
+    for node in sorted(nodes, key=lambda node: node.name):
+        lines += ["", *picture(plan, node)]
+    return "\n".join(lines) + "\n"
+
+
+def _table(found: Sequence[Row]) -> list[str]:
+    cells: list[tuple[str, ...]] = [
+        _COLUMNS,
+        *(
+            (
+                ">" if row.chosen else "",
+                str(row.tensor_parallel),
+                str(row.pipeline_parallel),
+                str(row.data_parallel),
+                "yes" if row.expert_parallel else "no",
+                str(row.over_nodes),
+                str(row.replicas),
+                row.verdict,
+                _known(row.weights_gib_per_gpu, ".1f", " GiB"),
+                _known(row.kv_cache_tokens, ","),
+                _known(row.max_concurrency, ".1f"),
+            )
+            for row in found
+        ),
+    ]
+    if all(row.over_nodes == 1 for row in found):
+        cells = [(*line[:_NODES], *line[_NODES + 1 :]) for line in cells]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    reasons = ["why", *(row.reason for row in found)]
+    return [
+        "  ".join(
+            [*(cell.ljust(width) for cell, width in zip(line, widths, strict=True)), reason]
+        ).rstrip()
+        for line, reason in zip(cells, reasons, strict=True)
+    ]
+
+
+def _known(value: float | None, form: str, unit: str = "") -> str:
+    return "?" if value is None else f"{value:{form}}{unit}"
+
+
+# Pictures
+
+
+def picture(plan: FleetPlan, node: Node) -> list[str]:
+    """
+    Return lines: what each GPU of a node serves, and how it reaches the others of its group.
+
+        gpu-01
+          GPU 0  llama-0  rank 0  port 8000  NV18
+          GPU 1  llama-0  rank 1  port 8000  NV18
+          GPU 2  free
+    """
+    serving: dict[int, tuple[Stage, int]] = {}
+    for stage in plan.on(node.name):
+        for rank, gpu in enumerate(stage.gpus, stage.node_rank * len(stage.gpus)):
+            serving[gpu] = (stage, rank)
+    lines = [node.name]
+    width = max((len(stage.id) for stage, _ in serving.values()), default=0)
+    for gpu in sorted({gpu.index for gpu in node.gpus} | set(node.unfit)):
+        if gpu in node.unfit:
+            lines.append(f"  GPU {gpu}  left out: {node.unfit[gpu]}")
+        elif gpu in serving:
+            stage, rank = serving[gpu]
+            lines.append(
+                f"  GPU {gpu}  {stage.id:{width}}  rank {rank}{_listens(stage)}"
+                f"{_link(node, stage, gpu)}"
+            )
+        else:
+            lines.append(f"  GPU {gpu}  free")
+    return lines
+
+
+def _listens(stage: Stage) -> str:
+    """Its ports; a node of a replica that has no server answers nowhere."""
+    ports = stage.ports
+    return f"  port{'s' if len(ports) > 1 else ''} {ranges(ports)}" if ports else ""
+
+
+def _link(node: Node, stage: Stage, gpu: int) -> str:
+    """What it has in common with the farthest of its tensor-parallel group on this node."""
+    size = stage.tensor_parallel
+    experts = stage.expert_parallel and stage.data_parallel > 1 and len(stage.nodes) > 1
+    across = "  over nodes" if size > len(stage.gpus) or experts else ""
+    at = stage.gpus.index(gpu) // size * size
+    pairs = [tuple(sorted((gpu, other))) for other in stage.gpus[at : at + size] if other != gpu]
+    if not pairs:
+        return across
+    links = min(node.nvlink.get((one, other), 0) for one, other in pairs)
+    if links:
+        return f"  NV{links}{across}"
+    near = {node.pcie.get((one, other), "SYS") for one, other in pairs}
+    order = ("SYS", "NODE", "PHB", "PXB", "PIX")
+    return f"  {next((tier for tier in order if tier in near), 'SYS')}{across}"
+
+
+# What changes
+
+
+class Action(StrEnum):
+    """What happens to a replica when the plan is carried out."""
+
+    START = "start"
+    STOP = "stop"
+    MOVE = "move"
+    RESTART = "restart"
+    STAY = "stay"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One replica, before and after. `before` or `after` is empty where there is none."""
+
+    action: Action
+    replica: str
+    before: str
+    after: str
+    why: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values for `json.dumps`."""
+        return {**asdict(self), "action": str(self.action)}
+
+
+def difference(
+    plan: FleetPlan,
+    running: Iterable[Running],
+    restarts: Mapping[str, str] | None = None,
+    nodes: Iterable[Node] = (),
+) -> tuple[Change, ...]:
+    """
+    Return what the plan changes of what runs, by model and replica.
+
+    A replica that keeps its node, GPUs and port stays, unless `restarts` has its name (`llama-0`)
+    with a reason, such as flags that changed: what it was started with, `running` does not say.
+    `nodes` give the GPUs that only what runs has their indices.
+    """
+    planned: dict[tuple[str, int], list[Stage]] = defaultdict(list)
+    for stage in plan.stages:
+        planned[stage.model, stage.replica].append(stage)
+    found: dict[tuple[str, int], list[Running]] = defaultdict(list)
+    for each in running:
+        found[each.model, each.replica].append(each)
+    why = {(move.model, move.replica): move.why for move in plan.moves}
+    indices = {gpu.uuid: gpu.index for node in nodes for gpu in node.gpus} | {
+        uuid: gpu
+        for stage in plan.stages
+        for gpu, uuid in zip(stage.gpus, stage.gpu_uuids, strict=True)
+    }
+    changes = []
+    for key in sorted({*planned, *found}):
+        name = f"{key[0]}-{key[1]}"
+        was, now = found.get(key, []), planned.get(key, [])
+        # It ran twice, and one of them stops; on fewer nodes than before is another matter.
+        if len(was) > len(now) > 0 and len({each.nodes for each in was}) > 1:
+            here = {each.node for each in now}
+            for each in (each for each in was if each.node not in here):
+                place = _place(each.node, each.gpu_uuids, each.port, indices)
+                why_not = why.pop(key, "it runs elsewhere")
+                changes.append(Change(Action.STOP, name, place, "", why_not))
+            was = [each for each in was if each.node in here] or was[:1]
+        before = "; ".join(
+            _place(each.node, each.gpu_uuids, each.port, indices)
+            for each in sorted(was, key=lambda each: (each.rank, each.node))
+        )
+        after = "; ".join(_place(each.node, each.gpu_uuids, each.port, indices) for each in now)
+        reason = why.get(key, "")
+        if not was:
+            action = Action.START
+        elif not now:
+            action, reason = Action.STOP, reason or "the plan has no such replica"
+        elif {each.node for each in was} != {each.node for each in now}:
+            action = Action.MOVE
+        elif _differs(was, now):
+            action = Action.RESTART
+        elif name in (restarts or {}):
+            action, reason = Action.RESTART, (restarts or {})[name]
+        else:
+            action = Action.STAY
+        changes.append(Change(action, name, before, after, reason))
+    return tuple(changes)
+
+
+def _differs(was: Sequence[Running], now: Sequence[Stage]) -> bool:
+    ran = {(each.node, tuple(sorted(each.gpu_uuids))) for each in was}
+    ports = {each.port for each in was} - {None}
+    return ran != {(each.node, tuple(sorted(each.gpu_uuids))) for each in now} or bool(
+        ports - {each.port for each in now}
+    )
+
+
+def _place(node: str, uuids: Sequence[str], port: int | None, indices: Mapping[str, int]) -> str:
+    """`gpu-01 GPUs 0-3 port 8000`; GPUs that the plan does not use have no index here."""
+    known = [indices[uuid] for uuid in uuids if uuid in indices]
+    gpus = ranges(known) if len(known) == len(uuids) else ", ".join(uuids)
+    return f"{node} GPU{'s' if len(uuids) > 1 else ''} {gpus}" + (f" port {port}" if port else "")

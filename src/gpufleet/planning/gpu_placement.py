@@ -1,0 +1,364 @@
+"""
+Which GPUs of a node a group gets, and which node is next.  Pure.
+
+A group lies in one NVLink island: the one with the fewest free GPUs that still suffice, so that
+large islands stay whole; inside it on GPUs of one NUMA node, then behind one NIC, where they
+suffice; then on the lowest indices. With `allow_pcie` wider and wider parts of the PCIe tree come
+behind the islands.
+
+What a node's hardware allows is worked out once for all nodes that are alike (`Layout`), and each
+answer is kept: a fleet of thousands of nodes has few different ones.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from gpufleet.node.topology import Domain, Node, islands
+from gpufleet.planning.parallelism import Division, Kind
+
+# How NVML names the nearest common ancestor of two GPUs, nearest first: one switch, several
+# switches, one host bridge, one NUMA node, anything.
+PCIE_TIERS = ("PIX", "PXB", "PHB", "NODE", "SYS")
+
+NearNics = Mapping[int, Collection[tuple[str, str]]]
+"""Each GPU's nearest NICs with their class, as `nic_affinity.nearest_nics` returns them."""
+
+Mask = int
+"""A set of GPUs: bit n is the GPU with NVML index n."""
+
+
+def mask(gpus: Iterable[int]) -> Mask:
+    """Return the GPUs as bits. A GPU that is named twice counts once."""
+    found = 0
+    for gpu in gpus:
+        found |= 1 << gpu
+    return found
+
+
+def indices(gpus: Mask) -> tuple[int, ...]:
+    """
+    Return the GPUs' indices, ascending.
+
+    >>> indices(0b10010)
+    (1, 4)
+    """
+    return tuple(index for index in range(gpus.bit_length()) if gpus >> index & 1)
+
+
+class Layout:
+    """The hardware of nodes that are alike: which GPUs may form a group, best first."""
+
+    def __init__(self, node: Node, nics: NearNics) -> None:
+        """Take the layout of `node`; it is that of every node with the same `key`."""
+        self.gpus = tuple(sorted(gpu.index for gpu in node.gpus))
+        self.islands = islands(self.gpus, node.nvlink)
+        self._nvlink = node.nvlink
+        self._pcie = node.pcie
+        self._islands = tuple(map(mask, self.islands))
+        self._numa_nodes = _masks({gpu.index: gpu.numa_node for gpu in node.gpus})
+        self._behind = _masks(
+            {gpu: tuple(sorted(name for name, _ in near)) for gpu, near in nics.items()}
+        )
+        self._far = mask(gpu for gpu, near in nics.items() if all(at == "SYS" for _, at in near))
+        self._tiers: list[tuple[Mask, ...]] = []
+        self._found: dict[tuple[Mask, int, int, bool, bool], tuple[int, ...]] = {}
+
+    @staticmethod
+    def key(node: Node, nics: NearNics) -> tuple[object, ...]:
+        """Return what two nodes of one layout have in common."""
+        return (
+            tuple((gpu.index, gpu.numa_node) for gpu in node.gpus),
+            frozenset(node.nvlink.items()),
+            frozenset(node.pcie.items()),
+            tuple(sorted((gpu, tuple(near)) for gpu, near in nics.items())),
+        )
+
+    def group(self, free: Mask, division: Division, *, pcie: bool) -> tuple[int, ...]:
+        """
+        Return the GPUs that one node's part of a replica gets out of `free`; empty without room.
+
+        In the order of ranks: one tensor-parallel group after another, each ascending.
+        """
+        spans = division.nodes > 1
+        key = (free, division.unit, division.units, pcie, spans)
+        if key not in self._found:
+            self._found[key] = self._group(free, division, pcie, spans)
+        return self._found[key]
+
+    def _group(self, free: Mask, division: Division, pcie: bool, spans: bool) -> tuple[int, ...]:
+        found: tuple[int, ...] = ()
+        for _ in range(division.units):
+            unit = self._unit(free, division.unit, pcie, spans)
+            if not unit:
+                return ()
+            found += unit
+            free &= ~mask(unit)
+        return found
+
+    def _unit(self, free: Mask, size: int, pcie: bool, spans: bool) -> tuple[int, ...]:
+        for parts in self._partitions(pcie):
+            pool = 0
+            if spans:  # what talks to other nodes belongs on GPUs that a NIC is near
+                pool = _best_fit(free & ~self._far, parts, size)
+            if pool := pool or _best_fit(free, parts, size):
+                near = _best_fit(pool, self._numa_nodes, size) or pool
+                return indices(_best_fit(near, self._behind, size) or near)[:size]
+        return ()
+
+    def may_hold(self, gpus: tuple[int, ...], division: Division, *, pcie: bool) -> bool:
+        """Say whether GPUs in the order of ranks are a node's part of a replica."""
+        size = division.unit
+        if len(gpus) != size * division.units:
+            return False
+        units = [mask(gpus[start : start + size]) for start in range(0, len(gpus), size)]
+        parts = [part for parts in self._partitions(pcie) for part in parts]
+        return all(any(unit & part == unit for part in parts) for unit in units)
+
+    def largest(self, *, pcie: bool) -> int:
+        """Return the GPUs of the largest group, were all of them free."""
+        return max(
+            (part.bit_count() for parts in self._partitions(pcie) for part in parts), default=0
+        )
+
+    def way(self, gpus: tuple[int, ...]) -> str:
+        """Return what the slowest pair talks over: `NVLink (NV18)`, `PCIe (PHB)`."""
+        pairs = [(one, other) for one in gpus for other in gpus if one < other]
+        links = min(self._nvlink.get(pair, 0) for pair in pairs)
+        if links:
+            return f"NVLink (NV{links})"
+        return f"PCIe ({PCIE_TIERS[max(self._tier(*pair) for pair in pairs)]}, by `allow_pcie`)"
+
+    def _partitions(self, pcie: bool) -> Iterator[tuple[Mask, ...]]:
+        """The ways to cut the node into parts that a group may lie in, best first."""
+        yield self._islands
+        if pcie:
+            if not self._tiers:
+                self._tiers = [self._pcie_parts(tier) for tier in range(len(PCIE_TIERS))]
+            yield from self._tiers
+
+    def _pcie_parts(self, tier: int) -> tuple[Mask, ...]:
+        """GPUs that meet at `PCIE_TIERS[tier]` or nearer; a tree, so parts never overlap."""
+        parts: list[set[int]] = []
+        for gpu in self.gpus:
+            near = [part for part in parts if any(self._tier(gpu, at) <= tier for at in part)]
+            parts = [part for part in parts if part not in near] + [{gpu}.union(*near)]
+        return tuple(mask(part) for part in sorted(parts, key=min))
+
+    def _tier(self, one: int, other: int) -> int:
+        # An unknown pair is as far apart as can be: a group on it is still possible, and the last.
+        found = self._pcie.get((min(one, other), max(one, other)), "SYS")
+        return PCIE_TIERS.index(found) if found in PCIE_TIERS else len(PCIE_TIERS) - 1
+
+
+def _masks(labels: Mapping[int, object]) -> tuple[Mask, ...]:
+    """Return the GPUs that share a label, each such set as bits."""
+    alike: dict[object, list[int]] = defaultdict(list)
+    for gpu, label in labels.items():
+        alike[label].append(gpu)
+    return tuple(map(mask, alike.values()))
+
+
+def _best_fit(free: Mask, parts: Iterable[Mask], size: int) -> Mask:
+    """The free GPUs of the part with the fewest that still suffice; 0 where none does."""
+    pools = [pool for part in parts if (pool := free & part).bit_count() >= size]
+    return min(pools, key=lambda pool: (pool.bit_count(), indices(pool)), default=0)
+
+
+class Room:
+    """One node, and which of its GPUs no stage has yet."""
+
+    __slots__ = (
+        "_indices",
+        "_needed",
+        "_uuids",
+        "free",
+        "held",
+        "kind",
+        "layout",
+        "name",
+        "node",
+        "open",
+        "order",
+    )
+
+    def __init__(self, node: Node, kind: Kind, layout: Layout, order: int) -> None:
+        """Take a node of which nothing is taken. `order` is its place among all by name."""
+        self.node = node
+        self.name = node.name
+        self.kind = kind
+        self.layout = layout
+        self.order = order
+        self.free: Mask = mask(layout.gpus)
+        self.open: Mask = self.free
+        """The GPUs that are free and on which nothing runs that may stay."""
+        self.held: dict[tuple[str, int], Mask] = {}
+        """Where replicas run that are still to be placed: others get these GPUs last."""
+        self._needed: set[tuple[str, int]] = set()
+        self._uuids: dict[int, str] = {}
+        self._indices: dict[str, int] = {}
+
+    @property
+    def uuids(self) -> Mapping[int, str]:
+        """Return the GPUs' UUIDs by index."""
+        if not self._uuids:
+            self._uuids = {gpu.index: gpu.uuid for gpu in self.node.gpus}
+        return self._uuids
+
+    @property
+    def indices(self) -> Mapping[str, int]:
+        """Return the GPUs' indices by UUID."""
+        if not self._indices:
+            self._indices = {gpu.uuid: gpu.index for gpu in self.node.gpus}
+        return self._indices
+
+    def take(self, gpus: Iterable[int]) -> None:
+        """Give GPUs to a stage."""
+        taken = mask(gpus)
+        self.free &= ~taken
+        self.open &= ~taken
+
+    def hold(self, replica: tuple[str, int], gpus: Iterable[int], *, needed: bool) -> None:
+        """Mark GPUs on which a replica runs that may stay; if `needed`, else it goes elsewhere."""
+        if needed:
+            self._needed.add(replica)
+        self.held[replica] = mask(gpus)
+        self.open &= ~self.held[replica]
+
+    def release(self, replica: tuple[str, int]) -> None:
+        """Take the mark away."""
+        if self.held.pop(replica, None) is not None:
+            self.open = self.free
+            for gpus in self.held.values():
+                self.open &= ~gpus
+
+    def group(self, division: Division, *, pcie: bool, displace: bool) -> tuple[int, ...]:
+        """Return the GPUs that a replica's part would get here; with `displace` also held ones."""
+        found = self.layout.group(self.open, division, pcie=pcie)
+        if found or not displace:
+            return found
+        # As few as possible: those that need not go elsewhere, the smallest, of one model the last.
+        cheapest = sorted(
+            self.held.items(),
+            key=lambda held: (
+                held[0] in self._needed,
+                held[1].bit_count(),
+                held[0][0],
+                -held[0][1],
+            ),
+        )
+        allowed = self.open
+        for _, gpus in cheapest:
+            allowed |= gpus & self.free
+            if found := self.layout.group(allowed, division, pcie=pcie):
+                return found
+        return ()
+
+    def displaced(self, gpus: tuple[int, ...]) -> list[tuple[str, int]]:
+        """Return the replicas that run on some of `gpus`."""
+        taken = mask(gpus)
+        return [replica for replica, held in self.held.items() if held & taken]
+
+    def cost(self, gpus: tuple[int, ...]) -> tuple[int, int]:
+        """Return how many replicas on `gpus` would go elsewhere, and how many would stop."""
+        found = self.displaced(gpus)
+        needed = sum(replica in self._needed for replica in found)
+        return needed, len(found) - needed
+
+
+Part = tuple[Room, tuple[int, ...]]
+"""A node and the GPUs that a replica gets there, in the order of ranks."""
+
+
+_Entry = tuple[tuple[int, ...], Room, Division]
+
+
+class Picker:
+    """
+    Picks where one model's next replica goes: to the node with the fewest of them so far, then
+    the most free GPUs, then the first name. Over several nodes: to the first of one kind in one
+    NVLink domain, or, where none has room, to the first of one kind.
+
+    Rooms only fill up while it is used. So a node without room is not asked again, and one that
+    others have filled since goes back in line: each choice costs a look or two, not one a node.
+    """
+
+    def __init__(
+        self,
+        rooms: Iterable[tuple[Room, Division]],
+        on: Counter[str],
+        *,
+        pcie: bool,
+        displace: bool = False,
+    ) -> None:
+        """Take the rooms with the division that a replica has there; `on` is kept up to date."""
+        self._on = on
+        self._pcie = pcie
+        self._displace = displace
+        # In this order: single nodes; nodes that NVLink joins; any nodes of one kind.
+        alone: list[_Entry] = []
+        joined: dict[tuple[Kind, Domain], list[_Entry]] = defaultdict(list)
+        alike: dict[Kind, list[_Entry]] = defaultdict(list)
+        for room, division in rooms:
+            free = room.free if displace else room.open
+            if free.bit_count() < division.share:
+                continue
+            entry = (self._key(room, division), room, division)
+            if division.nodes == 1:
+                alone.append(entry)
+                continue
+            alike[room.kind].append(entry)
+            if room.node.domain:
+                joined[room.kind, room.node.domain].append(entry)
+        # The smallest that still suffices, so that large ones stay whole.
+        self._lines = [
+            alone,
+            *sorted(joined.values(), key=lambda line: (len(line), line[0][1].order)),
+            *alike.values(),
+        ]
+        for line in self._lines:
+            heapq.heapify(line)
+
+    def next(self) -> tuple[Division, list[Part]] | None:
+        """Return the next replica's parts, or None without room. Taking them is the caller's."""
+        for line in self._lines:
+            used: list[_Entry] = []
+            parts: list[Part] = []
+            while line:
+                room, division, gpus = self._first(line)
+                if not gpus:
+                    break
+                parts.append((room, gpus))
+                if len(parts) < division.nodes:
+                    used.append(heapq.heappop(line))
+                    continue
+                for entry in used:
+                    heapq.heappush(line, entry)
+                return division, parts
+            for entry in used:
+                heapq.heappush(line, entry)
+        return None
+
+    def _first(self, line: list[_Entry]) -> tuple[Room, Division, tuple[int, ...]]:
+        """Return the first room that has a group, and leave it in line; no GPUs without one."""
+        while True:
+            key, room, division = line[0]
+            now = self._key(room, division)
+            if now != key:
+                heapq.heapreplace(line, (now, room, division))
+                continue
+            gpus = room.group(division, pcie=self._pcie, displace=self._displace)
+            if gpus:
+                return room, division, gpus
+            heapq.heappop(line)
+            if not line:
+                return room, division, ()
+
+    def _key(self, room: Room, division: Division) -> tuple[int, ...]:
+        """The last number is the room's own, so that no two keys are alike."""
+        if not self._displace:
+            return self._on[room.name], -room.open.bit_count(), room.order
+        gpus = room.group(division, pcie=self._pcie, displace=True)
+        return *room.cost(gpus), self._on[room.name], -room.free.bit_count(), room.order

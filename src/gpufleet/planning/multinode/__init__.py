@@ -1,0 +1,1 @@
+"""multinode: see docs/architecture.md."""

@@ -1,0 +1,228 @@
+"""
+What is wrong with replicas over several nodes that each node alone cannot show.  Pure.
+
+Takes the plan's stages with the networks that join them. `ranks.py` refuses what a release or a
+backend cannot be given; here is what the nodes have to have in common, and what crosses between
+them that had better not: vllm/distributed/device_communicators/all2all.py (which package and which
+network a backend takes) and parallel_state.py (which ranks are a group) of 0.19 to 0.33.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from gpufleet.artifacts.release import pinned
+from gpufleet.errors import FleetError
+from gpufleet.formatting import listed
+from gpufleet.node.cluster_network import Network
+from gpufleet.node.topology import Node
+from gpufleet.planning.multinode.launch import OF_THE_NODE
+from gpufleet.planning.stage import Stage
+from gpufleet.settings.node_settings import NodeSettings, Served
+from gpufleet.versions import numbers
+
+DEFAULT_ALL2ALL = "allgather_reducescatter"
+"""ParallelConfig.all2all_backend; until 0.13 it was chosen, to the same."""
+
+# The package that has what a backend imports. FlashInfer is among vLLM's own requirements, and
+# nixl_ep is part of `nixl` (seen in the wheel of 1.5.0).
+_PACKAGES = {
+    "deepep_high_throughput": "deep_ep",
+    "deepep_low_latency": "deep_ep",
+    "deepep_v2": "deep_ep",
+    "moonep": "moonep",
+    "nixl_ep": "nixl",
+}
+# Between nodes these write into the memory of other nodes' GPUs, over NVLink or by RDMA.
+_BY_RDMA = frozenset({*_PACKAGES} - {"moonep"})
+_BY_NVLINK = frozenset(
+    {
+        "flashinfer_all2allv",
+        "flashinfer_nvlink_one_sided",
+        "flashinfer_nvlink_two_sided",
+        "moonep",
+    }
+)
+# Still taken by the parser; ParallelConfig.__post_init__ warns and takes the default.
+_GONE = {"pplx": (0, 17), "naive": (0, 19)}
+_BY_AMD = frozenset({"mori", "mori_high_throughput", "mori_low_latency"})
+
+
+def judged(
+    stages: Iterable[Stage],
+    settings: Mapping[str, NodeSettings],
+    nodes: Mapping[str, Node],
+    locks: Mapping[str, str],
+) -> tuple[str, ...]:
+    """
+    Return what is worth knowing of replicas over nodes.
+
+    `locks` has the text of each lock that settings name, where it could be read. Raises
+    `FleetError` with everything that keeps a replica from starting, over all of them.
+    """
+    replicas: dict[str, list[Stage]] = defaultdict(list)
+    for stage in stages:
+        replicas[stage.id].append(stage)
+    problems: list[str] = []
+    remarks: list[str] = []
+    for replica in replicas.values():
+        first = min(replica, key=lambda stage: stage.node_rank)
+        served = settings[first.node].serving[first.model]
+        if first.group is None:
+            problems += _balancing(first, served)
+            continue
+        here = {node: settings[node] for node in first.nodes}
+        problems += _unlike(first, here)
+        problems += _packages(first, served, here, locks)
+        remarks += _context(first, served)
+        remarks += _gone(first, served, here)
+        remarks += _experts(first, served, nodes)
+    if problems:
+        raise FleetError(*dict.fromkeys(problems))
+    return tuple(dict.fromkeys(remarks))
+
+
+def _balancing(stage: Stage, served: Served) -> Iterator[str]:
+    if served.data_parallel_balancing == "external" and stage.data_parallel > 1:
+        yield (
+            f"serving.{stage.model}.data_parallel_balancing: external, and {stage.id} is on "
+            f"{stage.node} alone, where one server divides requests over its "
+            f"{stage.data_parallel} engines: write `internal`, or `replicas: "
+            f"{stage.data_parallel}` and `data_parallel: 1`"
+        )
+
+
+def _unlike(stage: Stage, settings: Mapping[str, NodeSettings]) -> Iterator[str]:
+    """Yield what ranks would refuse each other for, however often they are deployed."""
+    (first, reference), *others = settings.items()
+    one = reference.vllm
+    for node, wanted in others:
+        other = wanted.vllm
+        if one is None or other is None:
+            continue
+        for key in ("version", "lock", "python", "cluster_key_file"):
+            mine, theirs = getattr(one, key), getattr(other, key)
+            if mine != theirs:
+                yield (
+                    f"vllm.{key}: {mine} on {first} and {theirs} on {node}, and {stage.id} spans "
+                    "both: its ranks have to be alike, so set it in a group that both are in"
+                )
+        names = {
+            name
+            for name in {*one.environment, *other.environment} - OF_THE_NODE
+            if one.environment.get(name) != other.environment.get(name)
+        }
+        if names:
+            yield (
+                f"vllm.environment: {listed(names)} on {first} and {node} differ, and {stage.id} "
+                "spans both: set it in a group that both are in"
+            )
+
+
+def _packages(
+    stage: Stage,
+    served: Served,
+    settings: Mapping[str, NodeSettings],
+    locks: Mapping[str, str],
+) -> Iterator[str]:
+    backend = _backend(stage, served)
+    if backend in _BY_AMD:
+        yield (
+            f"serving.{stage.model}.flags.all2all-backend: {backend} is for AMD's GPUs: write "
+            f"`{DEFAULT_ALL2ALL}`"
+        )
+    package = _PACKAGES.get(backend)
+    if package is None:
+        return
+    named = {wanted.vllm.lock for wanted in settings.values() if wanted.vllm}
+    for lock in sorted(named & locks.keys()):
+        if pinned(locks[lock].encode(), package) is None:
+            yield (
+                f"serving.{stage.model}.flags.all2all-backend: {backend} takes the package "
+                f"{package}, and {lock} has none: add it to the lock, or write `{DEFAULT_ALL2ALL}`"
+            )
+
+
+def _context(stage: Stage, served: Served) -> Iterator[str]:
+    """Decode context parallelism divides a tensor-parallel group into runs of ranks."""
+    size = _integer(_flags(stage, served).get("decode-context-parallel-size"))
+    here = len(stage.gpus)
+    if here % size:  # a group that lies on one node fits into it
+        less = next(each for each in range(min(size, here), 0, -1) if here % each == 0)
+        yield (
+            f"{stage.id}: --decode-context-parallel-size {size} puts ranks of one context on "
+            f"several nodes of {here} GPUs: every layer of every step then gathers over the "
+            f"network, which up to {less} it does not"
+        )
+
+
+def _gone(stage: Stage, served: Served, settings: Mapping[str, NodeSettings]) -> Iterator[str]:
+    backend = _backend(stage, served)
+    releases = [numbers(each.vllm.version) for each in settings.values() if each.vllm]
+    if backend in _GONE and releases and min(releases) >= _GONE[backend]:
+        yield (
+            f"serving.{stage.model}.flags.all2all-backend: {backend} has been removed, and vLLM "
+            f"takes {DEFAULT_ALL2ALL} in its place: write that, or one that is there"
+        )
+
+
+def _experts(stage: Stage, served: Served, nodes: Mapping[str, Node]) -> Iterator[str]:
+    """Experts on all nodes hand tokens over in every layer: over what, is worth knowing."""
+    backend = _backend(stage, served)
+    if not backend or stage.group is None:
+        return
+    if backend in _GONE:
+        backend = DEFAULT_ALL2ALL
+    joined = {nodes[node].domain for node in stage.nodes}
+    one_domain = len(joined) == 1 and None not in joined
+    networks = dict(stage.group.networks)
+    rdma = all(each.hcas and not each.no_rdma for each in networks.values())
+    spread = f"{stage.id}: its experts lie on {len(stage.nodes)} nodes"
+    if backend in _BY_NVLINK and not one_domain:
+        yield (
+            f"{spread}, and --all2all-backend {backend} takes NVLink between all of them, which "
+            "their probes do not show (an NVL72 rack, one clique, NVIDIA's IMEX daemon): write "
+            f"`{'deepep_low_latency' if rdma else DEFAULT_ALL2ALL}` if it does not start"
+        )
+    elif backend in _BY_RDMA and not rdma and not one_domain:
+        yield (
+            f"{spread}, and --all2all-backend {backend} takes RDMA between them: "
+            f"{_without(networks)} none: write `{DEFAULT_ALL2ALL}` if it does not start"
+        )
+    elif backend == DEFAULT_ALL2ALL and not rdma and not one_domain:
+        yield (
+            f"{spread}, and {_without(networks)} no RDMA: every layer sends all tokens to all "
+            "nodes by TCP, which takes most of the time: keep experts on one node, or join the "
+            "nodes by InfiniBand or RoCE"
+        )
+
+
+# What is asked for
+
+
+def _backend(stage: Stage, served: Served) -> str:
+    """Return what exchanges tokens between experts; "": there is no such exchange."""
+    # Without expert parallelism each expert is divided over the engines: they exchange as much.
+    experts = stage.expert_parallel or bool(stage.group and stage.group.experts)
+    if not experts or stage.data_parallel == 1:
+        return ""
+    return str(_flags(stage, served).get("all2all-backend") or DEFAULT_ALL2ALL)
+
+
+def _flags(stage: Stage, served: Served) -> dict[str, Any]:
+    return {each.name: each.value for each in stage.flags} | served.flags
+
+
+def _without(networks: Mapping[str, Network]) -> str:
+    """`gpu-01 has`: the nodes without active RDMA ports near their GPUs, to go on with."""
+    names = [node for node, each in networks.items() if not each.hcas] or list(networks)
+    return f"{listed(names)} {'has' if len(names) == 1 else 'have'}"
+
+
+def _integer(value: Any) -> int:
+    try:
+        return max(1, int(value))
+    except (TypeError, ValueError):
+        return 1

@@ -1,0 +1,534 @@
+"""
+One `serving` entry computes prompts, another one the answers: what both need to fit.  Pure.
+
+An entry that has `prefill` names the one that computes its prompts; the KV cache goes from there to
+here by NIXL, which each side is told by `--kv-transfer-config`. What partners have to agree on, and
+where vLLM would find out only when the first request is handed over, was read in
+vllm/distributed/kv_transfer/kv_connector/v1/nixl_connector.py of 0.18 to 0.19 and in nixl/ beside
+it from 0.20 on: `compute_nixl_compatibility_hash`, `_validate_remote_agent_handshake`,
+`NixlBaseConnectorWorker.__init__`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+from gpufleet.artifacts.release import cuda_of, pinned
+from gpufleet.catalog.presets import LayeredFlag
+from gpufleet.errors import FleetError
+from gpufleet.fleet.model_configs import Described
+from gpufleet.formatting import counted, listed, ranges
+from gpufleet.planning.stage import Stage
+from gpufleet.quick_dataclass import dataclass
+from gpufleet.settings.node_groups import suggestion
+from gpufleet.settings.node_settings import Argument, NodeSettings, Served, Vllm
+from gpufleet.sizing.architectures.components import FullCache, LatentCache, StateCache
+from gpufleet.sizing.architectures.description import Description
+from gpufleet.versions import numbers
+
+FLAG = "kv-transfer-config"
+LAYER = "prefill"
+"""The layer that sets it, as `LayeredFlag.layer` has it."""
+
+# What the connector's hash has of a server, by the flags that decide it, and the size of blocks:
+# it may differ in one direction for some models, and nothing is won by it.
+_ALIKE = (
+    "attention-backend",
+    "block-size",
+    "disable-hybrid-kv-cache-manager",
+    "dtype",
+    "kv-cache-dtype",
+)
+_SPECULATIVE = "speculative-config"
+# Of that, what each side may have of its own; and methods that have no KV cache to hand over.
+_OWN_DEPTH = ("attention_backend", "num_speculative_tokens")
+_WITHOUT_CACHE = ("ngram", "ngram_gpu", "suffix")
+
+# The least release of NIXL that each vLLM takes: its requirements/kv_connectors.txt. 0.33 refuses
+# to start with an older one.
+_NIXL = {
+    (0, 18): (0, 7, 1),
+    (0, 21): (1, 1, 0),
+    (0, 24): (1, 2, 0),
+    (0, 25): (1, 3, 0),
+    (0, 26): (1, 3, 1),
+    (0, 28): (1, 3, 2),
+    (0, 30): (1, 4, 1),
+    (0, 32): (1, 5, 0),
+}
+
+# From here on states are handed over in three reads, which assert on the variable's value.
+_STATE_LAYOUT = "VLLM_SSM_CONV_STATE_LAYOUT"
+_STATE_LAYOUT_SINCE = (0, 20)
+_CONTEXT = "decode-context-parallel-size"
+# Before, the connector takes every rank of a group to have the whole context; from then on
+# VllmConfig.__post_init__ takes all ranks of a side to divide it, or none, and of MLA alone.
+_CONTEXT_SINCE = (0, 29)
+# With states from 0.30 on.
+_CONTEXT_OF_STATES_SINCE = (0, 30)
+
+# Until then vLLM turned it off for every connector, unless it was asked for; NixlConnector has it.
+_HYBRID = "disable-hybrid-kv-cache-manager"
+_HYBRID_SINCE = (0, 22)
+
+# Each replica of a node has its own.
+_SIDE_CHANNEL = "VLLM_NIXL_SIDE_CHANNEL_PORT"
+
+# What the plan writes into the flag's value.
+_OURS = ("engine_id", "kv_connector", "kv_role")
+# Prefill with more ranks than decode: until 0.20 refused for one rank a KV head, too, and until
+# 0.21 also for what every rank has whole.
+_ALL_HEADS_SINCE = (0, 20)
+_COPIES_SINCE = (0, 21)
+
+Layers: TypeAlias = Mapping[tuple[str, str], tuple[LayeredFlag, ...]]
+"""By model and release: every flag that a layer sets."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One entry of `serving`, and the nodes that declare it."""
+
+    name: str
+    served: Served
+    nodes: tuple[str, ...]
+    vllm: tuple[Vllm, ...]
+    """Of each of them."""
+    flags: Mapping[str, Argument]
+
+    @property
+    def answers_to(self) -> str:
+        return self.served.served_name or self.name
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Which entries hand over to which: decode by its prefill's name."""
+
+    prefill: Mapping[str, str]
+    """By the name of the entry that decodes: that of the one that computes its prompts."""
+
+    def role(self, model: str) -> str:
+        """Return what `kv_role` an entry has; "": it hands nothing over by a declared topology."""
+        if model in self.prefill:
+            return "kv_consumer"
+        return "kv_producer" if model in self.prefill.values() else ""
+
+    def partners(self, model: str) -> frozenset[str]:
+        """Return the entries that a KV cache of this one goes to or comes from, and itself."""
+        source = self.prefill.get(model, model)
+        return frozenset({source, *(name for name, of in self.prefill.items() if of == source)})
+
+    def flags(
+        self,
+        model: str,
+        vllm: str,
+        given: Iterable[LayeredFlag],
+        description: Described | None,
+    ) -> tuple[LayeredFlag, ...]:
+        """
+        Return the flags of an entry with those that tell it its part on a release.
+
+        `given` is what other layers set: what an operator adds to the connector's settings is in
+        the flag that comes of it.
+        """
+        given = tuple(given)
+        if not (role := self.role(model)):
+            return given
+        others = listed(self.partners(model) - {model})
+        because = (
+            f"its prompts come from {self.prefill[model]}"
+            if model in self.prefill
+            else f"it computes prompts for {others}"
+        )
+        names = {each.name: each.value for each in given}
+        added = names.get(FLAG)
+        config = {
+            **(added if isinstance(added, dict) else {}),
+            "kv_connector": "NixlConnector",
+            "kv_role": role,  # kv_both does for either side, and 0.33 calls it deprecated
+        }
+        found = [LayeredFlag(FLAG, config, LAYER, because)]
+        several = isinstance(description, Description) and any(
+            not isinstance(cache, FullCache | LatentCache)
+            for layer in description.architecture.layers
+            for cache in layer.caches
+        )
+        if several and _HYBRID not in names and numbers(vllm) < _HYBRID_SINCE:
+            why = f"vLLM {vllm} turns it off for connectors; plans count on it, states need it"
+            found.append(LayeredFlag(_HYBRID, False, LAYER, why))
+        return (*(each for each in given if each.name != FLAG), *found)
+
+
+def declared(
+    settings: Mapping[str, NodeSettings],
+    layers: Layers,
+    models: Mapping[str, Described],
+    locks: Mapping[str, str],
+) -> Pairs:
+    """
+    Return which entries hand over to which, by what is declared.
+
+    `settings` by node; `layers` has what presets and operators set; `locks` the text of each lock
+    that settings name, where it could be read.
+
+    Raises `FleetError` with everything in which partners do not fit.
+    """
+    entries = _entries(settings, layers)
+    pairs = {name: entry.served.prefill for name, entry in entries.items() if entry.served.prefill}
+    problems: list[str] = []
+    for name, prefill in pairs.items():
+        problems += _partners(entries, name, prefill)
+    whole = {name: prefill for name, prefill in pairs.items() if prefill in entries}
+    for name in sorted({*whole, *whole.values()}):
+        problems += _alone(entries[name], models.get(name), locks)
+    if problems:
+        raise FleetError(*dict.fromkeys(problems))
+    return Pairs(whole)
+
+
+def divided(
+    stages: Iterable[Stage], pairs: Pairs, layers: Layers, models: Mapping[str, Described]
+) -> tuple[str, ...]:
+    """
+    Judge how partners are divided; return sentences that are worth knowing.
+
+    Raises `FleetError` with all pairs that could hand nothing over.
+    """
+    problems: list[str] = []
+    remarks: list[str] = []
+    by_model: dict[str, list[Stage]] = defaultdict(list)
+    for stage in stages:
+        by_model[stage.model].append(stage)
+    flags = {model: {each.name: each.value for each in of} for (model, _), of in layers.items()}
+    for decode, prefill in pairs.prefill.items():
+        if not by_model[decode] or not by_model[prefill]:
+            continue  # what keeps one of them from a plan is said already
+        description = models.get(decode)
+        vllm = min(numbers(release) for model, release in layers if model == decode)
+        shapes = {(_shape(a), _shape(b)) for a in by_model[decode] for b in by_model[prefill]}
+        for mine, theirs in sorted(shapes):
+            problems += _divisions((decode, *mine), (prefill, *theirs), description, vllm)
+        for name, sizes in ((decode, {a for a, _ in shapes}), (prefill, {b for _, b in shapes})):
+            size = _integer(flags.get(name, {}).get(_CONTEXT))
+            problems += _contexts(name, size, {tensor for tensor, _ in sizes}, description, vllm)
+        remarks.append(_where(decode, prefill, by_model))
+    if problems:
+        raise FleetError(*dict.fromkeys(problems))
+    return tuple(remarks)
+
+
+def remarks(pairs: Pairs, layers: Layers) -> tuple[str, ...]:
+    """Return what partners may differ in, and had better not."""
+    longest = {
+        model: next((each.value for each in flags if each.name == "max-model-len"), None)
+        for (model, _), flags in layers.items()
+    }
+    return tuple(
+        f"serving.{decode}.context: {_said(longest[decode])}, and serving.{prefill}.context: "
+        f"{_said(longest[prefill])}: what is longer than the lesser one is refused by its side "
+        "alone: write the same"
+        for decode, prefill in pairs.prefill.items()
+        if longest.get(decode) != longest.get(prefill)
+    )
+
+
+def engine_id(stage: Stage) -> str:
+    """
+    Return the engine's name for the other side, with the incarnation that it is of.
+
+    All ranks of an engine have to say the same, and no two engines. vLLM makes one up for each
+    process; before 0.24 an engine over nodes had as many. It has to be another one after a restart:
+    the other side keeps what it knows of an engine by its name. vLLM appends the number of the
+    engine (until 0.19 as its node counts).
+    """
+    span = max(1, stage.tensor_parallel * stage.pipeline_parallel // len(stage.gpus))
+    return f"{stage.id}-{stage.node_rank // span}-{{incarnation}}"
+
+
+# What is declared
+
+
+def _entries(settings: Mapping[str, NodeSettings], layers: Layers) -> dict[str, _Entry]:
+    """Return every entry by name. Those that differ between nodes the planner refuses."""
+    found: dict[str, tuple[Served, list[tuple[str, Vllm]]]] = {}
+    for node, wanted in sorted(settings.items()):
+        for name, served in wanted.serving.items():
+            if wanted.vllm is not None:
+                found.setdefault(name, (served, []))[1].append((node, wanted.vllm))
+    return {
+        name: _Entry(
+            name,
+            served,
+            tuple(node for node, _ in on),
+            tuple(vllm for _, vllm in on),
+            {each.name: each.value for each in layers.get((name, on[0][1].version), ())},
+        )
+        for name, (served, on) in sorted(found.items())
+    }
+
+
+def _partners(entries: Mapping[str, _Entry], name: str, prefill: str) -> Iterator[str]:
+    """Yield in what an entry and the one that it names do not fit."""
+    key = f"serving.{name}.prefill"
+    if prefill == name:
+        yield f"{key}: names itself: name the entry that computes its prompts, or remove it"
+        return
+    if prefill not in entries:
+        near = suggestion(prefill, [each for each in entries if each != name])
+        yield f"{key}: `serving` of no node has {prefill!r}{near}"
+        return
+    one, other = entries[name], entries[prefill]
+    if other.served.prefill:
+        yield (
+            f"{key}: {prefill} names {other.served.prefill} itself, and what computes prompts "
+            "takes none from others: name that one, or remove the other `prefill`"
+        )
+    for what in ("model", "revision"):
+        values = getattr(one.served, what), getattr(other.served, what)
+        if values[0] != values[1]:
+            yield _differ(one, other, what, *values)
+    if one.answers_to != other.answers_to:
+        yield (
+            f"serving.{prefill}.served_name: {prefill} answers to {other.answers_to!r} and {name} "
+            f"to {one.answers_to!r}, and both get the same request: write `served_name: "
+            f"{one.answers_to}`"
+        )
+    mine, theirs = (_backends(each.flags) for each in (one, other))
+    if mine != theirs:
+        yield _differ(one, other, f"flags.{FLAG}.kv_connector_extra_config.backends", mine, theirs)
+    mine, theirs = (_speculation(each.flags) for each in (one, other))
+    if mine != theirs:
+        yield _differ(one, other, f"flags.{_SPECULATIVE}", mine, theirs)
+    for flag in _ALIKE:
+        mine, theirs = one.flags.get(flag), other.flags.get(flag)
+        if mine != theirs:
+            yield _differ(one, other, f"flags.{flag}", mine, theirs)
+    releases = sorted({each.version for each in one.vllm + other.vllm})
+    if len(releases) > 1:
+        yield (
+            f"{key}: {name} runs on {_releases(one)} and {prefill} on {_releases(other)}: what is "
+            "handed over is of one release: write the same `vllm.version` on all of their nodes"
+        )
+
+
+def _alone(entry: _Entry, description: Described | None, locks: Mapping[str, str]) -> Iterator[str]:
+    """Yield what keeps one entry from handing anything over."""
+    key = f"serving.{entry.name}"
+    yield from _added(key, entry.served.flags)
+    if cpus := [
+        node for node, vllm in zip(entry.nodes, entry.vllm, strict=True) if vllm.device == "cpu"
+    ]:
+        yield (
+            f"{key}: hands KV caches over, and `vllm.device` is cpu on {listed(cpus)}: that takes "
+            "GPUs, so remove `prefill` there"
+        )
+    if _SIDE_CHANNEL in entry.served.environment:
+        yield f"{key}.environment.{_SIDE_CHANNEL}: which `prefill` has the plan give: remove it"
+    if any(_SIDE_CHANNEL in vllm.environment for vllm in entry.vllm):
+        yield f"vllm.environment.{_SIDE_CHANNEL}: which `prefill` has the plan give: remove it"
+    seen = set()
+    for vllm in entry.vllm:
+        text = locks.get(vllm.lock)
+        if text is None or (vllm.lock, vllm.version) in seen:
+            continue  # the role that installs it says what is wrong with its lock
+        seen.add((vllm.lock, vllm.version))
+        yield from _nixl(key, vllm, text)
+    needs = any(numbers(vllm.version) >= _STATE_LAYOUT_SINCE for vllm in entry.vllm)
+    if isinstance(description, Description) and needs and _has(description, StateCache):
+        laid = {
+            (vllm.environment | entry.served.environment).get(_STATE_LAYOUT) for vllm in entry.vllm
+        }
+        if laid != {"DS"}:
+            yield (
+                f"{key}.environment: {description.architecture.name} has layers with a state, "
+                f"which NIXL reads in one layout alone: write `{_STATE_LAYOUT}: DS`"
+            )
+
+
+def _nixl(key: str, vllm: Vllm, lock: str) -> Iterator[str]:
+    """Yield what a lock lacks of NIXL."""
+    least = _least_nixl(numbers(vllm.version))
+    there = pinned(lock.encode(), "nixl")
+    if there is None:
+        yield (
+            f"{key}: hands KV caches over by NIXL, and {vllm.lock} has none: add `nixl` "
+            f"{_text(least)} to the lock (vLLM's requirements/kv_connectors.txt)"
+        )
+    elif numbers(there) < least:
+        yield (
+            f"{key}: hands KV caches over by NIXL, and {vllm.lock} has "
+            f"{there or 'no version of it'}: vLLM {vllm.version} takes {_text(least)} or newer"
+        )
+    # `nixl` is what vLLM imports; it takes its library from `nixl-cu13` or whatever CUDA there is
+    # (as the wheels of 0.7 to 1.5 are made).
+    cuda = cuda_of(lock.encode())
+    if there and cuda and pinned(lock.encode(), f"nixl-cu{cuda[0]}") is None:
+        yield (
+            f"{key}: hands KV caches over by NIXL, and {vllm.lock} has CUDA {cuda[0]} without "
+            f"NIXL's library for it: add `nixl-cu{cuda[0]}` {there} to the lock"
+        )
+
+
+def _added(key: str, flags: Mapping[str, Argument]) -> Iterator[str]:
+    """Yield what an operator cannot add to the connector's settings."""
+    if dotted := [name for name in flags if name.startswith(f"{FLAG}.")]:
+        yield (
+            f"{key}.flags: {listed(dotted)}, which would replace what `prefill` sets: write a "
+            f"mapping under `{FLAG}`"
+        )
+    value = flags.get(FLAG)
+    if value is None:
+        return
+    if not isinstance(value, dict):
+        yield f"{key}.flags.{FLAG}: is no mapping, to which `prefill` could add: write one"
+    elif ours := [name for name in _OURS if name in value]:
+        yield (
+            f"{key}.flags.{FLAG}: has {listed(ours)}, which `prefill` sets on both sides: remove "
+            f"{'it' if len(ours) == 1 else 'them'}"
+        )
+
+
+# What is planned
+
+_Shape: TypeAlias = tuple[int, int]
+"""Tensor and pipeline parallelism."""
+
+
+def _shape(stage: Stage) -> _Shape:
+    return stage.tensor_parallel, stage.pipeline_parallel
+
+
+def _divisions(
+    mine: tuple[str, int, int],
+    theirs: tuple[str, int, int],
+    description: Described | None,
+    vllm: tuple[int, ...],
+) -> Iterator[str]:
+    """Yield what a decode entry's tensor and pipeline parallelism cannot read of prefill's."""
+    for name, _, pipeline in (mine, theirs):
+        if pipeline > 1:
+            yield (
+                f"serving.{name}.pipeline_parallel: {pipeline}, and NixlConnector hands over what "
+                "one stage has: write `pipeline_parallel: 1` and more `tensor_parallel`"
+            )
+    (decode, here, _), (prefill, there, _) = mine, theirs
+    if max(here, there) % min(here, there):
+        yield (
+            f"serving.{decode}.tensor_parallel: {here}, and {prefill} has {there}: one has to be a "
+            "multiple of the other, so that a rank reads whole parts: write "
+            f"{there * max(1, here // there)}"
+        )
+    elif there > here and isinstance(description, Description):
+        latent = _has(description, LatentCache)
+        if vllm >= _COPIES_SINCE and (latent or _has(description, StateCache)):
+            return
+        heads = 1 if latent else max(1, description.architecture.kv_heads)
+        most = heads if vllm >= _ALL_HEADS_SINCE else heads - 1
+        if there > most:
+            yield (
+                f"serving.{prefill}.tensor_parallel: {there}, and {decode} has {here}: "
+                f"{description.architecture.name} has {counted(heads, 'KV head')}, of which the "
+                "ranks of prefill then hold copies, and fewer ranks of decode cannot read those: "
+                f"write {max(here, most)} for {prefill}, or {there} for {decode}"
+            )
+
+
+def _contexts(
+    name: str,
+    size: int,
+    tensors: set[int],
+    description: Described | None,
+    vllm: tuple[int, ...],
+) -> Iterator[str]:
+    """Yield why NIXL cannot read a context that is divided over so many of an entry's ranks."""
+    if size == 1:
+        return
+    given = f"serving.{name}.flags.{_CONTEXT}: {size}, and NixlConnector "
+    known = description if isinstance(description, Description) else None
+    if vllm < _CONTEXT_SINCE:
+        yield f"{given}of vLLM {_text(vllm)} hands over whole contexts alone: remove it"
+    elif known and not _has(known, LatentCache):
+        yield f"{given}hands over divided ones of latent attention alone: remove it"
+    elif known and vllm < _CONTEXT_OF_STATES_SINCE and _has(known, StateCache):
+        yield f"{given}of vLLM {_text(vllm)} hands over none of models with states: remove it"
+    elif tensors != {size}:
+        every = " and ".join(map(str, sorted(tensors)))
+        yield f"{given}hands over what all ranks divide, here {every}, or none: write that, or 1"
+
+
+def _where(decode: str, prefill: str, by_model: Mapping[str, list[Stage]]) -> str:
+    """Say what a router needs to know."""
+
+    def places(model: str) -> str:
+        serving = [stage for stage in by_model[model] if stage.servers]
+        return ", ".join(f"{stage.node}:{ranges(stage.servers)}" for stage in serving)
+
+    count = counted(len({stage.id for stage in by_model[prefill]}), "replica")
+    return (
+        f"{decode}: its prompts are computed by {count} of {prefill}: a router has to send each "
+        f"request first to prefill ({places(prefill)}), then with what that answers to decode "
+        f"({places(decode)})"
+    )
+
+
+# Words
+
+
+def _differ(one: _Entry, other: _Entry, what: str, mine: Any, theirs: Any) -> str:
+    return (
+        f"serving.{one.name}.{what}: {_said(mine)}, and serving.{other.name}.{what}: "
+        f"{_said(theirs)}: a KV cache is handed over between servers that are alike in it: write "
+        "the same"
+    )
+
+
+def _backends(flags: Mapping[str, Argument]) -> Any:
+    """Return what NIXL's transfers go by; None: UCX."""
+    config = flags.get(FLAG)
+    extra = config.get("kv_connector_extra_config") if isinstance(config, dict) else None
+    return extra.get("backends") if isinstance(extra, dict) else None
+
+
+def _speculation(flags: Mapping[str, Argument]) -> Any:
+    """Return what is handed over of drafts; None: nothing."""
+    value = flags.get(_SPECULATIVE)
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return value  # the release's own schema says what is wrong with it
+    if not isinstance(value, dict) or value.get("method") in _WITHOUT_CACHE:
+        return None
+    return {name: each for name, each in sorted(value.items()) if name not in _OWN_DEPTH}
+
+
+def _said(value: Any) -> str:
+    return "not set" if value is None else str(value)
+
+
+def _releases(entry: _Entry) -> str:
+    return " and ".join(sorted({f"vLLM {each.version}" for each in entry.vllm}))
+
+
+def _has(description: Description, kind: type) -> bool:
+    layers = description.architecture.layers
+    return any(isinstance(cache, kind) for layer in layers for cache in layer.caches)
+
+
+def _least_nixl(vllm: tuple[int, ...]) -> tuple[int, ...]:
+    return next((_NIXL[each] for each in sorted(_NIXL, reverse=True) if vllm >= each), (0, 7, 1))
+
+
+def _text(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def _integer(value: Any) -> int:
+    try:
+        return max(1, int(value))
+    except (TypeError, ValueError):
+        return 1

@@ -1,0 +1,524 @@
+"""
+What makes the processes of a replica that spans nodes one: flags, variables, Ray's commands.  Pure.
+
+Takes a stage of the plan and the network of each of its replica's nodes, gives what the process of
+that stage is started with beside what any stage is (`units.lines`, `units.environment`), and the
+command line of the rank's program that starts it. What flags
+mean and what they exclude was read in vllm/engine/arg_utils.py, vllm/config/parallel.py and
+vllm/entrypoints/cli/serve.py of 0.18 to 0.33.
+
+How the nodes are joined depends on what crosses from one to the next:
+
+- tensor or pipeline parallelism: `--nnodes`, by vLLM's own processes (`mp`), or a Ray cluster;
+- whole engines of data parallelism: `--data-parallel-*`; behind one server (`internal`), a server
+  a node (`hybrid`), or a server an engine (`external`);
+- both, an engine being larger than a node: `--nnodes` with `--data-parallel-size`.
+
+Nothing is left to an address that vLLM finds by itself (it asks for the route to 8.8.8.8), nor to
+the names of interfaces that Gloo and NCCL find.
+
+Ports are written as `{master_port}` and `{rpc_port}`: the rank's program puts in those of the
+incarnation that begins, so that a process of an older one can join nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import field, replace
+from typing import Literal, TypeAlias
+
+from gpufleet.errors import FleetError
+from gpufleet.flags.arguments import words
+from gpufleet.node.cluster_network import Network
+from gpufleet.planning.planner import Stage
+from gpufleet.planning.stage import Balancing
+from gpufleet.quick_dataclass import dataclass
+from gpufleet.settings.node_settings import Argument, Served
+
+Version: TypeAlias = tuple[int, ...]
+
+MASTER_PORT = "{master_port}"
+RPC_PORT = "{rpc_port}"
+"""Placeholders, which on_node/rank.py fills in."""
+
+OF_THE_NODE = frozenset(
+    {
+        "GLOO_SOCKET_IFNAME",
+        "NCCL_IB_HCA",
+        "NCCL_SOCKET_IFNAME",
+        "UCX_NET_DEVICES",
+        "VLLM_HOST_IP",
+        "VLLM_NIXL_SIDE_CHANNEL_HOST",
+    }
+)
+"""Variables that each node of a replica has its own value of."""
+
+RAY_TOKEN = "ray-token"  # noqa: S105  # a name
+"""The credential of a unit that `RAY_AUTH_TOKEN_PATH` names."""
+
+NIXL_PORT = 5600
+"""VLLM_NIXL_SIDE_CHANNEL_PORT by itself (vllm/envs.py)."""
+
+# vLLM's engines hand each other small messages through Ray's object store; tensors go by NCCL. Ray
+# itself would take 30 % of the machine's memory.
+_STORE_BYTES = 1 << 30
+_STORE_BYTES_CPU = 200_000_000  # measured: two ranks on CPU; Ray refuses less than 75 MB
+
+# After the drain: 5 s that vLLM gives its workers, and to exit. With the 5 s of grace of the rank's
+# program that is within the 30 s that systemd gives the unit (`units.stop_seconds`).
+_EXIT_SECONDS = 20
+
+# --data-parallel-multi-port-external-lb: in the schemas from 0.22 on.
+_MULTI_PORT_SINCE = (0, 22)
+# What its supervisor takes (validate_multi_port_external_lb_args of 0.33's dp_supervisor.py).
+_OF_ONE_SERVER: Mapping[str, tuple[Argument, ...]] = {
+    "api-server-count": (None, 1),
+    "grpc": (None, False),
+}
+# RAY_AUTH_MODE=token: docs.ray.io, "Ray token authentication".
+_TOKEN_SINCE = (2, 52)
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What one node's process of a replica gets beside what any stage gets."""
+
+    serves: bool
+    """Whether it runs `vllm serve`; a Ray worker runs Ray alone."""
+    flags: Mapping[str, Argument] = field(default_factory=dict)
+    """Of `vllm serve`, without their dashes, as `arguments.words` takes them."""
+    drops: tuple[str, ...] = ()
+    """Flags that this process refuses, whoever set them."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    unset: tuple[str, ...] = ()
+    """Variables of the node that `vllm serve` must not see: vLLM would copy them to all nodes."""
+    ray: tuple[str, ...] = ()
+    """The words of the command that starts Ray here, `ray` first; empty: no Ray."""
+    ready_port: str = ""
+    """The port on which it listens when the others may go on; "": they need not wait for it."""
+    endpoints: tuple[int, ...] = ()
+    """Ports that `vllm serve` listens on here for clients and probes; empty: it has no server."""
+
+
+_BALANCING = "set `data_parallel_balancing` instead"
+# Flags that `arrange` sets for one or another replica, and what an operator writes instead.
+_OURS = {
+    "data-parallel-address": "set `cluster_network` instead",
+    "data-parallel-backend": "set `distributed_executor_backend` instead",
+    "data-parallel-external-lb": _BALANCING,
+    "data-parallel-hybrid-lb": _BALANCING,
+    "data-parallel-multi-port-external-lb": _BALANCING,
+    "data-parallel-rank": "",
+    "data-parallel-rpc-port": "set `cluster_port` instead",
+    "data-parallel-size-local": "",
+    "data-parallel-start-rank": "",
+    "data-parallel-supervisor-port": "",
+    "distributed-executor-backend": "set it beside `flags`, not in it",
+    "headless": "",
+    "master-addr": "set `cluster_network` instead",
+    "master-port": "set `cluster_port` instead",
+    "nnodes": "",
+    "node-rank": "",
+}
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """How a replica's engines lie on its nodes."""
+
+    engine_gpus: int
+    node_gpus: int
+    nodes: int
+    engines: int
+
+    @property
+    def local(self) -> int:
+        """Whole engines of a node; 0: an engine is larger."""
+        return self.node_gpus // self.engine_gpus
+
+    @property
+    def span(self) -> int:
+        """Nodes of an engine."""
+        return max(self.engine_gpus // self.node_gpus, 1)
+
+
+def arrange(
+    stage: Stage,
+    model: Served,
+    networks: Mapping[str, Network],
+    *,
+    vllm: Version,
+    device: Literal["cuda", "cpu"] = "cuda",
+    ray: Version | None = None,
+    experts: bool | None = None,
+    side_channel_port: int = NIXL_PORT,
+) -> Rank:
+    """
+    Return what the process of a stage gets that is part of a replica over several nodes.
+
+    `networks` has every node of the replica, `vllm` is the release that runs it, `ray` the release
+    of Ray beside it, `experts` whether the model has some (None: not known).
+    `side_channel_port` is where NIXL's side channel begins, if the model hands over its KV cache.
+
+    Raises `FleetError` for what this release, this backend or this model cannot be given.
+    """
+    shape = _shape(stage)
+    balancing: Balancing = model.data_parallel_balancing
+    if problems := _problems(stage, model, shape, vllm=vllm, ray=ray, experts=experts):
+        raise FleetError(*problems)
+    here, head = networks[stage.node], networks[stage.nodes[0]]
+    variables = {
+        **_interfaces(here, device),
+        **transfer(stage, model, here, port=side_channel_port),
+    }
+    if model.distributed_executor_backend == "ray":
+        return _by_ray(stage, shape, here, head, variables, device=device, ray=ray or (), vllm=vllm)
+    listens = endpoints(stage, model)
+    flags: dict[str, Argument] = {}
+    if not shape.local:
+        flags |= _by_nodes(stage, head)
+    if shape.engines > 1:
+        flags |= _by_engines(stage, shape, balancing, head, headless=not listens)
+    if not listens:
+        flags["headless"] = True
+    # The head opens the port of the engines first, if there are several.
+    ready = RPC_PORT if shape.engines > 1 else MASTER_PORT
+    return Rank(
+        serves=True,
+        flags=flags,
+        # A headless process with it dies of a ValueError in vllm/entrypoints/cli/serve.py.
+        drops=() if listens else ("api-server-count",),
+        variables=variables,
+        ready_port=ready if stage.node_rank == 0 else "",
+        endpoints=listens,
+    )
+
+
+def transfer(
+    stage: Stage, model: Served, network: Network, *, port: int = NIXL_PORT
+) -> dict[str, str]:
+    """
+    Return the variables of a stage that hands its KV cache to other nodes, or takes it; else none.
+
+    NIXL binds its side channel to localhost by itself, and moves KV by UCX, which NCCL's variables
+    do not rule. Also for replicas on one node: of prefill and decode each has its own nodes.
+    """
+    if not hands_over(stage, model):
+        return {}
+    devices = (*(() if network.no_rdma else network.hcas), network.interface)
+    return {
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": network.address,
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port),
+        "UCX_NET_DEVICES": ",".join(devices),
+    }
+
+
+def hands_over(stage: Stage, model: Served) -> bool:
+    """
+    Say whether a stage's KV cache goes to other processes by NIXL, alone or among others.
+
+    Whoever sets `kv-transfer-config`: the operator, a preset, or `prefill`.
+    """
+    name = "kv-transfer-config"
+    configs = [each.value for each in stage.flags if each.name == name] + [model.flags.get(name)]
+    return any(
+        '"Nixl' in (config if isinstance(config, str) else json.dumps(config)) for config in configs
+    )
+
+
+def command(
+    stage: Stage,
+    model: Served,
+    rank: Rank,
+    networks: Mapping[str, Network],
+    *,
+    port: int,
+    same: Mapping[str, str],
+    programs: str,
+    serve: Sequence[tuple[str, ...]],
+) -> list[tuple[str, ...]]:
+    """
+    Return what the rank's program (on_node/rank.py) is started with, in the words of one line each.
+
+    `port` is the first of the replica's ports between its nodes, `same` what must be alike on all
+    of them, `programs` the directory of the release's programs, `serve` the lines behind `vllm
+    serve` that any stage has. Of those, flags that this process refuses are left out.
+    """
+    lines: list[tuple[str, ...]] = [
+        ("--replica", stage.id),
+        ("--rank", str(stage.node_rank)),
+        *(("--node", f"{node}={networks[node].address}") for node in stage.nodes),
+        ("--port", str(port)),
+        *(("--same", f"{name}={value}") for name, value in sorted(same.items())),
+        ("--start-seconds", str(model.start_seconds)),
+        ("--drain-seconds", str(model.drain_seconds + _EXIT_SECONDS)),
+    ]
+    if rank.endpoints and stage.node_rank:
+        lines.append(("--serves",))  # its own server's requests finish, too, when it is stopped
+    if rank.ready_port:
+        lines.append(("--ready-port", rank.ready_port))
+    if rank.ray:
+        lines += _by_option(("--", f"{programs}/{rank.ray[0]}", *rank.ray[1:]))
+    if rank.serves:
+        without = [word for name in rank.unset for word in ("-u", name)]
+        lines.append(
+            ("--", *(["/usr/bin/env", *without] if without else []), f"{programs}/vllm", "serve")
+        )
+        refused = {word for name in rank.drops for word in (f"--{name}", f"--no-{name}")}
+        lines += [line for line in serve if line[0].partition("=")[0] not in refused]
+        lines += [said for name, value in rank.flags.items() if (said := words(name, value))]
+    return lines
+
+
+def ray_token(cluster_key: bytes) -> bytes:
+    """
+    Return what Ray's processes of a fleet prove to each other that they belong to it.
+
+    Of the cluster key, so that there is no second secret to keep, and such that nobody learns that
+    from it: Ray sends its token with each request, over lines that are not encrypted.
+    """
+    return hmac.new(cluster_key, b"gpufleet: Ray's token", hashlib.sha256).hexdigest().encode()
+
+
+def _by_option(line: Sequence[str]) -> list[tuple[str, ...]]:
+    """Break a command line before each option."""
+    lines: list[list[str]] = [[line[0]]]
+    for word in line[1:]:
+        if word.startswith("--"):
+            lines.append([word])
+        else:
+            lines[-1].append(word)
+    return [tuple(each) for each in lines]
+
+
+def filled(text: str, port: int) -> str:
+    """
+    Return a word with the ports of a replica's first incarnation, for those who judge it.
+
+    >>> filled("10.1.0.1:{master_port}", 29500)
+    '10.1.0.1:29502'
+    """
+    return text.replace(MASTER_PORT, str(port + 2)).replace(RPC_PORT, str(port + 10))
+
+
+def endpoints(stage: Stage, model: Served) -> tuple[int, ...]:
+    """
+    Return the ports on which a stage listens for clients and probes, as `Stage.ports` says.
+
+    What is declared of the model counts, also for stages that know nothing of it.
+    """
+    by_ray = model.distributed_executor_backend == "ray"
+    return replace(stage, balancing="internal" if by_ray else model.data_parallel_balancing).ports
+
+
+# What cannot be
+
+
+def _shape(stage: Stage) -> _Shape:
+    if len(stage.nodes) < 2:
+        raise ValueError(f"{stage.id} is not part of a replica over several nodes")
+    shape = _Shape(
+        engine_gpus=stage.tensor_parallel * stage.pipeline_parallel,
+        node_gpus=len(stage.gpus),
+        nodes=len(stage.nodes),
+        engines=stage.data_parallel,
+    )
+    if shape.engine_gpus * shape.engines != shape.node_gpus * shape.nodes:
+        raise ValueError(f"{stage.id}: {shape} does not come out even")
+    return shape
+
+
+def _problems(
+    stage: Stage,
+    model: Served,
+    shape: _Shape,
+    *,
+    vllm: Version,
+    ray: Version | None,
+    experts: bool | None,
+) -> list[str]:
+    key = f"serving.{stage.model}"
+    balancing = model.data_parallel_balancing
+    alone = balancing == "external" or (balancing == "hybrid" and shape.local < 2)
+    by_ray = model.distributed_executor_backend == "ray"
+    found = [
+        f"{key}.flags.{name}: which the plan decides for a replica over several nodes"
+        + (f": {instead}" if instead else ": remove it")
+        for name, instead in _OURS.items()
+        if name in model.flags
+    ]
+    if shape.engine_gpus % shape.node_gpus and shape.node_gpus % shape.engine_gpus:
+        found.append(
+            f"{key}: engines of {shape.engine_gpus} GPUs on nodes that give {shape.node_gpus} "
+            f"each would lie across nodes unevenly: choose `tensor_parallel` and "
+            f"`pipeline_parallel` so that one is a multiple of the other"
+        )
+    if by_ray and ray is None:
+        found.append(
+            f"{key}.distributed_executor_backend: ray, and there is no Ray in `vllm.lock`: vLLM "
+            "has not brought it since 0.18, so add `ray` to the lock, or write `mp`"
+        )
+    if stage.data_parallel == 1:
+        return found
+    if by_ray and balancing != "internal":
+        found.append(
+            f"{key}.data_parallel_balancing: {balancing}, and with "
+            "`distributed_executor_backend: ray` one server starts all engines: write `internal`, "
+            "or `mp` there"
+        )
+    elif alone and experts is False:
+        found.append(
+            f"{key}.data_parallel_balancing: {balancing}, which gives each engine a server, and "
+            "vLLM takes that for models with experts alone: write `replicas: "
+            f"{stage.data_parallel}` and `data_parallel: 1`"
+        )
+    elif balancing == "external" and shape.local > 1 and vllm[:2] < _MULTI_PORT_SINCE:
+        found.append(
+            f"{key}.data_parallel_balancing: external with {shape.local} engines a node takes "
+            f"vLLM {'.'.join(map(str, _MULTI_PORT_SINCE))} or newer (this is "
+            f"{'.'.join(map(str, vllm))}): write `hybrid`"
+        )
+    elif balancing == "external" and shape.local > 1:
+        found += (
+            f"{key}.flags.{name}: {model.flags[name]}, and with `data_parallel_balancing: "
+            "external` each engine of a node has one server of its own: remove it"
+            for name, taken in _OF_ONE_SERVER.items()
+            if model.flags.get(name, taken[0]) not in taken
+        )
+    return found
+
+
+# vLLM's own processes
+
+
+def _by_nodes(stage: Stage, head: Network) -> dict[str, Argument]:
+    """One engine over all nodes, or several that each are over several: by its rank a node's
+    place is known."""
+    return {
+        "distributed-executor-backend": "mp",
+        "nnodes": len(stage.nodes),
+        "node-rank": stage.node_rank,
+        "master-addr": head.address,
+        "master-port": MASTER_PORT,
+    }
+
+
+def _by_engines(
+    stage: Stage, shape: _Shape, balancing: Balancing, head: Network, *, headless: bool
+) -> dict[str, Argument]:
+    """Several engines, which find each other at the head."""
+    flags: dict[str, Argument] = {
+        "data-parallel-address": head.address,
+        "data-parallel-rpc-port": RPC_PORT,
+    }
+    if not shape.local:
+        return flags if balancing == "internal" else {**flags, "data-parallel-external-lb": True}
+    first = stage.node_rank * shape.local
+    if balancing != "internal" and shape.local == 1:
+        # vLLM takes hybrid for external then, with a warning.
+        return {**flags, "data-parallel-rank": first}
+    flags["data-parallel-size-local"] = shape.local
+    if balancing != "internal" or headless:  # on an internal head it would mean hybrid
+        flags["data-parallel-start-rank"] = first
+    if balancing == "hybrid":
+        flags["data-parallel-hybrid-lb"] = True
+    elif balancing == "external":
+        flags["data-parallel-multi-port-external-lb"] = True
+        flags["data-parallel-supervisor-port"] = stage.port + shape.local
+    return flags
+
+
+# Ray
+
+
+def _by_ray(
+    stage: Stage,
+    shape: _Shape,
+    here: Network,
+    head: Network,
+    variables: dict[str, str],
+    *,
+    device: Literal["cuda", "cpu"],
+    ray: Version,
+    vllm: Version,
+) -> Rank:
+    address = f"{head.address}:{MASTER_PORT}"
+    variables = {
+        **variables,
+        "RAY_ADDRESS": address,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # The head's autoscaler has nothing to scale, and would tell figures to anybody on 44217. A
+        # port that is none keeps it from that: it logs that and goes on (monitor.py of 2.60).
+        "AUTOSCALER_METRIC_PORT": "-1",
+    }
+    if ray >= _TOKEN_SINCE:
+        variables["RAY_AUTH_MODE"] = "token"
+        # Where systemd puts the credentials of a unit (systemd.exec(5), LoadCredential=).
+        variables["RAY_AUTH_TOKEN_PATH"] = f"/run/credentials/{stage.unit}/{RAY_TOKEN}"
+    common = [
+        *("--node-ip-address", here.address),
+        # What is not said is counted: Ray would start an idle process for each CPU. One CPU a GPU
+        # is more than engines ask for (one each).
+        *("--num-gpus", str(shape.node_gpus), "--num-cpus", str(shape.node_gpus)),
+        *("--object-store-memory", str(_STORE_BYTES if device == "cuda" else _STORE_BYTES_CPU)),
+        "--disable-usage-stats",
+        "--block",
+    ]
+    if stage.node_rank > 0:
+        return Rank(
+            serves=False,
+            variables=variables,
+            # The server divides engines over the nodes that Ray has by then, and dies of too few
+            # (vllm/v1/engine/utils.py), so it waits for the port on which a node is managed.
+            ray=("ray", "start", "--address", address, "--node-manager-port", RPC_PORT, *common),
+            ready_port=RPC_PORT,
+        )
+    flags: dict[str, Argument] = {"distributed-executor-backend": "ray"}
+    if shape.engines > 1:
+        flags |= {"data-parallel-backend": "ray", "data-parallel-address": head.address}
+        if shape.local:
+            flags["data-parallel-size-local"] = shape.local
+        variables["VLLM_RAY_DP_PACK_STRATEGY"] = "strict" if shape.local else "span"
+    # An engine that is a Ray actor itself got the head's addresses, too (vllm/v1/engine/utils.py).
+    actors = shape.engines > 1 and vllm < _ADDRESSES_STAY_SINCE
+    copied = _COPIED | (_ADDRESSES if actors else set())
+    return Rank(
+        serves=True,
+        flags=flags,
+        variables=variables,
+        # Some releases lay the server's own over those of each node (vllm/ray/ray_env.py).
+        unset=tuple(sorted(name for name in variables if name in copied)),
+        ray=(
+            *("ray", "start", "--head", "--port", MASTER_PORT),
+            # Off where it can be; Ray's client server, where its dependencies are there, has a
+            # port of ours instead of 10001, which the next replica's could not have too.
+            *("--include-dashboard", "false", "--ray-client-server-port", RPC_PORT),
+            *common,
+        ),
+        ready_port=MASTER_PORT,
+        endpoints=(stage.port,),
+    )
+
+
+# Variables
+
+# Of those, what vLLM copies to the Ray workers of other nodes, by their prefixes.
+_COPIED = {"NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "UCX_NET_DEVICES"}
+_ADDRESSES = {"VLLM_HOST_IP", "VLLM_NIXL_SIDE_CHANNEL_HOST"}
+_ADDRESSES_STAY_SINCE = (0, 22)
+
+
+def _interfaces(here: Network, device: Literal["cuda", "cpu"]) -> dict[str, str]:
+    variables = {"VLLM_HOST_IP": here.address, "GLOO_SOCKET_IFNAME": here.interface}
+    if device == "cpu":
+        return variables
+    # `=`: this name and not those that begin with it, as mlx5_1 and mlx5_10 do (NCCL's manual).
+    variables["NCCL_SOCKET_IFNAME"] = f"={here.interface}"
+    if here.no_rdma:
+        variables["NCCL_IB_DISABLE"] = "1"
+    elif here.hcas:
+        variables["NCCL_IB_HCA"] = f"={','.join(here.hcas)}"
+    return variables

@@ -1,0 +1,138 @@
+"""What joins stages that belong together: the ranks of a replica over nodes, and those that hand KV
+caches to each other. Pure but for the lock that tells the release of Ray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gpufleet.artifacts.release import pinned
+from gpufleet.errors import FleetError
+from gpufleet.fleet.model_configs import Described
+from gpufleet.node import cluster_network
+from gpufleet.node.cluster_network import Network, networks
+from gpufleet.planning.multinode import rank_ports as cluster_ports
+from gpufleet.planning.multinode.disaggregation import Pairs
+from gpufleet.planning.planner import Stage
+from gpufleet.planning.stage import Group, Handover, Running
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.sizing.architectures.description import Description
+from gpufleet.versions import numbers
+
+
+def joined(
+    stages: tuple[Stage, ...],
+    documents: Mapping[str, Mapping[str, Any]],
+    settings: Mapping[str, NodeSettings],
+    models: Mapping[str, Described],
+    pairs: Pairs,
+    *,
+    runs: Iterable[Running],
+) -> tuple[Stage, ...]:
+    """
+    Give stages of replicas over nodes what joins them, and those that hand KV caches over theirs.
+
+    Raises `FleetError` naming all replicas whose nodes no network joins, or that have no ports.
+    """
+    spanning: dict[str, list[Stage]] = {}
+    for stage in stages:
+        if len(stage.nodes) > 1:
+            spanning.setdefault(stage.id, []).append(stage)
+    if not spanning and not pairs.prefill:
+        return stages
+    serving = {stage.model: settings[stage.node].serving[stage.model] for stage in stages}
+    ports = cluster_ports.assigned(stages, serving, running=cluster_ports.found(runs))
+    groups: dict[str, Group] = {}
+    problems: list[str] = []
+    for name, ranks in spanning.items():
+        by_rank = sorted(ranks, key=lambda each: each.node_rank)
+        try:
+            found = networks(
+                name,
+                {each.node: documents[each.node] for each in by_rank},
+                {each.node: each.gpus for each in by_rank},
+                {each.node: settings[each.node].cluster_network for each in by_rank},
+            )
+        except FleetError as error:
+            problems += error.problems
+            continue
+        description = models.get(by_rank[0].model)
+        groups[name] = Group(
+            networks=tuple(found.items()),
+            cluster_port=ports[name].cluster,
+            side_channel_port=ports[name].side_channel,
+            experts=(
+                description.architecture.experts > 0
+                if isinstance(description, Description)
+                else None
+            ),
+            ray=_ray(settings[by_rank[0].node]),
+        )
+    handovers: dict[tuple[str, str], Handover] = {}
+    for stage in stages:
+        if not pairs.role(stage.model):
+            continue
+        try:
+            handovers[stage.node, stage.id] = Handover(
+                networks=tuple(_partners(stage, stages, documents, settings, pairs).items()),
+                port=ports[stage.id].side_channel,
+            )
+        except FleetError as error:
+            problems += error.problems
+    if problems:
+        raise FleetError(*dict.fromkeys(problems))
+    return tuple(
+        replace(
+            stage,
+            group=groups.get(stage.id),
+            handover=handovers.get((stage.node, stage.id)),
+        )
+        for stage in stages
+    )
+
+
+def _partners(
+    stage: Stage,
+    stages: Iterable[Stage],
+    documents: Mapping[str, Mapping[str, Any]],
+    settings: Mapping[str, NodeSettings],
+    pairs: Pairs,
+) -> dict[str, Network]:
+    """Return how the nodes on either side of a handover reach each other, with a stage's NICs."""
+    entries = pairs.partners(stage.model)
+    gpus: dict[str, set[int]] = {}
+    for each in stages:
+        if each.model in entries:
+            gpus.setdefault(each.node, set()).update(each.gpus)
+    gpus[stage.node] = set(stage.gpus)
+    names = sorted(gpus)
+    return networks(
+        f"the handover between {' and '.join(sorted(entries))}",
+        {name: documents[name] for name in names},
+        {name: sorted(gpus[name]) for name in names},
+        {name: settings[name].cluster_network for name in names},
+    )
+
+
+def sentences(stages: Iterable[Stage]) -> Iterator[str]:
+    """Say for each replica over nodes over which network its ranks talk, and why."""
+    found = {
+        stage.id: dict(stage.group.networks)
+        for stage in stages
+        if stage.group and len(stage.nodes) > 1
+    }
+    for name, between in found.items():
+        yield cluster_network.sentence(name, between)
+
+
+def _ray(settings: NodeSettings) -> tuple[int, ...] | None:
+    """Return the release of Ray in the node's lock; None if there is none."""
+    try:
+        lock = Path(settings.vllm.lock).read_bytes() if settings.vllm else b""
+    except OSError:
+        return None  # the role that installs the release says what is wrong with its lock
+    found = pinned(lock, "ray")
+    return numbers(found) if found else None

@@ -1,0 +1,156 @@
+"""
+Which ports each replica has between its nodes.  Pure.
+
+`endpoints.py` says on which port a replica answers clients; here are those that clients never see.
+A range of them is free on a node if no other replica's range, no endpoint and no program of others
+has one of it there. What runs keeps its ranges where it can: others would be a restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from gpufleet.errors import FleetError
+from gpufleet.planning.multinode.launch import NIXL_PORT, endpoints, hands_over
+from gpufleet.planning.planner import Stage
+from gpufleet.planning.stage import Running
+from gpufleet.quick_dataclass import dataclass
+from gpufleet.settings.node_settings import Served
+
+PORTS = 16
+"""Ports of a replica over several nodes: its program's own, then those of incarnations
+(on_node/rank_head.py)."""
+EPHEMERAL = 32768
+"""Where Linux' net.ipv4.ip_local_port_range begins: any program may be given a port from here."""
+
+
+@dataclass(frozen=True)
+class Ports:
+    """What a replica has between its nodes, on all of them alike."""
+
+    cluster: int = 0
+    """First of `PORTS` ports; 0: it is on one node."""
+    side_channel: int = 0
+    """First of NIXL's, one for each engine of the whole replica; 0: it hands no KV cache over."""
+
+
+def assigned(
+    stages: Iterable[Stage],
+    settings: Mapping[str, Served],
+    *,
+    running: Mapping[str, Ports] | None = None,
+    others: Mapping[str, Collection[int]] | None = None,
+) -> dict[str, Ports]:
+    """
+    Return the ports of every replica by its id (`llama-0`). Those of stages named first are given
+    first, as a plan orders them.
+
+    `settings` are what is declared of each model, `running` the ports of replicas that run,
+    `others` what else listens, by node. A replica gets `cluster_port` of its model or the next
+    range that is free on all its nodes, and NIXL's own port or the next such range.
+
+    Raises `FleetError` where no range is left, for all replicas at once.
+    """
+    replicas: dict[str, list[Stage]] = {}
+    taken = {node: set(ports) for node, ports in (others or {}).items()}
+    for stage in stages:
+        replicas.setdefault(stage.id, []).append(stage)
+        served = taken.setdefault(stage.node, set())
+        if len(stage.nodes) > 1:
+            served.update(endpoints(stage, settings[stage.model]))
+        else:
+            served.add(stage.port)
+    cluster = _given(
+        {
+            name: _Wish(
+                name=f"serving.{each[0].model}.cluster_port",
+                first=settings[each[0].model].cluster_port,
+                size=PORTS,
+                nodes=each[0].nodes,
+                runs=_running(running, name).cluster,
+            )
+            for name, each in replicas.items()
+            if len(each[0].nodes) > 1
+        },
+        taken,
+    )
+    side_channel = _given(
+        {
+            name: _Wish(
+                name=f"serving.{each[0].model}: the side channel of NIXL",
+                first=NIXL_PORT,
+                size=each[0].data_parallel,
+                nodes=each[0].nodes or (each[0].node,),
+                runs=_running(running, name).side_channel,
+            )
+            for name, each in replicas.items()
+            if hands_over(each[0], settings[each[0].model])
+        },
+        taken,
+    )
+    return {name: Ports(cluster.get(name, 0), side_channel.get(name, 0)) for name in replicas}
+
+
+def found(running: Iterable[Running]) -> dict[str, Ports]:
+    """Return the ports of what runs, by the replica's id, as its units have them."""
+    ports: dict[str, Ports] = {}
+    for each in running:
+        known = ports.get(each.id, Ports())
+        ports[each.id] = Ports(
+            known.cluster or each.cluster_port, known.side_channel or each.side_channel
+        )
+    return ports
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """A range that a replica needs."""
+
+    name: str
+    first: int
+    size: int
+    nodes: tuple[str, ...]
+    runs: int
+
+    @property
+    def end(self) -> int:
+        """Return where its ranges end: what begins below the ephemeral ports stays there."""
+        return EPHEMERAL if self.first < EPHEMERAL else 1 << 16
+
+    def choices(self) -> Iterator[int]:
+        """Yield the first ports that it may get, best first."""
+        every = range(self.first, self.end - self.size + 1, self.size)
+        if self.runs in every:
+            yield self.runs
+        yield from every
+
+
+def _running(running: Mapping[str, Ports] | None, name: str) -> Ports:
+    return (running or {}).get(name, Ports())
+
+
+def _given(wishes: Mapping[str, _Wish], taken: dict[str, set[int]]) -> dict[str, int]:
+    """Give each wish its range, those of what runs first, and note it in `taken`."""
+    given: dict[str, int] = {}
+    problems = []
+    for name in sorted(wishes, key=lambda name: not wishes[name].runs):
+        wish = wishes[name]
+        port = next((each for each in wish.choices() if _free(each, wish, taken)), None)
+        if port is None:
+            problems.append(
+                f"{wish.name}: no {wish.size} ports in a row are free from {wish.first} to "
+                f"{wish.end - 1} on {' and '.join(wish.nodes)}: stop what has them"
+                + ("" if wish.size != PORTS else ", or write a lower one")
+            )
+            continue
+        given[name] = port
+        for node in wish.nodes:
+            taken.setdefault(node, set()).update(range(port, port + wish.size))
+    if problems:
+        raise FleetError(*problems)
+    return given
+
+
+def _free(port: int, wish: _Wish, taken: Mapping[str, Collection[int]]) -> bool:
+    wanted = range(port, port + wish.size)
+    return all(at not in taken.get(node, ()) for node in wish.nodes for at in wanted)

@@ -1,0 +1,592 @@
+"""
+Do the nodes of a replica reach each other, and have they the same to start?  Pure.
+
+Two programs run on all nodes of a replica at once: `on_node/reach_look.py` says what each has,
+`on_node/reach.py` has them talk to each other. Here is what they are given, and what their
+documents mean. Whatever is between two nodes is known from both of them, so that a sentence names
+the direction; a node that did not answer is a sentence, too.
+
+What is compared of a model: the paths and sizes of its files, the content of those of at most
+16 MiB, and both ends of larger ones (`on_node/reach_model.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import field
+from typing import Any, TypeAlias
+
+from gpufleet.formatting import counted, listed, ranges
+from gpufleet.node.cluster_network import Network
+from gpufleet.planning.multinode.rank_ports import PORTS
+from gpufleet.quick_dataclass import dataclass
+
+LOOK_SECONDS = 8
+"""A node's own deadline is 6 s (on_node/reach_look.py); two for the way."""
+EXCHANGE_SECONDS = 7
+"""What the nodes give each other; over a line that loses 30 % of packets it takes up to 5 s."""
+WAY_SECONDS = 2
+"""For the program to get there and its document to come back."""
+CLOCK_SECONDS = 1.0
+"""How far two clocks may be apart: tokens, logs of ranks and Ray's leases go by them."""
+
+# Ray's --min-worker-port and --max-worker-port, where they are not given (ray start --help).
+_RAY_WORKERS = (10002, 19999)
+
+Answers: TypeAlias = Mapping[str, Mapping[str, Any] | str]
+"""{node: document, or a sentence why there is none}."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A node of a replica, and what it is to start."""
+
+    node: str
+    network: Network
+    release: str
+    """The release's id."""
+    release_directory: str
+    vllm: str
+    """The version that it is of."""
+    revision: str
+    model_directory: str
+    user: str
+    """The account that loads the model."""
+
+    def __str__(self) -> str:
+        """Name it as it reaches the others."""
+        return f"{self.node} ({self.network.address}, {self.network.interface})"
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A replica over several nodes, in the order of its ranks."""
+
+    id: str
+    members: tuple[Member, ...]
+    port: int
+    """First of the ports between its nodes."""
+    ray: bool
+    """Whether Ray joins its nodes."""
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return tuple(each.node for each in self.members)
+
+    @property
+    def ports(self) -> range:
+        return range(self.port, self.port + PORTS)
+
+
+@dataclass(frozen=True)
+class Way:
+    """From one node to another."""
+
+    start: str
+    end: str
+    failed: Mapping[int, str]
+    """Ports that no connection came about to, and why."""
+    ports: int
+    """How many were tried."""
+    bytes: int | None
+    """The largest packet that arrived; None: not known, 0: none did."""
+    wanted: int
+    """The largest that both interfaces may send."""
+    ahead: float | None
+    """Seconds that the end's clock is ahead of the start's; None: not known."""
+    within: float = 0.0
+    lost: float = 0.0
+    """Share of small packets that did not arrive, once the first one had."""
+
+    @property
+    def connects(self) -> bool:
+        return not self.failed
+
+    @property
+    def full(self) -> bool:
+        return self.bytes is None or self.bytes >= self.wanted
+
+    @property
+    def good(self) -> bool:
+        return self.connects and self.full and not self.late
+
+    @property
+    def late(self) -> bool:
+        """Say whether the clocks are certainly too far apart."""
+        return self.ahead is not None and abs(self.ahead) - self.within > CLOCK_SECONDS
+
+    @property
+    def nothing(self) -> bool:
+        """Say whether neither connections nor packets came about."""
+        return len(self.failed) == self.ports and self.bytes == 0
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What a proof came to."""
+
+    replica: Replica
+    problems: tuple[str, ...]
+    """Why the replica cannot be started; none: it can."""
+    remarks: tuple[str, ...] = ()
+    ways: tuple[Way, ...] = ()
+    seconds: float = field(default=0.0, compare=False)
+
+    def as_json(self) -> dict[str, Any]:
+        """
+        Plain values for `json.dumps`:
+
+            {"replica": "llama-0", "good": true, "problems": [], "remarks": [], "ways":
+             [{"from": "gpu-01", "to": "gpu-02", "good": true, "ports": 17, "failed": {},
+               "packet_bytes": 9000, "wanted_bytes": 9000, "clock_ahead_s": 0.002}]}
+        """
+        return {
+            "replica": self.replica.id,
+            "good": not self.problems,
+            "problems": list(self.problems),
+            "remarks": list(self.remarks),
+            "ways": [
+                {
+                    "from": way.start,
+                    "to": way.end,
+                    "good": way.good,
+                    "ports": way.ports,
+                    "failed": {str(port): why for port, why in way.failed.items()},
+                    "packet_bytes": way.bytes,
+                    "wanted_bytes": way.wanted,
+                    "clock_ahead_s": way.ahead,
+                }
+                for way in self.ways
+            ],
+        }
+
+
+# What the programs are given
+
+
+def looks(replica: Replica) -> dict[str, dict[str, Any]]:
+    """Return the parameters of on_node/reach_look.py for each node."""
+    addresses = {each.node: each.network.address for each in replica.members}
+    return {
+        each.node: {
+            "address": each.network.address,
+            "interface": each.network.interface,
+            "ports": list(replica.ports),
+            "samples": [list(_RAY_WORKERS)] if replica.ray else [],
+            "peers": {node: to for node, to in addresses.items() if node != each.node},
+            "release": each.release_directory,
+            "model": each.model_directory,
+            "user": each.user,
+        }
+        for each in replica.members
+    }
+
+
+def exchanges(
+    replica: Replica, seen: Answers, token: str, seconds: float = EXCHANGE_SECONDS
+) -> dict[str, dict[str, Any]]:
+    """
+    Return the parameters of on_node/reach.py for each node that can take part.
+
+    `seen` are the documents of the looks; ports that are in use are left alone.
+    """
+    part = {
+        each.node: {
+            "address": each.network.address,
+            "ports": [*seen_here["free"], *seen_here["spares"]],
+            "udp": seen_here["udp"],
+            "mtu": _mtu(each, seen_here),
+        }
+        for each in replica.members
+        if isinstance(seen_here := seen.get(each.node), Mapping) and not seen_here["address"]
+    }
+    return {
+        node: {
+            "token": token,
+            "node": node,
+            **own,
+            "peers": {other: what for other, what in part.items() if other != node},
+            "seconds": seconds,
+        }
+        for node, own in part.items()
+    }
+
+
+def _mtu(member: Member, seen: Mapping[str, Any]) -> int:
+    """Return a node's MTU as it says it is now, else as it was planned with."""
+    return seen["mtu"] if isinstance(seen["mtu"], int) else member.network.mtu or 1500
+
+
+# What their documents mean
+
+
+_LOOK = {
+    "mtu": (int, Mapping),
+    "routes": Mapping,
+    "free": list,
+    "used": Mapping,
+    "spares": list,
+    "release": Mapping,
+    "files": Mapping,
+}
+_EXCHANGE = {"unbound": Mapping, "connected": Mapping, "clocks": Mapping, "heard": Mapping}
+
+
+def sound_looks(answers: Answers) -> Answers:
+    """Return the looks' answers, with a sentence in place of what is no such document."""
+    return {node: _sound(answer, _LOOK) for node, answer in answers.items()}
+
+
+def _sound(answer: Mapping[str, Any] | str, keys: Mapping[str, Any]) -> Mapping[str, Any] | str:
+    if isinstance(answer, str):
+        return answer
+    if answer.get("schema") != 1:
+        return f"its answer makes no sense: schema {answer.get('schema')!r}, expected 1"
+    for key, kinds in keys.items():
+        if not isinstance(answer.get(key), kinds):
+            return f"its answer makes no sense: {key} is {answer.get(key)!r}"[:200]
+    return answer
+
+
+def compare(replica: Replica, seen: Answers, exchanged: Answers, seconds: float = 0.0) -> Reach:
+    """
+    Return whether a replica may be started, and every reason why not.
+
+    `seen` are the looks' documents, `exchanged` those of the exchange.
+    """
+    seen = sound_looks(seen)
+    exchanged = {node: _sound(answer, _EXCHANGE) for node, answer in exchanged.items()}
+    try:
+        return _compared(replica, seen, exchanged, seconds)
+    # What a broken node says may be anything; it must not end the run of all others.
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        why = f"{replica.id}: what its nodes say makes no sense ({type(error).__name__}: {error})"
+        return Reach(replica, (why,), seconds=seconds)
+
+
+def _compared(replica: Replica, seen: Answers, exchanged: Answers, seconds: float) -> Reach:
+    known = {node: answer for node, answer in seen.items() if isinstance(answer, Mapping)}
+    ways = tuple(_ways(replica, known, exchanged))
+    problems = [
+        *_silent(replica, seen, exchanged),
+        *_addresses(replica, known),
+        *_releases(replica, known),
+        *_models(replica, known),
+        *_strangers(replica, known),
+        *_network(replica, ways),
+        *_clocks(replica, ways),
+    ]
+    return Reach(
+        replica,
+        tuple(f"{replica.id}: {problem}" for problem in problems),
+        tuple(f"{replica.id}: {remark}" for remark in _remarks(replica, known)),
+        ways,
+        seconds,
+    )
+
+
+def _silent(replica: Replica, seen: Answers, exchanged: Answers) -> Iterator[str]:
+    for node in replica.nodes:
+        for answers in (seen, exchanged):
+            answer = answers.get(node)
+            if isinstance(answer, str):
+                yield f"{node}: {answer}"
+                break
+
+
+def _addresses(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield what is wrong with the chosen interfaces as they are now."""
+    for each in replica.members:
+        if each.node not in seen:
+            continue
+        if wrong := seen[each.node]["address"]:
+            yield f"{each}: nothing can listen on this address: {wrong}"
+        routes = seen[each.node]["routes"]
+        if "missing" in routes:
+            continue
+        others: dict[str, list[str]] = defaultdict(list)
+        for peer, by in routes.items():
+            if isinstance(by, str) and by not in {each.network.interface, "lo"}:
+                others[by].append(peer)
+        for interface, peers in sorted(others.items()):
+            yield (
+                f"{each} would send to {listed(peers)} by {interface}: give that node a route by "
+                f"{each.network.interface}, or name a network that all of them send by "
+                "(`cluster_network`)"
+            )
+
+
+def _releases(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield what is not the same release on all nodes, as planned and as installed."""
+    wanted = {each.node: each.release for each in replica.members}
+    if len(set(wanted.values())) > 1:
+        yield f"{_split(wanted)}: plan the same release for all, by `vllm` in group_vars"
+    installed: dict[str, dict[str, str]] = {"vLLM": {}, "Ray": {}}
+    for each in replica.members:
+        found = seen.get(each.node, {}).get("release")
+        if found is None:
+            continue
+        if "missing" in found:
+            yield f"{each.node}: {each.release_directory} cannot be read: {_reason(found)}"
+            continue
+        if not found["whole"]:
+            yield (
+                f"{each.node} has no whole release {each.release} ({each.release_directory}): run "
+                "the deploy again, over all nodes of the replica"
+            )
+            continue
+        installed["vLLM"][each.node] = found["vllm"] or "none"
+        if replica.ray:
+            installed["Ray"][each.node] = found["ray"] or "none"
+            if not found["ray"]:
+                yield f"{each.node} has no Ray in {each.release_directory}: add it to `vllm.lock`"
+    for name, versions in installed.items():
+        if len(set(versions.values())) > 1:
+            yield f"{_split(versions)}, as versions of {name} that are installed: build them anew"
+
+
+def _models(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield what is not the same model on all nodes."""
+    revisions = {each.node: each.revision for each in replica.members}
+    if len(set(revisions.values())) > 1:
+        yield f"{_split(revisions)}: plan the same `model` and `revision` for all"
+    whole: dict[str, Mapping[str, Any]] = {}
+    for each in replica.members:
+        found = seen.get(each.node, {}).get("files")
+        if found is None:
+            continue
+        if "missing" in found and isinstance(found["missing"], str):
+            yield (
+                f"{each.node}: the model in {each.model_directory} cannot be read as {each.user}: "
+                f"{_reason(found)}"
+            )
+        else:
+            whole[each.node] = found
+    head = next((node for node in replica.nodes if node in whole), None)
+    for node, files in whole.items():
+        if head is None or node == head or files == whole[head]:
+            continue
+        different = sorted(
+            name for name in {*files, *whole[head]} if files.get(name) != whole[head].get(name)
+        )
+        name = different[0]
+        more = f", and {counted(len(different) - 1, 'further file')}" if different[1:] else ""
+        yield (
+            f"{head} and {node} have different models in {_directory(replica, node)}: {name} is "
+            f"{_file(whole[head].get(name))} on {head} and {_file(files.get(name))} on {node}"
+            f"{more}: bring the same files to both"
+        )
+
+
+def _file(found: Sequence[Any] | None) -> str:
+    return f"{found[0]} bytes, {found[1]}" if found else "not there"
+
+
+def _directory(replica: Replica, node: str) -> str:
+    return next(each.model_directory for each in replica.members if each.node == node)
+
+
+def _strangers(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield who has the first port, without which ranks cannot meet."""
+    for each in replica.members:
+        here = seen.get(each.node, {})
+        users = {"port": _used(here).get(str(replica.port)), "UDP port": here.get("udp_user")}
+        for kind, user in users.items():
+            if user and not _ours(user):
+                yield (
+                    f"{each}: {kind} {replica.port}, where its ranks meet, is in use by "
+                    f"{user['program']} (PID {user['pid']}{_of(user)}): end that, or set "
+                    "`cluster_port`"
+                )
+
+
+def _used(seen: Mapping[str, Any]) -> Mapping[str, Any]:
+    used = seen.get("used", {})
+    return {} if "missing" in used else used
+
+
+def _ours(user: Mapping[str, Any]) -> bool:
+    return str(user["unit"]).startswith("vllm-")
+
+
+def _of(user: Mapping[str, Any]) -> str:
+    return f" of {user['unit']}" if user["unit"] else ""
+
+
+def _ways(
+    replica: Replica, seen: Mapping[str, Mapping[str, Any]], exchanged: Answers
+) -> Iterator[Way]:
+    """Yield every way whose start has told what it tried."""
+    mtus = {each.node: _mtu(each, seen[each.node]) for each in replica.members if each.node in seen}
+    for start in replica.nodes:
+        here = exchanged.get(start)
+        if not isinstance(here, Mapping):
+            continue
+        for end, ports in here["connected"].items():
+            there = exchanged.get(end)
+            heard = there["heard"].get(start) if isinstance(there, Mapping) else None
+            deaf = (
+                not isinstance(there, Mapping)
+                or "udp" in {*here["unbound"], *there["unbound"]}
+                or None in (seen[start]["udp"], seen[end]["udp"])
+            )
+            clock = here["clocks"].get(end)
+            yield Way(
+                start,
+                end,
+                {int(port): why for port, why in ports.items() if why},
+                len(ports),
+                None if deaf else (heard["bytes"] if heard else 0),
+                min(mtus[start], mtus[end], 65535),
+                clock["ahead"] if clock else None,
+                clock["within"] if clock else 0.0,
+                _lost(heard) if heard else 0.0,
+            )
+
+
+def _lost(heard: Mapping[str, Any]) -> float:
+    """Return the share that is lost; of a few packets one or two say nothing."""
+    return 1 - heard["datagrams"] / heard["of"] if heard["of"] >= 10 else 0.0
+
+
+def _network(replica: Replica, ways: Sequence[Way]) -> Iterator[str]:
+    """Yield what does not pass, in which direction; what is alike for many nodes at once."""
+    by_ends = {(way.start, way.end): way for way in ways}
+    flaws: dict[str, set[tuple[str, str]]] = defaultdict(set)
+    for ends, way in by_ends.items():
+        back = by_ends.get((way.end, way.start))
+        for sentence in _flaws(replica, way, back):
+            flaws[sentence].add(ends)
+    for sentence, pairs in flaws.items():
+        yield from _folded(replica, sentence, pairs)
+
+
+_LOSSY = "of packets between {from} and {to}"
+_APART = "{from} and {to} do not reach each other: of neither anything arrives at the other"
+
+
+def _flaws(replica: Replica, way: Way, back: Way | None) -> Iterator[str]:
+    """Yield what is wrong on the way `{from}` one node `{to}` another."""
+    if way.nothing:
+        yield (
+            _APART
+            if back is not None and back.nothing
+            else "nothing of {from} arrives at {to}, while packets pass the other way: look for a "
+            "rule of a firewall, a route or a cable that is one-sided"
+        )
+        return
+    # A connection needs both directions, so the one that is cut is said alone.
+    if way.failed and back is not None and (share := _lossy(way, back)):
+        yield f"{_LOSSY} about {share} % are lost, too many to begin with: look at the line"
+    elif way.failed and not (back is not None and back.nothing):
+        yield f"{{from}} cannot connect to {{to}}: {_ports(replica, way.failed)}: open them"
+    if way.bytes == 0:
+        yield (
+            f"no datagram of {{from}} arrives at {{to}}: open UDP, too, for ports "
+            f"{ranges(replica.ports)}"
+        )
+    elif not way.full:
+        yield (
+            f"packets of {way.wanted} bytes, which the interfaces of both may send, do not arrive "
+            f"from {{from}} at {{to}}, those of {way.bytes} do: what is between them passes less; "
+            "raise its MTU, or lower that of the interfaces"
+        )
+
+
+def _lossy(way: Way, back: Way) -> int:
+    """Return how many per cent are lost where that is why some connections had no answer."""
+    late = {*way.failed.values(), *back.failed.values()} <= {"no answer", "it hung up"}
+    some = len(way.failed) < way.ports and len(back.failed) < back.ports
+    share = round(max(way.lost, back.lost) * 20) * 5
+    return share if late and some else 0
+
+
+def _folded(replica: Replica, sentence: str, pairs: set[tuple[str, str]]) -> Iterator[str]:
+    """Say a sentence of pairs of nodes: once for a node with all those that it is true of."""
+    members = {each.node: str(each) for each in replica.members}
+    mutual = sentence == _APART or sentence.startswith(_LOSSY)
+    left = set(pairs)
+    while left:
+        count = Counter((side, pair[side]) for pair in sorted(left) for side in (0, 1))
+        (side, node), _ = count.most_common(1)[0]
+        others = {pair[1 - side] for pair in left if pair[side] == node}
+        both = {(node, other) for other in others} | {(other, node) for other in others}
+        left -= both if mutual else {pair for pair in left if pair[side] == node}
+        if mutual and len(others) == 1:
+            node, other = sorted({node, *others}, key=replica.nodes.index)
+            others = {other}
+        named = members[next(iter(others))] if len(others) == 1 else listed(others)
+        one_first = side == 0 or mutual
+        start, end = (members[node], named) if one_first else (named, members[node])
+        yield sentence.replace("{from}", start).replace("{to}", end)
+
+
+def _ports(replica: Replica, failed: Mapping[int, str]) -> str:
+    """Say which ports are affected by what: `ports 29500-29507 (Connection refused)`."""
+    by_reason: dict[str, list[int]] = defaultdict(list)
+    samples: dict[tuple[str, str], None] = {}
+    for port, why in failed.items():
+        if port in replica.ports:
+            by_reason[why].append(port)
+        elif replica.ray and _RAY_WORKERS[0] <= port <= _RAY_WORKERS[1]:
+            samples["{}-{}, those of Ray's workers".format(*_RAY_WORKERS), why] = None
+        else:
+            # Its number is another one each time.
+            samples["others, of those that the system gives to anybody", why] = None
+    said = [f"{_named(ports)} ({why})" for why, ports in sorted(by_reason.items())]
+    return "; ".join([*said, *(f"{which} ({why})" for which, why in samples)])
+
+
+def _clocks(replica: Replica, ways: Sequence[Way]) -> Iterator[str]:
+    """Yield whose clock is not the first node's; of those that it could not compare, any pair's."""
+    known = [way for way in ways if way.ahead is not None]
+    head = [way for way in known if replica.nodes[0] in {way.start, way.end}]
+    said: set[frozenset[str]] = set()
+    for way in head or known:
+        ends = frozenset((way.start, way.end))
+        if way.ahead is None or not way.late or ends in said:
+            continue
+        said.add(ends)
+        first, last = (way.end, way.start) if way.ahead > 0 else (way.start, way.end)
+        yield (
+            f"{first}'s clock is {abs(way.ahead):.1f} s ahead of {last}'s: have both follow the "
+            "same time servers (chronyc tracking, timedatectl)"
+        )
+
+
+def _remarks(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield what is worth knowing and no reason to refuse."""
+    for each in replica.members:
+        used = _used(seen.get(each.node, {}))
+        ours = [int(port) for port, user in used.items() if user is None or _ours(user)]
+        if ours:
+            yield (f"{each.node}: what runs there now has {_named(ours)}: not tried")
+    mtus = {each.node: _mtu(each, seen[each.node]) for each in replica.members if each.node in seen}
+    if len(set(mtus.values())) > 1:
+        yield (
+            f"{_split({node: f'an MTU of {mtu}' for node, mtu in mtus.items()})}: packets of "
+            f"{min(mtus.values())} bytes are what counts"
+        )
+
+
+def _named(ports: Sequence[int]) -> str:
+    return f"port{'s' if ports[1:] else ''} {ranges(ports)}"
+
+
+def _split(values: Mapping[str, str]) -> str:
+    """Name the nodes of each value: `gpu-01 has 0.33.0, gpu-02 has 0.32.0`."""
+    by_value: dict[str, list[str]] = defaultdict(list)
+    for node, value in values.items():
+        by_value[value].append(node)
+    return ", ".join(
+        f"{listed(nodes)} {'have' if nodes[1:] else 'has'} {value}"
+        for value, nodes in by_value.items()
+    )
+
+
+def _reason(missing: Mapping[str, Any]) -> str:
+    words = str(missing["missing"]).replace("_", " ")
+    if "seconds" in missing:
+        words += f" after {missing['seconds']} s"
+    return f"{words} ({missing['detail']})" if missing.get("detail") else words

@@ -1,0 +1,114 @@
+"""
+A node goes while a replica over several nodes needs it.  Pure.
+
+The other nodes of such a replica hold parts of a model that nobody can use alone, so a typing error
+in an inventory, or a GPU that is reserved for somebody else, ends a service that runs on nodes far
+away. That is refused, unless the operator has asked for a new plan. A replica on one node goes with
+its node, and the plan says where to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from gpufleet.formatting import listed
+from gpufleet.planning.stage import Running
+from gpufleet.settings.node_settings import Served
+
+# What divides a replica: the setting, and the flag that its unit says it by. A flag that a unit
+# does not have is 1.
+_SIZES = {
+    "tensor_parallel": "--tensor-parallel-size",
+    "pipeline_parallel": "--pipeline-parallel-size",
+    "data_parallel": "--data-parallel-size",
+}
+
+
+def lost(
+    stages: Sequence[Running],
+    fleet: Collection[str],
+    usable: Mapping[str, Collection[str]],
+    left_out: Mapping[str, str],
+) -> dict[str, str]:
+    """
+    Return for each node that a running replica loses, why; nothing for one on a single node.
+
+    `stages` are those of its ranks that were found, `fleet` the nodes of the inventory. By node
+    that declares the model: `usable` has the UUIDs of the GPUs that may be used, `left_out` a
+    sentence on the others.
+
+        {"gpu-02": "is not in the inventory any more"}
+    """
+    ran_on = {each.node: each for each in stages}
+    nodes = dict.fromkeys(node for each in stages for node in (*each.nodes, each.node))
+    found: dict[str, str] = {}
+    if len(nodes) < 2:
+        return found
+    for node in nodes:
+        if node not in fleet:
+            found[node] = "is not in the inventory any more"
+        elif node not in usable:
+            found[node] = "does not declare it any more"
+        elif node in ran_on and not set(ran_on[node].gpu_uuids) <= set(usable[node]):
+            why = f" ({left_out[node]})" if left_out.get(node) else ""
+            found[node] = f"has GPUs of it that cannot be used any more{why}"
+    return found
+
+
+def refusals(
+    name: str,
+    served: Served,
+    running: Mapping[int, Sequence[Running]],
+    losing: Mapping[int, Mapping[str, str]],
+) -> list[str]:
+    """
+    Return a sentence for each replica of a model that would lose a node that it needs.
+
+    `running` are its running replicas by number, `losing` what `lost` says of each. A replica
+    that the settings do not ask for any more, or ask for in another shape, needs no node.
+    """
+    if served.when_a_node_leaves == "replan" or not served.span_nodes:
+        return []
+    kept = sum(1 for number in running if not losing.get(number))
+    needed = [
+        number
+        for number in sorted(running)
+        if losing.get(number) and not _reshaped(served, running[number])
+    ]
+    if served.replicas != "fit":
+        needed = needed[: max(0, served.replicas - kept)]
+    return [
+        _sentence(f"{name}-{number}", name, running[number], losing[number], kept)
+        for number in needed
+    ]
+
+
+def _sentence(
+    replica: str, name: str, stages: Sequence[Running], gone: Mapping[str, str], kept: int
+) -> str:
+    nodes = dict.fromkeys(node for each in stages for node in (*each.nodes, each.node))
+    whys = " and ".join(f"{node} {why}" for node, why in gone.items())
+    drop = f"lower `replicas` to {kept}" if kept else "take the model out of `serving`"
+    return (
+        f"serving.{name}: {replica} runs over {listed(nodes)}, and {whys}: give it back; or set "
+        f"`when_a_node_leaves: replan`, and {replica} stops and starts on nodes that are left; or, "
+        f"if it is to go, {drop}"
+    )
+
+
+def _reshaped(served: Served, stages: Sequence[Running]) -> bool:
+    """Say whether the operator asks for another division than the one that runs."""
+    arguments = next((each.arguments for each in stages if each.arguments), ())
+    if not arguments:
+        return False
+    runs = {flag: int(size) for flag, size in map(_halves, arguments) if size.isdigit()}
+    return any(
+        wanted is not None and wanted != runs.get(flag, 1)
+        for setting, flag in _SIZES.items()
+        if (wanted := getattr(served, setting)) is not None
+    )
+
+
+def _halves(line: str) -> tuple[str, str]:
+    flag, _, value = line.partition(" ")
+    return flag, value

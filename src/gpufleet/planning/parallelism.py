@@ -1,0 +1,192 @@
+"""
+How a replica is divided, and over how few nodes of a kind that goes.  Pure.
+
+GPUs that exchange something in every layer (a tensor-parallel group; all engines of a replica that
+have whole experts on each GPU) belong together, on one NVLink island. Over several nodes a replica
+lies in equal shares: whole engines on each node, or each engine on nodes of its own; whole groups,
+or equal parts of one. So is a rank's place known by the number of its node, which is all that vLLM
+is told (`--node-rank`, `--data-parallel-start-rank`).
+
+A group is cut by the network only where the operator asked for it by a number, and where not even
+PCIe would hold it on fewer nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
+
+from gpufleet.quick_dataclass import dataclass
+from gpufleet.settings.node_settings import Served
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What nodes have in common that a model's division depends on."""
+
+    gpu: str
+    """Product name as NVML gives it."""
+    memory_mib: int
+    """Of one GPU, as NVML has it: more than CUDA gives to processes."""
+    compute_capability: tuple[int, int]
+    islands: tuple[int, ...]
+    """The GPUs in each NVLink island, most first."""
+    vllm: str
+    device: str = "cuda"
+
+    @cached_property
+    def gpus(self) -> int:
+        """Return how many GPUs such a node has."""
+        return sum(self.islands)
+
+    def __hash__(self) -> int:
+        """Return the hash, worked out once: a plan of a large fleet asks for it all the time."""
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.gpu, self.memory_mib, self.islands, self.vllm, self.device))
+
+    def __str__(self) -> str:
+        """
+        Say it in a table's cell.
+
+        >>> str(Kind("NVIDIA L4", 23034, (8, 9), (1, 1), "0.32.0"))
+        '2 x NVIDIA L4, no NVLink'
+        """
+        largest = self.islands[0] if self.islands else 0
+        if largest <= 1:
+            joined = ", no NVLink" if self.gpus > 1 else ""
+        elif largest == self.gpus:
+            joined = ", all on NVLink"
+        else:
+            joined = f", NVLink islands of {' + '.join(map(str, self.islands))}"
+        return f"{self.gpus} x {self.gpu}{joined}"
+
+
+@dataclass(frozen=True)
+class Division:
+    """How a replica is divided, in the sense of vLLM's flags of these names."""
+
+    tensor: int
+    pipeline: int = 1
+    data: int = 1
+    expert: bool = False
+    nodes: int = 1
+    """It lies on this many nodes, with equally many GPUs on each."""
+
+    @cached_property
+    def gpus(self) -> int:
+        """Return the GPUs of a replica, on all its nodes."""
+        return self.tensor * self.pipeline * self.data
+
+    @cached_property
+    def group(self) -> int:
+        """
+        Return how many GPUs wait for each other in every layer.
+
+        A tensor-parallel group; with experts on each GPU all of the engines, for every layer sends
+        tokens to other GPUs' experts.
+        """
+        return self.gpus if self.expert and self.data > 1 else self.tensor
+
+    @cached_property
+    def share(self) -> int:
+        """Return how many GPUs of each node it has."""
+        return self.gpus // self.nodes
+
+    @cached_property
+    def unit(self) -> int:
+        """Return how many GPUs NVLink has to join on a node: a group, or its part there."""
+        return min(self.group, self.share)
+
+    @cached_property
+    def units(self) -> int:
+        """Return how many of them lie on one node."""
+        return self.share // self.unit
+
+    @property
+    def crosses(self) -> bool:
+        """Say whether a group is wider than a node, so that every layer waits for the network."""
+        return self.group > self.share
+
+    @property
+    def wide(self) -> str:
+        """
+        Say what makes a group as wide as it is.
+
+        >>> Division(16).wide, Division(1, data=32, expert=True).wide
+        ('TP 16', 'DP 32 with EP')
+        """
+        return f"TP {self.tensor}" if self.group == self.tensor else f"DP {self.data} with EP"
+
+    def __str__(self) -> str:
+        """
+        Say it in a sentence.
+
+        >>> str(Division(4)), str(Division(8, pipeline=2, nodes=2)), str(Division(1, 1, 8, True))
+        ('TP 4', 'TP 8 x PP 2', 'TP 1 x DP 8 with EP')
+        """
+        others = (("PP", self.pipeline), ("DP", self.data))
+        words = [f"TP {self.tensor}", *(f"{name} {size}" for name, size in others if size > 1)]
+        return " x ".join(words) + (" with EP" if self.expert else "")
+
+
+def spread(division: Division, served: Served, kind: Kind) -> Division:
+    """
+    Return a division that one node holds as it is, any other over as few nodes as hold it.
+
+    As it is, too, where it may not span nodes, where no number of nodes holds it in equal shares,
+    and where a group would have to be cut that need not be: `held` is 0 then.
+    """
+    if not served.span_nodes or held(division, served, kind):
+        return division
+    found = next(_spreads(division, served, kind), division)
+    if found.crosses and not served.allow_pcie:
+        # PCIe is nearer than a network: what fewer nodes would hold over PCIe is not cut.
+        beside = served.model_copy(update={"allow_pcie": True})
+        if held(division, beside, kind) or next(_spreads(division, beside, kind)).nodes < (
+            found.nodes
+        ):
+            return division
+    return found
+
+
+def _spreads(division: Division, served: Served, kind: Kind) -> Iterator[Division]:
+    """Yield the division over ever more nodes, wherever they hold it."""
+    engine = division.tensor * division.pipeline
+    for nodes in range(2, division.gpus + 1):
+        if division.gpus % nodes:
+            continue
+        found = replace(division, nodes=nodes)
+        even = _even(found.share, engine) and _even(found.share, division.tensor)
+        if even and held(found, served, kind):
+            yield found
+
+
+def _even(share: int, part: int) -> bool:
+    return share % part == 0 or part % share == 0
+
+
+def held(division: Division, served: Served, kind: Kind) -> int:
+    """Return how many replicas' parts an empty node holds."""
+    groups = sum(island // division.unit for island in kind.islands)
+    if served.allow_pcie:
+        groups = max(groups, kind.gpus // division.unit)
+    return groups // max(1, division.units)
+
+
+def room(division: Division, served: Served, kind: Kind, nodes: int) -> int:
+    """
+    Return how many replicas as many empty nodes of a kind hold.
+
+    >>> pairs = Kind("NVIDIA A100 80GB PCIe", 81920, (8, 0), (2, 2), "0.32.0")
+    >>> room(Division(2, pipeline=2, nodes=2), Served(model="/srv/m"), pairs, 3)
+    3
+    """
+    if nodes < division.nodes:
+        return 0
+    # Each takes distinct nodes. With one part on the emptiest nodes first, no part is left over
+    # but those that are too few for a replica.
+    return held(division, served, kind) * nodes // division.nodes

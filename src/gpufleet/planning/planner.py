@@ -1,0 +1,321 @@
+"""
+Which GPUs of which node serve which replica, and why.  Pure: values in, values out.
+
+The rules, in the order in which they decide:
+
+1. A model is placed on the nodes that declare it, by the same declaration on all of them.
+2. How a replica is divided is chosen for each kind of node by itself (`candidates.py`); what the
+   operator sets is kept. A replica lies on nodes of one kind, in equal shares (`division.py`), and
+   in one NVLink domain where one has room.
+3. Models are placed largest group first, then by name: small groups fill the gaps that large ones
+   leave, never the other way round. `replicas: fit` counts as one replica until all others are
+   placed; then such models take turns, the one with the fewest replicas first.
+4. On a cordoned node nothing new is placed; what runs there may stay as any other.
+5. A replica that runs where it may run stays: same node, GPUs, port and number. It makes way only
+   for a model that is placed before its own and finds no other room, and the plan says so.
+6. One over several nodes that would lose a node is refused, unless its settings say otherwise
+   (`leaving.py`).
+7. A new replica goes to the node with the fewest replicas of its model so far, then the most free
+   GPUs, then the first name; on the node to the GPUs that `placement.py` says.
+8. A GPU serves one stage, a port on a node one user (`endpoints.py`).
+
+Replicas are placed one after another and each choice looks only at those before it. So asking for
+one more replica moves none of that model. It may move models that are placed later, when they had
+the GPUs it now takes.
+
+The same nodes and settings give the same plan, whatever their order.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from gpufleet.errors import FleetError
+from gpufleet.formatting import listed
+from gpufleet.node.cordon import sentence
+from gpufleet.node.topology import Node
+from gpufleet.planning.candidates import Considered, Sizer
+from gpufleet.planning.gpu_placement import Layout, NearNics, Room
+from gpufleet.planning.parallelism import Kind
+from gpufleet.planning.ports import assigned
+from gpufleet.planning.replica_allocation import Demand, in_order, left_out, place
+from gpufleet.planning.stage import Move, Running, Stage
+from gpufleet.quick_dataclass import dataclass
+from gpufleet.settings.node_settings import NodeSettings, Served
+from gpufleet.sizing.fit import Options, Sizing, size
+
+if TYPE_CHECKING:
+    from gpufleet.sizing.architectures.description import Description
+
+__all__ = ["FleetPlan", "Move", "Running", "Stage", "plan"]
+
+SCHEMA = 1
+"""Version of `FleetPlan.as_json()`; raised when a key changes its meaning or goes."""
+
+
+@dataclass(frozen=True)
+class FleetPlan:
+    """Every stage of the fleet, ordered by model and replica, and a sentence for each choice."""
+
+    stages: tuple[Stage, ...]
+    reasons: tuple[str, ...]
+    candidates: tuple[Considered, ...] = ()
+    """For each model and kind of node: the divisions that were considered."""
+    moves: tuple[Move, ...] = ()
+    """What does not stay as it runs; empty where nothing runs yet."""
+
+    def on(self, node: str) -> tuple[Stage, ...]:
+        """The stages `node` must run, and nothing else."""
+        return tuple(stage for stage in self.stages if stage.node == node)
+
+    def as_json(self) -> dict[str, Any]:
+        """
+        Plain values for `json.dumps`.
+
+            {"schema": 1, "stages": [{"id": "llama-0", "unit": "vllm-llama-0.service", ...}],
+             "reasons": ["llama: ..."], "moves": [{"id": "llama-0", "why": "...", ...}]}
+        """
+        return {
+            "schema": SCHEMA,
+            "stages": [
+                {
+                    "id": stage.id,
+                    "unit": stage.unit,
+                    "model": stage.model,
+                    "replica": stage.replica,
+                    "node": stage.node,
+                    "gpus": list(stage.gpus),
+                    "gpu_uuids": list(stage.gpu_uuids),
+                    "port": stage.port,
+                    "ports": list(stage.ports),
+                    "tensor_parallel": stage.tensor_parallel,
+                    "pipeline_parallel": stage.pipeline_parallel,
+                    "data_parallel": stage.data_parallel,
+                    "expert_parallel": stage.expert_parallel,
+                    "node_rank": stage.node_rank,
+                    "nodes": list(stage.nodes or (stage.node,)),
+                    "flags": [asdict(each) for each in stage.flags],
+                }
+                for stage in self.stages
+            ],
+            "reasons": list(self.reasons),
+            "moves": [
+                {
+                    "id": f"{move.model}-{move.replica}",
+                    "why": move.why,
+                    "from": sorted({each.node for each in move.before}),
+                    "to": [each.node for each in move.after],
+                }
+                for move in self.moves
+            ],
+        }
+
+
+def plan(
+    nodes: Iterable[Node],
+    settings: Mapping[str, NodeSettings],
+    described: Mapping[str, Description | str] | None = None,
+    running: Iterable[Running] = (),
+    *,
+    reserved: Mapping[str, Collection[int]] | None = None,
+    nics: Mapping[str, NearNics] | None = None,
+    ports: Mapping[str, Collection[int]] | None = None,
+    sizer: Sizer = size,
+) -> FleetPlan:
+    """
+    Place every declared replica of every model.
+
+    `nodes` are the probed nodes, `settings` what each node's variables say, by node name.
+    `described` has each model's description by its name in `serving`, or a sentence that says why
+    it could not be read. `running` is what was found on the nodes. By node's name: `reserved` are
+    GPUs that others use, `ports` what programs of others listen on, `nics` what
+    `nic_affinity.nearest_nics` returns.
+
+    Raises `FleetError` with everything that stands in the way, over all nodes and models.
+    """
+    fleet = {node.name: _without(node, (reserved or {}).get(node.name, ())) for node in nodes}
+    faults = dict(_faults(fleet, settings))
+    declared = _declarations(settings)
+    disagreements = dict(_disagreements(declared))
+    problems = [sentence for sentences in faults.values() for sentence in sentences]
+    problems += disagreements.values()
+
+    rooms = _rooms(fleet, settings, nics or {})
+    sized = _remembered(sizer)
+    found = _by_replica(running)
+    demands = []
+    for name, by_node in declared.items():
+        if name in disagreements or any(node in by_node for node in faults):
+            continue  # whether it fits can only be said once these are put right
+        served = next(iter(by_node.values()))
+        description = (described or {}).get(name)
+        its_rooms = [rooms[node] for node in by_node]
+        demand = Demand(name, served, description, its_rooms, fleet=fleet.keys(), sizer=sized)
+        demand.running = found.pop(name, {})
+        demands.append(demand)
+
+    left = {demand.name: sentences for demand in demands if (sentences := demand.left_behind)}
+    problems += (sentence for sentences in left.values() for sentence in sentences)
+    demands = [demand for demand in demands if demand.name not in left]
+    chosen = [demand for demand in demands if demand.divisions]
+    problems += (demand.refusal for demand in demands if not demand.divisions)
+    place(chosen)
+    problems += (demand.misfit for demand in chosen if len(demand.placed) < demand.required)
+    placed = [replica for demand in chosen for _, replica in sorted(demand.placed.items())]
+    clashes, remarks = assigned(
+        [each.endpoint for each in placed],
+        {name: wanted for name, wanted in settings.items() if name in fleet},
+        ports or {},
+    )
+    problems += clashes
+    if problems:
+        raise FleetError(*problems)
+
+    moves = [move for demand in demands for move in demand.moves()]
+    moves += (
+        Move(model, number, "no node declares it", stages)
+        for model, replicas in found.items()
+        for number, stages in replicas.items()
+        if model not in declared
+    )
+    hurt = [f"{name}: {left_out(node)}" for name, node in sorted(fleet.items()) if node.unfit]
+    closed = [sentence(name, node.cordon) for name, node in sorted(fleet.items()) if node.cordon]
+    reasons = [
+        *hurt,
+        *closed,
+        *(reason for demand in in_order(chosen) for reason in demand.reasons()),
+    ]
+    return FleetPlan(
+        stages=tuple(
+            stage
+            for replica in sorted(placed, key=lambda each: (each.model, each.number))
+            for stage in replica.stages()
+        ),
+        reasons=(*reasons, *remarks, *map(str, moves)),
+        candidates=tuple(each for demand in demands for each in demand.considered.values()),
+        moves=tuple(moves),
+    )
+
+
+# What stands in the way before anything is placed
+
+
+def _without(node: Node, reserved: Collection[int]) -> Node:
+    """Take GPUs that others use for unfit ones: nothing of ours may be placed on them."""
+    if not any(gpu.index in reserved for gpu in node.gpus):
+        return node
+    taken = {gpu.index: "reserved for others" for gpu in node.gpus if gpu.index in reserved}
+    left = tuple(gpu for gpu in node.gpus if gpu.index not in taken)
+    return replace(node, gpus=left, unfit=dict(sorted({**node.unfit, **taken}.items())))
+
+
+def _faults(
+    fleet: Mapping[str, Node], settings: Mapping[str, NodeSettings]
+) -> Iterator[tuple[str, list[str]]]:
+    """Each node that cannot be planned with, and the sentences that say why."""
+    for name, wanted in sorted(settings.items()):
+        if not wanted.serving:
+            continue
+        if name not in fleet:
+            sentences = [
+                f"{name}: no probe of this node, and it declares {listed(wanted.serving)}: make "
+                "it reachable, or take it out of the inventory so that its replicas go elsewhere"
+            ]
+        elif not fleet[name].gpus:
+            why = ": " + left_out(fleet[name]) if fleet[name].unfit else ""
+            sentences = [f"{name}: no GPU to use, and it declares {listed(wanted.serving)}{why}"]
+        else:
+            continue
+        yield name, sentences
+
+
+def _declarations(settings: Mapping[str, NodeSettings]) -> dict[str, dict[str, Served]]:
+    """For each model the nodes that declare it, with their declaration, both in order of name."""
+    declared: dict[str, dict[str, Served]] = defaultdict(dict)
+    for name, wanted in sorted(settings.items()):
+        for model, declaration in wanted.serving.items():
+            declared[model][name] = declaration
+    return dict(sorted(declared.items()))
+
+
+def _disagreements(
+    declared: Mapping[str, Mapping[str, Served]],
+) -> Iterator[tuple[str, str]]:
+    """Each model that two nodes declare differently, with the sentence that says how."""
+    for name, by_node in declared.items():
+        (first, reference), *rest = by_node.items()
+        other = next((node for node, each in rest if vars(each) != vars(reference)), None)
+        if other is None:
+            continue
+        differences = "; ".join(
+            f"{key}: {getattr(reference, key)!r} and {getattr(by_node[other], key)!r}"
+            for key in Served.model_fields
+            if getattr(reference, key) != getattr(by_node[other], key)
+        )
+        yield (
+            name,
+            f"serving.{name} is not the same on {first} and {other} ({differences}): one model has "
+            "one declaration; set it in a group that both are in, or give one of them another name",
+        )
+
+
+# What there is to place, and on what
+
+
+def _rooms(
+    fleet: Mapping[str, Node],
+    settings: Mapping[str, NodeSettings],
+    nics: Mapping[str, NearNics],
+) -> dict[str, Room]:
+    """Return a room for each node; nodes that are alike share their layout and their kind."""
+    layouts: dict[tuple[object, ...], Layout] = {}
+    kinds: dict[tuple[object, ...], Kind] = {}
+    rooms = {}
+    for order, (name, node) in enumerate(sorted(fleet.items())):
+        near = nics.get(name, {})
+        key = Layout.key(node, near)
+        layout = layouts.get(key) or layouts.setdefault(key, Layout(node, near))
+        vllm = settings[name].vllm if name in settings else None
+        hardware = tuple((gpu.name, gpu.memory_mib, gpu.compute_capability) for gpu in node.gpus)
+        alike = (key, hardware, vllm and vllm.version, vllm and vllm.device)
+        if alike not in kinds:
+            kinds[alike] = Kind(
+                gpu=" and ".join(sorted({gpu.name for gpu in node.gpus})),
+                # Where a node's GPUs differ, a group may get the least of them.
+                memory_mib=min((gpu.memory_mib for gpu in node.gpus), default=0),
+                compute_capability=min(
+                    (gpu.compute_capability for gpu in node.gpus), default=(0, 0)
+                ),
+                islands=tuple(sorted(map(len, layout.islands), reverse=True)),
+                vllm=vllm.version if vllm else "",
+                device=vllm.device if vllm else "cuda",
+            )
+        rooms[name] = Room(node, kinds[alike], layout, order)
+    return rooms
+
+
+def _remembered(sizer: Sizer) -> Sizer:
+    """Ask once for each model and set of options: kinds of node share GPUs."""
+    known: dict[tuple[int, Options], Sizing] = {}
+
+    def sized(description: Description, options: Options) -> Sizing:
+        key = (id(description), options)
+        if key not in known:
+            known[key] = sizer(description, options)
+        return known[key]
+
+    return sized
+
+
+def _by_replica(running: Iterable[Running]) -> dict[str, dict[int, tuple[Running, ...]]]:
+    """Return the running stages of each model and replica, in the order of their ranks."""
+    found: dict[str, dict[int, list[Running]]] = defaultdict(lambda: defaultdict(list))
+    for each in sorted(running, key=lambda each: (each.model, each.replica, each.rank, each.node)):
+        found[each.model][each.replica].append(each)
+    return {
+        model: {number: tuple(stages) for number, stages in replicas.items()}
+        for model, replicas in found.items()
+    }

@@ -1,0 +1,220 @@
+"""
+Which port each replica answers on, and which further ones.  Pure.
+
+A port on a node has one user. A model's first replica on a node has the declared port, further
+ones the next that are free there. What is stepped over: ports of exporters, of programs of others,
+of other stages, and the declared ports of the other models of the node, which those keep for their
+own first replica. A replica that runs keeps its port, as long as it could have got it so.
+
+A replica with several servers on a node has as many ports in a row, one behind them for their
+supervisor, and gets them or none.
+
+A declared port is stepped over only where it is a default. Written down twice, it is a mistake.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from gpufleet.formatting import listed
+from gpufleet.quick_dataclass import dataclass
+from gpufleet.settings.node_settings import NodeSettings
+
+LAST_PORT = 65535
+OTHERS = "a program of others"
+
+
+@dataclass(eq=False)
+class Endpoint:
+    """A replica that needs a port on all of its nodes."""
+
+    model: str
+    replica: int
+    nodes: tuple[str, ...]
+    declared: int
+    explicit: bool
+    """Whether somebody wrote `port`."""
+    wished: int | None = None
+    """On which it answers now; None: it does not run, or it moves."""
+    room: int = 1
+    """Replicas that a node can hold: so far from `declared` a port can be one of ours."""
+    width: int = 1
+    """Ports in a row that it needs on each node."""
+    port: int = 0
+    """The result: the first of them."""
+
+    def ports(self, first: int) -> range:
+        """All of its ports, if this is the first."""
+        return range(first, first + self.width)
+
+
+def assigned(
+    endpoints: Sequence[Endpoint],
+    settings: Mapping[str, NodeSettings],
+    others: Mapping[str, Collection[int]],
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """
+    Give each endpoint its port.
+
+    Returns sentences: what stands in the way, and which model's first port is not the declared one.
+    """
+    return _Ports(settings, others, {endpoint.model for endpoint in endpoints}).assign(endpoints)
+
+
+class _Ports:
+    def __init__(
+        self,
+        settings: Mapping[str, NodeSettings],
+        others: Mapping[str, Collection[int]],
+        placed: Collection[str],
+    ) -> None:
+        self.users: dict[str, dict[int, str]] = {}
+        """By node: who has the port, as the key that says so."""
+        self.declared: dict[str, dict[int, dict[str, bool]]] = {}
+        """By node: the models that declare a port, and whether somebody wrote it."""
+        for name, wanted in settings.items():
+            taken = dict.fromkeys(others.get(name, ()), OTHERS)
+            taken.update({port: key for key, port in wanted.ports.items()})
+            self.users[name] = taken
+            firsts: dict[int, dict[str, bool]] = defaultdict(dict)
+            for model, served in wanted.serving.items():
+                if model in placed:
+                    firsts[served.port][model] = "port" in served.model_fields_set
+            self.declared[name] = firsts
+        self.clashes: dict[tuple[int, tuple[str, ...]], list[str]] = defaultdict(list)
+        self.stepped: dict[tuple[str, int, str], list[str]] = defaultdict(list)
+        self.beyond: dict[tuple[str, int], str] = {}
+
+    def assign(self, endpoints: Sequence[Endpoint]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        here: set[tuple[str, str]] = set()
+        left = []
+        for endpoint in sorted(endpoints, key=_by_name):
+            if self._keeps(endpoint):
+                self._take(endpoint, endpoint.wished or 0)
+                here.update((endpoint.model, node) for node in endpoint.nodes)
+            else:
+                left.append(endpoint)
+        # Who wrote a port down gets it before those who did not care.
+        for endpoint in sorted(left, key=lambda each: (not each.explicit, *_by_name(each))):
+            first = not any((endpoint.model, node) in here for node in endpoint.nodes)
+            here.update((endpoint.model, node) for node in endpoint.nodes)
+            self._find(endpoint, first=first)
+        return tuple(self._problems()), tuple(self._remarks())
+
+    def _keeps(self, endpoint: Endpoint) -> bool:
+        """Say whether a running replica's port is one that it could have got."""
+        port = endpoint.wished
+        if port is None or port < endpoint.declared or self._in_use(endpoint, port):
+            return False
+        if endpoint.ports(port)[-1] > LAST_PORT:
+            return False
+        if port == endpoint.declared:
+            return endpoint.explicit or not self._promised(endpoint, port, written=True)
+        passed = sum(
+            self._others(endpoint, at) or self._promises(endpoint, at)
+            for at in range(endpoint.declared, min(port, endpoint.declared + 1000))
+        )
+        near = port - endpoint.declared < endpoint.room * endpoint.width + passed
+        return near and not self._promised(endpoint, port)
+
+    def _find(self, endpoint: Endpoint, *, first: bool) -> None:
+        port = endpoint.declared
+        written = not endpoint.explicit and self._promised(endpoint, port, written=True)
+        fits = endpoint.ports(port)[-1] <= LAST_PORT
+        if first and not written and fits and not self._in_use(endpoint, port):
+            self._take(endpoint, port)
+            return
+        users = self._written(endpoint, *endpoint.ports(port))
+        if first and endpoint.explicit and users:
+            keys = tuple(sorted({f"serving.{endpoint.model}.port", *users}))
+            taken = next(at for at in endpoint.ports(port) if self._written(endpoint, at))
+            self.clashes[taken, keys] += endpoint.nodes
+            endpoint.port = port
+            return
+        while (last := endpoint.ports(port)[-1]) <= LAST_PORT and (
+            self._in_use(endpoint, port) or self._promised(endpoint, port)
+        ):
+            port += 1
+        if last > LAST_PORT:
+            self.beyond.setdefault((endpoint.model, last), endpoint.nodes[0])
+            endpoint.port = port
+            return
+        if first:
+            having = {
+                self.users[node].get(at, "")
+                for node in endpoint.nodes
+                for at in endpoint.ports(endpoint.declared)
+            }
+            user = " and ".join(sorted(having - {""})) or self._writer(endpoint)
+            self.stepped[endpoint.model, port, user] += endpoint.nodes
+        self._take(endpoint, port)
+
+    def _in_use(self, endpoint: Endpoint, port: int) -> bool:
+        wanted = endpoint.ports(port)
+        return any(at in self.users[node] for node in endpoint.nodes for at in wanted)
+
+    def _others(self, endpoint: Endpoint, port: int) -> bool:
+        """Say whether the port has a user who is no replica of the same model."""
+        users = (self.users[node].get(port) for node in endpoint.nodes)
+        own = f"serving.{endpoint.model}.port"
+        return any(
+            user and user != own and user[: user.rfind("-")] != endpoint.model for user in users
+        )
+
+    def _promised(self, endpoint: Endpoint, port: int, *, written: bool = False) -> bool:
+        """Say whether another model of a node declares one of its ports, or has it `written`."""
+        return any(self._promises(endpoint, at, written=written) for at in endpoint.ports(port))
+
+    def _promises(self, endpoint: Endpoint, port: int, *, written: bool = False) -> bool:
+        return any(
+            model != endpoint.model and (explicit or not written)
+            for node in endpoint.nodes
+            for model, explicit in self.declared[node].get(port, {}).items()
+        )
+
+    def _writer(self, endpoint: Endpoint) -> str:
+        """Return the key of another model that has one of the declared ports written."""
+        return next(
+            f"serving.{model}.port"
+            for node in endpoint.nodes
+            for port in endpoint.ports(endpoint.declared)
+            for model, explicit in sorted(self.declared[node].get(port, {}).items())
+            if model != endpoint.model and explicit
+        )
+
+    def _written(self, endpoint: Endpoint, *ports: int) -> set[str]:
+        """Return the keys that give one of the ports to somebody else."""
+        users = (self.users[node].get(port, "") for node in endpoint.nodes for port in ports)
+        return {user for user in users if user.endswith("port") or user == OTHERS}
+
+    def _take(self, endpoint: Endpoint, port: int) -> None:
+        endpoint.port = port
+        for node in endpoint.nodes:
+            user = f"{endpoint.model}-{endpoint.replica}"
+            if port == endpoint.declared and endpoint.explicit:
+                user = f"serving.{endpoint.model}.port"
+            self.users[node].update(dict.fromkeys(endpoint.ports(port), user))
+
+    def _problems(self) -> Iterable[str]:
+        for (port, keys), nodes in sorted(self.clashes.items()):
+            yield (
+                f"port {port} is wanted by {' and '.join(keys)} on {listed(set(nodes))}: give one "
+                "of them another port"
+            )
+        for (model, port), node in sorted(self.beyond.items()):
+            yield (
+                f"serving.{model}.port: its replicas on {node} would need port {port}, and "
+                f"{LAST_PORT} is the last: lower it"
+            )
+
+    def _remarks(self) -> Iterable[str]:
+        for (model, port, user), nodes in sorted(self.stepped.items()):
+            yield (
+                f"{model}: its first replica on {listed(set(nodes))} has port {port}, for {user} "
+                "has the one it declares"
+            )
+
+
+def _by_name(endpoint: Endpoint) -> tuple[str, int]:
+    return endpoint.model, endpoint.replica

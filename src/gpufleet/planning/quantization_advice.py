@@ -1,0 +1,72 @@
+"""Whether FP8 weights would need fewer GPUs than the plan gives a model. Only said, never applied.
+
+Quantization changes answers, so nothing here sets a flag. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from gpufleet.errors import FleetError
+from gpufleet.planning import candidates
+from gpufleet.planning.candidates import Considered, Sizer
+from gpufleet.settings.node_settings import Served
+from gpufleet.sizing.architectures.description import Description
+from gpufleet.sizing.architectures.quantization import online
+from gpufleet.versions import numbers
+
+# FP8 tensor cores: Ada and Hopper (CUDA programming guide, compute capabilities).
+FP8_CAPABILITY = (8, 9)
+# vLLM's names for quantizing to FP8 while loading, the newer first: `fp8` until it came to mean
+# checkpoints only, `fp8_per_tensor` from 0.20 on.
+FP8 = ("fp8_per_tensor", "fp8")
+
+
+def advice(
+    considered: tuple[Considered, ...],
+    serving: Mapping[str, Served],
+    described: Mapping[str, Description | str],
+    sizer: Sizer,
+) -> Iterator[str]:
+    """
+    Yield a sentence for each model and kind of node on which FP8 would do with fewer GPUs.
+
+    Models that are quantized already, whose description is not known, or of which the operator has
+    said how many GPUs they get, are left alone.
+    """
+    for each in considered:
+        description = described.get(each.model)
+        if each.chosen is None or not isinstance(description, Description):
+            continue
+        served = serving[each.model]
+        if description.quantization is not None or "quantization" in served.flags:
+            continue
+        if served.tensor_parallel is not None:
+            continue  # the operator's own word, whatever would do
+        now = each.chosen.division
+        method = _method(each)
+        if now.gpus == 1 or method is None:
+            continue
+        quantized = served.model_copy(
+            update={"flags": {**served.flags, "quantization": method}, "tensor_parallel": None}
+        )
+        try:
+            found = candidates.consider(
+                each.model, quantized, description, each.kind, each.nodes, sizer=sizer
+            ).chosen
+        except FleetError:
+            continue
+        if found is not None and found.division.gpus < now.gpus:
+            yield (
+                f"{each.model} on {each.kind}: with FP8 weights {found.division} would do instead "
+                f"of {now}: an FP8 checkpoint of it, or `flags.quantization: {method}`, which "
+                "quantizes while loading; either changes answers a little, so it is yours to decide"
+            )
+
+
+def _method(considered: Considered) -> str | None:
+    """Return the name by which the release quantizes to FP8 while loading, if the GPU has it."""
+    if considered.kind.compute_capability < FP8_CAPABILITY:
+        return None
+    vllm = numbers(considered.kind.vllm)
+    return next((name for name in FP8 if online(name, vllm) is not None), None)

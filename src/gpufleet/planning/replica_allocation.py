@@ -1,0 +1,539 @@
+"""
+One model: what is asked for, and where its replicas go; all models: in which order.  Pure.
+
+The rules are those of `planner.py`; what is here keeps the books: which replicas run and may stay,
+which are placed, and the sentences on both.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gpufleet.formatting import counted, listed
+from gpufleet.node.cordon import lifting
+from gpufleet.node.topology import Node
+from gpufleet.planning import candidates
+from gpufleet.planning import node_removal as leaving
+from gpufleet.planning.candidates import Candidate, Considered, Sizer, Verdict
+from gpufleet.planning.gpu_placement import Part, Picker, Room, mask
+from gpufleet.planning.parallelism import Division, Kind
+from gpufleet.planning.ports import Endpoint
+from gpufleet.planning.stage import Balancing, Move, Running, Stage
+from gpufleet.planning.too_large import Oversize
+from gpufleet.quick_dataclass import dataclass
+from gpufleet.settings.node_settings import Served
+
+if TYPE_CHECKING:
+    from gpufleet.sizing.architectures.description import Description
+
+
+@dataclass(eq=False)
+class Replica:
+    """A replica with its GPUs; its port comes last."""
+
+    model: str
+    number: int
+    division: Division
+    parts: list[Part]
+    endpoint: Endpoint
+    balancing: Balancing = "internal"
+
+    @property
+    def id(self) -> str:
+        """Names it as its stages are named: `llama-0`."""
+        return f"{self.model}-{self.number}"
+
+    def stages(self) -> Iterator[Stage]:
+        nodes = tuple(room.name for room, _ in self.parts) if len(self.parts) > 1 else ()
+        for rank, (room, gpus) in enumerate(self.parts):
+            yield Stage(
+                model=self.model,
+                replica=self.number,
+                node=room.name,
+                gpus=gpus,
+                gpu_uuids=tuple(room.uuids[index] for index in gpus),
+                port=self.endpoint.port,
+                tensor_parallel=self.division.tensor,
+                pipeline_parallel=self.division.pipeline,
+                data_parallel=self.division.data,
+                expert_parallel=self.division.expert,
+                node_rank=rank,
+                nodes=nodes,
+                balancing=self.balancing,
+            )
+
+
+class Demand:
+    """One model: what is asked for, how it may be divided, and where its replicas are so far."""
+
+    def __init__(
+        self,
+        name: str,
+        served: Served,
+        description: Description | str | None,
+        rooms: list[Room],
+        *,
+        fleet: Collection[str],
+        sizer: Sizer,
+    ) -> None:
+        self.fleet = fleet
+        self.name = name
+        self.served = served
+        self.description = description
+        self.rooms = rooms
+        self._by_name = {room.name: room for room in rooms}
+        self.sizer = sizer
+        kinds: dict[Kind, list[str]] = defaultdict(list)
+        for room in rooms:
+            kinds[room.kind].append(room.name)
+        self.considered: dict[Kind, Considered] = {
+            kind: replace(
+                candidates.consider(name, served, description, kind, len(names), sizer=sizer),
+                names=tuple(names),
+            )
+            for kind, names in kinds.items()
+        }
+        self.divisions: dict[Kind, Division] = {
+            kind: each.chosen.division for kind, each in self.considered.items() if each.chosen
+        }
+        whole = any(
+            each.chosen.replicas and not each.chosen.division.crosses
+            for each in self.considered.values()
+            if each.chosen
+        )
+        self.apart = [kind for kind, each in self.divisions.items() if whole and each.crosses]
+        """Kinds whose nodes get no new replica: every layer would wait for the network there, and
+        not on others."""
+        self.placed: dict[int, Replica] = {}
+        self._lowest = 0
+        self.on: Counter[str] = Counter()
+        self.running: dict[int, tuple[Running, ...]] = {}
+        self.why: dict[int, str] = {}
+        """Of running replicas that do not stay."""
+        self.free_before = 0
+        self.twice: list[Move] = []
+        """Of replicas that run at two places: what stops."""
+        self.keeping: dict[int, list[Part]] = {}
+        """Running replicas that may stay, and are not placed yet."""
+
+    @property
+    def required(self) -> int:
+        """The replicas without which there is no plan."""
+        return 1 if self.served.replicas == "fit" else self.served.replicas
+
+    @property
+    def width(self) -> int:
+        """The GPUs of the largest group, as models are ordered by it."""
+        return max(division.unit * division.units for division in self.divisions.values())
+
+    def may_stay(self, number: int) -> list[Part] | str:
+        """
+        Return where a running replica is, or a sentence: why it may not stay there.
+
+        One that runs twice, since it was moved while its node was away, stays at one place.
+        """
+        stages = self.running[number]
+        found = self._may_stay(stages)
+        places = _places(stages)
+        if isinstance(found, str) and len(places) > 1:
+            for place in places:
+                parts = self._may_stay(place)
+                if not isinstance(parts, str):
+                    others = tuple(each for each in stages if each not in place)
+                    where = listed({each.node for each in place})
+                    runs = "run" if len(place) > 1 else "runs"
+                    self.twice.append(Move(self.name, number, f"{where} {runs} it too", others))
+                    self.running[number] = place
+                    return parts
+        return found
+
+    def _may_stay(self, stages: tuple[Running, ...]) -> list[Part] | str:
+        parts: list[Part] = []
+        if absent := [node for node in stages[0].nodes if node not in self.fleet]:
+            return f"{listed(absent)} {'is' if len(absent) == 1 else 'are'} gone"
+        for stage in stages:
+            if (room := self._by_name.get(stage.node)) is None:
+                gone = stage.node not in self.fleet
+                return f"{stage.node} {'is gone' if gone else 'does not declare it any more'}"
+            if room.kind not in self.divisions:
+                return f"it does not fit on {stage.node} any more"
+            if any(uuid not in room.indices for uuid in stage.gpu_uuids):
+                left = f" ({left_out(room.node)})" if room.node.unfit else ""
+                return f"a GPU of {stage.node} cannot be used any more{left}"
+            parts.append((room, tuple(room.indices[uuid] for uuid in stage.gpu_uuids)))
+        division = self.divisions[parts[0][0].kind]
+        if len(parts) != division.nodes or len({room.name for room, _ in parts}) != len(parts):
+            return f"{division} needs {counted(division.nodes, 'node')}, it ran on {len(parts)}"
+        whole: list[Part] = []
+        for room, gpus in parts:
+            if self.divisions[room.kind] != division or room.kind != parts[0][0].kind:
+                return "its nodes are not of one kind any more"
+            if len(gpus) != division.unit * division.units:
+                was, now = len(gpus), division.unit * division.units
+                return f"{division} is planned, for {_gpus(now)} of a node, and it ran on {was}"
+            ordered = gpus if division.units > 1 else tuple(sorted(gpus))
+            if not room.layout.may_hold(ordered, division, pcie=self.served.allow_pcie):
+                return f"its GPUs on {room.name} are not in one NVLink island"
+            whole.append((room, ordered))
+        return whole
+
+    def put(self, number: int, division: Division, parts: list[Part]) -> None:
+        """Give a replica its GPUs."""
+        for room, gpus in parts:
+            room.release((self.name, number))
+            room.take(gpus)
+            self.on[room.name] += 1
+        ran = self.running.get(number, ())
+        stays = [(each.node, each.gpu_uuids) for each in ran] and number not in self.why
+        endpoint = Endpoint(
+            self.name,
+            number,
+            tuple(room.name for room, _ in parts),
+            self.served.port,
+            explicit="port" in self.served.model_fields_set,
+            wished=ran[0].port if stays else None,
+            room=max(len(room.layout.gpus) for room, _ in parts),
+        )
+        by_ray = self.served.distributed_executor_backend == "ray"
+        replica = Replica(
+            self.name,
+            number,
+            division,
+            parts,
+            endpoint,
+            "internal" if by_ray else self.served.data_parallel_balancing,
+        )
+        endpoint.width = max(1, *(len(stage.ports) for stage in replica.stages()))
+        self.placed[number] = replica
+
+    def keep(self, number: int) -> None:
+        """Let a running replica stay, if its GPUs are still free."""
+        parts = self.keeping.pop(number)
+        for room, gpus in parts:
+            if mask(gpus) & ~room.free:
+                self.give_up(number, parts, f"its GPUs on {room.name} serve another replica")
+                return
+        self.put(number, self.divisions[parts[0][0].kind], parts)
+
+    def give_up(self, number: int, parts: list[Part], why: str) -> None:
+        """Stop holding the GPUs on which a replica runs."""
+        self.why[number] = why
+        for room, _ in parts:
+            room.release((self.name, number))
+        self._lowest = min(self._lowest, number)
+
+    def next_number(self) -> int:
+        """The lowest that no replica has, nor one that runs and may stay."""
+        while self._lowest in self.placed or self._lowest in self.keeping:
+            self._lowest += 1
+        return self._lowest
+
+    # What became of it
+
+    @property
+    def left_behind(self) -> list[str]:
+        """Why running replicas over nodes may not lose a node, unless a new plan is asked for."""
+        usable = {room.name: room.indices for room in self.rooms}
+        without = {room.name: left_out(room.node) for room in self.rooms}
+        losing = {}
+        for number, stages in self.running.items():
+            losses = [leaving.lost(place, self.fleet, usable, without) for place in _places(stages)]
+            # One that runs twice needs one place.
+            losing[number] = {} if {} in losses else losses[0]
+        return leaving.refusals(self.name, self.served, self.running, losing)
+
+    @property
+    def refusal(self) -> str:
+        """Why no kind of node has a division, and what to write."""
+        nodes = listed(room.name for room in self.rooms)
+        description = self.description
+        judged = [each for each in self.considered.values() if each.candidates]
+        if description is None or isinstance(description, str) or not judged:
+            why = f" ({description})" if isinstance(description, str) else ""
+            return (
+                f"serving.{self.name}: how much memory it takes is not known{why}, so the plan "
+                "cannot say how many GPUs it needs: set `tensor_parallel` to that number"
+            )
+        best = max(judged, key=lambda each: (each.kind.memory_mib * each.kind.gpus, str(each.kind)))
+        last = max(best.candidates, key=_nearest)
+        ways = candidates.remedies(
+            self.served, description, best.kind, best.nodes, sizer=self.sizer
+        )
+        if ways:
+            write = f"set {', or '.join(ways)}, or use nodes with more GPU memory"
+        elif last.verdict is Verdict.NO and last.concurrency >= self.served.concurrency:
+            write = "set what it says, in `flags` where it is no setting of ours"
+        else:
+            write = "take a checkpoint with smaller weights, or use nodes with more GPU memory"
+        kinds = "" if len(judged) == 1 else f", the largest of {len(judged)} kinds of node"
+        verdict = "is near the edge" if last.verdict is Verdict.NEAR else str(last.verdict)
+        return (
+            f"serving.{self.name}: no division fits on {nodes} ({best.kind}{kinds}); the nearest "
+            f"to it, {last.division}, {verdict}: {last.reason}; {write}"
+        )
+
+    @property
+    def misfit(self) -> str:
+        """Why not all replicas fit, and what to change."""
+        if not any(each.chosen and each.chosen.replicas for each in self.considered.values()):
+            considered = self.considered.values()
+            return str(
+                Oversize(self.name, self.served, self.description, considered, sizer=self.sizer)
+            )
+        nodes = listed(room.name for room in self.rooms)
+        width = min(division.unit for division in self.divisions.values())
+        total = sum(len(room.layout.gpus) for room in self.rooms)
+        taken = total - self.free_before
+        others = f", {taken} of them taken by models placed before" if taken else ""
+        count = len(self.placed)
+        lower = f"lower `replicas` to {count}" if count else "lower another model's `replicas`"
+        apart = "".join(f"; {each}" for each in self._kept_apart())
+        groups = " or ".join(
+            _gpus(count) for count in sorted({each.gpus for each in self.divisions.values()})
+        )
+        narrower = (
+            "lower `tensor_parallel`, or " if self.served.tensor_parallel or width > 1 else ""
+        )
+        return (
+            f"serving.{self.name}: {counted(self.required, 'replica')} of {groups} asked for, "
+            f"{count} fit on {nodes} ({_gpus(total)}{others}{apart}): {lower}, or "
+            f"{narrower if max(d.gpus for d in self.divisions.values()) > 1 else ''}add nodes"
+            f"{self._cordoned()}"
+        )
+
+    def _cordoned(self) -> str:
+        """Say which nodes get no new replica, by whom, and how that ends."""
+        closed = [
+            f"{room.name} ({mark}; {lifting(room.name, mark.upgrade is not None)})"
+            for room in self.rooms
+            if (mark := room.node.cordon)
+        ]
+        return f", or lift the cordon of {listed(closed)}" if closed else ""
+
+    def moves(self) -> Iterator[Move]:
+        """Yield what does not stay as it runs."""
+        yield from self.twice
+        for number, ran in self.running.items():
+            now = self.placed.get(number)
+            if now is None:
+                why = self.why.get(number, f"`replicas` is {self.served.replicas}")
+                yield Move(self.name, number, why, ran)
+                continue
+            after = tuple(now.stages())
+            if number in self.why:
+                yield Move(self.name, number, self.why[number], ran, after)
+            elif ran[0].port not in (None, now.endpoint.port):
+                why = f"port {ran[0].port} cannot stay, it is {now.endpoint.port} now"
+                yield Move(self.name, number, why, ran, after)
+
+    def reasons(self) -> Iterator[str]:
+        """Yield sentences: how many, where, over which links, and how it is divided and why."""
+        replicas = [replica for _, replica in sorted(self.placed.items())]
+        sizes = Counter(replica.division.gpus for replica in replicas)
+        how_many = (
+            f"{counted(len(replicas), 'replica')} of {_gpus(next(iter(sizes)))}"
+            if len(sizes) == 1
+            else f"{counted(len(replicas), 'replica')}, "
+            + ", ".join(f"{count} of {_gpus(gpus)}" for gpus, count in sorted(sizes.items()))
+        )
+        clauses = [f"{self.name}: {how_many}" + "".join(f", {each}" for each in self._shares())]
+        grouped = [
+            (room, gpus)
+            for replica in replicas
+            if replica.division.unit > 1
+            for room, gpus in replica.parts
+        ]
+        if grouped:
+            groups = {
+                (room.layout, gpus[start : start + self.divisions[room.kind].unit])
+                for room, gpus in grouped
+                for start in range(0, len(gpus), self.divisions[room.kind].unit)
+            }
+            ways = sorted({layout.way(group) for layout, group in groups})
+            cut = any(replica.division.crosses for replica in replicas)
+            each = "each node's part of a group" if cut else "each group"
+            clauses.append(f"{each} linked by {' or '.join(ways)}")
+        clauses += self._crossing(replicas)
+        clauses += self._passed_over()
+        yield "; ".join(clauses)
+        yield from dict.fromkeys(self._chosen())
+
+    def _crossing(self, replicas: Iterable[Replica]) -> Iterator[str]:
+        """Yield what joins the nodes of groups that are wider than a node."""
+        found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+        for each in replicas:
+            if each.division.crosses:
+                domains = {room.node.domain for room, _ in each.parts}
+                if domains == {None}:
+                    how = "every layer waits for the network"
+                elif len(domains) == 1:
+                    how = f"within {domains.pop()}"
+                else:
+                    how = "every layer waits for the network, no NVLink clique has room"
+                found[each.division.wide][how].append(each.id)
+        for wide, ways in found.items():
+            said = (f"{how} ({listed(ids)})" if len(ways) > 1 else how for how, ids in ways.items())
+            yield f"{wide} is wider than a node: {', '.join(said)}"
+
+    def _shares(self) -> Iterator[str]:
+        """`2 each on gpu-01, gpu-02`, then `1 on gpu-03`: most replicas first."""
+        by_count: dict[int, list[str]] = defaultdict(list)
+        for node, count in self.on.items():
+            by_count[count].append(node)
+        for count, nodes in sorted(by_count.items(), reverse=True):
+            yield f"{count}{' each' if len(nodes) > 1 else ''} on {listed(nodes)}"
+
+    def _passed_over(self) -> Iterator[str]:
+        """Nodes that declare the model and that can never have a replica."""
+        for considered in self.considered.values():
+            kind, nodes = considered.kind, listed(considered.names)
+            largest = kind.gpus if self.served.allow_pcie else max(kind.islands)
+            if considered.chosen is None:
+                last = considered.candidates[-1:]
+                yield f"none on {nodes}: {last[0].reason if last else 'no division fits'}"
+            elif considered.chosen.replicas == 0:
+                division = considered.chosen.division
+                if division.nodes > 1:
+                    yield f"none on {nodes}, where {division} takes {division.nodes} nodes alike"
+                elif largest < division.unit:
+                    yield f"none on {nodes}, where no NVLink island has {_gpus(division.unit)}"
+                else:
+                    yield f"none on {nodes}, where no node has room for {division}"
+        yield from self._kept_apart()
+
+    def _kept_apart(self) -> Iterator[str]:
+        for kind in self.apart:
+            nodes = listed(self.considered[kind].names)
+            yield f"none on {nodes}, where the network would cut {self.divisions[kind].wide}"
+
+    def _chosen(self) -> Iterator[str]:
+        for kind, each in self.considered.items():
+            if chosen := each.chosen:
+                if chosen.verdict is Verdict.UNKNOWN:
+                    yield f"{self.name}: {chosen.reason}"
+                else:
+                    yield f"{self.name} on {kind}: {chosen.division}, {_numbers(chosen)}"
+
+
+def _numbers(chosen: Candidate) -> str:
+    sizing = chosen.sizing
+    if sizing is None:
+        return chosen.reason
+    return (
+        f"{chosen.reason} ({sizing.weights_bytes_per_gpu / candidates.GIB:.1f} GiB of weights on a "
+        f"GPU, {chosen.concurrency:.1f} requests of {sizing.max_model_len:,} tokens at once)"
+    )
+
+
+# Placing
+
+
+def in_order(demands: Iterable[Demand]) -> list[Demand]:
+    """The models as they are placed: largest group first, then by name."""
+    return sorted(demands, key=lambda demand: (-demand.width, demand.name))
+
+
+def place(demands: Sequence[Demand]) -> None:
+    """Place as many replicas of each as are asked for and fit."""
+    ordered = in_order(demands)
+    by_name = {demand.name: demand for demand in ordered}
+    for demand in ordered:
+        _hold(demand)
+    for demand in ordered:
+        demand.free_before = sum(room.free.bit_count() for room in demand.rooms)
+        for number in sorted(demand.keeping):
+            if len(demand.placed) == demand.required:
+                break
+            demand.keep(number)
+        if demand.served.replicas != "fit":
+            for number, parts in sorted(demand.keeping.items()):
+                demand.give_up(number, parts, f"`replicas` is {demand.required}")
+            demand.keeping.clear()
+        for displace in (False, True):
+            if len(demand.placed) < demand.required:
+                picker = _picker(demand, displace=displace)
+                while len(demand.placed) < demand.required and _add(demand, picker, by_name):
+                    pass
+    _fill([demand for demand in ordered if demand.served.replicas == "fit"], by_name)
+
+
+def _hold(demand: Demand) -> None:
+    """Mark the GPUs on which replicas run that may stay there."""
+    for number in sorted(demand.running):
+        parts = demand.may_stay(number)
+        if isinstance(parts, str):
+            demand.why[number] = parts
+            continue
+        demand.keeping[number] = parts
+        for room, gpus in parts:
+            room.hold((demand.name, number), gpus, needed=demand.served.replicas != "fit")
+
+
+def _picker(demand: Demand, *, displace: bool = False) -> Picker:
+    return Picker(
+        (
+            (room, demand.divisions[room.kind])
+            for room in demand.rooms
+            if room.kind in demand.divisions
+            and room.kind not in demand.apart
+            and room.node.cordon is None
+        ),
+        demand.on,
+        pcie=demand.served.allow_pcie,
+        displace=displace,
+    )
+
+
+def _add(demand: Demand, picker: Picker, by_name: Mapping[str, Demand]) -> bool:
+    """Place one more replica; what runs on its GPUs makes way. False without room."""
+    found = picker.next()
+    if found is None:
+        return False
+    division, parts = found
+    for room, gpus in parts:
+        for model, number in room.displaced(gpus):
+            other = by_name[model]
+            held = other.keeping.pop(number)
+            why = f"{demand.name}-{demand.next_number()} needs its GPUs on {room.name}"
+            other.give_up(number, held, why)
+    demand.put(demand.next_number(), division, parts)
+    return True
+
+
+def _fill(demands: Sequence[Demand], by_name: Mapping[str, Demand]) -> None:
+    """Give models of which as many are asked for as fit what is left, in turns."""
+    for demand in demands:
+        for number in sorted(demand.keeping):
+            demand.keep(number)
+    growing = [(demand, _picker(demand)) for demand in demands]
+    while growing:
+        demand, picker = min(growing, key=lambda turn: len(turn[0].placed))
+        if not _add(demand, picker, by_name):
+            growing = [turn for turn in growing if turn[0] is not demand]
+
+
+def _places(stages: Sequence[Running]) -> list[tuple[Running, ...]]:
+    """Take apart what runs of a replica by the nodes that belong together."""
+    found: dict[tuple[str, ...], list[Running]] = defaultdict(list)
+    for stage in stages:
+        found[stage.nodes].append(stage)
+    return [tuple(each) for each in found.values()]
+
+
+def left_out(node: Node) -> str:
+    """Return which GPUs of a node serve nothing, and why."""
+    return "; ".join(f"GPU {index} is left out ({why})" for index, why in node.unfit.items())
+
+
+def _nearest(candidate: Candidate) -> tuple[bool, int, int, int]:
+    """Order candidates that do not fit: fewest obstacles, fewest nodes, then the most GPUs."""
+    obstacles = len(candidate.sizing.reasons) if candidate.sizing else 0
+    division = candidate.division
+    return candidate.verdict is Verdict.NEAR, -obstacles, -division.nodes, division.gpus
+
+
+def _gpus(count: int) -> str:
+    return counted(count, "GPU")

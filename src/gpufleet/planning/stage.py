@@ -1,0 +1,196 @@
+"""A stage: as it is planned, as it was found running, and why one does not stay.  Pure."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Literal, TypeAlias
+
+from gpufleet.catalog.presets import LayeredFlag
+from gpufleet.formatting import listed, ranges
+from gpufleet.node.cluster_network import Network
+from gpufleet.quick_dataclass import dataclass
+
+Balancing: TypeAlias = Literal["internal", "hybrid", "external"]
+
+
+@dataclass(frozen=True)
+class Group:
+    """What the stages of a replica over several nodes have in common."""
+
+    networks: tuple[tuple[str, Network], ...]
+    """Of each node, in the order of ranks."""
+    cluster_port: int
+    """First of the ports between its nodes."""
+    side_channel_port: int = 0
+    """First of NIXL's; 0: the replica hands no KV cache over."""
+    experts: bool | None = None
+    """Whether the model has experts; None: not known."""
+    ray: tuple[int, ...] | None = None
+    """The release of Ray beside vLLM; None: there is none in the lock."""
+
+
+@dataclass(frozen=True)
+class Handover:
+    """How a stage hands its KV cache to stages of another entry, or takes theirs."""
+
+    networks: tuple[tuple[str, Network], ...]
+    """Of each node on either side, by name."""
+    port: int
+    """First of NIXL's side channel, one for each engine of the replica."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The part of a replica that one node runs: one systemd unit."""
+
+    model: str
+    replica: int
+    """Counted over the whole fleet, from 0."""
+    node: str
+    gpus: tuple[int, ...]
+    """NVML indices in the order of ranks: one tensor-parallel group after another, ascending."""
+    gpu_uuids: tuple[str, ...]
+    """Of the same GPUs, in the same order."""
+    port: int
+    tensor_parallel: int
+    pipeline_parallel: int = 1
+    data_parallel: int = 1
+    expert_parallel: bool = False
+    node_rank: int = 0
+    """Which of `nodes` this is; only rank 0 answers on the port."""
+    nodes: tuple[str, ...] = ()
+    """All nodes of the replica in the order of their ranks; empty: this one alone."""
+    # Their values may be lists and objects, which have no hash.
+    flags: tuple[LayeredFlag, ...] = field(default=(), hash=False)
+    """What presets and settings set that the operator did not write as a flag."""
+    group: Group | None = None
+    """How it reaches the other nodes of its replica; None: there are none."""
+    handover: Handover | None = None
+    """What reaches its partners in prefill and decode; None: it does both."""
+    balancing: Balancing = "internal"
+    """Who divides requests over engines, where the replica has some on several nodes."""
+
+    @property
+    def id(self) -> str:
+        """Names the stage on its node and in the fleet: `llama-0`."""
+        return f"{self.model}-{self.replica}"
+
+    @property
+    def unit(self) -> str:
+        """The systemd unit: `vllm-llama-0.service`."""
+        return f"vllm-{self.id}.service"
+
+    @property
+    def local_engines(self) -> int:
+        """Whole engines of data parallelism here; 0: one is larger than the node's part."""
+        return len(self.gpus) // (self.tensor_parallel * self.pipeline_parallel)
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """
+        The ports on which it listens for clients and probes; empty: it has no server.
+
+        With `external` balancing and several engines a node one for each engine, from `port` on,
+        and behind them one that tells whether all are ready (`--data-parallel-supervisor-port`).
+        """
+        if len(self.nodes) < 2:
+            return (self.port,)
+        if self.balancing == "internal" or self.data_parallel == 1:
+            return (self.port,) if self.node_rank == 0 else ()
+        if not (local := self.local_engines):
+            span = self.tensor_parallel * self.pipeline_parallel // len(self.gpus)
+            return (self.port,) if self.node_rank % span == 0 else ()
+        if self.balancing == "external" and local > 1:
+            return tuple(range(self.port, self.port + local + 1))
+        return (self.port,)
+
+    @property
+    def servers(self) -> tuple[int, ...]:
+        """Those of `ports` that complete prompts."""
+        return self.ports[:-1] if len(self.ports) > 1 else self.ports
+
+
+@dataclass(frozen=True)
+class Running:
+    """A stage as it was found on a node."""
+
+    model: str
+    replica: int
+    node: str
+    gpu_uuids: tuple[str, ...]
+    """In the order of ranks."""
+    port: int | None = None
+    """None: not known, any will do."""
+    rank: int = 0
+    """Of the node in a replica that spans several."""
+    release: str = ""
+    """The id of the release that its unit starts; "": not known."""
+    arguments: tuple[str, ...] = ()
+    """As its unit has them, by line."""
+    side_channel: int = 0
+    """The first port of NIXL's; 0: it hands no KV cache over, or that is not known."""
+
+    @property
+    def id(self) -> str:
+        """Names the stage as the plan does: `llama-0`."""
+        return f"{self.model}-{self.replica}"
+
+    @property
+    def servers(self) -> tuple[int, ...]:
+        """
+        The ports on which it completes prompts, as its unit says; empty: it has no server.
+
+        As `Stage.servers` has them for what is planned.
+        """
+        has_server = any(line.endswith("vllm serve") for line in self.arguments)
+        if self.port is None or (self.rank and (not has_server or "--headless" in self.arguments)):
+            return ()
+        if "--data-parallel-multi-port-external-lb" not in self.arguments:
+            return (self.port,)
+        name = "--data-parallel-size-local "
+        local = (each.removeprefix(name) for each in self.arguments if each.startswith(name))
+        return tuple(self.port + number for number in range(int(next(local, "1"))))
+
+    @property
+    def cluster_port(self) -> int:
+        """First of the ports between its nodes; 0: it is on one node, or that is not known."""
+        if not self.nodes[1:]:
+            return 0
+        # The first such line is the rank's; that of `vllm serve` comes behind it.
+        ports = (line.partition(" ")[2] for line in self.arguments if line.startswith("--port "))
+        found = next(ports, "")
+        return int(found) if found.isdecimal() else 0
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """
+        All nodes of its replica in the order of their ranks, as its unit names them.
+
+        Only this one for a replica on one node, or where the unit's arguments are not known.
+        """
+        named = (line.partition(" ") for line in self.arguments)
+        found = tuple(value.partition("=")[0] for name, _, value in named if name == "--node")
+        return found or (self.node,)
+
+
+@dataclass(frozen=True)
+class Move:
+    """A replica that does not stay as it runs, and why."""
+
+    model: str
+    replica: int
+    why: str
+    before: tuple[Running, ...]
+    after: tuple[Stage, ...] = ()
+    """Empty: it stops."""
+
+    def __str__(self) -> str:
+        """Say it as a sentence of the plan."""
+        name = f"{self.model}-{self.replica}"
+        if not self.after:
+            return f"{name} stops on {listed({each.node for each in self.before})}: {self.why}"
+        was, now = ({each.node for each in side} for side in (self.before, self.after))
+        gpus = "; ".join(f"{stage.node} GPUs {ranges(stage.gpus)}" for stage in self.after)
+        if was == now:
+            return f"{name} starts anew on {gpus}: {self.why}"
+        return f"{name} moves from {listed(was)} to {gpus}: {self.why}"

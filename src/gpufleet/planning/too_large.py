@@ -1,0 +1,151 @@
+"""
+What to say, and to write, where one replica is more than the nodes that may hold it.  Pure.
+
+Contract: every number and every setting that is named was tried with the model's own sizing: a
+replica fits on empty nodes with it alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from gpufleet.formatting import counted, listed
+from gpufleet.planning.candidates import Considered, Sizer, consider
+from gpufleet.planning.parallelism import Division
+from gpufleet.settings.node_settings import Served
+
+if TYPE_CHECKING:
+    from gpufleet.sizing.architectures.description import Description
+
+_TRIED = 64
+"""Numbers that are tried in each direction, so that a slip of the keyboard costs no minutes."""
+
+_ALLOWED = {
+    ("allow_pcie",): " if waiting for PCIe in every layer is acceptable",
+    ("span_nodes",): "",
+    ("allow_pcie", "span_nodes"): "",
+}
+
+
+class Oversize:
+    """One model of which no replica fits on any kind of node that declares it."""
+
+    def __init__(
+        self,
+        name: str,
+        served: Served,
+        description: Description | str | None,
+        considered: Iterable[Considered],
+        *,
+        sizer: Sizer,
+    ) -> None:
+        """Take what was considered on each kind of node; on one of them a division was chosen."""
+        self._name = name
+        self._served = served
+        self._description = description
+        self._considered = tuple(considered)
+        self._sizer = sizer
+        self._nodes = listed(name for each in self._considered for name in each.names)
+
+    def __str__(self) -> str:
+        """Return the refusal: what a replica takes, what there is, what to write."""
+        here, division = max(
+            ((each, each.chosen.division) for each in self._considered if each.chosen),
+            key=lambda found: (found[0].kind.gpus * found[0].nodes, str(found[0].kind)),
+        )
+        ways = [*self._numbers(division), *self._settings()]
+        if division.nodes > 1:
+            ways.append("add nodes")
+        write = ", or ".join(ways) or "declare it on nodes with more GPUs"
+        return f"serving.{self._name}: {self._found(here, division)}: {write}"
+
+    def _found(self, here: Considered, division: Division) -> str:
+        pcie = self._served.allow_pcie
+        if division.nodes > 1:
+            are = "is" if here.nodes == 1 else "are"
+            return (
+                f"{division} takes {division.nodes} nodes of one kind, {_gpus(division.share)} of "
+                f"each, and {listed(here.names)} {are} all that {are} {here.kind}"
+            )
+        kinds = [each.kind for each in self._considered]
+        largest = max(kind.gpus if pcie else max(kind.islands, default=0) for kind in kinds)
+        if division.group > largest:
+            what = (
+                f"tensor_parallel {division.tensor}"
+                if division.group == division.tensor
+                else f"data_parallel {division.data} with experts on each GPU"
+            )
+            return (
+                f"{what} needs {_gpus(division.group)} in one {'node' if pcie else 'NVLink island'}"
+                f", and the largest on {self._nodes} has {largest}"
+            )
+        most = max(kind.gpus for kind in kinds)
+        groups = f" in groups of {division.group}" if division.group > 1 else ""
+        return (
+            f"{division} needs {_gpus(division.gpus)} of one node{groups}, and the largest of "
+            f"{self._nodes} has {most}"
+        )
+
+    def _numbers(self, division: Division) -> Iterator[str]:
+        """Yield the nearest numbers that fit: less, and more where shares come out even then."""
+        keys = ["data_parallel", "pipeline_parallel", "tensor_parallel"]
+        if not division.expert:
+            keys.sort(key=lambda key: -self._asked(key))
+        for key in keys:
+            asked = self._asked(key)
+            most = max(each.kind.gpus * each.nodes for each in self._considered)
+            most //= division.gpus // asked
+            fewer = self._first(key, range(min(asked - 1, max(most, 1)), 0, -1))
+            more = self._first(key, range(asked + 1, most + 1)) if asked > 1 else None
+            if fewer:
+                yield f"lower `{key}` to {fewer}"
+            if more:
+                yield f"raise `{key}` to {more}"
+            if fewer or more:
+                return
+        # No number is enough alone: one after another goes down to 1, the last to what helps.
+        lower: dict[str, int] = {}
+        for key in keys:
+            if last := self._first(key, range(self._asked(key) - 1, 0, -1), lower):
+                written = (f"`{name}: {value}`" for name, value in {**lower, key: last}.items())
+                yield f"set {' and '.join(written)}"
+                return
+            if self._asked(key) > 1:
+                lower[key] = 1
+
+    def _asked(self, key: str) -> int:
+        return getattr(self._served, key) or 1
+
+    def _first(
+        self, key: str, numbers: Sequence[int], others: Mapping[str, int] | None = None
+    ) -> int | None:
+        tried = islice(numbers, _TRIED)
+        also = others or {}
+        return next((number for number in tried if self._helps({**also, key: number})), None)
+
+    def _settings(self) -> Iterator[str]:
+        """Yield what to allow: one setting, or both where one is not enough."""
+        found = False
+        for keys, acceptable in _ALLOWED.items():
+            if any(getattr(self._served, key) for key in keys) or (found and len(keys) > 1):
+                continue
+            if self._helps(dict.fromkeys(keys, True)):
+                written = " and ".join(f"`{key}: true`" for key in keys)
+                found = True
+                yield f"set {written}{acceptable}"
+
+    def _helps(self, changes: Mapping[str, int | bool]) -> bool:
+        changed = self._served.model_copy(update=changes)
+        for each in self._considered:
+            found = consider(
+                self._name, changed, self._description, each.kind, each.nodes, sizer=self._sizer
+            )
+            if found.chosen and found.chosen.replicas:
+                return True
+        return False
+
+
+def _gpus(count: int) -> str:
+    return counted(count, "GPU")

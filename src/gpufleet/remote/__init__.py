@@ -1,0 +1,1 @@
+"""remote: see docs/architecture.md."""

@@ -1,0 +1,169 @@
+"""pyinfra facts: how a node's state reaches the pure modules.
+
+A fact sends a program of `on_node/` over stdin (`_stdin=payload.program(...)`), takes the one JSON
+document that it prints, and says what the node said when there is none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from shlex import quote
+from typing import Any
+
+from pyinfra.api.exceptions import FactProcessError
+from pyinfra.api.facts import FactBase
+
+from gpufleet.sanitize import said
+
+# `exec`: no shell stays between the connection and the program. A node without Python says so,
+# and then there is nothing on stdout. What was sent is read even so: a closed pipe would be the
+# only thing that the sender hears of.
+PYTHON = (
+    "command -v python3 >/dev/null || "
+    "{ echo 'no python3 on this node: install it (apt-get install python3)' >&2; "
+    "while read -r _; do :; done; exit 97; }; "
+    "exec python3 -I -"
+)
+
+
+class Serving(FactBase[dict[str, Any]]):
+    """
+    Whether a node's endpoints and exporters answer, as `on_node/serving.py` prints it.
+
+    ```python
+    host.get_fact(Serving, _stdin=payload.program("serving/endpoints", stages=[...]), _timeout=180)
+    {"schema": 1, "stages": {"tiny-0": {"unit": {...}, "health": {...}, ...}}, "metrics": {}}
+    ```
+    """
+
+    def command(self) -> str:
+        return PYTHON
+
+    def process(self, output: Iterable[str]) -> dict[str, Any]:
+        return document(output, "the look at the endpoints")
+
+
+class _Printed(FactBase[dict[str, Any]]):
+    """The document of a program that is sent; `{}` when there was no answer."""
+
+    what: str
+
+    @staticmethod
+    def default() -> dict[str, Any]:
+        return {}
+
+    def command(self) -> str:
+        return PYTHON
+
+    def process(self, output: Iterable[str]) -> dict[str, Any]:
+        return document(output, self.what)
+
+
+class NodeSnapshot(_Printed):
+    """
+    The state of a node that operations compare with what is wanted, as `on_node/snapshot.py` says.
+
+    ```python
+    host.get_fact(
+        NodeSnapshot, _stdin=payload.program("converge/snapshot", asked=[["file", "/etc/hosts"]])
+    )
+    {"schema": 1, "files": {"/etc/hosts": {"kind": "file", "mode": 420, ...}}, "users": {}, ...}
+    ```
+
+    `{}` when there was no answer: pyinfra has then marked the host failed and shown what it said.
+    """
+
+    what = "the snapshot of the node"
+
+
+class Contents(_Printed):
+    """
+    What small files say that everybody on the node may read, as `on_node/contents.py` prints it.
+
+    ```python
+    host.get_fact(
+        Contents, _stdin=payload.program("converge/read_files", paths=["/etc/hosts"], most=262144)
+    )
+    {"schema": 1, "files": {"/etc/hosts": {"content": "MTI3LjAu..."}}}
+    ```
+
+    `{}` when there was no answer.
+    """
+
+    what = "the look at files"
+
+
+class FirewallRules(_Printed):
+    """
+    The node's own table of nftables beside the wanted one, as `on_node/firewall.py` prints it.
+
+    ```python
+    host.get_fact(
+        FirewallRules, _stdin=payload.program("network/firewall", action="look", wanted=...)
+    )
+    {"schema": 1, "error": "", "loaded": "table inet gpufleet {...", "canonical": "...", ...}
+    ```
+
+    `{}` when there was no answer. It may also put rules in place: `action` says.
+    """
+
+    what = "the look at the firewall"
+
+
+class KernelSettings(_Printed):
+    """
+    What the kernel is set to, and in force after, as `on_node/kernel_settings.py` prints it.
+
+    ```python
+    host.get_fact(KernelSettings, _stdin=payload.program("converge/sysctl", wanted={...}, ...))
+    {"schema": 1, "applied": False, "settings": {"vm.swappiness": {"value": 60, "later": None}}}
+    ```
+
+    `{}` when there was no answer. It may also set them: `apply` says.
+    """
+
+    what = "the look at the kernel's settings"
+
+
+class ReleaseFlags(FactBase[dict[str, Any]]):
+    """
+    What a release of vLLM on the node takes, as `on_node/flag_schema.py` reads it from its files.
+
+    ```python
+    host.get_fact(ReleaseFlags, python="/opt/vllm/releases/ID/bin/python", _stdin=extract.program())
+    {"schema": 1, "vllm": "0.32.0", "flags": [...], ...}
+    ```
+
+    `{"refused": sentence}` when there is no such release, `{}` when there was no answer.
+    """
+
+    @staticmethod
+    def default() -> dict[str, Any]:
+        return {}
+
+    def command(self, python: str) -> str:
+        # A refusal is an answer, which pyinfra would not pass on if the program had failed.
+        return f"{quote(python)} -I -; exit 0"
+
+    def process(self, output: Iterable[str]) -> dict[str, Any]:
+        return document(output, "the reading of the release's flags")
+
+
+def document(output: Iterable[str], program: str) -> dict[str, Any]:
+    """
+    Return the JSON document on the last line of what a program printed.
+
+    Lines before it are the node's own (a login banner, a warning of a shell). Raises
+    `FactProcessError` with what the node said instead: anything else would end the whole run.
+    """
+    lines = list(output)
+    try:
+        found = json.loads(lines[-1])
+    except (IndexError, ValueError, RecursionError):  # RecursionError: nested without end
+        raise FactProcessError(
+            f"{program} printed no JSON document; the node said: {said(lines)}"
+        ) from None
+    if not isinstance(found, dict):
+        raise FactProcessError(f"{program} printed {lines[-1][:80]!r}, which is no JSON object")
+    return found

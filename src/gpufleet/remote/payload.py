@@ -1,0 +1,270 @@
+"""Programs for nodes: one text that a node's `python3 -I -` reads from its standard input.
+
+Nothing is installed on the node, nothing needs quoting, and what a program is given never appears
+in the node's process list. Nothing is left there but what the programs are compiled to, where a
+deploy has made a directory for it (`CODE`). (A program that runs as long as a unit does is
+installed instead: `archive`.)
+
+A program is a file of `on_node/`: standard library only, syntax of Python 3.8, one JSON document
+on stdout. It runs as `__main__` and finds what it was given in the global `PARAMETERS`. Other files
+of `on_node/` that it imports travel along. Asked for `nvml`, so does NVIDIA's binding
+(`vendor/pynvml.py`, unmodified), which the program imports as `pynvml` in preference to any that
+the node may have: bindings of other releases have wrong struct sizes.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import re
+import zipfile
+import zlib
+from functools import cache
+from importlib import resources
+from typing import Any
+
+CODE = "/var/cache/gpufleet/code"
+"""Where nodes that deploys have converged keep compiled programs; nothing is kept elsewhere."""
+
+# Kept code that nobody has written for so long is of another release of gpufleet, or of a Python
+# that the node has no more.
+_KEPT_DAYS = 30
+
+# How files of `on_node/` import each other, at their top. Found by their text: to parse all of a
+# run's programs took a quarter of a second. tests/test_payload.py compares it with what a parser
+# finds.
+_IMPORTS = re.compile(
+    r"^from gpufleet\.on_node((?:\.\w+)*) import (?:\(([^)]*)\)|([^(\n]*))", re.MULTILINE
+)
+_REMARKS = re.compile(r"#.*| as \w+")
+_NAMES = re.compile(r"\w+")
+
+# Of zlib. The binding takes 7 ms at 6 and 20 ms at 9, for 2 % less.
+_LEVEL = 6
+
+# With these a program ends, before it has done anything, that was sent without its source (`brief`)
+# and is not kept on the node; there is no directory for it. No program of ours ends with them.
+LACKS = 113
+KEEPS_NOTHING = 114
+
+# Refuses in words a Python that cannot do (Debian's python3-minimal has no json), and hands over.
+# The program is compiled from text, so its docstring and `from __future__` stay first in their own
+# file. Compiling is most of what a short program costs a node (the probe: 95 of 205 ms of its
+# processor, with NVIDIA's binding; measured with Python 3.11): where there is a directory for it
+# that nobody else can write to, the result is kept, under the source's hash and the Python's name,
+# with a checksum for what a power cut leaves. All of it is looked for first: what a question in a
+# process of its own found missing, nobody could send any more. Not base64 but binascii, and no
+# importlib.util: both would cost as much as the rest of it.
+_BOOTSTRAP = """\
+import sys
+sys.dont_write_bytecode = True
+if sys.version_info < (3, 8):
+    sys.exit("python3 is %d.%d on this node, and gpufleet needs 3.8 or newer: install one"
+             % sys.version_info[:2])
+try:
+    import binascii, json, marshal, os, zlib
+except ImportError as error:
+    sys.exit("python3 on this node lacks its standard library (%s): install the whole of it, "
+             "on Debian and Ubuntu the package python3" % error)
+def text(blob):
+    return zlib.decompress(binascii.a2b_base64(blob)).decode()
+kept = {kept!r}
+def ours():
+    try:
+        found = os.lstat(kept)
+        return found.st_uid == os.geteuid() and found.st_mode & 0o170077 == 0o040000
+    except OSError:
+        return False
+keeps = ours()
+def compiled(name, sha256, blob):
+    path = "%s/%s.%s" % (kept, sha256, sys.implementation.cache_tag)
+    try:
+        if keeps:
+            with open(path, "rb") as file:
+                code = file.read()
+            if zlib.crc32(code[4:]) == int.from_bytes(code[:4], "big"):
+                return marshal.loads(code[4:])
+    except Exception:
+        pass
+    if not blob:
+        sys.exit({lacks} if keeps else {keeps_nothing})
+    code = compile(text(blob), name + ".py", "exec")
+    if keeps:
+        keep(path, marshal.dumps(code))
+    return code
+def keep(path, code):
+    try:
+        import time
+        with open("%s.%d" % (path, os.getpid()), "wb") as file:
+            file.write(zlib.crc32(code).to_bytes(4, "big") + code)
+        os.rename(file.name, path)
+        for entry in os.scandir(kept):
+            if entry.stat().st_mtime < time.time() - 86400 * {days}:
+                os.unlink(entry.path)
+    except OSError:
+        pass
+codes = {{name: compiled(name, *about) for name, about in {carried}.items()}}
+class Carried:
+    def find_spec(self, name, path=None, target=None):
+        if name in codes:
+            package = any(other.startswith(name + ".") for other in codes)
+            return type(__spec__ or sys.__spec__)(name, self, is_package=package)
+    def create_module(self, spec):
+        return None
+    def exec_module(self, module):
+        exec(codes[module.__name__], module.__dict__)
+sys.meta_path.insert(0, Carried())
+program = {{"__name__": "__main__", "__sha256__": "{sha256}",
+           "PARAMETERS": json.loads(text("{parameters}"))}}
+exec(compiled("{name}", *{program}), program)
+"""
+
+
+class Payload(str):
+    """
+    A program with its parameters, which no log shows.
+
+    It is handed over as `_stdin`, and pyinfra prints those arguments with `-v` and `--debug`;
+    parameters may be secrets. `str.encode()` and slicing still give the text.
+
+    `brief` is the same without any source, for a node that has kept all of it compiled; any other
+    ends it with `LACKS` or `KEEPS_NOTHING`. None for a text that is not one of our programs.
+    """
+
+    __slots__ = ("brief",)
+    brief: Payload | None
+
+    def __new__(cls, text: str, brief: Payload | None = None) -> Payload:
+        found = super().__new__(cls, text)
+        found.brief = brief
+        return found
+
+    def __repr__(self) -> str:
+        return f"<program of {len(self)} characters>"
+
+    def __str__(self) -> str:
+        return repr(self)
+
+    def __format__(self, spec: str) -> str:
+        return format(repr(self), spec)
+
+
+def program(name: str, *, nvml: bool = False, **parameters: Any) -> Payload:
+    """
+    Return the text that runs `on_node/<name>.py` on a node.
+
+    `parameters` are values that JSON can express; the program finds them in `PARAMETERS`. With
+    `nvml` it can `import pynvml`. Raises `TypeError` for a value that JSON cannot express
+    and `FileNotFoundError` for a program that does not exist.
+
+    >>> program("probe/probe", nvml=True)
+    <program of 85210 characters>
+    """
+    modules = {module: _path(module) for module in _imported(name)}
+    modules |= dict.fromkeys(_packages(modules), "on_node/__init__.py")
+    if nvml:
+        modules["pynvml"] = "vendor/pynvml.py"
+    fields = {
+        "name": name,
+        "sha256": digest(name),
+        "parameters": _packed(json.dumps(parameters)),
+        "kept": CODE,
+        "days": _KEPT_DAYS,
+        "lacks": LACKS,
+        "keeps_nothing": KEEPS_NOTHING,
+    }
+    own = _hashed_source(f"on_node/{name}.py")
+    carried = {module: _hashed_source(path) for module, path in modules.items()}
+    without = {module: (sha256, "") for module, (sha256, _) in carried.items()}
+    brief = Payload(_BOOTSTRAP.format(**fields, program=(own[0], ""), carried=without))
+    return Payload(_BOOTSTRAP.format(**fields, program=own, carried=carried), brief)
+
+
+@cache
+def archive(name: str, *, nvml: bool = False) -> bytes:
+    """
+    Return `on_node/<name>.py` as one file to install: executable, with all that it imports.
+
+    With `nvml` also with NVIDIA's binding, as `program` has it.
+
+    It is a zip file behind a `#!` line, which Python runs by itself; `unzip -p FILE` shows the
+    source. Nothing in it is compressed or dated, so the same sources are the same bytes everywhere:
+    a unit's fingerprint covers them. Raises `FileNotFoundError` for an unknown program.
+    """
+    modules = {module: _path(module) for module in _imported(name)}
+    contents = {f"{module.replace('.', '/')}.py": _source(path) for module, path in modules.items()}
+    for package in _packages(modules):
+        contents[f"{package.replace('.', '/')}/__init__.py"] = _source("on_node/__init__.py")
+    contents["__main__.py"] = _source(f"on_node/{name}.py")
+    if nvml:
+        contents["pynvml.py"] = _source("vendor/pynvml.py")
+    packed = io.BytesIO()
+    packed.write(b"#!/usr/bin/python3 -IB\n")
+    with zipfile.ZipFile(packed, "a", zipfile.ZIP_STORED) as file:
+        for path, source in sorted(contents.items()):
+            file.writestr(zipfile.ZipInfo(path), source.encode())
+    return packed.getvalue()
+
+
+@cache
+def digest(name: str) -> str:
+    """Return the SHA-256 of a program's source and of all that travels along, but the binding."""
+    found = hashlib.sha256(_source(f"on_node/{name}.py").encode())
+    for module in _imported(name):
+        found.update(_source(_path(module)).encode())
+    return found.hexdigest()
+
+
+def _path(module: str) -> str:
+    return module.removeprefix("gpufleet.").replace(".", "/") + ".py"
+
+
+def _packages(modules: Any) -> list[str]:
+    """Return the packages above modules, which have to be there to import them."""
+    return sorted(
+        {
+            ".".join(parts[:n])
+            for m in modules
+            if (parts := m.split("."))
+            for n in range(1, len(parts))
+        }
+    )
+
+
+@cache
+def _imported(name: str) -> tuple[str, ...]:
+    """Return the modules of `on_node/` that a program needs, sorted."""
+    found: set[str] = set()
+    unread = {f"gpufleet.on_node.{name.replace('/', '.')}"}
+    own = next(iter(unread))
+    while unread:
+        source = _source(_path(unread.pop()))
+        names = set()
+        for below, several, one in _IMPORTS.findall(source):
+            home = f"gpufleet.on_node{below}"
+            if below and resources.files("gpufleet").joinpath(_path(home)).is_file():
+                names.add(home)
+            else:
+                names |= {
+                    f"{home}.{each}" for each in _NAMES.findall(_REMARKS.sub("", several or one))
+                }
+        unread |= names - found
+        found |= names
+    return tuple(sorted(found - {own}))
+
+
+@cache
+def _source(path: str) -> str:
+    return resources.files("gpufleet").joinpath(path).read_text(encoding="utf-8")
+
+
+@cache  # 330 kB: compressed once, not once a node
+def _hashed_source(path: str) -> tuple[str, str]:
+    source = _source(path)
+    return hashlib.sha256(f"{path}\n{source}".encode()).hexdigest()[:32], _packed(source)
+
+
+def _packed(text: str) -> str:
+    return base64.b64encode(zlib.compress(text.encode(), _LEVEL)).decode()

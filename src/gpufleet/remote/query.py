@@ -1,0 +1,429 @@
+"""Ask every node at once what it is, and take what comes within the deadline.
+
+A node that cannot be reached, that has no python3, that hangs or that prints nonsense costs itself
+only: what it gives is a sentence that says why, instead of a document.
+
+What a node prints is read here and not by pyinfra, whose readers take text by lines: a line without
+end keeps them, and with them every other node, busy past any deadline, lines without end fill the
+memory, and a byte that is no UTF-8 ends them. Everything else stays pyinfra's: connections, the
+`_sudo`, `_su_user`, `_env` ... of a node, and the question for a sudo password. Nodes that are
+reached neither by SSH nor locally (pyinfra's container connectors) are still read by it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
+
+import click
+import gevent
+from gevent import Timeout
+from paramiko import SSHException
+from pyinfra import logger
+from pyinfra.api import Host, State, StringCommand
+from pyinfra.api.arguments import CONNECTOR_ARGUMENT_KEYS, pop_global_arguments
+from pyinfra.api.exceptions import FactProcessError, PyinfraError
+from pyinfra.api.facts import FactBase
+from pyinfra.connectors.local import LocalConnector
+from pyinfra.connectors.ssh import SSHConnector
+from pyinfra.connectors.util import (
+    CommandOutput,
+    OutputLine,
+    execute_command_with_sudo_retry,
+    make_unix_command_for_host,
+)
+from pyinfra.context import ctx_host, ctx_state
+
+from gpufleet.artifacts.release import CACHE, RELEASES
+from gpufleet.progress import Pace, waited_for
+from gpufleet.remote import payload
+from gpufleet.remote.channel import Streams, close, local, remote, started, takes_more
+from gpufleet.remote.facts import PYTHON, document
+from gpufleet.remote.session import COMMAND, BrokenError, Session
+from gpufleet.sanitize import LINES, printable, said
+from gpufleet.serving.unit import MODELS
+
+Answer: TypeAlias = dict[str, Any] | str
+"""The document of a probe, or of another program, or a sentence why there is none."""
+
+Hearing: TypeAlias = Callable[[str, bytes], None]
+"""Takes a node's name and what it has just printed on standard error."""
+
+# A probe's own deadlines end it after 50 s (on_node/probe.py); ten more are for connecting.
+SECONDS = 60
+
+# Between two looks at who has answered: a line is due to the second.
+_LOOK_SECONDS = 1
+
+# The largest document of tests/nodes, of eight GPUs, is 90 KB; at most 2000 lines of the kernel's
+# log (on_node/kernel_log.py), of at most a kilobyte, may come to that.
+MOST_MIB = 8
+# Of what a node says beside the document, the end is quoted.
+MOST_BESIDE = 1 << 16
+_CHUNK = 1 << 16
+
+DISKS = ("/", RELEASES, CACHE, MODELS)
+"""Directories whose free space matters: the system's, the releases', their wheels', the models'."""
+
+
+def survey(
+    state: State,
+    hosts: Iterable[Host],
+    seconds: float = SECONDS,
+    models: Mapping[str, Collection[str]] | None = None,
+) -> dict[str, Answer]:
+    """
+    Probe `hosts` and return {name: document or sentence}, in the order of names.
+
+    `models` has for each node the directories of models whose descriptions are read there.
+
+    Takes at most `seconds` and one more. Connects to those that are not connected yet.
+    """
+    hosts = list(hosts)
+    # One round trip: the program travels on stdin, and nothing is asked before it.
+    asked = {each.name: tuple(sorted((models or {}).get(each.name, ()))) for each in hosts}
+    programs = {
+        paths: payload.program("probe/probe", nvml=True, disks=DISKS, models=paths)
+        for paths in set(asked.values())
+    }
+    return ask(state, hosts, lambda name: programs[asked[name]], seconds, short=True)
+
+
+def ask(
+    state: State,
+    hosts: Iterable[Host],
+    program: Callable[[str], str | None],
+    seconds: float,
+    what: str = "the probe",
+    *,
+    aloud: bool = True,
+    hear: Hearing | None = None,
+    short: bool = False,
+) -> dict[str, Answer]:
+    """
+    Run on each of `hosts` its program and return {name: document or sentence}, by name.
+
+    `program` gives for a node's name a text for Python that prints one JSON document; None: it is
+    not asked, and has no answer. `what` names the programs in sentences. `aloud`: what takes over
+    two seconds is said, with the nodes that are waited for. `hear` gets what a node prints on
+    standard error as it comes; it must not raise. `short`: they are, and do no harm when run
+    twice: all of those in a run share one Python on each node (`session.py`).
+    Takes at most `seconds` and one more. Connects to those that are not connected yet.
+    """
+    # Plain greenlets: the deploy passes that wait for us fill pyinfra's own pool, and what is
+    # spawned there would never run.
+    jobs = {
+        each.name: gevent.spawn(_ask, state, each, text, seconds, what, hear=hear, short=short)
+        for each in sorted(hosts, key=lambda h: h.name)
+        if (text := program(each.name)) is not None
+    }
+    try:
+        awaited(jobs, seconds + 1, what, say if aloud else None)
+    except BaseException:
+        # Nobody waits for them any more.
+        gevent.killall(list(jobs.values()), block=False)
+        raise
+    answers: dict[str, Answer] = {}
+    for name, job in jobs.items():
+        if not job.ready():
+            job.kill(block=False)
+        answers[name] = job.value if job.successful() and job.value else _late(seconds)
+    return answers
+
+
+def awaited(
+    jobs: Mapping[str, gevent.Greenlet],
+    seconds: float,
+    what: str,
+    say: Callable[[str], None] | None,
+) -> None:
+    """
+    Wait for the nodes' jobs, at most so long; `say` meanwhile, in a line, which are waited for.
+
+    After two seconds, then every five, after a minute every thirty. `what` is what they do.
+    """
+    began = time.monotonic()
+    pace = Pace(began)
+    while True:
+        left = {name: job for name, job in jobs.items() if not job.ready()}
+        spent = time.monotonic() - began
+        if not left or spent >= seconds:
+            return
+        if say is not None and pace.due(began + spent):
+            say(f"{what.removeprefix('the ')}: {waited_for('node', len(jobs), left, spent)}")
+        gevent.joinall(list(left.values()), timeout=min(_LOOK_SECONDS, seconds - spent))
+
+
+def say(text: str) -> None:
+    """Have pyinfra's command log a line; a command of ours, which has no log, prints it."""
+    if logger.handlers:
+        logger.info("    %s", text)
+    else:
+        say_on_stderr(text)
+
+
+def say_on_stderr(text: str) -> None:
+    """Print a line beside what a command prints: stdout may be JSON."""
+    click.echo(text, err=True)
+
+
+@dataclass
+class _Printed:
+    """What a command printed: all that counts of it, and how much it was."""
+
+    out: bytearray = field(default_factory=bytearray)
+    error: bytearray = field(default_factory=bytearray)
+    total: int = 0
+
+    @property
+    def too_much(self) -> bool:
+        return self.total > MOST_MIB << 20
+
+
+class _TooMuchError(Exception):
+    """A node printed more than `MOST_MIB`, which is not even looked at."""
+
+
+def _ask(
+    state: State,
+    host: Host,
+    program: str,
+    seconds: float,
+    what: str,
+    *,
+    hear: Hearing | None,
+    short: bool,
+) -> Answer:
+    """Ask one node. It raises nothing: gevent would print a traceback beside our sentences."""
+    try:
+        with Timeout(seconds), ctx_state.use(state), ctx_host.use(host):
+            if not host.connected:
+                host.connect(show_errors=False, raise_exceptions=True)
+            heard = partial(hear, host.name) if hear else None
+            found = _in_session(state, host, program, seconds, opens=True) if short else None
+            ended_well, out, error = found or _run(state, host, program, seconds, heard)
+            if ended_well:
+                return document(out, what)
+            return f"{what} ended without an answer; the node said: {said([*error, *out])}"
+    except (Timeout, TimeoutError):
+        return _late(seconds)
+    except _TooMuchError:
+        return f"the node printed more than {MOST_MIB} MiB: that is no {what.removeprefix('the ')}"
+    except FactProcessError as problem:
+        return str(problem)
+    except (PyinfraError, SSHException, OSError, EOFError) as problem:
+        return f"cannot be reached: {printable(str(problem)) or type(problem).__name__}"
+    # What a node sends passes through code of others (paramiko's reader of packets, codecs) that
+    # may raise anything; it must not cost the other nodes their answer.
+    except Exception as problem:  # noqa: BLE001
+        return f"cannot be asked: {type(problem).__name__}: {printable(str(problem))}"
+
+
+def _run(
+    state: State,
+    host: Host,
+    program: str,
+    seconds: float,
+    hear: Callable[[bytes], None] | None,
+) -> tuple[bool, list[str], list[str]]:
+    """
+    Run `program` on a node; return whether it ended well and the last lines of both outputs.
+
+    Raises `_TooMuchError` when the node printed more than any probe does.
+    """
+    arguments, ours = _arguments(state, host)
+    connector = host.connector
+    if not isinstance(connector, SSHConnector | LocalConnector):  # a container's
+        ended_well, output = host.run_shell_command(
+            StringCommand(PYTHON), **ours, _stdin=program, _timeout=int(seconds)
+        )
+        return ended_well, output.stdout_lines, output.stderr_lines
+    pty = ours.pop("_get_pty", False)
+    good = ours.pop("_success_exit_codes", None) or [0]
+    out: list[str] = []
+    error: list[str] = []
+
+    def execute() -> tuple[int, CommandOutput]:
+        command = make_unix_command_for_host(state, host, StringCommand(PYTHON), **ours)
+        text = command.get_raw_value()
+        running = (
+            remote(connector, text, pty=pty) if isinstance(connector, SSHConnector) else local(text)
+        )
+        with running as streams:
+            code, printed = _exchange(streams, program.encode(), hear)
+        out[:], error[:] = _end(printed.out), _end(printed.error)
+        return code, CommandOutput([OutputLine("stderr", line) for line in error])
+
+    # pyinfra asks the operator for a password when sudo wants one. Only where sudo was asked for:
+    # a node's output must not be able to bring that question up.
+    if ours.get("_sudo"):
+        status, _ = execute_command_with_sudo_retry(host, arguments, execute)
+    else:
+        status, _ = execute()
+    return status in good, out, error
+
+
+def _arguments(state: State, host: Host, of: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
+    """Return pyinfra's global arguments for a node, and those of them that connectors take."""
+    arguments, _ = pop_global_arguments(state, host, dict(of or {}))
+    ours: dict[str, Any] = {
+        key: value for key, value in arguments.items() if key in CONNECTOR_ARGUMENT_KEYS
+    }
+    for key in ("_stdin", "_timeout"):
+        ours.pop(key, None)
+    return arguments, ours
+
+
+@dataclass
+class _Open:
+    """A node's session, and the command that it is: another user's is another one."""
+
+    session: Session
+    command: str
+    transport: Any
+
+
+# Keyed by pyinfra's own host objects: a new run has new ones. None: it did not do as it should.
+_SESSIONS: WeakKeyDictionary[Host, _Open | None] = WeakKeyDictionary()
+
+
+def read(fact: type[FactBase[Any]], program: str, seconds: int, **arguments: Any) -> Any:
+    """
+    Return what a fact's program says of the current node, over the session that asks it the rest.
+
+    Only for short programs that do no harm when they are run twice. Where there is no session, or
+    another user's, and for everything that goes wrong, pyinfra reads the fact, with `arguments`: it
+    says what is wrong, and has the node fail for it.
+    """
+    with suppress(Exception), Timeout(seconds, exception=False):
+        found = _in_session(ctx_state.get(), ctx_host.get(), program, seconds, opens=False)
+        if found and found[0]:
+            return fact().process(found[1])
+    return ctx_host.get().get_fact(fact, _stdin=program, _timeout=seconds, **arguments)
+
+
+def _in_session(
+    state: State, host: Host, program: str, seconds: float, *, opens: bool
+) -> tuple[bool, list[str], list[str]] | None:
+    """As `_run`, over the node's session; None where that cannot be. `opens`: one that is not."""
+    connector = host.connector
+    if not isinstance(connector, SSHConnector) or not connector.client:
+        return None
+    transport = connector.client.get_transport()
+    _, ours = _arguments(state, host, host.current_op_global_arguments)
+    good = ours.pop("_success_exit_codes", None) or [0]
+    if ours.pop("_get_pty", False):
+        return None
+    command = make_unix_command_for_host(state, host, StringCommand(COMMAND), **ours)
+    text = command.get_raw_value()
+    # A node that was rebooted meanwhile is connected to anew.
+    if opens and (host not in _SESSIONS or _gone(_SESSIONS[host], transport)):
+        streams, channel = started(connector, text, pty=False)
+        session = Session(streams, partial(close, channel))
+        _SESSIONS[host] = _Open(session, text, transport) if takes_more(transport) else None
+        if not _SESSIONS[host]:
+            session.close()
+    known = _SESSIONS.get(host)
+    if known is None or known.session.busy or known.command != text:
+        return None
+    known.session.busy = True
+    try:
+        status, out, error = known.session.run(program, seconds)
+    except (BrokenError, SSHException, OSError, EOFError):
+        _SESSIONS[host] = None
+        known.session.close()
+        return None
+    except BaseException:
+        # Whoever is not waited for any more would answer the next one.
+        _SESSIONS[host] = None
+        known.session.close()
+        raise
+    finally:
+        known.session.busy = False
+    if len(out) + len(error) > MOST_MIB << 20:
+        raise _TooMuchError
+    if status is None:
+        raise TimeoutError
+    return status in good, _end(out), _end(error[-MOST_BESIDE:])
+
+
+def _gone(known: _Open | None, transport: Any) -> bool:
+    return known is not None and known.transport is not transport
+
+
+def _exchange(
+    streams: Streams, program: bytes, hear: Callable[[bytes], None] | None = None
+) -> tuple[int, _Printed]:
+    """
+    Give a command its program while its outputs are read; return its status and what it printed.
+
+    Three greenlets, because nobody knows which pipe a node fills first. Raises `_TooMuchError`, and
+    what `streams` raise.
+    """
+    printed = _Printed()
+    sender = gevent.spawn(_send, streams, program)
+    readers = [
+        gevent.spawn(_listen, streams.read, printed, printed.out, MOST_MIB << 20),
+        gevent.spawn(_listen, streams.read_error, printed, printed.error, MOST_BESIDE, hear),
+    ]
+    try:
+        for reader in gevent.iwait(readers):
+            if reader.value is not None:
+                raise reader.value
+            if printed.too_much:
+                raise _TooMuchError
+        return streams.status(), printed
+    finally:
+        # Before their ends are closed below them.
+        gevent.killall([sender, *readers], timeout=1)
+
+
+def _send(streams: Streams, program: bytes) -> None:
+    """Write the program. Why a node stops reading, it says on its other streams, or nowhere."""
+    with suppress(Exception):
+        for start in range(0, len(program), _CHUNK):
+            streams.write(program[start : start + _CHUNK])
+        streams.end()
+
+
+def _listen(
+    read: Callable[[int], bytes],
+    printed: _Printed,
+    kept: bytearray,
+    most: int,
+    hear: Callable[[bytes], None] | None = None,
+) -> Exception | None:
+    """
+    Read to the end, or until both outputs together are too much; keep the last `most` bytes.
+
+    Returns what went wrong: gevent would print what a greenlet raises.
+    """
+    try:
+        while not printed.too_much and (chunk := read(_CHUNK)):
+            printed.total += len(chunk)
+            kept += chunk
+            if hear:
+                hear(chunk)
+            del kept[:-most]
+            # What has arrived is read without waiting, and others, the deadline among them, have
+            # their turn only while somebody waits.
+            gevent.sleep(0)
+    except Exception as problem:  # noqa: BLE001
+        return problem
+    return None
+
+
+def _end(printed: bytes | bytearray) -> list[str]:
+    """Return the last lines. Bytes that are no UTF-8 (a banner in Latin-1) are marked in them."""
+    return [
+        line.decode("utf-8", "replace") for line in bytes(printed).rstrip().rsplit(b"\n", LINES)
+    ][-LINES:]
+
+
+def _late(seconds: float) -> str:
+    return f"no answer within {seconds:.0f} s"

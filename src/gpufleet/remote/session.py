@@ -1,0 +1,134 @@
+"""One Python on a node for all that a run asks it: who asks, and how it is asked.
+
+The other end is `on_node/session.py`, and says what that saves. Whatever goes wrong here costs
+nothing but time: a session that does not do as it should is given up, and who wanted it asks in the
+ordinary way, where errors are found and said.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
+
+import gevent
+from gevent import Timeout
+
+from gpufleet.on_node.remote.session import MOST, READY
+from gpufleet.remote import payload
+from gpufleet.remote.payload import Payload
+
+# The loader is in the node's process list; the program behind it, and all that it is asked, is not.
+# -S: nothing of a node's own packages is looked for, or used.
+LOADER = "import sys; b = sys.stdin.buffer; exec(b.read(int(b.readline())))"
+COMMAND = f"command -v python3 >/dev/null && exec python3 -IS -c '{LOADER}'"
+
+_CHUNK = 1 << 16
+# What a login prints before anything of ours: a banner has some kilobytes.
+_MOST_BEFORE = 1 << 18
+# 0.1 s on a node that has nothing else to do. Most of a probe's deadline is left to find
+# out in the ordinary way what is wrong with one that says nothing.
+_GREETS_SECONDS = 10
+
+
+class BrokenError(Exception):
+    """The session does not answer as one does."""
+
+
+class Streams(Protocol):
+    """A command that runs on a node, with raw ends."""
+
+    @property
+    def write(self) -> Callable[[bytes], None]: ...
+
+    @property
+    def read(self) -> Callable[[int], bytes]: ...
+
+
+class Session:
+    """A running session, which `close` ends."""
+
+    def __init__(self, streams: Streams, close: Callable[[], None]) -> None:
+        self.close = close
+        self._streams = streams
+        self._read = bytearray()
+        self.busy = False
+        """Another greenlet waits for its answer."""
+        self._begun = False
+        self._keeps = True
+        """As far as is known the node keeps code: it is asked without the source first."""
+
+    def run(self, program: str, seconds: float) -> tuple[int | None, bytes, bytes]:
+        """
+        Run a program on the node; return its status and both outputs.
+
+        The status is None for one that had not ended after `seconds`, or printed too much. Raises
+        `BrokenError`, and what the connection raises.
+        """
+        brief = program.brief if self._keeps and isinstance(program, Payload) else None
+        if brief is not None:
+            found = self._asked(brief, seconds)
+            if found[0] not in {payload.LACKS, payload.KEEPS_NOTHING}:
+                return found
+            self._keeps = found[0] == payload.LACKS
+        return self._asked(program, seconds)
+
+    def _asked(self, program: str, seconds: float) -> tuple[int | None, bytes, bytes]:
+        text = program.encode()
+        asked = b"%d %f\n%b" % (len(text), seconds, text)
+        if not self._begun:
+            own = payload.program("remote/session").encode()
+            asked = b"%d\n%b%b" % (len(own), own, asked)
+        # Beside the reading: a node may print before it takes anything.
+        sender = gevent.spawn(self._send, asked)
+        gevent.sleep(0)
+        try:
+            return self._answer()
+        finally:
+            sender.kill(timeout=1)
+
+    def _send(self, asked: bytes) -> None:
+        """Write it. Why a node takes nothing, it says by what it prints, or by its silence."""
+        with suppress(Exception):
+            self._streams.write(asked)
+
+    def _answer(self) -> tuple[int | None, bytes, bytes]:
+        with Timeout(_GREETS_SECONDS, BrokenError):
+            before = 0
+            while not self._begun:
+                line = self._line(_MOST_BEFORE)
+                before += len(line)
+                self._begun = line == READY.encode()
+                if before > _MOST_BEFORE:
+                    raise BrokenError
+        try:
+            about = json.loads(self._line(200))
+            status, out, error = about["status"], int(about["out"]), int(about["error"])
+        except (ValueError, KeyError, TypeError) as problem:
+            raise BrokenError from problem
+        if out + error > MOST + 2 * _CHUNK:
+            raise BrokenError
+        return status, self._bytes(out), self._bytes(error)
+
+    def _more(self) -> None:
+        chunk = self._streams.read(_CHUNK)
+        if not chunk:
+            raise BrokenError
+        self._read += chunk
+        # What has arrived is read without waiting: others have their turn, the deadline too.
+        gevent.sleep(0)
+
+    def _line(self, most: int) -> bytes:
+        while (end := self._read.find(b"\n")) < 0:
+            if len(self._read) > most:
+                raise BrokenError
+            self._more()
+        return self._bytes(end + 1).strip()
+
+    def _bytes(self, count: int) -> bytes:
+        while len(self._read) < count:
+            self._more()
+        found = bytes(self._read[:count])
+        del self._read[:count]
+        return found

@@ -1,0 +1,271 @@
+"""Do the planned stages' arguments and variables fit the vLLM that will run them?  Pure.
+
+Contract: what is judged is what the unit will say, word by word (`units.arguments`,
+`units.environment`), by the schema of the release that will run it; never by a neighbour's. A
+sentence names the key that an operator wrote, the place that set it, and what to write instead.
+What holds for several stages, or for the same line of several nodes, is said once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import TypeAlias
+
+from gpufleet.errors import FleetError
+from gpufleet.flags import schema as schemas
+from gpufleet.flags.arguments import words
+from gpufleet.flags.check import check
+from gpufleet.flags.problem import By, Kind, Problem
+from gpufleet.flags.schema import Schema
+from gpufleet.planning.multinode.launch import filled
+from gpufleet.planning.planner import Stage
+from gpufleet.quick_dataclass import dataclass
+from gpufleet.remote import payload
+from gpufleet.serving import unit as units
+from gpufleet.settings.node_settings import NodeSettings, Served, Vllm
+from gpufleet.settings.variables import KeyPath, Origin
+
+Origins: TypeAlias = Mapping[str, Origin]
+"""Where each top-level key of one node was set."""
+
+# What YAML reads back as the same text: all else is put in quotes.
+_PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./+-]*|0|-?[1-9][0-9]*|0\.[0-9]*[1-9]")
+_WORDS = {"true", "false", "yes", "no", "on", "off", "null", "none", "y", "n"}  # YAML 1.1's own
+
+# The modules of flags/ on which no verdict rests: a new one counts until it is named here.
+_NOT_JUDGING = {
+    "collect",
+    "diff_page",
+    "explain",
+    "extract",
+    "from_settings",
+    "metrics",
+    "release_diff",
+    "verdict_page",
+}
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What was found, as sentences: `refused` stops a deploy, `remarks` are worth knowing."""
+
+    refused: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+    def __add__(self, other: Findings) -> Findings:
+        return Findings(
+            tuple(dict.fromkeys((*self.refused, *other.refused))),
+            tuple(dict.fromkeys((*self.remarks, *other.remarks))),
+        )
+
+
+@dataclass(frozen=True)
+class Started:
+    """
+    What one stage's process is started with, and which settings that comes from.
+
+    `keys` has the path of the setting for each word of `argv`; `variables` that of each variable
+    that is an operator's. Variables without one are ours.
+    """
+
+    stage: Stage
+    version: str
+    argv: tuple[str, ...]
+    keys: tuple[KeyPath, ...]
+    environment: Mapping[str, str]
+    variables: Mapping[str, KeyPath]
+
+
+def started(
+    stage: Stage, model: Served, vllm: Vllm, *, release: str, toolkit: str | None = None
+) -> Started:
+    """
+    Return what the unit of a stage starts, as `units.render` writes it.
+
+    Raises `FleetError` for arguments and variables that no process can be given.
+    """
+    lines = list(units.lines(stage, model, vllm))
+    if stage.group:
+        rank = units.rank(stage, model, vllm)
+        port, refused = stage.group.cluster_port, {f"--{name}" for name in rank.drops}
+        lines = [each for each in lines if each[1][0].partition("=")[0] not in refused]
+        lines += [
+            (("serving", stage.model), tuple(filled(word, port) for word in words(name, value)))
+            for name, value in rank.flags.items()
+        ]
+    # One key for every word of its line.
+    said = [(word, key) for key, line in lines for word in line]
+    shared = {name: ("vllm", "environment", name) for name in vllm.environment}
+    own = {name: ("serving", stage.model, "environment", name) for name in model.environment}
+    return Started(
+        stage,
+        vllm.version,
+        tuple(word for word, _ in said),
+        tuple(key for _, key in said),
+        units.environment(stage, model, vllm, release=release, toolkit=toolkit),
+        {**shared, **own},
+    )
+
+
+def judge_plan(
+    stages: Iterable[Stage],
+    settings: Mapping[str, NodeSettings],
+    origins: Mapping[str, Origins] | None = None,
+) -> tuple[str, ...]:
+    """
+    Judge every stage of a plan by the packaged schemas; return what is worth knowing.
+
+    A release that is not packaged is named there: its own files on each node are asked by the
+    deploy, before anything restarts. Raises `FleetError` with everything that would be refused.
+    """
+    found = Findings()
+    known = frozenset(schemas.versions())
+    for stage in stages:
+        here = settings[stage.node]
+        if here.vllm is None:  # no stage is planned without a release
+            continue
+        try:
+            begun = started(
+                stage,
+                here.serving[stage.model],
+                here.vllm,
+                release=here.vllm.version,  # decides nothing but PATH
+                toolkit=here.cuda.toolkit if here.cuda else None,
+            )
+        except FleetError as error:
+            found += Findings(refused=error.problems)
+            continue
+        if here.vllm.version not in known:
+            found += Findings(remarks=(_not_known(here.vllm.version),))
+            continue
+        places = (origins or {}).get(stage.node, {})
+        found += judge(schemas.load(here.vllm.version), begun, places)
+    if found.refused:
+        raise FleetError(*found.refused)
+    return found.remarks
+
+
+def judge(schema: Schema, begun: Started, origins: Origins | None = None) -> Findings:
+    """Judge one stage by the schema of the release that will run it."""
+    found = Findings()
+    for problem in check(schema, begun.argv, begun.environment):
+        keys = _keys(begun, problem)
+        if not keys and problem.by is By.ADVICE:
+            continue  # a variable of ours that this release does not read
+        sentence = _sentence(schema, problem, keys, origins or {})
+        if problem.refuses:
+            found += Findings(refused=(sentence,))
+        else:
+            found += Findings(remarks=(sentence,))
+    return found
+
+
+@cache
+def judge_id() -> str:
+    """
+    Return what tells one way of judging from another: SHA-256 over all that a verdict rests on.
+
+    The reader of releases, the rules, and this file; not the packaged schemas, which a release's
+    own files stand in for.
+    """
+    flags = Path(schemas.__file__).parent
+    judging = sorted(path for path in flags.glob("*.py") if path.stem not in _NOT_JUDGING)
+    found = hashlib.sha256(payload.digest("flags/schema").encode())
+    for path in (Path(__file__), *judging, flags / "data/changes.json"):
+        found.update(path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def _not_known(version: str) -> str:
+    return (
+        f"vllm.version: the flags of vLLM {version} are not known here: each node's own release "
+        "is asked before anything restarts"
+    )
+
+
+def _keys(begun: Started, problem: Problem) -> tuple[KeyPath, ...]:
+    """Return the settings that a problem is about."""
+    if problem.kind is Kind.MODEL and not problem.at:
+        return (begun.keys[0],)
+    if problem.at:
+        return tuple(dict.fromkeys(begun.keys[place] for place in problem.at))
+    key = begun.variables.get(problem.argument.partition("=")[0])
+    return (key,) if key else ()
+
+
+# -- sentences -------------------------------------------------------------------------------------
+
+
+def _sentence(schema: Schema, problem: Problem, keys: tuple[KeyPath, ...], origins: Origins) -> str:
+    where = [f"{place}: " for key in keys[:1] if (place := _place(key, origins))]
+    what = " and ".join(".".join(map(str, key)) for key in keys) or problem.argument
+    since = f", since {problem.since}" if problem.since else ""
+    remedy = "; ".join(_remedies(schema, problem))
+    return f"{''.join(where)}{what}: {problem.found} (vLLM {schema.version}{since})" + (
+        f": {remedy}" if remedy else ""
+    )
+
+
+def _place(key: KeyPath, origins: Origins) -> str:
+    origin = origins.get(str(key[0]))
+    return str(origin.at(*key[1:])) if origin else ""
+
+
+def _remedies(schema: Schema, problem: Problem) -> Iterator[str]:
+    """Yield what to write, then what a person has to know besides."""
+    written = None if problem.rewritten is None else as_settings(problem.rewritten)
+    variable = problem.kind is Kind.ENVIRONMENT
+    if written == "":
+        yield "remove it"
+    elif written:
+        yield f"remove it and set {written}" if variable else f"write {written}"
+    if problem.replacement:
+        yield f"instead: {problem.replacement}" if not written else problem.replacement
+    elif problem.rewritten is None and problem.kind in {Kind.UNKNOWN, Kind.REMOVED}:
+        name = problem.argument.split()[0].partition("=")[0]
+        if near := get_close_matches(name, schema.by_option, n=3, cutoff=0.75):
+            yield f"this release has {' and '.join(f'`{each}`' for each in near)}"
+
+
+def as_settings(words: tuple[str, ...]) -> str:
+    """
+    Return arguments as `flags` in group_vars has them; "" for none.
+
+    >>> as_settings(("--kv-cache-dtype", "fp8", "--no-enable-x"))
+    '`kv-cache-dtype: fp8` and `enable-x: false`'
+    """
+    lines: list[str] = []
+    for option, values in _by_option(words):
+        if not option.startswith("--"):  # a short form or a bare word has no key
+            return f"`{' '.join(words)}`"
+        name = option.removeprefix("--")
+        if values:
+            value = ", ".join(map(_scalar, values))
+            lines.append(f"`{name}: {value if len(values) == 1 else f'[{value}]'}`")
+        elif name.startswith("no-"):
+            lines.append(f"`{name.removeprefix('no-')}: false`")
+        else:
+            lines.append(f"`{name}: true`")
+    return " and ".join(lines)
+
+
+def _by_option(words: tuple[str, ...]) -> Iterator[tuple[str, list[str]]]:
+    groups: list[tuple[str, list[str]]] = []
+    for word in words:
+        if word.startswith("--") or not groups:
+            option, equals, value = word.partition("=")
+            groups.append((option, [value] if equals else []))
+        else:
+            groups[-1][1].append(word)
+    yield from groups
+
+
+def _scalar(text: str) -> str:
+    if _PLAIN.fullmatch(text) and text.lower() not in _WORDS:
+        return text
+    return "'" + text.replace("'", "''") + "'"

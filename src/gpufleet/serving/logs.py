@@ -1,0 +1,259 @@
+"""The journals of a replica's ranks as one, by time.  Pure.
+
+Takes what `on_node/journal.py` printed on each node, again and again where lines are followed.
+Every line has the time that its own node gave it: the order of two nodes' lines is as good as their
+clocks, and where those are known to differ, that is said.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpufleet.errors import FleetError
+from gpufleet.remote import payload
+from gpufleet.sanitize import printable
+from gpufleet.settings.node_groups import suggestion
+
+# Of one round: ten times what terminals usually keep.
+MOST_LINES = 10_000
+FOLLOWED_LINES = 5000
+# Two nodes that keep time by NTP differ by some milliseconds; lines that cause each other come
+# closer than this only by chance.
+CLOCK_MILLISECONDS = 100
+
+_AGO = re.compile(r"-?(\d+) ?(s|m|min|h|d)")
+_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+_ID = re.compile(r"[\w.-]+-\d+")
+# vLLM colours its prefixes; colours are no danger and no use.
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True, order=True)
+class Line:
+    """One line of one rank's journal."""
+
+    microseconds: int
+    """Since 1970, by the node's clock."""
+    node: str
+    order: int
+    """Among the lines of that node, which may share a time."""
+    rank: int | None = field(compare=False)
+    pid: int | None = field(compare=False)
+    priority: int | None = field(compare=False)
+    """syslog's: 3 is an error."""
+    text: str = field(compare=False)
+
+    @property
+    def time(self) -> str:
+        """ISO 8601 in UTC, to the millisecond."""
+        moment = dt.datetime.fromtimestamp(self.microseconds // 1_000_000, dt.UTC)
+        return f"{moment:%Y-%m-%dT%H:%M:%S}.{self.microseconds // 1000 % 1000:03}Z"
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values for `json.dumps`."""
+        return {
+            "time": self.time,
+            "node": self.node,
+            "rank": self.rank,
+            "pid": self.pid,
+            "priority": self.priority,
+            "message": self.text,
+        }
+
+
+@dataclass
+class Journals:
+    """
+    A replica's journals while they are read.
+
+    `program(node)` is what to ask a node next, `take(answers)` returns the lines that came. What is
+    worth knowing beside them is in `notes`, said once; `whole` is false once lines are missing.
+    """
+
+    replica: str
+    """Its id: `llama-0`."""
+    lines: int
+    """The most that the first round returns."""
+    when: Mapping[str, float]
+    """`since()`'s."""
+    notes: list[str] = field(default_factory=list)
+    whole: bool = True
+    nodes: set[str] = field(default_factory=set)
+    """Those that have a unit of it, or lines."""
+    _cursors: dict[str, str] = field(default_factory=dict)
+    _begun: dict[str, int] = field(default_factory=dict)
+    _silent: set[str] = field(default_factory=set)
+    _noted: set[str] = field(default_factory=set)
+    _rounds: int = 0
+
+    def __post_init__(self) -> None:
+        self.replica = self.replica.removeprefix("vllm-").removesuffix(".service")
+        if not _ID.fullmatch(self.replica):
+            raise FleetError(
+                f"{self.replica!r} names no replica: give a model and its number, as `gpufleet "
+                "status` shows them: llama-0"
+            )
+        if not 0 < self.lines <= MOST_LINES:
+            raise FleetError(f"--lines {self.lines}: give 1 to {MOST_LINES}")
+
+    def program(self, node: str) -> str | None:
+        """Return the program to run on a node next; None: it has nothing to say."""
+        if self._rounds and node not in self.nodes | self._silent:
+            return None
+        where: dict[str, Any] = dict(self.when)
+        if node in self._cursors:
+            where = {"cursor": self._cursors[node], "at": self._begun[node]}
+        elif node in self._begun:
+            where = {"at": self._begun[node]}
+        return payload.program("common/unit_journal", stage=self.replica, lines=self._most, **where)
+
+    @property
+    def _most(self) -> int:
+        """The most lines of the next round: those that are followed shall not get lost."""
+        return max(self.lines, FOLLOWED_LINES) if self._rounds else self.lines
+
+    def take(self, answers: Mapping[str, Mapping[str, Any] | str]) -> list[Line]:
+        """
+        Return the lines of one round, oldest first; of the first one the last `lines` of all.
+
+        Raises `FleetError` if after the first round no node knows the replica.
+        """
+        found: list[Line] = []
+        known: set[str] = set()
+        more = False
+        for node, answer in sorted(answers.items()):
+            if isinstance(answer, str):
+                self._lost(node, answer)
+                continue
+            try:
+                taken = _lines(self.replica, node, answer)
+                self._silent.discard(node)
+                known |= {str(each) for each in answer["here"] if isinstance(answer["here"], list)}
+                if taken or self.replica in answer["here"]:
+                    self.nodes.add(node)
+                    self._clocks(node, answer["clocks"])
+                if isinstance(answer["cursor"], str):
+                    self._cursors[node] = answer["cursor"]
+                if taken or node not in self._begun:
+                    last = taken[-1].microseconds if taken else int(answer["clock"])
+                    self._begun[node] = last // 1_000_000
+                more = more or bool(answer["more"])
+            except _UnreadError as why:
+                self._lost(node, str(why))
+                continue
+            # A node that is broken or hostile costs the others nothing.
+            except (
+                AttributeError,
+                IndexError,
+                KeyError,
+                OverflowError,
+                TypeError,
+                ValueError,
+            ) as why:
+                self._lost(node, f"its answer makes no sense ({type(why).__name__}: {why})")
+                continue
+            found += taken
+        found.sort()
+        if not self._rounds and not self.nodes:
+            self._unknown(known)
+        if not self._rounds:
+            found = found[-self.lines :]
+        elif more:
+            self._note(f"more than {self._most} lines came at once: only the last are shown")
+            self.whole = False
+        self._rounds += 1
+        return found
+
+    def _lost(self, node: str, why: str) -> None:
+        self.whole = False
+        self._silent.add(node)
+        self._note(f"{node}: {why}: if a rank of {self.replica} is there, its lines are missing")
+
+    def _clocks(self, node: str, clocks: Any) -> None:
+        if not isinstance(clocks, Mapping) or "missing" in clocks:
+            return
+        for peer, ahead in clocks.items():
+            if abs(ahead) >= CLOCK_MILLISECONDS:
+                first, last = sorted((node, str(peer)))
+                differ = f"the clocks of {first} and {last} differ by {abs(ahead) / 1000:.1f} s"
+                self._note(f"{differ}: so does the order of their lines")
+
+    def _note(self, text: str) -> None:
+        if text not in self._noted:
+            self._noted.add(text)
+            self.notes.append(text)
+
+    def _unknown(self, known: set[str]) -> None:
+        if self._silent:
+            raise FleetError(f"no node that answered has {self.replica}", *self.notes)
+        raise FleetError(
+            f"no node has {self.replica}{suggestion(self.replica, sorted(known))}"
+            + (f"; there are {', '.join(sorted(known))}" if known else "; nothing is deployed")
+        )
+
+
+class _UnreadError(Exception):
+    """A node answered, and has no journal to read."""
+
+
+def _lines(replica: str, node: str, answer: Mapping[str, Any]) -> list[Line]:
+    if answer["schema"] != 1:
+        raise ValueError(f"schema {answer['schema']!r}, expected 1")
+    lines = answer["lines"]
+    if isinstance(lines, Mapping):
+        if isinstance(answer["here"], list) and replica not in answer["here"]:
+            return []  # what it cannot read is nothing of ours
+        raise _UnreadError(f"its journal cannot be read: {lines.get('detail') or lines['missing']}")
+    rank = answer["rank"] if isinstance(answer["rank"], int) else None
+    found = [
+        Line(int(at), node, order, rank, pid, priority, str(text))
+        for order, (at, pid, priority, text) in enumerate(lines)
+    ]
+    for line in found:
+        _ = line.time  # raises for one that no calendar has
+    return found
+
+
+def since(text: str | None) -> dict[str, float]:
+    """
+    Return from when on lines are wanted, as `on_node/journal.py` takes it.
+
+    Takes `10m` or `-10m` (s, m, h, d: so long ago, by each node's own clock) or a time as ISO 8601
+    (UTC, unless it names a zone). Raises `FleetError`.
+
+    >>> since("-10m"), since("2026-11-21T19:40")
+    ({'ago': 600}, {'at': 1795290000.0})
+    """
+    if text is None:
+        return {}
+    if ago := _AGO.fullmatch(text.strip()):
+        return {"ago": int(ago[1]) * _SECONDS[ago[2]]}
+    try:
+        moment = dt.datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise FleetError(
+            f"--since {text!r} is no time: give 10m (s, m, h, d) or 2026-11-21T19:40 (UTC)"
+        ) from None
+    return {"at": (moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)).timestamp()}
+
+
+def shown(lines: Iterable[Line], nodes: Iterable[str]) -> list[str]:
+    """
+    Return lines as a terminal may show them: time, node, rank, what was said.
+
+    A message of several lines is indented from its second on: it cannot pass for another's.
+    """
+    width = max(map(len, nodes), default=0)
+    return [_one(line, width) for line in lines]
+
+
+def _one(line: Line, width: int) -> str:
+    who = f"{line.node:<{width}}" + ("" if line.rank is None else f" {line.rank}")
+    head = f"{line.time} {printable(who)} "
+    text = _COLOURS.sub("", line.text).replace("\t", "    ")
+    first, *rest = printable(text).split("\n")
+    return "\n".join([head + first, *(" " * len(head) + each for each in rest)])

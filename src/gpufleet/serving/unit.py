@@ -1,0 +1,559 @@
+"""
+From a stage of the plan to the systemd unit that runs it. Pure, but for reading `templates/`.
+
+Everything a stage is started with is visible in its unit, one flag a line: `systemctl cat` shows
+the whole truth of a node, a diff of two units the whole change. Secrets are the exception: the
+unit names their files only.
+
+Nothing reaches a unit file unescaped: values of ours go through `systemd_quote`, names are
+checked by patterns that leave nothing to escape (`settings.ModelName`, `_VARIABLE`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpufleet.artifacts.release import RELEASES
+from gpufleet.converge.desired import UNIT_DIRECTORY, File, started_line
+from gpufleet.errors import FleetError
+from gpufleet.flags.arguments import words
+from gpufleet.planning.multinode import disaggregation
+from gpufleet.planning.multinode import launch as ranks
+from gpufleet.planning.planner import Stage
+from gpufleet.quick_dataclass import dataclass
+from gpufleet.remote import payload
+from gpufleet.settings.node_settings import Argument, Served, Vllm
+from gpufleet.settings.variables import KeyPath
+from gpufleet.versions import numbers
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+TEMPLATES = Path(__file__).resolve().parents[3] / "templates"
+"""The checkout's own; the place does not depend on the working directory."""
+
+RANK = "/usr/local/libexec/gpufleet/vllm-rank"
+"""Where `on_node/rank.py` lies on nodes, the main process of a rank of a replica over nodes."""
+LAUNCHER = "/usr/local/libexec/gpufleet/vllm-serve"
+"""Where `templates/vllm-serve.sh` lies on nodes."""
+MODELS = "/var/lib/vllm/models"
+
+# What systemd takes as it is, everywhere in a word. Not among them: % (specifiers), $ (variables),
+# quotes and backslash (quoting), whitespace, ; (separates commands), # (comment at a line's start).
+_PLAIN = re.compile(r"[A-Za-z0-9_@:/.,=+-]+")
+# systemd.exec(5): other names are logged as invalid and ignored.
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Before, vLLM reads each entry of CUDA_VISIBLE_DEVICES as a number and dies of a UUID while it
+# inspects the model (vllm/platforms/interface.py of 0.23.0 and 0.24.0).
+_UUIDS_SINCE = (0, 24)
+
+
+@dataclass(frozen=True)
+class UnitFile:
+    """A unit file or a drop-in as it must lie on the node."""
+
+    unit: str
+    path: str
+    content: str
+    fingerprint: str
+    """SHA-256 over everything the process is started with; another one means a restart."""
+
+    @property
+    def file(self) -> File:
+        """The same as a wanted file: root's, and readable, for there is no secret in it."""
+        return File(self.path, self.content.encode())
+
+
+# The unit of a stage
+
+
+def render(
+    stage: Stage,
+    model: Served,
+    vllm: Vllm,
+    *,
+    release: str,
+    toolkit: str | None = None,
+    credentials: Mapping[str, str] | None = None,
+    templates: Path = TEMPLATES,
+) -> UnitFile:
+    """
+    Return the unit that runs `stage` out of the release with id `release`.
+
+    `toolkit` is `cuda.toolkit` of the node ("13-0"). `credentials` are the SHA-256 of what lies in
+    /etc/vllm/credentials, by file name: a changed key is a reason to restart.
+    Raises `FleetError` for arguments and variables that no process can be given.
+    """
+    hashes = dict(credentials or {})
+    open_without = stage.servers or not stage.group
+    if vllm.api_key_file is not None and open_without and "api-key" not in hashes:
+        # Without the credential the launcher would start an open endpoint.
+        raise ValueError(f"{stage.id} is to have an API key, and its hash is missing")
+    variables = environment(stage, model, vllm, release=release, toolkit=toolkit)
+    directory = model_directory(model)
+    return _render(
+        "vllm.service.j2",
+        stage.unit,
+        f"{UNIT_DIRECTORY}/{stage.unit}",
+        {"release": release, "launcher": template("vllm-serve.sh", templates)}
+        | ({"rank": payload.archive("rank/rank")} if stage.group else {})
+        | {f"credential {name}": digest for name, digest in hashes.items()},
+        templates,
+        stage=stage,
+        model=model,
+        vllm=vllm,
+        cuda=vllm.device == "cuda",
+        environment=[
+            systemd_quote(f"{name}={value}", command=False) for name, value in variables.items()
+        ],
+        arguments=argument_lines(stage, model, vllm, release=release),
+        program=RANK if stage.group else f"{RELEASES}/{release}/bin/vllm serve",
+        credentials=sorted(hashes),
+        stop_seconds=stop_seconds(model),
+        launcher=LAUNCHER,
+        release_directory=f"{RELEASES}/{release}",
+        model_directory=systemd_quote(directory, command=False),
+        protect_home="read-only" if _is_in_a_home(directory) else "yes",
+    )
+
+
+def secrets(stage: Stage, model: Served) -> tuple[str, ...]:
+    """
+    Return the names of the credentials that the stage's unit loads, where a node has them.
+
+    A rank that has no server needs no API key, and a new key no restart of it.
+    """
+    if not stage.group:
+        return ("api-key",)
+    by_ray = model.distributed_executor_backend == "ray"
+    own = ("api-key",) if stage.servers else ()
+    return (*own, "cluster-key", *([ranks.RAY_TOKEN] if by_ray else []))
+
+
+def model_directory(model: Served) -> str:
+    """
+    Return where the model's files lie on the node.
+
+    `/var/lib/vllm/models/<org>--<name>/<revision>` for a Hub model, a path as it is.
+    """
+    if model.is_path:
+        return model.model
+    return f"{MODELS}/{model.model.replace('/', '--')}/{model.revision}"
+
+
+def stop_seconds(model: Served) -> int:
+    """
+    Return how long a stop of the model's stages may take: TimeoutStopSec= of their units.
+
+    The drain, then 5 s that vLLM gives its workers (VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS), then
+    25 s to exit; systemd kills what is left.
+    """
+    return model.drain_seconds + 30
+
+
+def arguments(stage: Stage, model: Served, vllm: Vllm) -> tuple[str, ...]:
+    """
+    Return every word after `vllm serve`.
+
+        ("/srv/llama", "--served-model-name", "llama", "--host", "10.0.0.1", ..., "--enforce-eager")
+
+    The model is first: options with several values would swallow it. The plan's flags follow, then
+    the operator's by name, so that reordering YAML changes nothing.
+    """
+    return tuple(word for _, line in lines(stage, model, vllm) for word in line)
+
+
+def argument_lines(stage: Stage, model: Served, vllm: Vllm, *, release: str = "") -> list[str]:
+    """
+    Return the lines of ExecStart= behind the program, quoted as systemd reads them.
+
+    The program is `vllm serve`; of a replica over nodes the rank's, which starts that.
+    """
+    said = [line for _, line in lines(stage, model, vllm)]
+    if stage.group:
+        said = ranks.command(
+            stage,
+            model,
+            rank(stage, model, vllm),
+            dict(stage.group.networks),
+            port=stage.group.cluster_port,
+            same={
+                "release": release,
+                "model": model.revision or model.model,
+                "fingerprint": in_common(stage, model, vllm),
+            },
+            programs=f"{RELEASES}/{release}/bin",
+            serve=said,
+        )
+    return [" ".join(map(systemd_quote, line)) for line in said]
+
+
+def in_common(stage: Stage, model: Served, vllm: Vllm) -> str:
+    """
+    Return the fingerprint of what all ranks of a replica are started with, 16 digits.
+
+    Ranks that have another one do not form a group: while a deploy has reached some of the nodes,
+    those wait for the others. Not in it is what each node has of its own, and what follows from
+    the list of nodes, which the ranks compare themselves.
+    """
+    said = [line for _, line in lines(replace(stage, node_rank=0), model, vllm)]
+    variables = _offline(model) | vllm.environment | model.environment
+    return _fingerprint(
+        {
+            "arguments": json.dumps([line for line in said if line[0] != "--host"]),
+            "programs": _programs(),
+            "environment": json.dumps(
+                sorted(each for each in variables.items() if each[0] not in ranks.OF_THE_NODE)
+            ),
+            "joined": json.dumps(
+                [
+                    model.distributed_executor_backend,
+                    model.data_parallel_balancing,
+                    [stage.group.cluster_port, stage.group.side_channel_port]
+                    if stage.group
+                    else [],
+                ]
+            ),
+        }
+    )[:16]
+
+
+@cache
+def _programs() -> str:
+    """Return a fingerprint of what is ours in every rank: a new gpufleet restarts them all."""
+    ours = {name: template(name) for name in ("vllm.service.j2", "vllm-serve.sh")}
+    return _fingerprint({**ours, "rank": payload.archive("rank/rank")})
+
+
+def rank(stage: Stage, model: Served, vllm: Vllm) -> ranks.Rank:
+    """
+    Return what a stage of a replica over nodes is started with besides.
+
+    Raises `FleetError` for what the release or the model cannot be given.
+    """
+    if stage.group is None:
+        raise ValueError(f"{stage.id} is on one node")
+    return ranks.arrange(
+        stage,
+        model,
+        dict(stage.group.networks),
+        vllm=numbers(vllm.version),
+        device=vllm.device,
+        ray=stage.group.ray,
+        experts=stage.group.experts,
+        side_channel_port=stage.group.side_channel_port or ranks.NIXL_PORT,
+    )
+
+
+def served_name(stage: Stage, model: Served) -> str:
+    """Return what clients ask the stage for."""
+    return model.served_name or stage.model
+
+
+def environment(
+    stage: Stage, model: Served, vllm: Vllm, *, release: str, toolkit: str | None = None
+) -> dict[str, str]:
+    """
+    Return the variables of the stage's process, by name.
+
+    Built-in < `vllm.environment` < the model's `environment`. Raises `FleetError` with every name
+    that is not one, or is the plan's to set, and every value that
+    systemd cannot say.
+    """
+    ours = {
+        f"vllm.environment.{name}": (name, value) for name, value in vllm.environment.items()
+    } | {
+        f"serving.{stage.model}.environment.{name}": (name, value)
+        for name, value in model.environment.items()
+    }
+    if problems := [
+        f"{key} {wrong}"
+        for key, (name, value) in ours.items()
+        if (wrong := _wrong_variable(name, value))
+    ]:
+        raise FleetError(*problems)
+    built_in = _directories(stage) | _offline(model) | _device(stage, vllm, release, toolkit)
+    if stage.group:
+        built_in |= rank(stage, model, vllm).variables
+    if stage.handover:
+        network = dict(stage.handover.networks)[stage.node]
+        built_in |= ranks.transfer(stage, model, network, port=stage.handover.port)
+    return dict(sorted((built_in | vllm.environment | model.environment).items()))
+
+
+def lines(stage: Stage, model: Served, vllm: Vllm) -> list[tuple[KeyPath, tuple[str, ...]]]:
+    """
+    Return the arguments in the groups that stand on one line, a flag and its values.
+
+    Each with the path of the setting that it comes from: `("serving", "llama", "port")`. Raises
+    `FleetError` for what no process can be given.
+    """
+    own = ("serving", stage.model)
+    planned: dict[KeyPath, tuple[str, Argument]] = {
+        (*own, "served_name"): ("served-model-name", served_name(stage, model)),
+        ("vllm", "listen"): ("host", vllm.listen),
+        (*own, "port"): ("port", stage.port),
+        (*own, "tensor_parallel"): ("tensor-parallel-size", stage.tensor_parallel),
+        (*own, "drain_seconds"): ("shutdown-timeout", model.drain_seconds),
+    }
+    if stage.pipeline_parallel > 1:
+        planned[*own, "pipeline_parallel"] = ("pipeline-parallel-size", stage.pipeline_parallel)
+    if stage.data_parallel > 1:
+        planned[*own, "data_parallel"] = ("data-parallel-size", stage.data_parallel)
+    if stage.expert_parallel:
+        planned[*own, "expert_parallel"] = ("enable-expert-parallel", True)
+    for each in stage.flags:
+        layer = each.layer if each.layer in ("context", disaggregation.LAYER) else "presets"
+        value = each.value
+        if stage.group and each.layer == disaggregation.LAYER and isinstance(value, dict):
+            value = {**value, "engine_id": disaggregation.engine_id(stage)}
+        planned[*own, layer, each.name] = (each.name, value)
+    # What an operator adds to a connector's settings is in what `prefill` sets.
+    merged = {each.name for each in stage.flags if each.layer == disaggregation.LAYER}
+    given = {
+        (*own, "flags", name): (name, value)
+        for name, value in sorted(model.flags.items())
+        if name not in merged
+    }
+    directory = model_directory(model)
+    found: list[tuple[KeyPath, tuple[str, ...]]] = [((*own, "model"), (directory,))]
+    problems = [f"serving.{stage.model}.model {_UNSAYABLE}"] if _unsayable(directory) else []
+    for key, (name, value) in [*planned.items(), *given.items()]:
+        said = words(name, value)
+        if wrong := _wrong_flag(value, said):
+            problems.append(f"serving.{stage.model}.flags.{name} {wrong}")
+        elif said:
+            found.append((key, said))
+    if problems:
+        raise FleetError(*problems)
+    return found
+
+
+def _wrong_flag(value: Argument, said: tuple[str, ...]) -> str | None:
+    if value == []:
+        return "is an empty list, which a command line cannot say: remove it, or set it to null"
+    if isinstance(value, list) and any(word.startswith("-") for word in said[1:]):
+        return "has a value that starts with a dash, which vLLM would take for the next flag"
+    if any(_unsayable(word) for word in said):
+        return _UNSAYABLE
+    return None
+
+
+def _wrong_variable(name: str, value: str) -> str | None:
+    if not _VARIABLE.fullmatch(name):
+        return "is no name of a variable (letters, digits and _, not a digit first)"
+    if _unsayable(value):
+        return _UNSAYABLE
+    return None
+
+
+def _directories(stage: Stage) -> dict[str, str]:
+    """A home and caches of the stage's own: shared ones would race, and outlive their reason."""
+    state, cache_directory = f"/var/lib/vllm/{stage.id}", f"/var/cache/vllm/{stage.id}"
+    return {
+        "HOME": state,
+        "HF_HOME": f"{state}/huggingface",
+        "VLLM_CONFIG_ROOT": f"{state}/config",
+        "XDG_CACHE_HOME": cache_directory,
+        "VLLM_CACHE_ROOT": f"{cache_directory}/vllm",
+        "TRITON_CACHE_DIR": f"{cache_directory}/triton",
+        "TORCHINDUCTOR_CACHE_DIR": f"{cache_directory}/inductor",
+        "FLASHINFER_WORKSPACE_BASE": f"{cache_directory}/flashinfer",
+        "CUDA_CACHE_PATH": f"{cache_directory}/cuda",
+        "VLLM_RPC_BASE_PATH": f"/run/vllm/{stage.id}",
+    }
+
+
+def _offline(model: Served) -> dict[str, str]:
+    return {
+        # Files are staged beforehand: a start must not depend on a hub, nor wait for it.
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        # vLLM gives its engine 600 s by itself, whatever we wait.
+        "VLLM_ENGINE_READY_TIMEOUT_S": str(model.start_seconds),
+    }
+
+
+def _device(stage: Stage, vllm: Vllm, release: str, toolkit: str | None) -> dict[str, str]:
+    path = [f"{RELEASES}/{release}/bin", "/usr/local/bin", "/usr/bin", "/bin"]
+    if vllm.device == "cpu":
+        # nobind: several ranks on one NUMA node fail otherwise. One thread each: they share cores.
+        threads = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+        return {"PATH": ":".join(path), **threads}
+    visible = {
+        # NVML's order; CUDA's own is by speed, and an index would then be another GPU.
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": ",".join(_visible(stage, vllm)),
+    }
+    if toolkit is None:
+        return {"PATH": ":".join(path), **visible}
+    cuda = f"/usr/local/cuda-{toolkit.replace('-', '.')}"
+    return {"PATH": ":".join([path[0], f"{cuda}/bin", *path[1:]]), "CUDA_HOME": cuda, **visible}
+
+
+def _visible(stage: Stage, vllm: Vllm) -> tuple[str, ...]:
+    """
+    UUIDs where vLLM takes them, else indices.
+
+    An index is another GPU after a reboot in which one before it was not found; a UUID is that GPU
+    or none.
+    """
+    major, minor, *_ = vllm.version.split(".")
+    if (int(major), int(minor)) >= _UUIDS_SINCE:
+        return stage.gpu_uuids
+    return tuple(map(str, stage.gpus))
+
+
+def _is_in_a_home(directory: str) -> bool:
+    # What systemd.exec(5) says ProtectHome= hides.
+    return directory.startswith(("/home/", "/root/", "/run/user/"))
+
+
+# Drop-ins for units that packages bring
+
+
+def drop_in(
+    name: str,
+    unit: str,
+    *,
+    started_with: Mapping[str, str | bytes],
+    templates: Path = TEMPLATES,
+    **variables: Any,
+) -> UnitFile:
+    """
+    Return the drop-in that template `name` makes for `unit`, which a package brings.
+
+    The template has `unit`, `started` (the line that records what the process was started with)
+    and `variables`. `started_with` is what the process reads beside the drop-in itself: versions,
+    contents of files.
+    """
+    path = f"{UNIT_DIRECTORY}/{unit}.d/gpufleet.conf"
+    return _render(name, unit, path, started_with, templates, **variables)
+
+
+def whole(
+    name: str,
+    unit: str,
+    *,
+    started_with: Mapping[str, str | bytes],
+    templates: Path = TEMPLATES,
+    **variables: Any,
+) -> UnitFile:
+    """Return the unit file that template `name` makes, as `drop_in` does; a package's own loses."""
+    return _render(name, unit, f"{UNIT_DIRECTORY}/{unit}", started_with, templates, **variables)
+
+
+def template(name: str, templates: Path = TEMPLATES) -> str:
+    """Return a file of `templates/` that needs no rendering, as it is."""
+    return (templates / name).read_text(encoding="utf-8")
+
+
+def filled(name: str, templates: Path = TEMPLATES, **variables: Any) -> str:
+    """Return a file of `templates/` that records no start, with its variables put in."""
+    return _loader(templates).get_template(name).render(variables)
+
+
+def _render(
+    name: str,
+    unit: str,
+    path: str,
+    started_with: Mapping[str, str | bytes],
+    templates: Path,
+    **variables: Any,
+) -> UnitFile:
+    if "" in started_with:
+        raise ValueError("the empty name is that of the text itself")
+    source = _loader(templates).get_template(name)
+    # Rendered twice: the fingerprint covers all of the text but itself.
+    bare = source.render(unit=unit, started="", **variables)
+    fingerprint = _fingerprint({**started_with, "": bare})
+    content = source.render(unit=unit, started=started_line(fingerprint), **variables)
+    return UnitFile(unit, path, content, fingerprint)
+
+
+def _fingerprint(parts: Mapping[str, str | bytes]) -> str:
+    """SHA-256 over named parts; hashed one by one, so that no two sets of parts run together."""
+    digests = {
+        name: hashlib.sha256(part.encode() if isinstance(part, str) else part).hexdigest()
+        for name, part in parts.items()
+    }
+    return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+
+
+@cache
+def _loader(templates: Path) -> Environment:
+    # Not where nothing is rendered: a plan for saved probes is there before this would be.
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    return Environment(
+        loader=FileSystemLoader(templates),
+        undefined=StrictUndefined,
+        autoescape=False,  # noqa: S701  # units are not HTML; systemd_quote escapes for systemd
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
+# systemd's quoting
+
+
+def systemd_quote(value: str, *, command: bool = True) -> str:
+    r"""
+    Return `value` as one word of a unit file, such that systemd reads back exactly `value`.
+
+        >>> systemd_quote('100% "sure"\n')
+        '\'100%% "sure"\\n\''
+
+    systemd unescapes a word (C escapes in either quotes), expands specifiers (`%`), and in commands
+    (ExecStart=) expands variables (`$`) last. `command=False` is for Environment= and other lists
+    of words, which know no variables. The result is printable ASCII on one line.
+    Raises ValueError for what systemd refuses in any spelling: NUL, surrogates and the 66 code
+    points that Unicode reserves as noncharacters (unichar_is_valid in systemd's utf8.c).
+    """
+    if _unsayable(value):
+        raise ValueError(f"systemd cannot say {value!r}")
+    if _PLAIN.fullmatch(value):
+        return value
+    # The quote that the value does not hold: JSON stays readable.
+    quote = "'" if '"' in value and "'" not in value else '"'
+    return quote + "".join(_escaped(character, quote, command) for character in value) + quote
+
+
+_UNSAYABLE = "holds a NUL, a lone surrogate or a Unicode noncharacter, which systemd cannot say"
+
+
+def _unsayable(value: str) -> bool:
+    points = [ord(character) for character in value]
+    return any(
+        point == 0
+        or 0xD800 <= point <= 0xDFFF
+        or 0xFDD0 <= point <= 0xFDEF
+        or point & 0xFFFE == 0xFFFE
+        for point in points
+    )
+
+
+_ESCAPES = {"\\": r"\\", "\n": r"\n", "\t": r"\t", "\r": r"\r", "%": "%%"}
+
+
+def _escaped(character: str, quote: str, command: bool) -> str:
+    if character == quote:
+        return f"\\{quote}"
+    if character == "$" and command:
+        return "$$"
+    if character in _ESCAPES:
+        return _ESCAPES[character]
+    if " " <= character <= "~":
+        return character
+    if character < "\x80":
+        return f"\\x{ord(character):02x}"
+    return f"\\u{ord(character):04x}" if character <= "\uffff" else f"\\U{ord(character):08x}"

@@ -1,0 +1,94 @@
+"""What a node's watchdog is told: its configuration and its unit, as the plan has them.  Pure.
+
+The program is `on_node/watchdog.py`; docs/watchdog.md says what it does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+
+from gpufleet.artifacts.release import RELEASES
+from gpufleet.on_node.common import textfile
+from gpufleet.planning.planner import Stage
+from gpufleet.remote import payload
+from gpufleet.serving import unit as units
+from gpufleet.serving.unit import UnitFile
+from gpufleet.settings.node_settings import Served
+from gpufleet.versions import numbers
+
+SERVICE = "gpufleet-watchdog.service"
+PROGRAM = "/usr/local/libexec/gpufleet/gpufleet-watchdog"
+CONFIGURATION = "/etc/gpufleet/watchdog.json"
+STATE = "/var/lib/gpufleet"
+TEXTFILE = textfile.DIRECTORY
+METRICS = f"{TEXTFILE}/watchdog.prom"
+DUMPS = f"{STATE}/dumps"
+
+# Since then the servers give a request with X-data-parallel-rank to that engine: read since 0.11.1
+# (vllm-project/vllm#24945), honoured since 0.12 (#29002).
+PINS_SINCE = (0, 12)
+
+
+def needed(stages: Iterable[Stage], serving: Mapping[str, Served]) -> bool:
+    """Say whether a node has a server that is to be watched."""
+    return any(stage.servers and serving[stage.model].watchdog.mode != "off" for stage in stages)
+
+
+def configuration(
+    stages: Iterable[Stage],
+    serving: Mapping[str, Served],
+    *,
+    address: str,
+    key_file: str | None,
+    release: str,
+    version: str,
+    listen: str = "",
+    port: int | None = None,
+) -> str:
+    """
+    Return what the watchdog of a node reads.
+
+    `address` is where the node reaches its own servers, `release` the id of the release that they
+    run, `version` vLLM's. Gateways ask it at `listen` and `port`; None: none does.
+    """
+    told = [
+        {
+            "stage": stage.id,
+            "unit": stage.unit,
+            "mode": serving[stage.model].watchdog.mode,
+            "seconds": serving[stage.model].watchdog.seconds,
+            "idle_seconds": serving[stage.model].watchdog.idle_seconds,
+            "servers": [f"http://{_bracketed(address)}:{port}" for port in stage.servers],
+            "served_name": units.served_name(stage, serving[stage.model]),
+            "key_file": key_file,
+            "group": stage.group is not None,
+            "rank": stage.node_rank,
+            "pins": numbers(version)[:2] >= PINS_SINCE,
+            # The release's own is pinned by its lock.
+            "py_spy": [f"{RELEASES}/{release}/bin/py-spy", "/usr/local/bin/py-spy"],
+        }
+        for stage in sorted(stages, key=lambda stage: stage.id)
+        # A rank without a server has nothing to be asked; its head's server tells of it.
+        if stage.servers
+    ]
+    place = {"address": listen, "port": port} if port else None
+    document = {"schema": 1, "listen": place, "stages": told}
+    return json.dumps(document, indent=1, sort_keys=True) + "\n"
+
+
+def service(told: str) -> UnitFile:
+    """Return the unit, restarted by another configuration and by another program."""
+    return units.whole(
+        "gpufleet-watchdog.service.j2",
+        SERVICE,
+        started_with={"configuration": told, "program": payload.archive("watchdog/watchdog")},
+        program=PROGRAM,
+        configuration=CONFIGURATION,
+        textfile=TEXTFILE,
+        dumps=DUMPS,
+    )
+
+
+def _bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address

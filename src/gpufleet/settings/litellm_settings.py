@@ -1,0 +1,219 @@
+"""What operators write about LiteLLM: names, defaults and aliases in front of the gateway.
+
+Pure, as `settings.py`, of which these are parts. Durations are in seconds; sizes say their unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    IPvAnyNetwork,
+    PositiveInt,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    model_validator,
+)
+
+from gpufleet.settings.base import Matches
+from gpufleet.settings.gateway_settings import ClientName, GatewayTls
+from gpufleet.settings.monitoring_settings import Port, Sha256
+
+# What clients ask for, as `served_name` of `serving` may be.
+PublicName = Annotated[str, Matches(r"^[\w.:/-]+$")]
+
+# Releases on PyPI that were somebody else's (2026): 1.82.7 and 1.82.8 stole credentials,
+# 1.107.0 is listed as compromised. A lock's hashes would bring exactly these.
+COMPROMISED = ("1.82.7", "1.82.8", "1.107.0")
+
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+class _Setting(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+# A number in YAML; "0.2" in quotes and `true` are mistakes, which a server would meet much later.
+Number = Annotated[float, Field(strict=True)]
+
+
+class Parameters(_Setting):
+    """What a request gets that does not say it itself; null: what the model's server does."""
+
+    temperature: Annotated[Number | None, Field(ge=0, le=2)] = None
+    top_p: Annotated[Number | None, Field(gt=0, le=1)] = None
+    top_k: Annotated[StrictInt | None, Field(ge=-1, description="-1 and 0: all")] = None
+    min_p: Annotated[Number | None, Field(ge=0, le=1)] = None
+    max_tokens: Annotated[StrictInt | None, Field(ge=1)] = None
+    presence_penalty: Annotated[Number | None, Field(ge=-2, le=2)] = None
+    frequency_penalty: Annotated[Number | None, Field(ge=-2, le=2)] = None
+    repetition_penalty: Annotated[Number | None, Field(gt=0, le=10)] = None
+    seed: StrictInt | None = None
+    stop: tuple[StrictStr, ...] | None = None
+    reasoning_effort: Literal["low", "medium", "high"] | None = None
+    chat_template_kwargs: Annotated[
+        dict[str, StrictBool | StrictInt | StrictStr] | None,
+        Field(description="What the model's chat template reads, as `enable_thinking: false`"),
+    ] = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What is set, by name."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+
+class PublicModel(_Setting):
+    """A name that clients ask for, where it is more than an entry's own."""
+
+    entries: Annotated[
+        tuple[str, ...],
+        AfterValidator(lambda given: tuple(dict.fromkeys(given))),
+        Field(description="Entries of `serving` behind it; empty: the one that has this name"),
+    ] = ()
+    parameters: Parameters = Parameters()
+    fallbacks: Annotated[
+        tuple[PublicName, ...],
+        Field(description="Names that are asked instead, one after another, when it fails"),
+    ] = ()
+
+
+class LitellmClient(_Setting):
+    """Somebody who may ask LiteLLM."""
+
+    name: ClientName
+    key_sha256: Annotated[
+        Sha256,
+        Field(description="Of the key, as `printf %s KEY | sha256sum`: the key is nowhere here"),
+    ]
+    models: Annotated[
+        tuple[PublicName, ...], Field(description="Names it may ask for; empty: all")
+    ] = ()
+
+
+class Litellm(_Setting):
+    """The LiteLLM proxy in front of a gateway."""
+
+    version: Annotated[str, Matches(r"^\d+\.\d+\.\d+(\.?\w+)*$")]
+    lock: Annotated[
+        str, Field(description="Requirements with hashes; from the project's root, or absolute")
+    ]
+    uv_lock: Annotated[str, Field(description="The same for uv, which builds the release")] = (
+        "locks/uv.txt"
+    )
+    python: Annotated[
+        str, Matches(r"^/[\w./+-]+$"), Field(description="The node's interpreter; 3.10 or newer")
+    ] = "/usr/bin/python3"
+    index_url: Annotated[str | None, Field(description="Package index; null: PyPI")] = None
+    find_links: Annotated[tuple[str, ...], Field(description="Flat wheel directories")] = ()
+    no_index: Annotated[bool, Field(description="Use find_links alone")] = False
+    keep_releases: Annotated[
+        int, Field(ge=0, description="Releases to keep on a node beyond the one in use")
+    ] = 1
+
+    port: Port = 4000
+    listen: Annotated[
+        str, Matches(r"^[\w.:-]+$"), Field(description="The address that it binds")
+    ] = "127.0.0.1"
+    tls: Annotated[GatewayTls | None, Field(description="null: plain HTTP")] = None
+    clients: Annotated[tuple[LitellmClient, ...], Field(description="Who may ask")] = ()
+    allow_unauthenticated: Annotated[
+        bool, Field(description="Accept that anyone who reaches the port may use the models")
+    ] = False
+    allow_plain_http: Annotated[
+        bool, Field(description="Accept that keys and prompts travel readable")
+    ] = False
+    networks: Annotated[
+        tuple[IPvAnyNetwork, ...],
+        Field(
+            description="Networks beside its own node that it may exchange packets with; empty: "
+            "none where it listens on the loopback and the gateway is there too, otherwise any"
+        ),
+    ] = ()
+
+    upstream_url: Annotated[
+        str | None,
+        Matches(r"^https?://[^/\s]+$"),
+        Field(
+            description="The gateway's address, as its certificate names it; null: the gateway of "
+            "this node"
+        ),
+    ] = None
+    upstream_ca_file: Annotated[
+        str | None,
+        Field(description="PEM on this machine: who signed its certificate; null: the system's"),
+    ] = None
+    upstream_key_file: Annotated[
+        str | None,
+        Field(description="On this machine: the key by which the gateway knows LiteLLM"),
+    ] = None
+    request_seconds: Annotated[
+        PositiveInt | None,
+        Field(description="Longest silence within a request; null: as long as the gateway waits"),
+    ] = None
+
+    models: Annotated[
+        dict[PublicName, PublicModel],
+        Field(description="Names over several entries, and what names have by default"),
+    ] = {}
+    aliases: Annotated[
+        dict[PublicName, PublicName], Field(description="Further names, each for one of the others")
+    ] = {}
+    body_keys: Annotated[
+        tuple[Annotated[str, Matches(r"^\w+$")], ...],
+        Field(description="Keys of a request's body that are passed on beyond the known ones"),
+    ] = ()
+    max_body_mib: Annotated[int, Field(ge=1, le=1024, description="Largest request")] = 32
+    drain_seconds: Annotated[
+        int, Field(ge=0, le=3600, description="How long running requests may finish before a stop")
+    ] = 60
+
+    @model_validator(mode="after")
+    def _holds_together(self) -> Litellm:
+        if mistakes := [*self._of_the_release(), *self._of_clients(), *self._of_names()]:
+            raise ValueError("; ".join(mistakes))
+        return self
+
+    def _of_the_release(self) -> Iterator[str]:
+        if self.version in COMPROMISED:
+            yield f"`version` {self.version} was compromised on PyPI: take another one"
+        if self.no_index and not self.find_links:
+            yield "`no_index` without `find_links` leaves nowhere to download from"
+        if self.no_index and self.index_url:
+            yield "`no_index` and `index_url` exclude each other: remove one"
+
+    def _of_clients(self) -> Iterator[str]:
+        if not self.clients and not self.allow_unauthenticated:
+            yield (
+                "nobody may ask: name `clients`, or set `allow_unauthenticated: true` for everybody"
+            )
+        if self.clients and self.allow_unauthenticated:
+            yield "`clients` and `allow_unauthenticated` exclude each other: remove one"
+        if self.tls is None and self.listen not in LOOPBACK and not self.allow_plain_http:
+            yield (
+                f"keys and prompts would travel readable to {self.listen}: set `tls`, or `listen: "
+                "127.0.0.1`, or `allow_plain_http: true`"
+            )
+        names = [each.name for each in self.clients]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            yield f"`clients` names {', '.join(twice)} twice"
+        hashes = [each.key_sha256 for each in self.clients]
+        if len(set(hashes)) < len(hashes):
+            yield "two of `clients` have the same key: give each its own"
+        if self.upstream_ca_file and not (self.upstream_url or "").startswith("https://"):
+            yield "`upstream_ca_file` is for an `upstream_url` with https: set it, or remove this"
+
+    def _of_names(self) -> Iterator[str]:
+        for alias, name in self.aliases.items():
+            if alias in self.models:
+                yield f"`aliases` and `models` both have {alias}: remove one"
+            if name in self.aliases:
+                yield f"`aliases.{alias}`: {name} is an alias itself: write {self.aliases[name]}"
+        for name, model in self.models.items():
+            if name in model.fallbacks:
+                yield f"`models.{name}.fallbacks` has itself: remove it"

@@ -1,0 +1,136 @@
+"""What `gpu_lock` says of `cuda`, `dcgm` and `vllm` too: filled in there, or refused.  Pure.
+
+Works on variables as operators wrote them, before they are checked: only there can be told what
+was written from what is a default. So variables are valid before a group is locked, and stay so:
+
+* what both say must be equal;
+* what the lock alone says is filled in, so that roles read one place;
+* a toolkit or DCGM that `cuda` or `dcgm` alone name is filled into the lock.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+from gpufleet.catalog.driver_branches import serves
+from gpufleet.quick_dataclass import dataclass
+from gpufleet.settings.gpu_settings import GpuLock
+
+KeyPath: TypeAlias = tuple[str | int, ...]
+
+_CUDA = {"toolkit": "branch", "version": "version"}
+
+# (where else it is written, where the lock has it)
+_SAME: tuple[tuple[KeyPath, KeyPath], ...] = (
+    (("cuda", "toolkit"), ("toolkit", "branch")),
+    (("cuda", "version"), ("toolkit", "version")),
+    (("dcgm", "version"), ("dcgm", "version")),
+    (("dcgm", "exporter_version"), ("dcgm", "exporter")),
+    (("vllm", "version"), ("vllm", "version")),
+)
+# The toolkit of the CUDA that vLLM's torch is built for (13.0 in vLLM 0.32 and 0.33).
+TOOLKIT = "13-0"
+
+# An interpreter's path that says its version; /usr/bin/python3 and those of environments do not.
+_PYTHON = re.compile(r"/python(3\.\d+)$")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Two places that say different things of one version: where, and what each has."""
+
+    at: KeyPath
+    value: Any
+    locked_at: KeyPath
+    locked: Any
+
+    def __str__(self) -> str:
+        return (
+            f"is {_shown(self.value)}, and {'.'.join(map(str, self.locked_at))} is "
+            f"{_shown(self.locked)}: correct the one that is wrong, or remove it here"
+        )
+
+
+def differences(given: Mapping[str, Any], lock: GpuLock) -> Iterator[Difference]:
+    """Yield what variables and their lock say differently of the same thing."""
+    written = given["gpu_lock"]
+    for at, locked_at in _SAME:
+        # A toolkit of profile none says that there is no branch, and no version.
+        said = locked_at[:1] if locked_at[0] == "toolkit" else locked_at
+        if _has(given, at) and _has(written, said):
+            locked = _value(lock.model_dump(), locked_at)
+            if _value(given, at) != locked:
+                yield Difference(at, _value(given, at), ("gpu_lock", *locked_at), locked)
+    if lock.dcgm and given.get("dcgm", ...) is None:
+        yield Difference(("dcgm",), None, ("gpu_lock", "dcgm", "version"), lock.dcgm.version)
+    major, served = _value(given, ("dcgm", "cuda_major")), serves(lock.branch)
+    if major is not None and served is not None and major != served:
+        serving = f"{lock.driver}, which serves CUDA {served}"
+        yield Difference(("dcgm", "cuda_major"), major, ("gpu_lock", "driver"), serving)
+    python = _PYTHON.search(str(_value(given, ("vllm", "python"))))
+    if lock.vllm and python and python[1] != lock.vllm.python:
+        at = ("vllm", "python")
+        yield Difference(at, _value(given, at), ("gpu_lock", "vllm", "python"), lock.vllm.python)
+
+
+def filled(given: Mapping[str, Any], lock: GpuLock) -> dict[str, Any]:
+    """
+    Return variables in which `cuda`, `dcgm`, `vllm` and the lock's toolkit are complete.
+
+    >>> filled({"gpu_lock": {"driver": "580"}, "cuda": {}}, GpuLock(driver="580"))["cuda"]
+    {'toolkit': None, 'version': None}
+    """
+    done = {**given, "gpu_lock": {**_only_beside(given), **given["gpu_lock"]}}
+    if isinstance(cuda := given.get("cuda"), Mapping):
+        toolkit = _value(done, ("gpu_lock", "toolkit"), {"branch": None, "version": None})
+        done["cuda"] = {**{key: toolkit.get(part) for key, part in _CUDA.items()}, **cuda}
+    if lock.dcgm and isinstance(dcgm := given.get("dcgm", {}), Mapping):
+        version, exporter = lock.dcgm.version, lock.dcgm.exporter
+        done["dcgm"] = {"version": version, "exporter_version": exporter, **dcgm}
+    if isinstance(dcgm := done.get("dcgm"), Mapping) and (major := serves(lock.branch)):
+        done["dcgm"] = {"cuda_major": major, **dcgm}
+    if lock.vllm and isinstance(vllm := given.get("vllm"), Mapping):
+        done["vllm"] = {"version": lock.vllm.version, **vllm}
+    return done
+
+
+def source(key: KeyPath) -> KeyPath | None:
+    """
+    Return which key of the lock fills in another key where that is not written.
+
+    >>> source(("vllm", "version"))
+    ('gpu_lock', 'vllm', 'version')
+    """
+    found = {**dict(_SAME), ("dcgm", "cuda_major"): ("driver",)}.get(key)
+    return ("gpu_lock", *found) if found else None
+
+
+def _only_beside(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `cuda` and `dcgm` say of what a lock has, as the lock has it."""
+    found: dict[str, Any] = {}
+    version = _value(given, ("cuda", "version"))
+    branch = _value(given, ("cuda", "toolkit"), TOOLKIT)
+    if branch and version:
+        found["toolkit"] = {"profile": "full", "branch": branch, "version": version}
+    if version := _value(given, ("dcgm", "version")):
+        exporter = _value(given, ("dcgm", "exporter_version"))
+        found["dcgm"] = {"version": version, "exporter": exporter}
+    return found
+
+
+def _has(data: Any, path: KeyPath) -> bool:
+    return _value(data, path, absent := object()) is not absent
+
+
+def _value(data: Any, path: KeyPath, default: Any = None) -> Any:
+    for part in path:
+        if not isinstance(data, Mapping) or part not in data:
+            return default
+        data = data[part]
+    return data
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else str(value)

@@ -1,0 +1,171 @@
+"""Which address nodes download from: what settings name, or its place on a mirror.  Pure.
+
+Roles see the result only, so a mirror is no code path of its own. A bundle's layout is the address
+that a file came from, without its scheme: https://host:81/a/b lies at apt/host_81/a/b.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import unquote, urlsplit
+
+if TYPE_CHECKING:
+    from gpufleet.settings.litellm_settings import Litellm
+    from gpufleet.settings.mirror_settings import Mirror
+    from gpufleet.settings.monitoring_settings import Alertmanager, NodeExporter, Prometheus
+    from gpufleet.settings.node_settings import NodeSettings, Vllm
+
+PACKAGES = "apt"
+PROGRAMS = "programs"
+KEYS = "keys"
+HUB = "hub"
+# A file, not its folder: some servers (object stores) know no index pages.
+WHEELS = "wheels/index.html"
+
+_ADDRESS = re.compile(r"(?:\w+\+)?(?:https?|ftp|ssh|s3|gs|hf)://[^\s\"'<>]+")
+
+_Program = TypeVar("_Program", "NodeExporter", "Prometheus", "Alertmanager")
+
+_LOOPBACK = re.compile(r"\w+://(127\.\d+\.\d+\.\d+|\[::1\]|localhost)([:/]|$)")
+
+
+def place(url: str, kind: str = PACKAGES) -> str:
+    """
+    Return where a bundle has what is at `url`: in an apt archive, or as a program's own file.
+
+    >>> place("https://archive.example:8080/debian/")
+    'apt/archive.example_8080/debian'
+    """
+    parts = urlsplit(url)
+    path = posixpath.normpath(f"/{unquote(parts.path)}").lstrip("/")
+    return f"{kind}/{parts.netloc.replace(':', '_')}/{path}".rstrip("/")
+
+
+def mirrored(settings: NodeSettings) -> NodeSettings:
+    """Return settings whose addresses are the mirror's, as far as they name one."""
+    mirror = settings.mirror
+    if mirror is None:
+        return settings
+    changed: dict[str, Any] = {}
+    if settings.cuda:
+        repository = settings.cuda.repository
+        url = mirror.vendor or _of_bundle(mirror, repository.url)
+        changed["cuda"] = settings.cuda.model_copy(
+            update={"repository": repository.model_copy(update={"url": url})}
+        )
+    if (toolkit := settings.gpu.container_toolkit) is not None:
+        url = _of_bundle(mirror, toolkit.repository)
+        changed["gpu"] = settings.gpu.model_copy(
+            update={"container_toolkit": toolkit.model_copy(update={"repository": url})}
+        )
+    if settings.vllm:
+        changed["vllm"] = settings.vllm.model_copy(update=_vllm(mirror, settings.vllm))
+    if settings.litellm:
+        wheels = _wheels(mirror, settings.litellm)
+        changed["litellm"] = settings.litellm.model_copy(update=wheels)
+    changed["node_exporter"] = _program(mirror, settings.node_exporter)
+    if (monitoring := settings.monitoring) is not None:
+        servers: dict[str, Any] = {}
+        if monitoring.prometheus:
+            servers["prometheus"] = _program(mirror, monitoring.prometheus)
+        if monitoring.alertmanager:
+            servers["alertmanager"] = _program(mirror, monitoring.alertmanager)
+        changed["monitoring"] = monitoring.model_copy(update=servers)
+    return settings.model_copy(update=changed)
+
+
+def _program(mirror: Mirror, wanted: _Program) -> _Program:
+    """Return settings of a program whose archive, if it is one, comes from the mirror."""
+    if wanted.archive is None:
+        return wanted
+    url = _of_bundle(mirror, wanted.archive.url, PROGRAMS)
+    return wanted.model_copy(update={"archive": wanted.archive.model_copy(update={"url": url})})
+
+
+def _wheels(mirror: Mirror, wanted: Vllm | Litellm) -> dict[str, Any]:
+    own = tuple(each for each in wanted.find_links if not _ADDRESS.match(each))  # on the node
+    if mirror.index_url:
+        return {"index_url": mirror.index_url, "find_links": own, "no_index": False}
+    if wheels := mirror.wheels or (mirror.url and f"{mirror.url}/{WHEELS}"):
+        return {"index_url": None, "find_links": (*own, wheels), "no_index": True}
+    return {}
+
+
+def _vllm(mirror: Mirror, vllm: Vllm) -> dict[str, Any]:
+    changed = _wheels(mirror, vllm)
+    if models := mirror.models or (mirror.url and f"{mirror.url}/{HUB}"):
+        changed["hf_endpoint"] = models
+    return changed
+
+
+def _of_bundle(mirror: Mirror, url: str, kind: str = PACKAGES) -> str:
+    if mirror.url is None or _is_below(url, mirror.addresses):
+        return url
+    return f"{mirror.url}/{place(url, kind)}"
+
+
+def strangers(settings: NodeSettings) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """
+    Yield what an offline node could not reach: (path of the key, sentence).
+
+    `settings` are mirrored. Any text with an address counts, also in environments and flags: a
+    node that has no way out waits for minutes before it says so.
+    """
+    if not settings.offline:
+        return
+    allowed = settings.mirror.addresses if settings.mirror else ()
+    inside = settings.mirror.inside if settings.mirror else ()
+    if settings.mirror is None:
+        yield ("offline",), "is true, but no `mirror` says where nodes download from: set it"
+        return
+    for path, text in _texts(settings.model_dump(mode="json", exclude={"mirror"}), ()):
+        for address in _ADDRESS.findall(text):
+            if not (_is_below(address, (*allowed, *inside)) or _LOOPBACK.match(address)):
+                yield (
+                    path,
+                    f"names {address}, which is not on the mirror ({', '.join(allowed)}), and "
+                    f"`offline` is true: {_remedy(path)}",
+                )
+    vllm = settings.vllm
+    for key, wanted in (("vllm", vllm), ("litellm", settings.litellm)):
+        if wanted is None or wanted.no_index or wanted.index_url:
+            continue
+        yield (
+            (key,),
+            "takes wheels from PyPI, and `offline` is true: set `mirror.url`, "
+            "`mirror.wheels` or `mirror.index_url`",
+        )
+    if vllm and vllm.hf_endpoint is None and any(not m.is_path for m in settings.serving.values()):
+        yield (
+            ("serving",),
+            "has models of the Hugging Face Hub, and `offline` is true: set `mirror.url` or "
+            "`mirror.models`, or name paths on the node",
+        )
+
+
+def _remedy(path: tuple[str | int, ...]) -> str:
+    overrides = {"cuda": "vendor", "gpu": "url", "node_exporter": "url"}
+    known = overrides.get(str(path[0]))
+    return (
+        f"set `mirror.{known}`, or correct it"
+        if known
+        else ("name one on the mirror, or list it in `mirror.inside` if nodes do reach it")
+    )
+
+
+def _texts(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, below in value.items():
+            yield from _texts(below, (*path, str(key)))
+    elif isinstance(value, list | tuple):
+        for index, below in enumerate(value):
+            yield from _texts(below, (*path, index))
+
+
+def _is_below(url: str, roots: tuple[str, ...]) -> bool:
+    return any(url == root or url.startswith(f"{root}/") for root in roots)

@@ -1,0 +1,96 @@
+"""What operators write of a network without the internet: `mirror`, and what it is filled from.
+
+Pure models. `mirror.py` applies them, `bundle/` fills a mirror.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from gpufleet.settings.base import Matches
+
+Address = Annotated[
+    str, Matches(r"^https?://[^\s/@]+(/\S*[^/\s])?$"), Field(description="Without final slash")
+]
+
+
+class _Setting(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Archive(_Setting):
+    """A distribution's apt archive, from which `gpufleet bundle` takes packages for the nodes."""
+
+    url: Address
+    suites: Annotated[tuple[str, ...], Field(min_length=1, description="As in sources.list")]
+    components: Annotated[tuple[str, ...], Field(description="None where the suite is /")] = (
+        "main",
+    )
+    key_file: Annotated[
+        str, Field(description="Public keys of its signers, a file of the machine that bundles")
+    ]
+
+    @property
+    def sections(self) -> tuple[str, ...]:
+        """Its components; none where it is flat, so that its suite ends in a slash."""
+        return () if self.suites[0].endswith("/") else self.components
+
+    @model_validator(mode="after")
+    def _is_flat_or_not(self) -> Archive:
+        flat = {suite.endswith("/") for suite in self.suites}
+        if len(flat) > 1 or (flat == {False} and not self.components):
+            raise ValueError(
+                "`suites` are names, with `components`, or one that is /, without: write two "
+                "archives where it is both"
+            )
+        return self
+
+
+class Mirror(_Setting):
+    """
+    Where nodes download instead of from the addresses that other settings name.
+
+    `url` alone is enough for a mirror that `gpufleet bundle` has written; the others are for
+    mirrors that are there already, and win over it.
+    """
+
+    url: Annotated[Address | None, Field(description="Root of a bundle that is served")] = None
+    vendor: Annotated[
+        Address | None, Field(description="In place of cuda.repository.url; the layout is the same")
+    ] = None
+    wheels: Annotated[
+        Address | None, Field(description="Page of links to wheels, in place of PyPI")
+    ] = None
+    index_url: Annotated[Address | None, Field(description="Package index, in place of PyPI")] = (
+        None
+    )
+    models: Annotated[
+        Address | None, Field(description="In place of the Hugging Face Hub, with its API")
+    ] = None
+    archives: Annotated[
+        tuple[Archive, ...],
+        Field(description="What `gpufleet bundle` takes the distribution's packages from"),
+    ] = ()
+
+    inside: Annotated[
+        tuple[Address, ...],
+        Field(description="Further addresses that nodes of an offline network reach"),
+    ] = ()
+
+    @model_validator(mode="after")
+    def _says_where(self) -> Mirror:
+        if not (self.url or self.addresses):
+            raise ValueError(
+                "names no address: set `url`, or `vendor`, `wheels` or `index_url`, and `models`"
+            )
+        if self.wheels and self.index_url:
+            raise ValueError("`wheels` and `index_url` exclude each other: remove one")
+        return self
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where nodes download."""
+        named = (self.url, self.vendor, self.wheels, self.index_url, self.models)
+        return tuple(address for address in named if address)

@@ -1,0 +1,239 @@
+"""What operators write about monitoring: exporters, the monitoring nodes, objectives, watchdogs.
+
+Pure, as `settings.py`, of which these are parts. Durations are in seconds; sizes say their unit.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    IPvAnyAddress,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+from gpufleet.settings.base import Matches
+
+Port = Annotated[int, Field(ge=1, le=65535)]
+Sha256 = Annotated[str, Matches(r"^[0-9a-f]{64}$")]
+Url = Annotated[str, Matches(r"^https?://\S+[^/\s]$"), Field(description="Without final slash")]
+
+
+class _Setting(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Archive(_Setting):
+    """A program of the publisher's own, as a .tar.gz, in place of the distribution's package."""
+
+    url: Url
+    sha256: Sha256
+
+
+class Tls(_Setting):
+    """A certificate that exporters show; `{node}` in a file's name stands for the node's name."""
+
+    certificate_file: Annotated[str, Field(description="PEM, on this machine")]
+    key_file: Annotated[str, Field(description="PEM, on this machine; its content goes to nodes")]
+    ca_file: Annotated[
+        str | None, Field(description="What Prometheus believes; null: what its system believes")
+    ] = None
+
+
+class BasicAuth(_Setting):
+    """Who may read exporters' metrics."""
+
+    username: Annotated[str, Matches(r"^[\w.-]+$")] = "prometheus"
+    password_file: Annotated[
+        str, Field(description="On this machine; nodes get its bcrypt hash, Prometheus itself")
+    ]
+
+
+class Exporters(_Setting):
+    """How the exporters of a node are reached."""
+
+    tls: Annotated[Tls | None, Field(description="null: plain HTTP")] = None
+    basic_auth: Annotated[BasicAuth | None, Field(description="null: whoever reaches them")] = None
+    listen: Annotated[
+        IPvAnyAddress | None,
+        Field(description="Address of the node that they bind; null: all of its addresses"),
+    ] = None
+
+
+# Flags are made of it: --collector.NAME.
+Collector = Annotated[str, Matches(r"^[a-z][a-z0-9_]*$")]
+
+
+class NodeExporter(_Setting):
+    """Prometheus node exporter: the distribution's package, or the publisher's own binary."""
+
+    port: Port = 9100
+    archive: Annotated[
+        Archive | None, Field(description="null: the package prometheus-node-exporter")
+    ] = None
+    collectors: Annotated[
+        tuple[Collector, ...],
+        Field(description="Collectors to have beyond those chosen for GPU nodes"),
+    ] = ()
+    without: Annotated[tuple[Collector, ...], Field(description="Collectors to leave out")] = ()
+
+    @model_validator(mode="after")
+    def _wanted_or_not(self) -> NodeExporter:
+        if both := sorted(set(self.collectors) & set(self.without)):
+            raise ValueError(f"`collectors` and `without` both name {', '.join(both)}: choose one")
+        return self
+
+
+class Objectives(_Setting):
+    """What a model's clients were promised; without a value its alert is not made."""
+
+    ttft_p99_seconds: Annotated[
+        PositiveFloat | None, Field(description="Time to the first token, 99 of 100 requests")
+    ] = None
+    itl_p99_seconds: Annotated[
+        PositiveFloat | None, Field(description="Between two tokens, 99 of 100")
+    ] = None
+    error_ratio: Annotated[
+        float, Field(gt=0, le=1, description="Requests that end in an error of the server")
+    ] = 0.01
+
+
+class Watchdog(_Setting):
+    """What is done about a server whose requests run and whose tokens do not move."""
+
+    mode: Annotated[
+        Literal["off", "warn", "act"],
+        Field(description="warn: said and counted; act: dumped, killed, started again as a group"),
+    ] = "warn"
+    seconds: Annotated[
+        int, Field(ge=10, le=3600, description="Without any progress, until it counts as stalled")
+    ] = 120
+    idle_seconds: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=3600,
+            description="An idle server is asked for one token so often, for it can be frozen as "
+            "well; 0: never",
+        ),
+    ] = 60
+
+
+class Receiver(_Setting):
+    """Where Alertmanager sends what it has: one of its own receivers, secrets in files."""
+
+    webhook_url_file: Annotated[str | None, Field(description="File with the URL")] = None
+    slack_url_file: Annotated[str | None, Field(description="File with the webhook's URL")] = None
+    slack_channel: str | None = None
+    pagerduty_key_file: Annotated[str | None, Field(description="Events API v2 routing key")] = None
+    email_to: str | None = None
+
+    @model_validator(mode="after")
+    def _goes_somewhere(self) -> Receiver:
+        ways = (
+            self.webhook_url_file,
+            self.slack_url_file,
+            self.pagerduty_key_file,
+            self.email_to,
+        )
+        if not any(ways):
+            raise ValueError(
+                "goes nowhere: set webhook_url_file, slack_url_file, pagerduty_key_file or email_to"
+            )
+        if self.slack_url_file and not self.slack_channel:
+            raise ValueError("`slack_url_file` needs `slack_channel`")
+        return self
+
+
+class Mail(_Setting):
+    """The mail server of receivers with `email_to`."""
+
+    smarthost: Annotated[str, Matches(r"^[\w.-]+:\d+$"), Field(description="host:port")]
+    sender: str
+    username: str | None = None
+    password_file: str | None = None
+
+
+class Prometheus(_Setting):
+    """The Prometheus of a monitoring node."""
+
+    archive: Annotated[Archive | None, Field(description="null: the package prometheus")] = None
+    port: Port = 9090
+    listen: Annotated[str, Field(description="Address that it binds")] = "127.0.0.1"
+    scrape_seconds: PositiveInt = 15
+    retention_days: PositiveInt = 30
+
+
+class Alertmanager(_Setting):
+    """The Alertmanager of a monitoring node."""
+
+    archive: Annotated[
+        Archive | None, Field(description="null: the package prometheus-alertmanager")
+    ] = None
+    port: Port = 9093
+    listen: Annotated[str, Field(description="Address that it binds")] = "127.0.0.1"
+    page: Annotated[Receiver | None, Field(description="null: shown, sent to nobody")] = None
+    ticket: Annotated[Receiver | None, Field(description="null: shown, sent to nobody")] = None
+    heartbeat: Annotated[
+        Receiver | None,
+        Field(
+            description="Told every minute that alerts arrive: a service that calls you when it "
+            "hears nothing; null: nobody notices when monitoring is dead"
+        ),
+    ] = None
+    mail: Mail | None = None
+
+    @model_validator(mode="after")
+    def _mail_goes_through_a_server(self) -> Alertmanager:
+        receivers = {"page": self.page, "ticket": self.ticket, "heartbeat": self.heartbeat}
+        if self.mail is None and (
+            mailed := [name for name, each in receivers.items() if each and each.email_to]
+        ):
+            raise ValueError(
+                f"{' and '.join(mailed)}: `email_to` needs `mail`, the server that sends it"
+            )
+        return self
+
+
+class Grafana(_Setting):
+    """A Grafana that is on the node already, or comes from a repository that you name."""
+
+    package: Annotated[str | None, Field(description="e.g. grafana; null: it is there")] = None
+    provisioning: Annotated[
+        str, Matches(r"^/[\w./-]+$"), Field(description="Its provisioning directory")
+    ] = "/etc/grafana/provisioning"
+    unit: str = "grafana-server.service"
+
+
+class AlertChange(_Setting):
+    """One of our alerts as you want it."""
+
+    enabled: bool = True
+    for_seconds: Annotated[int | None, Field(ge=0, description="null: as it comes")] = None
+    severity: Annotated[
+        Literal["page", "ticket"] | None, Field(description="null: as it comes")
+    ] = None
+
+
+class Monitoring(_Setting):
+    """A node that watches the fleet; `gpu_node: false` where it has no GPUs."""
+
+    prometheus: Prometheus | None = Prometheus()
+    alertmanager: Alertmanager | None = Alertmanager()
+    grafana: Annotated[Grafana | None, Field(description="null: no dashboards are put there")] = (
+        None
+    )
+    alerts: Annotated[
+        dict[str, AlertChange], Field(description="By name; docs/alerts/ has them all")
+    ] = {}
+    runbooks_url: Annotated[
+        str, Field(description="Where docs/alerts/ can be read; in front of each page's name")
+    ] = "docs/alerts"
+    external_labels: Annotated[
+        dict[str, str], Field(description="On everything that leaves this Prometheus")
+    ] = {}

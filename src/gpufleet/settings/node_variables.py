@@ -1,0 +1,247 @@
+"""What the variables of one node may be: our settings, and what pyinfra understands besides.
+
+Takes variables that are merged already; every mistake found names the file and line that set the
+key, and the names it can have been meant to have.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from gpufleet.errors import FleetError
+from gpufleet.quick_dataclass import dataclass
+from gpufleet.settings import lock_defaults as locked
+from gpufleet.settings.node_groups import suggestion
+from gpufleet.settings.node_settings import Mistake, NodeSettings, node_settings
+from gpufleet.settings.variables import KeyPath, Origin, Variables
+
+# No command may wait for ever. This is a ceiling for the commands that name no deadline of their
+# own, above the longest of them: installing a CUDA toolkit, some gigabytes, over a slow line.
+COMMAND_SECONDS = 3600
+
+# What every node has unless a variable says otherwise. "yes": pyinfra's own default accepts, and
+# remembers, the key of whoever answers first.
+DEFAULTS: Mapping[str, Any] = {
+    "ssh_strict_host_key_checking": "yes",
+    "_timeout": COMMAND_SECONDS,
+}
+
+# pyinfra prints these under --debug, and variables lie in version control.
+PASSWORDS: Mapping[str, str] = {
+    "ssh_password": "use a key, or --ssh-password-prompt",
+    "ssh_key_password": "use ssh-agent",
+    "_sudo_password": "allow sudo without one, or use --use-sudo-password",
+    "_su_password": "connect as root, or use sudo",
+}
+
+_LOCAL_PATHS = ("ssh_config_file", "ssh_key", "ssh_known_hosts_file")
+# Of the setting `vllm`.
+_VLLM_FILES = ("lock", "uv_lock", "api_key_file", "cluster_key_file", "hf_token_file")
+
+
+@dataclass(frozen=True)
+class NodeVars:
+    """
+    One node as its variables describe it.
+
+    `groups` from least to most specific, without `all`; `variables` has every key with its value
+    and the place that set it; `settings` is the checked meaning of those keys that are ours.
+    """
+
+    name: str
+    groups: tuple[str, ...]
+    settings: NodeSettings
+    variables: Variables
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Every variable as plain data."""
+        return {key: value for key, (value, _) in self.variables.items()}
+
+    @property
+    def origins(self) -> dict[str, Origin]:
+        """Where each variable was set."""
+        return {key: origin for key, (_, origin) in self.variables.items()}
+
+    @property
+    def address(self) -> str:
+        """What SSH connects to, a name or an IP address; `localhost` for `@local`."""
+        if self.name == "@local":
+            return "localhost"
+        return str(self.values.get("ssh_hostname", self.name))
+
+    def leaves(self) -> Iterator[tuple[str, Any, Origin | None]]:
+        """
+        Yield every value that is no mapping: its dotted key, itself, and where it was set.
+
+        None for the place of a value that nobody set: a default. What the lock filled in, it set.
+        """
+        settings = self.settings.model_dump(mode="json")
+        for key in sorted({*self.variables, *DEFAULTS, *settings}):
+            value, origin = self.variables.get(key, ({}, Origin("")))
+            written = dict(_flat(value)) if key in self.variables else {}
+            for path, leaf in written.items():
+                yield ".".join((key, *path)), leaf, origin.at(*path)
+            for path, leaf in _flat(settings.get(key, DEFAULTS.get(key))):
+                if leaf is not None and not any(path[:n] in written for n in range(len(path) + 1)):
+                    yield ".".join((key, *path)), leaf, self._filled_from((key, *path))
+
+    def _filled_from(self, path: KeyPath) -> Origin | None:
+        """Return the place in the lock that filled in a value that nobody wrote here."""
+        source = locked.source(path)
+        if source is None or self.settings.gpu_lock is None:
+            return None
+        _, origin = self.variables[str(source[0])]
+        return origin.at(*source[1:])
+
+    def from_root(self, root: Path) -> NodeVars:
+        """
+        Return the same with the files that `vllm` names found from the project's root.
+
+        Wherever the command was typed. One that is not there stays as it was written: whoever reads
+        it says what is wrong.
+        """
+        vllm = self.settings.vllm
+        if vllm is None or root == Path.cwd():
+            return self
+        there = {
+            key: str(root / path)
+            for key in _VLLM_FILES
+            if (path := getattr(vllm, key)) and (root / path).is_file()
+        }
+        found = vllm.model_copy(update=there)
+        return replace(self, settings=self.settings.model_copy(update={"vllm": found}))
+
+    def for_pyinfra(self, root: Path) -> dict[str, Any]:
+        """Return the values with the operator's own files named so that any directory will do."""
+        paths = {
+            key: str(root / Path(value).expanduser())
+            for key in _LOCAL_PATHS
+            if (value := self.values.get(key))
+        }
+        return {**self.values, **paths}
+
+
+def check(
+    merged: Mapping[str, Variables], groups: Mapping[str, tuple[str, ...]]
+) -> dict[str, NodeVars]:
+    """
+    Check {node: its variables}; return them with their settings.
+
+    Raises FleetError with every mistake of every node; one that many nodes inherit from the same
+    place is said once.
+    """
+    nodes: dict[str, NodeVars] = {}
+    settings: dict[str, NodeSettings] = {}  # most nodes of a group have equal variables
+    found: dict[tuple[str, int, str], list[str]] = {}  # (file, line, sentence): nodes, if no place
+    for name, layers in merged.items():
+        for origin, sentence in _key_mistakes(name, layers):
+            found.setdefault((origin.file, origin.line, sentence), [])
+        ours = {key: layers[key][0] for key in NodeSettings.model_fields if key in layers}
+        try:
+            if (written := repr(ours)) not in settings:
+                settings[written] = node_settings(ours)
+            nodes[name] = NodeVars(name, groups[name], settings[written], layers)
+        except Mistake as mistake:
+            for at, what in mistake.mistakes:
+                dotted = ".".join(map(str, at))
+                sentence = f"{dotted}: {what}{_hint(at, what)}" if at else what
+                sentence += _also_at(layers, mistake.against.get(at))
+                if at and at[0] in layers:
+                    origin = layers[str(at[0])][1].at(*at[1:])
+                    found.setdefault((origin.file, origin.line, sentence), [])
+                else:
+                    found.setdefault(("", 0, sentence), []).append(name)
+    if found:
+        raise FleetError(
+            *(
+                f"{_some(names) or Origin(file, line)}: {what}"
+                for (file, line, what), names in sorted(found.items())
+            )
+        )
+    return nodes
+
+
+def _flat(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield (path, value) of everything in nested mappings that is no mapping itself."""
+    if not isinstance(value, Mapping):
+        yield path, value
+        return
+    for key, below in value.items():
+        yield from _flat(below, (*path, str(key)))
+
+
+def _key_mistakes(node: str, found: Variables) -> Iterator[tuple[Origin, str]]:
+    """What is wrong with the keys that are not settings, and with values that JSON has not."""
+    for key, (value, origin) in found.items():
+        if key in PASSWORDS:
+            if origin.line:  # what was typed at a prompt comes without one
+                yield origin, f"{key}: variables are no place for passwords: {PASSWORDS[key]}"
+        elif key in NodeSettings.model_fields:
+            try:
+                json.dumps(value, allow_nan=False)
+            except (TypeError, ValueError) as error:
+                yield origin, f"{key}: is not plain data as JSON has it: {error}"
+        elif said := _of_pyinfra(node, key, value):
+            yield origin, said
+
+
+def _of_pyinfra(node: str, key: str, value: Any) -> str | None:
+    """Say what is wrong with a variable that is not ours; None: nothing."""
+    from gpufleet.settings import pyinfra_arguments as pyinfra_variables
+
+    if key in pyinfra_variables.known(node):
+        return pyinfra_variables.wrong(key, value)
+    names = [*NodeSettings.model_fields, *pyinfra_variables.SSH, *pyinfra_variables.ARGUMENTS]
+    return f"{key}: no setting has this name{suggestion(key, names)}"
+
+
+def _hint(at: KeyPath, what: str) -> str:
+    return suggestion(str(at[-1]), _names_beside(at)) if what.startswith("no setting") else ""
+
+
+def _also_at(layers: Variables, at: KeyPath | None) -> str:
+    """Return where the other of two keys that contradict each other was set."""
+    if not at or str(at[0]) not in layers:
+        return ""
+    return f" ({'.'.join(map(str, at))} is in {layers[str(at[0])][1].at(*at[1:])})"
+
+
+def _names_beside(at: KeyPath) -> list[str]:
+    """Return the settings that exist where the key `at` was written."""
+    kind: Any = NodeSettings
+    for part in at[:-1]:
+        kind = _below(kind, str(part))
+    return [name for each in _kinds(kind) if _is_model(each) for name in each.model_fields]
+
+
+def _below(kind: Any, name: str) -> Any:
+    """Return the type of what stands under `name` in a value of type `kind`."""
+    for each in _kinds(kind):
+        if _is_model(each) and name in each.model_fields:
+            return each.model_fields[name].annotation
+        if get_origin(each) is dict:
+            return get_args(each)[1]
+    return None
+
+
+def _kinds(kind: Any) -> tuple[Any, ...]:
+    """Return the members of a union, or the type itself."""
+    return get_args(kind) if get_origin(kind) in {Union, UnionType} else (kind,)
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def _some(names: list[str]) -> str:
+    """Return the first names of many: `gpu-01, gpu-02, gpu-03 and 61 more`."""
+    shown = ", ".join(names[:3])
+    return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown

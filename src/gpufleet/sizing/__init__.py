@@ -1,0 +1,1 @@
+"""sizing: see docs/architecture.md."""

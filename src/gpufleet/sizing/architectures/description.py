@@ -1,0 +1,74 @@
+"""A model as sizing needs it: its architecture, its quantization, what its files hold.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from gpufleet.quick_dataclass import dataclass
+from gpufleet.sizing.architectures.components import Architecture
+
+if TYPE_CHECKING:
+    from gpufleet.sizing.architectures.quantization import Quantization
+
+Stored = Mapping[str, tuple[str, tuple[int, ...]]]
+"""{tensor's name: (its dtype as safetensors has it, its shape)}."""
+
+
+@dataclass(frozen=True, eq=False)
+class Description:
+    """
+    What a model's files say of it. Compared by identity: make one a model, and keep it.
+
+    `stored` is None where no safetensors header was read; `stored_bytes` is the index's
+    `total_size` in bytes, None where there is no index.
+    """
+
+    architecture: Architecture
+    quantization: Quantization | None = None
+    stored: Stored | None = None
+    stored_bytes: int | None = None
+    config: Mapping[str, Any] | None = None
+    notes: tuple[str, ...] = ()
+    """What could not be read of the files, as sentences."""
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """The parsed files of a model that sizing reads; none of its weights."""
+
+    config: Mapping[str, Any]
+    hf_quant_config: Mapping[str, Any] | None = None
+    stored: Stored | None = None
+    stored_bytes: int | None = None
+    origin: str = ""
+    """Where they were read, for messages."""
+    notes: tuple[str, ...] = ()
+    """What could not be read, as sentences."""
+
+
+def describe(files: ModelFiles) -> Description:
+    """Return what `files` describe. Raises `FleetError`, see `architecture()`."""
+    from gpufleet.sizing.architectures.quantization import quantization
+    from gpufleet.sizing.architectures.registry import architecture
+
+    return Description(
+        architecture(files.config),
+        quantization(files.config, files.hf_quant_config),
+        files.stored,
+        files.stored_bytes,
+        _with_quantization(files),
+        files.notes,
+    )
+
+
+def _with_quantization(files: ModelFiles) -> Mapping[str, Any]:
+    """
+    Return config.json with the quantization of hf_quant_config.json, where it has none itself.
+
+    As vLLM puts it in (transformers_utils/config.py, get_config).
+    """
+    if not files.hf_quant_config or files.config.get("quantization_config"):
+        return files.config
+    said = {"quant_method": "modelopt", **files.hf_quant_config}
+    return {**files.config, "quantization_config": said}

@@ -1,0 +1,418 @@
+"""
+Decoders with a mixture of experts: a router and many small MLPs in most layers.  Pure.
+
+A family is data: in what its layers differ from the usual ones. Shapes and names are those of its
+checkpoints; which rank holds what, those of its class in vLLM's model_executor/models (0.33.0, and
+for families dropped since, the last release that had them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from gpufleet.quick_dataclass import dataclass
+from gpufleet.sizing.architectures import moe_irregular as uneven
+from gpufleet.sizing.architectures.components import Architecture, Layer, Split, Weight
+from gpufleet.sizing.architectures.config_fields import Fields
+from gpufleet.sizing.architectures.dense import attention, gated_mlp, norm, rotary_of, vector
+from gpufleet.sizing.architectures.moe_common import (
+    GATED,
+    NUMBERED,
+    assembled,
+    caches_of,
+    drafting,
+    first_of,
+    head_size,
+    leading_dense,
+    named,
+    routed,
+    too_short,
+)
+
+
+@dataclass(frozen=True)
+class Family:
+    """In what a family of decoders with experts differs from the usual one, Qwen3's."""
+
+    experts: tuple[str, ...] = ("num_experts",)
+    """Keys of the number of routed experts, ..."""
+    expert_size: tuple[str, ...] = ("moe_intermediate_size",)
+    """... of an expert's inner size ..."""
+    dense_size: tuple[str, ...] = ("intermediate_size",)
+    """... and of the inner size of the MLP in layers without experts."""
+    block: str = "mlp."
+    matrices: tuple[str, str, str] = GATED
+    router: str = "gate"
+    router_dtype: str | None = None
+    correction: str = ""
+    """A float32 vector of one number an expert beside the router; empty: none."""
+    shared: Callable[[Fields], int] = lambda _: 0
+    """The inner size of the experts that every token goes through, together; 0: none."""
+    shared_block: str = "shared_experts."
+    shared_gate: bool = False
+    dense: Callable[[Fields, int], bool] = lambda _fields, _index: False
+    """Whether the layer of this index has one MLP instead of experts."""
+    qkv_bias: Callable[[Fields], bool] = lambda _: False
+    out_bias: Callable[[Fields], bool] = lambda _: False
+    mlp_bias: Callable[[Fields], bool] = lambda _: False
+    head_norm: Callable[[Fields], bool] = lambda _: False
+    """Whether queries and keys have a norm of one head's size."""
+    more: Callable[[Fields, int, int, int, int], tuple[Weight, ...]] = lambda *_: ()
+    """Further weights of a layer, from the config, its index, heads, KV heads and their size."""
+    attention_prefix: str = "self_attn."
+    attention_names: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "o_proj")
+    norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
+    norm_bias: bool = False
+    head_bias: bool = False
+    embedding: str = "model.embed_tokens"
+    tied: bool = False
+    """What a config without `tie_word_embeddings` means."""
+    drafts: tuple[str, ...] = ()
+    """Keys of the number of layers that predict further tokens, each with experts."""
+
+
+def build(name: str, family: Family, config: Mapping[str, Any]) -> Architecture:
+    """Return the architecture that this config of the family describes."""
+    fields = named(config, name)
+    hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    kv_heads = fields.whole("num_key_value_heads", default=heads)
+    head_dim = head_size(fields, heads)
+    experts, inner = fields.whole(*family.experts), first_of(fields, *family.expert_size)
+    dense = fields.whole(*family.dense_size, default=0)
+    every = attention(
+        hidden,
+        heads,
+        kv_heads,
+        head_dim,
+        prefix=family.attention_prefix,
+        names=family.attention_names,
+        bias=family.qkv_bias(fields),
+        out_bias=family.out_bias(fields),
+        head_norm=family.head_norm(fields),
+    ) + tuple(w for name in family.norms for w in norm(name, hidden, bias=family.norm_bias))
+    mlp = gated_mlp(hidden, dense, prefix=family.block, bias=family.mlp_bias(fields))
+    mixture = _mixture(family, fields, hidden, inner, experts)
+    layers = []
+    caches = caches_of(fields, fields.whole("num_hidden_layers"), kv_heads, head_dim)
+    for index, cache in enumerate(caches):
+        own = family.more(fields, index, heads, kv_heads, head_dim)
+        feed_forward = mlp if not experts or family.dense(fields, index) else mixture
+        layers.append(Layer(every + own + feed_forward, cache))
+    drafts = fields.whole(*family.drafts, default=0) if family.drafts else 0
+    return assembled(
+        fields,
+        layers,
+        draft_layers=[Layer(drafting(hidden) + every + mixture, caches[-1])] * drafts,
+        heads=heads,
+        kv_heads=kv_heads,
+        experts=experts,
+        moe_intermediate_size=inner,
+        intermediate_size=dense,
+        tied=family.tied,
+        embedding_name=family.embedding,
+        norm_bias=family.norm_bias,
+        head_bias=family.head_bias,
+        further=rotary_of(fields, head_dim),
+    )
+
+
+def _mixture(
+    family: Family, fields: Fields, hidden: int, inner: int, experts: int
+) -> tuple[Weight, ...]:
+    weights = routed(
+        hidden,
+        inner,
+        experts,
+        prefix=family.block,
+        matrices=family.matrices,
+        router=family.router,
+        router_dtype=family.router_dtype,
+        correction=family.correction,
+    )
+    if shared := family.shared(fields):
+        prefix = family.block + family.shared_block
+        weights += gated_mlp(hidden, shared, prefix=prefix, bias=family.mlp_bias(fields))
+        if family.shared_gate:
+            weights += (Weight(f"{family.block}shared_expert_gate", 1, hidden, linear=False),)
+    return weights
+
+
+def _listed_dense(fields: Fields, index: int) -> bool:
+    """Source: Qwen3MoeDecoderLayer in qwen3_moe.py."""
+    step = fields.whole("decoder_sparse_step", default=1) or 1
+    return index in fields.wholes("mlp_only_layers") or (index + 1) % step != 0
+
+
+def _ernie_dense(fields: Fields, index: int) -> bool:
+    """Source: Ernie4_5_MoeDecoderLayer in ernie45_moe.py; a list has text and image experts'."""
+    last = fields.whole("num_hidden_layers") - 1
+    first = (
+        first_of(fields, "moe_layer_start_index") if fields.value("moe_layer_start_index") else 0
+    )
+    ends = fields.wholes("moe_layer_end_index")
+    end = max(ends) if ends else fields.whole("moe_layer_end_index", default=last)
+    every = fields.whole("moe_layer_interval", default=1) or 1
+    return not (first <= index <= end and (index + 1) % every == 0)
+
+
+def _times(count: str, size: str = "moe_intermediate_size") -> Callable[[Fields], int]:
+    """Return what reads the inner size of all shared experts: so many times that of one."""
+    return lambda fields: (
+        count_of * first_of(fields, size) if (count_of := fields.whole(count, default=0)) else 0
+    )
+
+
+def _whole_norms(
+    _fields: Fields, _index: int, heads: int, kv_heads: int, head_dim: int
+) -> tuple[Weight, ...]:
+    """Norms over all queries and all keys, the same on each rank (olmoe.py)."""
+    return (
+        vector("self_attn.q_norm", heads * head_dim),
+        vector("self_attn.k_norm", kv_heads * head_dim),
+    )
+
+
+def _divided_norms(
+    fields: Fields, _index: int, heads: int, kv_heads: int, head_dim: int
+) -> tuple[Weight, ...]:
+    """Norms over all queries and all keys, divided with them (MiniMaxText01RMSNormTP)."""
+    if not fields.flag("use_qk_norm", default=True):
+        return ()
+    return (
+        vector("self_attn.q_norm", heads * head_dim, Split.ROWS),
+        vector("self_attn.k_norm", kv_heads * head_dim, Split.HEADS, heads=kv_heads),
+    )
+
+
+def _output_gate(
+    fields: Fields, _index: int, heads: int, _kv_heads: int, head_dim: int
+) -> tuple[Weight, ...]:
+    """A gate on what attention returns (afmoe.py)."""
+    return (
+        Weight("self_attn.gate_proj", heads * head_dim, fields.whole("hidden_size"), Split.ROWS),
+    )
+
+
+def _attention_bias(fields: Fields) -> bool:
+    return fields.flag("attention_bias", "qkv_bias")
+
+
+def _use_bias(fields: Fields) -> bool:
+    return fields.flag("use_bias")
+
+
+def _always(_: Fields) -> bool:
+    return True
+
+
+_QWEN3 = Family(
+    dense=_listed_dense,
+    qkv_bias=_attention_bias,
+    head_norm=_always,
+    shared=lambda fields: fields.whole("shared_expert_intermediate_size", default=0),
+    shared_block="shared_expert.",
+    shared_gate=True,
+)
+_MIXTRAL = Family(
+    experts=("num_local_experts",),
+    expert_size=("intermediate_size",),
+    block="block_sparse_moe.",
+    matrices=NUMBERED,
+)
+_BAILING = Family(
+    dense=leading_dense,
+    shared=lambda fields: (
+        fields.whole("num_shared_experts", default=0)
+        * fields.whole("moe_shared_expert_intermediate_size", "moe_intermediate_size")
+    ),
+    qkv_bias=lambda fields: fields.flag("use_bias") or fields.flag("use_qkv_bias"),
+    out_bias=_use_bias,
+    mlp_bias=_use_bias,
+    head_norm=lambda fields: fields.flag("use_qk_norm"),
+    attention_prefix="attention.",
+    attention_names=("query_key_value", "query_key_value", "query_key_value", "dense"),
+    embedding="model.word_embeddings",
+)
+_COHERE = Family(
+    expert_size=("intermediate_size",),
+    dense_size=("prefix_dense_intermediate_size", "intermediate_size"),
+    dense=lambda fields, index: fields.texts("mlp_layer_types")[index] == "dense",
+    shared=_times("num_shared_experts", "intermediate_size"),
+    norms=("input_layernorm",),
+    tied=True,
+)
+_EXAONE = Family(
+    dense=leading_dense,
+    correction="e_score_correction_bias",
+    shared=_times("num_shared_experts"),
+    qkv_bias=_attention_bias,
+    out_bias=_attention_bias,
+    head_norm=_always,
+)
+
+FAMILIES: dict[str, Family] = {
+    "AfmoeForCausalLM": Family(
+        dense=leading_dense,
+        router="router.gate",
+        router_dtype="float32",
+        correction="expert_bias",
+        shared=_times("num_shared_experts"),
+        head_norm=_always,
+        more=_output_gate,
+        norms=(
+            "input_layernorm",
+            "post_attention_layernorm",
+            "pre_mlp_layernorm",
+            "post_mlp_layernorm",
+        ),
+    ),
+    "DeepseekForCausalLM": Family(
+        experts=("n_routed_experts",),
+        dense=leading_dense,
+        shared=_times("n_shared_experts"),
+        qkv_bias=_attention_bias,
+    ),
+    "Dots1ForCausalLM": Family(
+        experts=("n_routed_experts",),
+        dense=leading_dense,
+        shared=_times("n_shared_experts"),
+        correction="gate.e_score_correction_bias",
+        qkv_bias=_attention_bias,
+        head_norm=_always,
+    ),
+    "Ernie4_5_MoeForCausalLM": Family(
+        experts=("moe_num_experts",),
+        dense=_ernie_dense,
+        router_dtype="float32",
+        correction="moe_statics.e_score_correction_bias",
+        shared=_times("moe_num_shared_experts"),
+        qkv_bias=_use_bias,
+        mlp_bias=_use_bias,
+        tied=True,
+    ),
+    "ExaoneMoeForCausalLM": _EXAONE,
+    "ExaoneMoEForCausalLM": _EXAONE,
+    "FlexOlmoForCausalLM": Family(
+        expert_size=("intermediate_size",),
+        more=_whole_norms,
+        norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+    ),
+    "Glm4MoeForCausalLM": Family(
+        experts=("n_routed_experts",),
+        dense=leading_dense,
+        router_dtype="float32",
+        correction="gate.e_score_correction_bias",
+        shared=_times("n_shared_experts"),
+        qkv_bias=_attention_bias,
+        head_norm=lambda fields: fields.flag("use_qk_norm"),
+        drafts=("num_nextn_predict_layers",),
+    ),
+    "HYV3ForCausalLM": Family(
+        expert_size=("expert_hidden_dim", "moe_intermediate_size"),
+        dense=leading_dense,
+        router_dtype="float32",
+        correction="expert_bias",
+        shared=lambda fields: (
+            fields.whole("num_shared_experts", default=0)
+            * fields.whole("expert_hidden_dim", "moe_intermediate_size")
+        ),
+        shared_block="shared_mlp.",
+        head_norm=lambda fields: fields.flag("qk_norm"),
+    ),
+    "MiniMaxM2ForCausalLM": Family(
+        experts=("num_local_experts",),
+        expert_size=("intermediate_size",),
+        block="block_sparse_moe.",
+        matrices=NUMBERED,
+        router_dtype="float32",
+        correction="e_score_correction_bias",
+        qkv_bias=_attention_bias,
+        more=_divided_norms,
+    ),
+    "MixtralForCausalLM": _MIXTRAL,
+    "OlmoeForCausalLM": Family(
+        expert_size=("intermediate_size",), more=_whole_norms, qkv_bias=_attention_bias
+    ),
+    "Param2MoEForCausalLM": replace(
+        _BAILING,
+        router_dtype="float32",
+        correction="gate.expert_bias",
+        shared=lambda fields: (
+            fields.whole("moe_shared_expert_intermediate_size", default=0)
+            or fields.whole("num_shared_experts", default=1) * fields.whole("moe_intermediate_size")
+        ),
+        qkv_bias=lambda fields: fields.flag("use_qkv_bias"),
+        mlp_bias=lambda _: False,
+    ),
+    "PhiMoEForCausalLM": Family(
+        experts=("num_local_experts",),
+        expert_size=("intermediate_size",),
+        block="block_sparse_moe.",
+        matrices=NUMBERED,
+        qkv_bias=_always,
+        out_bias=_always,
+        norm_bias=True,
+        head_bias=True,
+    ),
+    "Qwen2MoeForCausalLM": Family(
+        dense=_listed_dense,
+        qkv_bias=_always,
+        shared=_QWEN3.shared,
+        shared_block="shared_expert.",
+        shared_gate=True,
+    ),
+    "Qwen3MoeForCausalLM": _QWEN3,
+}
+
+
+def bailing(config: Mapping[str, Any]) -> Architecture:
+    """Return Ling and Ring up to 2.0, and Sarvam's (bailing_moe.py): `router_dtype` by config."""
+    fields = named(config, "BailingMoeForCausalLM")
+    family = replace(
+        _BAILING,
+        router_dtype="float32" if fields.text("router_dtype") == "fp32" else None,
+        correction="gate.expert_bias" if fields.flag("moe_router_enable_expert_bias") else "",
+    )
+    return build(fields.name, family, config)
+
+
+def cohere(config: Mapping[str, Any]) -> Architecture:
+    """
+    Return Command A+: a window in three of four layers, and the first layers without experts.
+
+    Source: cohere2_moe.py, and Cohere2MoeConfig of transformers for what a config leaves out.
+    """
+    fields = named(config, "Cohere2MoeForCausalLM")
+    count = fields.whole("num_hidden_layers")
+    first = min(fields.whole("first_k_dense_replace", default=0), count)
+    whole = dict(config)
+    if not fields.texts("layer_types"):
+        leading = fields.whole("prefix_dense_sliding_window_pattern", default=1) or 1
+        every = fields.whole("sliding_window_pattern", default=4) or 1
+        whole["layer_types"] = [
+            "sliding_attention" if (index + 1) % pattern else "full_attention"
+            for length, pattern in ((first, leading), (count - first, every))
+            for index in range(length)
+        ]
+    kinds = fields.texts("mlp_layer_types")
+    if not kinds:
+        whole["mlp_layer_types"] = ["dense"] * first + ["sparse"] * (count - first)
+    elif len(kinds) < count:
+        raise too_short(fields, "mlp_layer_types", len(kinds))
+    # The class lets a layer look back on one token more than the config says.
+    whole["sliding_window"] = fields.whole("sliding_window", default=4096) + 1
+    return build(fields.name, _COHERE, whole)
+
+
+BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
+    **{name: partial(build, name, family) for name, family in FAMILIES.items()},
+    **dict.fromkeys(
+        ("BailingMoeForCausalLM", "BailingMoeV2ForCausalLM", "SarvamMoEForCausalLM"), bailing
+    ),
+    "Cohere2MoeForCausalLM": cohere,
+    **uneven.BUILDERS,
+}
+"""What reads the config of each decoder with experts, by its name in `architectures`."""

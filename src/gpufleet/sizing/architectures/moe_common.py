@@ -1,0 +1,173 @@
+"""
+What decoders of several kinds have in common: caches by layer, routed experts, the frame.  Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from gpufleet.errors import FleetError
+from gpufleet.sizing.architectures.components import Architecture, Cache, Layer, Part, Split, Weight
+from gpufleet.sizing.architectures.config_fields import Fields
+from gpufleet.sizing.architectures.dense import attention_caches, final_norm, finish, norm, vector
+
+GATED = ("gate_proj", "up_proj", "down_proj")
+"""An expert's matrices as most checkpoints name them."""
+NUMBERED = ("w1", "w3", "w2")
+"""The same, in Mixtral's order of names."""
+
+
+def too_short(fields: Fields, key: str, index: int) -> FleetError:
+    """Return the error for a list of layers that ends before the last layer."""
+    return FleetError(
+        f"config.json of {fields.name}: `{fields.path}{key}` says nothing of layer {index}, which "
+        "`num_hidden_layers` counts; take the file as the model's publisher has it"
+    )
+
+
+def head_size(fields: Fields, heads: int) -> int:
+    """Return `head_dim`, or what `hidden_size` and the number of heads make of it."""
+    return fields.whole("head_dim", default=0) or fields.whole("hidden_size") // max(heads, 1)
+
+
+def routed(
+    hidden: int,
+    inner: int,
+    experts: int,
+    *,
+    prefix: str = "mlp.",
+    matrices: tuple[str, str, str] = GATED,
+    router: str = "gate",
+    router_dtype: str | None = None,
+    correction: str = "",
+) -> tuple[Weight, ...]:
+    """
+    Return the weights of a layer's routed experts: its router and FusedMoE.
+
+    The router is on every rank and in no quantization (GateLinear). `correction` names the vector
+    that corrects its scores, float32 on the GPU.
+    """
+    gate, up, down = (f"{prefix}experts.{name}" for name in matrices)
+    weights: tuple[Weight, ...] = (
+        Weight(prefix + router, experts, hidden, linear=False, dtype=router_dtype),
+        Weight(gate, inner, hidden, Split.ROWS, count=experts, expert=True),
+        Weight(up, inner, hidden, Split.ROWS, count=experts, expert=True),
+        Weight(down, hidden, inner, Split.COLUMNS, count=experts, expert=True),
+    )
+    if correction:
+        weights += (vector(prefix + correction, experts, dtype="float32"),)
+    return weights
+
+
+def caches_of(fields: Fields, layers: int, kv_heads: int, head_dim: int) -> tuple[Cache, ...]:
+    """Return each layer's cache: of a window where `layer_types` or `sliding_window` say so."""
+    types = bool(fields.texts("layer_types"))
+    return attention_caches(fields, layers, kv_heads, head_dim, types=types)
+
+
+def assembled(
+    fields: Fields,
+    layers: Sequence[Layer],
+    *,
+    heads: int,
+    kv_heads: int,
+    experts: int = 0,
+    moe_intermediate_size: int = 0,
+    intermediate_size: int = 0,
+    tied: bool = False,
+    embedding_name: str = "model.embed_tokens",
+    norm_name: str = "model.norm",
+    norm_bias: bool = False,
+    head_bias: bool = False,
+    prefix: str = "model.layers.",
+    further: tuple[Part, ...] = (),
+    pipeline: bool = True,
+    draft_layers: Sequence[Layer] = (),
+    notes: tuple[str, ...] = (),
+) -> Architecture:
+    """
+    Return the architecture of these layers, with embedding, last norm and head around them.
+
+    `tied` is what a config without `tie_word_embeddings` means; `further` are parts beside those.
+    """
+    hidden = fields.whole("hidden_size", "d_model")
+    # Equal layers are one object: what follows from each is worked out once.
+    same: dict[Layer, Layer] = {}
+    whole = finish(
+        fields,
+        layers=tuple(same.setdefault(layer, layer) for layer in layers),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        intermediate=intermediate_size,
+        tied=fields.flag("tie_word_embeddings", default=tied),
+        final=final_norm(hidden, norm_name, bias=norm_bias),
+        parts=further,
+        embedding_name=embedding_name,
+        head_bias=head_bias,
+        prefix=prefix,
+        pipeline=pipeline,
+        notes=notes,
+    )
+    return replace(
+        whole,
+        experts=experts,
+        moe_intermediate_size=moe_intermediate_size,
+        draft_layers=tuple(draft_layers),
+    )
+
+
+def drafting(hidden: int) -> tuple[Weight, ...]:
+    """
+    Return what a layer that predicts further tokens has besides a decoder layer's weights.
+
+    Source: the ...MultiTokenPredictorLayer of deepseek_mtp.py and glm4_moe_mtp.py; embedding and
+    head are the model's.
+    """
+    return (
+        *norm("enorm", hidden),
+        *norm("hnorm", hidden),
+        Weight("eh_proj", hidden, 2 * hidden, linear=False),
+        *norm("shared_head.norm", hidden),
+    )
+
+
+def under(prefix: str, weights: Sequence[Weight]) -> tuple[Weight, ...]:
+    """Return weights of a draft with their whole checkpoint names, which begin with `mtp.`."""
+    return tuple(replace(weight, name=prefix + weight.name) for weight in weights)
+
+
+def named(config: Mapping[str, Any], name: str) -> Fields:
+    """Return the config's fields under the name that `architectures` has, or else `name`."""
+    names = config.get("architectures")
+    known = isinstance(names, list | tuple) and names and isinstance(names[0], str)
+    return Fields(config, names[0] if known else name)  # type: ignore[index]
+
+
+def first_of(fields: Fields, *keys: str) -> int:
+    """Return a whole number that some configs repeat for every layer."""
+    return numbers[0] if (numbers := fields.wholes(*keys)) else fields.whole(*keys)
+
+
+def leading_dense(fields: Fields, index: int) -> bool:
+    """Return whether this layer has one MLP: the first ones, and those that the config lists."""
+    if kinds := fields.texts("mlp_layer_types"):
+        return index < len(kinds) and kinds[index] == "dense"
+    every = fields.value("moe_layer_freq")
+    if isinstance(every, list):
+        return index >= len(every) or not every[index]
+    first = fields.whole("first_k_dense_replace", "num_dense_layers", default=0)
+    return index < first or bool(index % (every or 1))
+
+
+def full_attention(fields: Fields, count: int) -> tuple[bool, ...]:
+    """Return for each layer whether it attends to all tokens: `layer_types`, or every n-th."""
+    kinds = fields.texts("layer_types", "layers_block_type")
+    if kinds:
+        if len(kinds) < count:
+            raise too_short(fields, "layer_types", len(kinds))
+        return tuple(kind in {"full_attention", "attention"} for kind in kinds[:count])
+    every = fields.whole("full_attention_interval", default=4) or 1
+    return tuple((index + 1) % every == 0 for index in range(count))

@@ -1,0 +1,192 @@
+"""Which architecture is this `config.json` of?  Pure."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from gpufleet.errors import FleetError
+from gpufleet.sizing.architectures.components import (
+    Architecture,
+    CompressedCache,
+    LatentCache,
+    StateCache,
+)
+from gpufleet.sizing.architectures.dense import BY_TRANSFORMERS
+from gpufleet.sizing.architectures.max_length import lengths
+
+Builder = Callable[[Mapping[str, Any]], Architecture]
+
+FAMILIES = ("dense", "moe", "mla", "hybrid", "multimodal")
+"""Modules of this package, each with BUILDERS; imported when first asked for: they are many."""
+
+
+def architecture(config: Mapping[str, Any]) -> Architecture:
+    """
+    Return what the model of this parsed `config.json` is made of.
+
+    Raises `FleetError` for an architecture that is not known (with near names), for one whose
+    cache has no size by tokens, and for a config without what the size follows from.
+    """
+    names = config.get("architectures")
+    if not isinstance(names, list | tuple) or not names:
+        raise FleetError(
+            "config.json has no `architectures`, which names the model's class; take the file as "
+            "the model's publisher has it"
+        )
+    for name in map(str, names):
+        if name in builders():
+            try:
+                return built(name, config)
+            except UNREADABLE as error:
+                raise unreadable(name, error) from error
+    raise _unknown(str(names[0]))
+
+
+def built(name: str, config: Mapping[str, Any]) -> Architecture:
+    """Return the model of this class; the name has to be one of `builders()`."""
+    model = builders()[name](config)
+    model = replace(model, lengths=lengths(config, model.max_model_len))
+    _check(model)
+    if name not in _ON_EVERY_STAGE:
+        return model
+    parts = tuple(
+        replace(part, everywhere=True, everywhere_until=BY_TRANSFORMERS.get(name))
+        if part.name == "embedding" or (part.name == "head" and name not in _HEAD_ON_THE_LAST)
+        else part
+        for part in model.parts
+    )
+    return replace(model, parts=parts)
+
+
+_LONGEST = 1 << 40
+"""Tokens of a context; the longest of a public model is 10 million (Llama 4 Scout)."""
+_WIDEST = 1 << 32
+"""Numbers in one direction of a layer's cache; the largest of public models are some thousands."""
+_STATE_DTYPES = {"model", "float32", "bfloat16", "float16"}
+
+
+def _check(model: Architecture) -> None:
+    """Raises `ValueError` for a length or a cache that has no size, or one that none can have."""
+    for length in {model.max_model_len, *(each for row in model.lengths for each in row[1:])}:
+        if not 0 < length <= _LONGEST:
+            raise ValueError(f"a context of {length} tokens")
+    seen = {each for layer in model.layers + model.draft_layers for each in layer.caches}
+    for found in seen:
+        if isinstance(found, StateCache):
+            if unknown := set(found.dtypes) - _STATE_DTYPES:
+                raise ValueError(f"a state of {', '.join(unknown)}")
+            sizes = [size for shape in found.shapes for size in shape]
+        elif isinstance(found, LatentCache):
+            sizes = [found.rank]
+        elif isinstance(found, CompressedCache):
+            sizes = [found.dim, found.window]
+        else:
+            sizes = [found.kv_heads, found.head_dim]
+        if not all(0 < size <= _WIDEST for size in sizes):
+            raise ValueError(f"attention of the sizes {', '.join(map(str, sizes))}")
+
+
+_HEAD_ON_THE_LAST = {
+    "CohereForCausalLM",
+    "Cohere2ForCausalLM",
+    "Gemma2ForCausalLM",
+    "Lfm2ForCausalLM",
+    "Lfm2MoeForCausalLM",
+    "MPTForCausalLM",
+    "MptForCausalLM",
+    "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForCausalLM",
+}
+
+_ON_EVERY_STAGE = _HEAD_ON_THE_LAST | {
+    "ArcticForCausalLM",
+    "BaiChuanForCausalLM",
+    "BaichuanForCausalLM",
+    "BambaForCausalLM",
+    "BloomForCausalLM",
+    "ChatGLMForConditionalGeneration",
+    "ChatGLMModel",
+    "DbrxForCausalLM",
+    "FalconForCausalLM",
+    "FalconMambaForCausalLM",
+    "GPT2LMHeadModel",
+    "GPTBigCodeForCausalLM",
+    "GPTJForCausalLM",
+    "GPTNeoXForCausalLM",
+    "Gemma3ForCausalLM",
+    "Gemma4ForCausalLM",
+    "GemmaForCausalLM",
+    "GptOssForCausalLM",
+    "GraniteMoeForCausalLM",
+    "GraniteMoeHybridForCausalLM",
+    "GraniteMoeSharedForCausalLM",
+    "HYV3ForCausalLM",
+    "InternLM2ForCausalLM",
+    "JambaForCausalLM",
+    "Mamba2ForCausalLM",
+    "MambaForCausalLM",
+    "MiniCPMForCausalLM",
+    "MixtralForCausalLM",
+    "NemotronHForCausalLM",
+    "OPTForCausalLM",
+    "Olmo2ForCausalLM",
+    "Olmo3ForCausalLM",
+    "OlmoForCausalLM",
+    "OlmoeForCausalLM",
+    "OrionForCausalLM",
+    "PersimmonForCausalLM",
+    "PhiForCausalLM",
+    "PhiMoEForCausalLM",
+    "Plamo3ForCausalLM",
+    "QWenLMHeadModel",
+    "Qwen2MoeForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "Qwen3NextForCausalLM",
+    "RWForCausalLM",
+    "StableLMEpochForCausalLM",
+    "StableLmForCausalLM",
+    "Starcoder2ForCausalLM",
+}
+"""
+Classes that make the embedding, and most the head, on each pipeline stage, used there or not.
+
+Source: their modules in model_executor/models of 0.10.2 to 0.33.0, which have no PPMissingLayer in
+the place of these.
+"""
+
+
+UNREADABLE = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
+"""What Python raises where a config has a value of another kind than its class expects."""
+
+
+def unreadable(what: str, error: Exception) -> FleetError:
+    """Return the error that says that a file's value is of no use."""
+    return FleetError(
+        f"config.json of {what} has a value of another kind than is expected there ({error}); take "
+        "the file as the model's publisher has it"
+    )
+
+
+@cache
+def builders() -> dict[str, Builder]:
+    """Return every known name that `architectures` may have, with what reads such a config."""
+    found: dict[str, Builder] = {}
+    for family in FAMILIES:
+        module = importlib.import_module(f"gpufleet.sizing.architectures.{family}")
+        found.update(module.BUILDERS)
+    return found
+
+
+def _unknown(name: str) -> FleetError:
+    near = difflib.get_close_matches(name, builders(), n=3, cutoff=0.6)
+    others = f"; near names that are: {', '.join(near)}" if near else ""
+    return FleetError(
+        f"the architecture {name} (`architectures` in config.json) is not known{others}; its size "
+        "is not guessed: give the parallel sizes and `--gpu-memory-utilization` yourself and read "
+        "the tokens that vLLM reports at start"
+    )

@@ -1,0 +1,407 @@
+"""A model's files, as far as sizing reads them: from a directory, or from the Hugging Face Hub.
+
+The border: this reads files and asks the Hub. Of weights it reads the headers only, some kilobytes
+at the front of each safetensors file, and stops reading there even if the Hub would send the rest.
+
+The Hub is asked through its own client, so that its settings hold: HF_ENDPOINT, HF_HOME and
+HF_HUB_CACHE, HF_HUB_OFFLINE, HF_TOKEN_PATH and the token of `hf auth login`. A token comes from a
+file, never from the command line.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gpufleet.errors import FleetError
+from gpufleet.quick_dataclass import dataclass
+from gpufleet.sizing.architectures.description import ModelFiles, Stored
+
+CONFIG = "config.json"
+HF_QUANT_CONFIG = "hf_quant_config.json"
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+SECONDS = 60.0
+"""For one model, whatever the Hub does."""
+
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+|[\w.-]+")
+_PASSWORD = re.compile(r"//[^/\s@]+@")
+_LARGEST_HEADER = 100_000_000
+"""What the safetensors format allows."""
+_FIRST_BYTES = 1 << 20
+"""Asked for at first: more than most headers have."""
+_AT_ONCE = 16
+
+_Found = TypeVar("_Found")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hub:
+    """Where models' files come from. None: as the Hub's client is configured."""
+
+    endpoint: str | None = None
+    token_file: str | None = None
+    cache: str | None = None
+    offline: bool = False
+    """Only what is in the cache."""
+
+
+def read(
+    model: str, *, revision: str | None = None, hub: Hub | None = None, seconds: float = SECONDS
+) -> ModelFiles:
+    """
+    Return the files of `model`: a directory, a `config.json`, or a name on the Hub.
+
+    Raises `FleetError` if there is no such model, if it has no `config.json`, if a file is not what
+    its name says, or if the Hub has not answered within `seconds`.
+    """
+    try:
+        path = Path(model).expanduser()
+        if path.is_dir():
+            return _directory(path)
+        if path.is_file():
+            return _directory(path.parent) if path.name == CONFIG else _only_config(path)
+    except (OSError, RuntimeError) as error:  # RuntimeError: ~ of a user that is not there
+        raise FleetError(f"{model[:200]}: cannot be read: {_first_line(error)}") from None
+    if model.startswith((".", "/", "~")) or not _REPOSITORY.fullmatch(model):
+        raise FleetError(
+            f"{model}: no such directory or file; give a model's directory, its config.json, or "
+            "its name on the Hugging Face Hub (owner/name)"
+        )
+    return _within(seconds, lambda: _from_hub(model, revision, hub or Hub(), seconds), model)
+
+
+# -- from a directory ------------------------------------------------------------------------------
+
+
+def _only_config(path: Path) -> ModelFiles:
+    return ModelFiles(_json(path.read_bytes(), str(path)), origin=str(path))
+
+
+def _directory(folder: Path) -> ModelFiles:
+    if not (folder / CONFIG).is_file():
+        raise FleetError(
+            f"{folder}: has no {CONFIG}, which says what the model is made of; give the directory "
+            "that the checkpoint lies in"
+        )
+
+    def optional(name: str) -> Any:
+        file = folder / name
+        return _json(file.read_bytes(), str(file)) if file.is_file() else None
+
+    index = optional(INDEX)
+    names = _weight_files(index, str(folder / INDEX))
+    files = [folder / name for name in names]
+    complete = all(file.is_file() for file in files)
+    return ModelFiles(
+        config=optional(CONFIG),
+        hf_quant_config=optional(HF_QUANT_CONFIG),
+        stored=_merged(_local_header(file) for file in files) if complete else None,
+        stored_bytes=_total_size(index),
+        origin=str(folder),
+    )
+
+
+def _local_header(file: Path) -> Stored:
+    with file.open("rb") as opened:
+        size = _header_size(opened.read(8), str(file))
+        return _header(opened.read(size), str(file))
+
+
+# -- from the Hub ----------------------------------------------------------------------------------
+
+
+def _from_hub(model: str, revision: str | None, hub: Hub, seconds: float) -> ModelFiles:
+    # The headers are worth having, the rest of the time: without them the index's total counts.
+    headers_until = time.monotonic() + 0.8 * seconds
+    import huggingface_hub
+    from huggingface_hub import errors
+    from huggingface_hub.utils import logging as hub_logging
+
+    # We say it, once. By its own function: importing more of it sets the logger's level anew.
+    hub_logging.set_verbosity(logging.CRITICAL)
+    token = _token(hub)
+    unreachable = _unreachable(model, revision, hub, token)
+
+    def file(name: str) -> Path | None:
+        try:
+            return Path(
+                huggingface_hub.hf_hub_download(
+                    model,
+                    name,
+                    revision=revision,
+                    endpoint=hub.endpoint,
+                    token=token,
+                    cache_dir=hub.cache,
+                    local_files_only=hub.offline or unreachable is not None,
+                )
+            )
+        except errors.LocalEntryNotFoundError as error:
+            if name == CONFIG:
+                raise _refused(unreachable or error, model, revision, hub) from None
+            return None
+        except errors.EntryNotFoundError:
+            return None
+        except (OSError, ValueError, errors.RevisionResolutionError) as error:
+            raise _refused(error, model, revision, hub) from None
+
+    config = file(CONFIG)
+    if config is None:
+        raise FleetError(
+            f"{model}: has no {CONFIG} on the Hub, which says what the model is made of; GGUF "
+            "files and adapters alone have none: name the model that they were made from"
+        )
+    quantized, indexed = file(HF_QUANT_CONFIG), file(INDEX)
+    index = _json(indexed.read_bytes(), str(indexed)) if indexed else None
+    # The snapshot's folder is named for the commit: every header is of the same one.
+    stored, notes = _headers(model, config.parent.name, index, hub, token, until=headers_until)
+    return ModelFiles(
+        config=_json(config.read_bytes(), f"{model}: {CONFIG}"),
+        hf_quant_config=_json(quantized.read_bytes(), f"{model}: {HF_QUANT_CONFIG}")
+        if quantized
+        else None,
+        stored=stored,
+        stored_bytes=_total_size(index),
+        origin=model,
+        notes=notes,
+    )
+
+
+def _unreachable(model: str, revision: str | None, hub: Hub, token: str | None) -> Exception | None:
+    """Ask once whether the Hub answers at all: its client would try for half a minute."""
+    import httpx2
+    import huggingface_hub
+    from huggingface_hub import constants
+    from huggingface_hub.utils._headers import build_hf_headers
+    from huggingface_hub.utils._http import get_session
+
+    if hub.offline or constants.HF_HUB_OFFLINE:
+        return None
+    url = huggingface_hub.hf_hub_url(model, CONFIG, revision=revision, endpoint=hub.endpoint)
+    try:
+        get_session().head(url, headers=build_hf_headers(token=token), timeout=10)
+    except (httpx2.HTTPError, OSError) as error:
+        return error
+    return None
+
+
+def _headers(
+    model: str,
+    commit: str,
+    index: Mapping[str, Any] | None,
+    hub: Hub,
+    token: str | None,
+    *,
+    until: float,
+) -> tuple[Stored | None, tuple[str, ...]]:
+    """Return what the headers of all weight files say; None, and why, if one cannot be had."""
+    import httpx2
+    import huggingface_hub
+    from huggingface_hub import constants, errors
+
+    names = _weight_files(index, f"{model}: {INDEX}")
+    cached = [
+        huggingface_hub.try_to_load_from_cache(model, name, cache_dir=hub.cache, revision=commit)
+        for name in names
+    ]
+    if all(isinstance(path, str) for path in cached):
+        return _merged(_local_header(Path(str(path))) for path in cached), ()
+    if hub.offline or constants.HF_HUB_OFFLINE:
+        return None, ("the weights' files are not in the cache, so their headers were not read",)
+
+    def header(name: str) -> Stored:
+        if time.monotonic() > until:
+            raise TimeoutError("the Hub sends them too slowly")
+        url = huggingface_hub.hf_hub_url(model, name, revision=commit, endpoint=hub.endpoint)
+        return _remote_header(url, token, f"{model}: {name}")
+
+    try:
+        with ThreadPoolExecutor(max_workers=min(_AT_ONCE, len(names))) as pool:
+            return _merged(pool.map(header, names)), ()
+    except errors.EntryNotFoundError:
+        return None, ("the model has no safetensors files, whose headers say what is stored",)
+    except (OSError, httpx2.HTTPError) as error:
+        return None, (f"the headers of the weights' files could not be read: {_first_line(error)}",)
+
+
+def _remote_header(url: str, token: str | None, name: str) -> Stored:
+    """Read the header at the front of a file; no more of it, even if all of it is sent."""
+    got = _front(url, token, _FIRST_BYTES, lambda data: _needed(data, name))
+    size = _header_size(got[:8], name)
+    if len(got) < 8 + size:
+        got = _front(url, token, 8 + size, lambda _: 8 + size)
+    return _header(got[8 : 8 + size], name)
+
+
+def _needed(data: bytes, name: str) -> int:
+    return 8 if len(data) < 8 else 8 + _header_size(data[:8], name)
+
+
+def _front(url: str, token: str | None, size: int, needed: Callable[[bytes], int]) -> bytes:
+    """Return the first bytes at `url`: until there are as many as `needed` says, or `size`."""
+    from huggingface_hub.utils._headers import build_hf_headers
+    from huggingface_hub.utils._http import get_session, hf_raise_for_status
+
+    headers = {**build_hf_headers(token=token), "Range": f"bytes=0-{size - 1}"}
+    got = b""
+    with get_session().stream("GET", url, headers=headers, timeout=10) as response:
+        hf_raise_for_status(response)
+        for chunk in response.iter_bytes(1 << 16):
+            got += chunk
+            if len(got) >= min(size, needed(got)):
+                break
+    return got
+
+
+def _token(hub: Hub) -> str | None:
+    if hub.token_file is None:
+        return None
+    try:
+        token = Path(hub.token_file).expanduser().read_text(encoding="utf-8").strip()
+    except (OSError, RuntimeError, UnicodeDecodeError) as error:
+        raise FleetError(
+            f"{hub.token_file}: the Hub's token cannot be read from it: {error}"
+        ) from None
+    if not token:
+        raise FleetError(f"{hub.token_file}: is empty; it has to hold the Hub's token")
+    return token
+
+
+def _refused(error: Exception, model: str, revision: str | None, hub: Hub) -> FleetError:
+    """Say in a sentence why the Hub's client has no file for us."""
+    from huggingface_hub import constants, errors
+
+    # A mirror's address may have a password in it.
+    endpoint = _PASSWORD.sub("//", hub.endpoint or constants.ENDPOINT)
+    if isinstance(error, errors.GatedRepoError):
+        return FleetError(
+            f"{model}: its publisher grants access by account: accept the terms on the Hub, and "
+            "give a token of that account in a file (HF_TOKEN_PATH, or --hf-token-file)"
+        )
+    if isinstance(error, errors.RevisionNotFoundError | errors.RevisionResolutionError):
+        return FleetError(f"{model}: has no revision {revision!r} at {endpoint}")
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return FleetError(
+            f"{model}: not found at {endpoint}, or not readable with this token; check the name, "
+            "and give a token in a file if it is private (HF_TOKEN_PATH, or --hf-token-file)"
+        )
+    if isinstance(error, errors.OfflineModeIsEnabled) or hub.offline or constants.HF_HUB_OFFLINE:
+        return FleetError(
+            f"{model}: not in the cache {hub.cache or constants.HF_HUB_CACHE}, and the Hub is not "
+            "asked (HF_HUB_OFFLINE): download its config.json first, or give a directory"
+        )
+    if isinstance(error, errors.HFValidationError):
+        return FleetError(f"{model}: no name of a model on the Hub (owner/name)")
+    return FleetError(
+        f"{model}: {endpoint} cannot be asked: {_first_line(error)}; if the Hub cannot be reached "
+        "from here, set HF_ENDPOINT to a mirror, or give a directory with the model's config.json"
+    )
+
+
+# -- what a file says ------------------------------------------------------------------------------
+
+
+def _json(text: bytes, name: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise FleetError(f"{name}: is no JSON: {error}") from None
+    except RecursionError:
+        raise FleetError(f"{name}: is nested more deeply than any model's files are") from None
+    if not isinstance(found, dict):
+        raise FleetError(f"{name}: holds a {type(found).__name__}, and not an object with keys")
+    return found
+
+
+def _weight_files(index: Mapping[str, Any] | None, name: str) -> list[str]:
+    """Return the names of the files that hold the tensors, as the index has them."""
+    if not index:
+        return [SINGLE]
+    files = index.get("weight_map", {})
+    if not isinstance(files, Mapping) or not all(map(_is_below, files.values())):
+        raise FleetError(
+            f"{name}: its `weight_map` does not say for each tensor which file holds it; take the "
+            "file as the model's publisher has it"
+        )
+    return sorted(set(files.values()))
+
+
+def _is_below(file: Any) -> bool:
+    """Say whether it is a name of a file below the model's directory."""
+    return isinstance(file, str) and not file.startswith("/") and ".." not in file.split("/")
+
+
+def _total_size(index: Mapping[str, Any] | None) -> int | None:
+    metadata = (index or {}).get("metadata")
+    size = metadata.get("total_size") if isinstance(metadata, Mapping) else None
+    if isinstance(size, int | float) and 0 < size < math.inf:
+        return int(size)
+    return None
+
+
+def _header_size(first: bytes, name: str) -> int:
+    if len(first) == 8:
+        (size,) = struct.unpack("<Q", first)
+        if 2 <= size <= _LARGEST_HEADER:
+            return int(size)
+    raise FleetError(
+        f"{name}: does not begin as a safetensors file does; is its download complete (a Git LFS "
+        "pointer is a text of three lines)?"
+    )
+
+
+def _header(text: bytes, name: str) -> Stored:
+    entries = _json(text, f"{name}: its header")
+    try:
+        return {
+            tensor: (str(entry["dtype"]), tuple(int(length) for length in entry["shape"]))
+            for tensor, entry in entries.items()
+            if tensor != "__metadata__"
+        }
+    except (KeyError, TypeError, ValueError):
+        raise FleetError(f"{name}: its header is not as the safetensors format has it") from None
+
+
+def _merged(headers: Iterable[Stored]) -> Stored:
+    merged: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for header in headers:
+        merged.update(header)
+    return merged
+
+
+def _first_line(error: Exception) -> str:
+    return _PASSWORD.sub("//", (str(error).strip() or type(error).__name__).splitlines()[0])
+
+
+def _within(seconds: float, work: Callable[[], _Found], model: str) -> _Found:
+    """Do `work` in a thread of its own, and give up on it after `seconds`."""
+    found: list[_Found] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(work())
+        except BaseException as error:  # noqa: BLE001  # raised again in the caller's thread
+            failed.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if failed:
+        raise failed[0]
+    if not found:
+        raise FleetError(
+            f"{model}: the Hub has not sent its files within {seconds:g} s; try again, or give a "
+            "directory with the model's config.json"
+        )
+    return found[0]

@@ -1,0 +1,595 @@
+"""
+What one layer caches in one block, on one GPU: vLLM's KV cache specs by release.  Pure.
+
+A block is a number of tokens; a page is what one layer stores of them. The pages of a model have to
+be of one size, so vLLM chooses the block by the attention backend and, for models with states
+(Mamba, linear attention), so large that a page of attention holds a whole state. Source: vllm's
+v1/kv_cache_interface.py, the layers' get_kv_cache_spec, platforms/cuda.py, platforms/cpu.py,
+platforms/interface.py and model_executor/models/config.py of 0.8.5 to 0.33.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from enum import StrEnum
+from functools import cached_property
+from math import lcm, prod
+from typing import Any, Literal
+
+from gpufleet.errors import NotKnownError
+from gpufleet.quick_dataclass import dataclass
+from gpufleet.sizing.architectures.components import (
+    Architecture,
+    Cache,
+    ChunkCache,
+    CompressedCache,
+    FullCache,
+    LatentCache,
+    StateCache,
+    WindowCache,
+)
+
+Version = tuple[int, ...]
+
+# Bytes of one number; torch's sizes.
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "half": 2, "float": 4}
+_ONE_BYTE = frozenset({"fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc"})
+# DeepSeek's packed formats: latent, rotary key and scales of a token in one piece
+# (v1/attention/backends/mla/flashmla_sparse.py, get_kv_cache_spec of mla_attention.py).
+_PACKED_LATENT = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
+_INDEX_GROUP = 128
+"""Numbers of an index key that share a 4-byte scale (model_executor/models/deepseek_v2.py)."""
+# The Mamba kinds whose models cached the state of every block when prefix caching was on
+# (SupportsMambaPrefixCaching: Mamba, Mamba-2, Bamba, Falcon-H1, Granite-4, Jamba, Nemotron-H,
+# Zamba-2), until 0.28 made "align" the default for them as well.
+_EVERY_BLOCK = frozenset({"mamba1", "mamba2"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """All that the arithmetic of the KV cache depends on, besides the memory there is for it."""
+
+    stages: tuple[tuple[Cache, ...], ...]
+    """The caches that each pipeline stage's layers have, in the layers' order; those of a draft
+    model (MTP, EAGLE) after the last. See `caches()`."""
+    vllm: Version
+    max_model_len: int
+    max_num_batched_tokens: int
+    dtype: str = "bfloat16"
+    """The model's."""
+    kv_dtype: str = "auto"
+    """As --kv-cache-dtype has it."""
+    tensor: int = 1
+    decode_context_parallel: int = 1
+    block_size: int | None = None
+    """--block-size; None: the release's choice."""
+    prefix_caching: bool | None = None
+    """None: the release's default."""
+    speculative_tokens: int = 0
+    hybrid_manager: bool = True
+    """Off with --disable-hybrid-kv-cache-manager: windows are kept as whole contexts."""
+    state_chunk: int = 256
+    """Mamba's chunk_size, which blocks are multiples of where every block's state is cached."""
+    compute_capability: tuple[int, int] | None = None
+    """None: Hopper's, where it matters (MLA's block)."""
+    device: Literal["cuda", "cpu"] = "cuda"
+
+    @property
+    def pipeline(self) -> int:
+        """Return how many stages there are."""
+        return len(self.stages)
+
+    @cached_property
+    def distinct(self) -> tuple[Cache, ...]:
+        """Return every cache that some layer has, once."""
+        return tuple(dict.fromkeys(cache for stage in self.stages for cache in stage))
+
+    @cached_property
+    def has_states(self) -> bool:
+        """Return whether some layer keeps a state."""
+        return any(isinstance(cache, StateCache) for cache in self.distinct)
+
+    @cached_property
+    def has_attention(self) -> bool:
+        """Return whether some layer keeps tokens."""
+        return any(not isinstance(cache, StateCache) for cache in self.distinct)
+
+    @cached_property
+    def caches_prefixes(self) -> bool:
+        """
+        Return whether prefix caching is on.
+
+        Off by default for hybrids before 0.26 and for models of states alone
+        (ModelConfig.is_prefix_caching_supported).
+        """
+        if self.prefix_caching is None:
+            return not self.has_states or (self.vllm >= (0, 26) and self.has_attention)
+        return self.prefix_caching
+
+
+class Kind(StrEnum):
+    """How the need of one request grows with its length."""
+
+    FULL = "full"
+    WINDOW = "window"
+    CHUNK = "chunk"
+    STATE = "state"
+
+
+@dataclass(frozen=True)
+class Page:
+    """
+    What one layer stores in one block. Layers with equal pages may share a group.
+
+    `shape` tells pages apart that happen to be of one size: (KV heads, head dimensions, dtype).
+    """
+
+    kind: Kind
+    block: int
+    """Tokens."""
+    bytes: int
+    """With its padding."""
+    shape: tuple[object, ...]
+    span: int = 0
+    """Tokens of the window or the chunk."""
+    grows: int = 0
+    """Bytes that one more token takes; 0 for windows, chunks and states."""
+
+
+def caches(architecture: Architecture, layers: Iterable[range]) -> tuple[tuple[Cache, ...], ...]:
+    """
+    Return `Layout.stages`: the caches of the decoder layers that each stage of `layers` has.
+
+    Those of the model's own draft layers are not among them: append `draft_caches()` to the last.
+    """
+    return tuple(
+        tuple(cache for number in stage for cache in architecture.layers[number].caches)
+        for stage in layers
+    )
+
+
+def draft_caches(architecture: Architecture) -> tuple[Cache, ...]:
+    """Return the caches of the model's own multi-token prediction layers."""
+    return tuple(cache for layer in architecture.draft_layers for cache in layer.caches)
+
+
+def pages(layout: Layout, stage: tuple[Cache, ...]) -> tuple[Page, ...]:
+    """
+    Return the pages of one stage's layers, in the order in which the release looks at them.
+
+    Raises `NotKnownError` for a KV dtype that is not known.
+    """
+    block = block_size(layout)
+    made = {cache: _pages(layout, cache, block) for cache in set(stage)}
+    found = [page for cache in stage for page in made[cache]]
+    if layout.vllm < (0, 11):
+        # Two passes over the layers: attention, then Mamba (gpu_model_runner.get_kv_cache_spec).
+        found.sort(key=lambda page: page.kind is Kind.STATE)
+    return tuple(found)
+
+
+def _pages(layout: Layout, cache: Cache, block: int) -> tuple[Page, ...]:
+    """Return the pages of one layer: two where sparse attention keeps an index besides."""
+    if isinstance(cache, StateCache):
+        return (_state_page(layout, cache, block),)
+    if isinstance(cache, CompressedCache):
+        return compressed_pages(layout, cache)
+    if isinstance(cache, LatentCache) and cache.indexer_dim:
+        return (_page(layout, cache, block), _index_page(cache, block))
+    return (_page(layout, cache, block),)
+
+
+COMPRESSED = "compressed"
+"""The first of a page's `shape` where it is DeepSeek V4's."""
+_COMPRESSED_BLOCK, _WINDOW_BLOCK = 256, 64
+_STATE_BLOCKS = {4: 4, 128: 8}
+_FLASH_MLA_ROW = 576
+
+
+def compressed_pages(layout: Layout, cache: CompressedCache) -> tuple[Page, ...]:
+    """
+    Return DeepSeek V4's pages of one layer, in FlashMLA's packed rows (fp8_ds_mla).
+
+    A token of 512 numbers is 448 bytes, 64 numbers of two bytes and 8 scales; pages are multiples
+    of 576 bytes. The states, of keys and of scores, are float32; four tokens overlap. Source:
+    DeepseekV4SWACache, DeepseekV4Attention, DeepseekV4IndexerCache and CompressorStateCache in
+    vllm/models/deepseek_v4 and v1/attention/backends/mla/sparse_swa.py, 0.20 to 0.33.
+    """
+    if layout.kv_dtype != "auto" and layout.kv_dtype not in _ONE_BYTE | {"fp8_ds_mla"}:
+        raise NotKnownError(
+            f"--kv-cache-dtype {layout.kv_dtype}: of DeepSeek V4 only the bytes of fp8_ds_mla are "
+            "known here, which auto and fp8 mean"
+        )
+    rope = 64
+    token, ratio = cache.dim - rope + 2 * rope + 8, cache.ratio
+    window = _rows(_WINDOW_BLOCK * token)
+    found = [Page(Kind.WINDOW, _WINDOW_BLOCK, window, (COMPRESSED, cache.dim), cache.window)]
+    if not ratio:
+        return tuple(found)
+    block = layout.block_size or _COMPRESSED_BLOCK
+    overlap = 2 if ratio == 4 else 1
+    state = _STATE_BLOCKS.get(ratio, ratio)
+    kept = [(cache.dim, token)]
+    if cache.index_dim:
+        kept.append((cache.index_dim, cache.index_dim + cache.index_dim // _INDEX_GROUP * 4))
+    for dim, entry in kept:
+        size = _rows(block // ratio * entry)
+        shape = (COMPRESSED, dim, ratio)
+        found.append(Page(Kind.FULL, block, size, shape, 0, size // block))
+        own = _rows(state * 2 * overlap * dim * 4)
+        found.append(Page(Kind.WINDOW, state, own, (*shape, "state"), overlap * ratio))
+    return tuple(found)
+
+
+def _rows(size: int) -> int:
+    return -(-size // _FLASH_MLA_ROW) * _FLASH_MLA_ROW
+
+
+def block_size(layout: Layout) -> int:
+    """
+    Return the tokens of a block of attention, before pages are made equal.
+
+    16 unless the attention backend wants more: FlashMLA 64, FlashInfer MLA 32 or 64, CUTLASS MLA
+    128, the CPU 128 (its MLA 16). Models with states raise it until a page holds a state.
+    """
+    if layout.device == "cpu":
+        block, kernel = _cpu_block(layout)
+    elif (latent := _latent(layout)) is not None:
+        block, kernel = _latent_block(layout, latent)
+    else:
+        block, kernel = layout.block_size or 16, 16
+    if layout.has_states and layout.has_attention:
+        block = _hybrid_block(layout, block, kernel)
+    return block
+
+
+def token_bytes(layout: Layout, cache: FullCache | WindowCache | ChunkCache | LatentCache) -> int:
+    """
+    Return what one token takes in one layer, on one GPU.
+
+    MLA's latent is the same on every rank; KV heads are divided by TP, at least one a rank.
+    """
+    if isinstance(cache, LatentCache):
+        packed = _PACKED_LATENT.get(_latent_dtype(layout))
+        return packed or (cache.rank + cache.rope_dim) * _element(layout)
+    heads = max(1, cache.kv_heads // layout.tensor)
+    # Values of their own size were counted from 0.14 on (FullAttentionSpec.head_size_v).
+    values = None if isinstance(cache, ChunkCache) or layout.vllm < (0, 14) else cache.v_head_dim
+    keys, values = cache.head_dim, values or cache.head_dim
+    dtype = layout.kv_dtype
+    if dtype in ("int8_per_token_head", "fp8_per_token_head"):
+        return heads * (keys + values + 2 * 4)
+    if dtype == "int4_per_token_head":
+        return heads * (keys // 2 + values // 2 + 2 * 4)
+    if dtype.startswith("nvfp4"):
+        # Four bits a number and an fp8 scale for 16 of them (torch_utils.nvfp4_kv_cache_full_dim).
+        return heads * 2 * (keys // 2 + keys // 16)
+    return heads * (keys + values) * _element(layout)
+
+
+def kv_dtype(
+    config: Mapping[str, Any],
+    requested: str,
+    vllm: Version,
+    compute_capability: tuple[int, int] | None = None,
+) -> str:
+    """
+    Return the KV dtype that a release takes for `--kv-cache-dtype` with this config.json.
+
+    "auto" is what the checkpoint says: ModelOpt's kv_cache_quant_algo since 0.14
+    (utils/torch_utils.py), compressed-tensors' kv_cache_scheme since 0.16 (whatever was requested
+    until 0.21; layers/attention/attention.py). GLM-5's sparse attention takes fp8 on SM100 since
+    0.32 (model_executor/models/config.py).
+    """
+    said = config.get("quantization_config")
+    said = said if isinstance(said, Mapping) else {}
+    method = str(said.get("quant_method", ""))
+    if method == "compressed-tensors" and said.get("kv_cache_scheme") and vllm >= (0, 16):
+        return "fp8" if requested == "auto" or vllm < (0, 22) else requested
+    if requested != "auto":
+        return requested
+    if method.startswith("modelopt") and vllm >= (0, 14):
+        return _modelopt_kv_dtype(said, vllm)
+    if config.get("architectures") == ["GlmMoeDsaForCausalLM"] and vllm >= (0, 32):
+        return "fp8_e4m3" if compute_capability and compute_capability[0] == 10 else "auto"
+    return "auto"
+
+
+def _modelopt_kv_dtype(said: Mapping[str, Any], vllm: Version) -> str:
+    below = said.get("quantization")
+    inner = below if isinstance(below, Mapping) else said
+    for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
+        found = inner.get(key) or said.get(key)
+        if isinstance(found, Mapping):
+            if found.get("type") == "float" and found.get("num_bits") == 4 and vllm >= (0, 20):
+                return "nvfp4"
+            static = found.get("dynamic") is False and found.get("num_bits") == 8
+            return "fp8_e4m3" if static and found.get("type") == "float" else "auto"
+        if isinstance(found, str):
+            known = {"fp8": "fp8_e4m3"} | ({"nvfp4": "nvfp4"} if vllm >= (0, 20) else {})
+            return known.get(found.lower(), "auto")
+    return "auto"
+
+
+def _element(layout: Layout) -> int:
+    dtype = layout.kv_dtype
+    if dtype == "auto":
+        dtype = layout.dtype
+    if dtype in _ONE_BYTE:
+        return 1
+    if dtype in DTYPE_BYTES:
+        return DTYPE_BYTES[dtype]
+    raise NotKnownError(
+        f"--kv-cache-dtype {layout.kv_dtype}: its bytes a token are not known here; known are "
+        f"auto, {', '.join(sorted(_ONE_BYTE | {'bfloat16', 'float16'}))}, fp8_ds_mla, "
+        "nvfp4_ds_mla, nvfp4 and int4/int8/fp8_per_token_head"
+    )
+
+
+def _is_sparse(layout: Layout) -> bool:
+    """
+    Say whether the model's attention is sparse: of all layers, where only some have an index.
+
+    GLM-5.2's layers without one use that of a layer before (`index_topk_freq`).
+    """
+    return any(
+        isinstance(cache, LatentCache) and cache.indexer_dim
+        for stage in layout.stages
+        for cache in stage
+    )
+
+
+def _latent_dtype(layout: Layout) -> str:
+    """Return the KV dtype of MLA: sparse attention turns fp8 into DeepSeek's packed format."""
+    dtype = layout.kv_dtype
+    if dtype in _PACKED_LATENT or not _is_sparse(layout):
+        return dtype
+    major = _major(layout)
+    if layout.vllm >= (0, 18):
+        # By backend: FlashMLA's on Hopper, SM120's kernel (0.24) packs "auto" as well; FlashInfer,
+        # which SM100 prefers for fp8, keeps plain fp8 (layers/attention/mla_attention.py).
+        if major == 12 and (dtype == "auto" or dtype in _ONE_BYTE) and layout.vllm >= (0, 24):
+            return "fp8_ds_mla"
+        return "fp8_ds_mla" if dtype in _ONE_BYTE and major != 10 else dtype
+    return "fp8_ds_mla" if dtype in _ONE_BYTE else dtype
+
+
+def _page(
+    layout: Layout, cache: FullCache | WindowCache | ChunkCache | LatentCache, block: int
+) -> Page:
+    token = token_bytes(layout, cache)
+    if isinstance(cache, LatentCache):
+        return Page(
+            Kind.FULL, block, block * token, ("latent", cache.rank, cache.rope_dim), 0, token
+        )
+    shape: tuple[object, ...] = (max(1, cache.kv_heads // layout.tensor), cache.head_dim)
+    if isinstance(cache, ChunkCache) and layout.vllm >= (0, 10):  # a whole context before
+        return Page(Kind.CHUNK, block, block * token, shape, cache.chunk)
+    # 0.8.0 to 0.8.2 knew no windows.
+    if isinstance(cache, WindowCache) and layout.vllm >= (0, 8, 3):
+        return Page(Kind.WINDOW, block, block * token, shape, cache.window)
+    values = None if isinstance(cache, ChunkCache) else cache.v_head_dim
+    return Page(Kind.FULL, block, block * token, (*shape, values), 0, token)
+
+
+def row_bytes(layout: Layout) -> int:
+    """
+    Return what 0.31 rounds a block of the pool up to: sparse attention's row on SM100, else 1.
+
+    MLAAttention._uses_flat_kv_cache; 0.32 aligns each page instead, which a whole row already is.
+    """
+    latent = _latent(layout)
+    if latent is None or not latent.indexer_dim or layout.vllm[:2] != (0, 31):
+        return 1
+    return token_bytes(layout, latent) if _major(layout) == 10 else 1
+
+
+def _index_page(cache: LatentCache, block: int) -> Page:
+    """Return the page of sparse attention's index keys: one byte a number, and their scales."""
+    token = cache.indexer_dim + cache.indexer_dim // _INDEX_GROUP * 4
+    return Page(Kind.FULL, block, block * token, ("index", cache.indexer_dim), 0, token)
+
+
+def _state_page(layout: Layout, cache: StateCache, block: int) -> Page:
+    """Return the page of a state, padded to that of attention where there is any."""
+    size = state_bytes(layout, cache)
+    if layout.has_attention:
+        one = _attention_token(layout)
+        size = max(size, block * one)
+    # Which tokens a state stands for: all of a request, or those of a block where it is cached.
+    cached = layout.caches_prefixes and layout.has_attention and layout.vllm >= (0, 11, 1)
+    covers = block if cached else layout.max_model_len
+    return Page(Kind.STATE, covers, size, (cache.kind, cache.shapes, cache.dtypes))
+
+
+def state_bytes(layout: Layout, cache: StateCache) -> int:
+    """
+    Return what one state takes on one GPU.
+
+    Speculation lengthens what the convolution looks back on by its tokens: for gated delta nets
+    always, for Mamba-2 since 0.17, KDA since 0.27, short convolutions since 0.29 (mamba_utils.py).
+    """
+    total = 0
+    last = len(cache.shapes) - (0 if cache.kind == "short_conv" else 1)
+    for number, (shape, split) in enumerate(zip(cache.shapes, cache.split, strict=True)):
+        sizes = list(shape)
+        if split is not None:
+            sizes[split] = -(-sizes[split] // layout.tensor)
+        if number < last and _lengthens(layout, cache.kind):
+            sizes[0 if split == 1 else -1] += layout.speculative_tokens
+        dtype = cache.dtypes[number]
+        total += prod(sizes) * DTYPE_BYTES[layout.dtype if dtype == "model" else dtype]
+    return total
+
+
+def _lengthens(layout: Layout, kind: str) -> bool:
+    since = {"gdn": (0,), "mamba2": (0, 17), "kda": (0, 27), "short_conv": (0, 29)}
+    return kind in since and layout.vllm >= since[kind]
+
+
+def blocks(layout: Layout, page: Page, length: int) -> int:
+    """Return the blocks that one request of `length` tokens takes in a layer with this page."""
+    if page.kind is Kind.STATE:
+        return _state_blocks(layout, page, length)
+    if page.kind is Kind.WINDOW:
+        # The window need not begin where a block does: one more.
+        tokens = min(page.span - 1 + _in_flight(layout), length)
+        return -(-tokens // page.block) + 1
+    if page.kind is Kind.CHUNK:
+        return -(-min(page.span + _in_flight(layout), length) // page.block)
+    tokens = -(-length // layout.decode_context_parallel)
+    return -(-tokens // page.block)
+
+
+def _state_blocks(layout: Layout, page: Page, length: int) -> int:
+    """
+    Return the states that one request holds.
+
+    One, and one more for each speculative token since 0.16 (MambaSpec.max_memory_usage_bytes);
+    with prefix caching those of every block ("all") or one more ("align"). Mamba-2 keeps one more
+    for a checkpoint inside a prefill since 0.32, gated delta nets with FlashInfer's kernel since
+    0.33.
+    """
+    speculative = layout.speculative_tokens if layout.vllm >= (0, 16) else 0
+    if not layout.caches_prefixes or layout.vllm < (0, 11, 1):
+        return 1 + speculative
+    kind = str(page.shape[0])
+    if _caches_every_block(layout, kind):
+        # The speculative ones count here since 0.22.
+        return -(-length // page.block) + (speculative if layout.vllm >= (0, 22) else 0)
+    if layout.vllm < (0, 16):
+        return 1
+    return 2 + speculative + _exports_checkpoints(layout, kind)
+
+
+def _caches_every_block(layout: Layout, kind: str) -> bool:
+    return kind in _EVERY_BLOCK and layout.caches_prefixes and (0, 11, 1) <= layout.vllm < (0, 28)
+
+
+def _exports_checkpoints(layout: Layout, kind: str) -> bool:
+    if kind == "mamba2":
+        return layout.vllm >= (0, 32)
+    return kind == "gdn" and layout.vllm >= (0, 33) and _flashinfer_delta_nets(layout)
+
+
+def _flashinfer_delta_nets(layout: Layout) -> bool:
+    """Return whether FlashInfer's kernel is used: from Hopper on (qwen_gdn_linear_attn.py)."""
+    return layout.device == "cuda" and _major(layout) in (9, 10, 12)
+
+
+def _in_flight(layout: Layout) -> int:
+    """
+    Return the tokens that are scheduled but not settled, whose blocks a window still holds.
+
+    One batch, until 0.26 counted all that run at once (VllmConfig.max_in_flight_tokens): as many as
+    there are stages, and one more with asynchronous scheduling. That is the default, but not on
+    the CPU, nor with several stages for most mixtures of experts before 0.29, which is left out.
+    """
+    if layout.vllm < (0, 26):
+        return layout.max_num_batched_tokens
+    overlap = 0 if layout.device == "cpu" else 1
+    return (layout.pipeline + overlap) * layout.max_num_batched_tokens
+
+
+def _major(layout: Layout) -> int:
+    return 9 if layout.compute_capability is None else layout.compute_capability[0]
+
+
+def _latent(layout: Layout) -> LatentCache | None:
+    return next((cache for cache in layout.distinct if isinstance(cache, LatentCache)), None)
+
+
+def _latent_block(layout: Layout, cache: LatentCache) -> tuple[int, int]:
+    """
+    Return MLA's block, and what the backend's kernel wants it to be a multiple of.
+
+    Until 0.17 forced by platforms/cuda.py: FlashMLA on Hopper 64, CUTLASS on SM100 128 until
+    FlashInfer took over there with 64 (0.15), else 16. From 0.18 the backend's preference:
+    FlashAttention MLA on Hopper 16 (FlashMLA with an fp8 cache 64), FlashInfer on SM100 32, Triton
+    16; sparse attention 64.
+    """
+    major, asked, vllm = _major(layout), layout.block_size, layout.vllm
+    if vllm >= (0, 18):
+        wanted = _preferred_latent_block(layout, major, sparse=_is_sparse(layout))
+        return (asked or max(wanted, 16)), wanted
+    if cache.indexer_dim:
+        return 64, 64
+    if major == 10 and vllm >= (0, 10, 1):
+        wanted = 64 if vllm >= (0, 15) else 128
+    else:
+        wanted = 64 if major == 9 else 16
+    # A multiple is left alone since 0.11.
+    if asked is not None and asked % wanted == 0 and vllm >= (0, 11):
+        return asked, wanted
+    return (asked or 16) if wanted == 16 else wanted, wanted
+
+
+def _preferred_latent_block(layout: Layout, major: int, *, sparse: bool) -> int:
+    if sparse:
+        return 64
+    if major == 10:
+        return 32
+    if major == 9 and layout.kv_dtype in _ONE_BYTE:
+        return 64
+    return 16
+
+
+def _cpu_block(layout: Layout) -> tuple[int, int]:
+    """Return the CPU's block: 128, or 16 with MLA, whose kernel takes no other (platforms/cpu)."""
+    if _latent(layout) is not None:
+        return 16, 16
+    return layout.block_size or 128, 32
+
+
+def _attention_token(layout: Layout) -> int:
+    """Return the bytes a token of the first layer with attention, whose page holds a state."""
+    first = next(
+        cache for cache in layout.distinct if not isinstance(cache, StateCache | CompressedCache)
+    )
+    return token_bytes(layout, first)
+
+
+def _hybrid_block(layout: Layout, block: int, kernel: int) -> int:
+    """
+    Return the block of attention beside states: such that one of its pages holds a state.
+
+    Multiples of 16 (64 for MLA since 0.11.1; 32 on SM100 with heads of 256, 0.11.1 to 0.17), since
+    0.20 of the backend's own block, since 0.27 of 128 for MLA. Where every block's state is cached
+    also of Mamba's chunk.
+    """
+    token = _attention_token(layout)
+    states = [cache for cache in layout.distinct if isinstance(cache, StateCache)]
+    state = max(state_bytes(layout, cache) for cache in states)
+    kinds = {cache.kind for cache in states}
+    align = _hybrid_alignment(layout, block, kernel)
+    if any(_caches_every_block(layout, kind) for kind in kinds):
+        align = lcm(layout.state_chunk, align)
+    elif layout.caches_prefixes and any(
+        kind == "gdn" and _exports_checkpoints(layout, kind) for kind in kinds
+    ):
+        align = lcm(align, 64)
+    return max(block, align * -(-state // (align * token)))
+
+
+def _hybrid_alignment(layout: Layout, block: int, kernel: int) -> int:
+    latent, vllm = _latent(layout) is not None, layout.vllm
+    if vllm >= (0, 20):
+        align = max(kernel, block)
+        return max(align, 128) if latent and vllm >= (0, 27) else align
+    if vllm < (0, 11, 1):
+        return 16
+    if latent:
+        return 64
+    wide = any(isinstance(cache, FullCache) and cache.head_dim == 256 for cache in layout.distinct)
+    return 32 if wide and _major(layout) == 10 and vllm < (0, 18) else 16
+
+
+def padded(page: Page, size: int) -> Page:
+    """Return the page with its bytes padded to `size`."""
+    return replace(page, bytes=size)
+
+
+def widened(page: Page, ratio: int) -> Page:
+    """Return the page of a block that is `ratio` times as large."""
+    return replace(page, block=page.block * ratio, bytes=page.bytes * ratio)

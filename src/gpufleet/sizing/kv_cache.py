@@ -1,0 +1,501 @@
+"""
+How many tokens a KV cache holds, and whether one request of the longest length fits: by release.
+
+vLLM sorts a model's layers into groups of which each has a table of blocks of its own, and gives
+all groups one pool of blocks. A block of the pool is as large as the pages of one group's layers.
+The number of blocks is what fits on the smallest rank; a request takes blocks of every group.
+What changed between releases stands at each rule. Source: vllm/v1/core/kv_cache_utils.py (0.33:
+kv_cache_planning.py) of 0.8.5 to 0.33.0.  Pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property, lru_cache
+
+from gpufleet.quick_dataclass import dataclass
+from gpufleet.sizing import kv_compressed
+from gpufleet.sizing.kv_bytes import (
+    Kind,
+    Layout,
+    Page,
+    block_size,
+    blocks,
+    padded,
+    pages,
+    row_bytes,
+    widened,
+)
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class CacheReport:
+    """What a release says of its KV cache at start."""
+
+    bytes_per_token_per_gpu: int
+    """That one more token of a long context takes on the largest stage: windows, chunks and states
+    that the release keeps as such have stopped growing. Divided by decode context parallelism,
+    rounded up."""
+    bytes_for_max_model_len_per_gpu: int
+    """That one request of `max_model_len` takes of the pool, on the largest stage."""
+    needed_bytes: int
+    """What the release asks for before it starts; up to 0.18 not always the same as the above."""
+    tokens: int
+    """As the release logs it, on the rank with the fewest."""
+    blocks: int
+    """Of the pool, its null block included."""
+    block_size: int
+    """Tokens of the smallest group's block."""
+    max_concurrency: float
+    """Requests of `max_model_len` at once, as the release logs it."""
+    starts: bool
+    why: str
+    """Why it does not start, as a sentence; empty where it does."""
+    estimated_max_model_len: int
+    """As the refusal estimates it: for the first rank that has too little. Where it starts, the
+    asked length."""
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Layers with one table of blocks."""
+
+    pages: tuple[tuple[int, Page], ...]
+    """(number of the stage, page) of each of its layers."""
+    uniform: bool = False
+    """Layers of one kind whose pages differ in size: each has memory of its own."""
+    packed: bool = False
+    """One of several with pages of several sizes (DeepSeek V4)."""
+
+    @cached_property
+    def counts(self) -> Counter[Page]:
+        """Return how many layers have which page."""
+        return Counter(page for _, page in self.pages)
+
+    @cached_property
+    def by_stage(self) -> dict[int, Counter[Page]]:
+        """Return the same for each stage."""
+        found: dict[int, Counter[Page]] = {}
+        for number, page in self.pages:
+            found.setdefault(number, Counter())[page] += 1
+        return found
+
+    @cached_property
+    def page(self) -> Page:
+        """Return its first layer's page, which is every layer's where it is not uniform."""
+        return self.pages[0][1]
+
+    def on(self, stage: int) -> Counter[Page]:
+        """Return how many layers have which page on one stage."""
+        return self.by_stage.get(stage, _NONE)
+
+
+_NONE: Counter[Page] = Counter()
+
+
+class _GroupingError(Exception):
+    """The release refuses these layers together; the message is a sentence."""
+
+
+def cache(layout: Layout, available_bytes: int | Sequence[int]) -> CacheReport:
+    """
+    Return what `layout` makes of `available_bytes`: of each GPU, or of each stage's smallest one.
+
+    Raises `FleetError` for a KV dtype that is not known, ValueError where the stages' memory is
+    not that of as many stages.
+    """
+    available = _per_stage(layout, available_bytes)
+    smallest = block_size(layout)
+    if not any(layout.stages):
+        return CacheReport(0, 0, 0, 0, 1, smallest, 0.0, True, "", layout.max_model_len)
+    try:
+        plan = _plan(layout)
+    except _GroupingError as refused:
+        return CacheReport(0, 0, 0, 0, 0, smallest, 0.0, False, str(refused), 0)
+    length = layout.max_model_len
+    report = CacheReport(
+        bytes_per_token_per_gpu=max(map(plan.token_bytes, range(layout.pipeline))),
+        bytes_for_max_model_len_per_gpu=max(
+            plan.block_bytes(stage) * plan.request_blocks(stage, length)
+            for stage in range(layout.pipeline)
+        ),
+        needed_bytes=max(plan.needed(stage, length) for stage in range(layout.pipeline)),
+        tokens=0,
+        blocks=0,
+        block_size=plan.block_size,
+        max_concurrency=0.0,
+        starts=True,
+        why="",
+        estimated_max_model_len=length,
+    )
+    if refusal := plan.refusal(available):
+        why, estimate = refusal
+        report = replace(report, starts=False, why=why, estimated_max_model_len=estimate)
+    counts = [
+        max(0, available[stage]) // plan.block_bytes(stage) for stage in range(layout.pipeline)
+    ]
+    if layout.vllm >= (0, 11):
+        counts = [min(counts)] * layout.pipeline
+    said = []
+    for stage, count in enumerate(counts):
+        concurrency = plan.concurrency(stage, count)
+        said.append((plan.tokens(stage, count, concurrency), concurrency))
+    return replace(
+        report,
+        blocks=min(counts),
+        tokens=min(tokens for tokens, _ in said),
+        max_concurrency=min(concurrency for _, concurrency in said),
+    )
+
+
+def largest_max_model_len(layout: Layout, available_bytes: int | Sequence[int]) -> int:
+    """
+    Return the longest `max_model_len` that starts, up to `layout.max_model_len`; 0: none.
+
+    It is what the release's refusal estimates, and what `--max-model-len auto` takes.
+    """
+    available = _per_stage(layout, available_bytes)
+    if not any(layout.stages):
+        return layout.max_model_len
+    try:
+        plan = _plan(layout)
+        return plan.longest(plan.checked(available), range(layout.pipeline))
+    except _GroupingError:
+        return 0
+
+
+def _per_stage(layout: Layout, available: int | Sequence[int]) -> tuple[int, ...]:
+    if isinstance(available, int):
+        return (available,) * layout.pipeline
+    if len(available) != layout.pipeline:
+        raise ValueError(f"memory of {len(available)} stages for {layout.pipeline}")
+    return tuple(available)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A model's groups, and what the release computes with them."""
+
+    layout: Layout
+    raw: tuple[Counter[Page], ...]
+    """How many of each stage's layers have which page, before they are grouped."""
+    groups: tuple[tuple[_Group, ...], ...]
+    """For each stage its groups: its own until 0.10, the whole model's since."""
+
+    @property
+    def block_size(self) -> int:
+        """Return the tokens of the smallest group's block."""
+        return min(page.block for group in self.groups[0] for page in group.counts)
+
+    def token_bytes(self, stage: int) -> int:
+        """Return what one more token of a long context takes on this stage."""
+        grows = sum(
+            page.grows * count
+            for group in self.groups[stage]
+            for page, count in group.on(stage).items()
+        )
+        return -(-grows // self.layout.decode_context_parallel)
+
+    def block_bytes(self, stage: int) -> int:
+        """Return the bytes of one block of the pool on this stage."""
+        return self._block_bytes[stage]
+
+    @cached_property
+    def _block_bytes(self) -> tuple[int, ...]:
+        return tuple(map(self._bytes_of_a_block, range(self.layout.pipeline)))
+
+    def _bytes_of_a_block(self, stage: int) -> int:
+        groups = self.groups[stage]
+        if groups[0].packed and self.layout.vllm < (0, 27):
+            return self._bytes_of_packed(stage)
+        whole = groups[0].packed or (len(groups) == 1 and groups[0].uniform)
+        if self.layout.vllm >= (0, 29) or whole:
+            row = row_bytes(self.layout)
+            most = max(_bytes(self._counted(group, stage)) for group in groups)
+            return -(-most // row) * row
+        return max(group.on(stage).total() for group in groups) * groups[0].page.bytes
+
+    def _bytes_of_packed(self, stage: int) -> int:
+        """
+        Return the bytes of one block where groups have pages of several sizes.
+
+        Until 0.22 as many of each size of the first group's as any group has tuples; since then as
+        many of each size as any group has of it; since 0.27 what the largest group has.
+        """
+        slots = kv_compressed.slots([group.on(stage) for group in self.groups[stage]])
+        if self.layout.vllm < (0, 23):
+            sizes = {page.bytes for page in self.groups[stage][0].on(stage)}
+            return sum(sizes) * max(slots.values(), default=0)
+        return sum(size * count for size, count in slots.items())
+
+    def _counted(self, group: _Group, stage: int) -> Counter[Page]:
+        """Return the layers that a stage reckons with: until 0.16 those of the whole model."""
+        return group.counts if self.layout.vllm < (0, 17) else group.on(stage)
+
+    def request_blocks(self, stage: int, length: int) -> int:
+        """Return the blocks that one request of `length` tokens takes, over all groups."""
+        return sum(self._group_blocks(group, length) for group in self.groups[stage])
+
+    def _group_blocks(self, group: _Group, length: int) -> int:
+        return max(blocks(self.layout, page, length) for page in group.counts)
+
+    def needed(self, stage: int, length: int) -> int:
+        """
+        Return the bytes that the release wants to be there for one request of `length` tokens.
+
+        Until 0.13 the layers' own needs, before they are grouped. 0.14 to 0.16 ask for the whole
+        model's need on every stage, and until 0.18 for the blocks of the first group alone.
+        """
+        vllm, groups = self.layout.vllm, self.groups[stage]
+        if vllm < (0, 14):
+            return self._needs(self.raw[stage], length)
+        if vllm >= (0, 29):
+            return self.block_bytes(stage) * self.request_blocks(stage, length)
+        if groups[0].packed:
+            slots = kv_compressed.slots([group.on(stage) for group in groups])
+            sizes = {page.bytes for page in groups[0].on(stage)}
+            one = sum(sizes) * max(slots.values(), default=0)
+            return one * self.request_blocks(stage, length)
+        if len(groups) == 1 and groups[0].uniform:
+            return self._needs(self._counted(groups[0], stage), length)
+        most = max(self._counted(group, stage).total() for group in groups)
+        asked = groups[:1] if vllm < (0, 19) else groups
+        return most * groups[0].page.bytes * sum(self._group_blocks(g, length) for g in asked)
+
+    def _needs(self, counts: Counter[Page], length: int) -> int:
+        return sum(
+            count * blocks(self.layout, page, length) * page.bytes for page, count in counts.items()
+        )
+
+    def checked(self, available: tuple[int, ...]) -> tuple[int, ...]:
+        """
+        Return the bytes that a stage's need is compared with.
+
+        0.14 to 0.16 take the smallest stage's; since 0.29 the pool's null block is put aside.
+        """
+        vllm = self.layout.vllm
+        if (0, 14) <= vllm < (0, 17):
+            return (min(available),) * len(available)
+        if vllm >= (0, 29):
+            return tuple(memory - self.block_bytes(stage) for stage, memory in enumerate(available))
+        return available
+
+    def longest(self, checked: tuple[int, ...], stages: Sequence[int]) -> int:
+        """Return the longest length up to the asked one whose need is there on these stages."""
+        low, high = 0, self.layout.max_model_len
+        while low < high:
+            middle = (low + high + 1) // 2
+            if all(0 < checked[stage] >= self.needed(stage, middle) for stage in stages):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def refusal(self, available: tuple[int, ...]) -> tuple[str, int] | None:
+        """Return why the release does not start, and the length that it says would fit."""
+        length, checked = self.layout.max_model_len, self.checked(available)
+        for stage, memory in enumerate(checked):
+            if memory <= 0:
+                return "no memory is left for the KV cache", 0
+            needed = self.needed(stage, length)
+            if needed > memory:
+                where = f" on stage {stage}" if len(available) > 1 else ""
+                fits = self.longest(checked, range(len(checked)))
+                return (
+                    f"one request of {length} tokens needs {needed / GIB:.2f} GiB of KV cache"
+                    f"{where}, and there are {memory / GIB:.2f} GiB: "
+                    + (f"set --max-model-len {fits} or less" if fits else "not one token fits"),
+                    self.longest(checked, [stage]),
+                )
+        return None
+
+    def concurrency(self, stage: int, count: int) -> float:
+        """Return the requests of the longest length that `count` blocks hold."""
+        length = self.layout.max_model_len
+        if self.layout.vllm < (0, 9, 1):
+            # Tokens over the length, without rounding a request up to blocks.
+            return count * block_size(self.layout) / length
+        groups = self.groups[stage]
+        if groups[0].packed and self.layout.vllm < (0, 27):
+            # A request's bytes in blocks of the first group's size.
+            asked = sum(
+                self._group_blocks(group, length) * _bytes(group.on(stage)) for group in groups
+            )
+            return count / max(1, -(-asked // (_bytes(groups[0].on(stage)) or 1)))
+        return count / self.request_blocks(stage, length)
+
+    def tokens(self, stage: int, count: int, concurrency: float) -> int:
+        """
+        Return the tokens that the release logs for `count` blocks.
+
+        Until 0.20.1 those of blocks shared evenly by the groups; since 0.20.2 the concurrency times
+        the longest length, which counts what windows leave free.
+        """
+        layout = self.layout
+        if layout.vllm >= (0, 20, 2):
+            return int(concurrency * layout.max_model_len)
+        groups = self.groups[stage]
+        if layout.vllm < (0, 9, 1):
+            return count * block_size(layout)
+        if layout.vllm >= (0, 11):
+            return count // len(groups) * self.block_size * layout.decode_context_parallel
+        if len(groups) > 1:
+            return count // len(groups) * self.block_size
+        # --block-size, even of states alone, which do not come in tokens.
+        return count * block_size(layout) * layout.decode_context_parallel
+
+
+@lru_cache(maxsize=256)
+def _plan(layout: Layout) -> _Plan:
+    raw = tuple(pages(layout, stage) for stage in layout.stages)
+    if not all(raw):
+        raise _GroupingError(
+            "a pipeline stage has no layer with a KV cache: set a lower --pipeline-parallel-size"
+        )
+    if layout.decode_context_parallel > 1 and any(
+        page.kind in (Kind.WINDOW, Kind.CHUNK) for stage in raw for page in stage
+    ):
+        raise _GroupingError(
+            "decode context parallelism does not go with sliding windows or chunks: set "
+            "--decode-context-parallel-size 1"
+        )
+    if layout.vllm < (0, 11):
+        # Each worker groups its own layers, and the smallest number of blocks counts.
+        groups = tuple(
+            _grouped(layout, [(number, page) for page in stage]) for number, stage in enumerate(raw)
+        )
+    else:
+        whole = _grouped(
+            layout, [(number, page) for number, stage in enumerate(raw) for page in stage]
+        )
+        groups = (whole,) * len(raw)
+    return _Plan(layout, tuple(map(Counter, raw)), groups)
+
+
+def _bytes(counts: Counter[Page]) -> int:
+    return sum(page.bytes * count for page, count in counts.items())
+
+
+def _grouped(layout: Layout, layers: list[tuple[int, Page]]) -> tuple[_Group, ...]:
+    """Return the groups of these layers, as the release makes them."""
+    vllm = layout.vllm
+    if not _keeps_windows(layout):
+        layers = _promoted(vllm, layers)
+    distinct = {page for _, page in layers}
+    if len(distinct) == 1:
+        return (_Group(tuple(layers)),)
+    if vllm < (0, 9, 1):
+        raise _GroupingError("this release serves only layers with one kind of KV cache")
+    if vllm >= (0, 11) and _one_kind(layers):
+        return (_Group(tuple(layers), uniform=True),)
+    if kv_compressed.is_compressed(layers):
+        return tuple(
+            _Group(tuple(members), uniform=True, packed=True)
+            for members in kv_compressed.packed(vllm, layers)
+        )
+    layers = _of_one_size(vllm, layers)
+    return _split(vllm, layers)
+
+
+def _keeps_windows(layout: Layout) -> bool:
+    """
+    Return whether windows and chunks are kept as such beside full attention.
+
+    Not before 0.9.1, nor with --disable-hybrid-kv-cache-manager, nor on the CPU before 0.10.2
+    (support_hybrid_kv_cache in platforms/cpu.py); chunks (Llama 4) not by default since 0.10.1, for
+    their latency.
+    """
+    if not layout.hybrid_manager or layout.vllm < (0, 9, 1):
+        return False
+    chunks = any(
+        page.kind is Kind.CHUNK for stage in layout.stages for page in pages(layout, stage)
+    )
+    return not (chunks and layout.vllm >= (0, 10, 1))
+
+
+def _promoted(vllm: tuple[int, ...], layers: list[tuple[int, Page]]) -> list[tuple[int, Page]]:
+    """Return the layers with windows and chunks as full attention, where there is any."""
+    full = [page for _, page in layers if page.kind is Kind.FULL]
+    if _one_kind(layers):
+        return layers
+    spans = {page.span for _, page in layers if page.span}
+    if vllm >= (0, 9) and (not full or len(spans) > 1):
+        raise _GroupingError(
+            "without the hybrid KV cache manager vLLM does not take layers with several windows: "
+            "leave out --disable-hybrid-kv-cache-manager"
+        )
+    raised = []
+    for number, page in layers:
+        if page.kind not in (Kind.WINDOW, Kind.CHUNK):
+            raised.append((number, page))
+            continue
+        # A promoted page of the full layers' size is one of them.
+        alike = next((other for other in full if other.bytes == page.bytes), None)
+        grows = page.bytes // page.block
+        raised.append((number, alike or replace(page, kind=Kind.FULL, span=0, grows=grows)))
+    if any(page.kind is Kind.STATE for _, page in raised):
+        raise _GroupingError(
+            "states (Mamba, linear attention) need the hybrid KV cache manager: leave out "
+            "--disable-hybrid-kv-cache-manager"
+        )
+    return raised
+
+
+def _one_kind(layers: list[tuple[int, Page]]) -> bool:
+    """Return whether all need as many blocks for a request: one group, pages as they are."""
+    return (
+        len({page.kind for _, page in layers}) == 1
+        and len({page.block for _, page in layers}) == 1
+        and len({page.span for _, page in layers}) == 1
+    )
+
+
+def _of_one_size(vllm: tuple[int, ...], layers: list[tuple[int, Page]]) -> list[tuple[int, Page]]:
+    """
+    Return the layers with pages of one size: smaller ones get larger blocks.
+
+    Since 0.12; before that pages have to be equal. Where no whole number of blocks does it, the
+    page is padded: of attention since 0.24, of states since 0.26; MLA's never.
+    """
+    largest = max(page.bytes for _, page in layers)
+    return [(number, _as_large(vllm, page, largest)) for number, page in layers]
+
+
+def _as_large(vllm: tuple[int, ...], page: Page, size: int) -> Page:
+    if page.bytes == size:
+        return page
+    if page.kind is Kind.STATE:
+        if vllm >= (0, 26):
+            return padded(page, size)
+    elif vllm >= (0, 12) and size % page.bytes == 0:
+        return widened(page, size // page.bytes)
+    elif vllm >= (0, 24) and page.shape[0] != "latent":
+        return padded(page, size)
+    raise _GroupingError(
+        f"the layers' KV pages of {page.bytes} and {size} bytes cannot be made equal in this "
+        "release"
+    )
+
+
+def _split(vllm: tuple[int, ...], layers: list[tuple[int, Page]]) -> tuple[_Group, ...]:
+    """
+    Return groups with about as many layers each, of one kind of page each.
+
+    As many as the rarest kind has, or as the commonest has where that is less than 1.25 times as
+    many (0.12) or 1.5 times (0.18). A stage's layers are dealt out over the groups.
+    """
+    kinds: dict[Page, list[tuple[int, Page]]] = {}
+    for number, page in layers:
+        kinds.setdefault(page, []).append((number, page))
+    fewest, most = min(map(len, kinds.values())), max(map(len, kinds.values()))
+    limit = 1.5 if vllm >= (0, 18) else 1.25
+    size = most if vllm >= (0, 12) and most < fewest * limit else fewest
+    found: list[_Group] = []
+    for members in kinds.values():
+        count = -(-len(members) // size)
+        found.extend(_Group(tuple(members[index::count])) for index in range(count))
+    return tuple(found)

@@ -1,0 +1,1 @@
+"""launch_rules: see docs/architecture.md."""

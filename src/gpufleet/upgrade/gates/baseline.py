@@ -1,0 +1,658 @@
+"""What a service was seen to do, as values: its answers, its counters, its alerts.  Pure.
+
+`on_node/judge.py` looks, `seen` reads what it printed, `gates.py` compares two looks. Everything
+has `as_json` and `from_json`: a baseline lies in the journal, and whoever resumes an upgrade judges
+by the same one.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeAlias
+
+from gpufleet.checks.finding import Report, Severity
+from gpufleet.remote import payload
+from gpufleet.settings.gateway_settings import Golden
+
+TTFT, ITL = "ttft", "itl"
+LATENCIES = {TTFT: "time to first token", ITL: "time between tokens"}
+# vLLM's names, the newest first. `time_per_output_token_seconds` is the older name of the second
+# one, gone since 0.12 (monitoring/metrics/vllm_metrics.py).
+FAMILIES = {
+    TTFT: ("vllm:time_to_first_token_seconds",),
+    ITL: ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
+}
+FINISHED, ANSWERED = "vllm:request_success_total", "http_requests_total"
+STARTED = "process_start_time_seconds"
+# Of the same instrumentation as `ANSWERED`, and there from the start, without labels.
+INSTRUMENTED = "http_request_duration_highr_seconds_count"
+# What clients ask. Probes, /metrics and what else answers beside them are no requests of theirs.
+API = "/v1/"
+
+# One prompt once, as on_node/serving.py has it; and what a node needs beside that.
+PROMPT_SECONDS = 60
+LOOK_SECONDS = 40
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one server said to a prompt, or why it did not."""
+
+    text: str = ""
+    tokens: tuple[int, ...] | None = None
+    """Their numbers in the model's vocabulary; None: the release does not tell them."""
+    error: str = ""
+    asked: bool = True
+    """False: its node did not say what it answers, which says nothing of the server."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values for `json.dumps`."""
+        return {
+            "text": self.text,
+            "tokens": None if self.tokens is None else list(self.tokens),
+            "error": self.error,
+            "asked": self.asked,
+        }
+
+    @classmethod
+    def from_json(cls, said: Mapping[str, Any]) -> Answer:
+        """Return what `as_json` has written; raises `TypeError` and the like for another thing."""
+        tokens = said.get("tokens")
+        return cls(
+            text=str(said.get("text") or ""),
+            tokens=None if tokens is None else tuple(map(int, tokens)),
+            error=str(said.get("error") or ""),
+            asked=bool(said.get("asked", True)),
+        )
+
+
+Answers: TypeAlias = Mapping[str, tuple[Answer, ...]]
+"""{prompt: what all servers of a replica said to it, each as often as it was asked}."""
+
+
+def answers_as_json(answers: Answers) -> dict[str, Any]:
+    """Return plain values for `json.dumps`."""
+    return {prompt: [each.as_json() for each in said] for prompt, said in answers.items()}
+
+
+def answers_from_json(said: Mapping[str, Any]) -> dict[str, tuple[Answer, ...]]:
+    """Return what `answers_as_json` has written."""
+    return {prompt: tuple(map(Answer.from_json, each)) for prompt, each in said.items()}
+
+
+Histogram: TypeAlias = Mapping[float, float]
+"""{upper bound: observations at or below it}, the last bound infinite."""
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What one server had counted at one moment, from its own start on."""
+
+    started: float | None = None
+    """Seconds since 1970; None: it does not say (several API servers share their metrics)."""
+    latencies: Mapping[str, Histogram] = field(default_factory=dict, hash=False)
+    """By `TTFT` and `ITL`; one that the release does not have is not in it."""
+    finished: Mapping[str, float] | None = field(default=None, hash=False)
+    """Requests by the reason for which they ended."""
+    answered: Mapping[str, float] | None = field(default=None, hash=False)
+    """Requests to the API by class of status: 2xx, 4xx, 5xx."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values for `json.dumps`; bounds are written as Prometheus writes them."""
+        return {
+            "started": self.started,
+            "latencies": {
+                name: {_bound(at): count for at, count in found.items()}
+                for name, found in self.latencies.items()
+            },
+            "finished": None if self.finished is None else dict(self.finished),
+            "answered": None if self.answered is None else dict(self.answered),
+        }
+
+    @classmethod
+    def from_json(cls, said: Mapping[str, Any]) -> Counters:
+        """Return what `as_json` has written."""
+        return cls(
+            said["started"],
+            {
+                name: {float(at): count for at, count in found.items()}
+                for name, found in said["latencies"].items()
+            },
+            said["finished"],
+            said["answered"],
+        )
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The counters of all servers of a replica at one moment."""
+
+    at: float
+    """Seconds since 1970, by this machine's clock."""
+    servers: Mapping[str, Counters | str] = field(hash=False)
+    """By node and address; a sentence where they could not be read."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values for `json.dumps`."""
+        return {
+            "at": self.at,
+            "servers": {
+                name: found if isinstance(found, str) else found.as_json()
+                for name, found in self.servers.items()
+            },
+        }
+
+    @classmethod
+    def from_json(cls, said: Mapping[str, Any]) -> Reading:
+        """Return what `as_json` has written."""
+        return cls(
+            said["at"],
+            {
+                name: found if isinstance(found, str) else Counters.from_json(found)
+                for name, found in said["servers"].items()
+            },
+        )
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What a replica did between two readings."""
+
+    seconds: float
+    latencies: Mapping[str, Histogram] = field(default_factory=dict, hash=False)
+    finished: Mapping[str, float] | None = field(default=None, hash=False)
+    answered: Mapping[str, float] | None = field(default=None, hash=False)
+    restarted: tuple[str, ...] = ()
+    """Servers that began to count anew in between."""
+    unread: tuple[str, ...] = ()
+    """A sentence for each server whose counters are not known."""
+
+    @property
+    def requests(self) -> float:
+        """How many were begun: each has one time to its first token."""
+        return max(self.latencies.get(TTFT, {}).values(), default=0.0)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values for `json.dumps`."""
+        return {
+            "seconds": self.seconds,
+            **{
+                key: value
+                for key, value in Counters(None, self.latencies, self.finished, self.answered)
+                .as_json()
+                .items()
+                if key != "started"
+            },
+            "restarted": list(self.restarted),
+            "unread": list(self.unread),
+        }
+
+    @classmethod
+    def from_json(cls, said: Mapping[str, Any]) -> Traffic:
+        """Return what `as_json` has written."""
+        counted = Counters.from_json({"started": None, **said})
+        return cls(
+            said["seconds"],
+            counted.latencies,
+            counted.finished,
+            counted.answered,
+            tuple(said["restarted"]),
+            tuple(said["unread"]),
+        )
+
+
+@dataclass(frozen=True)
+class Alert:
+    """An alert that fires, as an Alertmanager lists it."""
+
+    name: str
+    node: str
+    """Its label `instance`; "": it is about no node."""
+    labels: tuple[tuple[str, str], ...]
+    """All of them, sorted: they are its identity."""
+    summary: str = ""
+    since: str = ""
+    """ISO 8601, as Alertmanager has it."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values for `json.dumps`."""
+        return {**asdict(self), "labels": dict(self.labels)}
+
+    @classmethod
+    def from_json(cls, said: Mapping[str, Any]) -> Alert:
+        """Return what `as_json` has written."""
+        return cls(**{**said, "labels": tuple(sorted(said["labels"].items()))})
+
+
+@dataclass(frozen=True)
+class Alerts:
+    """What Alertmanagers said. Neither alerts nor problems, nor an address: nobody was asked."""
+
+    asked: tuple[str, ...] = ()
+    """Monitoring nodes that were to be asked; empty: none is declared."""
+    alerts: tuple[Alert, ...] = ()
+    problems: tuple[str, ...] = ()
+    """A sentence for each that did not answer."""
+    at: float | None = None
+    """When they were asked, in seconds since 1970 by their own clocks: the earliest."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values for `json.dumps`."""
+        return {
+            "asked": list(self.asked),
+            "at": self.at,
+            "alerts": [each.as_json() for each in self.alerts],
+            "problems": list(self.problems),
+        }
+
+    @classmethod
+    def from_json(cls, said: Mapping[str, Any]) -> Alerts:
+        """Return what `as_json` has written."""
+        return cls(
+            tuple(said["asked"]),
+            tuple(map(Alert.from_json, said["alerts"])),
+            tuple(said["problems"]),
+            said.get("at"),
+        )
+
+
+@dataclass(frozen=True, order=True)
+class Stop:
+    """One finding of the node check that keeps work away."""
+
+    node: str
+    check: str
+    gpu: str
+    """What names it wherever it is: its UUID, else its place; "": the node as a whole."""
+    blocks: bool
+    """False: the check could not be made."""
+    found: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, str, bool]:
+        """What makes two findings the same: whatever the numbers in their sentences are."""
+        return self.node, self.check, self.gpu, self.blocks
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What the node check has against nodes."""
+
+    nodes: tuple[str, ...] = ()
+    """That were checked."""
+    stops: tuple[Stop, ...] = ()
+
+    @classmethod
+    def of(cls, report: Report) -> Findings:
+        """Return those of a report that nobody has accepted."""
+        return cls(
+            report.nodes,
+            tuple(
+                sorted(
+                    Stop(
+                        each.node,
+                        each.check,
+                        (each.gpu.uuid or each.gpu.name) if each.gpu else "",
+                        each.severity >= Severity.BLOCK,
+                        each.found,
+                    )
+                    for each in report.findings
+                    if each.stops
+                )
+            ),
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values for `json.dumps`."""
+        return {"nodes": list(self.nodes), "stops": [asdict(each) for each in self.stops]}
+
+    @classmethod
+    def from_json(cls, said: Mapping[str, Any]) -> Findings:
+        """Return what `as_json` has written."""
+        return cls(tuple(said["nodes"]), tuple(Stop(**each) for each in said["stops"]))
+
+
+# -- what is asked
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked about one replica."""
+
+    replica: str
+    nodes: tuple[str, ...]
+    golden: Golden | None = None
+    """Its prompts; None: only its counters are read."""
+    times: int = 1
+    """How often each prompt is put. Before a change twice: is the model's answer stable at all?"""
+
+
+def program(
+    node: str, questions: Iterable[Question], alertmanager: str | None = None
+) -> payload.Payload | None:
+    """
+    Return what looks at the replicas of a node, and at the Alertmanager on it; None: nothing to do.
+
+    `alertmanager` is its address there: `http://127.0.0.1:9093`. The program goes to
+    `fleet.asking(...)` with the deadline that `seconds` returns.
+    """
+    wanted = [
+        {
+            "replica": each.replica,
+            "prompts": list(each.golden.prompts) if each.golden else [],
+            "max_tokens": each.golden.max_tokens if each.golden else 0,
+            "times": each.times,
+            "seconds": _seconds(each),
+            # Of what was before there is one look: without an answer nothing could be compared
+            # later. Of what came an answer that did not come says enough.
+            "again": each.times > 1,
+        }
+        for each in questions
+        if node in each.nodes
+    ]
+    if not wanted and alertmanager is None:
+        return None
+    families = [*FAMILIES[TTFT], *FAMILIES[ITL], FINISHED, ANSWERED, STARTED, INSTRUMENTED]
+    return payload.program(
+        "serving/replica_answers",
+        replicas=wanted,
+        families=families,
+        alertmanager=alertmanager,
+        seconds=PROMPT_SECONDS,
+    )
+
+
+def seconds(questions: Iterable[Question]) -> float:
+    """Return the deadline of a node's whole look: its replicas are asked at the same time."""
+    return max((_seconds(each) for each in questions), default=LOOK_SECONDS) + LOOK_SECONDS
+
+
+def _seconds(question: Question) -> float:
+    # A model of today answers a prompt in well under a second. One that hangs is given one prompt's
+    # whole deadline, and one more for those that are slow.
+    prompts = len(question.golden.prompts) * question.times if question.golden else 0
+    return LOOK_SECONDS + PROMPT_SECONDS * min(prompts, 2) + 5.0 * prompts
+
+
+# -- what is answered
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one look found."""
+
+    answers: Mapping[str, Answers] = field(hash=False)
+    """By replica."""
+    readings: Mapping[str, Reading] = field(hash=False)
+    """By replica."""
+    alerts: Alerts = Alerts()
+
+
+def seen(
+    said: Mapping[str, Mapping[str, Any] | str],
+    questions: Iterable[Question],
+    now: float,
+    homes: Collection[str] = (),
+    ours: Collection[str] = (),
+) -> Seen:
+    """
+    Return what nodes said to `program`: `said` as `fleet.asking` returns it.
+
+    `homes` are the nodes whose Alertmanager was to be asked; `ours` the ids of the silences that
+    the upgrade has opened itself, which hide no alert from it. Whatever a node prints, nothing is
+    raised: what makes no sense is not known, in words.
+    """
+    answers: dict[str, Answers] = {}
+    readings: dict[str, Reading] = {}
+    for question in questions:
+        found: dict[str, list[Answer]] = defaultdict(list)
+        servers: dict[str, Counters | str] = {}
+        for node in question.nodes:
+            try:
+                _take(node, said.get(node, "was not asked"), question, found, servers)
+            except (AttributeError, KeyError, TypeError, ValueError) as problem:
+                why = f"its answer makes no sense ({type(problem).__name__}: {problem})"
+                _unknown(node, why, question, found, servers)
+        answers[question.replica] = {prompt: tuple(each) for prompt, each in found.items()}
+        readings[question.replica] = Reading(now, servers)
+    return Seen(answers, readings, _alerts(said, homes, ours))
+
+
+def between(first: Reading | None, last: Reading) -> Traffic:
+    """
+    Return what happened between two readings; without the first one, since each server's start.
+
+    A server that was started in between counted from 0: what it has is what it did. One that is in
+    the second reading alone has been started since, too.
+    """
+    latencies: dict[str, dict[float, float]] = {}
+    finished: dict[str, float] | None = None
+    answered: dict[str, float] | None = None
+    restarted, unread = [], []
+    for name, after in last.servers.items():
+        before = first.servers.get(name) if first else None
+        if isinstance(after, str) or isinstance(before, str):
+            why = after if isinstance(after, str) else before
+            unread.append(f"{name}: its counters are not known: {why}")
+            continue
+        if before is not None and _anew(before, after):
+            restarted.append(name)
+            before = None
+        for key, histogram in after.latencies.items():
+            was = before.latencies.get(key, {}) if before else {}
+            summed = latencies.get(key)
+            grown = {at: count - was.get(at, 0.0) for at, count in histogram.items()}
+            latencies[key] = grown if summed is None else _summed(summed, grown)
+        finished = _grown(finished, before.finished if before else None, after.finished)
+        answered = _grown(answered, before.answered if before else None, after.answered)
+    if not last.servers:
+        unread.append("it has no server whose counters could be read")
+    if first:
+        gone = sorted(set(first.servers) - set(last.servers))
+        unread += (f"{name}: it was there before and is not now" for name in gone)
+    return Traffic(
+        last.at - first.at if first else 0.0,
+        latencies,
+        finished,
+        answered,
+        tuple(restarted),
+        tuple(unread),
+    )
+
+
+_LINE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+def counters(text: str) -> Counters:
+    """
+    Return what a server's /metrics says; raises `ValueError` for a text without anything of vLLM's.
+
+    Engines and models of one server are added up: it is one place to ask.
+    """
+    series: dict[str, list[tuple[dict[str, str], float]]] = defaultdict(list)
+    for name, labels, value in _series(text):
+        series[name].append((labels, value))
+    if not any(name.startswith("vllm:") for name in series):
+        raise ValueError("it serves no metric of vLLM's")
+    latencies = {}
+    for key, names in FAMILIES.items():
+        family = next((name for name in names if f"{name}_bucket" in series), None)
+        if family:
+            latencies[key] = _histogram(series[f"{family}_bucket"])
+    started = [value for _, value in series.get(STARTED, ())]
+    return Counters(
+        started[0] if len(started) == 1 else None,
+        latencies,
+        _by(series.get(FINISHED), "finished_reason"),
+        _answered(series),
+    )
+
+
+def _series(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
+    for line in text.splitlines():
+        if found := _LINE.match(line):
+            name, labels, value = found.groups()
+            yield name, dict(_LABEL.findall(labels or "")), float(value)
+
+
+def _histogram(rows: Iterable[tuple[dict[str, str], float]]) -> dict[float, float]:
+    """Return the buckets of all series together; those of one server have the same bounds."""
+    found: dict[float, float] = defaultdict(float)
+    for labels, value in rows:
+        found[float(labels["le"])] += value
+    return dict(sorted(found.items()))
+
+
+def _by(rows: Iterable[tuple[dict[str, str], float]] | None, label: str) -> dict[str, float] | None:
+    if rows is None:
+        return None
+    found: dict[str, float] = defaultdict(float)
+    for labels, value in rows:
+        found[labels.get(label, "")] += value
+    return dict(found)
+
+
+def _answered(
+    series: Mapping[str, list[tuple[dict[str, str], float]]],
+) -> dict[str, float] | None:
+    """Return answers by class of status; a class has no series before its first answer."""
+    rows = series.get(ANSWERED)
+    if rows is None:
+        # Where requests are counted at all, nobody has asked yet.
+        return {} if INSTRUMENTED in series else None
+    return _by([row for row in rows if row[0].get("handler", "").startswith(API)], "status")
+
+
+def _anew(before: Counters, after: Counters) -> bool:
+    """Say whether a server has begun to count anew: counters of one process never fall."""
+    if before.started is not None and after.started is not None:
+        # To a hundredth of a second, as the kernel's clock ticks are; a second is no restart.
+        return abs(after.started - before.started) > 1
+    pairs = [
+        *((before.latencies.get(key, {}), each) for key, each in after.latencies.items()),
+        (before.finished or {}, after.finished or {}),
+        (before.answered or {}, after.answered or {}),
+    ]
+    return any(was[key] > now.get(key, 0.0) for was, now in pairs for key in was)  # type: ignore[index,attr-defined]
+
+
+def _grown(
+    sum_: dict[str, float] | None,
+    before: Mapping[str, float] | None,
+    after: Mapping[str, float] | None,
+) -> dict[str, float] | None:
+    if after is None:
+        return sum_
+    found = dict(sum_ or {})
+    for key, value in after.items():
+        found[key] = found.get(key, 0.0) + value - (before or {}).get(key, 0.0)
+    return found
+
+
+def _summed(one: Histogram, other: Histogram) -> dict[float, float]:
+    """Add two histograms up at the bounds that both have."""
+    return {at: count + other[at] for at, count in one.items() if at in other}
+
+
+def _take(
+    node: str,
+    document: Mapping[str, Any] | str,
+    question: Question,
+    found: dict[str, list[Answer]],
+    servers: dict[str, Counters | str],
+) -> None:
+    if isinstance(document, str):
+        _unknown(node, document, question, found, servers)
+        return
+    if document["schema"] != 1:
+        raise ValueError(f"schema {document['schema']!r}, expected 1")
+    replica = document["replicas"][question.replica]
+    if "missing" in replica:
+        _unknown(node, _reason(replica), question, found, servers)
+        return
+    for url, server in replica["servers"].items():
+        name = f"{node} {url}"
+        for prompt, answers in zip(
+            question.golden.prompts if question.golden else (), server["golden"], strict=False
+        ):
+            found[prompt] += map(Answer.from_json, answers)
+        metrics = server["metrics"]
+        if "text" not in metrics:
+            servers[name] = str(metrics.get("error", "no reason is known"))
+            continue
+        try:
+            servers[name] = counters(metrics["text"])
+        except (KeyError, ValueError) as problem:
+            servers[name] = f"its /metrics makes no sense: {problem}"
+
+
+def _unknown(
+    node: str,
+    why: str,
+    question: Question,
+    found: dict[str, list[Answer]],
+    servers: dict[str, Counters | str],
+) -> None:
+    servers[node] = why
+    for prompt in question.golden.prompts if question.golden else ():
+        found[prompt].append(Answer(error=f"{node}: {why}", asked=False))
+
+
+def _reason(missing: Mapping[str, Any]) -> str:
+    words = str(missing["missing"]).replace("_", " ")
+    if "seconds" in missing:
+        words += f" after {missing['seconds']:g} s"
+    return f"{words} ({missing['detail']})" if missing.get("detail") else words
+
+
+def _alerts(
+    said: Mapping[str, Mapping[str, Any] | str], homes: Collection[str], ours: Collection[str]
+) -> Alerts:
+    alerts: dict[tuple[tuple[str, str], ...], Alert] = {}
+    problems = []
+    asked_at = []
+    for home in sorted(homes):
+        document = said.get(home, "was not asked")
+        try:
+            problem = document if isinstance(document, str) else document["alerts"]["error"]
+            for each in (
+                [] if problem or isinstance(document, str) else document["alerts"]["alerts"]
+            ):
+                if alert := _alert(each, ours):
+                    alerts.setdefault(alert.labels, alert)
+            if not problem and not isinstance(document, str):
+                asked_at.append(float(document["alerts"]["at"]))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            problem = f"its answer makes no sense ({type(error).__name__}: {error})"
+        if problem:
+            problems.append(f"{home}: Alertmanager did not say what fires: {problem}")
+    return Alerts(
+        tuple(sorted(homes)),
+        tuple(alerts.values()),
+        tuple(problems),
+        min(asked_at, default=None),
+    )
+
+
+def _alert(each: Mapping[str, Any], ours: Collection[str]) -> Alert | None:
+    """Return an alert of Alertmanager's API; None: silenced by somebody, or hidden by another."""
+    status = each["status"]
+    if status["inhibitedBy"] or set(status["silencedBy"]) - set(ours):
+        return None
+    labels = {str(key): str(value) for key, value in each["labels"].items()}
+    return Alert(
+        name=labels.get("alertname", ""),
+        node=labels.get("instance", ""),
+        labels=tuple(sorted(labels.items())),
+        summary=str(each.get("annotations", {}).get("summary", "")),
+        since=str(each.get("startsAt", "")),
+    )
+
+
+def _bound(at: float) -> str:
+    return "+Inf" if math.isinf(at) else repr(at)

@@ -1,0 +1,429 @@
+"""Is a replica, or a node, after a change what it was before?  Pure.
+
+Each gate compares two looks (`baseline.py`) and gives a `Verdict`. What is not known is no pass:
+only a person may take it for one. What could not be judged for a reason that is nobody's fault
+(too few requests) passes, and is said.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations, takewhile
+from typing import Any
+
+from gpufleet.formatting import counted
+from gpufleet.settings.gateway_settings import Gates
+from gpufleet.upgrade.gates.baseline import (
+    ITL,
+    LATENCIES,
+    Alerts,
+    Answer,
+    Answers,
+    Findings,
+    Histogram,
+    Traffic,
+)
+
+QUANTILE = 0.99
+_LEAST_SLOW = 2
+"""Requests beyond the bucket after that of before; one alone is no evidence."""
+# Of a prompt or an answer that a sentence quotes.
+_SHOWN = 40
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a gate says."""
+
+    passed: bool | None
+    """None: not known, which is not a pass."""
+    reasons: tuple[str, ...] = ()
+    """Sentences: what is against it; of a pass, what was not judged and why."""
+    seen: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """Numbers that it rests on, for reports: `ttft_p99_before`, in seconds, and others."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values for `json.dumps`."""
+        return {"passed": self.passed, "reasons": list(self.reasons), "seen": dict(self.seen)}
+
+    @classmethod
+    def from_json(cls, said: Mapping[str, Any]) -> Verdict:
+        """Return what `as_json` has written."""
+        return cls(said["passed"], tuple(said["reasons"]), dict(said.get("seen", {})))
+
+
+class _Case:
+    """A verdict in the making: what fails, what is not known, what is worth saying."""
+
+    def __init__(self) -> None:
+        self.against: list[str] = []
+        self.unknown: list[str] = []
+        self.remarks: list[str] = []
+        self.seen: dict[str, float] = {}
+
+    @property
+    def verdict(self) -> Verdict:
+        passed = False if self.against else None if self.unknown else True
+        return Verdict(passed, (*self.against, *self.unknown, *self.remarks), self.seen)
+
+
+def united(verdicts: Iterable[Verdict]) -> Verdict:
+    """
+    Return what several say together: the worst, a failure before what is not known.
+
+    Numbers of one name are those of the last one that has it.
+    """
+    found = tuple(verdicts)
+    said = {each.passed for each in found}
+    passed = False if False in said else None if None in said else True
+    ordered = sorted(found, key=lambda each: {False: 0, None: 1, True: 2}[each.passed])
+    seen: dict[str, float] = {}
+    for each in found:
+        seen.update(each.seen)
+    return Verdict(passed, tuple(reason for each in ordered for reason in each.reasons), seen)
+
+
+# -- the same answers
+
+
+def golden(before: Answers, after: Answers, same: float) -> Verdict:
+    """
+    Say whether prompts are answered as before, in at least the share `same` of the tokens.
+
+    Of a prompt that was answered in several ways before already, nobody can tell: it is said, and
+    the others judge. If there is no other one, nothing is known; with `same` 0 an answer is enough.
+    """
+    case = _Case()
+    if not before and not after:
+        case.remarks.append("no golden prompts are declared: its answers were not judged")
+        return case.verdict
+    shares = []
+    loose = []
+    for prompt in dict.fromkeys([*before, *after]):
+        was, now = before.get(prompt, ()), after.get(prompt, ())
+        name = _quoted(prompt)
+        if not now:
+            case.unknown.append(f"{name} was not asked after the change")
+        elif failed := sorted({each.error for each in now if each.error and each.asked}):
+            case.against.append(f"{name} is not answered: {'; '.join(failed)}")
+        elif silent := sorted({each.error for each in now if each.error}):
+            case.unknown.append(f"{name} could not be asked: {'; '.join(silent)}")
+        elif same == 0:
+            _answers_at_all(case, name, was, now)
+        elif why := _unfit(was, same):
+            loose.append(f"{name} cannot be compared: {why}")
+        else:
+            share = min(_share(one, other) for one in was for other in now)
+            shares.append(share)
+            if share < same:
+                case.against.append(_different(name, share, same, was, now))
+    if shares:
+        case.seen["golden_same"] = min(shares)
+        case.remarks += loose
+    else:
+        case.unknown += loose
+        if loose:
+            case.unknown.append(
+                "no golden prompt says whether it answers as before: write prompts whose answers "
+                "are stable, or `golden.same: 0`, with which an answer is enough"
+            )
+    return case.verdict
+
+
+def _answers_at_all(case: _Case, name: str, was: Sequence[Answer], now: Sequence[Answer]) -> None:
+    spoke = any(_tokens(each) for each in was if not each.error)
+    if spoke and not all(_tokens(each) for each in now):
+        case.against.append(f"{name} is answered with nothing, and was with something before")
+
+
+def _unfit(was: Sequence[Answer], same: float) -> str:
+    """Say why answers of before are no measure; "" if they are one."""
+    if not was:
+        return "it was not asked before the change"
+    if failed := sorted({each.error for each in was if each.error}):
+        return f"it was not answered before either: {'; '.join(failed)}"
+    if not any(_tokens(each) for each in was):
+        return "its answer was empty before"
+    if len(was) < 2:
+        return "it was asked once before, which does not tell whether its answer is stable"
+    share = min(_share(one, other) for one, other in combinations(was, 2))
+    if share < same:
+        return (
+            f"asked {len(was)} times before the change, its answers had {_percent(share)} in "
+            f"common, and {_percent(same)} are asked for"
+        )
+    return ""
+
+
+def _share(one: Answer, other: Answer) -> float:
+    """
+    Return which share of the longer answer is, from the first token on, the same in both.
+
+    >>> _share(Answer(tokens=(1, 2, 3, 4)), Answer(tokens=(1, 2, 9, 4)))
+    0.5
+    """
+    ours: Sequence[object]
+    theirs: Sequence[object]
+    if one.tokens is not None and other.tokens is not None:
+        ours, theirs = one.tokens, other.tokens
+    else:  # a release that does not tell tokens: characters are what is left
+        ours, theirs = one.text, other.text
+    longest = max(len(ours), len(theirs))
+    pairs = zip(ours, theirs, strict=False)
+    alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return alike / longest if longest else 1.0
+
+
+def _tokens(answer: Answer) -> int:
+    return len(answer.text if answer.tokens is None else answer.tokens)
+
+
+def _different(
+    name: str, share: float, same: float, was: Sequence[Answer], now: Sequence[Answer]
+) -> str:
+    one, other = min(((one, other) for one in was for other in now), key=lambda pair: _share(*pair))
+    counted_in = "tokens" if one.tokens is not None and other.tokens is not None else "characters"
+    lengths = ""
+    if _tokens(one) != _tokens(other):
+        lengths = f" ({_tokens(other)} {counted_in} in place of {_tokens(one)})"
+    return (
+        f"{name} is answered differently: {_percent(share)} of the {counted_in} from the first one "
+        f"on are the same{lengths}, and {_percent(same)} are asked for (before "
+        f"{_quoted(one.text)}, now {_quoted(other.text)})"
+    )
+
+
+def _quoted(text: str) -> str:
+    line = " ".join(text.split())
+    return f'"{line if len(line) <= _SHOWN else line[: _SHOWN - 3] + "..."}"'
+
+
+def _percent(share: float) -> str:
+    # Never rounded up to what it does not reach: 99.97 % are not 100 %.
+    return f"{math.floor(share * 1000) / 10:g} %"
+
+
+# -- as quickly, and as well
+
+
+def traffic(before: Traffic, after: Traffic, gates: Gates) -> Verdict:
+    """
+    Say whether requests are answered as quickly, and as well, as before.
+
+    A p99 is as exact as the histogram's buckets. One that is in the bucket of before, or in the
+    next, may be the same time, and never fails; nor does one slow request alone. Of few requests no
+    p99 is judged, which is said; nor of a replica without anything before it (`Traffic` with empty
+    counters): its errors are.
+    """
+    case = _Case()
+    is_new = not before.latencies and before.finished == before.answered == {} and not before.unread
+    for name in after.restarted:
+        case.against.append(f"{name}: it started again while it was watched")
+    case.unknown += (f"after the change: {each}" for each in after.unread)
+    case.unknown += (f"before the change: {each}" for each in before.unread)
+    case.seen |= {"requests_before": before.requests, "requests_after": after.requests}
+    # A few requests are counted twice or not at all while counters are read.
+    fewest = min(before.requests, after.requests)
+    for key, words in LATENCIES.items():
+        was, now = before.latencies.get(key), after.latencies.get(key)
+        if was is None and is_new:
+            case.remarks.append(f"{words}: not judged, for nothing of its model was there before")
+        elif was is None or now is None:
+            when = "before" if was is None else "after"
+            case.unknown.append(f"{words}: {when} the change no server has counted it")
+        elif fewest < gates.latency_least_requests:
+            case.remarks.append(
+                f"{words}: not judged, for there were {before.requests:g} requests before and "
+                f"{after.requests:g} after the change, and {gates.latency_least_requests} are the "
+                "least (`gates.latency_least_requests`)"
+            )
+        else:
+            _latency(case, key, was, now, gates.latency_ratio)
+    _errors(case, before, after, gates.error_ratio)
+    return case.verdict
+
+
+def _latency(case: _Case, key: str, was: Histogram, now: Histogram, ratio: float) -> None:
+    """Judge one p99 by the bounds that both releases have."""
+    bounds = sorted(set(was) & set(now))
+    one = quantile(QUANTILE, {at: was[at] for at in bounds})
+    other = quantile(QUANTILE, {at: now[at] for at in bounds})
+    words = LATENCIES[key]
+    for when, value, histogram in (("before", one, was), ("after", other, now)):
+        if not math.isnan(value):
+            continue
+        if key == ITL and not any(histogram.values()):
+            # Requests of one token each have nothing between tokens.
+            case.remarks.append(f"{words}: not judged, for there was none {when} the change")
+        else:
+            case.unknown.append(f"{words}: its p99 {when} the change cannot be told")
+        return
+    case.seen |= {f"{key}_p99_before": one, f"{key}_p99_after": other}
+    next_one = _bucket(bounds, was) + 1
+    slower = now[bounds[-1]] - now[bounds[min(next_one, len(bounds) - 1)]]
+    # Of fewer than a hundred requests the p99 is the slowest one, and one may have any cause.
+    if other > one * ratio and next_one < _bucket(bounds, now) and slower >= _LEAST_SLOW:
+        case.against.append(
+            f"{words}: its p99 is {_seconds(other)} and was {_seconds(one)} before the change: "
+            f"{other / one:.1f} times as much, and {ratio:g} are allowed (`gates.latency_ratio`)"
+        )
+
+
+def quantile(q: float, histogram: Histogram) -> float:
+    """
+    Return what Prometheus' `histogram_quantile(q, ...)` gives for these buckets, NaN for none.
+
+    It is taken to grow evenly within a bucket; beyond the last finite bound it is that bound.
+    Source: prometheus.io/docs, "histogram_quantile"; held to promtool by a test.
+    """
+    bounds = sorted(histogram)
+    counts = _rising([histogram[at] for at in bounds])
+    if len(bounds) < 2 or not math.isinf(bounds[-1]) or counts[-1] <= 0:
+        return math.nan
+    rank = q * counts[-1]
+    at = _first_with(counts, rank)
+    if at == len(bounds) - 1:
+        return bounds[-2]
+    if at == 0 and bounds[0] <= 0:
+        return bounds[0]
+    start, below = (bounds[at - 1], counts[at - 1]) if at else (0.0, 0.0)
+    return start + (bounds[at] - start) * (rank - below) / (counts[at] - below)
+
+
+def _bucket(bounds: Sequence[float], histogram: Histogram) -> int:
+    """Return which bucket, counted from 0, has the quantile."""
+    counts = _rising([histogram[at] for at in bounds])
+    return _first_with(counts, QUANTILE * counts[-1])
+
+
+def _first_with(counts: Sequence[float], rank: float) -> int:
+    return min(bisect_left(counts, rank), len(counts) - 1)
+
+
+def _rising(counts: Sequence[float]) -> list[float]:
+    """Return counts that never fall: readings of several series are not of one moment."""
+    found: list[float] = []
+    for count in counts:
+        found.append(max(count, found[-1]) if found else count)
+    return found
+
+
+def _errors(case: _Case, before: Traffic, after: Traffic, ratio: float) -> None:
+    """Judge both counts of errors that a release has; one of them has to be there."""
+    rates = (
+        ("requests that ended in an error", "finished", _error_rate),
+        ("HTTP answers 5xx", "answered", _server_error_rate),
+    )
+    judged = False
+    for words, name, rate in rates:
+        was, now = getattr(before, name), getattr(after, name)
+        if now is None:
+            continue
+        judged = True
+        one, other = rate(was or {}), rate(now)
+        case.seen |= {f"{name}_errors_before": one, f"{name}_errors_after": other}
+        if other > one + ratio:
+            case.against.append(
+                f"{words}: {_percent_up(other)} of {sum(now.values()):g} after the change, "
+                f"{_percent_up(one)} before: more than `gates.error_ratio` ({ratio:g}) allows"
+            )
+    if not judged:
+        case.unknown.append("errors: no server has counted what became of its requests")
+
+
+def _error_rate(finished: Mapping[str, float]) -> float:
+    return _part(finished.get("error", 0.0), finished)
+
+
+def _server_error_rate(answered: Mapping[str, float]) -> float:
+    return _part(answered.get("5xx", 0.0), answered)
+
+
+def _part(some: float, of: Mapping[str, float]) -> float:
+    return some / total if (total := sum(of.values())) > 0 else 0.0
+
+
+def _percent_up(share: float) -> str:
+    return f"{share * 100:.3g} %"
+
+
+def _seconds(value: float) -> str:
+    return f"{value * 1000:.3g} ms" if value < 1 else f"{value:.3g} s"
+
+
+# -- nothing new against it
+
+
+def findings(before: Findings, after: Findings) -> Verdict:
+    """
+    Say whether the node check has nothing against the nodes that it had not before.
+
+    What it had before stays allowed. A check that could not be made and could before is not known.
+    """
+    case = _Case()
+    known = {each.key for each in before.stops}
+    blocked = {(each.node, each.check, each.gpu) for each in before.stops if each.blocks}
+    for each in after.stops:
+        if each.key in known or (not each.blocks and each.key[:3] in blocked):
+            continue
+        where = f"{each.node}{' GPU ' + each.gpu if each.gpu else ''}"
+        (case.against if each.blocks else case.unknown).append(
+            f"{where}: the check {each.check} "
+            f"{'found' if each.blocks else 'could not be made'}, and not before: {each.found}"
+        )
+    if unchecked := sorted(set(before.nodes) - set(after.nodes)):
+        case.unknown.append(f"not checked after the change: {', '.join(unchecked)}")
+    if not before.nodes and after.nodes:
+        case.unknown.append("nothing was checked before the change: nothing can be called old")
+    old = len(known & {each.key for each in after.stops})
+    if old:
+        case.remarks.append(f"{counted(old, 'finding')} of before the change stay as they were")
+    return case.verdict
+
+
+def alerts(
+    before: Alerts, after: Alerts, nodes: Collection[str], holds: Mapping[str, float] | None = None
+) -> Verdict:
+    """
+    Say whether nothing fires about `nodes` that did not fire before.
+
+    `holds` has for names of alerts how many seconds their reason has held when they fire. One whose
+    reason is older than the first look was pending then: the change has not brought it.
+
+    Where nobody watches, there is nothing to ask; an Alertmanager that is declared and does not
+    answer, before or after, is not known.
+    """
+    case = _Case()
+    if not after.asked:
+        case.remarks.append("alerts: not judged, for no node has an Alertmanager")
+        return case.verdict
+    case.unknown += before.problems
+    case.unknown += (each for each in after.problems if each not in before.problems)
+    if missing := sorted(set(after.asked) - set(before.asked)):
+        case.unknown.append(f"{', '.join(missing)}: was not asked before the change")
+    old = {each.labels for each in before.alerts}
+    for each in after.alerts:
+        if each.node not in nodes or each.labels in old:
+            continue
+        what = f"{each.node}: the alert {each.name} fires, and not before"
+        said = f": {each.summary}" if each.summary else ""
+        held = (holds or {}).get(each.name)
+        began = _epoch(each.since) - held if held is not None else math.nan
+        if before.at is not None and began < before.at:
+            case.remarks.append(f"{what}; its reason is older than the change{said}")
+        else:
+            case.against.append(what + said)
+    return case.verdict
+
+
+def _epoch(moment: str) -> float:
+    """Return an ISO 8601 moment in seconds since 1970; not a number: it is none."""
+    try:
+        found = dt.datetime.fromisoformat(moment)
+    except ValueError:
+        return math.nan
+    return found.timestamp() if found.tzinfo else math.nan

@@ -1,0 +1,278 @@
+"""May these waves be made under the present load? If not: numbers, and what to write.  Pure.
+
+A wave takes replicas away while it is changed. Of each model at least `Need.needed` have to serve
+all the time: as many as carry its load (`upgrade.headroom`), and `upgrade.keep`. What cannot be
+held is refused. Two things can be accepted by name: that a model is out (`--accept-outage`),
+and that nobody knows how busy it is (`--accept-unknown-load`; its replicas then count as full).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from gpufleet.formatting import counted
+from gpufleet.settings.gateway_settings import Upgrade
+from gpufleet.upgrade.plan.replica_load import ReplicaLoad
+from gpufleet.upgrade.plan.required_replicas import Need, after, needed, serving, taken
+from gpufleet.upgrade.plan.wave import Wave, model_of
+from gpufleet.upgrade.plan.waves import spare, waves
+
+__all__ = [
+    "ACCEPT_OUTAGE",
+    "ACCEPT_UNKNOWN_LOAD",
+    "Left",
+    "Need",
+    "Recheck",
+    "left",
+    "needed",
+    "recheck",
+    "refusals",
+]
+
+ACCEPT_OUTAGE = "--accept-outage"
+ACCEPT_UNKNOWN_LOAD = "--accept-unknown-load"
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a wave leaves of a model."""
+
+    wave: int
+    model: str
+    serving: int
+    """Replicas that serve before the wave."""
+    takes: int
+    needed: int
+    accepted: bool = False
+    """Whether its outage is accepted."""
+
+    @property
+    def left(self) -> int:
+        """Replicas that serve during the wave."""
+        return self.serving - self.takes
+
+    @property
+    def enough(self) -> bool:
+        """Whether those carry the load."""
+        return not self.takes or self.left >= self.needed
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values for `json.dumps`."""
+        return {**asdict(self), "left": self.left, "enough": self.enough}
+
+
+@dataclass(frozen=True)
+class Recheck:
+    """Whether a wave may begin now."""
+
+    verdict: Literal["proceed", "wait"]
+    why: str
+    """A sentence with the numbers."""
+
+    @property
+    def proceeds(self) -> bool:
+        """Whether it may."""
+        return self.verdict == "proceed"
+
+
+def left(
+    found: Iterable[Wave],
+    loads: Sequence[ReplicaLoad],
+    settings: Upgrade,
+    accepted: Collection[str] = (),
+) -> tuple[Left, ...]:
+    """Return what each wave leaves of each model that it takes something of."""
+    needs = needed(loads, settings.headroom, settings.keep)
+    serve = serving(loads)
+    count = Counter(map(model_of, serve))
+    said = []
+    for wave in found:
+        said += [
+            Left(wave.number, model, count[model], takes, needs[model].needed, model in accepted)
+            for model, takes in sorted(taken(wave.groups, serve).items())
+        ]
+        if (then := after(wave.groups, serve)) is not serve:
+            serve, count = then, Counter(map(model_of, then))
+    return tuple(said)
+
+
+def refusals(
+    found: Sequence[Wave],
+    loads: Sequence[ReplicaLoad],
+    settings: Upgrade,
+    *,
+    accept_outage: Collection[str] = (),
+    accept_unknown_load: Collection[str] = (),
+    load_seconds: Mapping[str, float] | None = None,
+) -> tuple[str, ...]:
+    """
+    Return why these waves cannot be made: a sentence for each model, none where they can.
+
+    `accept_...` are the models that the operator has named. `load_seconds` is how long a replica of
+    a model took to load the last time, where that is known.
+    """
+    needs = needed(loads, settings.headroom, settings.keep)
+    touched = {model for wave in found for group in wave.groups for model in group.models}
+    unknown = [
+        _unknown(need)
+        for model, need in needs.items()
+        if need.unknown and model in touched and model not in accept_unknown_load
+    ]
+    most = _most(found, loads)
+    short: dict[str, list[Left]] = {}
+    for each in left(found, loads, settings, accept_outage):
+        if each.takes > spare(
+            needs[each.model], each.serving, most[each.model], accepted=each.accepted
+        ):
+            short.setdefault(each.model, []).append(each)
+    # What a load that nobody knows leaves is no number to argue with.
+    blind = {model for model, need in needs.items() if need.unknown} - {*accept_unknown_load}
+    asked = _Asked(found, loads, settings, accept_outage, load_seconds or {})
+    return (
+        *unknown,
+        *(
+            asked.refusal(needs[model], lacks, most[model])
+            for model, lacks in sorted(short.items())
+            if model not in blind
+        ),
+    )
+
+
+def recheck(
+    wave: Wave,
+    loads: Sequence[ReplicaLoad],
+    settings: Upgrade,
+    *,
+    accept_outage: Collection[str] = (),
+    accept_unknown_load: Collection[str] = (),
+) -> Recheck:
+    """
+    Say whether a wave may begin under the load of this moment.
+
+    `loads` are fresh ones, of all replicas of its models. It waits where the load is too high, and
+    where it is not known: both pass.
+    """
+    needs = needed(loads, settings.headroom, settings.keep)
+    most = _most([wave], loads)
+    waits, goes = [], []
+    for each in left([wave], loads, settings, accept_outage):
+        need = needs[each.model]
+        numbers = f"{each.model}: {each.left} of {each.serving} replicas are left, {_needs(need)}"
+        if need.unknown and each.model not in accept_unknown_load:
+            waits.append(f"{each.model}: how busy it is, is not known: {'; '.join(need.unknown)}")
+        elif each.takes > spare(need, each.serving, most[each.model], accepted=each.accepted):
+            waits.append(numbers)
+        else:
+            goes.append(numbers)
+    if waits:
+        return Recheck("wait", f"wave {wave.number} waits: {'; '.join(waits)}")
+    return Recheck(
+        "proceed", f"wave {wave.number}: {'; '.join(goes) or 'takes nothing that serves'}"
+    )
+
+
+def _most(found: Iterable[Wave], loads: Sequence[ReplicaLoad]) -> Counter[str]:
+    """Return how many replicas of each model the largest group with some takes."""
+    serve, most = serving(loads), Counter[str]()
+    for wave in found:
+        for group in wave.groups:
+            most |= taken([group], serve)
+    return most
+
+
+def _needs(need: Need) -> str:
+    return f"{need.needed} needed for a load of {need.load:.2f} replicas"
+
+
+def _unknown(need: Need) -> str:
+    return (
+        f"{need.model}: nobody knows how busy {counted(len(need.unknown), 'replica')} of "
+        f"{need.serving} is, and so what may be taken away: {'; '.join(need.unknown)}: mend that, "
+        f"or go on with `{ACCEPT_UNKNOWN_LOAD} {need.model}`, which counts it as full"
+    )
+
+
+def _part(lack: Left) -> str:
+    """Say what a wave takes."""
+    if lack.serving == 1:
+        return "the only replica"
+    return f"{lack.takes} of the {counted(lack.serving, 'replica')}"
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What was asked for."""
+
+    waves: Sequence[Wave]
+    loads: Sequence[ReplicaLoad]
+    settings: Upgrade
+    accept_outage: Collection[str]
+    load_seconds: Mapping[str, float]
+
+    def refusal(self, need: Need, lacks: Sequence[Left], most: int) -> str:
+        """
+        Say what is lacking of a model, and what can be done about it.
+
+        `lacks` are the waves that take too much, `most` is what the largest group takes by itself.
+        """
+        settings, model = self.settings, need.model
+        worst = min(lacks, key=lambda each: (each.left - each.needed, each.wave))
+        more = counted(len(lacks) - 1, "further wave")
+        others = f" (and so with {more})" if len(lacks) > 1 else ""
+        rule = (
+            f"its load of {need.load:.2f} replicas needs {need.needed} at a headroom of "
+            f"{settings.headroom:g} (`upgrade.headroom`)"
+        )
+        if need.needed == settings.keep and need.load <= settings.keep * settings.headroom:
+            rule = f"`upgrade.keep` is {settings.keep}"
+        serve = "serves" if worst.serving == 1 else "serve"
+        said = (
+            f"upgrade.waves: wave {worst.wave} takes {_part(worst)} of {model} that {serve}"
+            f"{others}, which leaves {worst.left}, and {rule}"
+        )
+        add = f"(`serving.{model}.replicas`)"
+        if worst.serving <= most:
+            return (
+                f"{said}: all that serve go at once, so {model} is out while it loads "
+                f"({self._cost(model)}): give it another replica first {add}, or accept that by "
+                f"name: `{ACCEPT_OUTAGE} {model}`"
+            )
+        written = self._smaller(need)
+        remain = worst.left if written else worst.serving - most
+        ways = [f"write {written}"] if written else []
+        if remain >= settings.keep:
+            ways.append(f"wait for a load of at most {remain * settings.headroom:.2f} replicas")
+        ways.append(f"give it {counted(worst.needed - remain, 'more replica')} {add}")
+        if not written:
+            ways.append(
+                f"accept by name that those left do not carry it, one group at a time: "
+                f"`{ACCEPT_OUTAGE} {model}`"
+            )
+        return f"{said}: {', or '.join(ways)}"
+
+    def _cost(self, model: str) -> str:
+        seconds = self.load_seconds.get(model)
+        return f"{seconds:.0f} s the last time" if seconds is not None else "how long, is not known"
+
+    def _smaller(self, need: Need) -> str:
+        """
+        Return what to write so that the model keeps what it needs; "": no size does.
+
+        Tried with the groups of this model alone, as if others left no room to mix.
+        """
+        model = need.model
+        groups = [each for wave in self.waves for each in wave.groups if model in each.models]
+        for size in dict.fromkeys((max(1, need.spare), 1)):
+            canary = min(self.settings.canary, size)
+            tried = self.settings.model_copy(update={"waves": (size,), "canary": canary})
+            made = waves(groups, tried, self.loads, self.accept_outage)
+            found = left(made, self.loads, tried, self.accept_outage)
+            if all(each.enough for each in found if each.model == model):
+                changed = f"`waves: [{size}]`"
+                if canary != self.settings.canary:
+                    changed = f"`canary: {canary}` and {changed}"
+                return changed
+        return ""

@@ -1,0 +1,270 @@
+"""Which parts of a fleet differ from the plan, as groups that are changed at once.  Pure.
+
+What belongs into one group:
+
+1. A replica, on all of its nodes, those of before and those of after.
+2. Replicas of which one gets a GPU or a port that another one gives up: neither can go alone.
+3. Of what lies below vLLM (a driver) whole nodes, with every replica that is on them; a replica
+   over nodes joins its nodes.
+
+Nothing else: groups are as small as that allows, and waves put them together.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from gpufleet.formatting import listed
+from gpufleet.node.cordon import lifting
+from gpufleet.planning.explanation import Action, Change
+from gpufleet.planning.multinode.rank_ports import PORTS
+from gpufleet.planning.planner import FleetPlan
+from gpufleet.planning.stage import Running, Stage
+from gpufleet.upgrade.plan.wave import Group, Kind
+
+UNTOLD = "its environment, or what starts it"
+"""Of a process that was started with something else, and no argument of it (`restarts.py`)."""
+STOPPED = "it does not run, or nobody knows what it was started with"
+
+
+def groups(
+    plan: FleetPlan,
+    running: Iterable[Running],
+    restarts: Mapping[str, str],
+    changes: Iterable[Change],
+    node_changes: Mapping[str, str] | None = None,
+) -> tuple[Group, ...]:
+    """
+    Return what has to be changed, each replica and each node in one group.
+
+    `restarts` is {replica's id: what differs} (`restarts.restarts`, `restarted`), `changes` what
+    `explanation.difference` says, `node_changes` {node: what differs below vLLM}. In the order of
+    their ids, numbers as numbers; which of them is first, `waves.waves` says.
+    """
+    why: dict[str, list[str]] = defaultdict(list)
+    for change in changes:
+        if change.action is not Action.STAY:
+            why[change.replica] += [change.why or _said(change)]
+    for name, said in restarts.items():
+        # What starts, moves or makes way has been started with something else in any case.
+        if not (why[name] and said in {UNTOLD, STOPPED}):
+            why[name] += [said]
+    found = _Fleet(plan.stages, tuple(running), why, dict(node_changes or {}))
+    return tuple(sorted(found.groups(), key=lambda each: natural(each.id)))
+
+
+def restarted(
+    restarts: Mapping[str, str],
+    wanted: Mapping[tuple[str, str], str],
+    started: Mapping[tuple[str, str], str | None],
+) -> dict[str, str]:
+    """
+    Return `restarts`, and with them the replicas of which only the fingerprint differs.
+
+    `wanted` has the fingerprint of each unit as it was rendered, by (node, replica's id), `started`
+    that of what runs; None, or no entry: the unit is not running, or it is not known what it was
+    started with. Both are a reason to start it.
+    """
+    found: dict[str, str] = {}
+    for key, fingerprint in sorted(wanted.items()):
+        runs = started.get(key)
+        if runs != fingerprint:
+            found[key[1]] = UNTOLD if runs else found.get(key[1], STOPPED)
+    return {**found, **restarts}
+
+
+def without_cordoned(
+    found: Iterable[Group], cordoned: Mapping[str, str]
+) -> tuple[tuple[Group, ...], tuple[Group, ...], tuple[str, ...]]:
+    """
+    Return groups to change, groups left as they are, and a sentence for each of the latter.
+
+    `cordoned` is {node: why} of nodes that a person has cordoned. Somebody works there, or does not
+    trust the node: nothing is stopped or started on it, and what is behind is said.
+    """
+    on, off, sentences = [], [], []
+    for group in found:
+        if kept := [node for node in group.nodes if node in cordoned]:
+            off.append(group)
+            reasons = "; ".join(f"{node}: {cordoned[node]}" for node in kept)
+            sentences.append(
+                f"{group.id} stays as it is, for a person has cordoned {listed(kept)} ({reasons}): "
+                f"{lifting(kept[0])}, and upgrade once more, when that is over"
+            )
+        else:
+            on.append(group)
+    return tuple(on), tuple(off), tuple(sentences)
+
+
+def natural(text: str) -> tuple[tuple[str, int], ...]:
+    """
+    Return a key that sorts numbers in names as numbers.
+
+    >>> sorted(["tiny-10", "tiny-9"], key=natural)
+    ['tiny-9', 'tiny-10']
+    """
+    return tuple((word, int(digits or -1)) for word, digits in re.findall(r"(\D*)(\d*)", text))
+
+
+def _said(change: Change) -> str:
+    return f"{change.action}: {change.before or 'nothing'} -> {change.after or 'nothing'}"
+
+
+@dataclass
+class _Fleet:
+    """What runs and what is to run, by replica's id, and what of it differs."""
+
+    stages: tuple[Stage, ...]
+    running: tuple[Running, ...]
+    why: Mapping[str, list[str]]
+    node_why: Mapping[str, str]
+    before: dict[str, list[Running]] = field(default_factory=lambda: defaultdict(list))
+    after: dict[str, list[Stage]] = field(default_factory=lambda: defaultdict(list))
+
+    def __post_init__(self) -> None:
+        for each in self.running:
+            self.before[each.id].append(each)
+        for stage in self.stages:
+            self.after[stage.id].append(stage)
+
+    def nodes(self, replica: str) -> set[str]:
+        """Those on which it has something to stop or to start."""
+        was, now = self.before.get(replica, ()), self.after.get(replica, ())
+        return {each.node for each in was} | {each.node for each in now}
+
+    def groups(self) -> Iterator[Group]:
+        """Yield what is joined, as groups."""
+        whole = set(self.node_why)
+        while True:
+            parts = self._joined(whole)
+            # A replica over nodes brings its other nodes in, and those what else is on them.
+            reached = {node for part in parts if part.nodes & whole for node in part.nodes}
+            if reached <= whole:
+                break
+            whole |= reached
+        for part in parts:
+            kind: Kind = "node" if part.nodes & whole else "stages"
+            yield self._group(part, kind)
+
+    def _joined(self, whole: set[str]) -> list[_Part]:
+        changed = {*self.why} | {
+            replica for replica in {*self.before, *self.after} if self.nodes(replica) & whole
+        }
+        parts = _Parts()
+        for node in sorted(whole):
+            parts.join(("node", node))
+        for replica in sorted(changed):
+            parts.join(("replica", replica), *(("node", n) for n in self.nodes(replica) & whole))
+            for other in self._owners_before(replica) & changed:
+                parts.join(("replica", replica), ("replica", other))
+        found = []
+        for part in parts.all():
+            replicas = {name for what, name in part if what == "replica"}
+            nodes = {name for what, name in part if what == "node"}
+            found.append(_Part(replicas, nodes.union(*map(self.nodes, replicas))))
+        return found
+
+    @cached_property
+    def _owners(self) -> Mapping[tuple[str, str | int], set[str]]:
+        """By node and GPU or port: the replicas that have it now."""
+        found: dict[tuple[str, str | int], set[str]] = defaultdict(set)
+        for each in self.running:
+            for thing in _had(each):
+                found[each.node, thing].add(each.id)
+        return found
+
+    def _owners_before(self, replica: str) -> set[str]:
+        """Return the other replicas that have now what this one is to have."""
+        return {
+            owner
+            for stage in self.after.get(replica, ())
+            for thing in _gets(stage)
+            for owner in self._owners.get((stage.node, thing), ())
+        } - {replica}
+
+    def _group(self, part: _Part, kind: Kind) -> Group:
+        replicas = tuple(sorted(part.replicas, key=natural))
+        nodes = tuple(sorted(part.nodes))
+        why = [f"{node}: {self.node_why[node]}" for node in nodes if node in self.node_why]
+        for replica in replicas:
+            named = f"{replica}: " if len(replicas) > 1 or kind == "node" else ""
+            why += [f"{named}{said}" for said in dict.fromkeys(self.why.get(replica, ()))]
+        return Group(
+            id="+".join(nodes if kind == "node" else replicas),
+            kind=kind,
+            nodes=nodes,
+            replicas=replicas,
+            why=tuple(why),
+            comes=tuple(each for each in replicas if not self.before.get(each)),
+            goes=tuple(each for each in replicas if not self.after.get(each)),
+        )
+
+
+@dataclass(frozen=True)
+class _Part:
+    replicas: set[str]
+    nodes: set[str]
+
+
+class _Parts:
+    """Things that are joined to each other (a union-find)."""
+
+    def __init__(self) -> None:
+        self._above: dict[tuple[str, str], tuple[str, str]] = {}
+
+    def join(self, first: tuple[str, str], *others: tuple[str, str]) -> None:
+        """Put things into the part of the first of them."""
+        root = self._root(first)
+        for other in others:
+            self._above[self._root(other)] = root
+
+    def all(self) -> list[list[tuple[str, str]]]:
+        """Return the parts."""
+        found: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
+        for thing in list(self._above):
+            found[self._root(thing)].append(thing)
+        return list(found.values())
+
+    def _root(self, thing: tuple[str, str]) -> tuple[str, str]:
+        self._above.setdefault(thing, thing)
+        while (above := self._above[thing]) != thing:
+            self._above[thing] = self._above[above]
+            thing = above
+        return thing
+
+
+def _had(running: Running) -> set[str | int]:
+    """Return the GPUs and ports of a stage that runs."""
+    servers = running.servers
+    # Behind several servers is the port of their supervisor (`Stage.ports`).
+    supervisor = {servers[-1] + 1} if len(servers) > 1 else set()
+    cluster = _range(running.cluster_port, PORTS)
+    side_channel = _range(running.side_channel, _data_parallel(running))
+    return {*running.gpu_uuids, *servers, *supervisor, *cluster, *side_channel}
+
+
+def _gets(stage: Stage) -> set[str | int]:
+    """Return the GPUs and ports of a stage that is planned."""
+    ports = set(stage.ports)
+    if stage.group:
+        ports |= _range(stage.group.cluster_port, PORTS)
+        ports |= _range(stage.group.side_channel_port, stage.data_parallel)
+    if stage.handover:
+        ports |= _range(stage.handover.port, stage.data_parallel)
+    return {*stage.gpu_uuids, *ports}
+
+
+def _range(first: int, ports: int) -> set[int]:
+    """Return the ports of a range; none where it has no first one."""
+    return set(range(first, first + ports)) if first else set()
+
+
+def _data_parallel(running: Running) -> int:
+    name = "--data-parallel-size "
+    found = (each.removeprefix(name) for each in running.arguments if each.startswith(name))
+    said = next(found, "1")
+    return int(said) if said.isdecimal() else 1

@@ -1,0 +1,217 @@
+"""`--vllm VERSION`: writes the version, and the lock that belongs to it, where they are declared.
+
+What is declared and what the fleet runs never contradict each other, so a version given on a
+command line is written into group_vars first, at the lines that set it now. Only lines are changed
+of which there is no doubt; for any other the operator is told what to write.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpufleet.errors import FleetError
+from gpufleet.formatting import listed
+from gpufleet.gpu_software.lock_file import SUFFIX, write
+from gpufleet.settings.node_settings import Vllm
+from gpufleet.settings.variables import Origin
+
+if TYPE_CHECKING:
+    from gpufleet.inventory.loader import Fleet
+
+# A line of a YAML mapping in block style: its key, a plain or quoted value, maybe a comment.
+_LINE = re.compile(
+    r"""^(?P<before>\s*(?P<key>version|lock)\s*:\s*)(?P<quote>["']?)(?P<value>[^"'#\s]+)(?P=quote)"""
+    r"""(?P<after>\s*(?:\#.*)?)$"""
+)
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One line of a file of variables, as it was and as it is to be."""
+
+    file: str
+    """From the project's root."""
+    line: int
+    key: str
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        """Say it in a line."""
+        return f"{self.file}:{self.line}: vllm.{self.key}: {self.before} -> {self.after}"
+
+    @property
+    def back(self) -> Edit:
+        """The same, undone."""
+        return replace(self, before=self.after, after=self.before)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values for `json.dumps`."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, said: Mapping[str, Any]) -> Edit:
+        """Return what `as_json` has written."""
+        return cls(said["file"], said["line"], said["key"], said["before"], said["after"])
+
+
+def edits(declared: Fleet, version: str, nodes: Collection[str] = ()) -> tuple[Edit, ...]:
+    """
+    Return the lines to be written so that `nodes`, none for all, run this version.
+
+    Raises `FleetError` with every line for which it is not certain what to write.
+    """
+    if not re.fullmatch(r"\d+\.\d+\.\d+(\.?\w+)*", version):
+        raise FleetError(f"--vllm {version}: a version is three numbers, as 0.32.0")
+    wanted = {
+        name: each
+        for name, each in declared.gpu_nodes.items()
+        if each.settings.vllm and (not nodes or name in nodes)
+    }
+    if not wanted:
+        raise FleetError(f"--vllm {version}: none of the nodes has `vllm` in its group_vars")
+    found: dict[tuple[str, int], Edit] = {}
+    problems: list[str] = []
+    for name, each in sorted(wanted.items()):
+        vllm = each.settings.vllm
+        if vllm is None or vllm.version == version:
+            continue
+        # As it is written: what was read of it may begin at the project's root.
+        written = each.values.get("vllm", {}).get("lock", vllm.lock)
+        vllm = vllm.model_copy(update={"lock": written})
+        for key, before, after in (
+            ("version", vllm.version, version),
+            ("lock", vllm.lock, _lock(vllm, version)),
+        ):
+            try:
+                edit = _edit(declared.root, _origin(each.origins, key), key, before, after)
+            except FleetError as error:
+                problems += error.problems
+                continue
+            found[edit.file, edit.line] = edit
+        lock = _lock(vllm, version)
+        if lock is not None and not (declared.root / lock).is_file():
+            problems.append(
+                f"{lock}: is not there: make it with `uv pip compile --generate-hashes` "
+                f"(locks/README.md); {name} would be built of it"
+            )
+    problems += _others(declared, wanted, found.values())
+    if problems:
+        raise FleetError(*dict.fromkeys(problems))
+    return tuple(sorted(found.values(), key=lambda each: (each.file, each.line)))
+
+
+def applied(declared: Fleet, version: str, nodes: Collection[str] = ()) -> Fleet:
+    """Return what is declared as it will be once the lines are written."""
+    changed = {}
+    for name, each in declared.nodes.items():
+        vllm = each.settings.vllm
+        if not each.settings.gpu_node or vllm is None or (nodes and name not in nodes):
+            continue
+        lock = _lock(vllm, version) or vllm.lock
+        new = vllm.model_copy(update={"version": version, "lock": lock})
+        changed[name] = replace(each, settings=each.settings.model_copy(update={"vllm": new}))
+    return replace(declared, nodes={**declared.nodes, **changed})
+
+
+def write_down(root: Path, wanted: Iterable[Edit]) -> None:
+    """
+    Write lines, each file whole or not at all; a line that is as wanted already stays.
+
+    Raises `FleetError`, and writes nothing, where a line is not what it was.
+    """
+    texts: dict[Path, list[str]] = {}
+    problems = []
+    for edit in wanted:
+        path = root / edit.file
+        lines = texts.setdefault(path, _lines(path))
+        found = _LINE.match(lines[edit.line - 1]) if edit.line <= len(lines) else None
+        if found and found["key"] == edit.key and found["value"] == edit.after:
+            continue
+        if not found or found["key"] != edit.key or found["value"] != edit.before:
+            problems.append(
+                f"{edit.file}:{edit.line}: is not `{edit.key}: {edit.before}` any more: write "
+                f"`{edit.after}` yourself"
+            )
+            continue
+        lines[edit.line - 1] = (
+            f"{found['before']}{found['quote']}{edit.after}{found['quote']}{found['after']}"
+        )
+    if problems:
+        raise FleetError(*problems)
+    for path, lines in texts.items():
+        write(path, "\n".join(lines) + "\n")
+
+
+def _lock(vllm: Vllm, version: str) -> str | None:
+    """Return the lock of a version, named as the one of now; None: that one's name has none."""
+    folder, slash, name = vllm.lock.rpartition("/")
+    if vllm.version not in name:
+        return None
+    return f"{folder}{slash}{name.replace(vllm.version, version)}"
+
+
+def _origin(origins: Mapping[str, Origin], key: str) -> Origin:
+    found = origins.get("vllm")
+    if found is None:
+        raise FleetError(f"vllm.{key} is set nowhere that could be written")
+    if key == "version" and ("version",) not in found.inner and (lock := origins.get("gpu_lock")):
+        raise FleetError(
+            f"{lock.at('vllm', 'version')}: `gpu_lock` says which vLLM these nodes have: write a "
+            "new lock (`gpufleet lock`), and leave --vllm out"
+        )
+    return found.at(key)
+
+
+def _edit(root: Path, origin: Origin, key: str, before: str, after: str | None) -> Edit:
+    path = root / origin.file
+    if after is None:
+        raise FleetError(
+            f"{origin}: vllm.lock is {before}, whose name does not have the version: which lock is "
+            "for another one, nobody can tell: write `vllm.version` and `vllm.lock` yourself, and "
+            "leave --vllm out"
+        )
+    if not origin.line or path.suffix not in {".yml", ".yaml"} or origin.file.endswith(SUFFIX):
+        raise FleetError(
+            f"{origin}: sets vllm.{key}, and is no file of variables in group_vars or host_vars: "
+            f"write {after} there yourself, and leave --vllm out"
+        )
+    line = _lines(path)[origin.line - 1]
+    found = _LINE.match(line)
+    if not found or found["key"] != key or found["value"] != before:
+        raise FleetError(
+            f"{origin}: `{line.strip()}` is not plainly `{key}: {before}`: write {after} there "
+            "yourself, and leave --vllm out"
+        )
+    return Edit(origin.file, origin.line, key, before, after)
+
+
+def _others(declared: Fleet, wanted: Collection[str], found: Iterable[Edit]) -> list[str]:
+    """Refuse lines that other nodes have as well, which were not meant."""
+    problems = []
+    for edit in found:
+        others = [
+            name
+            for name, each in declared.gpu_nodes.items()
+            if name not in wanted
+            and (origin := each.origins.get("vllm"))
+            and (origin.file, origin.at(edit.key).line) == (edit.file, edit.line)
+        ]
+        if others:
+            problems.append(
+                f"{edit.file}:{edit.line}: vllm.{edit.key} is that of {listed(sorted(others))} "
+                "too, which --limit leaves out: set it for the others in their own group_vars or "
+                "host_vars, or leave --limit out"
+            )
+    return problems
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise FleetError(f"{path}: cannot be read: {error}") from None

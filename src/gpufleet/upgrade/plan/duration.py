@@ -1,0 +1,170 @@
+"""How long each wave will take, by what was seen before.  Pure.
+
+Of what was never seen nothing is said: a group takes as long as it took in the last upgrade that
+brought it to its end; one that is new as long as others of the same models and kind did, the median
+of them. Where no upgrade says anything, a start that was seen is a part that is known: what is
+said then is "at least".
+
+A wave's groups go at the same time: it takes as long as the longest of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any, Protocol
+
+from gpufleet.formatting import spell
+from gpufleet.upgrade.plan.wave import Group, Wave, model_of
+
+
+class Entry(Protocol):
+    """A line of a journal, as `journal.Entry` has it."""
+
+    @property
+    def at(self) -> float: ...
+
+    @property
+    def what(self) -> str: ...
+
+    @property
+    def group(self) -> str | None: ...
+
+    @property
+    def said(self) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """How long a wave is thought to take."""
+
+    wave: int
+    seconds: float | None
+    """None: nobody knows."""
+    at_least: bool = False
+    """Whether only a part of it is known: starts and soaking, not draining."""
+
+    def __str__(self) -> str:
+        """
+        Say it in a cell of a table.
+
+        >>> str(Estimate(1, 184.2)), str(Estimate(1, 40, at_least=True)), str(Estimate(1, None))
+        ('3 min 4 s', 'at least 40 s', 'not known')
+        """
+        if self.seconds is None:
+            return "not known"
+        return ("at least " if self.at_least else "") + spell(self.seconds)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values for `json.dumps`."""
+        return asdict(self)
+
+
+def estimate(
+    waves: Iterable[Wave],
+    journals: Iterable[Sequence[Entry]] = (),
+    starts: Mapping[str, float] | None = None,
+    soak_seconds: float = 0,
+) -> tuple[Estimate, ...]:
+    """
+    Return how long each wave takes.
+
+    `journals` are those of upgrades before, the oldest first, `starts` how many seconds a replica
+    took from its start to its first answer, where that was seen.
+    """
+    by_group: dict[str, float] = {}
+    by_likeness: dict[tuple[object, ...], list[float]] = {}
+    for entries in journals:
+        for group, seconds in _took(entries):
+            by_group[group.id] = seconds
+            by_likeness.setdefault(_likeness(group), []).append(seconds)
+    found = []
+    for wave in waves:
+        parts: list[tuple[float | None, bool]] = []
+        for group in wave.groups:
+            alike = by_likeness.get(_likeness(group))
+            if group.id in by_group:
+                parts.append((by_group[group.id], False))
+            elif alike:
+                parts.append((median(alike), False))
+            else:
+                parts.append((_by_starts(group, starts or {}, soak_seconds), True))
+        known = [seconds for seconds, _ in parts if seconds is not None]
+        all_known = known and len(known) == len(parts)
+        found.append(
+            Estimate(wave.number, max(known), at_least=any(partly for _, partly in parts))
+            if all_known
+            else Estimate(wave.number, None)
+        )
+    return tuple(found)
+
+
+def load_seconds(journals: Iterable[Sequence[Entry]]) -> dict[str, float]:
+    """Return how long the slowest replica of each model took to load, in the last upgrade."""
+    found: dict[str, float] = {}
+    for entries in journals:
+        here: dict[str, float] = {}
+        groups = {group.id: group for group in _planned(entries)}
+        for entry in entries:
+            group = groups.get(entry.group or "")
+            if group is None or entry.what != "ready":
+                continue
+            said = entry.said.get("load_seconds") or entry.said.get("seconds")
+            if not isinstance(said, Mapping):
+                said = dict.fromkeys(group.replicas, said)
+            for replica, seconds in said.items():
+                if isinstance(seconds, int | float):
+                    model = model_of(replica)
+                    here[model] = max(here.get(model, 0.0), float(seconds))
+        found |= here
+    return found
+
+
+def _took(entries: Sequence[Entry]) -> list[tuple[Group, float]]:
+    """Return how long each group took that came to its end in one go."""
+    groups = {group.id: group for group in _planned(entries)}
+    began: dict[str, float] = {}
+    found = []
+    for entry in entries:
+        # A night between two entries of a group is no time that it takes.
+        if entry.what in {"paused", "resumed"}:
+            began.clear()
+        elif entry.group not in groups:
+            continue
+        elif entry.what == "draining":
+            began[entry.group] = entry.at
+        elif entry.what in {"failed", "restoring"}:
+            began.pop(entry.group, None)
+        elif entry.what == "done" and entry.group in began:
+            found.append((groups[entry.group], max(0.0, entry.at - began.pop(entry.group))))
+    return found
+
+
+def _planned(entries: Iterable[Entry]) -> list[Group]:
+    return [
+        Group.from_json(group)
+        for entry in entries
+        if entry.what == "planned"
+        for wave in entry.said.get("waves", ())
+        for group in wave["groups"]
+    ]
+
+
+def _likeness(group: Group) -> tuple[object, ...]:
+    return group.kind, group.models, len(group.nodes)
+
+
+def _by_starts(group: Group, starts: Mapping[str, float], soak_seconds: float) -> float | None:
+    """Return how long a group takes at least; None: of one of its replicas nothing was seen."""
+    if group.kind == "node":
+        return None
+    loaded = [0.0]
+    for replica in group.replicas:
+        if replica in group.goes:
+            continue
+        of_model = [each for name, each in starts.items() if model_of(name) == model_of(replica)]
+        if replica not in starts and not of_model:
+            return None
+        loaded.append(starts.get(replica) or max(of_model))
+    return max(loaded) + soak_seconds

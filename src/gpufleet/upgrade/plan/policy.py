@@ -1,0 +1,76 @@
+"""The one set of `upgrade` settings that an upgrade goes by.  Pure.
+
+How a fleet is changed is a matter of the fleet: canary, waves and capacity are counted over all
+of its nodes. Nodes that say different things about it are refused, with the places that say them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+from pydantic import BaseModel
+
+from gpufleet.errors import FleetError
+from gpufleet.formatting import node_ranges
+from gpufleet.settings.gateway_settings import Upgrade
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.variables import Origin
+
+KEY = "upgrade"
+
+
+class Declared(Protocol):
+    """What variables say of one node, as `nodevars.NodeVars` has it."""
+
+    @property
+    def settings(self) -> NodeSettings: ...
+
+    @property
+    def origins(self) -> Mapping[str, Origin]: ...
+
+
+def agreed(declared: Mapping[str, Declared]) -> Upgrade:
+    """
+    Return what the nodes that an upgrade is about say of it, by name.
+
+    Raises `FleetError` with a sentence for each key of which they say different things.
+    """
+    if not declared:
+        return Upgrade()
+    values: dict[str, dict[str, list[str]]] = {}
+    for node, each in sorted(declared.items()):
+        for key, value in _leaves(each.settings.upgrade):
+            values.setdefault(key, {}).setdefault(repr(value), []).append(node)
+    problems = [
+        f"{KEY}.{key} is not the same on all nodes of this upgrade: "
+        + "; ".join(
+            f"{value} on {node_ranges(nodes)} ({_places(key, nodes, declared)})"
+            for value, nodes in said.items()
+        )
+        + ": set it once, in a group that all of them are in"
+        for key, said in values.items()
+        if len(said) > 1
+    ]
+    if problems:
+        raise FleetError(*problems)
+    return next(iter(declared.values())).settings.upgrade
+
+
+def _leaves(settings: BaseModel, above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every key with its value: `gates.soak_seconds` is one."""
+    for name in type(settings).model_fields:
+        value = getattr(settings, name)
+        if isinstance(value, BaseModel):
+            yield from _leaves(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", list(value) if isinstance(value, tuple) else value
+
+
+def _places(key: str, nodes: list[str], declared: Mapping[str, Declared]) -> str:
+    """Return where nodes have it from; a value that nobody wrote is a default."""
+    origins = (declared[node].origins.get(KEY) for node in nodes)
+    places = dict.fromkeys(
+        str(origin.at(*key.split("."))) if origin else "default" for origin in origins
+    )
+    return ", ".join(places)

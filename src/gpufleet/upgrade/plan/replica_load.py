@@ -1,0 +1,285 @@
+"""How busy each replica is, out of what vLLM serves under /metrics.  Pure.
+
+The names are those of `monitoring/metrics/vllm_metrics.py`, the same in all releases since 0.18. A
+server with several engines has a series of each: their requests are added, of their KV caches the
+mean counts, for they are equally large.
+
+How many requests a replica takes at once is `--max-num-seqs`, of each engine. vLLM does not serve
+that number as a metric: it is read from the unit's arguments, or worked out as vLLM does where
+it is not there.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any, Literal
+
+from gpufleet.catalog.gpu_models import cuda_total_gib
+from gpufleet.flags.normalize import human_readable
+from gpufleet.formatting import listed
+from gpufleet.node.topology import Node
+from gpufleet.planning.stage import Running
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.sizing.startup_memory import defaults
+from gpufleet.versions import numbers
+
+RUNNING = "vllm:num_requests_running"
+WAITING = "vllm:num_requests_waiting"
+KV_USAGE = "vllm:kv_cache_usage_perc"
+"""A share from 0 to 1, despite its name."""
+
+# prometheus.io/docs, exposition formats: a name, labels in braces, a value, and maybe a time.
+_LINE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?:\{[^\n]*\})?[ \t]+(?P<value>\S+)", re.MULTILINE)
+_FLAG = re.compile(r"^--(?P<name>[a-z0-9_-]+)[= ](?P<value>.*)$")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one server said at one moment."""
+
+    running: float
+    waiting: float
+    kv_usage: float
+    """From 0 to 1, the mean of its engines."""
+
+
+@dataclass(frozen=True)
+class ReplicaLoad:
+    """
+    How busy a replica was at its model's busiest moment.
+
+    `running`, `waiting` and `kv_usage` are None where `unknown` says why nobody knows them.
+    """
+
+    replica: str
+    """Its id: `tiny-0`."""
+    model: str
+    node: str
+    """The first of its nodes, by rank."""
+    running: float | None
+    """Requests that its engines work on."""
+    waiting: float | None
+    """Requests that wait for its engines."""
+    most_running: int | None
+    """Requests that all its engines take at once; None: not known."""
+    kv_usage: float | None
+    """From 0 to 1, the mean of its engines."""
+    serves: bool = True
+    """Whether it gets requests: it is up, and nobody has drained it."""
+    unknown: str = ""
+    """Why its load is not known; of one that does not serve, why not."""
+    assumed: bool = False
+    """Whether `most_running` is vLLM's default, and written nowhere."""
+
+    @property
+    def share(self) -> float | None:
+        """
+        How much of one replica its requests take: 1 is full, more is a queue. None: not known.
+
+        The fuller of its slots for requests and its KV cache. Where its slots are not known, the
+        KV cache alone, and full where requests wait: they would not, with room.
+        """
+        if not self.serves:
+            return 0.0
+        if self.running is None or self.waiting is None or self.kv_usage is None:
+            return None
+        if self.most_running is None:
+            return max(self.kv_usage, 1.0 if self.waiting else 0.0)
+        return max((self.running + self.waiting) / self.most_running, self.kv_usage)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values for `json.dumps`."""
+        return {**asdict(self), "share": self.share}
+
+
+def read(text: str) -> Sample | str:
+    """Return what a page of /metrics says, or a sentence that says why it is none of vLLM's."""
+    found: dict[str, list[float]] = {RUNNING: [], WAITING: [], KV_USAGE: []}
+    for line in _LINE.finditer(text):
+        if (values := found.get(line["name"])) is not None:
+            try:
+                values.append(float(line["value"]))
+            except ValueError:
+                return f"{line['name']} is {line['value']!r}, which is no number"
+    if missing := [name for name, values in found.items() if not values]:
+        return f"its metrics have no {listed(missing)}"
+    if wrong := [n for n, values in found.items() for v in values if not math.isfinite(v) or v < 0]:
+        return f"{wrong[0]} is no number of anything"
+    return Sample(sum(found[RUNNING]), sum(found[WAITING]), fmean(found[KV_USAGE]))
+
+
+def loads(
+    running: Iterable[Running],
+    pages: Mapping[tuple[str, int], tuple[str, ...] | str],
+    nodes: Mapping[str, Node],
+    settings: Mapping[str, NodeSettings],
+    out: Mapping[str, str] | None = None,
+) -> tuple[ReplicaLoad, ...]:
+    """
+    Return the load of each replica that has units, by model and number.
+
+    `pages` has for each server, by node and port (`Running.servers`), its /metrics again and again
+    over some seconds, all servers in the same rhythm; or a sentence that says why there are none.
+    Of the moments the one counts at which the model was busiest. `nodes` and `settings` tell what
+    vLLM's defaults are on a node. `out` is {replica's id: why} of those that get no requests:
+    drained by a person, failed, still starting.
+    """
+    replicas: dict[tuple[str, int], list[Running]] = {}
+    for each in sorted(running, key=lambda each: (each.model, each.replica, each.rank, each.node)):
+        replicas.setdefault((each.model, each.replica), []).append(each)
+    found: dict[str, list[tuple[ReplicaLoad, list[Sample]]]] = {}
+    for (model, _), stages in replicas.items():
+        slots, assumed = most_running(stages, nodes, settings)
+        why = (out or {}).get(stages[0].id, "")
+        samples = [] if why else _samples(stages, pages)
+        unknown = why or (samples if isinstance(samples, str) else "")
+        load = ReplicaLoad(
+            replica=stages[0].id,
+            model=model,
+            node=stages[0].node,
+            running=None,
+            waiting=None,
+            most_running=slots,
+            kv_usage=None,
+            serves=not why,
+            unknown=unknown,
+            assumed=assumed,
+        )
+        found.setdefault(model, []).append((load, [] if isinstance(samples, str) else samples))
+    return tuple(load for each in found.values() for load in _busiest(each))
+
+
+def most_running(
+    stages: Sequence[Running], nodes: Mapping[str, Node], settings: Mapping[str, NodeSettings]
+) -> tuple[int | None, bool]:
+    """
+    Return how many requests all engines of a replica take at once, and whether that is a default.
+
+    None: nobody knows. Its units do not say what they start, or not which release, or on what.
+    """
+    first = stages[0]
+    flags = {
+        found["name"].replace("_", "-"): found["value"]
+        for line in first.arguments
+        if (found := _FLAG.match(line.strip()))
+    }
+    if not first.arguments:
+        return None, False
+    engines = _number(flags, "data-parallel-size") or 1
+    if (given := _number(flags, "max-num-seqs")) is not None:
+        return (given * engines, False) if given > 0 else (None, False)
+    here, node = settings.get(first.node), nodes.get(first.node)
+    version = first.release.rpartition("-")[0]
+    if here is None or here.vllm is None or not re.match(r"\d+\.\d+", version):
+        return None, False
+    device: Literal["cuda", "cpu"] = "cpu" if here.vllm.device == "cpu" else "cuda"
+    used = [gpu for gpu in node.gpus if gpu.uuid in first.gpu_uuids] if node else []
+    if device == "cuda" and not used:
+        return None, False
+    world = (_number(flags, "tensor-parallel-size") or 1) * (
+        _number(flags, "pipeline-parallel-size") or 1
+    )
+    taken = defaults(
+        vllm=numbers(version),
+        gpu_memory_gib=min(
+            (cuda_total_gib(gpu.name, gpu.memory_mib << 20) for gpu in used), default=0.0
+        ),
+        # With any length a model has, tokens leave at least as many sequences.
+        max_model_len=1 << 20,
+        world=world,
+        compute_capability=used[0].compute_capability if used else None,
+        gpu=used[0].name if used else None,
+        device=device,
+        max_num_batched_tokens=_number(flags, "max-num-batched-tokens"),
+        throughput=flags.get("performance-mode") == "throughput",
+    )
+    return taken.max_num_seqs * engines, True
+
+
+def remarks(found: Iterable[ReplicaLoad]) -> tuple[str, ...]:
+    """Return a sentence for each model whose load is less certain than it looks."""
+    assumed: dict[tuple[str, int], list[str]] = {}
+    blind: dict[str, list[str]] = {}
+    idle: list[str] = []
+    for each in found:
+        if not each.serves:
+            idle.append(f"{each.replica} on {each.node} does not serve: {each.unknown}")
+        elif each.most_running is None:
+            blind.setdefault(each.model, []).append(each.replica)
+        elif each.assumed:
+            assumed.setdefault((each.model, each.most_running), []).append(each.replica)
+    said = [
+        f"{listed(names)}: takes {slots} requests at once by vLLM's own default: write "
+        f"`serving.{model}.flags.max-num-seqs` for a number that is yours"
+        for (model, slots), names in assumed.items()
+    ]
+    said += [
+        f"{listed(names)}: how many requests it takes at once is not known, so only its KV cache "
+        f"and its queue say how busy it is: write `serving.{model}.flags.max-num-seqs`"
+        for model, names in blind.items()
+    ]
+    return (*idle, *said)
+
+
+def _samples(
+    stages: Sequence[Running], pages: Mapping[tuple[str, int], tuple[str, ...] | str]
+) -> list[Sample] | str:
+    """Return what all servers of a replica said together, moment by moment."""
+    servers = [(each.node, port) for each in stages for port in each.servers]
+    if not servers:
+        return "its units do not say on which port it answers"
+    of_each: list[list[Sample]] = []
+    for node, port in servers:
+        texts = pages.get((node, port), "nobody asked for its metrics")
+        if isinstance(texts, str) or not texts:
+            return f"{node}:{port}: {texts or 'it gave no metrics'}"
+        samples = [read(text) for text in texts]
+        if wrong := [each for each in samples if isinstance(each, str)]:
+            return f"{node}:{port}: {wrong[0]}"
+        of_each.append([each for each in samples if not isinstance(each, str)])
+    if len({len(each) for each in of_each}) > 1:
+        of_each = [[_peak(each)] for each in of_each]
+    return [
+        Sample(
+            sum(each.running for each in moment),
+            sum(each.waiting for each in moment),
+            fmean(each.kv_usage for each in moment),
+        )
+        for moment in zip(*of_each, strict=True)
+    ]
+
+
+def _busiest(found: Sequence[tuple[ReplicaLoad, list[Sample]]]) -> list[ReplicaLoad]:
+    """Return the replicas of a model as they were when it was busiest."""
+    moments = {len(samples) for _, samples in found if samples}
+    if len(moments) > 1:  # not in one rhythm: each one's own busiest moment
+        found = [(load, [_peak(samples)] if samples else []) for load, samples in found]
+        moments = {1}
+    at = [
+        [_with(load, samples[moment]) if samples else load for load, samples in found]
+        for moment in range(moments.pop() if moments else 0)
+    ]
+    if not at:
+        return [load for load, _ in found]
+    return max(at, key=lambda loads: sum(each.share or 0.0 for each in loads))
+
+
+def _with(load: ReplicaLoad, sample: Sample) -> ReplicaLoad:
+    return ReplicaLoad(**{**asdict(load), **asdict(sample)})
+
+
+def _peak(samples: Sequence[Sample]) -> Sample:
+    """Return the most of everything."""
+    return Sample(
+        max(each.running for each in samples),
+        max(each.waiting for each in samples),
+        max(each.kv_usage for each in samples),
+    )
+
+
+def _number(flags: Mapping[str, str], name: str) -> int | None:
+    return human_readable(flags[name].strip("'\"")) if name in flags else None

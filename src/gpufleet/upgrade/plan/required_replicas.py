@@ -1,0 +1,87 @@
+"""How many replicas of each model the present load needs.  Pure.
+
+Load is counted in replicas: a replica whose slots for requests, or whose KV cache, are half full
+is a half. So many replicas are needed that what they carry now fills them up to
+`upgrade.headroom`, and never fewer than `upgrade.keep`. Replicas of a model count alike, whatever
+GPUs they are on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gpufleet.upgrade.plan.replica_load import ReplicaLoad
+from gpufleet.upgrade.plan.wave import Group, model_of
+
+# What a sum of shares may be off by: 1.7 / 0.85 is no reason for a third replica.
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a model's load asks for."""
+
+    model: str
+    serving: int
+    """Replicas that get requests now."""
+    load: float
+    """In replicas; one whose load is not known counts as full."""
+    needed: int
+    """Replicas that have to serve at any time."""
+    unknown: tuple[str, ...] = ()
+    """A sentence for each replica whose load nobody knows."""
+
+    @property
+    def spare(self) -> int:
+        """Replicas that may be taken away."""
+        return max(0, self.serving - self.needed)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values for `json.dumps`."""
+        return asdict(self)
+
+
+def needed(loads: Iterable[ReplicaLoad], headroom: float, keep: int = 1) -> dict[str, Need]:
+    """Return what each model needs, by its name, of `upgrade.headroom` and `upgrade.keep`."""
+    by_model: dict[str, list[ReplicaLoad]] = {}
+    for each in loads:
+        by_model.setdefault(each.model, []).append(each)
+    found = {}
+    for model, replicas in sorted(by_model.items()):
+        serving = [each for each in replicas if each.serves]
+        load = sum(1.0 if each.share is None else each.share for each in serving)
+        found[model] = Need(
+            model=model,
+            serving=len(serving),
+            load=load,
+            needed=max(keep, math.ceil(load / headroom - _ROUNDING)),
+            unknown=tuple(
+                f"{each.replica} on {each.node}: {each.unknown}"
+                for each in serving
+                if each.share is None
+            ),
+        )
+    return found
+
+
+def serving(loads: Iterable[ReplicaLoad]) -> frozenset[str]:
+    """Return the ids of the replicas that get requests now."""
+    return frozenset(each.replica for each in loads if each.serves)
+
+
+def taken(groups: Iterable[Group], serve: frozenset[str]) -> Counter[str]:
+    """Return how many replicas of each model stop serving while these groups are changed."""
+    return Counter(
+        model_of(replica) for group in groups for replica in group.replicas if replica in serve
+    )
+
+
+def after(groups: Iterable[Group], serve: frozenset[str]) -> frozenset[str]:
+    """Return which replicas serve when these groups are through."""
+    for group in (each for each in groups if each.goes or each.comes):
+        serve = (serve - {*group.goes}) | {*group.comes}
+    return serve

@@ -1,0 +1,128 @@
+"""
+A model with one replica answers nothing while that loads: for how long, and what spares it.  Pure.
+
+Whether there is room for one more the planner says itself, with the fleet as it is: only if all
+that runs keeps its place is one more worth its load.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpufleet.errors import FleetError
+from gpufleet.fleet import assessment
+from gpufleet.fleet.assessment import Assessment, Declared
+from gpufleet.formatting import ranges, spell
+from gpufleet.planning.stage import Stage
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.variables import Origin
+from gpufleet.upgrade.plan.duration import Entry, load_seconds
+from gpufleet.upgrade.plan.wave import Group, model_of
+
+HOW = "docs/upgrades.md, A model with one replica"
+
+
+@dataclass(frozen=True)
+class _Node:
+    """What variables would say of a node."""
+
+    groups: tuple[str, ...]
+    settings: NodeSettings
+    origins: Mapping[str, Origin]
+
+
+def remarks(
+    groups: Iterable[Group],
+    found: Assessment,
+    documents: Mapping[str, Mapping[str, Any]],
+    declared: Mapping[str, Declared],
+    journals: Sequence[Sequence[Entry]] = (),
+) -> Iterator[str]:
+    """Yield a sentence for each model whose only replica is changed by `groups`."""
+    run = Counter(model_of(replica) for replica in {each.id for each in found.running})
+    changed = {
+        model_of(replica)
+        for group in groups
+        for replica in {*group.replicas} - {*group.comes} - {*group.goes}
+    }
+    seconds = load_seconds(journals)
+    for model in sorted(each for each in changed if run[each] == 1):
+        served = [
+            each.settings.serving[model]
+            for each in declared.values()
+            if model in each.settings.serving
+        ]
+        if not served:
+            continue
+        took = (
+            f"{spell(seconds[model])} the last time"
+            if model in seconds
+            else f"not measured yet; {spell(max(each.start_seconds for each in served))} at most, "
+            "its `start_seconds`"
+        )
+        yield (
+            f"{model} has one replica, and answers nothing while that loads ({took}): "
+            f"{_room(model, found, documents, declared)}"
+        )
+
+
+def _room(
+    model: str,
+    found: Assessment,
+    documents: Mapping[str, Mapping[str, Any]],
+    declared: Mapping[str, Declared],
+) -> str:
+    """Say where one more replica has room, or why there is none."""
+    counts = {
+        each.settings.serving[model].replicas
+        for each in declared.values()
+        if model in each.settings.serving
+    }
+    (count, *others) = counts
+    if others or not isinstance(count, int):
+        return "`replicas: fit` takes what there is: there is no room for one more"
+    more = {
+        name: _Node(each.groups, _with(each.settings, model, count + 1), each.origins)
+        for name, each in declared.items()
+    }
+    try:
+        then = assessment.planned(documents, more)
+    except FleetError as error:
+        return f"there is no room for one more ({error.problems[0]})"
+    before, after = _places(found.plan.stages), _places(then.plan.stages)
+    new = [stage for stage in then.plan.stages if (stage.node, stage.id) not in before]
+    if any(after.get(key) != place for key, place in before.items()) or not new:
+        return "one more would only fit if others moved"
+    where = " and ".join(
+        f"{stage.node} (GPU {ranges(stage.gpus)})" for stage in sorted(new, key=lambda s: s.node)
+    )
+    return (
+        f"{where} has room for one more for that time, which moves and restarts nothing: "
+        f"`serving.{model}.replicas: {count + 1}` and `pyinfra INVENTORY deploys/vllm.py` before "
+        f"anything else is changed, then upgrade, then {count} again and upgrade: {HOW}"
+    )
+
+
+def _places(stages: Iterable[Stage]) -> dict[tuple[str, str], tuple[object, ...]]:
+    """Return what makes a stage another one: its GPUs, its port, and how it is divided."""
+    return {
+        (each.node, each.id): (
+            each.gpu_uuids,
+            each.port,
+            each.nodes,
+            each.tensor_parallel,
+            each.pipeline_parallel,
+            each.data_parallel,
+        )
+        for each in stages
+    }
+
+
+def _with(settings: NodeSettings, model: str, replicas: int) -> NodeSettings:
+    if model not in settings.serving:
+        return settings
+    served = settings.serving[model].model_copy(update={"replicas": replicas})
+    return settings.model_copy(update={"serving": {**settings.serving, model: served}})

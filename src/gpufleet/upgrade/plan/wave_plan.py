@@ -1,0 +1,165 @@
+"""The plan of an upgrade's waves: made or refused, and what is shown of it before it begins.  Pure.
+
+`planned` is the one road from groups to waves for whoever carries them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpufleet.errors import FleetError
+from gpufleet.formatting import spell
+from gpufleet.settings.gateway_settings import Upgrade
+from gpufleet.upgrade.plan import capacity
+from gpufleet.upgrade.plan.capacity import Left
+from gpufleet.upgrade.plan.change_groups import without_cordoned
+from gpufleet.upgrade.plan.duration import Entry, Estimate, estimate, load_seconds
+from gpufleet.upgrade.plan.replica_load import ReplicaLoad, remarks
+from gpufleet.upgrade.plan.required_replicas import Need, needed
+from gpufleet.upgrade.plan.wave import Group, Wave
+from gpufleet.upgrade.plan.waves import waves
+
+SCHEMA = 1
+"""Version of `WavePlan.as_json()`; raised when a key changes its meaning or goes."""
+
+
+@dataclass(frozen=True)
+class WavePlan:
+    """What is changed when, and what that leaves."""
+
+    waves: tuple[Wave, ...]
+    needs: Mapping[str, Need]
+    """By model, of the load when it was made."""
+    left: tuple[Left, ...]
+    estimates: tuple[Estimate, ...]
+    """Of each wave, in their order."""
+    left_out: tuple[Group, ...] = ()
+    """What stays as it is, for a person has cordoned it."""
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def seconds(self) -> float | None:
+        """How long all waves take; None: of one of them nobody knows."""
+        known = [each.seconds for each in self.estimates if each.seconds is not None]
+        return sum(known) if len(known) == len(self.estimates) else None
+
+    @property
+    def total(self) -> Estimate:
+        """How long all waves take, in words."""
+        return Estimate(0, self.seconds, any(each.at_least for each in self.estimates))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values for `json.dumps`."""
+        return {
+            "schema": SCHEMA,
+            "waves": [
+                {
+                    "number": wave.number,
+                    "canary": wave.canary,
+                    "nodes": list(wave.nodes),
+                    "groups": [group.as_json() for group in wave.groups],
+                    "left": [each.as_json() for each in self.left if each.wave == wave.number],
+                    "seconds": expected.seconds,
+                    "at_least": expected.at_least,
+                }
+                for wave, expected in zip(self.waves, self.estimates, strict=True)
+            ],
+            "needs": {model: need.as_json() for model, need in self.needs.items()},
+            "left_out": [group.as_json() for group in self.left_out],
+            "seconds": self.seconds,
+            "remarks": list(self.remarks),
+        }
+
+
+def planned(
+    groups: Iterable[Group],
+    loads: Sequence[ReplicaLoad],
+    settings: Upgrade,
+    *,
+    cordoned: Mapping[str, str] | None = None,
+    journals: Iterable[Sequence[Entry]] = (),
+    starts: Mapping[str, float] | None = None,
+    accept_outage: Collection[str] = (),
+    accept_unknown_load: Collection[str] = (),
+) -> WavePlan:
+    """
+    Return the waves in which all groups are changed.
+
+    `cordoned` are the nodes that people have cordoned, with their reasons; `journals` those of
+    upgrades before, the oldest first; `starts` seconds that replicas took to start; `accept_...`
+    models that the operator has named.
+
+    Raises `FleetError` with a sentence for each model that would lose more than its load allows,
+    or of which nobody knows its load.
+    """
+    before = tuple(journals)
+    on, off, said = without_cordoned(groups, cordoned or {})
+    made = waves(on, settings, loads, accept_outage)
+    loading = load_seconds(before)
+    problems = [
+        *_not_served(accept_outage, loads, capacity.ACCEPT_OUTAGE),
+        *_not_served(accept_unknown_load, loads, capacity.ACCEPT_UNKNOWN_LOAD),
+        *capacity.refusals(
+            made,
+            loads,
+            settings,
+            accept_outage=accept_outage,
+            accept_unknown_load=accept_unknown_load,
+            load_seconds=loading,
+        ),
+    ]
+    if problems:
+        raise FleetError(*problems)
+    left = capacity.left(made, loads, settings, accept_outage)
+    models = {model for group in on for model in group.models}
+    return WavePlan(
+        waves=made,
+        needs={
+            model: need
+            for model, need in needed(loads, settings.headroom, settings.keep).items()
+            if model in models
+        },
+        left=left,
+        estimates=estimate(made, before, starts, settings.gates.soak_seconds),
+        left_out=off,
+        remarks=(
+            *said,
+            *_accepted(left, loading),
+            *(
+                f"{model}: {'; '.join(need.unknown)}: counted as full, which is accepted"
+                for model, need in needed(loads, settings.headroom, settings.keep).items()
+                if need.unknown and model in models
+            ),
+            *remarks(each for each in loads if each.model in models),
+        ),
+    )
+
+
+def _not_served(accepted: Iterable[str], loads: Sequence[ReplicaLoad], option: str) -> list[str]:
+    models = sorted({each.model for each in loads})
+    return [
+        f"{option} {name}: no replica of it runs; there is {', '.join(models) or 'no model'}"
+        for name in sorted({*accepted} - {*models})
+    ]
+
+
+def _accepted(left: Iterable[Left], loading: Mapping[str, float]) -> list[str]:
+    """Say what an accepted outage costs, for each wave in which it is one."""
+    said = []
+    for each in left:
+        if each.enough:
+            continue
+        seconds = loading.get(each.model)
+        cost = (
+            f"{spell(seconds)} the last time" if seconds is not None else "how long, is not known"
+        )
+        what = (
+            f"{each.model} serves nothing while it loads ({cost})"
+            if not each.left
+            else f"{each.left} of the {each.needed} replicas of {each.model} that its load needs "
+            "are left"
+        )
+        said.append(f"wave {each.wave}: {what}: accepted by {capacity.ACCEPT_OUTAGE}")
+    return said

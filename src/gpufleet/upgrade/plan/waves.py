@@ -1,0 +1,170 @@
+"""Which groups are changed together, and when: canary, then waves of the sizes asked for.  Pure.
+
+A size that somebody wrote is kept to: what would take more of a model than its load allows is not
+made smaller in silence, it is refused (`capacity.refusals`). What a wave can do is to mix: its
+groups are chosen so that no model loses more than it can spare, while there are such.
+
+Which comes first:
+
+- Of the canary, what tells most and costs least: a group whose replicas serve and stay, so that
+  they can be judged by what they did before; of those the one with the fewest replicas, then of the
+  model with the most of them, on the fewest nodes, by name. Not by how busy it is now: a plan that
+  was looked at should be the one that is carried out.
+- Of the others, models that have the most waves before them, so that the end is not one model
+  alone, which no wave can mix.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpufleet.settings.gateway_settings import Upgrade
+from gpufleet.upgrade.plan.change_groups import natural
+from gpufleet.upgrade.plan.replica_load import ReplicaLoad
+from gpufleet.upgrade.plan.required_replicas import Need, after, needed, serving, taken
+from gpufleet.upgrade.plan.wave import Group, Wave, model_of
+
+
+def waves(
+    groups: Iterable[Group],
+    settings: Upgrade,
+    loads: Sequence[ReplicaLoad] = (),
+    accepted: Collection[str] = (),
+) -> tuple[Wave, ...]:
+    """
+    Return every group in one wave, in the order in which they are changed.
+
+    `loads` say what each model can spare; without them nothing is held back. Of models that are
+    `accepted` to be out (`--accept-outage`) one group goes at a time, whatever their load.
+    """
+    every = tuple(groups)
+    queue = _Queue(every, needed(loads, settings.headroom, settings.keep), loads, accepted)
+    found: list[Wave] = []
+    for number, (size, canary) in enumerate(_sizes(settings, len(every)), start=1):
+        if not queue:
+            break
+        found.append(Wave(number, tuple(queue.wave(size, canary=canary)), canary))
+    return tuple(found)
+
+
+def size_of(size: int | str, groups: int) -> int:
+    """
+    Return how many groups a size stands for, of so many: shares are rounded down, but not to 0.
+
+    >>> size_of(2, 10), size_of("25%", 10), size_of("5%", 10)
+    (2, 2, 1)
+    """
+    if isinstance(size, int):
+        return size
+    return max(1, groups * int(size.removesuffix("%")) // 100)
+
+
+def spare(need: Need, serve: int, most: int, *, accepted: bool) -> int:
+    """
+    Return how many of a model's replicas a wave may take, while `serve` of them serve.
+
+    `most` is what the largest of its groups takes: that much where its outage is accepted.
+    """
+    room = max(0, serve - need.needed)
+    return max(room, most) if accepted else room
+
+
+def _sizes(settings: Upgrade, groups: int) -> Iterator[tuple[int, bool]]:
+    """Yield sizes for ever, and whether it is the canary's."""
+    if settings.canary:
+        yield settings.canary, True
+    for size in settings.waves:
+        yield size_of(size, groups), False
+    while True:
+        yield size_of(settings.waves[-1], groups), False
+
+
+class _Queue:
+    """Groups that wait for their wave; those that take the same of each model are alike."""
+
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        needs: Mapping[str, Need],
+        loads: Sequence[ReplicaLoad],
+        accepted: Collection[str],
+    ) -> None:
+        self.needs, self.accepted = needs, accepted
+        self.serve = serving(loads)
+        self.most: Counter[str] = Counter()
+        count = Counter(model for group in groups for model in group.models)
+
+        def first(group: Group) -> tuple[object, ...]:
+            takes = taken([group], self.serve)
+            judged = takes.total() == len(group.replicas) > 0 and not group.goes
+            models = min((count[model] for model in group.models), default=0)
+            ordinary = not loads or judged
+            return (not ordinary, len(group.replicas), -models, len(group.nodes), natural(group.id))
+
+        self.count = Counter(map(model_of, self.serve))
+        self.kinds: dict[tuple[object, ...], _Kind] = {}
+        for order, group in enumerate(sorted(groups, key=first)):
+            takes = taken([group], self.serve)
+            self.most |= takes
+            kind = (tuple(sorted(takes.items())), group.models)
+            alike = self.kinds.setdefault(kind, _Kind(takes, group.models))
+            alike.waiting.append((order, group))
+
+    def __bool__(self) -> bool:
+        return any(kind.waiting for kind in self.kinds.values())
+
+    def wave(self, size: int, *, canary: bool) -> list[Group]:
+        """Take the groups of the next wave."""
+        chosen: list[Group] = []
+        spared = self._room()
+        room = spared.copy()
+        while len(chosen) < size and self:
+            waiting = [kind for kind in self.kinds.values() if kind.waiting]
+            fits = [
+                kind
+                for kind in waiting
+                if all(room[model] >= count for model, count in kind.takes.items())
+            ]
+            rounds = self._rounds(spared)
+
+            def turn(kind: _Kind, rounds: Mapping[str, int] = rounds) -> tuple[int, int]:
+                behind = max((rounds[model] for model in kind.models), default=0)
+                return 0 if canary else -behind, kind.waiting[0][0]
+
+            # None fits: the size that was asked for is kept to, and refused with its numbers.
+            kind = min(fits or waiting, key=turn)
+            room.subtract(kind.takes)
+            chosen.append(kind.waiting.popleft()[1])
+        if (then := after(chosen, self.serve)) is not self.serve:
+            self.serve, self.count = then, Counter(map(model_of, then))
+        return chosen
+
+    def _room(self) -> Counter[str]:
+        """Return how many replicas of each model a wave may take now."""
+        return Counter(
+            {
+                model: spare(
+                    need, self.count[model], self.most[model], accepted=model in self.accepted
+                )
+                for model, need in self.needs.items()
+            }
+        )
+
+    def _rounds(self, room: Mapping[str, int]) -> Counter[str]:
+        """Return how many waves each model needs yet, at least, with so much room in each."""
+        waiting: Counter[str] = Counter()
+        for kind in self.kinds.values():
+            for model in kind.models:
+                waiting[model] += len(kind.waiting)
+        return Counter({model: -(-left // max(1, room[model])) for model, left in waiting.items()})
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Groups that take the same of each model, each with its place in the order."""
+
+    takes: Counter[str]
+    models: tuple[str, ...]
+    waiting: deque[tuple[int, Group]] = field(default_factory=deque)

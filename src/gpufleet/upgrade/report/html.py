@@ -1,0 +1,272 @@
+"""The report of an upgrade as one file for a browser: a timeline, tables, what failed.
+
+Nothing is loaded from elsewhere and nothing runs: no scripts, no fonts, no images, which the page
+forbids itself by its policy. Colours follow the reader's light or dark mode. What nodes and
+operators wrote is text, never markup.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+from xml.etree import ElementTree as ET
+
+from gpufleet.formatting import node_ranges
+from gpufleet.sanitize import printable
+from gpufleet.upgrade.report.report import PHASES, OfGroup, OfNode, Report, Span
+from gpufleet.upgrade.report.text import OUTCOMES, cells, outcome_of, seconds, totals
+
+# Pixels.
+_LABEL, _CHART, _ROW, _BAR, _TOP = 210, 960, 24, 14, 30
+_TICKS = 8
+# Seconds between two ticks, of which the first that gives no more than `_TICKS` is taken.
+_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
+
+_CLASSES = {
+    "draining": "drain",
+    "drained": "own",
+    "changing": "change",
+    "changed": "own",
+    "switching": "own",
+    "switched": "load",
+    "ready": "judge",
+    "undraining": "own",
+    "undrained": "soak",
+    "soaked": "soak",
+    "failed": "bad",
+    "restoring": "back",
+    "restored": "back",
+    "stuck": "bad",
+    "stopping": "drain",
+    "down": "own",
+}
+_LEGEND = (
+    ("drain", "drains: no new requests, those in hand end"),
+    ("own", "switches: marks, units, gateways"),
+    ("load", "loads its model"),
+    ("judge", "answers golden prompts"),
+    ("soak", "serves, and is watched"),
+    ("change", "what is below vLLM is changed"),
+    ("back", "goes back to what it was"),
+    ("bad", "failed, or stuck"),
+)
+_STYLE = """
+:root { color-scheme: light dark; --ground: #ffffff; --ink: #1b1b1f; --pale: #5f6368;
+  --line: #dadce0; --drain: #e0a100; --own: #6b7280; --load: #3367d6; --judge: #8e44ad;
+  --soak: #2e7d32; --change: #00838f; --back: #d2691e; --bad: #b3261e; }
+@media (prefers-color-scheme: dark) { :root { --ground: #17181c; --ink: #e6e6ea; --pale: #a0a4ab;
+  --line: #3a3c42; --drain: #f2c14e; --own: #9aa0aa; --load: #7ba6ff; --judge: #c792ea;
+  --soak: #6fcf7c; --change: #4dd0e1; --back: #ffa657; --bad: #ff7b72; } }
+body { background: var(--ground); color: var(--ink); font: 15px/1.5 system-ui, sans-serif;
+  margin: 2rem auto; max-width: 1200px; padding: 0 1rem; }
+h1 { font-size: 1.4rem; margin-bottom: 0; } h2 { font-size: 1.1rem; margin-top: 2rem; }
+p { margin: .3rem 0; } .pale { color: var(--pale); }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { border-bottom: 1px solid var(--line); padding: .25rem .8rem .25rem 0; text-align: left;
+  vertical-align: top; } td { overflow-wrap: anywhere; white-space: pre-line; }
+.wide { overflow-x: auto; } svg { display: block; } svg text { fill: var(--ink); font-size: 12px; }
+svg .pale { fill: var(--pale); } svg line { stroke: var(--line); }
+.drain { fill: var(--drain); } .own { fill: var(--own); } .load { fill: var(--load); }
+.judge { fill: var(--judge); } .soak { fill: var(--soak); } .change { fill: var(--change); }
+.back { fill: var(--back); } .bad { fill: var(--bad); }
+.outcome-finished, .outcome-done { color: var(--soak); } .outcome-returned, .outcome-paused,
+.outcome-running { color: var(--back); } .outcome-stopped, .outcome-stuck { color: var(--bad); }
+ul { padding-left: 1.2rem; } li { white-space: pre-line; overflow-wrap: anywhere; }
+.key { display: inline-block; margin-right: 1.2rem; white-space: nowrap; }
+.key svg { display: inline-block; vertical-align: -2px; margin-right: .35rem; }
+"""
+
+_COLUMNS = (
+    "away: gateways sent it nothing. Of that: drain, load, judged (golden prompts); own: the rest. "
+    "left: requests that had not ended when the drain was over."
+)
+_WINDOWS = "Before the upgrade, and while it was watched under requests after the change."
+
+# What XML 1.0 cannot have in any way (its production 2, Char).
+_FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def html(found: Report) -> str:
+    """Return the page's text."""
+    title = f"{found.kind} {found.id}"
+    said = OUTCOMES[found.outcome] + (f": {'; '.join(found.why)}" if found.why else "")
+    body = [
+        f"<h1>{_text(title)}: {_text(found.what)}</h1>",
+        f'<p class="pale">by {_text(found.by)}, of {_text(found.inventory)}</p>',
+        f'<p class="outcome-{found.outcome}"><strong>{_text(said)}</strong></p>',
+        *(f"<p>{_text(each)}</p>" for each in totals(found)),
+    ]
+    if any(group.spans for group in found.groups):
+        body += ["<h2>Timeline</h2>", _legend(found), f'<div class="wide">{_timeline(found)}</div>']
+    if found.groups:
+        body += ["<h2>Groups</h2>", _groups(found), f'<p class="pale">{_COLUMNS}</p>']
+        body += ["<h2>Requests and times</h2>", _replicas(found), f'<p class="pale">{_WINDOWS}</p>']
+    for heading, lines in (
+        ("Gates", list(_judged(found))),
+        ("Failures", [f"{g.group.id}: {each}" for g in found.groups for each in g.failures]),
+        ("Why it was changed", list(_whys(found))),
+        ("Notes", [*(f"{g.group.id}: {n}" for g in found.groups for n in g.notes), *found.notes]),
+        ("Variables that were rewritten", list(found.declared)),
+    ):
+        if lines:
+            items = "".join(f"<li>{_text(each)}</li>" for each in lines)
+            body.append(f"<h2>{heading}</h2><ul>{items}</ul>")
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
+        "style-src 'unsafe-inline'\">\n"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{_text(title)}</title>\n<style>{_STYLE}</style></head>\n<body>\n"
+        + "\n".join(body)
+        + "\n</body></html>\n"
+    )
+
+
+# -- tables
+
+
+def _groups(found: Report) -> str:
+    head = ("wave", "group", "nodes", "", "away", "drain", "load", "judged", "own", "left")
+    rows = [
+        (
+            f"{group.wave}{' canary' if wave.wave.canary else ''}",
+            group.group.id,
+            node_ranges(group.group.nodes),
+            outcome_of(group),
+            *(
+                seconds(each) if group.spans else ""
+                for each in (
+                    group.away_seconds,
+                    group.drain_seconds,
+                    group.load_seconds,
+                    group.judge_seconds,
+                    group.own_seconds,
+                )
+            ),
+            str(group.left) if group.spans else "",
+        )
+        for wave in found.waves
+        for group in wave.groups
+    ]
+    return _table(head, rows)
+
+
+def _replicas(found: Report) -> str:
+    head = ("replica", "requests", "errors", "TTFT p99", "time between tokens p99", "load")
+    rows = [cells(each) for group in found.groups for each in group.replicas]
+    return _table(head, rows)
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    heads = "".join(f"<th>{_text(each)}</th>" for each in head)
+    lines = "".join(
+        "<tr>" + "".join(f"<td>{_text(each)}</td>" for each in row) + "</tr>" for row in rows
+    )
+    return f'<div class="wide"><table><tr>{heads}</tr>{lines}</table></div>'
+
+
+def _judged(found: Report) -> Iterator[str]:
+    words = {True: "passed", False: "did not pass", None: "is not known to pass"}
+    for group in found.groups:
+        for each in group.judged:
+            why = f": {'; '.join(each.reasons)}" if each.reasons else ""
+            yield f"{group.group.id}, {_clock(each.at)}: {each.gate} {words[each.passed]}{why}"
+
+
+def _whys(found: Report) -> Iterator[str]:
+    by_why: dict[tuple[str, ...], list[str]] = {}
+    for group in found.groups:
+        by_why.setdefault(group.group.why, []).append(group.group.id)
+    for why, groups in by_why.items():
+        if why:
+            yield f"{', '.join(groups)}: {'; '.join(why)}"
+
+
+def _text(words: str) -> str:
+    return escape(_FORBIDDEN.sub("?", "\n".join(map(printable, words.splitlines()))))
+
+
+# -- the timeline
+
+
+def _timeline(found: Report) -> str:
+    """Return the drawing: a row for each group, below it one for each of its nodes."""
+    rows: list[tuple[str, str, Sequence[Span]]] = []
+    for group in found.groups:
+        rows.append((group.group.id, "", group.spans))
+        rows += [(each.node, "pale", each.spans) for each in group.nodes if _has_rows(group, each)]
+    spans = [span for _, _, each in rows for span in each]
+    start, end = min(span.start for span in spans), max(span.end for span in spans)
+    long = max(end - start, 1.0)
+    height = _TOP + _ROW * len(rows) + 10
+    page = ET.Element(
+        "svg",
+        viewBox=f"0 0 {_LABEL + _CHART + 20} {height}",
+        width=str(_LABEL + _CHART + 20),
+        height=str(height),
+        role="img",
+    )
+    ET.SubElement(page, "title").text = "what was done with each group, by time"
+    for at in _ticks(long):
+        x = _LABEL + at / long * _CHART
+        _shape(page, "line", x1=x, y1=_TOP - 6, x2=x, y2=height - 8)
+        _words(page, (x + 3, 14), _clock(start + at), "pale")
+    for number, (name, kind, each) in enumerate(rows):
+        y = _TOP + number * _ROW
+        _words(page, (8 if not kind else 24, y + _BAR - 2), name, kind)
+        for span in each:
+            x = _LABEL + (span.start - start) / long * _CHART
+            width = max(span.seconds / long * _CHART, 1.5)
+            phase = PHASES.get(span.phase, span.phase)
+            bar = _shape(
+                page,
+                "rect",
+                x=x,
+                y=y + (4 if kind else 0),
+                width=width,
+                height=_BAR - (6 if kind else 0),
+                rx=2,
+            )
+            bar.set("class", _CLASSES[span.phase])
+            said = f"{name} {phase}: {_clock(span.start)}, {seconds(span.seconds)}"
+            ET.SubElement(bar, "title").text = _FORBIDDEN.sub("?", printable(said))
+    return ET.tostring(page, encoding="unicode")
+
+
+def _has_rows(group: OfGroup, node: OfNode) -> bool:
+    # A group of one node that has said nothing more than its group's row says needs none.
+    return bool(node.spans) or len(group.nodes) > 1
+
+
+def _ticks(long: float) -> Iterator[float]:
+    step = next((each for each in _STEPS if long / each <= _TICKS), _STEPS[-1])
+    return (float(at) for at in range(0, int(long) + 1, step))
+
+
+def _legend(found: Report) -> str:
+    """Return what the colours mean, of those that are there."""
+    there = {_CLASSES[span.phase] for group in found.groups for span in group.spans}
+    keys = (
+        f'<span class="key"><svg width="12" height="12"><rect width="12" height="12" rx="2" '
+        f'class="{name}"/></svg>{words}</span>'
+        for name, words in _LEGEND
+        if name in there
+    )
+    return f"<p>{''.join(keys)}</p>"
+
+
+def _shape(page: ET.Element, kind: str, **numbers: float) -> ET.Element:
+    return ET.SubElement(page, kind, {key: f"{value:.5g}" for key, value in numbers.items()})
+
+
+def _words(page: ET.Element, start: tuple[float, float], words: str, kind: str) -> None:
+    shape = _shape(page, "text", x=start[0], y=start[1])
+    if kind:
+        shape.set("class", kind)
+    shape.text = _FORBIDDEN.sub("?", printable(words))
+
+
+def _clock(at: float) -> str:
+    return dt.datetime.fromtimestamp(at, dt.UTC).strftime("%H:%M:%S")

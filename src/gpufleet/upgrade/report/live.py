@@ -1,0 +1,192 @@
+"""An upgrade while it goes on: one line for each step, for a terminal and for a log.
+
+Takes the journal's entries as they are written. A line says how long it has been going on, which
+wave, which group, what, and how many groups are left:
+
+    4 min 12 s  wave 2 of 3  tiny-1: drained in 3.2 s, 0 requests left  (2 of 4 groups to go)
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from gpufleet.formatting import counted, listed, spell
+from gpufleet.sanitize import printable
+from gpufleet.upgrade.plan.wave import Group
+from gpufleet.upgrade.run.upgrade_journal import Entry
+
+_OVER = {"done", "returned", "stuck"}
+_STYLES = {
+    "done": "green",
+    "finished": "bold green",
+    "failed": "bold red",
+    "stuck": "bold red",
+    "stopped": "bold red",
+    "returned": "yellow",
+    "restoring": "yellow",
+    "restored": "yellow",
+    "paused": "yellow",
+    "aborting": "yellow",
+    "noted": "dim",
+}
+
+
+class Progress:
+    """
+    Lines for the entries of one journal.
+
+    `before` are the entries that it has already, of a run that is taken up again: they are not said
+    again, but counted.
+    """
+
+    def __init__(self, before: Iterable[Entry] = ()) -> None:
+        self._started: float | None = None
+        self._waves = 0
+        self._groups: dict[str, Group] = {}
+        self._over: set[str] = set()
+        for entry in before:
+            self._count(entry)
+
+    def heard(self, entry: Entry) -> str | None:
+        """Return an entry's line for a person who waits; None: it says nothing to them."""
+        self._count(entry)
+        said = _said(entry)
+        if said is None:
+            return None
+        parts = [f"{spell(max(0.0, entry.at - (self._started or entry.at))):>11}"]
+        if entry.wave:
+            of = f" of {self._waves}" if self._waves else ""
+            parts.append(f"wave {entry.wave}{of}")
+        about = ", ".join(filter(None, (entry.group, entry.node)))
+        parts.append(f"{about}: {said}" if about else said)
+        if entry.group and entry.what in _OVER:
+            left = len(self._groups) - len(self._over)
+            of_all = f"{left} of {counted(len(self._groups), 'group')} to go"
+            parts.append(f"({of_all if left else 'no group to go'})")
+        return printable("  ".join(parts))
+
+    def logged(self, entry: Entry) -> str | None:
+        """Return the same for a file: with the date and time in UTC before it."""
+        line = self.heard(entry)
+        if line is None:
+            return None
+        moment = dt.datetime.fromtimestamp(entry.at, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return f"{moment} {line.strip()}"
+
+    def _count(self, entry: Entry) -> None:
+        if self._started is None:
+            self._started = entry.at
+        if entry.what == "planned":
+            waves = entry.said.get("waves") or ()
+            self._waves = len(waves)
+            self._groups = {
+                group["id"]: Group.from_json(group) for wave in waves for group in wave["groups"]
+            }
+        if entry.group in self._groups and entry.node is None:
+            # One that was stuck is taken up again.
+            if entry.what in _OVER:
+                self._over.add(entry.group)
+            else:
+                self._over.discard(entry.group)
+
+
+def style(entry: Entry) -> str:
+    """Return rich's style for an entry's line; "" for none."""
+    if entry.what == "judged":
+        return "" if entry.said.get("passed") is True else "bold red"
+    return _STYLES.get(entry.what, "")
+
+
+def _said(entry: Entry) -> str | None:
+    said = entry.said
+    if entry.node is not None:
+        return _of_node(entry)
+    found = _WORDS.get(entry.what)
+    return found(said) if callable(found) else found
+
+
+def _of_node(entry: Entry) -> str | None:
+    if cut := entry.said.get("cut"):
+        return f"{listed(cut)} did not end in time and was killed with requests in hand"
+    return None
+
+
+def _drained(said: Mapping[str, Any]) -> str:
+    left = int(said.get("left") or 0)
+    told = f"drained{_in(said)}, {counted(left, 'request')} left"
+    if unknown := said.get("unknown"):
+        told += f"; {listed(map(str, unknown))} did not say how many it has"
+    return told
+
+
+def _judged(said: Mapping[str, Any]) -> str:
+    verdict = "is not known to pass"
+    if said.get("passed") is not None:
+        verdict = "passed" if said["passed"] else "did not pass"
+    return _with(f"gate {said.get('gate')} {verdict}", said.get("reasons"))
+
+
+def _ready(said: Mapping[str, Any]) -> str:
+    loads = said.get("load_seconds")
+    if isinstance(loads, Mapping) and loads:
+        each = ", ".join(f"{name} in {spell(float(value))}" for name, value in loads.items())
+        return f"answers, loaded: {each}"
+    return f"answers{_in(said)}"
+
+
+def _in(said: Mapping[str, Any]) -> str:
+    found = said.get("seconds")
+    return f" in {found:.1f} s" if isinstance(found, int | float) else ""
+
+
+def _logged(text: str, said: Mapping[str, Any]) -> str:
+    return f"{text} (log: {said['log']})" if said.get("log") else text
+
+
+def _with(text: str, why: Any) -> str:
+    sentences = [why] if isinstance(why, str) else [str(each) for each in why or ()]
+    # The first line of each: what a unit wrote before it died is in the report.
+    firsts = [each.splitlines()[0] for each in sentences if each]
+    return f"{text}: {'; '.join(firsts)}" if firsts else text
+
+
+_WORDS: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = {
+    "started": lambda said: f"{said.get('kind', 'upgrade')} {said.get('id')}: {said.get('what')}",
+    "declared": lambda said: (
+        "written: " + listed(f"{each['file']}:{each['line']}" for each in said.get("files") or ())
+    ),
+    "locked": lambda said: f"{counted(len(said.get('nodes') or ()), 'node')} locked",
+    "planned": lambda said: counted(len(said.get("waves") or ()), "wave") + " planned",
+    "confirmed": lambda said: f"confirmed by {said.get('by')}",
+    "preparing": lambda said: _logged("everything is prepared on all nodes first", said),
+    "prepared": lambda said: _logged("prepared: no unit has been touched so far", said),
+    "baseline": "what the replicas do now is known",
+    "wave": "begins",
+    "paused": lambda said: _with("paused", said.get("why")),
+    "aborting": lambda said: _with("what is in hand is undone", said.get("why")),
+    "resumed": lambda said: f"taken up again by {said.get('by')}",
+    "finishing": lambda said: _logged("proving that all is as declared", said),
+    "unlocked": "nodes unlocked",
+    "finished": "finished: everything is as declared",
+    "stopped": lambda said: _with("stopped", said.get("why")),
+    "noted": lambda said: str(said.get("text", "")),
+    "draining": "drains: no new requests",
+    "drained": _drained,
+    "changing": lambda said: _logged("changes what is below vLLM", said),
+    "changed": lambda said: _logged("what is below vLLM is changed", said),
+    "switching": "switches",
+    "switched": "switched, loads",
+    "ready": _ready,
+    "judged": _judged,
+    "undraining": "gets requests again",
+    "undrained": "serves, and is watched",
+    "soaked": lambda said: "watched" + _in(said).replace(" in ", " for "),
+    "done": "done",
+    "failed": lambda said: _with("failed", said.get("why")),
+    "restoring": "goes back to what it was",
+    "restored": "is what it was, loads",
+    "returned": "serves as before",
+    "stuck": lambda said: _with("stuck: a person is needed", said.get("why")),
+}

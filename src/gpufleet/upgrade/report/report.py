@@ -1,0 +1,489 @@
+"""What an upgrade did, out of its journal: when, to whom, for how long, and what clients had of it.
+
+Pure: entries in, a `Report` out, which is JSON; `report_text.py` and `report_html.py` show it. A
+journal that is being written gives the report of what was done so far.
+
+A replica is *away* from the moment at which gateways are told to send it nothing more until they
+are told to send again. Of that it drains, loads, and is judged; what is left is the tool's own.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gpufleet.upgrade.gates.baseline import ITL, TTFT, Traffic
+from gpufleet.upgrade.gates.gates import QUANTILE, quantile
+from gpufleet.upgrade.plan.wave import Group, Wave
+from gpufleet.upgrade.run.upgrade_journal import Entry, GroupState, State, entries_of, fold
+
+SCHEMA = 1
+"""Version of `Report.as_json()`; raised when a key changes its meaning or goes."""
+
+PHASES: Mapping[str, str] = {
+    "draining": "drains",
+    "drained": "drained",
+    "changing": "node changes",
+    "changed": "node changed",
+    "switching": "switches",
+    "switched": "loads",
+    "ready": "answers",
+    "undraining": "comes back",
+    "undrained": "soaks",
+    "soaked": "is judged",
+    "failed": "failed",
+    "restoring": "goes back",
+    "restored": "loads again",
+    "stuck": "stuck",
+}
+"""What a group does from a word of its journal on, for people."""
+_END = {"done", "returned"}
+_AWAY_FROM, _AWAY_UNTIL = "draining", "undrained"
+
+
+@dataclass(frozen=True)
+class Span:
+    """A part of a group's time."""
+
+    phase: str
+    """A key of `PHASES`."""
+    start: float
+    """Seconds since 1970, by the clock of the machine that made the upgrade."""
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        """How long it was."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a gate said."""
+
+    at: float
+    gate: str
+    passed: bool | None
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a replica did with requests in a window: before the upgrade, or while it was soaked."""
+
+    seconds: float
+    requests: float
+    errors: float
+    """5xx, or requests that ended in an error: the larger number."""
+    ttft_p99: float | None
+    """Seconds; None: too little was seen."""
+    itl_p99: float | None
+
+    @classmethod
+    def of(cls, traffic: Traffic) -> Served:
+        """Return it of counters."""
+        errors = (
+            (traffic.finished or {}).get("error", 0.0),
+            (traffic.answered or {}).get("5xx", 0.0),
+        )
+        p99 = {key: quantile(QUANTILE, found) for key, found in traffic.latencies.items()}
+        known = {key: value for key, value in p99.items() if value == value}  # noqa: PLR0124  # NaN
+        return cls(traffic.seconds, traffic.requests, max(errors), known.get(TTFT), known.get(ITL))
+
+
+@dataclass(frozen=True)
+class OfReplica:
+    """One replica."""
+
+    replica: str
+    load_seconds: float | None
+    """From its last start to its first answer."""
+    before: Served | None
+    after: Served | None
+
+
+@dataclass(frozen=True)
+class OfNode:
+    """One node of a group."""
+
+    node: str
+    gap_seconds: float | None
+    """From the first unit's stop to the last one's start, by the node's own clock."""
+    cut: tuple[str, ...]
+    """Units that were killed with requests in hand."""
+    spans: tuple[Span, ...]
+    """stopping, down and loading, brought to this machine's clock."""
+
+
+@dataclass(frozen=True)
+class OfGroup:
+    """One group: what was done with it, and what that cost."""
+
+    group: Group
+    wave: int
+    outcome: str
+    """done, returned, stuck, waiting; else the phase in which it is."""
+    spans: tuple[Span, ...]
+    away_seconds: float
+    drain_seconds: float
+    load_seconds: float
+    """Of its slowest replica, each time that it was loaded: also on its way back."""
+    left: int
+    """Requests that were not done when the drain was over."""
+    judged: tuple[Judged, ...]
+    failures: tuple[str, ...]
+    notes: tuple[str, ...]
+    replicas: tuple[OfReplica, ...]
+    nodes: tuple[OfNode, ...]
+
+    @property
+    def began(self) -> float | None:
+        """When it was first touched."""
+        return self.spans[0].start if self.spans else None
+
+    @property
+    def judge_seconds(self) -> float:
+        """How long it was judged by its answers, before it got requests again."""
+        return sum(each.seconds for each in self.spans if each.phase == "ready")
+
+    @property
+    def own_seconds(self) -> float:
+        """What it was away beyond drain, load and judgement."""
+        known = self.drain_seconds + self.load_seconds + self.judge_seconds
+        return max(0.0, self.away_seconds - known)
+
+
+@dataclass(frozen=True)
+class OfWave:
+    """One wave."""
+
+    wave: Wave
+    began: float | None
+    ended: float | None
+    """None: it is not over."""
+    expected_seconds: float | None
+    """As it was estimated beforehand."""
+    groups: tuple[OfGroup, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """All of it."""
+
+    id: str
+    kind: str
+    what: str
+    by: str
+    inventory: str
+    started: float
+    ended: float
+    """Of the last entry."""
+    outcome: str
+    """finished, stopped, paused, or running: nobody has said an end."""
+    why: tuple[str, ...]
+    waves: tuple[OfWave, ...]
+    notes: tuple[str, ...]
+    resumed: tuple[float, ...]
+    """When it was taken up again."""
+    declared: tuple[str, ...]
+    """Lines of variables that it has rewritten."""
+
+    @property
+    def groups(self) -> tuple[OfGroup, ...]:
+        """All groups, by wave."""
+        return tuple(group for wave in self.waves for group in wave.groups)
+
+    @property
+    def waves_seconds(self) -> float:
+        """From the first wave's beginning to the last one's end."""
+        began = [each.began for each in self.waves if each.began is not None]
+        return self.ended_waves - min(began) if began else 0.0
+
+    @property
+    def ended_waves(self) -> float:
+        """When the last group was last touched."""
+        return max(
+            (span.end for group in self.groups for span in group.spans), default=self.started
+        )
+
+    @property
+    def load_seconds(self) -> float:
+        """The sum of all loads."""
+        return sum(each.load_seconds for each in self.groups)
+
+    @property
+    def left(self) -> int:
+        """Requests that were cut off."""
+        return sum(each.left for each in self.groups)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values; times as ISO 8601 in UTC, durations in seconds."""
+        return {
+            "schema": SCHEMA,
+            "id": self.id,
+            "kind": self.kind,
+            "what": self.what,
+            "by": self.by,
+            "inventory": self.inventory,
+            "started": iso(self.started),
+            "ended": iso(self.ended),
+            "outcome": self.outcome,
+            "why": list(self.why),
+            "seconds": _round(self.ended - self.started),
+            "waves_seconds": _round(self.waves_seconds),
+            "load_seconds": _round(self.load_seconds),
+            "requests_left": self.left,
+            "notes": list(self.notes),
+            "resumed": [iso(each) for each in self.resumed],
+            "declared": list(self.declared),
+            "waves": [_wave_json(each) for each in self.waves],
+        }
+
+
+def report(entries: Iterable[Entry]) -> Report:
+    """Return what a journal's entries come to, for people."""
+    found = tuple(entries)
+    state = fold(found)
+    ended = found[-1].at if found else 0.0
+    waves = tuple(_wave(each, found, state, ended) for each in state.waves)
+    return Report(
+        id=state.id,
+        kind=state.kind,
+        what=state.what,
+        by=state.by,
+        inventory=state.inventory,
+        started=state.started,
+        ended=ended,
+        outcome=_outcome(state),
+        why=state.stopped or state.paused,
+        waves=waves,
+        notes=tuple(_notes(found)),
+        resumed=tuple(each.at for each in found if each.what == "resumed"),
+        declared=tuple(
+            f"{each.get('file')}:{each.get('line')}: {each.get('key')}: {each.get('before')} -> "
+            f"{each.get('after')}"
+            for each in state.declared
+        ),
+    )
+
+
+def _notes(entries: Iterable[Entry]) -> Iterator[str]:
+    """Yield what the plan had to say, and what was worth knowing on the way."""
+    for entry in entries:
+        if entry.what == "planned":
+            yield from map(str, entry.said.get("remarks") or ())
+        elif entry.what == "noted" and entry.group is None:
+            yield _text(entry)
+
+
+def iso(seconds: float | None) -> str | None:
+    """Return a time as ISO 8601 in UTC, to the second."""
+    if seconds is None:
+        return None
+    return dt.datetime.fromtimestamp(seconds, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _outcome(state: State) -> str:
+    if state.finished:
+        return "finished"
+    if state.stopped:
+        return "stopped"
+    return "paused" if state.paused else "running"
+
+
+def _wave(wave: Wave, entries: Sequence[Entry], state: State, ended: float) -> OfWave:
+    groups = tuple(_group(each, entries, state, ended) for each in wave.groups)
+    began = next((e.at for e in entries if e.what == "wave" and e.wave == wave.number), None)
+    if began is None:
+        began = min((each.began for each in groups if each.began is not None), default=None)
+    over = bool(groups) and all(state.groups[each.group.id].over for each in groups)
+    last = max((span.end for each in groups for span in each.spans), default=None)
+    return OfWave(wave, began, last if over else None, state.seconds.get(wave.number), groups)
+
+
+def _group(group: Group, entries: Sequence[Entry], state: State, ended: float) -> OfGroup:
+    told = tuple(entries_of(entries, group.id))
+    own = tuple(each for each in told if each.node is None)
+    there = state.groups[group.id]
+    return OfGroup(
+        group=group,
+        wave=there.wave,
+        outcome=there.phase,
+        spans=_spans(own, ended),
+        away_seconds=_away(own, ended),
+        drain_seconds=sum(s.seconds for s in _spans(own, ended) if s.phase == "draining"),
+        load_seconds=sum(max(_loads(e).values(), default=0.0) for e in own if e.what == "ready"),
+        left=there.left,
+        judged=tuple(
+            Judged(
+                each.at,
+                str(each.said.get("gate")),
+                each.said.get("passed"),
+                tuple(map(str, each.said.get("reasons") or ())),
+            )
+            for each in own
+            if each.what == "judged"
+        ),
+        failures=_failures(own, there),
+        notes=tuple(_text(each) for each in told if each.what == "noted"),
+        replicas=tuple(_replica(each, own, state) for each in group.replicas),
+        nodes=tuple(_node(each, told) for each in group.nodes),
+    )
+
+
+def _spans(own: Sequence[Entry], ended: float) -> tuple[Span, ...]:
+    """Return a group's time in parts; a word that names no phase belongs to the one before it."""
+    found: list[Span] = []
+    at: tuple[str, float] | None = None
+    for entry in own:
+        if entry.what in PHASES or entry.what in _END:
+            if at:
+                found.append(Span(*at, entry.at))
+            at = None if entry.what in _END else (entry.what, entry.at)
+    if at:
+        found.append(Span(*at, max(ended, at[1])))
+    return tuple(found)
+
+
+def _away(own: Sequence[Entry], ended: float) -> float:
+    """Return for how long gateways sent it nothing, as far as this upgrade is why."""
+    total = 0.0
+    since: float | None = None
+    for entry in own:
+        if entry.what == _AWAY_FROM and since is None:
+            since = entry.at
+        elif entry.what == _AWAY_UNTIL and since is not None:
+            total += entry.at - since
+            since = None
+    return total + (ended - since if since is not None else 0.0)
+
+
+def _loads(ready: Entry) -> Mapping[str, float]:
+    """Return how long each replica loaded: by replica, or one number for all of them."""
+    said = ready.said.get("load_seconds", ready.said.get("seconds"))
+    if isinstance(said, Mapping):
+        return {str(name): float(value) for name, value in said.items()}
+    return {"": float(said)} if isinstance(said, int | float) else {}
+
+
+def _failures(own: Iterable[Entry], there: GroupState) -> tuple[str, ...]:
+    said = [
+        str(sentence)
+        for each in own
+        if each.what in {"failed", "stuck"}
+        for sentence in _sentences(each.said.get("why"))
+    ]
+    return tuple(dict.fromkeys([*said, *(there.why if there.phase == "stuck" else ())]))
+
+
+def _replica(replica: str, own: Sequence[Entry], state: State) -> OfReplica:
+    loads = [_loads(each) for each in own if each.what == "ready"]
+    last = loads[-1] if loads else {}
+    soaked = [each.said for each in own if each.what == "soaked"]
+    return OfReplica(
+        replica,
+        last.get(replica, last.get("")),
+        _served(state.baseline, replica),
+        _served(soaked[-1], replica) if soaked else None,
+    )
+
+
+def _served(said: Mapping[str, Any], replica: str) -> Served | None:
+    try:
+        found = said["traffic"][replica]
+        return Served.of(Traffic.from_json(found))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None  # nothing was seen of it, or not so that this release reads it
+
+
+def _node(node: str, told: Iterable[Entry]) -> OfNode:
+    """Return what a node said of its units, with its own times brought to our clock."""
+    gaps: list[float] = []
+    cut: list[str] = []
+    spans: list[Span] = []
+    for entry in told:
+        if entry.node != node or entry.what not in {"switched", "restored"}:
+            continue
+        said = entry.said
+        cut += map(str, said.get("cut") or ())
+        stopped, down, started, clock = (
+            said.get(key) for key in ("stopped_at", "down_at", "started_at", "clock")
+        )
+        if not all(isinstance(each, int | float) for each in (stopped, started, clock)):
+            continue
+        # Its answer was written down at `entry.at`, when its clock said `clock`.
+        ahead = float(clock) - entry.at  # type: ignore[arg-type]
+        gaps.append(float(started) - float(stopped))  # type: ignore[arg-type]
+        middle = down if isinstance(down, int | float) else started
+        spans.append(Span("stopping", float(stopped) - ahead, float(middle) - ahead))  # type: ignore[arg-type]
+        spans.append(Span("down", float(middle) - ahead, float(started) - ahead))  # type: ignore[arg-type]
+    return OfNode(node, sum(gaps) if gaps else None, tuple(cut), tuple(spans))
+
+
+def _text(entry: Entry) -> str:
+    return str(entry.said.get("text", ""))
+
+
+def _sentences(said: Any) -> tuple[str, ...]:
+    return (said,) if isinstance(said, str) else tuple(map(str, said or ()))
+
+
+# -- for programs
+
+
+def _wave_json(wave: OfWave) -> dict[str, Any]:
+    return {
+        "number": wave.wave.number,
+        "canary": wave.wave.canary,
+        "began": iso(wave.began),
+        "ended": iso(wave.ended),
+        "expected_seconds": wave.expected_seconds,
+        "groups": [_group_json(each) for each in wave.groups],
+    }
+
+
+def _group_json(group: OfGroup) -> dict[str, Any]:
+    return {
+        "id": group.group.id,
+        "kind": group.group.kind,
+        "why": list(group.group.why),
+        "outcome": group.outcome,
+        "away_seconds": _round(group.away_seconds),
+        "drain_seconds": _round(group.drain_seconds),
+        "load_seconds": _round(group.load_seconds),
+        "judge_seconds": _round(group.judge_seconds),
+        "own_seconds": _round(group.own_seconds),
+        "requests_left": group.left,
+        "phases": [_span_json(each) for each in group.spans],
+        "gates": [
+            {
+                "at": iso(each.at),
+                "gate": each.gate,
+                "passed": each.passed,
+                "reasons": list(each.reasons),
+            }
+            for each in group.judged
+        ],
+        "failures": list(group.failures),
+        "notes": list(group.notes),
+        "replicas": [asdict(each) for each in group.replicas],
+        "nodes": [
+            {
+                "node": each.node,
+                "gap_seconds": None if each.gap_seconds is None else _round(each.gap_seconds),
+                "cut": list(each.cut),
+                "phases": [_span_json(span) for span in each.spans],
+            }
+            for each in group.nodes
+        ],
+    }
+
+
+def _span_json(span: Span) -> dict[str, Any]:
+    return {"phase": span.phase, "start": iso(span.start), "seconds": _round(span.seconds)}
+
+
+def _round(seconds: float) -> float:
+    return round(seconds, 2)

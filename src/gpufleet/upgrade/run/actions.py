@@ -1,0 +1,623 @@
+"""Makes the steps of an upgrade on real nodes: `engine.Hands`.  Border.
+
+Between the drain of a replica and its start nothing slow happens: everything was prepared before
+the first wave, connections are open, and a switch is one program that a node runs by itself. Every
+question has a deadline, and a node that has gone is waited for: it may be rebooting.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import gevent
+
+from gpufleet.errors import FleetError
+from gpufleet.fleet import assessment
+from gpufleet.fleet.assessment import Assessment
+from gpufleet.inventory.loader import Fleet
+from gpufleet.monitoring.rules import files as rule_files
+from gpufleet.serving import unit as units
+from gpufleet.settings.gateway_settings import Golden, Upgrade
+from gpufleet.settings.node_settings import Served
+from gpufleet.upgrade.gates import baseline, gates
+from gpufleet.upgrade.gates.baseline import Alerts, Findings, Traffic
+from gpufleet.upgrade.gates.gates import Verdict
+from gpufleet.upgrade.plan import capacity
+from gpufleet.upgrade.plan.wave import Group, Wave, model_of
+from gpufleet.upgrade.run import (
+    node_protocol as node_change,
+)
+from gpufleet.upgrade.run import (
+    observe as looking,
+)
+from gpufleet.upgrade.run import (
+    traffic as balancing,
+)
+from gpufleet.upgrade.run import (
+    wave_silences as quieting,
+)
+from gpufleet.upgrade.run.connections import Nodes
+from gpufleet.upgrade.run.deploy_process import (
+    GATEWAY,
+    GATEWAY_SECONDS,
+    NODE_SECONDS,
+    Deploy,
+    Shared,
+)
+from gpufleet.upgrade.run.node_protocol import Asked, Marks, NodeLook, Quiet, Ready, Switched
+from gpufleet.upgrade.run.state_machine import LostError, too_many
+from gpufleet.upgrade.run.traffic import Front
+from gpufleet.upgrade.run.upgrade_journal import Journal
+
+# A server with eight GPUs takes some minutes from power to SSH; how long it is waited for before a
+# group is given up. Of a node that was not touched yet less: nothing is lost by not beginning.
+GONE_SECONDS = 600
+UNTOUCHED_SECONDS = 60
+# A wave that the load does not allow now waits so long for a quieter moment.
+QUIET_SECONDS = 900
+AGAIN_SECONDS = 15
+# An upgrade's silences end by themselves, if it is killed.
+SILENT_SECONDS = 4 * 3600
+# Beside `start_seconds`: to find out that it answers, on a busy node.
+READY_SECONDS = 60
+# A replica that has passed its gates is given so long to complete a prompt. One that has died
+# and loads again takes longer.
+FALLEN_SECONDS = 60
+
+
+@dataclass
+class Acting:
+    """One upgrade's hands on one fleet."""
+
+    journal: Journal
+    nodes: Nodes
+    declared: Fleet
+    rules: Upgrade
+    by: str
+    """user@host"""
+    deploy: Deploy
+    front: Front
+    servers: Mapping[str, Sequence[Mapping[str, Any]]]
+    """By replica, of before and after."""
+    found: Assessment
+    """The plan, and what was running when it was made."""
+    accept_outage: Sequence[str] = ()
+    accept_unknown_load: Sequence[str] = ()
+    silent: frozenset[str] = frozenset()
+    """The silences that are ours."""
+    looks: dict[str, NodeLook] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._tell_gateways = Shared(
+            lambda: self.deploy.run(GATEWAY, GATEWAY_SECONDS, self.front.gateways, "gateways")
+        )
+
+    @property
+    def id(self) -> str:
+        """The upgrade's."""
+        return self.journal.state.id
+
+    @property
+    def back_to(self) -> str | None:
+        """Of a rollback: the upgrade whose kept units are brought back."""
+        return self.journal.state.of
+
+    # -- before the waves
+
+    def look_before(self) -> None:
+        """See what every replica does before anything is changed, and write that down."""
+        state = self.journal.state
+        replicas = {
+            replica: self._nodes_of(replica, each.group)
+            for each in state.groups.values()
+            for replica in each.group.replicas
+            if replica not in each.group.comes
+        }
+        settings = {name: each.settings for name, each in self.declared.gpu_nodes.items()}
+        asked = looking.questions(replicas, settings, 2)
+        first = self._judged(asked)
+        gevent.sleep(self.rules.gates.baseline_seconds)
+        last = self._judged(looking.questions(replicas, settings, 0))
+        documents = looking.survey(self.nodes, self.declared)
+        report = assessment.judged(documents, self.declared.gpu_nodes)
+        self.journal.append(
+            "baseline",
+            answers={
+                name: baseline.answers_as_json(first.answers.get(name, {})) for name in replicas
+            },
+            traffic={
+                name: baseline.between(first.readings.get(name), reading).as_json()
+                for name, reading in last.readings.items()
+            },
+            findings=Findings.of(report).as_json(),
+            alerts=last.alerts.as_json(),
+        )
+
+    def fits(self, wave: Wave) -> tuple[tuple[str, ...], Mapping[str, Any]]:
+        """Wait for a load that this wave's absence can be carried with; then begin it."""
+        end = time.monotonic() + QUIET_SECONDS
+        while True:
+            documents = looking.survey(self.nodes, self.declared)
+            there = {n: said for n, said in documents.items() if not isinstance(said, str)}
+            running = tuple(assessment.running(there))
+            looks = looking.look(self.nodes, self.declared.gpu_nodes, GONE_SECONDS)
+            settings = {name: each.settings for name, each in self.declared.gpu_nodes.items()}
+            loads = looking.loads(self.nodes, running, self.found, settings, looks)
+            said = capacity.recheck(
+                wave,
+                loads,
+                self.rules,
+                accept_outage=self.accept_outage,
+                accept_unknown_load=self.accept_unknown_load,
+            )
+            if said.proceeds:
+                break
+            # No quieter moment comes while replicas are missing that this upgrade has changed.
+            if time.monotonic() > end or self.fallen(self._done()):
+                return (said.why,), {}
+            self.journal.append("noted", wave=wave.number, text=said.why)
+            gevent.sleep(AGAIN_SECONDS)
+        self._quieten(wave)
+        return (), {"loads": [each.as_json() for each in loads], "why": said.why}
+
+    def _done(self) -> list[Group]:
+        return [e.group for e in self.journal.state.groups.values() if e.phase == "done"]
+
+    def fallen(self, groups: Sequence[Group]) -> Mapping[str, Sequence[str]]:
+        """
+        Say which groups do not answer any more although they had passed.
+
+        What a person has taken out of service meanwhile is theirs, and of a node that does not
+        answer nothing is known: whether the rest carries the load without it is asked elsewhere.
+        """
+        nodes = {name for each in groups for name in each.nodes}
+        looks = {
+            name: NodeLook.read(name, said)
+            for name, said in self.nodes.ask(dict.fromkeys(nodes, node_change.look())).items()
+            if not isinstance(said, str)
+        }
+        owners: dict[tuple[str, str], str] = {}
+        for group in groups:
+            here = {name: looks[name] for name in group.nodes if name in looks}
+            for name, units_ in self._to_be(group, here, old=bool(self.back_to)).items():
+                for unit in units_:
+                    if not _theirs(here[name], unit):
+                        owners[name, unit] = group.id
+        asked = {
+            name: node_change.ready([u for n, u in owners if n == name], FALLEN_SECONDS)
+            for name in sorted({name for name, _ in owners})
+        }
+        found: dict[str, list[str]] = {}
+        for name, answer in self.nodes.ask(asked).items():
+            if isinstance(answer, str):
+                continue
+            for seen in Ready.read(name, answer).units.values():
+                if not seen.ready:
+                    why = f"{name}: it had passed, and does not serve any more: {seen.why}"
+                    found.setdefault(owners[name, seen.unit], []).append(why)
+        return found
+
+    def _quieten(self, wave: Wave) -> None:
+        """Keep alerts about a wave's nodes from waking anybody."""
+        where = quieting.homes(self.declared.nodes)
+        over = [name for name in self.declared.nodes if name not in wave.nodes]
+        quieting.speak(self.nodes.asking, where, self.id, over)
+        quieted = quieting.quiet(
+            self.nodes.asking,
+            where,
+            wave.nodes,
+            upgrade=self.id,
+            by=self.by,
+            seconds=SILENT_SECONDS,
+            now=dt.datetime.now(dt.UTC),
+        )
+        self.silent = frozenset(quieted.ids)
+        for problem in quieted.problems:
+            self.journal.append("noted", wave=wave.number, text=problem)
+
+    # -- steps
+
+    def drain(self, group: Group) -> Mapping[str, Any]:
+        """Mark the group's nodes, have no more requests sent, and wait for those that run."""
+        began = time.monotonic()
+        state = self.journal.state.groups[group.id]
+        patience = GONE_SECONDS if state.undoing else UNTOUCHED_SECONDS
+        looks = self._look(group, patience)
+        if not state.undoing and (kept := _by_people(looks)):
+            raise FleetError(*kept)
+        self._take_over(looks, patience)
+        why = f"upgrade {self.id}: {self.journal.state.what}"
+        cordon = node_change.cordon(self.by, why, upgrade=self.id)
+        self._marks(dict.fromkeys(group.nodes, cordon), patience)
+        drain = {
+            name: node_change.drain(replicas, self.by, why, upgrade=self.id)
+            for name, replicas in self._replicas_on(group, looks).items()
+            if replicas
+        }
+        self._marks(drain, patience)
+        servers = balancing.of(self.servers, group.replicas)
+        self.front.tell("drain", servers, patience)
+        seconds = max((self._served(r).drain_seconds for r in group.replicas), default=0)
+        asked = {
+            name: node_change.quiet(units_, seconds)
+            for name, units_ in self._units(group, looks).items()
+            if units_
+        }
+        quiet = self.nodes.until(asked, Quiet.read, patience)
+        left = sum(each.total for each in quiet.values())
+        # What gateways have handed over is in vLLM's count; what they still hold, in theirs.
+        spent = time.monotonic() - began
+        left = max(left, self.front.wait(servers, max(seconds - spent, 2)))
+        unknown = sorted(url for each in quiet.values() for url in each.unknown)
+        return {
+            "left": left,
+            "seconds": round(time.monotonic() - began, 1),
+            **({"unknown": unknown} if unknown else {}),
+        }
+
+    def _take_over(self, looks: Mapping[str, NodeLook], patience: float) -> None:
+        """Make marks that an upgrade before has left, and could not lift, marks of nobody."""
+        left: dict[str, list[tuple[str, str]]] = {}
+        for name, look in looks.items():
+            marks = {**look.drained, **({"": look.cordon} if look.cordon else {})}
+            for replica, mark in marks.items():
+                if mark.upgrade not in {None, self.id}:
+                    left.setdefault(str(mark.upgrade), []).append((name, replica))
+        for other, marked in left.items():
+            drained = {name: [r for n, r in marked if n == name and r] for name, _ in marked}
+            undrain = {n: node_change.undrain(r, upgrade=other) for n, r in drained.items() if r}
+            self._marks(undrain, patience)
+            uncordon = node_change.uncordon(upgrade=other)
+            self._marks({name: uncordon for name, replica in marked if not replica}, patience)
+
+    def change(self, group: Group) -> Mapping[str, Any]:
+        """Stop everything on the nodes, and bring what is below vLLM to what is declared."""
+        looks = self._look(group, GONE_SECONDS)
+        asked = {
+            name: node_change.stop(look.units, stop_seconds=self._stop_seconds(group))
+            for name, look in looks.items()
+            if look.units
+        }
+        self._switched(group, asked, GONE_SECONDS, None)
+        name = f"node-{'+'.join(group.nodes)}"
+        log = self.deploy.run("deploys/node.py", NODE_SECONDS, group.nodes, name)
+        self._look(group, GONE_SECONDS)
+        return {"log": str(log)}
+
+    def switch(self, group: Group) -> Mapping[str, Any]:
+        """Have the units run what was prepared; of a rollback, what was kept."""
+        looks = self._known(group)
+        if self.back_to:
+            return self._restore(group, self.back_to, looks)
+        return self._switch(group, looks)
+
+    def restore(self, group: Group) -> Mapping[str, Any]:
+        """Have the units run what they ran before; of a rollback, what was prepared."""
+        looks = self._look(group, GONE_SECONDS)
+        if self.back_to:
+            return self._switch(group, looks)
+        return self._restore(group, self.id, looks)
+
+    def _switch(self, group: Group, looks: Mapping[str, NodeLook]) -> Mapping[str, Any]:
+        seconds = self._stop_seconds(group)
+        asked = {
+            name: node_change.switch(self.id, units_, stop_seconds=seconds)
+            for name, units_ in self._units(group, looks).items()
+            if units_
+        }
+        return self._switched(group, asked, GONE_SECONDS, "switched")
+
+    def _restore(self, group: Group, kept: str, looks: Mapping[str, NodeLook]) -> Mapping[str, Any]:
+        seconds = self._stop_seconds(group)
+        asked = {
+            name: node_change.restore(
+                kept,
+                sorted(_names(group) & {*look.kept[kept].units}) if kept in look.kept else (),
+                stop_seconds=seconds,
+            )
+            for name, look in looks.items()
+        }
+        return self._switched(group, asked, GONE_SECONDS, "restored")
+
+    def _switched(
+        self, group: Group, asked: Mapping[str, Asked], patience: float, word: str | None
+    ) -> Mapping[str, Any]:
+        found = self.nodes.until(asked, Switched.read, patience)
+        if word:
+            for name, each in sorted(found.items()):
+                self.journal.append(
+                    word,
+                    wave=self.journal.state.groups[group.id].wave,
+                    group=group.id,
+                    node=name,
+                    stopped_at=each.stopped_at,
+                    down_at=each.down_at,
+                    started_at=each.started_at,
+                    clock=each.clock,
+                    cut=each.cut,
+                    changed=each.changed,
+                    removed=each.removed,
+                )
+        if problems := [
+            "\n".join([f"{name}: {each.problem}", *each.journal[-20:]])
+            for name, each in sorted(found.items())
+            if each.problem
+        ]:
+            raise FleetError(*problems)
+        gaps = {name: round(each.gap, 2) for name, each in found.items() if each.gap is not None}
+        cut = sorted(unit for each in found.values() for unit in each.cut)
+        return {"seconds": gaps, **({"cut": cut} if cut else {})}
+
+    def ready(self, group: Group, *, back: bool) -> Mapping[str, Any]:
+        """Wait until every server completes a prompt."""
+        began = time.monotonic()
+        looks = self._look(group, GONE_SECONDS)
+        old = back != bool(self.back_to)
+        wanted = self._to_be(group, looks, old=old)
+        seconds = max((self._served(r).start_seconds for r in group.replicas), default=0)
+        asked = {name: node_change.ready(each, seconds) for name, each in wanted.items() if each}
+        found = self.nodes.until(asked, Ready.read, seconds + READY_SECONDS)
+        if problems := [
+            f"{name}: {why}" for name, each in sorted(found.items()) for why in each.why
+        ]:
+            raise FleetError(*problems)
+        every = [unit for each in found.values() for unit in each.units.values()]
+        return {
+            "seconds": round(time.monotonic() - began, 1),
+            "load_seconds": {
+                unit.unit.removeprefix("vllm-").removesuffix(".service"): round(
+                    unit.at - unit.since, 1
+                )
+                for unit in every
+                if unit.at is not None and unit.since is not None
+            },
+            "nodes": {
+                name: {unit.unit: unit.at for unit in each.units.values()}
+                for name, each in found.items()
+            },
+        }
+
+    def golden(self, group: Group) -> Verdict:
+        """Compare what the replicas answer with what they, or their like, answered before."""
+        replicas = self._after(group)
+        settings = {name: each.settings for name, each in self.declared.gpu_nodes.items()}
+        seen = self._judged(looking.questions(replicas, settings, 1))
+        verdicts = []
+        for replica in replicas:
+            golden = self._golden(replica)
+            before = self._of_before("answers", replica)
+            was = baseline.answers_from_json(before) if before else {}
+            if golden.prompts and not was:
+                # Nobody of its model answered before: that it answers has to be enough.
+                verdicts.append(gates.golden({}, seen.answers.get(replica, {}), 0))
+                continue
+            verdicts.append(gates.golden(was, seen.answers.get(replica, {}), golden.same))
+        return gates.united(verdicts) if verdicts else Verdict(True, ("nothing is left to ask",))
+
+    def undrain(self, group: Group) -> Mapping[str, Any]:
+        """Lift our marks, and have requests sent again where nobody else's are left."""
+        state = self.journal.state
+        looks = self._look(group, GONE_SECONDS)
+        undrain = {
+            name: node_change.undrain(replicas, upgrade=self.id)
+            for name, replicas in self._marked_on(group, looks).items()
+            if replicas
+        }
+        marks = self._marks(undrain, GONE_SECONDS)
+        mine = set(group.replicas)
+        free = [n for n in group.nodes if not set(state.marks_on(n)) - mine]
+        uncordon = node_change.uncordon(upgrade=self.id)
+        ours = [n for n in free if looks[n].cordon and looks[n].cordon.upgrade == self.id]  # type: ignore[union-attr]
+        marks |= self._marks(dict.fromkeys(ours, uncordon), GONE_SECONDS)
+        drained = {
+            replica: mark for each in marks.values() for replica, mark in each.drained.items()
+        }
+        drained = {replica: mark for replica, mark in drained.items() if replica in mine}
+        cordons = {n: look.cordon for n, look in looks.items() if look.cordon}
+        theirs = {n: mark for n, mark in cordons.items() if mark.upgrade is None}
+        for replica, mark in drained.items():
+            text = f"{replica} stays drained, for {mark}"
+            self.journal.append("noted", wave=state.wave, group=group.id, text=text)
+        for name, mark in theirs.items():
+            text = f"{name} stays cordoned, for {mark}"
+            self.journal.append("noted", wave=state.wave, group=group.id, text=text)
+        served = [each for each in group.replicas if each not in drained]
+        self._make_known(group)
+        self.front.tell("ready", balancing.of(self.servers, served), GONE_SECONDS)
+        return {"kept": sorted(drained)} if drained else {}
+
+    def _make_known(self, group: Group) -> None:
+        """Have our gateways learn which replicas came and went: they send nothing to others."""
+        if (group.comes or group.goes) and self.front.gateways:
+            self._tell_gateways()
+
+    def soak(self, group: Group) -> Mapping[str, Any]:
+        """Watch what the replicas do with requests for a while."""
+        settings = {name: each.settings for name, each in self.declared.gpu_nodes.items()}
+        asked = looking.questions(self._after(group), settings, 0)
+        first = self._judged(asked)
+        end = time.monotonic() + self.rules.gates.soak_seconds
+        while time.monotonic() < end and not too_many(self.journal.state):
+            gevent.sleep(min(1.0, max(end - time.monotonic(), 0)))
+        last = self._judged(asked)
+        return {
+            "seconds": self.rules.gates.soak_seconds,
+            "traffic": {
+                name: baseline.between(first.readings.get(name), reading).as_json()
+                for name, reading in last.readings.items()
+            },
+            "alerts": last.alerts.as_json(),
+        }
+
+    def judge(self, group: Group) -> Verdict:
+        """Compare what the replicas did with requests, and what is found of their nodes."""
+        soaked = next(
+            entry.said
+            for entry in reversed(self.journal.entries)
+            if entry.what == "soaked" and entry.group == group.id
+        )
+        before = self.journal.state.baseline
+        verdicts = []
+        for replica, said in (soaked.get("traffic") or {}).items():
+            was = self._of_before("traffic", replica)
+            was = Traffic.from_json(was) if was else Traffic(0.0, finished={}, answered={})
+            verdicts.append(gates.traffic(was, Traffic.from_json(said), self.rules.gates))
+        if self.rules.gates.alerts:
+            alerts = Alerts.from_json(before["alerts"])
+            now = Alerts.from_json(soaked["alerts"])
+            watching = [each.settings.monitoring for each in self.declared.nodes.values()]
+            holds = rule_files.holds([each.alerts for each in watching if each])
+            verdicts.append(gates.alerts(alerts, now, group.nodes, holds))
+        if self.rules.gates.findings:
+            verdicts.append(self._findings(group, Findings.from_json(before["findings"])))
+        return gates.united(verdicts)
+
+    def _findings(self, group: Group, before: Findings) -> Verdict:
+        documents = looking.survey(self.nodes, self.declared)
+        report = assessment.judged(documents, self.declared.gpu_nodes)
+        found = Findings.of(report)
+        here = set(group.nodes)
+        return gates.findings(
+            Findings(
+                tuple(n for n in before.nodes if n in here),
+                tuple(each for each in before.stops if each.node in here),
+            ),
+            Findings(
+                tuple(n for n in found.nodes if n in here),
+                tuple(each for each in found.stops if each.node in here),
+            ),
+        )
+
+    # -- what is what
+
+    def _judged(self, asked: list[baseline.Question]) -> baseline.Seen:
+        homes = quieting.homes(self.declared.nodes)
+        return looking.judged(self.nodes, asked, homes, time.time(), self.silent)
+
+    def _look(self, group: Group, patience: float) -> dict[str, NodeLook]:
+        """Look at a group's nodes. Raises `LostError` where somebody else has taken them over."""
+        found = looking.look(self.nodes, group.nodes, patience)
+        for name, each in found.items():
+            if each.lock is None or each.lock.id != self.id:
+                owner = each.lock or "nobody"
+                raise LostError(
+                    f"{name}: this upgrade has lost its lock, {owner} has it: nothing more is done"
+                )
+        self.looks |= found
+        return found
+
+    def _known(self, group: Group) -> dict[str, NodeLook]:
+        """Return the looks of the drain, which was just before; after a resume new ones."""
+        if set(group.nodes) <= set(self.looks):
+            return {name: self.looks[name] for name in group.nodes}
+        return self._look(group, GONE_SECONDS)
+
+    def _marks(self, asked: Mapping[str, Asked], patience: float) -> dict[str, Marks]:
+        return self.nodes.until(asked, Marks.read, patience)
+
+    def _units(self, group: Group, looks: Mapping[str, NodeLook]) -> dict[str, list[str]]:
+        """Return the group's units of before and after on each of its nodes."""
+        found = {}
+        for name, each in looks.items():
+            there = {*each.next.units, *each.next.remove} if each.next else set(each.units)
+            found[name] = sorted(_names(group) & there)
+        return found
+
+    def _to_be(
+        self, group: Group, looks: Mapping[str, NodeLook], *, old: bool
+    ) -> dict[str, list[str]]:
+        """Return the group's units that have to run on each of its nodes now."""
+        kept = self.back_to or self.id
+        found = {}
+        for name, each in looks.items():
+            if old:
+                before = each.kept[kept].units if kept in each.kept else {}
+                there = {unit for unit, fingerprint in before.items() if fingerprint is not None}
+                # Not switched yet, so not kept: what runs is what ran.
+                there |= set(each.units) - set(before)
+            else:
+                there = set(each.next.units) if each.next else set(each.units)
+            found[name] = sorted(_names(group) & there)
+        return found
+
+    def _replicas_on(
+        self, group: Group, looks: Mapping[str, NodeLook]
+    ) -> dict[str, tuple[str, ...]]:
+        named = {
+            name: {node_units.removeprefix("vllm-").removesuffix(".service") for node_units in each}
+            for name, each in self._units(group, looks).items()
+        }
+        return {name: tuple(sorted(each)) for name, each in named.items()}
+
+    def _marked_on(self, group: Group, looks: Mapping[str, NodeLook]) -> dict[str, tuple[str, ...]]:
+        return {
+            name: tuple(
+                replica
+                for replica, mark in sorted(each.drained.items())
+                if replica in group.replicas and mark.upgrade == self.id
+            )
+            for name, each in looks.items()
+        }
+
+    def _nodes_of(self, replica: str, group: Group) -> tuple[str, ...]:
+        """Return the nodes of a replica as it runs before it is changed."""
+        found = {each.node for each in self.found.running if each.id == replica}
+        return tuple(sorted(found)) or group.nodes
+
+    def _after(self, group: Group) -> dict[str, tuple[str, ...]]:
+        """Return the replicas that are there after the change, with their nodes."""
+        planned: dict[str, set[str]] = {}
+        for stage in self.found.plan.stages:
+            planned.setdefault(stage.id, set()).add(stage.node)
+        if self.back_to:
+            return {r: self._nodes_of(r, group) for r in group.replicas if r not in group.comes}
+        return {
+            replica: tuple(sorted(planned.get(replica, set(group.nodes))))
+            for replica in group.replicas
+            if replica not in group.goes
+        }
+
+    def _of_before(self, what: str, replica: str) -> Any:
+        """Return what the baseline has of a replica, or else of one of the same model."""
+        found = self.journal.state.baseline.get(what) or {}
+        if replica in found:
+            return found[replica]
+        return next((found[r] for r in sorted(found) if model_of(r) == model_of(replica)), None)
+
+    def _served(self, replica: str) -> Served:
+        """Return what is declared of a replica's model; of one that goes, the defaults."""
+        model = model_of(replica)
+        for node in self.declared.gpu_nodes.values():
+            if found := node.settings.serving.get(model):
+                return found
+        return Served(model=f"/{model}")
+
+    def _golden(self, replica: str) -> Golden:
+        return self._served(replica).golden
+
+    def _stop_seconds(self, group: Group) -> int:
+        return max((units.stop_seconds(self._served(r)) for r in group.replicas), default=60)
+
+
+def _names(group: Group) -> set[str]:
+    return {f"vllm-{replica}.service" for replica in group.replicas}
+
+
+def _theirs(look: NodeLook, unit: str) -> bool:
+    """Tell whether a person has cordoned the node, or drained the unit's replica."""
+    marks = [look.cordon, look.drained.get(unit.removeprefix("vllm-").removesuffix(".service"))]
+    return any(mark is not None and mark.upgrade is None for mark in marks)
+
+
+def _by_people(looks: Mapping[str, NodeLook]) -> list[str]:
+    """Say which nodes people have cordoned since the plan was made."""
+    return [
+        f"{name} was cordoned by {look.cordon}: nothing is stopped there: "
+        f"`gpufleet uncordon INVENTORY {name}` when that is over"
+        for name, look in sorted(looks.items())
+        if look.cordon and look.cordon.upgrade is None
+    ]

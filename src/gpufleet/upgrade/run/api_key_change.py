@@ -1,0 +1,143 @@
+"""
+Would servers that an upgrade has changed want another API key than the one they are sent?
+
+While waves go on, servers of before and of after serve side by side, each with the one key that it
+was started with, and whoever asks a model sends one key to all of them: a gateway, or clients where
+there is none. So a key is not changed in waves. `problems` is pure; `asked` asks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpufleet.artifacts.operator_files import read
+from gpufleet.converge import snapshot
+from gpufleet.converge.snapshot import FileState
+from gpufleet.network.haproxy import GatewayState
+from gpufleet.remote import payload
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.upgrade.plan.wave import Group, model_of
+from gpufleet.upgrade.run.node_protocol import Asked
+
+if TYPE_CHECKING:
+    from gpufleet.remote.query import Answer
+    from gpufleet.upgrade.run.connections import Nodes
+    from gpufleet.upgrade.run.traffic import Front
+
+# As roles/vllm.py has it.
+KEY = "/etc/vllm/credentials/api-key"
+LOOK_SECONDS = 30
+HOW = "docs/upgrades.md, Another API key, has the order of steps"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The key with which the servers of a model are started again, and where."""
+
+    model: str
+    nodes: tuple[str, ...]
+    file: str
+    """As `vllm.api_key_file` names it."""
+    sha256: str
+
+
+def wanted(
+    groups: Iterable[Group], settings: Mapping[str, NodeSettings], hashes: Mapping[str, str]
+) -> Iterator[Wanted]:
+    """
+    Yield the keys of what `groups` start; of servers that want none, none: they take any.
+
+    `hashes` are those of keys, by file.
+    """
+    found: dict[tuple[str, str], set[str]] = {}
+    for group in groups:
+        for replica in group.replicas:
+            if replica in group.goes:
+                continue
+            for node in group.nodes:
+                vllm = settings[node].vllm
+                if vllm and vllm.api_key_file and model_of(replica) in settings[node].serving:
+                    found.setdefault((model_of(replica), vllm.api_key_file), set()).add(node)
+    for (model, file), nodes in sorted(found.items()):
+        yield Wanted(model, tuple(sorted(nodes)), file, hashes[file])
+
+
+def problems(
+    started: Iterable[Wanted],
+    gateways: Mapping[str, GatewayState],
+    nodes: Mapping[str, FileState] | None = None,
+) -> Iterator[str]:
+    """
+    Yield why servers would not be reached while waves go on, in sentences.
+
+    `gateways` say what they send. Where there are none, `nodes` are the files of the keys that are
+    there now.
+    """
+    for each in started:
+        key = f"{each.file} (`vllm.api_key_file`)"
+        for gateway, state in sorted(gateways.items()):
+            sent = state.keys.get(each.model)
+            if sent == each.sha256 or each.model not in state.models:
+                continue
+            if sent is None:
+                yield (
+                    f"{each.model}: its servers would want {key}, and the gateway {gateway} sends "
+                    "none: `pyinfra INVENTORY deploys/gateway.py` first, for a server without a "
+                    "key takes any; then upgrade"
+                )
+            else:
+                yield (
+                    f"{each.model}: {key} is not the key that the gateway {gateway} sends, and it "
+                    "sends one to all servers, those of before and those of after: write the "
+                    f"former key back and upgrade, and change the key by itself: {HOW}"
+                )
+        for node in each.nodes if not gateways else ():
+            there = (nodes or {}).get(node, FileState("unknown", error="it was not asked"))
+            if there.kind == "file" and there.sha256 != each.sha256:
+                yield (
+                    f"{each.model}: {key} is not the key that its servers on {node} have, and "
+                    "clients send one to all of them: write the former key back and upgrade, and "
+                    f"change the key by itself: {HOW}"
+                )
+            elif there.kind not in {"file", "absent"}:
+                yield (
+                    f"{each.model}: nobody knows whether {key} is the key that {node} has: {KEY}: "
+                    f"{there.error or there.kind}"
+                )
+
+
+def asked(
+    nodes: Nodes, front: Front, groups: Iterable[Group], settings: Mapping[str, NodeSettings]
+) -> tuple[str, ...]:
+    """
+    Ask gateways, or nodes where there is none; return `problems`, each once.
+
+    Raises `FleetError` for those that do not say.
+    """
+    groups = tuple(groups)
+    files = {each.vllm.api_key_file for each in settings.values() if each.vllm}
+    hashes = {file: hashlib.sha256(read(file).strip()).hexdigest() for file in files if file}
+    started = tuple(wanted(groups, settings, hashes))
+    if not started:
+        return ()
+    if states := front.states():
+        return tuple(dict.fromkeys(problems(started, states)))
+    questions = {node: ("secret", KEY, each.sha256) for each in started for node in each.nodes}
+    programs = {
+        node: Asked(
+            payload.program("converge/snapshot", asked=[list(each)]),
+            LOOK_SECONDS,
+            "the look at its key",
+        )
+        for node, each in questions.items()
+    }
+
+    def file(node: str, said: Answer) -> FileState:
+        if isinstance(said, str):
+            return FileState("unknown", error=said)
+        return snapshot.from_document(said, [questions[node]]).file(KEY)
+
+    return tuple(dict.fromkeys(problems(started, {}, nodes.until(programs, file, 0))))

@@ -1,0 +1,152 @@
+"""The nodes of a fleet while it is changed, asked over connections that stay open.  Border.
+
+As `fleet.asking`, with three differences: each node may be given a question of its own, several
+groups ask at the same time, and a node that has gone is asked again for a while: it may be
+rebooting, and every question of `node_change` may be put twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
+from typing import TypeVar
+
+import gevent
+from gevent.lock import BoundedSemaphore
+from pyinfra.api import Host, State
+
+from gpufleet.errors import FleetError
+from gpufleet.fleet import run as fleet
+from gpufleet.remote import query as survey
+from gpufleet.remote.query import Answer
+from gpufleet.upgrade.run import node_protocol as node_change
+from gpufleet.upgrade.run.node_protocol import Asked
+from gpufleet.upgrade.run.state_machine import LostError
+
+T = TypeVar("T")
+
+# The kernel calls a silent connection dead after 30 s (connection.py).
+CONNECT_SECONDS = 40
+# Between two questions to a node that does not answer.
+AGAIN_SECONDS = 3
+_NOTHING = """print('{"schema": 1}')"""
+
+
+class Nodes:
+    """All nodes of an inventory, with their connections."""
+
+    def __init__(self, state: State, hosts: Iterable[Host]) -> None:
+        self._state = state
+        self._hosts = {each.name: each for each in hosts}
+        # Two groups on one node must not connect to it at the same time.
+        self._doors = {name: BoundedSemaphore() for name in self._hosts}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of them."""
+        return tuple(sorted(self._hosts))
+
+    def connect(self) -> None:
+        """Open every connection, so that no step waits for one later."""
+        jobs = [gevent.spawn(self._connected, name) for name in self._hosts]
+        gevent.joinall(jobs, timeout=CONNECT_SECONDS + 2)
+
+    def ask(self, wanted: Mapping[str, Asked]) -> dict[str, Answer]:
+        """Put each node its question; return {node: document or sentence}."""
+        jobs = {name: gevent.spawn(self._one, name, each) for name, each in sorted(wanted.items())}
+        longest = max((each.seconds for each in wanted.values()), default=0)
+        gevent.joinall(list(jobs.values()), timeout=longest + CONNECT_SECONDS + 5)
+        found: dict[str, Answer] = {}
+        for name, job in jobs.items():
+            if not job.ready():
+                job.kill(block=False)
+            found[name] = job.value if job.successful() and job.value else "no answer in time"
+        return found
+
+    def asking(
+        self, program: Callable[[str], str | None], seconds: float, what: str
+    ) -> fleet.Answers:
+        """As the function of `fleet.asking`."""
+        programs = {name: text for name in self._hosts if (text := program(name)) is not None}
+        return self.ask({name: Asked(text, seconds, what) for name, text in programs.items()})  # type: ignore[arg-type]
+
+    def until(
+        self,
+        wanted: Mapping[str, Asked],
+        read: Callable[[str, Answer], T],
+        seconds: float,
+    ) -> dict[str, T]:
+        """
+        Put each node its question, again while one does not answer, for at most `seconds` more.
+
+        Raises `FleetError` naming those that gave no answer, `LostError` where no node of the whole
+        inventory does.
+        """
+        end = time.monotonic() + seconds
+        left = dict(wanted)
+        found: dict[str, T] = {}
+        while True:
+            answers = self.ask(left)
+            for name, said in answers.items():
+                if not isinstance(said, str):
+                    found[name] = read(name, said)
+                    del left[name]
+            if not left:
+                return found
+            if time.monotonic() > end:
+                break
+            gevent.sleep(AGAIN_SECONDS)
+        problems = tuple(f"{name}: {answers[name]}" for name in sorted(left))
+        if not self.anybody():
+            raise LostError(*problems, "no node answers: is this machine's network there?")
+        raise FleetError(*problems)
+
+    def anybody(self) -> bool:
+        """Tell whether any node answers."""
+        look = node_change.look()
+        answers = self.ask(dict.fromkeys(self._hosts, look))
+        return any(not isinstance(said, str) for said in answers.values())
+
+    def _connected(self, name: str) -> Answer:
+        with self._doors[name]:
+            if self._hosts[name].connected:
+                return {}
+            host = self._hosts[name]
+            return survey.ask(
+                self._state,
+                [host],
+                lambda _: _NOTHING,
+                CONNECT_SECONDS,
+                "the connection",
+                aloud=False,
+            )[name]
+
+    def _one(self, name: str, asked: Asked) -> Answer:
+        if isinstance(said := self._connected(name), str):
+            self._drop(name)
+            return said
+        host = self._hosts[name]
+        found = survey.ask(
+            self._state,
+            [host],
+            lambda _: asked.program,
+            asked.seconds,
+            asked.what,
+            aloud=False,
+        )[name]
+        if isinstance(found, str):  # it is not asked again over a connection that may be dead
+            self._drop(name)
+        return found
+
+    def _drop(self, name: str) -> None:
+        if self._hosts[name].connected:
+            gevent.spawn(self._hosts[name].disconnect).join(timeout=2)
+
+
+@contextmanager
+def nodes_of(inventory_file: str) -> Generator[Nodes]:
+    """Give all nodes of an inventory file; for the process and what is raised: `fleet.probe`."""
+    state = State()
+    with fleet.opened(state, inventory_file, ()) as hosts:
+        yield Nodes(state, hosts)

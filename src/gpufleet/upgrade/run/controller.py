@@ -1,0 +1,598 @@
+"""The course of an upgrade from its lock to its end: what `gpufleet upgrade` and `rollback` do.
+
+Border. Everything before the first wave may be broken off without a trace but the journal's; from
+there on `engine` knows what is left to do, whoever goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import gevent
+
+from gpufleet.errors import FleetError
+from gpufleet.fleet import assessment
+from gpufleet.fleet.assessment import Assessment
+from gpufleet.fleet.drift import NODE
+from gpufleet.formatting import listed
+from gpufleet.inventory.loader import Fleet
+from gpufleet.node.topology import node_from_probe
+from gpufleet.planning.planner import FleetPlan
+from gpufleet.settings.gateway_settings import Upgrade
+from gpufleet.upgrade.plan import spare_replica as one_more
+from gpufleet.upgrade.plan.declare_version import Edit, write_down
+from gpufleet.upgrade.plan.wave import Group, Wave
+from gpufleet.upgrade.plan.wave_plan import WavePlan, planned
+from gpufleet.upgrade.run import (
+    api_key_change as key_change,
+)
+from gpufleet.upgrade.run import (
+    node_locks as locking,
+)
+from gpufleet.upgrade.run import (
+    node_protocol as node_change,
+)
+from gpufleet.upgrade.run import (
+    observe as looking,
+)
+from gpufleet.upgrade.run import (
+    state_machine as engine,
+)
+from gpufleet.upgrade.run import (
+    upgrade_journal as journal,
+)
+from gpufleet.upgrade.run import (
+    wave_silences as quieting,
+)
+from gpufleet.upgrade.run.actions import Acting
+from gpufleet.upgrade.run.connections import Nodes
+from gpufleet.upgrade.run.deploy_process import FINISH_SECONDS, PREPARE_SECONDS, Deploy
+from gpufleet.upgrade.run.node_protocol import Collected
+from gpufleet.upgrade.run.observe import Sight
+from gpufleet.upgrade.run.state_machine import Drive, Move, Step
+from gpufleet.upgrade.run.traffic import Front
+from gpufleet.upgrade.run.upgrade_journal import Entry, Journal
+
+PREPARE, SERVE = "deploys/prepare.py", "deploys/vllm.py"
+DONE, STOPPED = 0, 1
+# A node that is not being changed is waited for so long: it answered a moment ago.
+PATIENCE_SECONDS = 60
+
+
+class DeclinedError(FleetError):
+    """Nobody said yes. Nothing was changed."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What an operator has asked for."""
+
+    inventory: str
+    declared: Fleet
+    """As it is declared, or will be once `edits` are written."""
+    rules: Upgrade
+    by: str
+    """user@host"""
+    origin: str
+    """The directory in which it was typed."""
+    limit: tuple[str, ...] = ()
+    """Names of nodes; empty: all."""
+    edits: tuple[Edit, ...] = ()
+    steal: str | None = None
+    accept_outage: tuple[str, ...] = ()
+    accept_unknown_load: tuple[str, ...] = ()
+    of: str | None = None
+    """Of a rollback: the upgrade whose kept units come back."""
+
+
+@dataclass
+class Course:
+    """One run of one upgrade, with what it needs to talk to a person."""
+
+    wanted: Wanted
+    journal: Journal
+    nodes: Nodes
+    show: Callable[[WavePlan], None]
+    confirmed: Callable[[str], str | None]
+    """Asks a question; returns who said yes, None: nobody did."""
+    before: Sequence[Sequence[Entry]] = ()
+    """Journals of upgrades before, the oldest first."""
+    _main: Any = field(default=None, repr=False)
+
+    def run(self) -> int:
+        """Go from where the journal is to the end; return the exit status."""
+        self.nodes.connect()
+        self._lock()
+        state = self.journal.state
+        if not state.wave:
+            if state.aborting:
+                return self._over(Move("stop", why=("nothing had been changed",)))
+            try:
+                hands = self._begin()
+            except BaseException as error:
+                self._broken_off(error)
+                raise
+            if hands is None:
+                return DONE
+        else:
+            hands = self._again()
+        drive = Drive(self.journal, hands, together, self._agreed)
+        return self._over(drive.on())
+
+    # -- its begin
+
+    def _lock(self) -> None:
+        names = self.nodes.names
+        steal = self.wanted.steal
+        if set(self.journal.state.locked) != set(names) or steal:
+            self.journal.append("locking", nodes=names, steal=steal)
+        try:
+            stolen = locking.take(
+                self.nodes.ask,
+                names,
+                upgrade=self.journal.state.id,
+                owner=self.wanted.by,
+                origin=self.wanted.origin,
+                what=self.journal.state.what,
+                steal=bool(steal),
+            )
+        except FleetError as error:
+            if not self.journal.state.wave:
+                self.journal.append("unlocked", nodes=names)
+                self.journal.append("stopped", why=error.problems)
+            raise
+        self.journal.append("locked", nodes=names)
+        for other in sorted({each.id for each in stolen.values()}):
+            whose = next(each for each in stolen.values() if each.id == other)
+            self.journal.append("noted", text=f"taken over from {whose}: {steal}")
+            self._adopt(other)
+            self._close(other)
+
+    def _adopt(self, other: str) -> None:
+        """Lift the marks of an upgrade that was taken over: what it left is now ours to judge."""
+        looks = looking.look(self.nodes, self.nodes.names)
+        front = Front(self.nodes, self.wanted.declared)
+        replicas = {
+            r for each in looks.values() for r, m in each.drained.items() if m.upgrade == other
+        }
+        undrain = {
+            name: node_change.undrain(
+                [r for r, m in each.drained.items() if m.upgrade == other], upgrade=other
+            )
+            for name, each in looks.items()
+            if any(m.upgrade == other for m in each.drained.values())
+        }
+        self.nodes.until(undrain, node_change.Marks.read, PATIENCE_SECONDS)
+        cordoned = [n for n, each in looks.items() if each.cordon and each.cordon.upgrade == other]
+        uncordon = node_change.uncordon(upgrade=other)
+        self.nodes.until(
+            dict.fromkeys(cordoned, uncordon), node_change.Marks.read, PATIENCE_SECONDS
+        )
+        drained = {name for names in front.drained().values() for name in names}
+        servers = [
+            {"name": name, "node": "", "port": 0, "model": "", "replica": ""}
+            for name in sorted(drained)
+            if name.rpartition(".")[2] in replicas or any(f".{r}" in name for r in replicas)
+        ]
+        front.ready_by_name(servers)
+
+    def _close(self, other: str) -> None:
+        """Write into another upgrade's journal, if it lies here, that it was taken over."""
+        path = self.journal.path.with_name(f"{other}{journal.SUFFIX}")
+        if not path.is_file():
+            return
+        try:
+            with Journal.reopen(path) as found:
+                why = f"taken over by {self.wanted.by}: {self.wanted.steal}"
+                found.append("stopped", why=[why], by=self.journal.state.id)
+                found.append("unlocked", nodes=found.state.locked)
+        except FleetError as error:
+            self.journal.append("noted", text="; ".join(error.problems))
+
+    def _begin(self) -> Acting | None:
+        """Plan, ask, prepare, and look at what is there before; None: there is nothing to do."""
+        found, plan = (self._sight(), None) if self.wanted.of else self._planned()
+        if plan is None:
+            plan = self._way_back(found)
+        self.show(plan)
+        if not plan.waves:
+            self._unlock()
+            self.journal.append("finished", text="nothing differs")
+            return None
+        self._write_plan(found, plan)
+        by = self.confirmed("Begin?")
+        if by is None:
+            raise DeclinedError("nobody said yes: nothing was changed")
+        self.journal.append("confirmed", by=by)
+        if self.wanted.edits:
+            self.journal.append("declared", files=[each.as_json() for each in self.wanted.edits])
+            write_down(self.wanted.declared.root, self.wanted.edits)
+        hands = self._hands(found.found)
+        names = sorted(
+            {n for w in plan.waves for n in w.nodes if n in self.wanted.declared.gpu_nodes}
+        )
+        if not self.wanted.of:
+            self.journal.append("preparing")
+            log = hands.deploy.run(PREPARE, PREPARE_SECONDS, names)
+            self.journal.append("prepared", log=str(log))
+        else:
+            self.journal.append("prepared")
+        # What was not used meanwhile may have been closed by somebody on the way.
+        self.nodes.connect()
+        hands.look_before()
+        return hands
+
+    def _planned(self) -> tuple[Sight, WavePlan]:
+        return planned_now(self.nodes, self.wanted, self.before)
+
+    def _sight(self) -> Sight:
+        return looking.sight(self.nodes, self.wanted.declared, unfit_stops=False)
+
+    def _way_back(self, found: Sight) -> WavePlan:
+        """Return the waves in which kept units come back."""
+        of = str(self.wanted.of)
+        return way_back(self.nodes, self.wanted, found, of, self.before)
+
+    def _write_plan(self, found: Sight, plan: WavePlan) -> None:
+        said = plan.as_json()
+        self.journal.append(
+            "planned",
+            waves=[
+                {
+                    "number": each.number,
+                    "canary": each.canary,
+                    "groups": [group.as_json() for group in each.groups],
+                }
+                for each in plan.waves
+            ],
+            settings=self.wanted.rules.model_dump(mode="json"),
+            needs=said["needs"],
+            seconds={str(e.wave): e.seconds for e in plan.estimates if e.seconds is not None},
+            remarks=list(plan.remarks),
+            left_out=said["left_out"],
+            servers=found.servers(),
+            accept_outage=self.wanted.accept_outage,
+            accept_unknown_load=self.wanted.accept_unknown_load,
+        )
+
+    def _broken_off(self, error: BaseException) -> None:
+        """Leave nothing behind of an upgrade that did not come to its first wave."""
+        why = error.problems if isinstance(error, FleetError) else (type(error).__name__,)
+        self._put_back()
+        self._unlock()
+        self.journal.append("stopped", why=why)
+
+    def _put_back(self) -> None:
+        """Write lines of group_vars back, if nothing in the fleet became what they say."""
+        state = self.journal.state
+        if not state.declared or any(each.phase == "done" for each in state.groups.values()):
+            return
+        wanted = [Edit.from_json(each).back for each in reversed(state.declared)]
+        try:
+            write_down(self.wanted.declared.root, wanted)
+        except FleetError as error:
+            self.journal.append("noted", text="; ".join(error.problems))
+            return
+        for each in wanted:
+            self.journal.append("noted", text=f"put back: {each}")
+
+    # -- taken up again
+
+    def _again(self) -> Acting:
+        """Return hands for an upgrade whose waves have begun."""
+        documents = looking.survey(self.nodes, self.wanted.declared)
+        there = {n: said for n, said in documents.items() if not isinstance(said, str)}
+        declared = {n: each for n, each in self.wanted.declared.gpu_nodes.items() if n in there}
+        if not there:
+            raise engine.LostError(
+                *(f"{name}: {said}" for name, said in documents.items()), "no node answers"
+            )
+        try:
+            found = assessment.planned(there, declared, unfit_stops=False)
+        except FleetError as error:
+            self.journal.append("noted", text="; ".join(error.problems))
+            runs = tuple(assessment.running(there))
+            nodes = {n: node_from_probe(n, each) for n, each in there.items()}
+            found = Assessment(nodes, FleetPlan((), ()), (), runs)
+        hands = self._hands(found)
+        quiet = quieting.opened(
+            self.nodes.asking, quieting.homes(self.wanted.declared.nodes), hands.id
+        )
+        hands.silent = frozenset(quiet.ids)
+        return hands
+
+    def _hands(self, found: Assessment) -> Acting:
+        said = self._plan_said()
+        folder = self.journal.path.with_suffix("")
+        declared = self.wanted.declared
+        return Acting(
+            journal=self.journal,
+            nodes=self.nodes,
+            declared=declared,
+            rules=Upgrade.model_validate(said["settings"]),
+            by=self.wanted.by,
+            deploy=Deploy(self.wanted.inventory, folder, self.journal.state.id),
+            front=Front(self.nodes, declared),
+            servers=said["servers"],
+            found=found,
+            accept_outage=tuple(said.get("accept_outage") or ()),
+            accept_unknown_load=tuple(said.get("accept_unknown_load") or ()),
+        )
+
+    def _plan_said(self) -> Mapping[str, Any]:
+        return next(e.said for e in reversed(self.journal.entries) if e.what == "planned")
+
+    def _agreed(self, wave: Wave) -> str | None:
+        return self.confirmed(f"Go on with wave {wave.number} ({listed(wave.nodes)})?")
+
+    # -- its end
+
+    def _over(self, end: Move) -> int:
+        """Leave the fleet as it is to stay."""
+        match end.next:
+            case "finish":
+                self._finish()
+                return DONE
+            case "stop":
+                self._put_back()
+                self._speak()
+                stuck = self.journal.state.marked
+                how = f"; {listed(stuck)} stays drained: mend it, then --resume" if stuck else ""
+                self.journal.append("stopped", why=end.why, how=how)
+                self._unlock()
+                return STOPPED
+            case "pause":
+                self._speak()
+                return STOPPED
+            case _:
+                self._unlock()
+                return DONE if self.journal.state.finished else STOPPED
+
+    def _finish(self) -> None:
+        state = self.journal.state
+        if state.kind == "upgrade":
+            self.journal.append("finishing")
+            logs = self.journal.path.with_suffix("")
+            deploy = Deploy(self.wanted.inventory, logs, state.id)
+            before = self._started()
+            # What was left out for a person would be restarted undrained.
+            out = {n for each in self._plan_said().get("left_out") or () for n in each["nodes"]}
+            every = self.wanted.limit or tuple(self.wanted.declared.nodes)
+            if limit := [name for name in every if name not in out]:
+                deploy.run(SERVE, FINISH_SECONDS, limit, "finish")
+            again = sorted(
+                unit for unit, since in self._started().items() if before.get(unit, since) != since
+            )
+            if again:
+                text = f"{SERVE} started {listed(again)} again, which no wave had changed"
+                self.journal.append("noted", text=text)
+            self._collect()
+        self._speak()
+        self.journal.append("finished")
+        self._unlock()
+
+    def _started(self) -> dict[str, float | None]:
+        looks = looking.look(self.nodes, self.wanted.declared.gpu_nodes, PATIENCE_SECONDS)
+        return {
+            f"{unit.unit} on {name}": unit.since
+            for name, each in looks.items()
+            for unit in each.units.values()
+        }
+
+    def _collect(self) -> None:
+        """Remove releases that nobody needs. What cannot be removed costs disk, and is said."""
+        asked = {
+            name: node_change.collect(vllm.keep_releases, vllm.keep_days)
+            for name, each in self.wanted.declared.gpu_nodes.items()
+            if (vllm := each.settings.vllm)
+        }
+        for name, said in self.nodes.ask(asked).items():
+            try:
+                found = Collected.read(name, said)
+            except FleetError as error:
+                self.journal.append("noted", text="; ".join(error.problems))
+                continue
+            if found.problem:
+                self.journal.append("noted", text=f"{name}: {found.problem}")
+            if found.removed:
+                gib = found.freed_bytes / (1 << 30)
+                text = f"{name}: removed {listed(found.removed)}, {gib:.1f} GiB"
+                self.journal.append("noted", text=text)
+
+    def _speak(self) -> None:
+        where = quieting.homes(self.wanted.declared.nodes)
+        for problem in quieting.speak(self.nodes.asking, where, self.journal.state.id).problems:
+            self.journal.append("noted", text=problem)
+
+    def _unlock(self) -> None:
+        names = self.journal.state.locked
+        if not names:
+            return
+        self.journal.append("unlocking", nodes=names)
+        problems = locking.give(self.nodes.ask, names, self.journal.state.id)
+        for problem in problems:
+            self.journal.append("noted", text=problem)
+        if not problems:
+            self.journal.append("unlocked", nodes=names)
+
+
+def planned_now(
+    nodes: Nodes, wanted: Wanted, before: Sequence[Sequence[Entry]]
+) -> tuple[Sight, WavePlan]:
+    """Look at the fleet, and return the waves that it takes. Changes nothing."""
+    below = below_vllm(wanted)
+    found = looking.sight(nodes, wanted.declared, below=below)
+    settings = {name: each.settings for name, each in wanted.declared.gpu_nodes.items()}
+    differs = _limited(found.groups(settings), wanted.limit)
+    if not differs:
+        return found, planned((), (), wanted.rules)
+    front = Front(nodes, wanted.declared)
+    if problems := key_change.asked(nodes, front, differs, settings):
+        raise FleetError(*problems)
+    loads = looking.loads(nodes, found.found.running, found.found, settings, found.looks)
+    alone = tuple(
+        one_more.remarks(differs, found.found, found.documents, wanted.declared.gpu_nodes, before)
+    )
+    try:
+        plan = planned(
+            differs,
+            loads,
+            wanted.rules,
+            cordoned=found.cordoned,
+            journals=before,
+            accept_outage=wanted.accept_outage,
+            accept_unknown_load=wanted.accept_unknown_load,
+        )
+    except FleetError as error:
+        raise FleetError(*error.problems, *alone) from None
+    plan = replace(plan, remarks=(*plan.remarks, *alone))
+    come = {replica for each in differs for replica in each.comes}
+    if come and front.there() and not front.gateways:
+        said = (
+            f"{listed(come)}: your balancer has to know it by then: waves count on it as soon as "
+            "it is there"
+        )
+        plan = replace(plan, remarks=(*plan.remarks, said))
+    if not front.there():
+        said = (
+            "no node has `gateway`, and there is no `balancer`: nothing keeps requests from a "
+            "replica while it is changed, and those that come then fail"
+        )
+        plan = replace(plan, remarks=(*plan.remarks, said))
+    return found, plan
+
+
+def way_back(
+    nodes: Nodes,
+    wanted: Wanted,
+    found: Sight,
+    of: str,
+    before: Sequence[Sequence[Entry]] = (),
+) -> WavePlan:
+    """Return the waves in which every unit that upgrade `of` has replaced is what it was."""
+    told = next((e for e in before if e and journal.fold(e).id == of), ())
+    groups = [each.group for each in journal.fold(told).groups.values()] or _kept_groups(found, of)
+    differs = tuple(
+        Group(
+            each.id,
+            "stages",
+            each.nodes,
+            each.replicas,
+            (f"back to what it was before {of}",),
+            # What came goes, and what went comes.
+            comes=each.goes,
+            goes=each.comes,
+        )
+        for each in groups
+        if _has_kept(each, found, of)
+    )
+    if not differs:
+        return planned((), (), wanted.rules)
+    settings = {name: each.settings for name, each in wanted.declared.gpu_nodes.items()}
+    loads = looking.loads(nodes, found.found.running, found.found, settings, found.looks)
+    return planned(
+        differs,
+        loads,
+        wanted.rules,
+        cordoned=found.cordoned,
+        journals=before,
+        accept_outage=wanted.accept_outage,
+        accept_unknown_load=wanted.accept_unknown_load,
+    )
+
+
+def last_kept(found: Sight) -> str | None:
+    """Return the upgrade whose kept units are the newest on any node; None: nothing is kept."""
+    every = {(kept.at, name) for each in found.looks.values() for name, kept in each.kept.items()}
+    return max(every)[1] if every else None
+
+
+def _kept_groups(found: Sight, of: str) -> list[Group]:
+    """Return a group for each replica that is kept, where there is no journal to say which."""
+    nodes: dict[str, set[str]] = {}
+    for name, each in found.looks.items():
+        for unit in each.kept[of].units if of in each.kept else ():
+            nodes.setdefault(unit.removeprefix("vllm-").removesuffix(".service"), set()).add(name)
+    return [Group(each, "stages", tuple(sorted(at)), (each,)) for each, at in nodes.items()]
+
+
+def _has_kept(group: Group, found: Sight, of: str) -> bool:
+    """Tell whether a node has something of a group that runs otherwise now."""
+    for name in group.nodes:
+        kept = found.looks[name].kept.get(of) if name in found.looks else None
+        for unit, fingerprint in (kept.units if kept else {}).items():
+            if unit.removeprefix("vllm-").removesuffix(".service") not in group.replicas:
+                continue
+            seen = found.looks[name].units.get(unit)
+            if (seen is not None) != (fingerprint is not None):
+                return True
+            if seen and not seen.runs_with(fingerprint):
+                return True
+    return False
+
+
+def below_vllm(wanted: Wanted) -> dict[str, str]:
+    """
+    Return what deploys/node.py would change, by node; nodes without a lock are left alone.
+
+    Raises `FleetError` for what it would be refused for, or could not compare.
+    """
+    locked = [n for n, each in wanted.declared.gpu_nodes.items() if each.settings.gpu_lock]
+    if not locked:
+        return {}
+    from gpufleet.fleet.dry_run import dry_run
+
+    seen = dry_run(wanted.inventory, dict.fromkeys(locked, (NODE,)), tuple(locked))
+    problems = [
+        *seen.refused,
+        *(f"{n}: {u.source}: {u.why}" for n, each in seen.nodes.items() for u in each.unread),
+    ]
+    if problems:
+        raise FleetError(*problems)
+    return {
+        name: "; ".join(dict.fromkeys(m.what for m in each.moved))
+        for name, each in seen.nodes.items()
+        if each.moved
+    }
+
+
+def _limited(found: Sequence[Group], limit: Sequence[str]) -> tuple[Group, ...]:
+    """Return the groups on these nodes. Raises `FleetError` for those that are partly elsewhere."""
+    if not limit:
+        return tuple(found)
+    here = [each for each in found if set(each.nodes) & set(limit)]
+    if halves := [each for each in here if not set(each.nodes) <= set(limit)]:
+        raise FleetError(
+            *(
+                f"--limit: {each.id} is changed on {listed(each.nodes)} at once: name all of them, "
+                "or none"
+                for each in halves
+            )
+        )
+    return tuple(here)
+
+
+def together(walks: Sequence[Iterator[Step]]) -> None:
+    """Go through several groups' steps at the same time; what one raises ends them all."""
+    problems: list[BaseException] = []
+
+    def walk(steps: Iterator[Step]) -> None:
+        try:
+            for _ in steps:
+                pass
+        except gevent.GreenletExit:
+            raise
+        # gevent would print what a greenlet raises.
+        except BaseException as error:  # noqa: BLE001
+            problems.append(error)
+
+    jobs = [gevent.spawn(walk, each) for each in walks]
+    try:
+        while not problems and not all(job.ready() for job in jobs):
+            gevent.joinall(jobs, timeout=0.5)
+    finally:
+        gevent.killall(jobs, timeout=2)
+    if problems:
+        raise problems[0]

@@ -1,0 +1,169 @@
+"""Runs a deploy file as an operator would, in a process of its own, with its output in a file."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+from click import unstyle
+from gevent.lock import BoundedSemaphore
+from gevent.subprocess import DEVNULL, STDOUT, Popen, TimeoutExpired
+
+from gpufleet.errors import FleetError
+from gpufleet.fleet.upgrade_lock import VARIABLE
+from gpufleet.sanitize import printable
+
+# A release is built within BUILD_SECONDS (release.py), a large model downloaded in some hours.
+PREPARE_SECONDS = 6 * 3600
+# Packages, a driver's module, a reboot.
+NODE_SECONDS = 2 * 3600
+FINISH_SECONDS = 2 * 3600
+GATEWAY = "deploys/gateway.py"
+# A configuration that is rendered and reloaded, with nodes that do not answer waited for.
+GATEWAY_SECONDS = 1800
+_QUOTED = 6
+"""Lines of a failed run that are quoted; all of them are in its file."""
+# As refusal.py says it; and as pyinfra 3 heads an operation and ends one that failed on a node,
+# whose lines are "[node] words" (api/operations.py, api/util.py).
+_REFUSED = " is refused, "
+_OPERATION = "--> Starting operation: "
+_FAILED = "] Error: executed "
+
+
+@dataclass(frozen=True)
+class Deploy:
+    """Where deploys are run, and where what they print goes."""
+
+    inventory: str
+    logs: Path
+    """A directory for its owner alone."""
+    upgrade: str
+    """Whose deploys these are: its id."""
+
+    def run(self, file: str, seconds: float, nodes: Iterable[str] = (), name: str = "") -> Path:
+        """
+        Run a deploy file on nodes, or on all; return where its output is.
+
+        Raises `FleetError` with what it said last where it fails, or takes longer than `seconds`.
+        """
+        path = self.logs / f"{name or Path(file).stem}.log"
+        limits = [word for node in nodes for word in ("--limit", node)]
+        command = [sys.executable, "-m", "pyinfra", "-y", *limits, self.inventory, file]
+        self.logs.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            stamp = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+            os.write(handle, f"--- {stamp} {file} {' '.join(limits)}\n".encode())
+            begin = os.lseek(handle, 0, os.SEEK_END)
+            # A session of its own: Ctrl-C is for us, and a deploy that is cut off leaves more to do
+            # than one that comes to its end.
+            process = Popen(
+                command,
+                env={**os.environ, VARIABLE: self.upgrade},
+                stdin=DEVNULL,
+                stdout=handle,
+                stderr=STDOUT,
+                start_new_session=True,
+            )
+            status = _ended(process, seconds)
+        finally:
+            os.close(handle)
+        if status is None:
+            raise FleetError(f"{file} did not end within {seconds:.0f} s: see {path}")
+        if status:
+            raise FleetError(f"{file} failed: {_last(path, begin)} (all of it: {path})")
+        return path
+
+
+@dataclass
+class Shared:
+    """
+    A deploy that several groups of a wave want: one at a time, and one for all who waited for it.
+
+    What it reads of the fleet it reads after it has begun: one that began before somebody asked
+    may not know what they had done by then.
+    """
+
+    run: Callable[[], object]
+    _one: BoundedSemaphore = field(default_factory=BoundedSemaphore, repr=False)
+    _began: float = field(default=float("-inf"), repr=False)
+    """When the last one began that came to its end, as time.monotonic()."""
+
+    def __call__(self) -> None:
+        """Return once one has come to its end that began after this was called."""
+        asked = time.monotonic()
+        with self._one:
+            if self._began >= asked:
+                return
+            began = time.monotonic()
+            self.run()
+            self._began = began
+
+
+def _ended(process: Popen, seconds: float) -> int | None:
+    """Return a process' status; None: it took too long, and was ended."""
+    try:
+        return int(process.wait(timeout=seconds))
+    except TimeoutExpired:
+        return None
+    finally:
+        if process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            with suppress(TimeoutExpired):
+                process.wait(timeout=10)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _last(path: Path, begin: int) -> str:
+    """Return what a run said that tells why it failed."""
+    with path.open("rb") as file:
+        file.seek(begin)
+        return why(file.read().decode("utf-8", "replace"))
+
+
+def why(text: str) -> str:
+    """
+    Return the lines of a deploy's output that tell why it failed: what it was refused for, or else
+    what nodes said in the operation that failed first, each sentence once.
+    """
+    lines = [printable(unstyle(line)).strip() for line in text.splitlines()]
+    lines = [line for line in lines if line and set(line) - set("-=─ ")]
+    for number, line in enumerate(lines):
+        if _REFUSED in line:
+            return "; ".join(lines[number : number + _QUOTED])
+    if found := _operation(lines):
+        return "; ".join(found)
+    for mark in ("rror:", "rror ", "No hosts remaining", "failed"):
+        for number, line in enumerate(lines):
+            if mark in line:
+                return "; ".join(lines[number : number + _QUOTED])
+    return "; ".join(lines[-_QUOTED:]) or "it said nothing"
+
+
+def _operation(lines: list[str]) -> list[str]:
+    """Return what those nodes said that failed in the first operation that did."""
+    heads = [number for number, line in enumerate(lines) if line.startswith("--> ")]
+    for head, end in pairwise([*heads, len(lines)]):
+        if not lines[head].startswith(_OPERATION):
+            continue
+        part = lines[head + 1 : end]
+        failed = {line.partition(" ")[0] for line in part if _FAILED in line}
+        said: dict[str, str] = {}
+        for line in part:
+            node, _, words = line.partition(" ")
+            if node in failed and _FAILED not in line:
+                said.setdefault(words.strip(), line)
+        if failed:
+            # Programs say last why they give up: uv its causes, pip what it did not find.
+            last = list(said.values())[1 - _QUOTED :]
+            return [lines[head].removeprefix(_OPERATION), *last]
+    return []

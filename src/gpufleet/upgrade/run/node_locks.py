@@ -1,0 +1,83 @@
+"""One change of a fleet at a time: the lock that lies on every node of it.  Pure.
+
+It is taken node by node in the order of their names, so that of two who begin together one gets the
+first node, and the other one nothing. Where another one has a node, what was taken is given back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from gpufleet.errors import FleetError
+from gpufleet.upgrade.run import node_protocol as node_change
+from gpufleet.upgrade.run.node_protocol import Answer, Asked, Lock, Locked
+
+Ask = Callable[[Mapping[str, Asked]], Mapping[str, Answer]]
+"""Puts each node its question."""
+
+
+def take(
+    ask: Ask,
+    nodes: Sequence[str],
+    *,
+    upgrade: str,
+    owner: str,
+    origin: str,
+    what: str,
+    steal: bool = False,
+) -> dict[str, Lock]:
+    """
+    Take the lock on all nodes; return whose it was, by node, where `steal` took it from somebody.
+
+    Raises `FleetError` with owner, since and what where another one has it, or a node does not say.
+    """
+    asked = node_change.lock(upgrade, owner, origin, what, steal=steal)
+    first, *others = sorted(nodes)
+    stolen: dict[str, Lock] = {}
+    problems: list[str] = []
+    taken: list[str] = []
+    # The first alone: whoever has it may have the rest.
+    for names in ([first], others):
+        for name, said in ask(dict.fromkeys(names, asked)).items():
+            try:
+                found = Locked.read(name, said)
+            except FleetError as error:
+                problems += error.problems
+                continue
+            if found.ours:
+                taken.append(name)
+                if found.before and found.before.id != upgrade:
+                    stolen[name] = found.before
+            else:
+                problems.append(_refused(name, found))
+        if problems:
+            give(ask, taken, upgrade)
+            raise FleetError(*dict.fromkeys(problems))
+    return stolen
+
+
+def give(ask: Ask, nodes: Sequence[str], upgrade: str) -> tuple[str, ...]:
+    """Give the lock back; return a sentence for each node that may still have it."""
+    if not nodes:
+        return ()
+    problems: list[str] = []
+    for name, said in ask(dict.fromkeys(nodes, node_change.unlock(upgrade))).items():
+        try:
+            found = Locked.read(name, said)
+        except FleetError as error:
+            problems += error.problems
+            continue
+        if found.lock and found.lock.id == upgrade:
+            problems.append(f"{name}: {found.problem or 'it keeps the lock'}")
+    return tuple(problems)
+
+
+def _refused(name: str, found: Locked) -> str:
+    if found.lock is None:
+        return f"{name}: the lock was not given: {found.problem or 'no reason is known'}"
+    since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(found.lock.since))
+    return (
+        f"{name} is being changed by {found.lock} since {since}: wait, or go on with that one's "
+        "journal by `--resume`; if nobody is at it any more, take over by `--steal WHY`"
+    )

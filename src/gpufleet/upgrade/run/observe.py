@@ -1,0 +1,313 @@
+"""What a fleet is and what it is to be, as groups, loads and servers: before, and between waves.
+
+Border: it asks the nodes; what their answers mean, `groups`, `load` and `assessment` say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import gevent
+
+from gpufleet.artifacts.operator_files import read, release_of
+from gpufleet.errors import FleetError
+from gpufleet.fleet import assessment
+from gpufleet.fleet.assessment import Assessment
+from gpufleet.fleet.model_configs import directories
+from gpufleet.inventory.loader import Fleet
+from gpufleet.monitoring import prometheus as scrape
+from gpufleet.monitoring.prometheus import Server
+from gpufleet.network import haproxy as gateway
+from gpufleet.planning.stage import Running, Stage
+from gpufleet.remote import payload
+from gpufleet.remote.query import DISKS, SECONDS, Answer
+from gpufleet.serving import unit as units
+from gpufleet.settings.node_settings import NodeSettings, Vllm
+from gpufleet.upgrade.gates import baseline
+from gpufleet.upgrade.gates.baseline import Findings, Question
+from gpufleet.upgrade.plan import replica_load as load
+from gpufleet.upgrade.plan.change_groups import groups, restarted
+from gpufleet.upgrade.plan.replica_load import ReplicaLoad
+from gpufleet.upgrade.plan.wave import Group
+from gpufleet.upgrade.run import node_protocol as node_change
+from gpufleet.upgrade.run.connections import Nodes
+from gpufleet.upgrade.run.node_protocol import Asked, NodeLook
+
+# Loads are taken so often, and so many seconds apart: the busiest of these moments counts.
+SAMPLES = 3
+BETWEEN_SECONDS = 2.0
+_FAMILIES = (load.RUNNING, load.WAITING, load.KV_USAGE)
+_METRICS_SECONDS = 30
+
+
+@dataclass(frozen=True)
+class Sight:
+    """A fleet as it was found, and as it is planned."""
+
+    found: Assessment
+    looks: Mapping[str, NodeLook]
+    findings: Findings
+    node_why: Mapping[str, str] = field(default_factory=dict)
+    """What is below vLLM and differs, by node."""
+    remarks: tuple[str, ...] = ()
+    documents: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """What each node answered the probe."""
+
+    @property
+    def cordoned(self) -> dict[str, str]:
+        """Nodes that people have cordoned, and why."""
+        return {
+            name: str(look.cordon)
+            for name, look in self.looks.items()
+            if look.cordon and look.cordon.upgrade is None
+        }
+
+    def groups(self, settings: Mapping[str, NodeSettings]) -> tuple[Group, ...]:
+        """Return what differs."""
+        wanted = fingerprints(self.found.plan.stages, settings)
+        started = {
+            (node, unit.replica): unit.started if unit.runs else None
+            for node, look in self.looks.items()
+            for unit in look.units.values()
+        }
+        differs = restarted(self.found.restarts, wanted, started)
+        return groups(
+            self.found.plan, self.found.running, differs, self.found.changes, self.node_why
+        )
+
+    def servers(self) -> dict[str, list[dict[str, Any]]]:
+        """Return, for each replica, its servers of before and after, as journals keep them."""
+        every: dict[str, dict[str, dict[str, Any]]] = {}
+        both = {
+            *scrape.running(self.found.running),
+            *scrape.planned(self.found.plan.stages),
+        }
+        for each in sorted(both):
+            every.setdefault(each.stage, {})[gateway.server_name(each)] = _said(each)
+        return {replica: list(servers.values()) for replica, servers in every.items()}
+
+    def nodes_of(self) -> dict[str, tuple[str, ...]]:
+        """Return the nodes of each replica, as it runs."""
+        found: dict[str, set[str]] = {}
+        for each in self.found.running:
+            found.setdefault(each.id, set()).add(each.node)
+        return {replica: tuple(sorted(nodes)) for replica, nodes in found.items()}
+
+
+def _said(server: Server) -> dict[str, Any]:
+    return {
+        "name": gateway.server_name(server),
+        "node": server.node,
+        "port": server.port,
+        "model": server.model,
+        "replica": server.stage,
+    }
+
+
+def sight(
+    nodes: Nodes,
+    declared: Fleet,
+    *,
+    seconds: float = SECONDS,
+    unfit_stops: bool = True,
+    below: Mapping[str, str] | None = None,
+) -> Sight:
+    """
+    Ask all nodes what they are, and plan.
+
+    `below` is what differs below vLLM, by node. Raises `FleetError` for nodes that give no answer,
+    and whatever `assessment.planned` refuses.
+    """
+    documents = survey(nodes, declared, seconds=seconds)
+    looks = look(nodes, declared.gpu_nodes)
+    found = assessment.planned(documents, declared.gpu_nodes, unfit_stops=unfit_stops)
+    report = assessment.judged(documents, declared.gpu_nodes)
+    return Sight(found, looks, Findings.of(report), below or {}, found.remarks, documents)
+
+
+def survey(nodes: Nodes, declared: Fleet, *, seconds: float = SECONDS) -> dict[str, Answer]:
+    """Return what each GPU node answers the probe."""
+    models = directories(declared.gpu_nodes)
+    programs = {
+        name: payload.program(
+            "probe/probe", nvml=True, disks=DISKS, models=tuple(sorted(models.get(name, ())))
+        )
+        for name in declared.gpu_nodes
+    }
+    return nodes.ask({name: Asked(text, seconds, "the probe") for name, text in programs.items()})
+
+
+def look(nodes: Nodes, names: Collection[str], seconds: float = 0) -> dict[str, NodeLook]:
+    """Return what concerns a change on each node. Raises `FleetError` for those that do not say."""
+    asked = node_change.look()
+    found = nodes.until(dict.fromkeys(names, asked), NodeLook.read, seconds)
+    if problems := [f"{name}: {each.problem}" for name, each in found.items() if each.problem]:
+        raise FleetError(*problems)
+    return found
+
+
+def fingerprints(
+    stages: Iterable[Stage], settings: Mapping[str, NodeSettings]
+) -> dict[tuple[str, str], str]:
+    """Return the fingerprint of each stage's unit as a deploy would write it, by node and id."""
+    found = {}
+    for stage in stages:
+        here = settings[stage.node]
+        if here.vllm is None:
+            continue
+        model = here.serving[stage.model]
+        hashes = _hashes(here.vllm)
+        unit = units.render(
+            stage,
+            model,
+            here.vllm,
+            release=release_of(here.vllm).id,
+            toolkit=here.cuda.toolkit if here.cuda else None,
+            credentials={
+                name: hashes[name] for name in units.secrets(stage, model) if name in hashes
+            },
+        )
+        found[stage.node, stage.id] = unit.fingerprint
+    return found
+
+
+def _hashes(wanted: Vllm) -> dict[str, str]:
+    """Return the SHA-256 of the credentials that units load, as `roles/vllm.py` names them."""
+    from gpufleet.planning.multinode import launch as ranks
+
+    named = {"api-key": wanted.api_key_file, "cluster-key": wanted.cluster_key_file}
+    found = {name: read(path).strip() for name, path in named.items() if path}
+    if "cluster-key" in found:
+        found[ranks.RAY_TOKEN] = ranks.ray_token(found["cluster-key"])
+    return {name: hashlib.sha256(content).hexdigest() for name, content in found.items()}
+
+
+# -- how busy it is --------------------------------------------------------------------------------
+
+
+def loads(
+    nodes: Nodes,
+    running: Iterable[Running],
+    found: Assessment,
+    settings: Mapping[str, NodeSettings],
+    looks: Mapping[str, NodeLook],
+) -> tuple[ReplicaLoad, ...]:
+    """Return how busy each replica is, over some seconds."""
+    running = tuple(running)
+    replicas: dict[str, list[str]] = {}
+    for each in running:
+        replicas.setdefault(each.node, []).append(each.id)
+    questions = {
+        node: [
+            {"replica": each, "prompts": [], "max_tokens": 0, "times": 0, "seconds": 15}
+            for each in names
+        ]
+        for node, names in replicas.items()
+    }
+    asked = {
+        node: Asked(
+            payload.program(
+                "serving/replica_answers",
+                replicas=wanted,
+                families=list(_FAMILIES),
+                alertmanager=None,
+                seconds=10,
+            ),
+            _METRICS_SECONDS,
+            "the look at loads",
+        )
+        for node, wanted in questions.items()
+    }
+    pages: dict[tuple[str, int], list[str] | str] = {}
+    for moment in range(SAMPLES):
+        if moment:
+            gevent.sleep(BETWEEN_SECONDS)
+        for node, said in nodes.ask(asked).items():
+            _take(node, said, running, pages)
+    texts = {key: each if isinstance(each, str) else tuple(each) for key, each in pages.items()}
+    return load.loads(running, texts, found.nodes, settings, _out(running, looks))
+
+
+def _take(
+    node: str,
+    said: Answer,
+    running: Iterable[Running],
+    pages: dict[tuple[str, int], list[str] | str],
+) -> None:
+    """Put what a node says of its servers into `pages`; what it does not say, as a sentence."""
+    here = [each for each in running if each.node == node]
+    for each in here:
+        for port in each.servers:
+            key = (node, port)
+            metrics = _metrics(said, each.id, port)
+            before = pages.setdefault(key, [])
+            if "text" in metrics and isinstance(before, list):
+                before.append(metrics["text"])
+            elif "text" not in metrics:
+                pages[key] = str(metrics.get("error", "it gave no metrics"))
+
+
+def _metrics(said: Answer, replica: str, port: int) -> Mapping[str, Any]:
+    if isinstance(said, str):
+        return {"error": said}
+    found = (said.get("replicas") or {}).get(replica) or {}
+    for url, server in (found.get("servers") or {}).items():
+        if url.rstrip("/").rpartition(":")[2] == str(port):
+            metrics: Mapping[str, Any] = server.get("metrics") or {}
+            return metrics
+    return {"error": str(found.get("missing", f"nothing answers on port {port}"))}
+
+
+def _out(running: Iterable[Running], looks: Mapping[str, NodeLook]) -> dict[str, str]:
+    """Return the replicas that get no requests, and why."""
+    found = {}
+    for each in running:
+        seen = looks.get(each.node)
+        if seen is None:
+            continue
+        unit = seen.units.get(f"vllm-{each.id}.service")
+        if unit is None or not unit.runs:
+            found[each.id] = f"its unit is {unit.active if unit else 'not there'} on {each.node}"
+        elif mark := seen.drained.get(each.id):
+            found[each.id] = f"drained by {mark}"
+    return found
+
+
+def questions(
+    replicas: Mapping[str, Iterable[str]], settings: Mapping[str, NodeSettings], times: int
+) -> list[Question]:
+    """Return what is asked of replicas: their golden prompts, so many times; 0: counters alone."""
+    found = []
+    for replica, names in sorted(replicas.items()):
+        nodes = tuple(sorted(names))
+        model = replica.rpartition("-")[0]
+        golden = next(
+            (settings[n].serving[model].golden for n in nodes if model in settings[n].serving), None
+        )
+        found.append(Question(replica, nodes, golden if times else None, times=max(times, 1)))
+    return found
+
+
+def judged(
+    nodes: Nodes,
+    asked: list[Question],
+    homes: Mapping[str, str],
+    now: float,
+    ours: Collection[str] = (),
+) -> baseline.Seen:
+    """Ask replicas what they answer and have counted, and the Alertmanagers what fires."""
+    seconds = baseline.seconds(asked)
+    programs = {
+        name: text
+        for name in nodes.names
+        if (text := baseline.program(name, asked, homes.get(name))) is not None
+    }
+    look = {name: Asked(text, seconds, "the look") for name, text in programs.items()}
+    said = nodes.ask(look)
+    # A connection that was lost says nothing of a replica: a new one is tried, once.
+    if silent := {name: each for name, each in look.items() if isinstance(said.get(name), str)}:
+        said = {**said, **nodes.ask(silent)}
+    return baseline.seen(said, asked, now, homes, ours)

@@ -1,0 +1,58 @@
+"""What a node is to be switched to, laid beside what it runs: `next/` of a change.  Pure.
+
+The units of the plan as they will be, what these read when they start (keys, the launcher, the
+ranks' program), and a manifest that says where all of it belongs. It comes last, so that whatever
+was interrupted is found not to be whole. `on_node/change_units.py` reads it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+
+from gpufleet.converge.desired import Directory, File, NoOtherFiles, Wanted
+from gpufleet.serving.unit import UnitFile
+
+HOME = "/var/lib/gpufleet/change"
+"""Where everything about a change lies on nodes, root's alone: `on_node/change_files.py`."""
+NEXT = f"{HOME}/next"
+MANIFEST = f"{NEXT}/manifest.json"
+
+
+def staged(units: Iterable[UnitFile], remove: Iterable[str], beside: Iterable[File]) -> Wanted:
+    """
+    Return the files of `next/`.
+
+    `remove` are units that the plan has no place for here, `beside` files that units read when they
+    start, as they are to lie where these look for them. The same plan is the same bytes.
+    """
+    units = sorted(units, key=lambda each: each.unit)
+    beside = sorted(beside, key=lambda each: each.path)
+    names = {each.path: f"files/{each.path.strip('/').replace('/', '-')}" for each in beside}
+    about = {
+        "schema": 1,
+        "units": {each.unit: each.fingerprint for each in units},
+        "remove": sorted(set(remove)),
+        "files": {
+            each.path: {"name": names[each.path], "mode": f"{each.mode:04o}"} for each in beside
+        },
+        # Of a secret there is no hash anywhere. Its unit's fingerprint covers it.
+        "sha256": {each.unit: hashlib.sha256(each.content.encode()).hexdigest() for each in units}
+        | {names[each.path]: each.sha256 for each in beside if not each.secret},
+    }
+    plan = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+    manifest = json.dumps({**about, "plan": plan}, indent=1, sort_keys=True) + "\n"
+    return Wanted(
+        Directory(HOME, mode=0o700),
+        Directory(NEXT, mode=0o700),
+        Directory(f"{NEXT}/files", mode=0o700),
+        *(File(f"{NEXT}/{each.unit}", each.content.encode(), mode=0o600) for each in units),
+        *(
+            File(f"{NEXT}/{names[each.path]}", each.content, mode=0o600, secret=each.secret)
+            for each in beside
+        ),
+        File(MANIFEST, manifest.encode(), mode=0o600),
+        NoOtherFiles(f"{NEXT}/*"),
+        NoOtherFiles(f"{NEXT}/files/*"),
+    )

@@ -1,0 +1,394 @@
+"""What an upgrade does next, out of its journal.  Pure: the fleet is touched through `Hands` alone.
+
+One machine, for a first run and for one that goes on after a `kill -9`: nothing is remembered but
+what the journal has, and each step may be made twice. A group goes
+
+    waiting - drain - switch - ready - golden answers - undrain - soak - judged - done
+
+and, as soon as something of that fails, back:
+
+    failed - drain - restore - ready - undrain - returned
+
+What lies below vLLM is changed between drain and switch (`change`), and has no way back: such a
+group that fails stays drained with its reason, as does one that cannot be brought back: stuck.
+
+Past the failures that are allowed the wave goes back with all its groups, and the upgrade stops. A
+group that passed its gates and does not serve any more when the next wave is to begin, or the end
+is near, has failed, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias
+
+from gpufleet.errors import FleetError
+from gpufleet.formatting import listed
+from gpufleet.upgrade.plan.wave import Group, Wave
+from gpufleet.upgrade.run.upgrade_journal import GroupState, Journal, State
+
+Do: TypeAlias = Literal[
+    "drain",
+    "change",
+    "switch",
+    "ready",
+    "golden",
+    "undrain",
+    "soak",
+    "judge",
+    "restore",
+    "done",
+    "returned",
+    "fail",
+    "stick",
+]
+
+
+class LostError(FleetError):
+    """No node answers any more: that says nothing of a group. The run ends, to be resumed."""
+
+
+class Judged(Protocol):
+    """A gate's verdict, as `gates.Verdict`."""
+
+    @property
+    def passed(self) -> bool | None: ...
+
+    @property
+    def reasons(self) -> tuple[str, ...]: ...
+
+
+class Hands(Protocol):
+    """
+    Who touches the fleet. Every one of these may be called again, also after it was cut short.
+
+    They return what the journal is to have of it, and raise `FleetError` with why it cannot be
+    done, `LostError` when nobody answers at all.
+    """
+
+    def fits(self, wave: Wave) -> tuple[tuple[str, ...], Mapping[str, Any]]:
+        """Say why this wave would leave too little to carry the present load; and that load."""
+
+    def fallen(self, groups: Sequence[Group]) -> Mapping[str, Sequence[str]]:
+        """Say which of these, by id, have passed their gates and do not serve any more, and why."""
+
+    def drain(self, group: Group) -> Mapping[str, Any]: ...
+    def change(self, group: Group) -> Mapping[str, Any]: ...
+    def switch(self, group: Group) -> Mapping[str, Any]: ...
+    def restore(self, group: Group) -> Mapping[str, Any]: ...
+    def ready(self, group: Group, *, back: bool) -> Mapping[str, Any]: ...
+    def golden(self, group: Group) -> Judged: ...
+    def undrain(self, group: Group) -> Mapping[str, Any]: ...
+    def soak(self, group: Group) -> Mapping[str, Any]: ...
+    def judge(self, group: Group) -> Judged: ...
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is done with a group next."""
+
+    do: Do
+    group: Group
+    wave: int
+    back: bool = False
+    """On its way to what it was."""
+    why: tuple[str, ...] = ()
+
+
+Next: TypeAlias = Literal["work", "ask", "begin", "finish", "stop", "pause", "over"]
+
+
+@dataclass(frozen=True)
+class Move:
+    """What is done next with the whole."""
+
+    next: Next
+    groups: tuple[str, ...] = ()
+    """work: those that have steps left, at once."""
+    wave: Wave | None = None
+    """ask, begin: which one."""
+    why: tuple[str, ...] = ()
+    """stop, pause."""
+
+
+# -- decisions -------------------------------------------------------------------------------------
+
+
+def move(state: State) -> Move:
+    """Return what is done next with an upgrade whose fleet is prepared."""
+    if state.finished or state.stopped:
+        return Move("over")
+    going_back = too_many(state)
+    working = tuple(
+        name for name, each in state.groups.items() if _in_turn(each, state) and step(state, name)
+    )
+    if working:
+        return Move("work", working)
+    if going_back:
+        return Move("stop", why=_why_stopped(state))
+    if state.paused:
+        return Move("pause", why=state.paused)
+    left = [wave for wave in state.waves if wave.number > state.wave]
+    if not left:
+        if any(each.phase != "done" for each in state.groups.values()):
+            return Move("stop", why=_why_stopped(state))
+        return Move("finish")
+    following = left[0]
+    if _asks(state, following) and following.number not in state.confirmed:
+        return Move("ask", wave=following)
+    return Move("begin", wave=following)
+
+
+def too_many(state: State) -> bool:
+    """Tell whether more has failed than was allowed, or somebody wants to go back."""
+    return state.aborting or state.failures > int(state.settings.get("failures") or 0)
+
+
+def step(state: State, name: str) -> Step | None:
+    """Return what is done next with a group; None: nothing, now."""
+    each = state.groups[name]
+    if each.phase == "waiting" and (too_many(state) or state.paused):
+        return None
+    if each.phase in {"returned", "stuck"}:
+        return None
+    if not each.undoing:
+        if too_many(state) and each.wave == state.wave:
+            others = [n for n, other in state.groups.items() if other.alone and n != name]
+            why = (
+                f"{listed(others)} failed, and with it the whole wave goes back"
+                if others
+                else "the upgrade is undone, as somebody asked"
+            )
+            return Step("fail", each.group, each.wave, back=True, why=(why,))
+        found = _forward(each)
+    else:
+        found = _back(each)
+    return found and Step(found, each.group, each.wave, each.undoing, each.why)
+
+
+def _forward(each: GroupState) -> Do | None:
+    match each.phase:
+        case "waiting" | "draining":
+            return "drain"
+        case "drained" | "changing" if each.group.kind == "node":
+            return "change"
+        case "drained" | "changed" | "switching":
+            return "switch"
+        case "switched":
+            return "ready"
+        case "ready":
+            return "golden"
+        case "judged" if "traffic" not in each.passed:
+            return "undrain" if each.passed["golden"] else "fail"
+        case "judged":
+            return "done" if each.passed["traffic"] else "fail"
+        case "undraining":
+            return "undrain"
+        case "undrained":
+            return "soak"
+        case "soaked":
+            return "judge"
+        case _:
+            return None
+
+
+def _back(each: GroupState) -> Do | None:
+    if each.below:
+        # Still in front of clients, when the last gate failed: out of their way first.
+        return "drain" if each.open else "stick"
+    match each.phase:
+        case "failed" | "draining" if each.replaced:
+            return "drain" if each.open or each.phase == "draining" else "restore"
+        case "failed" | "draining":  # nothing was switched
+            return "undrain" if each.marked else "returned"
+        case "drained" | "restoring":
+            return "restore"
+        case "restored":
+            return "ready"
+        case "ready" | "undraining":
+            return "undrain"
+        case "undrained":
+            return "returned"
+        case _:
+            return None
+
+
+def _in_turn(each: GroupState, state: State) -> bool:
+    """Tell whether a group's wave was begun; one of an earlier wave may still be stuck or back."""
+    return each.wave <= state.wave
+
+
+def _asks(state: State, wave: Wave) -> bool:
+    confirm = state.settings.get("confirm", "start")
+    if confirm == "wave":
+        return wave.number > 1
+    after_canary = [each.number for each in state.waves if not each.canary]
+    return confirm == "canary" and bool(after_canary) and wave.number == after_canary[0] > 1
+
+
+def _why_stopped(state: State) -> tuple[str, ...]:
+    failed = [
+        f"{name}: {'; '.join(each.why)}"
+        for name, each in state.groups.items()
+        if each.alone or each.phase == "stuck"
+    ]
+    if failed:
+        return tuple(failed)
+    return ("the upgrade was undone, as somebody asked",)
+
+
+# -- the steps, each written before it is made -----------------------------------------------------
+
+# Of each step: the word before it, and the one after it.
+_BEFORE: Mapping[str, str] = {
+    "drain": "draining",
+    "change": "changing",
+    "switch": "switching",
+    "undrain": "undraining",
+    "restore": "restoring",
+}
+_AFTER: Mapping[str, str] = {
+    "drain": "drained",
+    "change": "changed",
+    "switch": "switched",
+    "ready": "ready",
+    "undrain": "undrained",
+    "soak": "soaked",
+    "restore": "restored",
+}
+
+Together: TypeAlias = Callable[[Sequence[Iterator[Step]]], None]
+"""Goes through several groups' steps at the same time, each to its end."""
+
+
+@dataclass
+class Drive:
+    """An upgrade under way: `move` after `move`, until it is over or waits for somebody."""
+
+    journal: Journal
+    hands: Hands
+    together: Together
+    agreed: Callable[[Wave], str | None]
+    """Who said yes to a wave; None: nobody did."""
+
+    def on(self) -> Move:
+        """Go on as far as it goes; return where it ends: finish, stop, pause, or over."""
+        while True:
+            following = move(self.journal.state)
+            match following.next:
+                case "work":
+                    self.together([self.steps(name) for name in following.groups])
+                case "ask" if following.wave:
+                    self._ask(following.wave)
+                case "begin" if following.wave:
+                    self._begin(following.wave)
+                case "finish":
+                    if not self._some_fell():
+                        return following
+                case _:
+                    return following
+
+    def steps(self, name: str) -> Iterator[Step]:
+        """Make a group's steps one after the other; yields each before it is made."""
+        while following := step(self.journal.state, name):
+            yield following
+            self.make(following)
+
+    def make(self, wanted: Step) -> None:
+        """Make one step: its word before, the step, its word after."""
+        if wanted.do == "stick":
+            self._write(wanted, "stuck", why=wanted.why)
+            return
+        if wanted.do == "fail":
+            self._fail(wanted)
+            return
+        if wanted.do in {"done", "returned"}:
+            self._write(wanted, wanted.do)
+            return
+        if word := _BEFORE.get(wanted.do):
+            self._write(wanted, word)
+        try:
+            if wanted.do in {"golden", "judge"}:
+                gate, asked = (
+                    ("golden", self.hands.golden)
+                    if wanted.do == "golden"
+                    else ("traffic", self.hands.judge)
+                )
+                found = asked(wanted.group)
+                passed, reasons = found.passed, found.reasons
+                self._write(wanted, "judged", gate=gate, passed=passed, reasons=reasons)
+                return
+            said = self._made(wanted)
+        except LostError:
+            raise
+        except FleetError as error:
+            # One that cannot even be brought back needs a person.
+            self._write(wanted, "stuck" if wanted.back else "failed", why=error.problems)
+            return
+        self._write(wanted, _AFTER[wanted.do], **said)
+
+    def _made(self, wanted: Step) -> Mapping[str, Any]:
+        match wanted.do:
+            case "drain":
+                return self.hands.drain(wanted.group)
+            case "change":
+                return self.hands.change(wanted.group)
+            case "switch":
+                return self.hands.switch(wanted.group)
+            case "restore":
+                return self.hands.restore(wanted.group)
+            case "ready":
+                return self.hands.ready(wanted.group, back=wanted.back)
+            case "undrain":
+                return self.hands.undrain(wanted.group)
+            case "soak":
+                return self.hands.soak(wanted.group)
+            case _:
+                raise ValueError(wanted.do)
+
+    def _fail(self, wanted: Step) -> None:
+        """Write why a group goes back: a gate that it did not pass, or another one of its wave."""
+        if wanted.back:
+            self._write(wanted, "failed", why=wanted.why, by="wave")
+            return
+        state = self.journal.state.groups[wanted.group.id]
+        gate = "traffic" if "traffic" in state.passed else "golden"
+        judged = next(
+            entry.said
+            for entry in reversed(self.journal.entries)
+            if entry.what == "judged" and entry.group == wanted.group.id
+        )
+        unknown = "it is not known whether it passes: " if state.passed[gate] is None else ""
+        reasons = [f"{unknown}{each}" for each in judged.get("reasons") or ("no reason given",)]
+        self._write(wanted, "failed", why=reasons, by="engine")
+
+    def _ask(self, wave: Wave) -> None:
+        if by := self.agreed(wave):
+            self.journal.append("confirmed", wave=wave.number, by=by)
+        else:
+            self.journal.append("paused", why=[f"nobody has said yes to wave {wave.number} yet"])
+
+    def _begin(self, wave: Wave) -> None:
+        """Begin a wave, unless the load has grown so that it cannot be carried meanwhile."""
+        why, said = self.hands.fits(wave)
+        # Asked after the load, which takes a while, and may be too high for just this reason.
+        if self._some_fell():
+            return
+        if why:
+            self.journal.append("paused", why=why)
+        else:
+            self.journal.append("wave", wave=wave.number, **said)
+
+    def _some_fell(self) -> bool:
+        """Write down which groups are done and do not serve any more; tell whether any is so."""
+        done = [each for each in self.journal.state.groups.values() if each.phase == "done"]
+        fell = self.hands.fallen([each.group for each in done]) if done else {}
+        for each in done:
+            if why := fell.get(each.group.id):
+                name = each.group.id
+                self.journal.append("failed", wave=each.wave, group=name, why=why, by="engine")
+        return bool(fell)
+
+    def _write(self, wanted: Step, what: str, **said: Any) -> None:
+        self.journal.append(what, wave=wanted.wave, group=wanted.group.id, **said)

@@ -1,0 +1,168 @@
+"""What stands between clients and replicas while these are changed: our gateways, or yours.
+
+Border: it asks gateways over SSH, and runs an operator's own commands on this machine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import gevent
+from gevent.subprocess import DEVNULL, PIPE, STDOUT, Popen, TimeoutExpired
+
+from gpufleet.errors import FleetError
+from gpufleet.inventory.loader import Fleet
+from gpufleet.network import haproxy as gateway
+from gpufleet.remote import payload
+from gpufleet.sanitize import printable
+from gpufleet.settings.gateway_settings import Balancer
+from gpufleet.upgrade.run.connections import Nodes
+from gpufleet.upgrade.run.node_protocol import Asked
+
+# A word to HAProxy over its socket; the rest is the way there.
+SECONDS = 60
+
+Servers = Sequence[Mapping[str, Any]]
+"""As `looking.Sight.servers` has them: name, node, port, model, replica."""
+
+
+@dataclass(frozen=True)
+class Front:
+    """All of them. There may be none: then clients reach replicas directly."""
+
+    nodes: Nodes
+    declared: Fleet
+
+    @property
+    def gateways(self) -> tuple[str, ...]:
+        """Nodes that have one of ours."""
+        return tuple(n for n, each in self.declared.nodes.items() if each.settings.gateway)
+
+    def balancer(self, node: str) -> Balancer | None:
+        """The operator's own, as that node's variables have it."""
+        there = self.declared.nodes.get(node)
+        return there.settings.balancer if there else None
+
+    def there(self) -> bool:
+        """Tell whether anything keeps requests away from a replica that is changed."""
+        return bool(self.gateways) or any(
+            each.settings.balancer for each in self.declared.gpu_nodes.values()
+        )
+
+    def tell(self, do: Literal["drain", "ready"], servers: Servers, seconds: float) -> None:
+        """
+        Have servers get no more requests, or get them again.
+
+        Tries for at most `seconds`. Raises `FleetError` where one of them was not told.
+        """
+        if not servers:
+            return
+        self._states(do, servers, seconds)
+        problems = [
+            said
+            for each in servers
+            if (said := self._command(do, each, self.balancer(each["node"])))
+        ]
+        if problems:
+            raise FleetError(*problems)
+
+    def ready_by_name(self, servers: Servers) -> None:
+        """Have our gateways send requests again to servers of which only their names are known."""
+        if servers:
+            self._states("ready", servers, SECONDS)
+
+    def sessions(self, servers: Servers) -> int:
+        """Return how many requests our gateways have on these servers, or that wait for one."""
+        names = {each["name"] for each in servers}
+        states = self._states("show", servers, SECONDS)
+        return sum(
+            server.sessions + server.queued
+            for state in states.values()
+            for server in state.servers
+            if server.name in names
+        )
+
+    def wait(self, servers: Servers, seconds: float) -> int:
+        """Wait until our gateways have no request on these servers; return how many are left."""
+        if not self.gateways or not servers:
+            return 0
+        end = time.monotonic() + seconds
+        while (left := self.sessions(servers)) and time.monotonic() < end:
+            gevent.sleep(1)
+        return left
+
+    def states(self) -> dict[str, gateway.GatewayState]:
+        """Return what each of our gateways says of itself, by its node."""
+        return self._states("show", (), SECONDS)
+
+    def drained(self) -> dict[str, frozenset[str]]:
+        """Return the servers that each gateway keeps drained, by its node."""
+        if not self.gateways:
+            return {}
+        return {n: frozenset(s.drained) for n, s in self._states("show", (), SECONDS).items()}
+
+    def _states(
+        self, do: Literal["drain", "ready", "show"], servers: Servers, seconds: float
+    ) -> dict[str, gateway.GatewayState]:
+        if not self.gateways:
+            return {}
+        names = sorted({str(each["name"]) for each in servers})
+        program = payload.program("network/gateway_drains", do=do, servers=names)
+        asked = dict.fromkeys(self.gateways, Asked(program, SECONDS, "the gateway's state"))
+        end = time.monotonic() + seconds
+        while True:
+            left = end - time.monotonic()
+            found = self.nodes.until(asked, lambda _, said: gateway.read(said), max(left, 0))
+            if not (problems := [f"{n}: {s.error}" for n, s in found.items() if s.error]):
+                return found
+            if time.monotonic() > end:
+                raise FleetError(*problems)
+            gevent.sleep(3)
+
+    def _command(
+        self, do: Literal["drain", "ready"], server: Mapping[str, Any], balancer: Balancer | None
+    ) -> str:
+        """Run an operator's command for a server; return why it failed, "" if it did not."""
+        if balancer is None:
+            return ""
+        words = balancer.drain_command if do == "drain" else balancer.undrain_command
+        values = {
+            "node": server["node"],
+            "address": self.declared.nodes[server["node"]].address,
+            "port": str(server["port"]),
+            "model": server["model"],
+            "replica": server["replica"],
+        }
+        command = [_filled(word, values) for word in words]
+        name = "drain_command" if do == "drain" else "undrain_command"
+        try:
+            process = Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT)
+        except OSError as error:
+            return f"balancer.{name}: {command[0]}: {error.strerror}"
+        try:
+            out, _ = process.communicate(timeout=balancer.seconds)
+        except TimeoutExpired:
+            process.kill()
+            return f"balancer.{name}: did not end within {balancer.seconds} s for {server['name']}"
+        if process.returncode:
+            said = printable(out.decode("utf-8", "replace").strip()[-500:]) or "it said nothing"
+            return (
+                f"balancer.{name}: ended with status {process.returncode} for {server['name']}: "
+                f"{said}"
+            )
+        return ""
+
+
+def _filled(word: str, values: Mapping[str, str]) -> str:
+    """Put a server's values into a word; other braces are nobody's."""
+    for key, value in values.items():
+        word = word.replace(f"{{{key}}}", value)
+    return word
+
+
+def of(servers: Mapping[str, Servers], replicas: Iterable[str]) -> list[Mapping[str, Any]]:
+    """Return the servers of these replicas."""
+    return [each for replica in replicas for each in servers.get(replica, ())]

@@ -1,0 +1,174 @@
+"""While a wave is changed, alerts about its nodes are kept quiet, and not longer.  Pure.
+
+Nobody is to be woken by a replica that loads because it was told to. The alerts fire all the same:
+they are shown, and the gates see them (`baseline.seen` is told which silences are ours). A silence
+has an end from the beginning, so an upgrade that is killed leaves none that lasts.
+
+Nothing here stops an upgrade: where an Alertmanager does not answer, that is said, and its alerts
+are told to whoever they go to.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from gpufleet.monitoring import prometheus as scrape
+from gpufleet.monitoring import silences
+from gpufleet.monitoring.silences import Silence
+from gpufleet.remote import payload
+
+Ask: TypeAlias = Callable[
+    [Callable[[str], str | None], float, str], Mapping[str, Mapping[str, Any] | str]
+]
+"""As `fleet.asking` gives it."""
+
+SECONDS = 60
+"""A request of 10 s for each silence, and the connection."""
+
+
+@dataclass(frozen=True)
+class Quieted:
+    """What became of it."""
+
+    ids: tuple[str, ...] = ()
+    """The silences of this upgrade that are open now."""
+    problems: tuple[str, ...] = ()
+    """A sentence for each Alertmanager that did not do it."""
+
+
+def homes(nodes: Mapping[str, scrape.Watched]) -> dict[str, str]:
+    """Return the address of each Alertmanager of an inventory, as its own node reaches it."""
+    return {
+        name: f"http://{scrape.at(scrape.local(server.listen), server.port)}"
+        for name, node in nodes.items()
+        if (wanted := node.settings.monitoring) and (server := wanted.alertmanager)
+    }
+
+
+def quiet(
+    ask: Ask,
+    where: Mapping[str, str],
+    nodes: Collection[str],
+    *,
+    upgrade: str,
+    by: str,
+    seconds: float,
+    now: dt.datetime,
+) -> Quieted:
+    """
+    Keep alerts about `nodes` quiet for `seconds` from `now` on, at most a day; done twice, once.
+
+    `where` is what `homes` returned, `upgrade` its id, `by` who makes it (user@host).
+    """
+    if not where or not nodes:
+        return Quieted()
+    until = now + min(dt.timedelta(seconds=seconds), silences.LONGEST)
+    known, problems = _asked(ask, where)
+    wanted = {home: _lacking(found, nodes, upgrade, until) for home, found in known.items()}
+    opening = {
+        home: [
+            silences.opened(node, _by(upgrade, by), "changed by an upgrade", until, now)
+            for node in lacking
+        ]
+        for home, lacking in wanted.items()
+        if lacking
+    }
+    after, late = _asked(ask, {home: where[home] for home in opening}, opening=opening)
+    return Quieted(_ids({**known, **after}, upgrade), (*problems, *late))
+
+
+def speak(
+    ask: Ask, where: Mapping[str, str], upgrade: str, nodes: Collection[str] | None = None
+) -> Quieted:
+    """End the silences of an upgrade, of these nodes or of all; those of others stay."""
+    if not where:
+        return Quieted()
+    known, problems = _asked(ask, where)
+    closing = {
+        home: [
+            each.id
+            for each in found
+            if _is_of(each, upgrade) and (nodes is None or set(each.nodes) <= set(nodes))
+        ]
+        for home, found in known.items()
+    }
+    closing = {home: ids for home, ids in closing.items() if ids}
+    after, late = _asked(ask, {home: where[home] for home in closing}, closing=closing)
+    return Quieted(_ids({**known, **after}, upgrade), (*problems, *late))
+
+
+def opened(ask: Ask, where: Mapping[str, str], upgrade: str) -> Quieted:
+    """Return the silences of an upgrade that are open now: for whoever resumes it."""
+    if not where:
+        return Quieted()
+    known, problems = _asked(ask, where)
+    return Quieted(_ids(known, upgrade), problems)
+
+
+def _asked(
+    ask: Ask,
+    where: Mapping[str, str],
+    *,
+    opening: Mapping[str, list[dict[str, Any]]] | None = None,
+    closing: Mapping[str, list[str]] | None = None,
+) -> tuple[dict[str, tuple[Silence, ...]], tuple[str, ...]]:
+    """Return the silences that each has afterwards, and a sentence for each that did not say."""
+    if not where:
+        return {}, ()
+
+    def program(home: str) -> str | None:
+        if home not in where:
+            return None
+        return payload.program(
+            "monitoring/silences",
+            url=where[home],
+            open=(opening or {}).get(home, []),
+            close=(closing or {}).get(home, []),
+        )
+
+    longest = max((len((opening or {}).get(home, ())) for home in where), default=0)
+    said = ask(program, SECONDS + longest, "the look at silences")
+    found, problems = {}, []
+    for home in where:
+        answer = said.get(home, "was not asked")
+        try:
+            problem = answer if isinstance(answer, str) else answer["error"]
+            if not problem and not isinstance(answer, str):
+                found[home] = silences.read(answer["silences"])
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            problem = f"its answer makes no sense ({type(error).__name__}: {error})"
+        if problem:
+            problems.append(f"{home}: alerts could not be kept quiet: {problem}")
+    return found, tuple(problems)
+
+
+def _lacking(
+    found: Iterable[Silence], nodes: Collection[str], upgrade: str, until: dt.datetime
+) -> list[str]:
+    """Return the nodes about which nothing of this upgrade is silent for so long."""
+    # A minute less than wished is no reason for another one.
+    enough = until - dt.timedelta(minutes=1)
+    there = {
+        node
+        for each in found
+        if _is_of(each, upgrade) and each.until >= enough
+        for node in each.nodes
+    }
+    return sorted(set(nodes) - there)
+
+
+def _by(upgrade: str, by: str) -> str:
+    return f"upgrade {upgrade}, {by}"
+
+
+def _is_of(each: Silence, upgrade: str) -> bool:
+    return each.by.startswith(f"{silences.MARK}upgrade {upgrade},") and bool(each.nodes)
+
+
+def _ids(known: Mapping[str, Iterable[Silence]], upgrade: str) -> tuple[str, ...]:
+    return tuple(
+        sorted(each.id for found in known.values() for each in found if _is_of(each, upgrade))
+    )
