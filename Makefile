@@ -18,7 +18,7 @@ help:
 	@echo 'make test-unit  the tests and checks that need no root'
 	@echo 'make test-long  the fault tables                                                  (root)'
 	@echo 'make bench      what commands, converges and copies cost, with their goals        (root)'
-	@echo 'make gpu-record what the probe finds on this machine, for tests/nodes/real  (an NVIDIA GPU)'
+	@echo 'make gpu-record what the probe finds on this machine, for tests/data/nodes/real  (an NVIDIA GPU)'
 	@echo 'make clean      take the labs away: nodes, mounts, bridges, namespaces            (root)'
 	@echo 'make distclean  clean, and forget every download'
 
@@ -56,12 +56,12 @@ test: lint
 
 test-long: .venv/.ready
 	@$(RUN)/gpufleet lab require-root 'make test-long'
-	GPUFLEET_CHECK_MATRIX=docs/check-matrix.md $(RUN)/pytest -v -m long tests/test_check_matrix.py
-	$(RUN)/pytest -v -m long tests/monitoring
-	GPUFLEET_FAULT_TABLE=docs/fault-table.md GPUFLEET_GROUP_FAULT_TABLE=docs/group-faults.md \
-	GPUFLEET_UPGRADE_TABLE=docs/upgrade-faults.md GPUFLEET_ALERT_TABLE=docs/alert-faults.md \
-	GPUFLEET_WATCHDOG_TABLE=docs/watchdog.md GPUFLEET_UPGRADE_LOAD_TABLE=docs/upgrade-under-load.md \
-	GPUFLEET_UPGRADE_FAULT_TABLE=docs/upgrade-fault-table.md $(RUN)/pytest -v -m long tests/lab
+	GPUFLEET_CHECK_MATRIX=docs/measured/check-matrix.md $(RUN)/pytest -v -m long tests/unit/checks/test_matrix.py
+	$(RUN)/pytest -v -m long tests/unit/monitoring
+	GPUFLEET_FAULT_TABLE=docs/measured/interrupted-deploys.md GPUFLEET_GROUP_FAULT_TABLE=docs/measured/group-faults.md \
+	GPUFLEET_UPGRADE_TABLE=docs/measured/driver-upgrade-faults.md GPUFLEET_ALERT_TABLE=docs/measured/alert-faults.md \
+	GPUFLEET_WATCHDOG_TABLE=docs/monitor/watchdog.md GPUFLEET_UPGRADE_LOAD_TABLE=docs/measured/upgrade-under-load.md \
+	GPUFLEET_UPGRADE_FAULT_TABLE=docs/measured/upgrade-faults.md $(RUN)/pytest -v -m long tests/lab
 
 # BENCH='--nodes 8 --rounds 3': what benchmarks.converge.run is told.
 BENCH ?= --rounds ansible=1
@@ -76,7 +76,7 @@ bench: .venv/.ready
 	exit $$missed
 
 gpu-record: .venv/.ready
-	@$(RUN)/python -m tests.nodes.record --real
+	@$(RUN)/python -m tests.support.record_node --real
 
 clean: .venv/.ready
 	@$(RUN)/gpufleet lab clean

@@ -1,7 +1,7 @@
 """pyinfra executes this file before it reads the inventory.
 
 It refuses command lines that pyinfra would answer with exit code 0 although nothing was done; see
-`gpufleet.invocation`.
+`gpufleet.inventory.invocation`.
 """
 
 from pyinfra import config
@@ -11,8 +11,8 @@ from gpufleet.cli import garbage
 from gpufleet.inventory import invocation
 from gpufleet.inventory import pyinfra_patches as call_order
 
-# What `gpufleet.refusal` and `gpufleet.invocation` rely on is not a public interface of pyinfra:
-# they were checked against this series.
+# What `gpufleet.inventory.refusal` and `gpufleet.inventory.invocation` rely on is not a public
+# interface of pyinfra: they were checked against this series.
 config.REQUIRE_PYINFRA_VERSION = "~=3.10.0"
 
 invocation.guard()

@@ -4,7 +4,7 @@ pyinfra inventories/prod.py deploys/gateway.py           # asks before it change
 pyinfra --dry inventories/prod.py deploys/gateway.py     # only shows what would change
 
 All other nodes are asked what runs on them, and left alone. The servers of one that does not answer
-stay as the gateway has them. No connection is lost: docs/gateway.md.
+stay as the gateway has them. No connection is lost: docs/traffic/gateway.md.
 """
 
 from gpufleet.fleet.run import fronting, refusals

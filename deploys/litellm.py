@@ -4,7 +4,7 @@ pyinfra inventories/prod.py deploys/litellm.py           # asks before it change
 pyinfra --dry inventories/prod.py deploys/litellm.py     # only shows what would change
 
 Names are those of `serving`, whatever runs now: no other node is asked. Run it again when entries
-come or go. LiteLLM is restarted where something has changed: docs/litellm.md.
+come or go. LiteLLM is restarted where something has changed: docs/traffic/litellm.md.
 """
 
 from pyinfra import host

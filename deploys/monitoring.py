@@ -4,7 +4,7 @@ pyinfra inventories/prod.py deploys/monitoring.py           # asks before it cha
 pyinfra --dry inventories/prod.py deploys/monitoring.py     # only shows what would change
 
 All other nodes are asked what runs on them, and left alone. One that does not answer keeps nobody
-from being watched: docs/monitoring.md.
+from being watched: docs/monitor/monitoring.md.
 """
 
 from gpufleet.fleet.run import refusals, watching

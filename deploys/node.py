@@ -3,8 +3,8 @@
 pyinfra inventories/prod.py deploys/node.py           # asks before it changes anything
 pyinfra --dry inventories/prod.py deploys/node.py     # only shows what would change
 
-The same command takes them up a version, up a branch and down again: docs/provisioning.md. Nodes
-without a `gpu_lock` are left alone.
+The same command takes them up a version, up a branch and down again:
+docs/gpu-nodes/provisioning.md. Nodes without a `gpu_lock` are left alone.
 """
 
 from gpufleet.fleet.run import bare, refusals

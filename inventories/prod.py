@@ -7,8 +7,8 @@ Variables are in group_vars/ and host_vars/. A node's values come from these pla
 all.yml, prod.yml (this file's name), gpu.yml (its outer group), gpu_h100.yml (its inner group),
 host_vars/<node>.yml, what stands beside its name here, and --data.
 
-Host keys: see docs/inventory.md for how inventories/known_hosts is made. Nodes whose key is not in
-it, or has changed, are not connected to.
+Host keys: see docs/configure/inventory.md for how inventories/known_hosts is made. Nodes whose key
+is not in it, or has changed, are not connected to.
 """
 
 from gpufleet import inventory

@@ -93,12 +93,12 @@ def checked(name: str, gpu: int | None, profile: str, *, driver: bool = True) ->
     if reason := OFFLINE.get(name):
         raise FleetError(
             f"The fault {name} cannot be put on a live node: {reason}. Tests have it in documents "
-            "of simulated machines (docs/lab-profiles.md)."
+            "of simulated machines (docs/develop/lab-profiles.md)."
         )
     if not driver and name in BY_HAND:
         raise FleetError(
             f"The fault {name} ({fault.says}) is not put on a node whose driver is its own: "
-            "install, load, hold or remove there what makes it so (docs/lab.md)."
+            "install, load, hold or remove there what makes it so (docs/develop/lab.md)."
         )
     if not fault.applies(hardware):
         near = difflib.get_close_matches(name, possible, 3, 0.3)

@@ -1,6 +1,7 @@
 """Record what a vLLM release serves under /metrics, once it has seen every kind of request.
 
-    python -m lab.metrics_recording ENVIRONMENT/bin/vllm tests/monitoring/recorded/vllm-0.32.0.txt
+    python -m lab.metrics_recording ENVIRONMENT/bin/vllm \\
+        tests/unit/monitoring/recorded/vllm-0.32.0.txt
 
 ENVIRONMENT has a release's CPU build: uv installs `vllm==VERSION` with the wheels of
 `lab.wheels.write_shims` as --find-links.  Takes a minute on idle cores, and 2 GB of memory.

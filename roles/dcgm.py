@@ -75,7 +75,7 @@ def suits(system: System, node: str) -> None:
         raise FleetError(
             f"{node}: `dcgm` is set, and NVIDIA publishes no DCGM for {system}: write "
             "`dcgm: null` for these nodes (and no `gpu_lock.dcgm`); what NVML says of their GPUs "
-            "is then served by the node exporter (docs/exporters.md)"
+            "is then served by the node exporter (docs/monitor/exporters.md)"
         )
 
 

@@ -42,8 +42,8 @@ Commands: TypeAlias = Generator[StringCommand | FunctionCommand]
 
 # modinfo of each kernel, all processes' files: seconds; a node that swaps gets a margin.
 LOOK_SECONDS = 120
-# What on_node/driver_reload.py takes at most: its lock, five services down and up, five modules out
-# and in, 180 s each; stages come on top, twice, for whoever else is at it.
+# What on_node/gpu_software/driver_reload.py takes at most: its lock, five services down and up,
+# five modules out and in, 180 s each; stages come on top, twice, for whoever else is at it.
 ACT_SECONDS = 60 + 2 * 5 * 180 + 2 * 5 * 180
 CHECK_APART_SECONDS = 5
 
@@ -325,7 +325,8 @@ def _look(*, aloud: bool = True) -> dict[str, Any]:
 def _act(
     action: str, driver: _Driver | None = None, *, aloud: bool = True, **parameters: Any
 ) -> dict[str, Any]:
-    """Return on_node/driver_reload.py's document; if there is none, `silent` and why, `error`."""
+    """Return on_node/gpu_software/driver_reload.py's document; if there is none, `silent` and why,
+    `error`."""
     patience = driver.stop_seconds if driver else 0
     program = payload.program(
         "gpu_software/driver_reload",

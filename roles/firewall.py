@@ -195,7 +195,7 @@ def _confirmed(state: State, host: Host, text: str, seconds: int) -> str:
 
 
 def _ask(action: str, text: str, seconds: int = 0) -> dict[str, Any]:
-    """Return on_node/firewall.py's document, {} if it could not be had."""
+    """Return on_node/network/firewall.py's document, {} if it could not be had."""
     program = payload.program(
         "network/firewall",
         action=action,

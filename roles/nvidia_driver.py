@@ -33,7 +33,8 @@ INITRAMFS = "/var/lib/gpufleet/initramfs"
 
 # modinfo unpacks a module of each kernel: seconds; a node that swaps gets a margin.
 LOOK_SECONDS = 120
-# on_node/built_modules.py gives DKMS 1800 s a kernel; as many kernels as an operator forgets.
+# on_node/gpu_software/kernel_modules.py gives DKMS 1800 s a kernel; as many kernels as an operator
+# forgets.
 BUILD_SECONDS = 4 * 1800
 # One image takes 10 to 30 s to be made.
 INITRAMFS_SECONDS = 600
@@ -154,7 +155,7 @@ def _build(state: State, host: Host, driver: str, kernels: tuple[str, ...]) -> b
 
 
 def _ask(action: str, **parameters: Any) -> Mapping[str, Any]:
-    """Return on_node/built_modules.py's document; `error` says why there is none."""
+    """Return on_node/gpu_software/kernel_modules.py's document; `error` says why there is none."""
     program = payload.program(
         "gpu_software/kernel_modules", action=action, sysroot="", **parameters
     )

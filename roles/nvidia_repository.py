@@ -25,7 +25,7 @@ FORMER = (
 )
 PACKAGED = ("/etc/apt/sources.list.d/cuda-*.list", "/etc/yum.repos.d/cuda-*.repo")
 
-# on_node/vendor_key.py ends itself after 120 s.
+# on_node/converge/repository_key.py ends itself after 120 s.
 KEY_SECONDS = 180
 
 

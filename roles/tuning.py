@@ -56,7 +56,7 @@ def in_force(settings: tuple[KernelSetting, ...]) -> Commands:
 
 
 def look(settings: tuple[KernelSetting, ...], *, apply: bool = False) -> dict[str, Any]:
-    """Return the document of `on_node/kernel_settings.py`, {} if it could not be had."""
+    """Return the document of `on_node/converge/sysctl.py`, {} if it could not be had."""
     program = payload.program(
         "converge/sysctl",
         wanted={each.name: [each.value, each.least] for each in settings},

@@ -50,8 +50,8 @@ API_KEY = f"{CREDENTIALS}/api-key"
 # The Hub's token is for downloads: no unit loads it (`units.secrets`).
 NOT_FOR_UNITS = ("hf-token",)
 UNITS = "vllm-*.service"
-# What a unit that is not wanted any more may take to stop: settings.py's longest drain, and the
-# half minute that its unit adds.
+# What a unit that is not wanted any more may take to stop: settings/node_settings.py's longest
+# drain, and the half minute that its unit adds.
 LONGEST_STOP_SECONDS = 3600 + 30
 
 # libnuma: vLLM's binding to memory nodes; its CPU build does not load without (measured).

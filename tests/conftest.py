@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
 from gpufleet.node.topology import Node, node_from_probe
+from tests.support.checkout import ROOT
 
-NODES = Path(__file__).parent / "nodes"
+NODES = ROOT / "tests/data/nodes"
 
 # Drawn examples are the same in every run, and no run fails because the machine was busy. To look
 # for others: HYPOTHESIS_PROFILE=search.

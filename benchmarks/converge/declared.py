@@ -5,7 +5,7 @@
 
 The roles are asked themselves: `listen` has every `Converge` that the deploy makes noted, so that
 nothing that a role wants can be forgotten here. What is neither declared by Ansible's modules nor
-by pyinfra's is in docs/performance.md.
+by pyinfra's is in docs/measured/performance.md.
 """
 
 from __future__ import annotations

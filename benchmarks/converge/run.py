@@ -8,8 +8,8 @@ Brings up so many lab nodes, converges them, and runs each way in turn, as a col
 the nodes rest, so that noise hits all of them. Prints the median (best to worst) of the seconds on
 the clock and of the processors of both sides, the largest process of the controller, and the
 ratios; status 1 where one misses its goal (table.py). A way that says that it changed something
-where nothing was to be changed ends the measurement. docs/performance.md says what is compared.
-Needs root.
+where nothing was to be changed ends the measurement. docs/measured/performance.md says what is
+compared. Needs root.
 
 The first login on a node starts systemd's manager of the user, which ends ten seconds after the
 last one: three times what any other login costs. Every run finds nodes where nobody is logged in,

@@ -4,10 +4,10 @@
 
 Boots so many lab nodes and one that has a tree, limits every node's link to a rate in both
 directions, and has the tree copied in turns to one node and to all of them, as deploys do
-(on_node/pieces.py over SSH, two trees). Prints the seconds until the last node has it in place,
-their medians and spread, the ratio, and how busy this machine's processors were: where they are
-all busy, it is they that are measured and not the links. What arrived is removed after each copy;
-never is less than 25 GB left free. Needs root.
+(on_node/transfer/transfer.py over SSH, two trees). Prints the seconds until the last node has it
+in place, their medians and spread, the ratio, and how busy this machine's processors were: where
+they are all busy, it is they that are measured and not the links. What arrived is removed after
+each copy; never is less than 25 GB left free. Needs root.
 
 The nodes have `--memory` MiB together, their files' pages with it. A virtual machine may get each
 page from its host when it is first touched, and give it back when it is free: on the one that this

@@ -47,7 +47,7 @@ def main() -> int:
             f"{statistics.median(processor):6.3f} s ({min(processor):.3f}) of the processor"
         )
     if len(sys.argv) > 2:
-        program = Path(__file__).parents[2] / "tests/flags/real_parser.py"
+        program = Path(__file__).parents[2] / "tests/unit/flags/real_parser.py"
         clock, processor = run([sys.argv[2], str(program)])
         print(
             f"  {'vLLM itself':16} {clock:6.1f} s on the clock, {processor:.1f} s of the processor"

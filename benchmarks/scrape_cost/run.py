@@ -11,7 +11,7 @@ is what the kernel accounts to the processes.
 
 Sizes beside that: what eight GPUs are through our counters file, as the lab's stand-in of DCGM's
 exporter serves them (what the real one costs was not measured: it cannot run without a GPU), and
-what three releases of vLLM served (`tests/monitoring/recorded/`). Needs root.
+what three releases of vLLM served (`tests/unit/monitoring/recorded/`). Needs root.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from gpufleet.settings.monitoring_settings import NodeExporter
 from lab import nvml
 from lab.nodes import Lab
 from roles.node_exporter import TEXTFILES, arguments
-from tests.monitoring import dcgm
-from tests.monitoring.programs import program
+from tests.unit.monitoring import dcgm
+from tests.unit.monitoring.programs import program
 
 LAB_ID = "gfs"
 NODE = "gpu-01"
@@ -40,7 +40,7 @@ SCRAPES = 20  # a round: one takes less than the kernel's tick of 10 ms
 A_DAY = 24 * 3600
 SCRAPE_SECONDS = 15  # monitoring.scrape_seconds
 FACTS_SECONDS = 60  # gpufleet-facts.timer
-RECORDED = Path(__file__).parents[2] / "tests/monitoring/recorded"
+RECORDED = Path(__file__).parents[2] / "tests/unit/monitoring/recorded"
 HOME = Path("opt/scrape-cost")
 
 

@@ -1,7 +1,7 @@
 """A machine as it was delivered: the healthy surroundings of each profile's GPUs. Pure.
 
 What a profile does not say of its machine in `host.` lines is what such a machine usually has;
-docs/lab-profiles.md lists them.
+docs/develop/lab-profiles.md lists them.
 """
 
 from __future__ import annotations

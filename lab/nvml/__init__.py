@@ -7,7 +7,7 @@
 * the table of the first driver that has each function (`history.txt`), so that an older simulated
   driver answers "function not found".
 
-The result needs nothing but libc. See docs/lab-profiles.md for what a profile may say.
+The result needs nothing but libc. See docs/develop/lab-profiles.md for what a profile may say.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def profile(name: str) -> Path:
     if name not in profiles():
         raise FleetError(
             f"no hardware profile is called {name!r}: choose one of {', '.join(profiles())}, "
-            f"or write {name}.conf in {PROFILES} (docs/lab-profiles.md)"
+            f"or write {name}.conf in {PROFILES} (docs/develop/lab-profiles.md)"
         )
     return PROFILES / f"{name}.conf"
 

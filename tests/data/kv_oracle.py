@@ -6,7 +6,7 @@ Record what vLLM's own KV cache code says of many layouts, release by release.
 PYTHON has torch; each of SOURCES is an unpacked release, a directory that holds `vllm/` and whose
 name is the version ("0.19.0"). Of a release only the files that compute the KV cache are imported,
 as they are; every other module of vLLM is an empty stand-in. What the release would log is caught
-from its logger. `test_kv_cache.py` compares `gpufleet.kv_cache` with the record.
+from its logger. `test_kv_cache.py` compares `gpufleet.sizing.kv_cache` with the record.
 """
 
 from __future__ import annotations

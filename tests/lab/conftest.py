@@ -26,9 +26,9 @@ import yaml
 from lab import supplies
 from lab.nodes import Lab
 from lab.state import LabState
-from tests import repository
 from tests.conftest import FLEET
-from tests.repository import ROOT
+from tests.support import checkout as repository
+from tests.support.checkout import ROOT
 
 LAB_ID = "gft"
 # The last one has no GPUs: it watches the others, once tests make it.
@@ -50,7 +50,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def fault_table(rows: list[tuple[str, float, str, float]]) -> str:
-    """Return docs/fault-table.md: what was interrupted when, and how long the next run took."""
+    """Return docs/measured/interrupted-deploys.md: what was interrupted when, and how long the
+    next run took."""
     lines = [
         "# Interrupted deploys: the last long run",
         "",
@@ -78,7 +79,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Those of the fleet begin, for they take longest; the main job is the first of them, for it
     begins with bare nodes.
     """
-    here = [item for item in items if Path(item.fspath).is_relative_to(Path(__file__).parent)]
+    here = [item for item in items if Path(item.fspath).is_relative_to(ROOT / "tests/lab")]
     for item in here:
         item.add_marker("lab")
         if item.get_closest_marker("timeout") is None:

@@ -5,7 +5,7 @@ for everybody, and a real Alertmanager, which is what is asked. All faults are s
 a GPU of its own, so that an alert that names another one is found. Times are measured: they are of
 rules without their waiting time (`monitoring.alerts`), scraped every 5 s.
 
-With GPUFLEET_ALERT_TABLE the run writes docs/alert-faults.md.
+With GPUFLEET_ALERT_TABLE the run writes docs/measured/alert-faults.md.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import pytest
 import yaml
 
 from gpufleet.monitoring.rules.files import groups
-from tests import repository
 from tests.lab.conftest import Fleet, standing
 from tests.lab.test_watchdog import Load
+from tests.support import checkout as repository
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(5400)]
 
@@ -194,7 +194,7 @@ def _watch(fleet: Fleet, rows: Any, what: str, since: float, seconds: float) -> 
 
 
 def table() -> str:
-    """Return docs/alert-faults.md."""
+    """Return docs/measured/alert-faults.md."""
     lines = [
         "# Faults, and the alerts that they made fire",
         "",

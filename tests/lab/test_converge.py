@@ -46,7 +46,7 @@ UNIT_PATH = f"/etc/systemd/system/{UNIT}"
 SECRET = b"canary-6f1e93d2"
 
 INVENTORY = """\
-from gpufleet.connection import nodelay_transport
+from gpufleet.remote.ssh import nodelay_transport
 nodes = [({node!r}, {{
     "ssh_hostname": {address!r}, "ssh_user": {user!r}, "ssh_key": {key!r},
     "ssh_known_hosts_file": {known_hosts!r}, "ssh_strict_host_key_checking": "yes",
@@ -85,7 +85,7 @@ from pyinfra.api import StringCommand, operation
 
 from gpufleet import converge
 from gpufleet.converge import Converge, probed_changes
-from gpufleet.wanted import File, Wanted
+from gpufleet.converge.desired import File, Wanted
 
 reads = []
 read = converge._read

@@ -15,13 +15,13 @@ import jsonschema
 import pytest
 
 from tests.lab.bare_node import NODE, BareNode, bare_node
-from tests.repository import ROOT
+from tests.support.checkout import ROOT
 
 pytestmark = pytest.mark.long
 
 LAB_ID = "gfg"
 DRIVER, OTHER = "580.95.05", "580.178.04"
-SCHEMA = json.loads((ROOT / "docs/drift.schema.json").read_text())
+SCHEMA = json.loads((ROOT / "docs/reference/drift.schema.json").read_text())
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from lab.nodes import Lab
 from lab.vendor import Vendor
 from lab.vendor.repository import public_key
 from tests.lab.conftest import Fleet, Run
-from tests.repository import ROOT
+from tests.support.checkout import ROOT
 
 pytestmark = pytest.mark.long
 

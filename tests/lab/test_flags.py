@@ -7,8 +7,8 @@ import json
 from gpufleet.flags import schema
 from gpufleet.flags.check import check
 from gpufleet.flags.problem import By
-from tests.flags import lines, record_verdicts
 from tests.lab.conftest import Fleet
+from tests.unit.flags import lines, record_verdicts
 
 NODE = "gpu-01"
 LINES = 60

@@ -2,7 +2,7 @@
 Two gateways with one address: it moves, once, and clients are answered; real HAProxy, keepalived.
 
 The servers are stand-ins. Seconds that are asserted are ten times those of a quiet machine; those
-that were measured are printed, and stand in docs/gateway.md.
+that were measured are printed, and stand in docs/traffic/gateway.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
 Every fault of a replica over two nodes: found in time, all ranks end, and it serves again.
 
-With GPUFLEET_GROUP_FAULT_TABLE the long run writes docs/group-faults.md.
+With GPUFLEET_GROUP_FAULT_TABLE the long run writes docs/measured/group-faults.md.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests import repository
 from tests.lab.conftest import Fleet, standing
 from tests.lab.group_faults import Client, Fault, Replica, Seen, killed, suffer
 from tests.lab.test_replicas_over_nodes import Shape, declare, deploy
+from tests.support import checkout as repository
 
 LAB_ID = "gff"
 HEAD, WORKER = "gpu-01", "gpu-02"
@@ -121,7 +121,7 @@ def test_whatever_breaks_all_ranks_end_in_time_and_serve_again(
 
 
 def write(path: Path, seen: Seen) -> None:
-    """Write docs/group-faults.md anew with this fault; what it says of others stays."""
+    """Write docs/measured/group-faults.md anew with this fault; what it says of others stays."""
     lines = path.read_text().splitlines() if path.exists() else []
     rows = {tuple(line.split(" | ")[:2]): line for line in lines if line.startswith("| ")}
     rows[f"| {seen.backend}", seen.fault.name] = row(seen)
@@ -133,12 +133,12 @@ def write(path: Path, seen: Seen) -> None:
 INTRODUCTION = """\
 # Faults of a replica over two nodes: the last long run
 
-Written by `make test-long`: two nodes of the lab (`docs/lab.md`) with real vLLM on CPU and a tiny
-model: `mp` is a pipeline of two stages by vLLM's own processes, `ray` two tensor-parallel ranks by
-Ray. Two clients' requests begin every second, at the head, and give up after 20 s. After each
-fault every process of the old group was gone, none was left outside of the units, the incarnation
-was a new one, and the model completed the same text as before. Nobody did anything but mend the
-hardware, and that not before the old group had ended.
+Written by `make test-long`: two nodes of the lab (`docs/develop/lab.md`) with real vLLM on CPU and
+a tiny model: `mp` is a pipeline of two stages by vLLM's own processes, `ray` two tensor-parallel
+ranks by Ray. Two clients' requests begin every second, at the head, and give up after 20 s. After
+each fault every process of the old group was gone, none was left outside of the units, the
+incarnation was a new one, and the model completed the same text as before. Nobody did anything but
+mend the hardware, and that not before the old group had ended.
 
 * *found*: until a rank wrote that the group is over. Where nothing tells but silence, 10 s of it
   are waited for; where vLLM or Ray has to notice the end of a process of its own, 15 s are granted.

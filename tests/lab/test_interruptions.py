@@ -1,6 +1,6 @@
 """The fault table: deploys interrupted at moments nobody chose, and what the next one makes of it.
 
-Long: `make test-long`. The last result is docs/fault-table.md.
+Long: `make test-long`. The last result is docs/measured/interrupted-deploys.md.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from gpufleet.monitoring.metrics import catalogue
 from gpufleet.monitoring.rules.files import groups
 from gpufleet.settings.monitoring_settings import Objectives
 from tests.lab.conftest import ROOT, Fleet, Run
-from tests.monitoring import offline, panels
+from tests.unit.monitoring import offline, panels
 
 HOME = "mon-03"
 DEPLOY = "deploys/monitoring.py"
@@ -369,4 +369,4 @@ def test_runs_without_a_monitoring_node_are_refused(watched: Fleet) -> None:
     assert run.status != 0
     assert "monitoring: {}" in run.output
     assert "Starting operation" not in run.output
-    assert (ROOT / "docs/monitoring.md").is_file()
+    assert (ROOT / "docs/monitor/monitoring.md").is_file()

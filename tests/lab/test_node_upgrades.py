@@ -1,6 +1,6 @@
 """Upgrades of a driver that fail or are interrupted, and what the next deploy makes of them.
 
-Long: `make test-long`. The last result is docs/upgrade-faults.md, written when
+Long: `make test-long`. The last result is docs/measured/driver-upgrade-faults.md, written when
 GPUFLEET_UPGRADE_TABLE names it and everything passed.
 """
 
@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from tests import repository
 from tests.lab.bare_node import NODE, BareNode, Triple, bare_node, vendor_state
 from tests.lab.faults import reached
 from tests.lab.test_node_deploy import BRANCH, FIRST, PATCH, in_force
+from tests.support import checkout as repository
 
 LAB_ID = "gfq"
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
@@ -170,7 +170,7 @@ def said(output: str) -> str:
 
 
 def table(rows: list[Row]) -> str:
-    """Return docs/upgrade-faults.md."""
+    """Return docs/measured/driver-upgrade-faults.md."""
     lines = [
         "# Failed and interrupted driver upgrades: the last long run",
         "",

@@ -2,7 +2,7 @@
 
 Four nodes behind our gateway; clients that are not ours (`tests/lab/upgrade_load.py`, and `vllm
 bench serve` out of the release on a node) from before each change until after it. Long. With
-GPUFLEET_UPGRADE_LOAD_TABLE the run writes docs/upgrade-under-load.md.
+GPUFLEET_UPGRADE_LOAD_TABLE the run writes docs/measured/upgrade-under-load.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ import pytest
 from gpufleet.monitoring.metrics import gateway_metrics
 from gpufleet.monitoring.rules import gateway_rules
 from lab.power_on import MACHINE
-from tests import repository
 from tests.lab.bare_node import DCGM
 from tests.lab.upgrade_fleet import (
     GATES,
@@ -41,7 +40,8 @@ from tests.lab.upgrade_fleet import (
     upgrade_fleet,
 )
 from tests.lab.upgrade_load import Summary, bench_failures, clients, summary
-from tests.monitoring import offline
+from tests.support import checkout as repository
+from tests.unit.monitoring import offline
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(7200)]
 
@@ -340,7 +340,7 @@ def test_replicas_that_an_upgrade_takes_and_brings_are_known_to_the_gateway_with
 def test_a_model_with_one_replica_is_changed_without_an_outage_where_there_is_room_for_two(
     fleet: UpgradeFleet,
 ) -> None:
-    """As docs/upgrades.md has it: another one comes, both are changed, and one goes."""
+    """As docs/upgrade/upgrades.md has it: another one comes, both are changed, and one goes."""
     before = fleet.wanted["vllm"]["version"]
     after = OLD if before == NEW else NEW
     fleet.declare(upgrade=TOGETHER)
@@ -407,7 +407,7 @@ def test_a_driver_is_upgraded_with_reboots_and_no_request_is_lost(bare: UpgradeF
 
 
 def table(rows: list[Row]) -> str:
-    """Return docs/upgrade-under-load.md."""
+    """Return docs/measured/upgrade-under-load.md."""
     requests = sum(row.seen.requests + (row.bench[0] if row.bench else 0) for row in rows)
     failed = sum(row.seen.failed + (row.bench[1] if row.bench else 0) for row in rows)
     lines = [

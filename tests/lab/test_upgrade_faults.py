@@ -4,7 +4,7 @@ Long. Releases that are bad are real ones with a line of their source replaced
 (`tests/lab/made_release.py`). Every row begins with the fleet whole on one of two releases, and
 ends so, by nothing but what the row says a person had to do: the next one begins where it ended.
 With GPUFLEET_UPGRADE_FAULT_TABLE the run writes
-docs/upgrade-fault-table.md: rows that did not run, or did not hold, are absent.
+docs/measured/upgrade-faults.md: rows that did not run, or did not hold, are absent.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from typing import Any
 
 import pytest
 
-from tests import repository
 from tests.lab import made_release
 from tests.lab.made_release import DIES, Change
 from tests.lab.upgrade_fleet import GATES, GATEWAY, NEW, OLD, RATE, UpgradeFleet, upgrade_fleet
 from tests.lab.upgrade_load import Summary, summary
+from tests.support import checkout as repository
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(5400)]
 
@@ -431,7 +431,7 @@ def test_a_controller_killed_at_any_moment_is_resumed_and_no_request_is_lost(
 
 
 def table(rows: list[Row]) -> str:
-    """Return docs/upgrade-fault-table.md."""
+    """Return docs/measured/upgrade-faults.md."""
     lines = [
         "# What goes wrong while a fleet is changed: the last long run",
         "",

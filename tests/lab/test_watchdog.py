@@ -1,7 +1,7 @@
 """
 Real vLLM servers that freeze: found in time, dumped, ended as a group, and serving again.
 
-With GPUFLEET_WATCHDOG_TABLE the long run writes what it measured into docs/watchdog.md.
+With GPUFLEET_WATCHDOG_TABLE the long run writes what it measured into docs/monitor/watchdog.md.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tests import repository
 from tests.lab.conftest import Fleet, standing
 from tests.lab.group_faults import Replica, wait
 from tests.lab.test_replicas_over_nodes import COMPILATION, deploy
+from tests.support import checkout as repository
 
 LAB_ID = "gfw"
 HEAD, WORKER = "gpu-01", "gpu-02"
@@ -376,7 +376,7 @@ def write(seen: Seen) -> None:
 
 
 def note(what: str, cells: str) -> None:
-    """Put a row into the table of docs/watchdog.md; what it says of others stays."""
+    """Put a row into the table of docs/monitor/watchdog.md; what it says of others stays."""
     if not (path := os.environ.get("GPUFLEET_WATCHDOG_TABLE")):
         return
     file = Path(path)

@@ -30,7 +30,7 @@ from lab.state import LabState, write
 from tests.lab import made_release
 from tests.lab.conftest import Fleet
 from tests.lab.upgrade_load import Clients, clients
-from tests.repository import ROOT
+from tests.support.checkout import ROOT
 
 PROFILE = "h100x2-nvl"
 NODES = ("gpu-01", "gpu-02", "gpu-03", "gpu-04")

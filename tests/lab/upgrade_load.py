@@ -34,7 +34,7 @@ from typing import Any
 
 import openai
 
-from tests.repository import ROOT
+from tests.support.checkout import ROOT
 
 SHORT_TOKENS = 16
 LONG_TOKENS = 240

@@ -23,7 +23,7 @@ Kind: TypeAlias = tuple[str, ...]
 """("ubuntu 24.04", "x86_64", "CPython 3.12.3"): equal where one tree works; of models ()."""
 
 HALVES = 2
-"""As in on_node/pieces_wire.py."""
+"""As in on_node/transfer/peers.py."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,8 @@ def amount(count: float) -> str:
 
 def came_from(answer: Mapping[str, Any]) -> str:
     """
-    Say from whom how much came, most first, out of what `on_node/pieces.py` answers of a copy.
+    Say from whom how much came, most first, out of what `on_node/transfer/transfer.py` answers of
+    a copy.
 
     >>> came_from({"from": {"a": 3 << 30, "b": 1 << 30}, "found": 0})
     '3.0 GiB from a, 1.0 GiB from b'

@@ -107,7 +107,8 @@ class Release:
 
     @property
     def said(self) -> str:
-        """Where what uv says lies on the node while it builds (on_node/build_progress.py)."""
+        """Where what uv says lies on the node while it builds
+        (on_node/transfer/build_progress.py)."""
         return f"{self.program.home}/.said"
 
     @property

@@ -109,7 +109,7 @@ def needs(nodes: Iterable[NodeNeeds], index_url: str, kinds: Collection[str] = K
         elif not (found := _packages(node)).archives:
             problems[
                 f"{node.name}: `mirror.archives` is missing: name {node.system.id}'s archives, "
-                "which hold what the packages depend on (docs/air-gap.md), or bundle "
+                "which hold what the packages depend on (docs/gpu-nodes/air-gap.md), or bundle "
                 "`--only wheels --only models`"
             ] = None
         else:

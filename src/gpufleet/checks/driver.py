@@ -47,7 +47,7 @@ _RELOAD = Step(
 )
 _REBOOT = Step(Action.REBOOT, "stop what uses the GPUs (`systemctl stop 'vllm-*'`), then `reboot`")
 
-# The probe's reasons (docs/probe.md) but the one that other facts explain: `_not_loaded`.
+# The probe's reasons (docs/reference/probe.md) but the one that other facts explain: `_not_loaded`.
 _SILENCES: dict[str, _Ladder] = {
     "version_mismatch": (
         "the driver's libraries and the loaded kernel module are of different versions, so no "

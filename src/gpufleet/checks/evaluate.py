@@ -123,7 +123,7 @@ def _no_probe(name: str, document: Mapping[str, Any] | str) -> Finding:
         Severity.UNKNOWN,
         found,
         "an answer of the probe",
-        "docs/probe.md",
+        "docs/reference/probe.md",
         (Step(Action.LOOK, remedy),),
     )
 
@@ -187,7 +187,7 @@ def _unknown(check: str, node: Reading, said: str) -> Problem:
         Severity.UNKNOWN,
         said,
         "an answer",
-        "docs/probe.md",
+        "docs/reference/probe.md",
         (Step(Action.LOOK, "see why it cannot be read, or accept it by name (checks.accept)"),),
     )
 

@@ -160,7 +160,7 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """
-        Return the report for programs: docs/check-report.schema.json describes it.
+        Return the report for programs: docs/reference/check-report.schema.json describes it.
 
             {"schema": 1, "fit": false, "verdict": "block", "nodes": {"gpu-01": {"verdict": ...}},
              "findings": [...], "facts": {"gpu-01": the probe's document}}

@@ -1,6 +1,6 @@
 """Each GPU: is it there, does it answer, is it what it should be.  Pure.
 
-What one GPU is asked beside that lies in `slowdown.py`, `pcie.py` and `occupancy.py`.
+What one GPU is asked beside that lies in `checks/throttling.py`, `pcie.py` and `occupancy.py`.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ RECOVERY_CHANGED = 154
 NVLINK = 74
 CONTEXT_SWITCH = 109
 
-# The most lines that the probe keeps (on_node/kernel_log.py). Below that, those that it dropped
-# were repetitions of lines that it kept.
+# The most lines that the probe keeps (on_node/common/kernel_messages.py). Below that, those that
+# it dropped were repetitions of lines that it kept.
 KEPT = 2000
 
 # How many lines "The NVIDIA GPU 0000:b3:00.0 ..." may go on: the sentence is three lines long, and

@@ -32,7 +32,7 @@ class Unread(Exception):  # noqa: N818
     """It could not be read, and should have been."""
 
 
-# What the probe's reasons mean (docs/probe.md). Every other reason is `Unread`.
+# What the probe's reasons mean (docs/reference/probe.md). Every other reason is `Unread`.
 _NO_SUCH_THING = {"not_supported"}
 _TOO_OLD = {"function_not_found", "version", "invalid_argument"}
 

@@ -50,8 +50,8 @@ def bundle(
     gpufleet bundle inventories/prod.py -o bundle --nodes probes.json
 
     Packages with what they depend on and their signed indexes, wheels of the locks, models at their
-    revisions, programs by their hash. Run again, it downloads what has changed. docs/air-gap.md
-    says how to use it.
+    revisions, programs by their hash. Run again, it downloads what has changed.
+    docs/gpu-nodes/air-gap.md says how to use it.
 
     Exit status: 0 the bundle is whole, 2 it is not.
     """

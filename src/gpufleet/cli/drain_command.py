@@ -1,6 +1,6 @@
 """`gpufleet cordon`, `uncordon`, `drain` and `undrain`: a person takes a node out of service.
 
-Thin: `draining.py` says what a drain is about, `on_node/change.py` makes the marks, and
+Thin: `draining.py` says what a drain is about, `on_node/change/change.py` makes the marks, and
 `upgrade/balancing.py` tells gateways, as an upgrade does.
 """
 

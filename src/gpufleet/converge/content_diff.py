@@ -32,8 +32,8 @@ def lines(file: File, found: Mapping[str, Any] | str | None) -> Iterator[str]:
     """
     Yield the lines that say how a file will differ from what is on the node.
 
-    `found` is what on_node/contents.py says of it, None where nothing is there, or a sentence why
-    it is not known.
+    `found` is what on_node/converge/read_files.py says of it, None where nothing is there, or a
+    sentence why it is not known.
     """
     if not readable(file):
         yield f"{file.path}: what it says is not shown, for not everybody on the node may read it"

@@ -1,4 +1,4 @@
-"""What a node is wanted to be: plain values that a role returns and `difference.py` compares.
+"""What a node is wanted to be: plain values that a role returns and `converge/diff.py` compares.
 
 Pure: nothing here reads a node or imports pyinfra. Every value is checked when it is made, so that
 what reaches a node's shell or file system is well formed; a mistake is a `FleetError` that names

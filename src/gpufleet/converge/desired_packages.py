@@ -1,6 +1,6 @@
 """What a node is wanted to have of packages: values, the same for apt and for dnf.
 
-Part of `wanted.py`, from where they are imported; `package_plan.py` compares them.
+Part of `converge/desired.py`, from where they are imported; `package_plan.py` compares them.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ from gpufleet.quick_dataclass import dataclass
 SHORT_SECONDS = 60
 # daemon-reload rereads every unit and runs the generators.
 RELOAD_SECONDS = 120
-# Placing files: on_node/place.py waits up to 30 s for another run.
+# Placing files: on_node/converge/place_files.py waits up to 30 s for another run.
 PLACE_SECONDS = 120
 # On top of a unit's own times: systemd's job queue, and the kill after a stop that timed out.
 UNIT_MARGIN_SECONDS = 30
@@ -85,7 +85,8 @@ class Command:
 
 @dataclass(frozen=True)
 class Placing:
-    """One run of on_node/place.py; its entries carry contents, so they are not printed."""
+    """One run of on_node/converge/place_files.py; its entries carry contents, so they are not
+    printed."""
 
     entries: tuple[dict[str, Any], ...] = field(repr=False)
     seconds: int = PLACE_SECONDS
@@ -93,7 +94,7 @@ class Placing:
 
 @dataclass(frozen=True)
 class Transacting:
-    """One run of on_node/transaction.py: everything that happens to packages at once."""
+    """One run of on_node/packages/transaction.py: everything that happens to packages at once."""
 
     plan: Plan
     seconds: int = TRANSACTION_SECONDS
@@ -336,7 +337,7 @@ def _why_place(value: File | Directory | Link | Absent, found: FileState) -> str
 
 
 def _entry(value: File | Directory | Link | Absent) -> dict[str, Any]:
-    """Return what on_node/place.py takes."""
+    """Return what on_node/converge/place_files.py takes."""
     entry: dict[str, Any] = {"kind": type(value).__name__.lower(), "path": value.path}
     if isinstance(value, Link):
         entry["target"] = value.target

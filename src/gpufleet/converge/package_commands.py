@@ -1,7 +1,7 @@
 """The command lines of one package transaction, for apt and for dnf, and the files they go by.
 
-Pure: a `Plan` in, `Step`s out; `on_node/transaction.py` runs them on the node, in this order, and
-judges what the simulation foretells. `commands(plan)` is what a reviewer reads.
+Pure: a `Plan` in, `Step`s out; `on_node/packages/transaction.py` runs them on the node, in this
+order, and judges what the simulation foretells. `commands(plan)` is what a reviewer reads.
 
 A vendor's repository is never the node's own: its index, its cache and its pins lie in folders of
 ours, and only these command lines look there. Whatever the vendor publishes, the node's own apt or
@@ -98,7 +98,7 @@ def files(plan: Plan) -> dict[str, str]:
 
 
 def parameters(plan: Plan) -> dict[str, Any]:
-    """Return what on_node/transaction.py takes."""
+    """Return what on_node/packages/transaction.py takes."""
     return {
         "manager": plan.manager,
         "root": plan.root,

@@ -1,6 +1,6 @@
 """Packages as wanted against packages as seen: what changes, and the one transaction that does it.
 
-Pure; `difference.py` has it done with everything else. Which packages move is decided here, and
+Pure; `converge/diff.py` has it done with everything else. Which packages move is decided here, and
 how a version is chosen among several that are wanted alike:
 
   * a version that ends in `*` keeps what is installed, and takes what is newest on a new node;

@@ -1,8 +1,8 @@
 """What a node was seen to be: the questions put to it, and its answers as values.
 
-Pure. `questions(wanted)` says what has to be known, `on_node/snapshot.py` answers, `Snapshot`
-holds the answers. An answer is a value, or None for "there is none", or `Unknown` for "it could
-not be read": whoever decides must treat the last two differently.
+Pure. `questions(wanted)` says what has to be known, `on_node/converge/snapshot.py` answers,
+`Snapshot` holds the answers. An answer is a value, or None for "there is none", or `Unknown` for
+"it could not be read": whoever decides must treat the last two differently.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SCHEMA = 1
 VERSIONLOCK = "python3-dnf-plugin-versionlock"
 
 Question: TypeAlias = tuple[str, ...]
-"""A kind of on_node/snapshot.py and its arguments: ("file", "/etc/hosts")."""
+"""A kind of on_node/converge/snapshot.py and its arguments: ("file", "/etc/hosts")."""
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ def watched(paths: Iterable[str]) -> frozenset[Question]:
 
 def from_document(document: Mapping[str, Any], asked: Iterable[Question]) -> Snapshot:
     """
-    Return the snapshot that on_node/snapshot.py printed when it was asked this.
+    Return the snapshot that on_node/converge/snapshot.py printed when it was asked this.
 
     A document of another schema, or none, gives a snapshot in which everything is unknown.
     """

@@ -1,7 +1,7 @@
 """Reads a release's schema from its source, on this machine; on a node the same program runs.
 
 Contract: nothing of the release is installed or imported, torch is not needed, and the release's
-code runs in a process of its own (`on_node/flag_schema.py`), which ends at the deadline.
+code runs in a process of its own (`on_node/flags/schema.py`), which ends at the deadline.
 """
 
 from __future__ import annotations

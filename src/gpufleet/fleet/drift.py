@@ -140,7 +140,7 @@ class Drift:
 
     def as_json(self) -> dict[str, Any]:
         """
-        Return it for programs: docs/drift.schema.json describes it.
+        Return it for programs: docs/reference/drift.schema.json describes it.
 
             {"schema": 1, "drift": "drifted", "refused": [], "nodes": {"gpu-01": {"drift": "clean",
              "moved": [{"source": ..., "what": ..., "matters": ..., "remedy": ...}],

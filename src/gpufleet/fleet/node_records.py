@@ -1,7 +1,8 @@
 """What is written down on a node of what was found about it: declaration, check, drift. Pure.
 
-Each becomes metrics that the node's exporter serves: `on_node/node_facts.py` reads the declaration,
-`on_node/record.py` writes the others. docs/node-facts.md describes them all.
+Each becomes metrics that the node's exporter serves: `on_node/monitoring/node_facts.py` reads the
+declaration, `on_node/monitoring/record.py` writes the others. docs/reference/node-metrics.md
+describes them all.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _SEVERITIES = (Severity.BLOCK, Severity.UNKNOWN, Severity.WARN, Severity.INFO)
 
 def declaration(settings: NodeSettings, *, gpus: int | None, release: str | None) -> bytes:
     """
-    Return what a node is told of itself, as `on_node/node_facts.py` reads it.
+    Return what a node is told of itself, as `on_node/monitoring/node_facts.py` reads it.
 
     `gpus` is how many the PCI bus has now, for nodes that declare no number; `release` is the id of
     the vLLM release that it is to serve. The same declaration is the same bytes.

@@ -220,12 +220,12 @@ def _some_have(setting: str, otherwise: str) -> Callable[[State], None]:
 _some_front = _some_have(
     "gateway",
     "no node of this run is a gateway: write `gateway` into the variables of a node that is to be "
-    "one, and, if it has no GPUs, `gpu_node: false`: docs/gateway.md",
+    "one, and, if it has no GPUs, `gpu_node: false`: docs/traffic/gateway.md",
 )
 _some_watch = _some_have(
     "monitoring",
     "no node of this run watches the fleet: write `monitoring: {}` and, if it has no GPUs, "
-    "`gpu_node: false` into the group_vars of a node that is to: docs/monitoring.md",
+    "`gpu_node: false` into the group_vars of a node that is to: docs/monitor/monitoring.md",
 )
 
 

@@ -4,7 +4,7 @@ Three versions have to be one: of the loaded kernel module, of the module on the
 running kernel, and of the libraries. NVML starts with no others (its error 18), and the fabric
 manager refuses any but its own. Packages change the last two at once; the first changes by an
 unload and a load, or by a reboot. Which of both, and who is in the way, is decided here; the table
-is in docs/driver-upgrades.md.
+is in docs/gpu-nodes/driver-activation.md.
 """
 
 from __future__ import annotations
@@ -132,10 +132,10 @@ def driver_state(
     """
     Return how the driver stands on a node.
 
-    `document` is a probe's, or what `on_node/driver_reload.py` saw, which adds who holds the driver
-    (`holders`) and what runs (`active`, `loaded`). `wanted` is the lock's driver, exact or a branch
-    ("580"); None: whatever is on the disk. `flavour` is the lock's `modules`, "open" or
-    "proprietary", which have the same versions; None: either.
+    `document` is a probe's, or what `on_node/gpu_software/driver_reload.py` saw, which adds who
+    holds the driver (`holders`) and what runs (`active`, `loaded`). `wanted` is the lock's driver,
+    exact or a branch ("580"); None: whatever is on the disk. `flavour` is the lock's `modules`,
+    "open" or "proprietary", which have the same versions; None: either.
     """
     driver = document["driver"]
     asked = {"the loaded module": "module", "the module on the disk": "disk"}

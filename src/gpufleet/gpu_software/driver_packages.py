@@ -1,9 +1,9 @@
 """Which packages a node's driver consists of: by its system, the lock and the machine.  Pure.
 
-Compute-only: no display server, no OpenGL. Names are `driver_names.py`'s. Whatever has the driver's
-version is wanted with it by name and held, so that no resolver's preference decides; what those
-depend on follows in lockstep. What another branch, flavour or packaging has left goes in the same
-transaction.
+Compute-only: no display server, no OpenGL. Names are `gpu_software/package_names.py`'s. Whatever
+has the driver's version is wanted with it by name and held, so that no resolver's preference
+decides; what those depend on follows in lockstep. What another branch, flavour or packaging has
+left goes in the same transaction.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def driver_packages(system: System, lock: GpuLock, machine: Machine) -> DriverPa
     """
     Return the packages of the locked driver, and those that must not be beside it.
 
-    Raises `FleetError` for a system that is not in the table of docs/os-matrix.md.
+    Raises `FleetError` for a system that is not in the table of
+    docs/gpu-nodes/supported-systems.md.
     """
     found = names(system, lock)
     version = f"{lock.exact}-*" if lock.exact else f"{lock.branch}.*"
@@ -127,7 +128,7 @@ def dcgm_packages(system: System, lock: GpuLock, machine: Machine) -> DriverPack
     if published(system).dcgm is False:
         raise FleetError(
             f"NVIDIA publishes no DCGM for {system}: take `gpu_lock.dcgm` out, or serve on a "
-            "system that has it (docs/os-matrix.md)"
+            "system that has it (docs/gpu-nodes/supported-systems.md)"
         )
     newest = serves(lock.branch)
     if newest is None:

@@ -1,7 +1,8 @@
 """Does every kernel have the locked driver's module on the disk, and would it be let in?  Pure.
 
-Takes the document of `on_node/built_modules.py`. What lies on the disk is judged, never what a
-package manager's exit status says: a maintainer script that could not build a module may end well.
+Takes the document of `on_node/gpu_software/kernel_modules.py`. What lies on the disk is judged,
+never what a package manager's exit status says: a maintainer script that could not build a module
+may end well.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ def refusal(machine: Machine, policy: SecureBoot) -> str | None:
     return (
         f"Secure Boot {state}, and modules that DKMS builds would not load unless the firmware "
         "knows the key that signs them, which somebody has to confirm at the console. Enrol it "
-        "(`mokutil --import`, docs/os-matrix.md) and set gpu.secure_boot: enrolled, or switch "
-        "Secure Boot off"
+        "(`mokutil --import`, docs/gpu-nodes/supported-systems.md) and set gpu.secure_boot: "
+        "enrolled, or switch Secure Boot off"
     )
 
 

@@ -161,7 +161,7 @@ def changes(settings: Iterable[KernelSetting], seen: Mapping[str, Any]) -> tuple
     """
     Return what has to be changed in the running kernel, in words.
 
-    `seen` is the document of `on_node/kernel_settings.py`.
+    `seen` is the document of `on_node/converge/sysctl.py`.
     """
     return tuple(
         f"set {each} (it is {found['value']})"

@@ -1,7 +1,7 @@
 """Every node's lock against its release and the day, and against what the node is.
 
-Border: reads the vLLM locks that settings name. What is wrong with a lock is `gpu_lock.py`'s to
-say, which key in which file is said here.
+Border: reads the vLLM locks that settings name. What is wrong with a lock is
+`gpu_software/lock_rules.py`'s to say, which key in which file is said here.
 """
 
 from __future__ import annotations

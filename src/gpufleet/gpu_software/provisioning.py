@@ -1,7 +1,8 @@
 """What nodes are before a deploy makes GPU nodes of them, and which of them it cannot. Pure.
 
 Every problem of every node is found before one of them is touched, from one probe of each; a node
-without a driver is nothing unusual here. Whether a lock suits a machine is `gpu_lock.py`'s to say.
+without a driver is nothing unusual here. Whether a lock suits a machine is
+`gpu_software/lock_rules.py`'s to say.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def provisioning(
     if not locked:
         refused.append(
             "no node of this run has `gpu_lock` in its variables, so none has a driver of ours: "
-            "`gpufleet lock INVENTORY` writes one from what is installed (docs/gpu-lock.md)"
+            "`gpufleet lock INVENTORY` writes one from what is installed (docs/gpu-nodes/lock.md)"
         )
     for name in locked:
         answer = answers[name]
@@ -112,7 +113,7 @@ def _refusals(node: Bare) -> Iterator[str]:
     if node.settings.cuda is None:
         yield (
             "gpu_lock names the driver, and no `cuda.repository` says where its packages come "
-            "from: set it (docs/inventory.md)"
+            "from: set it (docs/configure/inventory.md)"
         )
     try:
         driver_packages.driver_packages(node.system, lock, node.machine)

@@ -113,7 +113,8 @@ def published(system: System) -> Published:
     found = _PUBLISHED.get((family, system.major))
     if found is None:
         raise FleetError(
-            f"no repository of NVIDIA's is known for {system}: docs/os-matrix.md has those that are"
+            f"no repository of NVIDIA's is known for {system}: "
+            "docs/gpu-nodes/supported-systems.md has those that are"
         )
     return found
 

@@ -1,8 +1,8 @@
 """Makes settings of servers that somebody starts by hand.  Pure.
 
-Contract: what comes out is what `settings.py` takes, but for what a person has to decide, which is
-told as such. Every word of the command line and every variable is either in the settings or in a
-note that says why not. No key or token is in either.
+Contract: what comes out is what `settings/node_settings.py` takes, but for what a person has to
+decide, which is told as such. Every word of the command line and every variable is either in the
+settings or in a note that says why not. No key or token is in either.
 """
 
 from __future__ import annotations

@@ -352,7 +352,7 @@ def _unknown_keys(nodes: Iterable[NodeVars], root: Path) -> Iterator[str]:
         if not Path(file).is_file():
             yield (
                 f"{variables.shown_path(Path(file), root)} (ssh_known_hosts_file) does not exist, "
-                "so no node will be connected to: docs/inventory.md says how to make it"
+                "so no node will be connected to: docs/configure/inventory.md says how to make it"
             )
 
 

@@ -36,7 +36,8 @@ from gpufleet.settings.node_settings import Firewall, NodeSettings
 SERVICE = "gpufleet-firewall.service"
 DIRECTORY = "/etc/gpufleet"
 RULES = f"{DIRECTORY}/firewall.nft"
-"""What the service loads at boot; on_node/firewall.py writes it once rules are confirmed."""
+"""What the service loads at boot; on_node/network/firewall.py writes it once rules are
+confirmed."""
 TEMPLATE = "nftables.conf.j2"
 
 Range: TypeAlias = tuple[int, int]
@@ -151,7 +152,7 @@ def changes(loaded: str | None, wanted: str) -> tuple[str, ...]:
 
 def problems(seen: Mapping[str, Any]) -> Iterator[str]:
     """
-    Yield what is wrong with a node's firewall, as `on_node/firewall.py` saw it.
+    Yield what is wrong with a node's firewall, as `on_node/network/firewall.py` saw it.
 
     What could not be asked is wrong, too.
     """

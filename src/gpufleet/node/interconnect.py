@@ -1,7 +1,7 @@
 """What joins a node's GPUs, and how far tensor parallelism may go on it.  Pure.
 
 One value, `Interconnect`, from either source: the probe's document or the matrix of `nvidia-smi
-topo -m`. Everything that `gpufleet topology` prints is said here (docs/topology.md).
+topo -m`. Everything that `gpufleet topology` prints is said here (docs/plan/topology.md).
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Interconnect:
         return {pair: self.nvlink.get(pair, 0) for pair in combinations(sorted(gpus), 2)}
 
     def as_json(self) -> dict[str, Any]:
-        """Return what `gpufleet topology --json` prints; docs/topology.md has the keys."""
+        """Return what `gpufleet topology --json` prints; docs/plan/topology.md has the keys."""
         return {
             "node": self.name,
             "gpus": list(self.gpus),

@@ -1,8 +1,8 @@
 """What decides a node's packages: its system and its machine, also before any driver is there.
 
-Pure. Takes the document that `on_node/probe.py` prints (docs/probe.md). Everything comes from the
-PCI bus and the kernel's own files, never from NVIDIA's driver: the answer is the same before that
-is installed, while it is broken, and afterwards, so a second run changes nothing.
+Pure. Takes the document that `on_node/probe/probe.py` prints (docs/reference/probe.md). Everything
+comes from the PCI bus and the kernel's own files, never from NVIDIA's driver: the answer is the
+same before that is installed, while it is broken, and afterwards, so a second run changes nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A probe's document: is it whole, and which nodes' are in a file.  Pure.
 
 What a node printed, or a person edited, may be anything. It is looked at once, here: whoever works
-on a document that has no flaw may rely on its outline (docs/probe.md), never on its facts.
+on a document that has no flaw may rely on its outline (docs/reference/probe.md), never on its
+facts.
 """
 
 from __future__ import annotations

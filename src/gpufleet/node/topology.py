@@ -1,7 +1,7 @@
 """What a node's GPUs are and which of them NVLink joins.  Pure.
 
-Takes the document that `on_node/probe.py` prints (docs/probe.md), gives values the planner can
-use. A GPU that does not answer is not in `Node.gpus`; that it is missing, checks say.
+Takes the document that `on_node/probe/probe.py` prints (docs/reference/probe.md), gives values the
+planner can use. A GPU that does not answer is not in `Node.gpus`; that it is missing, checks say.
 """
 
 from __future__ import annotations

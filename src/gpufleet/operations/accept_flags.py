@@ -1,10 +1,11 @@
 """Has a release on a node accepted what the node's stages will be started with?
 
-Border: it asks the node through pyinfra; what the answer means is `stage_flags.py`. A release is
-asked by its own files (`on_node/flag_schema.py`, run by the release's Python; no torch, no GPU, two
-seconds), once for each set of arguments and variables: what was accepted is written beside the
-release, so that a later run only compares files. Nothing restarts anywhere in a run in which one
-node's release refused: `accepted` proves, `agreed` lets a node go on when all have.
+Border: it asks the node through pyinfra; what the answer means is `serving/flag_check.py`. A
+release is asked by its own files (`on_node/flags/schema.py`, run by the release's Python; no
+torch, no GPU, two seconds), once for each set of arguments and variables: what was accepted is
+written beside the release, so that a later run only compares files. Nothing restarts anywhere in a
+run in which one node's release refused: `accepted` proves, `agreed` lets a node go on when all
+have.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The five operations that make a node what a role wants, over one snapshot of the node.
 
 Border: it reads the node and runs commands through pyinfra; what is compared and how is
-`difference.py`. A role says what it wants once and names the operations in its own order:
+`converge/diff.py`. A role says what it wants once and names the operations in its own order:
 
     node = Converge(Wanted(Package("nginx"), File("/etc/nginx/nginx.conf", content), ...))
     node.packages(name="package")

@@ -1,9 +1,10 @@
 """Have releases and models made once, and copied from node to node.
 
 Border: it asks nodes through pyinfra, all that have a part in a copy at once, and shows how far
-they are; who has what from whom is `distribution.py`, what runs there `on_node/pieces.py`. An
-operation that makes something asks first whether it `comes`; `copied` is behind it, and behind that
-whoever has got nothing makes it. So a node to which nothing comes is as well off as one alone.
+they are; who has what from whom is `distribution.py`, what runs there
+`on_node/transfer/transfer.py`. An operation that makes something asks first whether it `comes`;
+`copied` is behind it, and behind that whoever has got nothing makes it. So a node to which nothing
+comes is as well off as one alone.
 
 Nodes that pyinfra works on together have a part in one copy. With --serial it is the node whose
 turn it is, from whoever has it by then; nodes outside of --limit may give, and nothing there is
@@ -49,7 +50,7 @@ LOOK_SECONDS = 30
 MANIFESTS = "/var/lib/gpufleet/manifests"
 """Where nodes keep what they have read of a tree, so that they need not do so again."""
 COMING = ".gpufleet-coming-"
-"""As in on_node/pieces_store.py."""
+"""As in on_node/transfer/store.py."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,8 @@ def of_release(wanted: Release) -> Goods | None:
         owners=dict.fromkeys(sharing, "root"),
         seconds=BUILD_SECONDS,
         python=wanted.source.python,
-        # What this node's release has accepted (proof.py) says nothing of another's.
+        # What this node's release has accepted (operations/accept_flags.py) says nothing of
+        # another's.
         leave_out=(".complete", ".accepts"),
         lock=f"{wanted.program.home}/.building",
     )

@@ -38,8 +38,9 @@ from gpufleet.remote.query import ask
 from gpufleet.sanitize import printable
 from gpufleet.settings.node_settings import Vllm
 
-# A look reads some files; on_node/growth.py and package_progress.py end themselves after it,
-# on_node/build_progress.py reads a single one.
+# A look reads some files; on_node/transfer/folder_size.py and
+# on_node/packages/transaction_progress.py end themselves after it,
+# on_node/transfer/build_progress.py reads a single one.
 LOOK_SECONDS = 10
 # A Hub that has not answered so often has no list.
 _ASKED_TIMES = 3

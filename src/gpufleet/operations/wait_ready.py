@@ -25,8 +25,8 @@ from gpufleet.serving.readiness import State as Stand
 
 # Between two looks at a starting server. A look costs the node one short Python process.
 POLL_SECONDS = 3
-# One look: on_node/serving.py's own deadlines (20 + 20 + 5 + 5 + 5 + 60 s); all endpoints are
-# asked at once, and only a frozen engine uses its whole budget.
+# One look: on_node/serving/endpoints.py's own deadlines (20 + 20 + 5 + 5 + 5 + 60 s); all
+# endpoints are asked at once, and only a frozen engine uses its whole budget.
 LOOK_SECONDS = 180
 # A failed start of a tensor-parallel engine says some 200 lines of stack frames after the root.
 JOURNAL_LINES = 600
@@ -47,7 +47,7 @@ class Endpoint:
     """The other nodes of its replica."""
 
     def asked(self) -> dict[str, Any]:
-        """Return the parameters that on_node/serving.py takes for it."""
+        """Return the parameters that on_node/serving/endpoints.py takes for it."""
         return {**asdict(self), "completion": True}
 
 
@@ -65,7 +65,7 @@ class Metrics:
     """Where its source listens, on loopback alone; None: it has none."""
 
     def asked(self) -> dict[str, Any]:
-        """Return the parameters that on_node/serving.py takes for it."""
+        """Return the parameters that on_node/serving/endpoints.py takes for it."""
         return {
             "id": self.id,
             "unit": self.unit,
@@ -79,7 +79,8 @@ class Metrics:
 
 
 def look(endpoints: Sequence[Endpoint], metrics: Sequence[Metrics] = ()) -> Mapping[str, Any]:
-    """Return on_node/serving.py's document for the current node, {} if it could not be had."""
+    """Return on_node/serving/endpoints.py's document for the current node, {} if it could not be
+    had."""
     program = payload.program(
         "serving/endpoints",
         stages=[endpoint.asked() for endpoint in endpoints],

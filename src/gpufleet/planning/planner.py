@@ -5,8 +5,8 @@ The rules, in the order in which they decide:
 
 1. A model is placed on the nodes that declare it, by the same declaration on all of them.
 2. How a replica is divided is chosen for each kind of node by itself (`candidates.py`); what the
-   operator sets is kept. A replica lies on nodes of one kind, in equal shares (`division.py`), and
-   in one NVLink domain where one has room.
+   operator sets is kept. A replica lies on nodes of one kind, in equal shares
+   (`planning/parallelism.py`), and in one NVLink domain where one has room.
 3. Models are placed largest group first, then by name: small groups fill the gaps that large ones
    leave, never the other way round. `replicas: fit` counts as one replica until all others are
    placed; then such models take turns, the one with the fewest replicas first.
@@ -14,9 +14,9 @@ The rules, in the order in which they decide:
 5. A replica that runs where it may run stays: same node, GPUs, port and number. It makes way only
    for a model that is placed before its own and finds no other room, and the plan says so.
 6. One over several nodes that would lose a node is refused, unless its settings say otherwise
-   (`leaving.py`).
+   (`planning/node_removal.py`).
 7. A new replica goes to the node with the fewest replicas of its model so far, then the most free
-   GPUs, then the first name; on the node to the GPUs that `placement.py` says.
+   GPUs, then the first name; on the node to the GPUs that `planning/gpu_placement.py` says.
 8. A GPU serves one stage, a port on a node one user (`endpoints.py`).
 
 Replicas are placed one after another and each choice looks only at those before it. So asking for

@@ -29,7 +29,7 @@ PYTHON = (
 
 class Serving(FactBase[dict[str, Any]]):
     """
-    Whether a node's endpoints and exporters answer, as `on_node/serving.py` prints it.
+    Whether a node's endpoints and exporters answer, as `on_node/serving/endpoints.py` prints it.
 
     ```python
     host.get_fact(Serving, _stdin=payload.program("serving/endpoints", stages=[...]), _timeout=180)
@@ -62,7 +62,8 @@ class _Printed(FactBase[dict[str, Any]]):
 
 class NodeSnapshot(_Printed):
     """
-    The state of a node that operations compare with what is wanted, as `on_node/snapshot.py` says.
+    The state of a node that operations compare with what is wanted, as
+    `on_node/converge/snapshot.py` says.
 
     ```python
     host.get_fact(
@@ -79,7 +80,8 @@ class NodeSnapshot(_Printed):
 
 class Contents(_Printed):
     """
-    What small files say that everybody on the node may read, as `on_node/contents.py` prints it.
+    What small files say that everybody on the node may read, as `on_node/converge/read_files.py`
+    prints it.
 
     ```python
     host.get_fact(
@@ -96,7 +98,8 @@ class Contents(_Printed):
 
 class FirewallRules(_Printed):
     """
-    The node's own table of nftables beside the wanted one, as `on_node/firewall.py` prints it.
+    The node's own table of nftables beside the wanted one, as `on_node/network/firewall.py` prints
+    it.
 
     ```python
     host.get_fact(
@@ -113,7 +116,7 @@ class FirewallRules(_Printed):
 
 class KernelSettings(_Printed):
     """
-    What the kernel is set to, and in force after, as `on_node/kernel_settings.py` prints it.
+    What the kernel is set to, and in force after, as `on_node/converge/sysctl.py` prints it.
 
     ```python
     host.get_fact(KernelSettings, _stdin=payload.program("converge/sysctl", wanted={...}, ...))
@@ -128,7 +131,7 @@ class KernelSettings(_Printed):
 
 class ReleaseFlags(FactBase[dict[str, Any]]):
     """
-    What a release of vLLM on the node takes, as `on_node/flag_schema.py` reads it from its files.
+    What a release of vLLM on the node takes, as `on_node/flags/schema.py` reads it from its files.
 
     ```python
     host.get_fact(ReleaseFlags, python="/opt/vllm/releases/ID/bin/python", _stdin=extract.program())

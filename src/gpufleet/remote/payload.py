@@ -33,8 +33,8 @@ CODE = "/var/cache/gpufleet/code"
 _KEPT_DAYS = 30
 
 # How files of `on_node/` import each other, at their top. Found by their text: to parse all of a
-# run's programs took a quarter of a second. tests/test_payload.py compares it with what a parser
-# finds.
+# run's programs took a quarter of a second. tests/unit/remote/test_payload.py compares it with
+# what a parser finds.
 _IMPORTS = re.compile(
     r"^from gpufleet\.on_node((?:\.\w+)*) import (?:\(([^)]*)\)|([^(\n]*))", re.MULTILINE
 )

@@ -54,14 +54,14 @@ Answer: TypeAlias = dict[str, Any] | str
 Hearing: TypeAlias = Callable[[str, bytes], None]
 """Takes a node's name and what it has just printed on standard error."""
 
-# A probe's own deadlines end it after 50 s (on_node/probe.py); ten more are for connecting.
+# A probe's own deadlines end it after 50 s (on_node/probe/probe.py); ten more are for connecting.
 SECONDS = 60
 
 # Between two looks at who has answered: a line is due to the second.
 _LOOK_SECONDS = 1
 
-# The largest document of tests/nodes, of eight GPUs, is 90 KB; at most 2000 lines of the kernel's
-# log (on_node/kernel_log.py), of at most a kilobyte, may come to that.
+# The largest document of tests/data/nodes, of eight GPUs, is 90 KB; at most 2000 lines of the
+# kernel's log (on_node/common/kernel_messages.py), of at most a kilobyte, may come to that.
 MOST_MIB = 8
 # Of what a node says beside the document, the end is quoted.
 MOST_BESIDE = 1 << 16

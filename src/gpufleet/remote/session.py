@@ -1,8 +1,8 @@
 """One Python on a node for all that a run asks it: who asks, and how it is asked.
 
-The other end is `on_node/session.py`, and says what that saves. Whatever goes wrong here costs
-nothing but time: a session that does not do as it should is given up, and who wanted it asks in the
-ordinary way, where errors are found and said.
+The other end is `on_node/remote/session.py`, and says what that saves. Whatever goes wrong here
+costs nothing but time: a session that does not do as it should is given up, and who wanted it asks
+in the ordinary way, where errors are found and said.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The journals of a replica's ranks as one, by time.  Pure.
 
-Takes what `on_node/journal.py` printed on each node, again and again where lines are followed.
-Every line has the time that its own node gave it: the order of two nodes' lines is as good as their
-clocks, and where those are known to differ, that is said.
+Takes what `on_node/common/unit_journal.py` printed on each node, again and again where lines are
+followed. Every line has the time that its own node gave it: the order of two nodes' lines is as
+good as their clocks, and where those are known to differ, that is said.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def _lines(replica: str, node: str, answer: Mapping[str, Any]) -> list[Line]:
 
 def since(text: str | None) -> dict[str, float]:
     """
-    Return from when on lines are wanted, as `on_node/journal.py` takes it.
+    Return from when on lines are wanted, as `on_node/common/unit_journal.py` takes it.
 
     Takes `10m` or `-10m` (s, m, h, d: so long ago, by each node's own clock) or a time as ISO 8601
     (UTC, unless it names a zone). Raises `FleetError`.

@@ -1,8 +1,8 @@
 """Is a stage ready, still coming, or dead: and if dead, why.  Pure.
 
-Takes what `on_node/serving.py` printed about one stage. A stage is ready when its unit is active,
-`/health` is 200, its model is listed and one completion came back: `/health` alone stays 200 while
-a server drains, while a remote rank is dead and while the engine is frozen.
+Takes what `on_node/serving/endpoints.py` printed about one stage. A stage is ready when its unit
+is active, `/health` is 200, its model is listed and one completion came back: `/health` alone
+stays 200 while a server drains, while a remote rank is dead and while the engine is frozen.
 """
 
 from __future__ import annotations
@@ -148,8 +148,8 @@ def verdict(
     """
     Judge one stage.
 
-    Takes `seen` from `on_node/serving.py`; `fingerprint` is what the process must have been
-    started with (None: not compared); `keyed`: a request without the API key must be refused;
+    Takes `seen` from `on_node/serving/endpoints.py`; `fingerprint` is what the process must have
+    been started with (None: not compared); `keyed`: a request without the API key must be refused;
     `restarts` is how often the unit may have restarted by itself (NRestarts): one that did so more
     often has died.
     """

@@ -1,6 +1,6 @@
 """Which replicas serve, which do not, and what ended them last.  Pure.
 
-Takes what `on_node/stage_status.py` printed on each node, and what is declared. A replica serves
+Takes what `on_node/serving/status.py` printed on each node, and what is declared. A replica serves
 when every endpoint of it is ready (`readiness.py`) and every rank of it is in one and the same
 incarnation. What could not be asked is unknown, which is not serving.
 """
@@ -23,7 +23,7 @@ from gpufleet.upgrade.run.node_protocol import Lock, Mark
 SCHEMA = 1
 """Version of `FleetStatus.as_json()`; raised when a key changes its meaning or goes."""
 
-# rank.json is written every 5 s (on_node/rank_state.py); a node under load gets a margin.
+# rank.json is written every 5 s (on_node/rank/state.py); a node under load gets a margin.
 STALE_SECONDS = 20
 # A rank's program notes the end of a group a moment before systemd notes the end of the program,
 # whose drain may take as long as settings allow by default.
@@ -253,7 +253,7 @@ def status(
     """
     Return how the fleet's replicas are.
 
-    `answers` has on_node/stage_status.py's document, or a sentence, for each node that was asked;
+    `answers` has on_node/serving/status.py's document, or a sentence, for each node that was asked;
     `whole`: that is all of the fleet, so replicas that are declared and not found are missing.
     """
     silent: dict[str, str] = {}
@@ -474,7 +474,7 @@ def last_restart(stage: Mapping[str, Any], boot_id: str) -> Restart | None:
     """
     Return when a stage last ended before its present life, and why; None: not that is known.
 
-    `stage` is one of on_node/stage_status.py's. A rank of several knows better than systemd why
+    `stage` is one of on_node/serving/status.py's. A rank of several knows better than systemd why
     its group ended; systemd knows better how a program that was killed ended.
     """
     unit = _by_unit(stage, boot_id)

@@ -40,7 +40,8 @@ TEMPLATES = Path(__file__).resolve().parents[3] / "templates"
 """The checkout's own; the place does not depend on the working directory."""
 
 RANK = "/usr/local/libexec/gpufleet/vllm-rank"
-"""Where `on_node/rank.py` lies on nodes, the main process of a rank of a replica over nodes."""
+"""Where `on_node/rank/rank.py` lies on nodes, the main process of a rank of a replica over
+nodes."""
 LAUNCHER = "/usr/local/libexec/gpufleet/vllm-serve"
 """Where `templates/vllm-serve.sh` lies on nodes."""
 MODELS = "/var/lib/vllm/models"

@@ -1,6 +1,6 @@
 """What a node's watchdog is told: its configuration and its unit, as the plan has them.  Pure.
 
-The program is `on_node/watchdog.py`; docs/watchdog.md says what it does.
+The program is `on_node/watchdog/watchdog.py`; docs/monitor/watchdog.md says what it does.
 """
 
 from __future__ import annotations

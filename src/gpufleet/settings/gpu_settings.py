@@ -1,7 +1,7 @@
 """What operators write of a node's GPU software: `gpu_lock`, what it runs; `gpu`, how we work.
 
-Pure models. Which combinations cannot work is `gpu_lock.py`'s; what the operating system calls the
-packages is `driver_packages.py`'s.
+Pure models. Which combinations cannot work is `gpu_software/lock_rules.py`'s; what the operating
+system calls the packages is `driver_packages.py`'s.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What operators write about LiteLLM: names, defaults and aliases in front of the gateway.
 
-Pure, as `settings.py`, of which these are parts. Durations are in seconds; sizes say their unit.
+Pure, as `settings/node_settings.py`, of which these are parts. Durations are in seconds; sizes say
+their unit.
 """
 
 from __future__ import annotations

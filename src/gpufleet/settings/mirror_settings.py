@@ -1,6 +1,6 @@
 """What operators write of a network without the internet: `mirror`, and what it is filled from.
 
-Pure models. `mirror.py` applies them, `bundle/` fills a mirror.
+Pure models. `settings/mirror_rewrite.py` applies them, `bundle/` fills a mirror.
 """
 
 from __future__ import annotations

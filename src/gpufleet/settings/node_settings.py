@@ -294,7 +294,7 @@ class Firewall(Setting):
 
 
 class Distribution(Setting):
-    """How nodes hand each other releases and models: docs/distribution.md."""
+    """How nodes hand each other releases and models: docs/gpu-nodes/distribution.md."""
 
     enabled: Annotated[
         bool, Field(description="false: this node builds and downloads itself, and gives nobody")

@@ -7,7 +7,8 @@ vLLM gives the KV cache what is left of its budget on the smallest rank:
 
 and refuses to start where one request of `--max-model-len` does not fit into that. Weights and
 cache follow from the model's config; the other terms are estimates with an error of their own
-(`start_memory.py`). A verdict within that error of the limit is "near the edge" and never a fit.
+(`sizing/startup_memory.py`). A verdict within that error of the limit is "near the edge" and never
+a fit.
 """
 
 from __future__ import annotations
@@ -807,7 +808,7 @@ def _inexact(description: Description, quantization: Quantization | None) -> flo
     Return by which share the weights may be off.
 
     Within 0.5 % of `Model loading took` in nine of ten start-up logs, quantized or not, and within
-    2 % in all (docs/sizing-accuracy.md).
+    2 % in all (docs/measured/sizing-accuracy.md).
     """
     if description.architecture.notes:
         return 0.02

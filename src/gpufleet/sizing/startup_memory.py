@@ -4,7 +4,7 @@ What vLLM takes at start besides weights and KV cache, and the defaults that dec
 None of it follows from a config alone: the activation peak is what a dummy run of
 `max_num_batched_tokens` tokens leaves as PyTorch's high-water mark, the rest is what CUDA, NCCL and
 the kernels' libraries allocate. So each is an `Estimate` with its error and its source, and a
-verdict within the error of the limit is not given (`sizing.py`).
+verdict within the error of the limit is not given (`sizing/fit.py`).
 
 What the budget holds, by release (determine_available_memory in vllm/v1/worker/gpu_worker.py):
 

@@ -1,6 +1,6 @@
 """What a dashboard is made of, as values: panels, their queries, and what colours mean. Pure.
 
-`build.py` makes Grafana's JSON of them. Ids of units and colours are Grafana's own
+`monitoring/dashboards/grafana.py` makes Grafana's JSON of them. Ids of units and colours are Grafana's own
 (@grafana/data 13.2.3, valueFormats/categories and themes/createVisualizationColors).
 """
 

@@ -2,7 +2,7 @@
 
 HAProxy calls a backend or frontend `proxy`; a backend of the gateway is a model, its servers are
 the model's replicas. Read from HAProxy 2.6.12 with two backends, one of them dead
-(tests/monitoring/recorded/haproxy-2.6.txt).
+(tests/unit/monitoring/recorded/haproxy-2.6.txt).
 """
 
 from __future__ import annotations

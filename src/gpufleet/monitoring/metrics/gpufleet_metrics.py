@@ -1,8 +1,8 @@
 """What gpufleet's own programs on nodes write for the node exporter's textfile collector. Pure.
 
-`on_node/node_facts.py` writes facts.prom, `on_node/record.py` check.prom and drift.prom, the
-watchdog watchdog.prom. What each is stands in `on_node/families.py`, which travels to nodes;
-docs/node-facts.md says where each value is from.
+`on_node/monitoring/node_facts.py` writes facts.prom, `on_node/monitoring/record.py` check.prom and drift.prom, the
+watchdog watchdog.prom. What each is stands in `on_node/common/metric_families.py`, which travels to nodes;
+docs/reference/node-metrics.md says where each value is from.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _own(name: str, *labels: str, only: str = "") -> Metric:
         help=about,
         labels=labels,
         only=only,
-        source="docs/node-facts.md",
+        source="docs/reference/node-metrics.md",
     )
 
 

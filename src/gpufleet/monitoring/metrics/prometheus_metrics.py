@@ -1,7 +1,7 @@
 """What Prometheus and Alertmanager say of themselves, as far as rules and panels need it. Pure.
 
 Read from Prometheus 2.42.0 and Alertmanager 0.25.0 (Debian 12), whose /metrics are recorded in
-tests/monitoring/recorded/; both wrote a metric of each name with nothing but a webhook that fails
+tests/unit/monitoring/recorded/; both wrote a metric of each name with nothing but a webhook that fails
 and a list of targets that is no JSON.
 """
 

@@ -31,7 +31,7 @@ PROPERTIES = (
     "ActiveEnterTimestampMonotonic",
     "StateChangeTimestampMonotonic",
 )
-# difference.py's, for the same commands.
+# diff.py's, for the same commands.
 SHOW_SECONDS = 20
 SHORT_SECONDS = 60
 RELOAD_SECONDS = 120

@@ -177,7 +177,7 @@ def waited(unit: str, seconds: float, lines: int) -> Dict[str, Any]:
 
 
 def look(server: Server) -> Dict[str, Any]:
-    """Return what a unit and its server say now, as on_node/serving.py does."""
+    """Return what a unit and its server say now, as on_node/serving/endpoints.py does."""
     if server.url is None:
         properties = serving.unit_state(server.unit)
         return {"unit": properties, "started": systemd.started(server.unit), "journal": []}

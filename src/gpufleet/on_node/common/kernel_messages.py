@@ -107,7 +107,8 @@ def kind(text: str) -> Any:
 
 
 def kernel_log() -> Any:
-    """Return the log as docs/probe.md describes it; raises `CannotRead` if there is none."""
+    """Return the log as docs/reference/probe.md describes it; raises `CannotRead` if there is
+    none."""
     in_journal = read(journal)
     if not is_missing(in_journal) and in_journal["complete"]:
         return in_journal

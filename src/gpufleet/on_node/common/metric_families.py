@@ -1,7 +1,8 @@
 """RUNS ON THE NODE: the metrics that our programs on nodes write: what each is, in words.
 
-The one list: `gpufleet.monitoring.metrics.own_metrics` makes of it what rules and dashboards name,
-with labels and where each is served. docs/node-facts.md says where each value is from.
+The one list: `gpufleet.monitoring.metrics.gpufleet_metrics` makes of it what rules and dashboards
+name, with labels and where each is served. docs/reference/node-metrics.md says where each value is
+from.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ GAUGE, COUNTER = "gauge", "counter"
 
 # Name without prefix: type, and what it is, with its unit.
 _FAMILIES = {
-    # on_node/node_facts.py: facts.prom
+    # on_node/monitoring/node_facts.py: facts.prom
     "facts_timestamp_seconds": (
         GAUGE, "When these facts were read, in seconds since 1970"),
     "facts_failed": (
@@ -56,7 +57,7 @@ _FAMILIES = {
         GAUGE, "Whether a row of GPU memory could not be remapped: the board is to be replaced"),
     "gpu_xid_errors_total": (
         COUNTER, "Xid errors by number, since boot as far as the kernel log reaches"),
-    # on_node/record.py: check.prom and drift.prom
+    # on_node/monitoring/record.py: check.prom and drift.prom
     "check_findings": (
         GAUGE, "Findings of the last check that was recorded, by severity"),
     "check_timestamp_seconds": (

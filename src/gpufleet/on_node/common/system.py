@@ -41,7 +41,7 @@ UNIT_PROPERTIES = {
     "result": "Result",
 }
 
-# Where releases are (gpufleet.release.RELEASES; of that module nothing travels to nodes).
+# Where releases are (gpufleet.artifacts.release.RELEASES; of that module nothing travels to nodes).
 RELEASES = "/opt/vllm/releases"
 
 # UEFI specification 2.10, 3.3: the variable of the global namespace. Linux' efivarfs puts four

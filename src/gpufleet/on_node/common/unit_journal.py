@@ -215,7 +215,7 @@ def rank(unit: str) -> int:
 
 
 def state(stage: str) -> dict[str, Any]:
-    """Return what this node's rank of a replica says of itself (on_node/rank_state.py)."""
+    """Return what this node's rank of a replica says of itself (on_node/rank/state.py)."""
     with open("%s/run/vllm/%s/rank.json" % (machine.ROOT, stage), encoding="utf-8") as file:
         document = json.loads(file.read(STATE_BYTES))
     if not isinstance(document, dict) or document.get("schema") != 1:

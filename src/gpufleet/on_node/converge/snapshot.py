@@ -1,11 +1,12 @@
-"""RUNS ON THE NODE: everything that `gpufleet.difference` compares, read in one go.
+"""RUNS ON THE NODE: everything that `gpufleet.converge.diff` compares, read in one go.
 
 Takes (`PARAMETERS`):
   asked   [[kind, argument, ...], ...]: file PATH; secret PATH SHA256; line PATH LINE; user NAME;
           group NAME; package NAME; packages like PATTERN; stream MODULE; unit NAME;
           units like PATTERN; files like PATTERN; listing PATH
-Prints one JSON document {"schema": 1, "files": {...}, ...}, for gpufleet.snapshot. null stands for
-"there is none", {"error": reason} for "it could not be read"; never is one given for the other.
+Prints one JSON document {"schema": 1, "files": {...}, ...}, for gpufleet.converge.snapshot. null
+stands for "there is none", {"error": reason} for "it could not be read"; never is one given for
+the other.
 
 It reads; it changes nothing. Python 3.8, standard library.
 """
@@ -39,7 +40,7 @@ STARTED_DIRECTORY = "/run/gpufleet/started"
 STARTED_MARKER = "/run/gpufleet/started/%n"
 # A template (`x@.service`) has no state, and systemctl refuses to show it.
 UNIT_NAME = re.compile(r"(?!.*@\.)[A-Za-z0-9:_.\\@-]+$")
-# Written by on_node/place.py before it makes its first temporary file.
+# Written by on_node/converge/place_files.py before it makes its first temporary file.
 JOURNAL = "/var/lib/gpufleet/placing"
 # Half the controller's deadline for the whole snapshot: systemctl and dpkg-query take well under
 # a second, and a node where they hang must still answer the rest.
@@ -306,7 +307,7 @@ def listing(path: str) -> list[str] | None:
 
 
 def leftovers() -> Any:
-    """Return the temporary files that an interrupted on_node/place.py has left."""
+    """Return the temporary files that an interrupted on_node/converge/place_files.py has left."""
     try:
         with open(JOURNAL) as file:
             return sorted({line.rstrip("\n") for line in file} | {JOURNAL})

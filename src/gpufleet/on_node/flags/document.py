@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: an argument parser of vLLM's as plain JSON values (docs/flags.md).
+"""RUNS ON THE NODE: an argument parser of vLLM's as plain JSON values (docs/configure/flags.md).
 
 What is no plain value is an object with one key: {"$object": CLASS}, {"$factory": true},
 {"$runtime": NAME}, {"$suppress": true}, {"$unset": true}.

@@ -2,10 +2,10 @@
 
 Takes PARAMETERS: `source` (a path, or "installed" for the release of the Python that runs this),
 `seconds` (the deadline), `helps` and `metrics` (whether those are wanted, too). Prints the document
-{"schema": 1, ...} that docs/flags.md describes, or {"refused": SENTENCE} with status 1.
+{"schema": 1, ...} that docs/configure/flags.md describes, or {"refused": SENTENCE} with status 1.
 
 Run it with a Python that can read the release's syntax: 3.10 or newer. It runs parts of the
-release's code (lazy_modules.py), imports no package, and writes nothing.
+release's code (partial_import.py), imports no package, and writes nothing.
 """
 
 from __future__ import annotations

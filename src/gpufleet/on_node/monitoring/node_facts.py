@@ -8,9 +8,9 @@ knows of the node and the node does not.
   gpus      how many GPUs the node is to have
   lock      which lock the driver is of, "" for none
   release   which vLLM release the node is to serve, "" for none
-Writes /var/lib/gpufleet/textfile/facts.prom, docs/node-facts.md describes it.
+Writes /var/lib/gpufleet/textfile/facts.prom, docs/reference/node-metrics.md describes it.
 
-Every part is asked in a process of its own with a deadline (watched.py), and one that fails costs
+Every part is asked in a process of its own with a deadline (forked.py), and one that fails costs
 itself only: its series are missing, and gpufleet_facts_failed says so. A process that is stuck in
 the kernel cannot be killed; while one is, its question is not asked again, so that they do not pile
 up. What costs (modinfo, the package database, the kernel log) is asked again only when the files

@@ -16,7 +16,7 @@ import time
 from typing import Any, Dict, List, NamedTuple, Sequence
 
 LOG = "/var/lib/gpufleet/packages/log"
-# What a transaction does now, for `package_progress.py`; gone when it has ended.
+# What a transaction does now, for `transaction_progress.py`; gone when it has ended.
 STEP = "/var/lib/gpufleet/packages/step"
 LINES_BEFORE, LAST_LINES = 5, 15
 COMPLAINS = re.compile(r"error|fail|cannot|unable|invalid|^[EW]:", re.I)

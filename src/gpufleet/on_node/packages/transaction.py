@@ -1,6 +1,6 @@
 """RUNS ON THE NODE, as root: one package transaction, whole or not at all.
 
-Takes (`PARAMETERS`): what gpufleet.package_manager.parameters() returns.
+Takes (`PARAMETERS`): what gpufleet.converge.package_commands.parameters() returns.
 Prints one JSON document {"schema": 1, "changed": [[name, before, after]], "notes": [sentence]};
 on a problem it says so on stderr and exits with status 1.
 

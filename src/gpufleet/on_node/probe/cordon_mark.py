@@ -1,6 +1,6 @@
 """RUNS ON THE NODE: is this node cordoned, and is it being changed: by whom, why, since when?
 
-The mark is `on_node/change_marks.py`'s; what it means for a plan is `cordon.py`'s.
+The mark is `on_node/common/change_marks.py`'s; what it means for a plan is `cordon.py`'s.
 """
 
 from __future__ import annotations

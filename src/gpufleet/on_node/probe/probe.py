@@ -2,15 +2,15 @@
 
 Takes (global `PARAMETERS`, all optional):
   sysroot  prefix of every file read and of every program run: "" is the real machine
-  seconds  {"init": 20, "gpu": 15, "pairs": 15, "turn": 8, "beside": 20}: deadlines, docs/probe.md
-  disks    paths whose free space is asked: ["/"]
+  seconds  {"init": 20, "gpu": 15, "pairs": 15, "turn": 8, "beside": 20}: deadlines,
+  docs/reference/probe.md disks    paths whose free space is asked: ["/"]
   models   directories of models whose descriptions are read: []
   answers  of another machine: what system calls would say there (tests and recordings)
-Prints one JSON document, described in docs/probe.md. Every value that could not be read is
-{"missing": reason, ...}; none is left out.
+Prints one JSON document, described in docs/reference/probe.md. Every value that could not be read
+is {"missing": reason, ...}; none is left out.
 
 A GPU that hangs or crashes the driver costs itself only: this process asks nothing, it forks one
-process a GPU (watched.py). What does not concern GPUs is asked beside them, and delays none of
+process a GPU (forked.py). What does not concern GPUs is asked beside them, and delays none of
 them: quick questions are answered one after the other by one process, and whichever turns out to
 be slow by a process of its own. Python 3.8, standard library, and the binding that travels
 along as `pynvml`.

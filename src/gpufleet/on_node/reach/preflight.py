@@ -18,7 +18,7 @@ Prints one JSON document; what could not be read is {"missing": reason}:
   udp_user    who has the ranks' own for datagrams, as in `used`; null: nobody, or not known
   spares      free ports: one of those that the system gives to anybody, one of each of `samples`
   release     {"whole": bool, "vllm": version or null, "ray": version or null}
-  files       as on_node/reach_model.py says
+  files       as on_node/reach/model_identity.py says
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Prints one JSON document:
   clock        the node's time, in seconds since 1970
   gpus         {UUID: NVML's index}, or {"missing": reason}
   change       {"lock", "cordon", "drained"}: whose the node is while it is changed, and what is out
-               of service, as on_node/change_files.py says; each null or {} if there is none
+               of service, as on_node/common/change_files.py says; each null or {} if there is none
   stages       [{...}] by name of unit, each as below, or {"unit": name, "missing": reason}, or
                {"unit": name, "foreign": true}; all of it {"missing": reason} if unreadable
 Of one stage:
@@ -18,10 +18,10 @@ Of one stage:
   url          of the endpoint, as the node reaches it; null: it has none (a headless rank)
   keyed        whether the endpoint wants a key
   fingerprint  what the unit's file would be started with
-  seen         what on_node/serving.py says of unit and endpoint
+  seen         what on_node/serving/endpoints.py says of unit and endpoint
   engines      {url: /health's answer} of the node's other engines that have servers of their own
   since        seconds since 1970: when the unit came to the state it is in; null: not known
-  state        rank.json, as on_node/rank_state.py says; {"missing": "absent"} for a replica of one
+  state        rank.json, as on_node/rank/state.py says; {"missing": "absent"} for a replica of one
   events       [{at, boot, life, what, ...}] of the last starts and ends, oldest first
   before       the last lines that the life before this one wrote, oldest first
 
@@ -174,7 +174,8 @@ def stage(unit: str) -> dict[str, Any]:
 
 
 def look(unit: str, place: str | None, served_name: str, key_file: str | None) -> dict[str, Any]:
-    """Return what on_node/serving.py says; of a stage without an endpoint, only its unit."""
+    """Return what on_node/serving/endpoints.py says; of a stage without an endpoint, only its
+    unit."""
     if place is None:
         properties = serving.unit_state(unit)
         life = properties.get("InvocationID")
@@ -276,7 +277,8 @@ def engines(server: list[str], port: int) -> list[int]:
 
 
 def members(words: list[str]) -> Iterator[str]:
-    """Yield the names of a replica's nodes by rank: `--node NAME=ADDRESS` of on_node/rank.py."""
+    """Yield the names of a replica's nodes by rank: `--node NAME=ADDRESS` of
+    on_node/rank/rank.py."""
     for word, following in pairs(words):
         if word == "--":
             return

@@ -19,7 +19,7 @@ from typing import Any, Dict, Optional, Tuple
 
 PARAMETERS: Dict[str, Any] = globals().get("PARAMETERS") or {}
 
-# Nobody listens any longer than that (gpufleet.meanwhile.LOOK_SECONDS).
+# Nobody listens any longer than that (gpufleet.operations.progress_watch.LOOK_SECONDS).
 SECONDS = 10
 HUB_SECONDS = 5
 # A list of the thousand files that a page of it has is some 300 KB.

@@ -3,7 +3,7 @@
     gpufleet-watchdog [CONFIGURATION]        by default /etc/gpufleet/watchdog.json
 
 The configuration (roles/watchdog.py) is {"schema": 1, "listen": null or {"address", "port"},
-"stages": [{...}]}. Gateways ask at `listen` (watchdog_agent.py); null: nobody does. Of each stage:
+"stages": [{...}]}. Gateways ask at `listen` (agent.py); null: nobody does. Of each stage:
   stage, unit   llama-0, vllm-llama-0.service
   mode          off | warn | act
   seconds       without any progress, until it counts as stalled
@@ -155,7 +155,7 @@ class Watchdog:
 
 
 def samples(stages: list[Stage], now: float) -> Iterator[textfile.Sample]:
-    """Yield what node exporter is to serve (families.py says what each is)."""
+    """Yield what node exporter is to serve (metric_families.py says what each is)."""
     yield PREFIX + "timestamp_seconds", {}, int(now)
     for each in stages:
         labels = {"stage": each.name}

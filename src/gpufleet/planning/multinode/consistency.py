@@ -1,10 +1,11 @@
 """
 What is wrong with replicas over several nodes that each node alone cannot show.  Pure.
 
-Takes the plan's stages with the networks that join them. `ranks.py` refuses what a release or a
-backend cannot be given; here is what the nodes have to have in common, and what crosses between
-them that had better not: vllm/distributed/device_communicators/all2all.py (which package and which
-network a backend takes) and parallel_state.py (which ranks are a group) of 0.19 to 0.33.
+Takes the plan's stages with the networks that join them. `planning/multinode/launch.py` refuses
+what a release or a backend cannot be given; here is what the nodes have to have in common, and
+what crosses between them that had better not: vllm/distributed/device_communicators/all2all.py
+(which package and which network a backend takes) and parallel_state.py (which ranks are a group)
+of 0.19 to 0.33.
 """
 
 from __future__ import annotations

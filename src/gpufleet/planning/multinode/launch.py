@@ -42,7 +42,7 @@ Version: TypeAlias = tuple[int, ...]
 
 MASTER_PORT = "{master_port}"
 RPC_PORT = "{rpc_port}"
-"""Placeholders, which on_node/rank.py fills in."""
+"""Placeholders, which on_node/rank/rank.py fills in."""
 
 OF_THE_NODE = frozenset(
     {
@@ -241,7 +241,8 @@ def command(
     serve: Sequence[tuple[str, ...]],
 ) -> list[tuple[str, ...]]:
     """
-    Return what the rank's program (on_node/rank.py) is started with, in the words of one line each.
+    Return what the rank's program (on_node/rank/rank.py) is started with, in the words of one line
+    each.
 
     `port` is the first of the replica's ports between its nodes, `same` what must be alike on all
     of them, `programs` the directory of the release's programs, `serve` the lines behind `vllm

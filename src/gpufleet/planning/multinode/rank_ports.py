@@ -19,7 +19,7 @@ from gpufleet.settings.node_settings import Served
 
 PORTS = 16
 """Ports of a replica over several nodes: its program's own, then those of incarnations
-(on_node/rank_head.py)."""
+(on_node/rank/head.py)."""
 EPHEMERAL = 32768
 """Where Linux' net.ipv4.ip_local_port_range begins: any program may be given a port from here."""
 

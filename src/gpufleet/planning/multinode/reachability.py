@@ -1,13 +1,13 @@
 """
 Do the nodes of a replica reach each other, and have they the same to start?  Pure.
 
-Two programs run on all nodes of a replica at once: `on_node/reach_look.py` says what each has,
-`on_node/reach.py` has them talk to each other. Here is what they are given, and what their
+Two programs run on all nodes of a replica at once: `on_node/reach/preflight.py` says what each has,
+`on_node/reach/reach.py` has them talk to each other. Here is what they are given, and what their
 documents mean. Whatever is between two nodes is known from both of them, so that a sentence names
 the direction; a node that did not answer is a sentence, too.
 
 What is compared of a model: the paths and sizes of its files, the content of those of at most
-16 MiB, and both ends of larger ones (`on_node/reach_model.py`).
+16 MiB, and both ends of larger ones (`on_node/reach/model_identity.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpufleet.planning.multinode.rank_ports import PORTS
 from gpufleet.quick_dataclass import dataclass
 
 LOOK_SECONDS = 8
-"""A node's own deadline is 6 s (on_node/reach_look.py); two for the way."""
+"""A node's own deadline is 6 s (on_node/reach/preflight.py); two for the way."""
 EXCHANGE_SECONDS = 7
 """What the nodes give each other; over a line that loses 30 % of packets it takes up to 5 s."""
 WAY_SECONDS = 2
@@ -166,7 +166,7 @@ class Reach:
 
 
 def looks(replica: Replica) -> dict[str, dict[str, Any]]:
-    """Return the parameters of on_node/reach_look.py for each node."""
+    """Return the parameters of on_node/reach/preflight.py for each node."""
     addresses = {each.node: each.network.address for each in replica.members}
     return {
         each.node: {
@@ -187,7 +187,7 @@ def exchanges(
     replica: Replica, seen: Answers, token: str, seconds: float = EXCHANGE_SECONDS
 ) -> dict[str, dict[str, Any]]:
     """
-    Return the parameters of on_node/reach.py for each node that can take part.
+    Return the parameters of on_node/reach/reach.py for each node that can take part.
 
     `seen` are the documents of the looks; ports that are in use are left alone.
     """

@@ -4,8 +4,8 @@ What vLLM would refuse about a model, a way to divide it and a GPU, known before
 Contract: `refusals` names only what is certain to stop the server, each with the place in vLLM
 that raises it and with one setting that, changed as told, is not refused for that reason again.
 What is not known (a GPU's capability, an architecture that no release has) is not judged. That
-nothing is found here does not mean that the server starts: memory is `sizing.py`'s business, and
-what follows from flags alone is `flags/`'s.
+nothing is found here does not mean that the server starts: memory is `sizing/fit.py`'s business,
+and what follows from flags alone is `flags/`'s.
 
 A release between two whose sources were read has the rules of the older one, but where only one of
 them has an architecture or a method, nothing is said.
@@ -75,7 +75,7 @@ class Refused:
     """
 
     name: str
-    """The rule's, as in docs/plan-refusals.md: "attention-heads"."""
+    """The rule's, as in docs/plan/refusals.md: "attention-heads"."""
     setting: str
     value: Any
     found: str

@@ -1,8 +1,8 @@
 """What a service was seen to do, as values: its answers, its counters, its alerts.  Pure.
 
-`on_node/judge.py` looks, `seen` reads what it printed, `gates.py` compares two looks. Everything
-has `as_json` and `from_json`: a baseline lies in the journal, and whoever resumes an upgrade judges
-by the same one.
+`on_node/serving/replica_answers.py` looks, `seen` reads what it printed, `gates.py` compares two
+looks. Everything has `as_json` and `from_json`: a baseline lies in the journal, and whoever
+resumes an upgrade judges by the same one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ INSTRUMENTED = "http_request_duration_highr_seconds_count"
 # What clients ask. Probes, /metrics and what else answers beside them are no requests of theirs.
 API = "/v1/"
 
-# One prompt once, as on_node/serving.py has it; and what a node needs beside that.
+# One prompt once, as on_node/serving/endpoints.py has it; and what a node needs beside that.
 PROMPT_SECONDS = 60
 LOOK_SECONDS = 40
 

@@ -22,7 +22,7 @@ from gpufleet.settings.variables import Origin
 from gpufleet.upgrade.plan.duration import Entry, load_seconds
 from gpufleet.upgrade.plan.wave import Group, model_of
 
-HOW = "docs/upgrades.md, A model with one replica"
+HOW = "docs/upgrade/upgrades.md, A model with one replica"
 
 
 @dataclass(frozen=True)

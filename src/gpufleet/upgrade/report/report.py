@@ -1,7 +1,8 @@
 """What an upgrade did, out of its journal: when, to whom, for how long, and what clients had of it.
 
-Pure: entries in, a `Report` out, which is JSON; `report_text.py` and `report_html.py` show it. A
-journal that is being written gives the report of what was done so far.
+Pure: entries in, a `Report` out, which is JSON; `upgrade/report/text.py` and
+`upgrade/report/html.py` show it. A journal that is being written gives the report of what was done
+so far.
 
 A replica is *away* from the moment at which gateways are told to send it nothing more until they
 are told to send again. Of that it drains, loads, and is judged; what is left is the tool's own.

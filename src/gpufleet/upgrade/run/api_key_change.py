@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # As roles/vllm.py has it.
 KEY = "/etc/vllm/credentials/api-key"
 LOOK_SECONDS = 30
-HOW = "docs/upgrades.md, Another API key, has the order of steps"
+HOW = "docs/upgrade/upgrades.md, Another API key, has the order of steps"
 
 
 @dataclass(frozen=True)

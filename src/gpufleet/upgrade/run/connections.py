@@ -26,7 +26,7 @@ from gpufleet.upgrade.run.state_machine import LostError
 
 T = TypeVar("T")
 
-# The kernel calls a silent connection dead after 30 s (connection.py).
+# The kernel calls a silent connection dead after 30 s (remote/ssh.py).
 CONNECT_SECONDS = 40
 # Between two questions to a node that does not answer.
 AGAIN_SECONDS = 3

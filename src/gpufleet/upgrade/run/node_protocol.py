@@ -10,7 +10,7 @@ that `fleet.asking` takes. What it answers is read by the class that its docstri
 `read` raises `FleetError`, which names the node, where there was no answer: what happened there is
 not known then, and `look` says it. What was asked and could not be done is no exception: it is the
 answer's `problem`, a sentence. Every question may be asked again: what is done already stays so.
-`on_node/change.py` is the program, and says what lies where.
+`on_node/change/change.py` is the program, and says what lies where.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ Answer: TypeAlias = Mapping[str, Any] | str
 SCHEMA = 1
 
 # Beside what is waited for: to connect (a probe is given ten seconds), to start Python on a busy
-# node, and to wait until another one there has made its marks (on_node/change_files.py: 30 s).
+# node, and to wait until another one there has made its marks (on_node/common/change_files.py: 30
+# s).
 WAY_SECONDS = 60
 # Files and marks: the disk's own time.
 SHORT_SECONDS = 60
-# Beside the stop itself: daemon-reload (difference.py gives it 120 s), enabling, starting. Another
-# replica's stop on the same node, or one whose controller was lost, may go before it.
+# Beside the stop itself: daemon-reload (converge/diff.py gives it 120 s), enabling, starting.
+# Another replica's stop on the same node, or one whose controller was lost, may go before it.
 SWITCH_SECONDS = 240
-# One look of `on_node/serving.py` at a stage that answers late.
+# One look of `on_node/serving/endpoints.py` at a stage that answers late.
 LOOK_SECONDS = 100
 # Removing a release of 10 GB in 30,000 files took 4 s on the lab's disk; there may be several.
 COLLECT_SECONDS = 540
@@ -624,7 +625,7 @@ def _document(node: str, answer: Answer) -> Mapping[str, Any]:
     if isinstance(answer, str):
         raise FleetError(f"{node}: {answer}")
     if answer.get("schema") != SCHEMA:
-        raise FleetError(f"{node}: on_node/change.py answered in another way than was asked")
+        raise FleetError(f"{node}: on_node/change/change.py answered in another way than was asked")
     return answer
 
 

@@ -2,7 +2,7 @@
 
 The units of the plan as they will be, what these read when they start (keys, the launcher, the
 ranks' program), and a manifest that says where all of it belongs. It comes last, so that whatever
-was interrupted is found not to be whole. `on_node/change_units.py` reads it.
+was interrupted is found not to be whole. `on_node/change/units.py` reads it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpufleet.converge.desired import Directory, File, NoOtherFiles, Wanted
 from gpufleet.serving.unit import UnitFile
 
 HOME = "/var/lib/gpufleet/change"
-"""Where everything about a change lies on nodes, root's alone: `on_node/change_files.py`."""
+"""Where everything about a change lies on nodes, root's alone: `on_node/common/change_files.py`."""
 NEXT = f"{HOME}/next"
 MANIFEST = f"{NEXT}/manifest.json"
 

@@ -1,0 +1,60 @@
+"""
+Which architectures sizing knows, as a page.
+
+`python -m tests.known_models` prints docs/reference/known-models.md.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from gpufleet.sizing.architectures.multimodal import ESTIMATED, REFUSED
+from gpufleet.sizing.architectures.registry import FAMILIES
+from tests.support.checkout import ROOT
+
+PAGE = ROOT / "docs/reference/known-models.md"
+
+_HEAD = """# The models that sizing knows
+
+A model is known by the class that `architectures` in its `config.json` names. Any other is refused
+by its name, with near ones: its size is not guessed. That a class is known does not mean that a
+release serves it: [plan-refusals.md](plan-refusals.md). `python -m tests.known_models` prints this
+page.
+"""
+
+_TITLES = {
+    "dense": "Dense, every layer alike",
+    "experts": "A mixture of experts",
+    "latent": "Latent attention (MLA)",
+    "hybrid": "Windows, states, or layers of several kinds",
+    "multimodal": "A text part and a tower, counted weight by weight",
+}
+_ESTIMATED = "A text part, and a tower that is estimated from its config"
+_REFUSED = "Known and refused: without a KV cache, or with one of an encoder's as well"
+
+
+def families() -> dict[str, list[str]]:
+    """Return {title: the names of the classes under it}."""
+    found: dict[str, list[str]] = {title: [] for title in (*_TITLES.values(), _ESTIMATED, _REFUSED)}
+    for family in FAMILIES:
+        for name in importlib.import_module(f"gpufleet.sizing.architectures.{family}").BUILDERS:
+            title = _TITLES[family]
+            if name in REFUSED:
+                title = _REFUSED
+            elif name in ESTIMATED:
+                title = _ESTIMATED
+            found[title].append(name)
+    return {title: sorted(names, key=str.lower) for title, names in found.items()}
+
+
+def page() -> str:
+    """Return docs/reference/known-models.md."""
+    parts = [_HEAD]
+    for title, names in families().items():
+        listed = ",\n".join(f"`{name}`" for name in names)
+        parts.append(f"\n## {title} ({len(names)})\n\n{listed}.\n")
+    return "".join(parts)
+
+
+if __name__ == "__main__":
+    print(page(), end="")

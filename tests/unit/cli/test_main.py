@@ -1,0 +1,231 @@
+"""The `gpufleet` command as operators run it: what it prints, and how it says no."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.checkout import ROOT
+
+NODES = ROOT / "tests/data/nodes"
+GPUFLEET = Path(sys.executable).with_name("gpufleet")
+
+SERVING = """\
+vllm: {version: 0.32.0, lock: locks/x.txt, listen: 127.0.0.1}
+serving:
+  pair: {model: /srv/pair, tensor_parallel: 2, replicas: 2}
+"""
+
+
+def gpufleet(*arguments: object, cwd: Path = ROOT, **environment: str):
+    return subprocess.run(
+        [GPUFLEET, *map(str, arguments)],
+        cwd=cwd,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def refused(run) -> list[str]:
+    """Return the problems that a command ended with: on stderr, status 2, no traceback."""
+    assert run.returncode == 2, run.stderr
+    assert run.stdout == ""
+    assert "Traceback" not in run.stderr
+    return run.stderr.splitlines()
+
+
+@pytest.fixture
+def serving(tmp_path):
+    path = tmp_path / "serving.yml"
+    path.write_text(SERVING)
+    return path
+
+
+# -- inventory -------------------------------------------------------------------------------------
+
+
+def test_every_value_is_shown_with_the_line_that_sets_it():
+    """Checked against the files themselves: the line shown is the one that has the key."""
+    run = gpufleet("inventory", "inventories/prod.py", "gpu-a100-02", "--json")
+    assert run.returncode == 0, run.stderr
+    values = json.loads(run.stdout)["nodes"]["gpu-a100-02"]["values"]
+
+    set_in = {key: each["set_in"] for key, each in values.items() if each["set_in"] != "default"}
+    assert len(set_in) > 10
+    for key, place in set_in.items():
+        file, line = place.split(":")
+        text = (ROOT / file).read_text().splitlines()[int(line) - 1]
+        assert key.rsplit(".", maxsplit=1)[-1] in text, f"{key} at {place}"
+    assert values["gpus.count"]["set_in"].startswith("host_vars/gpu-a100-02.yml:")
+    assert values["dcgm.port"] == {"value": 9400, "set_in": "default"}
+
+
+def test_the_table_says_for_which_nodes_a_value_holds():
+    run = gpufleet("inventory", "inventories/prod.py")
+
+    rows = [line.split() for line in run.stdout.splitlines()]
+    assert ["gpus.count", "4", "group_vars/gpu_a100.yml:4", "gpu-a100-01"] in rows
+    assert ["ssh_user", "root", "group_vars/prod.yml:4", "all"] in rows
+
+
+def test_a_table_for_a_program_has_no_folded_lines():
+    run = gpufleet("inventory", "inventories/prod.py", "gpu-a100-01", COLUMNS="40")
+
+    assert "d2a6b11c096396d868758b86dab1823b25e14d70333f1dfa74da5ddaf6a06dba" in run.stdout
+
+
+# -- plan ------------------------------------------------------------------------------------------
+
+
+def test_a_plan_for_saved_probes_needs_no_node(serving):
+    run = gpufleet("plan", "--vars", serving, "--nodes", NODES / "a100x4-pcie.json", "--json")
+
+    stages = json.loads(run.stdout)["stages"]
+    assert [(stage["node"], stage["gpus"]) for stage in stages] == [
+        ("a100x4-pcie", [0, 1]),
+        ("a100x4-pcie", [2, 3]),
+    ]
+
+
+def test_the_plans_table_shows_the_island_that_a_stage_is_in(serving):
+    run = gpufleet("plan", "--vars", serving, "--nodes", NODES / "a100x4-pcie.json")
+
+    rows = [line.split() for line in run.stdout.splitlines()]
+    assert rows[1] == ["pair", "0", "a100x4-pcie", "0-1", "0-1", "2", "8000"]
+    assert rows[2] == ["pair", "1", "a100x4-pcie", "2-3", "2-3", "2", "8001"]
+    assert "pair: 2 replicas" in run.stdout
+
+
+def test_probes_of_many_nodes_may_be_one_file(serving, tmp_path):
+    """What `gpufleet probe --json` prints: {node: its probe}."""
+    both = {name: json.loads((NODES / "h100x8.json").read_text()) for name in ("n1", "n2")}
+    (tmp_path / "probes.json").write_text(json.dumps(both))
+
+    run = gpufleet("plan", "--vars", serving, "--nodes", tmp_path / "probes.json", "--json")
+
+    assert {stage["node"] for stage in json.loads(run.stdout)["stages"]} == {"n1", "n2"}
+
+
+# -- how it says no --------------------------------------------------------------------------------
+
+
+def test_a_mistake_is_one_line_with_file_and_key(serving):
+    serving.write_text(SERVING.replace("replicas", "replica"))
+
+    (line,) = refused(gpufleet("plan", "--vars", serving, "--nodes", NODES / "t4x1.json"))
+
+    assert line == (
+        f"error: {serving}:3: serving.pair.replica: no setting has this name; did you mean "
+        "'replicas'?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("inventory", "inventories/prd.py"), "there is no such inventory file"),
+        (("inventory", "inventories/prod.py", "gpu-a100-1"), "did you mean 'gpu-a100-01'"),
+        (
+            ("plan", "--vars", "nope.yml", "--nodes", NODES / "t4x1.json"),
+            "nope.yml: cannot be read",
+        ),
+        (("plan", "--vars", "x.yml", "--nodes", "nope.json"), "nope.json: cannot be read"),
+        (("plan", "--vars", "x.yml", "--nodes", "pyproject.toml"), "pyproject.toml:1: is not JSON"),
+        (("plan", "--vars", "x.yml", "--nodes", NODES / "t4x1.json", "--json"), "x.yml"),
+        (("plan",), "Give one INVENTORY"),
+        (("plan", "--nodes", NODES / "t4x1.json"), "belong together"),
+        (("probe", "inventories/prod.py", "--limit", "gpu_h10"), "did you mean 'gpu_h100'"),
+        (("nonsense",), "No such command"),
+    ],
+)
+def test_mistakes_end_in_a_sentence(arguments, says):
+    assert says in "\n".join(refused(gpufleet(*arguments)))
+
+
+def test_a_file_s_own_words_do_not_reach_the_terminal_raw(tmp_path):
+    """An escape sequence in a config.json would rewrite what the operator reads."""
+    (tmp_path / "config.json").write_text('{"architectures": ["\\u001b[2JEvil"]}')
+
+    (line,) = refused(gpufleet("size", tmp_path, "--gpu", "H100"))
+
+    assert r"\x1b[2JEvil" in line
+
+
+def test_too_little_hardware_says_what_to_change(serving):
+    lines = refused(gpufleet("plan", "--vars", serving, "--nodes", NODES / "t4x1.json"))
+
+    assert all(line.startswith("error: ") for line in lines)
+    assert "tensor_parallel" in "\n".join(lines)
+
+
+def test_an_inventory_with_mistakes_names_them_all(tmp_path):
+    for name, text in {
+        "inventories/x.py": "from gpufleet import inventory\n"
+        'globals().update(inventory.load(__file__, groups={"gpu": ["n1"]}))\n',
+        "group_vars/gpu.yml": "modles: {}\nnode_exporter: {port: 0}\n",
+    }.items():
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(text)
+
+    lines = refused(gpufleet("inventory", "inventories/x.py", cwd=tmp_path))
+
+    assert [line.split(": ")[1] for line in lines] == [
+        "group_vars/gpu.yml:1",
+        "group_vars/gpu.yml:2",
+    ]
+
+
+def test_help_loads_nothing_that_it_does_not_need():
+    """So that it answers at once, and also where pyinfra cannot be imported."""
+    code = (
+        "import sys; from gpufleet import cli; sys.argv = ['gpufleet', '--help']; cli.main();"
+        "print([each for each in ('pyinfra', 'gevent', 'rich', 'lab') if each in sys.modules])"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    assert "lab " in run.stdout
+    assert run.stdout.splitlines()[-1] == "[]"
+
+
+def test_an_interrupted_probe_ends_at_once_and_not_with_0(tmp_path):
+    """A node that accepts the connection and then says nothing is no reason to wait."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        (tmp_path / "inventories").mkdir()
+        (tmp_path / "inventories/x.py").write_text(
+            "from gpufleet import inventory\n"
+            'globals().update(inventory.load(__file__, groups={"gpu": [("n1", {"ssh_port": '
+            f'{silent.getsockname()[1]}, "ssh_hostname": "127.0.0.1"}})]}}))\n'
+        )
+        run = subprocess.Popen(
+            [GPUFLEET, "probe", "inventories/x.py"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+        )
+        silent.settimeout(30)
+        connected, _ = silent.accept()
+        with connected, run:
+            run.send_signal(signal.SIGINT)
+            said = run.stderr.read()
+            run.wait(timeout=10)
+
+    assert run.returncode == 130
+    assert "Interrupted." in said
+    assert "Traceback" not in said
+    assert "KeyboardInterrupt" not in said
+
+
+def test_the_labs_commands_are_there():
+    run = gpufleet("lab", "--help")
+
+    assert run.returncode == 0, run.stderr
+    assert "status" in run.stdout

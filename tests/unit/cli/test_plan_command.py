@@ -1,0 +1,234 @@
+"""`gpufleet plan` over recorded nodes that hold a real model: what is typed and printed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gpufleet.planning.planner import Stage
+from gpufleet.serving import unit as units
+from gpufleet.settings.node_settings import NodeSettings
+from tests.support.checkout import ROOT
+
+TESTS = ROOT / "tests"
+GPUFLEET = str(Path(sys.executable).with_name("gpufleet"))
+QWEN = "/srv/Qwen3-32B"
+
+
+def config(name: str) -> dict:
+    return json.loads((TESTS / f"data/models/{name}.json").read_text())["config"]
+
+
+@pytest.fixture
+def project(tmp_path):
+    """Two nodes with eight H100 each, on which a model's files lie."""
+    recorded = json.loads((TESTS / "nodes/h100x8.json").read_text())
+    about = {
+        "config": config("Qwen--Qwen3-32B"),
+        "hf_quant_config": {"missing": "absent"},
+        "bytes": None,
+    }
+    recorded["models"] = {QWEN: about}
+    return Project(tmp_path, {name: json.loads(json.dumps(recorded)) for name in ("a", "b")})
+
+
+class Project:
+    def __init__(self, folder: Path, nodes: dict) -> None:
+        self.folder, self.nodes = folder, nodes
+        self.settings = {
+            # The recorded driver is older than the CUDA of the packaged lock.
+            "vllm": {"version": "0.32.0", "lock": "locks/none.txt", "listen": "127.0.0.1"},
+            "serving": {"qwen": {"model": QWEN, "replicas": 2}},
+        }
+
+    @property
+    def qwen(self) -> dict:
+        return self.settings["serving"]["qwen"]
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        (self.folder / "probes.json").write_text(json.dumps(self.nodes))
+        (self.folder / "vars.yml").write_text(yaml.safe_dump(self.settings))
+        files = ("--vars", self.folder / "vars.yml", "--nodes", self.folder / "probes.json")
+        return subprocess.run(
+            [GPUFLEET, "plan", *map(str, files), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def plan(self, *arguments: str) -> dict:
+        run = self.run("--json", *arguments)
+        assert run.returncode == 0, run.stderr
+        return json.loads(run.stdout)
+
+    def start(self, document: dict) -> None:
+        """Have the nodes say that what was planned has units there."""
+        for node in self.nodes.values():
+            node["stages"] = []
+        here = NodeSettings.model_validate(self.settings)
+        for each in document["stages"]:
+            keys = ("model", "replica", "node", "port", "tensor_parallel")
+            stage = Stage(
+                **{key: each[key] for key in keys},
+                gpus=tuple(each["gpus"]),
+                gpu_uuids=tuple(each["gpu_uuids"]),
+            )
+            self.nodes[stage.node]["stages"].append(
+                {
+                    "unit": stage.unit,
+                    "model": stage.model,
+                    "replica": stage.replica,
+                    "rank": 0,
+                    "port": stage.port,
+                    "gpus": list(stage.gpu_uuids),
+                    "release": "0.32.0-1a2b3c4d5e",
+                    "arguments": units.argument_lines(stage, here.serving["qwen"], here.vllm),
+                }
+            )
+
+
+def test_what_an_operator_leaves_open_is_planned_from_the_models_own_config(project):
+    (one, other) = project.plan()["stages"]
+    assert {one["node"], other["node"]} == {"a", "b"}
+    # 32.8 thousand million parameters of two bytes are 61 GiB of the 79 GiB of an H100; a request
+    # of 40,960 tokens at 256 KiB each is 10 GiB more.
+    assert one["tensor_parallel"] == 2
+    project.qwen["context"] = 8192
+    assert project.plan()["stages"][0]["tensor_parallel"] == 1
+
+
+def test_explain_shows_each_candidate_with_its_numbers_and_a_reason(project):
+    project.qwen["context"] = 8192
+    document = project.plan("--explain")
+    found = {row["tensor_parallel"]: row for row in document["candidates"]}
+    assert set(found) == {1, 2, 4, 8}
+    assert all(row["reason"] for row in found.values())
+    assert [row["chosen"] for row in found.values()].count(True) == 1
+    assert found[8]["kv_cache_tokens"] > found[2]["kv_cache_tokens"] > 0
+
+    page = project.run("--explain").stdout
+    for said in ("TP", "KV tokens", "GiB", "> ", "GPU 7", "NVLink"):
+        assert said in page
+
+
+def test_a_second_look_at_what_runs_changes_nothing(project):
+    project.start(project.plan())
+    changes = project.plan("--diff")["changes"]
+    assert [change["action"] for change in changes] == ["stay", "stay"]
+
+
+def test_a_flag_that_changed_restarts_and_is_named(project):
+    project.start(project.plan())
+    project.qwen["flags"] = {"seed": 7}
+    (one, other) = project.plan("--diff")["changes"]
+    assert (one["action"], other["action"]) == ("restart", "restart")
+    assert one["why"] == "+ --seed 7"
+    assert "restart" in project.run("--diff").stdout
+
+
+def test_a_node_that_goes_moves_its_own_replica_and_no_other(project):
+    project.qwen["replicas"] = 3
+    before = project.plan()
+    project.start(before)
+    del project.nodes["b"]
+    project.nodes["c"] = json.loads(json.dumps(project.nodes["a"])) | {"stages": []}
+    for gpu in project.nodes["c"]["gpus"]:
+        gpu["uuid"] = gpu["uuid"].replace("GPU-", "GPU-c")
+    after = {each["id"]: each for each in project.plan()["stages"]}
+    for each in before["stages"]:
+        if each["node"] == "a":
+            now = after[each["id"]]
+            assert (now["node"], now["gpus"], now["port"]) == ("a", each["gpus"], each["port"])
+
+
+def test_the_layer_that_set_a_flag_is_shown_and_the_operators_value_wins(project):
+    project.qwen.update({"presets": ["low-latency-code"], "flags": {"max-num-seqs": 8}})
+    document = project.plan()
+    layers = {each["name"]: each["layer"] for each in document["flags"]["qwen 0.32.0"]}
+    assert layers["max-num-seqs"] == "yours"
+    assert layers["max-num-batched-tokens"] == "preset low-latency-code"
+    assert "preset low-latency-code" in project.run().stdout
+
+
+def test_a_preset_that_cannot_be_applied_is_refused_with_its_key(project):
+    project.qwen["presets"] = ["multi-lora"]
+    run = project.run()
+    assert run.returncode == 2
+    assert "serving.qwen.presets: preset multi-lora needs `flags.lora-modules`" in run.stderr
+
+
+def test_a_model_that_nobody_can_read_is_planned_only_as_the_operator_says(project):
+    for node in project.nodes.values():
+        del node["models"]
+    run = project.run()
+    assert run.returncode == 2
+    assert "tensor_parallel" in run.stderr
+
+    project.qwen["tensor_parallel"] = 2
+    document = project.plan()
+    assert [each["tensor_parallel"] for each in document["stages"]] == [2, 2]
+    assert any("memory not checked" in reason for reason in document["reasons"])
+
+
+def test_fp8_is_proposed_where_it_saves_gpus_and_never_applied(project):
+    document = project.plan()
+    assert {each["tensor_parallel"] for each in document["stages"]} == {2}
+    (said,) = [reason for reason in document["reasons"] if "FP8" in reason]
+    assert "TP 1 would do instead of TP 2" in said
+    assert "flags.quantization: fp8_per_tensor" in said
+    assert "quantization" not in {each["name"] for each in document["flags"]["qwen 0.32.0"]}
+
+    # Whoever says himself how many GPUs it gets is told nothing.
+    project.qwen["tensor_parallel"] = 4
+    assert not any("FP8" in reason for reason in project.plan()["reasons"])
+    del project.qwen["tensor_parallel"]
+
+    # As told, and it is not said again.
+    project.qwen["flags"] = {"quantization": "fp8_per_tensor"}
+    document = project.plan()
+    assert {each["tensor_parallel"] for each in document["stages"]} == {1}
+    assert not any("FP8" in reason for reason in document["reasons"])
+
+
+def test_nothing_is_placed_on_gpus_that_others_have(project):
+    project.settings["gpus"] = {"reserved": [0, 1, 2]}
+    project.qwen.update({"replicas": 10, "context": 8192})
+    used = {(each["node"], gpu) for each in project.plan()["stages"] for gpu in each["gpus"]}
+    assert len(used) == 10
+    assert not any(gpu in {0, 1, 2} for _, gpu in used)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"pipeline_parallel": 65, "tensor_parallel": 1, "span_nodes": True}, "64 layers"),
+        ({"flags": {"quantization": "awq"}, "tensor_parallel": 2}, "--quantization awq"),
+    ],
+)
+def test_what_this_model_cannot_have_is_refused_and_not_taken_for_unknown(project, wrong, says):
+    project.qwen.update(wrong)
+    run = project.run()
+    assert run.returncode == 2
+    assert says in run.stderr
+
+
+def test_a_model_that_no_node_holds_is_refused_with_what_would(project):
+    project.qwen.update({"tensor_parallel": 1, "context": 40960, "concurrency": 500})
+    run = project.run()
+    assert run.returncode == 2
+    assert "serving.qwen" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize("arguments", [(), ("memory-constrained",)])
+def test_presets_are_shown_with_their_reasons(arguments):
+    run = subprocess.run(
+        [GPUFLEET, "presets", *arguments], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert ("gpu-memory-utilization" if arguments else "low-latency-code") in run.stdout

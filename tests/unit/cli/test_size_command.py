@@ -1,0 +1,146 @@
+"""`gpufleet size` as operators run it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpufleet.cli.size_command import DEFAULT_VLLM, size, version
+from gpufleet.errors import FleetError
+from gpufleet.flags import schema
+from tests.support.checkout import ROOT
+
+GPUFLEET = Path(sys.executable).with_name("gpufleet")
+MODELS = ROOT / "tests/data/models"
+OURS = {
+    "--gpu",
+    "--gpu-memory-gib",
+    "--vllm",
+    "--num-speculative-tokens",  # a key of --speculative-config
+    "--device",
+    "--hf-endpoint",
+    "--hf-token-file",
+    "--offline",
+    "--seconds",
+    "--json",
+}
+
+
+def run(*arguments):
+    return subprocess.run(
+        [GPUFLEET, "size", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.fixture
+def llama(tmp_path):
+    document = json.loads((MODELS / "meta-llama--Meta-Llama-3.1-8B.json").read_text())
+    file = tmp_path / "llama.json"
+    file.write_text(json.dumps(document["config"]))
+    return file
+
+
+def test_every_other_option_has_vllms_name():
+    """An operator copies them to `serving.<name>.flags` as they are."""
+    known = schema.load(DEFAULT_VLLM)
+    named = {option for param in size.params for option in (*param.opts, *param.secondary_opts)}
+
+    missing = {name for name in named - OURS if name.startswith("-") and known.flag(name) is None}
+    assert missing == set()
+
+
+def test_the_default_release_is_the_newest_of_the_package():
+    assert schema.versions()[-1] == DEFAULT_VLLM
+
+
+def test_a_fit_is_a_table_and_status_0(llama):
+    found = run(llama, "--gpu", "L4", "--max-model-len", "16k", "--vllm", "0.24.0")
+
+    assert found.returncode == 0, found.stderr
+    assert "LlamaForCausalLM, 8.03 billion parameters; vLLM 0.24.0" in found.stdout
+    assert "131,072 bytes  on a GPU" in found.stdout
+    assert found.stdout.splitlines()[-1].strip() == "fits"
+
+
+def test_no_fit_says_why_and_is_status_1(llama):
+    found = run(llama, "--gpu", "L4", "--max-model-len", "131072", "--vllm", "0.24.0")
+
+    assert found.returncode == 1
+    assert "does not fit" in found.stdout
+    assert "one request of 131,072 tokens needs 16.00 GiB" in found.stdout
+    assert "--max-model-len" in found.stdout
+
+
+def test_json_is_for_programs(llama):
+    found = json.loads(run(llama, "--gpu", "H100", "-tp", "2", "--json").stdout)
+
+    assert found["architecture"] == "LlamaForCausalLM"
+    assert found["parameters"] == 8_030_261_248
+    assert found["kv_bytes_per_token_per_gpu"] == 65_536
+    assert found["vllm"] == DEFAULT_VLLM
+
+
+def test_the_caches_bytes_are_read_as_vllm_reads_them(llama):
+    """2G is 2 GiB: 16,384 tokens of 131,072 bytes, whatever the estimates are."""
+    found = json.loads(
+        run(llama, "--gpu", "H100", "--kv-cache-memory-bytes", "2G", "--json").stdout
+    )
+
+    assert found["kv_cache_tokens"] == 16_384
+    assert found["estimate_error_bytes_per_gpu"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "the GPU is not named"),
+        (("--gpu", "H1000"), "--gpu H1000: the memory of this GPU is not known"),
+        (("--gpu", "H100", "--vllm", "newest"), "--vllm newest: is no release of vLLM"),
+        (("--gpu", "H100", "--vllm", "0.7.3"), "--vllm 0.7.3: releases before 0.8"),
+        (("--gpu", "H100", "--max-model-len", "long"), "'long' is no number above 0"),
+        (("--gpu", "H100", "-q", "awq"), "--quantization awq: the checkpoint is not quantized"),
+    ],
+)
+def test_what_cannot_be_said_is_status_2_in_a_sentence(llama, arguments, says):
+    found = run(llama, *arguments)
+
+    assert found.returncode == 2
+    assert says in found.stderr
+    assert "Traceback" not in found.stderr
+    assert found.stdout == ""
+
+
+def test_an_unknown_architecture_is_refused_by_its_name(tmp_path):
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLMs"]}')
+
+    found = run(tmp_path, "--gpu", "H100")
+
+    assert found.returncode == 2
+    assert "LlamaForCausalLMs" in found.stderr
+    assert "near names that are: LlamaForCausalLM" in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("0.19.0", (0, 19, 0)),
+        ("v0.19", (0, 19, 0)),
+        ("0.32.0+cpu", (0, 32, 0)),
+        ("0.10.1.1", (0, 10, 1, 1)),
+        ("0.30.0rc1", (0, 30, 0)),
+    ],
+)
+def test_releases_are_read_as_people_write_them(text, numbers):
+    assert version(text) == numbers
+
+
+@pytest.mark.parametrize("text", ["", "latest", "v", "1"])
+def test_what_is_no_release_is_refused(text):
+    with pytest.raises(FleetError, match="is no release of vLLM"):
+        version(text)

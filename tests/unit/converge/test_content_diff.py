@@ -1,0 +1,155 @@
+"""`pyinfra --diff` says how files will differ, and never what not everybody may read."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpufleet.converge.content_diff import MOST_BYTES, MOST_LINES, lines
+from gpufleet.converge.desired import File
+from gpufleet.remote import payload
+
+PATH = "/etc/vllm/x.conf"
+
+
+def said(content: bytes) -> dict[str, Any]:
+    return {"content": base64.b64encode(content).decode()}
+
+
+def shown(new: bytes, found: Any, **more: Any) -> list[str]:
+    return list(lines(File(PATH, new, **more), found))
+
+
+def test_a_changed_line_is_shown_with_what_is_around_it() -> None:
+    before = "".join(f"line {number}\n" for number in range(9)).encode()
+    assert shown(before.replace(b"line 4", b"line four"), said(before)) == [
+        f"--- {PATH}",
+        f"+++ {PATH}",
+        "@@ -3,5 +3,5 @@",
+        " line 2",
+        " line 3",
+        "-line 4",
+        "+line four",
+        " line 5",
+        " line 6",
+    ]
+
+
+def test_a_new_file_is_shown_as_a_whole() -> None:
+    assert shown(b"a\nb\n", None) == ["--- /dev/null", f"+++ {PATH}", "@@ -0,0 +1,2 @@", "+a", "+b"]
+
+
+@pytest.mark.parametrize(
+    ("found", "more"),
+    [
+        ({"hidden": True}, {}),
+        (None, {"mode": 0o600}),
+        (said(b"hunter2\n"), {"mode": 0o640}),
+        (said(b"hunter2\n"), {"mode": 0o600, "secret": True}),
+    ],
+)
+def test_what_not_everybody_may_read_is_not_shown(found: Any, more: dict[str, Any]) -> None:
+    """Neither what is there nor what will be: a password may have got into any file."""
+    (line,) = shown(b"hunter2-new\n", found, **more)
+    assert "hunter2" not in line
+    assert "not everybody on the node may read it" in line
+
+
+@pytest.mark.parametrize(
+    ("new", "found", "text"),
+    [
+        (b"a\n", {"error": "Input/output error"}, "Input/output error"),
+        (b"a\n", {"bytes": 9_000_000}, "it has 9000000 bytes"),
+        (b"a\n", "the node did not say", "the node did not say"),
+        (b"a\n", {"content": "no base64"}, "the node's answer is none"),
+        (b"a\n", ["nonsense"], "the node's answer is none"),
+        (b"a\0b", said(b"text\n"), "5 bytes become 3; it is no text to show"),
+        (b"text\n", said(b"\xff\xfe"), "2 bytes become 5; it is no text to show"),
+        (b"a" * (MOST_BYTES + 1), None, "it is no text to show"),
+    ],
+)
+def test_what_cannot_be_shown_says_why_in_one_line(new: bytes, found: Any, text: str) -> None:
+    (line,) = shown(new, found)
+    assert text in line
+
+
+def test_a_difference_without_end_is_cut() -> None:
+    assert len(shown(b"x\n" * 5000, said(b"y\n" * 5000))) == MOST_LINES + 1
+
+
+def test_what_a_node_says_gives_no_orders_to_a_terminal() -> None:
+    assert "\x1b" not in "".join(shown(b"a\n", said(b"\x1b[2J\n")))
+
+
+# -- on the node -----------------------------------------------------------------------------------
+
+
+def read(*paths: Path, most: int = 1000) -> dict[str, Any]:
+    program = payload.program("converge/read_files", paths=[str(path) for path in paths], most=most)
+    done = subprocess.run(
+        [sys.executable, "-I", "-"], input=program.encode(), capture_output=True, check=True
+    )
+    found: dict[str, Any] = json.loads(done.stdout)["files"]
+    return found
+
+
+def test_the_node_tells_what_small_files_say_that_everybody_may_read(tmp_path: Path) -> None:
+    paths = {name: tmp_path / name for name in ("open", "closed", "large", "link", "pipe", "gone")}
+    for name in ("open", "closed", "large"):
+        paths[name].write_bytes(b"x" * (1001 if name == "large" else 1000))
+        paths[name].chmod(0o640 if name == "closed" else 0o644)
+    paths["link"].symlink_to(paths["open"])
+    os.mkfifo(paths["pipe"], 0o644)
+
+    found = {Path(path).name: each for path, each in read(*paths.values()).items()}
+
+    assert found["open"] == said(b"x" * 1000)
+    assert found["closed"] == {"hidden": True}
+    assert found["large"] == {"bytes": 1001}
+    assert set(found["link"]) == {"error"}
+    assert found["pipe"] is found["gone"] is None
+
+
+# -- as operators type it --------------------------------------------------------------------------
+
+DEPLOY = """
+from gpufleet.converge import Converge
+from gpufleet.converge.desired import File, Wanted
+
+Converge(Wanted(
+    File({there!r}, b"port = 2\\n"),
+    File({secret!r}, b"hunter2\\n", mode=0o600, secret=True),
+)).files(name="configuration")
+"""
+
+
+def test_a_dry_run_with_diff_shows_it_and_one_without_does_not(tmp_path: Path) -> None:
+    there, secret = tmp_path / "there.conf", tmp_path / "secret"
+    there.write_text("port = 1\n")
+    deploy = tmp_path / "deploy.py"
+    deploy.write_text(DEPLOY.format(there=str(there), secret=str(secret)))
+
+    def run(*options: str) -> str:
+        command = [sys.executable, "-m", "pyinfra", "--dry", *options, "@local", str(deploy)]
+        done = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60
+        )
+        return done.stdout + done.stderr
+
+    plain, differing = run(), run("--diff")
+
+    for output in (plain, differing):
+        assert f"would write {there}: its content differs" in output
+        assert "hunter2" not in output
+    assert "-port = 1" in differing
+    assert "+port = 2" in differing
+    assert f"{secret}: what it says is not shown" in differing
+    assert "port = " not in plain
+    assert there.read_text() == "port = 1\n"

@@ -1,0 +1,512 @@
+"""`flags check` says what the release's own parser says, and why; and what the parser cannot say.
+
+The verdicts of the real parser are recorded (`record_verdicts.py`); the lab asks it again.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gpufleet.cli.flags_command import flags
+from gpufleet.errors import FleetError
+from gpufleet.flags import schema
+from gpufleet.flags.check import Verdict, check, judge
+from gpufleet.flags.conflicts import RULES
+from gpufleet.flags.problem import By, Kind, Problem, Severity
+from tests.unit.flags import lines, record_verdicts
+
+RECORDED = record_verdicts.load("0.32.0")
+
+
+def verdict(version: str, line: str | Sequence[str], **variables: str) -> Verdict:
+    words = line.split() if isinstance(line, str) else line
+    return judge(schema.load(version), words, variables)
+
+
+def refused(version: str, line: str | Sequence[str], **variables: str) -> Problem:
+    """Return the one problem that refuses a command line; more or none fails the test."""
+    found = [each for each in verdict(version, line, **variables).problems if each.refuses]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def warned(version: str, line: str | Sequence[str], **variables: str) -> Problem:
+    """Return the one remark on a command line that is accepted."""
+    found = verdict(version, line, **variables).problems
+    assert [each.severity for each in found] == [Severity.WARN], found
+    return found[0]
+
+
+# -- the real parser -------------------------------------------------------------------------------
+
+
+def test_verdict_is_the_parsers() -> None:
+    """Of 9000 command lines the parser of 0.32.0 takes exactly those that we say it takes."""
+    known = schema.load(RECORDED.vllm)
+    differing = [
+        (line, accepted)
+        for line, accepted in RECORDED.verdicts
+        if any(problem.by is By.PARSER for problem in check(known, line)) is accepted
+    ]
+    assert differing == []
+    assert len(RECORDED.verdicts) > 5000
+    assert len(lines.written()) > 200
+
+
+def test_recorded_lines_use_every_flag() -> None:
+    """Each flag of 0.32.0 is in lines that its parser takes and in lines that it refuses."""
+    verdicts: dict[str, set[bool]] = {}
+    for line, accepted in RECORDED.verdicts:
+        for word in line:
+            verdicts.setdefault(word.partition("=")[0], set()).add(accepted)
+    for flag in schema.load(RECORDED.vllm).flags:
+        if not flag.positional and flag.name != "--config":  # its file would have to be there
+            assert verdicts[flag.name] == {True, False}, flag.name
+
+
+def test_every_public_line_was_recorded() -> None:
+    """A command line that is added to the collection is recorded, too."""
+    recorded = {line for line, _ in RECORDED.verdicts}
+    assert [line for line in lines.written() if tuple(line) not in recorded] == []
+
+
+def test_only_beginnings_of_names_are_taken_and_refused() -> None:
+    """What the parser takes and we refuse without a rule of vLLM's start is a shortened name."""
+    known = schema.load(RECORDED.vllm)
+    ours = {Kind.PREFIX, Kind.NEVER, Kind.REMOVED, Kind.RENAMED, Kind.MODEL}
+    for line, accepted in RECORDED.verdicts:
+        if accepted:
+            kinds = {p.kind for p in check(known, line) if p.refuses and p.by is By.ADVICE}
+            assert kinds <= ours, line
+
+
+def test_every_release_is_judged() -> None:
+    """No command line of people breaks the check of any release, whatever it takes."""
+    for version in schema.versions():
+        known = schema.load(version)
+        for line in lines.written()[::5]:
+            check(known, line, {"VLLM_USE_V1": "1"})
+
+
+# -- names -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("version", "line", "kind", "since", "rewritten"),
+    [
+        ("0.33.0", "M --swap-space 4", Kind.REMOVED, "0.18.0", ()),
+        ("0.33.0", "M --swap_space=4", Kind.REMOVED, "0.18.0", ()),
+        ("0.33.0", "M --worker-use-ray", Kind.RENAMED, "0.7.0",
+         ("--distributed-executor-backend", "ray")),
+        ("0.33.0", "M --reasoning-effort high", Kind.NEVER, None, None),
+        ("0.33.0", "M --device cuda", Kind.REMOVED, "0.10.0", ()),
+        ("0.33.0", "M --gpu-memory-util 0.9", Kind.PREFIX, None,
+         ("--gpu-memory-utilization", "0.9")),
+        ("0.33.0", "M --enable-prefix", Kind.PREFIX, None, ("--enable-prefix-caching",)),
+        ("0.33.0", "M --data-parallel 2", Kind.AMBIGUOUS, None, None),
+        ("0.33.0", "M --gpu-memory-utilisation 0.9", Kind.UNKNOWN, None, None),
+        ("0.33.0", "M --Max-Model-Len 4096", Kind.UNKNOWN, None, ("--max-model-len", "4096")),
+        ("0.20.2", "M --max-num-queued-reqs 5", Kind.UNKNOWN, None, None),
+    ],
+)  # fmt: skip
+def test_name_that_is_none(
+    version: str, line: str, kind: Kind, since: str | None, rewritten: tuple[str, ...] | None
+) -> None:
+    """A name that a release does not have is refused, and what became of it is said."""
+    problem = refused(version, line)
+    assert (problem.kind, problem.since, problem.rewritten) == (kind, since, rewritten)
+    assert problem.argument == " ".join(line.split()[1:])
+
+
+def test_near_names_are_named() -> None:
+    """A mistyped name is answered with the right one."""
+    problem = refused("0.33.0", "M --gpu-memory-utilisation 0.9")
+    assert "--gpu-memory-utilization" in str(problem.replacement)
+
+
+def test_name_that_comes_later_says_when() -> None:
+    """A flag of a newer release is no mistyped one."""
+    assert "0.29.0" in refused("0.20.2", "M --max-num-queued-reqs 5").found
+
+
+def test_removed_name_is_not_removed_where_it_was() -> None:
+    """What 0.33.0 lacks 0.16.0 may have had."""
+    assert verdict("0.16.0", "M --swap-space 4").accepted
+
+
+def test_prefix_says_what_argparse_makes_of_it() -> None:
+    """Where argparse would take another flag, that flag is named."""
+    assert "--reasoning-effort-map" in refused("0.33.0", "M --reasoning-effort high").found
+
+
+def test_prefix_with_a_wrong_value_is_the_parsers_refusal() -> None:
+    """A beginning is taken by argparse only with a value that fits the whole name."""
+    assert refused("0.33.0", "M --gpu-memory-util 0.9").by is By.ADVICE
+    assert refused("0.33.0", "M --gpu-memory-util much").by is By.PARSER
+
+
+@pytest.mark.parametrize(
+    ("version", "line", "rewritten"),
+    [
+        ("0.32.0", "M --disable-prefix-caching", ("--no-enable-prefix-caching",)),
+        ("0.32.0", "M --enable-custom-all-reduce", ("--no-disable-custom-all-reduce",)),
+        ("0.9.1", "M --no-disable-log-stats", ()),
+        ("0.33.0", "M --enforce-eager=true", ("--enforce-eager",)),
+        ("0.33.0", "M --enforce-eager=False", ("--no-enforce-eager",)),
+        ("0.33.0", "M --enforce-eager True", ("--enforce-eager",)),
+        ("0.33.0", "M --enable-prefix-caching false", ("--no-enable-prefix-caching",)),
+        ("0.33.0", "M --headless=false", ()),
+    ],
+)
+def test_switch_in_another_form(version: str, line: str, rewritten: tuple[str, ...]) -> None:
+    """A switch that is written as another release writes it is rewritten for this one."""
+    problem = refused(version, line)
+    assert (problem.kind, problem.rewritten) == (Kind.FORM, rewritten)
+
+
+def test_disable_form_is_of_its_release() -> None:
+    """--disable-x for --enable-x came with 0.33.0; --no-enable-x is true before and after."""
+    assert verdict("0.33.0", "M --disable-prefix-caching").accepted
+    assert not verdict("0.32.0", "M --disable-prefix-caching").accepted
+    assert verdict("0.32.0", "M --no-enable-prefix-caching").problems == ()
+    assert verdict("0.33.0", "M --no-enable-prefix-caching").accepted
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("version", "line", "kind", "rewritten"),
+    [
+        ("0.33.0", "M --max-model-len 32,768", Kind.VALUE, None),
+        ("0.33.0", "M --max-model-len 1.5K", Kind.VALUE, None),
+        ("0.8.3", "M --max-model-len 32k", Kind.VALUE, ("--max-model-len", "32000")),
+        ("0.12.0", "M --max-model-len auto", Kind.VALUE, None),
+        ("0.33.0", "M --max-num-seqs 1k", Kind.VALUE, ("--max-num-seqs", "1000")),
+        ("0.33.0", "M --dtype fp16", Kind.CHOICE, None),
+        ("0.33.0", "M --log-level debug", Kind.CHOICE, ("--log-level", "DEBUG")),
+        ("0.33.0", "M --prefix-caching-hash-algo builtin", Kind.CHOICE,
+         ("--prefix-caching-hash-algo", "sha256")),
+        ("0.33.0", "M --port", Kind.VALUE, None),
+        ("0.33.0", "M --limit-mm-per-prompt image=4,video=1", Kind.JSON,
+         ("--limit-mm-per-prompt", '{"image": 4, "video": 1}')),
+        ("0.33.0", ["M", "--allowed-origins", "['*']"], Kind.JSON, ("--allowed-origins", '["*"]')),
+        ("0.33.0", "M stray", Kind.STRAY, None),
+        ("0.33.0", "M --help", Kind.HELP, ()),
+    ],
+)  # fmt: skip
+def test_value_that_is_none(
+    version: str, line: str | list[str], kind: Kind, rewritten: tuple[str, ...] | None
+) -> None:
+    """A value that the release's parser does not read is refused as the parser's."""
+    problem = refused(version, line)
+    assert (problem.kind, problem.rewritten, problem.by) == (kind, rewritten, By.PARSER)
+
+
+def test_suffixes_are_of_their_release() -> None:
+    """K, M and auto are read from the releases on that read them."""
+    assert verdict("0.8.5", "M --max-model-len 32k").accepted
+    assert verdict("0.14.0", "M --max-model-len auto").accepted
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ('{"kv_connector": "X", "kv_roll": "kv_both"}', ["kv_roll", "kv_role"]),
+        ('{"kv_connector": "X", "kv_role": "both"}', ["kv_role", "kv_producer"]),
+        ('{"kv_connector": "X"}', ["kv_connector", "kv_role"]),
+        ('{"kv_port": "high"}', ["kv_port", "whole number"]),
+        ('{"kv_connector_extra_config": 3}', ["kv_connector_extra_config", "object"]),
+        ("[]", ["JSON object"]),
+        ('{"kv_port": 1', ["not JSON"]),
+    ],
+)
+def test_json_that_does_not_fit(value: str, words: list[str]) -> None:
+    """Each member of a JSON config is judged, and the sentence names it."""
+    problem = refused("0.33.0", ["M", "--kv-transfer-config", value])
+    assert problem.kind is Kind.JSON
+    assert all(word in problem.found for word in words), problem.found
+
+
+def test_dotted_form_is_the_same_json() -> None:
+    """--x.key value is judged as the JSON that vLLM makes of it."""
+    assert refused("0.33.0", "M -cc.mode 7 -tp 2").argument == "-cc.mode 7"
+    two = verdict("0.33.0", "M --kv-transfer-config.kv_role both --kv-transfer-config.kv_port x")
+    assert [each.kind for each in two.problems] == [Kind.JSON, Kind.JSON]
+
+
+def test_dotted_form_is_of_its_release() -> None:
+    """A release that takes JSON in one piece only is not said to lack the flag."""
+    problem = refused("0.8.5", "M --limit-mm-per-prompt.image 4")
+    assert (problem.kind, "one piece" in problem.found) == (Kind.FORM, True)
+
+
+def test_pairs_are_of_their_releases() -> None:
+    """image=4 was read beside JSON from 0.8.5 on, and no longer is since 0.10.0."""
+    line = ["M", "--limit-mm-per-prompt"]
+    assert verdict("0.9.1", [*line, "image=4"]).accepted
+    assert verdict("0.9.1", [*line, '{"image": 4}']).accepted
+    assert not verdict("0.10.0", [*line, "image=4"]).accepted
+    assert not verdict("0.8.3", [*line, '{"image": 4}']).accepted
+
+
+def test_level_of_old_guides() -> None:
+    """-O with JSON was --compilation-config until 0.12.0, and is nothing today."""
+    line = ["M", "-O", '{"level": 3}']
+    assert verdict("0.11.0", line).accepted
+    problem = refused("0.33.0", line)
+    assert (problem.since, problem.rewritten) == ("0.12.0", ("-cc", '{"level": 3}'))
+    assert verdict("0.33.0", "M -O3").problems == ()
+
+
+# -- what no parser sees ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("M --headless --api-server-count 2", "--api-server-count"),
+        ("M -tp 8 --nnodes 3", "divide"),
+        ("M -tp 8 --nnodes 2 --node-rank 2", "--node-rank"),
+        ("M -dp 4 --data-parallel-external-lb", "--data-parallel-rank"),
+        ("M -dp 4 --data-parallel-rank 4", "--data-parallel-rank"),
+        ("M -dp 4 --data-parallel-rank 1 --data-parallel-size-local 2", "has to be 1"),
+        ("M -dp 2 -dpl 4", "--data-parallel-size-local"),
+        ("M -dp 4 -dph", "--data-parallel-size-local"),
+        ("M -tp 8 --enable-eplb", "--enable-expert-parallel"),
+        ("M --enable-auto-tool-choice", "--tool-call-parser"),
+        ("M --lora-modules a=/b", "--enable-lora"),
+        ("M --max-num-seqs 512 --max-num-batched-tokens 256", "--max-num-seqs"),
+        ("M --gpu-memory-utilization 90", "share"),
+        ("M -tp 0", "at least 1"),
+        ("M --quantization int9", "int9"),
+        ("M --reasoning-parser deepseek", "deepseek_r1"),
+        ("M --kv-cache-dtype fp8 --tool-call-parser qwen --enable-auto-tool-choice", "parser"),
+        ('M --speculative-config {"method":"eagle9"}', "method"),
+        ('M --speculative-config {"num_tokens":3}', "num_tokens"),
+        ("M -pp 2 --distributed-executor-backend uni", "mp or ray"),
+    ],
+)
+def test_what_ends_the_start_is_refused(line: str, word: str) -> None:
+    """What the parser takes and vLLM's start refuses is refused, and not in the parser's name."""
+    problem = refused("0.33.0", line)
+    assert problem.by is By.START
+    assert word in problem.found
+    assert verdict("0.33.0", line).parser_accepts
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "M -tp 8 -pp 2 --nnodes 2 --node-rank 1 --master-addr 10.0.0.1 --headless",
+        "M -dp 4 -dpl 2 -dpa 10.0.0.1 -dpp 13345 --headless --data-parallel-start-rank 2",
+        "M -dp 4 -dpl 2 -dph --data-parallel-start-rank 2",
+        "M -dp 4 --data-parallel-rank 3 --data-parallel-external-lb",
+        "M -dp 8 -dpl 4 --data-parallel-multi-port-external-lb",
+        "M -tp 8 -ep --enable-eplb --eplb-config.num_redundant_experts 32",
+        "M --enable-auto-tool-choice --tool-call-parser mine --tool-parser-plugin /p.py",
+        "M --async-scheduling --spec-method mtp --spec-tokens 2",
+        "M --enable-lora --lora-modules a=/b --max-loras 2 --max-cpu-loras 4",
+        "M -tp 4 -dcp 2",
+    ],
+)
+def test_what_belongs_together_is_accepted(line: str) -> None:
+    """The documented ways of serving on several GPUs and nodes raise no alarm."""
+    assert verdict("0.33.0", line).problems == ()
+
+
+def test_conflicts_name_flags_of_some_release() -> None:
+    """A rule that no release could break, because a name is mistyped, is no rule."""
+    names = {option for each in schema.versions() for option in schema.load(each).by_option}
+    for rule in RULES:
+        assert set(rule.flags) <= names, rule.flags
+        assert rule.since in schema.versions(), rule
+        assert rule.until is None or rule.until in schema.versions(), rule
+
+
+def test_meaning_that_changed() -> None:
+    """fp8 on a checkpoint that is not quantized is another thing since 0.31.0."""
+    assert warned("0.33.0", "M --quantization fp8").kind is Kind.MEANING
+    assert verdict("0.30.0", "M --quantization fp8").problems == ()
+
+
+def test_memory_share_counts_more() -> None:
+    """Since 0.20.0 the share of the GPU's memory has CUDA graphs in it."""
+    assert warned("0.33.0", "M --gpu-memory-utilization 0.9").since == "0.20.0"
+    assert verdict("0.19.0", "M --gpu-memory-utilization 0.9").problems == ()
+
+
+def test_deprecated_is_a_remark() -> None:
+    """What still works and will not is said, and stops nothing."""
+    assert warned("0.33.0", "M --disable-cascade-attn").kind is Kind.DEPRECATED
+
+
+def test_given_twice_is_a_remark() -> None:
+    """Of a flag that is given twice only the last use counts."""
+    problem = warned("0.33.0", "M --dtype half --dtype bfloat16")
+    assert (problem.kind, problem.argument) == (Kind.REPEATED, "--dtype half")
+
+
+@pytest.mark.parametrize(
+    ("line", "severity"),
+    [
+        ("--port 8000", Severity.WARN),
+        ("--api-key secret org/model", Severity.REFUSE),
+        ("--model org/model", Severity.WARN),
+        ("--enforce-eager true", Severity.REFUSE),
+    ],
+)
+def test_model_that_is_missing_or_swallowed(line: str, severity: Severity) -> None:
+    """A command line whose model is not where it belongs is not passed over."""
+    (problem,) = verdict("0.32.0", line).problems
+    assert (problem.kind, problem.severity) == (Kind.MODEL, severity)
+
+
+def test_model_flag_is_refused_where_it_was() -> None:
+    """0.9.0 refused --model; the model first is right in all releases."""
+    problem = refused("0.9.0", "--model org/model --port 8000")
+    assert (problem.kind, problem.by) == (Kind.MODEL, By.PARSER)
+    assert verdict("0.9.0", "org/model --port 8000").accepted
+
+
+def test_config_file_is_not_judged_in_silence() -> None:
+    """A file of flags is on the node: what it says was not checked, and that is said."""
+    assert "not checked" in warned("0.33.0", "M --config /etc/vllm/m.yaml").found
+    assert refused("0.33.0", "M --config /etc/vllm/m.json").by is By.PARSER
+    assert "ignores" in refused("0.33.0", "M --config=/etc/vllm/m.yaml").found
+
+
+# -- variables -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "by", "rewritten"),
+    [
+        ("VLLM_USE_V1", "1", By.ADVICE, ()),
+        ("VLLM_ATTENTION_BACKEND", "FLASHINFER", By.ADVICE, ("--attention-backend", "FLASHINFER")),
+        ("VLLM_LOGING_LEVEL", "DEBUG", By.ADVICE, None),
+        ("VLLM_PORT", "tcp://10.0.0.1:8000", By.START, None),
+        ("VLLM_WORKER_MULTIPROC_METHOD", "forkserver", By.START, None),
+        ("VLLM_BATCH_INVARIANT", "true", By.START, None),
+    ],
+)
+def test_variable_without_effect_or_value(
+    name: str, value: str, by: By, rewritten: tuple[str, ...] | None
+) -> None:
+    """A variable that the release does not read, or cannot read, is refused."""
+    problem = refused("0.33.0", "M", **{name: value})
+    assert (problem.kind, problem.by, problem.rewritten) == (Kind.ENVIRONMENT, by, rewritten)
+    assert problem.argument == f"{name}={value}"
+
+
+def test_variables_that_are_right_are_none_of_our_business() -> None:
+    """What vLLM reads, and what is not vLLM's, passes."""
+    known = {"VLLM_LOGGING_LEVEL": "DEBUG", "VLLM_PORT": "5000", "HF_HOME": "/m", "NCCL_DEBUG": "x"}
+    assert verdict("0.33.0", "M", **known).problems == ()
+
+
+def test_vllm_refuses_unknown_variables_where_it_is_told_to() -> None:
+    """--fail-on-environ-validation makes vLLM itself end for a variable that it does not know."""
+    line = "M --fail-on-environ-validation"
+    assert refused("0.33.0", line, VLLM_USE_V1="1").by is By.START
+
+
+# -- rewriting -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["0.16.0", "0.24.0", "0.33.0"])
+def test_rewritten_line_is_accepted(version: str) -> None:
+    """A command line that is given back as rewritten is accepted, whatever came in."""
+    rewritten = 0
+    for line in lines.written():
+        found = verdict(version, line)
+        if found.rewritten is not None:
+            rewritten += 1
+            assert verdict(version, found.rewritten).accepted, line
+    assert rewritten > 30
+
+
+def test_rewriting_keeps_the_rest() -> None:
+    """Only what is refused changes, and it changes in its place."""
+    line = "M --dtype half --swap-space 4 --worker-use-ray --gpu_memory_util 0.8 -tp 2"
+    words = "M --dtype half --distributed-executor-backend ray --gpu-memory-utilization 0.8 -tp 2"
+    assert verdict("0.33.0", line).rewritten == tuple(words.split())
+
+
+def test_nothing_is_rewritten_halfway() -> None:
+    """Where one thing takes a person there is no rewritten command line."""
+    assert verdict("0.33.0", "M --swap-space 4 --dtype fp16").rewritten is None
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(flags, ["check", *arguments], standalone_mode=False)
+    return int(done.return_value if done.exception is None else 2), done.output
+
+
+def test_command_says_accepted_and_refused() -> None:
+    """Status 0 and 1, and what an operator needs: what, since when, what instead."""
+    assert run("--vllm", "0.33.0", "--", "M", "-tp", "2") == (0, "accepted by vLLM 0.33.0\n")
+    status, output = run("--vllm", "0.33.0", "--", "vllm", "serve", "M", "--swap-space", "4")
+    assert status == 1
+    assert "--swap-space 4" in output
+    assert "0.18.0" in output
+    assert "vllm serve M\n" in output
+
+
+def test_command_prints_json() -> None:
+    """JSON has the verdict, the parser's own verdict, and each problem's places."""
+    status, output = run("--vllm", "v0.33.0+cu129", "--json", "--", "M", "--nnodes", "0")
+    found = json.loads(output)
+    assert (status, found["accepted"], found["parser_accepts"]) == (1, False, True)
+    assert found["problems"][0]["at"] == [1, 2]
+
+
+def test_command_reads_an_extracted_release(tmp_path: Path) -> None:
+    """A release that is not packaged is judged by the file that `extract` wrote."""
+    document = json.loads(schema.documents()["0.33.0"])
+    document["vllm"] = "0.34.0"
+    file = tmp_path / "0.34.0.json"
+    file.write_text(json.dumps(document))
+    assert run("--vllm", str(file), "--", "M") == (0, "accepted by vLLM 0.34.0\n")
+
+
+def test_unknown_release_is_never_assumed() -> None:
+    """An unknown release ends in one sentence that names those that are known."""
+    done = CliRunner().invoke(flags, ["check", "--vllm", "0.99.0", "--", "M"])
+    assert isinstance(done.exception, FleetError)
+    assert "0.33.0" in str(done.exception)
+
+
+def test_command_loads_nothing_heavy() -> None:
+    """The check starts cold in 300 ms: none of what takes longer is imported."""
+    code = (
+        "import sys; from gpufleet.cli.flags_command import flags; "
+        "flags.main(['check', '--vllm', '0.33.0', '--', 'M', '-tp', '2'], standalone_mode=False); "
+        "print([m for m in ('yaml', 'rich', 'pyinfra', 'pydantic', 'gevent', 'difflib', 'jinja2') "
+        "if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_check_is_fast_once_loaded() -> None:
+    """A long command line is judged in far less than it takes to start Python."""
+    known = schema.load("0.33.0")
+    line = [word for each in lines.written()[:60] for word in each[1:]]
+    check(known, line)
+    start = time.process_time()
+    check(known, line)
+    assert time.process_time() - start < 0.2

@@ -1,0 +1,213 @@
+"""Dashboards hold what they promise: every panel says what it is, and none is empty."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import promql_parser
+import pytest
+
+from gpufleet.errors import FleetError
+from gpufleet.monitoring.dashboards.grafana import DASHBOARDS, dashboards
+from gpufleet.monitoring.dashboards.panel import Kind, Panel, Query, Row, Unit, placed
+from gpufleet.monitoring.metrics import catalogue
+from gpufleet.monitoring.rules import files as rule_files
+from gpufleet.settings.monitoring_settings import Objectives
+from tests.unit.monitoring.example_fleet import STAGES, open_metrics
+from tests.unit.monitoring.panels import may_be_empty, queries
+from tests.unit.monitoring.prometheus import asked, prometheus
+
+PROMISED = {
+    model: Objectives(ttft_p99_seconds=2, itl_p99_seconds=0.1)
+    for model in sorted({model for _, _, model in STAGES})
+}
+JSON: dict[str, dict[str, Any]] = {name: json.loads(text) for name, text in dashboards().items()}
+# The panel types of Grafana 13 among those that we use (@grafana/schema 13.2.3, composable/).
+TYPES = {"timeseries", "stat", "table", "heatmap", "state-timeline", "row"}
+# Of Grafana itself, beside a dashboard's own variables.
+BUILT_IN = {"__rate_interval", "__value", "__url_time_range"}
+
+PANELS = [
+    pytest.param(dashboard, panel, id=f"{dashboard['uid']}-{panel['title']}")
+    for dashboard in JSON.values()
+    for panel in dashboard["panels"]
+    if panel["type"] != "row"
+]
+
+
+def names(expr: str) -> set[str]:
+    """Return the series that an expression names, as PromQL's own grammar sees them."""
+    found = set()
+
+    def visit(node: Any) -> None:
+        if isinstance(node, promql_parser.VectorSelector):
+            found.add(node.name)
+        for part in ("expr", "lhs", "rhs", "vector_selector"):
+            if (inner := getattr(node, part, None)) is not None:
+                visit(inner)
+        for argument in getattr(node, "args", ()) or ():
+            visit(argument)
+
+    visit(promql_parser.parse(expr))
+    return found
+
+
+@pytest.mark.parametrize("query", queries({"instance": "gpu-01", "model": "chat"}), ids=str)
+def test_a_query_names_only_what_is_measured_or_recorded(query: Any) -> None:
+    recorded = {
+        recording.record for group in rule_files.groups(PROMISED) for recording in group.recordings
+    }
+
+    assert names(query.expr)
+    assert names(query.expr) - catalogue.SERIES.keys() - recorded == set()
+
+
+@pytest.mark.parametrize(("dashboard", "panel"), PANELS)
+def test_a_panel_says_what_it_is(dashboard: dict[str, Any], panel: dict[str, Any]) -> None:
+    """Title, unit, and a description with its metrics' meaning; its variables are declared."""
+    text = json.dumps(panel)
+    declared = {variable["name"] for variable in dashboard["templating"]["list"]}
+    named = set().union(*(names(_plain(target["expr"])) for target in panel["targets"]))
+
+    assert panel["title"]
+    assert panel["fieldConfig"]["defaults"]["unit"] in set(Unit)
+    assert all(f"`{name}`: " in panel["description"] for name in named)
+    assert len(panel["description"].split("\n\n")[0]) > 15
+    assert set(re.findall(r"\$\{?(\w+)", text)) <= declared | BUILT_IN
+
+
+def _plain(expr: str) -> str:
+    return re.sub(r"\$\w+", "5m", expr)
+
+
+@pytest.mark.parametrize("dashboard", JSON.values(), ids=list(JSON))
+def test_ids_are_unique_and_panels_fill_the_grid(dashboard: dict[str, Any]) -> None:
+    taken: dict[tuple[int, int], str] = {}
+    for panel in dashboard["panels"]:
+        at = panel["gridPos"]
+        for x in range(at["x"], at["x"] + at["w"]):
+            for y in range(at["y"], at["y"] + at["h"]):
+                assert (x, y) not in taken, f"{panel['title']} lies on {taken[x, y]}"
+                taken[x, y] = panel["title"]
+    bottom = max(y for _, y in taken) + 1
+
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+    assert set(taken) == {(x, y) for x in range(24) for y in range(bottom)}
+
+
+def test_uids_and_titles_are_unique() -> None:
+    for key in ("uid", "title"):
+        assert len({dashboard[key] for dashboard in JSON.values()}) == len(JSON)
+    assert all(len(dashboard["uid"]) <= 40 for dashboard in JSON.values())
+    assert {f"{dashboard['uid']}.json" for dashboard in JSON.values()} == set(JSON)
+
+
+@pytest.mark.parametrize("dashboard", JSON.values(), ids=list(JSON))
+def test_grafana_gets_what_it_needs(dashboard: dict[str, Any]) -> None:
+    """What @grafana/schema 13.2.3 requires of the classic model, and nothing it has given up."""
+    assert {"schemaVersion", "panels", "templating", "annotations", "time", "uid"} <= set(dashboard)
+    assert dashboard["id"] is None  # Grafana's own; a file with one collides
+    for panel in dashboard["panels"]:
+        assert panel["type"] in TYPES
+        assert {"gridPos", "id", "title", "type"} <= set(panel)
+        if panel["type"] == "row":
+            assert isinstance(panel["panels"], list)
+            assert isinstance(panel["collapsed"], bool)
+            continue
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        assert {"defaults", "overrides"} == set(panel["fieldConfig"])
+        steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+        assert steps[0]["value"] is None
+        assert [step["value"] for step in steps[1:]] == sorted(step["value"] for step in steps[1:])
+        refs = [target["refId"] for target in panel["targets"]]
+        assert len(set(refs)) == len(refs)
+        assert all(target["instant"] != target["range"] for target in panel["targets"])
+    for mark in dashboard["annotations"]["list"]:
+        assert {"datasource", "enable", "iconColor", "name"} <= set(mark)
+    for link in dashboard["links"]:
+        assert link["includeVars"]
+        assert link["keepTime"]
+
+
+def test_links_lead_to_dashboards_that_know_what_was_chosen() -> None:
+    """A cell's link sets a variable of the dashboard that it opens."""
+    by_uid = {dashboard["uid"]: dashboard for dashboard in JSON.values()}
+    links = [
+        re.fullmatch(r"/d/([\w-]+)\?var-(\w+)=.*", url)
+        for url in re.findall(r'"url": "(/d/[^"]+)"', "".join(dashboards().values()))
+    ]
+
+    assert links
+    for link in links:
+        assert link is not None
+        variables = {variable["name"] for variable in by_uid[link[1]]["templating"]["list"]}
+        assert link[2] in variables
+
+
+def test_the_same_text_comes_out_each_time() -> None:
+    assert dashboards() == dashboards()
+
+
+def test_a_line_of_panels_that_does_not_fill_the_width_is_refused() -> None:
+    panel = Panel(Kind.LINES, "half", Unit.COUNT, (Query("up"),), "", 12, 4)
+
+    with pytest.raises(FleetError, match="ends at column 12 of 24"):
+        placed((Row("row", (panel,)),))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, float]]:
+    """A real Prometheus with ten minutes of a fleet that exists as numbers, under our rules."""
+    now = time.time()
+    rules = rule_files.rule_files(rule_files.Declared(objectives=PROMISED))
+    # Up to now: a Prometheus that starts takes nothing older than what it finds.
+    samples = open_metrics(now - 900, now, 30)
+    with prometheus(tmp_path_factory.mktemp("prometheus"), samples, rules) as url:
+        for _ in range(300):
+            if asked(
+                url, "gpu:memory_used_ratio and on() model:objective_error_ratio", time.time()
+            ):
+                break
+            time.sleep(0.2)
+        time.sleep(1.5)  # rules that take what other rules recorded
+        yield url, time.time()
+
+
+@pytest.mark.parametrize(
+    "query", queries({"instance": "gpu-01", "model": "chat"}), ids=lambda query: str(query[:2])
+)
+def test_no_panel_is_empty_on_a_fleet_that_measures_everything(
+    query: Any, server: tuple[str, float]
+) -> None:
+    url, now = server
+
+    assert asked(url, query.expr, now)
+
+
+def test_the_page_has_no_panel_without_data(server: tuple[str, float], tmp_path: Path) -> None:
+    """Our own view fills variables by itself, and names in red what is missing."""
+    from click.testing import CliRunner
+
+    from lab.dashboard_view.__main__ import main
+
+    url, now = server
+    arguments = ["--prometheus", url, "--out", str(tmp_path), "--minutes", "5", "--at", str(now)]
+    done = CliRunner().invoke(main, arguments, catch_exceptions=False)
+
+    assert done.exit_code == 0
+    for dashboard in DASHBOARDS:
+        text = (tmp_path / f"{dashboard.uid.removeprefix('gpufleet-')}.html").read_text()
+        assert text.count("<section") == sum(len(row.panels) for row in dashboard.rows)
+        assert 'class="failed"' not in text
+        assert "http" not in re.sub(r"<title>.*?</title>|title=\"[^\"]*\"", "", text)
+
+
+def test_what_may_be_empty_is_said_by_its_panel() -> None:
+    chosen = {"instance": "gpu-01", "model": "chat"}
+
+    assert may_be_empty(chosen) < set(queries(chosen))

@@ -1,0 +1,156 @@
+"""A stage's state and the cause of its death, from what nodes really answered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpufleet.serving.readiness import State, likely_cause, messages, progress, relevant, verdict
+from tests.support.checkout import ROOT
+
+DATA = ROOT / "tests/data"
+JOURNAL = (DATA / "journal-missing-library.txt").read_text().splitlines()
+
+RUNNING = {
+    "Id": "vllm-tiny-0.service",
+    "ActiveState": "active",
+    "SubState": "running",
+    "Result": "success",
+    "NRestarts": "0",
+    "ExecMainStatus": "0",
+}
+ANSWERS: dict[str, Any] = {
+    "unit": RUNNING,
+    "started": "3c4d",
+    "journal": [],
+    "health": {"status": 200, "body": ""},
+    "models": ["tiny"],
+    "without_key": 401,
+    "completion": "9",
+    "completion_tokens": 1,
+}
+
+
+def judge(seen: dict[str, Any], restarts: int = 0) -> tuple[State, str]:
+    found = verdict(
+        seen,
+        served_name="tiny",
+        unit="vllm-tiny-0.service",
+        fingerprint="3c4d",
+        restarts=restarts,
+    )
+    return found.state, found.text
+
+
+def test_ready_is_a_completion_of_the_planned_model_and_a_refused_stranger() -> None:
+    assert judge(ANSWERS)[0] is State.READY
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"completion_error": {"error": "refused"}}, "a completion fails: refused"),
+        ({"started": "another"}, "runs with other settings"),
+        ({"completion_error": {"status": 500, "body": "dead"}}, "HTTP 500 dead"),
+        ({"models": ["other"]}, "serves ['other'], the plan says 'tiny'"),
+        ({"without_key": 200}, "answers without the API key"),
+        ({"key_error": "No such file"}, "its API key cannot be read"),
+        ({"models_error": {"status": 401, "body": ""}}, "/v1/models answers HTTP 401"),
+    ],
+)
+def test_what_answers_wrongly_is_not_waited_for(change: dict[str, Any], says: str) -> None:
+    """It will not get better by itself: the operator is told at once."""
+    state, text = judge({**ANSWERS, **change})
+    assert state is State.WRONG
+    assert says in text
+
+
+def test_a_server_that_loads_is_waited_for_and_shows_its_last_words() -> None:
+    loading = {
+        "unit": RUNNING,
+        "started": "3c4d",
+        "journal": JOURNAL[:6],
+        "health": {"error": "refused"},
+    }
+    state, text = judge(loading)
+    assert state is State.WAITING
+    assert text == progress(JOURNAL[:6])
+    assert "pid=" not in text
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        {**RUNNING, "ActiveState": "failed", "SubState": "failed"},
+        {**RUNNING, "ActiveState": "inactive", "SubState": "dead"},
+        {**RUNNING, "ActiveState": "activating", "SubState": "auto-restart"},
+        {**RUNNING, "NRestarts": "1"},
+    ],
+    ids=["failed", "stopped", "about to restart", "restarted meanwhile"],
+)
+def test_a_unit_that_died_ends_the_wait_with_the_cause(unit: dict[str, str]) -> None:
+    state, text = judge({"unit": unit, "journal": JOURNAL})
+    assert state is State.DEAD
+    assert "a system library is missing" in text
+    assert "libnuma.so.1" in text
+
+
+def test_a_unit_in_a_crash_loop_gets_one_more_start() -> None:
+    """What this run has put right reaches the process only at its next start."""
+    at = {"started": "3c4d", "journal": []}
+    loop = {**RUNNING, "ActiveState": "activating", "SubState": "auto-restart", "NRestarts": "3"}
+    assert judge({"unit": loop, **at}, restarts=4)[0] is State.WAITING
+    again = {**loop, "NRestarts": "4"}
+    assert judge({"unit": again, **at}, restarts=4)[0] is State.DEAD
+
+
+def test_a_completion_that_does_not_come_is_busy_or_frozen_not_wrong() -> None:
+    """A saturated server must not fail a deploy that changes nothing about it at once."""
+    state, text = judge({**ANSWERS, "completion_error": {"error": "TimeoutError: timed out"}})
+    assert state is State.BUSY
+    assert "saturated, or its engine is frozen" in text
+
+
+def test_whether_strangers_are_refused_must_be_known() -> None:
+    assert judge({**ANSWERS, "without_key": None})[0] is State.UNKNOWN
+    found = verdict({**ANSWERS, "without_key": None}, served_name="tiny", unit="u", keyed=False)
+    assert found.state is State.READY
+
+
+def test_a_node_that_could_not_be_asked_is_unknown_not_ready() -> None:
+    assert judge({"error": "the node did not answer"})[0] is State.UNKNOWN
+    assert judge({"unit": {"error": "no systemctl"}})[0] is State.UNKNOWN
+
+
+def test_the_root_comes_before_the_frames() -> None:
+    told = relevant(JOURNAL)
+    assert len(told) <= 10
+    assert "libnuma" in told[0]
+    assert not any(line.startswith((" ", "Traceback")) for line in told)
+
+
+def test_messages_are_said_once_and_without_prefixes() -> None:
+    line = "(Worker_TP1 pid=9) ERROR 11-21 12:34:48 [multiproc_executor.py:953] It broke."
+    frame = "(Worker_TP1 pid=9) ERROR 11-21 12:34:48 [multiproc_executor.py:953]   File x, line 1"
+    assert messages([line, frame, line]) == ["It broke."]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "memory is full"),
+        ("vllm: error: unrecognized arguments: --no-such-flag 3", "does not know a flag"),
+        ("OSError: [Errno 98] Address already in use", "has the port"),
+        ("ValueError: Free memory on device (1/80 GiB) on startup is less than desired", "is free"),
+    ],
+)
+def test_known_deaths_have_known_causes(line: str, says: str) -> None:
+    found = likely_cause(["INFO starting", line])
+    assert found is not None
+    assert says in found
+
+
+def test_an_unknown_death_is_not_explained_away() -> None:
+    assert likely_cause(["INFO all is well"], "1") is None
+    assert "command line" in str(likely_cause([], "2"))

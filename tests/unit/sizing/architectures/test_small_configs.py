@@ -1,0 +1,58 @@
+"""Small configs of each family have the weights that vLLM's own class makes of them."""
+
+import json
+
+import pytest
+
+from gpufleet.sizing.architectures.registry import architecture
+from gpufleet.sizing.weights import Sharding, weight_bytes
+from tests.support.checkout import ROOT
+
+RECORD = json.loads((ROOT / "tests/data/families.json").read_text())
+FAMILIES = RECORD["families"]
+VLLM = tuple(int(part) for part in RECORD["vllm"].split("."))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_whole_model_has_as_many_numbers(name):
+    """
+    To the last one.
+
+    vLLM pads the vocabulary, so the configs' 1,000 tokens are 1,024 rows in every table of them.
+    """
+    family = FAMILIES[name]
+    model = architecture(family["config"])
+    tables = sum(part.name in {"embedding", "head"} for part in model.parts)
+    biases = sum(
+        weight.columns == 1
+        for part in model.parts
+        for weight in part.weights
+        if weight.rows == model.vocab_size
+    )
+    padded = tables * 24 * model.hidden_size
+    if tables and "opt350" in name:
+        padded = 24 * 256
+
+    assert model.parameters + padded + 24 * biases == family["parameters"]["1"]
+
+
+@pytest.mark.parametrize("tensor", [1, 2, 4])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_rank_has_as_many_numbers(name, tensor):
+    """Which weights are divided, and which each rank has whole: within 512 bytes a tensor."""
+    family = FAMILIES[name]
+    model = architecture(family["config"])
+    tensors = sum(
+        weight.count for holder in (*model.layers, *model.parts) for weight in holder.weights
+    )
+
+    (stage,) = weight_bytes(model, None, Sharding(tensor), vllm=VLLM)
+
+    tables = sum(
+        weight.rows * weight.columns * weight.count * (4 if weight.dtype == "float32" else 2)
+        for part in model.parts
+        for weight in part.weights
+        if weight.buffer and not (weight.until and weight.until <= VLLM)
+    )
+    numbers = (stage.bytes - tables) / 2
+    assert 0 <= numbers - family["parameters"][str(tensor)] <= 256 * tensors

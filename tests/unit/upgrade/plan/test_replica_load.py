@@ -1,0 +1,155 @@
+"""How busy a replica is: read from pages that vLLM really served."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gpufleet.node.topology import Gpu, Node
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.upgrade.plan.replica_load import loads, most_running, read, remarks
+from tests.support.checkout import ROOT
+from tests.unit.upgrade.fleets import load, runs
+
+RECORDED = ROOT / "tests/unit/monitoring/recorded"
+SERVE = "/opt/vllm/releases/0.31.0-ab/bin/vllm serve"
+
+
+def page(running=0.0, waiting=0.0, usage=0.0, engines=1):
+    values = {
+        "num_requests_running": running,
+        "num_requests_waiting": waiting,
+        "kv_cache_usage_perc": usage,
+    }
+    return "".join(
+        f'vllm:{name}{{engine="{engine}",model_name="tiny"}} {value}\n'
+        for name, value in values.items()
+        for engine in range(engines)
+    )
+
+
+def tiny(number=0, *more, node="a", port=8000, release="0.31.0-ab"):
+    arguments = (SERVE, "/srv/tiny", f"--port {port}", *more)
+    found = runs(f"tiny-{number}", node, "GPU-0", port=port, arguments=arguments)
+    return found if release == found.release else type(found)(**{**vars(found), "release": release})
+
+
+SETTINGS = {
+    "a": NodeSettings.model_validate(
+        {"vllm": {"version": "0.32.0", "lock": "locks/x.txt", "listen": "127.0.0.1"}}
+    )
+}
+
+
+def busy(pages, *stages, **more):
+    return loads(stages or [tiny(0, "--max-num-seqs 8")], pages, {}, SETTINGS, **more)
+
+
+@pytest.mark.parametrize("release", ["0.28.0", "0.30.0", "0.32.0"])
+def test_a_recorded_page_says_what_its_publishers_parser_reads_in_it(release):
+    text = (RECORDED / f"vllm-{release}.txt").read_text()
+    theirs = {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.labels.get("engine") == "0"
+    }
+
+    found = read(text)
+
+    assert found.running == theirs["vllm:num_requests_running"] == 4
+    assert found.waiting == theirs["vllm:num_requests_waiting"] == 6
+    assert found.kv_usage == theirs["vllm:kv_cache_usage_perc"] > 0
+
+
+def test_the_engines_of_a_server_are_added_and_their_caches_averaged():
+    text = page(3, 1, 0.2) + page(5, 0, 0.6).replace('engine="0"', 'engine="1"')
+
+    found = read(text)
+
+    assert (found.running, found.waiting) == (8, 1)
+    assert found.kv_usage == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "<html>502</html>", page().replace("kv_cache", "gpu_cache"), page("NaN"), page(-1)]
+)
+def test_what_is_no_page_of_vllms_is_not_known_and_never_idle(text):
+    assert isinstance(read(text), str)
+    (found,) = busy({("a", 8000): (text,)})
+    assert found.share is None
+    assert "a:8000" in found.unknown
+
+
+def test_a_server_that_does_not_answer_is_not_known():
+    (found,) = busy({("a", 8000): "connection refused"})
+    assert (found.share, found.unknown) == (None, "a:8000: connection refused")
+    assert busy({})[0].share is None
+
+
+def test_the_moment_counts_at_which_the_model_was_busiest():
+    """tiny-0 is full first and tiny-1 later; together they were never two full replicas."""
+    stages = [tiny(0, "--max-num-seqs 8"), tiny(1, "--max-num-seqs 8", port=8001)]
+    pages = {
+        ("a", 8000): (page(8), page(1), page(0)),
+        ("a", 8001): (page(1), page(2), page(8)),
+    }
+
+    found = busy(pages, *stages)
+
+    assert [each.running for each in found] == [8, 1]
+
+
+def test_the_fuller_of_slots_and_cache_counts_and_a_queue_counts_as_load():
+    assert busy({("a", 8000): (page(2, 0, 0.75),)})[0].share == 0.75
+    assert busy({("a", 8000): (page(8, 4, 0.1),)})[0].share == 1.5
+
+
+def test_a_replica_with_several_servers_is_the_sum_of_them():
+    lines = ("--data-parallel-multi-port-external-lb", "--data-parallel-size-local 2")
+    stage = tiny(0, "--data-parallel-size 2", *lines, "--max-num-seqs 8")
+
+    (found,) = busy({("a", 8000): (page(6, 0, 0.2),), ("a", 8001): (page(2, 0, 0.4),)}, stage)
+
+    assert (found.running, found.most_running, found.share) == (8, 16, 0.5)
+
+
+def test_one_that_was_taken_out_takes_no_load_and_serves_nobody():
+    (found,) = busy({("a", 8000): (page(8),)}, out={"tiny-0": "drained by ann: slow"})
+    assert (found.serves, found.share) == (False, 0.0)
+    assert "drained by ann" in remarks([found])[0]
+
+
+# -- how many requests it takes at once ------------------------------------------------------------
+
+
+def slots(*arguments, name="NVIDIA H100 80GB HBM3", mib=81559, **more):
+    stage = tiny(0, *arguments, **more)
+    node = Node("a", "580", (13, 0), (Gpu(0, "GPU-0", name, "0", mib, (9, 0), None),), {}, {})
+    return most_running([stage], {"a": node}, SETTINGS)
+
+
+def test_what_the_unit_says_counts_for_each_engine():
+    assert slots("--max-num-seqs 8") == (8, False)
+    assert slots("--max-num-seqs=1k") == (1000, False)
+    assert slots("--max-num-seqs 8", "--data-parallel-size 4") == (32, False)
+
+
+def test_what_nobody_wrote_is_vllms_default_for_release_and_gpu():
+    """EngineArgs.get_batch_defaults: 1,024 from 70 GiB on, unless it is an A100, else 256."""
+    assert slots() == (1024, True)
+    assert slots(name="NVIDIA L4", mib=23034) == (256, True)
+    assert slots(name="NVIDIA A100-SXM4-80GB", mib=81920) == (256, True)
+    assert slots("--max-num-batched-tokens 64") == (64, True)
+
+
+def test_what_cannot_be_worked_out_is_not_known():
+    assert slots(release="") == (None, False)
+    assert most_running([tiny()], {}, SETTINGS) == (None, False)
+    assert most_running([runs("tiny-0", "a", "GPU-0", arguments=())], {}, SETTINGS)[0] is None
+
+
+def test_without_slots_the_cache_counts_and_a_queue_says_that_it_is_full():
+    assert load("tiny-0", most_running=None, running=5, kv_usage=0.3).share == 0.3
+    assert load("tiny-0", most_running=None, waiting=1, kv_usage=0.3).share == 1.0
+    assert "max-num-seqs" in remarks([load("tiny-0", most_running=None)])[0]
