@@ -8,8 +8,7 @@ from pyinfra import config
 from pyinfra.api.state import MAX_PARALLEL
 
 from gpufleet.cli import garbage
-from gpufleet.inventory import invocation
-from gpufleet.inventory import pyinfra_patches as call_order
+from gpufleet.inventory import invocation, pyinfra_patches
 
 # What `gpufleet.inventory.refusal` and `gpufleet.inventory.invocation` rely on is not a public
 # interface of pyinfra: they were checked against this series.
@@ -17,7 +16,7 @@ config.REQUIRE_PYINFRA_VERSION = "~=3.10.0"
 
 invocation.guard()
 garbage.seldom()
-call_order.quick()
+pyinfra_patches.quick()
 
 # pyinfra takes 20 nodes per CPU core at once. Nodes are waited for, not computed: one costs this
 # machine 30 to 50 ms of CPU a run, so that all of them may be asked at once, as far as the limit of

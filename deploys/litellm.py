@@ -10,8 +10,8 @@ come or go. LiteLLM is restarted where something has changed: docs/traffic/litel
 from pyinfra import host
 
 from gpufleet.fleet.run import refusals
-from gpufleet.inventory import loader as inventory
+from gpufleet.inventory import loader
 from roles.litellm import proxy
 
 with refusals():
-    proxy(inventory.current().nodes, host.name)
+    proxy(loader.current().nodes, host.name)

@@ -22,7 +22,7 @@ from lab.machine import Profile
 from lab.nodes import DEFAULT_NODES, Lab, NodeStatus
 from lab.progress import step
 from lab.state import remembered
-from lab.vendor import states as vendor
+from lab.vendor import states
 
 
 @click.group(name="lab", context_settings={"help_option_names": ["-h", "--help"]})
@@ -158,9 +158,9 @@ def status(ctx: click.Context) -> None:
     for node in found:
         if node.faults:
             console.print(f"[red]{node.name} has faults:[/] {', '.join(map(str, node.faults))}")
-    harmed = vendor.current(room.state / "vendor")
-    if harmed != vendor.GOOD:
-        console.print(f"[red]vendor repository: {harmed}:[/] {vendor.STATES[harmed]}")
+    harmed = states.current(room.state / "vendor")
+    if harmed != states.GOOD:
+        console.print(f"[red]vendor repository: {harmed}:[/] {states.STATES[harmed]}")
 
 
 def _table(nodes: list[NodeStatus]) -> Table:
@@ -217,7 +217,7 @@ def net(ctx: click.Context, node: str, action: str, amount: str | None) -> None:
 
 
 @lab.command("vendor")
-@click.argument("state", required=False, type=click.Choice(list(vendor.STATES)))
+@click.argument("state", required=False, type=click.Choice(list(states.STATES)))
 @click.pass_context
 def vendor_state(ctx: click.Context, state: str | None) -> None:
     """
@@ -228,9 +228,9 @@ def vendor_state(ctx: click.Context, state: str | None) -> None:
     room = _open(ctx, "writes the lab's files")
     folder = room.state / "vendor"
     if state is not None:
-        vendor.put(folder, state)
-    now = vendor.current(folder)
-    click.echo(f"vendor repository: {now}: {vendor.STATES[now]}")
+        states.put(folder, state)
+    now = states.current(folder)
+    click.echo(f"vendor repository: {now}: {states.STATES[now]}")
 
 
 @lab.command()

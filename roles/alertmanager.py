@@ -6,8 +6,7 @@ from pyinfra.api import deploy
 
 from gpufleet.converge.desired import File, Package, Unit, Wanted
 from gpufleet.monitoring import alertmanager as routes
-from gpufleet.monitoring import prometheus as scrape
-from gpufleet.monitoring import targets as watching
+from gpufleet.monitoring import prometheus, targets
 from gpufleet.monitoring.targets import Watching
 from gpufleet.operations.converge import Converge
 from gpufleet.serving import unit as units
@@ -27,7 +26,7 @@ def alertmanager(node: Watching) -> None:
     if server is None:
         return
     program = of_archive("alertmanager", server.archive, ("alertmanager", "amtool"))
-    secrets = watching.secrets(routes.secrets(server), "monitoring.alertmanager")
+    secrets = targets.secrets(routes.secrets(server), "monitoring.alertmanager")
     # Debian's, 0.25, takes the URL of a webhook from no file: then the configuration has it, and
     # is as secret as one. Publisher's archives of today take it from its file.
     inline = () if program else routes.webhooks(server)
@@ -40,7 +39,7 @@ def alertmanager(node: Watching) -> None:
         program=program.program("alertmanager") if program else "/usr/bin/prometheus-alertmanager",
         home=HOME,
         data=DATA,
-        address=scrape.at(server.listen, server.port),
+        address=prometheus.at(server.listen, server.port),
     )
     kept = {path: content for path, content in secrets.items() if path not in urls}
     configuration = File(
@@ -50,7 +49,7 @@ def alertmanager(node: Watching) -> None:
     running = Converge(Wanted(unit.file, Unit(UNIT, fingerprint=unit.fingerprint)))
     configured = Configured(
         unit=UNIT,
-        url=f"http://{scrape.at(scrape.local(server.listen), server.port)}",
+        url=f"http://{prometheus.at(prometheus.local(server.listen), server.port)}",
         name="alertmanager",
         directory=HOME,
         check=(

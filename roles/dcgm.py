@@ -16,7 +16,7 @@ from gpufleet.monitoring.exporters import Access
 from gpufleet.node.machine import Machine, System, generation
 from gpufleet.operations.converge import Converge
 from gpufleet.operations.wait_ready import Metrics
-from gpufleet.serving import unit as units
+from gpufleet.serving import unit
 from gpufleet.settings.node_settings import Dcgm, Repository
 
 ENGINE = "nvidia-dcgm.service"
@@ -103,12 +103,12 @@ def settled(wanted: Dcgm) -> tuple[Package, ...]:
 
 def services(wanted: Dcgm, access: Access, *, profiling: bool) -> tuple[Value, ...]:
     """Return the host engine's unit, and the exporter's where one is wanted."""
-    engine = units.drop_in("nvidia-dcgm.conf.j2", ENGINE, started_with={"version": wanted.version})
+    engine = unit.drop_in("nvidia-dcgm.conf.j2", ENGINE, started_with={"version": wanted.version})
     found: list[Value] = [engine.file, Unit(ENGINE, fingerprint=engine.fingerprint)]
     if wanted.exporter_version is None:
         return (*found, UnitGone(EXPORTER))
     asked = counters(profiling=profiling)
-    exporter = units.drop_in(
+    exporter = unit.drop_in(
         "nvidia-dcgm-exporter.conf.j2",
         EXPORTER,
         address=access.address(wanted.port),

@@ -17,7 +17,7 @@ from pyinfra.context import ctx_host, ctx_state
 from gpufleet.checks.fabric import REGISTRATION_SECONDS
 from gpufleet.converge.desired import Wanted
 from gpufleet.fleet.assessment import judged
-from gpufleet.gpu_software import quarantine as unchecked
+from gpufleet.gpu_software import quarantine
 from gpufleet.gpu_software.driver_activation import (
     STOP_ORDER,
     UNLOAD_ORDER,
@@ -30,7 +30,7 @@ from gpufleet.gpu_software.driver_activation import (
     driver_state,
 )
 from gpufleet.gpu_software.provisioning import Bare
-from gpufleet.inventory import loader as inventory
+from gpufleet.inventory import loader
 from gpufleet.operations.converge import Converge, refuse
 from gpufleet.operations.reboot import Rebooting, rebooted
 from gpufleet.remote import payload
@@ -71,12 +71,12 @@ def checked(node: Bare) -> None:
 
 def in_service() -> None:
     """Fail a node that waits for its check, before a deploy touches it: no stage would start."""
-    unmarked(Converge(Wanted(), watch=(unchecked.MARK,)), name="in service")
+    unmarked(Converge(Wanted(), watch=(quarantine.MARK,)), name="in service")
 
 
 def guarded() -> None:
     """Converge what keeps the stages of a marked node from starting; before packages change."""
-    node = Converge(unchecked.guard())
+    node = Converge(quarantine.guard())
     node.files(name="guard of unchecked nodes")
     node.units(name="have systemd read the guard")
 
@@ -108,11 +108,11 @@ def _driver(node: Bare) -> _Driver:
 @operation()
 def unmarked(node: Converge) -> Commands:
     """Fail a marked node; `node` watches the mark."""
-    there = node.snapshot().file(unchecked.MARK)
+    there = node.snapshot().file(quarantine.MARK)
     if not there.exists:
         host.noop("the node's driver was checked")
         return
-    reason = _look().get("mark") or there.error or f"see {unchecked.MARK}"
+    reason = _look().get("mark") or there.error or f"see {quarantine.MARK}"
     yield from refuse(
         (f"it is out of service: {printable(reason)}. deploys/node.py checks it again",)
     )
@@ -291,14 +291,14 @@ def _judge(state: State, host: Host, driver: _Driver) -> bool:
         for problem in found:
             logger.error("%s%s", host.print_prefix, problem)
         _act("fail", reason="; ".join(found)[:2000])
-        return _no(host, f"the node stays out of service: {unchecked.MARK} on it says why")
+        return _no(host, f"the node stays out of service: {quarantine.MARK} on it says why")
     return _succeeded(host, _act("clear", driver))
 
 
 def _problems(state: State, host: Host, driver: _Driver) -> tuple[str, ...]:
     """Probe the node until nothing is wrong, or what is wrong does not pass by itself."""
     deadline = time.monotonic() + REGISTRATION_SECONDS
-    declared = inventory.current().nodes
+    declared = loader.current().nodes
     while True:
         answer = survey(state, [host])[host.name]
         report = judged({host.name: answer}, declared)
@@ -308,8 +308,8 @@ def _problems(state: State, host: Host, driver: _Driver) -> tuple[str, ...]:
             else None
         )
         settings = declared[host.name].settings
-        found = unchecked.problems(report, host.name, settings, standing)
-        passing = unchecked.passes_by_itself(report, host.name, settings)
+        found = quarantine.problems(report, host.name, settings, standing)
+        passing = quarantine.passes_by_itself(report, host.name, settings)
         if not found or not passing or time.monotonic() > deadline:
             return found
         gevent.sleep(CHECK_APART_SECONDS)

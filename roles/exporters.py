@@ -7,7 +7,7 @@ import datetime as dt
 from pyinfra import host, logger
 from pyinfra.context import ctx_state
 
-from gpufleet.inventory import loader as inventory
+from gpufleet.inventory import loader
 from gpufleet.monitoring import exporters
 from gpufleet.monitoring.exporters import Access
 from gpufleet.settings.node_settings import NodeSettings
@@ -22,7 +22,7 @@ def access_to_exporters(settings: NodeSettings) -> Access:
     Roles call it while they prepare, so that a wrong file ends the run before a node is touched.
     Raises `FleetError` with everything that is wrong.
     """
-    address = inventory.current().nodes[host.name].address
+    address = loader.current().nodes[host.name].address
     found = exporters.access(settings.exporters, host.name, address, now=dt.datetime.now(dt.UTC))
     for remark in found.remarks:
         if (key := (id(ctx_state.get()), f"{host.name}: {remark}")) not in _said:

@@ -23,11 +23,9 @@ from gpufleet.converge.desired import (
     Wanted,
 )
 from gpufleet.errors import FleetError
-from gpufleet.monitoring import prometheus as scrape
-from gpufleet.monitoring import targets as watching
+from gpufleet.monitoring import prometheus, targets
 from gpufleet.monitoring.targets import Watching
-from gpufleet.network import haproxy as fronting
-from gpufleet.network import keepalived as virtual_address
+from gpufleet.network import haproxy, keepalived
 from gpufleet.network.haproxy import (
     CONFIGURATION,
     HOME,
@@ -97,10 +95,10 @@ def gateway(node: Watching) -> None:
         shared.units(name="virtual address in force")
     else:
         # Only where it was ours: the check goes last.
-        ours = virtual_address.CHECK
-        secret = f"{virtual_address.HOME}/{virtual_address.CONFIGURATION}"
+        ours = keepalived.CHECK
+        secret = f"{keepalived.HOME}/{keepalived.CONFIGURATION}"
         gone = Converge(
-            Wanted(UnitGone(virtual_address.UNIT), Absent(secret), Absent(ours)), watch=(ours,)
+            Wanted(UnitGone(keepalived.UNIT), Absent(secret), Absent(ours)), watch=(ours,)
         )
         if gone.snapshot().file(ours).exists:
             gone.units(name="no virtual address")
@@ -144,11 +142,11 @@ def wishes(node: Watching) -> Wishes | None:
     if wanted is None:
         return None
     if problems := [
-        *fronting.problems(node.nodes, node.name),
-        *virtual_address.problems(node.nodes, node.name),
+        *haproxy.problems(node.nodes, node.name),
+        *keepalived.problems(node.nodes, node.name),
     ]:
         raise FleetError(*problems)
-    for remark in scrape.unreachable(node.nodes, node.servers, node.name):
+    for remark in prometheus.unreachable(node.nodes, node.servers, node.name):
         logger.warning("%s%s", host.print_prefix, remark.replace("watched", "reached by clients"))
     found = configuration(node, wanted)
     files = Converge(
@@ -192,19 +190,19 @@ def configuration(node: Watching, wanted: Gateway) -> Configuration:
     """Return what the gateway is to read; of nodes that did not answer, what it has now."""
     keys = {
         file: content.decode().strip()
-        for file, content in watching.secrets(
-            {file: file for file in fronting.key_files(node.nodes)}, "vllm.api_key_file"
+        for file, content in targets.secrets(
+            {file: file for file in haproxy.key_files(node.nodes)}, "vllm.api_key_file"
         ).items()
     }
-    backends = fronting.backends(node.nodes, node.servers, node.name, keys)
+    backends = haproxy.backends(node.nodes, node.servers, node.name, keys)
     if node.silent:
-        backends = fronting.kept(backends, _state("show").configured, node.silent, node.nodes)
+        backends = haproxy.kept(backends, _state("show").configured, node.silent, node.nodes)
     pem = b"\n".join(
-        watching.secrets(
-            {file: file for file in fronting.certificate_files(wanted, node.name)}, "gateway.tls"
+        targets.secrets(
+            {file: file for file in haproxy.certificate_files(wanted, node.name)}, "gateway.tls"
         ).values()
     )
-    return fronting.config(
+    return haproxy.config(
         wanted,
         backends,
         metrics_address=str(node.settings.exporters.listen or ""),
@@ -221,7 +219,7 @@ def _unit(wanted: Gateway) -> units.UnitFile:
         run=RUN,
         state=STATE,
         program=PROGRAM,
-        gone=virtual_address.GONE if wanted.virtual_address else "",
+        gone=keepalived.GONE if wanted.virtual_address else "",
         stop_seconds=STOP_SECONDS,
         files=SOCKETS,
     )
@@ -236,25 +234,25 @@ def _shared(node: Watching, wanted: Gateway) -> Converge:
     address = wanted.virtual_address
     if address is None:
         raise ValueError(f"{node.name} has no virtual address")
-    read = watching.secrets({"it": address.password_file}, "gateway.virtual_address.password_file")
-    text = virtual_address.keepalived(address, read["it"].strip())
-    check = virtual_address.check(str(node.settings.exporters.listen or ""), wanted.metrics_port)
+    read = targets.secrets({"it": address.password_file}, "gateway.virtual_address.password_file")
+    text = keepalived.keepalived(address, read["it"].strip())
+    check = keepalived.check(str(node.settings.exporters.listen or ""), wanted.metrics_port)
     override = units.drop_in(
         "keepalived-gateway.conf.j2",
-        virtual_address.UNIT,
-        started_with={"configuration": virtual_address.slow_hash(text), "check": check},
+        keepalived.UNIT,
+        started_with={"configuration": keepalived.slow_hash(text), "check": check},
     )
     return Converge(
         Wanted(
             File(
-                f"{virtual_address.HOME}/{virtual_address.CONFIGURATION}",
+                f"{keepalived.HOME}/{keepalived.CONFIGURATION}",
                 text,
                 mode=0o600,
                 secret=True,
             ),
-            File(virtual_address.CHECK, check, mode=0o755),
+            File(keepalived.CHECK, check, mode=0o755),
             override.file,
-            Unit(virtual_address.UNIT, fingerprint=override.fingerprint),
+            Unit(keepalived.UNIT, fingerprint=override.fingerprint),
         )
     )
 
@@ -302,7 +300,7 @@ def _state(do: str, **parameters: Any) -> GatewayState:
     )
     node = ctx_host.get()
     seconds = LOOK_SECONDS + 2 * parameters.get("seconds", 0)
-    return fronting.read(
+    return haproxy.read(
         ask(ctx_state.get(), [node], lambda _: program, seconds, "the look at the gateway")[
             node.name
         ]

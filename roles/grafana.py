@@ -8,10 +8,10 @@ from pyinfra import host
 from pyinfra.api import FunctionCommand, StringCommand, deploy, operation
 
 from gpufleet.converge.desired import File, NoOtherFiles, Package, Unit, Wanted
-from gpufleet.monitoring import render as rendering
+from gpufleet.monitoring import render
 from gpufleet.monitoring.targets import Watching
 from gpufleet.operations.converge import Converge, refuse
-from gpufleet.serving import unit as units
+from gpufleet.serving import unit
 
 
 @deploy("Grafana")
@@ -20,16 +20,16 @@ def grafana(node: Watching) -> None:
     wanted = node.monitoring.grafana
     if wanted is None:
         return
-    provisioning = rendering.grafana(node.monitoring)
-    drop_in = units.drop_in("grafana.conf.j2", wanted.unit, started_with=provisioning)
+    provisioning = render.grafana(node.monitoring)
+    drop_in = unit.drop_in("grafana.conf.j2", wanted.unit, started_with=provisioning)
     files = Converge(
         Wanted(
             *(File(f"{wanted.provisioning}/{path}", text) for path, text in provisioning.items()),
             *(
-                File(f"{rendering.DASHBOARDS}/{name}", text)
-                for name, text in rendering.dashboards().items()
+                File(f"{render.DASHBOARDS}/{name}", text)
+                for name, text in render.dashboards().items()
             ),
-            NoOtherFiles(f"{rendering.DASHBOARDS}/*.json"),
+            NoOtherFiles(f"{render.DASHBOARDS}/*.json"),
             drop_in.file,
         )
     )

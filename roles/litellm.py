@@ -10,8 +10,7 @@ from pyinfra import host, logger
 from pyinfra.api import QuoteString, StringCommand, deploy, operation
 from pyinfra.context import ctx_state
 
-from gpufleet.artifacts import operator_files as named_files
-from gpufleet.artifacts import release
+from gpufleet.artifacts import operator_files, release
 from gpufleet.artifacts.release import BUILD_SECONDS, WAIT_SECONDS, Release
 from gpufleet.converge.desired import (
     UNIT_DIRECTORY,
@@ -29,7 +28,7 @@ from gpufleet.converge.desired import (
     Wanted,
 )
 from gpufleet.errors import FleetError
-from gpufleet.monitoring import targets as watching
+from gpufleet.monitoring import targets
 from gpufleet.monitoring.exporters import named
 from gpufleet.monitoring.prometheus import Watched
 from gpufleet.network import litellm
@@ -62,7 +61,7 @@ def proxy(nodes: Mapping[str, Watched], name: str) -> None:
     if problems := [*litellm.problems(wanted, nodes, name)]:
         raise FleetError(*problems)
     build = release.release(
-        wanted, named_files.read(wanted.lock), named_files.read(wanted.uv_lock), PROGRAM
+        wanted, operator_files.read(wanted.lock), operator_files.read(wanted.uv_lock), PROGRAM
     )
     secrets, open_files = files(wanted, nodes, name)
     at = litellm.upstream(wanted, nodes, name)
@@ -174,15 +173,15 @@ def files(
     secrets: dict[str, bytes] = {}
     others: dict[str, bytes] = {}
     if file := wanted.upstream_key_file:
-        secrets |= watching.secrets({"upstream-key": file}, "litellm.upstream_key_file")
+        secrets |= targets.secrets({"upstream-key": file}, "litellm.upstream_key_file")
         if refusal := litellm.unknown_key(wanted, nodes, name, secrets["upstream-key"].strip()):
             raise FleetError(refusal)
     if file := wanted.upstream_ca_file:
-        others |= watching.secrets({"upstream-ca.pem": file}, "litellm.upstream_ca_file")
+        others |= targets.secrets({"upstream-ca.pem": file}, "litellm.upstream_ca_file")
     if wanted.tls:
         certificate = named(wanted.tls.certificate_file, name)
-        others |= watching.secrets({"tls.pem": certificate}, "litellm.tls")
-        secrets |= watching.secrets({"tls-key": named(wanted.tls.key_file, name)}, "litellm.tls")
+        others |= targets.secrets({"tls.pem": certificate}, "litellm.tls")
+        secrets |= targets.secrets({"tls-key": named(wanted.tls.key_file, name)}, "litellm.tls")
     return secrets, others
 
 

@@ -13,7 +13,7 @@ from pyinfra import host, logger
 from pyinfra.api import QuoteString, StringCommand, deploy, operation
 from pyinfra.context import ctx_state
 
-from gpufleet.artifacts import program_archive as archived
+from gpufleet.artifacts import program_archive
 from gpufleet.artifacts.program_archive import Archived
 from gpufleet.converge.desired import (
     UNIT_DIRECTORY,
@@ -105,7 +105,7 @@ def node_exporter(wanted: NodeExporter, access: Access) -> None:
     ground.packages(name="packages")
     ground.accounts(name="account")
     if program:
-        brought(ground, program, name="program", _timeout=archived.DOWNLOAD_SECONDS)
+        brought(ground, program, name="program", _timeout=program_archive.DOWNLOAD_SECONDS)
     node = Converge(Wanted(*foundation(wanted), *services(rendered, access)), probed=False)
     takes_its_flags(
         node, rendered, wanted, access, name="it takes its flags", _timeout=PROOF_SECONDS
@@ -138,7 +138,7 @@ def foundation(wanted: NodeExporter) -> tuple[Value, ...]:
     if wanted.archive is None:
         return (Package(PACKAGE), *asking, textfiles)
     return (
-        *map(Package, archived.PACKAGES),
+        *map(Package, program_archive.PACKAGES),
         *asking,
         Group(ARCHIVED_USER),
         User(ARCHIVED_USER, group=ARCHIVED_USER, home="/nonexistent"),

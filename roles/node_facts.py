@@ -15,10 +15,9 @@ from gpufleet.artifacts.operator_files import release_of
 from gpufleet.checks.finding import Report
 from gpufleet.converge.desired import UNIT_DIRECTORY, Directory, File, Unit, Wanted
 from gpufleet.errors import FleetError
-from gpufleet.fleet import node_records as recording
-from gpufleet.fleet import run as fleet
+from gpufleet.fleet import node_records, run
 from gpufleet.fleet.assessment import judged
-from gpufleet.inventory import loader as inventory
+from gpufleet.inventory import loader
 from gpufleet.on_node.common.textfile import DIRECTORY
 from gpufleet.on_node.monitoring.node_facts import DECLARED, FILE
 from gpufleet.on_node.monitoring.record import DEPLOYS
@@ -27,7 +26,7 @@ from gpufleet.operations.wait_ready import Metrics
 from gpufleet.remote import payload
 from gpufleet.remote.query import Answer, ask, survey
 from gpufleet.sanitize import printable
-from gpufleet.serving import unit as units
+from gpufleet.serving import unit
 from gpufleet.settings.node_settings import NodeExporter, NodeSettings
 
 SERVICE, TIMER = "gpufleet-facts.service", "gpufleet-facts.timer"
@@ -60,7 +59,7 @@ def node_facts(settings: NodeSettings) -> None:
 
 def wanted(settings: NodeSettings, gpus: int | None) -> Wanted:
     """Return what a node needs to have facts; `gpus` are those on its PCI bus."""
-    told = recording.declaration(settings, gpus=gpus, release=release(settings))
+    told = node_records.declaration(settings, gpus=gpus, release=release(settings))
     return Wanted(
         # The exporter, which is not root, goes through it; what is secret in it is root's own.
         Directory("/var/lib/gpufleet"),
@@ -73,7 +72,7 @@ def wanted(settings: NodeSettings, gpus: int | None) -> Wanted:
         Directory(payload.CODE, mode=0o700),
         Directory("/usr/local/libexec/gpufleet", mode=0o755),
         File(PROGRAM, payload.archive("monitoring/node_facts", nvml=True), mode=0o755),
-        *(File(f"{UNIT_DIRECTORY}/{each}", units.template(each).encode()) for each in UNITS),
+        *(File(f"{UNIT_DIRECTORY}/{each}", unit.template(each).encode()) for each in UNITS),
         Unit(TIMER),
     )
 
@@ -90,8 +89,8 @@ def release(settings: NodeSettings) -> str | None:
 
 def gpus() -> int | None:
     """Return how many GPUs are on this node's PCI bus, driver or not; None: it is unknown."""
-    answer = fleet.documents(ctx_state.get())[host.name]
-    return None if isinstance(answer, str) else recording.gpus_on_bus(answer)
+    answer = run.documents(ctx_state.get())[host.name]
+    return None if isinstance(answer, str) else node_records.gpus_on_bus(answer)
 
 
 def served(exporter: Metrics, wanted: NodeExporter) -> Metrics:
@@ -137,20 +136,20 @@ def _record(deploy: str) -> list[str]:
     """Write it down; return what went wrong."""
     state, here = ctx_state.get(), ctx_host.get()
     files = {}
-    if here.name in inventory.current().gpu_nodes:
+    if here.name in loader.current().gpu_nodes:
         report, answer = _report(state)
-        at = recording.probed_at(answer, time.time())
-        files = {recording.CHECK: recording.of_check(report.of_nodes[here.name], at)}
+        at = node_records.probed_at(answer, time.time())
+        files = {node_records.CHECK: node_records.of_check(report.of_nodes[here.name], at)}
     program = payload.program("monitoring/record", files=files, deploy=deploy)
     answers = ask(state, [here], lambda _: program, RECORD_SECONDS, "the record", short=True)
-    return recording.unrecorded(answers, "what was found is")
+    return node_records.unrecorded(answers, "what was found is")
 
 
 def _report(state: State) -> tuple[Report, Answer]:
     """Return what is known of this node now: the fleet's report, and the probe behind it."""
     here = ctx_host.get()
-    answers = fleet.documents(state)
-    declared = inventory.current().gpu_nodes
+    answers = run.documents(state)
+    declared = loader.current().gpu_nodes
     if probed_changes():
         answers = {**answers, **survey(state, [here])}
         return judged(answers, declared, {here.name}), answers[here.name]

@@ -11,7 +11,7 @@ from pyinfra.api import FunctionCommand, Host, QuoteString, State, StringCommand
 from pyinfra.context import ctx_host, ctx_state
 
 from gpufleet.converge.desired import Absent, File, Value, Wanted
-from gpufleet.gpu_software import kernel_modules as built_modules
+from gpufleet.gpu_software import kernel_modules
 from gpufleet.gpu_software.driver_packages import driver_packages
 from gpufleet.gpu_software.repository import source
 from gpufleet.operations.converge import Converge, refuse
@@ -136,11 +136,11 @@ def built(driver: str) -> Commands:
     if seen["error"]:
         yield from refuse((seen["error"],))
         return
-    lacks = built_modules.lacking(seen, driver)
+    lacks = kernel_modules.lacking(seen, driver)
     if lacks:
         _say(f"build driver {driver} for kernel {', '.join(lacks)}")
         yield FunctionCommand(_build, (driver, lacks), {})
-    elif found := built_modules.problems(seen, driver):
+    elif found := kernel_modules.problems(seen, driver):
         yield from refuse(found)
     else:
         host.noop(f"every kernel has a module of driver {driver}")
@@ -148,7 +148,7 @@ def built(driver: str) -> Commands:
 
 def _build(state: State, host: Host, driver: str, kernels: tuple[str, ...]) -> bool:  # noqa: ARG001
     seen = _ask("build", kernels=list(kernels), version=driver)
-    found = (seen["error"],) if seen["error"] else built_modules.problems(seen, driver)
+    found = (seen["error"],) if seen["error"] else kernel_modules.problems(seen, driver)
     for problem in found:
         logger.error("%s%s", host.print_prefix, printable(problem))
     return not found

@@ -18,7 +18,7 @@ from gpufleet.operations.converge import Converge, files, refuse
 from gpufleet.operations.converge import units as units_operation
 from gpufleet.remote.query import survey
 from gpufleet.sanitize import printable
-from gpufleet.serving import unit as units
+from gpufleet.serving import unit
 
 Commands: TypeAlias = Generator[StringCommand | FunctionCommand]
 
@@ -71,7 +71,7 @@ def joined(driver: str) -> Commands:
 def wanted(driver: str, domain: tuple[str, ...]) -> Wanted:
     """Return IMEX's file and unit for the addresses of its domain."""
     text = "".join(f"{address}\n" for address in domain).encode()
-    file = units.drop_in(
+    file = unit.drop_in(
         "nvidia-driver-service.conf.j2", SERVICE, started_with={"driver": driver, "nodes": text}
     )
     return Wanted(

@@ -10,7 +10,7 @@ from pyinfra.context import ctx_host, ctx_state
 
 from gpufleet.converge.desired import Directory, File, NoOtherFiles, Package, Unit, Wanted
 from gpufleet.monitoring import prometheus as scrape
-from gpufleet.monitoring import render as rendering
+from gpufleet.monitoring import render
 from gpufleet.monitoring import targets as watching
 from gpufleet.monitoring.prometheus import Scrape, Target
 from gpufleet.monitoring.targets import Watching
@@ -39,7 +39,7 @@ def prometheus(node: Watching) -> None:
     wanted = node.scrapes(_before(node))
     named = {path: file for each in wanted for path, file in each.secrets}
     secrets = watching.secrets(named, "exporters")
-    configuration = rendering.prometheus(node.monitoring, node.nodes, wanted)
+    configuration = render.prometheus(node.monitoring, node.nodes, wanted)
     program = of_archive("prometheus", server.archive, ("prometheus", "promtool"))
     unit = units.whole(
         "prometheus.service.j2",
@@ -71,7 +71,7 @@ def prometheus(node: Watching) -> None:
         directory=HOME,
         check=(promtool, "check", "config", "prometheus.yml"),
         watched=("prometheus.yml", "rules", "rules/*.yml", "own-rules", "own-rules/*.yml"),
-        files=configuration | rendering.targets(wanted),
+        files=configuration | render.targets(wanted),
         secrets=secrets,
     )
     install(Package("prometheus"), program, unit.file)
@@ -97,7 +97,7 @@ def targets_of(node: Watching) -> None:
 
 def _files(wanted: tuple[Scrape, ...]) -> Wanted:
     """Return the files of targets, and that there are no others."""
-    found = rendering.targets(wanted).items()
+    found = render.targets(wanted).items()
     return Wanted(
         *(File(f"{HOME}/{path}", content) for path, content in found),
         NoOtherFiles(f"{HOME}/targets/*.json"),

@@ -9,7 +9,7 @@ from pyinfra import host, logger
 from pyinfra.api import FunctionCommand, Host, State, StringCommand, deploy, operation
 from pyinfra.context import ctx_state
 
-from gpufleet.gpu_software import kernel_tuning as node_tuning
+from gpufleet.gpu_software import kernel_tuning
 from gpufleet.gpu_software.kernel_tuning import KernelSetting
 from gpufleet.operations.converge import Converge, refuse
 from gpufleet.remote import payload
@@ -25,10 +25,10 @@ Commands = Generator[StringCommand | FunctionCommand]
 @deploy("tuning")
 def tuning(gpu: Gpu, gpus: int) -> None:
     """Converge the settings of the kernel, now and at boot, and the unit for `gpus` GPUs."""
-    node = Converge(node_tuning.wanted(gpu, gpus))
+    node = Converge(kernel_tuning.wanted(gpu, gpus))
     node.files(name="settings and device files")
     node.units(name="device files at boot")
-    if settings := node_tuning.kernel_settings(gpu):
+    if settings := kernel_tuning.kernel_settings(gpu):
         in_force(settings, name="settings of the running kernel", _timeout=SECONDS)
 
 
@@ -39,14 +39,14 @@ def in_force(settings: tuple[KernelSetting, ...]) -> Commands:
     if not seen:
         yield from refuse(("the kernel's settings could not be read",))
         return
-    if found := node_tuning.problems(settings, seen):
+    if found := kernel_tuning.problems(settings, seen):
         yield from refuse(found)
         return
     executing = ctx_state.get().is_executing
     if executing:
-        for remark in node_tuning.remarks(settings, seen):
+        for remark in kernel_tuning.remarks(settings, seen):
             logger.warning("%s%s", host.print_prefix, remark)
-    changes = node_tuning.changes(settings, seen)
+    changes = kernel_tuning.changes(settings, seen)
     if not changes:
         host.noop("the kernel is set")
         return
@@ -60,7 +60,7 @@ def look(settings: tuple[KernelSetting, ...], *, apply: bool = False) -> dict[st
     program = payload.program(
         "converge/sysctl",
         wanted={each.name: [each.value, each.least] for each in settings},
-        file=node_tuning.SYSCTL,
+        file=kernel_tuning.SYSCTL,
         apply=apply,
     )
     found: dict[str, Any] = host.get_fact(KernelSettings, _stdin=program, _timeout=SECONDS)
@@ -69,7 +69,7 @@ def look(settings: tuple[KernelSetting, ...], *, apply: bool = False) -> dict[st
 
 def _apply(state: State, host: Host, settings: tuple[KernelSetting, ...]) -> bool:  # noqa: ARG001
     seen = look(settings, apply=True)
-    found = node_tuning.problems(settings, seen) if seen else ("the node did not answer",)
+    found = kernel_tuning.problems(settings, seen) if seen else ("the node did not answer",)
     for problem in found:
         logger.error("%s%s", host.print_prefix, problem)
     return not found

@@ -9,7 +9,7 @@ from pyinfra import host, logger
 from pyinfra.api import FunctionCommand, Host, State, operation
 
 from gpufleet.fleet.run import Here
-from gpufleet.operations import wait_ready as serving
+from gpufleet.operations import wait_ready
 from gpufleet.operations.wait_ready import Endpoint, Metrics
 from gpufleet.serving.readiness import State as Stand
 from roles import dcgm, firewall, node_exporter, node_facts
@@ -34,7 +34,7 @@ def verified(
     endpoints: Sequence[Endpoint], metrics: Sequence[Metrics]
 ) -> Generator[FunctionCommand]:
     """No change when everything answers as it should; otherwise the node fails, with reasons."""
-    seen = serving.look(endpoints, metrics)
+    seen = wait_ready.look(endpoints, metrics)
     found = problems(endpoints, metrics, seen)
     if not found:
         host.noop(f"{len(endpoints)} endpoints and {len(metrics)} exporters answer")
@@ -58,7 +58,7 @@ def problems(
     """Return what is wrong, in words; what could not be asked is wrong too."""
     found = [
         verdict.text if verdict.state is not Stand.WAITING else f"{name}: not ready: {verdict.text}"
-        for name, verdict in serving.verdicts(endpoints, seen, serving.restarts(seen)).items()
+        for name, verdict in wait_ready.verdicts(endpoints, seen, wait_ready.restarts(seen)).items()
         if verdict.state is not Stand.READY
     ]
     for exporter in metrics:

@@ -10,7 +10,7 @@ from pyinfra import host
 from pyinfra.api import QuoteString, StringCommand, deploy, operation
 from pyinfra.context import ctx_state
 
-from gpufleet.artifacts import model_files as checkpoint
+from gpufleet.artifacts import model_files
 from gpufleet.artifacts.model_files import Checkpoint
 from gpufleet.artifacts.operator_files import read, release_of
 from gpufleet.artifacts.release import BUILD_SECONDS, WAIT_SECONDS, Release, build_script
@@ -28,17 +28,16 @@ from gpufleet.converge.desired import (
 )
 from gpufleet.errors import FleetError
 from gpufleet.fleet.run import Here, together
-from gpufleet.operations import distribute as distributing
-from gpufleet.operations import progress_watch as meanwhile
+from gpufleet.operations import distribute, progress_watch
 from gpufleet.operations.accept_flags import Proof, accepted, agreed
 from gpufleet.operations.check_reachability import reached
 from gpufleet.operations.converge import Converge
 from gpufleet.operations.distribute import Goods, comes, copied
 from gpufleet.operations.wait_ready import Endpoint, answering
-from gpufleet.planning.multinode import launch as ranks
+from gpufleet.planning.multinode import launch
 from gpufleet.planning.planner import Stage
 from gpufleet.remote import payload
-from gpufleet.serving import flag_check as stage_flags
+from gpufleet.serving import flag_check
 from gpufleet.serving import unit as units
 from gpufleet.serving.flag_check import Started
 from gpufleet.serving.unit import UnitFile
@@ -141,7 +140,7 @@ def prepared(here: Here, wanted: Vllm, *, apart: bool = False) -> Prepared:
     files = {
         stage: found
         for stage in here.stages
-        if (found := checkpoint.checkpoint(here.settings.serving[stage.model]))
+        if (found := model_files.checkpoint(here.settings.serving[stage.model]))
     }
 
     ground = Converge(
@@ -154,7 +153,7 @@ def prepared(here: Here, wanted: Vllm, *, apart: bool = False) -> Prepared:
     ground.files(name="directories, locks and credentials")
     release_there(ground, build)
     for found in host.loop(sorted(set(files.values()), key=lambda each: each.directory)):
-        model_there(ground, found, wanted, distributing.of_model(found, here.everyone))
+        model_there(ground, found, wanted, distribute.of_model(found, here.everyone))
 
     proof = Proof(build, begun(here, wanted, build), here.origins)
     proofs = Converge(proof.wanted, watch=(build.mark,))
@@ -169,7 +168,7 @@ def prepared(here: Here, wanted: Vllm, *, apart: bool = False) -> Prepared:
 
 def release_there(ground: Converge, build: Release) -> None:
     """Have the release on the node: built once for nodes of its kind, and copied to the others."""
-    goods = distributing.of_release(build)
+    goods = distribute.of_release(build)
     built(
         ground,
         build,
@@ -198,7 +197,7 @@ def model_there(ground: Converge, wanted: Checkpoint, vllm: Vllm, goods: Goods |
         directory,
         goods,
         name=f"stage {wanted.repository}",
-        _timeout=checkpoint.DOWNLOAD_SECONDS,
+        _timeout=model_files.DOWNLOAD_SECONDS,
     )
     if goods and goods.others:
         copied(ground, goods, name=f"copy {wanted.repository}")
@@ -209,7 +208,7 @@ def model_there(ground: Converge, wanted: Checkpoint, vllm: Vllm, goods: Goods |
             directory,
             goods,
             name=f"stage {wanted.repository} where it was not copied",
-            _timeout=checkpoint.DOWNLOAD_SECONDS,
+            _timeout=model_files.DOWNLOAD_SECONDS,
         )
 
 
@@ -278,7 +277,7 @@ def unit_files(
 def begun(here: Here, wanted: Vllm, build: Release) -> tuple[Started, ...]:
     """Return what each stage of this node will be started with, word by word."""
     return tuple(
-        stage_flags.started(
+        flag_check.started(
             stage,
             here.settings.serving[stage.model],
             wanted,
@@ -364,8 +363,8 @@ def credentials(wanted: Vllm, here: Here) -> dict[str, bytes]:
         raise FleetError(*(f"{path} is empty: put the secret into it" for path in empty))
     serving = here.settings.serving
     asked = {name for each in here.stages for name in units.secrets(each, serving[each.model])}
-    if ranks.RAY_TOKEN in asked and "cluster-key" in found:
-        found[ranks.RAY_TOKEN] = ranks.ray_token(found["cluster-key"])
+    if launch.RAY_TOKEN in asked and "cluster-key" in found:
+        found[launch.RAY_TOKEN] = launch.ray_token(found["cluster-key"])
     return found
 
 
@@ -397,7 +396,7 @@ def built_after_all(node: Converge, wanted: Release, goods: Goods) -> Generator[
 
 
 def _building(node: Converge, wanted: Release) -> Generator[StringCommand]:
-    with meanwhile.building(wanted):
+    with progress_watch.building(wanted):
         yield StringCommand("sh", "-c", QuoteString(build_script(wanted)))
     node.forget()
 
@@ -435,7 +434,7 @@ def staged_after_all(
 def _downloading(
     node: Converge, wanted: Checkpoint, vllm: Vllm, release_directory: str
 ) -> Generator[StringCommand]:
-    script = checkpoint.download_script(wanted, vllm, release_directory)
-    with meanwhile.downloading(wanted, vllm):
+    script = model_files.download_script(wanted, vllm, release_directory)
+    with progress_watch.downloading(wanted, vllm):
         yield StringCommand("sh", "-c", QuoteString(script))
     node.forget()

@@ -9,7 +9,7 @@ from gpufleet.converge.desired import Absent, Directory, File, Unit, UnitGone, W
 from gpufleet.fleet.run import Here
 from gpufleet.operations.converge import Converge
 from gpufleet.remote import payload
-from gpufleet.serving import watchdog_unit as watchdog
+from gpufleet.serving import watchdog_unit
 from roles import vllm as stages
 
 
@@ -31,27 +31,27 @@ def wanted(here: Here) -> Wanted:
     told = configuration(here)
     if told is None:
         # Its metrics, too: nobody would write them any more.
-        gone = (watchdog.METRICS, watchdog.CONFIGURATION, watchdog.PROGRAM)
-        return Wanted(UnitGone(watchdog.SERVICE), *map(Absent, gone))
-    unit = watchdog.service(told)
+        gone = (watchdog_unit.METRICS, watchdog_unit.CONFIGURATION, watchdog_unit.PROGRAM)
+        return Wanted(UnitGone(watchdog_unit.SERVICE), *map(Absent, gone))
+    unit = watchdog_unit.service(told)
     return Wanted(
         Directory("/etc/gpufleet"),
-        Directory(watchdog.STATE),
-        Directory(watchdog.TEXTFILE),
-        Directory(watchdog.DUMPS, mode=0o700),
-        File(watchdog.PROGRAM, payload.archive("watchdog/watchdog"), mode=0o755),
-        File(watchdog.CONFIGURATION, told.encode()),
+        Directory(watchdog_unit.STATE),
+        Directory(watchdog_unit.TEXTFILE),
+        Directory(watchdog_unit.DUMPS, mode=0o700),
+        File(watchdog_unit.PROGRAM, payload.archive("watchdog/watchdog"), mode=0o755),
+        File(watchdog_unit.CONFIGURATION, told.encode()),
         unit.file,
-        Unit(watchdog.SERVICE, fingerprint=unit.fingerprint),
+        Unit(watchdog_unit.SERVICE, fingerprint=unit.fingerprint),
     )
 
 
 def configuration(here: Here) -> str | None:
     """Return what the node's watchdog is told; None: it has nothing to watch."""
     settings = here.settings
-    if settings.vllm is None or not watchdog.needed(here.stages, settings.serving):
+    if settings.vllm is None or not watchdog_unit.needed(here.stages, settings.serving):
         return None
-    return watchdog.configuration(
+    return watchdog_unit.configuration(
         here.stages,
         settings.serving,
         address=stages.local(settings.vllm.listen),

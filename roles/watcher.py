@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from gpufleet.artifacts import program_archive as archived
+from gpufleet.artifacts import program_archive
 from gpufleet.artifacts.program_archive import Archived
 from gpufleet.converge.desired import (
     Directory,
@@ -44,9 +44,9 @@ def install(package: Package, program: Archived | None, unit: File) -> None:
     if program is None:
         Converge(Wanted(package)).packages(name="package")
         return
-    Converge(Wanted(*map(Package, archived.PACKAGES))).packages(name="what downloads need")
+    Converge(Wanted(*map(Package, program_archive.PACKAGES))).packages(name="what downloads need")
     there = Converge(Wanted(), watch=(program.directory,))
-    brought(there, program, name="program", _timeout=archived.DOWNLOAD_SECONDS)
+    brought(there, program, name="program", _timeout=program_archive.DOWNLOAD_SECONDS)
 
 
 def directories(home: str, data: str) -> tuple[Value, ...]:

@@ -27,7 +27,7 @@ from lab import supplies
 from lab.nodes import Lab
 from lab.state import LabState
 from tests.conftest import FLEET
-from tests.support import checkout as repository
+from tests.support import checkout
 from tests.support.checkout import ROOT
 
 LAB_ID = "gft"
@@ -55,7 +55,7 @@ def fault_table(rows: list[tuple[str, float, str, float]]) -> str:
     lines = [
         "# Interrupted deploys: the last long run",
         "",
-        f"`make test-long` on {datetime.now(UTC):%Y-%m-%d}, commit {repository.commit()}: "
+        f"`make test-long` on {datetime.now(UTC):%Y-%m-%d}, commit {checkout.commit()}: "
         f"{len(rows)} interruptions, all converged.",
         "",
         "After each, one ordinary deploy: it succeeded, every process ran with the new value, and",

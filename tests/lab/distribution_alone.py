@@ -4,7 +4,7 @@ from gpufleet.artifacts.model_files import Checkpoint
 from gpufleet.artifacts.operator_files import release_of
 from gpufleet.converge.desired import Package, Wanted
 from gpufleet.fleet.run import here, refusals
-from gpufleet.operations import distribute as distributing
+from gpufleet.operations import distribute
 from gpufleet.operations.converge import Converge
 from gpufleet.operations.distribute import Goods
 from roles import vllm as role
@@ -24,7 +24,7 @@ with refusals():
     ground.files(name="directories and locks")
     role.release_there(ground, build)
     # Planned for no node, for its config is on no hub: every node is to have it.
-    nobody = distributing.of_model(MODEL, ())
+    nobody = distribute.of_model(MODEL, ())
     everyone = tuple(sorted(nobody.owners))
     goods = Goods(**{**vars(nobody), "wanting": everyone})
     role.model_there(ground, MODEL, wanted, goods)

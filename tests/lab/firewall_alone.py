@@ -9,7 +9,7 @@ import os
 from pyinfra import host
 
 from gpufleet.fleet.run import Here, refusals
-from gpufleet.inventory import loader as inventory
+from gpufleet.inventory import loader
 from gpufleet.node.cluster_network import Network
 from gpufleet.node.topology import Node
 from gpufleet.planning.stage import Group, Running, Stage
@@ -59,7 +59,7 @@ def found() -> Running:
 with refusals():
     here = Here(
         node=Node(host.name, None, None, (), {}, {}),
-        settings=inventory.current().nodes[host.name].settings,
+        settings=loader.current().nodes[host.name].settings,
         stages=(stage(),) if holds == "planned" else (),
         running=(found(),) if holds == "running" else (),
     )

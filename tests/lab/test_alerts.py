@@ -25,7 +25,7 @@ import yaml
 from gpufleet.monitoring.rules.files import groups
 from tests.lab.conftest import Fleet, standing
 from tests.lab.test_watchdog import Load
-from tests.support import checkout as repository
+from tests.support import checkout
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(5400)]
 
@@ -198,7 +198,7 @@ def table() -> str:
     lines = [
         "# Faults, and the alerts that they made fire",
         "",
-        f"Measured on {datetime.now(UTC):%Y-%m-%d}, commit {repository.commit()}, on lab nodes: "
+        f"Measured on {datetime.now(UTC):%Y-%m-%d}, commit {checkout.commit()}, on lab nodes: "
         f"{len(FAULTS)} faults at once, each",
         "seen in Alertmanager with its node and its GPU and with no other. Scraped every 5 s;",
         "rules without their `for`, which comes on top of the first time in a fleet. The second",

@@ -16,7 +16,7 @@ import pytest
 from tests.lab.conftest import Fleet, standing
 from tests.lab.group_faults import Client, Fault, Replica, Seen, killed, suffer
 from tests.lab.test_replicas_over_nodes import Shape, declare, deploy
-from tests.support import checkout as repository
+from tests.support import checkout
 
 LAB_ID = "gff"
 HEAD, WORKER = "gpu-01", "gpu-02"
@@ -174,6 +174,6 @@ def row(seen: Seen) -> str:
         "never stopped" if seen.again is None else f"{seen.again:.0f} s",
         seen.clients,
         seen.why,
-        f"{datetime.now(UTC):%Y-%m-%d}, {repository.commit()}",
+        f"{datetime.now(UTC):%Y-%m-%d}, {checkout.commit()}",
     ]
     return f"| {' | '.join(cells)} |"

@@ -21,7 +21,7 @@ import pytest
 from tests.lab.bare_node import NODE, BareNode, Triple, bare_node, vendor_state
 from tests.lab.faults import reached
 from tests.lab.test_node_deploy import BRANCH, FIRST, PATCH, in_force
-from tests.support import checkout as repository
+from tests.support import checkout
 
 LAB_ID = "gfq"
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
@@ -174,7 +174,7 @@ def table(rows: list[Row]) -> str:
     lines = [
         "# Failed and interrupted driver upgrades: the last long run",
         "",
-        f"`make test-long` on {datetime.now(UTC):%Y-%m-%d}, commit {repository.commit()}: "
+        f"`make test-long` on {datetime.now(UTC):%Y-%m-%d}, commit {checkout.commit()}: "
         f"{len(rows)} of them, all converged. Between {FIRST}, {PATCH} and {BRANCH}, on a lab node "
         "with 8 GPUs and NVSwitches.",
         "",

@@ -40,7 +40,7 @@ from tests.lab.upgrade_fleet import (
     upgrade_fleet,
 )
 from tests.lab.upgrade_load import Summary, bench_failures, clients, summary
-from tests.support import checkout as repository
+from tests.support import checkout
 from tests.unit.monitoring import offline
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(7200)]
@@ -413,7 +413,7 @@ def table(rows: list[Row]) -> str:
     lines = [
         "# Changes under load: the last long run",
         "",
-        f"`make test-long` on {datetime.now(UTC):%Y-%m-%d}, commit {repository.commit()}: "
+        f"`make test-long` on {datetime.now(UTC):%Y-%m-%d}, commit {checkout.commit()}: "
         f"{len(rows)} changes, {requests} requests, {failed} failed.",
         "",
         "Lab nodes with a replica each behind the gateway; all of them and the clients share two",

@@ -29,7 +29,7 @@ from tests.lab import made_release
 from tests.lab.made_release import DIES, Change
 from tests.lab.upgrade_fleet import GATES, GATEWAY, NEW, OLD, RATE, UpgradeFleet, upgrade_fleet
 from tests.lab.upgrade_load import Summary, summary
-from tests.support import checkout as repository
+from tests.support import checkout
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(5400)]
 
@@ -435,7 +435,7 @@ def table(rows: list[Row]) -> str:
     lines = [
         "# What goes wrong while a fleet is changed: the last long run",
         "",
-        f"`make test-long` on {datetime.now(UTC):%Y-%m-%d}, commit {repository.commit()}: "
+        f"`make test-long` on {datetime.now(UTC):%Y-%m-%d}, commit {checkout.commit()}: "
         f"{len(rows)} faults. Four lab nodes with a replica each behind one gateway,",
         f"vLLM {OLD} and {NEW}, {RATE:g} requests a second by OpenAI's own client, which streams",
         "and tries nothing twice. Bad releases are the real one with a line of its source",

@@ -25,7 +25,7 @@ import yaml
 from tests.lab.conftest import Fleet, standing
 from tests.lab.group_faults import Replica, wait
 from tests.lab.test_replicas_over_nodes import COMPILATION, deploy
-from tests.support import checkout as repository
+from tests.support import checkout
 
 LAB_ID = "gfw"
 HEAD, WORKER = "gpu-01", "gpu-02"
@@ -382,7 +382,7 @@ def note(what: str, cells: str) -> None:
     file = Path(path)
     if cells.count("|") < 3:
         cells += " | - | - | -"
-    row = f"| {what} | {cells} | {datetime.now(UTC):%Y-%m-%d}, {repository.commit()} |"
+    row = f"| {what} | {cells} | {datetime.now(UTC):%Y-%m-%d}, {checkout.commit()} |"
     lines = file.read_text().splitlines()
     (heading,) = (at for at, line in enumerate(lines) if line.startswith("| what froze |"))
     end = next(at for at in range(heading, len(lines) + 1) if not [*lines, ""][at].startswith("|"))

@@ -22,7 +22,7 @@ from typing import Any
 from gpufleet.errors import FleetError
 from gpufleet.remote import payload
 from lab import machine, nvml
-from tests.support import real_recordings as real
+from tests.support import real_recordings
 from tests.support.checkout import ROOT
 
 NODES = ROOT / "tests/data/nodes"
@@ -107,8 +107,8 @@ def record_profiles() -> None:
 
 def record_real() -> None:
     """Record this machine; raises `FleetError` if it has no NVIDIA GPU that answers."""
-    document = real.anonymous(real.with_gpus(probe(None)))
-    to = NODES / "real" / f"{real.name(document)}.json"
+    document = real_recordings.anonymous(real_recordings.with_gpus(probe(None)))
+    to = NODES / "real" / f"{real_recordings.name(document)}.json"
     to.parent.mkdir(exist_ok=True)
     to.write_text(text(document) + "\n")
     print(to)

@@ -9,8 +9,7 @@ from functools import cache as once
 from typing import Any
 
 from gpufleet.catalog.gpu_models import card
-from gpufleet.sizing import kv_bytes as kv_pages
-from gpufleet.sizing import kv_cache
+from gpufleet.sizing import kv_bytes, kv_cache
 from gpufleet.sizing.architectures.components import Architecture, LatentCache, WindowCache
 from gpufleet.sizing.architectures.description import Description, ModelFiles, describe
 from gpufleet.sizing.architectures.quantization import online
@@ -95,7 +94,7 @@ class Log:
         kinds = {
             page.kind.value
             for stage in layout(self).stages
-            for page in kv_pages.pages(layout(self), stage)
+            for page in kv_bytes.pages(layout(self), stage)
         }
         architecture = self.description.architecture
         if "state" in kinds:
@@ -259,18 +258,18 @@ def weighed(log: Log) -> tuple[Weighed, ...]:
 
 
 @once
-def layout(log: Log) -> kv_pages.Layout:
+def layout(log: Log) -> kv_bytes.Layout:
     """Return what the arithmetic of the log's KV cache depends on."""
     architecture = log.description.architecture
     ranges = layer_ranges(len(architecture.layers), log.pipeline, log.record.get("partition"))
-    stages = list(kv_pages.caches(architecture, ranges))
+    stages = list(kv_bytes.caches(architecture, ranges))
     if log.own_drafts:
-        stages[-1] += kv_pages.draft_caches(architecture)
+        stages[-1] += kv_bytes.draft_caches(architecture)
     # A draft model's layers are like the model's own.
     stages[-1] += stages[-1][-1:] * log.record.get("further_layers", 0)
     layers, *shape = log.record.get("further_windows", (0, 1, 1, 1))
     stages[-1] += (WindowCache(*shape),) * layers
-    return kv_pages.Layout(
+    return kv_bytes.Layout(
         stages=tuple(stages),
         vllm=log.vllm,
         max_model_len=log.max_model_len,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpufleet.artifacts import operator_files as named_files
+from gpufleet.artifacts import operator_files
 from gpufleet.bundle import apt, models, serve, wheels
 from gpufleet.bundle.download import MANIFEST, Digest, Folder, Remote
 from gpufleet.bundle.models import Model
@@ -175,7 +175,7 @@ def _vendors_key(done: Collected, repository: Repository) -> Path:
 def _wheels(done: Collected, locked: Locked) -> None:
     lock = wheels.Lock(
         locked.path,
-        named_files.read(locked.path).decode("utf-8", "replace"),
+        operator_files.read(locked.path).decode("utf-8", "replace"),
         locked.index_url,
         locked.find_links,
     )
@@ -186,7 +186,7 @@ def _wheels(done: Collected, locked: Locked) -> None:
 def _model(done: Collected, model: Model) -> None:
     token = None
     if model.token_file:
-        token = named_files.read(model.token_file).decode().strip()
+        token = operator_files.read(model.token_file).decode().strip()
     done.say(f"model {model.repository} at {model.revision}")
     found = models.find(model, token)
     done.models |= {*done.bring(found), *models.describe(done.folder, model, found)}

@@ -9,8 +9,7 @@ from functools import partial
 from typing import Any
 
 from gpufleet.catalog.checks import CHECKS
-from gpufleet.checks import driver, gpus, host, kernel_log, memory, nvlink
-from gpufleet.checks import next_reboot as reboot
+from gpufleet.checks import driver, gpus, host, kernel_log, memory, next_reboot, nvlink
 from gpufleet.checks.finding import Action, Finding, GpuId, Problem, Report, Severity, Step
 from gpufleet.checks.probe_facts import CannotTell, DoesNotApply, GpuReading, Needs, Reading, Unread
 from gpufleet.node.probe_document import flaw
@@ -21,7 +20,7 @@ WITHOUT_DRIVER: dict[str, Callable[[Reading], Iterator[Problem]]] = {
     **driver.WITHOUT_DRIVER,
     **kernel_log.WITHOUT_DRIVER,
     **host.WITHOUT_DRIVER,
-    **reboot.WITHOUT_DRIVER,
+    **next_reboot.WITHOUT_DRIVER,
     **nvlink.WITHOUT_DRIVER,
 }
 # Checks of a node as a whole that ask the driver.

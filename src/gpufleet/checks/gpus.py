@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from statistics import multimode
 from typing import Any
 
-from gpufleet.checks import occupancy, pcie
-from gpufleet.checks import throttling as slowdown
+from gpufleet.checks import occupancy, pcie, throttling
 from gpufleet.checks.finding import Action, Problem, Severity, Step
 from gpufleet.checks.ladder import POWER_CYCLE, REBOOT_IT, RETURN_IT, SEE_LOG, STOP, reset
 from gpufleet.checks.probe_facts import (
@@ -504,7 +503,7 @@ OF_NODE: dict[str, Callable[[Reading], Iterator[Problem]]] = {
 OF_GPU: dict[str, Callable[[GpuReading], Iterator[Problem]]] = {
     "recovery-action": recovery_action,
     "inforom": inforom,
-    **slowdown.OF_GPU,
+    **throttling.OF_GPU,
     **pcie.OF_GPU,
     **occupancy.OF_GPU,
 }

@@ -51,9 +51,9 @@ def cordon(inventory_file: str, names: tuple[str, ...], why: str, *, as_json: bo
 
     Exit status: 0 they are cordoned, 2 one is not, or it is not known.
     """
-    from gpufleet.upgrade.run import node_protocol as node_change
+    from gpufleet.upgrade.run import node_protocol
 
-    asked = node_change.cordon(_by(), why)
+    asked = node_protocol.cordon(_by(), why)
     return _marked(inventory_file, names, lambda _: asked, as_json=as_json)
 
 
@@ -71,9 +71,9 @@ def uncordon(inventory_file: str, names: tuple[str, ...], *, force: bool, as_jso
 
     Exit status: 0 they are free, 1 a mark stays (an upgrade's: see --force), 2 could not run.
     """
-    from gpufleet.upgrade.run import node_protocol as node_change
+    from gpufleet.upgrade.run import node_protocol
 
-    asked = node_change.uncordon(force=force)
+    asked = node_protocol.uncordon(force=force)
     return _marked(inventory_file, names, lambda _: asked, as_json=as_json)
 
 
@@ -152,17 +152,17 @@ class _Session:
     def drained(self, name: str, why: str, seconds: int | None, *, force: bool) -> dict[str, Any]:
         """Drain a node; return what came of it."""
         from gpufleet.fleet import draining
-        from gpufleet.upgrade.run import node_protocol as node_change
+        from gpufleet.upgrade.run import node_protocol
 
         found, looks = self._about(name)
         if not force and (refused := draining.refusal(found)):
             raise FleetError(refused)
         by = _by()
-        marks = self._marks({name: node_change.cordon(by, why)})
+        marks = self._marks({name: node_protocol.cordon(by, why)})
         # Marks before gateways: killed in between, the fleet says what was about to happen.
         marks |= self._marks(
             {
-                node: node_change.drain(found.on(node), by, why)
+                node: node_protocol.drain(found.on(node), by, why)
                 for node in found.every_node
                 if found.on(node)
             }
@@ -186,7 +186,7 @@ class _Session:
 
     def undrained(self, name: str, *, force: bool) -> dict[str, Any]:
         """Take a drain back; return what came of it."""
-        from gpufleet.upgrade.run import node_protocol as node_change
+        from gpufleet.upgrade.run import node_protocol
 
         found, looks = self._about(name)
         # Whoever is drained without a unit here (it was stopped) is undrained as well.
@@ -207,12 +207,12 @@ class _Session:
             for node in here[replica]:
                 wanted.setdefault(node, []).append(replica)
         marks = self._marks(
-            {node: node_change.undrain(each, force=force) for node, each in wanted.items()}
+            {node: node_protocol.undrain(each, force=force) for node, each in wanted.items()}
         )
         problems += [each.problem for each in marks.values() if each.problem]
         kept = looks[name].cordon
         if kept and _made_together(kept, looks[name].drained.values()):
-            kept = self._marks({name: node_change.uncordon(force=force)})[name].cordon
+            kept = self._marks({name: node_protocol.uncordon(force=force)})[name].cordon
         return {
             "node": name,
             "did": "undrained",
@@ -225,13 +225,13 @@ class _Session:
     def _about(self, name: str) -> tuple[Drain, Mapping[str, NodeLook]]:
         """Return what a drain of a node is about, and how its nodes are marked."""
         from gpufleet.fleet import assessment, draining
-        from gpufleet.upgrade.run import observe as looking
+        from gpufleet.upgrade.run import observe
 
-        answers = looking.survey(self.nodes, self.declared)
+        answers = observe.survey(self.nodes, self.declared)
         if isinstance(said := answers[name], str):
             raise FleetError(f"{name}: {said}")
         documents = {node: each for node, each in answers.items() if not isinstance(each, str)}
-        looks = looking.look(self.nodes, documents)
+        looks = observe.look(self.nodes, documents)
         out = {(node, replica) for node, each in looks.items() for replica in each.drained}
         found = draining.drain_of(name, assessment.running(documents), out)
         return found, looks
@@ -254,13 +254,13 @@ class _Session:
 
     def _quiet(self, found: Drain, seconds: int) -> tuple[int, list[str]]:
         """Wait for requests to end; return how many are left, and the servers that do not say."""
-        from gpufleet.upgrade.run import node_protocol as node_change
+        from gpufleet.upgrade.run import node_protocol
         from gpufleet.upgrade.run.node_protocol import Quiet
 
         end = time.monotonic() + seconds
         queued = self.front.wait(found.servers, seconds)
         asked = {
-            node: node_change.quiet(
+            node: node_protocol.quiet(
                 [f"vllm-{each}.service" for each in found.on(node)],
                 max(0.0, end - time.monotonic()),
             )
@@ -291,13 +291,13 @@ def _marked(
 ) -> int:
     """Ask nodes for a mark, and say what they have now."""
     _read(inventory_file, names)
-    from gpufleet.fleet import run as fleet
+    from gpufleet.fleet import run
     from gpufleet.upgrade.run.node_protocol import Marks
 
     asked = question(names[0])
     problems: list[str] = []
     found: dict[str, Marks] = {}
-    with fleet.asking(inventory_file, names) as ask:
+    with run.asking(inventory_file, names) as ask:
         answers = ask(lambda _: asked.program, asked.seconds, asked.what)
     for name in dict.fromkeys(names):
         try:

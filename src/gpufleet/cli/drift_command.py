@@ -51,19 +51,18 @@ def drift(
     if as_json:
         click.echo(json.dumps(found.as_json(), indent=2))
     else:
-        from gpufleet.cli import drift_table as show_drift
-        from gpufleet.cli import tables as show
+        from gpufleet.cli import drift_table, tables
 
-        show.display(show_drift.drift(found))
+        tables.display(drift_table.drift(found))
     if record:
-        from gpufleet.fleet import node_records as recording
+        from gpufleet.fleet import node_records
 
         now, refused = time.time(), bool(found.refused)
         write_down(
             inventory_file,
-            recording.DRIFT,
+            node_records.DRIFT,
             {
-                name: recording.of_drift(each, now, refused=refused)
+                name: node_records.of_drift(each, now, refused=refused)
                 for name, each in found.nodes.items()
             },
         )

@@ -120,16 +120,14 @@ def diff(
     import shutil
     from pathlib import Path
 
-    from gpufleet.flags import diff_page
-    from gpufleet.flags import from_settings as yours
-    from gpufleet.flags import release_diff as differ
+    from gpufleet.flags import diff_page, from_settings, release_diff
 
     width = min(shutil.get_terminal_size().columns, 100)
     before, after = _schema(old), _schema(new)
     if file and argv:
         raise click.UsageError("Give --settings or the flags behind `--`, not both.")
     if not (file or argv or environment):
-        found = differ.overview(before, after)
+        found = release_diff.overview(before, after)
         if as_json:
             counted = {"old": before.version, "new": after.version, **found.as_json()}
             click.echo(json.dumps(counted, indent=2, ensure_ascii=False))
@@ -137,17 +135,17 @@ def diff(
             click.echo(diff_page.overview_page(before.version, after.version, found, width))
         return 0
     if file:
-        servers = yours.from_file(Path(file))
+        servers = from_settings.from_file(Path(file))
     else:
-        servers = (yours.Yours(argv or ("MODEL",), _variables(environment)),)
-    changed = [(server, differ.diff(before, after, server)) for server in servers]
+        servers = (from_settings.Yours(argv or ("MODEL",), _variables(environment)),)
+    changed = [(server, release_diff.diff(before, after, server)) for server in servers]
     if as_json:
         told: dict[str, Any] = {"old": before.version, "new": after.version}
         told["servers"] = [
             {
                 "where": server.where,
                 "argv": list(server.argv),
-                "rewritten": differ.rewritten(server, found, after),
+                "rewritten": release_diff.rewritten(server, found, after),
                 "differences": [one.as_json() for one in found],
             }
             for server, found in changed
@@ -155,7 +153,7 @@ def diff(
         click.echo(json.dumps(told, indent=2, ensure_ascii=False))
     else:
         pages = (
-            diff_page.page(server, found, differ.rewritten(server, found, after), width)
+            diff_page.page(server, found, release_diff.rewritten(server, found, after), width)
             for server, found in changed
         )
         click.echo("\n\n".join(pages))
@@ -190,14 +188,14 @@ def check(
     import shutil
 
     from gpufleet.flags import check as checker
-    from gpufleet.flags import verdict_page as check_page
+    from gpufleet.flags import verdict_page
 
     words = argv[2:] if argv[:2] == ("vllm", "serve") else argv
     verdict = checker.judge(_schema(version), words, _variables(environment))
     if as_json:
         click.echo(json.dumps(verdict.as_json(), indent=2, ensure_ascii=False))
     else:
-        click.echo(check_page.page(verdict, min(shutil.get_terminal_size().columns, 100)))
+        click.echo(verdict_page.page(verdict, min(shutil.get_terminal_size().columns, 100)))
     return int(not verdict.accepted)
 
 

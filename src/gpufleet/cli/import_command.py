@@ -41,7 +41,7 @@ def import_(file: str, version: str | None, name: str | None) -> int:
     """
     import yaml
 
-    from gpufleet import redact as secret
+    from gpufleet import redact
     from gpufleet.flags import schema
     from gpufleet.importer.convert import convert
     from gpufleet.importer.detect import read
@@ -58,7 +58,7 @@ def import_(file: str, version: str | None, name: str | None) -> int:
     everything = (*notes, *imported.notes)
     for note in everything:
         mark = "to decide: " if note.decide else ""
-        click.echo(printable(secret.hide(f"{mark}{note}", ())), err=True)
+        click.echo(printable(redact.hide(f"{mark}{note}", ())), err=True)
     click.echo(f"flags are written as vLLM {release} takes them", err=True)
     return int(any(note.decide for note in everything))
 

@@ -98,14 +98,14 @@ def _read(
     inventory_file: str, fleet: Fleet, group: str, nodes: tuple[str, ...]
 ) -> tuple[GpuLock, str, dict[str, str]]:
     from gpufleet.fleet.run import probe
-    from gpufleet.gpu_software import lock_from_nodes as lock_reading
+    from gpufleet.gpu_software import lock_from_nodes
 
     answers = probe(inventory_file, nodes)
     if silent := [f"{name}: {said}" for name, said in answers.items() if isinstance(said, str)]:
         raise FleetError(*silent, "a lock is read from every node of its group: nothing is locked")
     documents = {name: said for name, said in answers.items() if not isinstance(said, str)}
     settings = {name: fleet.nodes[name].settings for name in nodes}
-    found = lock_reading.locks(documents, settings)
+    found = lock_from_nodes.locks(documents, settings)
     return found, f"What every node of {group} runs.", {}
 
 
@@ -129,7 +129,7 @@ def _refused(fleet: Fleet, nodes: tuple[str, ...], found: GpuLock, file: Path) -
     import datetime as dt
 
     from gpufleet.gpu_software import lock_check
-    from gpufleet.settings import node_variables as nodevars
+    from gpufleet.settings import node_variables
 
     shown = variables.shown_path(file, fleet.root)
     new = (found.model_dump(mode="json", exclude_none=True), Origin(shown))
@@ -146,7 +146,7 @@ def _refused(fleet: Fleet, nodes: tuple[str, ...], found: GpuLock, file: Path) -
         merged[name] = {**node.variables, lock_file.KEY: new}
         groups[name] = node.groups
     try:
-        checked = nodevars.check(merged, groups)
+        checked = node_variables.check(merged, groups)
     except FleetError as error:
         yield from error.problems
     else:

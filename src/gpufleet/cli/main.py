@@ -106,7 +106,7 @@ def gpufleet() -> None:
 @json_option
 def inventory(inventory_file: str, node: str | None, as_json: bool) -> None:
     """Show every value of the nodes of INVENTORY, or of one NODE, and the line that set it."""
-    from gpufleet.cli import tables as show
+    from gpufleet.cli import tables
     from gpufleet.inventory.loader import read
 
     fleet = read(inventory_file)
@@ -114,9 +114,9 @@ def inventory(inventory_file: str, node: str | None, as_json: bool) -> None:
     if as_json:
         _print_json(fleet.as_json(names))
         return
-    show.display(show.nodes_table(fleet, names))
+    tables.display(tables.nodes_table(fleet, names))
     click.echo()
-    show.display(show.values_table(fleet, names))
+    tables.display(tables.values_table(fleet, names))
     for remark in fleet.remarks:
         click.echo(f"note: {remark}", err=True)
 
@@ -128,7 +128,7 @@ def inventory(inventory_file: str, node: str | None, as_json: bool) -> None:
 def probe(inventory_file: str, limit: tuple[str, ...], as_json: bool) -> None:
     """Ask the nodes of INVENTORY what they are. Installs nothing on them."""
     cooperate()
-    from gpufleet.cli import tables as show
+    from gpufleet.cli import tables
     from gpufleet.fleet import run as fleet
     from gpufleet.fleet.assessment import every
     from gpufleet.inventory.loader import read
@@ -140,7 +140,7 @@ def probe(inventory_file: str, limit: tuple[str, ...], as_json: bool) -> None:
         _print_json(documents)
         return
     nodes = [node_from_probe(name, document) for name, document in documents.items()]
-    show.display(show.probe_table(nodes))
+    tables.display(tables.probe_table(nodes))
 
 
 @gpufleet.command()
@@ -186,11 +186,11 @@ def check(
 
     Exit status: 0 fit, 1 something is blocked or could not be checked, 2 could not run.
     """
-    from gpufleet.cli import tables as show
+    from gpufleet.cli import tables
     from gpufleet.fleet.assessment import judged
 
     if listing:
-        show.display(show.checks_table())
+        tables.display(tables.checks_table())
         return 0
     if bool(inventory_file) == bool(files):
         raise click.UsageError("Give one INVENTORY, or recorded probes with --from.")
@@ -209,18 +209,20 @@ def check(
     if as_json:
         _print_json(report.as_json())
     else:
-        show.display(show.report(report, everything=everything))
+        tables.display(tables.report(report, everything=everything))
     if inventory_file and record:
         import time
 
-        from gpufleet.fleet import node_records as recording
+        from gpufleet.fleet import node_records
 
         now = time.time()
         write_down(
             inventory_file,
-            recording.CHECK,
+            node_records.CHECK,
             {
-                name: recording.of_check(report.of_nodes[name], recording.probed_at(answer, now))
+                name: node_records.of_check(
+                    report.of_nodes[name], node_records.probed_at(answer, now)
+                )
                 for name, answer in answers.items()
             },
         )
@@ -270,7 +272,7 @@ def plan(
     else:
         raise click.UsageError("Give one INVENTORY, or --nodes and --vars.")
 
-    from gpufleet.cli import tables as show
+    from gpufleet.cli import tables
     from gpufleet.fleet.assessment import planned
     from gpufleet.planning.explanation import explain
     from gpufleet.sanitize import printable
@@ -284,13 +286,13 @@ def plan(
     if explained:
         click.echo(printable(explain(found.plan, found.nodes.values())), nl=False)
     if compared:
-        show.display(show.changes_table(found.changes))
+        tables.display(tables.changes_table(found.changes))
     if explained or compared:
         return
-    show.display(show.plan_table(found.plan, found.nodes))
+    tables.display(tables.plan_table(found.plan, found.nodes))
     if found.layers:
         click.echo()
-        show.display(show.layers_table(found.layers))
+        tables.display(tables.layers_table(found.layers))
     click.echo()
     for reason in found.plan.reasons:
         click.echo(printable(reason))
@@ -315,11 +317,10 @@ def reach(inventory_file: str, replica: str | None, *, as_json: bool) -> int:
     Exit status: 0 they do, 1 they do not, 2 could not run.
     """
     cooperate()
-    from gpufleet.cli import reach_table as show_reach
-    from gpufleet.cli import tables as show
+    from gpufleet.cli import reach_table, tables
     from gpufleet.fleet import run as fleet
     from gpufleet.fleet.assessment import planned
-    from gpufleet.operations import check_reachability as reaching
+    from gpufleet.operations import check_reachability
 
     answers, declared = live(inventory_file)
     plan = planned(answers, declared, unfit_stops=False).plan
@@ -328,18 +329,18 @@ def reach(inventory_file: str, replica: str | None, *, as_json: bool) -> int:
         list(spanning), (replica,) if replica else (), f"the plan over {inventory_file}"
     )
     settings = {name: each.settings for name, each in declared.items()}
-    replicas = [reaching.replica(spanning[name], settings) for name in wanted]
+    replicas = [check_reachability.replica(spanning[name], settings) for name in wanted]
     if not replicas:
         click.echo("no replica spans nodes")
         return 0
     nodes = tuple(sorted({node for each in replicas for node in each.nodes}))
     with fleet.asking(inventory_file, nodes) as ask:
-        found = [reaching.prove(each, ask) for each in replicas]
+        found = [check_reachability.prove(each, ask) for each in replicas]
     if as_json:
         _print_json([each.as_json() for each in found])
     else:
         for each in found:
-            show.display(show_reach.reach(each))
+            tables.display(reach_table.reach(each))
     return int(any(each.problems for each in found))
 
 
@@ -376,8 +377,7 @@ def status(
     cooperate()
     import time
 
-    from gpufleet.cli import status_table as show_status
-    from gpufleet.cli import tables as show
+    from gpufleet.cli import status_table, tables
     from gpufleet.fleet import run as fleet
     from gpufleet.inventory.loader import read
     from gpufleet.remote import payload
@@ -396,7 +396,7 @@ def status(
     if as_json:
         _print_json(found.as_json())
     else:
-        show.display(show_status.status(found, time.time()))
+        tables.display(status_table.status(found, time.time()))
     return int(not found.serves)
 
 
@@ -462,16 +462,16 @@ def logs(
 def presets(name: str | None, as_json: bool) -> None:
     """Show the presets that `presets` of a model may name, or every value of one with reasons."""
     from gpufleet.catalog import presets
-    from gpufleet.cli import tables as show
+    from gpufleet.cli import tables
 
     wanted = {each: presets.load(each) for each in ((name,) if name else presets.names())}
     if as_json:
         _print_json({each: preset.model_dump(mode="json") for each, preset in wanted.items()})
     elif name:
         click.echo(wanted[name].situation + "\n")
-        show.display(show.preset_table(wanted[name]))
+        tables.display(tables.preset_table(wanted[name]))
     else:
-        show.display(show.presets_table(wanted))
+        tables.display(tables.presets_table(wanted))
 
 
 @gpufleet.command()
@@ -492,11 +492,11 @@ def topology(source: str, node: str | None, svg_file: str | None, as_json: bool)
     SOURCE is an inventory, what `gpufleet probe --json` or `nvidia-smi topo -m` prints, or - for
     standard input. NODE is needed where SOURCE has several.
     """
-    from gpufleet.cli import topology_command as topology_source
+    from gpufleet.cli import topology_command
 
-    if topology_source.inventory_of(source):
+    if topology_command.inventory_of(source):
         cooperate()
-    found = topology_source.look(source, node)
+    found = topology_command.look(source, node)
     if svg_file:
         from gpufleet.node.topology_svg import svg
 
@@ -507,10 +507,10 @@ def topology(source: str, node: str | None, svg_file: str | None, as_json: bool)
     if as_json:
         _print_json(found.as_json())
         return
-    from gpufleet.cli import tables as show
-    from gpufleet.node import topology_text as picture
+    from gpufleet.cli import tables
+    from gpufleet.node import topology_text
 
-    show.display(picture.picture(found))
+    tables.display(topology_text.picture(found))
 
 
 def main() -> int:
@@ -565,7 +565,7 @@ def write_down(inventory_file: str, name: str, samples: Mapping[str, Samples]) -
     The exit status stays that of what was found: a node that cannot be written to has stale
     metrics, for which there is an alert of its own.
     """
-    from gpufleet.fleet import node_records as recording
+    from gpufleet.fleet import node_records
     from gpufleet.fleet import run as fleet
     from gpufleet.remote import payload
 
@@ -577,7 +577,7 @@ def write_down(inventory_file: str, name: str, samples: Mapping[str, Samples]) -
     }
     with fleet.asking(inventory_file, tuple(samples)) as ask:
         answers = ask(programs.get, RECORD_SECONDS, "the record")
-    for problem in recording.unrecorded(answers, "what was found is"):
+    for problem in node_records.unrecorded(answers, "what was found is"):
         click.echo(printable(f"note: {problem}"), err=True)
 
 
@@ -597,12 +597,11 @@ def documents(files: tuple[str, ...]) -> Mapping[str, Answer]:
 
 def _declared(vars_file: str, nodes: Iterable[str]) -> dict[str, NodeVars]:
     """Return what one file of variables declares for all nodes."""
-    from gpufleet.settings import node_variables as nodevars
-    from gpufleet.settings import variables
+    from gpufleet.settings import node_variables, variables
 
     names = list(nodes)
     given = variables.load_file(Path(vars_file))
-    return nodevars.check(dict.fromkeys(names, given), dict.fromkeys(names, ()))
+    return node_variables.check(dict.fromkeys(names, given), dict.fromkeys(names, ()))
 
 
 def _selected(known: list[str], wanted: tuple[str, ...], where: str) -> list[str]:
@@ -620,9 +619,9 @@ def _bundle() -> click.Command:
 
 
 def _cordoning(name: str) -> click.Command:
-    from gpufleet.cli import drain_command as cordon_cli
+    from gpufleet.cli import drain_command
 
-    found: click.Command = getattr(cordon_cli, name)
+    found: click.Command = getattr(drain_command, name)
     return found
 
 

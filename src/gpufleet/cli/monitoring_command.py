@@ -49,8 +49,7 @@ def render(directory: Path, inventory_file: str | None, *, ask: bool) -> None:
     Without INVENTORY there are no targets. Nodes are asked what runs on them and changed in
     nothing. Files in DIR that were not written by this command, or were changed since, are refused.
     """
-    from gpufleet.monitoring import output_folder as folder
-    from gpufleet.monitoring import prometheus as scrape
+    from gpufleet.monitoring import output_folder, prometheus
     from gpufleet.monitoring import render as rendering
     from gpufleet.settings.monitoring_settings import Monitoring
 
@@ -68,10 +67,12 @@ def render(directory: Path, inventory_file: str | None, *, ask: bool) -> None:
         silent = frozenset(fleet.gpu_nodes)
         if ask and silent:
             servers, silent = _running(inventory_file)
-    scrapes = scrape.kept(scrape.scrapes(nodes, servers), _before(directory / "prometheus"), silent)
-    for remark in scrape.unreachable(nodes, servers, ""):
+    scrapes = prometheus.kept(
+        prometheus.scrapes(nodes, servers), _before(directory / "prometheus"), silent
+    )
+    for remark in prometheus.unreachable(nodes, servers, ""):
         click.echo(f"note: {remark}", err=True)
-    done = folder.write(directory, rendering.rendered(wanted, nodes, scrapes))
+    done = output_folder.write(directory, rendering.rendered(wanted, nodes, scrapes))
     for line in done or [f"nothing to write: {directory} is as wanted"]:
         click.echo(line)
     for path, file in sorted(rendering.needed(wanted, scrapes).items()):
@@ -164,14 +165,14 @@ def _running(inventory_file: str) -> tuple[tuple[Server, ...], frozenset[str]]:
     """Return the servers that run, and the nodes that did not say."""
     from gpufleet.fleet import assessment
     from gpufleet.fleet.run import probe
-    from gpufleet.monitoring import prometheus as scrape
+    from gpufleet.monitoring import prometheus
 
     answers = probe(inventory_file)
     there = {name: said for name, said in answers.items() if not isinstance(said, str)}
     for name, said in answers.items():
         if isinstance(said, str):
             click.echo(f"note: {name}: {said}; what is known of its servers stays", err=True)
-    return scrape.running(assessment.running(there)), frozenset(answers) - frozenset(there)
+    return prometheus.running(assessment.running(there)), frozenset(answers) - frozenset(there)
 
 
 def _before(directory: Path) -> dict[str, list[dict[str, Any]]]:

@@ -121,17 +121,18 @@ def size(model: str, *, as_json: bool, **given: Any) -> int:
 
     Exit status: 0 it fits; 1 it does not, or is too near the edge to say; 2 could not say.
     """
-    from gpufleet.sizing import checkpoint_reader as model_files
-    from gpufleet.sizing import fit as sizing
+    from gpufleet.sizing import checkpoint_reader, fit
     from gpufleet.sizing.architectures.description import describe
 
     options = _options(given)
-    hub = model_files.Hub(
+    hub = checkpoint_reader.Hub(
         endpoint=given["hf_endpoint"], token_file=given["hf_token_file"], offline=given["offline"]
     )
-    files = model_files.read(model, revision=given["revision"], hub=hub, seconds=given["seconds"])
+    files = checkpoint_reader.read(
+        model, revision=given["revision"], hub=hub, seconds=given["seconds"]
+    )
     description = describe(files)
-    found = sizing.size(description, options)
+    found = fit.size(description, options)
     if as_json:
         document = {
             "model": files.origin,

@@ -61,11 +61,11 @@ def look(source: str, node: str | None) -> Interconnect:
 
 
 def _live(file: str, node: str | None) -> Interconnect:
-    from gpufleet.fleet import run as fleet
+    from gpufleet.fleet import run
     from gpufleet.inventory.loader import read
 
     name = _one(file, read(file).nodes, node)
-    return _answered(name, fleet.probe(file, (name,))[name])
+    return _answered(name, run.probe(file, (name,))[name])
 
 
 def _answered(name: str, answer: Mapping[str, Any] | str) -> Interconnect:

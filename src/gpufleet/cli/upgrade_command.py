@@ -107,11 +107,11 @@ def upgrade(
     names = _names(declared, limited(declared, limit))
     wanted = _wanted(inventory_file, declared, names, steal, accept_outage, accept_unknown_load)
     if version:
-        from gpufleet.upgrade.plan import declare_version as vllm_version
+        from gpufleet.upgrade.plan import declare_version
 
-        edits = vllm_version.edits(declared, version, names)
+        edits = declare_version.edits(declared, version, names)
         wanted = replace(
-            wanted, declared=vllm_version.applied(declared, version, names), edits=edits
+            wanted, declared=declare_version.applied(declared, version, names), edits=edits
         )
     run = _Run(wanted, _folder(declared, folder), yes=yes, as_json=as_json, version=version)
     if dry:
@@ -232,35 +232,35 @@ class _Run:
     def _declared_again(self, journal: Journal, version: str) -> None:
         """Take up a `--vllm` that was cut off before its lines were written, or while they were."""
         from gpufleet.inventory.loader import read
-        from gpufleet.upgrade.plan import declare_version as vllm_version
+        from gpufleet.upgrade.plan import declare_version
 
         state = journal.state
         if state.wave:
             return
         if state.declared:
-            edits = [vllm_version.Edit.from_json(each) for each in state.declared]
-            vllm_version.write_down(self.wanted.declared.root, edits)
+            edits = [declare_version.Edit.from_json(each) for each in state.declared]
+            declare_version.write_down(self.wanted.declared.root, edits)
             self.wanted = replace(self.wanted, declared=read(self.wanted.inventory))
             return
         declared, limit = self.wanted.declared, self.wanted.limit
         self.wanted = replace(
             self.wanted,
-            edits=vllm_version.edits(declared, version, limit),
-            declared=vllm_version.applied(declared, version, limit),
+            edits=declare_version.edits(declared, version, limit),
+            declared=declare_version.applied(declared, version, limit),
         )
 
     def back(self, *, dry: bool) -> int:
         """Bring back what the last upgrade has replaced."""
         self._none_in_hand()
         from gpufleet.upgrade.run import controller as course
-        from gpufleet.upgrade.run import observe as looking
+        from gpufleet.upgrade.run import observe
         from gpufleet.upgrade.run.connections import nodes_of
         from gpufleet.upgrade.run.upgrade_journal import Journal, new_id
 
         if not dry:
             self._somebody()
         with nodes_of(self.wanted.inventory) as nodes:
-            found = looking.sight(nodes, self.wanted.declared, unfit_stops=False)
+            found = observe.sight(nodes, self.wanted.declared, unfit_stops=False)
             of = course.last_kept(found)
             if of is None:
                 click.echo("no node has kept units: there is nothing to go back to", err=True)
@@ -353,10 +353,10 @@ class _Run:
         if self.as_json:
             click.echo(json.dumps(plan.as_json(), indent=2))
             return
-        from gpufleet.cli import tables as show
-        from gpufleet.upgrade.report import plan_table as showing
+        from gpufleet.cli import tables
+        from gpufleet.upgrade.report import plan_table
 
-        show.display(showing.waves(plan))
+        tables.display(plan_table.waves(plan))
 
     def _told(self, journal: Journal) -> None:
         """Print what was done, and how to go on."""
@@ -366,22 +366,22 @@ class _Run:
         if self.as_json:
             click.echo(json.dumps({**found.as_json(), "journal": str(journal.path)}, indent=2))
         elif journal.state.planned and journal.state.wave:
-            from gpufleet.cli import tables as show
-            from gpufleet.upgrade.report import text as report_text
+            from gpufleet.cli import tables
+            from gpufleet.upgrade.report import text
 
             click.echo()
-            show.display(report_text.text(found))
+            tables.display(text.text(found))
         if not journal.state.over:
             _how_on(journal)
 
     def _declaration(self, of: str) -> None:
         """Say what to declare, so that it is what runs now; write it, if an upgrade had."""
-        from gpufleet.upgrade.plan import declare_version as vllm_version
+        from gpufleet.upgrade.plan import declare_version
         from gpufleet.upgrade.run import upgrade_journal as journal
 
         path = self.folder / f"{of}{journal.SUFFIX}"
         state = journal.fold(journal.read(path)) if path.is_file() else journal.State()
-        edits = [vllm_version.Edit.from_json(each).back for each in state.declared]
+        edits = [declare_version.Edit.from_json(each).back for each in state.declared]
         if not edits:
             click.echo(
                 "note: group_vars still declare what the fleet was brought back from: "
@@ -393,7 +393,7 @@ class _Run:
         for edit in edits:
             click.echo(f"to be put back: {edit}", err=True)
         if self._confirmed("Write these lines?"):
-            vllm_version.write_down(self.wanted.declared.root, edits)
+            declare_version.write_down(self.wanted.declared.root, edits)
 
     # -- journals
 
@@ -441,11 +441,11 @@ class _Run:
 
     def _nothing_to_resume(self) -> list[str]:
         """Say what nodes know of upgrades, where there is no journal of one."""
-        from gpufleet.upgrade.run import observe as looking
+        from gpufleet.upgrade.run import observe
         from gpufleet.upgrade.run.connections import nodes_of
 
         with nodes_of(self.wanted.inventory) as nodes:
-            looks = looking.look(nodes, nodes.names)
+            looks = observe.look(nodes, nodes.names)
         locks = {str(each.lock): each.lock for each in looks.values() if each.lock}
         if not locks:
             return [f"{self.folder}: no upgrade of this inventory waits to be resumed"]
@@ -525,10 +525,10 @@ def _how_on(journal: Journal) -> None:
 def _report(
     inventory_file: str, folder: Path | None, wanted: str, html: Path | None, *, as_json: bool
 ) -> int:
-    from gpufleet.cli import tables as show
+    from gpufleet.cli import tables
     from gpufleet.inventory.loader import read
     from gpufleet.upgrade.report import html as report_html
-    from gpufleet.upgrade.report import text as report_text
+    from gpufleet.upgrade.report import text
     from gpufleet.upgrade.report.report import report
     from gpufleet.upgrade.run import upgrade_journal as journal
 
@@ -543,7 +543,7 @@ def _report(
     if as_json:
         click.echo(json.dumps(found.as_json(), indent=2))
     elif not html:
-        show.display(report_text.text(found))
+        tables.display(text.text(found))
     return 0
 
 

@@ -25,14 +25,13 @@ from gpufleet.node.nic_affinity import nearest_nics
 from gpufleet.node.topology import Node, known, node_from_probe
 from gpufleet.planning import planner
 from gpufleet.planning.explanation import Change, difference, rows
-from gpufleet.planning.multinode import consistency as over_nodes
-from gpufleet.planning.multinode import disaggregation
+from gpufleet.planning.multinode import consistency, disaggregation
 from gpufleet.planning.multinode.disaggregation import Pairs
 from gpufleet.planning.multinode.rank_groups import joined, sentences
 from gpufleet.planning.planner import FleetPlan, Running
 from gpufleet.planning.quantization_advice import advice
 from gpufleet.quick_dataclass import dataclass
-from gpufleet.serving import flag_check as stage_flags
+from gpufleet.serving import flag_check
 from gpufleet.serving.restarts import restarts
 from gpufleet.settings.node_settings import NodeSettings, Served
 from gpufleet.settings.variables import Origin
@@ -181,8 +180,8 @@ def planned(
         origins = {name: each.origins for name, each in declared.items()}
         remarks = (
             *disaggregation.remarks(pairs, layers),
-            *over_nodes.judged(plan.stages, settings, nodes, locks),
-            *stage_flags.judge_plan(plan.stages, settings, origins),
+            *consistency.judged(plan.stages, settings, nodes, locks),
+            *flag_check.judge_plan(plan.stages, settings, origins),
         )
     remarks = (*unknown, *remarks)
     return Assessment(nodes, plan, remarks, runs, layers, restarts(plan.stages, runs, settings))

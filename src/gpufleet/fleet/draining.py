@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpufleet.formatting import listed
-from gpufleet.monitoring import prometheus as scrape
-from gpufleet.network import haproxy as gateway
+from gpufleet.monitoring import prometheus
+from gpufleet.network import haproxy
 from gpufleet.planning.stage import Running
 
 
@@ -67,13 +67,13 @@ def drain_of(node: str, running: Iterable[Running], out: Collection[tuple[str, s
         nodes=nodes,
         servers=tuple(
             {
-                "name": gateway.server_name(each),
+                "name": haproxy.server_name(each),
                 "node": each.node,
                 "port": each.port,
                 "model": each.model,
                 "replica": each.stage,
             }
-            for each in sorted(scrape.running(every))
+            for each in sorted(prometheus.running(every))
             if each.stage in here
         ),
         last=tuple(sorted(models - others)),

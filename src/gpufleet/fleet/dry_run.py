@@ -29,7 +29,7 @@ from pyinfra.api.state import StateOperationHostData, StateStage
 from pyinfra.context import ctx_config, ctx_host, ctx_state
 
 from gpufleet.errors import FleetError
-from gpufleet.fleet import run as fleet
+from gpufleet.fleet import run
 from gpufleet.fleet.drift import Moved, NodeDrift, Unread, matters
 from gpufleet.inventory.refusal import Refusal
 from gpufleet.remote.query import Answer, awaited, say_on_stderr
@@ -72,10 +72,10 @@ def dry_run(
     """
     codes = {file: _compiled(file) for files in deploys.values() for file in files}
     state = _Looking()
-    with fleet.opened(state, inventory_file, limit) as wanted:
-        refused = fleet.looks_only(state)
+    with run.opened(state, inventory_file, limit) as wanted:
+        refused = run.looks_only(state)
         state.set_stage(StateStage.Prepare)
-        answers = fleet.documents(state)
+        answers = run.documents(state)
         # Who gave no probe would give nothing else, a deadline later. Nodes without GPUs were not
         # asked for one.
         asked = [each for each in wanted if not isinstance(answers.get(each.name), str)]

@@ -29,9 +29,9 @@ from gpufleet.fleet.model_configs import directories
 from gpufleet.fleet.upgrade_lock import VARIABLE, held
 from gpufleet.gpu_software import lock_check
 from gpufleet.gpu_software.provisioning import Bare, provisioning
-from gpufleet.inventory import loader as inventory
+from gpufleet.inventory import loader
 from gpufleet.inventory.refusal import Refusal
-from gpufleet.monitoring import prometheus as scrape
+from gpufleet.monitoring import prometheus
 from gpufleet.monitoring.targets import Watching
 from gpufleet.node.cluster_network import addresses
 from gpufleet.node.cordon import cordon_of, sentence
@@ -64,7 +64,7 @@ class Here:
 
 T = TypeVar("T")
 Answers: TypeAlias = dict[str, Answer]
-Watched: TypeAlias = tuple[tuple[scrape.Server, ...], frozenset[str]]
+Watched: TypeAlias = tuple[tuple[prometheus.Server, ...], frozenset[str]]
 Asking: TypeAlias = Callable[[Callable[[str], str | None], float, str], Answers]
 """(program of a node or None, seconds, what it is) -> {node: document or sentence}."""
 
@@ -98,7 +98,7 @@ def here(*, unfit_stops: bool = True) -> Here | None:
     plan = _planned if unfit_stops else _planned_anyway
     if ctx_state.get() in _LOOKING:
         plan = _planned_to_look
-    declared = inventory.current().nodes[host.name]
+    declared = loader.current().nodes[host.name]
     if not declared.settings.gpu_node:
         return None
     fleet = _single_flight(ctx_state.get(), plan)
@@ -165,7 +165,7 @@ def watching(*, planned: bool = False) -> Watching | None:
     that are about to carry it out. A node that gives no answer costs itself only: its servers stay
     as they were. Raises `Refusal` when none of the nodes that this run is about has `monitoring`.
     """
-    declared = inventory.current().nodes
+    declared = loader.current().nodes
     if declared[host.name].settings.monitoring is None:
         if not planned:
             _single_flight(ctx_state.get(), _some_watch)
@@ -183,7 +183,7 @@ def fronting(*, planned: bool = False, and_running: bool = False) -> Watching | 
     itself only: its servers stay as they were. Raises `Refusal` when none of the nodes that this
     run is about has `gateway`.
     """
-    declared = inventory.current().nodes
+    declared = loader.current().nodes
     if declared[host.name].settings.gateway is None:
         if not planned:
             _single_flight(ctx_state.get(), _some_front)
@@ -194,7 +194,7 @@ def fronting(*, planned: bool = False, and_running: bool = False) -> Watching | 
         named = {(each.node, each.stage, each.number, each.model) for each in servers}
         servers += tuple(
             each
-            for each in scrape.running(fleet.running)
+            for each in prometheus.running(fleet.running)
             if (each.node, each.stage, each.number, each.model) not in named
         )
     return Watching(host.name, declared, servers, silent)
@@ -202,14 +202,14 @@ def fronting(*, planned: bool = False, and_running: bool = False) -> Watching | 
 
 def has_gateways() -> bool:
     """Say whether a node of the inventory is a gateway."""
-    return any(each.settings.gateway for each in inventory.current().nodes.values())
+    return any(each.settings.gateway for each in loader.current().nodes.values())
 
 
 def _some_have(setting: str, otherwise: str) -> Callable[[State], None]:
     """Return what raises `FleetError` when none of the nodes that a run is about has a setting."""
 
     def look(state: State) -> None:
-        declared = inventory.current().nodes
+        declared = loader.current().nodes
         asked = [each.name for each in state.inventory if state.is_host_in_limit(each)]
         if not any(getattr(declared[name].settings, setting) for name in asked):
             raise FleetError(otherwise)
@@ -231,19 +231,19 @@ _some_watch = _some_have(
 
 def _found(state: State) -> Watched:
     """Return the vLLM servers that run, and the nodes that did not say."""
-    if not inventory.current().gpu_nodes:
+    if not loader.current().gpu_nodes:
         return (), frozenset()
     answers = documents(state)
     silent = {name: said for name, said in answers.items() if isinstance(said, str)}
     for name, said in silent.items():
         logger.warning("    %s: %s; what is known of its vLLM servers stays", name, said)
     there = {name: said for name, said in answers.items() if not isinstance(said, str)}
-    return scrape.running(assessment.running(there)), frozenset(silent)
+    return prometheus.running(assessment.running(there)), frozenset(silent)
 
 
 def _to_come(state: State) -> Watched:
     """Return the vLLM servers of the plan."""
-    return scrape.planned(_single_flight(state, _plan_of_run).plan.stages), frozenset()
+    return prometheus.planned(_single_flight(state, _plan_of_run).plan.stages), frozenset()
 
 
 def _plan_of_run(state: State) -> Assessment:
@@ -286,7 +286,7 @@ def _bared(state: State) -> Mapping[str, Bare]:
     # Those that could not be connected to have failed already, and keep nobody else waiting.
     asked -= {each.name for each in state.failed_hosts}
     answers = {name: said for name, said in documents(state).items() if name in asked}
-    declared = inventory.current().gpu_nodes
+    declared = loader.current().gpu_nodes
     found = provisioning(answers, declared)
     suited = [
         lock_check.on_node(
@@ -312,16 +312,16 @@ def _bared(state: State) -> Mapping[str, Bare]:
 
 def _checked(state: State) -> None:
     wanted = [each for each in _with_gpus(state.inventory) if state.is_host_in_limit(each)]
-    report = assessment.judged(survey(state, wanted), inventory.current().gpu_nodes)
-    from gpufleet.cli import tables as show  # with rich 20 ms, and this deploy alone prints a table
+    report = assessment.judged(survey(state, wanted), loader.current().gpu_nodes)
+    from gpufleet.cli import tables  # with rich 20 ms, and this deploy alone prints a table
 
-    show.display(show.report(report))
+    tables.display(tables.report(report))
     if report.verdict().stops:
         raise FleetError("not every node is fit: see the findings above, and docs/checks/ for each")
 
 
 def _planned(state: State) -> Assessment:
-    declared = inventory.current().gpu_nodes
+    declared = loader.current().gpu_nodes
     if state not in _LOOKING and (problems := held(documents(state), os.environ.get(VARIABLE))):
         raise FleetError(*problems)
     found = assessment.planned(documents(state), declared)
@@ -341,8 +341,8 @@ def together() -> None:
 
 def _together(state: State) -> None:
     found = _single_flight(state, _planned)
-    typed = inventory.current().typed
-    settings = {name: each.settings for name, each in inventory.current().gpu_nodes.items()}
+    typed = loader.current().typed
+    settings = {name: each.settings for name, each in loader.current().gpu_nodes.items()}
     spanning = {stage.node for stage in found.plan.stages if stage.group}
     problems = halves(
         found.plan.stages,
@@ -357,7 +357,7 @@ def _together(state: State) -> None:
 
 
 def _planned_anyway(state: State) -> Assessment:
-    declared = inventory.current().gpu_nodes
+    declared = loader.current().gpu_nodes
     return _with_words(assessment.planned(documents(state), declared, unfit_stops=False))
 
 
@@ -372,13 +372,13 @@ def _planned_to_look(state: State) -> Assessment:
 
 
 def _surveyed(state: State) -> dict[str, Answer]:
-    models = directories(inventory.current().gpu_nodes)
+    models = directories(loader.current().gpu_nodes)
     return survey(state, _with_gpus(state.inventory), models=models)
 
 
 def _with_gpus(nodes: Iterable[Host]) -> list[Host]:
     """Return those that have GPUs; the others are not probed. Raises `FleetError` if none has."""
-    known = inventory.current().gpu_nodes
+    known = loader.current().gpu_nodes
     if found := [each for each in nodes if each.name in known]:
         return found
     raise FleetError(

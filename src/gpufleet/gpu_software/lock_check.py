@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from gpufleet.artifacts import release
 from gpufleet.artifacts.release import Wheels
-from gpufleet.gpu_software import lock_rules as gpu_lock
+from gpufleet.gpu_software import lock_rules
 from gpufleet.gpu_software.lock_rules import Objection
 from gpufleet.node.machine import Machine, System
 from gpufleet.quick_dataclass import dataclass
@@ -60,9 +60,9 @@ def on_node(node: NodeVars, system: System, machine: Machine, python: str | None
     vllm = node.settings.vllm
     wheels = _wheels(vllm.lock) if vllm and vllm.device == "cuda" else None
     objections = (
-        *(each for each in gpu_lock.on_system(lock, system) if not each.refused),
-        *gpu_lock.on_machine(lock, machine, wheels),
-        *(gpu_lock.on_python(lock, vllm.python, python) if vllm and python else ()),
+        *(each for each in lock_rules.on_system(lock, system) if not each.refused),
+        *lock_rules.on_machine(lock, machine, wheels),
+        *(lock_rules.on_python(lock, vllm.python, python) if vllm and python else ()),
     )
     said = [(f"{node.name} ({_place(node, each)}): {each}", each.refused) for each in objections]
     return Found(
@@ -83,10 +83,10 @@ def _objections(
     lock, vllm = settings.gpu_lock, settings.vllm
     if lock is None:
         return
-    yield from (each for each in gpu_lock.in_itself(lock) if not each.refused)
+    yield from (each for each in lock_rules.in_itself(lock) if not each.refused)
     if vllm and vllm.device == "cuda" and (needed := wheels(vllm.lock)):
-        yield from gpu_lock.with_release(lock, needed)
-    yield from gpu_lock.on_day(lock, today)
+        yield from lock_rules.with_release(lock, needed)
+    yield from lock_rules.on_day(lock, today)
 
 
 def _wheels(path: str) -> Wheels | None:

@@ -20,7 +20,7 @@ from gpufleet.catalog.driver_branches import (
     numbers,
     serves,
 )
-from gpufleet.gpu_software import repository as vendor_repository
+from gpufleet.gpu_software import repository
 from gpufleet.node.machine import Machine, System, generation
 from gpufleet.quick_dataclass import dataclass
 from gpufleet.settings.gpu_settings import GpuLock
@@ -140,7 +140,7 @@ def on_system(lock: GpuLock, system: System) -> Iterator[Objection]:
     """
     if lock.dcgm is None:
         return
-    there = vendor_repository.published(system).dcgm
+    there = repository.published(system).dcgm
     if there is False:
         yield Objection(
             ("gpu_lock", "dcgm"),

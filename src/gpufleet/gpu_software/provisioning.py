@@ -15,10 +15,8 @@ from gpufleet.errors import FleetError
 from gpufleet.fleet.assessment import Declared
 from gpufleet.gpu_software import (
     driver_packages,
+    kernel_modules,
     rdma,
-)
-from gpufleet.gpu_software import (
-    kernel_modules as built_modules,
 )
 from gpufleet.gpu_software import (
     repository as vendor_repository,
@@ -123,6 +121,6 @@ def _refusals(node: Bare) -> Iterator[str]:
             yield from filter(None, [mistaken])
     except FleetError as error:
         yield from error.problems
-    unloadable = built_modules.refusal(node.machine, node.settings.gpu.secure_boot)
+    unloadable = kernel_modules.refusal(node.machine, node.settings.gpu.secure_boot)
     yield from filter(None, [unloadable])
     yield from rdma.refusals(node.settings.gpu.rdma, lock, node.document["kernel"])

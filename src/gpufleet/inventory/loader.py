@@ -34,8 +34,7 @@ from gpufleet.inventory import invocation
 from gpufleet.inventory.refusal import Refusal
 from gpufleet.quick_dataclass import dataclass
 from gpufleet.remote.ssh import nodelay_transport, open_files
-from gpufleet.settings import node_variables as nodevars
-from gpufleet.settings import variables
+from gpufleet.settings import node_variables, variables
 from gpufleet.settings.node_groups import Groups, nest, suggestion
 from gpufleet.settings.node_variables import NodeVars
 from gpufleet.settings.variables import Origin, Variables
@@ -83,7 +82,7 @@ class Fleet:
         groups: dict[str, Any] = {Path(self.inventory).stem: list(self.nodes)}
         groups |= {group: list(members) for group, members in self.groups.members.items()}
         return {
-            "all": (hosts, {**nodevars.DEFAULTS, "ssh_paramiko_connect_kwargs": connect}),
+            "all": (hosts, {**node_variables.DEFAULTS, "ssh_paramiko_connect_kwargs": connect}),
             **groups,
             "_fleet": self,  # pyinfra passes over it, `read` finds it
         }
@@ -237,7 +236,7 @@ def _fleet(
     if problems:  # checking what could be read would only add mistakes that are none
         raise FleetError(*problems)
     known = {"group_vars": ("all", *stem, *nested.members), "host_vars": names}
-    checked = nodevars.check(merged, {name: (*stem, *nested.of(name)) for name in names})
+    checked = node_variables.check(merged, {name: (*stem, *nested.of(name)) for name in names})
     nodes = {name: each.from_root(root) for name, each in checked.items()}
     judged = lock_check.found(nodes, today=dt.date.today())  # noqa: DTZ011  # the operator's day
     if judged.problems:

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from gpufleet.monitoring import alertmanager as routes
+from gpufleet.monitoring import alertmanager
 from gpufleet.monitoring import prometheus as scrape
 from gpufleet.monitoring.prometheus import MARK, Scrape, Watched
 from gpufleet.monitoring.rules.files import Declared, rule_files
@@ -111,7 +111,7 @@ def rendered(
         for path, content in (prometheus(monitoring, nodes, wanted) | targets(wanted)).items()
     }
     if monitoring.alertmanager:
-        text = routes.alertmanager_yml(monitoring.alertmanager)
+        text = alertmanager.alertmanager_yml(monitoring.alertmanager)
         found["alertmanager/alertmanager.yml"] = text.encode()
     for path, content in grafana(monitoring).items():
         found[f"grafana/provisioning/{path}"] = content
@@ -122,7 +122,7 @@ def needed(monitoring: Monitoring, wanted: Iterable[Scrape]) -> dict[str, str]:
     """Return {secret that `rendered` names: file of this machine whose content belongs there}."""
     found = {f"prometheus/{path}": file for each in wanted for path, file in each.secrets}
     if monitoring.alertmanager:
-        own = routes.secrets(monitoring.alertmanager)
+        own = alertmanager.secrets(monitoring.alertmanager)
         found |= {f"alertmanager/{path}": file for path, file in own.items()}
     return found
 

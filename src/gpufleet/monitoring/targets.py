@@ -10,7 +10,7 @@ from dataclasses import field
 from pathlib import Path
 
 from gpufleet.errors import FleetError
-from gpufleet.monitoring import prometheus as scrape
+from gpufleet.monitoring import prometheus
 from gpufleet.monitoring.prometheus import Scrape, Server, Target, Watched
 from gpufleet.quick_dataclass import dataclass
 from gpufleet.settings.monitoring_settings import Monitoring
@@ -41,8 +41,8 @@ class Watching:
 
     def scrapes(self, before: Mapping[str, Iterable[Target]]) -> tuple[Scrape, ...]:
         """Return what is scraped; `before` is what its target files have now, by their name."""
-        wanted = scrape.scrapes(self.nodes, self.servers, self.name)
-        return scrape.kept(wanted, before, self.silent)
+        wanted = prometheus.scrapes(self.nodes, self.servers, self.name)
+        return prometheus.kept(wanted, before, self.silent)
 
 
 def secrets(wanted: Mapping[str, str], where: str) -> dict[str, bytes]:

@@ -28,8 +28,7 @@ from gpufleet.errors import FleetError
 from gpufleet.planning.multinode import launch as ranks
 from gpufleet.planning.multinode.rank_ports import PORTS
 from gpufleet.planning.stage import Running, Stage
-from gpufleet.serving import unit as units
-from gpufleet.serving import watchdog_unit as watchdog
+from gpufleet.serving import unit, watchdog_unit
 from gpufleet.settings.litellm_settings import LOOPBACK
 from gpufleet.settings.node_settings import Firewall, NodeSettings
 
@@ -98,7 +97,7 @@ def rules(
     }
     opened = [each.ports for each in wanted.open if each.protocol == "tcp"]
     front = list(_front(settings))
-    return units.filled(
+    return unit.filled(
         TEMPLATE,
         drop=wanted.policy == "drop",
         links=list(_links(meetings)),
@@ -131,7 +130,7 @@ def rules(
 
 def service() -> str:
     """Return the unit that loads the rules at boot, before any network is up."""
-    return units.filled("gpufleet-firewall.service.j2", rules=RULES)
+    return unit.filled("gpufleet-firewall.service.j2", rules=RULES)
 
 
 def changes(loaded: str | None, wanted: str) -> tuple[str, ...]:
@@ -261,7 +260,7 @@ def _endpoints(
 
 def _watchdogs(stages: Iterable[Stage], settings: NodeSettings) -> Iterator[Range]:
     port = settings.watchdog_port
-    if port and watchdog.needed(stages, settings.serving):
+    if port and watchdog_unit.needed(stages, settings.serving):
         yield (port, port)
 
 

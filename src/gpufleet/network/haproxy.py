@@ -20,10 +20,10 @@ from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import Any
 
-from gpufleet.monitoring import prometheus as scrape
+from gpufleet.monitoring import prometheus
 from gpufleet.monitoring.exporters import named
 from gpufleet.monitoring.prometheus import Server, Watched
-from gpufleet.serving import unit as units
+from gpufleet.serving import unit
 from gpufleet.settings.gateway_settings import Client, Gateway
 from gpufleet.settings.node_settings import Served
 
@@ -74,7 +74,7 @@ class Target:
     @property
     def place(self) -> str:
         """Where it is reached."""
-        return scrape.at(self.address, self.port)
+        return prometheus.at(self.address, self.port)
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def backends(
     found: dict[str, list[Target]] = {entry: [] for entry in declared}
     for each in servers:
         there = nodes.get(each.node)
-        address = scrape.reached(there, here=each.node == home) if there else None
+        address = prometheus.reached(there, here=each.node == home) if there else None
         if address is not None and each.model in found:
             asked = _asked(there, each.model, each.stage) if there else ("", 0)
             found[each.model].append(Target(_name(each), address, each.port, *asked))
@@ -339,7 +339,7 @@ def config(
     }
 
     def rendered(fingerprint: str) -> str:
-        return units.filled(
+        return unit.filled(
             TEMPLATE,
             fingerprint=fingerprint,
             gateway=gateway,
@@ -394,7 +394,7 @@ def _buffer(gateway: Gateway) -> int:
 def _bound(listen: str, port: int) -> str:
     if listen == "::":
         return f":::{port} v4v6"
-    return f"*:{port}" if listen in _ANY else scrape.at(listen, port)
+    return f"*:{port}" if listen in _ANY else prometheus.at(listen, port)
 
 
 def _map(pairs: Iterable[tuple[str, str]]) -> bytes:

@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterator, Mapping
 
 from gpufleet.errors import FleetError
-from gpufleet.monitoring import prometheus as scrape
+from gpufleet.monitoring import prometheus
 from gpufleet.monitoring.prometheus import Watched
-from gpufleet.serving import unit as units
+from gpufleet.serving import unit
 from gpufleet.settings.gateway_settings import VirtualAddress
 
 UNIT = "keepalived.service"
@@ -40,7 +40,7 @@ def keepalived(wanted: VirtualAddress, password: bytes) -> bytes:
         raise FleetError(f"{where}: VRRP uses {_LONGEST_PASSWORD} bytes of a password: shorten it")
     if not _PASSWORD.fullmatch(said):
         raise FleetError(f"{where}: the password has to be one word of letters, digits and ._+:/@-")
-    return units.filled(
+    return unit.filled(
         "keepalived.conf.j2", address=wanted, password=said, check=CHECK, gone=GONE, user="root"
     ).encode()
 
@@ -90,5 +90,5 @@ def _of(node: Watched) -> VirtualAddress | None:
 
 def check(address: str, port: int) -> bytes:
     """Return the program that keepalived asks whether this gateway answers."""
-    place = scrape.at(scrape.local(address), port)
+    place = prometheus.at(prometheus.local(address), port)
     return f"#!/bin/sh\nexec curl -sf -m 2 -o /dev/null http://{place}/healthy\n".encode()

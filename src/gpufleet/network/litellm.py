@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from gpufleet.artifacts.release import Program
-from gpufleet.monitoring import prometheus as scrape
+from gpufleet.monitoring import prometheus
 from gpufleet.monitoring.prometheus import MARK, Watched
 from gpufleet.network.haproxy import KEEP_ALIVE_SECONDS
 from gpufleet.settings.gateway_settings import Gateway
@@ -266,7 +266,9 @@ def upstream(wanted: Litellm, nodes: Mapping[str, Watched], home: str) -> Upstre
         return Upstream(wanted.upstream_url, seconds, header)
     if here is None:
         raise ValueError(f"{home} has no gateway")
-    return Upstream(f"http://{scrape.at(scrape.local(here.listen), here.port)}", seconds, header)
+    return Upstream(
+        f"http://{prometheus.at(prometheus.local(here.listen), here.port)}", seconds, header
+    )
 
 
 def configuration(

@@ -27,7 +27,7 @@ from gpufleet.flags.schema import Schema
 from gpufleet.operations.converge import Converge, files, refuse
 from gpufleet.quick_dataclass import dataclass
 from gpufleet.remote.facts import ReleaseFlags
-from gpufleet.serving import flag_check as stage_flags
+from gpufleet.serving import flag_check
 from gpufleet.serving.flag_check import Findings, Origins, Started
 
 READ_SECONDS = 60.0
@@ -74,7 +74,7 @@ class Proof:
             return Findings(refused=error.problems)
         found = Findings()
         for each in self.stages:
-            found += stage_flags.judge(self._read[0], each, self.origins)
+            found += flag_check.judge(self._read[0], each, self.origins)
         return found
 
 
@@ -82,7 +82,7 @@ def content(begun: Started) -> bytes:
     """Return what is written once a release has accepted this: the proof itself, for people too."""
     said = {
         "accepted_by": "this release's own files",
-        "judged_by": stage_flags.judge_id(),
+        "judged_by": flag_check.judge_id(),
         "arguments": list(begun.argv),
         "environment": dict(begun.environment),
     }

@@ -24,7 +24,7 @@ from gpufleet.artifacts.operator_files import release_of
 from gpufleet.converge.diff import starting
 from gpufleet.errors import FleetError
 from gpufleet.fleet.run import Asking
-from gpufleet.inventory import loader as inventory
+from gpufleet.inventory import loader
 from gpufleet.operations.converge import Converge
 from gpufleet.planning.multinode import reachability
 from gpufleet.planning.multinode.reachability import Member, Reach, Replica
@@ -173,7 +173,7 @@ def _proof(state: State, stage: Stage) -> Reach | FleetError:
             f"{stage.id}: {', '.join(failed)} failed earlier in this run, so its rank would be "
             "started with something else than the others'"
         )
-    declared = inventory.current().nodes
+    declared = loader.current().nodes
     try:
         wanted = replica(stage, {name: each.settings for name, each in declared.items()})
         return prove(wanted, partial(ask, state, state.inventory))

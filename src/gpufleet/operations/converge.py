@@ -31,14 +31,12 @@ from pyinfra.api import FunctionCommand, Host, QuoteString, State, StringCommand
 from pyinfra.api.operation import OperationMeta
 from pyinfra.context import ctx_host, ctx_state
 
-from gpufleet.converge import content_diff, snapshot
-from gpufleet.converge import package_commands as package_manager
+from gpufleet.converge import content_diff, package_commands, snapshot
 from gpufleet.converge.desired import File, Wanted, started_line
 from gpufleet.converge.diff import Command, Difference, Part, Placing, Transacting, difference
 from gpufleet.converge.snapshot import Question, Snapshot
 from gpufleet.operations.progress_watch import transacting
-from gpufleet.remote import payload
-from gpufleet.remote import query as survey
+from gpufleet.remote import payload, query
 from gpufleet.remote.facts import PYTHON, Contents, NodeSnapshot
 
 __all__ = [
@@ -190,7 +188,7 @@ def _show(files: tuple[File, ...]) -> None:
     """Log how files will differ, for --diff; a node that cannot say costs its lines only."""
     paths = [file.path for file in files if content_diff.readable(file)]
     program = payload.program("converge/read_files", paths=paths, most=content_diff.MOST_BYTES)
-    seen = survey.read(Contents, program, SNAPSHOT_SECONDS, _ignore_errors=True) if paths else {}
+    seen = query.read(Contents, program, SNAPSHOT_SECONDS, _ignore_errors=True) if paths else {}
     found = (seen or {}).get("files")
     for file in files:
         there = found.get(file.path) if isinstance(found, dict) else "the node did not say"
@@ -223,7 +221,7 @@ def _say_no(state: State, host: Host, problems: tuple[str, ...]) -> bool:  # noq
 def _remote(command: Command | Placing | Transacting) -> StringCommand:
     if isinstance(command, Transacting):
         program = payload.program(
-            "packages/transaction", **package_manager.parameters(command.plan)
+            "packages/transaction", **package_commands.parameters(command.plan)
         )
         return StringCommand(PYTHON, _stdin=program, _timeout=command.seconds)
     if isinstance(command, Placing):
@@ -283,5 +281,5 @@ def _operations_that_ran() -> int:
 
 def _read(asked: frozenset[Question]) -> Snapshot:
     program = payload.program("converge/snapshot", asked=sorted(map(list, asked)))
-    document = survey.read(NodeSnapshot, program, SNAPSHOT_SECONDS)
+    document = query.read(NodeSnapshot, program, SNAPSHOT_SECONDS)
     return snapshot.from_document(document, asked)

@@ -33,7 +33,7 @@ from gpufleet.artifacts.operator_files import release_of
 from gpufleet.artifacts.release import BUILD_SECONDS, Release
 from gpufleet.errors import FleetError
 from gpufleet.fleet.run import Answers, documents
-from gpufleet.inventory import loader as inventory
+from gpufleet.inventory import loader
 from gpufleet.node import cluster_network
 from gpufleet.operations.converge import Converge
 from gpufleet.planning.planner import Stage
@@ -121,7 +121,7 @@ def _releases() -> dict[str, str]:
     """Return where each node that serves has its release."""
     return {
         name: release_of(vllm).directory
-        for name, each in inventory.current().gpu_nodes.items()
+        for name, each in loader.current().gpu_nodes.items()
         if (vllm := each.settings.vllm)
     }
 
@@ -131,7 +131,7 @@ def of_model(wanted: Checkpoint, stages: Iterable[Stage]) -> Goods | None:
     sharing = _sharing()
     if host.name not in sharing:
         return None
-    settings = {name: each.settings for name, each in inventory.current().gpu_nodes.items()}
+    settings = {name: each.settings for name, each in loader.current().gpu_nodes.items()}
     needing = {
         each.node
         for each in stages
@@ -154,7 +154,7 @@ def _sharing() -> dict[str, Distribution]:
     """Return the nodes that hand things out, with how."""
     return {
         name: each.settings.vllm.distribution
-        for name, each in inventory.current().gpu_nodes.items()
+        for name, each in loader.current().gpu_nodes.items()
         if each.settings.vllm and each.settings.vllm.distribution.enabled
     }
 
@@ -219,7 +219,7 @@ def comes(goods: Goods | None) -> bool:
 def _course(goods: Goods, phase: str) -> Course:
     """Return how nodes come to something, as they are before a phase; they are asked once."""
     state = ctx_state.get()
-    typed = inventory.current().typed
+    typed = loader.current().typed
     alone = state.is_executing and typed is not None and typed.serial
     key = (goods.directory, phase, state.is_executing, host.name if alone else "")
     turn = (host.name,) if alone else tuple(_in_run(state, goods.wanting))
@@ -382,7 +382,7 @@ def _programs(state: State, goods: Goods, own: Share, tree: Mapping[str, Any]) -
 
 def _addresses(state: State, names: Sequence[str]) -> dict[str, str]:
     """Return where nodes reach each other: in their cluster network, else as SSH reaches them."""
-    declared = inventory.current().gpu_nodes
+    declared = loader.current().gpu_nodes
     answers = documents(state)
     as_ssh = {name: declared[name].address for name in names}
     probes = {name: said for name in names if not isinstance(said := answers[name], str)}

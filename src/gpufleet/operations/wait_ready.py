@@ -17,8 +17,7 @@ from pyinfra.api import FunctionCommand, Host, State, operation
 from gpufleet.monitoring.exporters import Access
 from gpufleet.progress import SELDOM_SECONDS
 from gpufleet.quick_dataclass import dataclass
-from gpufleet.remote import payload
-from gpufleet.remote import query as survey
+from gpufleet.remote import payload, query
 from gpufleet.remote.facts import Serving
 from gpufleet.serving import readiness
 from gpufleet.serving.readiness import State as Stand
@@ -87,7 +86,7 @@ def look(endpoints: Sequence[Endpoint], metrics: Sequence[Metrics] = ()) -> Mapp
         metrics=[each.asked() for each in metrics],
         journal=JOURNAL_LINES,
     )
-    return survey.read(Serving, program, LOOK_SECONDS, _ignore_errors=True) or {}
+    return query.read(Serving, program, LOOK_SECONDS, _ignore_errors=True) or {}
 
 
 def verdicts(

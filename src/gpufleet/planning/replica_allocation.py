@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from gpufleet.formatting import counted, listed
 from gpufleet.node.cordon import lifting
 from gpufleet.node.topology import Node
-from gpufleet.planning import candidates
-from gpufleet.planning import node_removal as leaving
+from gpufleet.planning import candidates, node_removal
 from gpufleet.planning.candidates import Candidate, Considered, Sizer, Verdict
 from gpufleet.planning.gpu_placement import Part, Picker, Room, mask
 from gpufleet.planning.parallelism import Division, Kind
@@ -240,10 +239,12 @@ class Demand:
         without = {room.name: left_out(room.node) for room in self.rooms}
         losing = {}
         for number, stages in self.running.items():
-            losses = [leaving.lost(place, self.fleet, usable, without) for place in _places(stages)]
+            losses = [
+                node_removal.lost(place, self.fleet, usable, without) for place in _places(stages)
+            ]
             # One that runs twice needs one place.
             losing[number] = {} if {} in losses else losses[0]
-        return leaving.refusals(self.name, self.served, self.running, losing)
+        return node_removal.refusals(self.name, self.served, self.running, losing)
 
     @property
     def refusal(self) -> str:

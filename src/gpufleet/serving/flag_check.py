@@ -26,7 +26,7 @@ from gpufleet.planning.multinode.launch import filled
 from gpufleet.planning.planner import Stage
 from gpufleet.quick_dataclass import dataclass
 from gpufleet.remote import payload
-from gpufleet.serving import unit as units
+from gpufleet.serving import unit
 from gpufleet.settings.node_settings import NodeSettings, Served, Vllm
 from gpufleet.settings.variables import KeyPath, Origin
 
@@ -89,9 +89,9 @@ def started(
 
     Raises `FleetError` for arguments and variables that no process can be given.
     """
-    lines = list(units.lines(stage, model, vllm))
+    lines = list(unit.lines(stage, model, vllm))
     if stage.group:
-        rank = units.rank(stage, model, vllm)
+        rank = unit.rank(stage, model, vllm)
         port, refused = stage.group.cluster_port, {f"--{name}" for name in rank.drops}
         lines = [each for each in lines if each[1][0].partition("=")[0] not in refused]
         lines += [
@@ -107,7 +107,7 @@ def started(
         vllm.version,
         tuple(word for word, _ in said),
         tuple(key for _, key in said),
-        units.environment(stage, model, vllm, release=release, toolkit=toolkit),
+        unit.environment(stage, model, vllm, release=release, toolkit=toolkit),
         {**shared, **own},
     )
 

@@ -24,8 +24,7 @@ from gpufleet.artifacts.release import RELEASES
 from gpufleet.converge.desired import UNIT_DIRECTORY, File, started_line
 from gpufleet.errors import FleetError
 from gpufleet.flags.arguments import words
-from gpufleet.planning.multinode import disaggregation
-from gpufleet.planning.multinode import launch as ranks
+from gpufleet.planning.multinode import disaggregation, launch
 from gpufleet.planning.planner import Stage
 from gpufleet.quick_dataclass import dataclass
 from gpufleet.remote import payload
@@ -135,7 +134,7 @@ def secrets(stage: Stage, model: Served) -> tuple[str, ...]:
         return ("api-key",)
     by_ray = model.distributed_executor_backend == "ray"
     own = ("api-key",) if stage.servers else ()
-    return (*own, "cluster-key", *([ranks.RAY_TOKEN] if by_ray else []))
+    return (*own, "cluster-key", *([launch.RAY_TOKEN] if by_ray else []))
 
 
 def model_directory(model: Served) -> str:
@@ -179,7 +178,7 @@ def argument_lines(stage: Stage, model: Served, vllm: Vllm, *, release: str = ""
     """
     said = [line for _, line in lines(stage, model, vllm)]
     if stage.group:
-        said = ranks.command(
+        said = launch.command(
             stage,
             model,
             rank(stage, model, vllm),
@@ -211,7 +210,7 @@ def in_common(stage: Stage, model: Served, vllm: Vllm) -> str:
             "arguments": json.dumps([line for line in said if line[0] != "--host"]),
             "programs": _programs(),
             "environment": json.dumps(
-                sorted(each for each in variables.items() if each[0] not in ranks.OF_THE_NODE)
+                sorted(each for each in variables.items() if each[0] not in launch.OF_THE_NODE)
             ),
             "joined": json.dumps(
                 [
@@ -233,7 +232,7 @@ def _programs() -> str:
     return _fingerprint({**ours, "rank": payload.archive("rank/rank")})
 
 
-def rank(stage: Stage, model: Served, vllm: Vllm) -> ranks.Rank:
+def rank(stage: Stage, model: Served, vllm: Vllm) -> launch.Rank:
     """
     Return what a stage of a replica over nodes is started with besides.
 
@@ -241,7 +240,7 @@ def rank(stage: Stage, model: Served, vllm: Vllm) -> ranks.Rank:
     """
     if stage.group is None:
         raise ValueError(f"{stage.id} is on one node")
-    return ranks.arrange(
+    return launch.arrange(
         stage,
         model,
         dict(stage.group.networks),
@@ -249,7 +248,7 @@ def rank(stage: Stage, model: Served, vllm: Vllm) -> ranks.Rank:
         device=vllm.device,
         ray=stage.group.ray,
         experts=stage.group.experts,
-        side_channel_port=stage.group.side_channel_port or ranks.NIXL_PORT,
+        side_channel_port=stage.group.side_channel_port or launch.NIXL_PORT,
     )
 
 
@@ -285,7 +284,7 @@ def environment(
         built_in |= rank(stage, model, vllm).variables
     if stage.handover:
         network = dict(stage.handover.networks)[stage.node]
-        built_in |= ranks.transfer(stage, model, network, port=stage.handover.port)
+        built_in |= launch.transfer(stage, model, network, port=stage.handover.port)
     return dict(sorted((built_in | vllm.environment | model.environment).items()))
 
 

@@ -12,7 +12,7 @@ from gpufleet.artifacts.release import RELEASES
 from gpufleet.on_node.common import textfile
 from gpufleet.planning.planner import Stage
 from gpufleet.remote import payload
-from gpufleet.serving import unit as units
+from gpufleet.serving import unit
 from gpufleet.serving.unit import UnitFile
 from gpufleet.settings.node_settings import Served
 from gpufleet.versions import numbers
@@ -60,7 +60,7 @@ def configuration(
             "seconds": serving[stage.model].watchdog.seconds,
             "idle_seconds": serving[stage.model].watchdog.idle_seconds,
             "servers": [f"http://{_bracketed(address)}:{port}" for port in stage.servers],
-            "served_name": units.served_name(stage, serving[stage.model]),
+            "served_name": unit.served_name(stage, serving[stage.model]),
             "key_file": key_file,
             "group": stage.group is not None,
             "rank": stage.node_rank,
@@ -79,7 +79,7 @@ def configuration(
 
 def service(told: str) -> UnitFile:
     """Return the unit, restarted by another configuration and by another program."""
-    return units.whole(
+    return unit.whole(
         "gpufleet-watchdog.service.j2",
         SERVICE,
         started_with={"configuration": told, "program": payload.archive("watchdog/watchdog")},

@@ -29,7 +29,7 @@ from pydantic import (
 from gpufleet.catalog import presets
 from gpufleet.catalog.checks import CHECKS
 from gpufleet.gpu_software import lock_rules as gpu_lock
-from gpufleet.settings import lock_defaults as locked
+from gpufleet.settings import lock_defaults
 from gpufleet.settings.base import Matches
 from gpufleet.settings.gateway_settings import Balancer, Gateway, Golden, Upgrade
 from gpufleet.settings.gpu_settings import Gpu, GpuLock
@@ -204,7 +204,7 @@ class Cuda(Setting):
     @classmethod
     def _a_version_is_a_toolkits(cls, data: Any) -> Any:
         if isinstance(data, Mapping) and data.get("version") and "toolkit" not in data:
-            return {**data, "toolkit": locked.TOOLKIT}
+            return {**data, "toolkit": lock_defaults.TOOLKIT}
         return data
 
     @model_validator(mode="after")
@@ -699,11 +699,11 @@ def written_settings(data: Mapping[str, Any]) -> NodeSettings:
     lock, mistakes = _lock(data)
     against: dict[KeyPath, KeyPath] = {}
     if lock:
-        differing = tuple(locked.differences(data, lock))
+        differing = tuple(lock_defaults.differences(data, lock))
         mistakes += [(each.at, str(each)) for each in differing]
         against = {each.at: each.locked_at for each in differing}
         mistakes += [(each.at, each.what) for each in gpu_lock.in_itself(lock) if each.refused]
-    given = locked.filled(data, lock) if lock else dict(data)
+    given = lock_defaults.filled(data, lock) if lock else dict(data)
     try:
         settings = NodeSettings.model_validate(given)
     except ValidationError as error:

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from gpufleet.errors import FleetError
 from gpufleet.quick_dataclass import dataclass
-from gpufleet.settings import lock_defaults as locked
+from gpufleet.settings import lock_defaults
 from gpufleet.settings.node_groups import suggestion
 from gpufleet.settings.node_settings import Mistake, NodeSettings, node_settings
 from gpufleet.settings.variables import KeyPath, Origin, Variables
@@ -95,7 +95,7 @@ class NodeVars:
 
     def _filled_from(self, path: KeyPath) -> Origin | None:
         """Return the place in the lock that filled in a value that nobody wrote here."""
-        source = locked.source(path)
+        source = lock_defaults.source(path)
         if source is None or self.settings.gpu_lock is None:
             return None
         _, origin = self.variables[str(source[0])]
@@ -195,11 +195,11 @@ def _key_mistakes(node: str, found: Variables) -> Iterator[tuple[Origin, str]]:
 
 def _of_pyinfra(node: str, key: str, value: Any) -> str | None:
     """Say what is wrong with a variable that is not ours; None: nothing."""
-    from gpufleet.settings import pyinfra_arguments as pyinfra_variables
+    from gpufleet.settings import pyinfra_arguments
 
-    if key in pyinfra_variables.known(node):
-        return pyinfra_variables.wrong(key, value)
-    names = [*NodeSettings.model_fields, *pyinfra_variables.SSH, *pyinfra_variables.ARGUMENTS]
+    if key in pyinfra_arguments.known(node):
+        return pyinfra_arguments.wrong(key, value)
+    names = [*NodeSettings.model_fields, *pyinfra_arguments.SSH, *pyinfra_arguments.ARGUMENTS]
     return f"{key}: no setting has this name{suggestion(key, names)}"
 
 

@@ -21,8 +21,7 @@ from typing import Any, Literal, TypeAlias
 
 from gpufleet.errors import FleetError
 from gpufleet.quick_dataclass import dataclass
-from gpufleet.sizing import kv_bytes as kv_pages
-from gpufleet.sizing import kv_cache
+from gpufleet.sizing import kv_bytes, kv_cache
 from gpufleet.sizing.architectures.components import LatentCache
 from gpufleet.sizing.architectures.description import Description
 from gpufleet.sizing.architectures.max_length import text_part
@@ -533,18 +532,18 @@ def _layout(
     chosen: Defaults,
     layers: list[range],
     length: int,
-) -> kv_pages.Layout:
+) -> kv_bytes.Layout:
     architecture = description.architecture
-    caches = list(kv_pages.caches(architecture, layers))
+    caches = list(kv_bytes.caches(architecture, layers))
     if options.speculative_tokens:
-        caches[-1] += kv_pages.draft_caches(architecture)
-    return kv_pages.Layout(
+        caches[-1] += kv_bytes.draft_caches(architecture)
+    return kv_bytes.Layout(
         stages=tuple(caches),
         vllm=options.vllm,
         max_model_len=length,
         max_num_batched_tokens=chosen.max_num_batched_tokens,
         dtype=_dtype(description, options),
-        kv_dtype=kv_pages.kv_dtype(
+        kv_dtype=kv_bytes.kv_dtype(
             description.config or {},
             options.kv_cache_dtype,
             options.vllm,
@@ -562,13 +561,13 @@ def _layout(
     )
 
 
-def _window_bytes(layout: kv_pages.Layout) -> int:
+def _window_bytes(layout: kv_bytes.Layout) -> int:
     """Return what a token takes in a model of windows alone, as long as it is inside of them."""
     return max(
         sum(
             page.bytes // page.block
-            for page in kv_pages.pages(layout, stage)
-            if page.kind is not kv_pages.Kind.STATE
+            for page in kv_bytes.pages(layout, stage)
+            if page.kind is not kv_bytes.Kind.STATE
         )
         for stage in layout.stages
     )
@@ -650,7 +649,7 @@ _STATES_CHECKED = (0, 20)
 """Before, fewer graphs are captured instead."""
 
 
-def _blocks_for_states(layout: kv_pages.Layout, options: Options, chosen: Defaults) -> int:
+def _blocks_for_states(layout: kv_bytes.Layout, options: Options, chosen: Defaults) -> int:
     """
     Return the sequences that need a block each before vLLM captures graphs; 0: none do.
 
@@ -659,9 +658,9 @@ def _blocks_for_states(layout: kv_pages.Layout, options: Options, chosen: Defaul
     if options.enforce_eager or options.device == "cpu" or options.vllm < _STATES_CHECKED:
         return 0
     stateful = any(
-        page.kind is kv_pages.Kind.STATE
+        page.kind is kv_bytes.Kind.STATE
         for stage in layout.stages
-        for page in kv_pages.pages(layout, stage)
+        for page in kv_bytes.pages(layout, stage)
     )
     return chosen.max_num_seqs if stateful else 0
 

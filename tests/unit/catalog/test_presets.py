@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from gpufleet.catalog import presets
 from gpufleet.catalog.presets import YOURS, LayeredFlag, Subject
-from gpufleet.cli import tables as show
+from gpufleet.cli import tables
 from gpufleet.errors import FleetError
 from gpufleet.flags import schema
 from gpufleet.flags.arguments import words
@@ -179,7 +179,7 @@ def test_the_table_of_flags_shows_no_key(capsys):
     flags = served(flags={"hf-overrides": {"token": "a-word"}, "otlp-traces-endpoint": URL}).flags
     layers = (LayeredFlag(name, value, YOURS) for name, value in flags.items())
 
-    show.display(show.layers_table({("qwen", "0.32.0"): layers}))
+    tables.display(tables.layers_table({("qwen", "0.32.0"): layers}))
 
     printed = capsys.readouterr().out
     assert "--hf-overrides" in printed

@@ -8,7 +8,7 @@ from copy import deepcopy
 import pytest
 
 from gpufleet.catalog.checks import CHECKS
-from gpufleet.checks import evaluate as judging
+from gpufleet.checks import evaluate
 from gpufleet.checks.evaluate import judge
 from gpufleet.checks.finding import Severity
 from gpufleet.node.probe_document import flaw
@@ -21,7 +21,7 @@ DOCS = ROOT / "docs/checks"
 
 
 def test_every_check_of_the_catalogue_is_run_and_none_else():
-    run = {"probe", *judging.WITHOUT_DRIVER, *judging.OF_NODE, *judging.OF_GPU}
+    run = {"probe", *evaluate.WITHOUT_DRIVER, *evaluate.OF_NODE, *evaluate.OF_GPU}
 
     assert run == set(CHECKS)
 
@@ -107,7 +107,7 @@ def test_a_silent_driver_leaves_nothing_passed_that_asks_it(document):
 
     assert {each.check for each in findings} == set(CHECKS)
     asked = {each.check for each in findings if each.severity < Severity.UNKNOWN}
-    assert not asked & {*judging.OF_NODE, *judging.OF_GPU}
+    assert not asked & {*evaluate.OF_NODE, *evaluate.OF_GPU}
 
 
 ACCEPT = {"check": "persistence", "node": "gpu-01", "until": "2026-01-31", "reason": "known"}

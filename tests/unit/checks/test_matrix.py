@@ -12,7 +12,7 @@ from gpufleet.checks.evaluate import judge
 from gpufleet.checks.finding import Severity
 from lab import machine, nvml
 from lab.faults import FAULTS
-from tests.support import checkout as repository
+from tests.support import checkout
 from tests.support.matrix import SETTINGS, TODAY, Case, all_of, case, crossed, every_fault_once
 from tests.support.record_node import probe_machine
 
@@ -69,7 +69,7 @@ def table(cases: list[Case]) -> str:
     lines = [
         "# What the checks find: every kind of machine with every fault",
         "",
-        f"`make test-long` on {datetime.now(UTC):%Y-%m-%d}, commit {repository.commit()}: "
+        f"`make test-long` on {datetime.now(UTC):%Y-%m-%d}, commit {checkout.commit()}: "
         f"{len(profiles)} kinds of machine, {len(FAULTS)} faults, {len(cases)} machines",
         "probed and judged. 0 false passes, 0 false blocks (the healthy machines too), 0",
         "tracebacks. All hardware is simulated: [lab-profiles.md](lab-profiles.md) says how.",

@@ -17,12 +17,11 @@ from gpufleet.artifacts import release
 from gpufleet.catalog.driver_branches import BRANCHES
 from gpufleet.cli.lock_command import lock
 from gpufleet.errors import FleetError
-from gpufleet.gpu_software import lock_file
-from gpufleet.gpu_software import lock_rules as gpu_lock
+from gpufleet.gpu_software import lock_file, lock_rules
 from gpufleet.gpu_software.lock_from_nodes import locks
 from gpufleet.gpu_software.lock_text import text
 from gpufleet.gpu_software.version_sets import release_sets
-from gpufleet.inventory import loader as inventory
+from gpufleet.inventory import loader
 from gpufleet.settings.gpu_settings import GpuLock
 from gpufleet.settings.node_settings import NodeSettings
 from tests.support.checkout import ROOT
@@ -199,8 +198,8 @@ def test_a_set_fits_together_and_what_we_ship(name: str) -> None:
 
     assert found.exact
     assert found.branch in BRANCHES
-    assert not tuple(gpu_lock.in_itself(found))
-    assert not tuple(gpu_lock.with_release(found, release.wheels(ours, "locks/vllm-0.32.0.txt")))
+    assert not tuple(lock_rules.in_itself(found))
+    assert not tuple(lock_rules.with_release(found, release.wheels(ours, "locks/vllm-0.32.0.txt")))
     assert set(release_sets()[name].why) <= set(GpuLock.model_fields)
 
 
@@ -254,8 +253,8 @@ class Project:
     def inventory(self) -> str:
         return str(self.path / "inventories/prod.py")
 
-    def fleet(self) -> inventory.Fleet:
-        return inventory.read(self.inventory)
+    def fleet(self) -> loader.Fleet:
+        return loader.read(self.inventory)
 
     def mistakes(self) -> tuple[str, ...]:
         with pytest.raises(FleetError) as found:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.monitoring import output_folder as folder
+from gpufleet.monitoring import output_folder
 from tests.support.checkout import ROOT
 
 PROD = ROOT / "inventories/prod.py"
@@ -34,7 +34,7 @@ def test_it_says_what_it_wrote_and_a_second_run_writes_nothing(tmp_path: Path) -
     written = {
         f"wrote {path}"
         for path in tmp_path.rglob("*")
-        if path.is_file() and path.name != folder.LIST
+        if path.is_file() and path.name != output_folder.LIST
     }
     assert {line for line in said.splitlines() if line.startswith("wrote")} == written
     targets = json.loads((tmp_path / "prometheus/targets/node.json").read_text())

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from gpufleet.planning.planner import Stage
-from gpufleet.serving import unit as units
+from gpufleet.serving import unit
 from gpufleet.settings.node_settings import NodeSettings
 from tests.support.checkout import ROOT
 
@@ -88,7 +88,7 @@ class Project:
                     "port": stage.port,
                     "gpus": list(stage.gpu_uuids),
                     "release": "0.32.0-1a2b3c4d5e",
-                    "arguments": units.argument_lines(stage, here.serving["qwen"], here.vllm),
+                    "arguments": unit.argument_lines(stage, here.serving["qwen"], here.vllm),
                 }
             )
 

@@ -18,7 +18,7 @@ from gpufleet.converge.desired import (
 from gpufleet.converge.package_commands import Plan, commands, steps
 from gpufleet.converge.package_plan import VERSIONLOCK, Packages, packages
 from gpufleet.converge.snapshot import PackageState, Snapshot, Unknown, questions
-from gpufleet.on_node.packages import outcome as package_judge
+from gpufleet.on_node.packages import outcome
 from gpufleet.on_node.packages.dnf_transaction import listed
 from gpufleet.on_node.packages.outcome import Change, Installed
 
@@ -181,7 +181,7 @@ GOOD = [
 def test_what_nobody_asked_for_is_a_reason_against_it(
     changes: list[Change], said: str | None
 ) -> None:
-    found = package_judge.judge(changes, ASKED, AT, lambda one, other: one < other)
+    found = outcome.judge(changes, ASKED, AT, lambda one, other: one < other)
 
     assert (said in "; ".join(found)) if said else found == []
 

@@ -12,9 +12,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpufleet.checks.finding import Finding, GpuId, Severity
-from gpufleet.fleet import node_records as recording
+from gpufleet.fleet import node_records
 from gpufleet.fleet.drift import Matters, Moved, NodeDrift, Unread
-from gpufleet.monitoring.metrics import gpufleet_metrics as own_metrics
+from gpufleet.monitoring.metrics import gpufleet_metrics
 from gpufleet.remote import payload
 from gpufleet.settings.node_settings import node_settings
 from tests.support.checkout import ROOT
@@ -82,7 +82,7 @@ def samples_of(found, name):
 
 
 def test_findings_are_counted_by_severity_and_what_passed_is_none():
-    found = recording.of_check(FOUND, 1700000000)
+    found = node_records.of_check(FOUND, 1700000000)
 
     assert counts(found, "check_findings", "severity") == {
         "block": 2, "unknown": 1, "warn": 1, "info": 0}  # fmt: skip
@@ -91,7 +91,7 @@ def test_findings_are_counted_by_severity_and_what_passed_is_none():
 
 def test_what_an_operator_accepted_blocks_nothing():
     accepted = finding("ecc", Severity.BLOCK, accepted="ticket 4711, until 2026-12-31")
-    found = recording.of_check([*FOUND, accepted], 0)
+    found = node_records.of_check([*FOUND, accepted], 0)
 
     assert counts(found, "check_findings", "severity")["block"] == 2
     assert counts(found, "check_findings", "severity")["info"] == 1
@@ -100,12 +100,12 @@ def test_what_an_operator_accepted_blocks_nothing():
 def test_what_was_not_asked_because_of_another_finding_is_not_counted_beside_it():
     unasked = finding("nvlink-links", Severity.UNKNOWN, cause="gpu-count")
 
-    assert recording.of_check([*FOUND, unasked], 0) == recording.of_check(FOUND, 0)
+    assert node_records.of_check([*FOUND, unasked], 0) == node_records.of_check(FOUND, 0)
 
 
 def test_drift_is_counted_by_when_it_matters():
     moved = (Moved("a", "x"), Moved("a", "y"), Moved("b", "z", Matters.NEXT_BOOT))
-    found = recording.of_drift(NodeDrift(moved), 1700000000)
+    found = node_records.of_drift(NodeDrift(moved), 1700000000)
 
     assert counts(found, "drift_differences", "matters") == {
         "now": 2, "next_boot": 1, "next_upgrade": 0}  # fmt: skip
@@ -117,21 +117,21 @@ def test_drift_is_counted_by_when_it_matters():
     ("drift", "refused"), [(NodeDrift(unread=(Unread("a", "why"),)), False), (NodeDrift(), True)]
 )
 def test_what_could_not_be_compared_is_unknown_and_not_clean(drift, refused):
-    found = recording.of_drift(drift, 0, refused=refused)
+    found = node_records.of_drift(drift, 0, refused=refused)
 
     assert samples_of(found, "drift_unknown") == [({}, 1)]
 
 
 def test_a_check_is_as_old_as_its_probe():
-    assert recording.probed_at({"time": "2026-01-01T00:00:00Z"}, 5) == 1767225600
-    assert recording.probed_at("no answer within 60 s", 5) == 5
+    assert node_records.probed_at({"time": "2026-01-01T00:00:00Z"}, 5) == 1767225600
+    assert node_records.probed_at("no answer within 60 s", 5) == 5
 
 
 # --- what a node is told of itself
 
 
 def told(on_bus=None, **data):
-    return json.loads(recording.declaration(node_settings(data), gpus=on_bus, release=None))
+    return json.loads(node_records.declaration(node_settings(data), gpus=on_bus, release=None))
 
 
 def test_the_declared_number_of_gpus_is_expected_else_what_is_on_the_bus():
@@ -164,15 +164,15 @@ def test_gpus_are_measured_by_dcgm_only_where_its_exporter_is():
 def test_what_is_recorded_is_served_by_name_type_and_labels_of_the_list(record, tmp_path):
     node(tmp_path)
     files = {
-        recording.CHECK: recording.of_check(FOUND, 1700000000),
-        recording.DRIFT: recording.of_drift(NodeDrift(), 1700000000),
+        node_records.CHECK: node_records.of_check(FOUND, 1700000000),
+        node_records.DRIFT: node_records.of_drift(NodeDrift(), 1700000000),
     }
 
     assert record(files)["error"] == ""
 
     text = "".join((tmp_path / TEXTFILES / name).read_text() for name in files)
     found = samples(text)
-    listed = {metric.name: metric for metric in own_metrics.FINDINGS}
+    listed = {metric.name: metric for metric in gpufleet_metrics.FINDINGS}
     assert set(found) == set(listed)
     for name, rows in found.items():
         assert {tuple(labels) for labels, _ in rows} == {listed[name].labels}
@@ -196,7 +196,7 @@ def test_a_deploy_that_ended_is_dated_for_the_facts(record, tmp_path):
 
 
 def test_a_node_that_has_no_facts_yet_is_left_as_it_is(record, tmp_path):
-    said = record({recording.CHECK: recording.of_check(FOUND, 0)})
+    said = record({node_records.CHECK: node_records.of_check(FOUND, 0)})
 
     assert "it has no /var/lib/gpufleet/textfile" in said["error"]
     assert list(tmp_path.iterdir()) == []

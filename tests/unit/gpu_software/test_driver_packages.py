@@ -13,7 +13,7 @@ from gpufleet.errors import FleetError
 from gpufleet.gpu_software.driver_packages import dcgm_packages, driver_packages, headers
 from gpufleet.node.machine import Kernel, Machine, System
 from gpufleet.on_node.packages import installed as installed_packages
-from gpufleet.on_node.packages import outcome as package_judge
+from gpufleet.on_node.packages import outcome
 from gpufleet.settings.gpu_settings import GpuLock, LockedDcgm
 from tests.support.package_cases import (
     ALMA,
@@ -243,9 +243,9 @@ def test_headers_of_two_kernels_are_told_apart_where_they_have_one_name() -> Non
     assert len(names) == 2
     assert twice == []
     assert all(known[name]["installed"] for name in names)
-    changes = [package_judge.Change("kernel-devel", None, "5.14.0-570.58.1.el9_6")]
-    assert names[1] in package_judge.outcome(changes, {})
-    assert names[0] not in package_judge.outcome(changes, {})
+    changes = [outcome.Change("kernel-devel", None, "5.14.0-570.58.1.el9_6")]
+    assert names[1] in outcome.outcome(changes, {})
+    assert names[0] not in outcome.outcome(changes, {})
 
 
 # DCGM

@@ -10,10 +10,9 @@ import pytest
 
 from gpufleet.artifacts.release import Wheels
 from gpufleet.catalog.driver_branches import BRANCHES, OLDEST_DRIVER, flavours, numbers, serves
-from gpufleet.gpu_software import lock_check
-from gpufleet.gpu_software import lock_rules as gpu_lock
+from gpufleet.gpu_software import lock_check, lock_rules
 from gpufleet.node.machine import Machine, System
-from gpufleet.settings import node_variables as nodevars
+from gpufleet.settings import node_variables
 from gpufleet.settings.gpu_settings import GpuLock
 from gpufleet.settings.node_settings import Mistake, NodeSettings, node_settings
 from gpufleet.settings.variables import Origin, Variables
@@ -235,7 +234,7 @@ def test_proprietary_modules_end_with_610(driver: str) -> None:
 def test_the_driver_runs_the_cuda_of_vllms_wheels(
     driver: str, cuda: tuple[int, int], works: bool
 ) -> None:
-    found = refused(gpu_lock.with_release(lock(driver), Wheels(cuda, "locks/vllm.txt")))
+    found = refused(lock_rules.with_release(lock(driver), Wheels(cuda, "locks/vllm.txt")))
 
     assert (found == []) is works
     assert works or (
@@ -244,14 +243,14 @@ def test_the_driver_runs_the_cuda_of_vllms_wheels(
 
 
 def test_a_cuda_that_is_not_known_is_not_called_fine() -> None:
-    found = tuple(gpu_lock.with_release(lock(), Wheels((14, 0), "a.txt")))
+    found = tuple(lock_rules.with_release(lock(), Wheels((14, 0), "a.txt")))
 
     assert warned(found)
     assert "not known here" in str(found[0])
 
 
 def test_wheels_without_cuda_ask_for_nothing() -> None:
-    assert not tuple(gpu_lock.with_release(lock("535"), Wheels(None, "a.txt")))
+    assert not tuple(lock_rules.with_release(lock("535"), Wheels(None, "a.txt")))
 
 
 @pytest.mark.parametrize(
@@ -268,7 +267,7 @@ def test_a_toolkit_of_a_newer_major_than_the_drivers_is_refused(
     driver: str, branch: str, outcome: str
 ) -> None:
     toolkit = {"profile": "jit", "branch": branch, "version": "1-1"}
-    found = tuple(gpu_lock.in_itself(lock(driver, toolkit=toolkit)))
+    found = tuple(lock_rules.in_itself(lock(driver, toolkit=toolkit)))
 
     assert [each.refused for each in found] == {"fine": [], "warned": [False], "refused": [True]}[
         outcome
@@ -278,14 +277,14 @@ def test_a_toolkit_of_a_newer_major_than_the_drivers_is_refused(
 def test_a_branch_past_its_end_is_warned_of_and_no_more() -> None:
     day = dt.date(2028, 6, 30)
 
-    assert not tuple(gpu_lock.on_day(lock("580"), day))
-    (said,) = warned(gpu_lock.on_day(lock("580"), day + dt.timedelta(days=1)))
+    assert not tuple(lock_rules.on_day(lock("580"), day))
+    (said,) = warned(lock_rules.on_day(lock("580"), day + dt.timedelta(days=1)))
     assert "no security updates since June 2028" in said
     assert "R580" not in said.split("plan for")[1]
-    (said,) = warned(gpu_lock.on_day(lock("535"), dt.date(2026, 11, 22)))
+    (said,) = warned(lock_rules.on_day(lock("535"), dt.date(2026, 11, 22)))
     assert said.endswith("plan for R580 (until June 2028) or R595 (until March 2027)")
-    assert not refused(gpu_lock.on_day(lock("535"), day))
-    assert "not known here" in warned(gpu_lock.on_day(lock("620"), day))[0]
+    assert not refused(lock_rules.on_day(lock("535"), day))
+    assert "not known here" in warned(lock_rules.on_day(lock("620"), day))[0]
 
 
 @pytest.mark.parametrize(
@@ -323,7 +322,7 @@ NEWER = 0x3F00  # of no generation that is known here
 def test_modules_and_branch_run_the_nodes_gpus(
     gpu: int, driver: str, modules: str, keys: list[str]
 ) -> None:
-    found = tuple(gpu_lock.on_machine(lock(driver, modules=modules), Machine((gpu,) * 8)))
+    found = tuple(lock_rules.on_machine(lock(driver, modules=modules), Machine((gpu,) * 8)))
 
     assert [each.at[1] for each in found if each.refused] == keys
     assert len(found) == len(keys)
@@ -332,12 +331,14 @@ def test_modules_and_branch_run_the_nodes_gpus(
 def test_grace_hopper_needs_the_open_modules_where_hopper_does_not() -> None:
     closed = lock("580", modules="proprietary")
 
-    assert "Grace Hopper" in refused(gpu_lock.on_machine(closed, Machine((GH200,), grace=True)))[0]
-    assert not refused(gpu_lock.on_machine(closed, Machine((GH200,))))
+    assert (
+        "Grace Hopper" in refused(lock_rules.on_machine(closed, Machine((GH200,), grace=True)))[0]
+    )
+    assert not refused(lock_rules.on_machine(closed, Machine((GH200,))))
 
 
 def test_a_gpu_that_is_not_known_is_not_called_fine() -> None:
-    found = warned(gpu_lock.on_machine(lock(), Machine((NEWER, H100))))
+    found = warned(lock_rules.on_machine(lock(), Machine((NEWER, H100))))
 
     assert len(found) == 1
     assert "10de:3f00 is not known" in found[0]
@@ -347,8 +348,8 @@ def test_wheels_of_cuda_13_have_no_kernels_for_volta() -> None:
     volta = Machine((V100,))
     closed = lock("580", modules="proprietary")
 
-    assert not refused(gpu_lock.on_machine(closed, volta, Wheels((12, 9), "a.txt")))
-    assert "CUDA 12" in refused(gpu_lock.on_machine(closed, volta, Wheels((13, 0), "a.txt")))[0]
+    assert not refused(lock_rules.on_machine(closed, volta, Wheels((12, 9), "a.txt")))
+    assert "CUDA 12" in refused(lock_rules.on_machine(closed, volta, Wheels((13, 0), "a.txt")))[0]
 
 
 @pytest.mark.parametrize(
@@ -363,8 +364,8 @@ def test_wheels_of_cuda_13_have_no_kernels_for_volta() -> None:
 def test_dcgm_is_locked_only_where_it_is_published(system: System, outcome: list[bool]) -> None:
     with_dcgm = lock(dcgm={"version": "1:4.6.0-1"})
 
-    assert [each.refused for each in gpu_lock.on_system(with_dcgm, system)] == outcome
-    assert not tuple(gpu_lock.on_system(lock(), system))
+    assert [each.refused for each in lock_rules.on_system(with_dcgm, system)] == outcome
+    assert not tuple(lock_rules.on_system(lock(), system))
 
 
 @pytest.mark.parametrize(
@@ -378,11 +379,11 @@ def test_dcgm_is_locked_only_where_it_is_published(system: System, outcome: list
 def test_the_nodes_python_is_the_locked_one(interpreter: str, python: str, right: bool) -> None:
     given = lock(vllm={"version": "0.32.0", "python": "3.12"})
 
-    found = refused(gpu_lock.on_python(given, interpreter, python))
+    found = refused(lock_rules.on_python(given, interpreter, python))
 
     assert (found == []) is right
     assert right or "set `vllm.python` to /usr/bin/python3.12, or lock 3.11" in found[0]
-    assert not tuple(gpu_lock.on_python(lock(), interpreter, python))
+    assert not tuple(lock_rules.on_python(lock(), interpreter, python))
 
 
 def test_what_a_node_does_not_run_names_node_file_and_line() -> None:
@@ -392,7 +393,7 @@ def test_what_a_node_does_not_run_names_node_file_and_line() -> None:
             Origin("group_vars/g.lock.yml", 3, {("modules",): 5}),
         )
     }
-    node = nodevars.check({"gpu-01": written}, {"gpu-01": ("g",)})["gpu-01"]
+    node = node_variables.check({"gpu-01": written}, {"gpu-01": ("g",)})["gpu-01"]
 
     found = lock_check.on_node(node, System("debian", "12", "x86_64"), Machine((B200,)))
 
@@ -401,7 +402,7 @@ def test_what_a_node_does_not_run_names_node_file_and_line() -> None:
 
 
 def test_everything_wrong_with_a_lock_on_a_node_is_said_at_once() -> None:
-    found = gpu_lock.objections(
+    found = lock_rules.objections(
         lock("535", modules="proprietary", dcgm={"version": "1:4.6.0-1"}),
         System("debian", "13", "x86_64"),
         Machine((B200,)),

@@ -9,7 +9,7 @@ import pytest
 
 from gpufleet.checks.evaluate import judge
 from gpufleet.converge.desired import File
-from gpufleet.gpu_software import quarantine as unchecked
+from gpufleet.gpu_software import quarantine
 from gpufleet.gpu_software.driver_activation import Broken, InForce
 from gpufleet.on_node.gpu_software import driver_reload
 from gpufleet.settings.node_settings import node_settings
@@ -31,7 +31,7 @@ def report(document):
 
 def problems(document, standing=STANDS, **checks):
     settings = node_settings({"checks": checks})
-    return unchecked.problems(report(document), NODE, settings, standing)
+    return quarantine.problems(report(document), NODE, settings, standing)
 
 
 def test_a_healthy_node_serves(document):
@@ -44,7 +44,7 @@ def test_a_node_whose_driver_is_not_in_force_does_not_whatever_else_is_well(docu
 
 
 def test_a_node_that_does_not_answer_does_not_serve():
-    said = unchecked.problems(
+    said = quarantine.problems(
         report("no answer within 60 s"), NODE, node_settings({}), None
     )  # fmt: skip
     assert "no answer within 60 s" in said[0]
@@ -61,12 +61,12 @@ def test_a_fabric_on_its_way_is_waited_for_and_nothing_else_is(document):
     for fabric in document["fabric"]:
         fabric["state"] = 2  # in progress
     assert problems(document)
-    assert unchecked.passes_by_itself(report(document), NODE, settings)
+    assert quarantine.passes_by_itself(report(document), NODE, settings)
     document["gpus"][3]["remapped_rows"]["failed"] = 1
-    assert not unchecked.passes_by_itself(report(document), NODE, settings)
+    assert not quarantine.passes_by_itself(report(document), NODE, settings)
 
 
 def test_the_guard_looks_for_the_mark_that_the_program_sets():
-    (guard,) = unchecked.guard().of(File)
+    (guard,) = quarantine.guard().of(File)
     assert f"ConditionPathExists=!{driver_reload.MARK}" in guard.content.decode()
-    assert unchecked.MARK == driver_reload.MARK
+    assert quarantine.MARK == driver_reload.MARK

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpufleet import redact as secret
+from gpufleet import redact
 from gpufleet.cli.import_command import import_
 from gpufleet.errors import FleetError
 from gpufleet.flags import schema, values
@@ -519,7 +519,7 @@ def test_a_key_is_hidden_wherever_it_stands(key: str) -> None:
 )  # fmt: skip
 def test_a_variable_s_name_says_that_it_is_a_secret(name: str, is_secret: bool) -> None:
     """By whole words of the name."""
-    assert secret.names_one(name) is is_secret
+    assert redact.names_one(name) is is_secret
 
 
 SECRET = "a-word-of-no-known-form"

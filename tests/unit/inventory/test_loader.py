@@ -21,8 +21,8 @@ from threading import Thread
 import pytest
 
 from gpufleet.errors import FleetError
-from gpufleet.inventory import loader as inventory
-from gpufleet.settings import node_variables as nodevars
+from gpufleet.inventory import loader
+from gpufleet.settings import node_variables
 from gpufleet.settings.node_groups import nest
 from tests.support.checkout import ROOT
 
@@ -126,7 +126,11 @@ def test_a_node_beats_its_groups_and_the_command_line_beats_all(project):
     project.write("host_vars/@fake/n2.yml", "_timeout: 2\nnode_exporter: {port: 2}\n")
 
     data = project.data()
-    assert [data[f"@fake/n{n}"]["_timeout"] for n in (1, 2, 3)] == [1, 7, nodevars.COMMAND_SECONDS]
+    assert [data[f"@fake/n{n}"]["_timeout"] for n in (1, 2, 3)] == [
+        1,
+        7,
+        node_variables.COMMAND_SECONDS,
+    ]
     assert data["@fake/n2"]["node_exporter"] == {"port": 2}
     typed = project.data("--data", 'node_exporter={"port": 3}')
     assert {data["node_exporter"]["port"] for data in typed.values()} == {3}
@@ -262,7 +266,7 @@ def test_an_inventory_that_cannot_be_meant_is_refused(project, arguments, says):
     project.inventory(arguments)
 
     with pytest.raises(FleetError) as refused:
-        inventory.read(project.path / "inventories/fake.py")
+        loader.read(project.path / "inventories/fake.py")
     assert says in str(refused.value)
 
 
@@ -390,12 +394,12 @@ def test_a_variable_beside_a_name_is_placed_in_the_inventory(project):
     assert "inventories/fake.py:4: ssh_prot: no setting" in project.refuses(*DEPLOY)
 
 
-@pytest.mark.parametrize("key", sorted(nodevars.PASSWORDS))
+@pytest.mark.parametrize("key", sorted(node_variables.PASSWORDS))
 def test_passwords_are_refused_and_not_repeated(project, key):
     project.write("group_vars/all.yml", f"{key}: TOPSECRET42\n")
 
     with pytest.raises(FleetError) as refused:
-        inventory.read(project.path / "inventories/fake.py")
+        loader.read(project.path / "inventories/fake.py")
     said = str(refused.value)
     assert f"group_vars/all.yml:1: {key}: variables are no place for passwords" in said
     assert "TOPSECRET42" not in said
@@ -408,7 +412,7 @@ def test_reading_gives_what_pyinfra_gets(project):
     """`gpufleet` commands and deploys must not see different values."""
     project.write("group_vars/gpu.yml", "node_exporter: {port: 9999}\n")
 
-    fleet = inventory.read(project.path / "inventories/fake.py")
+    fleet = loader.read(project.path / "inventories/fake.py")
 
     theirs = project.data()
     for name, node in fleet.nodes.items():
@@ -429,13 +433,13 @@ def test_a_file_that_is_no_inventory_of_ours_is_refused(project, text, says):
     project.write("inventories/fake.py", text)
 
     with pytest.raises(FleetError, match=says):
-        inventory.read(project.path / "inventories/fake.py")
+        loader.read(project.path / "inventories/fake.py")
 
 
 def test_a_file_of_variables_that_nobody_reads_is_remarked_upon(project):
     project.write("group_vars/gpus.yml", "node_exporter: {port: 1}\n")
 
-    (remark,) = inventory.read(project.path / "inventories/fake.py").remarks
+    (remark,) = loader.read(project.path / "inventories/fake.py").remarks
 
     assert remark.startswith("group_vars/gpus.yml is not read")
     assert "did you mean 'gpu'?" in remark
@@ -458,11 +462,11 @@ def test_groups_hold_their_childrens_hosts_parents_first():
 
 @pytest.mark.parametrize("name", ["prod", "local"])
 def test_the_examples_have_no_mistake(name):
-    assert inventory.read(ROOT / f"inventories/{name}.py").nodes
+    assert loader.read(ROOT / f"inventories/{name}.py").nodes
 
 
 def test_the_production_example_names_files_that_exist():
-    fleet = inventory.read(ROOT / "inventories/prod.py")
+    fleet = loader.read(ROOT / "inventories/prod.py")
     locks = {node.settings.vllm.lock for node in fleet.nodes.values()}
     locks |= {node.settings.vllm.uv_lock for node in fleet.nodes.values()}
 

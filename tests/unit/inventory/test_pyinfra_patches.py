@@ -9,7 +9,7 @@ import pyinfra
 import pytest
 from pyinfra.api import Config, Inventory, State, deploy, util
 
-from gpufleet.inventory import pyinfra_patches as call_order
+from gpufleet.inventory import pyinfra_patches
 from tests.support.checkout import ROOT
 
 # A deploy file as pyinfra executes it, by a name that is relative: loops, functions, deploys of
@@ -57,7 +57,7 @@ def test_the_order_is_pyinfras_own(
 
     def asked() -> None:
         # In one line: it counts.
-        found.append((util.get_operation_order_from_stack(state), call_order.order(state)))
+        found.append((util.get_operation_order_from_stack(state), pyinfra_patches.order(state)))
 
     with pyinfra.context.ctx_state.use(state), pyinfra.context.ctx_host.use(*state.inventory):
         exec(compile(FILE, "deploys/some.py", "exec"), {"asked": asked, "deploy": deploy})
@@ -77,4 +77,4 @@ def test_what_pyinfra_reads_first_has_operations_ordered_so() -> None:
     )
     command = [sys.executable, "-c", told]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == call_order.__name__
+    assert done.stdout.strip() == pyinfra_patches.__name__

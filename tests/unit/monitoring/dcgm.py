@@ -17,7 +17,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpufleet.monitoring import dcgm_counters as counters
+from gpufleet.monitoring import dcgm_counters
 from lab import machine
 from lab.faults import named
 from lab.machine import Machine
@@ -128,7 +128,7 @@ def node(
     conf = directory / "nvml.conf"
     write(conf, machine.profile_text(with_faults(healthy, broken)))
     asked = directory / "counters.csv"
-    asked.write_bytes(counters.counters(profiling=True) if csv is None else csv)
+    asked.write_bytes(dcgm_counters.counters(profiling=True) if csv is None else csv)
     environment = environment_of(library, conf)
     engine_port, port = free_port(), free_port()
     engine_program, exporter_program = installed(directory)

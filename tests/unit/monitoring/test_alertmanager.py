@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gpufleet.monitoring import alertmanager as routes
+from gpufleet.monitoring import alertmanager
 from gpufleet.monitoring.rules.files import groups
 from gpufleet.settings.monitoring_settings import Alertmanager
 from tests.unit.monitoring.programs import program
@@ -48,7 +48,7 @@ def amtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 def written(tmp_path: Path) -> Path:
     """The configuration with every kind of receiver, as a Debian 12 node gets it."""
     path = tmp_path / "alertmanager.yml"
-    path.write_text(routes.alertmanager_yml(EVERYTHING, URLS, "/etc/gpufleet/alertmanager/"))
+    path.write_text(alertmanager.alertmanager_yml(EVERYTHING, URLS, "/etc/gpufleet/alertmanager/"))
     return path
 
 
@@ -61,7 +61,7 @@ def test_debians_alertmanager_takes_every_kind_of_receiver(written: Path) -> Non
 def test_debians_alertmanager_takes_no_webhook_from_a_file(tmp_path: Path) -> None:
     """The reason for URLs in the configuration: once this fails, they can go into files."""
     path = tmp_path / "alertmanager.yml"
-    path.write_text(routes.alertmanager_yml(EVERYTHING))
+    path.write_text(alertmanager.alertmanager_yml(EVERYTHING))
     done = amtool("check-config", path)
     assert done.returncode != 0
     assert "url_file not found" in done.stdout
@@ -69,7 +69,7 @@ def test_debians_alertmanager_takes_no_webhook_from_a_file(tmp_path: Path) -> No
 
 def test_a_configuration_without_any_receiver_is_taken_too(tmp_path: Path) -> None:
     path = tmp_path / "alertmanager.yml"
-    path.write_text(routes.alertmanager_yml(Alertmanager()))
+    path.write_text(alertmanager.alertmanager_yml(Alertmanager()))
     assert amtool("check-config", path).returncode == 0
 
 
@@ -79,7 +79,7 @@ def test_a_configuration_without_any_receiver_is_taken_too(tmp_path: Path) -> No
         (["alertname=X", "severity=page"], "page"),
         (["alertname=X", "severity=ticket"], "ticket"),
         (["alertname=X"], "ticket"),
-        ([f"alertname={routes.ALIVE}", "severity=ticket"], "heartbeat"),
+        ([f"alertname={alertmanager.ALIVE}", "severity=ticket"], "heartbeat"),
     ],
 )
 def test_alerts_go_where_they_belong(written: Path, labels: list[str], receiver: str) -> None:
@@ -90,21 +90,21 @@ def test_alerts_go_where_they_belong(written: Path, labels: list[str], receiver:
 def test_without_a_receiver_the_sign_of_life_goes_to_nobody(tmp_path: Path) -> None:
     """As a ticket it would be one that never ends."""
     path = tmp_path / "alertmanager.yml"
-    path.write_text(routes.alertmanager_yml(Alertmanager()))
-    labels = (f"alertname={routes.ALIVE}", "severity=ticket")
+    path.write_text(alertmanager.alertmanager_yml(Alertmanager()))
+    labels = (f"alertname={alertmanager.ALIVE}", "severity=ticket")
     done = amtool("config", "routes", "test", f"--config.file={path}", *labels)
     assert done.stdout.splitlines()[-1] == "nobody"
 
 
 def test_secrets_are_named_and_never_written_but_urls_of_webhooks(written: Path) -> None:
-    assert routes.secrets(EVERYTHING) == {
+    assert alertmanager.secrets(EVERYTHING) == {
         "credentials/page-webhook": "page-url",
         "credentials/page-pagerduty": "pd",
         "credentials/ticket-slack": "slack",
         "credentials/heartbeat-webhook": "beat-url",
         "credentials/mail-password": "mail",
     }
-    assert set(routes.webhooks(EVERYTHING)) == set(URLS)
+    assert set(alertmanager.webhooks(EVERYTHING)) == set(URLS)
     named = {
         value
         for receiver in yaml.safe_load(written.read_text())["receivers"]
@@ -117,7 +117,7 @@ def test_secrets_are_named_and_never_written_but_urls_of_webhooks(written: Path)
     assert {each.rpartition("/")[2] for each in named} == {"page-pagerduty", "ticket-slack"}
 
 
-@pytest.mark.parametrize("name", [routes.NODE_DOWN, routes.ALIVE])
+@pytest.mark.parametrize("name", [alertmanager.NODE_DOWN, alertmanager.ALIVE])
 def test_alerts_that_routes_know_by_name_exist(name: str) -> None:
     known = {alert.name for group in groups({}) for alert in group.alerts}
     assert name in known
@@ -125,7 +125,7 @@ def test_alerts_that_routes_know_by_name_exist(name: str) -> None:
 
 def test_a_page_about_one_gpu_hides_no_ticket_about_another() -> None:
     """Each inhibition asks that what both are about is the same, the node among it."""
-    rules = yaml.safe_load(routes.alertmanager_yml(Alertmanager()))["inhibit_rules"]
+    rules = yaml.safe_load(alertmanager.alertmanager_yml(Alertmanager()))["inhibit_rules"]
     for rule in rules:
         assert "instance" in rule["equal"]
         if 'severity="page"' in rule["source_matchers"]:

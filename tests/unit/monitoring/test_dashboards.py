@@ -16,7 +16,7 @@ from gpufleet.errors import FleetError
 from gpufleet.monitoring.dashboards.grafana import DASHBOARDS, dashboards
 from gpufleet.monitoring.dashboards.panel import Kind, Panel, Query, Row, Unit, placed
 from gpufleet.monitoring.metrics import catalogue
-from gpufleet.monitoring.rules import files as rule_files
+from gpufleet.monitoring.rules import files
 from gpufleet.settings.monitoring_settings import Objectives
 from tests.unit.monitoring.example_fleet import STAGES, open_metrics
 from tests.unit.monitoring.panels import may_be_empty, queries
@@ -60,7 +60,7 @@ def names(expr: str) -> set[str]:
 @pytest.mark.parametrize("query", queries({"instance": "gpu-01", "model": "chat"}), ids=str)
 def test_a_query_names_only_what_is_measured_or_recorded(query: Any) -> None:
     recorded = {
-        recording.record for group in rule_files.groups(PROMISED) for recording in group.recordings
+        recording.record for group in files.groups(PROMISED) for recording in group.recordings
     }
 
     assert names(query.expr)
@@ -164,7 +164,7 @@ def test_a_line_of_panels_that_does_not_fill_the_width_is_refused() -> None:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, float]]:
     """A real Prometheus with ten minutes of a fleet that exists as numbers, under our rules."""
     now = time.time()
-    rules = rule_files.rule_files(rule_files.Declared(objectives=PROMISED))
+    rules = files.rule_files(files.Declared(objectives=PROMISED))
     # Up to now: a Prometheus that starts takes nothing older than what it finds.
     samples = open_metrics(now - 900, now, 30)
     with prometheus(tmp_path_factory.mktemp("prometheus"), samples, rules) as url:

@@ -18,7 +18,7 @@ import bcrypt
 import pytest
 import yaml
 
-from gpufleet.monitoring import dcgm_counters as counters
+from gpufleet.monitoring import dcgm_counters
 from gpufleet.monitoring.metrics import dcgm_metrics
 from gpufleet.monitoring.rules.files import groups
 from lab import nvml
@@ -43,7 +43,7 @@ def library(tmp_path_factory):
 @pytest.fixture(scope="module")
 def h100(library, tmp_path_factory):
     """Eight H100 that every test leaves healthy; what happened to a GPU is not forgotten."""
-    asked = counters.counters(profiling=True) + LINKS.encode()
+    asked = dcgm_counters.counters(profiling=True) + LINKS.encode()
     with dcgm.node(tmp_path_factory.mktemp("h100"), library, "h100x8", csv=asked) as node:
         yield node
 

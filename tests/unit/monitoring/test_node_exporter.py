@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpufleet.artifacts import program_archive as archived
+from gpufleet.artifacts import program_archive
 from gpufleet.artifacts.program_archive import Archived, bring_script
 from gpufleet.monitoring import exporters
 from gpufleet.monitoring.exporters import Access
@@ -167,7 +167,7 @@ def test_a_collector_that_it_does_not_know_is_found_before_anything_is_written(
     binary: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     """The script that nodes run: it starts nothing, and says what may be done."""
-    monkeypatch.setattr(archived, "DIRECTORY", str(tmp_path))
+    monkeypatch.setattr(program_archive, "DIRECTORY", str(tmp_path))
     archive = Archive(url="https://downloads.example.net/x.tar.gz", sha256="a" * 64)
     there = tmp_path / "node_exporter" / ("a" * 12)
     there.mkdir(parents=True)
@@ -333,7 +333,7 @@ def archive_of_it(binary: Path) -> bytes:
 def publisher(
     archive_of_it: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[Publisher]:
-    monkeypatch.setattr(archived, "DIRECTORY", str(tmp_path / "opt"))
+    monkeypatch.setattr(program_archive, "DIRECTORY", str(tmp_path / "opt"))
     found = Publisher(archive_of_it)
 
     class Handler(http.server.BaseHTTPRequestHandler):

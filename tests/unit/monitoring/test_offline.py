@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gpufleet.monitoring.metrics import gateway_metrics, vllm_metrics
-from gpufleet.monitoring.metrics import prometheus_metrics as server_metrics
+from gpufleet.monitoring.metrics import gateway_metrics, prometheus_metrics, vllm_metrics
 from gpufleet.monitoring.metrics.catalogue import METRICS, SERIES
 from gpufleet.monitoring.metrics.metric import Job, Metric, Release
 from gpufleet.monitoring.rules import gateway_rules, monitoring_rules, vllm_rules
@@ -123,7 +122,7 @@ def test_every_rule_of_the_gateway_finds_what_it_asks_for_in_a_real_haproxy() ->
 
 
 def test_every_rule_of_monitoring_finds_what_it_asks_for_in_the_real_servers() -> None:
-    made = [each for each in METRICS.values() if each in server_metrics.MADE]
+    made = [each for each in METRICS.values() if each in prometheus_metrics.MADE]
     ours = [each for each in METRICS.values() if each.job in (Job.NODE, Job.VLLM)]
     servers = recorded("prometheus-2.42", Job.PROMETHEUS) + recorded(
         "alertmanager-0.25", Job.ALERTMANAGER
@@ -133,7 +132,7 @@ def test_every_rule_of_monitoring_finds_what_it_asks_for_in_the_real_servers() -
     assert [missing(each.expr, series) for each in monitoring_rules.ALERTS] == [
         [] for _ in monitoring_rules.ALERTS
     ]
-    assert wrong((*server_metrics.PROMETHEUS, *server_metrics.ALERTMANAGER), servers) == []
+    assert wrong((*prometheus_metrics.PROMETHEUS, *prometheus_metrics.ALERTMANAGER), servers) == []
 
 
 def wrong(metrics: Iterable[Metric], series: Recorded, release: Release | None = None) -> list[str]:

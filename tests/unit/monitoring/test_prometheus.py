@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpufleet.monitoring import prometheus as scrape
-from gpufleet.monitoring import render as rendering
+from gpufleet.monitoring import prometheus, render
 from gpufleet.monitoring.metrics.metric import Job
 from gpufleet.planning.stage import Running, Stage
 from gpufleet.settings.monitoring_settings import Monitoring
@@ -54,13 +53,13 @@ GPU_02 = node("gpu-02", "2001:db8::2", cuda=CUDA, vllm=VLLM, exporters=SECURED)
 MON_01 = node("mon-01", "mon.example.net", gpu_node=False, monitoring={}, dcgm=None)
 FLEET = fleet(GPU_01, GPU_02, MON_01)
 SERVERS = (
-    scrape.Server("gpu-01", "tiny-0", 0, "tiny", 8000),
-    scrape.Server("gpu-02", "big-0", 1, "big", 8100),
-    scrape.Server("gpu-02", "big-0", 2, "big", 8101),
+    prometheus.Server("gpu-01", "tiny-0", 0, "tiny", 8000),
+    prometheus.Server("gpu-02", "big-0", 1, "big", 8100),
+    prometheus.Server("gpu-02", "big-0", 2, "big", 8101),
 )
 
 
-def told(found: tuple[scrape.Scrape, ...], job: Job) -> dict[str, dict[str, str]]:
+def told(found: tuple[prometheus.Scrape, ...], job: Job) -> dict[str, dict[str, str]]:
     """Return {address: labels} of a job's targets, whatever its configurations are called."""
     return {
         each["targets"][0]: each["labels"]
@@ -71,7 +70,7 @@ def told(found: tuple[scrape.Scrape, ...], job: Job) -> dict[str, dict[str, str]
 
 
 def test_a_target_is_called_after_its_node_whatever_its_address() -> None:
-    found = scrape.scrapes(FLEET, SERVERS, "mon-01")
+    found = prometheus.scrapes(FLEET, SERVERS, "mon-01")
     assert told(found, Job.NODE) == {
         "192.0.2.11:9100": {"instance": "gpu-01", "job": "node"},
         "[2001:db8::2]:9100": {"instance": "gpu-02", "job": "node"},
@@ -81,7 +80,7 @@ def test_a_target_is_called_after_its_node_whatever_its_address() -> None:
 
 
 def test_servers_of_one_stage_are_told_apart() -> None:
-    found = told(scrape.scrapes(FLEET, SERVERS, "mon-01"), Job.VLLM)
+    found = told(prometheus.scrapes(FLEET, SERVERS, "mon-01"), Job.VLLM)
     assert found["192.0.2.11:8000"] == {
         "instance": "gpu-01",
         "job": "vllm",
@@ -114,7 +113,7 @@ def test_what_is_planned_and_what_runs_are_the_same_targets() -> None:
             ),
         ),
     )
-    assert scrape.running(found) == scrape.planned((alone, many)) == SERVERS
+    assert prometheus.running(found) == prometheus.planned((alone, many)) == SERVERS
 
 
 def test_a_rank_without_a_server_is_no_target() -> None:
@@ -122,7 +121,7 @@ def test_a_rank_without_a_server_is_no_target() -> None:
     ray = ("--node gpu-01=192.0.2.11",)
     for arguments in (headless, ray):
         rank = Running("big", 0, "gpu-02", ("GPU-1",), 8100, 1, arguments=arguments)
-        assert scrape.running([rank]) == ()
+        assert prometheus.running([rank]) == ()
 
 
 def test_a_server_that_only_its_own_node_reaches_is_named_and_left_out() -> None:
@@ -130,8 +129,8 @@ def test_a_server_that_only_its_own_node_reaches_is_named_and_left_out() -> None
     here = node("gpu-01", "192.0.2.11", vllm=own, monitoring={})
     for home, targets in (("mon-01", set()), ("gpu-01", {"127.0.0.1:8000"})):
         nodes = fleet(here, MON_01)
-        assert set(told(scrape.scrapes(nodes, SERVERS[:1], home), Job.VLLM)) == targets
-        said = scrape.unreachable(nodes, SERVERS[:1], home)
+        assert set(told(prometheus.scrapes(nodes, SERVERS[:1], home), Job.VLLM)) == targets
+        said = prometheus.unreachable(nodes, SERVERS[:1], home)
         assert bool(said) is (not targets)
         assert all("vllm.listen" in each and "gpu-01" in each for each in said)
 
@@ -141,37 +140,37 @@ def test_a_monitoring_node_is_watched_by_itself_and_by_those_that_reach_it() -> 
         "mon-02", "192.0.2.9", gpu_node=False, monitoring={"prometheus": {"listen": "0.0.0.0"}}
     )
     nodes = fleet(MON_01, open_one)
-    assert set(told(scrape.scrapes(nodes, (), "mon-01"), Job.PROMETHEUS)) == {
+    assert set(told(prometheus.scrapes(nodes, (), "mon-01"), Job.PROMETHEUS)) == {
         "127.0.0.1:9090",
         "192.0.2.9:9090",
     }
-    assert set(told(scrape.scrapes(nodes, (), "mon-02"), Job.PROMETHEUS)) == {"127.0.0.1:9090"}
+    assert set(told(prometheus.scrapes(nodes, (), "mon-02"), Job.PROMETHEUS)) == {"127.0.0.1:9090"}
 
 
 def test_a_gateway_is_watched_at_the_port_of_its_metrics() -> None:
     """Not at that of its clients."""
     wanted = {"allow_unauthenticated": True, "allow_plain_http": True, "metrics_port": 8500}
     gateway = node("gw-01", "192.0.2.9", gpu_node=False, gateway=wanted)
-    found = scrape.scrapes(FLEET | fleet(gateway), SERVERS, "mon-01")
+    found = prometheus.scrapes(FLEET | fleet(gateway), SERVERS, "mon-01")
 
     assert told(found, Job.GATEWAY) == {
         "192.0.2.9:8500": {"instance": "gw-01", "job": "gateway"},
     }
-    assert told(scrape.scrapes(FLEET, SERVERS, "mon-01"), Job.GATEWAY) == {}
+    assert told(prometheus.scrapes(FLEET, SERVERS, "mon-01"), Job.GATEWAY) == {}
 
 
 def test_a_silent_nodes_servers_stay_and_no_others() -> None:
     """A server that is down must go on being seen to be down; one that has gone must not."""
-    before = {each.file: each.targets for each in scrape.scrapes(FLEET, SERVERS, "mon-01")}
-    now = scrape.scrapes(FLEET, (), "mon-01")
-    found = told(scrape.kept(now, before, {"gpu-02"}), Job.VLLM)
+    before = {each.file: each.targets for each in prometheus.scrapes(FLEET, SERVERS, "mon-01")}
+    now = prometheus.scrapes(FLEET, (), "mon-01")
+    found = told(prometheus.kept(now, before, {"gpu-02"}), Job.VLLM)
     assert {labels["instance"] for labels in found.values()} == {"gpu-02"}
     assert len(found) == 2
-    assert told(scrape.kept(now, before, {"gpu-02"}), Job.NODE) == told(now, Job.NODE)
+    assert told(prometheus.kept(now, before, {"gpu-02"}), Job.NODE) == told(now, Job.NODE)
 
 
 def test_a_password_goes_only_to_nodes_that_ask_for_it() -> None:
-    found = {each.name: each for each in scrape.scrapes(FLEET, SERVERS, "mon-01")}
+    found = {each.name: each for each in prometheus.scrapes(FLEET, SERVERS, "mon-01")}
     assert {each["labels"]["instance"] for each in found["node"].targets} == {"gpu-01", "mon-01"}
     assert {each["labels"]["instance"] for each in found["node-tls-auth"].targets} == {"gpu-02"}
     assert dict(found["node"].secrets) == {}
@@ -185,24 +184,24 @@ def test_a_node_more_changes_no_configuration() -> None:
     """Its targets are read without a reload."""
     third = node("gpu-03", "192.0.2.13", cuda=CUDA, dcgm=DCGM, vllm=VLLM)
     monitoring = Monitoring()
-    before = scrape.scrapes(FLEET, SERVERS, "mon-01")
-    after = scrape.scrapes({**FLEET, "gpu-03": third}, SERVERS, "mon-01")
-    assert rendering.prometheus(monitoring, FLEET, before) == rendering.prometheus(
+    before = prometheus.scrapes(FLEET, SERVERS, "mon-01")
+    after = prometheus.scrapes({**FLEET, "gpu-03": third}, SERVERS, "mon-01")
+    assert render.prometheus(monitoring, FLEET, before) == render.prometheus(
         monitoring, {**FLEET, "gpu-03": third}, after
     )
-    assert rendering.targets(before) != rendering.targets(after)
+    assert render.targets(before) != render.targets(after)
 
 
 def test_the_configuration_is_the_one_that_was_looked_at() -> None:
     """Golden: a change of it restarts nothing, but everybody's Prometheus reads it."""
     monitoring = Monitoring(external_labels={"fleet": "prod"})
-    text = scrape.prometheus_yml(monitoring, scrape.scrapes(FLEET, SERVERS, "mon-01"))
+    text = prometheus.prometheus_yml(monitoring, prometheus.scrapes(FLEET, SERVERS, "mon-01"))
     assert text == (GOLDEN / "prometheus.yml").read_text()
 
 
 def test_prometheus_own_program_takes_configuration_rules_and_targets(tmp_path: Path) -> None:
-    wanted = scrape.scrapes(FLEET, SERVERS, "mon-01")
-    files = rendering.prometheus(Monitoring(), FLEET, wanted) | rendering.targets(wanted)
+    wanted = prometheus.scrapes(FLEET, SERVERS, "mon-01")
+    files = render.prometheus(Monitoring(), FLEET, wanted) | render.targets(wanted)
     for each in wanted:
         files |= {path: b"secret" for path, _ in each.secrets}
     for path, content in files.items():
@@ -229,4 +228,4 @@ def _checked(promtool: Path, folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "gpu-01.example.net"])
 def test_only_ipv6_is_written_in_brackets(host: str) -> None:
-    assert scrape.at(host, 1) == f"{host}:1"
+    assert prometheus.at(host, 1) == f"{host}:1"

@@ -8,8 +8,8 @@ import pytest
 
 from gpufleet.node.cordon import cordon_of
 from gpufleet.node.topology import node_from_probe
-from gpufleet.on_node.common import linux_facts as machine
-from gpufleet.on_node.probe import cordon_mark as cordon
+from gpufleet.on_node.common import linux_facts
+from gpufleet.on_node.probe import cordon_mark
 from gpufleet.planning.planner import plan
 from gpufleet.planning.stage import Running
 from gpufleet.settings.node_settings import node_settings
@@ -93,21 +93,21 @@ def test_a_change_that_goes_on_does_not_move_what_it_will_bring_back():
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "ROOT", str(tmp_path))
+    monkeypatch.setattr(linux_facts, "ROOT", str(tmp_path))
     found = tmp_path / "var/lib/gpufleet/change"
     found.mkdir(parents=True)
     return found
 
 
 def test_the_probe_reads_the_mark_and_whether_its_upgrade_goes_on(home):
-    assert cordon.cordon() is None
+    assert cordon_mark.cordon() is None
 
     (home / "cordon.json").write_text(json.dumps(MARK))
-    assert cordon.cordon() == {**MARK, "passing": False}
+    assert cordon_mark.cordon() == {**MARK, "passing": False}
 
     (home / "cordon.json").write_text(json.dumps({**MARK, "upgrade": "u1"}))
     (home / "lock.json").write_text(json.dumps({"id": "u2"}))
-    assert cordon.cordon()["passing"] is False
+    assert cordon_mark.cordon()["passing"] is False
 
     (home / "lock.json").write_text(json.dumps({"id": "u1"}))
-    assert cordon.cordon()["passing"] is True
+    assert cordon_mark.cordon()["passing"] is True

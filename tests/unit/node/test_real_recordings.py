@@ -12,7 +12,7 @@ import pytest
 
 from gpufleet.errors import FleetError
 from gpufleet.node.topology import node_from_probe
-from tests.support import real_recordings as real
+from tests.support import real_recordings
 from tests.support.checkout import ROOT
 
 NODES = ROOT / "tests/data/nodes"
@@ -23,7 +23,7 @@ REAL = sorted((NODES / "real").glob("*.json"))  # none so far: docs/reference/pr
 def recording(path):
     """A recording as it is kept: of a real machine, nothing that identifies it."""
     document = json.loads(path.read_text())
-    return document if path in REAL else real.anonymous(document)
+    return document if path in REAL else real_recordings.anonymous(document)
 
 
 @pytest.fixture
@@ -39,14 +39,14 @@ def test_a_recorded_machine_can_be_planned_on(path):
     node = node_from_probe("gpu-01", document)
 
     assert len(node.gpus) == document["driver"]["gpu_count"]
-    assert path in SIMULATED or path.stem == real.name(document)
+    assert path in SIMULATED or path.stem == real_recordings.name(document)
 
 
 @pytest.mark.parametrize("path", [*SIMULATED, *REAL], ids=lambda path: path.stem)
 def test_a_recorded_machine_is_anonymous(path):
     document = recording(path)
 
-    assert real.anonymous(document) == document
+    assert real_recordings.anonymous(document) == document
 
 
 SECRETS = {
@@ -81,7 +81,7 @@ def test_nothing_that_identifies_a_machine_is_left(private):
     before = [gpu[key] for gpu in private["gpus"] for key in ("uuid", "serial")]
     chassis = [gpu["platform"]["chassis_serial"] for gpu in private["gpus"]]
 
-    text = json.dumps(real.anonymous(private))
+    text = json.dumps(real_recordings.anonymous(private))
 
     left = {*SECRETS.values(), *before, *chassis, "rack7", "203.0.113", "94:6d", "966d", "hunter2"}
     assert [secret for secret in left if secret in text] == []
@@ -91,7 +91,7 @@ def test_nothing_that_identifies_a_machine_is_left(private):
 def test_what_was_the_same_is_the_same_and_what_differed_differs(private):
     private["driver"]["excluded"] = [{"bus_id": "0000:5d:00.0", "uuid": private["gpus"][1]["uuid"]}]
 
-    found = real.anonymous(private)
+    found = real_recordings.anonymous(private)
 
     uuids = [gpu["uuid"] for gpu in found["gpus"]]
     assert len(set(uuids)) == len(uuids)
@@ -100,7 +100,7 @@ def test_what_was_the_same_is_the_same_and_what_differed_differs(private):
 
 
 def test_what_identifies_nobody_stays(private):
-    found = real.anonymous(private)
+    found = real_recordings.anonymous(private)
 
     for section in ("p2p", "pcie", "pci", "errors", "numa"):
         assert found[section] == private[section]
@@ -113,7 +113,7 @@ def test_what_a_machine_serves_is_not_told(private):
     private["stages"] = [{"unit": "vllm-secret-0.service", "arguments": ["/srv/secret"]}]
     private["models"] = {"/srv/secret": {"config": {"architectures": ["SecretForCausalLM"]}}}
 
-    assert "secret" not in json.dumps(real.anonymous(private)).lower()
+    assert "secret" not in json.dumps(real_recordings.anonymous(private)).lower()
 
 
 def test_a_machine_is_made_anonymous_once(private):
@@ -121,20 +121,20 @@ def test_a_machine_is_made_anonymous_once(private):
     net = private["nics"]["net"][0]
     private["nics"]["net"] = [{**net, "ipv4": f"198.51.100.{n}"} for n in range(20)]
 
-    once = real.anonymous(private)
+    once = real_recordings.anonymous(private)
 
-    assert real.anonymous(deepcopy(once)) == once
+    assert real_recordings.anonymous(deepcopy(once)) == once
 
 
 def test_no_identity_is_not_a_value(document):
     """The zeros of a machine without a fabric are kept, or it would seem to be in one."""
-    found = real.anonymous(document("h100x8"))
+    found = real_recordings.anonymous(document("h100x8"))
 
     assert {fabric["cluster_uuid"] for fabric in found["fabric"]} == {"0" * 32}
 
 
 def test_a_recording_is_called_after_its_gpus_and_its_driver(document):
-    assert real.name(document("h100x8")) == "nvidia-h100-80gb-hbm3-x8-570.124.06"
+    assert real_recordings.name(document("h100x8")) == "nvidia-h100-80gb-hbm3-x8-570.124.06"
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_a_recording_is_called_after_its_gpus_and_its_driver(document):
 )
 def test_a_machine_without_gpus_is_not_recorded(driver, why):
     with pytest.raises(FleetError, match=f"no NVIDIA GPU answers on this machine .{why}"):
-        real.with_gpus({"driver": driver, "gpus": []})
+        real_recordings.with_gpus({"driver": driver, "gpus": []})
 
 
 def test_the_command_refuses_in_one_line():

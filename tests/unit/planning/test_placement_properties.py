@@ -18,7 +18,7 @@ from gpufleet.planning.candidates import options
 from gpufleet.planning.explanation import Action, difference, explain, rows
 from gpufleet.planning.planner import Running, plan
 from gpufleet.settings.node_settings import NodeSettings
-from gpufleet.sizing import fit as sizing
+from gpufleet.sizing import fit
 from tests.support.models import described
 
 VLLM = {"version": "0.32.0", "lock": "locks/vllm.txt", "api_key_file": "secrets/api-key"}
@@ -204,7 +204,7 @@ def check(found, nodes, declarations, reserved=None):
             stage.pipeline_parallel,
         )
         # Asked anew, not taken from the plan: what was found is what is placed.
-        asked = sizing.size(described(MODELS[stage.model]), options(served, kind, division))
+        asked = fit.size(described(MODELS[stage.model]), options(served, kind, division))
         assert asked.fits or (
             served.tensor_parallel is not None and asked.confidence == "near the edge"
         )

@@ -11,7 +11,7 @@ from threading import Event
 import paramiko
 import pytest
 
-from gpufleet.remote import ssh as connection
+from gpufleet.remote import ssh
 from tests.support.checkout import ROOT
 
 
@@ -41,7 +41,7 @@ def test_the_tcp_connection_below_is_tuned(tcp):
     near, _ = tcp
     assert options(near)["nodelay"] == 0  # paramiko and Python leave it so
 
-    with closing(connection.nodelay_transport(near)):
+    with closing(ssh.nodelay_transport(near)):
         assert options(near) == TUNED
 
 
@@ -66,14 +66,14 @@ def test_through_a_jump_host_the_outer_connection_is_tuned(tcp):
         client.auth_none("anyone")
         channel = client.open_channel("direct-tcpip", ("node", 22), ("here", 0), timeout=20)
 
-        with closing(connection.nodelay_transport(channel)):
+        with closing(ssh.nodelay_transport(channel)):
             assert options(near) == TUNED
 
 
 def test_what_has_no_tcp_below_is_left_alone():
     """A ProxyCommand speaks through pipes, which paramiko wraps itself."""
     ours, theirs = socket.socketpair()
-    with ours, theirs, closing(connection.nodelay_transport(ours)) as transport:
+    with ours, theirs, closing(ssh.nodelay_transport(ours)) as transport:
         assert isinstance(transport, paramiko.Transport)
 
 

@@ -7,8 +7,7 @@ import json
 import pytest
 
 from gpufleet.errors import FleetError
-from gpufleet.on_node.common import linux_facts as machine
-from gpufleet.on_node.common import unit_journal as journal
+from gpufleet.on_node.common import linux_facts, unit_journal
 from gpufleet.planning.planner import Stage
 from gpufleet.serving import unit as units
 from gpufleet.serving.logs import Journals, shown, since
@@ -30,7 +29,7 @@ ENTRY = {
 @pytest.fixture
 def root(tmp_path, monkeypatch):
     """A node's tree with the unit of one stage, and its key."""
-    monkeypatch.setattr(machine, "ROOT", str(tmp_path))
+    monkeypatch.setattr(linux_facts, "ROOT", str(tmp_path))
     for folder in ("etc/systemd/system", "etc/vllm/credentials", "usr/bin"):
         (tmp_path / folder).mkdir(parents=True)
     vllm = Vllm(version="0.32.0", lock="x", listen="127.0.0.1", api_key_file="key")
@@ -58,8 +57,10 @@ def asked(root, monkeypatch, capsys):
             f"echo '{error}' >&2\nexit {status}\n"
         )
         program.chmod(0o755)
-        monkeypatch.setattr(journal, "PARAMETERS", {"stage": "llama-0", "lines": 5, **parameters})
-        journal.main()
+        monkeypatch.setattr(
+            unit_journal, "PARAMETERS", {"stage": "llama-0", "lines": 5, **parameters}
+        )
+        unit_journal.main()
         return json.loads(capsys.readouterr().out)
 
     return ask
@@ -154,7 +155,7 @@ def test_long_lines_do_not_make_a_long_answer(asked):
 
 
 def test_a_line_without_end_is_skipped_and_those_around_it_are_not():
-    printed = journal.Printed()
+    printed = unit_journal.Printed()
     for piece in (b"one\n", *[b"x" * (1 << 19)] * 4, b"end\nt", b"wo\n"):
         printed.take(piece)
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from gpufleet.node.cluster_network import Network
-from gpufleet.planning.multinode import launch as ranks
+from gpufleet.planning.multinode import launch
 from gpufleet.planning.planner import Stage
 from gpufleet.planning.stage import Group
-from gpufleet.serving import flag_check as stage_flags
+from gpufleet.serving import flag_check
 from gpufleet.serving import unit as units
 from gpufleet.settings.node_settings import Served, Vllm
 
@@ -88,7 +88,7 @@ def test_a_rank_without_a_driver_keeps_out_of_its_group_and_looks_again():
 
 def test_the_parser_is_asked_for_the_flags_of_each_rank_with_ports_that_are_numbers():
     for stage in (HEAD, WORKER):
-        begun = stage_flags.started(stage, SERVED, VLLM, release="x")
+        begun = flag_check.started(stage, SERVED, VLLM, release="x")
         assert len(begun.argv) == len(begun.keys)
         assert "{" not in " ".join(begun.argv)
         assert ("--headless" in begun.argv) is bool(stage.node_rank)
@@ -173,9 +173,9 @@ def test_another_token_restarts_rays_ranks_and_no_others():
 
 def test_the_token_does_not_tell_the_cluster_key():
     key = b"1c" * 32
-    assert ranks.ray_token(key) == ranks.ray_token(key)
-    assert ranks.ray_token(key) != ranks.ray_token(b"2d" * 32)
-    assert key not in ranks.ray_token(key)
+    assert launch.ray_token(key) == launch.ray_token(key)
+    assert launch.ray_token(key) != launch.ray_token(b"2d" * 32)
+    assert key not in launch.ray_token(key)
     # Ray trims what is around it and asks for 32 characters in what it makes itself.
-    assert len(ranks.ray_token(key)) >= 32
-    assert ranks.ray_token(key).isalnum()
+    assert len(launch.ray_token(key)) >= 32
+    assert launch.ray_token(key).isalnum()

@@ -10,7 +10,7 @@ from gpufleet.catalog.presets import LayeredFlag
 from gpufleet.node.cluster_network import Network
 from gpufleet.planning.planner import Running, Stage
 from gpufleet.planning.stage import Group
-from gpufleet.serving import unit as units
+from gpufleet.serving import unit
 from gpufleet.serving.restarts import restarts
 from gpufleet.settings.node_settings import NodeSettings
 
@@ -36,7 +36,7 @@ def settings(version="0.32.0", **flags):
 
 def started(stage=STAGE, version="0.32.0", **flags):
     here = settings(version, **flags)
-    lines = units.argument_lines(stage, here.serving["llama"], here.vllm)
+    lines = unit.argument_lines(stage, here.serving["llama"], here.vllm)
     return Running("llama", 0, "gpu-01", stage.gpu_uuids, 8000, 0, f"{version}-1a2b", tuple(lines))
 
 
@@ -86,7 +86,7 @@ def units_of(here, release="0.32.0-1a2b"):
             8000,
             stage.node_rank,
             release,
-            tuple(units.argument_lines(stage, here.serving["llama"], here.vllm, release=release)),
+            tuple(unit.argument_lines(stage, here.serving["llama"], here.vllm, release=release)),
         )
         for stage in RANKS
     ]

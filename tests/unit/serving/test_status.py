@@ -16,8 +16,8 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from gpufleet.cli import status_table as show_status
-from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.cli import status_table
+from gpufleet.on_node.common import linux_facts
 from gpufleet.on_node.serving import endpoints as serving
 from gpufleet.on_node.serving import status as stage_status
 from gpufleet.planning.planner import Stage
@@ -76,7 +76,7 @@ def node(tmp_path, monkeypatch, capfd, port):
 
     `node.program(name, script)` gives it a program; systemctl and journalctl say what is usual.
     """
-    monkeypatch.setattr(machine, "ROOT", str(tmp_path))
+    monkeypatch.setattr(linux_facts, "ROOT", str(tmp_path))
     for folder in (
         "etc/systemd/system",
         "etc/vllm/credentials",
@@ -568,7 +568,7 @@ def test_what_is_there_and_not_declared_is_a_remark():
 
 def text(fleet):
     console = Console(width=300, record=True, highlight=False, file=io.StringIO())
-    console.print(show_status.status(fleet, CLOCK))
+    console.print(status_table.status(fleet, CLOCK))
     return [" ".join(line.split()) for line in console.export_text().splitlines()]
 
 
@@ -660,7 +660,7 @@ def test_journals_that_cannot_be_read_are_a_sentence_and_status_2(gpufleet, argu
 
 def printed(fleet):
     console = Console(width=400, file=io.StringIO())
-    console.print(show_status.status(fleet, CLOCK))
+    console.print(status_table.status(fleet, CLOCK))
     return console.file.getvalue()
 
 

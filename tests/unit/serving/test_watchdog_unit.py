@@ -16,7 +16,7 @@ import pytest
 from gpufleet.planning.planner import Stage
 from gpufleet.remote import payload
 from gpufleet.serving import unit as units
-from gpufleet.serving import watchdog_unit as watchdog
+from gpufleet.serving import watchdog_unit
 from gpufleet.settings.node_settings import Served
 from tests.unit.serving.test_rank_units import HEAD, KEYS, SERVED, VLLM, WORKER
 
@@ -26,7 +26,7 @@ ALONE = replace(HEAD, nodes=(), group=None, pipeline_parallel=1)
 def document(*stages: Stage, version: str = "0.33.0", key: bool = True, **given: Any) -> Any:
     place = {"listen": given.pop("listen", "0.0.0.0"), "port": given.pop("port", 8406)}
     serving = {"llama": Served.model_validate({"model": "/srv/llama", "watchdog": given})}
-    text = watchdog.configuration(
+    text = watchdog_unit.configuration(
         stages,
         serving,
         address="127.0.0.1",
@@ -57,8 +57,8 @@ def test_gateways_ask_it_where_vllm_listens_and_a_change_of_that_restarts_it_alo
     assert first["listen"] == {"address": "0.0.0.0", "port": 8406}
     assert document(ALONE, port=None)["listen"] is None
     assert first["stages"] == second["stages"]
-    assert watchdog.service(json.dumps(first)).fingerprint != (
-        watchdog.service(json.dumps(second)).fingerprint
+    assert watchdog_unit.service(json.dumps(first)).fingerprint != (
+        watchdog_unit.service(json.dumps(second)).fingerprint
     )
     stages = (
         units.render(
@@ -81,7 +81,7 @@ def test_of_a_replica_over_nodes_only_ranks_that_serve_are_watched() -> None:
     (head,) = told(HEAD)
     assert (head["group"], head["rank"]) == (True, 0)
     assert told(WORKER) == []
-    assert not watchdog.needed([WORKER], {"llama": Served(model="/srv/llama")})
+    assert not watchdog_unit.needed([WORKER], {"llama": Served(model="/srv/llama")})
     hybrid = replace(WORKER, pipeline_parallel=1, data_parallel=2, balancing="hybrid")
     (worker,) = told(hybrid)
     assert (worker["group"], worker["rank"]) == (True, 1)
@@ -98,9 +98,9 @@ def test_a_server_for_each_engine_is_watched_for_each_but_not_the_port_that_only
 
 def test_a_node_where_all_is_off_needs_none() -> None:
     off = Served.model_validate({"model": "/srv/llama", "watchdog": {"mode": "off"}})
-    assert not watchdog.needed([ALONE], {"llama": off})
-    assert watchdog.needed([ALONE], {"llama": Served(model="/srv/llama")})
-    assert not watchdog.needed([], {})
+    assert not watchdog_unit.needed([ALONE], {"llama": off})
+    assert watchdog_unit.needed([ALONE], {"llama": Served(model="/srv/llama")})
+    assert not watchdog_unit.needed([], {})
 
 
 @pytest.mark.parametrize(("version", "pins"), [("0.11.2", False), ("0.12.0", True)])
@@ -111,14 +111,14 @@ def test_it_knows_whether_a_canary_reaches_the_engine_that_it_is_for(
 
 
 def test_another_configuration_or_program_restarts_it() -> None:
-    one, other = (watchdog.service(json.dumps(each)).fingerprint for each in ("a", "b"))
+    one, other = (watchdog_unit.service(json.dumps(each)).fingerprint for each in ("a", "b"))
     assert one != other
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed")
 def test_systemd_takes_every_line_of_the_unit(tmp_path: Path) -> None:
-    unit = tmp_path / watchdog.SERVICE
-    text = watchdog.service("{}").content.replace(watchdog.PROGRAM, "/bin/true")
+    unit = tmp_path / watchdog_unit.SERVICE
+    text = watchdog_unit.service("{}").content.replace(watchdog_unit.PROGRAM, "/bin/true")
     unit.write_text(text)
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", unit],
@@ -127,12 +127,12 @@ def test_systemd_takes_every_line_of_the_unit(tmp_path: Path) -> None:
         timeout=60,
         check=False,
     )
-    assert [line for line in done.stderr.splitlines() if watchdog.SERVICE in line] == []
+    assert [line for line in done.stderr.splitlines() if watchdog_unit.SERVICE in line] == []
 
 
 def test_what_dumping_takes_is_not_taken_from_it() -> None:
     """@debug has process_vm_readv and ptrace; ProtectProc and PrivateDevices hide what is asked."""
-    text = watchdog.service("{}").content
+    text = watchdog_unit.service("{}").content
     for line in ("ProtectProc", "PrivateDevices", "PrivateUsers", "PrivatePIDs", "DevicePolicy"):
         assert f"\n{line}=" not in text
     assert "@debug" not in "".join(re.findall("(?m)^SystemCallFilter=.*", text))

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from gpufleet.errors import FleetError
-from gpufleet.settings import node_variables as nodevars
-from gpufleet.settings import variables
+from gpufleet.settings import node_variables, variables
 from gpufleet.settings.node_settings import Mistake, NodeSettings, node_settings, written_settings
 
 VENDOR = "https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64"
@@ -190,4 +189,4 @@ def test_file_and_line_are_named(tmp_path):
     given = variables.load_file(file, tmp_path)
 
     with pytest.raises(FleetError, match=r"group_vars/prod.yml:9: vllm.environment.A: names https"):
-        nodevars.check({"gpu-01": given}, {"gpu-01": ()})
+        node_variables.check({"gpu-01": given}, {"gpu-01": ()})

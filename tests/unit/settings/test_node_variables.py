@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpufleet.errors import FleetError
-from gpufleet.settings import node_variables as nodevars
+from gpufleet.settings import node_variables
 from gpufleet.settings.node_variables import NodeVars
 from gpufleet.settings.variables import Origin
 
@@ -20,7 +20,7 @@ def checked(**settings: dict[str, Any]) -> dict[str, NodeVars]:
         name: {key: (value, Origin(f"{name}.yml", 1)) for key, value in own.items()}
         for name, own in settings.items()
     }
-    return nodevars.check(merged, dict.fromkeys(merged, ()))
+    return node_variables.check(merged, dict.fromkeys(merged, ()))
 
 
 def test_equal_variables_are_validated_once() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpufleet.errors import FleetError
-from gpufleet.settings import node_variables as nodevars
+from gpufleet.settings import node_variables
 from gpufleet.settings.variables import Origin
 
 PLACE = Origin("group_vars/all.yml", 3)
@@ -14,7 +14,7 @@ PLACE = Origin("group_vars/all.yml", 3)
 def check(node: str, key: str, value: object) -> str:
     """Return what is said against one variable of one node; "": nothing."""
     try:
-        nodevars.check({node: {key: (value, PLACE)}}, {node: ()})
+        node_variables.check({node: {key: (value, PLACE)}}, {node: ()})
     except FleetError as error:
         return "\n".join(error.problems)
     return ""

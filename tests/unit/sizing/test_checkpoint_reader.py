@@ -11,7 +11,7 @@ from time import monotonic, sleep
 import pytest
 
 from gpufleet.errors import FleetError
-from gpufleet.sizing import checkpoint_reader as model_files
+from gpufleet.sizing import checkpoint_reader
 from gpufleet.sizing.checkpoint_reader import Hub
 from lab import hub as stand_in
 
@@ -58,7 +58,7 @@ def sharded(folder, shards=3):
 
 
 def test_a_directory_gives_its_config_and_what_its_headers_say(tmp_path):
-    found = model_files.read(str(checkpoint(tmp_path / "m")))
+    found = checkpoint_reader.read(str(checkpoint(tmp_path / "m")))
 
     assert found.config == CONFIG
     assert found.stored == STORED
@@ -67,19 +67,19 @@ def test_a_directory_gives_its_config_and_what_its_headers_say(tmp_path):
 def test_a_config_in_a_checkpoint_stands_for_the_whole_of_it(tmp_path):
     folder = checkpoint(tmp_path / "m")
 
-    assert model_files.read(str(folder / "config.json")).stored == STORED
+    assert checkpoint_reader.read(str(folder / "config.json")).stored == STORED
 
 
 def test_a_config_under_another_name_is_read_alone(tmp_path):
     (tmp_path / "llama.json").write_text(json.dumps(CONFIG))
 
-    found = model_files.read(str(tmp_path / "llama.json"))
+    found = checkpoint_reader.read(str(tmp_path / "llama.json"))
 
     assert (found.config, found.stored, found.stored_bytes) == (CONFIG, None, None)
 
 
 def test_shards_are_read_by_their_index(tmp_path):
-    found = model_files.read(str(sharded(tmp_path / "m")))
+    found = checkpoint_reader.read(str(sharded(tmp_path / "m")))
 
     assert found.stored_bytes == 24
     assert found.stored == {f"layers.{at}.weight": ("F8_E4M3", (4, 2)) for at in range(3)}
@@ -89,7 +89,7 @@ def test_a_half_downloaded_checkpoint_counts_by_its_index(tmp_path):
     folder = sharded(tmp_path / "m")
     (folder / "model-00001-of-00003.safetensors").unlink()
 
-    found = model_files.read(str(folder))
+    found = checkpoint_reader.read(str(folder))
 
     assert (found.stored, found.stored_bytes) == (None, 24)
 
@@ -100,10 +100,10 @@ def test_a_half_downloaded_checkpoint_counts_by_its_index(tmp_path):
         ("config.json", b"{", "config.json: is no JSON"),
         ("config.json", b"[]", "holds a list, and not an object"),
         ("config.json", b"[" * 100_000, "is nested more deeply"),
-        (model_files.INDEX, b'{"weight_map": [1]}', "`weight_map` does not say"),
-        (model_files.INDEX, b'{"weight_map": {"a": 1}}', "`weight_map` does not say"),
-        (model_files.INDEX, b'{"weight_map": {"a": "../x"}}', "`weight_map` does not say"),
-        (model_files.INDEX, b'{"weight_map": {"a": "/etc/x"}}', "`weight_map` does not say"),
+        (checkpoint_reader.INDEX, b'{"weight_map": [1]}', "`weight_map` does not say"),
+        (checkpoint_reader.INDEX, b'{"weight_map": {"a": 1}}', "`weight_map` does not say"),
+        (checkpoint_reader.INDEX, b'{"weight_map": {"a": "../x"}}', "`weight_map` does not say"),
+        (checkpoint_reader.INDEX, b'{"weight_map": {"a": "/etc/x"}}', "`weight_map` does not say"),
         ("model.safetensors", b"version https://git-lfs", "does not begin as a safetensors file"),
         ("model.safetensors", b"", "does not begin as a safetensors file"),
         ("model.safetensors", struct.pack("<Q", 4) + b'"ab"', "holds a str"),
@@ -115,32 +115,32 @@ def test_a_file_that_is_not_what_its_name_says_is_named(tmp_path, name, content,
     (folder / name).write_bytes(content)
 
     with pytest.raises(FleetError, match=says):
-        model_files.read(str(folder))
+        checkpoint_reader.read(str(folder))
 
 
 @pytest.mark.parametrize("name", ["./nothing", "/nothing/here", "a/b/c", "owner/na me"])
 def test_what_is_neither_here_nor_a_name_is_refused(name):
     with pytest.raises(FleetError, match="no such directory or file"):
-        model_files.read(name)
+        checkpoint_reader.read(name)
 
 
 @pytest.mark.parametrize("name", ["~nobody-of-this-name/m", "m" * 5000])
 def test_what_no_file_can_be_called_is_refused_in_a_sentence(name):
     with pytest.raises(FleetError, match="cannot be read"):
-        model_files.read(name)
+        checkpoint_reader.read(name)
 
 
 def test_an_index_without_a_number_of_bytes_is_none(tmp_path):
     """JSON as Python reads it knows Infinity."""
     folder = checkpoint(tmp_path / "m")
-    (folder / model_files.INDEX).write_text('{"metadata": {"total_size": Infinity}}')
+    (folder / checkpoint_reader.INDEX).write_text('{"metadata": {"total_size": Infinity}}')
 
-    assert model_files.read(str(folder)).stored_bytes is None
+    assert checkpoint_reader.read(str(folder)).stored_bytes is None
 
 
 def test_a_directory_without_a_config_says_so(tmp_path):
     with pytest.raises(FleetError, match=r"has no config\.json"):
-        model_files.read(str(tmp_path))
+        checkpoint_reader.read(str(tmp_path))
 
 
 # -- from the Hub ----------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ def hub(tmp_path):
 def test_a_name_is_read_from_the_hub(tmp_path, hub):
     checkpoint(tmp_path / "hub/lab/tiny")
     with served(tmp_path / "hub") as server:
-        found = model_files.read("lab/tiny", hub=hub(server))
+        found = checkpoint_reader.read("lab/tiny", hub=hub(server))
 
     assert (found.config, found.stored, found.origin) == (CONFIG, STORED, "lab/tiny")
     assert found.notes == ()
@@ -249,7 +249,7 @@ def test_weights_are_not_downloaded(tmp_path, hub, ranges):
     """Three files of 50 MB: their headers come, the rest stays, even where ranges do nothing."""
     sharded(tmp_path / "hub/lab/large")
     with served(tmp_path / "hub", ranges=ranges) as server:
-        found = model_files.read("lab/large", hub=hub(server))
+        found = checkpoint_reader.read("lab/large", hub=hub(server))
         sent = server.sent
 
     assert len(found.stored) == 3
@@ -259,20 +259,20 @@ def test_weights_are_not_downloaded(tmp_path, hub, ranges):
 
 def test_a_header_longer_than_what_is_asked_for_first_is_read_whole(tmp_path, hub, monkeypatch):
     checkpoint(tmp_path / "hub/lab/tiny")
-    monkeypatch.setattr(model_files, "_FIRST_BYTES", 32)
+    monkeypatch.setattr(checkpoint_reader, "_FIRST_BYTES", 32)
     with served(tmp_path / "hub") as server:
-        assert model_files.read("lab/tiny", hub=hub(server)).stored == STORED
+        assert checkpoint_reader.read("lab/tiny", hub=hub(server)).stored == STORED
 
 
 def test_the_cache_serves_when_the_hub_is_away(tmp_path, hub):
     checkpoint(tmp_path / "hub/lab/tiny")
     with served(tmp_path / "hub") as server:
-        model_files.read("lab/tiny", hub=hub(server))
+        checkpoint_reader.read("lab/tiny", hub=hub(server))
     away = hub(server)
     offline = hub(server, offline=True)
 
     for source in (away, offline):
-        found = model_files.read("lab/tiny", hub=source)
+        found = checkpoint_reader.read("lab/tiny", hub=source)
         assert found.config == CONFIG
         assert found.stored is None
         assert len(found.notes) == 1
@@ -281,7 +281,7 @@ def test_the_cache_serves_when_the_hub_is_away(tmp_path, hub):
 def test_a_model_without_safetensors_has_a_config_all_the_same(tmp_path, hub):
     (checkpoint(tmp_path / "hub/lab/old") / "model.safetensors").unlink()
     with served(tmp_path / "hub") as server:
-        found = model_files.read("lab/old", hub=hub(server))
+        found = checkpoint_reader.read("lab/old", hub=hub(server))
 
     assert found.stored is None
     assert "no safetensors files" in found.notes[0]
@@ -303,7 +303,7 @@ def test_the_hubs_refusals_are_sentences(tmp_path, hub, gated, given, says):
         served(tmp_path / "hub", gated=gated) as server,
         pytest.raises(FleetError, match=says) as refused,
     ):
-        model_files.read(name, hub=hub(server, **given))
+        checkpoint_reader.read(name, hub=hub(server, **given))
 
     assert TOKEN not in str(refused.value)
 
@@ -314,7 +314,7 @@ def test_a_revision_that_is_not_there_is_named(tmp_path, hub):
         served(tmp_path / "hub") as server,
         pytest.raises(FleetError, match="lab/tiny: has no revision 'v9'"),
     ):
-        model_files.read("lab/tiny", revision="v9", hub=hub(server))
+        checkpoint_reader.read("lab/tiny", revision="v9", hub=hub(server))
 
 
 def test_a_hub_that_does_not_answer_is_not_waited_for(tmp_path, hub):
@@ -322,7 +322,7 @@ def test_a_hub_that_does_not_answer_is_not_waited_for(tmp_path, hub):
     with served(tmp_path / "hub", delay=8.0) as server:
         started = monotonic()
         with pytest.raises(FleetError, match="has not sent its files within 1 s"):
-            model_files.read("lab/tiny", hub=hub(server), seconds=1)
+            checkpoint_reader.read("lab/tiny", hub=hub(server), seconds=1)
 
     assert monotonic() - started < 12
 
@@ -331,7 +331,7 @@ def test_a_password_in_the_endpoint_is_not_shown(tmp_path):
     hub = Hub(endpoint="http://user:a-word@127.0.0.1:9", cache=str(tmp_path))
 
     with pytest.raises(FleetError) as error:
-        model_files.read("org/m", hub=hub)
+        checkpoint_reader.read("org/m", hub=hub)
 
     assert "http://127.0.0.1:9 cannot be asked" in str(error.value)
     assert "a-word" not in str(error.value)
@@ -342,6 +342,6 @@ def test_nobody_at_the_endpoint_is_said_at_once(tmp_path, hub):
         pass
     started = monotonic()
     with pytest.raises(FleetError, match="cannot be asked"):
-        model_files.read("lab/tiny", hub=hub(server))
+        checkpoint_reader.read("lab/tiny", hub=hub(server))
 
     assert monotonic() - started < 10

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpufleet.catalog import vllm_support as release_limits
+from gpufleet.catalog import vllm_support
 from gpufleet.errors import FleetError
 from gpufleet.sizing.architectures.description import Description, ModelFiles, describe
 from gpufleet.sizing.architectures.quantization import FP8, NVFP4, Quantization, Scheme
@@ -93,7 +93,7 @@ CHOICES = st.builds(
     chunked_prefill=st.booleans(),
 )
 GPUS = st.sampled_from([None, (10, 0), (12, 0), HOPPER, ADA, AMPERE, TURING, VOLTA])
-RELEASES = st.sampled_from([*release_limits.releases(), (0, 15, 1), (0, 40, 0)])
+RELEASES = st.sampled_from([*vllm_support.releases(), (0, 15, 1), (0, 40, 0)])
 
 
 @settings(max_examples=400, deadline=None)
@@ -143,8 +143,8 @@ def test_no_release_that_serves_a_model_refuses_it_whole_on_a_hopper(name: str) 
     found = described()[name]
     serving = [
         one
-        for one in release_limits.releases()
-        if release_limits.serves(found.architecture.name, one) and one >= (0, 21, 0)
+        for one in vllm_support.releases()
+        if vllm_support.serves(found.architecture.name, one) and one >= (0, 21, 0)
     ]
 
     for vllm in serving:
@@ -436,13 +436,13 @@ def test_nothing_is_said_of_a_release_between_two_that_differ() -> None:
     """0.14.0 lacks it and 0.16.0 has it, so 0.15 may."""
     between = [
         (before, after, name)
-        for before, after in itertools.pairwise(release_limits.releases())
+        for before, after in itertools.pairwise(vllm_support.releases())
         for name in ("Step3p5ForCausalLM",)
-        if release_limits.serves(name, before) is False and release_limits.serves(name, after)
+        if vllm_support.serves(name, before) is False and vllm_support.serves(name, after)
     ]
 
     assert between == [((0, 14, 0), (0, 16, 0), "Step3p5ForCausalLM")]
-    assert release_limits.serves("Step3p5ForCausalLM", (0, 15, 0)) is None
+    assert vllm_support.serves("Step3p5ForCausalLM", (0, 15, 0)) is None
 
 
 def test_sparse_attention_needs_hopper() -> None:

@@ -15,19 +15,11 @@ from string import ascii_uppercase
 from typing import Any, TypeVar
 
 from gpufleet.monitoring.dashboards import (
-    fleet_dashboard as fleet,
-)
-from gpufleet.monitoring.dashboards import (
-    gpu_dashboard as gpu,
-)
-from gpufleet.monitoring.dashboards import (
-    model_dashboard as model,
-)
-from gpufleet.monitoring.dashboards import (
-    node_dashboard as node,
-)
-from gpufleet.monitoring.dashboards import (
-    upgrades_dashboard as upgrades,
+    fleet_dashboard,
+    gpu_dashboard,
+    model_dashboard,
+    node_dashboard,
+    upgrades_dashboard,
 )
 from gpufleet.monitoring.dashboards.panel import (
     Colour,
@@ -44,16 +36,16 @@ from gpufleet.monitoring.dashboards.panel import (
     placed,
 )
 from gpufleet.monitoring.metrics import catalogue
-from gpufleet.monitoring.rules import files as rule_files
+from gpufleet.monitoring.rules import files
 from gpufleet.settings.monitoring_settings import Objectives
 
 SCHEMA = 42
 DASHBOARDS: tuple[Dashboard, ...] = (
-    fleet.DASHBOARD,
-    node.DASHBOARD,
-    gpu.DASHBOARD,
-    model.DASHBOARD,
-    upgrades.DASHBOARD,
+    fleet_dashboard.DASHBOARD,
+    node_dashboard.DASHBOARD,
+    gpu_dashboard.DASHBOARD,
+    model_dashboard.DASHBOARD,
+    upgrades_dashboard.DASHBOARD,
 )
 TAG = "gpufleet"  # by which dashboards find each other
 
@@ -121,7 +113,7 @@ def meanings() -> Mapping[str, str]:
         **{name: metric.help for name, metric in catalogue.SERIES.items()},
         **{
             recording.record: recording.help.rstrip(".")
-            for group in rule_files.groups(_PROMISED)
+            for group in files.groups(_PROMISED)
             for recording in group.recordings
         },
         "ALERTS": "Always 1 while an alert is pending or fires; written by Prometheus itself",

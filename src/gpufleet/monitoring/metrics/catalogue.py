@@ -8,24 +8,20 @@ from types import MappingProxyType
 from gpufleet.monitoring.metrics import (
     dcgm_metrics,
     gateway_metrics,
+    gpufleet_metrics,
     node_metrics,
+    prometheus_metrics,
     vllm_metrics,
-)
-from gpufleet.monitoring.metrics import (
-    gpufleet_metrics as own_metrics,
-)
-from gpufleet.monitoring.metrics import (
-    prometheus_metrics as server_metrics,
 )
 from gpufleet.monitoring.metrics.metric import Metric
 
 LISTS: tuple[tuple[Metric, ...], ...] = (
     node_metrics.METRICS,
-    own_metrics.METRICS,
+    gpufleet_metrics.METRICS,
     dcgm_metrics.METRICS,
     vllm_metrics.METRICS,
     gateway_metrics.METRICS,
-    server_metrics.METRICS,
+    prometheus_metrics.METRICS,
 )
 
 

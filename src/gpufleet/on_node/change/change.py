@@ -29,19 +29,14 @@ from contextlib import suppress
 from typing import Any, Callable, Dict
 
 from gpufleet.on_node.change import (
-    releases as change_releases,
-)
-from gpufleet.on_node.change import (
-    systemd as change_systemd,
+    releases,
+    systemd,
+    wait,
 )
 from gpufleet.on_node.change import (
     units as change_units,
 )
-from gpufleet.on_node.change import (
-    wait as change_wait,
-)
-from gpufleet.on_node.common import change_files, change_marks
-from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.common import change_files, change_marks, linux_facts
 from gpufleet.on_node.common.answers import CannotRead
 
 PARAMETERS: "dict[str, Any]" = globals().get("PARAMETERS") or {}
@@ -79,21 +74,19 @@ def kept() -> Any:
 
 def units() -> Any:
     """Return our units."""
-    names = change_systemd.ours()
-    return [
-        change_systemd.look(unit, state) for unit, state in change_systemd.states(names).items()
-    ]
+    names = systemd.ours()
+    return [systemd.look(unit, state) for unit, state in systemd.states(names).items()]
 
 
 LOOKS: Dict[str, Callable[[], Any]] = {
-    "boot_id": lambda: machine.line("/proc/sys/kernel/random/boot_id").replace("-", ""),
+    "boot_id": lambda: linux_facts.line("/proc/sys/kernel/random/boot_id").replace("-", ""),
     "lock": lambda: change_files.document(change_files.LOCK),
     "cordon": lambda: change_files.document(change_files.CORDON),
     "drained": change_marks.drained,
     "next": following,
     "kept": kept,
     "units": units,
-    "releases": lambda: [each._asdict() for each in change_releases.releases()],
+    "releases": lambda: [each._asdict() for each in releases.releases()],
 }
 
 DO: Dict[str, Callable[[Dict[str, Any]], Dict[str, Any]]] = {
@@ -104,18 +97,18 @@ DO: Dict[str, Callable[[Dict[str, Any]], Dict[str, Any]]] = {
     "uncordon": change_marks.uncordon,
     "drain": change_marks.drain,
     "undrain": change_marks.undrain,
-    "quiet": change_wait.quiet,
+    "quiet": wait.quiet,
     "stop": change_units.stop,
     "switch": change_units.switch,
     "restore": change_units.restore,
-    "ready": change_wait.ready,
-    "collect": change_releases.collect,
+    "ready": wait.ready,
+    "collect": releases.collect,
 }
 
 
 def answer(asked: Dict[str, Any]) -> Dict[str, Any]:
     """Do what is asked, and return what to print."""
-    machine.ROOT = asked.get("sysroot", "")
+    linux_facts.ROOT = asked.get("sysroot", "")
     base: Dict[str, Any] = {"schema": 1, "do": asked["do"], "problem": None}
     try:
         return {**base, **DO[asked["do"]](asked)}

@@ -13,9 +13,7 @@ import re
 import time
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set
 
-from gpufleet.on_node.common import change_files as files
-from gpufleet.on_node.common import linux_facts as machine
-from gpufleet.on_node.common import stages
+from gpufleet.on_node.common import change_files, linux_facts, stages
 
 RELEASES = "/opt/vllm/releases"
 LOCKS = "/opt/vllm/locks"
@@ -50,12 +48,12 @@ class Kept(NamedTuple):
 def releases() -> List[Release]:
     """Return the releases on the disk, by name, with what names each."""
     used = users()
-    return [release(name, sorted(used.get(name, ()))) for name in files.names(RELEASES)]
+    return [release(name, sorted(used.get(name, ()))) for name in change_files.names(RELEASES)]
 
 
 def release(name: str, used: List[str]) -> Release:
     """Return one of them."""
-    folder = "%s%s/%s" % (machine.ROOT, RELEASES, name)
+    folder = "%s%s/%s" % (linux_facts.ROOT, RELEASES, name)
     try:
         return Release(name, True, os.stat(folder + "/" + COMPLETE).st_mtime, used)
     except OSError:
@@ -68,7 +66,7 @@ def users() -> Dict[str, Set[str]]:
     """Return what names each release: units, `next/UNIT`, `kept/ID/UNIT`, `process PID`."""
     found: Dict[str, Set[str]] = {}
     for label, path in texts():
-        for name in NAMED.findall(files.read(path) or b""):
+        for name in NAMED.findall(change_files.read(path) or b""):
             found.setdefault(name.decode("ascii"), set()).add(label)
     for pid, names in processes():
         for name in names:
@@ -80,25 +78,25 @@ def texts() -> Iterator["tuple[str, str]"]:
     """Yield (what it is called, path) of every file that may name a release."""
     for unit in services(stages.UNITS):
         yield unit, stages.UNITS + "/" + unit
-    for unit in services(files.NEXT):
-        yield "next/" + unit, files.NEXT + "/" + unit
-    for upgrade in files.names(files.KEPT):
-        for unit in services(files.KEPT + "/" + upgrade):
-            yield "kept/%s/%s" % (upgrade, unit), "%s/%s/%s" % (files.KEPT, upgrade, unit)
+    for unit in services(change_files.NEXT):
+        yield "next/" + unit, change_files.NEXT + "/" + unit
+    for upgrade in change_files.names(change_files.KEPT):
+        for unit in services(change_files.KEPT + "/" + upgrade):
+            yield "kept/%s/%s" % (upgrade, unit), "%s/%s/%s" % (change_files.KEPT, upgrade, unit)
 
 
 def services(folder: str) -> List[str]:
     """Return the names of the units that lie in a directory."""
-    return [name for name in files.names(folder) if name.endswith(".service")]
+    return [name for name in change_files.names(folder) if name.endswith(".service")]
 
 
 def processes() -> Iterator["tuple[int, Set[str]]"]:
     """Yield (pid, names of releases of which it has files mapped)."""
-    for name in files.names("/proc"):
+    for name in change_files.names("/proc"):
         if not name.isdigit():
             continue
         with contextlib.suppress(OSError):  # it ended, or is the kernel's
-            with open("%s/proc/%s/maps" % (machine.ROOT, name), "rb") as file:
+            with open("%s/proc/%s/maps" % (linux_facts.ROOT, name), "rb") as file:
                 found = {each.decode("ascii") for each in NAMED.findall(file.read())}
             if found:
                 yield int(name), found
@@ -107,15 +105,15 @@ def processes() -> Iterator["tuple[int, Set[str]]"]:
 def kept() -> List[Kept]:
     """Return the kept units of upgrades, oldest first."""
     found = []
-    for upgrade in files.names(files.KEPT):
-        folder = files.KEPT + "/" + upgrade
-        about = files.document(folder + "/" + files.MANIFEST)
+    for upgrade in change_files.names(change_files.KEPT):
+        folder = change_files.KEPT + "/" + upgrade
+        about = change_files.document(folder + "/" + change_files.MANIFEST)
         # Without one, its keeping was interrupted before anything was changed.
         at = float(about["at"]) if about else 0.0
         names = {
             each.decode("ascii")
             for unit in services(folder)
-            for each in NAMED.findall(files.read(folder + "/" + unit) or b"")
+            for each in NAMED.findall(change_files.read(folder + "/" + unit) or b"")
         }
         found.append(Kept(upgrade, at, names))
     return sorted(found, key=lambda each: (each.at, each.id))
@@ -159,14 +157,14 @@ def staying(found: List[Release], keep: int, days: float, now: float) -> Dict[st
 def collect(asked: Dict[str, Any]) -> Dict[str, Any]:
     """Remove what nothing needs; with `dry` only say what that is."""
     keep, days, dry = int(asked["keep"]), float(asked["days"]), bool(asked.get("dry"))
-    with files.turn(files.UNITS_TURN), building() as free:
+    with change_files.turn(change_files.UNITS_TURN), building() as free:
         now = time.time()
-        lock = files.document(files.LOCK)
+        lock = change_files.document(change_files.LOCK)
         old = stale(kept(), keep, days, now, lock["id"] if lock else None)
         if not dry:
             for upgrade in old:
-                files.remove_directory(files.KEPT + "/" + upgrade)
-            files.remove_leftovers(files.KEPT)
+                change_files.remove_directory(change_files.KEPT + "/" + upgrade)
+            change_files.remove_leftovers(change_files.KEPT)
         there = [without(each, old) for each in releases()]
         if not free:
             stays = {each.id: "a release is being built" for each in there}
@@ -176,11 +174,11 @@ def collect(asked: Dict[str, Any]) -> Dict[str, Any]:
         freed = sum(size(RELEASES + "/" + name) for name in go)
         if not dry and free:
             for name in go:
-                files.remove_directory(RELEASES + "/" + name)
-                files.remove(LOCKS + "/" + name + ".txt")
-            files.remove_leftovers(RELEASES)
+                change_files.remove_directory(RELEASES + "/" + name)
+                change_files.remove(LOCKS + "/" + name + ".txt")
+            change_files.remove_leftovers(RELEASES)
             if go:
-                files.remove_directory(CACHE)
+                change_files.remove_directory(CACHE)
         return {"removed": go, "stays": stays, "kept_removed": old, "freed_bytes": freed}
 
 
@@ -193,7 +191,7 @@ def without(found: Release, old: List[str]) -> Release:
 @contextlib.contextmanager
 def building() -> Iterator[bool]:
     """Say whether no release is being built, and keep it so."""
-    path = machine.ROOT + BUILDING
+    path = linux_facts.ROOT + BUILDING
     if not os.path.isdir(os.path.dirname(path)):
         yield True
         return
@@ -212,7 +210,7 @@ def building() -> Iterator[bool]:
 def size(path: str) -> int:
     """Return the bytes of files that a release shares with nobody, or with uv's cache alone."""
     total = 0
-    for folder, _, names in os.walk(machine.ROOT + path):
+    for folder, _, names in os.walk(linux_facts.ROOT + path):
         for name in names:
             with contextlib.suppress(OSError):
                 status = os.lstat(os.path.join(folder, name))

@@ -10,8 +10,7 @@ import re
 import time
 from typing import Any, Dict, Iterable, List, Optional
 
-from gpufleet.on_node.common import change_files as files
-from gpufleet.on_node.common import stages
+from gpufleet.on_node.common import change_files, stages
 from gpufleet.on_node.common.answers import CannotRead
 from gpufleet.on_node.common.change_files import RefusedError
 from gpufleet.on_node.common.commands import refused, run
@@ -45,14 +44,14 @@ def ours() -> List[str]:
     """Return the names of our units that have a file here."""
     return [
         name
-        for name in files.names(stages.UNITS)
+        for name in change_files.names(stages.UNITS)
         if name.startswith("vllm-") and name.endswith(".service") and fingerprint(text(name))
     ]
 
 
 def text(unit: str) -> str:
     """Return a unit's file; "" if there is none."""
-    content = files.read(stages.UNITS + "/" + files.must_be_name(unit))
+    content = change_files.read(stages.UNITS + "/" + change_files.must_be_name(unit))
     return "" if content is None else content.decode("utf-8", "replace")
 
 
@@ -64,7 +63,7 @@ def fingerprint(content: str) -> Optional[str]:
 
 def started(unit: str) -> Optional[str]:
     """Return what a unit's process was started with; None: it was not recorded."""
-    content = files.read(STARTED + "/" + unit)
+    content = change_files.read(STARTED + "/" + unit)
     return None if content is None else content.decode("ascii", "replace").strip()
 
 

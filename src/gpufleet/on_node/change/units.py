@@ -18,15 +18,11 @@ import os
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
-from gpufleet.on_node.change import systemd
-from gpufleet.on_node.change import wait as change_wait
-from gpufleet.on_node.common import change_files as files
-from gpufleet.on_node.common import linux_facts as machine
-from gpufleet.on_node.common import stages
-from gpufleet.on_node.common import unit_journal as journal
+from gpufleet.on_node.change import systemd, wait
+from gpufleet.on_node.common import change_files, linux_facts, stages, unit_journal
 from gpufleet.on_node.common.answers import CannotRead
 from gpufleet.on_node.common.change_files import RefusedError
-from gpufleet.on_node.serving import endpoints as serving
+from gpufleet.on_node.serving import endpoints
 
 # Of a unit that did not start: a flag that is refused, a file that is missing, stands in the last.
 LINES = 40
@@ -89,7 +85,7 @@ def switch(asked: Dict[str, Any]) -> Dict[str, Any]:
     with my_turn(asked):
         try:
             target = following(asked.get("units"))
-            keep(files.must_be_name(asked["id"]), target)
+            keep(change_files.must_be_name(asked["id"]), target)
             carry_out(target, asked["seconds"], found)
         except (RefusedError, CannotRead, OSError) as error:
             found.problem = sentence(error)
@@ -101,7 +97,7 @@ def restore(asked: Dict[str, Any]) -> Dict[str, Any]:
     found = Progress()
     with my_turn(asked):
         try:
-            target, unkept = kept(files.must_be_name(asked["id"]), asked.get("units"))
+            target, unkept = kept(change_files.must_be_name(asked["id"]), asked.get("units"))
             found.unchanged += unkept
             carry_out(target, asked["seconds"], found)
         except (RefusedError, CannotRead, OSError) as error:
@@ -114,7 +110,7 @@ def stop(asked: Dict[str, Any]) -> Dict[str, Any]:
     found = Progress()
     with my_turn(asked):
         try:
-            units = [files.must_be_name(unit) for unit in asked["units"]]
+            units = [change_files.must_be_name(unit) for unit in asked["units"]]
             states = systemd.states(units)
             up = [unit for unit in units if not systemd.is_gone(states[unit])]
             found.unchanged = [unit for unit in units if unit not in up]
@@ -132,7 +128,9 @@ def my_turn(asked: Dict[str, Any]) -> "contextlib.AbstractContextManager[None]":
     That may be one whose controller was lost while it stops a unit: it comes to its end, and then
     there is little left to do. Or another replica's of the same wave.
     """
-    return files.turn(files.UNITS_TURN, asked["seconds"] + systemd.UNIT_MARGIN_SECONDS)
+    return change_files.turn(
+        change_files.UNITS_TURN, asked["seconds"] + systemd.UNIT_MARGIN_SECONDS
+    )
 
 
 class Progress:
@@ -172,11 +170,11 @@ def sentence(error: Exception) -> str:
 
 def following(units: Optional[Sequence[str]]) -> Target:
     """Return what `next/` wants. Raises `RefusedError` where it is not whole."""
-    manifest = files.document(files.NEXT + "/" + files.MANIFEST)
+    manifest = change_files.document(change_files.NEXT + "/" + change_files.MANIFEST)
     if manifest is None:
         raise RefusedError("nothing is prepared here: run deploys/prepare.py")
     known = {**manifest["units"], **dict.fromkeys(manifest["remove"])}
-    chosen = sorted(known) if units is None else [files.must_be_name(unit) for unit in units]
+    chosen = sorted(known) if units is None else [change_files.must_be_name(unit) for unit in units]
     if strange := [unit for unit in chosen if unit not in known]:
         raise RefusedError(
             "what is prepared here is about %s, not about %s: run deploys/prepare.py"
@@ -198,7 +196,7 @@ def following(units: Optional[Sequence[str]]) -> Target:
 
 def whole(name: str, sha256: Optional[str]) -> bytes:
     """Return a file of `next/`; of a secret no hash is written down."""
-    content = files.read("%s/%s" % (files.NEXT, name))
+    content = change_files.read("%s/%s" % (change_files.NEXT, name))
     if content is None or (sha256 and hashlib.sha256(content).hexdigest() != sha256):
         raise RefusedError(broken(name))
     return content
@@ -208,14 +206,17 @@ def broken(name: str) -> str:
     """Return what to do about a file of `next/` that is not what its manifest says."""
     return (
         "%s/%s is not what its manifest says, as after a run that was interrupted: nothing was "
-        "touched; run deploys/prepare.py again" % (files.NEXT, name)
+        "touched; run deploys/prepare.py again" % (change_files.NEXT, name)
     )
 
 
 def kept(upgrade: str, units: Optional[Sequence[str]]) -> "tuple[Target, List[str]]":
     """Return what is kept as an upgrade's, and the units of which nothing is."""
-    folder = files.KEPT + "/" + upgrade
-    manifest = files.document(folder + "/" + files.MANIFEST) or {"units": {}, "files": {}}
+    folder = change_files.KEPT + "/" + upgrade
+    manifest = change_files.document(folder + "/" + change_files.MANIFEST) or {
+        "units": {},
+        "files": {},
+    }
     chosen = sorted(manifest["units"]) if units is None else sorted(units)
     target = Target({}, {})
     for unit in chosen:
@@ -223,13 +224,13 @@ def kept(upgrade: str, units: Optional[Sequence[str]]) -> "tuple[Target, List[st
             continue
         content = None
         if manifest["units"][unit] is not None:
-            content = files.read(folder + "/" + unit)
+            content = change_files.read(folder + "/" + unit)
             if content is None:
                 raise RefusedError("%s/%s is gone: nothing was touched" % (folder, unit))
         target.units[unit] = content
     if target.units:
         for path, about in manifest["files"].items():
-            content = files.read(folder + "/" + about["name"])
+            content = change_files.read(folder + "/" + about["name"])
             if content is None:
                 raise RefusedError("%s/%s is gone: nothing was touched" % (folder, about["name"]))
             target.beside[path] = Beside(content, int(about["mode"], 8), tuple(about["owner"]))
@@ -244,9 +245,9 @@ def keep(upgrade: str, target: Target) -> None:
     before the first switch of this upgrade, however often that is called. Files that were not
     there are not kept: they stay after the way back, and hurt nobody.
     """
-    folder = files.KEPT + "/" + upgrade
-    manifest = files.document(folder + "/" + files.MANIFEST)
-    files.make_directory(folder + "/files")
+    folder = change_files.KEPT + "/" + upgrade
+    manifest = change_files.document(folder + "/" + change_files.MANIFEST)
+    change_files.make_directory(folder + "/files")
     now = manifest or {
         "schema": 1,
         "id": upgrade,
@@ -256,25 +257,25 @@ def keep(upgrade: str, target: Target) -> None:
     }
     if fresh := [unit for unit in target.units if unit not in now["units"]]:
         for unit in fresh:
-            content = files.read(stages.UNITS + "/" + unit)
+            content = change_files.read(stages.UNITS + "/" + unit)
             now["units"][unit] = None
             if content is not None:
-                files.write(folder + "/" + unit, content, 0o644)
+                change_files.write(folder + "/" + unit, content, 0o644)
                 # A unit that is not ours has none: "" says that it was there.
                 found = systemd.fingerprint(content.decode("utf-8", "replace"))
                 now["units"][unit] = found or ""
-        files.write_document(folder + "/" + files.MANIFEST, now)
+        change_files.write_document(folder + "/" + change_files.MANIFEST, now)
 
 
 def beside(folder: str, wanted: Dict[str, Beside]) -> Dict[str, Any]:
     """Keep the files beside units; return what the manifest says of them."""
     found = {}
     for number, path in enumerate(sorted(wanted)):
-        content = files.read(path)
+        content = change_files.read(path)
         if content is not None:
-            status = os.stat(machine.ROOT + path)
+            status = os.stat(linux_facts.ROOT + path)
             name = "files/%d" % number
-            files.write("%s/%s" % (folder, name), content, 0o600)
+            change_files.write("%s/%s" % (folder, name), content, 0o600)
             found[path] = {
                 "name": name,
                 "mode": "%04o" % (status.st_mode & 0o7777),
@@ -313,11 +314,11 @@ def carry_out(target: Target, seconds: float, found: Progress) -> None:
 def place(target: Target, states: Dict[str, Dict[str, str]]) -> None:
     """Write what differs, have systemd read it, and have it start units at boot."""
     for path, wanted in sorted(target.beside.items()):
-        if files.read(path) != wanted.content:
+        if change_files.read(path) != wanted.content:
             folder = os.path.dirname(path)
-            if not os.path.isdir(machine.ROOT + folder):
+            if not os.path.isdir(linux_facts.ROOT + folder):
                 raise RefusedError("%s is missing: run deploys/prepare.py" % folder)
-            files.write(path, wanted.content, wanted.mode, wanted.owner)
+            change_files.write(path, wanted.content, wanted.mode, wanted.owner)
     wanted_units = {unit: each for unit, each in target.units.items() if each is not None}
     stale = [unit for unit in wanted_units if states[unit].get("NeedDaemonReload") == "yes"]
     stale += [
@@ -326,8 +327,8 @@ def place(target: Target, states: Dict[str, Dict[str, str]]) -> None:
         if states[unit].get("LoadState") == "not-found" and systemd.text(unit)
     ]
     for unit, content in sorted(wanted_units.items()):
-        if files.read(stages.UNITS + "/" + unit) != content:
-            files.write(stages.UNITS + "/" + unit, content, 0o644)
+        if change_files.read(stages.UNITS + "/" + unit) != content:
+            change_files.write(stages.UNITS + "/" + unit, content, 0o644)
             stale.append(unit)
     if stale:
         systemd.systemctl("daemon-reload", seconds=systemd.RELOAD_SECONDS)
@@ -342,10 +343,15 @@ def place(target: Target, states: Dict[str, Dict[str, str]]) -> None:
 
 def is_idle(unit: str) -> bool:
     """Say whether a server is drained and has no request: then its end need not be waited for."""
-    if files.read("%s/%s.json" % (files.DRAINED, unit[len("vllm-") : -len(".service")])) is None:
+    if (
+        change_files.read(
+            "%s/%s.json" % (change_files.DRAINED, unit[len("vllm-") : -len(".service")])
+        )
+        is None
+    ):
         return False
     try:
-        left = list(change_wait.requests({"units": [unit]}).values())
+        left = list(wait.requests({"units": [unit]}).values())
     except (CannotRead, OSError, ValueError):
         return False
     # A rank without a server has requests that another node knows of.
@@ -403,9 +409,9 @@ def forget_failures(units: List[str]) -> None:
 
 def last_lines(unit: str) -> List[str]:
     """Return the last lines that a unit wrote, with no secret in them."""
-    hide = journal.hiding(journal.secrets(systemd.text(unit)))
-    life = serving.unit_state(unit).get("InvocationID")
-    return [hide(line)[:1000] for line in serving.journal(unit, life, LINES)]
+    hide = unit_journal.hiding(unit_journal.secrets(systemd.text(unit)))
+    life = endpoints.unit_state(unit).get("InvocationID")
+    return [hide(line)[:1000] for line in endpoints.journal(unit, life, LINES)]
 
 
 def remove(units: List[str]) -> None:
@@ -420,7 +426,7 @@ def remove(units: List[str]) -> None:
     systemd.systemctl("--quiet", "disable", "--", *units, seconds=systemd.SHORT_SECONDS)
     for unit in units:
         # The file last: while it is there, a second call removes the rest.
-        files.remove(systemd.STARTED + "/" + unit)
-        files.remove(stages.UNITS + "/" + unit)
+        change_files.remove(systemd.STARTED + "/" + unit)
+        change_files.remove(stages.UNITS + "/" + unit)
     systemd.systemctl("daemon-reload", seconds=systemd.RELOAD_SECONDS)
     forget_failures(units)

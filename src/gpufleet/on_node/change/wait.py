@@ -13,13 +13,10 @@ import urllib.request
 from typing import Any, Callable, Dict, Iterable, List, Optional
 
 from gpufleet.on_node.change import systemd
-from gpufleet.on_node.common import change_files as files
-from gpufleet.on_node.common import linux_facts as machine
-from gpufleet.on_node.common import unit_journal as journal
+from gpufleet.on_node.common import change_files, linux_facts, unit_journal
 from gpufleet.on_node.common.answers import is_missing
 from gpufleet.on_node.common.forked import Watch
-from gpufleet.on_node.serving import endpoints as serving
-from gpufleet.on_node.serving import status as stage_status
+from gpufleet.on_node.serving import endpoints, status
 
 # vllm/v1/metrics/loggers.py: both are gauges, one for each engine.
 REQUESTS = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})?\s+(\S+)", re.MULTILINE)
@@ -38,18 +35,18 @@ class Server:
     def __init__(self, unit: str) -> None:
         self.unit = unit
         self.text = systemd.text(unit)
-        words = stage_status.command(self.text)
-        server = stage_status.serve(words)
+        words = status.command(self.text)
+        server = status.serve(words)
         named = re.search(r"^Port=(\d+)$", self.text, re.MULTILINE)
-        port = int(named.group(1)) if named else int(stage_status.value(server, "--port") or 0)
-        self.url = stage_status.endpoint(server, port)
-        others = stage_status.engines(server, port)
+        port = int(named.group(1)) if named else int(status.value(server, "--port") or 0)
+        self.url = status.endpoint(server, port)
+        others = status.engines(server, port)
         self.urls: List[str] = [
-            each for each in (stage_status.endpoint(server, at) for at in (port, *others)) if each
+            each for each in (status.endpoint(server, at) for at in (port, *others)) if each
         ]
-        self.served_name = stage_status.value(server, "--served-model-name") or ""
-        self.key_file: Optional[str] = dict(journal.CREDENTIAL.findall(self.text)).get(
-            stage_status.API_KEY
+        self.served_name = status.value(server, "--served-model-name") or ""
+        self.key_file: Optional[str] = dict(unit_journal.CREDENTIAL.findall(self.text)).get(
+            status.API_KEY
         )
         self.fingerprint = systemd.fingerprint(self.text)
 
@@ -120,13 +117,13 @@ def counted(metrics: str) -> Optional[int]:
 
 def ready(asked: Dict[str, Any]) -> Dict[str, Any]:
     """Wait until each unit's server has completed a prompt."""
-    units = [files.must_be_name(unit) for unit in asked["units"]]
+    units = [change_files.must_be_name(unit) for unit in asked["units"]]
     watch = Watch()
     for unit in units:
         watch.ask(
             unit,
             functools.partial(waited, unit, asked["seconds"], asked.get("journal", 0)),
-            asked["seconds"] + serving.COMPLETION_SECONDS + 4 * serving.HEALTH_SECONDS,
+            asked["seconds"] + endpoints.COMPLETION_SECONDS + 4 * endpoints.HEALTH_SECONDS,
         )
     answers = watch.answers(*units)
     watch.stop()
@@ -149,7 +146,7 @@ def waited(unit: str, seconds: float, lines: int) -> Dict[str, Any]:
     """Wait for one unit: until it is ready, has died, or the time is over."""
     began = time.monotonic()
     server = Server(unit)
-    serving.PARAMETERS["journal"] = 0
+    endpoints.PARAMETERS["journal"] = 0
     restarts: Optional[int] = None
     while True:
         seen = look(server)
@@ -179,14 +176,14 @@ def waited(unit: str, seconds: float, lines: int) -> Dict[str, Any]:
 def look(server: Server) -> Dict[str, Any]:
     """Return what a unit and its server say now, as on_node/serving/endpoints.py does."""
     if server.url is None:
-        properties = serving.unit_state(server.unit)
+        properties = endpoints.unit_state(server.unit)
         return {"unit": properties, "started": systemd.started(server.unit), "journal": []}
-    return serving.stage(
+    return endpoints.stage(
         {
             "unit": server.unit,
             "url": server.url,
             "served_name": server.served_name,
-            "key_file": server.key_file and machine.ROOT + server.key_file,
+            "key_file": server.key_file and linux_facts.ROOT + server.key_file,
             "completion": True,
         }
     )
@@ -214,11 +211,11 @@ def has_died(properties: Dict[str, str], restarts: int) -> bool:
 def told(server: Server, seen: Dict[str, Any], lines: int) -> Dict[str, Any]:
     """Return what was seen with the journal's last lines, and no secret in any of it."""
     life = seen["unit"].get("InvocationID")
-    hide: Callable[[str], str] = journal.hiding(journal.secrets(server.text))
+    hide: Callable[[str], str] = unit_journal.hiding(unit_journal.secrets(server.text))
 
     def shown(line: str) -> str:
         return hide(line)[:1000]
 
-    known = {**seen, "journal": serving.journal(server.unit, life, lines)}
-    found: Dict[str, Any] = stage_status.hidden(known, shown)
+    known = {**seen, "journal": endpoints.journal(server.unit, life, lines)}
+    found: Dict[str, Any] = status.hidden(known, shown)
     return found

@@ -25,7 +25,7 @@ import shutil
 import time
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.common import linux_facts
 
 HOME = "/var/lib/gpufleet/change"
 NEXT = HOME + "/next"
@@ -53,8 +53,8 @@ class RefusedError(Exception):
 def turn(path: str, seconds: float = TURN_SECONDS) -> Iterator[None]:
     """Be the only one of a kind that changes anything here; whoever is killed is it no more."""
     make_directory(HOME)
-    os.chmod(machine.ROOT + HOME, 0o700)
-    lock = os.open(machine.ROOT + path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    os.chmod(linux_facts.ROOT + HOME, 0o700)
+    lock = os.open(linux_facts.ROOT + path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         deadline = time.monotonic() + seconds
         while True:
@@ -77,7 +77,7 @@ def turn(path: str, seconds: float = TURN_SECONDS) -> Iterator[None]:
 def read(path: str) -> Optional[bytes]:
     """Return a file's content; None if there is no such file."""
     try:
-        with open(machine.ROOT + path, "rb") as file:
+        with open(linux_facts.ROOT + path, "rb") as file:
             return file.read(FILE_BYTES)
     except FileNotFoundError:
         return None
@@ -104,7 +104,7 @@ def write_document(path: str, content: Dict[str, Any]) -> None:
 
 def write(path: str, content: bytes, mode: int, owner: Tuple[int, int] = (0, 0)) -> None:
     """Put a whole file in place of whatever is there; `owner` are numbers of user and group."""
-    at = machine.ROOT + path
+    at = linux_facts.ROOT + path
     folder = os.path.dirname(at)
     # The same name each time: a killed write's is taken over by the next one.
     name = hashlib.sha256(os.fsencode(os.path.basename(at))).hexdigest()[:16]
@@ -126,21 +126,21 @@ def write(path: str, content: bytes, mode: int, owner: Tuple[int, int] = (0, 0))
 def remove(path: str) -> bool:
     """Remove a file, if it is there; say whether it was."""
     try:
-        os.unlink(machine.ROOT + path)
+        os.unlink(linux_facts.ROOT + path)
     except FileNotFoundError:
         return False
-    sync(os.path.dirname(machine.ROOT + path))
+    sync(os.path.dirname(linux_facts.ROOT + path))
     return True
 
 
 def remove_directory(path: str) -> None:
     """Remove a directory with all in it: under another name first, so that none is half there."""
-    folder, name = os.path.split(machine.ROOT + path)
+    folder, name = os.path.split(linux_facts.ROOT + path)
     gone = os.path.join(folder, TEMPORARY + "gone-" + name)
     if os.path.lexists(gone):
         shutil.rmtree(gone)
     with contextlib.suppress(FileNotFoundError):
-        os.rename(machine.ROOT + path, gone)
+        os.rename(linux_facts.ROOT + path, gone)
         shutil.rmtree(gone)
 
 
@@ -148,18 +148,18 @@ def remove_leftovers(folder: str) -> None:
     """Remove what a killed `remove_directory` has left in a directory."""
     for name in names(folder, hidden=True):
         if name.startswith(TEMPORARY + "gone-"):
-            shutil.rmtree(machine.ROOT + folder + "/" + name)
+            shutil.rmtree(linux_facts.ROOT + folder + "/" + name)
 
 
 def make_directory(path: str) -> None:
     """Make a directory of root's alone, with those above it; one that is there stays."""
-    os.makedirs(machine.ROOT + path, mode=0o700, exist_ok=True)
+    os.makedirs(linux_facts.ROOT + path, mode=0o700, exist_ok=True)
 
 
 def names(folder: str, *, hidden: bool = False) -> List[str]:
     """Return what lies in a directory, sorted; nothing if there is none."""
     try:
-        found = sorted(os.listdir(machine.ROOT + folder))
+        found = sorted(os.listdir(linux_facts.ROOT + folder))
     except FileNotFoundError:
         return []
     return [name for name in found if hidden or not name.startswith(".")]

@@ -9,13 +9,13 @@ from __future__ import annotations
 import time
 from typing import Any, Dict, List, Optional
 
-from gpufleet.on_node.common import change_files as files
+from gpufleet.on_node.common import change_files
 
 
 def lock(asked: Dict[str, Any]) -> Dict[str, Any]:
     """Take the lock, unless another upgrade has it."""
-    with files.turn(files.MARKS_TURN):
-        before = files.document(files.LOCK)
+    with change_files.turn(change_files.MARKS_TURN):
+        before = change_files.document(change_files.LOCK)
         mine = before is not None and before.get("id") == asked["id"]
         if before is not None and not mine and not asked.get("steal"):
             return {"lock": before, "before": before, "ours": False}
@@ -28,48 +28,48 @@ def lock(asked: Dict[str, Any]) -> Dict[str, Any]:
             "since": round(time.time(), 3),
             "what": asked["what"],
         }
-        files.write_document(files.LOCK, now)
+        change_files.write_document(change_files.LOCK, now)
         return {"lock": now, "before": before, "ours": True}
 
 
 def unlock(asked: Dict[str, Any]) -> Dict[str, Any]:
     """Give the lock back, if it is this upgrade's."""
-    with files.turn(files.MARKS_TURN):
-        before = files.document(files.LOCK)
+    with change_files.turn(change_files.MARKS_TURN):
+        before = change_files.document(change_files.LOCK)
         if before is None:
             return {"lock": None, "before": None, "ours": True}
         if before.get("id") != asked["id"]:
             return {"lock": before, "before": before, "ours": False}
-        files.remove(files.LOCK)
+        change_files.remove(change_files.LOCK)
         return {"lock": None, "before": before, "ours": True}
 
 
 def cordon(asked: Dict[str, Any]) -> Dict[str, Any]:
     """Mark the node."""
-    with files.turn(files.MARKS_TURN):
-        changed = ["cordon"] if mark(files.CORDON, asked) else []
+    with change_files.turn(change_files.MARKS_TURN):
+        changed = ["cordon"] if mark(change_files.CORDON, asked) else []
         return {**marks(), "changed": changed}
 
 
 def uncordon(asked: Dict[str, Any]) -> Dict[str, Any]:
     """Take the node's mark away."""
-    with files.turn(files.MARKS_TURN):
-        said = lift(files.CORDON, "the cordon", asked)
+    with change_files.turn(change_files.MARKS_TURN):
+        said = lift(change_files.CORDON, "the cordon", asked)
         changed = ["cordon"] if said is None else []
         return {**marks(), "changed": changed, "problem": said or None}
 
 
 def drain(asked: Dict[str, Any]) -> Dict[str, Any]:
     """Mark replicas."""
-    with files.turn(files.MARKS_TURN):
-        files.make_directory(files.DRAINED)
+    with change_files.turn(change_files.MARKS_TURN):
+        change_files.make_directory(change_files.DRAINED)
         changed = [replica for replica in asked["replicas"] if mark(path_of(replica), asked)]
         return {**marks(), "changed": changed}
 
 
 def undrain(asked: Dict[str, Any]) -> Dict[str, Any]:
     """Take replicas' marks away."""
-    with files.turn(files.MARKS_TURN):
+    with change_files.turn(change_files.MARKS_TURN):
         said = {
             each: lift(path_of(each), "the drain of " + each, asked) for each in asked["replicas"]
         }
@@ -83,23 +83,28 @@ def undrain(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 def path_of(replica: str) -> str:
     """Return where a replica's mark lies."""
-    return "%s/%s.json" % (files.DRAINED, files.must_be_name(replica))
+    return "%s/%s.json" % (change_files.DRAINED, change_files.must_be_name(replica))
 
 
 def marks() -> Dict[str, Any]:
     """Return all marks of this node."""
-    return {"cordon": files.document(files.CORDON), "drained": drained()}
+    return {"cordon": change_files.document(change_files.CORDON), "drained": drained()}
 
 
 def drained() -> Dict[str, Any]:
     """Return the marks of replicas."""
-    found: List[str] = [each for each in files.names(files.DRAINED) if each.endswith(".json")]
-    return {name[: -len(".json")]: files.document(files.DRAINED + "/" + name) for name in found}
+    found: List[str] = [
+        each for each in change_files.names(change_files.DRAINED) if each.endswith(".json")
+    ]
+    return {
+        name[: -len(".json")]: change_files.document(change_files.DRAINED + "/" + name)
+        for name in found
+    }
 
 
 def mark(path: str, asked: Dict[str, Any]) -> bool:
     """Make a mark where none is that says as much; say whether one was made."""
-    found = files.document(path)
+    found = change_files.document(path)
     upgrade = asked.get("upgrade")
     # A person's word is above an upgrade's, which cannot lift it then.
     if found is not None and (upgrade is not None or found.get("upgrade") is None):
@@ -110,18 +115,18 @@ def mark(path: str, asked: Dict[str, Any]) -> bool:
         "since": round(time.time(), 3),
         "upgrade": upgrade,
     }
-    files.write_document(path, content)
+    change_files.write_document(path, content)
     return True
 
 
 def lift(path: str, what: str, asked: Dict[str, Any]) -> Optional[str]:
     """Take a mark away; None: done, "": there was none, else why it stays."""
-    found = files.document(path)
+    found = change_files.document(path)
     if found is None:
         return ""
     whose, upgrade = found.get("upgrade"), asked.get("upgrade")
     if whose == upgrade or (upgrade is None and asked.get("force")):
-        files.remove(path)
+        change_files.remove(path)
         return None
     if upgrade is not None:
         return "%s stays: it is %s's (%s), not this upgrade's" % (what, found["by"], found["why"])

@@ -15,7 +15,7 @@ import subprocess
 import time
 from typing import Any, Callable, Iterator, NamedTuple
 
-from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.common import linux_facts
 from gpufleet.on_node.common.answers import CannotRead
 
 PLACES = ("/usr/sbin", "/usr/bin", "/sbin", "/bin")
@@ -35,7 +35,7 @@ class Output(NamedTuple):
 def path_of(name: str) -> str:
     """Return a program's path; raises `CannotRead` (`no_program`) if the node has none."""
     for place in PLACES:
-        path = machine.ROOT + place + "/" + name
+        path = linux_facts.ROOT + place + "/" + name
         if os.access(path, os.X_OK):
             return path
     raise CannotRead("no_program", detail=name)

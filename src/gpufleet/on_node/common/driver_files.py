@@ -6,7 +6,7 @@ import os
 import re
 from typing import Any
 
-from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.common import linux_facts
 from gpufleet.on_node.common.answers import REASONS, CannotRead, is_missing, missing, read
 from gpufleet.on_node.common.commands import Output, refused, run
 from gpufleet.on_node.common.linux_facts import line, names
@@ -40,7 +40,7 @@ def kernels() -> dict[str, Any]:
 
 def is_installed(kernel: str) -> bool:
     """Say whether a kernel's own modules are there: DKMS leaves its directories behind."""
-    at = machine.ROOT + "/lib/modules/" + kernel
+    at = linux_facts.ROOT + "/lib/modules/" + kernel
     return any(os.path.exists(at + "/" + name) for name in ("modules.dep", "modules.builtin"))
 
 
@@ -77,7 +77,7 @@ def library() -> dict[str, Any]:
     NVML tells its own version without being initialised: it is known when the driver is not.
     """
     return {
-        "library": machine.answered("library", lambda: read(library_loaded)),
+        "library": linux_facts.answered("library", lambda: read(library_loaded)),
         "nvml": read(nvml_version),
     }
 

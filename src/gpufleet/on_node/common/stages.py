@@ -12,7 +12,7 @@ import os
 import re
 from typing import Any, Iterator
 
-from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.common import linux_facts
 from gpufleet.on_node.common.answers import CannotRead, read
 
 UNITS = "/etc/systemd/system"
@@ -28,18 +28,18 @@ DESCRIPTION_BYTES = 64 << 20
 
 def stages() -> list[dict[str, Any]]:
     """Return what each vLLM unit of ours says of its stage, by name of unit."""
-    if not os.path.isdir(machine.ROOT + UNITS):
+    if not os.path.isdir(linux_facts.ROOT + UNITS):
         return []
     return [
         read(stage, name)
-        for name in machine.names(UNITS)
+        for name in linux_facts.names(UNITS)
         if name.startswith("vllm-") and name.endswith(".service")
     ]
 
 
 def stage(unit: str) -> dict[str, Any]:
     """Return what one unit says; `foreign` if it is none of ours."""
-    with open(machine.ROOT + UNITS + "/" + unit, encoding="utf-8", errors="replace") as file:
+    with open(linux_facts.ROOT + UNITS + "/" + unit, encoding="utf-8", errors="replace") as file:
         text = file.read(UNIT_BYTES)
     # Only our section: systemd's own repeat keys, and no parser of INI files likes its quoting.
     _, found, section = text.partition("\n[%s]\n" % SECTION)
@@ -92,7 +92,7 @@ def model(path: str) -> dict[str, Any]:
 
     `bytes` are those of its tensors; missing where there are no safetensors.
     """
-    folder = machine.ROOT + path
+    folder = linux_facts.ROOT + path
     if not os.path.isdir(folder):
         raise CannotRead("absent")
     return {

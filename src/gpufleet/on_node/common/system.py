@@ -13,7 +13,7 @@ import struct
 from collections import Counter
 from typing import Any, Callable, Iterator
 
-from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.common import linux_facts
 from gpufleet.on_node.common.answers import CannotRead, read
 from gpufleet.on_node.common.commands import path_of, refused, run
 from gpufleet.on_node.common.linux_facts import line, names
@@ -72,7 +72,7 @@ def modules() -> list[str]:
 
 def secure_boot() -> bool:
     """Say whether firmware let only signed code boot; raises where it did not boot by EFI."""
-    with open(machine.ROOT + SECURE_BOOT, "rb") as file:
+    with open(linux_facts.ROOT + SECURE_BOOT, "rb") as file:
         return file.read()[4:5] == b"\x01"
 
 
@@ -106,7 +106,7 @@ def clock() -> dict[str, Any]:
 
 def space(path: str) -> dict[str, int]:
     """Return a file system's size and what users may still write, in MiB."""
-    about = os.statvfs(machine.ROOT + path)
+    about = os.statvfs(linux_facts.ROOT + path)
     return {
         "size_mib": about.f_blocks * about.f_frsize >> 20,
         "free_mib": about.f_bavail * about.f_frsize >> 20,
@@ -116,12 +116,12 @@ def space(path: str) -> dict[str, int]:
 def disk(path: str) -> dict[str, Any]:
     """Return the file system that a path is on, or would be on: its nearest existing parent's."""
     there = os.path.normpath("/" + path.lstrip("/"))
-    if "disks" in machine.ANSWERS:
-        return dict(known_disk(machine.ANSWERS["disks"], there))
-    root = os.path.realpath(machine.ROOT or "/")
-    while not os.path.exists(machine.ROOT + there) and there != "/":
+    if "disks" in linux_facts.ANSWERS:
+        return dict(known_disk(linux_facts.ANSWERS["disks"], there))
+    root = os.path.realpath(linux_facts.ROOT or "/")
+    while not os.path.exists(linux_facts.ROOT + there) and there != "/":
         there = os.path.dirname(there)
-    within = os.path.realpath(machine.ROOT + there)
+    within = os.path.realpath(linux_facts.ROOT + there)
     mount = within if within.startswith(root) else root
     while mount != root and not os.path.ismount(mount):
         mount = os.path.dirname(mount)
@@ -159,7 +159,7 @@ def reboot_required() -> bool:
     except CannotRead as error:
         raise CannotRead("not_supported", detail="no dpkg") from error
     return any(
-        os.path.exists(machine.ROOT + path)
+        os.path.exists(linux_facts.ROOT + path)
         for path in ("/run/reboot-required", "/var/run/reboot-required")
     )
 
@@ -168,8 +168,8 @@ def releases() -> list[str]:
     """Return the names of the vLLM releases that are whole."""
     return [
         name
-        for name in machine.names(RELEASES)
-        if os.path.exists("%s%s/%s/.complete" % (machine.ROOT, RELEASES, name))
+        for name in linux_facts.names(RELEASES)
+        if os.path.exists("%s%s/%s/.complete" % (linux_facts.ROOT, RELEASES, name))
     ]
 
 
@@ -179,8 +179,8 @@ SYSTEM_FACTS: tuple[tuple[str, Callable[[], Any]], ...] = (
     ("modules", modules),
     ("secure_boot", secure_boot),
     ("iommu", iommu),
-    ("clock", lambda: machine.answered("clock", clock)),
-    ("shm", lambda: machine.answered("shm", lambda: space("/dev/shm"))),
+    ("clock", lambda: linux_facts.answered("clock", clock)),
+    ("shm", lambda: linux_facts.answered("shm", lambda: space("/dev/shm"))),
     ("memory_available_mib", lambda: memory_info("MemAvailable") // 1024),
     ("hugepages", hugepages),
     ("reboot_required", reboot_required),
@@ -240,7 +240,7 @@ def acs() -> list[dict[str, Any]]:
     bridges = sorted(
         {
             bridge
-            for function in machine.pci_functions()
+            for function in linux_facts.pci_functions()
             if str(function["class"]).startswith("0x03")
             for bridge in bridges_above(str(function["path"]))
         }
@@ -260,7 +260,7 @@ def bridges_above(path: str) -> Iterator[str]:
 
 def redirects(bridge: str) -> Any:
     """Say whether a bridge sends what GPUs tell each other up to the root complex."""
-    with open(machine.ROOT + bridge + "/config", "rb") as file:
+    with open(linux_facts.ROOT + bridge + "/config", "rb") as file:
         config = file.read(EXTENDED_END)
     if len(config) <= CONFIG_HEADER:
         raise CannotRead("no_permission", detail="PCI configuration space needs root")

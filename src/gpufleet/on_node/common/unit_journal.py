@@ -29,8 +29,7 @@ import sys
 import time
 from typing import Any, Callable, List
 
-from gpufleet.on_node.common import linux_facts as machine
-from gpufleet.on_node.common import stages
+from gpufleet.on_node.common import linux_facts, stages
 from gpufleet.on_node.common.answers import CannotRead, is_missing, read
 from gpufleet.on_node.common.commands import Output, run
 
@@ -216,7 +215,7 @@ def rank(unit: str) -> int:
 
 def state(stage: str) -> dict[str, Any]:
     """Return what this node's rank of a replica says of itself (on_node/rank/state.py)."""
-    with open("%s/run/vllm/%s/rank.json" % (machine.ROOT, stage), encoding="utf-8") as file:
+    with open("%s/run/vllm/%s/rank.json" % (linux_facts.ROOT, stage), encoding="utf-8") as file:
         document = json.loads(file.read(STATE_BYTES))
     if not isinstance(document, dict) or document.get("schema") != 1:
         raise CannotRead("version", detail="rank.json is of another release of gpufleet")
@@ -238,7 +237,7 @@ def clocks(stage: str) -> dict[str, float]:
 
 def unit_text(unit: str) -> str:
     """Return a unit's file; "" if it cannot be read."""
-    text = read(lambda: machine.line(stages.UNITS + "/" + unit))
+    text = read(lambda: linux_facts.line(stages.UNITS + "/" + unit))
     return "" if is_missing(text) else str(text)
 
 
@@ -256,7 +255,7 @@ def secrets(text: str) -> dict[str, str]:
 
 def secret(path: str) -> str:
     """Return a credential file's text."""
-    with open(machine.ROOT + path, encoding="utf-8", errors="replace") as file:
+    with open(linux_facts.ROOT + path, encoding="utf-8", errors="replace") as file:
         return file.read(SECRET_BYTES).strip()
 
 

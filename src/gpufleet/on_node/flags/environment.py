@@ -11,7 +11,7 @@ import os
 import re
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
-from gpufleet.on_node.flags import document as flag_document
+from gpufleet.on_node.flags import document
 from gpufleet.on_node.flags.partial_import import Modules
 from gpufleet.on_node.flags.placeholder import Decisions
 
@@ -113,7 +113,7 @@ def _looked_at(source: ast.expr) -> Iterator[str]:
 def _default(read: Optional[Callable[[], Any]], declared: Optional[str]) -> Any:
     """Return what the function gives; {"$runtime": ...} if it differs or needs more than Python."""
     before = Decisions.count
-    first, second = (flag_document.plain(_with(read, {})) for _ in range(2))
+    first, second = (document.plain(_with(read, {})) for _ in range(2))
     made = isinstance(first, dict) and "$runtime" in first
     constant = first == second and not made and Decisions.count == before
     return first if constant else {"$runtime": declared}

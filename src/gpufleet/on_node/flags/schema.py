@@ -23,19 +23,15 @@ from gpufleet.on_node.flags import (
     document as flag_document,
 )  # fmt: skip
 from gpufleet.on_node.flags import (
-    environment as vllm_environment,
+    environment,
+    syntax,
+    values,
 )
 from gpufleet.on_node.flags import (
     metrics as vllm_metrics,
 )
 from gpufleet.on_node.flags import (
     parser as vllm_parser,
-)
-from gpufleet.on_node.flags import (
-    syntax as vllm_syntax,
-)
-from gpufleet.on_node.flags import (
-    values as vllm_values,
 )
 from gpufleet.on_node.flags.fakes import order_literals
 from gpufleet.on_node.flags.partial_import import Modules
@@ -69,16 +65,16 @@ def document(source: str, *, helps: bool = False, metrics: bool = False) -> Dict
         del os.environ[name]
     parser = vllm_parser.serve_parser(modules)
     flags = flag_document.flags(parser, helps)
-    classes, enums = vllm_values.classes(modules, flags)
+    classes, enums = values.classes(modules, flags)
     found = {
         "schema": FORMAT,
         "vllm": modules.release.version,
-        "syntax": vllm_syntax.syntax(modules, vllm_parser.parser_class(modules)),
+        "syntax": syntax.syntax(modules, vllm_parser.parser_class(modules)),
         "flags": flags,
         "classes": classes,
         "enums": enums,
-        "values": vllm_values.lists(modules),
-        "env": vllm_environment.variables(modules),
+        "values": values.lists(modules),
+        "env": environment.variables(modules),
         "unresolved": modules.unresolved,
     }
     if metrics:

@@ -8,7 +8,7 @@ import re
 import typing
 from typing import Any, Dict, List, Tuple
 
-from gpufleet.on_node.flags import document as flag_document
+from gpufleet.on_node.flags import document
 from gpufleet.on_node.flags.partial_import import UNBOUND, Modules
 from gpufleet.on_node.flags.placeholder import is_absent
 
@@ -102,11 +102,11 @@ def _add(cls: Any, name: str, found: Dict[str, Any], enums: Dict[str, Any]) -> N
     if name in found or name in enums or is_absent(cls):
         return
     if isinstance(cls, enum.EnumMeta):
-        enums[name] = {member.name: flag_document.plain(member.value) for member in cls}  # type: ignore[var-annotated]
+        enums[name] = {member.name: document.plain(member.value) for member in cls}  # type: ignore[var-annotated]
         return
     dataclass = isinstance(cls, type) and dataclasses.is_dataclass(cls)
-    found[name] = flag_document.fields(cls) if dataclass else None
+    found[name] = document.fields(cls) if dataclass else None
     for field in dataclasses.fields(cls) if dataclass else ():
-        for inner in flag_document.inner_types(field.type):
+        for inner in document.inner_types(field.type):
             if isinstance(inner, enum.EnumMeta) or dataclasses.is_dataclass(inner):
                 _add(inner, inner.__name__, found, enums)

@@ -11,7 +11,7 @@ import os
 import re
 from typing import Any, Iterator
 
-from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.common import linux_facts
 from gpufleet.on_node.common.answers import is_missing, read
 from gpufleet.on_node.common.linux_facts import line
 from gpufleet.on_node.common.processes import unit
@@ -24,7 +24,7 @@ MAPS_BYTES = 16 << 20
 def holders() -> list[dict[str, Any]]:
     """Return {"pid", "name", "unit", "devices"} of each, by PID; `unit` null: it is in none."""
     found = []
-    for pid in sorted(int(name) for name in machine.names("/proc") if name.isdigit()):
+    for pid in sorted(int(name) for name in linux_facts.names("/proc") if name.isdigit()):
         devices = sorted({*opened(pid), *mapped(pid)})
         if devices and pid != os.getpid():
             name, within = read(line, "/proc/%d/comm" % pid), read(unit, pid)
@@ -41,7 +41,7 @@ def holders() -> list[dict[str, Any]]:
 
 def opened(pid: int) -> Iterator[str]:
     """Yield NVIDIA's device files among a process' descriptors."""
-    at = machine.ROOT + "/proc/%d/fd" % pid
+    at = linux_facts.ROOT + "/proc/%d/fd" % pid
     with contextlib.suppress(OSError):  # it ended, or is a kernel thread
         for number in os.listdir(at):
             with contextlib.suppress(OSError):
@@ -52,7 +52,7 @@ def opened(pid: int) -> Iterator[str]:
 
 def mapped(pid: int) -> Iterator[str]:
     """Yield NVIDIA's device files among a process' mappings."""
-    at = machine.ROOT + "/proc/%d/maps" % pid
+    at = linux_facts.ROOT + "/proc/%d/maps" % pid
     with contextlib.suppress(OSError), open(at, encoding="utf-8", errors="replace") as maps:
         for row in maps.read(MAPS_BYTES).splitlines():
             found = DEVICE.search(row)

@@ -42,8 +42,7 @@ import sys
 import time
 from typing import Any, Iterator, List, Sequence
 
-from gpufleet.on_node.common import driver_files, system
-from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.common import driver_files, linux_facts, system
 from gpufleet.on_node.common.answers import is_missing, plain, read
 from gpufleet.on_node.common.linux_facts import line, names
 from gpufleet.on_node.gpu_software.device_holders import holders
@@ -298,7 +297,7 @@ ACTIONS = {
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
     """Hold the lock, which a killed process loses by itself."""
-    at = machine.ROOT + LOCK
+    at = linux_facts.ROOT + LOCK
     os.makedirs(os.path.dirname(at), mode=0o755, exist_ok=True)
     lock = os.open(at, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + LOCK_SECONDS + PARAMETERS["stop_seconds"]
@@ -320,8 +319,8 @@ def alone() -> Iterator[None]:
 
 def main() -> None:
     """Do what is asked and print the document."""
-    machine.ROOT = PARAMETERS.get("sysroot", "")
-    machine.ANSWERS = PARAMETERS.get("answers", {})
+    linux_facts.ROOT = PARAMETERS.get("sysroot", "")
+    linux_facts.ANSWERS = PARAMETERS.get("answers", {})
     action = PARAMETERS["action"]
     if action != "look":
         # Half a reload is worse than one that nobody waits for.

@@ -12,7 +12,7 @@ import os
 import subprocess
 from typing import Any, Sequence
 
-from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.common import linux_facts
 from gpufleet.on_node.common.answers import CannotRead, is_missing, read
 from gpufleet.on_node.common.commands import ENVIRONMENT, path_of
 from gpufleet.on_node.common.linux_facts import line, names
@@ -177,7 +177,7 @@ def text_of(path: str) -> str | None:
 
 def write(path: str, text: str) -> None:
     """Write a file whole, on disk when this returns."""
-    at = machine.ROOT + path
+    at = linux_facts.ROOT + path
     os.makedirs(os.path.dirname(at), mode=0o755, exist_ok=True)
     new = at + ".new"
     with open(new, "w", encoding="utf-8") as file:
@@ -193,4 +193,4 @@ def write(path: str, text: str) -> None:
 def remove(path: str) -> None:
     """Remove a file, if it is there."""
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(machine.ROOT + path)
+        os.unlink(linux_facts.ROOT + path)

@@ -20,8 +20,7 @@ import json
 import re
 from typing import Any, Iterator, Optional, Tuple
 
-from gpufleet.on_node.common import driver_files, system
-from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.common import driver_files, linux_facts, system
 from gpufleet.on_node.common.answers import CannotRead, is_missing, plain, read
 from gpufleet.on_node.common.commands import run
 from gpufleet.on_node.common.linux_facts import line, names
@@ -53,7 +52,7 @@ def enrolled() -> bool:
         if is_missing(read(line, key)):
             continue
         # mokutil(1): its status is no help, it has changed between releases.
-        said = run("mokutil", "--test-key", machine.ROOT + key, seconds=MOKUTIL_SECONDS).out
+        said = run("mokutil", "--test-key", linux_facts.ROOT + key, seconds=MOKUTIL_SECONDS).out
         if "not enrolled" not in said and "already enrolled" not in said:
             raise CannotRead("refused", detail=said.strip()[-200:])
         return "already enrolled" in said
@@ -106,7 +105,7 @@ def sources() -> Iterator[Tuple[str, str]]:
 
 def main() -> dict[str, Any]:
     """Do what is asked."""
-    machine.ROOT = PARAMETERS["sysroot"]
+    linux_facts.ROOT = PARAMETERS["sysroot"]
     try:
         if PARAMETERS["action"] == "build":
             return {"error": "", **build(PARAMETERS["kernels"], PARAMETERS["version"])}

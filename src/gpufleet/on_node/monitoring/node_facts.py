@@ -31,16 +31,12 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from gpufleet.on_node.common import (
     driver_files,
+    linux_facts,
     nvml,
+    package_facts,
     stages,
     system,
     textfile,
-)
-from gpufleet.on_node.common import (
-    linux_facts as machine,
-)
-from gpufleet.on_node.common import (
-    package_facts as packages,
 )
 from gpufleet.on_node.common.answers import CannotRead, is_missing, missing, read
 from gpufleet.on_node.common.commands import refused, run
@@ -48,8 +44,10 @@ from gpufleet.on_node.common.forked import Watch
 from gpufleet.on_node.common.linux_facts import line, names
 from gpufleet.on_node.common.systemctl import of_each
 from gpufleet.on_node.common.textfile import Labels, Number
-from gpufleet.on_node.monitoring import gpu_values  # fmt: skip
-from gpufleet.on_node.monitoring import xid_counts as xids
+from gpufleet.on_node.monitoring import (
+    gpu_values,  # fmt: skip
+    xid_counts,
+)
 from gpufleet.on_node.monitoring.record import DEPLOYS
 
 PARAMETERS: Dict[str, Any] = globals().get("PARAMETERS") or {}
@@ -91,10 +89,10 @@ def host() -> Dict[str, Any]:
     return {
         "kernel": running,
         "loaded": read(line, "/sys/module/nvidia/version"),
-        "unchecked": os.path.exists(machine.ROOT + MARK),
+        "unchecked": os.path.exists(linux_facts.ROOT + MARK),
         "packages": read(system.reboot_required),
         "newest": newest,
-        "deploys": {name: read(machine.number, DEPLOYS + "/" + name) for name in deploys()},
+        "deploys": {name: read(linux_facts.number, DEPLOYS + "/" + name) for name in deploys()},
     }
 
 
@@ -123,7 +121,7 @@ def fabric_manager(known: Any) -> Dict[str, Any]:
     by = [stamp(path) for path in DATABASES]
     if any(by) and known and known["by"] == by:
         return dict(known)
-    found = packages.packages()
+    found = package_facts.packages()
     versions = [found[name]["version"] for name in sorted(found) if FABRIC_MANAGER.fullmatch(name)]
     # "580.95.05-1", and with an epoch "3:580.95.05-1.el9".
     plain = [version.rpartition(":")[2].partition("-")[0] for version in versions]
@@ -133,7 +131,7 @@ def fabric_manager(known: Any) -> Dict[str, Any]:
 def stamp(path: str) -> Optional[List[int]]:
     """Return what changes whenever a file does; None for one that is not there."""
     try:
-        about = os.stat(machine.ROOT + path)
+        about = os.stat(linux_facts.ROOT + path)
     except OSError:
         return None
     return [about.st_mtime_ns, about.st_size, about.st_ino]
@@ -141,7 +139,7 @@ def stamp(path: str) -> Optional[List[int]]:
 
 def library() -> str:
     """Return the version in the name of NVML's library, "" where the node has none."""
-    found = machine.answered("library", lambda: read(driver_files.library_loaded))
+    found = linux_facts.answered("library", lambda: read(driver_files.library_loaded))
     if is_missing(found):
         if found["missing"] in {"absent", "library_not_found"}:
             return ""
@@ -205,7 +203,7 @@ def on_bus(known: Any) -> Dict[str, Any]:
 def answers(bus_id: str) -> bool:
     """Say whether a PCI function answers: one that is gone reads as ones (system.py, `lost`)."""
     try:
-        with open("%s/sys/bus/pci/devices/%s/config" % (machine.ROOT, bus_id), "rb") as file:
+        with open("%s/sys/bus/pci/devices/%s/config" % (linux_facts.ROOT, bus_id), "rb") as file:
             return file.read(4) != b"\xff\xff\xff\xff"
     except OSError:
         return False
@@ -286,7 +284,7 @@ def lives(about: Dict[str, Any]) -> bool:
 def recall(name: str) -> Dict[str, Any]:
     """Return what an earlier run kept; {} if it is not there or nothing that we wrote."""
     try:
-        with open("%s%s/%s" % (machine.ROOT, MEMORY, name), encoding="utf-8") as file:
+        with open("%s%s/%s" % (linux_facts.ROOT, MEMORY, name), encoding="utf-8") as file:
             found = json.load(file)
     except (OSError, ValueError):
         return {}
@@ -295,7 +293,7 @@ def recall(name: str) -> Dict[str, Any]:
 
 def keep(name: str, content: Dict[str, Any]) -> None:
     """Keep something for the next run; where that cannot be, it asks anew."""
-    path = "%s%s/%s" % (machine.ROOT, MEMORY, name)
+    path = "%s%s/%s" % (linux_facts.ROOT, MEMORY, name)
     try:
         with open(path + ".tmp", "w", encoding="utf-8") as file:
             json.dump(content, file)
@@ -361,7 +359,9 @@ def ask(facts: Facts, gpu_node: bool, by_nvml: bool) -> None:
             nvml.binding()  # loaded once, not in every forked process
         # Kept alive: NVML that stays open keeps GPUs awake between our questions.
         facts.ask("nvml", gpu_values.count, SECONDS["init"], SECONDS["init"] + SECONDS["gpu"])
-        facts.ask("xids", partial(xids.counted, facts.known.get("xids") or {}), SECONDS["log"])
+        facts.ask(
+            "xids", partial(xid_counts.counted, facts.known.get("xids") or {}), SECONDS["log"]
+        )
         parts.append("xids")
         facts.wait("nvml")
         count = facts.answers["nvml"]
@@ -487,10 +487,10 @@ def of_gpus(found: Dict[str, Any], failed: Dict[str, bool]) -> List[Sample]:
 
 def main() -> None:
     """Write the file, and end whatever processes are still stuck."""
-    machine.ROOT = PARAMETERS.get("sysroot", "")
-    machine.ANSWERS = PARAMETERS.get("answers", {})
+    linux_facts.ROOT = PARAMETERS.get("sysroot", "")
+    linux_facts.ANSWERS = PARAMETERS.get("answers", {})
     try:
-        directory = os.open(machine.ROOT + textfile.DIRECTORY, os.O_RDONLY | os.O_DIRECTORY)
+        directory = os.open(linux_facts.ROOT + textfile.DIRECTORY, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         sys.exit("%s: %s" % (textfile.DIRECTORY, error.strerror))
     try:
@@ -500,7 +500,7 @@ def main() -> None:
     content = textfile.text(
         ("gpufleet_" + name, labels, value) for name, labels, value in samples()
     )
-    textfile.write(FILE, content, machine.ROOT)
+    textfile.write(FILE, content, linux_facts.ROOT)
     sys.stdout.flush()
     os._exit(0)
 

@@ -12,7 +12,7 @@ import re
 import shutil
 from typing import Any, Dict, List, Optional, Tuple
 
-from gpufleet.on_node.packages import steps as package_steps
+from gpufleet.on_node.packages import steps
 from gpufleet.on_node.packages.installed import DPKG_ROW
 from gpufleet.on_node.packages.outcome import Change, Installed
 from gpufleet.on_node.packages.steps import Output, RefusedError
@@ -43,7 +43,7 @@ class Apt:
 
     def run(self, name: str, *more: str) -> Output:
         """Run one of the steps that the plan names."""
-        return package_steps.run(self.root, self.steps[name], more)
+        return steps.run(self.root, self.steps[name], more)
 
     # --- what is there
 
@@ -62,7 +62,7 @@ class Apt:
 
     def _query(self, *arguments: str) -> str:
         where = ("--admindir", self.root + "/var/lib/dpkg") if self.root else ()
-        return package_steps.ask("dpkg-query", *where, "-W", *arguments, status=(0, 1))
+        return steps.ask("dpkg-query", *where, "-W", *arguments, status=(0, 1))
 
     def unfinished(self) -> List[str]:
         """Return what an interrupted dpkg has left half done."""
@@ -77,7 +77,7 @@ class Apt:
         """Tell whether one version is older than another, as dpkg orders them."""
         words = ("dpkg", "--compare-versions", one, "lt", other)
         try:
-            package_steps.ask(*words)
+            steps.ask(*words)
         except RefusedError:
             return False
         return True
@@ -277,7 +277,7 @@ class Apt:
         """Put back the holds that apt has taken away."""
         if held:
             again = {"argv": ["apt-mark", "-c", self.root + HOME + "/apt.conf", "hold", "--"]}
-            package_steps.run(self.root, {**again, "seconds": 60, "stdin": ""}, held)
+            steps.run(self.root, {**again, "seconds": 60, "stdin": ""}, held)
 
     def clean(self) -> None:
         """Free what was downloaded."""

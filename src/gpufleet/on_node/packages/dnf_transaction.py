@@ -12,7 +12,7 @@ import re
 from typing import Any, Dict, List, Optional, Tuple
 
 from gpufleet.on_node.packages import installed as installed_packages
-from gpufleet.on_node.packages import steps as package_steps
+from gpufleet.on_node.packages import steps
 from gpufleet.on_node.packages.outcome import Change, Installed
 from gpufleet.on_node.packages.steps import Output, RefusedError
 
@@ -42,7 +42,7 @@ class Dnf:
 
     def run(self, name: str, stdin: str = "") -> Output:
         """Run one of the steps that the plan names; a failure that dnf hides has a status."""
-        output = package_steps.run(self.root, self.steps[name], stdin=stdin)
+        output = steps.run(self.root, self.steps[name], stdin=stdin)
         hidden = not output.status and self.steps[name]["argv"][-1] == "shell"
         if hidden and name != "simulate" and FAILED.search(output.text):
             return Output(1, output.text)
@@ -64,7 +64,7 @@ class Dnf:
 
     def _rows(self) -> List[Tuple[str, str, str]]:
         where = ("--root", self.root) if self.root else ()
-        text = package_steps.ask("rpm", *where, "-qa", "--qf", installed_packages.RPM_ROW)
+        text = steps.ask("rpm", *where, "-qa", "--qf", installed_packages.RPM_ROW)
         rows = (line.split("\t") for line in text.splitlines())
         return sorted((row[0], row[1], row[2]) for row in rows if len(row) == 3)
 
@@ -186,7 +186,7 @@ class Dnf:
             words = [word for word in words[:-1] if word != "-y"]
             for verb in ("delete", "add"):
                 lock = {"argv": [*words, "versionlock", verb], "seconds": 120, "stdin": ""}
-                package_steps.run(self.root, lock, held)
+                steps.run(self.root, lock, held)
 
     def clean(self) -> None:
         """Free what was downloaded."""

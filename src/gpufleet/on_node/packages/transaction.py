@@ -24,8 +24,7 @@ import sys
 from functools import partial
 from typing import Any, Dict, List, Union
 
-from gpufleet.on_node.packages import locks as package_locks
-from gpufleet.on_node.packages import steps as package_steps
+from gpufleet.on_node.packages import locks, steps
 from gpufleet.on_node.packages.apt_transaction import Apt
 from gpufleet.on_node.packages.dnf_transaction import Dnf
 from gpufleet.on_node.packages.outcome import Change, accepts, judge, out_of_step
@@ -43,14 +42,14 @@ def transact(asked: Dict[str, Any]) -> Dict[str, Any]:
     """Carry out what is asked; raise `RefusedError` or `LockedError` with a sentence."""
     os.umask(0o022)
     root, seconds = asked["root"], asked["lock_seconds"]
-    lock = package_locks.take(root + LOCK, seconds)
+    lock = locks.take(root + LOCK, seconds)
     try:
         # apt fetches as its own user, which has to get through.
         os.chmod(os.path.dirname(os.path.dirname(root + LOCK)), 0o755)
-        package_steps.begin(root)
+        steps.begin(root)
         manager: Manager = Dnf(asked) if asked["manager"] == "dnf" else Apt(asked)
-        package_locks.wait(root, manager.kind, seconds, partial(tell, root))
-        package_steps.doing(root, "reads what is installed")
+        locks.wait(root, manager.kind, seconds, partial(tell, root))
+        steps.doing(root, "reads what is installed")
         write_files(asked["files"])
         manager.prepare()
         notes: List[str] = []
@@ -63,7 +62,7 @@ def transact(asked: Dict[str, Any]) -> Dict[str, Any]:
         verify(manager, asked)
         return {"schema": 1, "changed": [list(one) for one in changes], "notes": notes}
     finally:
-        package_steps.ended(root)
+        steps.ended(root)
         os.close(lock)
 
 
@@ -75,7 +74,7 @@ def say(text: str) -> None:
 
 def tell(root: str, text: str) -> None:
     """Say what goes on, also to those who look beside us."""
-    package_steps.doing(root, text)
+    steps.doing(root, text)
     say(text)
 
 
@@ -95,11 +94,11 @@ def mend(manager: Manager, asked: Dict[str, Any]) -> List[str]:
     half = manager.unfinished()
     if not half:
         return []
-    package_steps.doing(asked["root"], "finishes what was left half done")
+    steps.doing(asked["root"], "finishes what was left half done")
     output = manager.finish()
     while output.status and "locked by another process" in output.text:
         wait = partial(tell, asked["root"])
-        package_locks.wait(asked["root"], manager.kind, asked["lock_seconds"], wait)
+        locks.wait(asked["root"], manager.kind, asked["lock_seconds"], wait)
         output = manager.finish()
     if asked["install"] and any(one.torn for one in manager.installed().values()):
         fetch(manager, asked)
@@ -132,11 +131,11 @@ def change(manager: Manager, asked: Dict[str, Any], notes: List[str]) -> List[Ch
         raise RefusedError("%s; %s" % ("; ".join(problems), UNTOUCHED))
     notes += ["the node's own package sources: %s" % line for line in foul]
     cache = next((folder for folder in needs if folder != "/usr"), "")
-    package_steps.doing(root, "downloads packages", cache, needs.get(cache, 0))
+    steps.doing(root, "downloads packages", cache, needs.get(cache, 0))
     output = manager.download()
     if output.status:
         raise RefusedError("packages could not be downloaded: %s; %s" % (output.last, UNTOUCHED))
-    package_steps.doing(root, "changes %d package%s" % (len(changes), "s"[: len(changes) - 1]))
+    steps.doing(root, "changes %d package%s" % (len(changes), "s"[: len(changes) - 1]))
     output = manager.install()
     held = [one.name for one in changes if one.name in before and before[one.name].held]
     if output.status or broken(manager, asked):
@@ -150,7 +149,7 @@ def change(manager: Manager, asked: Dict[str, Any], notes: List[str]) -> List[Ch
 
 def fetch(manager: Manager, asked: Dict[str, Any]) -> List[str]:
     """Fetch the indexes; return what is wrong with the node's own sources."""
-    package_steps.doing(asked["root"], "fetches the indexes of the package sources")
+    steps.doing(asked["root"], "fetches the indexes of the package sources")
     for source in asked["sources"]:
         if not os.path.isfile(asked["root"] + source["key"]):
             raise RefusedError(
@@ -198,7 +197,7 @@ def restore(manager: Manager, changes: List[Change], output: Output, held: List[
         ", ".join(failed) or ", ".join(sorted(one.name for one in changes)),
         output.last,
     )
-    package_steps.doing(manager.root, "puts back what was, after a failure")
+    steps.doing(manager.root, "puts back what was, after a failure")
     back = manager.restore(changes)
     now = manager.installed()
     wrong = [
@@ -242,16 +241,16 @@ def verify(manager: Manager, asked: Dict[str, Any]) -> None:
     if wrong:
         raise RefusedError(
             "the package manager reported success, and yet %s; its output is in %s"
-            % ("; ".join(wrong), asked["root"] + package_steps.LOG)
+            % ("; ".join(wrong), asked["root"] + steps.LOG)
         )
 
 
 def main() -> None:
     """Do it; say a problem in one sentence."""
-    package_steps.deaf()
+    steps.deaf()
     try:
         document = transact(PARAMETERS)
-    except (RefusedError, package_locks.LockedError) as refused:
+    except (RefusedError, locks.LockedError) as refused:
         sys.exit(str(refused))
     except Exception as error:
         sys.exit("the package transaction failed: %s: %s" % (type(error).__name__, error))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any, Dict, Optional
 
-from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.common import linux_facts
 
 HOME = "/var/lib/gpufleet/change"
 BYTES = 1 << 16
@@ -46,7 +46,7 @@ def upgrade() -> Optional[Dict[str, Any]]:
 def document(name: str) -> Optional[Dict[str, Any]]:
     """Return one of the files; None: there is none."""
     try:
-        with open("%s%s/%s" % (machine.ROOT, HOME, name), encoding="utf-8") as file:
+        with open("%s%s/%s" % (linux_facts.ROOT, HOME, name), encoding="utf-8") as file:
             found: Dict[str, Any] = json.loads(file.read(BYTES))
     except (FileNotFoundError, NotADirectoryError):
         return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any, Callable
 
-from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.common import linux_facts
 from gpufleet.on_node.common.answers import CannotRead, is_missing, missing, plain, read
 from gpufleet.on_node.common.nvml import (
     Ask,
@@ -24,7 +24,7 @@ from gpufleet.on_node.common.nvml import (
     text,
 )  # fmt: skip
 from gpufleet.on_node.common.processes import who
-from gpufleet.on_node.probe import nvml_links as nvlink
+from gpufleet.on_node.probe import nvml_links
 
 # A count beyond this is not a count: 16 GPUs are the most in one machine of NVIDIA's, and a process
 # is forked for each.
@@ -52,7 +52,7 @@ def affinity(function: str, words: int) -> Ask:
 
     def ask(nvml: Any, gpu: Any) -> str:
         mask = getattr(nvml, "nvmlDeviceGet" + function)(gpu, words, 0)  # 0: NUMA node, not socket
-        return machine.collapsed(
+        return linux_facts.collapsed(
             64 * index + bit
             for index, word in enumerate(mask)
             for bit in range(64)
@@ -242,7 +242,7 @@ GPU_FACTS: tuple[tuple[str, Ask], ...] = (
 NUMA_FACTS: tuple[tuple[str, Ask], ...] = (
     (
         "node",
-        lambda nvml, gpu: machine.number(
+        lambda nvml, gpu: linux_facts.number(
             "/sys/bus/pci/devices/%s/numa_node" % pci(nvml, gpu)["bus_id"]
         ),
     ),
@@ -295,7 +295,7 @@ def gpu(index: int) -> dict[str, Any]:
     facts["throttle_reasons"] = samples if is_missing(samples) else samples[0]
     return {
         "gpus": {"index": index, **facts},
-        "nvlink": nvlink.links_of(nvml, handle),
+        "nvlink": nvml_links.links_of(nvml, handle),
         "numa": asked(NUMA_FACTS, nvml, handle),
         "fabric": read(FABRIC, nvml, handle),
     }

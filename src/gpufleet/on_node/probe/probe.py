@@ -28,24 +28,16 @@ from typing import Any, Callable, Iterator, Mapping
 
 from gpufleet.on_node.common import (
     driver_files,
+    kernel_messages,
+    linux_facts,
     nvml,
+    package_facts,
     stages,
     system,
 )  # fmt: skip
-from gpufleet.on_node.common import (
-    kernel_messages as kernel_log,
-)
-from gpufleet.on_node.common import (
-    linux_facts as machine,
-)
-from gpufleet.on_node.common import (
-    package_facts as packages,
-)
 from gpufleet.on_node.common.answers import is_missing, missing
 from gpufleet.on_node.common.forked import Watch
-from gpufleet.on_node.probe import cordon_mark as cordon
-from gpufleet.on_node.probe import nvml_gpus as nvidia
-from gpufleet.on_node.probe import nvml_links as nvlink
+from gpufleet.on_node.probe import cordon_mark, nvml_gpus, nvml_links
 
 SCHEMA = 2
 
@@ -69,26 +61,26 @@ MODELS = tuple(PARAMETERS.get("models", []))
 # Asked beside the GPUs. What the machine is comes first; the others are facts for checks.
 # Files, which take a millisecond each:
 FILES: dict[str, Callable[[], Any]] = {
-    "host": machine.host,
+    "host": linux_facts.host,
     "system": system.system,
     "acs": system.acs,
     "library": driver_files.library,
     "stages": stages.stages,
-    "cordon": cordon.cordon,
-    "upgrade": cordon.upgrade,
+    "cordon": cordon_mark.cordon,
+    "upgrade": cordon_mark.upgrade,
     **{"disk %s" % path: functools.partial(system.disk, path) for path in DISKS},
     **{"model %s" % path: functools.partial(stages.model, path) for path in MODELS},
 }
 # Programs that answer at once:
 PROGRAMS: dict[str, Callable[[], Any]] = {
     "units": system.units,
-    "upgrades": packages.upgrades,
-    "packages": packages.packages,
+    "upgrades": package_facts.upgrades,
+    "packages": package_facts.packages,
 }
 # A module is unpacked, and the kernel log of a year read: seconds.
 LONG: dict[str, Callable[[], Any]] = {
     "kernels": driver_files.kernels,
-    "kernel_log": kernel_log.kernel_log,
+    "kernel_log": kernel_messages.kernel_log,
 }
 
 
@@ -100,7 +92,7 @@ def document() -> dict[str, Any]:
         # Kept alive: while one process has NVML open, the driver does not put GPUs to sleep between
         # our questions, which without persistence mode costs seconds each time.
         rounds = sum(SECONDS[name] for name in ("init", "gpu", "pairs"))
-        watch.ask("driver", nvidia.driver, SECONDS["init"], keep=rounds)
+        watch.ask("driver", nvml_gpus.driver, SECONDS["init"], keep=rounds)
         for key, function in LONG.items():
             watch.ask(key, function, SECONDS["beside"])
         for those in (FILES, PROGRAMS):
@@ -108,10 +100,10 @@ def document() -> dict[str, Any]:
             watch.ask_in_turn(each, SECONDS["turn"])
         driver = watch.answers("driver")["driver"]
         count = 0 if is_missing(driver) or is_missing(driver["gpu_count"]) else driver["gpu_count"]
-        alone = asked_of_all(watch, "gpus", nvidia.gpu, {i: (i,) for i in range(count)}, "gpu")
+        alone = asked_of_all(watch, "gpus", nvml_gpus.gpu, {i: (i,) for i in range(count)}, "gpu")
         present = [i for i in range(count) if not is_missing(alone[i])]
         others = {i: (i, [j for j in present if j != i]) for i in present if len(present) > 1}
-        together = asked_of_all(watch, "p2p", nvlink.pairs, others, "pairs")
+        together = asked_of_all(watch, "p2p", nvml_links.pairs, others, "pairs")
         beside = watch.answers(*FILES, *PROGRAMS, *LONG)
     finally:
         watch.stop()
@@ -121,8 +113,8 @@ def document() -> dict[str, Any]:
         "probe": globals().get("__sha256__", missing("absent")),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "seconds": round(time.monotonic() - began, 3),
-        "user": {"uid": machine.answered("uid", os.geteuid)},
-        **{name: sections[name] for name, _ in machine.HOST_FACTS},
+        "user": {"uid": linux_facts.answered("uid", os.geteuid)},
+        **{name: sections[name] for name, _ in linux_facts.HOST_FACTS},
         "system": system_section(beside),
         "kernel_log": beside["kernel_log"],
         "stages": beside["stages"],
@@ -134,7 +126,7 @@ def document() -> dict[str, Any]:
             section: [gpu_section(alone[i], section, i) for i in range(count)]
             for section in ("gpus", "nvlink", "numa", "fabric")
         },
-        "p2p": {kind: matrix(together, kind, count) for kind, _ in nvlink.P2P_INDEXES},
+        "p2p": {kind: matrix(together, kind, count) for kind, _ in nvml_links.P2P_INDEXES},
         "pcie": matrix(together, "pcie", count),
         "errors": list(errors(driver, beside, alone, together)),
     }
@@ -160,8 +152,8 @@ def host_section(about: Any) -> dict[str, Any]:
     if not is_missing(about):
         return dict(about)
     return {
-        **{name: about for name, _ in machine.HOST_FACTS},
-        "module": {name: about for name, _ in machine.MODULE_FACTS},
+        **{name: about for name, _ in linux_facts.HOST_FACTS},
+        "module": {name: about for name, _ in linux_facts.MODULE_FACTS},
     }
 
 
@@ -174,7 +166,7 @@ def system_section(beside: Mapping[str, Any]) -> dict[str, Any]:
         "disks": {path: beside["disk %s" % path] for path in DISKS},
         "units": beside["units"],
         "packages": beside["packages"],
-        "unattended_upgrades": packages.unattended(
+        "unattended_upgrades": package_facts.unattended(
             beside["upgrades"], beside["packages"], beside["units"]
         ),
     }
@@ -190,7 +182,7 @@ def driver_section(
 ) -> dict[str, Any]:
     """Return the driver's facts by name; without NVML, what it would have said is missing."""
     if is_missing(about):
-        facts = {"init": about, **{name: about for name, _ in nvidia.DRIVER_FACTS}}
+        facts = {"init": about, **{name: about for name, _ in nvml_gpus.DRIVER_FACTS}}
         facts["nvml"] = part(beside["library"], "nvml")
     else:
         facts = {"init": "ok", **about}
@@ -253,8 +245,8 @@ def errors(
 
 def main() -> None:
     """Print the document and end, whatever forked processes are still stuck."""
-    machine.ROOT = PARAMETERS.get("sysroot", "")
-    machine.ANSWERS = PARAMETERS.get("answers", {})
+    linux_facts.ROOT = PARAMETERS.get("sysroot", "")
+    linux_facts.ANSWERS = PARAMETERS.get("answers", {})
     with contextlib.suppress(ImportError):
         nvml.binding()  # loaded once, not in every forked process
     sys.stdout.write(json.dumps(document(), separators=(",", ":"), allow_nan=False) + "\n")

@@ -34,11 +34,11 @@ import sys
 from functools import partial
 from typing import Any, Dict, Iterator, List, Tuple
 
-from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.common import linux_facts
 from gpufleet.on_node.common.answers import CannotRead, read
 from gpufleet.on_node.common.commands import run
 from gpufleet.on_node.common.forked import Watch
-from gpufleet.on_node.reach import model_identity as reach_model
+from gpufleet.on_node.reach import model_identity
 
 PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
 
@@ -58,7 +58,7 @@ def main() -> None:
     """Print the document."""
     given = PARAMETERS
     watch = Watch()
-    watch.ask("files", partial(reach_model.files, given["model"], given["user"]), MODEL_SECONDS)
+    watch.ask("files", partial(model_identity.files, given["model"], given["user"]), MODEL_SECONDS)
     watch.ask("routes", partial(routes, given["peers"], given["address"]), LOOK_SECONDS)
     watch.ask("release", partial(release, given["release"]), LOOK_SECONDS)
     wrong = unusable(given["address"])
@@ -130,7 +130,7 @@ def can_bind(kind: int, address: str, port: int) -> bool:
 
 def mtu(interface: str) -> int:
     """Return the largest packet of an interface, in bytes."""
-    return int(machine.line("/sys/class/net/%s/mtu" % interface))
+    return int(linux_facts.line("/sys/class/net/%s/mtu" % interface))
 
 
 def routes(peers: Dict[str, str], address: str) -> Dict[str, Any]:
@@ -156,7 +156,7 @@ def release(directory: str) -> Dict[str, Any]:
             if found:
                 versions[found[1]] = found[2]
     return {
-        "whole": os.path.exists(machine.ROOT + directory + "/.complete"),
+        "whole": os.path.exists(linux_facts.ROOT + directory + "/.complete"),
         "vllm": versions.get("vllm"),
         "ray": versions.get("ray"),
     }
@@ -165,7 +165,7 @@ def release(directory: str) -> Dict[str, Any]:
 def names(directory: str) -> List[str]:
     """Return what lies in a directory; nothing if there is none."""
     with contextlib.suppress(OSError):
-        return sorted(os.listdir(machine.ROOT + directory))
+        return sorted(os.listdir(linux_facts.ROOT + directory))
     return []
 
 

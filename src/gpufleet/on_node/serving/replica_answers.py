@@ -29,13 +29,10 @@ import time
 from functools import partial
 from typing import Any
 
-from gpufleet.on_node.common import linux_facts as machine
-from gpufleet.on_node.common import stages
-from gpufleet.on_node.common import unit_journal as journal
+from gpufleet.on_node.common import linux_facts, stages, unit_journal
 from gpufleet.on_node.common.answers import CannotRead
 from gpufleet.on_node.common.forked import Watch
-from gpufleet.on_node.serving import endpoints as serving
-from gpufleet.on_node.serving import status as stage_status
+from gpufleet.on_node.serving import endpoints, status
 
 PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
 
@@ -77,18 +74,18 @@ def replica(asked: dict[str, Any]) -> dict[str, Any]:
         raise CannotRead("absent", detail="there is no %s here" % unit) from None
     if "model" not in said:
         raise CannotRead("absent", detail="%s is none of ours" % unit)
-    text = machine.line(stages.UNITS + "/" + unit)
-    words = stage_status.serve(stage_status.command(text))
-    ports = [said["port"], *stage_status.engines(words, said["port"])]
-    urls = [url for url in (stage_status.endpoint(words, port) for port in ports) if url]
-    name = stage_status.value(words, "--served-model-name") or said["model"]
-    key_file = dict(journal.CREDENTIAL.findall(text)).get(stage_status.API_KEY)
-    key = serving.read_key(key_file and machine.ROOT + key_file)
-    known = journal.hiding(journal.secrets(text))
+    text = linux_facts.line(stages.UNITS + "/" + unit)
+    words = status.serve(status.command(text))
+    ports = [said["port"], *status.engines(words, said["port"])]
+    urls = [url for url in (status.endpoint(words, port) for port in ports) if url]
+    name = status.value(words, "--served-model-name") or said["model"]
+    key_file = dict(unit_journal.CREDENTIAL.findall(text)).get(status.API_KEY)
+    key = endpoints.read_key(key_file and linux_facts.ROOT + key_file)
+    known = unit_journal.hiding(unit_journal.secrets(text))
     found = {
         url: {"golden": golden(url, name, key, asked), "metrics": metrics(url)} for url in urls
     }
-    return {"servers": stage_status.hidden(found, known)}
+    return {"servers": status.hidden(found, known)}
 
 
 def golden(url: str, name: str, key: str | None, asked: dict[str, Any]) -> list[list[Any]]:
@@ -131,7 +128,7 @@ def question(name: str, prompt: str, most: int) -> dict[str, Any]:
 
 def answer(url: str, key: str | None, body: dict[str, Any]) -> "tuple[dict[str, Any], str | None]":
     """Return a server's answer; and why it need not be asked further, or None."""
-    said = serving.request(url + "/v1/completions", PARAMETERS["seconds"], key, body)
+    said = endpoints.request(url + "/v1/completions", PARAMETERS["seconds"], key, body)
     if "error" in said:
         return {**NO_ANSWER, "error": said["error"]}, said["error"]
     choice = chosen(said)
@@ -147,7 +144,7 @@ def answer(url: str, key: str | None, body: dict[str, Any]) -> "tuple[dict[str, 
 def numbered(url: str, key: str | None, body: dict[str, Any]) -> list[int] | None:
     """Return the tokens of an answer as an older release tells them: beside their probabilities."""
     more = {**body, "logprobs": 1, "return_tokens_as_token_ids": True}
-    said = serving.request(url + "/v1/completions", PARAMETERS["seconds"], key, more)
+    said = endpoints.request(url + "/v1/completions", PARAMETERS["seconds"], key, more)
     choice = chosen(said) or {}
     words = (choice.get("logprobs") or {}).get("tokens") or []
     try:
@@ -158,7 +155,7 @@ def numbered(url: str, key: str | None, body: dict[str, Any]) -> list[int] | Non
 
 def chosen(said: dict[str, Any]) -> dict[str, Any] | None:
     """Return the one completion of an answer, or None."""
-    document = serving.parsed(said)
+    document = endpoints.parsed(said)
     try:
         found = document["choices"][0]
     except (KeyError, IndexError, TypeError):
@@ -168,7 +165,7 @@ def chosen(said: dict[str, Any]) -> dict[str, Any] | None:
 
 def metrics(url: str) -> dict[str, Any]:
     """Return the lines of a server's /metrics that were asked for."""
-    said = serving.request(url + "/metrics", METRICS_SECONDS)
+    said = endpoints.request(url + "/metrics", METRICS_SECONDS)
     if said.get("status") != 200:
         return {"error": said.get("error") or "HTTP %s" % said.get("status")}
     wanted = tuple(PARAMETERS["families"])
@@ -178,8 +175,8 @@ def metrics(url: str) -> dict[str, Any]:
 
 def alerts(url: str) -> dict[str, Any]:
     """Return what fires, as Alertmanager's API (version 2) lists it, the silenced ones too."""
-    said = serving.request(url + "/api/v2/alerts?silenced=true&inhibited=true", ALERTS_SECONDS)
-    listed = serving.parsed(said)
+    said = endpoints.request(url + "/api/v2/alerts?silenced=true&inhibited=true", ALERTS_SECONDS)
+    listed = endpoints.parsed(said)
     if not isinstance(listed, list):
         why = said.get("error") or "HTTP %s: %s" % (said["status"], said["body"][:CHARACTERS])
         return {"error": "%s: %s" % (url, why), "alerts": []}

@@ -44,19 +44,15 @@ from typing import Any, Callable, Iterator, Match, Tuple
 from gpufleet.on_node.common import (
     change_files,
     change_marks,
+    linux_facts,
     stages,
-)
-from gpufleet.on_node.common import (
-    linux_facts as machine,
-)
-from gpufleet.on_node.common import (
-    unit_journal as journal,
+    unit_journal,
 )
 from gpufleet.on_node.common.answers import CannotRead, is_missing, read
 from gpufleet.on_node.common.commands import refused, run
 from gpufleet.on_node.common.forked import Watch
 from gpufleet.on_node.common.systemctl import properties
-from gpufleet.on_node.serving import endpoints as serving
+from gpufleet.on_node.serving import endpoints
 
 PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
 
@@ -100,7 +96,7 @@ def main() -> None:
     watch = Watch()
     found = read(units)
     names = [] if is_missing(found) else found
-    seconds = STAGE_SECONDS + serving.COMPLETION_SECONDS * bool(PARAMETERS.get("completion"))
+    seconds = STAGE_SECONDS + endpoints.COMPLETION_SECONDS * bool(PARAMETERS.get("completion"))
     for name in names:
         watch.ask(name, partial(stage, name), seconds)
     watch.ask("gpus", indices, GPU_SECONDS)
@@ -108,7 +104,9 @@ def main() -> None:
     watch.stop()
     document = {
         "schema": 1,
-        "boot_id": read(lambda: machine.line("/proc/sys/kernel/random/boot_id").replace("-", "")),
+        "boot_id": read(
+            lambda: linux_facts.line("/proc/sys/kernel/random/boot_id").replace("-", "")
+        ),
         "clock": time.time(),
         "gpus": answers["gpus"],
         "change": {
@@ -123,11 +121,11 @@ def main() -> None:
 
 def units() -> list[str]:
     """Return the names of the units that may be stages of ours."""
-    if not os.path.isdir(machine.ROOT + stages.UNITS):
+    if not os.path.isdir(linux_facts.ROOT + stages.UNITS):
         return []
     return [
         name
-        for name in machine.names(stages.UNITS)
+        for name in linux_facts.names(stages.UNITS)
         if name.startswith("vllm-") and name.endswith(".service")
     ]
 
@@ -137,20 +135,20 @@ def stage(unit: str) -> dict[str, Any]:
     said = stages.stage(unit)
     if "model" not in said:
         return said
-    text = machine.line(stages.UNITS + "/" + unit)
+    text = linux_facts.line(stages.UNITS + "/" + unit)
     words = command(text)
     server = serve(words)
     name = said["model"] + "-" + str(said["replica"])
-    key_file = dict(journal.CREDENTIAL.findall(text)).get(API_KEY)
+    key_file = dict(unit_journal.CREDENTIAL.findall(text)).get(API_KEY)
     served_name = value(server, "--served-model-name") or ""
     place = endpoint(server, said["port"])
     others = [endpoint(server, port) for port in engines(server, said["port"])]
-    known = journal.hiding(journal.secrets(text))
+    known = unit_journal.hiding(unit_journal.secrets(text))
 
     def hide(said: str) -> str:
         return known(said)[:CHARACTERS]
 
-    serving.PARAMETERS["journal"] = LINES
+    endpoints.PARAMETERS["journal"] = LINES
     seen = look(unit, place, served_name, key_file)
     happened = read(events, unit)
     life = seen.get("unit", {}).get("InvocationID")
@@ -164,10 +162,10 @@ def stage(unit: str) -> dict[str, Any]:
         "fingerprint": next(iter(FINGERPRINT.findall(text)), None),
         "seen": hidden(seen, hide),
         "engines": {
-            each: serving.request(each + "/health", HEALTH_SECONDS) for each in others if each
+            each: endpoints.request(each + "/health", HEALTH_SECONDS) for each in others if each
         },
         "since": read(since, unit),
-        "state": hidden(read(journal.state, name), hide),
+        "state": hidden(read(unit_journal.state, name), hide),
         "events": happened,
         "before": hidden(read(before, happened, life), hide),
     }
@@ -177,21 +175,21 @@ def look(unit: str, place: str | None, served_name: str, key_file: str | None) -
     """Return what on_node/serving/endpoints.py says; of a stage without an endpoint, only its
     unit."""
     if place is None:
-        properties = serving.unit_state(unit)
+        properties = endpoints.unit_state(unit)
         life = properties.get("InvocationID")
         return {
             "unit": properties,
-            "started": serving.started_with(unit),
-            "journal": serving.journal(unit, life, LINES),
+            "started": endpoints.started_with(unit),
+            "journal": endpoints.journal(unit, life, LINES),
         }
     asked = {
         "unit": unit,
         "url": place,
         "served_name": served_name,
-        "key_file": key_file and machine.ROOT + key_file,
+        "key_file": key_file and linux_facts.ROOT + key_file,
         "completion": bool(PARAMETERS.get("completion")),
     }
-    return serving.stage(asked)
+    return endpoints.stage(asked)
 
 
 def hidden(said: Any, hide: Callable[[str], str]) -> Any:
@@ -309,7 +307,7 @@ def events(unit: str) -> list[dict[str, Any]]:
     """Return the last starts and ends of a unit, as systemd wrote them down, oldest first."""
     matches = ["_PID=1", "UNIT=" + unit, *("MESSAGE_ID=" + each for each in WHAT)]
     fields = "MESSAGE_ID,INVOCATION_ID,%s" % ",".join(DETAILS)
-    entries = journal.journal("--lines=%d" % EVENTS, *matches, fields=fields)
+    entries = unit_journal.journal("--lines=%d" % EVENTS, *matches, fields=fields)
     return [event(entry) for entry in entries if entry.get("MESSAGE_ID") in WHAT]
 
 
@@ -341,7 +339,7 @@ def before(happened: Any, life: str | None) -> list[str]:
         raise CannotRead("absent")
     lives = [each["life"] for each in happened if each["what"] in ENDS and each["life"]]
     earlier = [each for each in lives if each != life]
-    return serving.journal("", earlier[-1], LINES) if earlier else []
+    return endpoints.journal("", earlier[-1], LINES) if earlier else []
 
 
 def indices() -> dict[str, int]:

@@ -47,8 +47,7 @@ import time
 from typing import Any, Dict, Iterator, List
 
 from gpufleet.on_node.transfer import manifest as tree
-from gpufleet.on_node.transfer import peers as wire
-from gpufleet.on_node.transfer import store
+from gpufleet.on_node.transfer import peers, store
 from gpufleet.on_node.transfer.manifest import RefusedError
 
 PARAMETERS: Dict[str, Any] = globals().get("PARAMETERS") or {}
@@ -140,7 +139,7 @@ def serve(given: Dict[str, Any]) -> Dict[str, Any]:
             raise RefusedError("%s has changed since it was read" % given["directory"])
         made = tree.judged(found, given["digest"], given["leave_out"])
         files = store.Files(made, store.opened(given["directory"]))
-        holding = wire.Holding(made, tree.packed(found), files, whole=True)
+        holding = peers.Holding(made, tree.packed(found), files, whole=True)
         server = listening(given, holding)
         tell = Progress()
         tell.follow(lambda: (server.sent, 0))
@@ -148,10 +147,10 @@ def serve(given: Dict[str, Any]) -> Dict[str, Any]:
         return {"sent": server.sent}
 
 
-def listening(given: Dict[str, Any], holding: wire.Holding) -> wire.Server:
+def listening(given: Dict[str, Any], holding: peers.Holding) -> peers.Server:
     """Return a server at the port that was given. Raises `RefusedError` if it is taken."""
     try:
-        return wire.Server(
+        return peers.Server(
             holding, given["token"], given["address"], given["port"], given["rate_mbit"]
         )
     except OSError as error:
@@ -170,7 +169,7 @@ def fetch(given: Dict[str, Any]) -> Dict[str, Any]:
         found = tree.unpacked(packed)
         made = tree.judged(found, given["digest"], given["leave_out"])
         coming.begin(made)
-        holding = wire.Holding(made, packed, coming.files, whole=False)
+        holding = peers.Holding(made, packed, coming.files, whole=False)
         port, server = 0, None
         try:
             server = listening(given, holding)
@@ -204,7 +203,7 @@ class Fetching:
 
     def __init__(self, given: Dict[str, Any]) -> None:
         self.name, self.token = given["own"], given["token"]
-        self.halves = [[wire.Source(*each) for each in half] for half in given["halves"]]
+        self.halves = [[peers.Source(*each) for each in half] for half in given["halves"]]
         self.remarks: List[str] = []
         self.brought: Dict[str, int] = {}
         self._last = time.monotonic()
@@ -218,19 +217,19 @@ class Fetching:
         while True:
             source = self.halves[0][at % len(self.halves[0])]
             try:
-                return wire.manifest(source, self.name, self.token)
-            except (OSError, wire.LostError) as error:
+                return peers.manifest(source, self.name, self.token)
+            except (OSError, peers.LostError) as error:
                 self._give_up("%s: no manifest: %s" % (source.name, error))
             if time.monotonic() > patient:
                 at += 1
             time.sleep(0.1)
 
-    def run(self, holding: wire.Holding, coming: store.Coming) -> None:
+    def run(self, holding: peers.Holding, coming: store.Coming) -> None:
         """Bring all that is missing. Raises `RefusedError` when nobody has given more for long."""
         self._last = time.monotonic()
         threads = [
             threading.Thread(target=self._half, args=(half, holding, coming), daemon=True)
-            for half in range(wire.HALVES)
+            for half in range(peers.HALVES)
         ]
         for each in threads:
             each.start()
@@ -239,28 +238,28 @@ class Fetching:
         if holding.failed:
             raise RefusedError(holding.failed)
 
-    def _half(self, half: int, holding: wire.Holding, coming: store.Coming) -> None:
+    def _half(self, half: int, holding: peers.Holding, coming: store.Coming) -> None:
         try:
             self._bring(half, holding, coming)
         except Exception as error:
             holding.fail(str(error) or type(error).__name__)
 
-    def _bring(self, half: int, holding: wire.Holding, coming: store.Coming) -> None:
+    def _bring(self, half: int, holding: peers.Holding, coming: store.Coming) -> None:
         at, patient = 0, time.monotonic() + PATIENT_SECONDS
         while not holding.failed:
             numbers = [
                 number
-                for number in range(half, len(holding.tree.pieces), wire.HALVES)
+                for number in range(half, len(holding.tree.pieces), peers.HALVES)
                 if number not in holding.have
             ]
             sources = self.halves[half]
             source = sources[at % len(sources)]
             take = self._taking(source.name, holding, coming)
             try:
-                with wire.connected(source, self.name, self.token) as lines:
-                    wire.pull(lines, holding.tree, numbers, take, holding.have.__contains__)
+                with peers.connected(source, self.name, self.token) as lines:
+                    peers.pull(lines, holding.tree, numbers, take, holding.have.__contains__)
                     lines.write(b"D %d\n" % half)
-            except (OSError, wire.LostError) as error:
+            except (OSError, peers.LostError) as error:
                 self._give_up("%s: %s" % (source.name, error))
                 if isinstance(error, ConnectionRefusedError) and time.monotonic() < patient:
                     time.sleep(0.1)
@@ -273,13 +272,13 @@ class Fetching:
             if at % len(sources) == 0:
                 time.sleep(0.5)
 
-    def _release(self, source: wire.Source, half: int) -> None:
+    def _release(self, source: peers.Source, half: int) -> None:
         """Tell who waits for us that we have had this half from another."""
-        reached = wire.connected(source, self.name, self.token, seconds=RELEASE_SECONDS)
-        with contextlib.suppress(OSError, wire.LostError), reached as lines:
+        reached = peers.connected(source, self.name, self.token, seconds=RELEASE_SECONDS)
+        with contextlib.suppress(OSError, peers.LostError), reached as lines:
             lines.write(b"D %d\n" % half)
 
-    def _taking(self, source: str, holding: wire.Holding, coming: store.Coming) -> Any:
+    def _taking(self, source: str, holding: peers.Holding, coming: store.Coming) -> Any:
         def take(number: int, data: memoryview) -> None:
             try:
                 coming.write(number, data)
@@ -298,7 +297,7 @@ class Fetching:
             if why not in self.remarks:
                 self.remarks.append(why)
             since = time.monotonic() - self._last
-        if since > wire.GIVE_UP_SECONDS:
+        if since > peers.GIVE_UP_SECONDS:
             raise RefusedError("nothing has come for %.0f s; %s" % (since, why))
 
 

@@ -25,8 +25,7 @@ import subprocess
 import time
 from typing import Any, Callable, List
 
-from gpufleet.on_node.common import linux_facts as machine
-from gpufleet.on_node.common import unit_journal as journal
+from gpufleet.on_node.common import linux_facts, unit_journal
 from gpufleet.on_node.common.answers import is_missing, read
 from gpufleet.on_node.common.commands import run
 
@@ -58,7 +57,7 @@ def dump(folder: str, asked: dict[str, Any]) -> None:
     programs, the first that exists is used) and `seen`, which is written as it is.
     """
     os.makedirs(folder, mode=0o700)
-    hide = journal.hiding(journal.secrets(journal.unit_text(asked["unit"])))
+    hide = unit_journal.hiding(unit_journal.secrets(unit_journal.unit_text(asked["unit"])))
     write(folder, "stall.json", json.dumps(asked["seen"], indent=1, sort_keys=True) + "\n")
     write(folder, "metrics.txt", asked["metrics"].decode("utf-8", "replace"))
     pids = members(asked["group"])[:PROCESSES]
@@ -66,7 +65,7 @@ def dump(folder: str, asked: dict[str, Any]) -> None:
     for pid in pids:
         write(folder, "processes/%d.txt" % pid, hide(process(pid)))
     program = next(
-        (path for path in asked["py_spy"] if os.access(machine.ROOT + path, os.X_OK)), None
+        (path for path in asked["py_spy"] if os.access(linux_facts.ROOT + path, os.X_OK)), None
     )
     if program is None:
         write(folder, "processes/no-python-stacks.txt", "no py-spy: %s\n" % asked["py_spy"])
@@ -77,7 +76,7 @@ def dump(folder: str, asked: dict[str, Any]) -> None:
                 write(
                     folder,
                     "processes/%d.python.txt" % pid,
-                    hide(stacks(machine.ROOT + program, pid)),
+                    hide(stacks(linux_facts.ROOT + program, pid)),
                 )
     write(folder, "gpus.txt", said(gpus))
     write(folder, "journal.txt", hide(said(lines, asked["life"])))
@@ -97,7 +96,7 @@ def members(group: str) -> List[int]:
     """Return the processes of a control group and of those below it, as `/system.slice/x` has."""
     found: set[int] = set()
     for top in CGROUPS:
-        for path, _, _ in os.walk(machine.ROOT + top + group):
+        for path, _, _ in os.walk(linux_facts.ROOT + top + group):
             file = path + "/cgroup.procs"
             with contextlib.suppress(OSError, ValueError), open(file, encoding="ascii") as lines:
                 found.update(map(int, lines))

@@ -19,11 +19,10 @@ import signal
 import time
 from typing import Any, Callable, Optional
 
-from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.common import linux_facts
 from gpufleet.on_node.common.http import Exchange
 from gpufleet.on_node.common.systemctl import properties
-from gpufleet.on_node.watchdog import dump as dumps
-from gpufleet.on_node.watchdog import verdict as judging
+from gpufleet.on_node.watchdog import dump, verdict
 from gpufleet.on_node.watchdog.programs import Fork, Program
 from gpufleet.on_node.watchdog.verdict import Sample, State, Verdict
 
@@ -70,12 +69,12 @@ class Server:
 
     def turn(self, life: str, now: float) -> None:
         """Take what has come, judge, and ask on."""
-        if life != self.state.life or not 0 <= now - self.state.seen <= judging.PAUSE_SECONDS:
+        if life != self.state.life or not 0 <= now - self.state.seen <= verdict.PAUSE_SECONDS:
             self.drop()
         answered, withdrawn = self._canaries()
         engines = self._looked()
         asked = self._ask(now) if life and life == self.state.life else ()
-        self.state, self.verdict = judging.observe(
+        self.state, self.verdict = verdict.observe(
             self.state,
             Sample(life, engines, asked, answered, withdrawn),
             now,
@@ -101,7 +100,7 @@ class Server:
         if answer.status != 200:
             return None
         self.text = answer.body
-        return judging.engines(answer.body.decode("utf-8", "replace"))
+        return verdict.engines(answer.body.decode("utf-8", "replace"))
 
     def _canaries(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         answered, withdrawn = [], []
@@ -119,7 +118,7 @@ class Server:
         return tuple(answered), tuple(withdrawn)
 
     def _ask(self, now: float) -> tuple[str, ...]:
-        wanted = judging.to_ask(self.state, now, self.about["idle_seconds"])
+        wanted = verdict.to_ask(self.state, now, self.about["idle_seconds"])
         names = sorted(self.state.engines, key=lambda name: (len(name), name))
         begun = []
         for engine in wanted:
@@ -141,7 +140,7 @@ class Server:
         if not self.about["key_file"]:
             return []
         try:
-            with open(machine.ROOT + self.about["key_file"], encoding="utf-8") as file:
+            with open(linux_facts.ROOT + self.about["key_file"], encoding="utf-8") as file:
                 return [file.read(STATE_BYTES).strip()]
         except OSError:
             return []
@@ -247,7 +246,7 @@ class Stage:
         """Look, judge, and do the next step."""
         if self._fork is not None:
             self._fork.advance(now)
-        if self.stalled and now - self._turned > judging.PAUSE_SECONDS:
+        if self.stalled and now - self._turned > verdict.PAUSE_SECONDS:
             self._recall(self.life, now)
         self._turned = now
         life = self._lives()
@@ -269,7 +268,7 @@ class Stage:
     def _lives(self) -> str:
         """Return the unit's invocation id, which systemd keeps as the target of a link."""
         try:
-            return os.readlink("%s%s%s" % (machine.ROOT, LIVES, self.about["unit"]))
+            return os.readlink("%s%s%s" % (linux_facts.ROOT, LIVES, self.about["unit"]))
         except OSError:
             return ""
 
@@ -324,7 +323,7 @@ class Stage:
         if not self.about["group"]:
             return ""
         try:
-            path = "%s/run/vllm/%s/rank.json" % (machine.ROOT, self.name)
+            path = "%s/run/vllm/%s/rank.json" % (linux_facts.ROOT, self.name)
             with open(path, encoding="utf-8") as file:
                 phase = json.loads(file.read(STATE_BYTES)).get("phase")
         except (OSError, ValueError, AttributeError) as error:
@@ -369,13 +368,13 @@ class Stage:
         self.step, self._until = "dump", now + (HOLD_SECONDS if self.about["rank"] else 0)
         self._fork = None
         try:
-            no = dumps.make_room(machine.ROOT + DUMPS, self.name)
+            no = dump.make_room(linux_facts.ROOT + DUMPS, self.name)
         except OSError as error:
             no = str(error)
         if no:
             self._say("%s: no dump: %s" % (self.name, no), 4)
             return
-        self._folder = dumps.folder(machine.ROOT + DUMPS, self.name)
+        self._folder = dump.folder(linux_facts.ROOT + DUMPS, self.name)
         asked = {
             "unit": self.about["unit"],
             "life": self.life,
@@ -402,7 +401,7 @@ class Stage:
         }
         folder = self._folder
         try:
-            self._fork = Fork(lambda: dumps.dump(folder, asked), now + dumps.SECONDS)
+            self._fork = Fork(lambda: dump.dump(folder, asked), now + dump.SECONDS)
         except OSError as error:
             self._say("%s: no dump: %s" % (self.name, error), 4)
 
@@ -410,7 +409,7 @@ class Stage:
         if self._fork is not None:
             if not self._fork.advance(now):
                 return
-            cut = " as far as it came in %d s" % dumps.SECONDS if self._fork.killed else ""
+            cut = " as far as it came in %d s" % dump.SECONDS if self._fork.killed else ""
             self._say("%s: dumped to %s%s" % (self.name, self._folder, cut), 4)
         self.step = "hold"
 
@@ -439,7 +438,7 @@ class Stage:
             return
         if self._program.status:
             self._say("%s: systemctl kill: %s" % (self.name, self._program.out.strip()), 3)
-            for pid in dumps.members(self._group):
+            for pid in dump.members(self._group):
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
         self.step = "gone"
@@ -448,7 +447,7 @@ class Stage:
         """Wait for another life; say once who does not die."""
         if self._until and now >= self._until:
             self._until = 0.0
-            left = dumps.members(self._group)
+            left = dump.members(self._group)
             self._say(
                 "%s: after %d s there are still processes %s; one that hangs in the kernel, in a "
                 "driver say, cannot be killed" % (self.name, GONE_SECONDS, left),

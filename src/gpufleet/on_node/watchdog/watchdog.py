@@ -33,8 +33,7 @@ import sys
 import time
 from typing import Any, Iterator
 
-from gpufleet.on_node.common import linux_facts as machine
-from gpufleet.on_node.common import textfile
+from gpufleet.on_node.common import linux_facts, textfile
 from gpufleet.on_node.common.http import Exchange
 from gpufleet.on_node.watchdog.agent import Agent
 from gpufleet.on_node.watchdog.stage_watch import Stage
@@ -128,9 +127,11 @@ class Watchdog:
             return
         self._wrote, self._next_write = (state, said), now + WRITE_SECONDS
         try:
-            textfile.write(METRICS, textfile.text(samples(self.stages, time.time())), machine.ROOT)
+            textfile.write(
+                METRICS, textfile.text(samples(self.stages, time.time())), linux_facts.ROOT
+            )
             if changed:
-                replace(machine.ROOT + STATE, state)
+                replace(linux_facts.ROOT + STATE, state)
             self._told = ""
         except OSError as error:
             if str(error) != self._told:
@@ -139,7 +140,7 @@ class Watchdog:
 
     def _before(self) -> dict[str, Any]:
         try:
-            with open(machine.ROOT + STATE, encoding="utf-8") as file:
+            with open(linux_facts.ROOT + STATE, encoding="utf-8") as file:
                 document = json.loads(file.read(1 << 20))
             found = document["stages"] if document["schema"] == 1 else {}
         except (OSError, ValueError, KeyError, TypeError):

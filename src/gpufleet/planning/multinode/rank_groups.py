@@ -14,7 +14,7 @@ from gpufleet.errors import FleetError
 from gpufleet.fleet.model_configs import Described
 from gpufleet.node import cluster_network
 from gpufleet.node.cluster_network import Network, networks
-from gpufleet.planning.multinode import rank_ports as cluster_ports
+from gpufleet.planning.multinode import rank_ports
 from gpufleet.planning.multinode.disaggregation import Pairs
 from gpufleet.planning.planner import Stage
 from gpufleet.planning.stage import Group, Handover, Running
@@ -44,7 +44,7 @@ def joined(
     if not spanning and not pairs.prefill:
         return stages
     serving = {stage.model: settings[stage.node].serving[stage.model] for stage in stages}
-    ports = cluster_ports.assigned(stages, serving, running=cluster_ports.found(runs))
+    ports = rank_ports.assigned(stages, serving, running=rank_ports.found(runs))
     groups: dict[str, Group] = {}
     problems: list[str] = []
     for name, ranks in spanning.items():

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from gpufleet.quick_dataclass import dataclass
-from gpufleet.sizing.architectures import moe_irregular as uneven
+from gpufleet.sizing.architectures import moe_irregular
 from gpufleet.sizing.architectures.components import Architecture, Layer, Split, Weight
 from gpufleet.sizing.architectures.config_fields import Fields
 from gpufleet.sizing.architectures.dense import attention, gated_mlp, norm, rotary_of, vector
@@ -413,6 +413,6 @@ BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
         ("BailingMoeForCausalLM", "BailingMoeV2ForCausalLM", "SarvamMoEForCausalLM"), bailing
     ),
     "Cohere2MoeForCausalLM": cohere,
-    **uneven.BUILDERS,
+    **moe_irregular.BUILDERS,
 }
 """What reads the config of each decoder with experts, by its name in `architectures`."""

@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Any
 
-from gpufleet.catalog import vllm_support as release_limits
+from gpufleet.catalog import vllm_support
 from gpufleet.catalog.vllm_support import Version
 from gpufleet.quick_dataclass import dataclass
 from gpufleet.sizing.architectures.components import (
@@ -236,8 +236,8 @@ class _Case:
         return None if self.quantization is None else _loaded_as(self, self.quantization)
 
     @cached_property
-    def asked(self) -> release_limits.Asked | None:
-        return release_limits.asked(self.method, self.vllm) if self.method else None
+    def asked(self) -> vllm_support.Asked | None:
+        return vllm_support.asked(self.method, self.vllm) if self.method else None
 
     @cached_property
     def latent(self) -> bool:
@@ -262,7 +262,7 @@ class _Case:
 
     @cached_property
     def refuses_float16(self) -> bool:
-        return bool(release_limits.refuses_float16(self.model, self.vllm))
+        return bool(vllm_support.refuses_float16(self.model, self.vllm))
 
     def faults(self, tensor: int, expert: bool | None = None) -> Iterator[_Fault]:
         """Yield why this tensor-parallel size is refused, everything else as it is."""
@@ -368,7 +368,7 @@ def _loaded_as(case: _Case, quantization: Quantization) -> str:
     method = quantization.method
     if quantization.online and method not in _ONLINE_OF_THEIR_OWN:
         return "online"
-    if method == "auto-round" and release_limits.asked(method, case.vllm) is None:
+    if method == "auto-round" and vllm_support.asked(method, case.vllm) is None:
         return "inc"
     if method == "modelopt":
         kinds = quantization.kinds
@@ -377,10 +377,10 @@ def _loaded_as(case: _Case, quantization: Quantization) -> str:
         return {"nvfp4": "modelopt_fp4", "mxfp8": "modelopt_mxfp8"}.get(
             next(iter(kinds), ""), "modelopt"
         )
-    if method == "mxfp4" and release_limits.asked("gpt_oss_mxfp4", case.vllm):
+    if method == "mxfp4" and vllm_support.asked("gpt_oss_mxfp4", case.vllm):
         return "gpt_oss_mxfp4"
     if method in {"awq", "gptq"}:
-        marlin = release_limits.asked(f"{method}_marlin", case.vllm)
+        marlin = vllm_support.asked(f"{method}_marlin", case.vllm)
         known = case.capability is not None  # else the better one is taken for granted
         enough = marlin and (not known or (case.capability or 0) >= marlin.capability)
         scheme = quantization.scheme
@@ -400,8 +400,8 @@ _ONLINE_OF_THEIR_OWN = {"fp8", "ptpc_fp8", "bitsandbytes", "experts_int8"}
 
 
 def _architecture_known(case: _Case) -> Iterator[Refused]:
-    if release_limits.serves(case.model, case.vllm) is False:
-        nearest = release_limits.nearest_serving(case.model, case.vllm)
+    if vllm_support.serves(case.model, case.vllm) is False:
+        nearest = vllm_support.nearest_serving(case.model, case.vllm)
         if nearest is not None:
             yield Refused(
                 "architecture",
@@ -415,9 +415,9 @@ def _architecture_known(case: _Case) -> Iterator[Refused]:
 
 
 def _method_known(case: _Case) -> Iterator[Refused]:
-    if case.method is None or case.asked is not None or not release_limits.knows(case.method):
+    if case.method is None or case.asked is not None or not vllm_support.knows(case.method):
         return
-    nearest = release_limits.nearest_with_method(case.method, case.vllm)
+    nearest = vllm_support.nearest_with_method(case.method, case.vllm)
     if nearest is not None:
         yield Refused(
             "quantization-method",
@@ -451,7 +451,7 @@ def _flag_agrees(case: _Case) -> Iterator[Refused]:
     if flag is None:
         return
     if case.checkpoint is None:
-        if online(flag, case.vllm) is None and release_limits.knows(flag):
+        if online(flag, case.vllm) is None and vllm_support.knows(flag):
             yield Refused(
                 "quantization-flag",
                 "quantization",
@@ -464,7 +464,7 @@ def _flag_agrees(case: _Case) -> Iterator[Refused]:
         return
     own = case.checkpoint.method
     said, has = _SAME_METHOD.get(flag, flag), _SAME_METHOD.get(own, own)
-    if said != has and not {said, has} & _LOADS_OTHERS and release_limits.knows(flag):
+    if said != has and not {said, has} & _LOADS_OTHERS and vllm_support.knows(flag):
         yield Refused(
             "quantization-flag",
             "quantization",
@@ -521,7 +521,7 @@ def _gpu_has_method(case: _Case) -> Iterator[Refused]:
     needs = [
         (asked.capability, kind)
         for kind in _compressed_kinds(case.quantization)
-        if (asked := release_limits.asked(f"compressed-tensors {kind}", case.vllm))
+        if (asked := vllm_support.asked(f"compressed-tensors {kind}", case.vllm))
     ]
     least, kind = max(needs, default=(0, ""))
     if case.capability < least:
@@ -818,7 +818,7 @@ def _over(case: _Case, tensor: int, ranks: int) -> str:
 
 def _fewer_ranks_than_experts(case: _Case, tensor: int, _: bool) -> Iterator[_Fault]:
     experts = case.architecture.experts
-    if experts and tensor > experts and release_limits.limits_by_experts(case.model, case.vllm):
+    if experts and tensor > experts and vllm_support.limits_by_experts(case.model, case.vllm):
         yield _Fault(
             "ranks-over-experts",
             f"--tensor-parallel-size {tensor} is more than {case.model}'s {experts} experts",
@@ -1028,10 +1028,10 @@ def _names(faults: Iterable[_Fault]) -> set[str]:
 def _pipeline(case: _Case) -> Iterator[Refused]:
     if case.choice.pipeline == 1:
         return
-    said = release_limits.pipelines(case.model, case.vllm)
+    said = vllm_support.pipelines(case.model, case.vllm)
     if said is None:
         said = case.architecture.pipeline
-    if not said and release_limits.serves(case.model, case.vllm) is not False:
+    if not said and vllm_support.serves(case.model, case.vllm) is not False:
         yield Refused(
             "pipeline",
             "pipeline",
@@ -1161,8 +1161,8 @@ def _lora(case: _Case) -> Iterator[Refused]:
     rank = case.choice.lora_rank
     if rank is None:
         return
-    served = release_limits.serves(case.model, case.vllm)
-    if release_limits.adapts(case.model, case.vllm) is False and served is not False:
+    served = vllm_support.serves(case.model, case.vllm)
+    if vllm_support.adapts(case.model, case.vllm) is False and served is not False:
         yield Refused(
             "lora",
             "lora_rank",

@@ -19,7 +19,7 @@ from gpufleet.errors import FleetError
 from gpufleet.fleet import assessment
 from gpufleet.fleet.assessment import Assessment
 from gpufleet.inventory.loader import Fleet
-from gpufleet.monitoring.rules import files as rule_files
+from gpufleet.monitoring.rules import files
 from gpufleet.serving import unit as units
 from gpufleet.settings.gateway_settings import Golden, Upgrade
 from gpufleet.settings.node_settings import Served
@@ -29,16 +29,10 @@ from gpufleet.upgrade.gates.gates import Verdict
 from gpufleet.upgrade.plan import capacity
 from gpufleet.upgrade.plan.wave import Group, Wave, model_of
 from gpufleet.upgrade.run import (
-    node_protocol as node_change,
-)
-from gpufleet.upgrade.run import (
-    observe as looking,
-)
-from gpufleet.upgrade.run import (
-    traffic as balancing,
-)
-from gpufleet.upgrade.run import (
-    wave_silences as quieting,
+    node_protocol,
+    observe,
+    traffic,
+    wave_silences,
 )
 from gpufleet.upgrade.run.connections import Nodes
 from gpufleet.upgrade.run.deploy_process import (
@@ -118,11 +112,11 @@ class Acting:
             if replica not in each.group.comes
         }
         settings = {name: each.settings for name, each in self.declared.gpu_nodes.items()}
-        asked = looking.questions(replicas, settings, 2)
+        asked = observe.questions(replicas, settings, 2)
         first = self._judged(asked)
         gevent.sleep(self.rules.gates.baseline_seconds)
-        last = self._judged(looking.questions(replicas, settings, 0))
-        documents = looking.survey(self.nodes, self.declared)
+        last = self._judged(observe.questions(replicas, settings, 0))
+        documents = observe.survey(self.nodes, self.declared)
         report = assessment.judged(documents, self.declared.gpu_nodes)
         self.journal.append(
             "baseline",
@@ -141,12 +135,12 @@ class Acting:
         """Wait for a load that this wave's absence can be carried with; then begin it."""
         end = time.monotonic() + QUIET_SECONDS
         while True:
-            documents = looking.survey(self.nodes, self.declared)
+            documents = observe.survey(self.nodes, self.declared)
             there = {n: said for n, said in documents.items() if not isinstance(said, str)}
             running = tuple(assessment.running(there))
-            looks = looking.look(self.nodes, self.declared.gpu_nodes, GONE_SECONDS)
+            looks = observe.look(self.nodes, self.declared.gpu_nodes, GONE_SECONDS)
             settings = {name: each.settings for name, each in self.declared.gpu_nodes.items()}
-            loads = looking.loads(self.nodes, running, self.found, settings, looks)
+            loads = observe.loads(self.nodes, running, self.found, settings, looks)
             said = capacity.recheck(
                 wave,
                 loads,
@@ -177,7 +171,7 @@ class Acting:
         nodes = {name for each in groups for name in each.nodes}
         looks = {
             name: NodeLook.read(name, said)
-            for name, said in self.nodes.ask(dict.fromkeys(nodes, node_change.look())).items()
+            for name, said in self.nodes.ask(dict.fromkeys(nodes, node_protocol.look())).items()
             if not isinstance(said, str)
         }
         owners: dict[tuple[str, str], str] = {}
@@ -188,7 +182,7 @@ class Acting:
                     if not _theirs(here[name], unit):
                         owners[name, unit] = group.id
         asked = {
-            name: node_change.ready([u for n, u in owners if n == name], FALLEN_SECONDS)
+            name: node_protocol.ready([u for n, u in owners if n == name], FALLEN_SECONDS)
             for name in sorted({name for name, _ in owners})
         }
         found: dict[str, list[str]] = {}
@@ -203,10 +197,10 @@ class Acting:
 
     def _quieten(self, wave: Wave) -> None:
         """Keep alerts about a wave's nodes from waking anybody."""
-        where = quieting.homes(self.declared.nodes)
+        where = wave_silences.homes(self.declared.nodes)
         over = [name for name in self.declared.nodes if name not in wave.nodes]
-        quieting.speak(self.nodes.asking, where, self.id, over)
-        quieted = quieting.quiet(
+        wave_silences.speak(self.nodes.asking, where, self.id, over)
+        quieted = wave_silences.quiet(
             self.nodes.asking,
             where,
             wave.nodes,
@@ -231,19 +225,19 @@ class Acting:
             raise FleetError(*kept)
         self._take_over(looks, patience)
         why = f"upgrade {self.id}: {self.journal.state.what}"
-        cordon = node_change.cordon(self.by, why, upgrade=self.id)
+        cordon = node_protocol.cordon(self.by, why, upgrade=self.id)
         self._marks(dict.fromkeys(group.nodes, cordon), patience)
         drain = {
-            name: node_change.drain(replicas, self.by, why, upgrade=self.id)
+            name: node_protocol.drain(replicas, self.by, why, upgrade=self.id)
             for name, replicas in self._replicas_on(group, looks).items()
             if replicas
         }
         self._marks(drain, patience)
-        servers = balancing.of(self.servers, group.replicas)
+        servers = traffic.of(self.servers, group.replicas)
         self.front.tell("drain", servers, patience)
         seconds = max((self._served(r).drain_seconds for r in group.replicas), default=0)
         asked = {
-            name: node_change.quiet(units_, seconds)
+            name: node_protocol.quiet(units_, seconds)
             for name, units_ in self._units(group, looks).items()
             if units_
         }
@@ -269,16 +263,16 @@ class Acting:
                     left.setdefault(str(mark.upgrade), []).append((name, replica))
         for other, marked in left.items():
             drained = {name: [r for n, r in marked if n == name and r] for name, _ in marked}
-            undrain = {n: node_change.undrain(r, upgrade=other) for n, r in drained.items() if r}
+            undrain = {n: node_protocol.undrain(r, upgrade=other) for n, r in drained.items() if r}
             self._marks(undrain, patience)
-            uncordon = node_change.uncordon(upgrade=other)
+            uncordon = node_protocol.uncordon(upgrade=other)
             self._marks({name: uncordon for name, replica in marked if not replica}, patience)
 
     def change(self, group: Group) -> Mapping[str, Any]:
         """Stop everything on the nodes, and bring what is below vLLM to what is declared."""
         looks = self._look(group, GONE_SECONDS)
         asked = {
-            name: node_change.stop(look.units, stop_seconds=self._stop_seconds(group))
+            name: node_protocol.stop(look.units, stop_seconds=self._stop_seconds(group))
             for name, look in looks.items()
             if look.units
         }
@@ -305,7 +299,7 @@ class Acting:
     def _switch(self, group: Group, looks: Mapping[str, NodeLook]) -> Mapping[str, Any]:
         seconds = self._stop_seconds(group)
         asked = {
-            name: node_change.switch(self.id, units_, stop_seconds=seconds)
+            name: node_protocol.switch(self.id, units_, stop_seconds=seconds)
             for name, units_ in self._units(group, looks).items()
             if units_
         }
@@ -314,7 +308,7 @@ class Acting:
     def _restore(self, group: Group, kept: str, looks: Mapping[str, NodeLook]) -> Mapping[str, Any]:
         seconds = self._stop_seconds(group)
         asked = {
-            name: node_change.restore(
+            name: node_protocol.restore(
                 kept,
                 sorted(_names(group) & {*look.kept[kept].units}) if kept in look.kept else (),
                 stop_seconds=seconds,
@@ -359,7 +353,7 @@ class Acting:
         old = back != bool(self.back_to)
         wanted = self._to_be(group, looks, old=old)
         seconds = max((self._served(r).start_seconds for r in group.replicas), default=0)
-        asked = {name: node_change.ready(each, seconds) for name, each in wanted.items() if each}
+        asked = {name: node_protocol.ready(each, seconds) for name, each in wanted.items() if each}
         found = self.nodes.until(asked, Ready.read, seconds + READY_SECONDS)
         if problems := [
             f"{name}: {why}" for name, each in sorted(found.items()) for why in each.why
@@ -385,7 +379,7 @@ class Acting:
         """Compare what the replicas answer with what they, or their like, answered before."""
         replicas = self._after(group)
         settings = {name: each.settings for name, each in self.declared.gpu_nodes.items()}
-        seen = self._judged(looking.questions(replicas, settings, 1))
+        seen = self._judged(observe.questions(replicas, settings, 1))
         verdicts = []
         for replica in replicas:
             golden = self._golden(replica)
@@ -403,14 +397,14 @@ class Acting:
         state = self.journal.state
         looks = self._look(group, GONE_SECONDS)
         undrain = {
-            name: node_change.undrain(replicas, upgrade=self.id)
+            name: node_protocol.undrain(replicas, upgrade=self.id)
             for name, replicas in self._marked_on(group, looks).items()
             if replicas
         }
         marks = self._marks(undrain, GONE_SECONDS)
         mine = set(group.replicas)
         free = [n for n in group.nodes if not set(state.marks_on(n)) - mine]
-        uncordon = node_change.uncordon(upgrade=self.id)
+        uncordon = node_protocol.uncordon(upgrade=self.id)
         ours = [n for n in free if looks[n].cordon and looks[n].cordon.upgrade == self.id]  # type: ignore[union-attr]
         marks |= self._marks(dict.fromkeys(ours, uncordon), GONE_SECONDS)
         drained = {
@@ -427,7 +421,7 @@ class Acting:
             self.journal.append("noted", wave=state.wave, group=group.id, text=text)
         served = [each for each in group.replicas if each not in drained]
         self._make_known(group)
-        self.front.tell("ready", balancing.of(self.servers, served), GONE_SECONDS)
+        self.front.tell("ready", traffic.of(self.servers, served), GONE_SECONDS)
         return {"kept": sorted(drained)} if drained else {}
 
     def _make_known(self, group: Group) -> None:
@@ -438,7 +432,7 @@ class Acting:
     def soak(self, group: Group) -> Mapping[str, Any]:
         """Watch what the replicas do with requests for a while."""
         settings = {name: each.settings for name, each in self.declared.gpu_nodes.items()}
-        asked = looking.questions(self._after(group), settings, 0)
+        asked = observe.questions(self._after(group), settings, 0)
         first = self._judged(asked)
         end = time.monotonic() + self.rules.gates.soak_seconds
         while time.monotonic() < end and not too_many(self.journal.state):
@@ -470,14 +464,14 @@ class Acting:
             alerts = Alerts.from_json(before["alerts"])
             now = Alerts.from_json(soaked["alerts"])
             watching = [each.settings.monitoring for each in self.declared.nodes.values()]
-            holds = rule_files.holds([each.alerts for each in watching if each])
+            holds = files.holds([each.alerts for each in watching if each])
             verdicts.append(gates.alerts(alerts, now, group.nodes, holds))
         if self.rules.gates.findings:
             verdicts.append(self._findings(group, Findings.from_json(before["findings"])))
         return gates.united(verdicts)
 
     def _findings(self, group: Group, before: Findings) -> Verdict:
-        documents = looking.survey(self.nodes, self.declared)
+        documents = observe.survey(self.nodes, self.declared)
         report = assessment.judged(documents, self.declared.gpu_nodes)
         found = Findings.of(report)
         here = set(group.nodes)
@@ -495,12 +489,12 @@ class Acting:
     # -- what is what
 
     def _judged(self, asked: list[baseline.Question]) -> baseline.Seen:
-        homes = quieting.homes(self.declared.nodes)
-        return looking.judged(self.nodes, asked, homes, time.time(), self.silent)
+        homes = wave_silences.homes(self.declared.nodes)
+        return observe.judged(self.nodes, asked, homes, time.time(), self.silent)
 
     def _look(self, group: Group, patience: float) -> dict[str, NodeLook]:
         """Look at a group's nodes. Raises `LostError` where somebody else has taken them over."""
-        found = looking.look(self.nodes, group.nodes, patience)
+        found = observe.look(self.nodes, group.nodes, patience)
         for name, each in found.items():
             if each.lock is None or each.lock.id != self.id:
                 owner = each.lock or "nobody"

@@ -17,10 +17,10 @@ from gevent.lock import BoundedSemaphore
 from pyinfra.api import Host, State
 
 from gpufleet.errors import FleetError
-from gpufleet.fleet import run as fleet
-from gpufleet.remote import query as survey
+from gpufleet.fleet import run
+from gpufleet.remote import query
 from gpufleet.remote.query import Answer
-from gpufleet.upgrade.run import node_protocol as node_change
+from gpufleet.upgrade.run import node_protocol
 from gpufleet.upgrade.run.node_protocol import Asked
 from gpufleet.upgrade.run.state_machine import LostError
 
@@ -66,7 +66,7 @@ class Nodes:
 
     def asking(
         self, program: Callable[[str], str | None], seconds: float, what: str
-    ) -> fleet.Answers:
+    ) -> run.Answers:
         """As the function of `fleet.asking`."""
         programs = {name: text for name in self._hosts if (text := program(name)) is not None}
         return self.ask({name: Asked(text, seconds, what) for name, text in programs.items()})  # type: ignore[arg-type]
@@ -104,7 +104,7 @@ class Nodes:
 
     def anybody(self) -> bool:
         """Tell whether any node answers."""
-        look = node_change.look()
+        look = node_protocol.look()
         answers = self.ask(dict.fromkeys(self._hosts, look))
         return any(not isinstance(said, str) for said in answers.values())
 
@@ -113,7 +113,7 @@ class Nodes:
             if self._hosts[name].connected:
                 return {}
             host = self._hosts[name]
-            return survey.ask(
+            return query.ask(
                 self._state,
                 [host],
                 lambda _: _NOTHING,
@@ -127,7 +127,7 @@ class Nodes:
             self._drop(name)
             return said
         host = self._hosts[name]
-        found = survey.ask(
+        found = query.ask(
             self._state,
             [host],
             lambda _: asked.program,
@@ -148,5 +148,5 @@ class Nodes:
 def nodes_of(inventory_file: str) -> Generator[Nodes]:
     """Give all nodes of an inventory file; for the process and what is raised: `fleet.probe`."""
     state = State()
-    with fleet.opened(state, inventory_file, ()) as hosts:
+    with run.opened(state, inventory_file, ()) as hosts:
         yield Nodes(state, hosts)

@@ -21,30 +21,20 @@ from gpufleet.inventory.loader import Fleet
 from gpufleet.node.topology import node_from_probe
 from gpufleet.planning.planner import FleetPlan
 from gpufleet.settings.gateway_settings import Upgrade
-from gpufleet.upgrade.plan import spare_replica as one_more
+from gpufleet.upgrade.plan import spare_replica
 from gpufleet.upgrade.plan.declare_version import Edit, write_down
 from gpufleet.upgrade.plan.wave import Group, Wave
 from gpufleet.upgrade.plan.wave_plan import WavePlan, planned
 from gpufleet.upgrade.run import (
-    api_key_change as key_change,
-)
-from gpufleet.upgrade.run import (
-    node_locks as locking,
-)
-from gpufleet.upgrade.run import (
-    node_protocol as node_change,
-)
-from gpufleet.upgrade.run import (
-    observe as looking,
-)
-from gpufleet.upgrade.run import (
-    state_machine as engine,
+    api_key_change,
+    node_locks,
+    node_protocol,
+    observe,
+    state_machine,
+    wave_silences,
 )
 from gpufleet.upgrade.run import (
     upgrade_journal as journal,
-)
-from gpufleet.upgrade.run import (
-    wave_silences as quieting,
 )
 from gpufleet.upgrade.run.actions import Acting
 from gpufleet.upgrade.run.connections import Nodes
@@ -129,7 +119,7 @@ class Course:
         if set(self.journal.state.locked) != set(names) or steal:
             self.journal.append("locking", nodes=names, steal=steal)
         try:
-            stolen = locking.take(
+            stolen = node_locks.take(
                 self.nodes.ask,
                 names,
                 upgrade=self.journal.state.id,
@@ -152,23 +142,23 @@ class Course:
 
     def _adopt(self, other: str) -> None:
         """Lift the marks of an upgrade that was taken over: what it left is now ours to judge."""
-        looks = looking.look(self.nodes, self.nodes.names)
+        looks = observe.look(self.nodes, self.nodes.names)
         front = Front(self.nodes, self.wanted.declared)
         replicas = {
             r for each in looks.values() for r, m in each.drained.items() if m.upgrade == other
         }
         undrain = {
-            name: node_change.undrain(
+            name: node_protocol.undrain(
                 [r for r, m in each.drained.items() if m.upgrade == other], upgrade=other
             )
             for name, each in looks.items()
             if any(m.upgrade == other for m in each.drained.values())
         }
-        self.nodes.until(undrain, node_change.Marks.read, PATIENCE_SECONDS)
+        self.nodes.until(undrain, node_protocol.Marks.read, PATIENCE_SECONDS)
         cordoned = [n for n, each in looks.items() if each.cordon and each.cordon.upgrade == other]
-        uncordon = node_change.uncordon(upgrade=other)
+        uncordon = node_protocol.uncordon(upgrade=other)
         self.nodes.until(
-            dict.fromkeys(cordoned, uncordon), node_change.Marks.read, PATIENCE_SECONDS
+            dict.fromkeys(cordoned, uncordon), node_protocol.Marks.read, PATIENCE_SECONDS
         )
         drained = {name for names in front.drained().values() for name in names}
         servers = [
@@ -228,7 +218,7 @@ class Course:
         return planned_now(self.nodes, self.wanted, self.before)
 
     def _sight(self) -> Sight:
-        return looking.sight(self.nodes, self.wanted.declared, unfit_stops=False)
+        return observe.sight(self.nodes, self.wanted.declared, unfit_stops=False)
 
     def _way_back(self, found: Sight) -> WavePlan:
         """Return the waves in which kept units come back."""
@@ -282,11 +272,11 @@ class Course:
 
     def _again(self) -> Acting:
         """Return hands for an upgrade whose waves have begun."""
-        documents = looking.survey(self.nodes, self.wanted.declared)
+        documents = observe.survey(self.nodes, self.wanted.declared)
         there = {n: said for n, said in documents.items() if not isinstance(said, str)}
         declared = {n: each for n, each in self.wanted.declared.gpu_nodes.items() if n in there}
         if not there:
-            raise engine.LostError(
+            raise state_machine.LostError(
                 *(f"{name}: {said}" for name, said in documents.items()), "no node answers"
             )
         try:
@@ -297,8 +287,8 @@ class Course:
             nodes = {n: node_from_probe(n, each) for n, each in there.items()}
             found = Assessment(nodes, FleetPlan((), ()), (), runs)
         hands = self._hands(found)
-        quiet = quieting.opened(
-            self.nodes.asking, quieting.homes(self.wanted.declared.nodes), hands.id
+        quiet = wave_silences.opened(
+            self.nodes.asking, wave_silences.homes(self.wanted.declared.nodes), hands.id
         )
         hands.silent = frozenset(quiet.ids)
         return hands
@@ -374,7 +364,7 @@ class Course:
         self._unlock()
 
     def _started(self) -> dict[str, float | None]:
-        looks = looking.look(self.nodes, self.wanted.declared.gpu_nodes, PATIENCE_SECONDS)
+        looks = observe.look(self.nodes, self.wanted.declared.gpu_nodes, PATIENCE_SECONDS)
         return {
             f"{unit.unit} on {name}": unit.since
             for name, each in looks.items()
@@ -384,7 +374,7 @@ class Course:
     def _collect(self) -> None:
         """Remove releases that nobody needs. What cannot be removed costs disk, and is said."""
         asked = {
-            name: node_change.collect(vllm.keep_releases, vllm.keep_days)
+            name: node_protocol.collect(vllm.keep_releases, vllm.keep_days)
             for name, each in self.wanted.declared.gpu_nodes.items()
             if (vllm := each.settings.vllm)
         }
@@ -402,8 +392,10 @@ class Course:
                 self.journal.append("noted", text=text)
 
     def _speak(self) -> None:
-        where = quieting.homes(self.wanted.declared.nodes)
-        for problem in quieting.speak(self.nodes.asking, where, self.journal.state.id).problems:
+        where = wave_silences.homes(self.wanted.declared.nodes)
+        for problem in wave_silences.speak(
+            self.nodes.asking, where, self.journal.state.id
+        ).problems:
             self.journal.append("noted", text=problem)
 
     def _unlock(self) -> None:
@@ -411,7 +403,7 @@ class Course:
         if not names:
             return
         self.journal.append("unlocking", nodes=names)
-        problems = locking.give(self.nodes.ask, names, self.journal.state.id)
+        problems = node_locks.give(self.nodes.ask, names, self.journal.state.id)
         for problem in problems:
             self.journal.append("noted", text=problem)
         if not problems:
@@ -423,17 +415,19 @@ def planned_now(
 ) -> tuple[Sight, WavePlan]:
     """Look at the fleet, and return the waves that it takes. Changes nothing."""
     below = below_vllm(wanted)
-    found = looking.sight(nodes, wanted.declared, below=below)
+    found = observe.sight(nodes, wanted.declared, below=below)
     settings = {name: each.settings for name, each in wanted.declared.gpu_nodes.items()}
     differs = _limited(found.groups(settings), wanted.limit)
     if not differs:
         return found, planned((), (), wanted.rules)
     front = Front(nodes, wanted.declared)
-    if problems := key_change.asked(nodes, front, differs, settings):
+    if problems := api_key_change.asked(nodes, front, differs, settings):
         raise FleetError(*problems)
-    loads = looking.loads(nodes, found.found.running, found.found, settings, found.looks)
+    loads = observe.loads(nodes, found.found.running, found.found, settings, found.looks)
     alone = tuple(
-        one_more.remarks(differs, found.found, found.documents, wanted.declared.gpu_nodes, before)
+        spare_replica.remarks(
+            differs, found.found, found.documents, wanted.declared.gpu_nodes, before
+        )
     )
     try:
         plan = planned(
@@ -491,7 +485,7 @@ def way_back(
     if not differs:
         return planned((), (), wanted.rules)
     settings = {name: each.settings for name, each in wanted.declared.gpu_nodes.items()}
-    loads = looking.loads(nodes, found.found.running, found.found, settings, found.looks)
+    loads = observe.loads(nodes, found.found.running, found.found, settings, found.looks)
     return planned(
         differs,
         loads,

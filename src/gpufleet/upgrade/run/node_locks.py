@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from gpufleet.errors import FleetError
-from gpufleet.upgrade.run import node_protocol as node_change
+from gpufleet.upgrade.run import node_protocol
 from gpufleet.upgrade.run.node_protocol import Answer, Asked, Lock, Locked
 
 Ask = Callable[[Mapping[str, Asked]], Mapping[str, Answer]]
@@ -32,7 +32,7 @@ def take(
 
     Raises `FleetError` with owner, since and what where another one has it, or a node does not say.
     """
-    asked = node_change.lock(upgrade, owner, origin, what, steal=steal)
+    asked = node_protocol.lock(upgrade, owner, origin, what, steal=steal)
     first, *others = sorted(nodes)
     stolen: dict[str, Lock] = {}
     problems: list[str] = []
@@ -62,7 +62,7 @@ def give(ask: Ask, nodes: Sequence[str], upgrade: str) -> tuple[str, ...]:
     if not nodes:
         return ()
     problems: list[str] = []
-    for name, said in ask(dict.fromkeys(nodes, node_change.unlock(upgrade))).items():
+    for name, said in ask(dict.fromkeys(nodes, node_protocol.unlock(upgrade))).items():
         try:
             found = Locked.read(name, said)
         except FleetError as error:

@@ -18,9 +18,9 @@ from gpufleet.fleet import assessment
 from gpufleet.fleet.assessment import Assessment
 from gpufleet.fleet.model_configs import directories
 from gpufleet.inventory.loader import Fleet
-from gpufleet.monitoring import prometheus as scrape
+from gpufleet.monitoring import prometheus
 from gpufleet.monitoring.prometheus import Server
-from gpufleet.network import haproxy as gateway
+from gpufleet.network import haproxy
 from gpufleet.planning.stage import Running, Stage
 from gpufleet.remote import payload
 from gpufleet.remote.query import DISKS, SECONDS, Answer
@@ -28,18 +28,18 @@ from gpufleet.serving import unit as units
 from gpufleet.settings.node_settings import NodeSettings, Vllm
 from gpufleet.upgrade.gates import baseline
 from gpufleet.upgrade.gates.baseline import Findings, Question
-from gpufleet.upgrade.plan import replica_load as load
+from gpufleet.upgrade.plan import replica_load
 from gpufleet.upgrade.plan.change_groups import groups, restarted
 from gpufleet.upgrade.plan.replica_load import ReplicaLoad
 from gpufleet.upgrade.plan.wave import Group
-from gpufleet.upgrade.run import node_protocol as node_change
+from gpufleet.upgrade.run import node_protocol
 from gpufleet.upgrade.run.connections import Nodes
 from gpufleet.upgrade.run.node_protocol import Asked, NodeLook
 
 # Loads are taken so often, and so many seconds apart: the busiest of these moments counts.
 SAMPLES = 3
 BETWEEN_SECONDS = 2.0
-_FAMILIES = (load.RUNNING, load.WAITING, load.KV_USAGE)
+_FAMILIES = (replica_load.RUNNING, replica_load.WAITING, replica_load.KV_USAGE)
 _METRICS_SECONDS = 30
 
 
@@ -82,11 +82,11 @@ class Sight:
         """Return, for each replica, its servers of before and after, as journals keep them."""
         every: dict[str, dict[str, dict[str, Any]]] = {}
         both = {
-            *scrape.running(self.found.running),
-            *scrape.planned(self.found.plan.stages),
+            *prometheus.running(self.found.running),
+            *prometheus.planned(self.found.plan.stages),
         }
         for each in sorted(both):
-            every.setdefault(each.stage, {})[gateway.server_name(each)] = _said(each)
+            every.setdefault(each.stage, {})[haproxy.server_name(each)] = _said(each)
         return {replica: list(servers.values()) for replica, servers in every.items()}
 
     def nodes_of(self) -> dict[str, tuple[str, ...]]:
@@ -99,7 +99,7 @@ class Sight:
 
 def _said(server: Server) -> dict[str, Any]:
     return {
-        "name": gateway.server_name(server),
+        "name": haproxy.server_name(server),
         "node": server.node,
         "port": server.port,
         "model": server.model,
@@ -142,7 +142,7 @@ def survey(nodes: Nodes, declared: Fleet, *, seconds: float = SECONDS) -> dict[s
 
 def look(nodes: Nodes, names: Collection[str], seconds: float = 0) -> dict[str, NodeLook]:
     """Return what concerns a change on each node. Raises `FleetError` for those that do not say."""
-    asked = node_change.look()
+    asked = node_protocol.look()
     found = nodes.until(dict.fromkeys(names, asked), NodeLook.read, seconds)
     if problems := [f"{name}: {each.problem}" for name, each in found.items() if each.problem]:
         raise FleetError(*problems)
@@ -176,12 +176,12 @@ def fingerprints(
 
 def _hashes(wanted: Vllm) -> dict[str, str]:
     """Return the SHA-256 of the credentials that units load, as `roles/vllm.py` names them."""
-    from gpufleet.planning.multinode import launch as ranks
+    from gpufleet.planning.multinode import launch
 
     named = {"api-key": wanted.api_key_file, "cluster-key": wanted.cluster_key_file}
     found = {name: read(path).strip() for name, path in named.items() if path}
     if "cluster-key" in found:
-        found[ranks.RAY_TOKEN] = ranks.ray_token(found["cluster-key"])
+        found[launch.RAY_TOKEN] = launch.ray_token(found["cluster-key"])
     return {name: hashlib.sha256(content).hexdigest() for name, content in found.items()}
 
 
@@ -228,7 +228,7 @@ def loads(
         for node, said in nodes.ask(asked).items():
             _take(node, said, running, pages)
     texts = {key: each if isinstance(each, str) else tuple(each) for key, each in pages.items()}
-    return load.loads(running, texts, found.nodes, settings, _out(running, looks))
+    return replica_load.loads(running, texts, found.nodes, settings, _out(running, looks))
 
 
 def _take(

@@ -15,7 +15,7 @@ from gevent.subprocess import DEVNULL, PIPE, STDOUT, Popen, TimeoutExpired
 
 from gpufleet.errors import FleetError
 from gpufleet.inventory.loader import Fleet
-from gpufleet.network import haproxy as gateway
+from gpufleet.network import haproxy
 from gpufleet.remote import payload
 from gpufleet.sanitize import printable
 from gpufleet.settings.gateway_settings import Balancer
@@ -94,7 +94,7 @@ class Front:
             gevent.sleep(1)
         return left
 
-    def states(self) -> dict[str, gateway.GatewayState]:
+    def states(self) -> dict[str, haproxy.GatewayState]:
         """Return what each of our gateways says of itself, by its node."""
         return self._states("show", (), SECONDS)
 
@@ -106,7 +106,7 @@ class Front:
 
     def _states(
         self, do: Literal["drain", "ready", "show"], servers: Servers, seconds: float
-    ) -> dict[str, gateway.GatewayState]:
+    ) -> dict[str, haproxy.GatewayState]:
         if not self.gateways:
             return {}
         names = sorted({str(each["name"]) for each in servers})
@@ -115,7 +115,7 @@ class Front:
         end = time.monotonic() + seconds
         while True:
             left = end - time.monotonic()
-            found = self.nodes.until(asked, lambda _, said: gateway.read(said), max(left, 0))
+            found = self.nodes.until(asked, lambda _, said: haproxy.read(said), max(left, 0))
             if not (problems := [f"{n}: {s.error}" for n, s in found.items() if s.error]):
                 return found
             if time.monotonic() > end:

@@ -15,8 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from gpufleet.monitoring import prometheus as scrape
-from gpufleet.monitoring import silences
+from gpufleet.monitoring import prometheus, silences
 from gpufleet.monitoring.silences import Silence
 from gpufleet.remote import payload
 
@@ -39,10 +38,10 @@ class Quieted:
     """A sentence for each Alertmanager that did not do it."""
 
 
-def homes(nodes: Mapping[str, scrape.Watched]) -> dict[str, str]:
+def homes(nodes: Mapping[str, prometheus.Watched]) -> dict[str, str]:
     """Return the address of each Alertmanager of an inventory, as its own node reaches it."""
     return {
-        name: f"http://{scrape.at(scrape.local(server.listen), server.port)}"
+        name: f"http://{prometheus.at(prometheus.local(server.listen), server.port)}"
         for name, node in nodes.items()
         if (wanted := node.settings.monitoring) and (server := wanted.alertmanager)
     }

@@ -13,9 +13,9 @@ import pytest
 from gpufleet.errors import FleetError
 from gpufleet.monitoring.prometheus import Server
 from gpufleet.network import haproxy as gateway
-from gpufleet.network import keepalived as virtual_address
+from gpufleet.network import keepalived
 from gpufleet.network.haproxy import Backend, Target
-from gpufleet.serving import unit as units
+from gpufleet.serving import unit
 from gpufleet.settings.gateway_settings import Gateway, VirtualAddress
 from gpufleet.settings.node_settings import NodeSettings, node_settings
 from tests.unit.network.gateway.running import haproxy
@@ -262,8 +262,8 @@ def test_another_fingerprint_means_something_else_to_read() -> None:
 def test_a_password_that_vrrp_would_cut_or_misread_is_refused(password: str) -> None:
     wanted = VirtualAddress.model_validate(SHARED)
     with pytest.raises(FleetError, match=r"^vrrp: see `gateway.virtual_address.password_file`"):
-        virtual_address.keepalived(wanted, password.encode())
-    assert b"auth_pass s3cret\n" in virtual_address.keepalived(wanted, b"s3cret")
+        keepalived.keepalived(wanted, password.encode())
+    assert b"auth_pass s3cret\n" in keepalived.keepalived(wanted, b"s3cret")
 
 
 def pair_of(*different: dict[str, Any]) -> Any:
@@ -277,27 +277,27 @@ def pair_of(*different: dict[str, Any]) -> Any:
 
 def test_gateways_that_would_not_hear_each_other_are_refused_once() -> None:
     """Each would take the address: both have it, and both keep it."""
-    (said,) = virtual_address.problems(pair_of(SHARED | {"router_id": 52}), "gw-01")
+    (said,) = keepalived.problems(pair_of(SHARED | {"router_id": 52}), "gw-01")
     assert said.startswith("gateway.virtual_address.router_id: 51 on gw-01, 52 on gw-02: they ")
-    assert list(virtual_address.problems(pair_of(SHARED | {"router_id": 52}), "gw-02")) == []
-    assert list(virtual_address.problems(pair_of(SHARED | {"priority": 90}), "gw-01")) == []
+    assert list(keepalived.problems(pair_of(SHARED | {"router_id": 52}), "gw-02")) == []
+    assert list(keepalived.problems(pair_of(SHARED | {"priority": 90}), "gw-01")) == []
     # Two pairs, each with its own.
     other = SHARED | {"address": "192.0.2.20/24", "router_id": 52}
-    assert list(virtual_address.problems(pair_of(other), "gw-01")) == []
+    assert list(keepalived.problems(pair_of(other), "gw-01")) == []
 
 
 def test_an_address_that_a_machine_has_is_not_shared() -> None:
-    (said,) = virtual_address.problems(pair_of(SHARED | {"address": "192.0.2.1/24"}), "gw-02")
+    (said,) = keepalived.problems(pair_of(SHARED | {"address": "192.0.2.1/24"}), "gw-02")
     assert said.startswith("gw-02: gateway.virtual_address.address: 192.0.2.1 is gw-01's own")
 
 
 def test_another_password_restarts_keepalived_and_is_in_no_file_that_others_read() -> None:
-    def drop_in(password: bytes) -> units.UnitFile:
-        text = virtual_address.keepalived(VirtualAddress.model_validate(SHARED), password)
-        return units.drop_in(
+    def drop_in(password: bytes) -> unit.UnitFile:
+        text = keepalived.keepalived(VirtualAddress.model_validate(SHARED), password)
+        return unit.drop_in(
             "keepalived-gateway.conf.j2",
-            virtual_address.UNIT,
-            started_with={"configuration": virtual_address.slow_hash(text)},
+            keepalived.UNIT,
+            started_with={"configuration": keepalived.slow_hash(text)},
         )
 
     assert drop_in(b"first").fingerprint != drop_in(b"second").fingerprint
@@ -308,4 +308,4 @@ def test_another_password_restarts_keepalived_and_is_in_no_file_that_others_read
 def test_nothing_that_a_unit_is_started_with_hides_behind_its_text() -> None:
     """Of the fingerprint's parts the unnamed one is the text: it would replace another one."""
     with pytest.raises(ValueError, match="empty name"):
-        units.drop_in("keepalived-gateway.conf.j2", "x.service", started_with={"": b"more"})
+        unit.drop_in("keepalived-gateway.conf.j2", "x.service", started_with={"": b"more"})

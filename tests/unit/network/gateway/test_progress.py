@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from gpufleet.network import haproxy as fronting
-from gpufleet.on_node.common import linux_facts as machine
-from gpufleet.on_node.watchdog import stage_watch as watchdog_stage
+from gpufleet.network import haproxy
+from gpufleet.on_node.common import linux_facts
+from gpufleet.on_node.watchdog import stage_watch
 from gpufleet.on_node.watchdog import watchdog as program
 from gpufleet.on_node.watchdog.watchdog import Watchdog
 from tests.unit.network.gateway.running import Running, Vllm, backend, free_ports, running, until
@@ -109,10 +109,10 @@ def node(
 ) -> Iterator[Node]:
     root = tmp_path / "node"
     root.mkdir()
-    monkeypatch.setattr(machine, "ROOT", str(root))
+    monkeypatch.setattr(linux_facts, "ROOT", str(root))
     monkeypatch.setattr(program, "TURN_SECONDS", 0.05)
-    monkeypatch.setattr(watchdog_stage, "CHECK_AGAIN_SECONDS", 0.1)
-    monkeypatch.setattr(fronting, "AGENT_MILLISECONDS", 200)
+    monkeypatch.setattr(stage_watch, "CHECK_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(haproxy, "AGENT_MILLISECONDS", 200)
     found = Node(root, servers)
     yield found
     found.stop()

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gpufleet.monitoring import alertmanager as routes
+from gpufleet.monitoring import alertmanager
 from gpufleet.remote import payload
 from gpufleet.settings.monitoring_settings import Alertmanager
 from tests.unit.monitoring.programs import program
@@ -59,7 +59,7 @@ def test_files_are_judged_together_and_nothing_is_left_of_them() -> None:
 def test_what_is_refused_is_said_without_the_secret_in_it() -> None:
     amtool = program("prometheus-alertmanager", "usr/bin/amtool")
     wanted = Alertmanager.model_validate({"page": {"webhook_url_file": "x"}})
-    text = routes.alertmanager_yml(wanted, {"credentials/page-webhook": SECRET})
+    text = alertmanager.alertmanager_yml(wanted, {"credentials/page-webhook": SECRET})
     error = proven(
         {"alertmanager.yml": text}, amtool, "check-config", "alertmanager.yml", hidden=(SECRET,)
     )

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpufleet.monitoring.metrics import gpufleet_metrics as own_metrics
+from gpufleet.monitoring.metrics import gpufleet_metrics
 from gpufleet.planning.planner import Stage
 from gpufleet.remote import payload
 from gpufleet.serving import unit as units
@@ -269,7 +269,7 @@ def test_all_that_is_listed_is_served_and_nothing_else(node):
     everything = node("h100x8", fault("xid-79", gpu=2), dcgm=False)
     serves(everything)
     everything.file("var/lib/gpufleet/deploys/vllm", "1700000000\n")
-    listed = declared_metrics(own_metrics.FACTS, own_metrics.GPU_FALLBACK)
+    listed = declared_metrics(gpufleet_metrics.FACTS, gpufleet_metrics.GPU_FALLBACK)
 
     found = everything.read()
 

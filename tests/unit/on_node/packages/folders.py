@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gpufleet.converge import package_commands as package_manager
+from gpufleet.converge import package_commands
 from gpufleet.converge.package_commands import Plan
 from gpufleet.remote import payload
 from lab.vendor import repository
@@ -42,7 +42,7 @@ class Run:
 
 def transact(plan: Plan, root: Path, *, lock_seconds: int = 5) -> Run:
     """Run a plan's transaction in a folder, by the program that nodes get."""
-    asked = package_manager.parameters(replace(plan, root=str(root)))
+    asked = package_commands.parameters(replace(plan, root=str(root)))
     program = payload.program("packages/transaction", **{**asked, "lock_seconds": lock_seconds})
     done = subprocess.run(
         [sys.executable, "-I", "-"],

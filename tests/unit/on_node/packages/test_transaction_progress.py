@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.on_node.packages import steps as package_steps
+from gpufleet.on_node.packages import steps
 from gpufleet.on_node.packages.transaction_progress import look
 
 NOTHING = {"schema": 1, "step": None, "bytes": None, "total": None, "line": None}
@@ -16,7 +16,7 @@ NOTHING = {"schema": 1, "step": None, "bytes": None, "total": None, "line": None
 
 @pytest.fixture
 def root(tmp_path: Path) -> str:
-    package_steps.begin(str(tmp_path))
+    steps.begin(str(tmp_path))
     return str(tmp_path)
 
 
@@ -26,7 +26,7 @@ def test_a_download_is_said_in_bytes_of_packages(root: str) -> None:
     (partial / "a.deb").write_bytes(b"x" * 4096)
     (partial.parent / "b.deb").write_bytes(b"x" * 8192)
     (partial.parent / "pkgcache.bin").write_bytes(b"x" * 8192)
-    package_steps.doing(root, "downloads packages", "/var/cache/apt", 20000)
+    steps.doing(root, "downloads packages", "/var/cache/apt", 20000)
 
     found = look(root)
 
@@ -35,27 +35,27 @@ def test_a_download_is_said_in_bytes_of_packages(root: str) -> None:
 
 
 def test_another_step_is_said_with_the_last_line_of_its_command(root: str) -> None:
-    package_steps.doing(root, "changes 3 packages")
+    steps.doing(root, "changes 3 packages")
     assert (look(root)["step"], look(root)["line"]) == ("changes 3 packages", None)
 
     words = {"argv": ["printf", r"Unpacking\n\033[1mSetting up\033[0m foo (1.2) ...\r\n\n"]}
-    package_steps.run(root, {**words, "seconds": 5, "stdin": ""})
+    steps.run(root, {**words, "seconds": 5, "stdin": ""})
 
     assert look(root)["line"] == "Setting up foo (1.2) ..."
 
 
 def test_a_command_that_has_said_nothing_has_no_line(root: str) -> None:
-    package_steps.doing(root, "changes 3 packages")
+    steps.doing(root, "changes 3 packages")
     for argv in (["echo", "before"], ["true"]):
-        package_steps.run(root, {"argv": argv, "seconds": 5, "stdin": ""})
+        steps.run(root, {"argv": argv, "seconds": 5, "stdin": ""})
 
     assert look(root)["line"] is None
 
 
 def test_what_has_ended_or_was_killed_is_not_said(root: str) -> None:
     assert look(root) == NOTHING
-    package_steps.doing(root, "changes 3 packages")
-    package_steps.ended(root)
+    steps.doing(root, "changes 3 packages")
+    steps.ended(root)
     assert look(root) == NOTHING
 
     other = "from gpufleet.on_node import package_steps; package_steps.doing(%r, 'changes')" % root  # noqa: UP031
@@ -65,13 +65,13 @@ def test_what_has_ended_or_was_killed_is_not_said(root: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"pid": "x"}', '{"pid": 1}'])
 def test_what_cannot_be_read_is_not_said(root: str, text: str) -> None:
-    Path(root + package_steps.STEP).write_text(text)
+    Path(root + steps.STEP).write_text(text)
 
     assert look(root)["step"] is None
 
 
 def test_what_cannot_be_written_down_stops_nothing(tmp_path: Path) -> None:
-    package_steps.doing(str(tmp_path / "none"), "changes 3 packages")
-    package_steps.ended(str(tmp_path / "none"))
+    steps.doing(str(tmp_path / "none"), "changes 3 packages")
+    steps.ended(str(tmp_path / "none"))
 
     assert not list(tmp_path.iterdir())

@@ -14,8 +14,7 @@ import time
 
 import pytest
 
-from gpufleet.on_node.common import answers
-from gpufleet.on_node.common import forked as watched
+from gpufleet.on_node.common import answers, forked
 from gpufleet.remote import payload
 from lab import nvml
 from tests.support.checkout import ROOT
@@ -134,9 +133,9 @@ def test_a_name_that_is_no_text_can_be_printed():
 
 
 def test_an_answer_without_end_is_cut_off():
-    watch = watched.Watch()
+    watch = forked.Watch()
 
-    watch.ask("much", lambda: "x" * (watched.ANSWER_BYTES + 1), 10)
+    watch.ask("much", lambda: "x" * (forked.ANSWER_BYTES + 1), 10)
     watch.ask("little", lambda: 1, 10)
     found = watch.answers("much", "little")
     watch.stop()
@@ -146,9 +145,9 @@ def test_an_answer_without_end_is_cut_off():
 
 
 def test_a_question_may_not_take_the_nodes_memory():
-    watch = watched.Watch()
+    watch = forked.Watch()
 
-    watch.ask("much", lambda: len(bytearray(watched.MEMORY_BYTES)), 10)
+    watch.ask("much", lambda: len(bytearray(forked.MEMORY_BYTES)), 10)
     found = watch.answers("much")
     watch.stop()
 
@@ -157,7 +156,7 @@ def test_a_question_may_not_take_the_nodes_memory():
 
 def test_an_answer_that_came_in_time_is_kept_while_others_are_waited_for():
     """Longer than a pipe holds: somebody has to take it in, or it would never end."""
-    watch = watched.Watch()
+    watch = forked.Watch()
 
     watch.ask("long", lambda: "x" * 1_000_000, 1)
     watch.ask("slow", lambda: time.sleep(2), 5)
@@ -169,8 +168,8 @@ def test_an_answer_that_came_in_time_is_kept_while_others_are_waited_for():
 
 
 def test_a_node_that_cannot_fork_says_so(monkeypatch):
-    watch = watched.Watch()
-    monkeypatch.setattr(watched.os, "fork", lambda: (_ for _ in ()).throw(OSError(11, "no room")))
+    watch = forked.Watch()
+    monkeypatch.setattr(forked.os, "fork", lambda: (_ for _ in ()).throw(OSError(11, "no room")))
 
     watch.ask("host", dict, 1)
 

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.on_node.common import linux_facts as files
+from gpufleet.on_node.common import linux_facts, processes, system
 from gpufleet.on_node.common import package_facts as packages
-from gpufleet.on_node.common import processes, system
 from gpufleet.on_node.common.answers import read
 from lab import machine, nvml
 from lab.machine.parts import Kernel, Package, Process, Unit, Upgrades, laid_over, with_unit
@@ -49,7 +48,7 @@ def found(library):
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
     """An empty tree that the probe's parts read instead of this machine."""
-    monkeypatch.setattr(files, "ROOT", str(tmp_path))
+    monkeypatch.setattr(linux_facts, "ROOT", str(tmp_path))
     return tmp_path
 
 

@@ -9,8 +9,7 @@ import time
 
 import pytest
 
-from gpufleet.on_node.common import kernel_messages as kernel_log
-from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.common import kernel_messages, linux_facts
 from gpufleet.on_node.common.answers import read
 
 XID = "NVRM: Xid (PCI:0000:18:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
@@ -29,7 +28,7 @@ RING_REFUSED = 'echo "dmesg: read kernel buffer failed: Operation not permitted"
 @pytest.fixture
 def logged(tmp_path, monkeypatch):
     """`logged(journalctl="...", dmesg="...")`: what the probe makes of these two scripts."""
-    monkeypatch.setattr(machine, "ROOT", str(tmp_path))
+    monkeypatch.setattr(linux_facts, "ROOT", str(tmp_path))
 
     def run(**scripts):
         for name, script in scripts.items():
@@ -37,7 +36,7 @@ def logged(tmp_path, monkeypatch):
             at.parent.mkdir(parents=True, exist_ok=True)
             at.write_text(f"#!/bin/sh\n{script}\n")
             at.chmod(0o755)
-        return read(kernel_log.kernel_log)
+        return read(kernel_messages.kernel_log)
 
     return run
 
@@ -195,9 +194,9 @@ def test_a_flood_of_one_kind_drives_nothing_out(logged):
     found = logged(journalctl=f"cat <<'EOF'\n{FIRST}\n{flood}")
 
     assert found["lines"][0] == [50.0, XID]
-    assert len(found["lines"]) == 1 + kernel_log.KEPT_OF_A_KIND
+    assert len(found["lines"]) == 1 + kernel_messages.KEPT_OF_A_KIND
     assert "pid=50000," in found["lines"][-1][1]  # the newest are kept
-    assert found["dropped"] == 50_000 - kernel_log.KEPT_OF_A_KIND
+    assert found["dropped"] == 50_000 - kernel_messages.KEPT_OF_A_KIND
 
 
 def test_no_more_than_two_thousand_lines_are_kept_the_newest(logged):
@@ -216,7 +215,7 @@ def test_no_more_than_two_thousand_lines_are_kept_the_newest(logged):
 
 def test_a_journal_that_hangs_leaves_the_ring(logged, monkeypatch):
     """Its files lie on a disk; the ring lies in the kernel."""
-    monkeypatch.setitem(kernel_log.SECONDS, "journal", 1)
+    monkeypatch.setitem(kernel_messages.SECONDS, "journal", 1)
     began = time.monotonic()
 
     found = logged(journalctl="exec sleep 60", dmesg=said(RING_FIRST, f"[    9.000000] {XID}"))

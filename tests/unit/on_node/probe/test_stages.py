@@ -8,11 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpufleet.fleet import model_configs as model_reading
-from gpufleet.on_node.common import linux_facts as machine
-from gpufleet.on_node.common import stages
+from gpufleet.fleet import model_configs
+from gpufleet.on_node.common import linux_facts, stages
 from gpufleet.planning.planner import Stage
-from gpufleet.serving import unit as units
+from gpufleet.serving import unit
 from gpufleet.settings.node_settings import NodeSettings, Served, Vllm
 
 STAGE = Stage(
@@ -40,7 +39,7 @@ LLAMA = {
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "ROOT", str(tmp_path))
+    monkeypatch.setattr(linux_facts, "ROOT", str(tmp_path))
     (tmp_path / "etc/systemd/system").mkdir(parents=True)
     return tmp_path
 
@@ -48,7 +47,7 @@ def root(tmp_path, monkeypatch):
 def rendered() -> str:
     vllm = Vllm(version="0.32.0", lock="locks/vllm.txt", listen="127.0.0.1")
     served = Served(model="/srv/llama", flags={"chat-template": "[X-Gpufleet]\nModel=other"})
-    return units.render(STAGE, served, vllm, release="0.32.0-1a2b3c4d5e").content
+    return unit.render(STAGE, served, vllm, release="0.32.0-1a2b3c4d5e").content
 
 
 def test_a_unit_that_was_rendered_says_which_stage_it_runs_and_where(root):
@@ -95,7 +94,7 @@ def test_the_unit_of_a_rank_says_its_release_and_the_nodes_of_its_replica(root):
 def test_a_unit_that_hands_kv_caches_over_says_the_port_that_it_has_for_that(root):
     model = Served(model="/srv/llama", environment={"VLLM_NIXL_SIDE_CHANNEL_PORT": "5601"})
     vllm = Vllm(version="0.32.0", lock="locks/vllm.txt", listen="127.0.0.1")
-    text = units.render(STAGE, model, vllm, release="0.32.0-1a2b3c4d5e").content
+    text = unit.render(STAGE, model, vllm, release="0.32.0-1a2b3c4d5e").content
     (root / "etc/systemd/system/vllm-llama-3.service").write_text(text)
 
     assert [each["side_channel"] for each in stages.stages()] == [5601]
@@ -162,7 +161,7 @@ def test_what_nodes_say_of_a_model_is_taken_or_told(said, expected):
     serving = {"llama": Served(model="/srv/llama")}
     node = SimpleNamespace(settings=NodeSettings(vllm=vllm, serving=serving))
 
-    found = model_reading.described({"n1": node}, {"n1": {"models": {"/srv/llama": said}}})["llama"]
+    found = model_configs.described({"n1": node}, {"n1": {"models": {"/srv/llama": said}}})["llama"]
 
     if isinstance(expected, str):
         assert expected in found

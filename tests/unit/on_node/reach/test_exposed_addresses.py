@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from gpufleet.on_node.serving import endpoints as serving
+from gpufleet.on_node.serving import endpoints
 
 LOOPBACK = [("127.0.0.1", socket.AF_INET), ("127.0.0.9", socket.AF_INET), ("::1", socket.AF_INET6)]
 BEYOND = [("0.0.0.0", socket.AF_INET), ("::", socket.AF_INET6)]
@@ -26,7 +26,7 @@ def test_a_port_on_loopback_is_not_exposed(address: str, family: socket.AddressF
     with listening(address, family) as server:
         server.listen()
 
-        assert serving.exposed(server.getsockname()[1]) == []
+        assert endpoints.exposed(server.getsockname()[1]) == []
 
 
 @pytest.mark.parametrize(("address", "family"), BEYOND)
@@ -34,13 +34,13 @@ def test_a_port_on_all_addresses_is(address: str, family: socket.AddressFamily):
     with listening(address, family) as server:
         server.listen()
 
-        assert len(serving.exposed(server.getsockname()[1]) or []) == 1
+        assert len(endpoints.exposed(server.getsockname()[1]) or []) == 1
 
 
 def test_a_port_that_nobody_listens_on_is_not():
     """Bound, and not listening: nobody can reach it."""
     with listening(*BEYOND[0]) as server:
-        assert serving.exposed(server.getsockname()[1]) == []
+        assert endpoints.exposed(server.getsockname()[1]) == []
 
 
 def test_an_ipv4_address_in_ipv6_s_clothes_is_known():
@@ -49,9 +49,9 @@ def test_an_ipv4_address_in_ipv6_s_clothes_is_known():
     def written(text: str) -> str:
         raw = socket.inet_pton(socket.AF_INET6, text)
         words = [raw[at : at + 4] for at in range(0, 16, 4)]
-        return "".join(f"{int.from_bytes(word, serving.sys.byteorder):08X}" for word in words)
+        return "".join(f"{int.from_bytes(word, endpoints.sys.byteorder):08X}" for word in words)
 
-    assert serving.is_loopback(written("::ffff:127.0.0.1"))
-    assert serving.is_loopback(written("::1"))
-    assert not serving.is_loopback(written("::ffff:192.0.2.1"))
-    assert not serving.is_loopback(written("2001:db8::1"))
+    assert endpoints.is_loopback(written("::ffff:127.0.0.1"))
+    assert endpoints.is_loopback(written("::1"))
+    assert not endpoints.is_loopback(written("::ffff:192.0.2.1"))
+    assert not endpoints.is_loopback(written("2001:db8::1"))

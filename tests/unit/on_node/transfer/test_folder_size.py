@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from gpufleet.artifacts import model_files as checkpoint
+from gpufleet.artifacts import model_files
 from gpufleet.remote import payload
 from gpufleet.settings.node_settings import Vllm
 
@@ -106,12 +106,12 @@ def test_a_hub_that_does_not_say_all_leaves_it_unknown(tmp_path: Path, hub: str,
 
 @pytest.mark.parametrize("endpoint", [None, "http://mirror:8080/hub/"])
 def test_the_hub_is_asked_where_the_download_comes_from(endpoint: str | None) -> None:
-    wanted = checkpoint.Checkpoint("lab/tiny", "0" * 40, "/var/lib/vllm/models/x")
+    wanted = model_files.Checkpoint("lab/tiny", "0" * 40, "/var/lib/vllm/models/x")
     vllm = Vllm(version="0.32.0", lock="x", listen="127.0.0.1", hf_endpoint=endpoint)
 
     hub = "http://mirror:8080/hub" if endpoint else "https://huggingface.co"
     said = f"{hub}/api/models/lab/tiny/tree/{'0' * 40}?recursive=true"
-    assert checkpoint.listing(wanted, vllm) == said
+    assert model_files.listing(wanted, vllm) == said
 
 
 def test_a_hub_that_is_not_there_leaves_it_unknown(tmp_path: Path) -> None:

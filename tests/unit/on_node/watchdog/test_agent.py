@@ -11,15 +11,13 @@ from typing import Any
 
 import pytest
 
-from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.common import linux_facts
 from gpufleet.on_node.watchdog import (
     agent as watchdog_agent,
 )
 from gpufleet.on_node.watchdog import (
-    stage_watch as watchdog_stage,
-)
-from gpufleet.on_node.watchdog import (
-    verdict as watchdog_judge,
+    stage_watch,
+    verdict,
 )
 from gpufleet.on_node.watchdog import watchdog as program
 from gpufleet.on_node.watchdog.watchdog import Watchdog
@@ -31,7 +29,7 @@ LIFE = "a1"
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A node's files: one unit runs, and no program is there to be asked."""
-    monkeypatch.setattr(machine, "ROOT", str(tmp_path))
+    monkeypatch.setattr(linux_facts, "ROOT", str(tmp_path))
     monkeypatch.setattr(program, "TURN_SECONDS", 0.05)
     for folder in ("var/lib/gpufleet/textfile", "var/lib/gpufleet/watchdog", "run/systemd/units"):
         (tmp_path / folder).mkdir(parents=True)
@@ -112,7 +110,7 @@ def test_it_answers_for_the_stage_that_is_named_and_for_no_other(root: Path) -> 
 
 def test_it_never_says_what_would_lift_a_drain() -> None:
     """HAProxy takes `ready`, `drain`, `maint` and numbers for an administrator's wish."""
-    found = watchdog_stage.Stage(stage("tiny-0"), lambda *_: None)
+    found = stage_watch.Stage(stage("tiny-0"), lambda *_: None)
     words = set()
     for found.stalled in (False, True):
         for found.life in ("", LIFE):
@@ -133,7 +131,7 @@ def test_one_that_was_stalled_is_not_acquitted_by_a_restart_of_the_watchdog(
 
     after = watchdog(stage("tiny-0"))
     assert told(after, "tiny-0") == ""
-    patience = 1 + watchdog_stage.RECALL_SECONDS
+    patience = 1 + stage_watch.RECALL_SECONDS
     assert after.stages[0].word(time.monotonic() + patience) == "up"
     unit = root / "run/systemd/units/invocation:vllm-tiny-0.service"
     unit.unlink()
@@ -146,15 +144,15 @@ def test_one_that_was_stalled_is_not_acquitted_by_a_restart_of_the_watchdog(
 def test_nor_by_a_pause_of_the_watchdog_after_which_it_counts_anew(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = watchdog_stage.Stage(stage("tiny-0"), lambda *_: None)
+    found = stage_watch.Stage(stage("tiny-0"), lambda *_: None)
     found.turn(100.0)
     found.stalled = True
-    found.turn(100.0 + watchdog_judge.PAUSE_SECONDS + 1)
+    found.turn(100.0 + verdict.PAUSE_SECONDS + 1)
     assert not found.stalled
     assert found.word(112.0) == ""
-    assert found.word(112.0 + 1 + watchdog_stage.RECALL_SECONDS) == "up"
+    assert found.word(112.0 + 1 + stage_watch.RECALL_SECONDS) == "up"
 
-    without = watchdog_stage.Stage(stage("tiny-0"), lambda *_: None)
+    without = stage_watch.Stage(stage("tiny-0"), lambda *_: None)
     without.turn(100.0)
     without.stalled = True
     without.turn(101.0)

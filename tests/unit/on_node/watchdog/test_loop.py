@@ -23,16 +23,14 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.common import linux_facts
 from gpufleet.on_node.common.http import Answer, Exchange
 from gpufleet.on_node.watchdog import (
     dump as watchdog_dump,
 )
 from gpufleet.on_node.watchdog import (
-    stage_watch as watchdog_stage,
-)
-from gpufleet.on_node.watchdog import (
-    verdict as watchdog_judge,
+    stage_watch,
+    verdict,
 )
 from gpufleet.on_node.watchdog import watchdog as program
 from gpufleet.on_node.watchdog.watchdog import Watchdog
@@ -177,9 +175,9 @@ class Machine:
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    monkeypatch.setattr(machine, "ROOT", str(tmp_path))
+    monkeypatch.setattr(linux_facts, "ROOT", str(tmp_path))
     monkeypatch.setattr(program, "TURN_SECONDS", 0.05)
-    monkeypatch.setattr(watchdog_stage, "CHECK_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(stage_watch, "CHECK_AGAIN_SECONDS", 0.1)
     found = Machine(tmp_path)
     yield found
     found.process.kill()
@@ -327,7 +325,7 @@ def test_a_group_that_ends_or_drains_is_no_stall(
 def test_of_a_replica_over_nodes_another_rank_than_the_head_waits_for_its_end(
     node: Machine, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watchdog_stage, "HOLD_SECONDS", 0.8)
+    monkeypatch.setattr(stage_watch, "HOLD_SECONDS", 0.8)
     rank = node.root / "run/vllm/tiny-0/rank.json"
     rank.write_text('{"phase": "running"}')
     watchdog = watched(server.url, group=True, rank=1)
@@ -386,7 +384,7 @@ def test_a_watchdog_that_was_stopped_itself_counts_anew(
     node: Machine, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its process was stopped, or the machine suspended: it knows nothing of that time."""
-    monkeypatch.setattr(watchdog_judge, "PAUSE_SECONDS", 1.0)
+    monkeypatch.setattr(verdict, "PAUSE_SECONDS", 1.0)
     watchdog = watched(server.url, seconds=2.0)
     freeze(watchdog, server)
     time.sleep(3)

@@ -11,7 +11,7 @@ from gpufleet.node.cluster_network import Network
 from gpufleet.node.topology import Domain, Node
 from gpufleet.planning.multinode.consistency import judged
 from gpufleet.planning.stage import Group
-from gpufleet.serving import unit as units
+from gpufleet.serving import unit
 from gpufleet.settings.node_settings import NodeSettings
 from tests.support.planned import machine, planned
 from tests.unit.planning.multinode.test_launch import HCAS, stages
@@ -211,7 +211,7 @@ def test_a_replica_that_runs_keeps_its_ports_when_one_comes_whose_name_is_before
                 "gpus": list(stage.gpu_uuids),
                 "side_channel": 0,
                 "release": "0.33.0-x",
-                "arguments": units.argument_lines(
+                "arguments": unit.argument_lines(
                     stage, here.serving["z"], here.vllm, release="0.33.0-x"
                 ),
             }

@@ -9,10 +9,10 @@ import pytest
 from gpufleet.catalog.presets import LayeredFlag
 from gpufleet.errors import FleetError
 from gpufleet.network import firewall
-from gpufleet.on_node.rank import children as rank_children
+from gpufleet.on_node.rank import children
 from gpufleet.planning.multinode.disaggregation import Pairs, declared, divided, engine_id
 from gpufleet.planning.stage import Stage
-from gpufleet.serving import unit as units
+from gpufleet.serving import unit
 from gpufleet.settings.node_settings import NodeSettings, Served
 from tests.support.models import described
 from tests.support.planned import machine, planned
@@ -73,9 +73,9 @@ def started(stage, settings):
     """The flag as vLLM reads it, and what its environment says of NIXL."""
     here = settings[stage.node]
     model = here.serving[stage.model]
-    words = list(units.arguments(stage, model, here.vllm))
+    words = list(unit.arguments(stage, model, here.vllm))
     flag = json.loads(words[words.index("--kv-transfer-config") + 1])
-    variables = units.environment(stage, model, here.vllm, release="x")
+    variables = unit.environment(stage, model, here.vllm, release="x")
     return flag, {
         name.removeprefix("VLLM_NIXL_SIDE_CHANNEL_"): value
         for name, value in variables.items()
@@ -178,7 +178,7 @@ def test_a_side_over_nodes_is_one_group_that_has_one_fingerprint(lock):
     ]
     assert {started(stage, settings)[1]["PORT"] for stage in spread} == {"5600"}
     same = {
-        units.in_common(stage, settings[stage.node].serving[stage.model], settings[stage.node].vllm)
+        unit.in_common(stage, settings[stage.node].serving[stage.model], settings[stage.node].vllm)
         for stage in spread
     }
     assert len(same) == 1
@@ -473,7 +473,7 @@ def test_a_start_of_a_group_fills_its_incarnation_into_the_engines_name():
     flag = '{"engine_id":"llama-0-0-{incarnation}","kv_connector":"NixlConnector"}'
     values = {"incarnation": "5f1c", "master_port": 29502, "rpc_port": 29510}
 
-    assert json.loads(rank_children.filled(flag, values)) == {
+    assert json.loads(children.filled(flag, values)) == {
         "engine_id": "llama-0-0-5f1c",
         "kv_connector": "NixlConnector",
     }

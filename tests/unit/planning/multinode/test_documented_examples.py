@@ -19,8 +19,8 @@ from gpufleet.flags import schema
 from gpufleet.flags.check import check
 from gpufleet.fleet.assessment import Assessment
 from gpufleet.fleet.run import Here
-from gpufleet.on_node.rank import rank as program
-from gpufleet.planning.multinode import launch as ranks
+from gpufleet.on_node.rank import rank
+from gpufleet.planning.multinode import launch
 from gpufleet.planning.stage import Stage
 from gpufleet.serving import unit as units
 from gpufleet.settings.node_settings import OLDEST_VLLM, NodeSettings, Vllm
@@ -168,7 +168,7 @@ def shown(name: str, stage: Stage) -> str:
     own = dict(units.rank(stage, model, here.vllm).variables)
     if stage.handover:
         network = dict(stage.handover.networks)[stage.node]
-        own |= ranks.transfer(stage, model, network, port=stage.handover.port)
+        own |= launch.transfer(stage, model, network, port=stage.handover.port)
     text = unit(name, stage)
     variables = [
         line
@@ -215,7 +215,7 @@ def test_every_release_takes_what_an_example_starts(name, version):
         assert stage.group
         words = [
             word
-            for line in ranks.command(
+            for line in launch.command(
                 stage,
                 model,
                 units.rank(stage, model, vllm),
@@ -227,8 +227,8 @@ def test_every_release_takes_what_an_example_starts(name, version):
             )
             for word in line
         ]
-        _, programs = program.arguments(words)
-        serving = [ranks.filled(word, stage.group.cluster_port) for word in programs[-1]]
+        _, programs = rank.arguments(words)
+        serving = [launch.filled(word, stage.group.cluster_port) for word in programs[-1]]
         environment = units.environment(stage, model, vllm, release=RELEASE)
         problems = check(schema.load(version), serving[serving.index("serve") + 1 :], environment)
 

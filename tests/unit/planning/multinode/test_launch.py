@@ -20,7 +20,7 @@ from gpufleet.node.cluster_network import Network
 from gpufleet.on_node.rank import rank as program
 from gpufleet.planning.multinode.launch import arrange, command, endpoints, filled, transfer
 from gpufleet.planning.planner import Stage
-from gpufleet.serving import unit as units
+from gpufleet.serving import unit
 from gpufleet.settings.node_settings import OLDEST_VLLM, PLANNED_ARGUMENTS, Served, Vllm
 
 SUPPORTED = [one for one in schema.versions() if schema.sort_key(one) >= OLDEST_VLLM]
@@ -89,7 +89,7 @@ def started(stage, model, rank, version=NEWEST, *, hcas=()):
         port=model.cluster_port,
         same={"release": "0.33.0-1f2e3d4c5b", "model": "9d1f62ac"},
         programs=f"{RELEASE}/bin",
-        serve=[line for _, line in units.lines(stage, model, vllm(version))],
+        serve=[line for _, line in unit.lines(stage, model, vllm(version))],
     )
 
 

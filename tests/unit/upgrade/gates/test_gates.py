@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from gpufleet.checks.finding import Finding, GpuId, Severity
 from gpufleet.checks.finding import Report as CheckReport
-from gpufleet.monitoring.rules import files as rule_files
+from gpufleet.monitoring.rules import files
 from gpufleet.settings.gateway_settings import Gates
 from gpufleet.settings.monitoring_settings import AlertChange
 from gpufleet.upgrade.gates import baseline, gates
@@ -514,10 +514,10 @@ def test_an_alert_that_was_pending_before_the_change_is_not_of_the_change(
 
 def test_how_long_a_reason_has_held_is_as_the_operator_has_it() -> None:
     """Of several monitoring nodes the shortest time counts: its alert comes first."""
-    shipped = rule_files.holds()
+    shipped = files.holds()
     assert shipped["UnitFailed"] == 300
     changed = [{"UnitFailed": AlertChange(for_seconds=30)}, {"UnitFailed": AlertChange()}]
-    assert rule_files.holds(changed) == shipped | {"UnitFailed": 30}
+    assert files.holds(changed) == shipped | {"UnitFailed": 30}
 
 
 # -- together, and kept ----------------------------------------------------------------------------

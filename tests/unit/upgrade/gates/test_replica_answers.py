@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from gpufleet.on_node.common import linux_facts as machine
-from gpufleet.on_node.serving import replica_answers as judge
+from gpufleet.on_node.common import linux_facts
+from gpufleet.on_node.serving import replica_answers
 from gpufleet.planning.planner import Stage
 from gpufleet.serving import unit as units
 from gpufleet.settings.gateway_settings import Golden
@@ -101,7 +101,7 @@ def look(
     port: int,
 ) -> Look:
     """Look at `llama-0` of gpu-01, whose unit is as a deploy writes it."""
-    monkeypatch.setattr(machine, "ROOT", str(tmp_path))
+    monkeypatch.setattr(linux_facts, "ROOT", str(tmp_path))
     (tmp_path / "etc/systemd/system").mkdir(parents=True)
     (tmp_path / "etc/vllm/credentials").mkdir(parents=True)
     (tmp_path / "etc/vllm/credentials/api-key").write_text(KEY + "\n")
@@ -130,8 +130,8 @@ def look(
                 baseline.payload, "program", lambda name, **given: caught.update(given) or name
             )
             baseline.program("gpu-01", questions, (homes or {}).get("gpu-01"))
-        monkeypatch.setattr(judge, "PARAMETERS", {**caught, "seconds": prompt_seconds})
-        judge.main()
+        monkeypatch.setattr(replica_answers, "PARAMETERS", {**caught, "seconds": prompt_seconds})
+        replica_answers.main()
         printed = capfd.readouterr().out
         assert KEY not in printed
         return baseline.seen(

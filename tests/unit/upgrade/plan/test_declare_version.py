@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from gpufleet.errors import FleetError
-from gpufleet.inventory import loader as inventory
+from gpufleet.inventory import loader
 from gpufleet.inventory.loader import Fleet
-from gpufleet.upgrade.plan import declare_version as vllm_version
+from gpufleet.upgrade.plan import declare_version
 
 GPU = """\
 # What all GPU nodes run.
@@ -41,15 +41,15 @@ def project(tmp_path: Path) -> Path:
 
 
 def read(project: Path) -> Fleet:
-    return inventory.read(project / "inventories/prod.py")
+    return loader.read(project / "inventories/prod.py")
 
 
 def test_only_the_two_lines_change(project: Path) -> None:
     """Quotes and comments stay; read anew, all nodes have the version and its lock."""
     before = (project / "group_vars/gpu.yml").read_text().splitlines()
     declared = read(project)
-    edits = vllm_version.edits(declared, "0.32.0")
-    vllm_version.write_down(declared.root, edits)
+    edits = declare_version.edits(declared, "0.32.0")
+    declare_version.write_down(declared.root, edits)
 
     after = (project / "group_vars/gpu.yml").read_text().splitlines()
     changed = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
@@ -66,7 +66,7 @@ def test_only_the_two_lines_change(project: Path) -> None:
         "0.32.0"
     }
     # What is planned before anything is written is what is declared afterwards.
-    early = vllm_version.applied(declared, "0.32.0")
+    early = declare_version.applied(declared, "0.32.0")
     assert {n: each.settings for n, each in early.nodes.items()} == {
         n: each.settings for n, each in again.nodes.items()
     }
@@ -76,18 +76,18 @@ def test_it_is_undone_byte_by_byte(project: Path) -> None:
     """And written twice, it is written once."""
     path = project / "group_vars/gpu.yml"
     before = path.read_bytes()
-    edits = vllm_version.edits(read(project), "0.32.0")
-    vllm_version.write_down(project, edits)
-    vllm_version.write_down(project, edits)
+    edits = declare_version.edits(read(project), "0.32.0")
+    declare_version.write_down(project, edits)
+    declare_version.write_down(project, edits)
     assert path.read_bytes() != before
-    vllm_version.write_down(project, [each.back for each in edits])
+    declare_version.write_down(project, [each.back for each in edits])
 
     assert path.read_bytes() == before
 
 
 def test_a_version_that_is_declared_already_changes_nothing(project: Path) -> None:
     """No line is to be written."""
-    assert vllm_version.edits(read(project), "0.31.1") == ()
+    assert declare_version.edits(read(project), "0.31.1") == ()
 
 
 @pytest.mark.parametrize(
@@ -119,25 +119,25 @@ def test_what_is_not_certain_is_for_a_person_to_write(
     before = yaml.safe_load((project / "group_vars/gpu.yml").read_text())
 
     with pytest.raises(FleetError, match=problem):
-        vllm_version.edits(read(project), "0.32.0")
+        declare_version.edits(read(project), "0.32.0")
     assert yaml.safe_load((project / "group_vars/gpu.yml").read_text()) == before
 
 
 def test_lines_that_other_nodes_have_too_are_not_written(project: Path) -> None:
     """--limit names one node, and the line is that of all three."""
     with pytest.raises(FleetError, match=r"vllm.version is that of gpu-02(,| and) gpu-03 too"):
-        vllm_version.edits(read(project), "0.32.0", ["gpu-01"])
+        declare_version.edits(read(project), "0.32.0", ["gpu-01"])
 
 
 def test_a_line_that_somebody_has_changed_meanwhile_stays(project: Path) -> None:
     """The file is left as it is, whole."""
-    edits = vllm_version.edits(read(project), "0.32.0")
+    edits = declare_version.edits(read(project), "0.32.0")
     path = project / "group_vars/gpu.yml"
     path.write_text(path.read_text().replace('"0.31.1"', '"0.31.2"'))
     before = path.read_text()
 
     with pytest.raises(FleetError, match=r"gpu.yml:3: is not `version: 0.31.1` any more"):
-        vllm_version.write_down(project, edits)
+        declare_version.write_down(project, edits)
     assert path.read_text() == before
 
 
@@ -154,7 +154,7 @@ def test_a_lock_is_found_from_the_project_wherever_the_command_is_typed(
     assert vllm.lock == str(project / "locks/vllm-0.31.1.txt")
     # One that is not in the project stays as it was written: its reader names it.
     assert vllm.uv_lock == "locks/uv.txt"
-    edits = vllm_version.edits(declared, "0.32.0")
+    edits = declare_version.edits(declared, "0.32.0")
     assert edits[1].after == "locks/vllm-0.32.0.txt"
     monkeypatch.chdir(project)
     assert read(project).nodes["gpu-01"].settings.vllm.lock == "locks/vllm-0.31.1.txt"  # type: ignore[union-attr]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpufleet.fleet.assessment import Assessment
-from gpufleet.upgrade.plan import spare_replica as one_more
+from gpufleet.upgrade.plan import spare_replica
 from gpufleet.upgrade.run.upgrade_journal import Entry
 from tests.support.planned import declared_of, machine, planned
 from tests.unit.upgrade.fleets import group
@@ -41,7 +41,7 @@ def said(replicas: int | str, reserved: tuple[int, ...] = (), **more: Any) -> li
     declared = {"a": settings(replicas, reserved, **more)}
     found = running(documents, declared)
     groups = [group(each.id, "a") for each in found.plan.stages if each.model == "q"]
-    return list(one_more.remarks(groups, found, documents, declared_of(declared), [JOURNAL]))
+    return list(spare_replica.remarks(groups, found, documents, declared_of(declared), [JOURNAL]))
 
 
 def test_room_is_named_with_what_to_write() -> None:
@@ -57,7 +57,7 @@ def test_what_is_named_is_what_the_planner_then_does() -> None:
     """Carried out: one stage more, on that GPU; taken away again, it is the one that goes."""
     documents = {"a": machine("h100x8", 1, MODELS) | {"stages": []}}
     first = running(documents, {"a": settings(1)})
-    (sentence,) = one_more.remarks(
+    (sentence,) = spare_replica.remarks(
         [group("q-0", "a")], first, documents, declared_of({"a": settings(1)})
     )
     second = planned(documents, {"a": settings(2)})
@@ -89,5 +89,7 @@ def test_what_was_never_measured_is_bounded_and_not_guessed() -> None:
     documents = {"a": machine("h100x8", 1, MODELS) | {"stages": []}}
     declared = {"a": settings(1, start_seconds=900)}
     found = running(documents, declared)
-    (sentence,) = one_more.remarks([group("q-0", "a")], found, documents, declared_of(declared))
+    (sentence,) = spare_replica.remarks(
+        [group("q-0", "a")], found, documents, declared_of(declared)
+    )
     assert "(not measured yet; 15 min at most, its `start_seconds`)" in sentence

@@ -11,7 +11,7 @@ from gpufleet.errors import FleetError
 from gpufleet.settings.gateway_settings import Upgrade
 from gpufleet.upgrade.plan.wave import Group
 from gpufleet.upgrade.plan.wave_plan import planned
-from gpufleet.upgrade.report import plan_table as showing
+from gpufleet.upgrade.report import plan_table
 from tests.support.checkout import ROOT
 from tests.unit.upgrade.fleets import group, load, replicas
 
@@ -19,7 +19,7 @@ from tests.unit.upgrade.fleets import group, load, replicas
 def shown(plan):
     console = Console(width=200, record=True, highlight=False, file=None, quiet=False)
     with console.capture() as capture:
-        console.print(showing.waves(plan))
+        console.print(plan_table.waves(plan))
     return capture.get()
 
 

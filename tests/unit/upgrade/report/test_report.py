@@ -17,7 +17,7 @@ from rich.console import Console
 
 from gpufleet.upgrade.gates.baseline import ITL, TTFT, Traffic
 from gpufleet.upgrade.plan.wave import Group, Wave
-from gpufleet.upgrade.report import html as report_html
+from gpufleet.upgrade.report import html
 from gpufleet.upgrade.report import text as report_text
 from gpufleet.upgrade.report.live import Progress, style
 from gpufleet.upgrade.report.report import Report, report
@@ -169,7 +169,7 @@ def test_of_a_journal_that_is_cut_off_anywhere_there_is_a_report(until: int) -> 
 
     json.dumps(found.as_json(), allow_nan=False)
     assert printed(found)
-    Page(report_html.html(found))
+    Page(html.html(found))
     for group in found.groups:
         assert all(span.seconds >= 0 for span in group.spans)
         assert group.away_seconds <= sum(span.seconds for span in group.spans)
@@ -288,7 +288,7 @@ class Page(HTMLParser):
 
 
 def test_the_page_loads_and_runs_nothing() -> None:
-    text = report_html.html(report(WHOLE))
+    text = html.html(report(WHOLE))
     page = Page(text)
 
     assert page.loads == []
@@ -310,7 +310,7 @@ def test_what_people_and_nodes_wrote_is_text_in_the_page() -> None:
         Entry(BEGAN + 9, "stuck", 1, "tiny-0", None, {"why": [hostile]}),
         entry(9, "stopped", why=[hostile]),
     )
-    text = report_html.html(report(entries))
+    text = html.html(report(entries))
     page = Page(text)
 
     assert "script" not in page.elements
@@ -320,7 +320,7 @@ def test_what_people_and_nodes_wrote_is_text_in_the_page() -> None:
 
 
 def test_the_timeline_has_a_bar_for_each_phase_as_long_as_it_was() -> None:
-    text = report_html.html(report(WHOLE))
+    text = html.html(report(WHOLE))
     drawing = ET.fromstring(text[text.index("<svg viewBox") : text.rindex("</svg>") + 6])
     bars = {
         str(bar.findtext("title")): (str(bar.get("class")), float(str(bar.get("width"))))

@@ -11,7 +11,7 @@ from gpufleet.converge.snapshot import FileState
 from gpufleet.network.haproxy import GatewayState
 from gpufleet.settings.node_settings import node_settings
 from gpufleet.upgrade.plan.wave import Group
-from gpufleet.upgrade.run import api_key_change as key_change
+from gpufleet.upgrade.run import api_key_change
 from gpufleet.upgrade.run.api_key_change import Wanted
 from tests.unit.upgrade.fleets import group
 
@@ -33,7 +33,7 @@ def gateway(**keys: str) -> GatewayState:
     ],
 )
 def test_what_the_gateway_sends_decides(sent: dict[str, str], said: list[str]) -> None:
-    found = list(key_change.problems([TINY], {"gw": gateway(**sent)}))
+    found = list(api_key_change.problems([TINY], {"gw": gateway(**sent)}))
 
     assert len(found) == len(said)
     for sentence, part in zip(found, said, strict=True):
@@ -44,20 +44,20 @@ def test_what_the_gateway_sends_decides(sent: dict[str, str], said: list[str]) -
 
 def test_each_gateway_has_to_send_it_and_a_model_that_it_has_not_yet_asks_nothing() -> None:
     states = {"gw-1": gateway(tiny=NEW), "gw-2": gateway(tiny=OLD), "gw-3": GatewayState(runs=True)}
-    (found,) = key_change.problems([TINY], states)
+    (found,) = api_key_change.problems([TINY], states)
     assert "gateway gw-2 sends" in found
 
 
 def test_without_a_gateway_the_key_on_the_nodes_decides_and_unknown_is_no_pass() -> None:
     there = {"gpu-01": FileState("file", sha256=NEW), "gpu-02": FileState("file", sha256="")}
-    (changed,) = key_change.problems([TINY], {}, there)
+    (changed,) = api_key_change.problems([TINY], {}, there)
     assert "is not the key that its servers on gpu-02 have" in changed
 
     unknown = {"gpu-01": FileState("absent"), "gpu-02": FileState("unknown", error="EIO")}
-    (silent,) = key_change.problems([TINY], {}, unknown)
+    (silent,) = api_key_change.problems([TINY], {}, unknown)
     assert "nobody knows whether" in silent
     assert silent.endswith("EIO")
-    assert len(list(key_change.problems([TINY], {}, {}))) == 2
+    assert len(list(api_key_change.problems([TINY], {}, {}))) == 2
 
 
 def settings(key: str | None, **more: Any) -> Any:
@@ -71,7 +71,7 @@ def test_what_takes_any_key_and_what_goes_asks_nothing() -> None:
     hashes = {"a": NEW}
 
     def of(*groups: Group) -> list[Wanted]:
-        return list(key_change.wanted(groups, nodes, hashes))
+        return list(api_key_change.wanted(groups, nodes, hashes))
 
     assert of(group("tiny-1", "gpu-02")) == []
     assert of(group("tiny-2", "gpu-03", goes=("tiny-2",))) == []

@@ -17,11 +17,10 @@ from pathlib import Path
 import pytest
 
 from gpufleet.converge.desired import File, started_line
-from gpufleet.on_node.change import change
-from gpufleet.on_node.change import releases as change_releases
+from gpufleet.on_node.change import change, releases
 from gpufleet.on_node.change import units as change_units
 from gpufleet.on_node.change.releases import Kept, Release
-from gpufleet.on_node.common import linux_facts as machine
+from gpufleet.on_node.common import linux_facts
 from gpufleet.serving.unit import UnitFile
 from gpufleet.upgrade.run.node_protocol import Collected, Locked, Marks, NodeLook, Switched
 from gpufleet.upgrade.run.staged_units import staged
@@ -144,7 +143,7 @@ class Tree:
 
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "ROOT", "")
+    monkeypatch.setattr(linux_facts, "ROOT", "")
     found = Tree(tmp_path)
     found.run(OLD, GOES)
     (found.root / KEY.lstrip("/")).write_text("old key")
@@ -469,10 +468,10 @@ def test_what_is_used_stays_and_of_the_rest_the_newest_and_the_young():
         Release("half", False, 40 * DAY, []),
     ]
 
-    stays = change_releases.staying(found, keep=2, days=14, now=100 * DAY)
+    stays = releases.staying(found, keep=2, days=14, now=100 * DAY)
 
     assert set(stays) == {"used", "young", "newest"}
-    assert set(change_releases.staying(found, 3, 1, 100 * DAY)) == {
+    assert set(releases.staying(found, 3, 1, 100 * DAY)) == {
         "used", "young", "newest", "newer",
     }  # fmt: skip
 
@@ -480,7 +479,7 @@ def test_what_is_used_stays_and_of_the_rest_the_newest_and_the_young():
 def test_kept_units_go_when_they_are_old_and_not_the_last_nor_the_lock_holders():
     sets = [Kept(str(day), day * DAY, set()) for day in (1, 2, 3, 99)]
 
-    assert change_releases.stale(sets, 1, 14, 100 * DAY, locked="2") == ["1", "3"]
+    assert releases.stale(sets, 1, 14, 100 * DAY, locked="2") == ["1", "3"]
 
 
 def release(tree: Tree, name: str, days: float) -> Path:
@@ -537,7 +536,7 @@ def test_killed_while_releases_go_none_is_left_half_there(memory):
 
 
 def test_requests_are_counted_over_all_engines_of_a_server():
-    from gpufleet.on_node.change import wait as change_wait
+    from gpufleet.on_node.change import wait
 
     page = (
         'vllm:num_requests_running{engine="0",model_name="m"} 2.0\n'
@@ -545,8 +544,8 @@ def test_requests_are_counted_over_all_engines_of_a_server():
         'vllm:num_requests_waiting{engine="0",model_name="m"} 4.0\n'
         'vllm:num_requests_waiting_by_reason{engine="0"} 9.0\n'
     )
-    assert change_wait.counted(page) == 7
-    assert change_wait.counted("# a page of something else\n") is None
+    assert wait.counted(page) == 7
+    assert wait.counted("# a page of something else\n") is None
 
 
 def test_the_same_plan_is_the_same_bytes_and_no_secret_has_a_hash(tree):

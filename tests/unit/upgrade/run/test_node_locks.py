@@ -14,7 +14,7 @@ import pytest
 
 from gpufleet.errors import FleetError
 from gpufleet.on_node.change import change
-from gpufleet.upgrade.run import node_locks as locking
+from gpufleet.upgrade.run import node_locks
 from gpufleet.upgrade.run.node_protocol import Answer, Asked
 
 NODES = ("gpu-01", "gpu-02", "gpu-03")
@@ -61,7 +61,7 @@ def nodes(tmp_path: Path) -> OnDisk:
 
 
 def take(nodes: OnDisk, upgrade: str, owner: str, *, steal: bool = False) -> dict[str, Any]:
-    return locking.take(
+    return node_locks.take(
         nodes,
         NODES,
         upgrade=upgrade,
@@ -78,7 +78,7 @@ def test_the_lock_lies_on_all_nodes_and_goes_from_all(nodes: OnDisk) -> None:
     assert take(nodes, MINE, "ann@laptop") == {}
     assert nodes.owners() == dict.fromkeys(NODES, MINE)
 
-    assert locking.give(nodes, NODES, MINE) == ()
+    assert node_locks.give(nodes, NODES, MINE) == ()
     assert nodes.owners() == dict.fromkeys(NODES)
 
 
@@ -98,7 +98,9 @@ def test_a_second_operator_is_refused_with_owner_since_and_what(nodes: OnDisk) -
 
 def test_what_was_taken_is_given_back_where_another_has_a_later_node(nodes: OnDisk) -> None:
     """Two inventories may share nodes: whoever cannot have all has none."""
-    locking.take(nodes, ["gpu-03"], upgrade=THEIRS, owner="bob@desk", origin="/", what="a driver")
+    node_locks.take(
+        nodes, ["gpu-03"], upgrade=THEIRS, owner="bob@desk", origin="/", what="a driver"
+    )
 
     with pytest.raises(FleetError, match="gpu-03 is being changed by bob@desk"):
         take(nodes, MINE, "ann@laptop")
@@ -122,5 +124,5 @@ def test_taking_over_knowingly_says_from_whom(nodes: OnDisk) -> None:
     assert {name: lock.id for name, lock in stolen.items()} == dict.fromkeys(NODES, THEIRS)
     assert nodes.owners() == dict.fromkeys(NODES, MINE)
     # The other one comes back, and its unlock leaves ours.
-    assert locking.give(nodes, NODES, THEIRS) == ()
+    assert node_locks.give(nodes, NODES, THEIRS) == ()
     assert nodes.owners() == dict.fromkeys(NODES, MINE)

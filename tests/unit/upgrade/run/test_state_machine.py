@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpufleet.upgrade.plan.wave import Group, Wave, model_of
-from gpufleet.upgrade.run import state_machine as engine
+from gpufleet.upgrade.run import state_machine
 from gpufleet.upgrade.run.state_machine import Drive, LostError, Step
 from gpufleet.upgrade.run.upgrade_journal import Journal, State, read
 from tests.unit.upgrade.simulated import ME, NEW, OLD, Fleet, Hands, Killed, Node, Unit
@@ -88,7 +88,7 @@ class Case:
             self.fleet.tick = lambda: None
 
     @staticmethod
-    def together(draw: Any) -> engine.Together:
+    def together(draw: Any) -> state_machine.Together:
         """Take the groups' steps in any order."""
 
         def mixed(walks: Sequence[Iterator[Step]]) -> None:
@@ -300,7 +300,7 @@ def test_abort_brings_back_the_wave_in_hand_and_no_wave_before() -> None:
         journal.append("aborting", why="asked")
         end = Drive(journal, Hands(fleet), Case.together(None), lambda _: "me").on()
 
-    assert end == engine.Move("stop", why=("the upgrade was undone, as somebody asked",))
+    assert end == state_machine.Move("stop", why=("the upgrade was undone, as somebody asked",))
     assert [each.phase for each in case.state.groups.values()] == ["done", "returned", "waiting"]
     assert [fleet.units(name)[0].started for name in fleet.replicas] == [NEW, OLD, OLD]
     case.close()
@@ -332,7 +332,7 @@ def test_a_wave_that_the_load_does_not_allow_is_not_begun() -> None:
         journal.heard = heard
         end = Drive(journal, Hands(fleet), Case.together(None), lambda _: "me").on()
 
-    assert end == engine.Move("pause", why=("tiny: 2 left",))
+    assert end == state_machine.Move("pause", why=("tiny: 2 left",))
     assert all(fleet.serves(name) for name in fleet.replicas)
     case.close()
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from gpufleet.errors import FleetError
-from gpufleet.inventory import loader as inventory
+from gpufleet.inventory import loader
 from gpufleet.upgrade.run.connections import Nodes
 from gpufleet.upgrade.run.traffic import Front
 
@@ -47,7 +47,7 @@ def front(folder: Path, program: str, seconds: int = 20) -> Front:
     }
     (folder / "group_vars/all.yml").write_text(json.dumps(values))
     # Without a gateway of ours no node is asked.
-    return Front(cast("Nodes", None), inventory.read(folder / "inventories/prod.py"))
+    return Front(cast("Nodes", None), loader.read(folder / "inventories/prod.py"))
 
 
 WRITE = """\

@@ -13,7 +13,7 @@ import pytest
 
 from gpufleet.errors import FleetError
 from gpufleet.upgrade.plan.wave import Group, Wave
-from gpufleet.upgrade.run import upgrade_journal as journal
+from gpufleet.upgrade.run import upgrade_journal
 from gpufleet.upgrade.run.upgrade_journal import Entry, Journal, fold
 
 UPGRADE = "20261122T134708Z-ab12"
@@ -39,7 +39,7 @@ def test_what_was_written_is_read_by_another_process(tmp_path: Path) -> None:
     with Journal.begin(tmp_path / "upgrades", UPGRADE) as ours:
         ours.append("started", id=UPGRADE, kind="upgrade")
         ours.append("draining", wave=1, group="tiny-0")
-        found = journal.read(ours.path)
+        found = upgrade_journal.read(ours.path)
 
     lines = [json.loads(line) for line in ours.path.read_text().splitlines()]
     assert [line["what"] for line in lines] == ["started", "draining"]
@@ -67,7 +67,7 @@ def test_a_second_writer_is_refused_and_a_reader_is_not(tmp_path: Path) -> None:
 
     assert "FleetError" in other.stderr
     assert "another process on this machine is at it" in other.stderr
-    assert not journal.is_written(ours.path)
+    assert not upgrade_journal.is_written(ours.path)
     Journal.reopen(ours.path).close()
 
 
@@ -80,11 +80,11 @@ def test_a_line_without_its_end_announces_nothing(tmp_path: Path, cut: int) -> N
         ours.append("wave", wave=1)
     os.truncate(ours.path, ours.path.stat().st_size - cut)
 
-    assert [each.what for each in journal.read(ours.path)] == ["started"]
+    assert [each.what for each in upgrade_journal.read(ours.path)] == ["started"]
     with Journal.reopen(ours.path) as again:
         assert again.path.stat().st_size == whole
         again.append("resumed", by="me@here")
-    assert [each.what for each in journal.read(ours.path)] == ["started", "resumed"]
+    assert [each.what for each in upgrade_journal.read(ours.path)] == ["started", "resumed"]
 
 
 def test_a_line_that_is_no_entry_is_named(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_line_that_is_no_entry_is_named(tmp_path: Path) -> None:
     path.write_text('{"at": 1, "what": "started", "said": {}}\n{"at": 2, "what": "dancing"}\n')
 
     with pytest.raises(FleetError, match=r"jsonl:2: is no entry of a journal \('dancing'"):
-        journal.read(path)
+        upgrade_journal.read(path)
 
 
 def test_an_entry_that_cannot_be_written_ends_the_run(tmp_path: Path) -> None:

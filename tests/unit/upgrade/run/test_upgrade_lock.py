@@ -7,9 +7,8 @@ import json
 import pytest
 
 from gpufleet.fleet.upgrade_lock import held
-from gpufleet.on_node.common import change_marks
-from gpufleet.on_node.common import linux_facts as machine
-from gpufleet.on_node.probe import cordon_mark as cordon
+from gpufleet.on_node.common import change_marks, linux_facts
+from gpufleet.on_node.probe import cordon_mark
 
 LOCK = {
     "id": "u1",
@@ -50,12 +49,12 @@ def test_a_silent_node_and_an_older_probe_say_nothing_of_a_lock():
 
 def test_the_probe_finds_the_lock_that_an_upgrade_has_taken(tmp_path, monkeypatch):
     """Written by the program that takes it, read by the one that is asked before a deploy."""
-    monkeypatch.setattr(machine, "ROOT", str(tmp_path))
+    monkeypatch.setattr(linux_facts, "ROOT", str(tmp_path))
     (tmp_path / "var/lib/gpufleet").mkdir(parents=True)
-    assert cordon.upgrade() is None
+    assert cordon_mark.upgrade() is None
 
     change_marks.lock({"id": "u1", "owner": "ann@laptop", "origin": "/srv/fleet", "what": "x"})
-    found = cordon.upgrade()
+    found = cordon_mark.upgrade()
 
     assert found is not None
     assert {**found, "since": 0.0} == {**LOCK, "what": "x"}
@@ -63,10 +62,10 @@ def test_the_probe_finds_the_lock_that_an_upgrade_has_taken(tmp_path, monkeypatc
 
 
 def test_a_lock_of_which_a_half_is_there_is_no_lock_that_is_passed_over(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "ROOT", str(tmp_path))
+    monkeypatch.setattr(linux_facts, "ROOT", str(tmp_path))
     path = tmp_path / "var/lib/gpufleet/change/lock.json"
     path.parent.mkdir(parents=True)
     path.write_text('{"id": "u1", "ow')
 
     with pytest.raises(ValueError, match="Unterminated"):
-        cordon.upgrade()
+        cordon_mark.upgrade()
