@@ -21,10 +21,11 @@ import tempfile
 from pathlib import Path
 
 from gpufleet.errors import FleetError
+from gpufleet.remote import payload
 
 SOURCES = Path(__file__).parent
 PROFILES = SOURCES.parent / "profiles"
-BINDING = SOURCES.parents[1] / "src" / "gpufleet" / "vendor" / "pynvml.py"
+BINDING = payload.binding()
 
 SONAME = "libnvidia-ml.so.1"  # what every NVML client opens, by this name only
 

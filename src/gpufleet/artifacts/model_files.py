@@ -7,9 +7,9 @@ and so that no service needs the hub, or its token, to start.
 from __future__ import annotations
 
 import posixpath
+from dataclasses import dataclass
 from shlex import quote
 
-from gpufleet.quick_dataclass import dataclass
 from gpufleet.serving.unit import model_directory
 from gpufleet.settings.node_settings import Served, Vllm
 

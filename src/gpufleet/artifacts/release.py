@@ -11,13 +11,13 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from shlex import join, quote
 from typing import Protocol
 from urllib.parse import unquote
 
 from gpufleet.errors import FleetError
-from gpufleet.quick_dataclass import dataclass
 
 RELEASES = "/opt/vllm/releases"
 CACHE = "/var/cache/gpufleet/uv"

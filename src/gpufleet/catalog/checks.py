@@ -6,7 +6,7 @@ Every check has a runbook page, docs/checks/<id>.md.
 
 from __future__ import annotations
 
-from gpufleet.quick_dataclass import dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)

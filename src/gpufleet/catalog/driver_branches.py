@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
-
-from gpufleet.quick_dataclass import dataclass
 
 Flavour = Literal["open", "proprietary"]
 Designation = Literal["long term support", "production", "new feature"]

@@ -11,11 +11,11 @@ import difflib
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from gpufleet.errors import FleetError
-from gpufleet.quick_dataclass import dataclass
 
 _DATA = Path(__file__).with_name("data") / "gpus.json"
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,7 +20,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from yaml import safe_load
 
 from gpufleet.errors import FleetError
-from gpufleet.quick_dataclass import dataclass
 from gpufleet.settings.node_groups import suggestion
 from gpufleet.versions import numbers
 

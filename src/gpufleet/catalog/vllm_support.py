@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
-
-from gpufleet.quick_dataclass import dataclass
 
 _DATA = Path(__file__).with_name("data") / "vllm_support.json"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from gpufleet.checks.finding import Action, Problem, Severity, Step
@@ -39,7 +40,6 @@ from gpufleet.checks.probe_facts import (
 from gpufleet.checks.remembered import remembered, told_by_twins
 from gpufleet.formatting import ranges
 from gpufleet.node.topology import P2P_OK
-from gpufleet.quick_dataclass import dataclass
 
 _STATES = {NOT_STARTED: "not started", IN_PROGRESS: "in progress"}
 # nvmlReturn_t values that have been seen as a registration's status.

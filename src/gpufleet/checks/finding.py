@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from functools import cached_property
 from typing import Any
-
-from gpufleet.quick_dataclass import dataclass
 
 SCHEMA = 1
 """Version of `Report.as_json()`; raised when a key changes its meaning or goes."""

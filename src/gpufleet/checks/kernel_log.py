@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from typing import Any
@@ -22,7 +23,6 @@ from typing import Any
 from gpufleet.checks.finding import Action, Problem, Severity, Step
 from gpufleet.checks.probe_facts import CannotTell, DoesNotApply, GpuReading, Reading, Unread, each
 from gpufleet.checks.xid_table import COUNTED_BY_ECC, KINDS, NVLINK5, RECOVERY, UNKNOWN, Kind
-from gpufleet.quick_dataclass import dataclass
 
 FALLEN_OFF = 79
 RECOVERY_CHANGED = 154

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from gpufleet.checks.finding import Action, Problem, Severity, Step
 from gpufleet.checks.probe_facts import CannotTell, DoesNotApply, Reading, is_missing
-from gpufleet.quick_dataclass import dataclass
 
 # Packages whose upgrade changes the driver, or what has to be of its version. Not those that fit
 # every driver: the container toolkit, CUDA's compilers, DCGM.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -26,7 +27,6 @@ from gpufleet.checks.probe_facts import (
 )
 from gpufleet.checks.remembered import remembered
 from gpufleet.node.topology import LINK_UP, REMOTE_GPU, REMOTE_SWITCH, nvlink_widths
-from gpufleet.quick_dataclass import dataclass
 
 # nvmlIntNvLinkDeviceType_t: a guest sees no switches, and NVML does not know what is there.
 REMOTE_UNKNOWN = 255

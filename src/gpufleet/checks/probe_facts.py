@@ -9,12 +9,11 @@ from __future__ import annotations
 import datetime as dt
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from gpufleet.checks.finding import GpuId
-from gpufleet.quick_dataclass import dataclass
 from gpufleet.settings.node_settings import NodeSettings
 
 _RAISE = object()

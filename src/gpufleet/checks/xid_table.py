@@ -7,8 +7,9 @@ where only the program that was running did. docs/checks/xid.md says so in words
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from gpufleet.checks.finding import Action, Severity
-from gpufleet.quick_dataclass import dataclass
 
 APPLICATION = (Action.LOOK,)
 WATCH = (Action.LOOK, Action.RESET_GPU, Action.SERVICE)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import KW_ONLY, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TypeAlias, TypeVar
 
 from gpufleet.converge.desired_packages import (
@@ -23,7 +23,6 @@ from gpufleet.converge.desired_packages import (
 )
 from gpufleet.converge.validation import CONTROL, must_be_path, must_match
 from gpufleet.errors import FleetError
-from gpufleet.quick_dataclass import dataclass
 
 __all__ = [
     "DEFAULT_UNIT_SECONDS",

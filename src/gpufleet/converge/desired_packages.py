@@ -6,11 +6,11 @@ Part of `converge/desired.py`, from where they are imported; `package_plan.py` c
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from gpufleet.converge.validation import must_be_path, must_match
 from gpufleet.errors import FleetError
-from gpufleet.quick_dataclass import dataclass
 
 # deb-control(5), fields Package and Version, and what rpm has beyond them (capitals, `_`, `^`); an
 # architecture as dpkg appends it.

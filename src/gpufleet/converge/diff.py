@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from gpufleet.converge import package_plan
@@ -33,7 +33,6 @@ from gpufleet.converge.desired import (
 )
 from gpufleet.converge.package_commands import TRANSACTION_SECONDS, Plan
 from gpufleet.converge.snapshot import FileState, Snapshot, UnitState, Unknown, UserState
-from gpufleet.quick_dataclass import dataclass
 
 # Deadlines of remote commands, in seconds.
 # useradd, systemctl enable and the like take well under a second; a busy node gets a margin.

@@ -10,11 +10,10 @@ dnf works on, and takes nothing from there.
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from gpufleet.converge.desired import Lockstep, ModuleStream, Package, PackageSource
-from gpufleet.quick_dataclass import dataclass
 
 Manager = Literal["apt", "dnf"]
 

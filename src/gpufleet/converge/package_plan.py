@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gpufleet.converge.desired import (
     Lockstep,
@@ -26,7 +26,6 @@ from gpufleet.converge.desired import (
 )
 from gpufleet.converge.package_commands import Manager, Plan
 from gpufleet.converge.snapshot import VERSIONLOCK, PackageState, Snapshot, Unknown
-from gpufleet.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ Pure. `questions(wanted)` says what has to be known, `on_node/converge/snapshot.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from gpufleet.converge.desired import (
@@ -31,7 +31,6 @@ from gpufleet.converge.desired import (
     Wanted,
     unit_of,
 )
-from gpufleet.quick_dataclass import dataclass
 
 SCHEMA = 1
 # What dnf holds packages with; it has no holds of its own.

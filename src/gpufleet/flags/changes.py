@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import cache
 from importlib import resources
 from typing import Any, TypeAlias
 
 from gpufleet.flags.schema import sort_key
-from gpufleet.quick_dataclass import dataclass
 
 ANY_VALUE = "*"
 """In `Change.rewrite`: whichever single value has no row of its own, or none at all."""

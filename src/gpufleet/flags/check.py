@@ -9,7 +9,7 @@ them, but for the beginnings of names, which argparse takes for the whole name a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpufleet.flags import changes, environment, values
@@ -19,7 +19,6 @@ from gpufleet.flags.conflicts import Settings, conflicts
 from gpufleet.flags.json_values import fit, fits_field
 from gpufleet.flags.problem import By, Kind, Problem, Severity
 from gpufleet.flags.schema import Flag, Schema
-from gpufleet.quick_dataclass import dataclass
 
 _YAML = (".yaml", ".yml")
 _COLLECTS = {"+", "*"}

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 
 from gpufleet.flags.normalize import Dotted, Trouble, Unparsed, Word, rewrite
 from gpufleet.flags.schema import Flag, Schema
-from gpufleet.quick_dataclass import dataclass
 
 __all__ = ["CommandLine", "Dotted", "Given", "Trouble", "Unparsed", "parse"]
 

@@ -8,11 +8,11 @@ holds from the release whose source was read to have it first.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from gpufleet.flags.command_line import CommandLine
 from gpufleet.flags.schema import Computed, Schema, sort_key
-from gpufleet.quick_dataclass import dataclass
 
 
 class Settings:

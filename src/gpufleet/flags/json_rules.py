@@ -8,10 +8,10 @@ parser.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from gpufleet.flags.schema import sort_key
-from gpufleet.quick_dataclass import dataclass
 
 _QUANTIZATION_KEYS = {
     "fp8_per_tensor_static": "0.24.0",

@@ -9,12 +9,12 @@ this module does not know takes everything: it never refuses what it cannot judg
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from gpufleet.flags.json_rules import broken, quantization_keys, quantization_names
 from gpufleet.flags.schema import Computed, Field, Schema
-from gpufleet.quick_dataclass import dataclass
 
 _TRUE = {"1", "true", "t", "yes", "y", "on"}
 _FALSE = {"0", "false", "f", "no", "n", "off"}

@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from gpufleet.flags.schema import Flag, Syntax
-from gpufleet.quick_dataclass import dataclass
 
 # The option's name: all behind the dashes and before the first dot (vLLM's own pattern).
 _NAME = re.compile(r"(?<=--)[^.]*")

@@ -14,14 +14,13 @@ import json
 import lzma
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from gpufleet.errors import FleetError
-from gpufleet.quick_dataclass import dataclass
 
 FORMAT = 1
 """Version of the document that `extract` writes; raised when a key changes its meaning or goes."""

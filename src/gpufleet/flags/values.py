@@ -11,6 +11,7 @@ import ast
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from gpufleet.flags.command_line import Given
@@ -18,7 +19,6 @@ from gpufleet.flags.json_values import JsonFault, fit
 from gpufleet.flags.normalize import human_readable
 from gpufleet.flags.problem import Kind
 from gpufleet.flags.schema import Flag, Schema, sort_key
-from gpufleet.quick_dataclass import dataclass
 
 _NONE = {"", "None"}
 _PAIRS = ("0.8.5", "0.10.0")  # parse_type of vllm/engine/arg_utils.py: JSON or pairs

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,7 +30,6 @@ from gpufleet.planning.multinode.disaggregation import Pairs
 from gpufleet.planning.multinode.rank_groups import joined, sentences
 from gpufleet.planning.planner import FleetPlan, Running
 from gpufleet.planning.quantization_advice import advice
-from gpufleet.quick_dataclass import dataclass
 from gpufleet.serving import flag_check
 from gpufleet.serving.restarts import restarts
 from gpufleet.settings.node_settings import NodeSettings, Served

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
-
-from gpufleet.quick_dataclass import dataclass
 
 STOP_ORDER = (
     "nvidia-dcgm-exporter.service",

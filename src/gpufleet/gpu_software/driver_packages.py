@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from gpufleet.catalog.driver_branches import serves
 from gpufleet.converge.desired import Lockstep, ModuleStream, NoPackage, Package, Value
@@ -17,7 +18,6 @@ from gpufleet.errors import FleetError
 from gpufleet.gpu_software.package_names import Names, fabric_name, names
 from gpufleet.gpu_software.repository import published
 from gpufleet.node.machine import Machine, System
-from gpufleet.quick_dataclass import dataclass
 from gpufleet.settings.gpu_settings import GpuLock
 
 # DCGM's package for CUDA 13 has no kernels for these (NVIDIA/DCGM, issue 254).

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,6 @@ from gpufleet.artifacts.release import Wheels
 from gpufleet.gpu_software import lock_rules
 from gpufleet.gpu_software.lock_rules import Objection
 from gpufleet.node.machine import Machine, System
-from gpufleet.quick_dataclass import dataclass
 from gpufleet.settings.node_settings import NodeSettings
 
 if TYPE_CHECKING:

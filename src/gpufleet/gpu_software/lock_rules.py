@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpufleet.catalog.driver_branches import (
@@ -22,7 +23,6 @@ from gpufleet.catalog.driver_branches import (
 )
 from gpufleet.gpu_software import repository
 from gpufleet.node.machine import Machine, System, generation
-from gpufleet.quick_dataclass import dataclass
 from gpufleet.settings.gpu_settings import GpuLock
 from gpufleet.settings.lock_defaults import KeyPath
 

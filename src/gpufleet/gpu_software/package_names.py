@@ -9,10 +9,10 @@ run 580, 590, 595 and 615.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from gpufleet.errors import FleetError
 from gpufleet.node.machine import System
-from gpufleet.quick_dataclass import dataclass
 from gpufleet.settings.gpu_settings import GpuLock
 
 # The first branch whose packages for Ubuntu have no branch in their names.

@@ -8,7 +8,7 @@ without a driver is nothing unusual here. Whether a lock suits a machine is
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from gpufleet.errors import FleetError
@@ -22,7 +22,6 @@ from gpufleet.gpu_software import (
     repository as vendor_repository,
 )
 from gpufleet.node.machine import Machine, System, from_probe
-from gpufleet.quick_dataclass import dataclass
 from gpufleet.settings.gpu_settings import GpuLock
 from gpufleet.settings.node_settings import NodeSettings, Repository
 from gpufleet.settings.variables import Origin

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpufleet.converge.desired import PackageSource
 from gpufleet.errors import FleetError
 from gpufleet.node.machine import Architecture, System
-from gpufleet.quick_dataclass import dataclass
 
 if TYPE_CHECKING:  # settings know locks, which know systems
     from gpufleet.settings.node_settings import Repository

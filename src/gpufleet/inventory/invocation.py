@@ -13,6 +13,7 @@ import json
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import FrameType
@@ -21,7 +22,6 @@ from typing import Any, NoReturn
 import click
 
 from gpufleet.inventory.refusal import Refusal
-from gpufleet.quick_dataclass import dataclass
 from gpufleet.settings.node_groups import suggestion
 
 _PYTHON_ONLY = {".yml", ".yaml", ".ini", ".json", ".toml"}

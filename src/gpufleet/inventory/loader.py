@@ -21,7 +21,7 @@ import runpy
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -32,7 +32,6 @@ from gpufleet.errors import FleetError
 from gpufleet.gpu_software import lock_check, lock_file
 from gpufleet.inventory import invocation
 from gpufleet.inventory.refusal import Refusal
-from gpufleet.quick_dataclass import dataclass
 from gpufleet.remote.ssh import nodelay_transport, open_files
 from gpufleet.settings import node_variables, variables
 from gpufleet.settings.node_groups import Groups, nest, suggestion

@@ -13,7 +13,7 @@ import base64
 import datetime as dt
 import hashlib
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -22,7 +22,6 @@ import yaml
 
 from gpufleet.converge.desired import Directory, File, NoOtherFiles, Value
 from gpufleet.errors import FleetError
-from gpufleet.quick_dataclass import dataclass
 from gpufleet.settings.monitoring_settings import BasicAuth, Exporters
 
 WEB_CONFIG = "web-config.yml"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 import yaml
@@ -19,7 +19,6 @@ import yaml
 from gpufleet.monitoring.exporters import named
 from gpufleet.monitoring.metrics.metric import Job
 from gpufleet.planning.stage import Running, Stage
-from gpufleet.quick_dataclass import dataclass
 from gpufleet.settings.monitoring_settings import BasicAuth, Exporters, Monitoring, Tls
 from gpufleet.settings.node_settings import NodeSettings
 

@@ -6,13 +6,12 @@ Pure, but for reading the secrets that settings name.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpufleet.errors import FleetError
 from gpufleet.monitoring import prometheus
 from gpufleet.monitoring.prometheus import Scrape, Server, Target, Watched
-from gpufleet.quick_dataclass import dataclass
 from gpufleet.settings.monitoring_settings import Monitoring
 from gpufleet.settings.node_settings import NodeSettings
 

@@ -19,14 +19,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from ipaddress import AddressValueError, IPv4Interface, IPv4Network, NetmaskValueError
 from typing import Any
 
 from gpufleet.errors import FleetError
 from gpufleet.node.nic_affinity import nearest, nic_classes
 from gpufleet.node.topology import known
-from gpufleet.quick_dataclass import dataclass
 
 INFINIBAND = "InfiniBand"
 ROCE = "Ethernet"

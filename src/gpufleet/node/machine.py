@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from gpufleet.errors import FleetError
 from gpufleet.on_node.common.linux_facts import SWITCHES_OVER_INFINIBAND
-from gpufleet.quick_dataclass import dataclass
 
 Architecture = Literal["x86_64", "aarch64"]
 Generation = Literal["maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell"]

@@ -20,11 +20,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import combinations, takewhile
 
 from gpufleet.errors import FleetError
-from gpufleet.quick_dataclass import dataclass
 
 SELF = "X"
 

@@ -7,7 +7,7 @@ planner can use. A GPU that does not answer is not in `Node.gpus`; that it is mi
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from gpufleet.errors import FleetError
 from gpufleet.node.cordon import Cordon, cordon_of
 from gpufleet.node.probe_document import flaw
-from gpufleet.quick_dataclass import dataclass
 
 # nvmlGpuTopologyLevel_t, nvml.h, in the words of `nvidia-smi topo -m`. Two GPUs of one board
 # (internal, 0) are as near as two behind one switch.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from pyinfra import host, logger
@@ -25,7 +25,6 @@ from gpufleet.errors import FleetError
 from gpufleet.flags import extract, schema
 from gpufleet.flags.schema import Schema
 from gpufleet.operations.converge import Converge, files, refuse
-from gpufleet.quick_dataclass import dataclass
 from gpufleet.remote.facts import ReleaseFlags
 from gpufleet.serving import flag_check
 from gpufleet.serving.flag_check import Findings, Origins, Started

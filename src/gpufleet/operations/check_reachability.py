@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from weakref import WeakKeyDictionary
 
@@ -29,7 +29,6 @@ from gpufleet.operations.converge import Converge
 from gpufleet.planning.multinode import reachability
 from gpufleet.planning.multinode.reachability import Member, Reach, Replica
 from gpufleet.planning.planner import Stage
-from gpufleet.quick_dataclass import dataclass
 from gpufleet.remote import payload
 from gpufleet.remote.query import ask
 from gpufleet.sanitize import printable

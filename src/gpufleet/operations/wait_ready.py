@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import gevent
@@ -16,7 +16,6 @@ from pyinfra.api import FunctionCommand, Host, State, operation
 
 from gpufleet.monitoring.exporters import Access
 from gpufleet.progress import SELDOM_SECONDS
-from gpufleet.quick_dataclass import dataclass
 from gpufleet.remote import payload, query
 from gpufleet.remote.facts import Serving
 from gpufleet.serving import readiness

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -27,7 +27,6 @@ from gpufleet.catalog.gpu_models import cuda_total_gib
 from gpufleet.errors import FleetError, NotKnownError
 from gpufleet.flags.normalize import human_readable
 from gpufleet.planning.parallelism import Division, Kind, held, room, spread
-from gpufleet.quick_dataclass import dataclass
 from gpufleet.settings.node_settings import Served
 from gpufleet.sizing.fit import AUTO_LENGTH, Options, Sizing
 from gpufleet.versions import numbers

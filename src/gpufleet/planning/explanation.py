@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -16,7 +16,6 @@ from gpufleet.formatting import node_ranges, ranges
 from gpufleet.node.topology import Node
 from gpufleet.planning.candidates import GIB, Considered
 from gpufleet.planning.planner import FleetPlan, Running, Stage
-from gpufleet.quick_dataclass import dataclass
 
 # Candidates
 

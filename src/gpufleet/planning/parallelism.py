@@ -14,10 +14,9 @@ PCIe would hold it on fewer nodes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from gpufleet.quick_dataclass import dataclass
 from gpufleet.settings.node_settings import Served
 
 

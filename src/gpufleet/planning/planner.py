@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gpufleet.errors import FleetError
@@ -43,7 +43,6 @@ from gpufleet.planning.parallelism import Kind
 from gpufleet.planning.ports import assigned
 from gpufleet.planning.replica_allocation import Demand, in_order, left_out, place
 from gpufleet.planning.stage import Move, Running, Stage
-from gpufleet.quick_dataclass import dataclass
 from gpufleet.settings.node_settings import NodeSettings, Served
 from gpufleet.sizing.fit import Options, Sizing, size
 

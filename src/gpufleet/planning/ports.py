@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from gpufleet.formatting import listed
-from gpufleet.quick_dataclass import dataclass
 from gpufleet.settings.node_settings import NodeSettings
 
 LAST_PORT = 65535

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpufleet.formatting import counted, listed
@@ -22,7 +22,6 @@ from gpufleet.planning.parallelism import Division, Kind
 from gpufleet.planning.ports import Endpoint
 from gpufleet.planning.stage import Balancing, Move, Running, Stage
 from gpufleet.planning.too_large import Oversize
-from gpufleet.quick_dataclass import dataclass
 from gpufleet.settings.node_settings import Served
 
 if TYPE_CHECKING:

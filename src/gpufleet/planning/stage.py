@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from gpufleet.catalog.presets import LayeredFlag
 from gpufleet.formatting import listed, ranges
 from gpufleet.node.cluster_network import Network
-from gpufleet.quick_dataclass import dataclass
 
 Balancing: TypeAlias = Literal["internal", "hybrid", "external"]
 

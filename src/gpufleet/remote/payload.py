@@ -8,14 +8,15 @@ installed instead: `archive`.)
 A program is a file of `on_node/`: standard library only, syntax of Python 3.8, one JSON document
 on stdout. It runs as `__main__` and finds what it was given in the global `PARAMETERS`. Other files
 of `on_node/` that it imports travel along. Asked for `nvml`, so does NVIDIA's binding
-(`vendor/pynvml.py`, unmodified), which the program imports as `pynvml` in preference to any that
-the node may have: bindings of other releases have wrong struct sizes.
+(`pynvml.py` of the pinned nvidia-ml-py, unmodified), which the program imports in preference to any
+that the node may have: bindings of other releases have wrong struct sizes.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import importlib.util
 import io
 import json
 import re
@@ -23,10 +24,20 @@ import zipfile
 import zlib
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
+
+from gpufleet.errors import FleetError
 
 CODE = "/var/cache/gpufleet/code"
 """Where nodes that deploys have converged keep compiled programs; nothing is kept elsewhere."""
+
+BINDING_VERSION = "13.615.71"
+BINDING_SHA256 = "2828e66b483bec218f461314f6da96c1e56330ed4b297a20b3444b4c43cdd14e"
+"""Of pynvml.py in nvidia-ml-py's wheel of that version."""
+
+_BINDING = "pynvml.py"
+_BINDING_REMEDY = f"install nvidia-ml-py=={BINDING_VERSION}, as uv.lock has it (`uv sync --frozen`)"
 
 # Kept code that nobody has written for so long is of another release of gpufleet, or of a Python
 # that the node has no more.
@@ -165,7 +176,7 @@ def program(name: str, *, nvml: bool = False, **parameters: Any) -> Payload:
     modules = {module: _path(module) for module in _imported(name)}
     modules |= dict.fromkeys(_packages(modules), "on_node/__init__.py")
     if nvml:
-        modules["pynvml"] = "vendor/pynvml.py"
+        modules["pynvml"] = _BINDING
     fields = {
         "name": name,
         "sha256": digest(name),
@@ -199,7 +210,7 @@ def archive(name: str, *, nvml: bool = False) -> bytes:
         contents[f"{package.replace('.', '/')}/__init__.py"] = _source("on_node/__init__.py")
     contents["__main__.py"] = _source(f"on_node/{name}.py")
     if nvml:
-        contents["pynvml.py"] = _source("vendor/pynvml.py")
+        contents["pynvml.py"] = _source(_BINDING)
     packed = io.BytesIO()
     packed.write(b"#!/usr/bin/python3 -IB\n")
     with zipfile.ZipFile(packed, "a", zipfile.ZIP_STORED) as file:
@@ -255,8 +266,28 @@ def _imported(name: str) -> tuple[str, ...]:
     return tuple(sorted(found - {own}))
 
 
+def binding() -> Path:
+    """
+    Return where NVIDIA's binding to NVML is installed: the module `pynvml` of nvidia-ml-py.
+
+    Raises `FleetError` unless it is byte for byte the pinned release: it travels to every node.
+    """
+    found = importlib.util.find_spec("pynvml")
+    if found is None or found.origin is None:
+        raise FleetError(f"nvidia-ml-py is not installed: {_BINDING_REMEDY}")
+    path = Path(found.origin)
+    if (sha256 := hashlib.sha256(path.read_bytes()).hexdigest()) != BINDING_SHA256:
+        raise FleetError(
+            f"{path} has the SHA-256 {sha256}, that of nvidia-ml-py {BINDING_VERSION} has "
+            f"{BINDING_SHA256}; what differs is not sent to nodes: {_BINDING_REMEDY}"
+        )
+    return path
+
+
 @cache
 def _source(path: str) -> str:
+    if path == _BINDING:
+        return binding().read_text(encoding="utf-8")
     return resources.files("gpufleet").joinpath(path).read_text(encoding="utf-8")
 
 

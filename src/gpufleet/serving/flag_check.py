@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -24,7 +25,6 @@ from gpufleet.flags.problem import By, Kind, Problem
 from gpufleet.flags.schema import Schema
 from gpufleet.planning.multinode.launch import filled
 from gpufleet.planning.planner import Stage
-from gpufleet.quick_dataclass import dataclass
 from gpufleet.remote import payload
 from gpufleet.serving import unit
 from gpufleet.settings.node_settings import NodeSettings, Served, Vllm

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from gpufleet.errors import FleetError
-from gpufleet.quick_dataclass import dataclass
 
 
 class State(StrEnum):

@@ -15,7 +15,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,6 @@ from gpufleet.errors import FleetError
 from gpufleet.flags.arguments import words
 from gpufleet.planning.multinode import disaggregation, launch
 from gpufleet.planning.planner import Stage
-from gpufleet.quick_dataclass import dataclass
 from gpufleet.remote import payload
 from gpufleet.settings.node_settings import Argument, Served, Vllm
 from gpufleet.settings.variables import KeyPath

@@ -19,7 +19,6 @@ from pydantic import (
     model_validator,
 )
 
-from gpufleet.settings.base import Matches
 from gpufleet.settings.monitoring_settings import Port, Sha256
 
 
@@ -28,7 +27,7 @@ class _Setting(BaseModel):
 
 
 # A word of HAProxy's configuration and a metric's label are made of it.
-ClientName = Annotated[str, Matches(r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$")]
+ClientName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$")]
 
 
 class GatewayTls(_Setting):
@@ -60,7 +59,7 @@ class Affinity(_Setting):
         Field(description="none: the least busy; session: a header; client: who asks"),
     ] = "none"
     header: Annotated[
-        str, Matches(r"^[A-Za-z0-9-]+$"), Field(description="Whose value names a session")
+        str, Field(pattern=r"^[A-Za-z0-9-]+$", description="Whose value names a session")
     ] = "x-session-id"
     most_percent: Annotated[
         int,
@@ -75,8 +74,8 @@ class Affinity(_Setting):
 class VirtualAddress(_Setting):
     """An address that one of two gateways has: keepalived moves it when that one fails."""
 
-    address: Annotated[str, Matches(r"^[0-9a-fA-F.:]+/\d+$"), Field(description="With its prefix")]
-    interface: Annotated[str, Matches(r"^[\w.@-]{1,15}$")]
+    address: Annotated[str, Field(pattern=r"^[0-9a-fA-F.:]+/\d+$", description="With its prefix")]
+    interface: Annotated[str, Field(pattern=r"^[\w.@-]{1,15}$")]
     router_id: Annotated[int, Field(ge=1, le=255, description="The same on both, no one else's")]
     priority: Annotated[int, Field(ge=1, le=254, description="The higher one has it")] = 100
     password_file: Annotated[str, Field(description="On this machine; at most 8 bytes (VRRP)")]

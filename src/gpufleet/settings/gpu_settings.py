@@ -10,15 +10,13 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
-from gpufleet.settings.base import Matches
-
 # An upstream version of NVIDIA's driver, or the branch that is its first number.
 DRIVER = r"^\d{3}(\.\d+(\.\d+)?)?$"
 # A package's version: as deb-control(5) has it, or rpm's VERSION-RELEASE.
 VERSION = r"^[0-9A-Za-z][0-9A-Za-z.+:~^-]*$"
 # What modprobe.d(5) takes apart at blanks, a line for all of a module's options.
-ModuleOption = Annotated[str, Matches(r"^[A-Za-z_]\w*$")]
-ModuleValue = Annotated[str, Matches(r"^\S+$")]
+ModuleOption = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
+ModuleValue = Annotated[str, Field(pattern=r"^\S+$")]
 
 
 class _Setting(BaseModel):
@@ -33,13 +31,13 @@ class Toolkit(_Setting):
         Field(description="none; jit: compiler and headers; full: all of the toolkit"),
     ] = "none"
     branch: Annotated[
-        str | None, Matches(r"^\d+-\d+$"), Field(description="as in cuda-toolkit-<13-0>")
+        str | None, Field(pattern=r"^\d+-\d+$", description="as in cuda-toolkit-<13-0>")
     ] = None
     version: Annotated[
         str | None,
-        Matches(VERSION),
         Field(
-            description="exact version of cuda-toolkit-<branch> (full) or cuda-nvcc-<branch> (jit)"
+            pattern=VERSION,
+            description="exact version of cuda-toolkit-<branch> (full) or cuda-nvcc-<branch> (jit)",
         ),
     ] = None
 
@@ -56,20 +54,18 @@ class LockedDcgm(_Setting):
     """DCGM and its exporter."""
 
     version: Annotated[
-        str, Matches(VERSION), Field(description="of every datacenter-gpu-manager-4 package")
+        str, Field(pattern=VERSION, description="of every datacenter-gpu-manager-4 package")
     ]
     exporter: Annotated[
-        str | None, Matches(VERSION), Field(description="of the exporter; null: none")
+        str | None, Field(pattern=VERSION, description="of the exporter; null: none")
     ] = None
 
 
 class LockedVllm(_Setting):
     """The release that serves. `vllm.version` and `vllm.python` may say the same, nothing else."""
 
-    version: Annotated[str, Matches(r"^\d+\.\d+\.\d+(\.?\w+)*$")]
-    python: Annotated[
-        str, Matches(r"^3\.\d+$"), Field(description="Python of the node, as in 3.12")
-    ]
+    version: Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+(\.?\w+)*$")]
+    python: Annotated[str, Field(pattern=r"^3\.\d+$", description="Python of the node, as in 3.12")]
 
 
 class GpuLock(_Setting):
@@ -81,10 +77,10 @@ class GpuLock(_Setting):
 
     driver: Annotated[
         str,
-        Matches(DRIVER),
         Field(
+            pattern=DRIVER,
             description="exact version, as 580.95.05, or a branch, as 580: then any version of it "
-            "that is installed is kept, and a new node gets the newest"
+            "that is installed is kept, and a new node gets the newest",
         ),
     ]
     modules: Annotated[
@@ -96,8 +92,7 @@ class GpuLock(_Setting):
     ] = "follow"
     nvlsm: Annotated[
         str | None,
-        Matches(VERSION),
-        Field(description="exact; for nodes with NVLink 5 switches"),
+        Field(pattern=VERSION, description="exact; for nodes with NVLink 5 switches"),
     ] = None
     toolkit: Toolkit = Toolkit()
     dcgm: LockedDcgm | None = None
@@ -135,9 +130,9 @@ class Rdma(_Setting):
 class ContainerToolkit(_Setting):
     """NVIDIA's container toolkit, for nodes that also run containers with GPUs."""
 
-    version: Annotated[str, Matches(VERSION)]
+    version: Annotated[str, Field(pattern=VERSION)]
     repository: Annotated[
-        str, Matches(r"^https?://\S+[^/\s]$"), Field(description="without final slash")
+        str, Field(pattern=r"^https?://\S+[^/\s]$", description="without final slash")
     ] = "https://nvidia.github.io/libnvidia-container/stable/deb/amd64"
     key_file: Annotated[
         str, Field(description="the repository's public key, a file on this machine")

@@ -22,12 +22,11 @@ from pydantic import (
     model_validator,
 )
 
-from gpufleet.settings.base import Matches
 from gpufleet.settings.gateway_settings import ClientName, GatewayTls
 from gpufleet.settings.monitoring_settings import Port, Sha256
 
 # What clients ask for, as `served_name` of `serving` may be.
-PublicName = Annotated[str, Matches(r"^[\w.:/-]+$")]
+PublicName = Annotated[str, Field(pattern=r"^[\w.:/-]+$")]
 
 # Releases on PyPI that were somebody else's (2026): 1.82.7 and 1.82.8 stole credentials,
 # 1.107.0 is listed as compromised. A lock's hashes would bring exactly these.
@@ -100,7 +99,7 @@ class LitellmClient(_Setting):
 class Litellm(_Setting):
     """The LiteLLM proxy in front of a gateway."""
 
-    version: Annotated[str, Matches(r"^\d+\.\d+\.\d+(\.?\w+)*$")]
+    version: Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+(\.?\w+)*$")]
     lock: Annotated[
         str, Field(description="Requirements with hashes; from the project's root, or absolute")
     ]
@@ -108,7 +107,7 @@ class Litellm(_Setting):
         "locks/uv.txt"
     )
     python: Annotated[
-        str, Matches(r"^/[\w./+-]+$"), Field(description="The node's interpreter; 3.10 or newer")
+        str, Field(pattern=r"^/[\w./+-]+$", description="The node's interpreter; 3.10 or newer")
     ] = "/usr/bin/python3"
     index_url: Annotated[str | None, Field(description="Package index; null: PyPI")] = None
     find_links: Annotated[tuple[str, ...], Field(description="Flat wheel directories")] = ()
@@ -119,7 +118,7 @@ class Litellm(_Setting):
 
     port: Port = 4000
     listen: Annotated[
-        str, Matches(r"^[\w.:-]+$"), Field(description="The address that it binds")
+        str, Field(pattern=r"^[\w.:-]+$", description="The address that it binds")
     ] = "127.0.0.1"
     tls: Annotated[GatewayTls | None, Field(description="null: plain HTTP")] = None
     clients: Annotated[tuple[LitellmClient, ...], Field(description="Who may ask")] = ()
@@ -139,10 +138,10 @@ class Litellm(_Setting):
 
     upstream_url: Annotated[
         str | None,
-        Matches(r"^https?://[^/\s]+$"),
         Field(
+            pattern=r"^https?://[^/\s]+$",
             description="The gateway's address, as its certificate names it; null: the gateway of "
-            "this node"
+            "this node",
         ),
     ] = None
     upstream_ca_file: Annotated[
@@ -166,7 +165,7 @@ class Litellm(_Setting):
         dict[PublicName, PublicName], Field(description="Further names, each for one of the others")
     ] = {}
     body_keys: Annotated[
-        tuple[Annotated[str, Matches(r"^\w+$")], ...],
+        tuple[Annotated[str, Field(pattern=r"^\w+$")], ...],
         Field(description="Keys of a request's body that are passed on beyond the known ones"),
     ] = ()
     max_body_mib: Annotated[int, Field(ge=1, le=1024, description="Largest request")] = 32

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from gpufleet.catalog.driver_branches import serves
-from gpufleet.quick_dataclass import dataclass
 from gpufleet.settings.gpu_settings import GpuLock
 
 KeyPath: TypeAlias = tuple[str | int, ...]

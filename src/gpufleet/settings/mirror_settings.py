@@ -9,10 +9,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from gpufleet.settings.base import Matches
-
 Address = Annotated[
-    str, Matches(r"^https?://[^\s/@]+(/\S*[^/\s])?$"), Field(description="Without final slash")
+    str, Field(pattern=r"^https?://[^\s/@]+(/\S*[^/\s])?$", description="Without final slash")
 ]
 
 

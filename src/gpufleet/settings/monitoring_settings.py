@@ -18,11 +18,9 @@ from pydantic import (
     model_validator,
 )
 
-from gpufleet.settings.base import Matches
-
 Port = Annotated[int, Field(ge=1, le=65535)]
-Sha256 = Annotated[str, Matches(r"^[0-9a-f]{64}$")]
-Url = Annotated[str, Matches(r"^https?://\S+[^/\s]$"), Field(description="Without final slash")]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Url = Annotated[str, Field(pattern=r"^https?://\S+[^/\s]$", description="Without final slash")]
 
 
 class _Setting(BaseModel):
@@ -49,7 +47,7 @@ class Tls(_Setting):
 class BasicAuth(_Setting):
     """Who may read exporters' metrics."""
 
-    username: Annotated[str, Matches(r"^[\w.-]+$")] = "prometheus"
+    username: Annotated[str, Field(pattern=r"^[\w.-]+$")] = "prometheus"
     password_file: Annotated[
         str, Field(description="On this machine; nodes get its bcrypt hash, Prometheus itself")
     ]
@@ -67,7 +65,7 @@ class Exporters(_Setting):
 
 
 # Flags are made of it: --collector.NAME.
-Collector = Annotated[str, Matches(r"^[a-z][a-z0-9_]*$")]
+Collector = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 
 
 class NodeExporter(_Setting):
@@ -154,7 +152,7 @@ class Receiver(_Setting):
 class Mail(_Setting):
     """The mail server of receivers with `email_to`."""
 
-    smarthost: Annotated[str, Matches(r"^[\w.-]+:\d+$"), Field(description="host:port")]
+    smarthost: Annotated[str, Field(pattern=r"^[\w.-]+:\d+$", description="host:port")]
     sender: str
     username: str | None = None
     password_file: str | None = None
@@ -206,7 +204,7 @@ class Grafana(_Setting):
 
     package: Annotated[str | None, Field(description="e.g. grafana; null: it is there")] = None
     provisioning: Annotated[
-        str, Matches(r"^/[\w./-]+$"), Field(description="Its provisioning directory")
+        str, Field(pattern=r"^/[\w./-]+$", description="Its provisioning directory")
     ] = "/etc/grafana/provisioning"
     unit: str = "grafana-server.service"
 

@@ -7,11 +7,11 @@ variables win: the deeper group is the more specific one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from graphlib import CycleError, TopologicalSorter
 
 from gpufleet.errors import FleetError
-from gpufleet.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,6 @@ from gpufleet.catalog import presets
 from gpufleet.catalog.checks import CHECKS
 from gpufleet.gpu_software import lock_rules as gpu_lock
 from gpufleet.settings import lock_defaults
-from gpufleet.settings.base import Matches
 from gpufleet.settings.gateway_settings import Balancer, Gateway, Golden, Upgrade
 from gpufleet.settings.gpu_settings import Gpu, GpuLock
 from gpufleet.settings.litellm_settings import Litellm
@@ -65,7 +64,7 @@ AbsolutePath = Annotated[str, AfterValidator(_absolute)]
 
 # Unit names, directories and URLs are made of it. 40 leaves room for "vllm-", the replica and
 # ".service" in systemd's limit of 255, and for a metric label that people can read.
-ModelName = Annotated[str, Matches(r"^[a-z0-9]([a-z0-9.-]{0,38}[a-z0-9])?$")]
+ModelName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,38}[a-z0-9])?$")]
 
 # What the toolkit sets itself: an operator's value would contradict the plan.
 PLANNED_ARGUMENTS = frozenset(
@@ -171,13 +170,13 @@ class Checks(Setting):
 class Repository(Setting):
     """NVIDIA's repository for the nodes' system, or a mirror of it with the same layout."""
 
-    url: Annotated[str, Matches(r"^https?://\S+[^/\s]$"), Field(description="Without final slash")]
+    url: Annotated[str, Field(pattern=r"^https?://\S+[^/\s]$", description="Without final slash")]
     keyring: Annotated[
         str,
-        Matches(r"^[\w.+~-]+\.(deb|pub|asc|gpg)$"),
         Field(
+            pattern=r"^[\w.+~-]+\.(deb|pub|asc|gpg)$",
             description="File beside the packages that brings the repository's key: the keyring "
-            "package or, for dnf, the key itself, as D42D0685.pub"
+            "package or, for dnf, the key itself, as D42D0685.pub",
         ),
     ] = "cuda-keyring_1.1-1_all.deb"
     keyring_sha256: Annotated[Sha256, Field(description="Hash of that file")]
@@ -189,10 +188,10 @@ class Cuda(Setting):
     repository: Repository
     toolkit: Annotated[
         str | None,
-        Matches(r"^\d+-\d+$"),
         Field(
+            pattern=r"^\d+-\d+$",
             description="Toolkit as in cuda-toolkit-<13-0>, which it is where `version` is set; "
-            "null installs none"
+            "null installs none",
         ),
     ] = None
     version: Annotated[
@@ -317,7 +316,7 @@ class Distribution(Setting):
 class Vllm(Setting):
     """The vLLM release and what all stages of a node share."""
 
-    version: Annotated[str, Matches(r"^\d+\.\d+\.\d+(\.?\w+)*$")]
+    version: Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+(\.?\w+)*$")]
     lock: Annotated[
         str,
         Field(description="Requirements with hashes; from the project's root, or absolute"),
@@ -338,7 +337,7 @@ class Vllm(Setting):
             "probe; vLLM runs its CPU build, one process a rank"
         ),
     ] = "cuda"
-    user: Annotated[str, Matches(r"^[a-z_][a-z0-9_-]{0,30}$")] = "vllm"
+    user: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_-]{0,30}$")] = "vllm"
     listen: Annotated[str, Field(description="Address that endpoints bind")] = "0.0.0.0"  # noqa: S104
     watchdog_port: Annotated[
         int | None,
@@ -410,23 +409,25 @@ class Served(Setting):
 
     model: Annotated[
         str,
-        Matches(r"^(/\S+|[\w.-]+/[\w.-]+)$"),
         Field(
-            description="Hugging Face id (downloaded on the node), or an absolute path on the node"
+            pattern=r"^(/\S+|[\w.-]+/[\w.-]+)$",
+            description="Hugging Face id (downloaded on the node), or an absolute path on the node",
         ),
     ]
     revision: Annotated[
         str | None,
-        Matches(r"^[0-9a-f]{40}$"),
         Field(
+            pattern=r"^[0-9a-f]{40}$",
             description="Commit of a Hugging Face model, all 40 digits: a branch is another set of "
-            "files tomorrow, and nodes would differ"
+            "files tomorrow, and nodes would differ",
         ),
     ] = None
     served_name: Annotated[
         str | None,
-        Matches(r"^[\w.:/-]+$"),
-        Field(description="What clients ask for; null: the name that it has here"),
+        Field(
+            pattern=r"^[\w.:/-]+$",
+            description="What clients ask for; null: the name that it has here",
+        ),
     ] = None
     replicas: Annotated[
         int | Literal["fit"],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
@@ -16,7 +16,6 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from gpufleet.errors import FleetError
-from gpufleet.quick_dataclass import dataclass
 from gpufleet.settings import lock_defaults
 from gpufleet.settings.node_groups import suggestion
 from gpufleet.settings.node_settings import Mistake, NodeSettings, node_settings

@@ -12,14 +12,13 @@ identifiers, `NAME.yml` beside `NAME.yaml`, and values that JSON does not have.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import yaml
 
 from gpufleet.errors import FleetError
-from gpufleet.quick_dataclass import dataclass
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 

@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 from gpufleet.errors import FleetError
-from gpufleet.quick_dataclass import dataclass
 from gpufleet.sizing import kv_bytes, kv_cache
 from gpufleet.sizing.architectures.components import LatentCache
 from gpufleet.sizing.architectures.description import Description

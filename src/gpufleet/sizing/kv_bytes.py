@@ -11,14 +11,13 @@ platforms/interface.py and model_executor/models/config.py of 0.8.5 to 0.33.0.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from math import lcm, prod
 from typing import Any, Literal
 
 from gpufleet.errors import NotKnownError
-from gpufleet.quick_dataclass import dataclass
 from gpufleet.sizing.architectures.components import (
     Architecture,
     Cache,

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-from gpufleet.quick_dataclass import dataclass
 from gpufleet.sizing import kv_compressed
 from gpufleet.sizing.kv_bytes import (
     Kind,

@@ -11,10 +11,9 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gpufleet.errors import FleetError
-from gpufleet.quick_dataclass import dataclass
 from gpufleet.sizing.architectures.components import (
     Architecture,
     LatentCache,

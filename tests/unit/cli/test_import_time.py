@@ -36,9 +36,9 @@ def loaded(program: str) -> set[str]:
     ids=lambda given: " ".join(sorted(given)) if isinstance(given, set) else given[0],
 )
 def test_a_command_loads_what_it_needs(line: list[str], needed: set[str]) -> None:
-    program = f"import sys; from gpufleet.cli import main; sys.argv[1:] = {line}; main()"
+    program = f"import sys; from gpufleet.cli.main import main; sys.argv[1:] = {line}; main()"
     assert loaded(program) == needed
 
 
 def test_a_deploy_that_prints_no_table_does_not_load_what_prints_them() -> None:
-    assert "rich" not in loaded("import gpufleet.fleet")
+    assert "rich" not in loaded("import gpufleet.fleet.run")

@@ -7,14 +7,14 @@ import marshal
 import subprocess
 import sys
 import zlib
-from pathlib import Path
 
 import pytest
 
 from gpufleet.remote import payload
 from gpufleet.remote.payload import Payload
+from tests.support.checkout import ROOT
 
-ON_NODE = Path(payload.__file__).parent / "on_node"
+ON_NODE = ROOT / "src/gpufleet/on_node"
 
 
 @pytest.mark.parametrize(
@@ -154,19 +154,26 @@ def run(kept: Path, sent: Payload | None) -> subprocess.CompletedProcess[str]:
 
 
 def parsed(name: str) -> set[str]:
-    """Return the modules of on_node that one imports anywhere, as Python's parser finds them."""
+    """Return the files of on_node that one imports anywhere, as Python's parser finds them."""
     found = set()
     for node in ast.walk(ast.parse((ON_NODE / f"{name}.py").read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module == "gpufleet.on_node":
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and str(node.module).startswith("gpufleet.on_node."):
-            found.add(str(node.module).rpartition(".")[2])
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("gpufleet.on_node"):
+            module = str(node.module).replace(".", "/").removeprefix("gpufleet/on_node").lstrip("/")
+            if (ON_NODE / f"{module}.py").is_file():
+                found.add(module)
+            else:
+                found |= {f"{module}/{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
             assert not any(alias.name.startswith("gpufleet") for alias in node.names), name
     return found
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in ON_NODE.glob("[!_]*.py")))
+FILES = sorted(
+    str(path.relative_to(ON_NODE).with_suffix("")) for path in ON_NODE.glob("*/[!_]*.py")
+)
+
+
+@pytest.mark.parametrize("name", FILES)
 def test_whatever_a_program_imports_travels_along_and_nothing_else(name: str) -> None:
     wanted, unread = set(), {name}
     while unread:
@@ -174,4 +181,23 @@ def test_whatever_a_program_imports_travels_along_and_nothing_else(name: str) ->
         wanted |= new
         unread |= new
     carried = payload._imported(name)
-    assert set(carried) == {f"gpufleet.on_node.{each}" for each in wanted}
+    assert set(carried) == {f"gpufleet.on_node.{each.replace('/', '.')}" for each in wanted}
+
+
+def test_every_program_that_is_named_exists() -> None:
+    """A program's name is a string: a file that is renamed would be missed on a node only."""
+    named = set()
+    for folder in ("src", "roles", "deploys", "lab", "benchmarks"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if (
+                    isinstance(node, ast.Call)
+                    and isinstance(node.func, ast.Attribute)
+                    and node.func.attr in {"program", "archive", "digest"}
+                    and isinstance(node.func.value, ast.Name)
+                    and node.func.value.id == "payload"
+                    and isinstance(node.args[0], ast.Constant)
+                ):
+                    named.add(node.args[0].value)
+    assert len(named) > 30
+    assert named - set(FILES) == set()

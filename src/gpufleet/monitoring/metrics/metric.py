@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, TypeAlias
-
-from gpufleet.quick_dataclass import dataclass
 
 Release: TypeAlias = tuple[int, int]
 

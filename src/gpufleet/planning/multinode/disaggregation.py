@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from gpufleet.artifacts.release import cuda_of, pinned
@@ -22,7 +23,6 @@ from gpufleet.errors import FleetError
 from gpufleet.fleet.model_configs import Described
 from gpufleet.formatting import counted, listed, ranges
 from gpufleet.planning.stage import Stage
-from gpufleet.quick_dataclass import dataclass
 from gpufleet.settings.node_groups import suggestion
 from gpufleet.settings.node_settings import Argument, NodeSettings, Served, Vllm
 from gpufleet.sizing.architectures.components import FullCache, LatentCache, StateCache

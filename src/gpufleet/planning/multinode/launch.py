@@ -27,7 +27,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from gpufleet.errors import FleetError
@@ -35,7 +35,6 @@ from gpufleet.flags.arguments import words
 from gpufleet.node.cluster_network import Network
 from gpufleet.planning.planner import Stage
 from gpufleet.planning.stage import Balancing
-from gpufleet.quick_dataclass import dataclass
 from gpufleet.settings.node_settings import Argument, Served
 
 Version: TypeAlias = tuple[int, ...]

@@ -9,12 +9,12 @@ has one of it there. What runs keeps its ranges where it can: others would be a 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from gpufleet.errors import FleetError
 from gpufleet.planning.multinode.launch import NIXL_PORT, endpoints, hands_over
 from gpufleet.planning.planner import Stage
 from gpufleet.planning.stage import Running
-from gpufleet.quick_dataclass import dataclass
 from gpufleet.settings.node_settings import Served
 
 PORTS = 16

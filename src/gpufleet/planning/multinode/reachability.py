@@ -14,13 +14,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from gpufleet.formatting import counted, listed, ranges
 from gpufleet.node.cluster_network import Network
 from gpufleet.planning.multinode.rank_ports import PORTS
-from gpufleet.quick_dataclass import dataclass
 
 LOOK_SECONDS = 8
 """A node's own deadline is 6 s (on_node/reach/preflight.py); two for the way."""

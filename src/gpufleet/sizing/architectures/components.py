@@ -7,11 +7,9 @@ Shapes are those of the whole model, as the checkpoint has them. What one GPU ho
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
-
-from gpufleet.quick_dataclass import dataclass
 
 
 class Split(StrEnum):

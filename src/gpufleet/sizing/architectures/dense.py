@@ -9,12 +9,11 @@ model_executor/models.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from gpufleet.errors import FleetError
-from gpufleet.quick_dataclass import dataclass
 from gpufleet.sizing.architectures.components import (
     Architecture,
     Cache,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpufleet.quick_dataclass import dataclass
 from gpufleet.sizing.architectures.components import Architecture
 
 if TYPE_CHECKING:

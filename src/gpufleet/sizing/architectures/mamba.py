@@ -9,12 +9,11 @@ convolution.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
 from gpufleet.errors import FleetError
-from gpufleet.quick_dataclass import dataclass
 from gpufleet.sizing.architectures.components import (
     Architecture,
     FullCache,

@@ -9,11 +9,10 @@ for families dropped since, the last release that had them).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from gpufleet.quick_dataclass import dataclass
 from gpufleet.sizing.architectures import moe_irregular
 from gpufleet.sizing.architectures.components import Architecture, Layer, Split, Weight
 from gpufleet.sizing.architectures.config_fields import Fields

@@ -11,12 +11,11 @@ Source: the classes of the same names in vLLM's model_executor/models, 0.19 to 0
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from gpufleet.errors import FleetError
-from gpufleet.quick_dataclass import dataclass
 from gpufleet.sizing.architectures.components import Architecture, Part, Split, Weight, Where
 from gpufleet.sizing.architectures.config_fields import Fields
 from gpufleet.sizing.architectures.dense import vector

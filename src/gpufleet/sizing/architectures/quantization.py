@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fnmatch import translate
 from functools import cache, cached_property
 from typing import Any
 
 from gpufleet.errors import FleetError
-from gpufleet.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
 from gpufleet.catalog import vllm_support
 from gpufleet.catalog.vllm_support import Version
-from gpufleet.quick_dataclass import dataclass
 from gpufleet.sizing.architectures.components import (
     Architecture,
     ChunkCache,

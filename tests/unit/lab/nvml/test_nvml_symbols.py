@@ -4,6 +4,7 @@ import ast
 import subprocess
 from importlib import metadata
 
+from gpufleet.remote import payload
 from lab import nvml
 
 
@@ -53,10 +54,9 @@ def test_libc_is_all_it_needs(library):
     assert f"soname: [{nvml.SONAME}]" in run.stdout
 
 
-def test_the_vendored_binding_is_the_pinned_wheel_unmodified():
-    """What travels to nodes is byte for byte what NVIDIA published, licence header included."""
+def test_the_binding_that_travels_to_nodes_is_the_pinned_wheel_with_its_licence():
     distribution = metadata.distribution("nvidia-ml-py")
 
-    assert distribution.version == "13.615.71"
-    assert nvml.BINDING.read_bytes() == distribution.locate_file("pynvml.py").read_bytes()
+    assert distribution.version == payload.BINDING_VERSION
+    assert distribution.locate_file("pynvml.py") == nvml.BINDING
     assert b"Redistribution and use in source and binary forms" in nvml.BINDING.read_bytes()[:600]

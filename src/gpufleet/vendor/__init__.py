@@ -1,1 +1,0 @@
-"""Third-party modules carried unmodified, because the probe takes them along to the nodes."""
