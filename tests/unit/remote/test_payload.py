@@ -7,6 +7,7 @@ import marshal
 import subprocess
 import sys
 import zlib
+from pathlib import Path
 
 import pytest
 

@@ -21,7 +21,13 @@ from tests.support.checkout import ROOT
 from tests.support.record_node import probe
 
 ON_NODE = ROOT / "src/gpufleet/on_node"
-PROBE = ("driver_files", "nvidia", "nvlink", "nvml", "probe")  # those that speak NVML
+PROBE = (
+    "common/driver_files",
+    "common/nvml",
+    "probe/nvml_gpus",
+    "probe/nvml_links",
+    "probe/probe",
+)  # those that speak NVML
 
 SOURCE = r"""
 #include <string.h>
