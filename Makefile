@@ -34,6 +34,7 @@ lint: .venv/.ready
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
+	$(RUN)/lint-imports
 
 # A file's tests stay on one core: some of them hold ports, and measure seconds.
 UNIT_TESTS := $(RUN)/pytest -q -n logical --dist loadfile -m 'not lab and not long'
