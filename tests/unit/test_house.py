@@ -1,0 +1,75 @@
+"""A stranger finds any line: docs/architecture.md names every room, and file names are unique.
+
+The order in which rooms may import each other is import-linter's, in `make lint`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+from tests.support.checkout import ROOT
+
+SOURCE = ROOT / "src/gpufleet"
+MODULES = [path for path in SOURCE.rglob("*.py") if path.name != "__init__.py"]
+ROOMS = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
+ARCHITECTURE = (ROOT / "docs/architecture.md").read_text()
+
+
+def test_each_room_has_a_row_and_each_row_a_room() -> None:
+    assert set(re.findall(r"^\| `(\w+)` \|", ARCHITECTURE, re.MULTILINE)) == ROOMS
+
+
+def test_at_most_ten_files_lie_beside_the_rooms_and_the_page_names_them() -> None:
+    leaves = {path.stem for path in SOURCE.glob("*.py")} - {"__init__"}
+    assert len(leaves) <= 10
+    listed = ARCHITECTURE[ARCHITECTURE.index("The files beside the rooms") :].partition("\n\n")[0]
+    assert set(re.findall(r"`(\w+)`", listed)) == leaves
+
+
+def test_the_page_names_files_that_exist() -> None:
+    named = set(re.findall(r"`((?:\w+/)+\w+\.py)`", ARCHITECTURE))
+    missing = {name for name in named if not ((SOURCE / name).exists() or (ROOT / name).exists())}
+    assert len(named) > 8
+    assert missing == set()
+
+
+def test_no_two_files_have_one_name_but_a_program_and_its_other_end() -> None:
+    places = defaultdict(list)
+    for path in MODULES:
+        places[path.name].append(path.relative_to(SOURCE))
+    twice = [
+        paths
+        for paths in places.values()
+        if len(paths) > 2
+        or (len(paths) == 2 and len({Path(str(p).removeprefix("on_node/")) for p in paths}) > 1)
+    ]
+    assert twice == []
+
+
+def test_a_room_of_more_than_ten_files_has_a_readme() -> None:
+    rooms = {path.parent for path in MODULES} - {SOURCE}
+    large = {room for room in rooms if len([*room.glob("[!_]*.py")]) > 10}
+    assert [str(room) for room in sorted(large) if not (room / "README.md").is_file()] == []
+
+
+def test_what_runs_on_a_node_needs_only_the_standard_library() -> None:
+    """Its own parts and the NVML binding travel along; nothing else is on a node."""
+    outside = set()
+    for path in SOURCE.glob("on_node/*/*.py"):
+        for node in ast.walk(ast.parse(path.read_text(), feature_version=(3, 8))):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [str(node.module)]
+            outside |= {
+                (path.name, name)
+                for name in names
+                if name.split(".")[0] not in {*sys.stdlib_module_names, "pynvml"}
+                and not name.startswith("gpufleet.on_node")
+            }
+    assert outside == set()
