@@ -1,7 +1,7 @@
 """
 Which architectures sizing knows, as a page.
 
-`python -m tests.known_models` prints docs/reference/known-models.md.
+`python -m tests.support.known_models` prints docs/reference/known-models.md.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _HEAD = """# The models that sizing knows
 
 A model is known by the class that `architectures` in its `config.json` names. Any other is refused
 by its name, with near ones: its size is not guessed. That a class is known does not mean that a
-release serves it: [plan-refusals.md](plan-refusals.md). `python -m tests.known_models` prints this
-page.
+release serves it: [plan-refusals.md](../plan/refusals.md). This page is the output of
+`python -m tests.support.known_models`.
 """
 
 _TITLES = {
     "dense": "Dense, every layer alike",
-    "experts": "A mixture of experts",
-    "latent": "Latent attention (MLA)",
+    "moe": "A mixture of experts",
+    "mla": "Latent attention (MLA)",
     "hybrid": "Windows, states, or layers of several kinds",
     "multimodal": "A text part and a tower, counted weight by weight",
 }

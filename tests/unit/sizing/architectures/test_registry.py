@@ -406,5 +406,5 @@ def test_no_name_is_read_by_two_modules_unawares():
 
 
 def test_the_page_names_every_architecture_that_is_known():
-    """`python -m tests.known_models > docs/reference/known-models.md` after one is added."""
+    """After one is added: `python -m tests.support.known_models`, into the page."""
     assert PAGE.read_text() == page()
