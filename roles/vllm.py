@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -34,20 +33,23 @@ from gpufleet.operations.check_reachability import reached
 from gpufleet.operations.converge import Converge
 from gpufleet.operations.distribute import Goods, comes, copied
 from gpufleet.operations.wait_ready import Endpoint, answering
-from gpufleet.planning.multinode import launch
 from gpufleet.planning.planner import Stage
 from gpufleet.remote import payload
 from gpufleet.serving import flag_check
 from gpufleet.serving import unit as units
+from gpufleet.serving.credentials import (
+    API_KEY_FILE,
+    CREDENTIALS,
+    NOT_FOR_UNITS,
+    node_credentials,
+    secret_files,
+    unit_hashes,
+)
 from gpufleet.serving.flag_check import Started
 from gpufleet.serving.unit import UnitFile
 from gpufleet.settings.node_settings import Vllm
 from gpufleet.upgrade.run.staged_units import staged
 
-CREDENTIALS = "/etc/vllm/credentials"
-API_KEY = f"{CREDENTIALS}/api-key"
-# The Hub's token is for downloads: no unit loads it (`units.secrets`).
-NOT_FOR_UNITS = ("hf-token",)
 UNITS = "vllm-*.service"
 # What a unit that is not wanted any more may take to stop: settings/node_settings.py's longest
 # drain, and the half minute that its unit adds.
@@ -256,7 +258,6 @@ def unit_files(
     here: Here, wanted: Vllm, build: Release, secrets: dict[str, bytes]
 ) -> dict[Stage, UnitFile]:
     """Return the unit of each stage of this node."""
-    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in secrets.items()}
     return {
         stage: units.render(
             stage,
@@ -264,11 +265,7 @@ def unit_files(
             wanted,
             release=build.id,
             toolkit=here.settings.cuda.toolkit if here.settings.cuda else None,
-            credentials={
-                name: hashes[name]
-                for name in units.secrets(stage, here.settings.serving[stage.model])
-                if name in hashes
-            },
+            credentials=unit_hashes(stage, here.settings.serving[stage.model], secrets),
         )
         for stage in here.stages
     }
@@ -324,7 +321,7 @@ def endpoints(here: Here, rendered: Mapping[Stage, UnitFile]) -> tuple[Endpoint,
             unit=stage.unit,
             url=f"http://{local(wanted.listen)}:{port}",
             served_name=units.served_name(stage, here.settings.serving[stage.model]),
-            key_file=API_KEY if wanted.api_key_file else None,
+            key_file=API_KEY_FILE if wanted.api_key_file else None,
             start_seconds=here.settings.serving[stage.model].start_seconds,
             fingerprint=unit.fingerprint,
             peers=tuple(node for node in stage.nodes if node != stage.node),
@@ -351,21 +348,13 @@ def credentials(wanted: Vllm, here: Here) -> dict[str, bytes]:
     """
     Return the secrets that go to a node, by name: read from this machine's files, or made of them.
 
-    Ray's token goes to nodes alone that have a stage which Ray joins to others.
+    Raises `FleetError` for files that are empty.
     """
-    named = {
-        "api-key": wanted.api_key_file,
-        "cluster-key": wanted.cluster_key_file,
-        "hf-token": wanted.hf_token_file,
-    }
-    found = {name: read(path).strip() for name, path in named.items() if path}
-    if empty := [str(named[name]) for name, content in found.items() if not content]:
+    named = secret_files(wanted)
+    contents = {name: read(path) for name, path in named.items()}
+    if empty := [named[name] for name, content in contents.items() if not content.strip()]:
         raise FleetError(*(f"{path} is empty: put the secret into it" for path in empty))
-    serving = here.settings.serving
-    asked = {name for each in here.stages for name in units.secrets(each, serving[each.model])}
-    if launch.RAY_TOKEN in asked and "cluster-key" in found:
-        found[launch.RAY_TOKEN] = launch.ray_token(found["cluster-key"])
-    return found
+    return node_credentials(contents, here.stages, here.settings.serving)
 
 
 def marks(files: Iterable[Checkpoint]) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from gpufleet.fleet.run import Here
 from gpufleet.operations.converge import Converge
 from gpufleet.remote import payload
 from gpufleet.serving import watchdog_unit
+from gpufleet.serving.credentials import API_KEY_FILE
 from roles import vllm as stages
 
 
@@ -55,7 +56,7 @@ def configuration(here: Here) -> str | None:
         here.stages,
         settings.serving,
         address=stages.local(settings.vllm.listen),
-        key_file=stages.API_KEY if settings.vllm.api_key_file else None,
+        key_file=API_KEY_FILE if settings.vllm.api_key_file else None,
         release=release_of(settings.vllm).id,
         version=settings.vllm.version,
         listen=settings.vllm.listen,

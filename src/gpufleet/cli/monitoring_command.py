@@ -17,8 +17,8 @@ from gpufleet.errors import FleetError
 
 if TYPE_CHECKING:
     from gpufleet.inventory.loader import Fleet
-    from gpufleet.monitoring.prometheus import Server
     from gpufleet.monitoring.silences import Silence
+    from gpufleet.serving.servers import Server
     from gpufleet.settings.monitoring_settings import Monitoring
 
 # A request of 10 s for each silence, and the connection.
@@ -165,14 +165,14 @@ def _running(inventory_file: str) -> tuple[tuple[Server, ...], frozenset[str]]:
     """Return the servers that run, and the nodes that did not say."""
     from gpufleet.fleet import assessment
     from gpufleet.fleet.run import probe
-    from gpufleet.monitoring import prometheus
+    from gpufleet.serving.servers import running
 
     answers = probe(inventory_file)
     there = {name: said for name, said in answers.items() if not isinstance(said, str)}
     for name, said in answers.items():
         if isinstance(said, str):
             click.echo(f"note: {name}: {said}; what is known of its servers stays", err=True)
-    return prometheus.running(assessment.running(there)), frozenset(answers) - frozenset(there)
+    return running(assessment.running(there)), frozenset(answers) - frozenset(there)
 
 
 def _before(directory: Path) -> dict[str, list[dict[str, Any]]]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpufleet.formatting import listed
-from gpufleet.monitoring import prometheus
 from gpufleet.network import haproxy
 from gpufleet.planning.stage import Running
+from gpufleet.serving import servers
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def drain_of(node: str, running: Iterable[Running], out: Collection[tuple[str, s
                 "model": each.model,
                 "replica": each.stage,
             }
-            for each in sorted(prometheus.running(every))
+            for each in sorted(servers.running(every))
             if each.stage in here
         ),
         last=tuple(sorted(models - others)),

@@ -31,7 +31,6 @@ from gpufleet.gpu_software import lock_check
 from gpufleet.gpu_software.provisioning import Bare, provisioning
 from gpufleet.inventory import loader
 from gpufleet.inventory.refusal import Refusal
-from gpufleet.monitoring import prometheus
 from gpufleet.monitoring.targets import Watching
 from gpufleet.node.cluster_network import addresses
 from gpufleet.node.cordon import cordon_of, sentence
@@ -40,6 +39,7 @@ from gpufleet.node.topology import Node, known
 from gpufleet.planning.planner import FleetPlan, Stage
 from gpufleet.planning.stage import Running
 from gpufleet.remote.query import SECONDS, Answer, ask, survey
+from gpufleet.serving import servers
 from gpufleet.serving.together import halves
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.variables import Origin
@@ -64,7 +64,7 @@ class Here:
 
 T = TypeVar("T")
 Answers: TypeAlias = dict[str, Answer]
-Watched: TypeAlias = tuple[tuple[prometheus.Server, ...], frozenset[str]]
+Watched: TypeAlias = tuple[tuple[servers.Server, ...], frozenset[str]]
 Asking: TypeAlias = Callable[[Callable[[str], str | None], float, str], Answers]
 """(program of a node or None, seconds, what it is) -> {node: document or sentence}."""
 
@@ -170,8 +170,8 @@ def watching(*, planned: bool = False) -> Watching | None:
         if not planned:
             _single_flight(ctx_state.get(), _some_watch)
         return None
-    servers, silent = _single_flight(ctx_state.get(), _to_come if planned else _found)
-    return Watching(host.name, declared, servers, silent)
+    watched, silent = _single_flight(ctx_state.get(), _to_come if planned else _found)
+    return Watching(host.name, declared, watched, silent)
 
 
 def fronting(*, planned: bool = False, and_running: bool = False) -> Watching | None:
@@ -188,16 +188,16 @@ def fronting(*, planned: bool = False, and_running: bool = False) -> Watching | 
         if not planned:
             _single_flight(ctx_state.get(), _some_front)
         return None
-    servers, silent = _single_flight(ctx_state.get(), _to_come if planned else _found)
+    fronted, silent = _single_flight(ctx_state.get(), _to_come if planned else _found)
     if and_running:
         fleet = _single_flight(ctx_state.get(), _plan_of_run)
-        named = {(each.node, each.stage, each.number, each.model) for each in servers}
-        servers += tuple(
+        named = {(each.node, each.stage, each.number, each.model) for each in fronted}
+        fronted += tuple(
             each
-            for each in prometheus.running(fleet.running)
+            for each in servers.running(fleet.running)
             if (each.node, each.stage, each.number, each.model) not in named
         )
-    return Watching(host.name, declared, servers, silent)
+    return Watching(host.name, declared, fronted, silent)
 
 
 def has_gateways() -> bool:
@@ -238,12 +238,12 @@ def _found(state: State) -> Watched:
     for name, said in silent.items():
         logger.warning("    %s: %s; what is known of its vLLM servers stays", name, said)
     there = {name: said for name, said in answers.items() if not isinstance(said, str)}
-    return prometheus.running(assessment.running(there)), frozenset(silent)
+    return servers.running(assessment.running(there)), frozenset(silent)
 
 
 def _to_come(state: State) -> Watched:
     """Return the vLLM servers of the plan."""
-    return prometheus.planned(_single_flight(state, _plan_of_run).plan.stages), frozenset()
+    return servers.planned(_single_flight(state, _plan_of_run).plan.stages), frozenset()
 
 
 def _plan_of_run(state: State) -> Assessment:

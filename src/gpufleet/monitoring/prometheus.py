@@ -18,7 +18,7 @@ import yaml
 
 from gpufleet.monitoring.exporters import named
 from gpufleet.monitoring.metrics.metric import Job
-from gpufleet.planning.stage import Running, Stage
+from gpufleet.serving.servers import Server
 from gpufleet.settings.monitoring_settings import BasicAuth, Exporters, Monitoring, Tls
 from gpufleet.settings.node_settings import NodeSettings
 
@@ -44,20 +44,6 @@ class Watched(Protocol):
 
     @property
     def settings(self) -> NodeSettings: ...
-
-
-@dataclass(frozen=True, order=True)
-class Server:
-    """A vLLM server that completes prompts: part of a stage."""
-
-    node: str
-    stage: str
-    """The replica's id, as in its unit's name: `tiny-0`."""
-    number: int
-    """From 1; 0: the only one of its stage on the node."""
-    model: str
-    """Its entry in `serving`."""
-    port: int
 
 
 @dataclass(frozen=True, order=True)
@@ -97,29 +83,6 @@ class Scrape:
             yield f"credentials/{self.name}.password", self.access.password_file
         if self.access.ca_file:
             yield f"credentials/{self.name}.ca.pem", self.access.ca_file
-
-
-# Servers of vLLM
-
-
-def planned(stages: Iterable[Stage]) -> tuple[Server, ...]:
-    """Return the servers of a plan's stages."""
-    return _servers((each.node, each.id, each.model, each.servers) for each in stages)
-
-
-def running(found: Iterable[Running]) -> tuple[Server, ...]:
-    """Return the servers of stages that have units on nodes."""
-    return _servers((each.node, each.id, each.model, each.servers) for each in found)
-
-
-def _servers(found: Iterable[tuple[str, str, str, tuple[int, ...]]]) -> tuple[Server, ...]:
-    return tuple(
-        sorted(
-            Server(node, stage, number if len(ports) > 1 else 0, model, port)
-            for node, stage, model, ports in found
-            for number, port in enumerate(ports, start=1)
-        )
-    )
 
 
 def unreachable(nodes: Mapping[str, Watched], servers: Iterable[Server], home: str) -> list[str]:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from gpufleet.errors import FleetError
 from gpufleet.monitoring import prometheus
-from gpufleet.monitoring.prometheus import Scrape, Server, Target, Watched
+from gpufleet.monitoring.prometheus import Scrape, Target, Watched
+from gpufleet.serving.servers import Server
 from gpufleet.settings.monitoring_settings import Monitoring
 from gpufleet.settings.node_settings import NodeSettings
 

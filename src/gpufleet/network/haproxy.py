@@ -22,8 +22,9 @@ from typing import Any
 
 from gpufleet.monitoring import prometheus
 from gpufleet.monitoring.exporters import named
-from gpufleet.monitoring.prometheus import Server, Watched
+from gpufleet.monitoring.prometheus import Watched
 from gpufleet.serving import unit
+from gpufleet.serving.servers import Server
 from gpufleet.settings.gateway_settings import Client, Gateway
 from gpufleet.settings.node_settings import Served
 

@@ -27,6 +27,7 @@ from gpufleet.flags.arguments import words
 from gpufleet.planning.multinode import disaggregation, launch
 from gpufleet.planning.planner import Stage
 from gpufleet.remote import payload
+from gpufleet.serving.credentials import API_KEY
 from gpufleet.settings.node_settings import Argument, Served, Vllm
 from gpufleet.settings.variables import KeyPath
 from gpufleet.versions import numbers
@@ -92,7 +93,7 @@ def render(
     """
     hashes = dict(credentials or {})
     open_without = stage.servers or not stage.group
-    if vllm.api_key_file is not None and open_without and "api-key" not in hashes:
+    if vllm.api_key_file is not None and open_without and API_KEY not in hashes:
         # Without the credential the launcher would start an open endpoint.
         raise ValueError(f"{stage.id} is to have an API key, and its hash is missing")
     variables = environment(stage, model, vllm, release=release, toolkit=toolkit)
@@ -121,19 +122,6 @@ def render(
         model_directory=systemd_quote(directory, command=False),
         protect_home="read-only" if _is_in_a_home(directory) else "yes",
     )
-
-
-def secrets(stage: Stage, model: Served) -> tuple[str, ...]:
-    """
-    Return the names of the credentials that the stage's unit loads, where a node has them.
-
-    A rank that has no server needs no API key, and a new key no restart of it.
-    """
-    if not stage.group:
-        return ("api-key",)
-    by_ray = model.distributed_executor_backend == "ray"
-    own = ("api-key",) if stage.servers else ()
-    return (*own, "cluster-key", *([launch.RAY_TOKEN] if by_ray else []))
 
 
 def model_directory(model: Served) -> str:

@@ -13,6 +13,7 @@ import pytest
 from gpufleet.monitoring import prometheus, render
 from gpufleet.monitoring.metrics.metric import Job
 from gpufleet.planning.stage import Running, Stage
+from gpufleet.serving import servers
 from gpufleet.settings.monitoring_settings import Monitoring
 from gpufleet.settings.node_settings import NodeSettings, node_settings
 from tests.unit.monitoring.programs import program
@@ -53,9 +54,9 @@ GPU_02 = node("gpu-02", "2001:db8::2", cuda=CUDA, vllm=VLLM, exporters=SECURED)
 MON_01 = node("mon-01", "mon.example.net", gpu_node=False, monitoring={}, dcgm=None)
 FLEET = fleet(GPU_01, GPU_02, MON_01)
 SERVERS = (
-    prometheus.Server("gpu-01", "tiny-0", 0, "tiny", 8000),
-    prometheus.Server("gpu-02", "big-0", 1, "big", 8100),
-    prometheus.Server("gpu-02", "big-0", 2, "big", 8101),
+    servers.Server("gpu-01", "tiny-0", 0, "tiny", 8000),
+    servers.Server("gpu-02", "big-0", 1, "big", 8100),
+    servers.Server("gpu-02", "big-0", 2, "big", 8101),
 )
 
 
@@ -113,7 +114,7 @@ def test_what_is_planned_and_what_runs_are_the_same_targets() -> None:
             ),
         ),
     )
-    assert prometheus.running(found) == prometheus.planned((alone, many)) == SERVERS
+    assert servers.running(found) == servers.planned((alone, many)) == SERVERS
 
 
 def test_a_rank_without_a_server_is_no_target() -> None:
@@ -121,7 +122,7 @@ def test_a_rank_without_a_server_is_no_target() -> None:
     ray = ("--node gpu-01=192.0.2.11",)
     for arguments in (headless, ray):
         rank = Running("big", 0, "gpu-02", ("GPU-1",), 8100, 1, arguments=arguments)
-        assert prometheus.running([rank]) == ()
+        assert servers.running([rank]) == ()
 
 
 def test_a_server_that_only_its_own_node_reaches_is_named_and_left_out() -> None:

@@ -12,6 +12,7 @@ from gpufleet.planning.planner import Stage
 from gpufleet.planning.stage import Group
 from gpufleet.serving import flag_check
 from gpufleet.serving import unit as units
+from gpufleet.serving.credentials import unit_credentials
 from gpufleet.settings.node_settings import Served, Vllm
 
 NETWORKS = (
@@ -133,8 +134,8 @@ def test_a_variable_of_the_nodes_own_may_differ():
 def test_a_rank_without_a_server_is_given_no_api_key():
     """Nor restarted for another one: the head alone is, and the group forms anew once."""
     cluster = {"cluster-key": KEYS["cluster-key"]}
-    assert units.secrets(HEAD, SERVED) == ("api-key", "cluster-key")
-    assert units.secrets(WORKER, SERVED) == ("cluster-key",)
+    assert unit_credentials(HEAD, SERVED) == ("api-key", "cluster-key")
+    assert unit_credentials(WORKER, SERVED) == ("cluster-key",)
 
     unit = units.render(WORKER, SERVED, VLLM, release="0.33.0-1a2b3c4d5e", credentials=cluster)
     assert "api-key" not in unit.content
@@ -151,7 +152,7 @@ def by_ray(stage: Stage) -> Stage:
 def test_rays_processes_have_a_token_and_a_unit_that_loads_it(stage):
     served = SERVED.model_copy(update={"distributed_executor_backend": "ray"})
     keys = {**KEYS, "ray-token": "3e" * 32}
-    assert {*units.secrets(by_ray(stage), served), "api-key"} == set(keys)
+    assert {*unit_credentials(by_ray(stage), served), "api-key"} == set(keys)
     unit = units.render(
         by_ray(stage), served, VLLM, release="0.33.0-1a2b3c4d5e", credentials=keys
     ).content
@@ -168,7 +169,7 @@ def test_another_token_restarts_rays_ranks_and_no_others():
         for token in ({"ray-token": "3e" * 32}, {"ray-token": "4f" * 32})
     ]
     assert units_of[0].fingerprint != units_of[1].fingerprint
-    assert "ray-token" not in units.secrets(HEAD, SERVED)
+    assert "ray-token" not in unit_credentials(HEAD, SERVED)
 
 
 def test_the_token_does_not_tell_the_cluster_key():

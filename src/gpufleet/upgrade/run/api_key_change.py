@@ -18,6 +18,7 @@ from gpufleet.converge import snapshot
 from gpufleet.converge.snapshot import FileState
 from gpufleet.network.haproxy import GatewayState
 from gpufleet.remote import payload
+from gpufleet.serving.credentials import API_KEY_FILE
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.upgrade.plan.wave import Group, model_of
 from gpufleet.upgrade.run.node_protocol import Asked
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from gpufleet.upgrade.run.connections import Nodes
     from gpufleet.upgrade.run.traffic import Front
 
-# As roles/vllm.py has it.
-KEY = "/etc/vllm/credentials/api-key"
 LOOK_SECONDS = 30
 HOW = "docs/upgrade/upgrades.md, Another API key, has the order of steps"
 
@@ -104,8 +103,8 @@ def problems(
                 )
             elif there.kind not in {"file", "absent"}:
                 yield (
-                    f"{each.model}: nobody knows whether {key} is the key that {node} has: {KEY}: "
-                    f"{there.error or there.kind}"
+                    f"{each.model}: nobody knows whether {key} is the key that {node} has: "
+                    f"{API_KEY_FILE}: {there.error or there.kind}"
                 )
 
 
@@ -125,7 +124,9 @@ def asked(
         return ()
     if states := front.states():
         return tuple(dict.fromkeys(problems(started, states)))
-    questions = {node: ("secret", KEY, each.sha256) for each in started for node in each.nodes}
+    questions = {
+        node: ("secret", API_KEY_FILE, each.sha256) for each in started for node in each.nodes
+    }
     programs = {
         node: Asked(
             payload.program("converge/snapshot", asked=[list(each)]),
@@ -138,6 +139,6 @@ def asked(
     def file(node: str, said: Answer) -> FileState:
         if isinstance(said, str):
             return FileState("unknown", error=said)
-        return snapshot.from_document(said, [questions[node]]).file(KEY)
+        return snapshot.from_document(said, [questions[node]]).file(API_KEY_FILE)
 
     return tuple(dict.fromkeys(problems(started, {}, nodes.until(programs, file, 0))))

@@ -5,7 +5,6 @@ Border: it asks the nodes; what their answers mean, `groups`, `load` and `assess
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,14 +17,14 @@ from gpufleet.fleet import assessment
 from gpufleet.fleet.assessment import Assessment
 from gpufleet.fleet.model_configs import directories
 from gpufleet.inventory.loader import Fleet
-from gpufleet.monitoring import prometheus
-from gpufleet.monitoring.prometheus import Server
 from gpufleet.network import haproxy
 from gpufleet.planning.stage import Running, Stage
 from gpufleet.remote import payload
 from gpufleet.remote.query import DISKS, SECONDS, Answer
+from gpufleet.serving import credentials, servers
 from gpufleet.serving import unit as units
-from gpufleet.settings.node_settings import NodeSettings, Vllm
+from gpufleet.serving.servers import Server
+from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.upgrade.gates import baseline
 from gpufleet.upgrade.gates.baseline import Findings, Question
 from gpufleet.upgrade.plan import replica_load
@@ -82,8 +81,8 @@ class Sight:
         """Return, for each replica, its servers of before and after, as journals keep them."""
         every: dict[str, dict[str, dict[str, Any]]] = {}
         both = {
-            *prometheus.running(self.found.running),
-            *prometheus.planned(self.found.plan.stages),
+            *servers.running(self.found.running),
+            *servers.planned(self.found.plan.stages),
         }
         for each in sorted(both):
             every.setdefault(each.stage, {})[haproxy.server_name(each)] = _said(each)
@@ -159,30 +158,22 @@ def fingerprints(
         if here.vllm is None:
             continue
         model = here.serving[stage.model]
-        hashes = _hashes(here.vllm)
+        contents = {
+            name: read(path)
+            for name, path in credentials.secret_files(here.vllm).items()
+            if name not in credentials.NOT_FOR_UNITS
+        }
+        secrets = credentials.node_credentials(contents, [stage], here.serving)
         unit = units.render(
             stage,
             model,
             here.vllm,
             release=release_of(here.vllm).id,
             toolkit=here.cuda.toolkit if here.cuda else None,
-            credentials={
-                name: hashes[name] for name in units.secrets(stage, model) if name in hashes
-            },
+            credentials=credentials.unit_hashes(stage, model, secrets),
         )
         found[stage.node, stage.id] = unit.fingerprint
     return found
-
-
-def _hashes(wanted: Vllm) -> dict[str, str]:
-    """Return the SHA-256 of the credentials that units load, as `roles/vllm.py` names them."""
-    from gpufleet.planning.multinode import launch
-
-    named = {"api-key": wanted.api_key_file, "cluster-key": wanted.cluster_key_file}
-    found = {name: read(path).strip() for name, path in named.items() if path}
-    if "cluster-key" in found:
-        found[launch.RAY_TOKEN] = launch.ray_token(found["cluster-key"])
-    return {name: hashlib.sha256(content).hexdigest() for name, content in found.items()}
 
 
 # -- how busy it is --------------------------------------------------------------------------------

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from gpufleet.errors import FleetError
-from gpufleet.monitoring.prometheus import Server
 from gpufleet.network import haproxy as gateway
 from gpufleet.network import keepalived
 from gpufleet.network.haproxy import Backend, Target
 from gpufleet.serving import unit
+from gpufleet.serving.servers import Server
 from gpufleet.settings.gateway_settings import Gateway, VirtualAddress
 from gpufleet.settings.node_settings import NodeSettings, node_settings
 from tests.unit.network.gateway.running import haproxy

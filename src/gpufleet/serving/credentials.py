@@ -1,0 +1,66 @@
+"""Which secrets go to a node, and which of them the unit of each stage loads.  Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+
+from gpufleet.planning.multinode.launch import RAY_TOKEN, ray_token
+from gpufleet.planning.stage import Stage
+from gpufleet.settings.node_settings import Served, Vllm
+
+CREDENTIALS = "/etc/vllm/credentials"
+API_KEY = "api-key"
+API_KEY_FILE = f"{CREDENTIALS}/{API_KEY}"
+CLUSTER_KEY = "cluster-key"
+HF_TOKEN = "hf-token"  # noqa: S105  # a name
+# The Hub's token is for downloads: no unit loads it (`unit_credentials`).
+NOT_FOR_UNITS = (HF_TOKEN,)
+
+
+def secret_files(vllm: Vllm) -> dict[str, str]:
+    """Return the files of this machine that settings name, by the name of the credential."""
+    named = {
+        API_KEY: vllm.api_key_file,
+        CLUSTER_KEY: vllm.cluster_key_file,
+        HF_TOKEN: vllm.hf_token_file,
+    }
+    return {name: path for name, path in named.items() if path}
+
+
+def unit_credentials(stage: Stage, model: Served) -> tuple[str, ...]:
+    """
+    Return the names of the credentials that the stage's unit loads, where a node has them.
+
+    A rank that has no server needs no API key, and a new key no restart of it.
+    """
+    if not stage.group:
+        return (API_KEY,)
+    by_ray = model.distributed_executor_backend == "ray"
+    own = (API_KEY,) if stage.servers else ()
+    return (*own, CLUSTER_KEY, *([RAY_TOKEN] if by_ray else []))
+
+
+def node_credentials(
+    contents: Mapping[str, bytes], stages: Iterable[Stage], serving: Mapping[str, Served]
+) -> dict[str, bytes]:
+    """
+    Return the secrets that go to a node with these stages, by name.
+
+    `contents` are those of `secret_files`. Ray's token goes to nodes alone that have a stage which
+    Ray joins to others.
+    """
+    found = {name: content.strip() for name, content in contents.items()}
+    loaded = {name for each in stages for name in unit_credentials(each, serving[each.model])}
+    if RAY_TOKEN in loaded and CLUSTER_KEY in found:
+        found[RAY_TOKEN] = ray_token(found[CLUSTER_KEY])
+    return found
+
+
+def unit_hashes(stage: Stage, model: Served, secrets: Mapping[str, bytes]) -> dict[str, str]:
+    """Return the SHA-256 of what the stage's unit loads of a node's `secrets`, by name."""
+    return {
+        name: hashlib.sha256(secrets[name]).hexdigest()
+        for name in unit_credentials(stage, model)
+        if name in secrets
+    }
