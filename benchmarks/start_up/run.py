@@ -20,7 +20,7 @@ import yaml
 
 from benchmarks.flags_check.run import ACCEPTED, CHECK, GOAL, GPUFLEET, run
 
-TESTS = Path(__file__).parents[2] / "tests"
+DATA = Path(__file__).parents[2] / "tests/data"
 MODEL = "/srv/Qwen3-32B"
 NODES = (1, 64)
 
@@ -59,8 +59,8 @@ def main() -> int:
 
 def plan(folder: Path, count: int) -> list[str]:
     """Return the command that plans for so many saved probes."""
-    node = json.loads((TESTS / "nodes/h100x8.json").read_text())
-    about = json.loads((TESTS / "data/models/Qwen--Qwen3-32B.json").read_text())
+    node = json.loads((DATA / "nodes/h100x8.json").read_text())
+    about = json.loads((DATA / "models/Qwen--Qwen3-32B.json").read_text())
     node["models"] = {
         MODEL: {
             "config": about["config"],

@@ -14,19 +14,19 @@ from gpufleet.settings.node_settings import NodeSettings
 from tests.support.checkout import ROOT
 from tests.unit.node.test_cluster_network import nic
 
-TESTS = ROOT / "tests"
+DATA = ROOT / "tests/data"
 ABSENT = {"missing": "absent"}
 
 
 @cache
 def _recorded(profile: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((TESTS / f"nodes/{profile}.json").read_text())
+    found: dict[str, Any] = json.loads((DATA / f"nodes/{profile}.json").read_text())
     return found
 
 
 @cache
 def _config(model: str) -> dict[str, Any]:
-    found = json.loads((TESTS / f"data/models/{model}.json").read_text())
+    found = json.loads((DATA / f"models/{model}.json").read_text())
     config: dict[str, Any] = found["config"]
     return config
 

@@ -15,19 +15,19 @@ from gpufleet.serving import unit
 from gpufleet.settings.node_settings import NodeSettings
 from tests.support.checkout import ROOT
 
-TESTS = ROOT / "tests"
+DATA = ROOT / "tests/data"
 GPUFLEET = str(Path(sys.executable).with_name("gpufleet"))
 QWEN = "/srv/Qwen3-32B"
 
 
 def config(name: str) -> dict:
-    return json.loads((TESTS / f"data/models/{name}.json").read_text())["config"]
+    return json.loads((DATA / f"models/{name}.json").read_text())["config"]
 
 
 @pytest.fixture
 def project(tmp_path):
     """Two nodes with eight H100 each, on which a model's files lie."""
-    recorded = json.loads((TESTS / "nodes/h100x8.json").read_text())
+    recorded = json.loads((DATA / "nodes/h100x8.json").read_text())
     about = {
         "config": config("Qwen--Qwen3-32B"),
         "hf_quant_config": {"missing": "absent"},

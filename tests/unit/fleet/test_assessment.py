@@ -11,14 +11,14 @@ from gpufleet.fleet import assessment
 from gpufleet.settings.node_settings import NodeSettings
 from tests.support.checkout import ROOT
 
-TESTS = ROOT / "tests"
+DATA = ROOT / "tests/data"
 
 
 @pytest.fixture
 def fleet():
     """One recorded node on which a model's config lies, and what is declared of it."""
-    document = json.loads((TESTS / "nodes/h100x8.json").read_text())
-    config = json.loads((TESTS / "data/models/Qwen--Qwen3-32B.json").read_text())["config"]
+    document = json.loads((DATA / "nodes/h100x8.json").read_text())
+    config = json.loads((DATA / "models/Qwen--Qwen3-32B.json").read_text())["config"]
     absent = {"missing": "absent"}
     document["models"] = {"/srv/q": {"config": config, "hf_quant_config": absent, "bytes": absent}}
     settings = {

@@ -16,7 +16,7 @@ from gpufleet.node.probe_document import SCHEMA
 from gpufleet.node.smi_topology import PCIE, parse
 from tests.support.checkout import ROOT
 
-TESTS = ROOT / "tests"
+DATA = ROOT / "tests/data"
 
 # The machine may do other things at the same time.
 ANY_PACE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -33,7 +33,7 @@ TWINS = {
 
 
 def sample(name: str) -> Interconnect:
-    return from_matrix(name, parse((TESTS / f"topo/{name}.txt").read_text()))
+    return from_matrix(name, parse((DATA / f"topo/{name}.txt").read_text()))
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def document():
     """`document("h100x8")`: a recorded probe, free to be changed."""
 
     def load(profile):
-        return json.loads((TESTS / f"nodes/{profile}.json").read_text()) | {"schema": SCHEMA}
+        return json.loads((DATA / f"nodes/{profile}.json").read_text()) | {"schema": SCHEMA}
 
     return load
 

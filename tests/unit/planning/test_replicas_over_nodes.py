@@ -26,7 +26,7 @@ from tests.unit.node.test_cluster_network import nic
 from tests.unit.planning.test_placement_properties import told
 from tests.unit.planning.test_planner import declare, machine, model
 
-TESTS = ROOT / "tests"
+DATA = ROOT / "tests/data"
 LLAMA = "meta-llama--Meta-Llama-3.1-70B"
 DEEPSEEK = "deepseek-ai--DeepSeek-V2-Lite"
 MISSING = {"missing": "not_supported"}
@@ -378,7 +378,7 @@ def test_a_recorded_tray_knows_its_clique(recorded):
     ],
 )
 def test_a_domain_is_what_all_gpus_that_joined_have_joined(changes, joined):
-    document = json.loads((TESTS / "nodes/gb200x4.json").read_text())
+    document = json.loads((DATA / "nodes/gb200x4.json").read_text())
     for gpu, facts in changes.items():
         document["fabric"][gpu] |= facts
 
@@ -466,11 +466,11 @@ def test_the_explanation_has_the_nodes_of_a_replica_and_which_groups_they_cut(as
 
 def assessed(**asked):
     """Two recorded nodes with a config and one free GPU each, as the lab has them."""
-    config = json.loads((TESTS / "data/models/Qwen--Qwen3-0.6B.json").read_text())["config"]
+    config = json.loads((DATA / "models/Qwen--Qwen3-0.6B.json").read_text())["config"]
     absent = {"missing": "absent"}
     documents, declared = {}, {}
     for number, name in enumerate(("gpu-01", "gpu-02"), 1):
-        document = json.loads((TESTS / "nodes/h100x8.json").read_text())
+        document = json.loads((DATA / "nodes/h100x8.json").read_text())
         document["models"] = {
             "/srv/q": {"config": config, "hf_quant_config": absent, "bytes": absent}
         }

@@ -1,5 +1,5 @@
 """
-The examples of docs/plan/multi-node.md are what plans of recorded machines start.
+The examples of docs/plan/multi-node-examples.md are what plans of recorded machines start.
 
 `UPDATE_GOLDEN=1 pytest tests/unit/planning/multinode/test_documented_examples.py` writes them
 there anew, for somebody to review.
@@ -28,7 +28,7 @@ from roles.vllm import endpoints
 from tests.support.checkout import ROOT
 from tests.support.planned import machine, planned
 
-PAGE = ROOT / "docs/plan/multi-node.md"
+PAGE = ROOT / "docs/plan/multi-node-examples.md"
 SUPPORTED = [one for one in schema.versions() if schema.sort_key(one) >= OLDEST_VLLM]
 RELEASE = "0.33.0-1f2e3d4c5b"
 LOCK = str(ROOT / "tests/data/examples-lock.txt")
@@ -259,7 +259,7 @@ def test_a_deploy_waits_for_every_server_of_a_node():
 def test_the_page_shows_what_is_started():
     page = PAGE.read_text()
     blocks = dict(
-        re.findall(r"^### (.+?)\n(?:(?!^#).)*?^```\n(.*?)\n```", page, re.MULTILINE | re.DOTALL)
+        re.findall(r"^## (.+?)\n(?:(?!^#).)*?^```\n(.*?)\n```", page, re.MULTILINE | re.DOTALL)
     )
     if os.environ.get("UPDATE_GOLDEN"):
         for name in EXAMPLES:
