@@ -58,7 +58,7 @@ nodes = [({node!r}, {{
 DEPLOY = """\
 import pickle
 from pathlib import Path
-from gpufleet.converge import Converge
+from gpufleet.operations.converge import Converge
 
 node = Converge(pickle.loads(Path("wanted.pickle").read_bytes()))
 node.packages()
@@ -83,9 +83,9 @@ from pathlib import Path
 from pyinfra import host
 from pyinfra.api import StringCommand, operation
 
-from gpufleet import converge
-from gpufleet.converge import Converge, probed_changes
 from gpufleet.converge.desired import File, Wanted
+from gpufleet.operations import converge
+from gpufleet.operations.converge import Converge, probed_changes
 
 reads = []
 read = converge._read

@@ -37,7 +37,7 @@ STAGE = "vllm-test-0.service"
 OLD, NEW, OTHER_BRANCH = "580.95.05", "580.178.04", "595.91.07"
 
 DEPLOY = """\
-from gpufleet.fleet import bare, refusals
+from gpufleet.fleet.run import bare, refusals
 from roles.driver_in_force import checked, driver_in_force
 from roles.fabric_manager import fabric_manager
 from roles.persistenced import persistenced

@@ -120,7 +120,7 @@ def test_the_node_tells_what_small_files_say_that_everybody_may_read(tmp_path: P
 # -- as operators type it --------------------------------------------------------------------------
 
 DEPLOY = """
-from gpufleet.converge import Converge
+from gpufleet.operations.converge import Converge
 from gpufleet.converge.desired import File, Wanted
 
 Converge(Wanted(

@@ -24,7 +24,7 @@ globals().update(inventory.load(__file__, groups={"here": ["@local"]}))
 ASK = """\
 import json, sys
 from dataclasses import asdict
-from gpufleet.cli import cooperate
+from gpufleet.cli.main import cooperate
 cooperate()
 from gpufleet.fleet.dry_run import dry_run
 inventory, seconds, *deploys = sys.argv[1:]
@@ -35,8 +35,8 @@ json.dump({"node": asdict(found.nodes["@local"]), "refused": found.refused}, sys
 DEPLOY = """\
 from pathlib import Path
 from pyinfra.api import deploy
-from gpufleet.converge import Converge
 from gpufleet.converge.desired import Absent, Directory, File, Line, Link, NoOtherFiles, Wanted
+from gpufleet.operations.converge import Converge
 
 @deploy("ground")
 def ground(folder):
@@ -159,7 +159,7 @@ def test_an_operation_that_says_nothing_is_named(ask: Ask) -> None:
 
 REFUSES = """\
 from pyinfra.api import operation
-from gpufleet.converge import refuse
+from gpufleet.operations.converge import refuse
 
 @operation()
 def asked():

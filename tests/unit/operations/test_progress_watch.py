@@ -15,7 +15,7 @@ from pathlib import Path
 DEPLOY = """\
 from contextlib import nullcontext
 from pyinfra.api import QuoteString, StringCommand, operation
-from gpufleet import meanwhile
+from gpufleet.operations import progress_watch
 
 @operation()
 def brought():
@@ -24,7 +24,7 @@ def brought():
 
 brought(name="bring it")
 """
-GROWING = 'meanwhile.growing("stage lab/tiny", "models", seconds=60, total=64 << 20)'
+GROWING = 'progress_watch.growing("stage lab/tiny", "models", seconds=60, total=64 << 20)'
 # A MiB a second, until it has been seen; a minute at most.
 BRING = (
     "mkdir models; for each in $(seq 60); do test -e seen && break; "

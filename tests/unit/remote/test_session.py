@@ -230,7 +230,7 @@ def test_a_session_ends_with_its_connection_in_the_middle_of_a_program(tmp_path:
 
 def test_a_session_that_nobody_asks_any_more_ends() -> None:
     """Its connection may look open for hours after the other end has lost power."""
-    idle = "from gpufleet.on_node import session; session.IDLE_SECONDS = 1; session.main()"
+    idle = "from gpufleet.on_node.remote import session; session.IDLE_SECONDS = 1; session.main()"
     left = subprocess.Popen(
         [sys.executable, "-c", idle], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )

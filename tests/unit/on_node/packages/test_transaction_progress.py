@@ -58,7 +58,7 @@ def test_what_has_ended_or_was_killed_is_not_said(root: str) -> None:
     steps.ended(root)
     assert look(root) == NOTHING
 
-    other = "from gpufleet.on_node import package_steps; package_steps.doing(%r, 'changes')" % root  # noqa: UP031
+    other = "from gpufleet.on_node.packages import steps; steps.doing(%r, 'changes')" % root  # noqa: UP031
     subprocess.run([sys.executable, "-c", other], check=True)
     assert look(root) == NOTHING
 

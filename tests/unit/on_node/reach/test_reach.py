@@ -75,7 +75,7 @@ class Fleet:
         return next(m.network.address for m in self.replica.members if m.node == node)
 
     def ask(self, name: str, given: dict[str, dict[str, Any]]) -> dict[str, Any]:
-        """Run a program on all nodes at once, as `survey.ask` does over SSH."""
+        """Run a program on all nodes at once, as `query.ask` does over SSH."""
         within = ["ip", "netns", "exec", self.netns] if self.netns else []
         running = {}
         for node, parameters in given.items():
@@ -99,9 +99,9 @@ class Fleet:
 
     def prove(self) -> Reach:
         began = time.monotonic()
-        seen = self.ask("reach_look", looks(self.replica))
+        seen = self.ask("reach/preflight", looks(self.replica))
         given = exchanges(self.replica, seen, "token", self.seconds)
-        exchanged = self.ask("reach", given)
+        exchanged = self.ask("reach/reach", given)
         return compare(self.replica, seen, exchanged, time.monotonic() - began)
 
 
@@ -431,11 +431,11 @@ def test_a_missing_model_is_named(fleet: Fleet) -> None:
 
 def test_whoever_does_not_know_the_token_is_not_answered(fleet: Fleet) -> None:
     """Ports are open for seconds only, and say nothing to strangers."""
-    seen = fleet.ask("reach_look", looks(fleet.replica))
+    seen = fleet.ask("reach/preflight", looks(fleet.replica))
     given = exchanges(fleet.replica, seen, "token", 3)
     stranger = {**given["gpu-02"], "token": "another"}
 
-    found = fleet.ask("reach", {"gpu-01": given["gpu-01"], "gpu-02": stranger})
+    found = fleet.ask("reach/reach", {"gpu-01": given["gpu-01"], "gpu-02": stranger})
 
     assert all(found["gpu-01"]["connected"]["gpu-02"].values())
     assert found["gpu-01"]["heard"] == {}
@@ -445,11 +445,11 @@ def test_a_node_that_does_not_answer_is_named_and_the_others_are_still_proven(
     tmp_path: Path,
 ) -> None:
     fleet = Fleet(tmp_path, nodes=3)
-    seen: dict[str, Any] = fleet.ask("reach_look", looks(fleet.replica))
+    seen: dict[str, Any] = fleet.ask("reach/preflight", looks(fleet.replica))
     seen["gpu-03"] = "no answer within 8 s"
     given = exchanges(fleet.replica, seen, "token", fleet.seconds)
 
-    found = compare(fleet.replica, seen, fleet.ask("reach", given))
+    found = compare(fleet.replica, seen, fleet.ask("reach/reach", given))
 
     assert found.problems == ("llama-0: gpu-03: no answer within 8 s",)
     assert len(found.ways) == 2
