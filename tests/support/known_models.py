@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import importlib
 
-from gpufleet.sizing.architectures.multimodal import ESTIMATED, REFUSED
 from gpufleet.sizing.architectures.registry import FAMILIES
+from gpufleet.sizing.architectures.towers import estimated_tower
 from tests.support.checkout import ROOT
 
 PAGE = ROOT / "docs/reference/known-models.md"
@@ -28,22 +28,20 @@ _TITLES = {
     "mla": "Latent attention (MLA)",
     "hybrid": "Windows, states, or layers of several kinds",
     "multimodal": "A text part and a tower, counted weight by weight",
+    "estimated": "A text part, and a tower that is estimated from its config",
+    "unsized": "Known and refused: without a KV cache, or with one of an encoder's as well",
 }
-_ESTIMATED = "A text part, and a tower that is estimated from its config"
-_REFUSED = "Known and refused: without a KV cache, or with one of an encoder's as well"
 
 
 def families() -> dict[str, list[str]]:
     """Return {title: the names of the classes under it}."""
-    found: dict[str, list[str]] = {title: [] for title in (*_TITLES.values(), _ESTIMATED, _REFUSED)}
+    found: dict[str, list[str]] = {title: [] for title in _TITLES.values()}
     for family in FAMILIES:
-        for name in importlib.import_module(f"gpufleet.sizing.architectures.{family}").BUILDERS:
-            title = _TITLES[family]
-            if name in REFUSED:
-                title = _REFUSED
-            elif name in ESTIMATED:
-                title = _ESTIMATED
-            found[title].append(name)
+        module = importlib.import_module(f"gpufleet.sizing.architectures.{family}")
+        for name, builder in module.BUILDERS.items():
+            wrapper = getattr(builder, "keywords", {}).get("wrapper")
+            estimated = wrapper is not None and wrapper.tower is estimated_tower
+            found[_TITLES["estimated" if estimated else family]].append(name)
     return {title: sorted(names, key=str.lower) for title, names in found.items()}
 
 

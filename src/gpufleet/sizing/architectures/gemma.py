@@ -12,6 +12,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from gpufleet.sizing.architectures.building_blocks import (
+    attention,
+    gated_mlp,
+    norm,
+    rotary,
+    rotary_of,
+    vector,
+)
 from gpufleet.sizing.architectures.components import (
     Architecture,
     Cache,
@@ -24,14 +32,6 @@ from gpufleet.sizing.architectures.components import (
     WindowCache,
 )
 from gpufleet.sizing.architectures.config_fields import Fields
-from gpufleet.sizing.architectures.dense import (
-    attention,
-    gated_mlp,
-    norm,
-    rotary,
-    rotary_of,
-    vector,
-)
 from gpufleet.sizing.architectures.moe_common import assembled, named, too_short
 
 _DEFAULTS: dict[str, dict[str, int]] = {

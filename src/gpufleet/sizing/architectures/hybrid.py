@@ -16,6 +16,13 @@ from typing import Any
 
 from gpufleet.errors import FleetError
 from gpufleet.sizing.architectures import gemma, mamba
+from gpufleet.sizing.architectures.building_blocks import (
+    attention,
+    gated_mlp,
+    norm,
+    rotary_of,
+    vector,
+)
 from gpufleet.sizing.architectures.components import (
     Architecture,
     FullCache,
@@ -29,7 +36,6 @@ from gpufleet.sizing.architectures.components import (
     WindowCache,
 )
 from gpufleet.sizing.architectures.config_fields import Fields
-from gpufleet.sizing.architectures.dense import attention, gated_mlp, norm, rotary_of, vector
 from gpufleet.sizing.architectures.mla import latent_attention
 from gpufleet.sizing.architectures.moe_common import (
     NUMBERED,

@@ -14,6 +14,14 @@ from math import ceil
 from typing import Any
 
 from gpufleet.errors import FleetError
+from gpufleet.sizing.architectures.building_blocks import (
+    attention,
+    gated_mlp,
+    norm,
+    plain_mlp,
+    rotary_of,
+    vector,
+)
 from gpufleet.sizing.architectures.components import (
     Architecture,
     FullCache,
@@ -23,14 +31,6 @@ from gpufleet.sizing.architectures.components import (
     Weight,
 )
 from gpufleet.sizing.architectures.config_fields import Fields
-from gpufleet.sizing.architectures.dense import (
-    attention,
-    gated_mlp,
-    norm,
-    plain_mlp,
-    rotary_of,
-    vector,
-)
 from gpufleet.sizing.architectures.moe_common import (
     assembled,
     full_attention,

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from gpufleet.errors import FleetError
+from gpufleet.sizing.architectures.building_blocks import gated_mlp, norm, rotary, rotary_of, vector
 from gpufleet.sizing.architectures.components import (
     Architecture,
     Cache,
@@ -27,7 +28,6 @@ from gpufleet.sizing.architectures.components import (
     Where,
 )
 from gpufleet.sizing.architectures.config_fields import Fields
-from gpufleet.sizing.architectures.dense import gated_mlp, norm, rotary, rotary_of, vector
 from gpufleet.sizing.architectures.moe_common import (
     NUMBERED,
     assembled,

@@ -14,9 +14,15 @@ from functools import partial
 from typing import Any
 
 from gpufleet.sizing.architectures import moe_irregular
+from gpufleet.sizing.architectures.building_blocks import (
+    attention,
+    gated_mlp,
+    norm,
+    rotary_of,
+    vector,
+)
 from gpufleet.sizing.architectures.components import Architecture, Layer, Split, Weight
 from gpufleet.sizing.architectures.config_fields import Fields
-from gpufleet.sizing.architectures.dense import attention, gated_mlp, norm, rotary_of, vector
 from gpufleet.sizing.architectures.moe_common import (
     GATED,
     NUMBERED,

@@ -9,9 +9,15 @@ from dataclasses import replace
 from typing import Any
 
 from gpufleet.errors import FleetError
+from gpufleet.sizing.architectures.building_blocks import (
+    attention_caches,
+    final_norm,
+    finish,
+    norm,
+    vector,
+)
 from gpufleet.sizing.architectures.components import Architecture, Cache, Layer, Part, Split, Weight
 from gpufleet.sizing.architectures.config_fields import Fields
-from gpufleet.sizing.architectures.dense import attention_caches, final_norm, finish, norm, vector
 
 GATED = ("gate_proj", "up_proj", "down_proj")
 """An expert's matrices as most checkpoints name them."""

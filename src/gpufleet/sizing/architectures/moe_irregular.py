@@ -10,6 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from gpufleet.sizing.architectures.building_blocks import (
+    attention,
+    gated_mlp,
+    norm,
+    rotary_of,
+    vector,
+)
 from gpufleet.sizing.architectures.components import (
     Architecture,
     ChunkCache,
@@ -21,7 +28,6 @@ from gpufleet.sizing.architectures.components import (
     WindowCache,
 )
 from gpufleet.sizing.architectures.config_fields import Fields
-from gpufleet.sizing.architectures.dense import attention, gated_mlp, norm, rotary_of, vector
 from gpufleet.sizing.architectures.moe_common import (
     NUMBERED,
     assembled,

@@ -10,18 +10,18 @@ from functools import cache
 from typing import Any
 
 from gpufleet.errors import FleetError
+from gpufleet.sizing.architectures.building_blocks import BY_TRANSFORMERS
 from gpufleet.sizing.architectures.components import (
     Architecture,
     CompressedCache,
     LatentCache,
     StateCache,
 )
-from gpufleet.sizing.architectures.dense import BY_TRANSFORMERS
 from gpufleet.sizing.architectures.max_length import lengths
 
 Builder = Callable[[Mapping[str, Any]], Architecture]
 
-FAMILIES = ("dense", "moe", "mla", "hybrid", "multimodal")
+FAMILIES = ("dense", "moe", "mla", "hybrid", "multimodal", "unsized")
 """Modules of this package, each with BUILDERS; imported when first asked for: they are many."""
 
 

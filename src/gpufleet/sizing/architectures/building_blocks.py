@@ -1,0 +1,354 @@
+"""
+What decoders are made of: attention, MLPs, norms, embeddings, rotary tables, caches.  Pure.
+
+Which of vLLM's layers a weight is in decides how it is divided: its classes under
+model_executor/models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpufleet.errors import FleetError
+from gpufleet.sizing.architectures.components import (
+    Architecture,
+    Cache,
+    FullCache,
+    Layer,
+    Part,
+    Split,
+    Weight,
+    Where,
+    WindowCache,
+)
+from gpufleet.sizing.architectures.config_fields import Fields
+from gpufleet.sizing.architectures.max_length import max_model_len, rope_parameters
+
+
+def attention(
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    *,
+    prefix: str = "self_attn.",
+    names: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "o_proj"),
+    bias: bool = False,
+    out_bias: bool = False,
+    v_head_dim: int | None = None,
+    head_norm: bool = False,
+) -> tuple[Weight, ...]:
+    """
+    Return grouped-query attention's weights: QKVParallelLinear and RowParallelLinear.
+
+    `bias` is that of queries, keys and values; `head_norm` adds a norm of `head_dim` to queries
+    and to keys (`q_norm`, `k_norm`).
+    """
+    q, k, v, out = (prefix + name for name in names)
+    value_dim = v_head_dim or head_dim
+    weights = [
+        Weight(q, heads * head_dim, hidden, Split.ROWS),
+        Weight(k, kv_heads * head_dim, hidden, Split.HEADS, heads=kv_heads),
+        Weight(v, kv_heads * value_dim, hidden, Split.HEADS, heads=kv_heads),
+        Weight(out, hidden, heads * value_dim, Split.COLUMNS),
+    ]
+    if bias:
+        weights += [
+            vector(f"{q}.bias", heads * head_dim, Split.ROWS),
+            vector(f"{k}.bias", kv_heads * head_dim, Split.HEADS, heads=kv_heads),
+            vector(f"{v}.bias", kv_heads * value_dim, Split.HEADS, heads=kv_heads),
+        ]
+    if out_bias:
+        weights.append(vector(f"{out}.bias", hidden))
+    if head_norm:
+        weights += [vector(f"{prefix}q_norm", head_dim), vector(f"{prefix}k_norm", head_dim)]
+    return tuple(weights)
+
+
+def gated_mlp(
+    hidden: int,
+    intermediate: int,
+    *,
+    prefix: str = "mlp.",
+    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+    bias: bool = False,
+) -> tuple[Weight, ...]:
+    """Return a gated MLP's weights: MergedColumnParallelLinear and RowParallelLinear."""
+    gate, up, down = (prefix + name for name in names)
+    weights = [
+        Weight(gate, intermediate, hidden, Split.ROWS),
+        Weight(up, intermediate, hidden, Split.ROWS),
+        Weight(down, hidden, intermediate, Split.COLUMNS),
+    ]
+    if bias:
+        weights += [
+            vector(f"{gate}.bias", intermediate, Split.ROWS),
+            vector(f"{up}.bias", intermediate, Split.ROWS),
+            vector(f"{down}.bias", hidden),
+        ]
+    return tuple(weights)
+
+
+def plain_mlp(
+    hidden: int,
+    intermediate: int,
+    *,
+    prefix: str = "mlp.",
+    names: tuple[str, str] = ("up_proj", "down_proj"),
+    bias: bool = False,
+) -> tuple[Weight, ...]:
+    """Return an MLP of two matrices: ColumnParallelLinear and RowParallelLinear."""
+    up, down = (prefix + name for name in names)
+    weights = [
+        Weight(up, intermediate, hidden, Split.ROWS),
+        Weight(down, hidden, intermediate, Split.COLUMNS),
+    ]
+    if bias:
+        weights += [vector(f"{up}.bias", intermediate, Split.ROWS), vector(f"{down}.bias", hidden)]
+    return tuple(weights)
+
+
+def vector(
+    name: str, size: int, split: Split = Split.NONE, *, heads: int = 0, dtype: str | None = None
+) -> Weight:
+    """Return a norm's weight or a bias, which no quantization touches."""
+    return Weight(name, size, split=split, heads=heads, linear=False, dtype=dtype)
+
+
+def norm(name: str, size: int, *, bias: bool = False) -> tuple[Weight, ...]:
+    """Return a norm's weights; LayerNorm has a bias too."""
+    return (vector(name, size), vector(f"{name}.bias", size)) if bias else (vector(name, size),)
+
+
+def embedding(vocab: int, hidden: int, name: str = "model.embed_tokens") -> Part:
+    """Return the tokens' embedding: VocabParallelEmbedding, on the first stage."""
+    weight = Weight(name, vocab, hidden, Split.VOCABULARY, linear=False)
+    return Part("embedding", (weight,), Where.FIRST)
+
+
+def head(vocab: int, hidden: int, name: str = "lm_head", *, bias: bool = False) -> Part:
+    """
+    Return the language model's head: ParallelLMHead, on the last stage.
+
+    Its weight is `linear=True`: a few checkpoints quantize it, and say so.
+    """
+    weights = [Weight(name, vocab, hidden, Split.VOCABULARY)]
+    if bias:
+        weights.append(Weight(f"{name}.bias", vocab, split=Split.VOCABULARY, linear=False))
+    return Part("head", tuple(weights), Where.LAST)
+
+
+def final_norm(hidden: int, name: str = "model.norm", *, bias: bool = False) -> Part:
+    """Return the norm after the last layer."""
+    return Part("norm", norm(name, hidden, bias=bias), Where.LAST)
+
+
+def rotary(
+    positions: int,
+    dim: int,
+    *,
+    dtype: str | None = None,
+    tables: int = 1,
+    until: tuple[int, ...] | None = None,
+) -> Part:
+    """
+    Return the table of cosines and sines that all layers share, which vLLM computes.
+
+    Source: RotaryEmbedding in model_executor/layers/rotary_embedding/base.py; one table for each
+    different set of parameters (get_rope).
+    """
+    table = Weight(
+        "rotary_emb.cos_sin_cache",
+        positions,
+        dim,
+        linear=False,
+        dtype=dtype,
+        buffer=True,
+        count=tables,
+        until=until,
+    )
+    return Part("rotary", (table,), Where.EVERY)
+
+
+def dtype_of(fields: Fields) -> str:
+    """
+    Return what `--dtype auto` takes: the checkpoint's, float32 as bfloat16.
+
+    Source: _resolve_auto_dtype in vllm/config/model.py; a GPU before Ampere takes float16 instead.
+    """
+    stated = fields.text("dtype", "torch_dtype", default="bfloat16").removeprefix("torch.")
+    taken = {"float32": "bfloat16", "float": "bfloat16", "half": "float16"}.get(stated, stated)
+    if taken not in {"bfloat16", "float16"}:
+        raise FleetError(
+            f"config.json of {fields.name}: `{fields.path}torch_dtype` is {stated!r}, which vLLM "
+            "does not load; take bfloat16, float16 or float32"
+        )
+    return taken
+
+
+def rotary_of(fields: Fields, head_dim: int, *, keys: tuple[str, ...] = ()) -> tuple[Part, ...]:
+    """
+    Return the rotary tables of a config: () where it has no rotary positions.
+
+    YaRN and linear scaling lengthen the table by their factor, dynamic before 0.22; LongRoPE keeps
+    one for short and one for long contexts, and M-RoPE one of four times the positions: for
+    Qwen3-VL and Qwen3.5 only before 0.32 (mrope_positions_factor in qwen3_vl.py). Gemma 4's global
+    layers have heads of their own size. Source: model_executor/layers/rotary_embedding of 0.8.5
+    to 0.33.0.
+    """
+    positions = fields.whole(
+        *keys, "max_position_embeddings", "seq_length", "max_sequence_length", default=8192
+    )
+    tables = []
+    stretched: list[tuple[int, int, tuple[int, ...]]] = []
+    for scaling in rope_parameters(fields.config) or ({},):
+        kind = str(scaling.get("rope_type", scaling.get("type", "default")))
+        share = scaling.get("partial_rotary_factor") or fields.number(
+            "partial_rotary_factor", "rotary_pct", "rope_pct", "rotary_emb_fraction", default=1.0
+        )
+        length = float(positions)
+        if kind == "yarn":
+            original = scaling.get("original_max_position_embeddings") or positions
+            length = original * float(scaling.get("factor") or 1)
+        elif kind == "linear":
+            length *= float(scaling.get("factor") or 1)
+        elif kind in {"longrope", "su"}:
+            length += scaling.get("original_max_position_embeddings") or fields.whole(
+                "original_max_position_embeddings", default=positions
+            )
+        dim = int(head_dim * share)
+        if scaling.get("mrope_section") and kind != "yarn":
+            if fields.text("model_type").startswith(("qwen3_vl", "qwen3_5")):
+                stretched.append((int(length) * 3, dim, (0, 32)))
+            else:
+                length *= 4
+        if kind == "dynamic":
+            more = int(positions * (float(scaling.get("factor") or 1) - 1))
+            stretched.append((more, dim, (0, 22)))
+        if kind == "proportional":  # the whole head: what does not rotate stands in it as well
+            dim = fields.whole("global_head_dim", default=head_dim)
+        tables.append((int(length), dim, scaling.get("rope_theta")))
+    return (
+        *(
+            rotary(length, dim, until=BY_TRANSFORMERS.get(fields.name))
+            for length, dim, _ in dict.fromkeys(tables)
+        ),
+        *(rotary(length, dim, until=until) for length, dim, until in stretched),
+    )
+
+
+BY_TRANSFORMERS = {
+    "SmolLM3ForCausalLM": (0,),
+    "Starcoder2ForCausalLM": (0, 25),
+    "GPTBigCodeForCausalLM": (0, 28),
+    "OlmoForCausalLM": (0, 26),
+    "Olmo2ForCausalLM": (0, 26),
+    "HunYuanDenseV1ForCausalLM": (0, 30),
+    "NanbeigeForCausalLM": (0, 30),
+    "Olmo3ForCausalLM": (0, 30),
+    "ArceeForCausalLM": (0, 32),
+    "CwmForCausalLM": (0, 32),
+    "GlmForCausalLM": (0, 32),
+    "GPTNeoXForCausalLM": (0, 32),
+    "Jais2ForCausalLM": (0, 32),
+    "PhiForCausalLM": (0, 32),
+    "SeedOssForCausalLM": (0, 32),
+}
+"""
+The release from which transformers' own class is served, which keeps no rotary table.
+
+Source: _TRANSFORMERS_SUPPORTED_MODELS in model_executor/models/registry.py of each release.
+"""
+
+
+def attention_caches(
+    fields: Fields,
+    layers: int,
+    kv_heads: int,
+    head_dim: int,
+    *,
+    types: bool = False,
+    v_head_dim: int | None = None,
+) -> tuple[Cache, ...]:
+    """
+    Return each layer's cache: windows where the config has them.
+
+    `types`: the class gives each layer its own kind, where `layer_types` or
+    `sliding_window_pattern` (every n-th is full) say so; else a window holds for all. Source:
+    get_sliding_window in vllm/config/model.py, Attention in layers/attention.
+    """
+    full = FullCache(kv_heads, head_dim, v_head_dim)
+    window = fields.value("sliding_window")
+    if (
+        not isinstance(window, int)
+        or window <= 0
+        or not fields.flag("use_sliding_window", default=True)
+    ):
+        return (full,) * layers
+    sliding = WindowCache(kv_heads, head_dim, window, v_head_dim)
+    kinds = fields.texts("layer_types")
+    if types and kinds:
+        if len(kinds) != layers:
+            raise FleetError(
+                f"config.json of {fields.name}: `layer_types` names {len(kinds)} layers, "
+                f"`num_hidden_layers` says {layers}; take the file as its publisher has it"
+            )
+        return tuple(sliding if kind == "sliding_attention" else full for kind in kinds)
+    pattern = fields.value("sliding_window_pattern", "interleaved_sliding_window_pattern")
+    if types and isinstance(pattern, int) and pattern > 0:
+        return tuple(full if (layer + 1) % pattern == 0 else sliding for layer in range(layers))
+    if types and isinstance(pattern, str) and pattern:
+        return tuple(
+            sliding if pattern[layer % len(pattern)] == "L" else full for layer in range(layers)
+        )
+    return (sliding,) * layers
+
+
+def layers_of(weights: tuple[Weight, ...], caches: Sequence[Cache]) -> tuple[Layer, ...]:
+    """Return layers of the same weights; those with equal caches are one object."""
+    made: dict[Cache, Layer] = {}
+    return tuple(made.setdefault(cache, Layer(weights, cache)) for cache in caches)
+
+
+def finish(
+    fields: Fields,
+    *,
+    layers: tuple[Layer, ...],
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    intermediate: int,
+    tied: bool,
+    final: Part | None,
+    parts: tuple[Part, ...] = (),
+    embedding_name: str = "model.embed_tokens",
+    head_name: str = "lm_head",
+    head_bias: bool = False,
+    prefix: str = "model.layers.",
+    pipeline: bool = True,
+    vocab: int | None = None,
+    notes: tuple[str, ...] = (),
+) -> Architecture:
+    """Return the whole decoder: its layers between the embedding and the head."""
+    vocab = fields.whole("vocab_size", "padded_vocab_size") if vocab is None else vocab
+    whole = [embedding(vocab, hidden, embedding_name), *parts]
+    if final:
+        whole.append(final)
+    if not tied:
+        whole.append(head(vocab, hidden, head_name, bias=head_bias))
+    return Architecture(
+        name=fields.name,
+        hidden_size=hidden,
+        vocab_size=vocab,
+        heads=heads,
+        kv_heads=kv_heads,
+        layers=layers,
+        parts=tuple(whole),
+        max_model_len=max_model_len(fields.config),
+        dtype=dtype_of(fields),
+        tied=tied,
+        intermediate_size=intermediate,
+        pipeline=pipeline,
+        prefix=prefix,
+        notes=notes,
+    )

@@ -1,0 +1,92 @@
+"""Classes of vLLM that are known and have no size here: each is refused with the reason.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from gpufleet.errors import FleetError
+from gpufleet.sizing.architectures.components import Architecture
+
+
+def _refuse(config: Mapping[str, Any], name: str, why: str) -> Architecture:
+    """Refuse a class that is known and has no size here."""
+    raise FleetError(f"{name} ({config.get('model_type', 'no model_type')}) {why}")
+
+
+_NO_CACHE = (
+    "embeds or scores and keeps no KV cache that grows with tokens, so it has no size in tokens; "
+    "start it with a `--gpu-memory-utilization` that leaves room for its weights"
+)
+_CROSS = (
+    "keeps a cache of what its encoder saw beside that of its tokens, which is not known; its size "
+    "is not guessed: read the tokens that vLLM reports at start"
+)
+
+_REASONS: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            "BertModel",
+            "BertForMaskedLM",
+            "BertForSequenceClassification",
+            "BertForTokenClassification",
+            "BgeM3EmbeddingModel",
+            "RobertaModel",
+            "RobertaForMaskedLM",
+            "RobertaForSequenceClassification",
+            "XLMRobertaModel",
+            "XLMRobertaForSequenceClassification",
+            "ModernBertModel",
+            "ModernBertForSequenceClassification",
+            "NomicBertModel",
+            "GteModel",
+            "GteNewModel",
+            "CLIPModel",
+            "SiglipModel",
+            "HF_ColBERT",
+            "Gemma2Model",
+            "Gemma3TextModel",
+            "EmbeddingGemma2Model",
+            "LlamaBidirectionalModel",
+            "LlamaBidirectionalForSequenceClassification",
+            "BertSpladeSparseEmbeddingModel",
+            "ModernBertForTokenClassification",
+            "RobertaForTokenClassification",
+            "XLMRobertaForTokenClassification",
+            "GteNewForSequenceClassification",
+            "GPT2ForSequenceClassification",
+            "JambaForSequenceClassification",
+            "Qwen2ForSequenceClassification",
+            "Qwen2ForRewardModel",
+            "Qwen2ForProcessRewardModel",
+            "InternLM2ForRewardModel",
+            "JinaVLForRanking",
+            "JinaForRanking",
+            "JinaEmbeddingsV5Model",
+            "ColPaliForRetrieval",
+            "ColQwen3",
+            "VoyageQwen3BidirectionalEmbedModel",
+            "LlamaNemotronVLModel",
+            "LlamaNemotronVLForSequenceClassification",
+            "Terratorch",
+        ),
+        _NO_CACHE,
+    ),
+    **dict.fromkeys(
+        (
+            "MllamaForConditionalGeneration",
+            "WhisperForConditionalGeneration",
+            "BartForConditionalGeneration",
+            "T5ForConditionalGeneration",
+            "NemotronParseForConditionalGeneration",
+        ),
+        _CROSS,
+    ),
+}
+"""Classes that are known and have no size here, and why."""
+
+BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
+    name: partial(_refuse, name=name, why=why) for name, why in _REASONS.items()
+}
+"""Each name that `architectures` may have, with what refuses such a config."""
