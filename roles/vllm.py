@@ -48,7 +48,7 @@ from gpufleet.serving.credentials import (
 from gpufleet.serving.flag_check import Started
 from gpufleet.serving.unit import UnitFile
 from gpufleet.settings.node_settings import Vllm
-from gpufleet.upgrade.run.staged_units import staged
+from gpufleet.upgrade.run.staged_units import next_files
 
 UNITS = "vllm-*.service"
 # What a unit that is not wanted any more may take to stop: settings/node_settings.py's longest
@@ -108,7 +108,7 @@ def beforehand(here: Here) -> None:
     found = None if wanted is None else prepared(here, wanted, apart=True)
     planned_units = {stage.unit for stage in here.stages}
     there = Converge(
-        staged(
+        next_files(
             found.rendered.values() if found else (),
             (
                 unit

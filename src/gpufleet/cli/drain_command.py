@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpufleet.inventory.loader import Fleet
     from gpufleet.upgrade.run.connections import Nodes
     from gpufleet.upgrade.run.node_protocol import Mark, Marks, NodeLook
-    from gpufleet.upgrade.run.traffic import Front
+    from gpufleet.upgrade.run.traffic import Frontends
 
 # How long gateways are tried, where one does not answer at once.
 TELL_SECONDS = 60
@@ -135,15 +135,15 @@ class _Session:
 
     def __init__(self, inventory_file: str, names: tuple[str, ...]) -> None:
         self.declared = _read(inventory_file, names)
-        from gpufleet.upgrade.run.connections import nodes_of
+        from gpufleet.upgrade.run.connections import open_nodes
 
-        self._opened = nodes_of(inventory_file)
+        self._opened = open_nodes(inventory_file)
 
     def __enter__(self) -> _Session:
-        from gpufleet.upgrade.run.traffic import Front
+        from gpufleet.upgrade.run.traffic import Frontends
 
         self.nodes: Nodes = self._opened.__enter__()
-        self.front: Front = Front(self.nodes, self.declared)
+        self.front: Frontends = Frontends(self.nodes, self.declared)
         return self
 
     def __exit__(self, *about: Any) -> None:
@@ -168,7 +168,7 @@ class _Session:
             }
         )
         began = time.monotonic()
-        self.front.tell("drain", found.servers, TELL_SECONDS)
+        self.front.set_servers("drain", found.servers, TELL_SECONDS)
         limit = self._patience(name, looks) if seconds is None else seconds
         left, unknown = self._quiet(found, limit)
         return {
@@ -176,12 +176,12 @@ class _Session:
             "did": "drained",
             "replicas": list(found.replicas),
             "cordon": _mark(marks[name].cordon),
-            "told": self.front.there(),
+            "told": self.front.is_declared(),
             "left": left,
             "unknown": unknown,
             "seconds": round(time.monotonic() - began, 1),
             "quiet": not left and not unknown,
-            "problems": [] if self.front.there() else [_NOBODY],
+            "problems": [] if self.front.is_declared() else [_NOBODY],
         }
 
     def undrained(self, name: str, *, force: bool) -> dict[str, Any]:
@@ -199,7 +199,7 @@ class _Session:
         problems = [f"{replica} stays drained: {mark}" for replica, mark in sorted(stays.items())]
         free = sorted(set(here) - set(stays))
         # Gateways before marks: killed in between, it is done again.
-        self.front.tell(
+        self.front.set_servers(
             "ready", [each for each in found.servers if each["replica"] in free], TELL_SECONDS
         )
         wanted: dict[str, list[str]] = {}
@@ -218,7 +218,7 @@ class _Session:
             "did": "undrained",
             "replicas": free,
             "cordon": _mark(kept),
-            "told": self.front.there(),
+            "told": self.front.is_declared(),
             "problems": problems,
         }
 
@@ -239,7 +239,7 @@ class _Session:
     def _marks(self, wanted: Mapping[str, Any]) -> dict[str, Marks]:
         from gpufleet.upgrade.run.node_protocol import Marks
 
-        return self.nodes.until(wanted, Marks.read, 0)
+        return self.nodes.ask_until(wanted, Marks.read, 0)
 
     def _patience(self, name: str, looks: Mapping[str, NodeLook]) -> int:
         """Return the longest `drain_seconds` of what runs on a node, or of all that it declares."""
@@ -255,19 +255,19 @@ class _Session:
     def _quiet(self, found: Drain, seconds: int) -> tuple[int, list[str]]:
         """Wait for requests to end; return how many are left, and the servers that do not say."""
         from gpufleet.upgrade.run import node_protocol
-        from gpufleet.upgrade.run.node_protocol import Quiet
+        from gpufleet.upgrade.run.node_protocol import RequestsLeft
 
         end = time.monotonic() + seconds
         queued = self.front.wait(found.servers, seconds)
         asked = {
-            node: node_protocol.quiet(
+            node: node_protocol.wait_quiet(
                 [f"vllm-{each}.service" for each in found.on(node)],
                 max(0.0, end - time.monotonic()),
             )
             for node in found.every_node
             if found.on(node)
         }
-        answers = self.nodes.until(asked, Quiet.read, 0)
+        answers = self.nodes.ask_until(asked, RequestsLeft.read, 0)
         left = max(queued, sum(each.total for each in answers.values()))
         return left, sorted(url for each in answers.values() for url in each.unknown)
 

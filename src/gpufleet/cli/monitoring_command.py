@@ -214,7 +214,7 @@ def _asked(
     from gpufleet.fleet.run import asking
     from gpufleet.monitoring import silences
     from gpufleet.remote import payload
-    from gpufleet.upgrade.run.wave_silences import homes as alertmanagers
+    from gpufleet.upgrade.run.wave_silences import alertmanagers
 
     homes = alertmanagers(fleet.nodes)
     if not homes:

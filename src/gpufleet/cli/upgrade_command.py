@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gpufleet.settings.gateway_settings import Upgrade
     from gpufleet.upgrade.plan.wave_plan import WavePlan
     from gpufleet.upgrade.run.connections import Nodes
-    from gpufleet.upgrade.run.controller import Wanted
+    from gpufleet.upgrade.run.controller import UpgradeRequest
     from gpufleet.upgrade.run.upgrade_journal import Journal
 
 _limit = click.option("--limit", multiple=True, help="Only this node or group; may be repeated.")
@@ -111,7 +111,7 @@ def upgrade(
 
         edits = declare_version.edits(declared, version, names)
         wanted = replace(
-            wanted, declared=declare_version.applied(declared, version, names), edits=edits
+            wanted, declared=declare_version.apply_edits(declared, version, names), edits=edits
         )
     run = _Run(wanted, _folder(declared, folder), yes=yes, as_json=as_json, version=version)
     if dry:
@@ -171,7 +171,7 @@ class _Run:
 
     def __init__(
         self,
-        wanted: Wanted,
+        wanted: UpgradeRequest,
         folder: Path,
         *,
         yes: bool,
@@ -185,10 +185,10 @@ class _Run:
     def dry(self) -> int:
         """Show the waves. Takes no lock, writes no journal."""
         from gpufleet.upgrade.run import controller as course
-        from gpufleet.upgrade.run.connections import nodes_of
+        from gpufleet.upgrade.run.connections import open_nodes
 
-        with nodes_of(self.wanted.inventory) as nodes:
-            _, plan = course.planned_now(nodes, self.wanted, self._before())
+        with open_nodes(self.wanted.inventory) as nodes:
+            _, plan = course.plan_now(nodes, self.wanted, self._before())
         for edit in self.wanted.edits:
             click.echo(f"would write {edit}", err=self.as_json)
         self._show(plan)
@@ -197,12 +197,12 @@ class _Run:
     def anew(self, kind: str, what: str) -> int:
         """Begin a new one."""
         self._none_in_hand()
-        from gpufleet.upgrade.run.connections import nodes_of
+        from gpufleet.upgrade.run.connections import open_nodes
         from gpufleet.upgrade.run.upgrade_journal import Journal, new_id
 
         self._somebody()
         with (
-            nodes_of(self.wanted.inventory) as nodes,
+            open_nodes(self.wanted.inventory) as nodes,
             Journal.begin(self.folder, new_id()) as journal,
         ):
             return self._run(nodes, journal, kind, what)
@@ -210,12 +210,12 @@ class _Run:
     def again(self, *, abort: bool) -> int:
         """Go on with the one that is not at its end, or undo it."""
         from gpufleet.upgrade.run import upgrade_journal as journal
-        from gpufleet.upgrade.run.connections import nodes_of
+        from gpufleet.upgrade.run.connections import open_nodes
 
         path = self._unfinished()
         if path is None:
             raise FleetError(*self._nothing_to_resume())
-        with nodes_of(self.wanted.inventory) as nodes, journal.Journal.reopen(path) as found:
+        with open_nodes(self.wanted.inventory) as nodes, journal.Journal.reopen(path) as found:
             state = found.state
             if Path(state.inventory).resolve() != Path(self.wanted.inventory).resolve():
                 raise FleetError(
@@ -246,7 +246,7 @@ class _Run:
         self.wanted = replace(
             self.wanted,
             edits=declare_version.edits(declared, version, limit),
-            declared=declare_version.applied(declared, version, limit),
+            declared=declare_version.apply_edits(declared, version, limit),
         )
 
     def back(self, *, dry: bool) -> int:
@@ -254,20 +254,20 @@ class _Run:
         self._none_in_hand()
         from gpufleet.upgrade.run import controller as course
         from gpufleet.upgrade.run import observe
-        from gpufleet.upgrade.run.connections import nodes_of
+        from gpufleet.upgrade.run.connections import open_nodes
         from gpufleet.upgrade.run.upgrade_journal import Journal, new_id
 
         if not dry:
             self._somebody()
-        with nodes_of(self.wanted.inventory) as nodes:
-            found = observe.sight(nodes, self.wanted.declared, unfit_stops=False)
+        with open_nodes(self.wanted.inventory) as nodes:
+            found = observe.view_fleet(nodes, self.wanted.declared, unfit_stops=False)
             of = course.last_kept(found)
             if of is None:
                 click.echo("no node has kept units: there is nothing to go back to", err=True)
                 return 0
             self.wanted = replace(self.wanted, of=of)
             if dry:
-                self._show(course.way_back(nodes, self.wanted, found, of, self._before()))
+                self._show(course.rollback_waves(nodes, self.wanted, found, of, self._before()))
                 return 0
             with Journal.begin(self.folder, new_id()) as journal:
                 status = self._run(nodes, journal, "rollback", f"back to before {of}")
@@ -291,18 +291,20 @@ class _Run:
 
     def _carried_out(self, nodes: Nodes, journal: Journal) -> int:
         from gpufleet.upgrade.report.live import Progress
-        from gpufleet.upgrade.run.controller import Course, DeclinedError
+        from gpufleet.upgrade.run.controller import DeclinedError, UpgradeRun
         from gpufleet.upgrade.run.state_machine import LostError
 
         progress = Progress(journal.entries[:-1])
 
         def heard(entry: Any) -> None:
-            if line := progress.heard(entry):
+            if line := progress.on_entry(entry):
                 click.echo(printable(line), err=True)
 
         journal.append("owner", by=self.wanted.by)
-        journal.heard = heard
-        course = Course(self.wanted, journal, nodes, self._show, self._confirmed, self._before())
+        journal.on_entry = heard
+        course = UpgradeRun(
+            self.wanted, journal, nodes, self._show, self._confirmed, self._before()
+        )
         try:
             with _Keys(journal) as self.keys:
                 status = course.run()
@@ -371,7 +373,7 @@ class _Run:
 
             click.echo()
             tables.display(text.text(found))
-        if not journal.state.over:
+        if not journal.state.is_over:
             _how_on(journal)
 
     def _declaration(self, of: str) -> None:
@@ -402,7 +404,7 @@ class _Run:
         from gpufleet.upgrade.run import upgrade_journal as journal
 
         found: list[Sequence[Any]] = []
-        for path in journal.all_in(self.folder)[-20:]:
+        for path in journal.list_journals(self.folder)[-20:]:
             try:
                 found.append(journal.read(path))
             except FleetError as error:
@@ -414,12 +416,12 @@ class _Run:
         from gpufleet.upgrade.run import upgrade_journal as journal
 
         mine = Path(self.wanted.inventory).resolve()
-        for path in reversed(journal.all_in(self.folder)):
+        for path in reversed(journal.list_journals(self.folder)):
             try:
                 state = journal.fold(journal.read(path))
             except FleetError:
                 continue
-            if Path(state.inventory).resolve() == mine and (not state.over or _stuck(state)):
+            if Path(state.inventory).resolve() == mine and (not state.is_over or _stuck(state)):
                 return path
         return None
 
@@ -432,7 +434,7 @@ class _Run:
         state = journal.fold(journal.read(path))
         if journal.is_written(path):
             raise FleetError(f"upgrade {state.id} of {state.by} is going on: {path}")
-        if state.over or (not state.wave and not state.locked):
+        if state.is_over or (not state.wave and not state.locked):
             return
         raise FleetError(
             f"upgrade {state.id} of {state.by} is not at its end ({path}): go on with it by "
@@ -442,9 +444,9 @@ class _Run:
     def _nothing_to_resume(self) -> list[str]:
         """Say what nodes know of upgrades, where there is no journal of one."""
         from gpufleet.upgrade.run import observe
-        from gpufleet.upgrade.run.connections import nodes_of
+        from gpufleet.upgrade.run.connections import open_nodes
 
-        with nodes_of(self.wanted.inventory) as nodes:
+        with open_nodes(self.wanted.inventory) as nodes:
             looks = observe.look(nodes, nodes.names)
         locks = {str(each.lock): each.lock for each in looks.values() if each.lock}
         if not locks:
@@ -511,7 +513,7 @@ class _Keys:
 def _how_on(journal: Journal) -> None:
     """Say what is left in which state, and how to go on."""
     state = journal.state
-    if state.over:
+    if state.is_over:
         return
     marked = ", ".join(state.marked)
     left = f" {marked} stay out of service until then." if marked else ""
@@ -552,7 +554,7 @@ def _last(folder: Path, inventory_file: str) -> Path:
     from gpufleet.formatting import listed
     from gpufleet.upgrade.run import upgrade_journal as journal
 
-    every = journal.all_in(folder)
+    every = journal.list_journals(folder)
     if not every:
         raise FleetError(f"{folder}: there was no upgrade yet")
     mine = Path(inventory_file).resolve()
@@ -581,12 +583,12 @@ def _wanted(  # noqa: PLR0917  # each is an option of both commands
     steal: str | None,
     accept_outage: tuple[str, ...],
     accept_unknown_load: tuple[str, ...],
-) -> Wanted:
-    from gpufleet.upgrade.run.controller import Wanted
+) -> UpgradeRequest:
+    from gpufleet.upgrade.run.controller import UpgradeRequest
 
     if steal is not None and not steal.strip():
         raise click.UsageError("--steal: say why, it is written down.")
-    return Wanted(
+    return UpgradeRequest(
         inventory=inventory_file,
         declared=declared,
         rules=_rules(declared, names),
@@ -600,9 +602,11 @@ def _wanted(  # noqa: PLR0917  # each is an option of both commands
 
 
 def _rules(declared: Fleet, names: Collection[str]) -> Upgrade:
-    from gpufleet.upgrade.plan.policy import agreed
+    from gpufleet.upgrade.plan.policy import fleet_policy
 
-    return agreed({n: each for n, each in declared.gpu_nodes.items() if not names or n in names})
+    return fleet_policy(
+        {n: each for n, each in declared.gpu_nodes.items() if not names or n in names}
+    )
 
 
 def _names(declared: Fleet, limit: tuple[str, ...]) -> tuple[str, ...]:

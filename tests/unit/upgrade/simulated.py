@@ -113,13 +113,13 @@ class Fleet:
 
 
 @dataclass
-class Hands:
+class SimulatedActions:
     """Touches the simulated fleet as `acting` touches a real one."""
 
     fleet: Fleet
     made: list[str] = field(default_factory=list)
 
-    def fits(self, wave: Wave) -> tuple[tuple[str, ...], Mapping[str, Any]]:
+    def check_load(self, wave: Wave) -> tuple[tuple[str, ...], Mapping[str, Any]]:
         going = set(wave.replicas)
         left = {
             model: sum(
@@ -132,7 +132,7 @@ class Hands:
         why = [f"{m}: {n} left" for m, n in left.items() if n < self.fleet.needed[m]]
         return tuple(why), {}
 
-    def fallen(self, groups: Sequence[Group]) -> Mapping[str, Sequence[str]]:
+    def find_fallen(self, groups: Sequence[Group]) -> Mapping[str, Sequence[str]]:
         return {
             group.id: [f"{each} died" for each in group.replicas if not self.fleet.up(each)]
             for group in groups

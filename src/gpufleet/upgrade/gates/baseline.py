@@ -338,7 +338,7 @@ def program(
     Return what looks at the replicas of a node, and at the Alertmanager on it; None: nothing to do.
 
     `alertmanager` is its address there: `http://127.0.0.1:9093`. The program goes to
-    `fleet.asking(...)` with the deadline that `seconds` returns.
+    `fleet.run.asking(...)` with the deadline that `seconds` returns.
     """
     wanted = [
         {
@@ -382,7 +382,7 @@ def _seconds(question: Question) -> float:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Observation:
     """What one look found."""
 
     answers: Mapping[str, Answers] = field(hash=False)
@@ -392,15 +392,15 @@ class Seen:
     alerts: Alerts = Alerts()
 
 
-def seen(
+def read_answers(
     said: Mapping[str, Mapping[str, Any] | str],
     questions: Iterable[Question],
     now: float,
     homes: Collection[str] = (),
     ours: Collection[str] = (),
-) -> Seen:
+) -> Observation:
     """
-    Return what nodes said to `program`: `said` as `fleet.asking` returns it.
+    Return what nodes said to `program`: `said` as `fleet.run.asking` returns it.
 
     `homes` are the nodes whose Alertmanager was to be asked; `ours` the ids of the silences that
     the upgrade has opened itself, which hide no alert from it. Whatever a node prints, nothing is
@@ -413,16 +413,16 @@ def seen(
         servers: dict[str, Counters | str] = {}
         for node in question.nodes:
             try:
-                _take(node, said.get(node, "was not asked"), question, found, servers)
+                _read_node(node, said.get(node, "was not asked"), question, found, servers)
             except (AttributeError, KeyError, TypeError, ValueError) as problem:
                 why = f"its answer makes no sense ({type(problem).__name__}: {problem})"
-                _unknown(node, why, question, found, servers)
+                _mark_unknown(node, why, question, found, servers)
         answers[question.replica] = {prompt: tuple(each) for prompt, each in found.items()}
         readings[question.replica] = Reading(now, servers)
-    return Seen(answers, readings, _alerts(said, homes, ours))
+    return Observation(answers, readings, _alerts(said, homes, ours))
 
 
-def between(first: Reading | None, last: Reading) -> Traffic:
+def traffic_between(first: Reading | None, last: Reading) -> Traffic:
     """
     Return what happened between two readings; without the first one, since each server's start.
 
@@ -439,16 +439,16 @@ def between(first: Reading | None, last: Reading) -> Traffic:
             why = after if isinstance(after, str) else before
             unread.append(f"{name}: its counters are not known: {why}")
             continue
-        if before is not None and _anew(before, after):
+        if before is not None and _has_restarted(before, after):
             restarted.append(name)
             before = None
         for key, histogram in after.latencies.items():
             was = before.latencies.get(key, {}) if before else {}
             summed = latencies.get(key)
             grown = {at: count - was.get(at, 0.0) for at, count in histogram.items()}
-            latencies[key] = grown if summed is None else _summed(summed, grown)
-        finished = _grown(finished, before.finished if before else None, after.finished)
-        answered = _grown(answered, before.answered if before else None, after.answered)
+            latencies[key] = grown if summed is None else _sum_histograms(summed, grown)
+        finished = _grow(finished, before.finished if before else None, after.finished)
+        answered = _grow(answered, before.answered if before else None, after.answered)
     if not last.servers:
         unread.append("it has no server whose counters could be read")
     if first:
@@ -528,7 +528,7 @@ def _answered(
     return _by([row for row in rows if row[0].get("handler", "").startswith(API)], "status")
 
 
-def _anew(before: Counters, after: Counters) -> bool:
+def _has_restarted(before: Counters, after: Counters) -> bool:
     """Say whether a server has begun to count anew: counters of one process never fall."""
     if before.started is not None and after.started is not None:
         # To a hundredth of a second, as the kernel's clock ticks are; a second is no restart.
@@ -541,7 +541,7 @@ def _anew(before: Counters, after: Counters) -> bool:
     return any(was[key] > now.get(key, 0.0) for was, now in pairs for key in was)  # type: ignore[index,attr-defined]
 
 
-def _grown(
+def _grow(
     sum_: dict[str, float] | None,
     before: Mapping[str, float] | None,
     after: Mapping[str, float] | None,
@@ -554,12 +554,12 @@ def _grown(
     return found
 
 
-def _summed(one: Histogram, other: Histogram) -> dict[float, float]:
+def _sum_histograms(one: Histogram, other: Histogram) -> dict[float, float]:
     """Add two histograms up at the bounds that both have."""
     return {at: count + other[at] for at, count in one.items() if at in other}
 
 
-def _take(
+def _read_node(
     node: str,
     document: Mapping[str, Any] | str,
     question: Question,
@@ -567,13 +567,13 @@ def _take(
     servers: dict[str, Counters | str],
 ) -> None:
     if isinstance(document, str):
-        _unknown(node, document, question, found, servers)
+        _mark_unknown(node, document, question, found, servers)
         return
     if document["schema"] != 1:
         raise ValueError(f"schema {document['schema']!r}, expected 1")
     replica = document["replicas"][question.replica]
     if "missing" in replica:
-        _unknown(node, _reason(replica), question, found, servers)
+        _mark_unknown(node, _reason(replica), question, found, servers)
         return
     for url, server in replica["servers"].items():
         name = f"{node} {url}"
@@ -591,7 +591,7 @@ def _take(
             servers[name] = f"its /metrics makes no sense: {problem}"
 
 
-def _unknown(
+def _mark_unknown(
     node: str,
     why: str,
     question: Question,

@@ -71,7 +71,7 @@ class _Case:
         return Verdict(passed, (*self.against, *self.unknown, *self.remarks), self.seen)
 
 
-def united(verdicts: Iterable[Verdict]) -> Verdict:
+def combine(verdicts: Iterable[Verdict]) -> Verdict:
     """
     Return what several say together: the worst, a failure before what is not known.
 

@@ -130,7 +130,7 @@ def refusals(
             short.setdefault(each.model, []).append(each)
     # What a load that nobody knows leaves is no number to argue with.
     blind = {model for model, need in needs.items() if need.unknown} - {*accept_unknown_load}
-    asked = _Asked(found, loads, settings, accept_outage, load_seconds or {})
+    asked = _Request(found, loads, settings, accept_outage, load_seconds or {})
     return (
         *unknown,
         *(
@@ -203,7 +203,7 @@ def _part(lack: Left) -> str:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Request:
     """What was asked for."""
 
     waves: Sequence[Wave]

@@ -48,7 +48,7 @@ def groups(
     why: dict[str, list[str]] = defaultdict(list)
     for change in changes:
         if change.action is not Action.STAY:
-            why[change.replica] += [change.why or _said(change)]
+            why[change.replica] += [change.why or _sentence(change)]
     for name, said in restarts.items():
         # What starts, moves or makes way has been started with something else in any case.
         if not (why[name] and said in {UNTOLD, STOPPED}):
@@ -57,7 +57,7 @@ def groups(
     return tuple(sorted(found.groups(), key=lambda each: natural(each.id)))
 
 
-def restarted(
+def changed_replicas(
     restarts: Mapping[str, str],
     wanted: Mapping[tuple[str, str], str],
     started: Mapping[tuple[str, str], str | None],
@@ -110,7 +110,7 @@ def natural(text: str) -> tuple[tuple[str, int], ...]:
     return tuple((word, int(digits or -1)) for word, digits in re.findall(r"(\D*)(\d*)", text))
 
 
-def _said(change: Change) -> str:
+def _sentence(change: Change) -> str:
     return f"{change.action}: {change.before or 'nothing'} -> {change.after or 'nothing'}"
 
 

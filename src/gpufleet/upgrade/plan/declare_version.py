@@ -105,7 +105,7 @@ def edits(declared: Fleet, version: str, nodes: Collection[str] = ()) -> tuple[E
     return tuple(sorted(found.values(), key=lambda each: (each.file, each.line)))
 
 
-def applied(declared: Fleet, version: str, nodes: Collection[str] = ()) -> Fleet:
+def apply_edits(declared: Fleet, version: str, nodes: Collection[str] = ()) -> Fleet:
     """Return what is declared as it will be once the lines are written."""
     changed = {}
     for name, each in declared.nodes.items():

@@ -30,7 +30,7 @@ class Declared(Protocol):
     def origins(self) -> Mapping[str, Origin]: ...
 
 
-def agreed(declared: Mapping[str, Declared]) -> Upgrade:
+def fleet_policy(declared: Mapping[str, Declared]) -> Upgrade:
     """
     Return what the nodes that an upgrade is about say of it, by name.
 

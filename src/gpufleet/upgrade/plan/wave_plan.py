@@ -73,7 +73,7 @@ class WavePlan:
         }
 
 
-def planned(
+def plan_waves(
     groups: Iterable[Group],
     loads: Sequence[ReplicaLoad],
     settings: Upgrade,

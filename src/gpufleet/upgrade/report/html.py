@@ -15,7 +15,7 @@ from xml.etree import ElementTree as ET
 
 from gpufleet.formatting import node_ranges
 from gpufleet.sanitize import printable
-from gpufleet.upgrade.report.report import PHASES, OfGroup, OfNode, Report, Span
+from gpufleet.upgrade.report.report import PHASES, GroupReport, NodeReport, Report, Span
 from gpufleet.upgrade.report.text import OUTCOMES, cells, outcome_of, seconds, totals
 
 # Pixels.
@@ -235,7 +235,7 @@ def _timeline(found: Report) -> str:
     return ET.tostring(page, encoding="unicode")
 
 
-def _has_rows(group: OfGroup, node: OfNode) -> bool:
+def _has_rows(group: GroupReport, node: NodeReport) -> bool:
     # A group of one node that has said nothing more than its group's row says needs none.
     return bool(node.spans) or len(group.nodes) > 1
 

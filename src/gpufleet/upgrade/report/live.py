@@ -49,10 +49,10 @@ class Progress:
         for entry in before:
             self._count(entry)
 
-    def heard(self, entry: Entry) -> str | None:
+    def on_entry(self, entry: Entry) -> str | None:
         """Return an entry's line for a person who waits; None: it says nothing to them."""
         self._count(entry)
-        said = _said(entry)
+        said = _wording(entry)
         if said is None:
             return None
         parts = [f"{spell(max(0.0, entry.at - (self._started or entry.at))):>11}"]
@@ -69,7 +69,7 @@ class Progress:
 
     def logged(self, entry: Entry) -> str | None:
         """Return the same for a file: with the date and time in UTC before it."""
-        line = self.heard(entry)
+        line = self.on_entry(entry)
         if line is None:
             return None
         moment = dt.datetime.fromtimestamp(entry.at, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -99,7 +99,7 @@ def style(entry: Entry) -> str:
     return _STYLES.get(entry.what, "")
 
 
-def _said(entry: Entry) -> str | None:
+def _wording(entry: Entry) -> str | None:
     said = entry.said
     if entry.node is not None:
         return _of_node(entry)

@@ -61,7 +61,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Judged:
+class GateResult:
     """What a gate said."""
 
     at: float
@@ -95,7 +95,7 @@ class Served:
 
 
 @dataclass(frozen=True)
-class OfReplica:
+class ReplicaReport:
     """One replica."""
 
     replica: str
@@ -106,7 +106,7 @@ class OfReplica:
 
 
 @dataclass(frozen=True)
-class OfNode:
+class NodeReport:
     """One node of a group."""
 
     node: str
@@ -119,7 +119,7 @@ class OfNode:
 
 
 @dataclass(frozen=True)
-class OfGroup:
+class GroupReport:
     """One group: what was done with it, and what that cost."""
 
     group: Group
@@ -133,11 +133,11 @@ class OfGroup:
     """Of its slowest replica, each time that it was loaded: also on its way back."""
     left: int
     """Requests that were not done when the drain was over."""
-    judged: tuple[Judged, ...]
+    judged: tuple[GateResult, ...]
     failures: tuple[str, ...]
     notes: tuple[str, ...]
-    replicas: tuple[OfReplica, ...]
-    nodes: tuple[OfNode, ...]
+    replicas: tuple[ReplicaReport, ...]
+    nodes: tuple[NodeReport, ...]
 
     @property
     def began(self) -> float | None:
@@ -157,7 +157,7 @@ class OfGroup:
 
 
 @dataclass(frozen=True)
-class OfWave:
+class WaveReport:
     """One wave."""
 
     wave: Wave
@@ -166,7 +166,7 @@ class OfWave:
     """None: it is not over."""
     expected_seconds: float | None
     """As it was estimated beforehand."""
-    groups: tuple[OfGroup, ...]
+    groups: tuple[GroupReport, ...]
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class Report:
     outcome: str
     """finished, stopped, paused, or running: nobody has said an end."""
     why: tuple[str, ...]
-    waves: tuple[OfWave, ...]
+    waves: tuple[WaveReport, ...]
     notes: tuple[str, ...]
     resumed: tuple[float, ...]
     """When it was taken up again."""
@@ -192,7 +192,7 @@ class Report:
     """Lines of variables that it has rewritten."""
 
     @property
-    def groups(self) -> tuple[OfGroup, ...]:
+    def groups(self) -> tuple[GroupReport, ...]:
         """All groups, by wave."""
         return tuple(group for wave in self.waves for group in wave.groups)
 
@@ -294,31 +294,31 @@ def _outcome(state: State) -> str:
     return "paused" if state.paused else "running"
 
 
-def _wave(wave: Wave, entries: Sequence[Entry], state: State, ended: float) -> OfWave:
+def _wave(wave: Wave, entries: Sequence[Entry], state: State, ended: float) -> WaveReport:
     groups = tuple(_group(each, entries, state, ended) for each in wave.groups)
     began = next((e.at for e in entries if e.what == "wave" and e.wave == wave.number), None)
     if began is None:
         began = min((each.began for each in groups if each.began is not None), default=None)
-    over = bool(groups) and all(state.groups[each.group.id].over for each in groups)
+    over = bool(groups) and all(state.groups[each.group.id].is_over for each in groups)
     last = max((span.end for each in groups for span in each.spans), default=None)
-    return OfWave(wave, began, last if over else None, state.seconds.get(wave.number), groups)
+    return WaveReport(wave, began, last if over else None, state.seconds.get(wave.number), groups)
 
 
-def _group(group: Group, entries: Sequence[Entry], state: State, ended: float) -> OfGroup:
+def _group(group: Group, entries: Sequence[Entry], state: State, ended: float) -> GroupReport:
     told = tuple(entries_of(entries, group.id))
     own = tuple(each for each in told if each.node is None)
     there = state.groups[group.id]
-    return OfGroup(
+    return GroupReport(
         group=group,
         wave=there.wave,
         outcome=there.phase,
         spans=_spans(own, ended),
-        away_seconds=_away(own, ended),
+        away_seconds=_away_seconds(own, ended),
         drain_seconds=sum(s.seconds for s in _spans(own, ended) if s.phase == "draining"),
         load_seconds=sum(max(_loads(e).values(), default=0.0) for e in own if e.what == "ready"),
         left=there.left,
         judged=tuple(
-            Judged(
+            GateResult(
                 each.at,
                 str(each.said.get("gate")),
                 each.said.get("passed"),
@@ -348,7 +348,7 @@ def _spans(own: Sequence[Entry], ended: float) -> tuple[Span, ...]:
     return tuple(found)
 
 
-def _away(own: Sequence[Entry], ended: float) -> float:
+def _away_seconds(own: Sequence[Entry], ended: float) -> float:
     """Return for how long gateways sent it nothing, as far as this upgrade is why."""
     total = 0.0
     since: float | None = None
@@ -379,11 +379,11 @@ def _failures(own: Iterable[Entry], there: GroupState) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*said, *(there.why if there.phase == "stuck" else ())]))
 
 
-def _replica(replica: str, own: Sequence[Entry], state: State) -> OfReplica:
+def _replica(replica: str, own: Sequence[Entry], state: State) -> ReplicaReport:
     loads = [_loads(each) for each in own if each.what == "ready"]
     last = loads[-1] if loads else {}
     soaked = [each.said for each in own if each.what == "soaked"]
-    return OfReplica(
+    return ReplicaReport(
         replica,
         last.get(replica, last.get("")),
         _served(state.baseline, replica),
@@ -399,7 +399,7 @@ def _served(said: Mapping[str, Any], replica: str) -> Served | None:
         return None  # nothing was seen of it, or not so that this release reads it
 
 
-def _node(node: str, told: Iterable[Entry]) -> OfNode:
+def _node(node: str, told: Iterable[Entry]) -> NodeReport:
     """Return what a node said of its units, with its own times brought to our clock."""
     gaps: list[float] = []
     cut: list[str] = []
@@ -420,7 +420,7 @@ def _node(node: str, told: Iterable[Entry]) -> OfNode:
         middle = down if isinstance(down, int | float) else started
         spans.append(Span("stopping", float(stopped) - ahead, float(middle) - ahead))  # type: ignore[arg-type]
         spans.append(Span("down", float(middle) - ahead, float(started) - ahead))  # type: ignore[arg-type]
-    return OfNode(node, sum(gaps) if gaps else None, tuple(cut), tuple(spans))
+    return NodeReport(node, sum(gaps) if gaps else None, tuple(cut), tuple(spans))
 
 
 def _text(entry: Entry) -> str:
@@ -434,7 +434,7 @@ def _sentences(said: Any) -> tuple[str, ...]:
 # -- for programs
 
 
-def _wave_json(wave: OfWave) -> dict[str, Any]:
+def _wave_json(wave: WaveReport) -> dict[str, Any]:
     return {
         "number": wave.wave.number,
         "canary": wave.wave.canary,
@@ -445,7 +445,7 @@ def _wave_json(wave: OfWave) -> dict[str, Any]:
     }
 
 
-def _group_json(group: OfGroup) -> dict[str, Any]:
+def _group_json(group: GroupReport) -> dict[str, Any]:
     return {
         "id": group.group.id,
         "kind": group.group.kind,

@@ -14,7 +14,14 @@ from rich.text import Text
 
 from gpufleet.formatting import counted, node_ranges, spell
 from gpufleet.sanitize import printable
-from gpufleet.upgrade.report.report import OfGroup, OfReplica, OfWave, Report, Served, iso
+from gpufleet.upgrade.report.report import (
+    GroupReport,
+    ReplicaReport,
+    Report,
+    Served,
+    WaveReport,
+    iso,
+)
 
 OUTCOMES = {
     "finished": "everything is as declared",
@@ -106,7 +113,7 @@ def _replicas(found: Report) -> Table:
     return table
 
 
-def cells(each: OfReplica) -> list[str]:
+def cells(each: ReplicaReport) -> list[str]:
     """Return a replica's line: what it did before, and what it did when it was changed."""
     return [
         each.replica,
@@ -118,17 +125,17 @@ def cells(each: OfReplica) -> list[str]:
     ]
 
 
-def _both(each: OfReplica, of: Callable[[Served], str]) -> str:
+def _both(each: ReplicaReport, of: Callable[[Served], str]) -> str:
     before, after = (of(served) if served else "-" for served in (each.before, each.after))
     return f"{before} -> {after}"
 
 
-def outcome_of(group: OfGroup) -> str:
+def outcome_of(group: GroupReport) -> str:
     """Return what became of a group, in words."""
     return OF_GROUPS.get(group.outcome) or f"in hand ({group.outcome})"
 
 
-def _wave(wave: OfWave) -> str:
+def _wave(wave: WaveReport) -> str:
     return f"{wave.wave.number} canary" if wave.wave.canary else str(wave.wave.number)
 
 

@@ -1,4 +1,4 @@
-"""Makes the steps of an upgrade on real nodes: `engine.Hands`.  Border.
+"""Makes the steps of an upgrade on real nodes: `state_machine.Actions`.  Border.
 
 Between the drain of a replica and its start nothing slow happens: everything was prepared before
 the first wave, connections are open, and a switch is one program that a node runs by itself. Every
@@ -40,11 +40,18 @@ from gpufleet.upgrade.run.deploy_process import (
     GATEWAY_SECONDS,
     NODE_SECONDS,
     Deploy,
-    Shared,
+    SharedDeploy,
 )
-from gpufleet.upgrade.run.node_protocol import Asked, Marks, NodeLook, Quiet, Ready, Switched
-from gpufleet.upgrade.run.state_machine import LostError, too_many
-from gpufleet.upgrade.run.traffic import Front
+from gpufleet.upgrade.run.node_protocol import (
+    Marks,
+    NodeLook,
+    NodeQuestion,
+    ReadyAnswer,
+    RequestsLeft,
+    SwitchAnswer,
+)
+from gpufleet.upgrade.run.state_machine import LostError, has_to_go_back
+from gpufleet.upgrade.run.traffic import Frontends
 from gpufleet.upgrade.run.upgrade_journal import Journal
 
 # A server with eight GPUs takes some minutes from power to SSH; how long it is waited for before a
@@ -64,8 +71,8 @@ FALLEN_SECONDS = 60
 
 
 @dataclass
-class Acting:
-    """One upgrade's hands on one fleet."""
+class FleetActions:
+    """The actions of one upgrade on one fleet."""
 
     journal: Journal
     nodes: Nodes
@@ -74,7 +81,7 @@ class Acting:
     by: str
     """user@host"""
     deploy: Deploy
-    front: Front
+    front: Frontends
     servers: Mapping[str, Sequence[Mapping[str, Any]]]
     """By replica, of before and after."""
     found: Assessment
@@ -86,7 +93,7 @@ class Acting:
     looks: dict[str, NodeLook] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._tell_gateways = Shared(
+        self._tell_gateways = SharedDeploy(
             lambda: self.deploy.run(GATEWAY, GATEWAY_SECONDS, self.front.gateways, "gateways")
         )
 
@@ -102,7 +109,7 @@ class Acting:
 
     # -- before the waves
 
-    def look_before(self) -> None:
+    def record_baseline(self) -> None:
         """See what every replica does before anything is changed, and write that down."""
         state = self.journal.state
         replicas = {
@@ -113,9 +120,9 @@ class Acting:
         }
         settings = {name: each.settings for name, each in self.declared.gpu_nodes.items()}
         asked = observe.questions(replicas, settings, 2)
-        first = self._judged(asked)
+        first = self._observe(asked)
         gevent.sleep(self.rules.gates.baseline_seconds)
-        last = self._judged(observe.questions(replicas, settings, 0))
+        last = self._observe(observe.questions(replicas, settings, 0))
         documents = observe.survey(self.nodes, self.declared)
         report = assessment.judged(documents, self.declared.gpu_nodes)
         self.journal.append(
@@ -124,14 +131,14 @@ class Acting:
                 name: baseline.answers_as_json(first.answers.get(name, {})) for name in replicas
             },
             traffic={
-                name: baseline.between(first.readings.get(name), reading).as_json()
+                name: baseline.traffic_between(first.readings.get(name), reading).as_json()
                 for name, reading in last.readings.items()
             },
             findings=Findings.of(report).as_json(),
             alerts=last.alerts.as_json(),
         )
 
-    def fits(self, wave: Wave) -> tuple[tuple[str, ...], Mapping[str, Any]]:
+    def check_load(self, wave: Wave) -> tuple[tuple[str, ...], Mapping[str, Any]]:
         """Wait for a load that this wave's absence can be carried with; then begin it."""
         end = time.monotonic() + QUIET_SECONDS
         while True:
@@ -151,17 +158,17 @@ class Acting:
             if said.proceeds:
                 break
             # No quieter moment comes while replicas are missing that this upgrade has changed.
-            if time.monotonic() > end or self.fallen(self._done()):
+            if time.monotonic() > end or self.find_fallen(self._done_groups()):
                 return (said.why,), {}
             self.journal.append("noted", wave=wave.number, text=said.why)
             gevent.sleep(AGAIN_SECONDS)
-        self._quieten(wave)
+        self._silence_alerts(wave)
         return (), {"loads": [each.as_json() for each in loads], "why": said.why}
 
-    def _done(self) -> list[Group]:
+    def _done_groups(self) -> list[Group]:
         return [e.group for e in self.journal.state.groups.values() if e.phase == "done"]
 
-    def fallen(self, groups: Sequence[Group]) -> Mapping[str, Sequence[str]]:
+    def find_fallen(self, groups: Sequence[Group]) -> Mapping[str, Sequence[str]]:
         """
         Say which groups do not answer any more although they had passed.
 
@@ -177,31 +184,31 @@ class Acting:
         owners: dict[tuple[str, str], str] = {}
         for group in groups:
             here = {name: looks[name] for name in group.nodes if name in looks}
-            for name, units_ in self._to_be(group, here, old=bool(self.back_to)).items():
+            for name, units_ in self._expected_units(group, here, old=bool(self.back_to)).items():
                 for unit in units_:
-                    if not _theirs(here[name], unit):
+                    if not _is_out_of_service(here[name], unit):
                         owners[name, unit] = group.id
         asked = {
-            name: node_protocol.ready([u for n, u in owners if n == name], FALLEN_SECONDS)
+            name: node_protocol.wait_ready([u for n, u in owners if n == name], FALLEN_SECONDS)
             for name in sorted({name for name, _ in owners})
         }
         found: dict[str, list[str]] = {}
         for name, answer in self.nodes.ask(asked).items():
             if isinstance(answer, str):
                 continue
-            for seen in Ready.read(name, answer).units.values():
+            for seen in ReadyAnswer.read(name, answer).units.values():
                 if not seen.ready:
                     why = f"{name}: it had passed, and does not serve any more: {seen.why}"
                     found.setdefault(owners[name, seen.unit], []).append(why)
         return found
 
-    def _quieten(self, wave: Wave) -> None:
+    def _silence_alerts(self, wave: Wave) -> None:
         """Keep alerts about a wave's nodes from waking anybody."""
-        where = wave_silences.homes(self.declared.nodes)
+        where = wave_silences.alertmanagers(self.declared.nodes)
         over = [name for name in self.declared.nodes if name not in wave.nodes]
-        wave_silences.speak(self.nodes.asking, where, self.id, over)
-        quieted = wave_silences.quiet(
-            self.nodes.asking,
+        wave_silences.close_silences(self.nodes.ask_each, where, self.id, over)
+        quieted = wave_silences.open_silences(
+            self.nodes.ask_each,
             where,
             wave.nodes,
             upgrade=self.id,
@@ -221,7 +228,7 @@ class Acting:
         state = self.journal.state.groups[group.id]
         patience = GONE_SECONDS if state.undoing else UNTOUCHED_SECONDS
         looks = self._look(group, patience)
-        if not state.undoing and (kept := _by_people(looks)):
+        if not state.undoing and (kept := _cordoned_by_people(looks)):
             raise FleetError(*kept)
         self._take_over(looks, patience)
         why = f"upgrade {self.id}: {self.journal.state.what}"
@@ -233,15 +240,15 @@ class Acting:
             if replicas
         }
         self._marks(drain, patience)
-        servers = traffic.of(self.servers, group.replicas)
-        self.front.tell("drain", servers, patience)
-        seconds = max((self._served(r).drain_seconds for r in group.replicas), default=0)
+        servers = traffic.servers_of(self.servers, group.replicas)
+        self.front.set_servers("drain", servers, patience)
+        seconds = max((self._settings_of(r).drain_seconds for r in group.replicas), default=0)
         asked = {
-            name: node_protocol.quiet(units_, seconds)
+            name: node_protocol.wait_quiet(units_, seconds)
             for name, units_ in self._units(group, looks).items()
             if units_
         }
-        quiet = self.nodes.until(asked, Quiet.read, patience)
+        quiet = self.nodes.ask_until(asked, RequestsLeft.read, patience)
         left = sum(each.total for each in quiet.values())
         # What gateways have handed over is in vLLM's count; what they still hold, in theirs.
         spent = time.monotonic() - began
@@ -276,7 +283,7 @@ class Acting:
             for name, look in looks.items()
             if look.units
         }
-        self._switched(group, asked, GONE_SECONDS, None)
+        self._change_units(group, asked, GONE_SECONDS, None)
         name = f"node-{'+'.join(group.nodes)}"
         log = self.deploy.run("deploys/node.py", NODE_SECONDS, group.nodes, name)
         self._look(group, GONE_SECONDS)
@@ -284,7 +291,7 @@ class Acting:
 
     def switch(self, group: Group) -> Mapping[str, Any]:
         """Have the units run what was prepared; of a rollback, what was kept."""
-        looks = self._known(group)
+        looks = self._known_looks(group)
         if self.back_to:
             return self._restore(group, self.back_to, looks)
         return self._switch(group, looks)
@@ -303,24 +310,24 @@ class Acting:
             for name, units_ in self._units(group, looks).items()
             if units_
         }
-        return self._switched(group, asked, GONE_SECONDS, "switched")
+        return self._change_units(group, asked, GONE_SECONDS, "switched")
 
     def _restore(self, group: Group, kept: str, looks: Mapping[str, NodeLook]) -> Mapping[str, Any]:
         seconds = self._stop_seconds(group)
         asked = {
             name: node_protocol.restore(
                 kept,
-                sorted(_names(group) & {*look.kept[kept].units}) if kept in look.kept else (),
+                sorted(_unit_names(group) & {*look.kept[kept].units}) if kept in look.kept else (),
                 stop_seconds=seconds,
             )
             for name, look in looks.items()
         }
-        return self._switched(group, asked, GONE_SECONDS, "restored")
+        return self._change_units(group, asked, GONE_SECONDS, "restored")
 
-    def _switched(
-        self, group: Group, asked: Mapping[str, Asked], patience: float, word: str | None
+    def _change_units(
+        self, group: Group, asked: Mapping[str, NodeQuestion], patience: float, word: str | None
     ) -> Mapping[str, Any]:
-        found = self.nodes.until(asked, Switched.read, patience)
+        found = self.nodes.ask_until(asked, SwitchAnswer.read, patience)
         if word:
             for name, each in sorted(found.items()):
                 self.journal.append(
@@ -351,10 +358,12 @@ class Acting:
         began = time.monotonic()
         looks = self._look(group, GONE_SECONDS)
         old = back != bool(self.back_to)
-        wanted = self._to_be(group, looks, old=old)
-        seconds = max((self._served(r).start_seconds for r in group.replicas), default=0)
-        asked = {name: node_protocol.ready(each, seconds) for name, each in wanted.items() if each}
-        found = self.nodes.until(asked, Ready.read, seconds + READY_SECONDS)
+        wanted = self._expected_units(group, looks, old=old)
+        seconds = max((self._settings_of(r).start_seconds for r in group.replicas), default=0)
+        asked = {
+            name: node_protocol.wait_ready(each, seconds) for name, each in wanted.items() if each
+        }
+        found = self.nodes.ask_until(asked, ReadyAnswer.read, seconds + READY_SECONDS)
         if problems := [
             f"{name}: {why}" for name, each in sorted(found.items()) for why in each.why
         ]:
@@ -377,20 +386,20 @@ class Acting:
 
     def golden(self, group: Group) -> Verdict:
         """Compare what the replicas answer with what they, or their like, answered before."""
-        replicas = self._after(group)
+        replicas = self._replicas_after(group)
         settings = {name: each.settings for name, each in self.declared.gpu_nodes.items()}
-        seen = self._judged(observe.questions(replicas, settings, 1))
+        seen = self._observe(observe.questions(replicas, settings, 1))
         verdicts = []
         for replica in replicas:
             golden = self._golden(replica)
-            before = self._of_before("answers", replica)
+            before = self._baseline_of("answers", replica)
             was = baseline.answers_from_json(before) if before else {}
             if golden.prompts and not was:
                 # Nobody of its model answered before: that it answers has to be enough.
                 verdicts.append(gates.golden({}, seen.answers.get(replica, {}), 0))
                 continue
             verdicts.append(gates.golden(was, seen.answers.get(replica, {}), golden.same))
-        return gates.united(verdicts) if verdicts else Verdict(True, ("nothing is left to ask",))
+        return gates.combine(verdicts) if verdicts else Verdict(True, ("nothing is left to ask",))
 
     def undrain(self, group: Group) -> Mapping[str, Any]:
         """Lift our marks, and have requests sent again where nobody else's are left."""
@@ -420,11 +429,11 @@ class Acting:
             text = f"{name} stays cordoned, for {mark}"
             self.journal.append("noted", wave=state.wave, group=group.id, text=text)
         served = [each for each in group.replicas if each not in drained]
-        self._make_known(group)
-        self.front.tell("ready", traffic.of(self.servers, served), GONE_SECONDS)
+        self._update_gateways(group)
+        self.front.set_servers("ready", traffic.servers_of(self.servers, served), GONE_SECONDS)
         return {"kept": sorted(drained)} if drained else {}
 
-    def _make_known(self, group: Group) -> None:
+    def _update_gateways(self, group: Group) -> None:
         """Have our gateways learn which replicas came and went: they send nothing to others."""
         if (group.comes or group.goes) and self.front.gateways:
             self._tell_gateways()
@@ -432,16 +441,16 @@ class Acting:
     def soak(self, group: Group) -> Mapping[str, Any]:
         """Watch what the replicas do with requests for a while."""
         settings = {name: each.settings for name, each in self.declared.gpu_nodes.items()}
-        asked = observe.questions(self._after(group), settings, 0)
-        first = self._judged(asked)
+        asked = observe.questions(self._replicas_after(group), settings, 0)
+        first = self._observe(asked)
         end = time.monotonic() + self.rules.gates.soak_seconds
-        while time.monotonic() < end and not too_many(self.journal.state):
+        while time.monotonic() < end and not has_to_go_back(self.journal.state):
             gevent.sleep(min(1.0, max(end - time.monotonic(), 0)))
-        last = self._judged(asked)
+        last = self._observe(asked)
         return {
             "seconds": self.rules.gates.soak_seconds,
             "traffic": {
-                name: baseline.between(first.readings.get(name), reading).as_json()
+                name: baseline.traffic_between(first.readings.get(name), reading).as_json()
                 for name, reading in last.readings.items()
             },
             "alerts": last.alerts.as_json(),
@@ -457,7 +466,7 @@ class Acting:
         before = self.journal.state.baseline
         verdicts = []
         for replica, said in (soaked.get("traffic") or {}).items():
-            was = self._of_before("traffic", replica)
+            was = self._baseline_of("traffic", replica)
             was = Traffic.from_json(was) if was else Traffic(0.0, finished={}, answered={})
             verdicts.append(gates.traffic(was, Traffic.from_json(said), self.rules.gates))
         if self.rules.gates.alerts:
@@ -468,7 +477,7 @@ class Acting:
             verdicts.append(gates.alerts(alerts, now, group.nodes, holds))
         if self.rules.gates.findings:
             verdicts.append(self._findings(group, Findings.from_json(before["findings"])))
-        return gates.united(verdicts)
+        return gates.combine(verdicts)
 
     def _findings(self, group: Group, before: Findings) -> Verdict:
         documents = observe.survey(self.nodes, self.declared)
@@ -488,9 +497,9 @@ class Acting:
 
     # -- what is what
 
-    def _judged(self, asked: list[baseline.Question]) -> baseline.Seen:
-        homes = wave_silences.homes(self.declared.nodes)
-        return observe.judged(self.nodes, asked, homes, time.time(), self.silent)
+    def _observe(self, asked: list[baseline.Question]) -> baseline.Observation:
+        homes = wave_silences.alertmanagers(self.declared.nodes)
+        return observe.observe_replicas(self.nodes, asked, homes, time.time(), self.silent)
 
     def _look(self, group: Group, patience: float) -> dict[str, NodeLook]:
         """Look at a group's nodes. Raises `LostError` where somebody else has taken them over."""
@@ -504,24 +513,24 @@ class Acting:
         self.looks |= found
         return found
 
-    def _known(self, group: Group) -> dict[str, NodeLook]:
+    def _known_looks(self, group: Group) -> dict[str, NodeLook]:
         """Return the looks of the drain, which was just before; after a resume new ones."""
         if set(group.nodes) <= set(self.looks):
             return {name: self.looks[name] for name in group.nodes}
         return self._look(group, GONE_SECONDS)
 
-    def _marks(self, asked: Mapping[str, Asked], patience: float) -> dict[str, Marks]:
-        return self.nodes.until(asked, Marks.read, patience)
+    def _marks(self, asked: Mapping[str, NodeQuestion], patience: float) -> dict[str, Marks]:
+        return self.nodes.ask_until(asked, Marks.read, patience)
 
     def _units(self, group: Group, looks: Mapping[str, NodeLook]) -> dict[str, list[str]]:
         """Return the group's units of before and after on each of its nodes."""
         found = {}
         for name, each in looks.items():
             there = {*each.next.units, *each.next.remove} if each.next else set(each.units)
-            found[name] = sorted(_names(group) & there)
+            found[name] = sorted(_unit_names(group) & there)
         return found
 
-    def _to_be(
+    def _expected_units(
         self, group: Group, looks: Mapping[str, NodeLook], *, old: bool
     ) -> dict[str, list[str]]:
         """Return the group's units that have to run on each of its nodes now."""
@@ -535,7 +544,7 @@ class Acting:
                 there |= set(each.units) - set(before)
             else:
                 there = set(each.next.units) if each.next else set(each.units)
-            found[name] = sorted(_names(group) & there)
+            found[name] = sorted(_unit_names(group) & there)
         return found
 
     def _replicas_on(
@@ -562,7 +571,7 @@ class Acting:
         found = {each.node for each in self.found.running if each.id == replica}
         return tuple(sorted(found)) or group.nodes
 
-    def _after(self, group: Group) -> dict[str, tuple[str, ...]]:
+    def _replicas_after(self, group: Group) -> dict[str, tuple[str, ...]]:
         """Return the replicas that are there after the change, with their nodes."""
         planned: dict[str, set[str]] = {}
         for stage in self.found.plan.stages:
@@ -575,14 +584,14 @@ class Acting:
             if replica not in group.goes
         }
 
-    def _of_before(self, what: str, replica: str) -> Any:
+    def _baseline_of(self, what: str, replica: str) -> Any:
         """Return what the baseline has of a replica, or else of one of the same model."""
         found = self.journal.state.baseline.get(what) or {}
         if replica in found:
             return found[replica]
         return next((found[r] for r in sorted(found) if model_of(r) == model_of(replica)), None)
 
-    def _served(self, replica: str) -> Served:
+    def _settings_of(self, replica: str) -> Served:
         """Return what is declared of a replica's model; of one that goes, the defaults."""
         model = model_of(replica)
         for node in self.declared.gpu_nodes.values():
@@ -591,23 +600,23 @@ class Acting:
         return Served(model=f"/{model}")
 
     def _golden(self, replica: str) -> Golden:
-        return self._served(replica).golden
+        return self._settings_of(replica).golden
 
     def _stop_seconds(self, group: Group) -> int:
-        return max((units.stop_seconds(self._served(r)) for r in group.replicas), default=60)
+        return max((units.stop_seconds(self._settings_of(r)) for r in group.replicas), default=60)
 
 
-def _names(group: Group) -> set[str]:
+def _unit_names(group: Group) -> set[str]:
     return {f"vllm-{replica}.service" for replica in group.replicas}
 
 
-def _theirs(look: NodeLook, unit: str) -> bool:
+def _is_out_of_service(look: NodeLook, unit: str) -> bool:
     """Tell whether a person has cordoned the node, or drained the unit's replica."""
     marks = [look.cordon, look.drained.get(unit.removeprefix("vllm-").removesuffix(".service"))]
     return any(mark is not None and mark.upgrade is None for mark in marks)
 
 
-def _by_people(looks: Mapping[str, NodeLook]) -> list[str]:
+def _cordoned_by_people(looks: Mapping[str, NodeLook]) -> list[str]:
     """Say which nodes people have cordoned since the plan was made."""
     return [
         f"{name} was cordoned by {look.cordon}: nothing is stopped there: "

@@ -21,19 +21,19 @@ from gpufleet.remote import payload
 from gpufleet.serving.credentials import API_KEY_FILE
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.upgrade.plan.wave import Group, model_of
-from gpufleet.upgrade.run.node_protocol import Asked
+from gpufleet.upgrade.run.node_protocol import NodeQuestion
 
 if TYPE_CHECKING:
     from gpufleet.remote.query import Answer
     from gpufleet.upgrade.run.connections import Nodes
-    from gpufleet.upgrade.run.traffic import Front
+    from gpufleet.upgrade.run.traffic import Frontends
 
 LOOK_SECONDS = 30
 HOW = "docs/upgrade/upgrades.md, Another API key, has the order of steps"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedKey:
     """The key with which the servers of a model are started again, and where."""
 
     model: str
@@ -43,9 +43,9 @@ class Wanted:
     sha256: str
 
 
-def wanted(
+def wanted_keys(
     groups: Iterable[Group], settings: Mapping[str, NodeSettings], hashes: Mapping[str, str]
-) -> Iterator[Wanted]:
+) -> Iterator[WantedKey]:
     """
     Yield the keys of what `groups` start; of servers that want none, none: they take any.
 
@@ -61,11 +61,11 @@ def wanted(
                 if vllm and vllm.api_key_file and model_of(replica) in settings[node].serving:
                     found.setdefault((model_of(replica), vllm.api_key_file), set()).add(node)
     for (model, file), nodes in sorted(found.items()):
-        yield Wanted(model, tuple(sorted(nodes)), file, hashes[file])
+        yield WantedKey(model, tuple(sorted(nodes)), file, hashes[file])
 
 
 def problems(
-    started: Iterable[Wanted],
+    started: Iterable[WantedKey],
     gateways: Mapping[str, GatewayState],
     nodes: Mapping[str, FileState] | None = None,
 ) -> Iterator[str]:
@@ -108,8 +108,8 @@ def problems(
                 )
 
 
-def asked(
-    nodes: Nodes, front: Front, groups: Iterable[Group], settings: Mapping[str, NodeSettings]
+def find_problems(
+    nodes: Nodes, front: Frontends, groups: Iterable[Group], settings: Mapping[str, NodeSettings]
 ) -> tuple[str, ...]:
     """
     Ask gateways, or nodes where there is none; return `problems`, each once.
@@ -119,7 +119,7 @@ def asked(
     groups = tuple(groups)
     files = {each.vllm.api_key_file for each in settings.values() if each.vllm}
     hashes = {file: hashlib.sha256(read(file).strip()).hexdigest() for file in files if file}
-    started = tuple(wanted(groups, settings, hashes))
+    started = tuple(wanted_keys(groups, settings, hashes))
     if not started:
         return ()
     if states := front.states():
@@ -128,7 +128,7 @@ def asked(
         node: ("secret", API_KEY_FILE, each.sha256) for each in started for node in each.nodes
     }
     programs = {
-        node: Asked(
+        node: NodeQuestion(
             payload.program("converge/snapshot", asked=[list(each)]),
             LOOK_SECONDS,
             "the look at its key",
@@ -141,4 +141,4 @@ def asked(
             return FileState("unknown", error=said)
         return snapshot.from_document(said, [questions[node]]).file(API_KEY_FILE)
 
-    return tuple(dict.fromkeys(problems(started, {}, nodes.until(programs, file, 0))))
+    return tuple(dict.fromkeys(problems(started, {}, nodes.ask_until(programs, file, 0))))

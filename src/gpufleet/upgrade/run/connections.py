@@ -1,8 +1,8 @@
 """The nodes of a fleet while it is changed, asked over connections that stay open.  Border.
 
-As `fleet.asking`, with three differences: each node may be given a question of its own, several
+As `fleet.run.asking`, with three differences: each node may be given a question of its own, several
 groups ask at the same time, and a node that has gone is asked again for a while: it may be
-rebooting, and every question of `node_change` may be put twice.
+rebooting, and every question of `node_protocol` may be put twice.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpufleet.fleet import run
 from gpufleet.remote import query
 from gpufleet.remote.query import Answer
 from gpufleet.upgrade.run import node_protocol
-from gpufleet.upgrade.run.node_protocol import Asked
+from gpufleet.upgrade.run.node_protocol import NodeQuestion
 from gpufleet.upgrade.run.state_machine import LostError
 
 T = TypeVar("T")
@@ -49,12 +49,14 @@ class Nodes:
 
     def connect(self) -> None:
         """Open every connection, so that no step waits for one later."""
-        jobs = [gevent.spawn(self._connected, name) for name in self._hosts]
+        jobs = [gevent.spawn(self._connect, name) for name in self._hosts]
         gevent.joinall(jobs, timeout=CONNECT_SECONDS + 2)
 
-    def ask(self, wanted: Mapping[str, Asked]) -> dict[str, Answer]:
+    def ask(self, wanted: Mapping[str, NodeQuestion]) -> dict[str, Answer]:
         """Put each node its question; return {node: document or sentence}."""
-        jobs = {name: gevent.spawn(self._one, name, each) for name, each in sorted(wanted.items())}
+        jobs = {
+            name: gevent.spawn(self._ask_one, name, each) for name, each in sorted(wanted.items())
+        }
         longest = max((each.seconds for each in wanted.values()), default=0)
         gevent.joinall(list(jobs.values()), timeout=longest + CONNECT_SECONDS + 5)
         found: dict[str, Answer] = {}
@@ -64,16 +66,21 @@ class Nodes:
             found[name] = job.value if job.successful() and job.value else "no answer in time"
         return found
 
-    def asking(
+    def ask_each(
         self, program: Callable[[str], str | None], seconds: float, what: str
     ) -> run.Answers:
-        """As the function of `fleet.asking`."""
+        """As the function of `fleet.run.asking`."""
         programs = {name: text for name in self._hosts if (text := program(name)) is not None}
-        return self.ask({name: Asked(text, seconds, what) for name, text in programs.items()})  # type: ignore[arg-type]
+        return self.ask(
+            {
+                name: NodeQuestion(text, seconds, what)  # type: ignore[arg-type]
+                for name, text in programs.items()
+            }
+        )
 
-    def until(
+    def ask_until(
         self,
-        wanted: Mapping[str, Asked],
+        wanted: Mapping[str, NodeQuestion],
         read: Callable[[str, Answer], T],
         seconds: float,
     ) -> dict[str, T]:
@@ -98,17 +105,17 @@ class Nodes:
                 break
             gevent.sleep(AGAIN_SECONDS)
         problems = tuple(f"{name}: {answers[name]}" for name in sorted(left))
-        if not self.anybody():
+        if not self.is_any_reachable():
             raise LostError(*problems, "no node answers: is this machine's network there?")
         raise FleetError(*problems)
 
-    def anybody(self) -> bool:
+    def is_any_reachable(self) -> bool:
         """Tell whether any node answers."""
         look = node_protocol.look()
         answers = self.ask(dict.fromkeys(self._hosts, look))
         return any(not isinstance(said, str) for said in answers.values())
 
-    def _connected(self, name: str) -> Answer:
+    def _connect(self, name: str) -> Answer:
         with self._doors[name]:
             if self._hosts[name].connected:
                 return {}
@@ -122,8 +129,8 @@ class Nodes:
                 aloud=False,
             )[name]
 
-    def _one(self, name: str, asked: Asked) -> Answer:
-        if isinstance(said := self._connected(name), str):
+    def _ask_one(self, name: str, asked: NodeQuestion) -> Answer:
+        if isinstance(said := self._connect(name), str):
             self._drop(name)
             return said
         host = self._hosts[name]
@@ -145,8 +152,8 @@ class Nodes:
 
 
 @contextmanager
-def nodes_of(inventory_file: str) -> Generator[Nodes]:
-    """Give all nodes of an inventory file; for the process and what is raised: `fleet.probe`."""
+def open_nodes(inventory_file: str) -> Generator[Nodes]:
+    """Give all nodes of an inventory file; for the process and what is raised: `fleet.run`."""
     state = State()
     with run.opened(state, inventory_file, ()) as hosts:
         yield Nodes(state, hosts)

@@ -1,7 +1,7 @@
 """The course of an upgrade from its lock to its end: what `gpufleet upgrade` and `rollback` do.
 
 Border. Everything before the first wave may be broken off without a trace but the journal's; from
-there on `engine` knows what is left to do, whoever goes on.
+there on `state_machine` knows what is left to do, whoever goes on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gpufleet.settings.gateway_settings import Upgrade
 from gpufleet.upgrade.plan import spare_replica
 from gpufleet.upgrade.plan.declare_version import Edit, write_down
 from gpufleet.upgrade.plan.wave import Group, Wave
-from gpufleet.upgrade.plan.wave_plan import WavePlan, planned
+from gpufleet.upgrade.plan.wave_plan import WavePlan, plan_waves
 from gpufleet.upgrade.run import (
     api_key_change,
     node_locks,
@@ -36,13 +36,13 @@ from gpufleet.upgrade.run import (
 from gpufleet.upgrade.run import (
     upgrade_journal as journal,
 )
-from gpufleet.upgrade.run.actions import Acting
+from gpufleet.upgrade.run.actions import FleetActions
 from gpufleet.upgrade.run.connections import Nodes
 from gpufleet.upgrade.run.deploy_process import FINISH_SECONDS, PREPARE_SECONDS, Deploy
-from gpufleet.upgrade.run.node_protocol import Collected
-from gpufleet.upgrade.run.observe import Sight
-from gpufleet.upgrade.run.state_machine import Drive, Move, Step
-from gpufleet.upgrade.run.traffic import Front
+from gpufleet.upgrade.run.node_protocol import CollectAnswer
+from gpufleet.upgrade.run.observe import FleetView
+from gpufleet.upgrade.run.state_machine import Decision, Driver, Step
+from gpufleet.upgrade.run.traffic import Frontends
 from gpufleet.upgrade.run.upgrade_journal import Entry, Journal
 
 PREPARE, SERVE = "deploys/prepare.py", "deploys/vllm.py"
@@ -56,7 +56,7 @@ class DeclinedError(FleetError):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class UpgradeRequest:
     """What an operator has asked for."""
 
     inventory: str
@@ -78,14 +78,14 @@ class Wanted:
 
 
 @dataclass
-class Course:
+class UpgradeRun:
     """One run of one upgrade, with what it needs to talk to a person."""
 
-    wanted: Wanted
+    wanted: UpgradeRequest
     journal: Journal
     nodes: Nodes
     show: Callable[[WavePlan], None]
-    confirmed: Callable[[str], str | None]
+    confirm: Callable[[str], str | None]
     """Asks a question; returns who said yes, None: nobody did."""
     before: Sequence[Sequence[Entry]] = ()
     """Journals of upgrades before, the oldest first."""
@@ -98,18 +98,18 @@ class Course:
         state = self.journal.state
         if not state.wave:
             if state.aborting:
-                return self._over(Move("stop", why=("nothing had been changed",)))
+                return self._end(Decision("stop", why=("nothing had been changed",)))
             try:
-                hands = self._begin()
+                actions = self._begin()
             except BaseException as error:
-                self._broken_off(error)
+                self._break_off(error)
                 raise
-            if hands is None:
+            if actions is None:
                 return DONE
         else:
-            hands = self._again()
-        drive = Drive(self.journal, hands, together, self._agreed)
-        return self._over(drive.on())
+            actions = self._resume()
+        driver = Driver(self.journal, actions, run_parallel, self._confirm_wave)
+        return self._end(driver.run())
 
     # -- its begin
 
@@ -143,7 +143,7 @@ class Course:
     def _adopt(self, other: str) -> None:
         """Lift the marks of an upgrade that was taken over: what it left is now ours to judge."""
         looks = observe.look(self.nodes, self.nodes.names)
-        front = Front(self.nodes, self.wanted.declared)
+        front = Frontends(self.nodes, self.wanted.declared)
         replicas = {
             r for each in looks.values() for r, m in each.drained.items() if m.upgrade == other
         }
@@ -154,19 +154,19 @@ class Course:
             for name, each in looks.items()
             if any(m.upgrade == other for m in each.drained.values())
         }
-        self.nodes.until(undrain, node_protocol.Marks.read, PATIENCE_SECONDS)
+        self.nodes.ask_until(undrain, node_protocol.Marks.read, PATIENCE_SECONDS)
         cordoned = [n for n, each in looks.items() if each.cordon and each.cordon.upgrade == other]
         uncordon = node_protocol.uncordon(upgrade=other)
-        self.nodes.until(
+        self.nodes.ask_until(
             dict.fromkeys(cordoned, uncordon), node_protocol.Marks.read, PATIENCE_SECONDS
         )
-        drained = {name for names in front.drained().values() for name in names}
+        drained = {name for names in front.drained_servers().values() for name in names}
         servers = [
             {"name": name, "node": "", "port": 0, "model": "", "replica": ""}
             for name in sorted(drained)
             if name.rpartition(".")[2] in replicas or any(f".{r}" in name for r in replicas)
         ]
-        front.ready_by_name(servers)
+        front.undrain_by_name(servers)
 
     def _close(self, other: str) -> None:
         """Write into another upgrade's journal, if it lies here, that it was taken over."""
@@ -181,51 +181,51 @@ class Course:
         except FleetError as error:
             self.journal.append("noted", text="; ".join(error.problems))
 
-    def _begin(self) -> Acting | None:
+    def _begin(self) -> FleetActions | None:
         """Plan, ask, prepare, and look at what is there before; None: there is nothing to do."""
-        found, plan = (self._sight(), None) if self.wanted.of else self._planned()
+        found, plan = (self._view_fleet(), None) if self.wanted.of else self._plan()
         if plan is None:
-            plan = self._way_back(found)
+            plan = self._rollback_waves(found)
         self.show(plan)
         if not plan.waves:
             self._unlock()
             self.journal.append("finished", text="nothing differs")
             return None
         self._write_plan(found, plan)
-        by = self.confirmed("Begin?")
+        by = self.confirm("Begin?")
         if by is None:
             raise DeclinedError("nobody said yes: nothing was changed")
         self.journal.append("confirmed", by=by)
         if self.wanted.edits:
             self.journal.append("declared", files=[each.as_json() for each in self.wanted.edits])
             write_down(self.wanted.declared.root, self.wanted.edits)
-        hands = self._hands(found.found)
+        actions = self._actions(found.found)
         names = sorted(
             {n for w in plan.waves for n in w.nodes if n in self.wanted.declared.gpu_nodes}
         )
         if not self.wanted.of:
             self.journal.append("preparing")
-            log = hands.deploy.run(PREPARE, PREPARE_SECONDS, names)
+            log = actions.deploy.run(PREPARE, PREPARE_SECONDS, names)
             self.journal.append("prepared", log=str(log))
         else:
             self.journal.append("prepared")
         # What was not used meanwhile may have been closed by somebody on the way.
         self.nodes.connect()
-        hands.look_before()
-        return hands
+        actions.record_baseline()
+        return actions
 
-    def _planned(self) -> tuple[Sight, WavePlan]:
-        return planned_now(self.nodes, self.wanted, self.before)
+    def _plan(self) -> tuple[FleetView, WavePlan]:
+        return plan_now(self.nodes, self.wanted, self.before)
 
-    def _sight(self) -> Sight:
-        return observe.sight(self.nodes, self.wanted.declared, unfit_stops=False)
+    def _view_fleet(self) -> FleetView:
+        return observe.view_fleet(self.nodes, self.wanted.declared, unfit_stops=False)
 
-    def _way_back(self, found: Sight) -> WavePlan:
+    def _rollback_waves(self, found: FleetView) -> WavePlan:
         """Return the waves in which kept units come back."""
         of = str(self.wanted.of)
-        return way_back(self.nodes, self.wanted, found, of, self.before)
+        return rollback_waves(self.nodes, self.wanted, found, of, self.before)
 
-    def _write_plan(self, found: Sight, plan: WavePlan) -> None:
+    def _write_plan(self, found: FleetView, plan: WavePlan) -> None:
         said = plan.as_json()
         self.journal.append(
             "planned",
@@ -247,7 +247,7 @@ class Course:
             accept_unknown_load=self.wanted.accept_unknown_load,
         )
 
-    def _broken_off(self, error: BaseException) -> None:
+    def _break_off(self, error: BaseException) -> None:
         """Leave nothing behind of an upgrade that did not come to its first wave."""
         why = error.problems if isinstance(error, FleetError) else (type(error).__name__,)
         self._put_back()
@@ -270,8 +270,8 @@ class Course:
 
     # -- taken up again
 
-    def _again(self) -> Acting:
-        """Return hands for an upgrade whose waves have begun."""
+    def _resume(self) -> FleetActions:
+        """Return actions for an upgrade whose waves have begun."""
         documents = observe.survey(self.nodes, self.wanted.declared)
         there = {n: said for n, said in documents.items() if not isinstance(said, str)}
         declared = {n: each for n, each in self.wanted.declared.gpu_nodes.items() if n in there}
@@ -286,40 +286,40 @@ class Course:
             runs = tuple(assessment.running(there))
             nodes = {n: node_from_probe(n, each) for n, each in there.items()}
             found = Assessment(nodes, FleetPlan((), ()), (), runs)
-        hands = self._hands(found)
-        quiet = wave_silences.opened(
-            self.nodes.asking, wave_silences.homes(self.wanted.declared.nodes), hands.id
+        actions = self._actions(found)
+        quiet = wave_silences.find_open(
+            self.nodes.ask_each, wave_silences.alertmanagers(self.wanted.declared.nodes), actions.id
         )
-        hands.silent = frozenset(quiet.ids)
-        return hands
+        actions.silent = frozenset(quiet.ids)
+        return actions
 
-    def _hands(self, found: Assessment) -> Acting:
-        said = self._plan_said()
+    def _actions(self, found: Assessment) -> FleetActions:
+        said = self._plan_entry()
         folder = self.journal.path.with_suffix("")
         declared = self.wanted.declared
-        return Acting(
+        return FleetActions(
             journal=self.journal,
             nodes=self.nodes,
             declared=declared,
             rules=Upgrade.model_validate(said["settings"]),
             by=self.wanted.by,
             deploy=Deploy(self.wanted.inventory, folder, self.journal.state.id),
-            front=Front(self.nodes, declared),
+            front=Frontends(self.nodes, declared),
             servers=said["servers"],
             found=found,
             accept_outage=tuple(said.get("accept_outage") or ()),
             accept_unknown_load=tuple(said.get("accept_unknown_load") or ()),
         )
 
-    def _plan_said(self) -> Mapping[str, Any]:
+    def _plan_entry(self) -> Mapping[str, Any]:
         return next(e.said for e in reversed(self.journal.entries) if e.what == "planned")
 
-    def _agreed(self, wave: Wave) -> str | None:
-        return self.confirmed(f"Go on with wave {wave.number} ({listed(wave.nodes)})?")
+    def _confirm_wave(self, wave: Wave) -> str | None:
+        return self.confirm(f"Go on with wave {wave.number} ({listed(wave.nodes)})?")
 
     # -- its end
 
-    def _over(self, end: Move) -> int:
+    def _end(self, end: Decision) -> int:
         """Leave the fleet as it is to stay."""
         match end.next:
             case "finish":
@@ -327,14 +327,14 @@ class Course:
                 return DONE
             case "stop":
                 self._put_back()
-                self._speak()
+                self._close_silences()
                 stuck = self.journal.state.marked
                 how = f"; {listed(stuck)} stays drained: mend it, then --resume" if stuck else ""
                 self.journal.append("stopped", why=end.why, how=how)
                 self._unlock()
                 return STOPPED
             case "pause":
-                self._speak()
+                self._close_silences()
                 return STOPPED
             case _:
                 self._unlock()
@@ -346,24 +346,26 @@ class Course:
             self.journal.append("finishing")
             logs = self.journal.path.with_suffix("")
             deploy = Deploy(self.wanted.inventory, logs, state.id)
-            before = self._started()
+            before = self._start_times()
             # What was left out for a person would be restarted undrained.
-            out = {n for each in self._plan_said().get("left_out") or () for n in each["nodes"]}
+            out = {n for each in self._plan_entry().get("left_out") or () for n in each["nodes"]}
             every = self.wanted.limit or tuple(self.wanted.declared.nodes)
             if limit := [name for name in every if name not in out]:
                 deploy.run(SERVE, FINISH_SECONDS, limit, "finish")
             again = sorted(
-                unit for unit, since in self._started().items() if before.get(unit, since) != since
+                unit
+                for unit, since in self._start_times().items()
+                if before.get(unit, since) != since
             )
             if again:
                 text = f"{SERVE} started {listed(again)} again, which no wave had changed"
                 self.journal.append("noted", text=text)
             self._collect()
-        self._speak()
+        self._close_silences()
         self.journal.append("finished")
         self._unlock()
 
-    def _started(self) -> dict[str, float | None]:
+    def _start_times(self) -> dict[str, float | None]:
         looks = observe.look(self.nodes, self.wanted.declared.gpu_nodes, PATIENCE_SECONDS)
         return {
             f"{unit.unit} on {name}": unit.since
@@ -380,7 +382,7 @@ class Course:
         }
         for name, said in self.nodes.ask(asked).items():
             try:
-                found = Collected.read(name, said)
+                found = CollectAnswer.read(name, said)
             except FleetError as error:
                 self.journal.append("noted", text="; ".join(error.problems))
                 continue
@@ -391,10 +393,10 @@ class Course:
                 text = f"{name}: removed {listed(found.removed)}, {gib:.1f} GiB"
                 self.journal.append("noted", text=text)
 
-    def _speak(self) -> None:
-        where = wave_silences.homes(self.wanted.declared.nodes)
-        for problem in wave_silences.speak(
-            self.nodes.asking, where, self.journal.state.id
+    def _close_silences(self) -> None:
+        where = wave_silences.alertmanagers(self.wanted.declared.nodes)
+        for problem in wave_silences.close_silences(
+            self.nodes.ask_each, where, self.journal.state.id
         ).problems:
             self.journal.append("noted", text=problem)
 
@@ -403,25 +405,25 @@ class Course:
         if not names:
             return
         self.journal.append("unlocking", nodes=names)
-        problems = node_locks.give(self.nodes.ask, names, self.journal.state.id)
+        problems = node_locks.release(self.nodes.ask, names, self.journal.state.id)
         for problem in problems:
             self.journal.append("noted", text=problem)
         if not problems:
             self.journal.append("unlocked", nodes=names)
 
 
-def planned_now(
-    nodes: Nodes, wanted: Wanted, before: Sequence[Sequence[Entry]]
-) -> tuple[Sight, WavePlan]:
+def plan_now(
+    nodes: Nodes, wanted: UpgradeRequest, before: Sequence[Sequence[Entry]]
+) -> tuple[FleetView, WavePlan]:
     """Look at the fleet, and return the waves that it takes. Changes nothing."""
-    below = below_vllm(wanted)
-    found = observe.sight(nodes, wanted.declared, below=below)
+    below = changes_below_vllm(wanted)
+    found = observe.view_fleet(nodes, wanted.declared, below=below)
     settings = {name: each.settings for name, each in wanted.declared.gpu_nodes.items()}
-    differs = _limited(found.groups(settings), wanted.limit)
+    differs = _limit(found.groups(settings), wanted.limit)
     if not differs:
-        return found, planned((), (), wanted.rules)
-    front = Front(nodes, wanted.declared)
-    if problems := api_key_change.asked(nodes, front, differs, settings):
+        return found, plan_waves((), (), wanted.rules)
+    front = Frontends(nodes, wanted.declared)
+    if problems := api_key_change.find_problems(nodes, front, differs, settings):
         raise FleetError(*problems)
     loads = observe.loads(nodes, found.found.running, found.found, settings, found.looks)
     alone = tuple(
@@ -430,7 +432,7 @@ def planned_now(
         )
     )
     try:
-        plan = planned(
+        plan = plan_waves(
             differs,
             loads,
             wanted.rules,
@@ -443,13 +445,13 @@ def planned_now(
         raise FleetError(*error.problems, *alone) from None
     plan = replace(plan, remarks=(*plan.remarks, *alone))
     come = {replica for each in differs for replica in each.comes}
-    if come and front.there() and not front.gateways:
+    if come and front.is_declared() and not front.gateways:
         said = (
             f"{listed(come)}: your balancer has to know it by then: waves count on it as soon as "
             "it is there"
         )
         plan = replace(plan, remarks=(*plan.remarks, said))
-    if not front.there():
+    if not front.is_declared():
         said = (
             "no node has `gateway`, and there is no `balancer`: nothing keeps requests from a "
             "replica while it is changed, and those that come then fail"
@@ -458,10 +460,10 @@ def planned_now(
     return found, plan
 
 
-def way_back(
+def rollback_waves(
     nodes: Nodes,
-    wanted: Wanted,
-    found: Sight,
+    wanted: UpgradeRequest,
+    found: FleetView,
     of: str,
     before: Sequence[Sequence[Entry]] = (),
 ) -> WavePlan:
@@ -483,10 +485,10 @@ def way_back(
         if _has_kept(each, found, of)
     )
     if not differs:
-        return planned((), (), wanted.rules)
+        return plan_waves((), (), wanted.rules)
     settings = {name: each.settings for name, each in wanted.declared.gpu_nodes.items()}
     loads = observe.loads(nodes, found.found.running, found.found, settings, found.looks)
-    return planned(
+    return plan_waves(
         differs,
         loads,
         wanted.rules,
@@ -497,13 +499,13 @@ def way_back(
     )
 
 
-def last_kept(found: Sight) -> str | None:
+def last_kept(found: FleetView) -> str | None:
     """Return the upgrade whose kept units are the newest on any node; None: nothing is kept."""
     every = {(kept.at, name) for each in found.looks.values() for name, kept in each.kept.items()}
     return max(every)[1] if every else None
 
 
-def _kept_groups(found: Sight, of: str) -> list[Group]:
+def _kept_groups(found: FleetView, of: str) -> list[Group]:
     """Return a group for each replica that is kept, where there is no journal to say which."""
     nodes: dict[str, set[str]] = {}
     for name, each in found.looks.items():
@@ -512,7 +514,7 @@ def _kept_groups(found: Sight, of: str) -> list[Group]:
     return [Group(each, "stages", tuple(sorted(at)), (each,)) for each, at in nodes.items()]
 
 
-def _has_kept(group: Group, found: Sight, of: str) -> bool:
+def _has_kept(group: Group, found: FleetView, of: str) -> bool:
     """Tell whether a node has something of a group that runs otherwise now."""
     for name in group.nodes:
         kept = found.looks[name].kept.get(of) if name in found.looks else None
@@ -522,12 +524,12 @@ def _has_kept(group: Group, found: Sight, of: str) -> bool:
             seen = found.looks[name].units.get(unit)
             if (seen is not None) != (fingerprint is not None):
                 return True
-            if seen and not seen.runs_with(fingerprint):
+            if seen and not seen.is_running_with(fingerprint):
                 return True
     return False
 
 
-def below_vllm(wanted: Wanted) -> dict[str, str]:
+def changes_below_vllm(wanted: UpgradeRequest) -> dict[str, str]:
     """
     Return what deploys/node.py would change, by node; nodes without a lock are left alone.
 
@@ -552,7 +554,7 @@ def below_vllm(wanted: Wanted) -> dict[str, str]:
     }
 
 
-def _limited(found: Sequence[Group], limit: Sequence[str]) -> tuple[Group, ...]:
+def _limit(found: Sequence[Group], limit: Sequence[str]) -> tuple[Group, ...]:
     """Return the groups on these nodes. Raises `FleetError` for those that are partly elsewhere."""
     if not limit:
         return tuple(found)
@@ -568,7 +570,7 @@ def _limited(found: Sequence[Group], limit: Sequence[str]) -> tuple[Group, ...]:
     return tuple(here)
 
 
-def together(walks: Sequence[Iterator[Step]]) -> None:
+def run_parallel(walks: Sequence[Iterator[Step]]) -> None:
     """Go through several groups' steps at the same time; what one raises ends them all."""
     problems: list[BaseException] = []
 

@@ -72,18 +72,18 @@ class Deploy:
                 stderr=STDOUT,
                 start_new_session=True,
             )
-            status = _ended(process, seconds)
+            status = _wait(process, seconds)
         finally:
             os.close(handle)
         if status is None:
             raise FleetError(f"{file} did not end within {seconds:.0f} s: see {path}")
         if status:
-            raise FleetError(f"{file} failed: {_last(path, begin)} (all of it: {path})")
+            raise FleetError(f"{file} failed: {_failure(path, begin)} (all of it: {path})")
         return path
 
 
 @dataclass
-class Shared:
+class SharedDeploy:
     """
     A deploy that several groups of a wave want: one at a time, and one for all who waited for it.
 
@@ -107,7 +107,7 @@ class Shared:
             self._began = began
 
 
-def _ended(process: Popen, seconds: float) -> int | None:
+def _wait(process: Popen, seconds: float) -> int | None:
     """Return a process' status; None: it took too long, and was ended."""
     try:
         return int(process.wait(timeout=seconds))
@@ -123,7 +123,7 @@ def _ended(process: Popen, seconds: float) -> int | None:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def _last(path: Path, begin: int) -> str:
+def _failure(path: Path, begin: int) -> str:
     """Return what a run said that tells why it failed."""
     with path.open("rb") as file:
         file.seek(begin)

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from gpufleet.errors import FleetError
 from gpufleet.upgrade.run import node_protocol
-from gpufleet.upgrade.run.node_protocol import Answer, Asked, Lock, Locked
+from gpufleet.upgrade.run.node_protocol import Answer, Lock, LockAnswer, NodeQuestion
 
-Ask = Callable[[Mapping[str, Asked]], Mapping[str, Answer]]
+Ask = Callable[[Mapping[str, NodeQuestion]], Mapping[str, Answer]]
 """Puts each node its question."""
 
 
@@ -41,7 +41,7 @@ def take(
     for names in ([first], others):
         for name, said in ask(dict.fromkeys(names, asked)).items():
             try:
-                found = Locked.read(name, said)
+                found = LockAnswer.read(name, said)
             except FleetError as error:
                 problems += error.problems
                 continue
@@ -50,21 +50,21 @@ def take(
                 if found.before and found.before.id != upgrade:
                     stolen[name] = found.before
             else:
-                problems.append(_refused(name, found))
+                problems.append(_refusal(name, found))
         if problems:
-            give(ask, taken, upgrade)
+            release(ask, taken, upgrade)
             raise FleetError(*dict.fromkeys(problems))
     return stolen
 
 
-def give(ask: Ask, nodes: Sequence[str], upgrade: str) -> tuple[str, ...]:
+def release(ask: Ask, nodes: Sequence[str], upgrade: str) -> tuple[str, ...]:
     """Give the lock back; return a sentence for each node that may still have it."""
     if not nodes:
         return ()
     problems: list[str] = []
     for name, said in ask(dict.fromkeys(nodes, node_protocol.unlock(upgrade))).items():
         try:
-            found = Locked.read(name, said)
+            found = LockAnswer.read(name, said)
         except FleetError as error:
             problems += error.problems
             continue
@@ -73,7 +73,7 @@ def give(ask: Ask, nodes: Sequence[str], upgrade: str) -> tuple[str, ...]:
     return tuple(problems)
 
 
-def _refused(name: str, found: Locked) -> str:
+def _refusal(name: str, found: LockAnswer) -> str:
     if found.lock is None:
         return f"{name}: the lock was not given: {found.problem or 'no reason is known'}"
     since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(found.lock.since))

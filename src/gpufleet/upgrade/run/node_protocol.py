@@ -1,11 +1,11 @@
 """What a node is asked to do while the fleet is changed, and what its answers say.  Pure.
 
-Each function returns an `Asked`: the text for the node's python3, and the deadline and the name
-that `fleet.asking` takes. What it answers is read by the class that its docstring names:
+Each function returns a `NodeQuestion`: the text for the node's python3, and the deadline and the
+name that `fleet.run.asking` takes. What it answers is read by the class that its docstring names:
 
-    asked = node_change.switch("2026-11-22-1", ["vllm-tiny-0.service"], stop_seconds=150)
+    asked = node_protocol.switch("2026-11-22-1", ["vllm-tiny-0.service"], stop_seconds=150)
     answers = ask(lambda node: asked.program, asked.seconds, asked.what)
-    switched = {node: Switched.read(node, answer) for node, answer in answers.items()}
+    switched = {node: SwitchAnswer.read(node, answer) for node, answer in answers.items()}
 
 `read` raises `FleetError`, which names the node, where there was no answer: what happened there is
 not known then, and `look` says it. What was asked and could not be done is no exception: it is the
@@ -26,7 +26,7 @@ from gpufleet.sanitize import printable
 from gpufleet.serving import readiness
 
 Answer: TypeAlias = Mapping[str, Any] | str
-"""What a node printed, or a sentence why there is nothing, as `fleet.asking` has it."""
+"""What a node printed, or a sentence why there is nothing, as `fleet.run.asking` has it."""
 
 SCHEMA = 1
 
@@ -48,7 +48,7 @@ LINES = 300
 
 
 @dataclass(frozen=True)
-class Asked:
+class NodeQuestion:
     """A question to a node: its program, its deadline, and what it is called in sentences."""
 
     program: Payload
@@ -59,20 +59,20 @@ class Asked:
 # -- questions -------------------------------------------------------------------------------------
 
 
-def look() -> Asked:
+def look() -> NodeQuestion:
     """Ask for everything that concerns a change: `NodeLook`. Changes nothing."""
-    return _asked("look", SHORT_SECONDS, "the look at changes")
+    return _question("look", SHORT_SECONDS, "the look at changes")
 
 
-def lock(upgrade: str, owner: str, origin: str, what: str, *, steal: bool = False) -> Asked:
+def lock(upgrade: str, owner: str, origin: str, what: str, *, steal: bool = False) -> NodeQuestion:
     """
-    Take the node's lock for an upgrade, unless another one has it: `Locked`.
+    Take the node's lock for an upgrade, unless another one has it: `LockAnswer`.
 
     `owner` is who (`ann@laptop`), `origin` from where (a directory, a host), `what` what for, in
     words. Taken by the same upgrade again it stays as it is. `steal` takes it from another one, and
     the answer says from whom.
     """
-    return _asked(
+    return _question(
         "lock",
         SHORT_SECONDS,
         "the lock",
@@ -84,33 +84,35 @@ def lock(upgrade: str, owner: str, origin: str, what: str, *, steal: bool = Fals
     )
 
 
-def unlock(upgrade: str) -> Asked:
-    """Give the lock back, if this upgrade has it: `Locked`. Another's stays."""
-    return _asked("unlock", SHORT_SECONDS, "the lock", id=upgrade)
+def unlock(upgrade: str) -> NodeQuestion:
+    """Give the lock back, if this upgrade has it: `LockAnswer`. Another's stays."""
+    return _question("unlock", SHORT_SECONDS, "the lock", id=upgrade)
 
 
-def cordon(by: str, why: str, *, upgrade: str | None = None) -> Asked:
+def cordon(by: str, why: str, *, upgrade: str | None = None) -> NodeQuestion:
     """
     Mark the node: nothing new is placed there. `Marks`.
 
     `by` is `user@host`. `upgrade` None: a person does. A mark that is there stays as it is,
     whoever's it is; only a person's takes the place of an upgrade's, which can then not lift it.
     """
-    return _asked("cordon", SHORT_SECONDS, "the cordon", by=by, why=why, upgrade=upgrade)
+    return _question("cordon", SHORT_SECONDS, "the cordon", by=by, why=why, upgrade=upgrade)
 
 
-def uncordon(*, upgrade: str | None = None, force: bool = False) -> Asked:
+def uncordon(*, upgrade: str | None = None, force: bool = False) -> NodeQuestion:
     """
     Take the mark away: `Marks`, with a `problem` where it is somebody else's.
 
     An upgrade lifts its own only. A person (None) lifts a person's, and an upgrade's with `force`.
     """
-    return _asked("uncordon", SHORT_SECONDS, "the cordon", upgrade=upgrade, force=force)
+    return _question("uncordon", SHORT_SECONDS, "the cordon", upgrade=upgrade, force=force)
 
 
-def drain(replicas: Iterable[str], by: str, why: str, *, upgrade: str | None = None) -> Asked:
+def drain(
+    replicas: Iterable[str], by: str, why: str, *, upgrade: str | None = None
+) -> NodeQuestion:
     """Mark replicas (`tiny-0`) as drained: `Marks`. Only marks; as `cordon` in all else."""
-    return _asked(
+    return _question(
         "drain",
         SHORT_SECONDS,
         "the drain mark",
@@ -121,9 +123,11 @@ def drain(replicas: Iterable[str], by: str, why: str, *, upgrade: str | None = N
     )
 
 
-def undrain(replicas: Iterable[str], *, upgrade: str | None = None, force: bool = False) -> Asked:
+def undrain(
+    replicas: Iterable[str], *, upgrade: str | None = None, force: bool = False
+) -> NodeQuestion:
     """Take marks away: `Marks`; as `uncordon`."""
-    return _asked(
+    return _question(
         "undrain",
         SHORT_SECONDS,
         "the drain mark",
@@ -133,15 +137,15 @@ def undrain(replicas: Iterable[str], *, upgrade: str | None = None, force: bool 
     )
 
 
-def quiet(units: Iterable[str], seconds: float, *, urls: Iterable[str] = ()) -> Asked:
+def wait_quiet(units: Iterable[str], seconds: float, *, urls: Iterable[str] = ()) -> NodeQuestion:
     """
-    Wait until the servers of these units have no request, at most `seconds`: `Quiet`.
+    Wait until the servers of these units have no request, at most `seconds`: `RequestsLeft`.
 
     Where they answer is in the units' files; `urls` are further ones. Quiet means that no request
     runs or waits in vLLM in two looks, a second apart: a balancer may still be sending one. A unit
     that does not run has none.
     """
-    return _asked(
+    return _question(
         "quiet",
         seconds,
         "the wait for requests",
@@ -151,9 +155,9 @@ def quiet(units: Iterable[str], seconds: float, *, urls: Iterable[str] = ()) -> 
     )
 
 
-def stop(units: Iterable[str], *, stop_seconds: float) -> Asked:
-    """Stop units, all at once: `Switched`. `stop_seconds` is the longest TimeoutStopSec of them."""
-    return _asked(
+def stop(units: Iterable[str], *, stop_seconds: float) -> NodeQuestion:
+    """Stop units at once: `SwitchAnswer`. `stop_seconds`: the longest TimeoutStopSec of them."""
+    return _question(
         "stop",
         2 * stop_seconds + 2 * SHORT_SECONDS,
         "the stop",
@@ -162,16 +166,18 @@ def stop(units: Iterable[str], *, stop_seconds: float) -> Asked:
     )
 
 
-def switch(upgrade: str, units: Iterable[str] | None = None, *, stop_seconds: float) -> Asked:
+def switch(
+    upgrade: str, units: Iterable[str] | None = None, *, stop_seconds: float
+) -> NodeQuestion:
     """
-    Have units run what `deploys/prepare.py` has put into `next/`: `Switched`.
+    Have units run what `deploys/prepare.py` has put into `next/`: `SwitchAnswer`.
 
     What they were is kept as `upgrade`'s, once: switching again, after a kill too, keeps nothing
     anew. `units` None: all of `next/`, and those that it says are to go. One that already runs with
     its fingerprint of `next/` is left alone. `stop_seconds`: the longest TimeoutStopSec= of what
     runs now, `units.stop_seconds`.
     """
-    return _asked(
+    return _question(
         "switch",
         2 * stop_seconds + SWITCH_SECONDS,
         "the switch",
@@ -181,14 +187,16 @@ def switch(upgrade: str, units: Iterable[str] | None = None, *, stop_seconds: fl
     )
 
 
-def restore(upgrade: str, units: Iterable[str] | None = None, *, stop_seconds: float) -> Asked:
+def restore(
+    upgrade: str, units: Iterable[str] | None = None, *, stop_seconds: float
+) -> NodeQuestion:
     """
-    Have units run what they ran before `switch`: `Switched`. Needs no network.
+    Have units run what they ran before `switch`: `SwitchAnswer`. Needs no network.
 
     `units` None: all that are kept as `upgrade`'s. What is not kept, for its switch never began, is
     as it was: `unchanged`.
     """
-    return _asked(
+    return _question(
         "restore",
         2 * stop_seconds + SWITCH_SECONDS,
         "the way back",
@@ -198,14 +206,14 @@ def restore(upgrade: str, units: Iterable[str] | None = None, *, stop_seconds: f
     )
 
 
-def ready(units: Iterable[str], seconds: float) -> Asked:
+def wait_ready(units: Iterable[str], seconds: float) -> NodeQuestion:
     """
-    Wait until each unit's server completes a prompt, at most `seconds`: `Ready`.
+    Wait until each unit's server completes a prompt, at most `seconds`: `ReadyAnswer`.
 
     Ends at once with a unit that died. One without a server (a rank that has none) is ready when it
     runs with what its file says.
     """
-    return _asked(
+    return _question(
         "ready",
         seconds + LOOK_SECONDS,
         "the wait for answers",
@@ -215,21 +223,21 @@ def ready(units: Iterable[str], seconds: float) -> Asked:
     )
 
 
-def collect(keep: int, days: float, *, dry: bool = False) -> Asked:
+def collect(keep: int, days: float, *, dry: bool = False) -> NodeQuestion:
     """
-    Remove releases and kept units that nothing needs: `Collected`.
+    Remove releases and kept units that nothing needs: `CollectAnswer`.
 
     Never one that a unit, a kept set or `next/` names. Of the others the `keep` newest stay, and
     those younger than `days`. `dry`: only says which.
     """
-    return _asked(
+    return _question(
         "collect", COLLECT_SECONDS, "the removal of old releases", keep=keep, days=days, dry=dry
     )
 
 
-def _asked(do: str, limit: float, what: str, /, **parameters: Any) -> Asked:
+def _question(do: str, limit: float, what: str, /, **parameters: Any) -> NodeQuestion:
     program = payload.program("change/change", do=do, **parameters)
-    return Asked(program, limit + WAY_SECONDS, what)
+    return NodeQuestion(program, limit + WAY_SECONDS, what)
 
 
 # -- answers ---------------------------------------------------------------------------------------
@@ -308,18 +316,18 @@ class UnitLook:
         return self.unit.removeprefix("vllm-").removesuffix(".service")
 
     @property
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         """Whether its process is there."""
         return self.active in {"active", "reloading", "activating", "deactivating"}
 
-    def runs_with(self, fingerprint: str | None) -> bool:
+    def is_running_with(self, fingerprint: str | None) -> bool:
         """Say whether it runs, and was started with that."""
         up = self.active in {"active", "reloading"}
         return up and fingerprint is not None and self.started == fingerprint
 
 
 @dataclass(frozen=True)
-class Next:
+class NextUnits:
     """What `deploys/prepare.py` has put on a node, to be switched to."""
 
     plan: str
@@ -331,7 +339,7 @@ class Next:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptUnits:
     """What units were before an upgrade switched them."""
 
     id: str
@@ -364,8 +372,8 @@ class NodeLook:
     cordon: Mark | None
     drained: Mapping[str, Mark]
     """By replica."""
-    next: Next | None
-    kept: Mapping[str, Kept]
+    next: NextUnits | None
+    kept: Mapping[str, KeptUnits]
     """By the upgrade's id, oldest first."""
     units: Mapping[str, UnitLook]
     releases: Mapping[str, ReleaseLook]
@@ -386,9 +394,9 @@ class NodeLook:
             cordon=Mark.of(said.get("cordon")),
             drained={name: mark for name, mark in drained.items() if mark},
             next=following
-            and Next(following["plan"], following["units"], tuple(following["remove"])),
+            and NextUnits(following["plan"], following["units"], tuple(following["remove"])),
             kept={
-                each["id"]: Kept(each["id"], each["at"], each["units"])
+                each["id"]: KeptUnits(each["id"], each["at"], each["units"])
                 for each in said.get("kept") or ()
             },
             units={each["unit"]: UnitLook(**each) for each in said.get("units") or ()},
@@ -413,7 +421,7 @@ class NodeLook:
                 unit in self.next.units
                 and not (
                     (seen := self.units.get(unit))
-                    and seen.runs_with(self.next.units[unit])
+                    and seen.is_running_with(self.next.units[unit])
                     and seen.fingerprint == self.next.units[unit]
                 )
             )
@@ -421,7 +429,7 @@ class NodeLook:
 
 
 @dataclass(frozen=True)
-class Locked:
+class LockAnswer:
     """A node's lock after it was asked for, or given back."""
 
     lock: Lock | None
@@ -433,7 +441,7 @@ class Locked:
     problem: str | None = None
 
     @classmethod
-    def read(cls, node: str, answer: Answer) -> Locked:
+    def read(cls, node: str, answer: Answer) -> LockAnswer:
         """Return what a node answered to `lock` or `unlock`."""
         said = _document(node, answer)
         return cls(
@@ -469,7 +477,7 @@ class Marks:
 
 
 @dataclass(frozen=True)
-class Quiet:
+class RequestsLeft:
     """How many requests servers had when the wait was over."""
 
     left: Mapping[str, int | None]
@@ -494,14 +502,14 @@ class Quiet:
         return not self.total and not self.unknown and self.problem is None
 
     @classmethod
-    def read(cls, node: str, answer: Answer) -> Quiet:
+    def read(cls, node: str, answer: Answer) -> RequestsLeft:
         """Return what a node answered to `quiet`."""
         said = _document(node, answer)
         return cls(said.get("left") or {}, said.get("seconds") or 0.0, said.get("problem"))
 
 
 @dataclass(frozen=True)
-class Switched:
+class SwitchAnswer:
     """What became of units that were to be stopped, switched or brought back."""
 
     changed: tuple[str, ...]
@@ -531,7 +539,7 @@ class Switched:
         return self.started_at - self.stopped_at
 
     @classmethod
-    def read(cls, node: str, answer: Answer) -> Switched:
+    def read(cls, node: str, answer: Answer) -> SwitchAnswer:
         """Return what a node answered to `switch`, `restore` or `stop`."""
         said = _document(node, answer)
         return cls(
@@ -565,7 +573,7 @@ class UnitReady:
 
 
 @dataclass(frozen=True)
-class Ready:
+class ReadyAnswer:
     """Which units answer."""
 
     units: Mapping[str, UnitReady] = field(default_factory=dict)
@@ -583,7 +591,7 @@ class Ready:
         return (*own, *(each.why for each in self.units.values() if not each.ready))
 
     @classmethod
-    def read(cls, node: str, answer: Answer) -> Ready:
+    def read(cls, node: str, answer: Answer) -> ReadyAnswer:
         """Return what a node answered to `ready`."""
         said = _document(node, answer)
         units = {each["unit"]: _unit_ready(each) for each in said.get("units") or ()}
@@ -591,7 +599,7 @@ class Ready:
 
 
 @dataclass(frozen=True)
-class Collected:
+class CollectAnswer:
     """What was removed of a node's releases and kept units, or would be."""
 
     removed: tuple[str, ...]
@@ -604,7 +612,7 @@ class Collected:
     problem: str | None = None
 
     @classmethod
-    def read(cls, node: str, answer: Answer) -> Collected:
+    def read(cls, node: str, answer: Answer) -> CollectAnswer:
         """Return what a node answered to `collect`."""
         said = _document(node, answer)
         return cls(

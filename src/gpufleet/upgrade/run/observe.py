@@ -28,12 +28,12 @@ from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.upgrade.gates import baseline
 from gpufleet.upgrade.gates.baseline import Findings, Question
 from gpufleet.upgrade.plan import replica_load
-from gpufleet.upgrade.plan.change_groups import groups, restarted
+from gpufleet.upgrade.plan.change_groups import changed_replicas, groups
 from gpufleet.upgrade.plan.replica_load import ReplicaLoad
 from gpufleet.upgrade.plan.wave import Group
 from gpufleet.upgrade.run import node_protocol
 from gpufleet.upgrade.run.connections import Nodes
-from gpufleet.upgrade.run.node_protocol import Asked, NodeLook
+from gpufleet.upgrade.run.node_protocol import NodeLook, NodeQuestion
 
 # Loads are taken so often, and so many seconds apart: the busiest of these moments counts.
 SAMPLES = 3
@@ -43,7 +43,7 @@ _METRICS_SECONDS = 30
 
 
 @dataclass(frozen=True)
-class Sight:
+class FleetView:
     """A fleet as it was found, and as it is planned."""
 
     found: Assessment
@@ -68,11 +68,11 @@ class Sight:
         """Return what differs."""
         wanted = fingerprints(self.found.plan.stages, settings)
         started = {
-            (node, unit.replica): unit.started if unit.runs else None
+            (node, unit.replica): unit.started if unit.is_running else None
             for node, look in self.looks.items()
             for unit in look.units.values()
         }
-        differs = restarted(self.found.restarts, wanted, started)
+        differs = changed_replicas(self.found.restarts, wanted, started)
         return groups(
             self.found.plan, self.found.running, differs, self.found.changes, self.node_why
         )
@@ -85,7 +85,7 @@ class Sight:
             *servers.planned(self.found.plan.stages),
         }
         for each in sorted(both):
-            every.setdefault(each.stage, {})[haproxy.server_name(each)] = _said(each)
+            every.setdefault(each.stage, {})[haproxy.server_name(each)] = _server_json(each)
         return {replica: list(servers.values()) for replica, servers in every.items()}
 
     def nodes_of(self) -> dict[str, tuple[str, ...]]:
@@ -96,7 +96,7 @@ class Sight:
         return {replica: tuple(sorted(nodes)) for replica, nodes in found.items()}
 
 
-def _said(server: Server) -> dict[str, Any]:
+def _server_json(server: Server) -> dict[str, Any]:
     return {
         "name": haproxy.server_name(server),
         "node": server.node,
@@ -106,14 +106,14 @@ def _said(server: Server) -> dict[str, Any]:
     }
 
 
-def sight(
+def view_fleet(
     nodes: Nodes,
     declared: Fleet,
     *,
     seconds: float = SECONDS,
     unfit_stops: bool = True,
     below: Mapping[str, str] | None = None,
-) -> Sight:
+) -> FleetView:
     """
     Ask all nodes what they are, and plan.
 
@@ -124,7 +124,7 @@ def sight(
     looks = look(nodes, declared.gpu_nodes)
     found = assessment.planned(documents, declared.gpu_nodes, unfit_stops=unfit_stops)
     report = assessment.judged(documents, declared.gpu_nodes)
-    return Sight(found, looks, Findings.of(report), below or {}, found.remarks, documents)
+    return FleetView(found, looks, Findings.of(report), below or {}, found.remarks, documents)
 
 
 def survey(nodes: Nodes, declared: Fleet, *, seconds: float = SECONDS) -> dict[str, Answer]:
@@ -136,13 +136,15 @@ def survey(nodes: Nodes, declared: Fleet, *, seconds: float = SECONDS) -> dict[s
         )
         for name in declared.gpu_nodes
     }
-    return nodes.ask({name: Asked(text, seconds, "the probe") for name, text in programs.items()})
+    return nodes.ask(
+        {name: NodeQuestion(text, seconds, "the probe") for name, text in programs.items()}
+    )
 
 
 def look(nodes: Nodes, names: Collection[str], seconds: float = 0) -> dict[str, NodeLook]:
     """Return what concerns a change on each node. Raises `FleetError` for those that do not say."""
     asked = node_protocol.look()
-    found = nodes.until(dict.fromkeys(names, asked), NodeLook.read, seconds)
+    found = nodes.ask_until(dict.fromkeys(names, asked), NodeLook.read, seconds)
     if problems := [f"{name}: {each.problem}" for name, each in found.items() if each.problem]:
         raise FleetError(*problems)
     return found
@@ -199,7 +201,7 @@ def loads(
         for node, names in replicas.items()
     }
     asked = {
-        node: Asked(
+        node: NodeQuestion(
             payload.program(
                 "serving/replica_answers",
                 replicas=wanted,
@@ -217,12 +219,14 @@ def loads(
         if moment:
             gevent.sleep(BETWEEN_SECONDS)
         for node, said in nodes.ask(asked).items():
-            _take(node, said, running, pages)
+            _collect_pages(node, said, running, pages)
     texts = {key: each if isinstance(each, str) else tuple(each) for key, each in pages.items()}
-    return replica_load.loads(running, texts, found.nodes, settings, _out(running, looks))
+    return replica_load.loads(
+        running, texts, found.nodes, settings, _out_of_service(running, looks)
+    )
 
 
-def _take(
+def _collect_pages(
     node: str,
     said: Answer,
     running: Iterable[Running],
@@ -252,7 +256,7 @@ def _metrics(said: Answer, replica: str, port: int) -> Mapping[str, Any]:
     return {"error": str(found.get("missing", f"nothing answers on port {port}"))}
 
 
-def _out(running: Iterable[Running], looks: Mapping[str, NodeLook]) -> dict[str, str]:
+def _out_of_service(running: Iterable[Running], looks: Mapping[str, NodeLook]) -> dict[str, str]:
     """Return the replicas that get no requests, and why."""
     found = {}
     for each in running:
@@ -260,7 +264,7 @@ def _out(running: Iterable[Running], looks: Mapping[str, NodeLook]) -> dict[str,
         if seen is None:
             continue
         unit = seen.units.get(f"vllm-{each.id}.service")
-        if unit is None or not unit.runs:
+        if unit is None or not unit.is_running:
             found[each.id] = f"its unit is {unit.active if unit else 'not there'} on {each.node}"
         elif mark := seen.drained.get(each.id):
             found[each.id] = f"drained by {mark}"
@@ -282,13 +286,13 @@ def questions(
     return found
 
 
-def judged(
+def observe_replicas(
     nodes: Nodes,
     asked: list[Question],
     homes: Mapping[str, str],
     now: float,
     ours: Collection[str] = (),
-) -> baseline.Seen:
+) -> baseline.Observation:
     """Ask replicas what they answer and have counted, and the Alertmanagers what fires."""
     seconds = baseline.seconds(asked)
     programs = {
@@ -296,9 +300,9 @@ def judged(
         for name in nodes.names
         if (text := baseline.program(name, asked, homes.get(name))) is not None
     }
-    look = {name: Asked(text, seconds, "the look") for name, text in programs.items()}
+    look = {name: NodeQuestion(text, seconds, "the look") for name, text in programs.items()}
     said = nodes.ask(look)
     # A connection that was lost says nothing of a replica: a new one is tried, once.
     if silent := {name: each for name, each in look.items() if isinstance(said.get(name), str)}:
         said = {**said, **nodes.ask(silent)}
-    return baseline.seen(said, asked, now, homes, ours)
+    return baseline.read_answers(said, asked, now, homes, ours)

@@ -20,7 +20,7 @@ NEXT = f"{HOME}/next"
 MANIFEST = f"{NEXT}/manifest.json"
 
 
-def staged(units: Iterable[UnitFile], remove: Iterable[str], beside: Iterable[File]) -> Wanted:
+def next_files(units: Iterable[UnitFile], remove: Iterable[str], beside: Iterable[File]) -> Wanted:
     """
     Return the files of `next/`.
 

@@ -1,4 +1,4 @@
-"""What an upgrade does next, out of its journal.  Pure: the fleet is touched through `Hands` alone.
+"""What an upgrade does next, out of its journal.  Pure: `Actions` alone touch the fleet.
 
 One machine, for a first run and for one that goes on after a `kill -9`: nothing is remembered but
 what the journal has, and each step may be made twice. A group goes
@@ -49,7 +49,7 @@ class LostError(FleetError):
     """No node answers any more: that says nothing of a group. The run ends, to be resumed."""
 
 
-class Judged(Protocol):
+class GateVerdict(Protocol):
     """A gate's verdict, as `gates.Verdict`."""
 
     @property
@@ -59,7 +59,7 @@ class Judged(Protocol):
     def reasons(self) -> tuple[str, ...]: ...
 
 
-class Hands(Protocol):
+class Actions(Protocol):
     """
     Who touches the fleet. Every one of these may be called again, also after it was cut short.
 
@@ -67,10 +67,10 @@ class Hands(Protocol):
     done, `LostError` when nobody answers at all.
     """
 
-    def fits(self, wave: Wave) -> tuple[tuple[str, ...], Mapping[str, Any]]:
+    def check_load(self, wave: Wave) -> tuple[tuple[str, ...], Mapping[str, Any]]:
         """Say why this wave would leave too little to carry the present load; and that load."""
 
-    def fallen(self, groups: Sequence[Group]) -> Mapping[str, Sequence[str]]:
+    def find_fallen(self, groups: Sequence[Group]) -> Mapping[str, Sequence[str]]:
         """Say which of these, by id, have passed their gates and do not serve any more, and why."""
 
     def drain(self, group: Group) -> Mapping[str, Any]: ...
@@ -78,10 +78,10 @@ class Hands(Protocol):
     def switch(self, group: Group) -> Mapping[str, Any]: ...
     def restore(self, group: Group) -> Mapping[str, Any]: ...
     def ready(self, group: Group, *, back: bool) -> Mapping[str, Any]: ...
-    def golden(self, group: Group) -> Judged: ...
+    def golden(self, group: Group) -> GateVerdict: ...
     def undrain(self, group: Group) -> Mapping[str, Any]: ...
     def soak(self, group: Group) -> Mapping[str, Any]: ...
-    def judge(self, group: Group) -> Judged: ...
+    def judge(self, group: Group) -> GateVerdict: ...
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ Next: TypeAlias = Literal["work", "ask", "begin", "finish", "stop", "pause", "ov
 
 
 @dataclass(frozen=True)
-class Move:
+class Decision:
     """What is done next with the whole."""
 
     next: Next
@@ -115,45 +115,47 @@ class Move:
 # -- decisions -------------------------------------------------------------------------------------
 
 
-def move(state: State) -> Move:
+def decide(state: State) -> Decision:
     """Return what is done next with an upgrade whose fleet is prepared."""
     if state.finished or state.stopped:
-        return Move("over")
-    going_back = too_many(state)
+        return Decision("over")
+    going_back = has_to_go_back(state)
     working = tuple(
-        name for name, each in state.groups.items() if _in_turn(each, state) and step(state, name)
+        name
+        for name, each in state.groups.items()
+        if _has_begun(each, state) and next_step(state, name)
     )
     if working:
-        return Move("work", working)
+        return Decision("work", working)
     if going_back:
-        return Move("stop", why=_why_stopped(state))
+        return Decision("stop", why=_stop_reasons(state))
     if state.paused:
-        return Move("pause", why=state.paused)
+        return Decision("pause", why=state.paused)
     left = [wave for wave in state.waves if wave.number > state.wave]
     if not left:
         if any(each.phase != "done" for each in state.groups.values()):
-            return Move("stop", why=_why_stopped(state))
-        return Move("finish")
+            return Decision("stop", why=_stop_reasons(state))
+        return Decision("finish")
     following = left[0]
-    if _asks(state, following) and following.number not in state.confirmed:
-        return Move("ask", wave=following)
-    return Move("begin", wave=following)
+    if _needs_confirmation(state, following) and following.number not in state.confirmed:
+        return Decision("ask", wave=following)
+    return Decision("begin", wave=following)
 
 
-def too_many(state: State) -> bool:
+def has_to_go_back(state: State) -> bool:
     """Tell whether more has failed than was allowed, or somebody wants to go back."""
     return state.aborting or state.failures > int(state.settings.get("failures") or 0)
 
 
-def step(state: State, name: str) -> Step | None:
+def next_step(state: State, name: str) -> Step | None:
     """Return what is done next with a group; None: nothing, now."""
     each = state.groups[name]
-    if each.phase == "waiting" and (too_many(state) or state.paused):
+    if each.phase == "waiting" and (has_to_go_back(state) or state.paused):
         return None
     if each.phase in {"returned", "stuck"}:
         return None
     if not each.undoing:
-        if too_many(state) and each.wave == state.wave:
+        if has_to_go_back(state) and each.wave == state.wave:
             others = [n for n, other in state.groups.items() if other.alone and n != name]
             why = (
                 f"{listed(others)} failed, and with it the whole wave goes back"
@@ -161,13 +163,13 @@ def step(state: State, name: str) -> Step | None:
                 else "the upgrade is undone, as somebody asked"
             )
             return Step("fail", each.group, each.wave, back=True, why=(why,))
-        found = _forward(each)
+        found = _step_forward(each)
     else:
-        found = _back(each)
+        found = _step_back(each)
     return found and Step(found, each.group, each.wave, each.undoing, each.why)
 
 
-def _forward(each: GroupState) -> Do | None:
+def _step_forward(each: GroupState) -> Do | None:
     match each.phase:
         case "waiting" | "draining":
             return "drain"
@@ -193,7 +195,7 @@ def _forward(each: GroupState) -> Do | None:
             return None
 
 
-def _back(each: GroupState) -> Do | None:
+def _step_back(each: GroupState) -> Do | None:
     if each.below:
         # Still in front of clients, when the last gate failed: out of their way first.
         return "drain" if each.open else "stick"
@@ -214,12 +216,12 @@ def _back(each: GroupState) -> Do | None:
             return None
 
 
-def _in_turn(each: GroupState, state: State) -> bool:
+def _has_begun(each: GroupState, state: State) -> bool:
     """Tell whether a group's wave was begun; one of an earlier wave may still be stuck or back."""
     return each.wave <= state.wave
 
 
-def _asks(state: State, wave: Wave) -> bool:
+def _needs_confirmation(state: State, wave: Wave) -> bool:
     confirm = state.settings.get("confirm", "start")
     if confirm == "wave":
         return wave.number > 1
@@ -227,7 +229,7 @@ def _asks(state: State, wave: Wave) -> bool:
     return confirm == "canary" and bool(after_canary) and wave.number == after_canary[0] > 1
 
 
-def _why_stopped(state: State) -> tuple[str, ...]:
+def _stop_reasons(state: State) -> tuple[str, ...]:
     failed = [
         f"{name}: {'; '.join(each.why)}"
         for name, each in state.groups.items()
@@ -258,40 +260,40 @@ _AFTER: Mapping[str, str] = {
     "restore": "restored",
 }
 
-Together: TypeAlias = Callable[[Sequence[Iterator[Step]]], None]
+RunParallel: TypeAlias = Callable[[Sequence[Iterator[Step]]], None]
 """Goes through several groups' steps at the same time, each to its end."""
 
 
 @dataclass
-class Drive:
+class Driver:
     """An upgrade under way: `move` after `move`, until it is over or waits for somebody."""
 
     journal: Journal
-    hands: Hands
-    together: Together
-    agreed: Callable[[Wave], str | None]
+    actions: Actions
+    run_parallel: RunParallel
+    confirm: Callable[[Wave], str | None]
     """Who said yes to a wave; None: nobody did."""
 
-    def on(self) -> Move:
+    def run(self) -> Decision:
         """Go on as far as it goes; return where it ends: finish, stop, pause, or over."""
         while True:
-            following = move(self.journal.state)
+            following = decide(self.journal.state)
             match following.next:
                 case "work":
-                    self.together([self.steps(name) for name in following.groups])
+                    self.run_parallel([self.steps(name) for name in following.groups])
                 case "ask" if following.wave:
                     self._ask(following.wave)
                 case "begin" if following.wave:
                     self._begin(following.wave)
                 case "finish":
-                    if not self._some_fell():
+                    if not self._record_fallen():
                         return following
                 case _:
                     return following
 
     def steps(self, name: str) -> Iterator[Step]:
         """Make a group's steps one after the other; yields each before it is made."""
-        while following := step(self.journal.state, name):
+        while following := next_step(self.journal.state, name):
             yield following
             self.make(following)
 
@@ -311,15 +313,15 @@ class Drive:
         try:
             if wanted.do in {"golden", "judge"}:
                 gate, asked = (
-                    ("golden", self.hands.golden)
+                    ("golden", self.actions.golden)
                     if wanted.do == "golden"
-                    else ("traffic", self.hands.judge)
+                    else ("traffic", self.actions.judge)
                 )
                 found = asked(wanted.group)
                 passed, reasons = found.passed, found.reasons
                 self._write(wanted, "judged", gate=gate, passed=passed, reasons=reasons)
                 return
-            said = self._made(wanted)
+            said = self._carry_out(wanted)
         except LostError:
             raise
         except FleetError as error:
@@ -328,22 +330,22 @@ class Drive:
             return
         self._write(wanted, _AFTER[wanted.do], **said)
 
-    def _made(self, wanted: Step) -> Mapping[str, Any]:
+    def _carry_out(self, wanted: Step) -> Mapping[str, Any]:
         match wanted.do:
             case "drain":
-                return self.hands.drain(wanted.group)
+                return self.actions.drain(wanted.group)
             case "change":
-                return self.hands.change(wanted.group)
+                return self.actions.change(wanted.group)
             case "switch":
-                return self.hands.switch(wanted.group)
+                return self.actions.switch(wanted.group)
             case "restore":
-                return self.hands.restore(wanted.group)
+                return self.actions.restore(wanted.group)
             case "ready":
-                return self.hands.ready(wanted.group, back=wanted.back)
+                return self.actions.ready(wanted.group, back=wanted.back)
             case "undrain":
-                return self.hands.undrain(wanted.group)
+                return self.actions.undrain(wanted.group)
             case "soak":
-                return self.hands.soak(wanted.group)
+                return self.actions.soak(wanted.group)
             case _:
                 raise ValueError(wanted.do)
 
@@ -364,26 +366,26 @@ class Drive:
         self._write(wanted, "failed", why=reasons, by="engine")
 
     def _ask(self, wave: Wave) -> None:
-        if by := self.agreed(wave):
+        if by := self.confirm(wave):
             self.journal.append("confirmed", wave=wave.number, by=by)
         else:
             self.journal.append("paused", why=[f"nobody has said yes to wave {wave.number} yet"])
 
     def _begin(self, wave: Wave) -> None:
         """Begin a wave, unless the load has grown so that it cannot be carried meanwhile."""
-        why, said = self.hands.fits(wave)
+        why, said = self.actions.check_load(wave)
         # Asked after the load, which takes a while, and may be too high for just this reason.
-        if self._some_fell():
+        if self._record_fallen():
             return
         if why:
             self.journal.append("paused", why=why)
         else:
             self.journal.append("wave", wave=wave.number, **said)
 
-    def _some_fell(self) -> bool:
+    def _record_fallen(self) -> bool:
         """Write down which groups are done and do not serve any more; tell whether any is so."""
         done = [each for each in self.journal.state.groups.values() if each.phase == "done"]
-        fell = self.hands.fallen([each.group for each in done]) if done else {}
+        fell = self.actions.find_fallen([each.group for each in done]) if done else {}
         for each in done:
             if why := fell.get(each.group.id):
                 name = each.group.id

@@ -20,17 +20,17 @@ from gpufleet.remote import payload
 from gpufleet.sanitize import printable
 from gpufleet.settings.gateway_settings import Balancer
 from gpufleet.upgrade.run.connections import Nodes
-from gpufleet.upgrade.run.node_protocol import Asked
+from gpufleet.upgrade.run.node_protocol import NodeQuestion
 
 # A word to HAProxy over its socket; the rest is the way there.
 SECONDS = 60
 
 Servers = Sequence[Mapping[str, Any]]
-"""As `looking.Sight.servers` has them: name, node, port, model, replica."""
+"""As `observe.FleetView.servers` has them: name, node, port, model, replica."""
 
 
 @dataclass(frozen=True)
-class Front:
+class Frontends:
     """All of them. There may be none: then clients reach replicas directly."""
 
     nodes: Nodes
@@ -46,13 +46,13 @@ class Front:
         there = self.declared.nodes.get(node)
         return there.settings.balancer if there else None
 
-    def there(self) -> bool:
+    def is_declared(self) -> bool:
         """Tell whether anything keeps requests away from a replica that is changed."""
         return bool(self.gateways) or any(
             each.settings.balancer for each in self.declared.gpu_nodes.values()
         )
 
-    def tell(self, do: Literal["drain", "ready"], servers: Servers, seconds: float) -> None:
+    def set_servers(self, do: Literal["drain", "ready"], servers: Servers, seconds: float) -> None:
         """
         Have servers get no more requests, or get them again.
 
@@ -60,24 +60,24 @@ class Front:
         """
         if not servers:
             return
-        self._states(do, servers, seconds)
+        self._send(do, servers, seconds)
         problems = [
             said
             for each in servers
-            if (said := self._command(do, each, self.balancer(each["node"])))
+            if (said := self._run_command(do, each, self.balancer(each["node"])))
         ]
         if problems:
             raise FleetError(*problems)
 
-    def ready_by_name(self, servers: Servers) -> None:
+    def undrain_by_name(self, servers: Servers) -> None:
         """Have our gateways send requests again to servers of which only their names are known."""
         if servers:
-            self._states("ready", servers, SECONDS)
+            self._send("ready", servers, SECONDS)
 
     def sessions(self, servers: Servers) -> int:
         """Return how many requests our gateways have on these servers, or that wait for one."""
         names = {each["name"] for each in servers}
-        states = self._states("show", servers, SECONDS)
+        states = self._send("show", servers, SECONDS)
         return sum(
             server.sessions + server.queued
             for state in states.values()
@@ -96,33 +96,33 @@ class Front:
 
     def states(self) -> dict[str, haproxy.GatewayState]:
         """Return what each of our gateways says of itself, by its node."""
-        return self._states("show", (), SECONDS)
+        return self._send("show", (), SECONDS)
 
-    def drained(self) -> dict[str, frozenset[str]]:
+    def drained_servers(self) -> dict[str, frozenset[str]]:
         """Return the servers that each gateway keeps drained, by its node."""
         if not self.gateways:
             return {}
-        return {n: frozenset(s.drained) for n, s in self._states("show", (), SECONDS).items()}
+        return {n: frozenset(s.drained) for n, s in self._send("show", (), SECONDS).items()}
 
-    def _states(
+    def _send(
         self, do: Literal["drain", "ready", "show"], servers: Servers, seconds: float
     ) -> dict[str, haproxy.GatewayState]:
         if not self.gateways:
             return {}
         names = sorted({str(each["name"]) for each in servers})
         program = payload.program("network/gateway_drains", do=do, servers=names)
-        asked = dict.fromkeys(self.gateways, Asked(program, SECONDS, "the gateway's state"))
+        asked = dict.fromkeys(self.gateways, NodeQuestion(program, SECONDS, "the gateway's state"))
         end = time.monotonic() + seconds
         while True:
             left = end - time.monotonic()
-            found = self.nodes.until(asked, lambda _, said: haproxy.read(said), max(left, 0))
+            found = self.nodes.ask_until(asked, lambda _, said: haproxy.read(said), max(left, 0))
             if not (problems := [f"{n}: {s.error}" for n, s in found.items() if s.error]):
                 return found
             if time.monotonic() > end:
                 raise FleetError(*problems)
             gevent.sleep(3)
 
-    def _command(
+    def _run_command(
         self, do: Literal["drain", "ready"], server: Mapping[str, Any], balancer: Balancer | None
     ) -> str:
         """Run an operator's command for a server; return why it failed, "" if it did not."""
@@ -136,7 +136,7 @@ class Front:
             "model": server["model"],
             "replica": server["replica"],
         }
-        command = [_filled(word, values) for word in words]
+        command = [_fill(word, values) for word in words]
         name = "drain_command" if do == "drain" else "undrain_command"
         try:
             process = Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT)
@@ -156,13 +156,13 @@ class Front:
         return ""
 
 
-def _filled(word: str, values: Mapping[str, str]) -> str:
+def _fill(word: str, values: Mapping[str, str]) -> str:
     """Put a server's values into a word; other braces are nobody's."""
     for key, value in values.items():
         word = word.replace(f"{{{key}}}", value)
     return word
 
 
-def of(servers: Mapping[str, Servers], replicas: Iterable[str]) -> list[Mapping[str, Any]]:
+def servers_of(servers: Mapping[str, Servers], replicas: Iterable[str]) -> list[Mapping[str, Any]]:
     """Return the servers of these replicas."""
     return [each for replica in replicas for each in servers.get(replica, ())]

@@ -3,7 +3,7 @@
 One JSON object a line, in a file that only its owner can read, and each line is on the disk
 (`fsync`) before the step that it announces begins. So whoever reads it after a `kill -9` knows at
 most too much: that something had begun, never that something is missing. `fold` makes of it what
-the fleet is left in; what is done next is `engine`'s.
+the fleet is left in; what is done next is `state_machine`'s.
 
 A line that was being written when the machine went down has no end and announces nothing: its step
 was not made. There is one writer at a time, held by `flock`, which dies with its process. No secret
@@ -179,7 +179,7 @@ class Journal:
         self.entries: list[Entry] = list(entries)
         self.state = fold(self.entries)
         """What the entries come to."""
-        self.heard: Callable[[Entry], None] | None = None
+        self.on_entry: Callable[[Entry], None] | None = None
         """Is told each entry once it is on the disk: for what is shown meanwhile."""
         self._file = file
 
@@ -190,13 +190,13 @@ class Journal:
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-            _to_disk(folder)
+            _sync_folder(folder)
         except OSError as error:
             raise FleetError(
                 f"{path}: cannot be written ({error.strerror}), and no step is made that is not "
                 "written down: name another directory by --journal"
             ) from None
-        _hold(path, file)
+        _lock_file(path, file)
         return cls(path, file, ())
 
     @classmethod
@@ -210,7 +210,7 @@ class Journal:
             file = os.open(path, os.O_RDWR | os.O_APPEND)
         except OSError as error:
             raise FleetError(f"{path}: cannot be opened: {error.strerror}") from None
-        _hold(path, file)
+        _lock_file(path, file)
         whole, entries = _read(path)
         os.ftruncate(file, whole)
         os.fsync(file)
@@ -233,7 +233,7 @@ class Journal:
         """
         if what not in WORDS:
             raise ValueError(what)
-        entry = Entry(time.time(), what, wave, group, node, _short(said))
+        entry = Entry(time.time(), what, wave, group, node, _shorten(said))
         line = json.dumps(entry.as_json(), separators=(",", ":"), default=str) + "\n"
         try:
             # One write: greenlets of several groups append, and none comes between.
@@ -245,9 +245,9 @@ class Journal:
                 "room, and go on by `gpufleet upgrade --resume`"
             ) from None
         self.entries.append(entry)
-        self.state = _after(self.state, entry)
-        if self.heard:
-            self.heard(entry)
+        self.state = _apply(self.state, entry)
+        if self.on_entry:
+            self.on_entry(entry)
         return entry
 
     def close(self) -> None:
@@ -283,7 +283,7 @@ def is_written(path: Path) -> bool:
     return False
 
 
-def all_in(folder: Path) -> tuple[Path, ...]:
+def list_journals(folder: Path) -> tuple[Path, ...]:
     """Return the journals in a directory, the oldest first."""
     with contextlib.suppress(OSError):
         return tuple(
@@ -297,7 +297,7 @@ def find(folder: Path, upgrade: str) -> Path:
     path = folder / f"{upgrade}{SUFFIX}"
     if is_id(upgrade) and path.is_file():
         return path
-    there = ", ".join(each.stem for each in all_in(folder)) or "none"
+    there = ", ".join(each.stem for each in list_journals(folder)) or "none"
     raise FleetError(f"{folder}: has no upgrade {upgrade!r}; there is {there}")
 
 
@@ -320,7 +320,7 @@ def _read(path: Path) -> tuple[int, tuple[Entry, ...]]:
     return whole, tuple(entries)
 
 
-def _hold(path: Path, file: int) -> None:
+def _lock_file(path: Path, file: int) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -336,7 +336,7 @@ def _write(file: int, data: bytes) -> None:
         data = data[os.write(file, data) :]
 
 
-def _to_disk(folder: Path) -> None:
+def _sync_folder(folder: Path) -> None:
     """Have a directory's new name survive a power loss."""
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -345,13 +345,13 @@ def _to_disk(folder: Path) -> None:
         os.close(handle)
 
 
-def _short(value: Any) -> Any:
+def _shorten(value: Any) -> Any:
     if isinstance(value, str):
         return value if len(value) <= _MOST else value[: _MOST - 1] + "…"
     if isinstance(value, Mapping):
-        return {str(key): _short(each) for key, each in value.items()}
+        return {str(key): _shorten(each) for key, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_short(each) for each in value]
+        return [_shorten(each) for each in value]
     return value
 
 
@@ -388,14 +388,14 @@ class GroupState:
     """It failed by itself, and not because another one of its wave did."""
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Nothing more is to be done with it."""
         return self.phase in {"done", "returned", "stuck"}
 
     @property
     def in_hand(self) -> bool:
         """It was begun, and is not over."""
-        return self.phase != "waiting" and not self.over
+        return self.phase != "waiting" and not self.is_over
 
 
 @dataclass(frozen=True)
@@ -438,7 +438,7 @@ class State:
     """When the last entry was written."""
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Nothing of it is left to be done."""
         return bool(self.finished or self.stopped) and not self.locked
 
@@ -470,18 +470,18 @@ def fold(entries: Iterable[Entry]) -> State:
     """Return what a journal's entries come to."""
     state = State()
     for entry in entries:
-        state = _after(state, entry)
+        state = _apply(state, entry)
     return state
 
 
-def _after(state: State, entry: Entry) -> State:
-    return replace(_told(state, entry), last=entry.at)
+def _apply(state: State, entry: Entry) -> State:
+    return replace(_apply_entry(state, entry), last=entry.at)
 
 
-def _told(state: State, entry: Entry) -> State:  # noqa: PLR0912  # one case a word
+def _apply_entry(state: State, entry: Entry) -> State:  # noqa: PLR0912  # one case a word
     said = entry.said
     if entry.group is not None:
-        return _of_group(state, entry)
+        return _apply_group_entry(state, entry)
     match entry.what:
         case "started":
             return replace(
@@ -503,7 +503,7 @@ def _told(state: State, entry: Entry) -> State:  # noqa: PLR0912  # one case a w
         case "unlocked":
             return replace(state, locked=())
         case "planned":
-            return _planned(state, said)
+            return _plan(state, said)
         case "confirmed":
             return replace(state, confirmed=state.confirmed | {entry.wave or 0})
         case "prepared":
@@ -517,7 +517,7 @@ def _told(state: State, entry: Entry) -> State:  # noqa: PLR0912  # one case a w
         case "aborting":
             return replace(state, aborting=True, paused=())
         case "resumed":
-            return _resumed(state)
+            return _resume(state)
         case "finished":
             return replace(state, finished=entry.at)
         case "stopped":
@@ -526,7 +526,7 @@ def _told(state: State, entry: Entry) -> State:  # noqa: PLR0912  # one case a w
             return state
 
 
-def _planned(state: State, said: Mapping[str, Any]) -> State:
+def _plan(state: State, said: Mapping[str, Any]) -> State:
     waves = tuple(
         Wave(
             int(each["number"]),
@@ -545,17 +545,17 @@ def _planned(state: State, said: Mapping[str, Any]) -> State:
     )
 
 
-def _resumed(state: State) -> State:
+def _resume(state: State) -> State:
     """Take up what was left: groups that are stuck, too, for another attempt."""
     return replace(
         state,
         paused=(),
         stopped=(),
-        groups={name: _unstuck(each) for name, each in state.groups.items()},
+        groups={name: _unstick(each) for name, each in state.groups.items()},
     )
 
 
-def _unstuck(group: GroupState) -> GroupState:
+def _unstick(group: GroupState) -> GroupState:
     if group.phase != "stuck":
         return group
     if group.below:  # there is only the way forward
@@ -563,7 +563,7 @@ def _unstuck(group: GroupState) -> GroupState:
     return replace(group, phase="failed", undoing=True)
 
 
-def _of_group(state: State, entry: Entry) -> State:
+def _apply_group_entry(state: State, entry: Entry) -> State:
     before = state.groups.get(entry.group or "")
     # What is about one of its nodes, or only worth knowing, moves no group.
     if before is None or entry.node is not None or entry.what not in get_args(Phase):

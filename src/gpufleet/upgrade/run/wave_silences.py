@@ -22,14 +22,14 @@ from gpufleet.remote import payload
 Ask: TypeAlias = Callable[
     [Callable[[str], str | None], float, str], Mapping[str, Mapping[str, Any] | str]
 ]
-"""As `fleet.asking` gives it."""
+"""As `fleet.run.asking` gives it."""
 
 SECONDS = 60
 """A request of 10 s for each silence, and the connection."""
 
 
 @dataclass(frozen=True)
-class Quieted:
+class OpenSilences:
     """What became of it."""
 
     ids: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class Quieted:
     """A sentence for each Alertmanager that did not do it."""
 
 
-def homes(nodes: Mapping[str, prometheus.Watched]) -> dict[str, str]:
+def alertmanagers(nodes: Mapping[str, prometheus.Watched]) -> dict[str, str]:
     """Return the address of each Alertmanager of an inventory, as its own node reaches it."""
     return {
         name: f"http://{prometheus.at(prometheus.local(server.listen), server.port)}"
@@ -47,7 +47,7 @@ def homes(nodes: Mapping[str, prometheus.Watched]) -> dict[str, str]:
     }
 
 
-def quiet(
+def open_silences(
     ask: Ask,
     where: Mapping[str, str],
     nodes: Collection[str],
@@ -56,36 +56,38 @@ def quiet(
     by: str,
     seconds: float,
     now: dt.datetime,
-) -> Quieted:
+) -> OpenSilences:
     """
     Keep alerts about `nodes` quiet for `seconds` from `now` on, at most a day; done twice, once.
 
     `where` is what `homes` returned, `upgrade` its id, `by` who makes it (user@host).
     """
     if not where or not nodes:
-        return Quieted()
+        return OpenSilences()
     until = now + min(dt.timedelta(seconds=seconds), silences.LONGEST)
-    known, problems = _asked(ask, where)
-    wanted = {home: _lacking(found, nodes, upgrade, until) for home, found in known.items()}
+    known, problems = _ask(ask, where)
+    wanted = {
+        home: _unsilenced_nodes(found, nodes, upgrade, until) for home, found in known.items()
+    }
     opening = {
         home: [
-            silences.opened(node, _by(upgrade, by), "changed by an upgrade", until, now)
+            silences.opened(node, _creator(upgrade, by), "changed by an upgrade", until, now)
             for node in lacking
         ]
         for home, lacking in wanted.items()
         if lacking
     }
-    after, late = _asked(ask, {home: where[home] for home in opening}, opening=opening)
-    return Quieted(_ids({**known, **after}, upgrade), (*problems, *late))
+    after, late = _ask(ask, {home: where[home] for home in opening}, opening=opening)
+    return OpenSilences(_ids({**known, **after}, upgrade), (*problems, *late))
 
 
-def speak(
+def close_silences(
     ask: Ask, where: Mapping[str, str], upgrade: str, nodes: Collection[str] | None = None
-) -> Quieted:
+) -> OpenSilences:
     """End the silences of an upgrade, of these nodes or of all; those of others stay."""
     if not where:
-        return Quieted()
-    known, problems = _asked(ask, where)
+        return OpenSilences()
+    known, problems = _ask(ask, where)
     closing = {
         home: [
             each.id
@@ -95,19 +97,19 @@ def speak(
         for home, found in known.items()
     }
     closing = {home: ids for home, ids in closing.items() if ids}
-    after, late = _asked(ask, {home: where[home] for home in closing}, closing=closing)
-    return Quieted(_ids({**known, **after}, upgrade), (*problems, *late))
+    after, late = _ask(ask, {home: where[home] for home in closing}, closing=closing)
+    return OpenSilences(_ids({**known, **after}, upgrade), (*problems, *late))
 
 
-def opened(ask: Ask, where: Mapping[str, str], upgrade: str) -> Quieted:
+def find_open(ask: Ask, where: Mapping[str, str], upgrade: str) -> OpenSilences:
     """Return the silences of an upgrade that are open now: for whoever resumes it."""
     if not where:
-        return Quieted()
-    known, problems = _asked(ask, where)
-    return Quieted(_ids(known, upgrade), problems)
+        return OpenSilences()
+    known, problems = _ask(ask, where)
+    return OpenSilences(_ids(known, upgrade), problems)
 
 
-def _asked(
+def _ask(
     ask: Ask,
     where: Mapping[str, str],
     *,
@@ -144,7 +146,7 @@ def _asked(
     return found, tuple(problems)
 
 
-def _lacking(
+def _unsilenced_nodes(
     found: Iterable[Silence], nodes: Collection[str], upgrade: str, until: dt.datetime
 ) -> list[str]:
     """Return the nodes about which nothing of this upgrade is silent for so long."""
@@ -159,7 +161,7 @@ def _lacking(
     return sorted(set(nodes) - there)
 
 
-def _by(upgrade: str, by: str) -> str:
+def _creator(upgrade: str, by: str) -> str:
     return f"upgrade {upgrade}, {by}"
 
 

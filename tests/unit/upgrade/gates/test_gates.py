@@ -145,7 +145,7 @@ def test_what_a_server_did_is_the_difference_of_two_readings() -> None:
     once = baseline.counters(text)
     length = 'finished_reason="length",model_name="tiny"}'
     after = baseline.counters(text.replace(f"{length} 9.0", f"{length} 12.0"))
-    found = baseline.between(Reading(10, {"a": once}), Reading(40, {"a": after}))
+    found = baseline.traffic_between(Reading(10, {"a": once}), Reading(40, {"a": after}))
 
     assert found.seconds == 30
     assert found.finished == {"stop": 0, "length": 3, "abort": 0, "error": 0, "repetition": 0}
@@ -156,7 +156,7 @@ def test_what_a_server_did_is_the_difference_of_two_readings() -> None:
 def test_a_server_that_was_started_in_between_counts_from_nothing(says: bool) -> None:
     busy = Counters(100.0 if says else None, {TTFT: {0.1: 90.0, INF: 99.0}}, {"stop": 99.0}, None)
     fresh = Counters(200.0 if says else None, {TTFT: {0.1: 3.0, INF: 4.0}}, {"stop": 4.0}, None)
-    found = baseline.between(Reading(0, {"a": busy}), Reading(9, {"a": fresh}))
+    found = baseline.traffic_between(Reading(0, {"a": busy}), Reading(9, {"a": fresh}))
 
     assert found.restarted == ("a",)
     assert found.requests == 4
@@ -166,7 +166,9 @@ def test_a_server_that_was_started_in_between_counts_from_nothing(says: bool) ->
 def test_servers_of_a_replica_are_added_up_and_one_that_is_silent_is_named() -> None:
     one = Counters(1.0, {TTFT: {0.1: 1.0, INF: 2.0}}, {"stop": 2.0}, {"2xx": 2.0})
     two = Counters(1.0, {TTFT: {0.1: 5.0, INF: 5.0}}, {"stop": 5.0}, {"2xx": 4.0, "5xx": 1.0})
-    found = baseline.between(None, Reading(0, {"a": one, "b": two, "c": "Connection refused"}))
+    found = baseline.traffic_between(
+        None, Reading(0, {"a": one, "b": two, "c": "Connection refused"})
+    )
 
     assert found.latencies == {TTFT: {0.1: 6.0, INF: 7.0}}
     assert found.answered == {"2xx": 6.0, "5xx": 1.0}
@@ -535,7 +537,7 @@ def test_how_long_a_reason_has_held_is_as_the_operator_has_it() -> None:
 def test_the_worst_of_several_verdicts_holds(
     said: list[bool | None], together: bool | None
 ) -> None:
-    found = gates.united(Verdict(each, (str(each),)) for each in said)
+    found = gates.combine(Verdict(each, (str(each),)) for each in said)
 
     assert found.passed is together
     assert len(found.reasons) == len(said)

@@ -19,7 +19,7 @@ from gpufleet.serving import unit as units
 from gpufleet.settings.gateway_settings import Golden
 from gpufleet.settings.node_settings import Served, Vllm
 from gpufleet.upgrade.gates import baseline
-from gpufleet.upgrade.gates.baseline import Answer, Counters, Question, Seen
+from gpufleet.upgrade.gates.baseline import Answer, Counters, Observation, Question
 from tests.support.checkout import ROOT
 
 KEY = "f3a9c1d2e4b5a697"
@@ -90,7 +90,7 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
         server.shutdown()
 
 
-Look = Callable[..., Seen]
+Look = Callable[..., Observation]
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def look(
         homes: dict[str, str] | None = None,
         ours: tuple[str, ...] = (),
         prompt_seconds: float = 5,
-    ) -> Seen:
+    ) -> Observation:
         questions = [Question(replica, ("gpu-01",), Golden(prompts=PROMPTS, max_tokens=3), times)]
         caught: dict[str, Any] = {}
         with monkeypatch.context() as patch:
@@ -134,7 +134,7 @@ def look(
         replica_answers.main()
         printed = capfd.readouterr().out
         assert KEY not in printed
-        return baseline.seen(
+        return baseline.read_answers(
             {"gpu-01": json.loads(printed)}, questions, time.time(), tuple(homes or ()), ours
         )
 
@@ -265,7 +265,7 @@ def test_an_alertmanager_that_is_not_there_is_a_problem(look: Look) -> None:
 )
 def test_what_makes_no_sense_is_not_known_and_raises_nothing(said: Any) -> None:
     question = Question("llama-0", ("gpu-01",))
-    seen = baseline.seen({"gpu-01": said}, [question], 0, ("gpu-01",))
+    seen = baseline.read_answers({"gpu-01": said}, [question], 0, ("gpu-01",))
 
     assert all(isinstance(each, str) for each in seen.readings["llama-0"].servers.values())
     assert seen.readings["llama-0"].servers
@@ -280,7 +280,7 @@ def test_a_rank_without_a_server_adds_nothing() -> None:
         "gpu-01": {"schema": 1, "replicas": {"llama-0": first}},
         "gpu-02": {"schema": 1, "replicas": {"llama-0": {"servers": {}}}},
     }
-    seen = baseline.seen(said, [Question("llama-0", ("gpu-01", "gpu-02"))], 0)
+    seen = baseline.read_answers(said, [Question("llama-0", ("gpu-01", "gpu-02"))], 0)
 
     (server,) = seen.readings["llama-0"].servers.values()
     assert isinstance(server, Counters)

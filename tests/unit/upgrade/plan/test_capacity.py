@@ -8,7 +8,7 @@ from gpufleet.errors import FleetError
 from gpufleet.settings.gateway_settings import Upgrade
 from gpufleet.upgrade.plan.capacity import left, needed, recheck, refusals
 from gpufleet.upgrade.plan.wave import Group, Wave
-from gpufleet.upgrade.plan.wave_plan import planned
+from gpufleet.upgrade.plan.wave_plan import plan_waves
 from gpufleet.upgrade.plan.waves import waves
 from tests.unit.upgrade.fleets import group, load, replicas
 
@@ -39,7 +39,7 @@ def test_so_many_replicas_are_needed_as_carry_the_load(shares, headroom, keep, n
 def test_under_a_load_that_three_of_four_need_they_go_one_by_one():
     groups, loads = replicas("tiny", 4, 0.5625)
 
-    plan = planned(groups, loads, Upgrade(canary=1, waves=(1,)))
+    plan = plan_waves(groups, loads, Upgrade(canary=1, waves=(1,)))
 
     assert [[each.id for each in wave.groups] for wave in plan.waves] == [
         ["tiny-0"],
@@ -54,7 +54,7 @@ def test_and_a_wave_of_two_is_refused_with_the_numbers_the_key_and_what_to_write
     groups, loads = replicas("tiny", 4, 0.5625)
 
     with pytest.raises(FleetError) as error:
-        planned(groups, loads, Upgrade(canary=1, waves=(2,)))
+        plan_waves(groups, loads, Upgrade(canary=1, waves=(2,)))
 
     assert error.value.problems == (
         "upgrade.waves: wave 2 takes 2 of the 4 replicas of tiny that serve, which leaves 2, and "
@@ -99,7 +99,7 @@ def test_an_accepted_outage_takes_one_group_at_a_time_all_the_same():
 
 def test_what_it_costs_is_said_where_an_outage_is_accepted():
     groups, loads = replicas("tiny", 1, 0.1)
-    plan = planned(groups, loads, Upgrade(), accept_outage=["tiny"])
+    plan = plan_waves(groups, loads, Upgrade(), accept_outage=["tiny"])
     assert any("tiny serves nothing while it loads" in each for each in plan.remarks)
 
 
@@ -174,7 +174,7 @@ def test_an_option_with_a_name_that_no_model_has_is_refused():
     with pytest.raises(
         FleetError, match="--accept-outage tyni: no replica of it runs; there is tiny"
     ):
-        planned(*replicas("tiny", 2), Upgrade(), accept_outage=["tyni"])
+        plan_waves(*replicas("tiny", 2), Upgrade(), accept_outage=["tyni"])
 
 
 # -- once more before each wave --------------------------------------------------------------------

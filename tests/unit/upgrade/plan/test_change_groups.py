@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from gpufleet.planning.explanation import difference
-from gpufleet.upgrade.plan.change_groups import STOPPED, UNTOLD, groups, restarted, without_cordoned
+from gpufleet.upgrade.plan.change_groups import (
+    STOPPED,
+    UNTOLD,
+    changed_replicas,
+    groups,
+    without_cordoned,
+)
 from gpufleet.upgrade.plan.wave import Group
 from tests.unit.upgrade.fleets import group, plan, runs, stage
 
@@ -129,7 +135,7 @@ def test_another_fingerprint_is_a_change_although_no_argument_differs():
     started = {("gpu-00", "tiny-0"): "aa", ("gpu-00", "tiny-1"): "old", ("gpu-01", "tiny-2"): None}
     started["gpu-01", "tiny-3"] = "old"
 
-    found = restarted({"tiny-1": "+ --seed 1"}, wanted, started)
+    found = changed_replicas({"tiny-1": "+ --seed 1"}, wanted, started)
 
     assert found == {"tiny-1": "+ --seed 1", "tiny-2": STOPPED, "tiny-3": UNTOLD}
     assert [each.id for each in grouped(STAGES, RUNNING, found)] == ["tiny-1", "tiny-2", "tiny-3"]
@@ -137,7 +143,7 @@ def test_another_fingerprint_is_a_change_although_no_argument_differs():
 
 def test_a_replica_that_is_new_has_that_as_its_only_reason():
     planned = plan(*STAGES.stages, stage("tiny-4", "gpu-02", "GPU-4"))
-    differs = restarted({}, {("gpu-02", "tiny-4"): "ee"}, {})
+    differs = changed_replicas({}, {("gpu-02", "tiny-4"): "ee"}, {})
 
     (found,) = grouped(planned, RUNNING, differs)
 

@@ -66,7 +66,7 @@ def test_only_the_two_lines_change(project: Path) -> None:
         "0.32.0"
     }
     # What is planned before anything is written is what is declared afterwards.
-    early = declare_version.applied(declared, "0.32.0")
+    early = declare_version.apply_edits(declared, "0.32.0")
     assert {n: each.settings for n, each in early.nodes.items()} == {
         n: each.settings for n, each in again.nodes.items()
     }

@@ -9,7 +9,7 @@ import pytest
 from gpufleet.errors import FleetError
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.variables import load_file
-from gpufleet.upgrade.plan.policy import agreed
+from gpufleet.upgrade.plan.policy import fleet_policy
 
 
 def declared(tmp_path, **texts):
@@ -30,7 +30,7 @@ def declared(tmp_path, **texts):
 
 def test_what_all_say_alike_is_returned(tmp_path):
     said = "upgrade:\n  keep: 2\n  gates:\n    soak_seconds: 5\n"
-    found = agreed(declared(tmp_path, a=said, b=said))
+    found = fleet_policy(declared(tmp_path, a=said, b=said))
     assert (found.keep, found.gates.soak_seconds, found.canary) == (2, 5, 1)
 
 
@@ -43,7 +43,7 @@ def test_what_differs_is_named_with_key_values_nodes_and_places_all_at_once(tmp_
     )
 
     with pytest.raises(FleetError) as error:
-        agreed(nodes)
+        fleet_policy(nodes)
 
     waves, soak = error.value.problems
     assert waves == (
@@ -56,4 +56,4 @@ def test_what_differs_is_named_with_key_values_nodes_and_places_all_at_once(tmp_
 
 
 def test_the_same_said_in_other_words_is_the_same(tmp_path):
-    assert agreed(declared(tmp_path, a="upgrade:\n  canary: 1\n", b="{}\n")).canary == 1
+    assert fleet_policy(declared(tmp_path, a="upgrade:\n  canary: 1\n", b="{}\n")).canary == 1

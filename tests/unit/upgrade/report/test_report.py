@@ -21,9 +21,9 @@ from gpufleet.upgrade.report import html
 from gpufleet.upgrade.report import text as report_text
 from gpufleet.upgrade.report.live import Progress, style
 from gpufleet.upgrade.report.report import Report, report
-from gpufleet.upgrade.run.state_machine import Drive
+from gpufleet.upgrade.run.state_machine import Driver
 from gpufleet.upgrade.run.upgrade_journal import WORDS, Entry, Journal
-from tests.unit.upgrade.simulated import ME, Fleet, Hands, Node, Unit
+from tests.unit.upgrade.simulated import ME, Fleet, Node, SimulatedActions, Unit
 
 BEGAN = 1_795_350_000.0
 """2026-11-22T12:20:00Z, as `date -u -d @1795350000` says."""
@@ -244,8 +244,8 @@ def test_what_the_engine_writes_is_what_the_report_reads(
         )
         journal.append("prepared")
         progress = Progress(journal.entries)
-        journal.heard = lambda entry: heard.append(progress.heard(entry))
-        end = Drive(journal, Hands(fleet), each_in_turn, lambda _: "me").on()
+        journal.on_entry = lambda entry: heard.append(progress.on_entry(entry))
+        end = Driver(journal, SimulatedActions(fleet), each_in_turn, lambda _: "me").run()
         found = report(journal.entries)
 
     assert end.next == ends
@@ -338,7 +338,7 @@ def test_the_timeline_has_a_bar_for_each_phase_as_long_as_it_was() -> None:
 
 def lines(entries: Iterable[Entry], before: Iterable[Entry] = ()) -> list[str]:
     progress = Progress(before)
-    return [line for each in entries if (line := progress.heard(each))]
+    return [line for each in entries if (line := progress.on_entry(each))]
 
 
 def test_each_step_is_a_line_with_how_long_it_goes_on_and_what_is_left() -> None:
@@ -376,7 +376,7 @@ def test_no_word_of_a_journal_is_too_much_for_it() -> None:
     for what in WORDS:
         entries = (entry(300, what), entry(300, what, ONE))
         for each in entries:
-            progress.heard(each)
+            progress.on_entry(each)
             assert isinstance(style(each), str)
 
 

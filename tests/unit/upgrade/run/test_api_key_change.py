@@ -12,11 +12,11 @@ from gpufleet.network.haproxy import GatewayState
 from gpufleet.settings.node_settings import node_settings
 from gpufleet.upgrade.plan.wave import Group
 from gpufleet.upgrade.run import api_key_change
-from gpufleet.upgrade.run.api_key_change import Wanted
+from gpufleet.upgrade.run.api_key_change import WantedKey
 from tests.unit.upgrade.fleets import group
 
 OLD, NEW = (hashlib.sha256(key).hexdigest() for key in (b"old", b"new"))
-TINY = Wanted("tiny", ("gpu-01", "gpu-02"), "secrets/key", NEW)
+TINY = WantedKey("tiny", ("gpu-01", "gpu-02"), "secrets/key", NEW)
 
 
 def gateway(**keys: str) -> GatewayState:
@@ -70,11 +70,11 @@ def test_what_takes_any_key_and_what_goes_asks_nothing() -> None:
     nodes = {"gpu-01": settings("a"), "gpu-02": settings(None), "gpu-03": settings("a")}
     hashes = {"a": NEW}
 
-    def of(*groups: Group) -> list[Wanted]:
-        return list(api_key_change.wanted(groups, nodes, hashes))
+    def of(*groups: Group) -> list[WantedKey]:
+        return list(api_key_change.wanted_keys(groups, nodes, hashes))
 
     assert of(group("tiny-1", "gpu-02")) == []
     assert of(group("tiny-2", "gpu-03", goes=("tiny-2",))) == []
     assert of(group("tiny-0", "gpu-01"), group("tiny-2", "gpu-03")) == [
-        Wanted("tiny", ("gpu-01", "gpu-03"), "a", NEW)
+        WantedKey("tiny", ("gpu-01", "gpu-03"), "a", NEW)
     ]

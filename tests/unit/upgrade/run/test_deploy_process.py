@@ -10,7 +10,7 @@ import gevent
 import pytest
 
 from gpufleet.errors import FleetError
-from gpufleet.upgrade.run.deploy_process import Shared, why
+from gpufleet.upgrade.run.deploy_process import SharedDeploy, why
 
 DEPLOY = """\
 from pyinfra.operations import server
@@ -87,7 +87,7 @@ def test_groups_that_change_at_once_share_one_deploy_that_began_after_all_of_the
         gevent.sleep(0.05)
         running -= 1
 
-    shared = Shared(run)
+    shared = SharedDeploy(run)
 
     def group(name: str) -> tuple[str, ...]:
         fleet.append(name)
@@ -111,7 +111,11 @@ def test_a_shared_deploy_that_failed_is_nobodys_proof() -> None:
         gevent.sleep(0.01)
         raise FleetError("the gateway did not answer")
 
-    jobs = [gevent.spawn(Shared.__call__, shared) for shared in [Shared(run)] for _ in range(2)]
+    jobs = [
+        gevent.spawn(SharedDeploy.__call__, shared)
+        for shared in [SharedDeploy(run)]
+        for _ in range(2)
+    ]
     for job in jobs:
         with pytest.raises(FleetError):
             job.get(timeout=5)

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from gpufleet.upgrade.run.actions import Acting
-from gpufleet.upgrade.run.node_protocol import Answer, Asked
+from gpufleet.upgrade.run.actions import FleetActions
+from gpufleet.upgrade.run.node_protocol import Answer, NodeQuestion
 from gpufleet.upgrade.run.upgrade_journal import Journal
 from tests.unit.upgrade.fleets import group
 
@@ -39,7 +39,7 @@ class Nodes:
         self.answers = {"the look at changes": looks, "the wait for answers": waits}
         self.asked: list[tuple[str, str]] = []
 
-    def ask(self, wanted: Mapping[str, Asked]) -> dict[str, Answer]:
+    def ask(self, wanted: Mapping[str, NodeQuestion]) -> dict[str, Answer]:
         self.asked += [(each.what, name) for name, each in wanted.items()]
         return {
             n: self.answers[each.what].get(n, "no answer in time") for n, each in wanted.items()
@@ -52,7 +52,7 @@ def fallen(tmp_path: Path, nodes: Nodes) -> Mapping[str, Any]:
     with Journal.begin(tmp_path, ME) as journal:
         journal.append("started", id=ME)
         nothing = cast("Any", None)
-        acting = Acting(
+        acting = FleetActions(
             journal=journal,
             nodes=cast("Any", nodes),
             declared=nothing,
@@ -63,7 +63,7 @@ def fallen(tmp_path: Path, nodes: Nodes) -> Mapping[str, Any]:
             servers={},
             found=nothing,
         )
-        return acting.fallen(groups)
+        return acting.find_fallen(groups)
 
 
 def test_one_that_died_is_named_with_its_last_words_and_others_are_not(tmp_path: Path) -> None:

@@ -22,8 +22,14 @@ from gpufleet.on_node.change import units as change_units
 from gpufleet.on_node.change.releases import Kept, Release
 from gpufleet.on_node.common import linux_facts
 from gpufleet.serving.unit import UnitFile
-from gpufleet.upgrade.run.node_protocol import Collected, Locked, Marks, NodeLook, Switched
-from gpufleet.upgrade.run.staged_units import staged
+from gpufleet.upgrade.run.node_protocol import (
+    CollectAnswer,
+    LockAnswer,
+    Marks,
+    NodeLook,
+    SwitchAnswer,
+)
+from gpufleet.upgrade.run.staged_units import next_files
 
 UNITS = "etc/systemd/system"
 HOME = "var/lib/gpufleet/change"
@@ -110,7 +116,7 @@ class Tree:
 
     def prepare(self, units, remove=(), beside=()) -> None:
         """Put in place what deploys/prepare.py would."""
-        for value in staged(units, remove, beside):
+        for value in next_files(units, remove, beside):
             if isinstance(value, File):
                 path = self.root / value.path.lstrip("/")
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -178,13 +184,13 @@ def is_new(tree: Tree) -> bool:
 
 
 def test_a_switch_and_the_way_back_are_exact(tree):
-    switched = Switched.read("n", tree.ask("switch", id="u1", seconds=10))
+    switched = SwitchAnswer.read("n", tree.ask("switch", id="u1", seconds=10))
 
     assert switched.problem is None
     assert is_new(tree)
     assert (switched.changed, switched.removed) == ((NEW.unit, COMES.unit), (GOES.unit,))
 
-    restored = Switched.read("n", tree.ask("restore", id="u1", seconds=10))
+    restored = SwitchAnswer.read("n", tree.ask("restore", id="u1", seconds=10))
 
     assert restored.problem is None
     assert is_old(tree)
@@ -204,7 +210,7 @@ def test_what_runs_as_wanted_is_left_alone(tree):
     tree.ask("switch", id="u1", seconds=10)
     before = tree.commands
 
-    again = Switched.read("n", tree.ask("switch", id="u1", seconds=10))
+    again = SwitchAnswer.read("n", tree.ask("switch", id="u1", seconds=10))
 
     assert tree.commands == before
     assert again.changed == again.removed == ()
@@ -214,7 +220,7 @@ def test_what_runs_as_wanted_is_left_alone(tree):
 def test_the_way_back_of_one_that_was_never_switched_touches_nothing(tree):
     before = tree.commands
 
-    restored = Switched.read("n", tree.ask("restore", id="u1", seconds=10, units=[OLD.unit]))
+    restored = SwitchAnswer.read("n", tree.ask("restore", id="u1", seconds=10, units=[OLD.unit]))
 
     assert restored.unchanged == (OLD.unit,)
     assert tree.commands == before
@@ -234,14 +240,14 @@ def test_what_is_not_whole_is_not_switched_to(tree, broken):
     path = tree.root / HOME / "next" / broken
     path.write_text(path.read_text()[:-30])
 
-    switched = Switched.read("n", tree.ask("switch", id="u1", seconds=10))
+    switched = SwitchAnswer.read("n", tree.ask("switch", id="u1", seconds=10))
 
     assert switched.problem
     assert is_old(tree)
 
 
 def test_without_anything_prepared_it_says_so(tmp_path):
-    switched = Switched.read("n", Tree(tmp_path).ask("switch", id="u1", seconds=10))
+    switched = SwitchAnswer.read("n", Tree(tmp_path).ask("switch", id="u1", seconds=10))
 
     assert "deploys/prepare.py" in switched.problem
 
@@ -252,7 +258,7 @@ def test_a_unit_that_does_not_start_is_told_and_can_be_brought_back(tree):
     text = real.read_text()
     real.write_text(text.replace("start) for u;", "start) exit 1; for u;"))
 
-    switched = Switched.read("n", tree.ask("switch", id="u1", seconds=10))
+    switched = SwitchAnswer.read("n", tree.ask("switch", id="u1", seconds=10))
     assert "systemctl start" in switched.problem
 
     real.write_text(text)
@@ -343,9 +349,9 @@ def test_killed_at_any_step_of_the_way_back_the_next_call_goes_on(memory):
 # -- lock and marks --------------------------------------------------------------------------------
 
 
-def lock(tree, upgrade, **more) -> Locked:
+def lock(tree, upgrade, **more) -> LockAnswer:
     asked = {"id": upgrade, "owner": f"{upgrade}@x", "origin": "/x", "what": "0.33", **more}
-    return Locked.read("n", tree.ask("lock", **asked))
+    return LockAnswer.read("n", tree.ask("lock", **asked))
 
 
 def test_one_upgrade_has_the_lock_and_whoever_steals_it_learns_from_whom(tree):
@@ -358,9 +364,9 @@ def test_one_upgrade_has_the_lock_and_whoever_steals_it_learns_from_whom(tree):
     stolen = lock(tree, "u2", steal=True)
     assert (stolen.ours, stolen.before.id, stolen.lock.id) == (True, "u1", "u2")
 
-    assert not Locked.read("n", tree.ask("unlock", id="u1")).ours
-    assert Locked.read("n", tree.ask("unlock", id="u2")).lock is None
-    assert Locked.read("n", tree.ask("unlock", id="u2")).ours
+    assert not LockAnswer.read("n", tree.ask("unlock", id="u1")).ours
+    assert LockAnswer.read("n", tree.ask("unlock", id="u2")).lock is None
+    assert LockAnswer.read("n", tree.ask("unlock", id="u2")).ours
 
 
 def marked(tree, do, **asked) -> Marks:
@@ -433,7 +439,7 @@ def test_a_look_says_what_differs_before_and_after(tree):
     assert found.problem is None
     assert set(found.to_switch()) == {NEW.unit, GOES.unit, COMES.unit}
     assert found.to_switch([NEW.unit]) == (NEW.unit,)
-    assert found.units[OLD.unit].runs_with(OLD.fingerprint)
+    assert found.units[OLD.unit].is_running_with(OLD.fingerprint)
 
     tree.ask("switch", id="u1", seconds=10)
 
@@ -506,11 +512,11 @@ def test_no_release_goes_that_a_unit_a_kept_or_a_next_set_or_a_process_names(tre
         release(tree, name, days=100)
     (tree.root / "proc/77").mkdir()
     (tree.root / "proc/77/maps").write_text("7f00 r-xp /opt/vllm/releases/0.1-mapped/lib/x.so\n")
-    dry = Collected.read("n", tree.ask("collect", keep=0, days=1, dry=True))
+    dry = CollectAnswer.read("n", tree.ask("collect", keep=0, days=1, dry=True))
     assert dry.removed == ("0.2-gone",)
     assert (tree.root / "opt/vllm/releases/0.2-gone").exists()
 
-    found = Collected.read("n", tree.ask("collect", keep=0, days=1))
+    found = CollectAnswer.read("n", tree.ask("collect", keep=0, days=1))
 
     assert found.removed == dry.removed
     assert found.freed_bytes > 0

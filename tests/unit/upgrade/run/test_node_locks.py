@@ -15,7 +15,7 @@ import pytest
 from gpufleet.errors import FleetError
 from gpufleet.on_node.change import change
 from gpufleet.upgrade.run import node_locks
-from gpufleet.upgrade.run.node_protocol import Answer, Asked
+from gpufleet.upgrade.run.node_protocol import Answer, NodeQuestion
 
 NODES = ("gpu-01", "gpu-02", "gpu-03")
 MINE, THEIRS = "20261122T134708Z-ab12", "20261122T134709Z-cd34"
@@ -28,7 +28,7 @@ class OnDisk:
         self.folder = folder
         self.dead: set[str] = set()
 
-    def __call__(self, wanted: Mapping[str, Asked]) -> dict[str, Answer]:
+    def __call__(self, wanted: Mapping[str, NodeQuestion]) -> dict[str, Answer]:
         return {
             name: "cannot be reached: no route to host"
             if name in self.dead
@@ -45,7 +45,7 @@ class OnDisk:
         return found
 
 
-def parameters(asked: Asked) -> dict[str, Any]:
+def parameters(asked: NodeQuestion) -> dict[str, Any]:
     """Return what a program is given, out of its text."""
     packed = re.search(r'"PARAMETERS": json.loads\(text\("([^"]+)"\)\)', asked.program[:])
     assert packed
@@ -78,7 +78,7 @@ def test_the_lock_lies_on_all_nodes_and_goes_from_all(nodes: OnDisk) -> None:
     assert take(nodes, MINE, "ann@laptop") == {}
     assert nodes.owners() == dict.fromkeys(NODES, MINE)
 
-    assert node_locks.give(nodes, NODES, MINE) == ()
+    assert node_locks.release(nodes, NODES, MINE) == ()
     assert nodes.owners() == dict.fromkeys(NODES)
 
 
@@ -124,5 +124,5 @@ def test_taking_over_knowingly_says_from_whom(nodes: OnDisk) -> None:
     assert {name: lock.id for name, lock in stolen.items()} == dict.fromkeys(NODES, THEIRS)
     assert nodes.owners() == dict.fromkeys(NODES, MINE)
     # The other one comes back, and its unlock leaves ours.
-    assert node_locks.give(nodes, NODES, THEIRS) == ()
+    assert node_locks.release(nodes, NODES, THEIRS) == ()
     assert nodes.owners() == dict.fromkeys(NODES, MINE)

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from gpufleet.upgrade.plan.wave import Group, Wave, model_of
 from gpufleet.upgrade.run import state_machine
-from gpufleet.upgrade.run.state_machine import Drive, LostError, Step
+from gpufleet.upgrade.run.state_machine import Driver, LostError, Step
 from gpufleet.upgrade.run.upgrade_journal import Journal, State, read
-from tests.unit.upgrade.simulated import ME, NEW, OLD, Fleet, Hands, Killed, Node, Unit
+from tests.unit.upgrade.simulated import ME, NEW, OLD, Fleet, Killed, Node, SimulatedActions, Unit
 
 # A journal's fsync costs nothing in memory.
 MEMORY = Path("/dev/shm")
@@ -68,11 +68,13 @@ class Case:
 
         try:
             with Journal.reopen(self.path) as journal:
-                journal.heard = heard
+                journal.on_entry = heard
                 if journal.state.last and len(journal.entries) > 3:
                     journal.append("resumed", by="me")
-                drive = Drive(journal, Hands(self.fleet), self.together(draw), lambda _: "me")
-                end = drive.on()
+                drive = Driver(
+                    journal, SimulatedActions(self.fleet), self.together(draw), lambda _: "me"
+                )
+                end = drive.run()
                 if end.next in {"finish", "stop"}:
                     why = {"why": end.why} if end.next == "stop" else {}
                     journal.append("finished" if end.next == "finish" else "stopped", **why)
@@ -88,7 +90,7 @@ class Case:
             self.fleet.tick = lambda: None
 
     @staticmethod
-    def together(draw: Any) -> state_machine.Together:
+    def together(draw: Any) -> state_machine.RunParallel:
         """Take the groups' steps in any order."""
 
         def mixed(walks: Sequence[Iterator[Step]]) -> None:
@@ -276,11 +278,11 @@ def test_a_pause_finishes_what_is_in_hand_and_begins_nothing() -> None:
 
         def heard(entry: Any) -> None:
             if entry.what == "switching":
-                journal.heard = None
+                journal.on_entry = None
                 journal.append("paused", why=["somebody pressed Ctrl-C"])
 
-        journal.heard = heard
-        end = Drive(journal, Hands(fleet), Case.together(None), lambda _: "me").on()
+        journal.on_entry = heard
+        end = Driver(journal, SimulatedActions(fleet), Case.together(None), lambda _: "me").run()
 
     assert end.next == "pause"
     assert [each.phase for each in case.state.groups.values()] == ["done", *["waiting"] * 3]
@@ -298,9 +300,9 @@ def test_abort_brings_back_the_wave_in_hand_and_no_wave_before() -> None:
     assert case.state.wave == 2
     with Journal.reopen(case.path) as journal:
         journal.append("aborting", why="asked")
-        end = Drive(journal, Hands(fleet), Case.together(None), lambda _: "me").on()
+        end = Driver(journal, SimulatedActions(fleet), Case.together(None), lambda _: "me").run()
 
-    assert end == state_machine.Move("stop", why=("the upgrade was undone, as somebody asked",))
+    assert end == state_machine.Decision("stop", why=("the upgrade was undone, as somebody asked",))
     assert [each.phase for each in case.state.groups.values()] == ["done", "returned", "waiting"]
     assert [fleet.units(name)[0].started for name in fleet.replicas] == [NEW, OLD, OLD]
     case.close()
@@ -311,7 +313,7 @@ def test_nobody_who_says_yes_is_a_pause_before_that_wave() -> None:
     fleet = fleet_of(3, 1)
     case = Case(fleet, waves_of(fleet, [1, 1, 1]), {"confirm": "canary"})
     with Journal.reopen(case.path) as journal:
-        end = Drive(journal, Hands(fleet), Case.together(None), lambda _: None).on()
+        end = Driver(journal, SimulatedActions(fleet), Case.together(None), lambda _: None).run()
 
     assert end.next == "pause"
     assert case.state.wave == 1
@@ -329,10 +331,10 @@ def test_a_wave_that_the_load_does_not_allow_is_not_begun() -> None:
             if entry.what == "done":
                 fleet.needed = {"tiny": 3}
 
-        journal.heard = heard
-        end = Drive(journal, Hands(fleet), Case.together(None), lambda _: "me").on()
+        journal.on_entry = heard
+        end = Driver(journal, SimulatedActions(fleet), Case.together(None), lambda _: "me").run()
 
-    assert end == state_machine.Move("pause", why=("tiny: 2 left",))
+    assert end == state_machine.Decision("pause", why=("tiny: 2 left",))
     assert all(fleet.serves(name) for name in fleet.replicas)
     case.close()
 
@@ -381,14 +383,14 @@ def test_one_that_cannot_be_brought_back_is_stuck_and_drained_until_resumed() ->
     case = Case(fleet, waves_of(fleet, [1, 1]), {"failures": 0})
     fleet.behaviour["tiny-0"] = "dead"
 
-    class Cut(Hands):
+    class Cut(SimulatedActions):
         def ready(self, group: Group, *, back: bool) -> dict[str, Any]:
             with suppress(IndexError):
                 fleet.nodes["gpu-0"].silent = 99 if group.id == "tiny-0" else 0
             return dict(super().ready(group, back=back))
 
     with Journal.reopen(case.path) as journal:
-        end = Drive(journal, Cut(fleet), Case.together(None), lambda _: "me").on()
+        end = Driver(journal, Cut(fleet), Case.together(None), lambda _: "me").run()
         journal.append("stopped", why=end.why)
 
     assert end.next == "stop"

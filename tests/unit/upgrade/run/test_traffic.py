@@ -12,7 +12,7 @@ import pytest
 from gpufleet.errors import FleetError
 from gpufleet.inventory import loader
 from gpufleet.upgrade.run.connections import Nodes
-from gpufleet.upgrade.run.traffic import Front
+from gpufleet.upgrade.run.traffic import Frontends
 
 INVENTORY = """\
 from gpufleet import inventory
@@ -29,7 +29,7 @@ SERVERS = [
 ]
 
 
-def front(folder: Path, program: str, seconds: int = 20) -> Front:
+def front(folder: Path, program: str, seconds: int = 20) -> Frontends:
     """Return a fleet's front whose commands are a program of Python, with words to fill in."""
     for name in ("inventories", "group_vars"):
         (folder / name).mkdir()
@@ -47,7 +47,7 @@ def front(folder: Path, program: str, seconds: int = 20) -> Front:
     }
     (folder / "group_vars/all.yml").write_text(json.dumps(values))
     # Without a gateway of ours no node is asked.
-    return Front(cast("Nodes", None), loader.read(folder / "inventories/prod.py"))
+    return Frontends(cast("Nodes", None), loader.read(folder / "inventories/prod.py"))
 
 
 WRITE = """\
@@ -60,8 +60,8 @@ with open(sys.argv[1], "a") as file:
 def test_each_server_is_told_with_its_own_words_and_no_shell(tmp_path: Path) -> None:
     """Braces that mean nothing, and what a shell would take, arrive as they are."""
     told = front(tmp_path, WRITE)
-    told.tell("drain", SERVERS, 10)
-    told.tell("ready", SERVERS[:1], 10)
+    told.set_servers("drain", SERVERS, 10)
+    told.set_servers("ready", SERVERS[:1], 10)
 
     said: list[Any] = [json.loads(line) for line in (tmp_path / "said").read_text().splitlines()]
     assert said == [
@@ -69,7 +69,7 @@ def test_each_server_is_told_with_its_own_words_and_no_shell(tmp_path: Path) -> 
         ["drain", "gpu-02", "gpu-02:8001", "tiny/tiny-1", "{other} $HOME;"],
         ["undrain", "gpu-01", "192.0.2.11:8000", "tiny/tiny-0", "{other} $HOME;"],
     ]
-    assert told.there()
+    assert told.is_declared()
     assert told.wait(SERVERS, 1) == 0
 
 
@@ -93,4 +93,4 @@ def test_a_command_that_did_not_do_it_is_a_failed_drain(
 ) -> None:
     """A replica that may still be sent requests is not stopped."""
     with pytest.raises(FleetError, match=problem):
-        front(tmp_path, program, seconds).tell("drain", SERVERS[:1], 10)
+        front(tmp_path, program, seconds).set_servers("drain", SERVERS[:1], 10)

@@ -152,7 +152,7 @@ def test_each_word_of_a_group_leaves_it_in_what_it_says() -> None:
         ("returned", False, False, True),
     ]
     last = fold(entries).groups["tiny-0"]
-    assert (last.left, last.alone, last.over) == (3, True, True)
+    assert (last.left, last.alone, last.is_over) == (3, True, True)
     assert last.passed == {"golden": True, "traffic": None}
 
 
@@ -178,7 +178,7 @@ def test_a_stuck_group_is_tried_again_when_somebody_resumes() -> None:
     before = fold(entries)
     after = fold([*entries, Entry(5, "resumed", said={"by": "me"})])
 
-    assert before.groups["tiny-0"].over
+    assert before.groups["tiny-0"].is_over
     assert before.marked == ("tiny-0",)
     assert before.marks_on("gpu-01") == ("tiny-0",)
     assert before.marks_on("gpu-02") == ()
@@ -194,5 +194,5 @@ def test_no_lock_is_left_of_an_upgrade_that_is_over() -> None:
     ]
 
     assert fold(entries).locked == ("gpu-01", "gpu-02")
-    assert not fold(entries).over
-    assert fold([*entries, Entry(3, "unlocked")]).over
+    assert not fold(entries).is_over
+    assert fold([*entries, Entry(3, "unlocked")]).is_over

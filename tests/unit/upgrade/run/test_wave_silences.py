@@ -78,8 +78,10 @@ def active() -> list[tuple[str, str]]:
     ]
 
 
-def quiet(where: dict[str, str], *nodes: str, at: dt.datetime = NOW) -> wave_silences.Quieted:
-    return wave_silences.quiet(ask, where, nodes, upgrade=ID, by="ann@desk", seconds=3600, now=at)
+def quiet(where: dict[str, str], *nodes: str, at: dt.datetime = NOW) -> wave_silences.OpenSilences:
+    return wave_silences.open_silences(
+        ask, where, nodes, upgrade=ID, by="ann@desk", seconds=3600, now=at
+    )
 
 
 def test_each_node_of_a_wave_is_silent_for_a_time_once(where: dict[str, str]) -> None:
@@ -100,20 +102,22 @@ def test_a_resumed_upgrade_prolongs_what_would_end_too_soon(where: dict[str, str
 
 
 def test_nothing_is_silent_for_more_than_a_day(where: dict[str, str]) -> None:
-    wave_silences.quiet(ask, where, ["gpu-01"], upgrade=ID, by="ann", seconds=1e6, now=NOW)
+    wave_silences.open_silences(ask, where, ["gpu-01"], upgrade=ID, by="ann", seconds=1e6, now=NOW)
 
     assert active() == [("gpu-01", (NOW + dt.timedelta(days=1)).isoformat())]
 
 
 def test_an_upgrade_ends_its_own_silences_and_no_others(where: dict[str, str]) -> None:
     quiet(where, "gpu-01", "gpu-02")
-    wave_silences.quiet(ask, where, ["gpu-03"], upgrade="another", by="bob", seconds=60, now=NOW)
+    wave_silences.open_silences(
+        ask, where, ["gpu-03"], upgrade="another", by="bob", seconds=60, now=NOW
+    )
     person = {"id": "9", "createdBy": "carol", "status": {"state": "active"}}
     Alertmanager.silences.append({**Alertmanager.silences[0], **person})
 
-    assert wave_silences.opened(ask, where, ID).ids == ("0", "1")
-    assert wave_silences.speak(ask, where, ID, ["gpu-01"]).ids == ("1",)
-    assert wave_silences.speak(ask, where, ID).ids == ()
+    assert wave_silences.find_open(ask, where, ID).ids == ("0", "1")
+    assert wave_silences.close_silences(ask, where, ID, ["gpu-01"]).ids == ("1",)
+    assert wave_silences.close_silences(ask, where, ID).ids == ()
     assert [
         each["id"] for each in Alertmanager.silences if each["status"]["state"] == "active"
     ] == [
@@ -131,7 +135,7 @@ def test_an_alertmanager_that_does_not_answer_is_said_and_stops_nothing() -> Non
 
 @pytest.mark.parametrize("said", ["no answer", {}, {"error": None, "silences": [{"id": 1}]}, []])
 def test_an_answer_that_makes_no_sense_raises_nothing(said: Any) -> None:
-    quieted = wave_silences.quiet(
+    quieted = wave_silences.open_silences(
         lambda *_: {"monitor-01": said},
         {"monitor-01": "http://127.0.0.1:9"},
         ["gpu-01"],
@@ -149,9 +153,12 @@ def test_where_nobody_watches_nobody_is_asked() -> None:
         raise AssertionError
 
     assert (
-        wave_silences.quiet(never, {}, ["gpu-01"], upgrade=ID, by="a", seconds=1, now=NOW).ids == ()
+        wave_silences.open_silences(
+            never, {}, ["gpu-01"], upgrade=ID, by="a", seconds=1, now=NOW
+        ).ids
+        == ()
     )
-    assert wave_silences.speak(never, {}, ID).problems == ()
+    assert wave_silences.close_silences(never, {}, ID).problems == ()
 
 
 def test_alertmanagers_are_those_that_are_declared() -> None:
@@ -160,7 +167,7 @@ def test_alertmanagers_are_those_that_are_declared() -> None:
             self.name = self.address = "x"
             self.settings = NodeSettings(**settings)
 
-    found = wave_silences.homes(
+    found = wave_silences.alertmanagers(
         {"gpu-01": Node(), "m-01": Node(monitoring={"alertmanager": {"listen": "0.0.0.0"}})}
     )
 
