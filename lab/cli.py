@@ -15,9 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from gpufleet.errors import FleetError
-from lab import faults as catalogue
-from lab import supplies
-from lab.broken import BY_HAND, OFFLINE
+from lab import faults, provisioning_sources
+from lab.active_faults import BY_HAND, OFFLINE
 from lab.machine import Profile
 from lab.nodes import DEFAULT_NODES, Lab, NodeStatus
 from lab.progress import step
@@ -98,7 +97,7 @@ def up(
     begin = time.monotonic()
     room.up(wanted or None, laid or None, without_driver or None)
     if not bare:
-        supplies.provide(room.facts, room.say)
+        provisioning_sources.provide(room.facts, room.say)
     count = len(room.facts.nodes)
     click.echo(f"{count} nodes up: {time.monotonic() - begin:.1f} s", err=True)
     click.echo(f"ssh -F {room.facts.ssh_config} {room.facts.nodes[0].name}")
@@ -131,9 +130,9 @@ def clean() -> None:
 @click.pass_context
 def demo(ctx: click.Context) -> None:
     """Bring two nodes up, deploy the fleet on them and ask it for completions."""
-    from lab import demo as rehearsal
+    from lab.demo import run
 
-    rehearsal.run(_open(ctx, "makes network interfaces, mounts and cgroups").facts.id)
+    run(_open(ctx, "makes network interfaces, mounts and cgroups").facts.id)
 
 
 @lab.command("require-root", hidden=True)
@@ -264,7 +263,7 @@ def fault(
     room = _open(ctx, "writes into the node")
     if fault is not None:
         new = room.fault(str(node), fault, gpu)
-        click.echo(f"{node}: {new}: {catalogue.FAULTS[new.fault].says}")
+        click.echo(f"{node}: {new}: {faults.FAULTS[new.fault].says}")
         return
     for gone in room.clear(str(node)):
         click.echo(f"{node}: {gone} is cleared")
@@ -272,16 +271,16 @@ def fault(
 
 def _list_faults(ctx: click.Context, node: str | None) -> None:
     """Print the faults with a sentence each; with a node those it can have, and which it has."""
-    names, have = list(catalogue.FAULTS), []
+    names, have = list(faults.FAULTS), []
     if node is not None:
         room = _open(ctx, "reads the lab's files")
         asked = room.facts.node(node)
-        possible = catalogue.possible(Profile.of(asked.profile))
+        possible = faults.possible(Profile.of(asked.profile))
         names = [name for name in possible if asked.driver or name not in BY_HAND]
         have = [each.fault for each in room.faults(node)]
     table = Table("fault", "what is wrong", box=None, pad_edge=False)
     for name in names:
         offline = f" [dim](not live: {OFFLINE[name]})[/]" if name in OFFLINE else ""
         on = "[red]on[/] " if name in have else ""
-        table.add_row(name, f"{on}{catalogue.FAULTS[name].says}{offline}")
+        table.add_row(name, f"{on}{faults.FAULTS[name].says}{offline}")
     Console().print(table)

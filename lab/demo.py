@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gpufleet.errors import FleetError
-from lab import supplies
+from lab import provisioning_sources
 from lab.nodes import DEFAULT_NODES, Lab
 from lab.state import LabState
 
@@ -37,7 +37,7 @@ def run(lab_id: str) -> None:
 
     lab = Lab.open(lab_id, say)
     lab.up(DEFAULT_NODES)
-    supplies.provide(LabState.load(lab_id), say)
+    provisioning_sources.provide(LabState.load(lab_id), say)
     say(f"pyinfra -y {INVENTORY} deploys/vllm.py")
     deploy(lab_id)
     say("deployed")
@@ -75,7 +75,7 @@ def show_answers(state: LabState, console: Console) -> None:
     """Print every endpoint and one completion from each, asked as a client would ask."""
     table = Table("endpoint", "model", "prompt", "completion", title="Answers")
     for url in endpoints(state):
-        model, text = complete(url, (state.dir / supplies.API_KEY).read_text().strip())
+        model, text = complete(url, (state.dir / provisioning_sources.API_KEY).read_text().strip())
         table.add_row(f"{url}/v1", model, PROMPT, repr(text))
     console.print(table)
 

@@ -4,7 +4,7 @@
         tests/unit/monitoring/recorded/vllm-0.32.0.txt
 
 ENVIRONMENT has a release's CPU build: uv installs `vllm==VERSION` with the wheels of
-`lab.wheels.write_shims` as --find-links.  Takes a minute on idle cores, and 2 GB of memory.
+`lab.wheelhouse.write_shims` as --find-links.  Takes a minute on idle cores, and 2 GB of memory.
 
 What is written is what came: nothing is left out, nothing added.  A class of HTTP status has no
 series before its first answer, so the server has to give answers of every class; the one with 500
@@ -28,7 +28,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lab import model
+from lab import tiny_model
 
 ARGUMENTS = (
     "--served-model-name=tiny",
@@ -56,7 +56,7 @@ def record(vllm: Path, out: Path) -> None:
     """Run that release's server, use it, and write its /metrics."""
     with tempfile.TemporaryDirectory(prefix="gpufleet-metrics-") as folder:
         port = _free_port()
-        checkpoint = model.write(Path(folder) / "tiny")
+        checkpoint = tiny_model.write(Path(folder) / "tiny")
         command = [str(vllm), "serve", str(checkpoint), *ARGUMENTS, f"--port={port}"]
         path = f"{vllm.parent}:{os.environ['PATH']}"
         own = {"PATH": path, "VLLM_CACHE_ROOT": f"{folder}/cache", **ENVIRONMENT}

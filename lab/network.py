@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gpufleet.errors import FleetError
-from lab import cgroup, command
-from lab import delay as carrier
+from lab import cgroup, link_delay, run_command
 from lab.state import LabNode, LabState, number_of, remembered
 
 # Where free networks are looked for, upwards; GPUFLEET_LAB_NET overrides.
@@ -59,7 +58,9 @@ def up(state: LabState) -> None:
     if not _exists(bridge):
         # A bridge without an address of its own takes a port's, and changes it as ports come and
         # go: neighbours then send to the old one for seconds.
-        command.run("ip", "link", "add", bridge, "address", _mac(state.machine), "type", "bridge")
+        run_command.run(
+            "ip", "link", "add", bridge, "address", _mac(state.machine), "type", "bridge"
+        )
     _ip("addr", "replace", f"{state.machine}/24", "dev", bridge)
     _ip("link", "set", bridge, "up")
     _ip("route", "replace", "unreachable", str(state.subnet), "metric", _FALLBACK_METRIC)
@@ -67,11 +68,11 @@ def up(state: LabState) -> None:
         # Without an address: this machine is in none of them.
         if not _exists(switch := state.switch(number)):
             mac = _mac(state.machine, number)
-            command.run("ip", "link", "add", switch, "address", mac, "type", "bridge")
+            run_command.run("ip", "link", "add", switch, "address", mac, "type", "bridge")
         _ip("link", "set", switch, "up")
     # Refused rather than dropped: a node that tries to reach out knows at once. IPv6 needs no rule:
     # nodes have link-local addresses only.
-    command.run(
+    run_command.run(
         *("nft", "-f", "-"),
         stdin=f"""
             table ip {state.table} {{}}
@@ -95,7 +96,7 @@ def plug(state: LabState, node: LabNode) -> None:
     handle = Path("/run/netns") / netns
     if not os.path.ismount(handle):  # Path.is_mount() knows directories only
         handle.unlink(missing_ok=True)  # a file left from before the machine's last boot
-        command.run("ip", "netns", "add", netns)
+        run_command.run("ip", "netns", "add", netns)
     if not _exists(port):
         end = ("name", "eth0", "address", _mac(node.address), "netns", netns)
         _ip("link", "add", port, "type", "veth", "peer", *end)
@@ -104,9 +105,9 @@ def plug(state: LabState, node: LabNode) -> None:
     _ip("-n", netns, "link", "set", "lo", "up")
     # Beside further interfaces eth0 is for management: it reaches this machine and no other node.
     prefix, other = ("32", "24") if cables else ("24", "32")
-    command.run("bridge", "link", "set", "dev", port, "isolated", "on" if cables else "off")
+    run_command.run("bridge", "link", "set", "dev", port, "isolated", "on" if cables else "off")
     old = ("addr", "del", f"{node.address}/{other}", "dev", "eth0")
-    command.run("ip", "-n", netns, *old, check=False)
+    run_command.run("ip", "-n", netns, *old, check=False)
     _ip("-n", netns, "addr", "replace", f"{node.address}/{prefix}", "dev", "eth0")
     _ip("-n", netns, "link", "set", "eth0", "up")
     if cables:
@@ -134,7 +135,7 @@ def _lay(state: LabState, node: LabNode, interface: str, address: IPv4Interface)
 def pull(state: LabState) -> None:
     """Remove all further cables and their switches."""
     for name in _further(state):
-        command.run("ip", "link", "del", name, check=False)
+        run_command.run("ip", "link", "del", name, check=False)
 
 
 def _further(state: LabState, number: int | str = "*") -> list[str]:
@@ -147,14 +148,14 @@ def _further(state: LabState, number: int | str = "*") -> list[str]:
 
 def unplug(state: LabState, name: str, number: int) -> None:
     """Remove what `plug` made for a node; nothing of it needs to be there."""
-    command.run("nft", "delete", "table", "netdev", f"{state.table}_{number}", check=False)
-    command.run("ip", "link", "del", f"{state.prefix}.{number}", check=False)
-    command.run("ip", "link", "del", state.tap(number), check=False)
+    run_command.run("nft", "delete", "table", "netdev", f"{state.table}_{number}", check=False)
+    run_command.run("ip", "link", "del", f"{state.prefix}.{number}", check=False)
+    run_command.run("ip", "link", "del", state.tap(number), check=False)
     for port in _further(state, number):
-        command.run("ip", "link", "del", port, check=False)
+        run_command.run("ip", "link", "del", port, check=False)
     handle = Path("/run/netns") / state.netns(name)
     if handle.exists():
-        command.run("ip", "netns", "del", handle.name, check=False)
+        run_command.run("ip", "netns", "del", handle.name, check=False)
         handle.unlink(missing_ok=True)
 
 
@@ -164,16 +165,16 @@ def remove(state: LabState) -> None:
         name = handle.name.removeprefix(f"{state.prefix}-")
         unplug(state, name, number_of(name))
     for port in Path("/sys/class/net").glob(f"{state.prefix}.*"):
-        command.run("ip", "link", "del", port.name, check=False)
+        run_command.run("ip", "link", "del", port.name, check=False)
     for tap in Path("/sys/class/net").glob(state.tap("*")):
-        command.run("ip", "link", "del", tap.name, check=False)
+        run_command.run("ip", "link", "del", tap.name, check=False)
     pull(state)
     if _exists(state.prefix):
-        command.run("ip", "link", "del", state.prefix)
-    tables = json.loads(command.run("nft", "-j", "list", "tables"))["nftables"]
+        run_command.run("ip", "link", "del", state.prefix)
+    tables = json.loads(run_command.run("nft", "-j", "list", "tables"))["nftables"]
     for table in (entry["table"] for entry in tables if "table" in entry):
         if table["name"] == state.table or table["name"].startswith(f"{state.table}_"):
-            command.run("nft", "delete", "table", table["family"], table["name"])
+            run_command.run("nft", "delete", "table", table["family"], table["name"])
     if state.net and any(_blocks(route) == state.net for route in _routes()):
         _ip("route", "del", "unreachable", str(state.net), "metric", _FALLBACK_METRIC)
 
@@ -190,8 +191,8 @@ def cut(state: LabState, node: LabNode) -> None:
 def heal(state: LabState, node: LabNode) -> None:
     """Plug the cables in again, without loss or delay, and at full speed."""
     table, port = f"{state.table}_{node.number}", state.port(node)
-    command.run("nft", "delete", "table", "netdev", table, check=False)
-    command.run("tc", "qdisc", "del", "dev", port, "root", check=False)
+    run_command.run("nft", "delete", "table", "netdev", table, check=False)
+    run_command.run("tc", "qdisc", "del", "dev", port, "root", check=False)
     if _exists(tap := state.tap(node.number)):
         cgroup.remove(_carrier(state, node))
         _ip("link", "del", tap)
@@ -219,7 +220,7 @@ def delay(state: LabState, node: LabNode, milliseconds: int) -> None:
     _ip("tuntap", "add", tap, "mode", "tap", "vnet_hdr")
     _ip("link", "set", tap, "master", state.prefix, "up")
     _ip("link", "set", port, "nomaster")
-    program = [sys.executable, "-I", carrier.__file__, port, tap, str(milliseconds)]
+    program = [sys.executable, "-I", link_delay.__file__, port, tap, str(milliseconds)]
     cgroup.start(_carrier(state, node), program, state.dir / "delay.log")
 
 
@@ -237,7 +238,7 @@ def _drop(state: LabState, node: LabNode, what: str, *hooks: str) -> None:
                 }}"""
         for hook in hooks
     )
-    command.run(
+    run_command.run(
         *("nft", "-f", "-"),
         stdin=f"""
             table netdev {table} {{}}
@@ -251,14 +252,14 @@ def throttle(state: LabState, node: LabNode, rate: str) -> None:
     """Limit what the node receives to `rate`, as tc writes it: `1mbit`, `500kbit`."""
     # 16 kB holds the largest burst of a few full packets; 2 s of queue before packets are lost.
     shape = ("tbf", "rate", rate, "burst", "16kb", "latency", "2s")
-    command.run("tc", "qdisc", "replace", "dev", state.port(node), "root", *shape)
+    run_command.run("tc", "qdisc", "replace", "dev", state.port(node), "root", *shape)
 
 
 # -- what is there ---------------------------------------------------------------------------------
 
 
 def _ip(*args: str) -> None:
-    command.run("ip", *args)
+    run_command.run("ip", *args)
 
 
 def _exists(interface: str) -> bool:
@@ -277,7 +278,7 @@ def _candidates() -> Iterator[IPv4Network]:
 
 
 def _routes() -> list[dict[str, Any]]:
-    routes: list[dict[str, Any]] = json.loads(command.run("ip", "-j", "-4", "route"))
+    routes: list[dict[str, Any]] = json.loads(run_command.run("ip", "-j", "-4", "route"))
     return [route for route in routes if route["dst"] != "default"]
 
 

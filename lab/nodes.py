@@ -18,9 +18,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpufleet.errors import FleetError
-from lab import broken, cgroup, hardware, image, network, power, root, services, vendor
-from lab import gpu as gpus
-from lab.broken import Broken
+from lab import (
+    active_faults,
+    base_image,
+    cgroup,
+    gpu_simulator,
+    network,
+    node_machine,
+    node_power,
+    root_filesystem,
+    services,
+    vendor,
+)
+from lab.active_faults import Broken
 from lab.progress import Say, silent, step
 from lab.state import (
     NO_GPUS,
@@ -122,9 +132,9 @@ class Lab:
             wanted = dict(profiles or self.facts.profiles or DEFAULT_NODES)
             check_nodes(wanted)
             bare = self._without_driver(wanted, profiles is None, without_driver)
-            gpus.check_profiles(wanted)
-            image.ensure_packages(self.say)
-            base = image.build(self.say, packages)
+            gpu_simulator.check_profiles(wanted)
+            base_image.ensure_packages(self.say)
+            base = base_image.build(self.say, packages)
             kept = self.facts.cables if profiles is None else {}
             self._settle(wanted, kept if cables is None else cables, bare)
             network.up(self.facts)
@@ -160,7 +170,7 @@ class Lab:
             node = self._present(name)
             if action in ("off", "cycle"):
                 network.cut(self.facts, node)
-                power.off(self.facts, name)
+                node_power.off(self.facts, name)
             if action in ("on", "cycle"):
                 network.heal(self.facts, node)
                 self._start([node])
@@ -208,12 +218,12 @@ class Lab:
             if node.profile == NO_GPUS:
                 raise FleetError(f"{name} has no simulated hardware, of which faults are.")
             home = self.facts.node_dir(name)
-            new = broken.checked(fault, gpu, node.profile, driver=node.driver)
-            before = broken.read(home)
+            new = active_faults.checked(fault, gpu, node.profile, driver=node.driver)
+            before = active_faults.read(home)
             after = (*(each for each in before if each != new), new)
-            lines = broken.machine_with(node.profile, after).nvml
-            broken.remember(home, after)
-            gpus.override(home / "root", lines)
+            lines = active_faults.machine_with(node.profile, after).nvml
+            active_faults.remember(home, after)
+            gpu_simulator.override(home / "root", lines)
             self._furnish(node)
             return new
 
@@ -222,15 +232,15 @@ class Lab:
         with self._alone():
             node = self._present(name)
             home = self.facts.node_dir(name)
-            before = broken.read(home)
-            broken.remember(home, ())
+            before = active_faults.read(home)
+            active_faults.remember(home, ())
             self._furnish(node)
             return before
 
     def faults(self, name: str) -> tuple[Broken, ...]:
         """Return the faults that are on a node."""
         self._refresh()
-        return broken.read(self.facts.node_dir(self.facts.node(name).name))
+        return active_faults.read(self.facts.node_dir(self.facts.node(name).name))
 
     def status(self) -> list[NodeStatus]:
         """Return every node as it is now; takes at most a second or two."""
@@ -290,11 +300,11 @@ class Lab:
     def _write_files(self) -> None:
         """Write what a person or a tool needs to log in, and the lab's secrets."""
         facts = self.facts
-        root.new_key(facts.key, f"gpufleet-{facts.id}")
+        root_filesystem.new_key(facts.key, f"gpufleet-{facts.id}")
         known, hosts = [], []
         for node in facts.nodes:
-            root.new_host_key(facts, node)
-            known.append(f"{node.name},{node.address} {root.host_key(facts, node)}\n")
+            root_filesystem.new_host_key(facts, node)
+            known.append(f"{node.name},{node.address} {root_filesystem.host_key(facts, node)}\n")
             hosts.append(f"Host {node.name}\n  HostName {node.address}\n")
         common = _SSH_CONFIG.format(key=facts.key, known_hosts=facts.known_hosts)
         write(facts.known_hosts, "".join(known))
@@ -311,20 +321,20 @@ class Lab:
         (self.state / "nodes").chmod(0o700)  # setuid programs inside: root only
         running, off = [], []
         for node in self.facts.nodes:
-            if power.is_on(self.facts, node.name) and self._has_its_hardware(node):
+            if node_power.is_on(self.facts, node.name) and self._has_its_hardware(node):
                 self._furnish(node)
                 network.plug(self.facts, node)
                 running.append(node)
             else:
-                power.off(self.facts, node.name)  # what is left of a wreck
-                root.unmount(self.facts.node_dir(node.name))
-                if root.mount(self.facts, node, base):
+                node_power.off(self.facts, node.name)  # what is left of a wreck
+                root_filesystem.unmount(self.facts.node_dir(node.name))
+                if root_filesystem.mount(self.facts, node, base):
                     self.say(f"{node.name}: what it was made from has changed, starts afresh")
                 off.append(node)
         silent_ones = self._silent(running, _PATIENCE) if running else []
         for node in silent_ones:
             self.say(f"{node.name}: runs but does not answer; its power is cycled")
-            power.off(self.facts, node.name)
+            node_power.off(self.facts, node.name)
         self._start([*off, *silent_ones])
 
     def _start(self, nodes: list[LabNode]) -> None:
@@ -333,24 +343,24 @@ class Lab:
             return
         with step(f"boot {', '.join(node.name for node in nodes)}", self.say):
             for node in nodes:
-                if not power.is_on(self.facts, node.name):
-                    power.off(self.facts, node.name)
+                if not node_power.is_on(self.facts, node.name):
+                    node_power.off(self.facts, node.name)
                     network.plug(self.facts, node)
                     self._furnish(node)
-                    power.on(self.facts, node)
-            if dead := self._silent(nodes, power.BOOT_LIMIT):
+                    node_power.on(self.facts, node)
+            if dead := self._silent(nodes, node_power.BOOT_LIMIT):
                 raise FleetError(
                     *(
-                        f"{node.name} did not answer SSH within {power.BOOT_LIMIT:.0f} s; its "
-                        f"console said: {power.console(self.facts, node.name)}."
+                        f"{node.name} did not answer SSH within {node_power.BOOT_LIMIT:.0f} s; its "
+                        f"console said: {node_power.console(self.facts, node.name)}."
                         for node in dead
                     )
                 )
 
     def _has_its_hardware(self, node: LabNode) -> bool:
         """Whether the node was started with this profile's hardware: other needs it to be off."""
-        there = hardware.profile_of(self.facts.node_dir(node.name) / "root")
-        as_made = root.made_for(self.facts.node_dir(node.name), node)
+        there = node_machine.profile_of(self.facts.node_dir(node.name) / "root")
+        as_made = root_filesystem.made_for(self.facts.node_dir(node.name), node)
         if there != node.profile or not as_made:
             kind = "" if node.driver else " without a driver"
             self.say(f"{node.name}: becomes {node.profile}{kind}, for which it is switched off")
@@ -358,31 +368,31 @@ class Lab:
 
     def _furnish(self, node: LabNode) -> None:
         """Write what makes the node's root this node; if it runs, it follows."""
-        root.furnish(self.facts, node)
+        root_filesystem.furnish(self.facts, node)
         home = self.facts.node_dir(node.name)
         if node.profile == NO_GPUS:
-            hardware.place_nothing(home / "root")
+            node_machine.place_nothing(home / "root")
             return
-        have = broken.read(home)
-        wanted = broken.still_possible(have, node.profile, driver=node.driver)
+        have = active_faults.read(home)
+        wanted = active_faults.still_possible(have, node.profile, driver=node.driver)
         for gone in set(have) - set(wanted):
             self.say(f"{node.name}: a {node.profile} cannot have {gone}, which is cleared")
         if wanted != have:
-            broken.remember(home, wanted)
-        changes = hardware.place(
+            active_faults.remember(home, wanted)
+        changes = node_machine.place(
             home / "root",
-            broken.machine_with(node.profile, wanted),
+            active_faults.machine_with(node.profile, wanted),
             without_driver=not node.driver,
-            running=power.is_on(self.facts, node.name),
+            running=node_power.is_on(self.facts, node.name),
         )
-        if power.is_on(self.facts, node.name):
-            hardware.follow(power.group(self.facts, node.name), home / "root", changes)
-        hardware.settled(home / "root")
+        if node_power.is_on(self.facts, node.name):
+            node_machine.follow(node_power.group(self.facts, node.name), home / "root", changes)
+        node_machine.settled(home / "root")
 
     def _silent(self, nodes: list[LabNode], limit: float) -> list[LabNode]:
         """Return those of `nodes` whose sshd does not greet within `limit` seconds."""
         with ThreadPoolExecutor(64) as pool:
-            greeted = pool.map(lambda node: power.answers(node, limit), nodes)
+            greeted = pool.map(lambda node: node_power.answers(node, limit), nodes)
             return [node for node, well in zip(nodes, greeted, strict=True) if not well]
 
     # -- steps of down -------------------------------------------------------------------------
@@ -390,15 +400,15 @@ class Lab:
     def _down(self) -> None:
         services.stop(self.facts)
         for home in self._homes():
-            power.off(self.facts, home.name)
-            root.unmount(home)
+            node_power.off(self.facts, home.name)
+            root_filesystem.unmount(home)
         cgroup.remove(self.facts.prefix)
         network.remove(self.facts)
 
     def _remove(self, home: Path) -> None:
         """Take away one node with everything it had written."""
-        power.off(self.facts, home.name)
-        root.unmount(home)
+        node_power.off(self.facts, home.name)
+        root_filesystem.unmount(home)
         network.unplug(self.facts, home.name, number_of(home.name))
         forget(home)
 
@@ -424,15 +434,15 @@ class Lab:
         return node
 
     def _status(self, node: LabNode) -> NodeStatus:
-        processes = cgroup.pids(f"{power.group(self.facts, node.name)}/machine/payload")
+        processes = cgroup.pids(f"{node_power.group(self.facts, node.name)}/machine/payload")
         return NodeStatus(
             node.name,
             str(node.address),
             node.profile,
-            on=power.is_on(self.facts, node.name),
-            ssh=power.answers(node, 0.5),
+            on=node_power.is_on(self.facts, node.name),
+            ssh=node_power.answers(node, 0.5),
             processes=len(processes),
-            memory=power.memory(self.facts, node.name),
-            faults=broken.read(self.facts.node_dir(node.name)),
+            memory=node_power.memory(self.facts, node.name),
+            faults=active_faults.read(self.facts.node_dir(node.name)),
             driver=node.driver,
         )

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gpufleet.errors import FleetError
-from lab import command
+from lab import run_command
 from lab.progress import Say, silent, step
 
 # Debian package -> what the lab uses of it.
@@ -45,7 +45,7 @@ def requirements(needed: Mapping[str, str] = NEEDED) -> list[str]:
             f"(it needs {', '.join(needed)})."
         )
     form = "${db:Status-Status} ${Package}\n"
-    listed = command.run("dpkg-query", "-W", "-f", form, *needed, check=False)
+    listed = run_command.run("dpkg-query", "-W", "-f", form, *needed, check=False)
     have = {line.split()[1] for line in listed.splitlines() if line.startswith("installed ")}
     return sorted(set(needed) - have)
 
@@ -66,7 +66,7 @@ def ensure_packages(say: Say = silent, needed: Mapping[str, str] = NEEDED) -> li
 
 def _apt(*args: str) -> None:
     # 300 s: another package manager on this machine may be at work. A whole install took 12 s.
-    command.run(
+    run_command.run(
         "env",
         "DEBIAN_FRONTEND=noninteractive",
         "apt-get",

@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from lab import command, image
+from lab import base_image, run_command
 from lab.state import CACHE, PROXY_PORT, LabState, write
 
 _USER = "proxy"  # of Debian's squid package
@@ -56,7 +56,7 @@ def prepare(state: LabState) -> None:
     cache = _cache(state)
     cache.mkdir(parents=True, exist_ok=True)
     shutil.chown(cache, _USER, _USER)
-    command.run(*program(state), "-z")
+    run_command.run(*program(state), "-z")
 
 
 def program(state: LabState) -> list[str]:
@@ -85,7 +85,7 @@ def _config(state: LabState) -> str:
         address=state.machine,
         port=PROXY_PORT,
         subnet=state.subnet,
-        hosts=" ".join(image.archive_hosts()),
+        hosts=" ".join(base_image.archive_hosts()),
         parent=_parent(),
         user=pwd.getpwnam(_USER).pw_name,
         cache=_cache(state),
@@ -94,7 +94,7 @@ def _config(state: LabState) -> str:
 
 def _parent() -> str:
     """Return squid's lines for the proxy that this machine itself needs; empty if it needs none."""
-    shell = command.run("apt-config", "shell", "PROXY", "Acquire::http::Proxy")
+    shell = run_command.run("apt-config", "shell", "PROXY", "Acquire::http::Proxy")
     configured = shell.strip().removeprefix("PROXY=").strip("'\"")
     url = urlsplit(configured or os.environ.get("http_proxy", ""))
     if not url.hostname:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpufleet.errors import FleetError
-from lab import cgroup, command, proxy
+from lab import cgroup, proxy, run_command
 from lab.progress import Say, silent
 from lab.state import MIRROR_PORT, PROXY_PORT, LabState, write
 
@@ -39,7 +39,15 @@ def start(state: LabState, say: Say = silent) -> None:
         _stop(state, "mirror")  # one of before an update of this program
     if not _runs(state, "mirror", MIRROR_PORT):
         listen = f"{state.machine}:{MIRROR_PORT}"
-        mirror = [sys.executable, "-m", "lab.mirror", "--state", str(state.dir), "--listen", listen]
+        mirror = [
+            sys.executable,
+            "-m",
+            "lab.package_mirror",
+            "--state",
+            str(state.dir),
+            "--listen",
+            listen,
+        ]
         _start(state, "mirror", MIRROR_PORT, mirror, say)
 
 
@@ -67,7 +75,7 @@ def _start(state: LabState, service: str, port: int, program: Sequence[str], say
     deadline = time.monotonic() + _START_LIMIT
     while not _listens(state, port):
         if time.monotonic() > deadline or not cgroup.populated(_group(state, service)):
-            said = command.tail(log.read_text(errors="replace").splitlines())
+            said = run_command.tail(log.read_text(errors="replace").splitlines())
             raise FleetError(f"The lab's {service} did not start, see {log}: {said}.")
         time.sleep(0.05)
     say(f"{service}: http://{state.machine}:{port}")

@@ -38,7 +38,7 @@ from benchmarks.converge import ansible, declared
 from benchmarks.converge.fleet import ROOT, BenchFleet, ran, ready
 from benchmarks.converge.table import NAMES, Run, held, markdown, replaced
 from benchmarks.converge.ways import changed, way
-from lab import cgroup, power
+from lab import cgroup, node_power
 from lab.state import write
 
 ONCE = Path(__file__).with_name("once.py")
@@ -49,7 +49,7 @@ LIMIT_SECONDS = 3600
 AT_REST = 0.004
 # Ansible's connections stay for a minute after its run, and a manager for ten seconds after those.
 CALM_SECONDS = 120
-# A user's manager, in a node's own group: machine/payload (lab/power.py).
+# A user's manager, in a node's own group: machine/payload (lab/node_power.py).
 USERS = "machine/payload/user.slice/user-*.slice/user@*.service"
 # What ways change on every node. "file": a token for downloads, which no unit reads. "unit": a
 # collector off in the node exporter's unit, rendered from templates/node_exporter.service.j2; the
@@ -150,7 +150,7 @@ def _vary(fleet: BenchFleet, name: str, *, back: bool = False) -> None:
 
 def _calm(fleet: BenchFleet, logins: str) -> None:
     """Wait until the nodes are as a run is to find them. Ends the program when they never are."""
-    groups = [cgroup.unified() / power.group(fleet.lab.facts, name) for name in fleet.nodes]
+    groups = [cgroup.unified() / node_power.group(fleet.lab.facts, name) for name in fleet.nodes]
     for _ in range(CALM_SECONDS):
         before = _nodes_seconds(fleet)
         time.sleep(1)
@@ -170,7 +170,7 @@ def _nodes_seconds(fleet: BenchFleet) -> float:
     """Return the seconds of processors that the nodes' processes have used since they are on."""
     total = 0
     for name in fleet.nodes:
-        path = cgroup.unified() / power.group(fleet.lab.facts, name) / "cpu.stat"
+        path = cgroup.unified() / node_power.group(fleet.lab.facts, name) / "cpu.stat"
         total += next(
             int(line.split()[1])
             for line in path.read_text().splitlines()

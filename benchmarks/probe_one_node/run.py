@@ -17,7 +17,7 @@ import sys
 import time
 
 from gpufleet.remote import payload
-from lab import monitors
+from lab import nvml_monitors
 from lab.nodes import Lab
 
 LAB_ID = "gfb"
@@ -29,12 +29,12 @@ def main() -> None:
     lab = Lab.open(LAB_ID)
     try:
         lab.up({"gpu-01": "h100x8"})
-        monitors.install(lab.root("gpu-01"))
+        nvml_monitors.install(lab.root("gpu-01"))
         program = payload.program("probe/probe", nvml=True)[:]
         ways = {
             "gpufleet's probe": ("python3 -I -", program),
-            "nvitop -1": (f"{monitors.RUN} nvitop -1", ""),
-            "gpustat --json": (f"{monitors.RUN} gpustat --json", ""),
+            "nvitop -1": (f"{nvml_monitors.RUN} nvitop -1", ""),
+            "gpustat --json": (f"{nvml_monitors.RUN} gpustat --json", ""),
             "ssh true (floor)": ("true", ""),
         }
         for command, given in ways.values():

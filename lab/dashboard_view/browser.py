@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from gpufleet.errors import FleetError
-from lab import command
+from lab import run_command
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 
@@ -25,7 +25,7 @@ def picture(page: Path, size: tuple[int, int], to: Path) -> None:
     if program is None:
         raise FleetError("Pictures need a Chromium on this machine: `apt-get install chromium`.")
     with tempfile.TemporaryDirectory(prefix="gpufleet-") as profile:
-        command.run(
+        run_command.run(
             program,
             "--headless=new",
             "--no-sandbox",  # as root it has none; the page is ours
@@ -40,4 +40,4 @@ def picture(page: Path, size: tuple[int, int], to: Path) -> None:
     if not to.is_file():
         raise FleetError(f"{program} made no picture of {page}.")
     if shutil.which(_FEWER_COLOURS):
-        command.run(_FEWER_COLOURS, "--force", "--output", to, "--speed", "1", "--", to)
+        run_command.run(_FEWER_COLOURS, "--force", "--output", to, "--speed", "1", "--", to)

@@ -16,8 +16,8 @@ from fcntl import LOCK_EX, flock
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from lab import kernel_module
-from lab.kernel_log import MACHINE
+from lab import fake_kernel_module
+from lab.fake_kernel_log import MACHINE
 from lab.machine import Entry, Folder, Link, Loaded, Machine, bare
 from lab.machine.bare import NOUVEAU
 from lab.state import write
@@ -37,7 +37,7 @@ _CALLED = {
 _FILES = {
     LOADER: _HERE / "loader.py",
     _PROGRAMS / "dkms.py": _HERE / "dkms.py",
-    _PROGRAMS / "kernel_module.py": Path(kernel_module.__file__),
+    _PROGRAMS / "fake_kernel_module.py": Path(fake_kernel_module.__file__),
     Path("usr/lib/dkms/common.postinst"): _HERE / "common.postinst",
     Path("etc/kernel/postinst.d/dkms"): _HERE / "kernel.postinst",
     Path("etc/kernel/header_postinst.d/dkms"): _HERE / "kernel.postinst",

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NoReturn
 
 sys.path.insert(0, "/usr/lib/gpufleet-lab")
-import kernel_module  # type: ignore[import-not-found]
+import fake_kernel_module  # type: ignore[import-not-found]
 
 TREE, SOURCES, MODULES = Path("/var/lib/dkms"), Path("/usr/src"), Path("/lib/modules")
 FAILS = Path("/etc/gpufleet-lab/dkms-fails")  # empty, or the kernels for which builds fail
@@ -129,7 +129,7 @@ def build(module: Module, kernel: str) -> None:
             ("name", name.replace("-", "_")),
             ("vermagic", f"{kernel} SMP preempt mod_unload modversions"),
         )
-        (work / f"{name}.ko").write_bytes(kernel_module.image(fields, ARCH, SIGNER))
+        (work / f"{name}.ko").write_bytes(fake_kernel_module.image(fields, ARCH, SIGNER))
     module.built(kernel).parent.mkdir(parents=True, exist_ok=True)
     work.rename(module.built(kernel))
 

@@ -7,7 +7,7 @@ its kernel's, and taken away again. Called by several names:
 
     modprobe, rmmod     as kmod's, for modules that the node has files of; others are kmod's own
     nvidia-modprobe     makes the device nodes, which are plain files here
-    loader.py boot      by lab/power_on.py before anything else of a boot: loads what is on the disk
+    loader.py boot      by lab/node_init.py first of all in a boot: loads what is on the disk
 
 A module cannot be unloaded while a process holds its device, or another module needs it. Standard
 library only.

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from lab.faults.hardware import nvlink5, tells_action
 from lab.machine import Disk, Kernel, Machine, Package, Process, Upgrades, library
-from lab.machine.delivered import ORIGINS
+from lab.machine.healthy import ORIGINS
 from lab.machine.parts import (
     STOPPED,
     laid_over,

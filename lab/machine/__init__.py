@@ -5,13 +5,13 @@
     answers(machine)                             # what cannot be a file: the probe's `answers`
     profile_text(machine)                        # what the simulated NVML reads
 
-profile.py reads the hardware profile, delivered.py makes the healthy machine, bare.py one that has
+profile.py reads the hardware profile, healthy.py makes the healthy machine, bare.py one that has
 no driver yet, pci.py its bus, tree.py and programs.py turn it into files and scripts. All of it is
 pure but `write`.
 """
 
 from lab.machine.bare import Loaded, bare
-from lab.machine.delivered import boot_log, library, of
+from lab.machine.healthy import boot_log, library, of
 from lab.machine.parts import (
     Disk,
     Function,

@@ -11,7 +11,7 @@ import platform
 from collections.abc import Iterator
 
 from lab.vendor.deb import File, Package
-from lab.vendor.pieces import RELOAD, UNITS, data, program, stop
+from lab.vendor.templates import RELOAD, UNITS, data, program, stop
 
 VERSIONS = ("580.95.05", "580.178.04", "595.91.07", "615.71.09")
 # From this branch on there is no proprietary module: release notes of 615.71.09.

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from lab import kernel_module
+from lab import fake_kernel_module
 from lab.vendor import repository
 from lab.vendor.deb import File, Package
 
@@ -68,7 +68,7 @@ def image_files(release: str) -> dict[str, bytes]:
     files = {"modules.builtin": b"kernel/fs/ext4/ext4.ko\n", "modules.order": b""}
     for path in IN_TREE:
         fields = (("license", "GPL"), ("intree", "Y"), ("name", Path(path).stem))
-        files[f"kernel/{path}"] = kernel_module.image(fields, platform.machine())
+        files[f"kernel/{path}"] = fake_kernel_module.image(fields, platform.machine())
     return {f"/lib/modules/{release}/{path}": content for path, content in files.items()}
 
 

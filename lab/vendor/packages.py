@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from lab.vendor import driver
 from lab.vendor.deb import File, Package
-from lab.vendor.pieces import RELOAD, UNITS, data, program, stop
+from lab.vendor.templates import RELOAD, UNITS, data, program, stop
 
 KEYRING = "cuda-keyring_1.1-1_all.deb"
 VENDOR_URL = "https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/"

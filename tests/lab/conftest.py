@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lab import supplies
+from lab import provisioning_sources
 from lab.nodes import Lab
 from lab.state import LabState
 from tests.conftest import FLEET
@@ -136,11 +136,11 @@ class Fleet:
 
     @property
     def key(self) -> str:
-        return (self.state.dir / supplies.API_KEY).read_text().strip()
+        return (self.state.dir / provisioning_sources.API_KEY).read_text().strip()
 
     @property
     def hf_token(self) -> str:
-        return (self.state.dir / supplies.HF_TOKEN).read_text().strip()
+        return (self.state.dir / provisioning_sources.HF_TOKEN).read_text().strip()
 
     def env(self) -> dict[str, str]:
         return {**os.environ, "GPUFLEET_LAB": self.state.id}
@@ -250,7 +250,7 @@ def standing(lab_id: str, profiles: Mapping[str, str], project: Path) -> Iterato
     if not keep:
         lab.purge()  # what a killed run left
     lab.up(profiles)
-    supplies.provide(LabState.load(lab_id), print)
+    provisioning_sources.provide(LabState.load(lab_id), print)
     for folder in ("inventories", "group_vars", "host_vars"):
         shutil.copytree(ROOT / folder, project / folder)
     yield Fleet(Lab.open(lab_id, print), project)

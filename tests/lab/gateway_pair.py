@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from lab import command, power
+from lab import node_power, run_command
 from lab.nodes import Lab
 from lab.state import LabState, write
 from tests.lab.conftest import Fleet, Run
@@ -142,8 +142,8 @@ class Pair(Fleet):
         state = self.lab.facts
         found = []
         for node in GATEWAYS:
-            said = command.run("ip", "-n", state.netns(node), "-4", "-o", "addr", check=False)
-            if f" {self.shared}/" in said and power.is_on(state, node):
+            said = run_command.run("ip", "-n", state.netns(node), "-4", "-o", "addr", check=False)
+            if f" {self.shared}/" in said and node_power.is_on(state, node):
                 found.append(node)
         return found
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from lab import cgroup, power
+from lab import cgroup, node_power
 from lab.state import LabState
 from tests.lab.conftest import Fleet
 
@@ -167,7 +167,7 @@ class Replica:
 
     def processes(self, node: str) -> set[Process]:
         """Return the processes of the replica's unit on a node."""
-        group = f"{power.group(self.state, node)}/machine/payload/system.slice/{UNIT}"
+        group = f"{node_power.group(self.state, node)}/machine/payload/system.slice/{UNIT}"
         return {
             (node, pid, began) for pid in cgroup.pids(group) if (began := _began(pid)) is not None
         }
@@ -181,7 +181,7 @@ class Replica:
         for node in self.nodes:
             lines = {
                 pid: _command(pid)
-                for pid in cgroup.pids(f"{power.group(self.state, node)}/machine/payload")
+                for pid in cgroup.pids(f"{node_power.group(self.state, node)}/machine/payload")
             }
             # Asked afterwards: what is in it by then may have begun meanwhile.
             inside = {pid for _, pid, _ in self.processes(node)}
@@ -255,7 +255,7 @@ class Replica:
     def _first(self, node: str) -> int:
         """Return the node's own first process, which sees all of it."""
         return next(
-            iter(cgroup.pids(f"{power.group(self.state, node)}/machine/payload/init.scope"))
+            iter(cgroup.pids(f"{node_power.group(self.state, node)}/machine/payload/init.scope"))
         )
 
     # What is done to it

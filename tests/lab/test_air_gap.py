@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from lab import vendor
-from lab.image import recipe
+from lab.base_image import recipe
 from tests.lab.bare_node import DCGM, NODE, BareNode, Triple, bare_node
 
 pytestmark = pytest.mark.long

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from gpufleet.errors import FleetError
-from lab.broken import Broken
+from lab.active_faults import Broken
 from lab.nodes import Lab
 
 LAB_ID = "gfhw"

@@ -22,7 +22,7 @@ import yaml
 
 from gpufleet.artifacts.release import release
 from gpufleet.settings.node_settings import Vllm
-from lab import supplies
+from lab import provisioning_sources
 from lab.nodes import Lab
 from lab.state import LabState
 from tests.lab.conftest import ROOT, Fleet, Run
@@ -287,7 +287,7 @@ def test_where_none_reaches_the_others_the_refusal_says_what_was_tried(pair: Fle
 def test_vllm_itself_talks_over_the_network_that_was_chosen(pair: Fleet) -> None:
     """Its own defaults are the default route and the host's name, which lead to eth0."""
     pair.lab.up(NODES, CABLES)
-    supplies.provide(pair.state, print)
+    provisioning_sources.provide(pair.state, print)
     settings = yaml.safe_load((ROOT / "group_vars/lab.yml").read_text())
     del settings["dcgm"]  # which other tests deploy
     tiny = settings["serving"]["tiny"]

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from lab import monitors
+from lab import nvml_monitors
 from lab.nodes import Lab
 from tests.lab.conftest import ROOT, Fleet
 
@@ -232,13 +232,13 @@ def test_without_root_it_says_what_only_root_may_read(bare: Bare) -> None:
 def beside(bare: Bare) -> Bare:
     """The nodes with nvitop and gpustat on them."""
     for node in (HGX, PCIE):
-        monitors.install(bare.lab.root(node))
+        nvml_monitors.install(bare.lab.root(node))
     return bare
 
 
 @pytest.mark.parametrize("node", [HGX, PCIE])
 def test_gpustat_sees_what_we_see(beside: Bare, node: str) -> None:
-    theirs = json.loads(beside.ssh(node, f"{monitors.RUN} gpustat --json"))
+    theirs = json.loads(beside.ssh(node, f"{nvml_monitors.RUN} gpustat --json"))
     ours = beside.check()["facts"][node]
 
     assert theirs["driver_version"] == ours["driver"]["version"]
@@ -273,9 +273,9 @@ print(json.dumps([{
 
 @pytest.mark.parametrize("node", [HGX, PCIE])
 def test_nvitop_sees_what_we_see(beside: Bare, node: str) -> None:
-    shown = beside.ssh(node, f"{monitors.RUN} nvitop -1")
+    shown = beside.ssh(node, f"{nvml_monitors.RUN} nvitop -1")
     program = NVITOP.replace("'", "'\\''")
-    theirs = json.loads(beside.ssh(node, f"{monitors.RUN.removesuffix(' -m')} -c '{program}'"))
+    theirs = json.loads(beside.ssh(node, f"{nvml_monitors.RUN.removesuffix(' -m')} -c '{program}'"))
     ours = beside.check()["facts"][node]["gpus"]
 
     assert ours[0]["name"].removeprefix("NVIDIA ")[:12] in shown

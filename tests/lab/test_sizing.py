@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from lab import mirror, supplies
+from lab import package_mirror, provisioning_sources
 from tests.lab.conftest import ROOT, Fleet
 from tests.lab.faults import declared
 
@@ -68,7 +68,7 @@ def test_the_server_logs_the_tokens_that_the_plan_foretold(
     assert row["kv_cache_tokens"] == tokens
     assert row["max_concurrency"] == pytest.approx(at_once, abs=0.01)
 
-    files = fleet.state.dir / mirror.MODELS / supplies.MODEL
+    files = fleet.state.dir / package_mirror.MODELS / provisioning_sources.MODEL
     sizing = asked(fleet, "size", str(files), "--json", *options(own, tensor_parallel))
     assert sizing["kv_cache_tokens"] == tokens
     assert sizing["max_concurrency"] == pytest.approx(at_once, abs=0.01)

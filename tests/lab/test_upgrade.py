@@ -26,7 +26,7 @@ import pytest
 
 from gpufleet.monitoring.metrics import gateway_metrics
 from gpufleet.monitoring.rules import gateway_rules
-from lab.power_on import MACHINE
+from lab.node_init import MACHINE
 from tests.lab.bare_node import DCGM
 from tests.lab.upgrade_fleet import (
     GATES,

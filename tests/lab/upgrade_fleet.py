@@ -24,7 +24,7 @@ from typing import Any
 
 import yaml
 
-from lab import hub, mirror, services, supplies, wheels
+from lab import fake_hub, package_mirror, provisioning_sources, services, wheelhouse
 from lab.nodes import Lab
 from lab.state import LabState, write
 from tests.lab import made_release
@@ -36,7 +36,7 @@ PROFILE = "h100x2-nvl"
 NODES = ("gpu-01", "gpu-02", "gpu-03", "gpu-04")
 GATEWAY = "mon-05"
 PORT = 8443
-OLD, NEW = wheels.OLDER, supplies.VLLM
+OLD, NEW = wheelhouse.OLDER, provisioning_sources.VLLM
 # Requests a second. Four servers and their clients on two cores: more of them, and what is measured
 # while a model loads is this machine.
 RATE = 4.0
@@ -132,7 +132,7 @@ class UpgradeFleet(Fleet):
             },
             "serving": {
                 "tiny": {
-                    "model": supplies.MODEL,
+                    "model": provisioning_sources.MODEL,
                     "revision": self.revision(),
                     "tensor_parallel": 1,
                     "replicas": len(self.gpu_nodes),
@@ -182,7 +182,7 @@ class UpgradeFleet(Fleet):
 
     def revision(self) -> str:
         """Return the revision of the model that the lab's hub has now."""
-        return hub.revision_of(self._model)
+        return fake_hub.revision_of(self._model)
 
     def change_model(self, text: str) -> str:
         """Give the hub another revision, with the same weights; the old one is gone from it."""
@@ -191,7 +191,7 @@ class UpgradeFleet(Fleet):
 
     @property
     def _model(self) -> Path:
-        return self.state.dir / mirror.MODELS / supplies.MODEL
+        return self.state.dir / package_mirror.MODELS / provisioning_sources.MODEL
 
     def offer(self, version: str, change: made_release.Change) -> None:
         """Have nodes find a release that nobody published, and the project its lock."""
@@ -418,7 +418,7 @@ def upgrade_fleet(
     if not keep:
         lab.purge()  # what a killed run left
     lab.up({**dict.fromkeys(nodes, PROFILE), GATEWAY: "none"}, without_driver=nodes if bare else ())
-    supplies.provide(LabState.load(lab_id), print, also=(OLD,))
+    provisioning_sources.provide(LabState.load(lab_id), print, also=(OLD,))
     found = UpgradeFleet(Lab.open(lab_id, print), project)
     found.lay_out()
     yield found

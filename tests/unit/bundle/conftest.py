@@ -19,7 +19,7 @@ import yaml
 
 from gpufleet.bundle import serve
 from gpufleet.cli.bundle_command import bundle
-from lab import hub, mirror, model, vendor, wheels
+from lab import fake_hub, package_mirror, tiny_model, vendor, wheelhouse
 from lab.vendor.deb import Package
 from tests.support.checkout import ROOT
 from tests.unit.bundle import archives
@@ -108,12 +108,12 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     base = tmp_path_factory.mktemp("bundle")
     state, cache = base / "state", base / "cache"
     (state / "secrets").mkdir(parents=True)
-    (state / mirror.TOKEN).write_text(TOKEN + "\n")
-    revision = hub.revision_of(model.write(state / mirror.MODELS / MODEL))
+    (state / package_mirror.TOKEN).write_text(TOKEN + "\n")
+    revision = fake_hub.revision_of(tiny_model.write(state / package_mirror.MODELS / MODEL))
     locks = _wheels(cache / "wheels", base)
     key = archives.distribution(base / "www/debian", DISTRIBUTION, base / "keys")
     with (
-        running(mirror.server(state, ("127.0.0.1", 0), cache)) as origin,
+        running(package_mirror.server(state, ("127.0.0.1", 0), cache)) as origin,
         running(serve.server(base / "www", ("127.0.0.1", 0))) as debian,
     ):
         repository = vendor.build(state, origin)
@@ -140,7 +140,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
                 "no_index": True,
                 "find_links": [f"{origin}/wheels/"],
                 "hf_endpoint": f"{origin}/hub",
-                "hf_token_file": str(state / mirror.TOKEN),
+                "hf_token_file": str(state / package_mirror.TOKEN),
             },
             "serving": {"tiny": {"model": MODEL, "revision": revision}},
             "mirror": {
@@ -181,10 +181,10 @@ def _wheels(house: Path, base: Path) -> Path:
     """Write a small wheelhouse: what is pure, and what is made for one Python and one libc."""
     house.mkdir(parents=True)
     made = [
-        wheels._write_wheel(house, "vllm", "0.32.0", requires=["torch==2.9.0"]),
-        wheels._write_wheel(house, "uv", "0.13.9"),
+        wheelhouse._write_wheel(house, "vllm", "0.32.0", requires=["torch==2.9.0"]),
+        wheelhouse._write_wheel(house, "uv", "0.13.9"),
         *(
-            _tagged(wheels._write_wheel(house, "torch", "2.9.0"), tags)
+            _tagged(wheelhouse._write_wheel(house, "torch", "2.9.0"), tags)
             for tags in (
                 "cp311-cp311-manylinux_2_28_x86_64",
                 "cp311-cp311-manylinux_2_17_x86_64.manylinux2014_x86_64",
@@ -195,7 +195,7 @@ def _wheels(house: Path, base: Path) -> Path:
         ),
     ]
     files = {path.name: {"sha256": _sha256(path), "size": path.stat().st_size} for path in made}
-    (house / wheels.MANIFEST).write_text(json.dumps({"requirements": [], "files": files}))
+    (house / wheelhouse.MANIFEST).write_text(json.dumps({"requirements": [], "files": files}))
     locks = base / "locks"
     locks.mkdir()
     (locks / "vllm.txt").write_text(

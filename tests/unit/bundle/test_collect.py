@@ -16,7 +16,7 @@ from gpufleet.bundle import serve
 from gpufleet.errors import FleetError
 from gpufleet.settings.mirror_rewrite import place
 from gpufleet.settings.node_settings import node_settings
-from lab import hub, mirror
+from lab import fake_hub, package_mirror
 from tests.unit.bundle.conftest import DRIVER, KERNEL, MODEL, Fleet, alone, needs_apt, running
 
 pytestmark = needs_apt
@@ -139,7 +139,7 @@ def test_indexes_are_the_publisher_s_own(fleet: Fleet):
     folder = fleet.bundle / place(origin)
 
     for name in ("InRelease", "Packages.gz", "Packages"):
-        assert (folder / name).read_bytes() == (state / mirror.VENDOR / name).read_bytes()
+        assert (folder / name).read_bytes() == (state / package_mirror.VENDOR / name).read_bytes()
     for written in fleet.bundle.rglob("*.sources"):
         assert "trusted=yes" not in written.read_text().lower()
 
@@ -284,7 +284,7 @@ def test_the_hub_s_client_downloads_from_the_bundle_alone(
 
     assert done.returncode == 0, done.stderr
     state = Path(fleet.written["vllm"]["hf_token_file"]).parents[1]
-    for origin in hub._files(state / mirror.MODELS / MODEL):
+    for origin in fake_hub._files(state / package_mirror.MODELS / MODEL):
         assert (tmp_path / "tiny" / origin.name).read_bytes() == origin.read_bytes()
 
 

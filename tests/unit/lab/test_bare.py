@@ -7,10 +7,10 @@ from pathlib import PurePosixPath
 import pytest
 
 from gpufleet.errors import FleetError
-from lab import broken, driver, machine, nvml
-from lab.hardware import here, shown
+from lab import active_faults, driver, machine, nvml
 from lab.machine import Loaded, Profile, bare, profile_text
 from lab.machine.profile import HOPPER
+from lab.node_machine import here, shown
 
 PROFILES = nvml.profiles()
 NOUVEAU = Loaded(("nouveau",))
@@ -97,29 +97,33 @@ def test_its_nvml_finds_out_what_is_loaded() -> None:
 
 
 def test_faults_of_its_hardware_are_faults_of_a_bare_machine() -> None:
-    text = profile_text(bare(broken.machine_with("h100x8", [broken.Broken("nvlink-dead-link", 3)])))
+    text = profile_text(
+        bare(active_faults.machine_with("h100x8", [active_faults.Broken("nvlink-dead-link", 3)]))
+    )
 
     assert "gpu.3.nvlink.down = 7\n" in text
 
 
 def test_secure_boot_is_on_and_what_follows_is_found_out() -> None:
     """Whether a module is let in follows from who signed it, not from the fault."""
-    locked = bare(broken.machine_with("h100x8", [broken.Broken("secure-boot-unsigned")]))
+    locked = bare(
+        active_faults.machine_with("h100x8", [active_faults.Broken("secure-boot-unsigned")])
+    )
 
     assert locked.secure_boot
     assert "error.nvmlInitWithFlags" not in profile_text(locked)
 
 
-@pytest.mark.parametrize("name", sorted(broken.BY_HAND))
+@pytest.mark.parametrize("name", sorted(active_faults.BY_HAND))
 def test_faults_of_a_driver_are_not_put_on_a_node_whose_driver_is_its_own(name: str) -> None:
-    assert broken.checked(name, None, "h100x8").fault == name
+    assert active_faults.checked(name, None, "h100x8").fault == name
     with pytest.raises(FleetError, match=f"The fault {name} .* whose driver is its own"):
-        broken.checked(name, None, "h100x8", driver=False)
+        active_faults.checked(name, None, "h100x8", driver=False)
 
 
 def test_they_go_when_a_node_is_handed_over_anew() -> None:
-    have = (broken.Broken("mismatch"), broken.Broken("disk-full"))
+    have = (active_faults.Broken("mismatch"), active_faults.Broken("disk-full"))
 
-    kept = broken.still_possible(have, "h100x8", driver=False)
+    kept = active_faults.still_possible(have, "h100x8", driver=False)
 
-    assert kept == (broken.Broken("disk-full"),)
+    assert kept == (active_faults.Broken("disk-full"),)

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import pytest
 
-from lab import hub, mirror, model, vendor, wheels
+from lab import fake_hub, package_mirror, tiny_model, vendor, wheelhouse
 from tests.support.checkout import ROOT
 
 TOKEN = "hf_only-for-this-test"
@@ -63,10 +63,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     base = tmp_path_factory.mktemp("lab")
     state, cache = base / "state", base / "cache"
     (state / "secrets").mkdir(parents=True)
-    (state / mirror.TOKEN).write_text(TOKEN + "\n")
+    (state / package_mirror.TOKEN).write_text(TOKEN + "\n")
     (cache / "wheels").mkdir(parents=True)
-    model.write(state / mirror.MODELS / "lab/tiny")
-    server = mirror.server(state, ("127.0.0.1", 0), cache)
+    tiny_model.write(state / package_mirror.MODELS / "lab/tiny")
+    server = package_mirror.server(state, ("127.0.0.1", 0), cache)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield Served(f"http://127.0.0.1:{server.server_address[1]}", state, cache)
     server.shutdown()
@@ -166,7 +166,7 @@ def test_apt_refuses_the_repository_with_another_key(
 @needs_apt
 def test_a_changed_package_index_is_refused(apt: Apt, served: Served) -> None:
     """Who can change the mirror's files but has not its key changes nothing on a node."""
-    index = served.state / mirror.VENDOR / "Packages.gz"
+    index = served.state / package_mirror.VENDOR / "Packages.gz"
     kept = index.read_bytes()
     index.write_bytes(kept[:-1] + b"?")
     try:
@@ -246,14 +246,14 @@ def test_a_wheelhouse_without_its_manifest_is_not_offered(served: Served) -> Non
 def test_the_wheel_page_links_every_wheel_with_its_hash(served: Served) -> None:
     """A node that reads the page can check a wheel before it opens it."""
     folder = served.cache / "wheels"
-    (shim, *_) = wheels.write_shims(folder, "0.32.0")
+    (shim, *_) = wheelhouse.write_shims(folder, "0.32.0")
     digest = hashlib.sha256(shim.read_bytes()).hexdigest()
     files = {shim.name: {"size": shim.stat().st_size, "sha256": digest}}
-    (folder / wheels.MANIFEST).write_text(json.dumps({"requirements": [], "files": files}))
+    (folder / wheelhouse.MANIFEST).write_text(json.dumps({"requirements": [], "files": files}))
     try:
         page = served.get("/wheels/")[2].decode()
     finally:
-        (folder / wheels.MANIFEST).unlink()
+        (folder / wheelhouse.MANIFEST).unlink()
 
     # The plus of a local version is a space in a query, so it is escaped
     link = f"vllm-0.32.0%2Bcpu-py3-none-any.whl#sha256={digest}"
@@ -281,20 +281,22 @@ def test_the_hub_demands_its_token(served: Served) -> None:
 def test_the_hub_without_a_token_of_its_own_lets_nobody_in(tmp_path: Path) -> None:
     """An empty secret must not match an empty header."""
     for sent in ("", "Bearer ", "Bearer"):
-        assert hub.answer(tmp_path, "api/models/lab/tiny", sent, "").status == 401
+        assert fake_hub.answer(tmp_path, "api/models/lab/tiny", sent, "").status == 401
 
 
 def test_a_file_of_the_hub_is_named_by_revision_and_content(served: Served) -> None:
     """HEAD answers what a client caches by: commit, ETag and length; GET the bytes."""
     path = "/hub/lab/tiny/resolve/main/model.safetensors"
-    weights = (served.state / mirror.MODELS / "lab/tiny/model.safetensors").read_bytes()
+    weights = (served.state / package_mirror.MODELS / "lab/tiny/model.safetensors").read_bytes()
 
     status, head, body = served.get(path, "HEAD", Authorization=f"Bearer {TOKEN}")
     rest = served.get(path, Authorization=f"Bearer {TOKEN}", Range="bytes=1000-")
 
     assert (status, body) == (200, b"")
     assert head["etag"] == f'"{hashlib.sha256(weights).hexdigest()}"'
-    assert head["x-repo-commit"] == hub.revision_of(served.state / mirror.MODELS / "lab/tiny")
+    assert head["x-repo-commit"] == fake_hub.revision_of(
+        served.state / package_mirror.MODELS / "lab/tiny"
+    )
     assert int(head["content-length"]) == len(weights)
     assert (rest[0], rest[2]) == (206, weights[1000:])
 
@@ -321,14 +323,14 @@ def test_the_hub_says_what_it_has_not(served: Served, path: str, code: str) -> N
 
 def test_the_model_has_the_same_bytes_everywhere(tmp_path: Path) -> None:
     """Its revision is part of inventories and caches, so no machine may make another one."""
-    written = model.write(tmp_path / "tiny")
+    written = tiny_model.write(tmp_path / "tiny")
 
-    assert hub.revision_of(written) == "17b23a3e4d14f712d4d0a198abc60cf45a3934b1"
+    assert fake_hub.revision_of(written) == "17b23a3e4d14f712d4d0a198abc60cf45a3934b1"
 
 
 def test_the_weights_are_a_valid_safetensors_file() -> None:
     """Tensors follow each other without gaps, and have the shapes that config.json promises."""
-    raw = model.weights()
+    raw = tiny_model.weights()
     length = int.from_bytes(raw[:8], "little")
     header = json.loads(raw[8 : 8 + length])
     header.pop("__metadata__")
@@ -338,15 +340,15 @@ def test_the_weights_are_a_valid_safetensors_file() -> None:
     assert spans[0][0] == 0
     assert all(left[1] == right[0] for left, right in itertools.pairwise(spans))
     assert spans[-1][1] == len(raw) - 8 - length
-    assert header["lm_head.weight"]["shape"] == [model.VOCABULARY, model.HIDDEN]
+    assert header["lm_head.weight"]["shape"] == [tiny_model.VOCABULARY, tiny_model.HIDDEN]
 
 
 def test_every_byte_is_a_token() -> None:
     """256 bytes and the specials, each with a number of its own below the vocabulary's size."""
-    vocabulary = model.tokenizer()["model"]["vocab"]  # type: ignore[index]
+    vocabulary = tiny_model.tokenizer()["model"]["vocab"]  # type: ignore[index]
 
-    assert sorted(vocabulary.values()) == list(range(model.VOCABULARY))
-    assert vocabulary["Ġ"] - len(model.SPECIALS) == 188 + 32  # a space, the 33rd invisible one
+    assert sorted(vocabulary.values()) == list(range(tiny_model.VOCABULARY))
+    assert vocabulary["Ġ"] - len(tiny_model.SPECIALS) == 188 + 32  # a space, the 33rd invisible one
 
 
 # -- wheels and locks --------------------------------------------------------------------------
@@ -356,8 +358,8 @@ def test_shims_have_the_same_bytes_every_time(tmp_path: Path) -> None:
     """Their hashes are in locks that are older than the next download."""
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
-    first = wheels.write_shims(tmp_path / "a", "0.32.0")
-    second = wheels.write_shims(tmp_path / "b", "0.32.0")
+    first = wheelhouse.write_shims(tmp_path / "a", "0.32.0")
+    second = wheelhouse.write_shims(tmp_path / "b", "0.32.0")
 
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
     with zipfile.ZipFile(first[0]) as archive:
@@ -368,7 +370,7 @@ def test_shims_have_the_same_bytes_every_time(tmp_path: Path) -> None:
 
 def test_vllm_finds_the_platform_of_nodes_by_the_wheels_entry_point(tmp_path: Path) -> None:
     """vLLM loads `vllm.platform_plugins`, calls what it finds, and imports what that names."""
-    wheel = wheels.write_cpu_platform(tmp_path)
+    wheel = wheelhouse.write_cpu_platform(tmp_path)
     (distribution,) = importlib.metadata.distributions(path=[str(wheel)])
     (plugin,) = distribution.entry_points.select(group="vllm.platform_plugins")
 
@@ -390,9 +392,9 @@ def test_a_lab_lock_has_a_hash_for_every_package_and_no_path(tmp_path: Path) -> 
     """A lock travels to nodes, where this machine's folders and indexes mean nothing."""
     folder = tmp_path / "wheels"
     folder.mkdir()
-    shims = {path.name: path for path in wheels.write_shims(folder, "0.32.0")}
+    shims = {path.name: path for path in wheelhouse.write_shims(folder, "0.32.0")}
 
-    locked = wheels.lock("triton", folder, tmp_path / "lock.txt").read_text()
+    locked = wheelhouse.lock("triton", folder, tmp_path / "lock.txt").read_text()
 
     digest = hashlib.sha256(shims["triton-999.0+stub-py3-none-any.whl"].read_bytes()).hexdigest()
     assert locked.split() == ["triton==999.0+stub", "\\", f"--hash=sha256:{digest}"]
@@ -400,16 +402,16 @@ def test_a_lab_lock_has_a_hash_for_every_package_and_no_path(tmp_path: Path) -> 
 
 def test_a_wheelhouse_is_complete_only_with_all_its_files(tmp_path: Path) -> None:
     """A manifest of a version that was not asked for, or of a wheel that is gone, is not enough."""
-    (shim, *_) = wheels.write_shims(tmp_path, "0.32.0")
+    (shim, *_) = wheelhouse.write_shims(tmp_path, "0.32.0")
     files = {shim.name: {"size": shim.stat().st_size, "sha256": ""}}
     manifest = {"requirements": ["vllm==0.32.0"], "files": files}
 
-    assert not wheels.is_complete(tmp_path, ["vllm==0.32.0"])
-    (tmp_path / wheels.MANIFEST).write_text(json.dumps(manifest))
-    assert wheels.is_complete(tmp_path, ["vllm==0.32.0"])
-    assert not wheels.is_complete(tmp_path, ["vllm==0.33.0"])
+    assert not wheelhouse.is_complete(tmp_path, ["vllm==0.32.0"])
+    (tmp_path / wheelhouse.MANIFEST).write_text(json.dumps(manifest))
+    assert wheelhouse.is_complete(tmp_path, ["vllm==0.32.0"])
+    assert not wheelhouse.is_complete(tmp_path, ["vllm==0.33.0"])
     shim.write_bytes(b"")
-    assert not wheels.is_complete(tmp_path, ["vllm==0.32.0"])
+    assert not wheelhouse.is_complete(tmp_path, ["vllm==0.32.0"])
 
 
 def test_committed_locks_pin_everything_by_hash() -> None:

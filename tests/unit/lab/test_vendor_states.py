@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from gpufleet.errors import FleetError
-from lab import mirror, vendor
+from lab import package_mirror, vendor
 from lab.vendor import driver, states
 
 OLDEST, NEWEST = f"{driver.VERSIONS[0]}-1", f"{driver.VERSIONS[-1]}-1"
@@ -37,7 +37,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def url(state: Path) -> Iterator[str]:
-    server = mirror.server(state, ("127.0.0.1", 0), state)
+    server = package_mirror.server(state, ("127.0.0.1", 0), state)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_address[1]}/vendor/"
     server.shutdown()

@@ -21,7 +21,7 @@ from gpufleet.monitoring import dcgm_counters
 from lab import machine
 from lab.faults import named
 from lab.machine import Machine
-from lab.vendor.pieces import program
+from lab.vendor.templates import program
 from tests.support.checkout import ROOT
 
 ON_NODE = ROOT / "lab/vendor/on_node"

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from gpufleet.errors import FleetError
-from lab import command
+from lab import run_command
 from lab.state import CACHE, exclusive, forget
 
 PROGRAMS = CACHE / "programs"
@@ -42,7 +42,9 @@ def _unpacked(package: str) -> Path:
             if draft.exists():
                 forget(draft)
             with tempfile.TemporaryDirectory(prefix="gpufleet-") as empty:
-                command.run("dpkg-deb", "-x", _downloaded(package, Path(empty)), draft, limit=300)
+                run_command.run(
+                    "dpkg-deb", "-x", _downloaded(package, Path(empty)), draft, limit=300
+                )
             draft.rename(folder)
     return folder
 
@@ -52,7 +54,7 @@ def _downloaded(package: str, folder: Path) -> Path:
     try:
         _download(package, folder)
     except FleetError:  # a fresh machine's apt has no lists; old ones name files that are gone
-        command.run(*_APT, "update", limit=600)
+        run_command.run(*_APT, "update", limit=600)
         _download(package, folder)
     (deb,) = folder.glob("*.deb")
     return deb
@@ -61,7 +63,7 @@ def _downloaded(package: str, folder: Path) -> Path:
 def _download(package: str, folder: Path) -> None:
     # apt-get writes where it is started.
     inside = ("env", "-C", folder, *_APT)
-    command.run(*inside, "download", package, limit=600)
+    run_command.run(*inside, "download", package, limit=600)
 
 
 def _started_with(found: Path, libraries: tuple[str, ...]) -> Path:

@@ -13,7 +13,7 @@ import pytest
 from gpufleet.errors import FleetError
 from gpufleet.sizing import checkpoint_reader
 from gpufleet.sizing.checkpoint_reader import Hub
-from lab import hub as stand_in
+from lab import fake_hub
 
 TOKEN = "hf_of-the-test"
 CONFIG = {"architectures": ["LlamaForCausalLM"], "hidden_size": 8}
@@ -171,7 +171,7 @@ class _Handler(BaseHTTPRequestHandler):
         sleep(self.server.delay)
         authorization = self.headers.get("Authorization", "")
         target = self.path.split("?")[0]
-        found = stand_in.answer(self.server.models, target, authorization, TOKEN)
+        found = fake_hub.answer(self.server.models, target, authorization, TOKEN)
         status, headers, content = int(found.status), dict(found.headers), found.body
         if self.server.gated and "/resolve/" in target:
             status, content = 403, b"{}"

@@ -46,7 +46,7 @@ PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
 # init, gpu and pairs follow each other: their sum stays below the minute that the controller
 # grants. `init` is long because without persistence mode the driver wakes every GPU first, which
 # takes seconds each. `turn` and `beside` run from the beginning, one after the other; `beside` is
-# longer than the longest deadline of the programs that are run (kernel_log.py).
+# longer than the longest deadline of the programs that are run (kernel_messages.py).
 SECONDS = {
     "init": 20,
     "gpu": 15,

@@ -25,7 +25,7 @@ from uv import find_uv_bin
 from gpufleet.network import litellm
 from gpufleet.serving.unit import TEMPLATES
 from gpufleet.settings.litellm_settings import Litellm
-from lab import command
+from lab import run_command
 from lab.state import CACHE, exclusive, forget
 from tests.support.checkout import ROOT
 from tests.unit.network.gateway.running import free_ports
@@ -57,8 +57,8 @@ def python() -> Path:
                     forget(draft)
                 uv = find_uv_bin()
                 own = str(Path(sys.executable).resolve())
-                command.run(uv, "venv", "--quiet", "--python", own, draft, limit=60)
-                command.run(
+                run_command.run(uv, "venv", "--quiet", "--python", own, draft, limit=60)
+                run_command.run(
                     *(uv, "pip", "sync", "--quiet", "--require-hashes"),
                     *("--python", draft / "bin/python", LOCK),
                     limit=600,

@@ -8,9 +8,9 @@ import sys
 import time
 from pathlib import Path
 
-from lab import cgroup, command, kernel_log
-from lab.hardware import POWER_ON
-from lab.root import SYSCTL
+from lab import cgroup, fake_kernel_log, run_command
+from lab.node_machine import NODE_INIT
+from lab.root_filesystem import SYSCTL
 from lab.state import LabNode, LabState, write
 
 _KEEPER = Path(__file__).with_name("keeper.sh")
@@ -46,7 +46,7 @@ def on(state: LabState, node: LabNode) -> None:
         "SYSCTL_FROM": str(_sysctl(state)),
         "SYSCTL_TO": str(home / "root" / SYSCTL),
         "ROOT": str(home / "root"),
-        "KERNEL_LOG": f"{sys.executable} -I {kernel_log.__file__}",
+        "KERNEL_LOG": f"{sys.executable} -I {fake_kernel_log.__file__}",
         "PORT": state.port(node),
         # The node sees cgroup v2 alone, like a server of today, whatever this machine has.
         "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1",
@@ -65,7 +65,7 @@ def on(state: LabState, node: LabNode) -> None:
         f"--bind=/{SYSCTL}:/proc/sys/vm",
         # As --boot has it: what asks systemd for a clean end.
         "--kill-signal=SIGRTMIN+3",
-        f"/{POWER_ON}",
+        f"/{NODE_INIT}",
     ]
     keeper = f"{group(state, node.name)}/keeper"
     cgroup.start(keeper, [_KEEPER, *nspawn], home / "console.log", environment)
@@ -114,7 +114,11 @@ def memory(state: LabState, name: str) -> int:
 def console(state: LabState, name: str) -> str:
     """Return the last lines that the node's console showed, for an error message."""
     log = state.node_dir(name) / "console.log"
-    return command.tail(log.read_text(errors="replace").splitlines()) if log.exists() else "nothing"
+    return (
+        run_command.tail(log.read_text(errors="replace").splitlines())
+        if log.exists()
+        else "nothing"
+    )
 
 
 def _sysctl(state: LabState) -> Path:

@@ -12,7 +12,7 @@ import hashlib
 import shutil
 from pathlib import Path
 
-from lab import command
+from lab import run_command
 from lab.state import LabNode, LabState, write
 from lab.vendor import kernels
 
@@ -54,7 +54,7 @@ def mount(state: LabState, node: LabNode, image: Path) -> bool:
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o755)  # the node's own / has the mode of `upper`
     layers = f"lowerdir={image},upperdir={home}/upper,workdir={home}/work"
-    command.run("mount", "-t", "overlay", f"{state.prefix}-{node.name}", "-o", layers, root)
+    run_command.run("mount", "-t", "overlay", f"{state.prefix}-{node.name}", "-o", layers, root)
     return stale
 
 
@@ -70,7 +70,7 @@ def _suffix(node: LabNode) -> str:
 def unmount(home: Path) -> None:
     """Unmount the root of the node whose files lie in `home`; it may be unmounted already."""
     while (home / "root").is_mount():
-        command.run("umount", home / "root")
+        run_command.run("umount", home / "root")
 
 
 def furnish(state: LabState, node: LabNode) -> None:
@@ -139,6 +139,6 @@ def new_key(path: Path, comment: str) -> None:
     draft.parent.mkdir(parents=True, exist_ok=True)
     for half in (draft, draft.with_suffix(".pub"), path, public):
         half.unlink(missing_ok=True)  # halves of a key whose making was killed
-    command.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", draft)
+    run_command.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", draft)
     draft.with_suffix(".pub").rename(public)
     draft.rename(path)

@@ -3,7 +3,7 @@
 `place` writes a `lab.machine.Machine` into the node's root; `follow` makes a running node see it.
 
 What a kernel shows (PCI bus, modules, RDMA, EFI, IOMMU groups, memory) lies in a tree of its own,
-which lab/power_on.py binds over /proc and /sys. It is put right at every `place`, so that a fault
+which lab/node_init.py binds over /proc and /sys. It is put right at every `place`, so that a fault
 lasts through reboots until it is cleared, and what a kill has left half done is completed by the
 next.
 """
@@ -20,8 +20,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from gpufleet.errors import FleetError
-from lab import calls, cgroup, command, driver, gpu, kernel_log, power_on, software
-from lab.kernel_log import MACHINE
+from lab import (
+    cgroup,
+    driver,
+    fake_kernel_log,
+    gpu_simulator,
+    installed_software,
+    node_init,
+    run_command,
+    syscall_shim,
+)
+from lab.fake_kernel_log import MACHINE
 from lab.machine import (
     Entry,
     Folder,
@@ -36,7 +45,7 @@ from lab.machine import place as at_of
 from lab.state import NO_GPUS, write
 
 # The node's first process, which binds the tree into place.
-POWER_ON = Path("usr/lib/gpufleet-lab/power_on.py")
+NODE_INIT = Path("usr/lib/gpufleet-lab/node_init.py")
 
 # What of a machine's tree stands in for the kernel's. All else of /proc and /sys stays real, net
 # devices too: the node is reached through them.
@@ -63,7 +72,7 @@ class Changes:
     shown: bool
     log: bool
     run: bool
-    units: software.Units
+    units: installed_software.Units
 
 
 def profile_of(root: Path) -> str | None:
@@ -99,8 +108,8 @@ def place(
 
 def _place(root: Path, machine: Machine, *, own_driver: bool) -> Changes:
     home = root / MACHINE
-    program = Path(power_on.__file__).read_text()
-    write(root / POWER_ON, program, 0o755)
+    program = Path(node_init.__file__).read_text()
+    write(root / NODE_INIT, program, 0o755)
     if profile_of(root) not in (None, machine.profile.name):
         for part in ("proc", "sys"):
             shutil.rmtree(home / part, ignore_errors=True)
@@ -108,25 +117,25 @@ def _place(root: Path, machine: Machine, *, own_driver: bool) -> Changes:
     behind = (home / _BEHIND).exists()
     (home / _BEHIND).touch()
     tree = files(machine)
-    calls.install(root, home, machine)
-    gpu.describe(root, profile_text(machine))
+    syscall_shim.install(root, home, machine)
+    gpu_simulator.describe(root, profile_text(machine))
     if not own_driver:
-        gpu.install(root, machine.library.version if machine.library else None)
+        gpu_simulator.install(root, machine.library.version if machine.library else None)
     rules = (f"f+ {path} 0644 root root - {_line(tree[path])}\n" for path in tree if _run(path))
     changes = Changes(
         shown=_show(home, machine, tree),
         log=_log(home, machine),
         run=write(root / _TMPFILES, "".join(["# Written by the lab.\n", *rules])),
-        units=software.deliver(root, machine, dkms=own_driver),
+        units=installed_software.deliver(root, machine, dkms=own_driver),
     )
-    return Changes(True, True, True, software.all_units(machine)) if behind else changes
+    return Changes(True, True, True, installed_software.all_units(machine)) if behind else changes
 
 
 def place_nothing(root: Path) -> None:
     """Make the node at `root` one whose kernel, bus and packages are as they are: without GPUs."""
     home = root / MACHINE
     home.mkdir(parents=True, exist_ok=True)
-    write(root / POWER_ON, "#!/bin/sh\nexec /usr/lib/systemd/systemd\n", 0o755)
+    write(root / NODE_INIT, "#!/bin/sh\nexec /usr/lib/systemd/systemd\n", 0o755)
     write(home / _LISTED, json.dumps({"profile": NO_GPUS, "paths": []}))
 
 
@@ -143,9 +152,9 @@ def settled(root: Path) -> None:
 def follow(group: str, root: Path, changes: Changes) -> None:
     """Have the node that runs in the cgroup `group` see what `place` has changed at `root`."""
     if changes.shown:
-        _inside(group, f"/{POWER_ON}", "refresh")
+        _inside(group, f"/{NODE_INIT}", "refresh")
     if changes.log:
-        kernel_log.write(root)
+        fake_kernel_log.write(root)
     if changes.run:
         asked = [rule.split()[1] for rule in (root / _TMPFILES).read_text().splitlines()[1:]]
         _inside(group, "sh", "-c", "rm -f /run/reboot-required*")
@@ -286,9 +295,9 @@ def _remove(home: Path, path: str, wanted: Mapping[str, Entry]) -> None:
 
 def _bound(path: str) -> bool:
     """Whether a running node has bound this directory, or one below it: it has to stay the same."""
-    return path in power_on.REPLACED or PurePosixPath(path).parent.as_posix() in (
-        *power_on.COVERED,
-        *(PurePosixPath(each).parent.as_posix() for each in power_on.REPLACED),
+    return path in node_init.REPLACED or PurePosixPath(path).parent.as_posix() in (
+        *node_init.COVERED,
+        *(PurePosixPath(each).parent.as_posix() for each in node_init.REPLACED),
         "/",
     )
 
@@ -329,7 +338,7 @@ def _line(entry: Entry) -> str:
 def _inside(group: str, *args: str, check: bool = True) -> None:
     """Run a command in the node, in its file system and among its processes."""
     pid = str(_first_process(group))
-    command.run("nsenter", "-t", pid, "-m", "-p", "--", *args, check=check)
+    run_command.run("nsenter", "-t", pid, "-m", "-p", "--", *args, check=check)
 
 
 def _first_process(group: str) -> int:

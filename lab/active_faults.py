@@ -1,7 +1,7 @@
 """Which faults are on a lab node: remembered beside it, checked before they are believed.
 
-`nodes/<name>/faults.json` is the truth; the node's root follows it (lab/hardware.py). So a fault
-lasts until it is cleared, through reboots, `down` and `up`.
+`nodes/<name>/faults.json` is the truth; the node's root follows it (lab/node_machine.py). So a
+fault lasts until it is cleared, through reboots, `down` and `up`.
 """
 
 from __future__ import annotations

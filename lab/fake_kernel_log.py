@@ -5,8 +5,9 @@ machine's kernel has said lie in `machine/kernel.log`, and for each boot of the 
 written into a journal file of that boot, as journald would have from /dev/kmsg.
 systemd-journal-remote writes it: there is no second implementation of the format.
 
-Run by the keeper before each boot (`kernel_log.py ROOT`) and by `gpufleet lab fault` in between. It
-imports nothing of the lab, because that would take longer than the rest of a boot's preparation.
+Run by the keeper before each boot (`fake_kernel_log.py ROOT`) and by `gpufleet lab fault` in
+between. It imports nothing of the lab, because that would take longer than the rest of a boot's
+preparation.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from itertools import groupby
 from pathlib import Path
 
 from gpufleet.errors import FleetError
-from lab import command
+from lab import run_command
 from lab.packages import ensure_packages, requirements
 from lab.progress import Say, silent, step
 from lab.state import CACHE, exclusive
@@ -110,7 +110,7 @@ def _sources() -> list[str]:
     """Return the Debian archives of `SUITE` from apt's own configuration, as sources.list lines."""
     archives = _archives()
     if not archives:  # a fresh machine's apt has no lists, and so no origins
-        command.run("apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300", "update", limit=600)
+        run_command.run("apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300", "update", limit=600)
         archives = _archives()
     if not any(release == SUITE for release, _, _ in archives):
         raise FleetError(
@@ -127,7 +127,7 @@ def _sources() -> list[str]:
 def _archives() -> list[tuple[str, str, str]]:
     """Return (release, address, component) of every Debian archive of `SUITE` that apt knows."""
     form = "$(ORIGIN)|$(RELEASE)|$(REPO_URI)|$(COMPONENT)"
-    listed = command.run("apt-get", "indextargets", "--format", form, "Created-By: Packages")
+    listed = run_command.run("apt-get", "indextargets", "--format", form, "Created-By: Packages")
     suites = {SUITE, f"{SUITE}-updates", f"{SUITE}-security"}
     # Third parties name their suites after Debian's too: what tells them apart is the Origin that
     # the archive's signed Release file states.
@@ -141,7 +141,7 @@ def _archives() -> list[tuple[str, str, str]]:
 
 def _options(prefixes: tuple[str, ...]) -> list[str]:
     """Return the machine's apt options that begin with one of `prefixes` and have a value."""
-    dump = command.run("apt-config", "dump").splitlines()
+    dump = run_command.run("apt-config", "dump").splitlines()
     return [line for line in dump if line.startswith(prefixes) and not line.endswith(' "";')]
 
 
@@ -159,7 +159,7 @@ def _build(wanted: Recipe) -> None:
 
 def _bootstrap(wanted: Recipe, root: Path) -> None:
     options = [*wanted.options, *_options(_PROXY_OPTIONS), 'APT::Install-Recommends "false";']
-    command.run(
+    run_command.run(
         # mmdebstrap starts many processes: they live in a PID namespace whose first process dies
         # with this one, so a killed build leaves none behind, and no mounts either.
         *("setpriv", "--pdeathsig", "KILL"),

@@ -1,7 +1,7 @@
 """
 Carry frames between a node's cable and a tap on the lab's bridge, each some milliseconds late.
 
-    python3 -I delay.py PORT TAP MILLISECONDS
+    python3 -I link_delay.py PORT TAP MILLISECONDS
 
 For kernels without the netem queue. The port is off the bridge meanwhile; both sides have
 virtio-net headers, so that frames larger than the MTU and unfinished checksums pass as they are.

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from lab import hub, mirror, model, vendor, wheels
+from lab import fake_hub, package_mirror, tiny_model, vendor, wheelhouse
 from lab.progress import Say, silent, step
 from lab.state import LabState, write
 
@@ -36,12 +36,12 @@ def provide(state: LabState, say: Say = silent, also: Sequence[str] = ()) -> Non
     with step("vendor repository", say):
         repository = vendor.build(state.dir, state.mirror_url)
     with step("model", say):
-        files = model.write(state.dir / mirror.MODELS / MODEL)
+        files = tiny_model.write(state.dir / package_mirror.MODELS / MODEL)
     with step("wheels", say):
-        wheels.wheelhouse(versions=(VLLM, *also), report=say)
-        lock, uv_lock = wheels.write_locks(state.dir, version=VLLM)
+        wheelhouse.wheelhouse(versions=(VLLM, *also), report=say)
+        lock, uv_lock = wheelhouse.write_locks(state.dir, version=VLLM)
         for version in also:
-            wheels.write_locks(state.dir, version=version)
+            wheelhouse.write_locks(state.dir, version=version)
     written: dict[str, Any] = {
         "cuda": {
             "repository": {
@@ -65,5 +65,5 @@ def provide(state: LabState, say: Say = silent, also: Sequence[str] = ()) -> Non
             "hf_token_file": str(state.dir / HF_TOKEN),
         },
     }
-    head = f"# Written by the lab; the model's revision is {hub.revision_of(files)}.\n"
+    head = f"# Written by the lab; the model's revision is {fake_hub.revision_of(files)}.\n"
     write(state.dir / "group_vars/lab.yml", head + yaml.safe_dump(written, sort_keys=False))

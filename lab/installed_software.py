@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lab import command, dpkg, driver, kernel_module
-from lab.kernel_log import MACHINE
+from lab import driver, fake_dpkg, fake_kernel_module, run_command
+from lab.fake_kernel_log import MACHINE
 from lab.machine import Machine, Unit
 from lab.state import write
 from lab.vendor import kernels
@@ -75,9 +75,9 @@ def deliver(root: Path, machine: Machine, *, dkms: bool = False) -> Units:
             (root / path).unlink(missing_ok=True)
         else:
             write(root / path, text)
-    dpkg.enter(
+    fake_dpkg.enter(
         root,
-        {name: entry and dpkg.Entry(**entry) for name, entry in each("packages").items()},
+        {name: entry and fake_dpkg.Entry(**entry) for name, entry in each("packages").items()},
         _ARCHITECTURES[platform.machine()],
     )
     units = each("units")
@@ -140,9 +140,9 @@ def _kernel(root: Path, release: str, kernel: Mapping[str, Any] | None) -> None:
             ("vermagic", f"{release} SMP preempt mod_unload modversions"),
         )
         draft = module.with_name("nvidia.new")
-        draft.write_bytes(kernel_module.image(fields, platform.machine(), kernel["signer"]))
+        draft.write_bytes(fake_kernel_module.image(fields, platform.machine(), kernel["signer"]))
         draft.rename(module)
-    command.run("chroot", root, "depmod", release)
+    run_command.run("chroot", root, "depmod", release)
 
 
 def _kernel_packages(root: Path, release: str) -> None:

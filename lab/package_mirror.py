@@ -4,7 +4,7 @@ Contract: a foreground program (lab/services.py starts and ends it) that serves 
 read-only and nothing beside them.  On stderr it says who asked for which path with which result:
 no headers, and so no tokens.
 
-    python -m lab.mirror --state DIR --listen ADDRESS:PORT [--cache DIR]
+    python -m lab.package_mirror --state DIR --listen ADDRESS:PORT [--cache DIR]
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from urllib.parse import quote, unquote, urlsplit
 import click
 
 from gpufleet.bundle.serve import FileHandler, FileServer
-from lab import hub
+from lab import fake_hub
 from lab.state import CACHE
 from lab.vendor import kernels, states
-from lab.wheels import MANIFEST
+from lab.wheelhouse import MANIFEST
 
 VENDOR = "vendor/repository"  # below the state: what lab.vendor builds
-MODELS = "models"  # below the state: <owner>/<name>/, what lab.model writes
+MODELS = "models"  # below the state: <owner>/<name>/, what lab.tiny_model writes
 TOKEN = "secrets/hf-token"
 
 _SLOW_B = 1024  # bytes a second of a vendor that is slow
@@ -62,20 +62,20 @@ class _Handler(FileHandler):
             self._answer(_links(wheels) if listing else _file(wheels, rest))
         elif prefix == "hub":
             sent = self.headers.get("Authorization", "")
-            self._answer(hub.answer(self.state / MODELS, rest, sent, _token(self.state)))
+            self._answer(fake_hub.answer(self.state / MODELS, rest, sent, _token(self.state)))
         else:
-            self._answer(hub.Answer(HTTPStatus.NOT_FOUND))
+            self._answer(fake_hub.Answer(HTTPStatus.NOT_FOUND))
 
     def _vendor(self, rest: str) -> None:
         """Answer from the vendor's repository, in whatever state it is."""
         folder = (self.state / VENDOR).parent
         state = states.current(folder)
         if state == states.GONE:
-            self._answer(hub.Answer(HTTPStatus.NOT_FOUND))
+            self._answer(fake_hub.Answer(HTTPStatus.NOT_FOUND))
         else:
             self._answer(_file(states.served(folder), rest), slowly=state == states.SLOW)
 
-    def _answer(self, answer: hub.Answer, *, slowly: bool = False) -> None:
+    def _answer(self, answer: fake_hub.Answer, *, slowly: bool = False) -> None:
         if answer.path is None:
             self.head(answer.status, {**answer.headers, "Content-Length": str(len(answer.body))})
             if self.command != "HEAD":
@@ -86,26 +86,28 @@ class _Handler(FileHandler):
         )
 
 
-def _file(root: Path, inner: str) -> hub.Answer:
+def _file(root: Path, inner: str) -> fake_hub.Answer:
     """A regular file below `root`; links and dots cannot lead out of it."""
     path = (root / unquote(inner)).resolve()
     if not path.is_relative_to(root.resolve()) or not path.is_file():
-        return hub.Answer(HTTPStatus.NOT_FOUND)
-    return hub.Answer(HTTPStatus.OK, {"Content-Type": "application/octet-stream"}, path=path)
+        return fake_hub.Answer(HTTPStatus.NOT_FOUND)
+    return fake_hub.Answer(HTTPStatus.OK, {"Content-Type": "application/octet-stream"}, path=path)
 
 
-def _links(wheels: Path) -> hub.Answer:
+def _links(wheels: Path) -> fake_hub.Answer:
     """The wheelhouse as a page of links with hashes: what `--find-links URL` reads."""
     try:
         files = json.loads((wheels / MANIFEST).read_text())["files"]
     except FileNotFoundError:
-        return hub.Answer(HTTPStatus.SERVICE_UNAVAILABLE, body=b"the wheelhouse is not complete\n")
+        return fake_hub.Answer(
+            HTTPStatus.SERVICE_UNAVAILABLE, body=b"the wheelhouse is not complete\n"
+        )
     links = "".join(
         f'<a href="{quote(name)}#sha256={entry["sha256"]}">{html.escape(name)}</a><br>\n'
         for name, entry in sorted(files.items())
     )
     page = f"<!DOCTYPE html>\n<html><body>\n{links}</body></html>\n".encode()
-    return hub.Answer(HTTPStatus.OK, {"Content-Type": "text/html; charset=utf-8"}, page)
+    return fake_hub.Answer(HTTPStatus.OK, {"Content-Type": "text/html; charset=utf-8"}, page)
 
 
 def _token(state: Path) -> str:

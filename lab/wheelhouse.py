@@ -29,8 +29,8 @@ from typing import Any
 from uv import find_uv_bin
 
 from gpufleet.errors import FleetError
-from lab.command import run
 from lab.progress import Say, silent
+from lab.run_command import run
 from lab.state import CACHE, exclusive, write
 
 # What `make test` and `make lab` install.

@@ -1,6 +1,6 @@
 /*
  * What the kernel answers to a lab node where no file can: preloaded into every program of the node
- * (ld.so(8), /etc/ld.so.preload). Built by lab/calls.py.
+ * (ld.so(8), /etc/ld.so.preload). Built by lab/syscall_shim.py.
  *
  *   adjtimex   says what the simulated machine's clock is: machine/clock, "SYNCHRONISED ERROR_US"
  *   statvfs    finds no more free on the node's disk than the machine has: machine/free_mib

@@ -2,12 +2,12 @@
 """RUNS IN A LAB NODE: lay the simulated machine over the kernel's view, then become systemd.
 
 A node is a container: its kernel knows no NVIDIA driver, no GPUs on the PCI bus, no RDMA device.
-The lab writes what a kernel would show into `MACHINE` (lab/hardware.py), a tree like the real one:
-proc/, sys/, boot_id. This program binds it into place, so that every program of the node reads it
-where it would on a server. What the lab changes in the tree afterwards is seen at once.
+The lab writes what a kernel would show into `MACHINE` (lab/node_machine.py), a tree like the
+real one: proc/, sys/, boot_id. This program binds it into place, so that every program of the node
+reads it where it would on a server. What the lab changes in the tree afterwards is seen at once.
 
-    power_on.py            the node's first process: lays, then runs systemd
-    power_on.py refresh    in a running node: what binds alone do not follow (new directories of
+    node_init.py            the node's first process: lays, then runs systemd
+    node_init.py refresh    in a running node: what binds alone do not follow (new directories of
                            COVERED, files of /proc)
 
 All else of the kernel's stays as it is: net devices, block devices, CPUs, processes.
@@ -147,7 +147,7 @@ def attempt(step: Callable[..., None], *arguments: object) -> Iterator[str]:
     try:
         step(*arguments)
     except OSError as error:
-        yield f"power_on: {error}"
+        yield f"node_init: {error}"
 
 
 def refresh() -> Iterator[str]:
@@ -226,7 +226,7 @@ def load_modules() -> Iterator[str]:
     if os.path.exists(LOADER):
         code = os.spawnv(os.P_WAIT, LOADER, [LOADER, "boot"])
         if code != 0:
-            yield f"power_on: {LOADER} boot ended with {code}"
+            yield f"node_init: {LOADER} boot ended with {code}"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The library that answers system calls as a node's simulated machine would: lab/calls.c.
+"""The library that answers system calls as a node's simulated machine would: lab/syscall_shim.c.
 
 It is for what no file and no mount can say: whether the clock is kept in step (the clock is this
 machine's), how much of the disk is free (the disk is, too), and which modules are loaded where this
@@ -12,7 +12,7 @@ import hashlib
 import shutil
 from pathlib import Path
 
-from lab import command
+from lab import run_command
 from lab.machine import Machine
 from lab.state import CACHE, write
 
@@ -30,7 +30,7 @@ def build(cache: Path = CACHE) -> Path:
     if not library.exists():
         library.parent.mkdir(parents=True, exist_ok=True)
         draft = library.with_suffix(".new")
-        command.run(*compiler, "-o", draft, _SOURCE)
+        run_command.run(*compiler, "-o", draft, _SOURCE)
         draft.rename(library)
     return library
 
