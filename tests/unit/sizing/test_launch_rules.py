@@ -464,10 +464,11 @@ def test_several_things_are_told_at_once() -> None:
 
 def test_every_rule_is_in_the_manual() -> None:
     """The page names each rule that the code can name, and no other."""
-    source = (ROOT / "src/gpufleet/sizing/launch_rules/rules.py").read_text()
+    rules = sorted((ROOT / "src/gpufleet/sizing/launch_rules").glob("*.py"))
+    source = "".join(path.read_text() for path in rules)
     in_code = set(
         re.findall(
-            r'(?:_Fault|Refused|_too_old|_other_dtype)\(\s*(?:case,\s*)?"([a-z0-9-]+)"', source
+            r'(?:Fault|Refused|refuse_gpu|_refuse_dtype)\(\s*(?:case,\s*)?"([a-z0-9-]+)"', source
         )
     )
     in_code |= {"decode-context"}

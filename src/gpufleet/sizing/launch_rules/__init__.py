@@ -1,1 +1,1 @@
-"""launch_rules: see docs/architecture.md."""
+"""What vLLM refuses about a model before it starts; `rules.py` is where others look."""

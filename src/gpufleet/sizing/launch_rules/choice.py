@@ -1,0 +1,129 @@
+"""What is judged and what is refused: `Choice`, `Refused`, the flags by their names.  Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpufleet.catalog.vllm_support import Version
+from gpufleet.sizing.architectures.quantization import Quantization
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a model is to be served: vLLM's flags, as far as they can be refused for a model."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+    expert: bool = False
+    decode_context: int = 1
+    max_model_len: int | None = None
+    """In tokens; None: the model's."""
+    dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
+    quantization: str | None = None
+    """None: the checkpoint's."""
+    lora_rank: int | None = None
+    """`--max-lora-rank`; None: no adapters."""
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    chunked_prefill: bool = True
+
+
+@dataclass(frozen=True)
+class Refused:
+    """
+    One thing that vLLM refuses.
+
+    `setting` is the field of `Choice` to change, or "compute_capability" (of the GPU), "vllm" (the
+    release), "checkpoint" (another quantization of the model; `nearest` is then None: none).
+    """
+
+    name: str
+    """The rule's, as in docs/plan/refusals.md: "attention-heads"."""
+    setting: str
+    value: Any
+    found: str
+    """A sentence without a full stop."""
+    rule: str
+    """vLLM's file and what raises it there."""
+    nearest: Any
+    """The value of `setting` that works, nearest to `value`."""
+    also: str = ""
+    """What else would do, in words."""
+
+    @property
+    def flag(self) -> str:
+        """Return the flag of `vllm serve`, or in words what has to change."""
+        return FLAGS[self.setting]
+
+    @property
+    def remedy(self) -> str:
+        """Return what to do."""
+        return _remedy(self.setting, self.nearest) + (f", or {self.also}" if self.also else "")
+
+    @property
+    def sentence(self) -> str:
+        """Return all of it for people."""
+        return f"{self.found} ({self.rule}): {self.remedy}"
+
+
+FLAGS = {
+    "tensor": "--tensor-parallel-size",
+    "pipeline": "--pipeline-parallel-size",
+    "data": "--data-parallel-size",
+    "expert": "--enable-expert-parallel",
+    "decode_context": "--decode-context-parallel-size",
+    "max_model_len": "--max-model-len",
+    "dtype": "--dtype",
+    "kv_cache_dtype": "--kv-cache-dtype",
+    "quantization": "--quantization",
+    "lora_rank": "--max-lora-rank",
+    "max_num_seqs": "--max-num-seqs",
+    "max_num_batched_tokens": "--max-num-batched-tokens",
+    "compute_capability": "the GPU",
+    "vllm": "the vLLM release",
+    "checkpoint": "the checkpoint",
+}
+
+
+def without(
+    refused: Refused,
+    quantization: Quantization | None,
+    choice: Choice,
+    compute_capability: tuple[int, int] | None,
+    vllm: Version,
+) -> tuple[Quantization | None, Choice, tuple[int, int] | None, Version]:
+    """Return the same with the one setting changed as `refused` tells."""
+    if refused.setting == "compute_capability":
+        return quantization, choice, refused.nearest, vllm
+    if refused.setting == "vllm":
+        return quantization, choice, compute_capability, refused.nearest
+    if refused.setting == "checkpoint":
+        return None, replace(choice, quantization=None), compute_capability, vllm
+    changed = replace(choice, **{refused.setting: refused.nearest})
+    return quantization, changed, compute_capability, vllm
+
+
+def version_text(vllm: Version) -> str:
+    """Return a release as people write it."""
+    return ".".join(map(str, vllm))
+
+
+def _remedy(setting: str, nearest: Any) -> str:
+    flag = FLAGS[setting]
+    match setting:
+        case "compute_capability":
+            return f"use GPUs of compute capability {nearest[0]}.{nearest[1]} or newer"
+        case "vllm":
+            return f"use vLLM {version_text(nearest)}"
+        case "checkpoint":
+            return "use a checkpoint that is not quantized so"
+        case "expert":
+            return f"set {flag}" if nearest else f"leave {flag} out"
+        case "lora_rank" if nearest is None:
+            return "leave --enable-lora out"
+        case _ if nearest is None:
+            return f"leave {flag} out"
+    return f"set {flag} {nearest}"

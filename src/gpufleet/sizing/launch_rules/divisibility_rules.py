@@ -1,0 +1,176 @@
+"""What tensor parallelism has to divide: heads, vocabulary, layers, experts.  Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from gpufleet.catalog import vllm_support
+from gpufleet.sizing.architectures.components import (
+    ChunkCache,
+    FullCache,
+    Split,
+    StateCache,
+    WindowCache,
+)
+from gpufleet.sizing.launch_rules.launch_case import Fault, LaunchCase, shape_of
+
+VOCABULARY_PADDING = 64
+"""DEFAULT_VOCAB_PADDING_SIZE of vllm/model_executor/layers/vocab_parallel_embedding.py."""
+
+
+def check_attention_heads(case: LaunchCase, tensor: int, _: bool) -> Iterator[Fault]:
+    """Find attention heads that the size does not divide."""
+    heads = case.architecture.heads
+    if heads % tensor:
+        yield Fault(
+            "attention-heads",
+            f"--tensor-parallel-size {tensor} does not divide {case.model}'s {heads} attention "
+            "heads",
+            "vllm/config/model.py: ModelConfig.verify_with_parallel_config",
+        )
+
+
+def check_kv_heads(case: LaunchCase, tensor: int, _: bool) -> Iterator[Fault]:
+    """Find KV heads that the size neither divides nor is a multiple of."""
+    counts = {
+        cache.kv_heads
+        for cache in shape_of(case.architecture).caches
+        if isinstance(cache, FullCache | WindowCache | ChunkCache)
+    }
+    for heads in sorted(counts):
+        if tensor > heads and case.model in _NEVER_COPIED:
+            yield Fault(
+                "kv-heads",
+                f"--tensor-parallel-size {tensor} is more than {case.model}'s {heads} KV heads, "
+                "which its class does not copy",
+                "vllm/model_executor/models/gpt_oss.py: OAIAttention",
+            )
+        elif tensor % heads and heads % tensor:
+            yield Fault(
+                "kv-heads",
+                f"--tensor-parallel-size {tensor} neither divides {case.model}'s {heads} KV heads "
+                "nor is a multiple of them",
+                "vllm/model_executor/layers/linear.py: QKVParallelLinear",
+            )
+
+
+_NEVER_COPIED = {"GptOssForCausalLM"}
+
+
+def check_vocabulary(case: LaunchCase, tensor: int, _: bool) -> Iterator[Fault]:
+    """Find a padded vocabulary that the size does not divide."""
+    for part in case.architecture.parts:
+        for weight in part.weights:
+            if weight.split is not Split.VOCABULARY:
+                continue
+            padded = math.ceil(weight.rows / VOCABULARY_PADDING) * VOCABULARY_PADDING
+            if padded % tensor:
+                yield Fault(
+                    "vocabulary",
+                    f"--tensor-parallel-size {tensor} does not divide {case.model}'s vocabulary, "
+                    f"{weight.rows} padded to {padded}",
+                    "vllm/model_executor/layers/vocab_parallel_embedding.py: "
+                    "VocabParallelEmbedding",
+                )
+                return
+
+
+def check_state_heads(case: LaunchCase, tensor: int, _: bool) -> Iterator[Fault]:
+    """Find states of linear-attention layers that the size does not divide."""
+    for cache in shape_of(case.architecture).caches:
+        if not isinstance(cache, StateCache):
+            continue
+        for size, what in _state_sizes(cache):
+            if size % tensor:
+                yield Fault(
+                    "state-heads",
+                    f"--tensor-parallel-size {tensor} does not divide the {size} {what} of "
+                    f"{case.model}'s {cache.kind} layers",
+                    "vllm/model_executor/layers/mamba/mamba_utils.py: MambaStateShapeCalculator",
+                )
+                return
+
+
+def _state_sizes(cache: StateCache) -> Iterator[tuple[int, str]]:
+    """Yield what tensor parallelism has to divide of a layer with a state."""
+    for shape, split in zip(cache.shapes, cache.split, strict=True):
+        if split is None:
+            continue
+        if cache.kind not in _OF_HEADS:
+            yield shape[split], "channels"
+        elif shape is cache.shapes[-1]:
+            yield shape[split], "heads"
+        elif len(shape) == len(cache.shapes[-1]) and shape[split] > 1:
+            yield shape[split], "groups"  # a single one is copied: MambaMixer2
+
+
+_OF_HEADS = {"mamba2", "gdn", "kda"}
+"""Kinds whose last state is (heads, ...)."""
+
+
+def check_layer_sizes(case: LaunchCase, tensor: int, _: bool) -> Iterator[Fault]:
+    """Find matrices of the layers that the size does not divide."""
+    heads = case.architecture.heads
+    found: dict[int, str] = {}
+    for weight, _layers in shape_of(case.architecture).linear:
+        if weight.expert or weight.split is Split.HEADS:
+            continue
+        size = weight.rows if weight.split is Split.ROWS else weight.columns
+        # Where the heads are not divided, that says it better.
+        by_heads = heads and heads % tensor and size % heads == 0
+        if size % tensor and not by_heads:
+            found.setdefault(size, weight.name)
+    if found:
+        sizes = ", ".join(f"{size} ({name})" for size, name in sorted(found.items()))
+        yield Fault(
+            "layer-sizes",
+            f"--tensor-parallel-size {tensor} does not divide {case.model}'s layers: {sizes}",
+            "vllm/model_executor/layers/linear.py: ColumnParallelLinear, RowParallelLinear",
+        )
+
+
+def expert_ranks(case: LaunchCase, tensor: int, expert: bool) -> int:
+    """
+    Return over how many ranks each expert is divided.
+
+    Data parallelism divides experts too, unless whole experts are divided. Source:
+    FusedMoEParallelConfig.make in vllm/model_executor/layers/fused_moe/config.py.
+    """
+    return 1 if expert else tensor * case.choice.data
+
+
+def check_expert_size(case: LaunchCase, tensor: int, expert: bool) -> Iterator[Fault]:
+    """Find an inner size of experts that the ranks do not divide."""
+    ranks = expert_ranks(case, tensor, expert)
+    sizes = {
+        weight.columns
+        for weight, _ in shape_of(case.architecture).linear
+        if weight.expert and weight.split is Split.COLUMNS
+    }
+    for size in sorted(sizes):
+        if size % ranks:
+            yield Fault(
+                "expert-size",
+                f"{ranks_flag(case, tensor, ranks)} does not divide the {size} inner numbers of "
+                f"{case.model}'s experts",
+                "vllm/model_executor/layers/fused_moe: FusedMoEConfig, assert on intermediate_size",
+            )
+
+
+def ranks_flag(case: LaunchCase, tensor: int, ranks: int) -> str:
+    """Return the flags that make so many ranks, as people write them."""
+    if ranks == tensor:
+        return f"--tensor-parallel-size {tensor}"
+    return f"--tensor-parallel-size {tensor} times --data-parallel-size {case.choice.data}"
+
+
+def check_ranks_over_experts(case: LaunchCase, tensor: int, _: bool) -> Iterator[Fault]:
+    """Find a size above the number of experts, where the class refuses that."""
+    experts = case.architecture.experts
+    if experts and tensor > experts and vllm_support.limits_by_experts(case.model, case.vllm):
+        yield Fault(
+            "ranks-over-experts",
+            f"--tensor-parallel-size {tensor} is more than {case.model}'s {experts} experts",
+            "vllm/model_executor/models: the class's block of experts",
+        )

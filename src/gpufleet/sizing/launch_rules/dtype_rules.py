@@ -1,0 +1,97 @@
+"""Which dtypes a GPU, a model, a quantization and a KV cache allow.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpufleet.sizing.launch_rules.choice import Refused
+from gpufleet.sizing.launch_rules.launch_case import BFLOAT16_CAPABILITY, LaunchCase
+from gpufleet.sizing.launch_rules.release_rules import refuse_gpu
+
+
+def check_bfloat16(case: LaunchCase) -> Iterator[Refused]:
+    """Refuse bfloat16 on a GPU without it."""
+    if case.dtype != "bfloat16" or not case.before_bfloat16:
+        return
+    where = (
+        "vllm/platforms/cuda.py: check_if_supports_dtype"
+        if case.vllm >= (0, 10, 0)
+        else "vllm/v1/worker/gpu_worker.py: _check_if_gpu_supports_dtype"
+    )
+    yield _refuse_dtype(case, "bfloat16", f"{case.gpu} has no bfloat16, which needs 8.0", where)
+
+
+def check_float16(case: LaunchCase) -> Iterator[Refused]:
+    """Refuse float16 for a model that overflows it."""
+    if case.dtype == "float16" and case.refuses_float16:
+        yield _refuse_dtype(
+            case,
+            "float16",
+            f"{case.release} refuses float16 for {case.model}, which overflows it",
+            "vllm/config/model.py: _check_valid_dtype",
+        )
+
+
+def check_method_dtype(case: LaunchCase) -> Iterator[Refused]:
+    """Refuse a dtype that the quantization method does not compute with."""
+    if case.method_limits is None or case.dtype in case.method_limits.dtypes:
+        return
+    yield _refuse_dtype(
+        case,
+        "quantization-dtype",
+        f"{case.release} computes with `{case.method}` weights in "
+        f"{' or '.join(case.method_limits.dtypes)}, not in {case.dtype}",
+        "vllm/config/vllm.py: VllmConfig._get_quantization_config",
+    )
+
+
+def _refuse_dtype(case: LaunchCase, name: str, found: str, rule: str) -> Refused:
+    """
+    Return the refusal of a dtype with another that nothing refuses.
+
+    Where there is none: of the others, what ends this refusal at least.
+    """
+    wanted = case.choice.dtype
+    gpu_has = [one for one in _DTYPES if not (one == "bfloat16" and case.before_bfloat16)]
+    model_has = [one for one in gpu_has if not (one == "float16" and case.refuses_float16)]
+    by_method = case.method_limits.dtypes if case.method_limits else _DTYPES
+    whole = [one for one in model_has if one in by_method and one != case.dtype]
+    if whole:
+        return Refused(name, "dtype", wanted, found, rule, whole[0])
+    if name != "quantization-dtype":
+        others = [one for one in model_has if one != case.dtype]
+        return Refused(name, "dtype", wanted, found, rule, others[0])
+    if "bfloat16" not in by_method:
+        return Refused(name, "checkpoint", case.method, found, rule, None)
+    if wanted == "auto":
+        return refuse_gpu(case, name, BFLOAT16_CAPABILITY, found, rule)
+    return Refused(name, "dtype", wanted, found, rule, "bfloat16")
+
+
+_DTYPES = ("bfloat16", "float16", "float32")
+
+
+def check_kv_cache_dtype(case: LaunchCase) -> Iterator[Refused]:
+    """Refuse a dtype of the KV cache that the weights or the attention do not allow."""
+    wanted = case.choice.kv_cache_dtype
+    if wanted == "fp8_e5m2" and case.checkpoint and "fp8" in case.checkpoint.kinds:
+        yield Refused(
+            "kv-cache-dtype",
+            "kv_cache_dtype",
+            wanted,
+            f"{case.release} keeps no fp8_e5m2 cache beside FP8 weights",
+            "vllm/model_executor/layers/attention/attention.py: Attention"
+            if case.vllm >= (0, 16)
+            else "vllm/attention/layer.py: Attention",
+            "fp8_e4m3",
+        )
+    nvfp4 = wanted.startswith("nvfp4") and not wanted.endswith("_ds_mla")
+    if nvfp4 and case.latent and case.vllm >= (0, 21):
+        yield Refused(
+            "kv-cache-dtype",
+            "kv_cache_dtype",
+            wanted,
+            f"{case.release} has no {wanted} cache for {case.model}'s latent attention",
+            "vllm/config/vllm.py: VllmConfig.validate_nvfp4_kv_cache_with_mla",
+            "fp8",
+        )

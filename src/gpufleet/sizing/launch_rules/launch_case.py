@@ -1,0 +1,233 @@
+"""What a rule may ask of a model, a way to serve it, a GPU and a release.  Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+from gpufleet.catalog import vllm_support
+from gpufleet.catalog.vllm_support import Version
+from gpufleet.sizing.architectures.components import (
+    Architecture,
+    LatentCache,
+    Split,
+    StateCache,
+    Weight,
+)
+from gpufleet.sizing.architectures.quantization import Quantization, Scheme, online
+from gpufleet.sizing.launch_rules.choice import Choice, version_text
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why a tensor-parallel size is refused."""
+
+    name: str
+    found: str
+    rule: str
+
+
+@dataclass(frozen=True)
+class LaunchCase:
+    """Everything that a rule may ask."""
+
+    architecture: Architecture
+    checkpoint: Quantization | None
+    choice: Choice
+    compute_capability: tuple[int, int] | None
+    vllm: Version
+
+    @property
+    def model(self) -> str:
+        """The architecture's name."""
+        return self.architecture.name
+
+    @property
+    def release(self) -> str:
+        """The release, as people write it."""
+        return f"vLLM {version_text(self.vllm)}"
+
+    @property
+    def gpu(self) -> str:
+        """The GPU, as people write it."""
+        major, minor = self.compute_capability or (0, 0)
+        return f"a GPU of compute capability {major}.{minor}"
+
+    @cached_property
+    def capability(self) -> int | None:
+        """80 for 8.0, as vLLM counts; None: unknown."""
+        if self.compute_capability is None:
+            return None
+        major, minor = self.compute_capability
+        return 10 * major + minor
+
+    @cached_property
+    def quantization(self) -> Quantization | None:
+        """What the weights are once loaded: the checkpoint's, or what the flag makes of them."""
+        if self.checkpoint is None and self.choice.quantization is not None:
+            return online(self.choice.quantization, self.vllm)
+        return self.checkpoint
+
+    @cached_property
+    def method(self) -> str | None:
+        """The name under which vLLM loads the quantization on this GPU."""
+        return None if self.quantization is None else _loaded_method(self, self.quantization)
+
+    @cached_property
+    def method_limits(self) -> vllm_support.Asked | None:
+        """What the release asks of GPU and dtype for the method."""
+        return vllm_support.asked(self.method, self.vllm) if self.method else None
+
+    @cached_property
+    def latent(self) -> bool:
+        """Whether attention is MLA."""
+        return any(isinstance(cache, LatentCache) for cache in shape_of(self.architecture).caches)
+
+    @cached_property
+    def dtype(self) -> str:
+        """The dtype that is computed with, as the release resolves `auto`."""
+        dtype = _ALIASES.get(self.choice.dtype, self.choice.dtype)
+        if dtype != "auto":
+            return dtype
+        own = self.architecture.dtype
+        if own == "bfloat16" and self.before_bfloat16 and self.vllm >= _AUTO_FALLS_BACK:
+            return "float32" if self.refuses_float16 else "float16"
+        return own
+
+    @property
+    def before_bfloat16(self) -> bool:
+        """Whether the GPU is known to have no bfloat16."""
+        return self.capability is not None and self.capability < BFLOAT16_CAPABILITY
+
+    @cached_property
+    def refuses_float16(self) -> bool:
+        """Whether the release refuses float16 for the model."""
+        return bool(vllm_support.refuses_float16(self.model, self.vllm))
+
+
+_ALIASES = {"half": "float16", "float": "float32"}
+BFLOAT16_CAPABILITY = 80
+"""supported_dtypes of vllm/platforms/cuda.py: Ampere and newer."""
+_AUTO_FALLS_BACK = (0, 9, 1)
+"""_resolve_auto_dtype of vllm/config is first in 0.9.1."""
+
+
+class _ByIdentity:
+    """An architecture by its identity: comparing all its layers would take longer than judging."""
+
+    def __init__(self, architecture: Architecture, quantization: Quantization | None) -> None:
+        self.architecture = architecture
+        self.quantization = quantization
+
+    def __hash__(self) -> int:
+        return hash((id(self.architecture), id(self.quantization)))
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, _ByIdentity)
+            and self.architecture is other.architecture
+            and self.quantization is other.quantization
+        )
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The different weights and caches of an architecture's layers, each once."""
+
+    caches: tuple[Any, ...]
+    linear: tuple[tuple[Weight, tuple[int, ...]], ...]
+    """Divided matrices outside of state layers' mixers, with the layers to ask about them."""
+
+
+def shape_of(architecture: Architecture) -> Shape:
+    """Return the different weights and caches of an architecture, found once."""
+    return _shape_once(_ByIdentity(architecture, None))
+
+
+@lru_cache(maxsize=256)
+def _shape_once(same: _ByIdentity) -> Shape:
+    caches: dict[Any, None] = {}
+    weights: dict[Weight, list[int]] = {}
+    seen: dict[tuple[int, int], list[int]] = {}
+    for index, layer in enumerate(same.architecture.layers):
+        key = (id(layer.weights), id(layer.cache))
+        seen.setdefault(key, []).append(index)
+    for indices in seen.values():
+        layer = same.architecture.layers[indices[0]]
+        own = [cache for cache in (layer.cache, *layer.more) if cache is not None]
+        caches.update(dict.fromkeys(own))
+        state = any(isinstance(cache, StateCache) for cache in own)
+        for weight in layer.weights:
+            # How a state layer's mixer is divided follows from its heads, not from its rows.
+            if state and not (weight.expert or weight.name.startswith(("mlp.", "feed_forward."))):
+                continue
+            if weight.linear and weight.split not in {Split.NONE, Split.VOCABULARY}:
+                weights.setdefault(weight, []).extend(indices)
+    return Shape(
+        tuple(caches),
+        tuple(
+            (weight, (indices[-1], indices[len(indices) // 2], indices[0]))
+            for weight, indices in weights.items()
+        ),
+    )
+
+
+@lru_cache(maxsize=256)
+def _quantized_weights(same: _ByIdentity) -> tuple[tuple[Weight, Scheme], ...]:
+    """Return the matrices that are quantized in at least one layer, with how."""
+    found = []
+    if same.quantization is not None:
+        for weight, indices in shape_of(same.architecture).linear:
+            schemes = (
+                same.quantization.scheme_of(
+                    f"model.layers.{index}.{weight.name}", expert=weight.expert
+                )
+                for index in indices
+            )
+            if scheme := next((scheme for scheme in schemes if scheme), None):
+                found.append((weight, scheme))
+    return tuple(found)
+
+
+def quantized_weights(case: LaunchCase) -> tuple[tuple[Weight, Scheme], ...]:
+    """Return the matrices that are quantized in at least one layer, with how."""
+    return _quantized_weights(_ByIdentity(case.architecture, case.quantization))
+
+
+def _loaded_method(case: LaunchCase, quantization: Quantization) -> str:
+    """
+    Return vLLM's name of a method: GPTQ and AWQ become Marlin's where that runs.
+
+    Source: override_quantization_method of the classes in
+    vllm/model_executor/layers/quantization.
+    """
+    method = quantization.method
+    if quantization.online and method not in _ONLINE_OF_THEIR_OWN:
+        return "online"
+    if method == "auto-round" and vllm_support.asked(method, case.vllm) is None:
+        return "inc"
+    if method == "modelopt":
+        kinds = quantization.kinds
+        if len(kinds) > 1:
+            return "modelopt_mixed"
+        return {"nvfp4": "modelopt_fp4", "mxfp8": "modelopt_mxfp8"}.get(
+            next(iter(kinds), ""), "modelopt"
+        )
+    if method == "mxfp4" and vllm_support.asked("gpt_oss_mxfp4", case.vllm):
+        return "gpt_oss_mxfp4"
+    if method in {"awq", "gptq"}:
+        marlin = vllm_support.asked(f"{method}_marlin", case.vllm)
+        known = case.capability is not None  # else the better one is taken for granted
+        enough = marlin and (not known or (case.capability or 0) >= marlin.capability)
+        scheme = quantization.scheme
+        fits = scheme is not None and scheme.bits in {4, 8}
+        if method == "gptq":
+            fits = fits and scheme is not None and scheme.symmetric
+        if enough and fits:
+            return f"{method}_marlin"
+    return method
+
+
+_ONLINE_OF_THEIR_OWN = {"fp8", "ptpc_fp8", "bitsandbytes", "experts_int8"}
+"""What is quantized while it is loaded, by a class of its own and not OnlineQuantizationConfig."""

@@ -1,0 +1,82 @@
+"""Lengths, batches and adapters.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpufleet.catalog import vllm_support
+from gpufleet.sizing.launch_rules.choice import Refused
+from gpufleet.sizing.launch_rules.launch_case import LaunchCase
+
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""LoRAConfig of vllm/config/lora.py; 1 as well from 0.11.1 on."""
+
+
+def check_max_model_len(case: LaunchCase) -> Iterator[Refused]:
+    """Refuse a length beyond the model's."""
+    wanted, longest = case.choice.max_model_len, case.architecture.longest_length(case.vllm)
+    if wanted is not None and wanted > longest:
+        yield Refused(
+            "max-model-len",
+            "max_model_len",
+            wanted,
+            f"--max-model-len {wanted} is beyond the {longest} tokens of {case.model}'s config",
+            "vllm/config/model.py: _get_and_verify_max_len",
+            longest,
+            "lengthen it with rope parameters in --hf-overrides, as the model's card says",
+        )
+
+
+def check_batched_tokens(case: LaunchCase) -> Iterator[Refused]:
+    """Refuse batched tokens below the sequences or the length."""
+    tokens, sequences = case.choice.max_num_batched_tokens, case.choice.max_num_seqs
+    if tokens is None:
+        return
+    rule = "vllm/config/scheduler.py: SchedulerConfig.verify_max_model_len"
+    if sequences is not None and tokens < sequences:
+        yield Refused(
+            "batched-tokens-below-seqs",
+            "max_num_batched_tokens",
+            tokens,
+            f"--max-num-batched-tokens {tokens} is less than --max-num-seqs {sequences}",
+            rule,
+            sequences,
+        )
+    length = case.choice.max_model_len or case.architecture.untold_length(case.vllm)
+    if not case.choice.chunked_prefill and tokens < length:
+        yield Refused(
+            "batched-tokens-below-length",
+            "max_num_batched_tokens",
+            tokens,
+            f"--max-num-batched-tokens {tokens} is less than the context of {length}, which a "
+            "prompt needs in one piece without chunked prefill",
+            rule,
+            length,
+        )
+
+
+def check_lora(case: LaunchCase) -> Iterator[Refused]:
+    """Refuse adapters that the class does not load, and ranks that vLLM does not know."""
+    rank = case.choice.lora_rank
+    if rank is None:
+        return
+    served = vllm_support.serves(case.model, case.vllm)
+    if vllm_support.adapts(case.model, case.vllm) is False and served is not False:
+        yield Refused(
+            "lora",
+            "lora_rank",
+            rank,
+            f"{case.release} loads no LoRA adapters for {case.model}",
+            "vllm/lora: the class is no SupportsLoRA",
+            None,
+        )
+    ranks = LORA_RANKS if case.vllm < (0, 11, 1) else (1, *LORA_RANKS)
+    if rank not in ranks:
+        yield Refused(
+            "lora-rank",
+            "lora_rank",
+            rank,
+            f"--max-lora-rank {rank} is none of {', '.join(map(str, ranks))}",
+            "vllm/config/lora.py: LoRAConfig",
+            next((one for one in ranks if one >= rank), ranks[-1]),
+        )

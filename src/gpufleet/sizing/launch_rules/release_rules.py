@@ -1,0 +1,188 @@
+"""What follows from the release and the GPU: classes, methods, kernels.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpufleet.catalog import vllm_support
+from gpufleet.catalog.vllm_support import Version
+from gpufleet.sizing.architectures.quantization import Quantization, online
+from gpufleet.sizing.launch_rules.choice import Refused
+from gpufleet.sizing.launch_rules.launch_case import LaunchCase
+
+
+def check_architecture(case: LaunchCase) -> Iterator[Refused]:
+    """Refuse an architecture that the release has no class for."""
+    if vllm_support.serves(case.model, case.vllm) is False:
+        nearest = vllm_support.nearest_serving(case.model, case.vllm)
+        if nearest is not None:
+            yield Refused(
+                "architecture",
+                "vllm",
+                case.vllm,
+                f"{case.release} has no class for {case.model}; what its fallback to Transformers "
+                "would make of it is neither sized nor planned",
+                "vllm/model_executor/models/registry.py: _ModelRegistry",
+                nearest,
+            )
+
+
+def check_method(case: LaunchCase) -> Iterator[Refused]:
+    """Refuse a quantization method that the release does not have."""
+    if case.method is None or case.method_limits is not None or not vllm_support.knows(case.method):
+        return
+    nearest = vllm_support.nearest_with_method(case.method, case.vllm)
+    if nearest is not None:
+        yield Refused(
+            "quantization-method",
+            "vllm",
+            case.vllm,
+            f"{case.release} has no quantization `{case.method}`, which the weights have",
+            "vllm/config/model.py: ModelConfig._verify_quantization",
+            nearest,
+        )
+
+
+_SAME_METHOD = {
+    "awq_marlin": "awq",
+    "auto_awq": "awq",
+    "gptq_marlin": "gptq",
+    "auto_gptq": "gptq",
+    "gpt_oss_mxfp4": "mxfp4",
+    "modelopt_fp4": "modelopt",
+    "modelopt_mxfp8": "modelopt",
+    "modelopt_mixed": "modelopt",
+    "nvfp4": "modelopt",
+    "auto-round": "inc",
+    "petit_nvfp4": "modelopt",
+}
+_LOADS_OTHERS = {"humming", "moe_wna16", "inc", "bitblas", "gptq_bitblas", "marlin", "cpu_awq"}
+"""Methods that take over the checkpoints of others (override_quantization_method)."""
+
+
+def check_quantization_flag(case: LaunchCase) -> Iterator[Refused]:
+    """Refuse `--quantization` where it contradicts the checkpoint."""
+    flag = case.choice.quantization
+    if flag is None:
+        return
+    if case.checkpoint is None:
+        if online(flag, case.vllm) is None and vllm_support.knows(flag):
+            yield Refused(
+                "quantization-flag",
+                "quantization",
+                flag,
+                f"--quantization {flag} needs a checkpoint that is quantized so, and {case.model}'s"
+                f" is not: {case.release} quantizes nothing by that name while it loads",
+                "vllm/config/model.py: ModelConfig._verify_quantization",
+                None,
+            )
+        return
+    own = case.checkpoint.method
+    said, has = _SAME_METHOD.get(flag, flag), _SAME_METHOD.get(own, own)
+    if said != has and not {said, has} & _LOADS_OTHERS and vllm_support.knows(flag):
+        yield Refused(
+            "quantization-flag",
+            "quantization",
+            flag,
+            f"--quantization {flag} contradicts the checkpoint, which is quantized by `{own}`",
+            "vllm/config/model.py: ModelConfig._verify_quantization",
+            None,
+        )
+
+
+_WHEELS: tuple[tuple[Version, int], ...] = (((0, 8), 70), ((0, 20), 75))
+"""docs/getting_started/installation of the releases: CUDA 13 (0.20) has left Volta behind."""
+
+
+def check_gpu_generation(case: LaunchCase) -> Iterator[Refused]:
+    """Refuse a GPU that the release's kernels are not built for."""
+    if case.capability is None:
+        return
+    least = max(
+        (capability for since, capability in _WHEELS if since <= case.vllm[:2]),
+        default=_WHEELS[0][1],
+    )
+    if case.capability < least:
+        yield refuse_gpu(
+            case,
+            "gpu-generation",
+            least,
+            f"{case.release}'s kernels are not built for {case.gpu}",
+            "docs/getting_started/installation: requirements",
+        )
+
+
+def refuse_gpu(case: LaunchCase, name: str, least: int, found: str, rule: str) -> Refused:
+    """Return the refusal of a GPU, with the least compute capability that works."""
+    also = "a checkpoint that is not quantized so" if name == "quantization-gpu" else ""
+    return Refused(
+        name, "compute_capability", case.compute_capability, found, rule, divmod(least, 10), also
+    )
+
+
+def check_method_on_gpu(case: LaunchCase) -> Iterator[Refused]:
+    """Refuse a quantization method that does not run on the GPU."""
+    if case.capability is None or case.method_limits is None or case.quantization is None:
+        return
+    rule = "vllm/config/vllm.py: VllmConfig._get_quantization_config"
+    if case.capability < case.method_limits.capability:
+        yield refuse_gpu(
+            case,
+            "quantization-gpu",
+            case.method_limits.capability,
+            f"{case.release} does not run `{case.method}` weights on {case.gpu}",
+            rule,
+        )
+        return
+    if case.method != "compressed-tensors":
+        return
+    needs = [
+        (asked.capability, kind)
+        for kind in _compressed_kinds(case.quantization)
+        if (asked := vllm_support.asked(f"compressed-tensors {kind}", case.vllm))
+    ]
+    least, kind = max(needs, default=(0, ""))
+    if case.capability < least:
+        yield refuse_gpu(
+            case,
+            "quantization-gpu",
+            least,
+            f"{case.release} does not run compressed-tensors weights in {kind} on {case.gpu}",
+            "vllm/model_executor/layers/quantization/compressed_tensors/compressed_tensors.py: "
+            "_check_scheme_supported",
+        )
+
+
+def _compressed_kinds(quantization: Quantization) -> set[str]:
+    """Return the rows of the table of limits that the schemes of compressed-tensors fall under."""
+    kinds = set()
+    for scheme in (quantization.scheme, *(scheme for _, scheme in quantization.groups)):
+        if scheme is None:
+            continue
+        if scheme.kind == "fp8":
+            kinds.add("float8")
+        elif scheme.kind == "nvfp4":
+            kinds.add("float4")
+        elif scheme.kind == "int":
+            kinds.add("int8" if scheme.bits == 8 and scheme.group <= 0 else "int4")
+    return kinds
+
+
+_SPARSE = {"DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"}
+_SPARSE_LEAST = 90
+"""supports_compute_capability of every sparse backend in vllm/v1/attention/backends/mla."""
+
+
+def check_sparse_attention(case: LaunchCase) -> Iterator[Refused]:
+    """Refuse a GPU that has no backend for sparse attention."""
+    if case.capability is None or case.model not in _SPARSE:
+        return
+    consumer = case.capability // 10 == 12 and case.vllm[:2] <= (0, 21)
+    if case.capability < _SPARSE_LEAST or consumer:
+        yield refuse_gpu(
+            case,
+            "sparse-attention",
+            _SPARSE_LEAST,
+            f"{case.release} has no backend for {case.model}'s sparse attention on {case.gpu}",
+            "vllm/platforms/cuda.py: get_attn_backend_cls",
+        )
