@@ -31,7 +31,8 @@ from gpufleet.monitoring.exporters import Access
 from gpufleet.operations.converge import Converge
 from gpufleet.operations.wait_ready import Metrics
 from gpufleet.serving import unit as units
-from gpufleet.serving.unit import UnitFile, systemd_quote
+from gpufleet.serving.quoting import systemd_quote
+from gpufleet.serving.unit import UnitFile
 from gpufleet.settings.monitoring_settings import NodeExporter
 from roles.archived import brought, only_this, versions
 

@@ -22,8 +22,9 @@ from gpufleet.sanitize import printable
 if TYPE_CHECKING:
     from gpufleet.fleet.draining import Drain
     from gpufleet.inventory.loader import Fleet
+    from gpufleet.node.change_marks import Mark
     from gpufleet.upgrade.run.connections import Nodes
-    from gpufleet.upgrade.run.node_protocol import Mark, Marks, NodeLook
+    from gpufleet.upgrade.run.node_protocol import Marks, NodeLook
     from gpufleet.upgrade.run.traffic import Frontends
 
 # How long gateways are tried, where one does not answer at once.

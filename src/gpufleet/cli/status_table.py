@@ -10,14 +10,15 @@ from rich.text import Text
 from gpufleet.cli.tables import add_row, counted, with_columns
 from gpufleet.formatting import node_ranges, ranges
 from gpufleet.sanitize import printable
-from gpufleet.serving.status import FleetStatus, Stand
+from gpufleet.serving.rank_status import Health
+from gpufleet.serving.status import FleetStatus
 
-_STAND_STYLES = {
-    Stand.SERVES: "green",
-    Stand.RUNS: "green",
-    Stand.STARTS: "yellow",
-    Stand.BUSY: "yellow",
-    Stand.UNKNOWN: "magenta",
+_STYLES = {
+    Health.SERVES: "green",
+    Health.RUNS: "green",
+    Health.STARTS: "yellow",
+    Health.BUSY: "yellow",
+    Health.UNKNOWN: "magenta",
 }
 
 
@@ -34,7 +35,7 @@ def status(found: FleetStatus, now: float) -> RenderableType:
                 replica.id,
                 str(rank.rank),
                 rank.node,
-                _stand(rank.stand, drained=found.out.drains(replica.id, rank.node)),
+                _health(rank.health, drained=found.out.drains(replica.id, rank.node)),
                 "" if rank.since is None else _ago(now - rank.since),
                 ranges(rank.indices) if rank.indices else counted(len(rank.gpus), "GPU"),
                 ranges(rank.ports) or "-",
@@ -45,18 +46,18 @@ def status(found: FleetStatus, now: float) -> RenderableType:
     lines = [*_incarnations(found, now), *_amiss(found), *_marks(found, now)]
     if lines:
         parts += [Text(), *(Text(printable(line)) for line in lines)]
-    serving = sum(each.stand is Stand.SERVES for each in found.replicas)
+    serving = sum(each.health is Health.SERVES for each in found.replicas)
     said = f"{serving} of {len(found.replicas)} replicas serve"
     if drained := len({replica for replica, _, _ in found.out.drained}):
         said += f"; {drained} drained"
-    style = _STAND_STYLES[Stand.SERVES] if found.serves else "bold red"
+    style = _STYLES[Health.SERVES] if found.serves else "bold red"
     return Group(*parts, Text(), Text(said if found.replicas else "no replica", style=style))
 
 
-def _stand(stand: Stand, *, drained: bool) -> Text:
+def _health(health: Health, *, drained: bool) -> Text:
     if drained:
-        return Text(f"{stand}, drained", style="yellow" if stand.good else "red")
-    return Text(str(stand), style=_STAND_STYLES.get(stand, "red"))
+        return Text(f"{health}, drained", style="yellow" if health.good else "red")
+    return Text(str(health), style=_STYLES.get(health, "red"))
 
 
 def _marks(found: FleetStatus, now: float) -> Iterator[str]:
@@ -87,7 +88,7 @@ def _incarnations(found: FleetStatus, now: float) -> Iterator[str]:
 def _amiss(found: FleetStatus) -> Iterator[str]:
     for replica in found.replicas:
         for why in replica.why:
-            yield f"{replica.id} {replica.stand}: {why}"
+            yield f"{replica.id} {replica.health}: {why}"
     for node, why in found.silent.items():
         yield f"{node} unknown: {why}"
     yield from (f"missing: {each}" for each in found.missing)

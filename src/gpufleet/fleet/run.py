@@ -40,7 +40,7 @@ from gpufleet.planning.planner import FleetPlan, Stage
 from gpufleet.planning.stage import Running
 from gpufleet.remote.query import SECONDS, Answer, ask, survey
 from gpufleet.serving import servers
-from gpufleet.serving.together import halves
+from gpufleet.serving.restarts import partial_restarts
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.variables import Origin
 
@@ -344,7 +344,7 @@ def _together(state: State) -> None:
     typed = loader.current().typed
     settings = {name: each.settings for name, each in loader.current().gpu_nodes.items()}
     spanning = {stage.node for stage in found.plan.stages if stage.group}
-    problems = halves(
+    problems = partial_restarts(
         found.plan.stages,
         found.running,
         settings,

@@ -1,8 +1,9 @@
 """Do the planned stages' arguments and variables fit the vLLM that will run them?  Pure.
 
-Contract: what is judged is what the unit will say, word by word (`units.arguments`,
-`units.environment`), by the schema of the release that will run it; never by a neighbour's. A
-sentence names the key that an operator wrote, the place that set it, and what to write instead.
+Contract: what is judged is what the unit will say, word by word (`unit.arguments`,
+`unit_environment.environment`), by the schema of the release that will run it; never by a
+neighbour's. A sentence names the key that an operator wrote, the place that set it, and what to
+write instead.
 What holds for several stages, or for the same line of several nodes, is said once.
 """
 
@@ -26,7 +27,7 @@ from gpufleet.flags.schema import Schema
 from gpufleet.planning.multinode.launch import filled
 from gpufleet.planning.planner import Stage
 from gpufleet.remote import payload
-from gpufleet.serving import unit
+from gpufleet.serving import unit, unit_environment
 from gpufleet.settings.node_settings import NodeSettings, Served, Vllm
 from gpufleet.settings.variables import KeyPath, Origin
 
@@ -91,7 +92,7 @@ def started(
     """
     lines = list(unit.lines(stage, model, vllm))
     if stage.group:
-        rank = unit.rank(stage, model, vllm)
+        rank = unit_environment.rank(stage, model, vllm)
         port, refused = stage.group.cluster_port, {f"--{name}" for name in rank.drops}
         lines = [each for each in lines if each[1][0].partition("=")[0] not in refused]
         lines += [
@@ -107,7 +108,7 @@ def started(
         vllm.version,
         tuple(word for word, _ in said),
         tuple(key for _, key in said),
-        unit.environment(stage, model, vllm, release=release, toolkit=toolkit),
+        unit_environment.environment(stage, model, vllm, release=release, toolkit=toolkit),
         {**shared, **own},
     )
 

@@ -6,14 +6,13 @@ the whole truth of a node, a diff of two units the whole change. Secrets are the
 unit names their files only.
 
 Nothing reaches a unit file unescaped: values of ours go through `systemd_quote`, names are
-checked by patterns that leave nothing to escape (`settings.ModelName`, `_VARIABLE`).
+checked by patterns that leave nothing to escape (`settings.ModelName`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -25,12 +24,13 @@ from gpufleet.converge.desired import UNIT_DIRECTORY, File, started_line
 from gpufleet.errors import FleetError
 from gpufleet.flags.arguments import words
 from gpufleet.planning.multinode import disaggregation, launch
-from gpufleet.planning.planner import Stage
+from gpufleet.planning.stage import Stage
 from gpufleet.remote import payload
 from gpufleet.serving.credentials import API_KEY
+from gpufleet.serving.quoting import UNQUOTABLE, is_unquotable, systemd_quote
+from gpufleet.serving.unit_environment import environment, offline_variables, rank
 from gpufleet.settings.node_settings import Argument, Served, Vllm
 from gpufleet.settings.variables import KeyPath
-from gpufleet.versions import numbers
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -44,15 +44,6 @@ nodes."""
 LAUNCHER = "/usr/local/libexec/gpufleet/vllm-serve"
 """Where `templates/vllm-serve.sh` lies on nodes."""
 MODELS = "/var/lib/vllm/models"
-
-# What systemd takes as it is, everywhere in a word. Not among them: % (specifiers), $ (variables),
-# quotes and backslash (quoting), whitespace, ; (separates commands), # (comment at a line's start).
-_PLAIN = re.compile(r"[A-Za-z0-9_@:/.,=+-]+")
-# systemd.exec(5): other names are logged as invalid and ignored.
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Before, vLLM reads each entry of CUDA_VISIBLE_DEVICES as a number and dies of a UUID while it
-# inspects the model (vllm/platforms/interface.py of 0.23.0 and 0.24.0).
-_UUIDS_SINCE = (0, 24)
 
 
 @dataclass(frozen=True)
@@ -191,7 +182,7 @@ def in_common(stage: Stage, model: Served, vllm: Vllm) -> str:
     the list of nodes, which the ranks compare themselves.
     """
     said = [line for _, line in lines(replace(stage, node_rank=0), model, vllm)]
-    variables = _offline(model) | vllm.environment | model.environment
+    variables = offline_variables(model) | vllm.environment | model.environment
     return _fingerprint(
         {
             "arguments": json.dumps([line for line in said if line[0] != "--host"]),
@@ -219,60 +210,9 @@ def _programs() -> str:
     return _fingerprint({**ours, "rank": payload.archive("rank/rank")})
 
 
-def rank(stage: Stage, model: Served, vllm: Vllm) -> launch.Rank:
-    """
-    Return what a stage of a replica over nodes is started with besides.
-
-    Raises `FleetError` for what the release or the model cannot be given.
-    """
-    if stage.group is None:
-        raise ValueError(f"{stage.id} is on one node")
-    return launch.arrange(
-        stage,
-        model,
-        dict(stage.group.networks),
-        vllm=numbers(vllm.version),
-        device=vllm.device,
-        ray=stage.group.ray,
-        experts=stage.group.experts,
-        side_channel_port=stage.group.side_channel_port or launch.NIXL_PORT,
-    )
-
-
 def served_name(stage: Stage, model: Served) -> str:
     """Return what clients ask the stage for."""
     return model.served_name or stage.model
-
-
-def environment(
-    stage: Stage, model: Served, vllm: Vllm, *, release: str, toolkit: str | None = None
-) -> dict[str, str]:
-    """
-    Return the variables of the stage's process, by name.
-
-    Built-in < `vllm.environment` < the model's `environment`. Raises `FleetError` with every name
-    that is not one, or is the plan's to set, and every value that
-    systemd cannot say.
-    """
-    ours = {
-        f"vllm.environment.{name}": (name, value) for name, value in vllm.environment.items()
-    } | {
-        f"serving.{stage.model}.environment.{name}": (name, value)
-        for name, value in model.environment.items()
-    }
-    if problems := [
-        f"{key} {wrong}"
-        for key, (name, value) in ours.items()
-        if (wrong := _wrong_variable(name, value))
-    ]:
-        raise FleetError(*problems)
-    built_in = _directories(stage) | _offline(model) | _device(stage, vllm, release, toolkit)
-    if stage.group:
-        built_in |= rank(stage, model, vllm).variables
-    if stage.handover:
-        network = dict(stage.handover.networks)[stage.node]
-        built_in |= launch.transfer(stage, model, network, port=stage.handover.port)
-    return dict(sorted((built_in | vllm.environment | model.environment).items()))
 
 
 def lines(stage: Stage, model: Served, vllm: Vllm) -> list[tuple[KeyPath, tuple[str, ...]]]:
@@ -311,7 +251,7 @@ def lines(stage: Stage, model: Served, vllm: Vllm) -> list[tuple[KeyPath, tuple[
     }
     directory = model_directory(model)
     found: list[tuple[KeyPath, tuple[str, ...]]] = [((*own, "model"), (directory,))]
-    problems = [f"serving.{stage.model}.model {_UNSAYABLE}"] if _unsayable(directory) else []
+    problems = [f"serving.{stage.model}.model {UNQUOTABLE}"] if is_unquotable(directory) else []
     for key, (name, value) in [*planned.items(), *given.items()]:
         said = words(name, value)
         if wrong := _wrong_flag(value, said):
@@ -328,75 +268,9 @@ def _wrong_flag(value: Argument, said: tuple[str, ...]) -> str | None:
         return "is an empty list, which a command line cannot say: remove it, or set it to null"
     if isinstance(value, list) and any(word.startswith("-") for word in said[1:]):
         return "has a value that starts with a dash, which vLLM would take for the next flag"
-    if any(_unsayable(word) for word in said):
-        return _UNSAYABLE
+    if any(is_unquotable(word) for word in said):
+        return UNQUOTABLE
     return None
-
-
-def _wrong_variable(name: str, value: str) -> str | None:
-    if not _VARIABLE.fullmatch(name):
-        return "is no name of a variable (letters, digits and _, not a digit first)"
-    if _unsayable(value):
-        return _UNSAYABLE
-    return None
-
-
-def _directories(stage: Stage) -> dict[str, str]:
-    """A home and caches of the stage's own: shared ones would race, and outlive their reason."""
-    state, cache_directory = f"/var/lib/vllm/{stage.id}", f"/var/cache/vllm/{stage.id}"
-    return {
-        "HOME": state,
-        "HF_HOME": f"{state}/huggingface",
-        "VLLM_CONFIG_ROOT": f"{state}/config",
-        "XDG_CACHE_HOME": cache_directory,
-        "VLLM_CACHE_ROOT": f"{cache_directory}/vllm",
-        "TRITON_CACHE_DIR": f"{cache_directory}/triton",
-        "TORCHINDUCTOR_CACHE_DIR": f"{cache_directory}/inductor",
-        "FLASHINFER_WORKSPACE_BASE": f"{cache_directory}/flashinfer",
-        "CUDA_CACHE_PATH": f"{cache_directory}/cuda",
-        "VLLM_RPC_BASE_PATH": f"/run/vllm/{stage.id}",
-    }
-
-
-def _offline(model: Served) -> dict[str, str]:
-    return {
-        # Files are staged beforehand: a start must not depend on a hub, nor wait for it.
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-        # vLLM gives its engine 600 s by itself, whatever we wait.
-        "VLLM_ENGINE_READY_TIMEOUT_S": str(model.start_seconds),
-    }
-
-
-def _device(stage: Stage, vllm: Vllm, release: str, toolkit: str | None) -> dict[str, str]:
-    path = [f"{RELEASES}/{release}/bin", "/usr/local/bin", "/usr/bin", "/bin"]
-    if vllm.device == "cpu":
-        # nobind: several ranks on one NUMA node fail otherwise. One thread each: they share cores.
-        threads = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
-        return {"PATH": ":".join(path), **threads}
-    visible = {
-        # NVML's order; CUDA's own is by speed, and an index would then be another GPU.
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": ",".join(_visible(stage, vllm)),
-    }
-    if toolkit is None:
-        return {"PATH": ":".join(path), **visible}
-    cuda = f"/usr/local/cuda-{toolkit.replace('-', '.')}"
-    return {"PATH": ":".join([path[0], f"{cuda}/bin", *path[1:]]), "CUDA_HOME": cuda, **visible}
-
-
-def _visible(stage: Stage, vllm: Vllm) -> tuple[str, ...]:
-    """
-    UUIDs where vLLM takes them, else indices.
-
-    An index is another GPU after a reboot in which one before it was not found; a UUID is that GPU
-    or none.
-    """
-    major, minor, *_ = vllm.version.split(".")
-    if (int(major), int(minor)) >= _UUIDS_SINCE:
-        return stage.gpu_uuids
-    return tuple(map(str, stage.gpus))
 
 
 def _is_in_a_home(directory: str) -> bool:
@@ -488,59 +362,3 @@ def _loader(templates: Path) -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-
-
-# systemd's quoting
-
-
-def systemd_quote(value: str, *, command: bool = True) -> str:
-    r"""
-    Return `value` as one word of a unit file, such that systemd reads back exactly `value`.
-
-        >>> systemd_quote('100% "sure"\n')
-        '\'100%% "sure"\\n\''
-
-    systemd unescapes a word (C escapes in either quotes), expands specifiers (`%`), and in commands
-    (ExecStart=) expands variables (`$`) last. `command=False` is for Environment= and other lists
-    of words, which know no variables. The result is printable ASCII on one line.
-    Raises ValueError for what systemd refuses in any spelling: NUL, surrogates and the 66 code
-    points that Unicode reserves as noncharacters (unichar_is_valid in systemd's utf8.c).
-    """
-    if _unsayable(value):
-        raise ValueError(f"systemd cannot say {value!r}")
-    if _PLAIN.fullmatch(value):
-        return value
-    # The quote that the value does not hold: JSON stays readable.
-    quote = "'" if '"' in value and "'" not in value else '"'
-    return quote + "".join(_escaped(character, quote, command) for character in value) + quote
-
-
-_UNSAYABLE = "holds a NUL, a lone surrogate or a Unicode noncharacter, which systemd cannot say"
-
-
-def _unsayable(value: str) -> bool:
-    points = [ord(character) for character in value]
-    return any(
-        point == 0
-        or 0xD800 <= point <= 0xDFFF
-        or 0xFDD0 <= point <= 0xFDEF
-        or point & 0xFFFE == 0xFFFE
-        for point in points
-    )
-
-
-_ESCAPES = {"\\": r"\\", "\n": r"\n", "\t": r"\t", "\r": r"\r", "%": "%%"}
-
-
-def _escaped(character: str, quote: str, command: bool) -> str:
-    if character == quote:
-        return f"\\{quote}"
-    if character == "$" and command:
-        return "$$"
-    if character in _ESCAPES:
-        return _ESCAPES[character]
-    if " " <= character <= "~":
-        return character
-    if character < "\x80":
-        return f"\\x{ord(character):02x}"
-    return f"\\u{ord(character):04x}" if character <= "\uffff" else f"\\U{ord(character):08x}"

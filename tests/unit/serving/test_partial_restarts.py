@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gpufleet.planning.stage import Running
-from gpufleet.serving.together import halves
+from gpufleet.serving.restarts import partial_restarts
 from tests.unit.serving.test_restarts import RANKS, STAGE, both, settings, units_of
 
 BOTH = ("gpu-01", "gpu-02")
@@ -19,7 +19,7 @@ def said(
     running: Sequence[Running], reached: Collection[str] = BOTH, *, serial: bool = False
 ) -> list[str]:
     releases = dict.fromkeys(BOTH, "0.32.0-1a2b")
-    return list(halves(RANKS, running, both(NEW), releases, reached, serial=serial))
+    return list(partial_restarts(RANKS, running, both(NEW), releases, reached, serial=serial))
 
 
 @pytest.mark.parametrize("reached", [("gpu-01",), ("gpu-02",)], ids=["head", "worker"])
@@ -63,4 +63,4 @@ def test_ranks_do_not_start_one_after_the_other():
 def test_a_replica_on_one_node_may_be_taken_alone():
     alone = replace(STAGE, node="gpu-01")
 
-    assert list(halves([alone], [], both(NEW), {}, ("gpu-02",), serial=True)) == []
+    assert list(partial_restarts([alone], [], both(NEW), {}, ("gpu-02",), serial=True)) == []

@@ -22,7 +22,8 @@ from gpufleet.on_node.serving import endpoints as serving
 from gpufleet.on_node.serving import status as stage_status
 from gpufleet.planning.planner import Stage
 from gpufleet.serving import unit as units
-from gpufleet.serving.status import Stand, status
+from gpufleet.serving.rank_status import Health
+from gpufleet.serving.status import status
 from gpufleet.settings.node_settings import NodeSettings, Served, Vllm
 
 KEY = "f3a9c1d2e4b5a697"
@@ -126,10 +127,10 @@ def test_a_stage_that_answers_serves_and_no_key_is_printed(node):
     assert KEY not in json.dumps(found)
     (replica,) = fleet.replicas
     (rank,) = replica.ranks
-    assert (replica.id, replica.stand, rank.stand, rank.why) == (
+    assert (replica.id, replica.health, rank.health, rank.why) == (
         "llama-0",
-        Stand.SERVES,
-        Stand.SERVES,
+        Health.SERVES,
+        Health.SERVES,
         "",
     )
     assert (rank.indices, rank.release, rank.restarts) == ((1, 0), "0.32.0-1a2b", 1)
@@ -141,7 +142,7 @@ def test_health_alone_is_not_enough(node, monkeypatch):
     monkeypatch.setattr(Server, "health", 503)
     (replica,) = status({"gpu-01": node.look()}, {}, whole=False).replicas
 
-    assert replica.stand is Stand.STARTS
+    assert replica.health is Health.STARTS
     assert "/health: HTTP 503" in replica.why[0]
 
 
@@ -193,7 +194,7 @@ def test_a_node_without_nvidia_smi_has_no_indices_and_serves(node):
     (node.path / "usr/bin/nvidia-smi").unlink()
     (replica,) = status({"gpu-01": node.look()}, {}, whole=False).replicas
 
-    assert replica.stand is Stand.SERVES
+    assert replica.health is Health.SERVES
     assert replica.ranks[0].indices == ()
 
 
@@ -323,27 +324,27 @@ def judged(*answers):
 @pytest.mark.parametrize(
     ("look", "stand", "says"),
     [
-        (seen(), Stand.SERVES, ""),
-        (seen(models=["other"]), Stand.WRONG, "serves ['other']"),
-        (seen(without_key=200), Stand.WRONG, "answers without the API key"),
-        (seen(started="f0"), Stand.WRONG, "its unit has changed since"),
-        (seen(models_error={"error": "timed out"}), Stand.WRONG, "/v1/models answers timed out"),
-        (seen(key_error="[Errno 13] Permission denied: 'x'"), Stand.UNKNOWN, "needs root"),
-        (seen(unit={"error": "no systemd"}), Stand.UNKNOWN, "no systemd"),
-        (seen(unit={"ActiveState": "deactivating"}), Stand.DOWN, "is being stopped"),
+        (seen(), Health.SERVES, ""),
+        (seen(models=["other"]), Health.WRONG, "serves ['other']"),
+        (seen(without_key=200), Health.WRONG, "answers without the API key"),
+        (seen(started="f0"), Health.WRONG, "its unit has changed since"),
+        (seen(models_error={"error": "timed out"}), Health.WRONG, "/v1/models answers timed out"),
+        (seen(key_error="[Errno 13] Permission denied: 'x'"), Health.UNKNOWN, "needs root"),
+        (seen(unit={"error": "no systemd"}), Health.UNKNOWN, "no systemd"),
+        (seen(unit={"ActiveState": "deactivating"}), Health.DOWN, "is being stopped"),
         (
             seen(unit={"ActiveState": "inactive", "Result": "success", "ExecMainStatus": "0"}),
-            Stand.DOWN,
+            Health.DOWN,
             f"is stopped, and was not started since: `systemctl start {UNIT}`",
         ),
         (
             seen(unit={"ActiveState": "failed", "Result": "exit-code", "ExecMainStatus": "2"}),
-            Stand.DOWN,
+            Health.DOWN,
             "refused its command line",
         ),
         (
             seen(unit={"ActiveState": "activating", "SubState": "auto-restart", "NRestarts": "3"}),
-            Stand.DOWN,
+            Health.DOWN,
             "is activating",
         ),
     ],
@@ -351,19 +352,19 @@ def judged(*answers):
 def test_a_stage_serves_only_when_everything_about_it_is_right(look, stand, says):
     (replica,) = judged(answer(stage(seen=look))).replicas
 
-    assert replica.stand is stand
+    assert replica.health is stand
     assert says in "".join(replica.why)
-    assert bool(replica.why) == (stand is not Stand.SERVES)
+    assert bool(replica.why) == (stand is not Health.SERVES)
 
 
 def test_a_replica_over_nodes_serves_when_all_its_ranks_are_of_one_incarnation():
     fleet = judged(answer(group(0)), answer(group(1)))
 
     (replica,) = fleet.replicas
-    assert (replica.stand, replica.incarnation) == (Stand.SERVES, "5a5a")
-    assert [(rank.node, rank.stand) for rank in replica.ranks] == [
-        ("gpu-01", Stand.SERVES),
-        ("gpu-02", Stand.RUNS),
+    assert (replica.health, replica.incarnation) == (Health.SERVES, "5a5a")
+    assert [(rank.node, rank.health) for rank in replica.ranks] == [
+        ("gpu-01", Health.SERVES),
+        ("gpu-02", Health.RUNS),
     ]
     assert fleet.serves
 
@@ -375,28 +376,28 @@ def killed(stage):
 @pytest.mark.parametrize(
     ("worker", "stand", "says"),
     [
-        (answer(killed(group(1))), Stand.DOWN, "rank 1 on gpu-02: vllm-llama-0.service is failed"),
+        (answer(killed(group(1))), Health.DOWN, "rank 1 on gpu-02: vllm-llama-0.service is failed"),
         (
             answer(group(1, phase="waiting", why="for gpu-01")),
-            Stand.STARTS,
+            Health.STARTS,
             "the rank is waiting: for gpu-01",
         ),
-        (answer(group(1, phase="refused", why="release")), Stand.WRONG, "refused: release"),
-        (answer(group(1, at=CLOCK - 60)), Stand.UNKNOWN, "has said nothing for 60 s"),
+        (answer(group(1, phase="refused", why="release")), Health.WRONG, "refused: release"),
+        (answer(group(1, at=CLOCK - 60)), Health.UNKNOWN, "has said nothing for 60 s"),
         (
             answer(group(1, incarnation={"id": "4b4b", "counter": 6})),
-            Stand.WRONG,
+            Health.WRONG,
             "different incarnations: rank 0 5a5a, rank 1 4b4b",
         ),
-        (answer(), Stand.UNKNOWN, "rank 1 on gpu-02: that node was not asked, or has no unit"),
-        ("cannot be reached: timed out", Stand.UNKNOWN, "rank 1 on gpu-02: cannot be reached"),
+        (answer(), Health.UNKNOWN, "rank 1 on gpu-02: that node was not asked, or has no unit"),
+        ("cannot be reached: timed out", Health.UNKNOWN, "rank 1 on gpu-02: cannot be reached"),
     ],
 )
 def test_an_endpoint_that_answers_is_not_enough_for_a_replica_over_nodes(worker, stand, says):
     fleet = judged(answer(group(0)), worker)
 
     (replica,) = fleet.replicas
-    assert replica.stand is stand
+    assert replica.health is stand
     assert says in "".join(replica.why)
     assert not fleet.serves
 
@@ -405,7 +406,7 @@ def test_every_engine_that_has_a_server_of_its_own_must_be_healthy():
     ill = {"http://h:8001": {"status": 200}, "http://h:8002": {"error": "refused"}}
     (replica,) = judged(answer(stage(engines=ill))).replicas
 
-    assert replica.stand is Stand.STARTS
+    assert replica.health is Health.STARTS
     assert replica.why == ("vllm-llama-0.service: no /health yet of http://h:8002",)
 
 
@@ -427,7 +428,7 @@ def test_the_ports_of_engines_are_those_after_the_first():
 def test_two_nodes_that_have_the_same_rank_are_not_two_replicas():
     (replica,) = judged(answer(stage()), answer(stage())).replicas
 
-    assert replica.stand is Stand.WRONG
+    assert replica.health is Health.WRONG
     assert "gpu-01 and gpu-02 both have rank 0" in replica.why[0]
 
 
@@ -446,7 +447,7 @@ def test_a_node_that_answers_nonsense_costs_the_others_nothing(broken):
     fleet = judged(broken, answer(stage()))
 
     assert "makes no sense" in fleet.silent["gpu-01"]
-    assert [replica.stand for replica in fleet.replicas] == [Stand.SERVES]
+    assert [replica.health for replica in fleet.replicas] == [Health.SERVES]
     assert not fleet.serves
 
 
@@ -719,6 +720,6 @@ def test_a_drained_replica_answers_all_the_same():
 def test_marks_that_make_no_sense_cost_no_other_answer(change):
     fleet = judged({**answer(stage()), "change": change})
 
-    assert fleet.replicas[0].stand is Stand.SERVES
+    assert fleet.replicas[0].health is Health.SERVES
     assert fleet.out.cordoned == ()
     assert len([each for each in fleet.remarks if each.startswith("gpu-01: its cordon")]) == 1

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from gpufleet.errors import FleetError
 from gpufleet.planning.planner import Stage
 from gpufleet.serving import unit as units
+from gpufleet.serving import unit_environment
 from gpufleet.settings.node_settings import Served, Vllm
 from tests.support.checkout import ROOT
 
@@ -287,7 +288,9 @@ def test_arguments_that_no_command_line_can_say_are_refused_together():
 
 def environment(changed_model=None, changed_vllm=None, **changes):
     wanted = {"release": "r", "toolkit": "13-0"} | changes
-    return units.environment(STAGE, changed_model or model(), changed_vllm or vllm(), **wanted)
+    return unit_environment.environment(
+        STAGE, changed_model or model(), changed_vllm or vllm(), **wanted
+    )
 
 
 def test_the_model_has_the_last_word_on_variables():

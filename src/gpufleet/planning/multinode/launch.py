@@ -2,9 +2,9 @@
 What makes the processes of a replica that spans nodes one: flags, variables, Ray's commands.  Pure.
 
 Takes a stage of the plan and the network of each of its replica's nodes, gives what the process of
-that stage is started with beside what any stage is (`units.lines`, `units.environment`), and the
-command line of the rank's program that starts it. What flags
-mean and what they exclude was read in vllm/engine/arg_utils.py, vllm/config/parallel.py and
+that stage is started with beside what any stage is (`unit.lines`,
+`unit_environment.environment`), and the command line of the rank's program that starts it. What
+flags mean and what they exclude was read in vllm/engine/arg_utils.py, vllm/config/parallel.py and
 vllm/entrypoints/cli/serve.py of 0.18 to 0.33.
 
 How the nodes are joined depends on what crosses from one to the next:

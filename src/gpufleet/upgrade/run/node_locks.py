@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from gpufleet.errors import FleetError
+from gpufleet.node.change_marks import Lock
 from gpufleet.upgrade.run import node_protocol
-from gpufleet.upgrade.run.node_protocol import Answer, Lock, LockAnswer, NodeQuestion
+from gpufleet.upgrade.run.node_protocol import Answer, LockAnswer, NodeQuestion
 
 Ask = Callable[[Mapping[str, NodeQuestion]], Mapping[str, Answer]]
 """Puts each node its question."""

@@ -12,7 +12,7 @@ from gpufleet.network import firewall
 from gpufleet.on_node.rank import children
 from gpufleet.planning.multinode.disaggregation import Pairs, declared, divided, engine_id
 from gpufleet.planning.stage import Stage
-from gpufleet.serving import unit
+from gpufleet.serving import unit, unit_environment
 from gpufleet.settings.node_settings import NodeSettings, Served
 from tests.support.models import described
 from tests.support.planned import machine, planned
@@ -75,7 +75,7 @@ def started(stage, settings):
     model = here.serving[stage.model]
     words = list(unit.arguments(stage, model, here.vllm))
     flag = json.loads(words[words.index("--kv-transfer-config") + 1])
-    variables = unit.environment(stage, model, here.vllm, release="x")
+    variables = unit_environment.environment(stage, model, here.vllm, release="x")
     return flag, {
         name.removeprefix("VLLM_NIXL_SIDE_CHANNEL_"): value
         for name, value in variables.items()

@@ -23,6 +23,7 @@ from gpufleet.on_node.rank import rank
 from gpufleet.planning.multinode import launch
 from gpufleet.planning.stage import Stage
 from gpufleet.serving import unit as units
+from gpufleet.serving import unit_environment
 from gpufleet.settings.node_settings import OLDEST_VLLM, NodeSettings, Vllm
 from roles.vllm import endpoints
 from tests.support.checkout import ROOT
@@ -165,7 +166,7 @@ def shown(name: str, stage: Stage) -> str:
     here = NodeSettings.model_validate(settings(EXAMPLES[name]))
     assert here.vllm
     model = here.serving[stage.model]
-    own = dict(units.rank(stage, model, here.vllm).variables)
+    own = dict(unit_environment.rank(stage, model, here.vllm).variables)
     if stage.handover:
         network = dict(stage.handover.networks)[stage.node]
         own |= launch.transfer(stage, model, network, port=stage.handover.port)
@@ -210,7 +211,7 @@ def test_every_release_takes_what_an_example_starts(name, version):
     vllm = Vllm.model_validate(here.vllm.model_dump() | {"version": version})
     for stage in ends(name):
         model = here.serving[stage.model]
-        if not units.rank(stage, model, vllm).serves:
+        if not unit_environment.rank(stage, model, vllm).serves:
             continue
         assert stage.group
         words = [
@@ -218,7 +219,7 @@ def test_every_release_takes_what_an_example_starts(name, version):
             for line in launch.command(
                 stage,
                 model,
-                units.rank(stage, model, vllm),
+                unit_environment.rank(stage, model, vllm),
                 dict(stage.group.networks),
                 port=stage.group.cluster_port,
                 same={},
@@ -229,7 +230,7 @@ def test_every_release_takes_what_an_example_starts(name, version):
         ]
         _, programs = rank.arguments(words)
         serving = [launch.filled(word, stage.group.cluster_port) for word in programs[-1]]
-        environment = units.environment(stage, model, vllm, release=RELEASE)
+        environment = unit_environment.environment(stage, model, vllm, release=RELEASE)
         problems = check(schema.load(version), serving[serving.index("serve") + 1 :], environment)
 
         assert [str(each) for each in problems if each.refuses] == []

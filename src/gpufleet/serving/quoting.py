@@ -1,0 +1,63 @@
+"""How a word is written in a unit file, such that systemd reads back exactly that.  Pure."""
+
+from __future__ import annotations
+
+import re
+
+# What systemd takes as it is, everywhere in a word. Not among them: % (specifiers), $ (variables),
+# quotes and backslash (quoting), whitespace, ; (separates commands), # (comment at a line's start).
+_PLAIN = re.compile(r"[A-Za-z0-9_@:/.,=+-]+")
+
+
+def systemd_quote(value: str, *, command: bool = True) -> str:
+    r"""
+    Return `value` as one word of a unit file, such that systemd reads back exactly `value`.
+
+        >>> systemd_quote('100% "sure"\n')
+        '\'100%% "sure"\\n\''
+
+    systemd unescapes a word (C escapes in either quotes), expands specifiers (`%`), and in commands
+    (ExecStart=) expands variables (`$`) last. `command=False` is for Environment= and other lists
+    of words, which know no variables. The result is printable ASCII on one line.
+    Raises ValueError for what systemd refuses in any spelling: NUL, surrogates and the 66 code
+    points that Unicode reserves as noncharacters (unichar_is_valid in systemd's utf8.c).
+    """
+    if is_unquotable(value):
+        raise ValueError(f"systemd cannot say {value!r}")
+    if _PLAIN.fullmatch(value):
+        return value
+    # The quote that the value does not hold: JSON stays readable.
+    quote = "'" if '"' in value and "'" not in value else '"'
+    return quote + "".join(_escaped(character, quote, command) for character in value) + quote
+
+
+UNQUOTABLE = "holds a NUL, a lone surrogate or a Unicode noncharacter, which systemd cannot say"
+
+
+def is_unquotable(value: str) -> bool:
+    """Say whether systemd refuses `value` in any spelling."""
+    points = [ord(character) for character in value]
+    return any(
+        point == 0
+        or 0xD800 <= point <= 0xDFFF
+        or 0xFDD0 <= point <= 0xFDEF
+        or point & 0xFFFE == 0xFFFE
+        for point in points
+    )
+
+
+_ESCAPES = {"\\": r"\\", "\n": r"\n", "\t": r"\t", "\r": r"\r", "%": "%%"}
+
+
+def _escaped(character: str, quote: str, command: bool) -> str:
+    if character == quote:
+        return f"\\{quote}"
+    if character == "$" and command:
+        return "$$"
+    if character in _ESCAPES:
+        return _ESCAPES[character]
+    if " " <= character <= "~":
+        return character
+    if character < "\x80":
+        return f"\\x{ord(character):02x}"
+    return f"\\u{ord(character):04x}" if character <= "\uffff" else f"\\U{ord(character):08x}"

@@ -1,0 +1,139 @@
+"""The variables that the process of a stage is started with.  Pure."""
+
+from __future__ import annotations
+
+import re
+
+from gpufleet.artifacts.release import RELEASES
+from gpufleet.errors import FleetError
+from gpufleet.planning.multinode import launch
+from gpufleet.planning.stage import Stage
+from gpufleet.serving.quoting import UNQUOTABLE, is_unquotable
+from gpufleet.settings.node_settings import Served, Vllm
+from gpufleet.versions import numbers
+
+# systemd.exec(5): other names are logged as invalid and ignored.
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Before, vLLM reads each entry of CUDA_VISIBLE_DEVICES as a number and dies of a UUID while it
+# inspects the model (vllm/platforms/interface.py of 0.23.0 and 0.24.0).
+_UUIDS_SINCE = (0, 24)
+
+
+def rank(stage: Stage, model: Served, vllm: Vllm) -> launch.Rank:
+    """
+    Return what a stage of a replica over nodes is started with besides.
+
+    Raises `FleetError` for what the release or the model cannot be given.
+    """
+    if stage.group is None:
+        raise ValueError(f"{stage.id} is on one node")
+    return launch.arrange(
+        stage,
+        model,
+        dict(stage.group.networks),
+        vllm=numbers(vllm.version),
+        device=vllm.device,
+        ray=stage.group.ray,
+        experts=stage.group.experts,
+        side_channel_port=stage.group.side_channel_port or launch.NIXL_PORT,
+    )
+
+
+def environment(
+    stage: Stage, model: Served, vllm: Vllm, *, release: str, toolkit: str | None = None
+) -> dict[str, str]:
+    """
+    Return the variables of the stage's process, by name.
+
+    Built-in < `vllm.environment` < the model's `environment`. Raises `FleetError` with every name
+    that is not one, or is the plan's to set, and every value that
+    systemd cannot say.
+    """
+    ours = {
+        f"vllm.environment.{name}": (name, value) for name, value in vllm.environment.items()
+    } | {
+        f"serving.{stage.model}.environment.{name}": (name, value)
+        for name, value in model.environment.items()
+    }
+    if problems := [
+        f"{key} {wrong}"
+        for key, (name, value) in ours.items()
+        if (wrong := _wrong_variable(name, value))
+    ]:
+        raise FleetError(*problems)
+    built_in = (
+        _directories(stage) | offline_variables(model) | _device(stage, vllm, release, toolkit)
+    )
+    if stage.group:
+        built_in |= rank(stage, model, vllm).variables
+    if stage.handover:
+        network = dict(stage.handover.networks)[stage.node]
+        built_in |= launch.transfer(stage, model, network, port=stage.handover.port)
+    return dict(sorted((built_in | vllm.environment | model.environment).items()))
+
+
+def _wrong_variable(name: str, value: str) -> str | None:
+    if not _VARIABLE.fullmatch(name):
+        return "is no name of a variable (letters, digits and _, not a digit first)"
+    if is_unquotable(value):
+        return UNQUOTABLE
+    return None
+
+
+def _directories(stage: Stage) -> dict[str, str]:
+    """A home and caches of the stage's own: shared ones would race, and outlive their reason."""
+    state, cache_directory = f"/var/lib/vllm/{stage.id}", f"/var/cache/vllm/{stage.id}"
+    return {
+        "HOME": state,
+        "HF_HOME": f"{state}/huggingface",
+        "VLLM_CONFIG_ROOT": f"{state}/config",
+        "XDG_CACHE_HOME": cache_directory,
+        "VLLM_CACHE_ROOT": f"{cache_directory}/vllm",
+        "TRITON_CACHE_DIR": f"{cache_directory}/triton",
+        "TORCHINDUCTOR_CACHE_DIR": f"{cache_directory}/inductor",
+        "FLASHINFER_WORKSPACE_BASE": f"{cache_directory}/flashinfer",
+        "CUDA_CACHE_PATH": f"{cache_directory}/cuda",
+        "VLLM_RPC_BASE_PATH": f"/run/vllm/{stage.id}",
+    }
+
+
+def offline_variables(model: Served) -> dict[str, str]:
+    """Return the variables that all ranks of a model have, whatever their GPUs are."""
+    return {
+        # Files are staged beforehand: a start must not depend on a hub, nor wait for it.
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        # vLLM gives its engine 600 s by itself, whatever we wait.
+        "VLLM_ENGINE_READY_TIMEOUT_S": str(model.start_seconds),
+    }
+
+
+def _device(stage: Stage, vllm: Vllm, release: str, toolkit: str | None) -> dict[str, str]:
+    path = [f"{RELEASES}/{release}/bin", "/usr/local/bin", "/usr/bin", "/bin"]
+    if vllm.device == "cpu":
+        # nobind: several ranks on one NUMA node fail otherwise. One thread each: they share cores.
+        threads = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+        return {"PATH": ":".join(path), **threads}
+    visible = {
+        # NVML's order; CUDA's own is by speed, and an index would then be another GPU.
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": ",".join(_visible(stage, vllm)),
+    }
+    if toolkit is None:
+        return {"PATH": ":".join(path), **visible}
+    cuda = f"/usr/local/cuda-{toolkit.replace('-', '.')}"
+    return {"PATH": ":".join([path[0], f"{cuda}/bin", *path[1:]]), "CUDA_HOME": cuda, **visible}
+
+
+def _visible(stage: Stage, vllm: Vllm) -> tuple[str, ...]:
+    """
+    UUIDs where vLLM takes them, else indices.
+
+    An index is another GPU after a reboot in which one before it was not found; a UUID is that GPU
+    or none.
+    """
+    major, minor, *_ = vllm.version.split(".")
+    if (int(major), int(minor)) >= _UUIDS_SINCE:
+        return stage.gpu_uuids
+    return tuple(map(str, stage.gpus))
