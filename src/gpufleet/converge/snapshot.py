@@ -109,7 +109,6 @@ class UnitState:
         file_state: UnitFileState: "enabled", "disabled", "static" ..., "" without a unit file.
         needs_reload: the definition on disk is newer than the one that systemd has.
         fragment: the unit file that systemd has loaded, "" if none.
-        main_pid: 0 if no process runs.
         restarts: how often systemd restarted it by itself.
         has_file: there is a unit file in /etc/systemd/system.
         on_disk: there is a unit file or a drop-in directory in /etc/systemd/system.
@@ -122,7 +121,6 @@ class UnitState:
     file_state: str = ""
     needs_reload: bool = False
     fragment: str = ""
-    main_pid: int = 0
     restarts: int = 0
     has_file: bool = False
     on_disk: bool = False

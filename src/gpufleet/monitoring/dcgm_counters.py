@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable
 
 from gpufleet.monitoring.metrics import dcgm_metrics
-from gpufleet.monitoring.metrics.metric import Job, Metric
+from gpufleet.monitoring.metrics.metric import Job
 
 # Fields of DCGM's profiling module, numbers 1001 and up (dcgm_fields.h).
 _PROFILING = "DCGM_FI_PROF_"
@@ -17,7 +16,7 @@ _HEAD = (
 )
 
 
-def counters(*, profiling: bool, metrics: Iterable[Metric] = dcgm_metrics.METRICS) -> bytes:
+def counters(*, profiling: bool) -> bytes:
     """
     Return the counters file of a node.
 
@@ -28,7 +27,7 @@ def counters(*, profiling: bool, metrics: Iterable[Metric] = dcgm_metrics.METRIC
     text = io.StringIO(_HEAD)
     text.seek(0, io.SEEK_END)
     rows = csv.writer(text, lineterminator="\n")
-    for metric in metrics:
+    for metric in dcgm_metrics.METRICS:
         if metric.job is Job.DCGM and (profiling or not metric.name.startswith(_PROFILING)):
             rows.writerow((metric.name, metric.type, metric.help))
     return text.getvalue().encode()

@@ -65,7 +65,7 @@ def targets(wanted: Iterable[Scrape]) -> dict[str, bytes]:
     return {each.file: each.content.encode() for each in wanted}
 
 
-def grafana(monitoring: Monitoring, dashboards_at: str = DASHBOARDS) -> dict[str, bytes]:
+def grafana(monitoring: Monitoring) -> dict[str, bytes]:
     """Return Grafana's provisioning, below its directory: our Prometheus, and our dashboards."""
     server = monitoring.prometheus
     at = scrape.at(scrape.local(server.listen), server.port) if server else "127.0.0.1:9090"
@@ -86,7 +86,7 @@ def grafana(monitoring: Monitoring, dashboards_at: str = DASHBOARDS) -> dict[str
         "disableDeletion": False,
         "allowUiUpdates": False,
         "updateIntervalSeconds": 30,
-        "options": {"path": dashboards_at},
+        "options": {"path": DASHBOARDS},
     }
     return {
         "datasources/gpufleet.yml": _yaml({"apiVersion": 1, "datasources": [source]}),

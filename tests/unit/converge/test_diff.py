@@ -42,7 +42,7 @@ from gpufleet.converge.snapshot import (
 )
 
 UNIT = "vllm-tiny-0.service"
-UP = UnitState("loaded", "active", "running", "enabled", main_pid=7, has_file=True, on_disk=True)
+UP = UnitState("loaded", "active", "running", "enabled", has_file=True, on_disk=True)
 
 VALUES: tuple[Value, ...] = (
     Package("gcc", "1"),

@@ -55,9 +55,17 @@ def served(name: str) -> Recorded:
     return recorded(name, Job.VLLM) + listed(elsewhere) + computed(RECORDINGS)
 
 
+def is_served_by(metric: Metric, release: Release) -> bool:
+    """Whether that release of its server has a metric."""
+    after = metric.since is None or release >= metric.since
+    return after and (metric.before is None or release < metric.before)
+
+
 def later(expression: str, release: Release) -> bool:
     """Whether the expression asks for a metric that the release does not have yet."""
-    return any(not SERIES[name].served_by(release) for name in names(expression) if name in SERIES)
+    return any(
+        not is_served_by(SERIES[name], release) for name in names(expression) if name in SERIES
+    )
 
 
 @pytest.mark.parametrize("name", RELEASES)
@@ -106,7 +114,7 @@ def test_what_a_release_does_not_have_yet_is_not_in_its_recording() -> None:
         early = {
             series
             for metric in vllm_metrics.METRICS
-            if not metric.served_by(release)
+            if not is_served_by(metric, release)
             for series in metric.series
         }
         assert there & early == set()
@@ -139,7 +147,7 @@ def wrong(metrics: Iterable[Metric], series: Recorded, release: Release | None =
     """Say what of the metrics is not served as the catalogue says."""
     found = []
     for metric in metrics:
-        if release and not metric.served_by(release):
+        if release and not is_served_by(metric, release):
             continue
         for name in metric.series:
             there = list(series.named(name))

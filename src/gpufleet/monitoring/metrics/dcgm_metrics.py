@@ -20,7 +20,6 @@ from gpufleet.monitoring.metrics.metric import Job, Metric
 # `device` and `pci_bus_id` say nothing that `UUID` does not.
 GPU = ("gpu", "UUID")
 
-DATA_CENTRE = "data centre boards"
 ECC = "boards with ECC"
 REMAPPING = "Ampere and newer data centre boards"
 NVLINK_4 = "boards with NVLink 4 and older (H100 and older)"

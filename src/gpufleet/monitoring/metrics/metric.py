@@ -53,8 +53,3 @@ class Metric:
         if self.type != "histogram":
             return (self.name,)
         return tuple(self.name + suffix for suffix in ("_bucket", "_count", "_sum"))
-
-    def served_by(self, release: Release) -> bool:
-        """Say whether that release of its server has it."""
-        after = self.since is None or release >= self.since
-        return after and (self.before is None or release < self.before)

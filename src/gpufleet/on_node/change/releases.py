@@ -155,37 +155,30 @@ def staying(found: List[Release], keep: int, days: float, now: float) -> Dict[st
 
 
 def collect(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Remove what nothing needs; with `dry` only say what that is."""
-    keep, days, dry = int(asked["keep"]), float(asked["days"]), bool(asked.get("dry"))
+    """Remove what nothing needs."""
+    keep, days = int(asked["keep"]), float(asked["days"])
     with change_files.turn(change_files.UNITS_TURN), building() as free:
         now = time.time()
         lock = change_files.document(change_files.LOCK)
         old = stale(kept(), keep, days, now, lock["id"] if lock else None)
-        if not dry:
-            for upgrade in old:
-                change_files.remove_directory(change_files.KEPT + "/" + upgrade)
-            change_files.remove_leftovers(change_files.KEPT)
-        there = [without(each, old) for each in releases()]
+        for upgrade in old:
+            change_files.remove_directory(change_files.KEPT + "/" + upgrade)
+        change_files.remove_leftovers(change_files.KEPT)
+        there = releases()
         if not free:
             stays = {each.id: "a release is being built" for each in there}
         else:
             stays = staying(there, keep, days, now)
         go = [each.id for each in there if each.id not in stays]
         freed = sum(size(RELEASES + "/" + name) for name in go)
-        if not dry and free:
+        if free:
             for name in go:
                 change_files.remove_directory(RELEASES + "/" + name)
                 change_files.remove(LOCKS + "/" + name + ".txt")
             change_files.remove_leftovers(RELEASES)
             if go:
                 change_files.remove_directory(CACHE)
-        return {"removed": go, "stays": stays, "kept_removed": old, "freed_bytes": freed}
-
-
-def without(found: Release, old: List[str]) -> Release:
-    """Return a release without the kept sets that go among its users; dry runs still see them."""
-    gone = tuple("kept/%s/" % upgrade for upgrade in old)
-    return found._replace(users=[each for each in found.users if not each.startswith(gone)])
+        return {"removed": go, "stays": stays, "freed_bytes": freed}
 
 
 @contextlib.contextmanager

@@ -70,7 +70,7 @@ def quiet(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 def requests(asked: Dict[str, Any]) -> Dict[str, Optional[int]]:
     """Return how many requests each server has; None: it did not say."""
-    urls = [*asked.get("urls", ()), *running_urls(asked.get("units", ()))]
+    urls = running_urls(asked["units"])
     watch = Watch()
     for url in urls:
         watch.ask(url, functools.partial(count, url), METRICS_SECONDS)

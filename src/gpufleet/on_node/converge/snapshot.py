@@ -52,7 +52,6 @@ UNIT_PROPERTIES = {
     "UnitFileState": "file_state",
     "NeedDaemonReload": "needs_reload",
     "FragmentPath": "fragment",
-    "MainPID": "main_pid",
     "NRestarts": "restarts",
     "DropInPaths": "drop_ins",
 }
@@ -265,8 +264,7 @@ def unit_state(name: str, about: Properties) -> dict[str, Any]:
     # systemd itself misses the first drop-in of a unit, whose directory is new to it (252).
     stale = found.get("load") == "loaded" and loaded != drop_ins(directory)
     found["needs_reload"] = stale or found.get("needs_reload") == "yes"
-    for number in ("main_pid", "restarts"):
-        found[number] = int(found.get(number) or 0)
+    found["restarts"] = int(found.get("restarts") or 0)
     path = os.path.join(UNIT_DIRECTORY, name)
     found["has_file"] = os.path.exists(path)
     found["on_disk"] = os.path.lexists(path) or os.path.lexists(path + ".d")

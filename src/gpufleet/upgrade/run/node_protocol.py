@@ -16,7 +16,7 @@ answer's `problem`, a sentence. Every question may be asked again: what is done 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from gpufleet.errors import FleetError
@@ -137,20 +137,19 @@ def undrain(
     )
 
 
-def wait_quiet(units: Iterable[str], seconds: float, *, urls: Iterable[str] = ()) -> NodeQuestion:
+def wait_quiet(units: Iterable[str], seconds: float) -> NodeQuestion:
     """
     Wait until the servers of these units have no request, at most `seconds`: `RequestsLeft`.
 
-    Where they answer is in the units' files; `urls` are further ones. Quiet means that no request
-    runs or waits in vLLM in two looks, a second apart: a balancer may still be sending one. A unit
-    that does not run has none.
+    Where they answer is in the units' files. Quiet means that no request runs or waits in vLLM in
+    two looks, a second apart: a balancer may still be sending one. A unit that does not run has
+    none.
     """
     return _question(
         "quiet",
         seconds,
         "the wait for requests",
         units=sorted(units),
-        urls=sorted(urls),
         seconds=seconds,
     )
 
@@ -223,15 +222,15 @@ def wait_ready(units: Iterable[str], seconds: float) -> NodeQuestion:
     )
 
 
-def collect(keep: int, days: float, *, dry: bool = False) -> NodeQuestion:
+def collect(keep: int, days: float) -> NodeQuestion:
     """
     Remove releases and kept units that nothing needs: `CollectAnswer`.
 
     Never one that a unit, a kept set or `next/` names. Of the others the `keep` newest stay, and
-    those younger than `days`. `dry`: only says which.
+    those younger than `days`.
     """
     return _question(
-        "collect", COLLECT_SECONDS, "the removal of old releases", keep=keep, days=days, dry=dry
+        "collect", COLLECT_SECONDS, "the removal of old releases", keep=keep, days=days
     )
 
 
@@ -357,26 +356,6 @@ class NodeLook:
                 for each in said.get("releases") or ()
             },
             problem=said.get("problem"),
-        )
-
-    def to_switch(self, units: Iterable[str] | None = None) -> tuple[str, ...]:
-        """Return the units that `switch` would change, of these or of all."""
-        if self.next is None:
-            return ()
-        wanted = {*self.next.units, *self.next.remove}
-        wanted &= wanted if units is None else set(units)
-        return tuple(
-            unit
-            for unit in sorted(wanted)
-            if (unit in self.next.remove and unit in self.units)
-            or (
-                unit in self.next.units
-                and not (
-                    (seen := self.units.get(unit))
-                    and seen.is_running_with(self.next.units[unit])
-                    and seen.fingerprint == self.next.units[unit]
-                )
-            )
         )
 
 
@@ -552,14 +531,12 @@ class ReadyAnswer:
 
 @dataclass(frozen=True)
 class CollectAnswer:
-    """What was removed of a node's releases and kept units, or would be."""
+    """What was removed of a node's releases."""
 
     removed: tuple[str, ...]
     """Ids of releases."""
     stays: Mapping[str, str]
     """Ids of releases, and why each stays."""
-    kept_removed: tuple[str, ...]
-    """Ids of upgrades whose kept units went."""
     freed_bytes: int
     problem: str | None = None
 
@@ -570,14 +547,9 @@ class CollectAnswer:
         return cls(
             tuple(said.get("removed") or ()),
             said.get("stays") or {},
-            tuple(said.get("kept_removed") or ()),
             said.get("freed_bytes") or 0,
             said.get("problem"),
         )
-
-    def as_json(self) -> dict[str, Any]:
-        """Return plain values for `json.dumps`."""
-        return asdict(self)
 
 
 def _document(node: str, answer: Answer) -> Mapping[str, Any]:

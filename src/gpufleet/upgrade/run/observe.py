@@ -110,7 +110,6 @@ def view_fleet(
     nodes: Nodes,
     declared: Fleet,
     *,
-    seconds: float = SECONDS,
     unfit_stops: bool = True,
     below: Mapping[str, str] | None = None,
 ) -> FleetView:
@@ -120,14 +119,14 @@ def view_fleet(
     `below` is what differs below vLLM, by node. Raises `FleetError` for nodes that give no answer,
     and whatever `assessment.planned` refuses.
     """
-    documents = survey(nodes, declared, seconds=seconds)
+    documents = survey(nodes, declared)
     looks = look(nodes, declared.gpu_nodes)
     found = assessment.planned(documents, declared.gpu_nodes, unfit_stops=unfit_stops)
     report = assessment.judged(documents, declared.gpu_nodes)
     return FleetView(found, looks, Findings.of(report), below or {}, found.remarks, documents)
 
 
-def survey(nodes: Nodes, declared: Fleet, *, seconds: float = SECONDS) -> dict[str, Answer]:
+def survey(nodes: Nodes, declared: Fleet) -> dict[str, Answer]:
     """Return what each GPU node answers the probe."""
     models = directories(declared.gpu_nodes)
     programs = {
@@ -137,7 +136,7 @@ def survey(nodes: Nodes, declared: Fleet, *, seconds: float = SECONDS) -> dict[s
         for name in declared.gpu_nodes
     }
     return nodes.ask(
-        {name: NodeQuestion(text, seconds, "the probe") for name, text in programs.items()}
+        {name: NodeQuestion(text, SECONDS, "the probe") for name, text in programs.items()}
     )
 
 

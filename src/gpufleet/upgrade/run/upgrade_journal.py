@@ -144,15 +144,9 @@ class Entry:
         )
 
 
-def new_id(now: float | None = None) -> str:
-    """
-    Return a name for an upgrade that sorts by time: a directory's on nodes, a file's here.
-
-    >>> len(new_id(0))
-    21
-    """
-    moment = time.gmtime(time.time() if now is None else now)
-    return f"{time.strftime('%Y%m%dT%H%M%SZ', moment)}-{secrets.token_hex(2)}"
+def new_id() -> str:
+    """Return a name for an upgrade that sorts by time: a directory's on nodes, a file's here."""
+    return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(2)}"
 
 
 def is_id(text: str) -> bool:
@@ -391,11 +385,6 @@ class GroupState:
     def is_over(self) -> bool:
         """Nothing more is to be done with it."""
         return self.phase in {"done", "returned", "stuck"}
-
-    @property
-    def in_hand(self) -> bool:
-        """It was begun, and is not over."""
-        return self.phase != "waiting" and not self.is_over
 
 
 @dataclass(frozen=True)
