@@ -25,7 +25,8 @@ from typing import Any
 from gpufleet.catalog.gpu_models import card
 from gpufleet.errors import FleetError
 from gpufleet.sizing.architectures.description import ModelFiles, describe
-from gpufleet.sizing.fit import Options, size
+from gpufleet.sizing.fit import size
+from gpufleet.sizing.options import Options
 
 MODELS = Path(__file__).parents[2] / "tests/data/models"
 GPUFLEET = str(Path(sys.executable).with_name("gpufleet"))

@@ -13,7 +13,8 @@ from gpufleet.sizing import kv_bytes, kv_cache
 from gpufleet.sizing.architectures.components import Architecture, LatentCache, WindowCache
 from gpufleet.sizing.architectures.description import Description, ModelFiles, describe
 from gpufleet.sizing.architectures.quantization import online
-from gpufleet.sizing.fit import Options, Sizing, size
+from gpufleet.sizing.fit import size
+from gpufleet.sizing.options import Options, Sizing
 from gpufleet.sizing.weights import Sharding, Weighed, layer_ranges, weight_bytes
 from tests.support.checkout import ROOT
 

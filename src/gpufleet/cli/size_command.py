@@ -16,7 +16,7 @@ from gpufleet.errors import FleetError
 
 if TYPE_CHECKING:
     from gpufleet.sizing.architectures.description import Description
-    from gpufleet.sizing.fit import Options, Sizing
+    from gpufleet.sizing.options import Options, Sizing
 
 GIB = 1 << 30
 DEFAULT_VLLM = "0.33.0"
@@ -168,7 +168,7 @@ def version(text: str) -> tuple[int, ...]:
 
 def _options(given: dict[str, Any]) -> Options:
     from gpufleet.catalog.gpu_models import card
-    from gpufleet.sizing.fit import Options
+    from gpufleet.sizing.options import Options
 
     memory, capability, product = given["gpu_memory_gib"], None, None
     if given["gpu"]:

@@ -28,7 +28,7 @@ from gpufleet.errors import FleetError, NotKnownError
 from gpufleet.flags.normalize import human_readable
 from gpufleet.planning.parallelism import Division, Kind, held, room, spread
 from gpufleet.settings.node_settings import Served
-from gpufleet.sizing.fit import AUTO_LENGTH, Options, Sizing
+from gpufleet.sizing.options import AUTO_LENGTH, Options, Sizing
 from gpufleet.versions import numbers
 
 if TYPE_CHECKING:

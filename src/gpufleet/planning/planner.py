@@ -44,7 +44,8 @@ from gpufleet.planning.ports import assigned
 from gpufleet.planning.replica_allocation import Demand, in_order, left_out, place
 from gpufleet.planning.stage import Move, Running, Stage
 from gpufleet.settings.node_settings import NodeSettings, Served
-from gpufleet.sizing.fit import Options, Sizing, size
+from gpufleet.sizing.fit import size
+from gpufleet.sizing.options import Options, Sizing
 
 if TYPE_CHECKING:
     from gpufleet.sizing.architectures.description import Description

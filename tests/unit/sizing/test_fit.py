@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from gpufleet.catalog.gpu_models import card
 from gpufleet.errors import FleetError
 from gpufleet.sizing.architectures.description import ModelFiles, describe
-from gpufleet.sizing.fit import AUTO_LENGTH, NEWEST, Options, size, smallest_gpus
+from gpufleet.sizing.fit import size, smallest_gpus
+from gpufleet.sizing.options import AUTO_LENGTH, NEWEST, Options
 from tests.support.checkout import ROOT
 
 MODELS = ROOT / "tests/data/models"

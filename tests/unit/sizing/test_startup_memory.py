@@ -7,7 +7,7 @@ import pytest
 
 from gpufleet.flags import schema
 from gpufleet.sizing.architectures.description import ModelFiles, describe
-from gpufleet.sizing.fit import FIRST, NEWEST
+from gpufleet.sizing.options import FIRST, NEWEST
 from gpufleet.sizing.startup_memory import GIB, DummyRun, defaults, second_runner, start_memory
 from tests.support.checkout import ROOT
 

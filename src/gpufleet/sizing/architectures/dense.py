@@ -27,11 +27,7 @@ from gpufleet.sizing.architectures.building_blocks import (
     rotary_of,
     vector,
 )
-from gpufleet.sizing.architectures.components import (
-    Architecture,
-    Split,
-    Weight,
-)
+from gpufleet.sizing.architectures.components import Architecture, Split, Weight
 from gpufleet.sizing.architectures.config_fields import Fields
 
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from gpufleet.catalog import vllm_support
-from gpufleet.sizing.architectures.components import (
-    FullCache,
-    LatentCache,
-)
+from gpufleet.sizing.architectures.components import FullCache, LatentCache
 from gpufleet.sizing.launch_rules.choice import Refused
 from gpufleet.sizing.launch_rules.divisibility_rules import (
     check_attention_heads,

@@ -5,10 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from gpufleet.sizing.architectures.components import (
-    Split,
-    StateCache,
-)
+from gpufleet.sizing.architectures.components import Split, StateCache
 from gpufleet.sizing.launch_rules.divisibility_rules import expert_ranks, ranks_flag
 from gpufleet.sizing.launch_rules.launch_case import Fault, LaunchCase, quantized_weights, shape_of
 

@@ -25,8 +25,9 @@ from gpufleet.sizing.architectures.components import (
 from gpufleet.sizing.architectures.description import ModelFiles, describe
 from gpufleet.sizing.architectures.quantization import quantization
 from gpufleet.sizing.architectures.registry import architecture, builders
-from gpufleet.sizing.fit import Options, size
+from gpufleet.sizing.fit import size
 from gpufleet.sizing.kv_bytes import Layout, caches, state_bytes, token_bytes
+from gpufleet.sizing.options import Options
 from gpufleet.sizing.weights import Sharding, weight_bytes
 from tests.support.checkout import ROOT
 

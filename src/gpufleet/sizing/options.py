@@ -1,0 +1,158 @@
+"""What sizing takes and returns: vLLM's flags with the GPU, and the verdict.  Pure."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias
+
+from gpufleet.errors import FleetError
+
+Confidence: TypeAlias = Literal["certain", "near the edge"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How the model would be served: vLLM's flags by their names, and the GPU."""
+
+    gpu_memory_gib: float
+    """The total that CUDA reports of one GPU in GiB, not its nominal size; of the node's memory
+    with `device` "cpu"."""
+    vllm: tuple[int, ...]
+    """The release, such as (0, 19, 0)."""
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    data_parallel: int = 1
+    expert_parallel: bool = False
+    decode_context_parallel: int = 1
+    max_model_len: int | None = None
+    """None: what the model's config says."""
+    gpu_memory_utilization: float | None = None
+    """None: the release's default."""
+    kv_cache_dtype: str = "auto"
+    quantization: str | None = None
+    """None: the checkpoint's own."""
+    dtype: str = "auto"
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    """Given: the cache is exactly this, and no estimate is made."""
+    block_size: int | None = None
+    enforce_eager: bool = False
+    prefix_caching: bool | None = None
+    speculative_tokens: int = 0
+    hybrid_manager: bool = True
+    compute_capability: tuple[int, int] | None = None
+    """(9, 0) is Hopper; None: unknown, and what depends on it is not judged."""
+    throughput: bool = False
+    """`--performance-mode throughput`, which doubles the defaults of sequences and
+    batched tokens."""
+    all2all_backend: str | None = None
+    """None: the release's default, by which every GPU gets the tokens of all engines."""
+    gpu: str | None = None
+    """NVML's name of it, which some releases look at for their defaults; None: not known."""
+    device: Literal["cuda", "cpu"] = "cuda"
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """What one GPU of the replica holds, and the verdict. Bytes are of the smallest rank."""
+
+    fits: bool
+    """Starts, beyond the estimates' error, and nothing in vLLM refuses it."""
+    confidence: Confidence
+    reasons: tuple[str, ...]
+    """Sentences: why it does not fit, and what was not counted exactly."""
+    weights_bytes_per_gpu: int
+    """Of the largest rank."""
+    kv_bytes_per_token_per_gpu: int
+    """What one more token of a long context takes, on the largest stage: windows and states have
+    stopped growing. Where all layers have windows: of a token inside of them."""
+    kv_bytes_for_max_model_len_per_gpu: int
+    """Of one request of `max_model_len`, with windows and states."""
+    kv_cache_bytes_per_gpu: int
+    """What is left for the KV cache; 0 where the weights leave nothing."""
+    kv_cache_tokens: int
+    """As the release logs it at start."""
+    max_concurrency: float
+    """Requests of `max_model_len` that fit at once, as the release logs it."""
+    largest_max_model_len: int
+    """The longest `--max-model-len` that starts; 0: none."""
+    smallest_gpus: int | None
+    """GPUs of this kind that the model needs with these options; None: no number up to 64 does."""
+    activation_bytes_per_gpu: int
+    non_torch_bytes_per_gpu: int
+    cuda_graph_bytes_per_gpu: int
+    """Estimate; whether it is part of the budget, `cuda_graphs_in_budget` says."""
+    estimate_error_bytes_per_gpu: int
+    """How far the three estimates together may be off."""
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    gpu_memory_utilization: float
+    block_size_tokens: int
+    vllm: tuple[int, ...]
+    cuda_graphs_in_budget: bool = True
+    """Or on top of it: up to 0.19, and with the second model runner up to 0.28."""
+    remedy: str = ""
+    """Which single changes are certain to make room; "" where memory is not what is missing."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as `gpufleet size --json` prints it: units in the names."""
+        document = asdict(self)
+        document["reasons"] = [*self.reasons, *([self.remedy] if self.remedy else [])]
+        del document["remedy"]
+        document["vllm"] = ".".join(map(str, self.vllm))
+        return document
+
+
+FIRST = (0, 8)
+"""The oldest release that is sized: the first whose engine is V1 by default."""
+NEWEST = (0, 33)
+"""The newest whose arithmetic was read."""
+
+MOST_GIB = 1 << 20
+"""Of one GPU, or of a node with `device` "cpu": a slip of the pen must not be reckoned with."""
+MOST_GPUS = 10_000
+"""In one direction of a division; the same."""
+
+AUTO_LENGTH = -1
+"""`--max-model-len auto`: as long as fits."""
+
+
+def check_options(options: Options) -> None:
+    problems = []
+    if options.vllm < FIRST:
+        release = ".".join(map(str, options.vllm))
+        problems.append(
+            f"--vllm {release}: releases before 0.8 size their cache in another way (the V0 "
+            "engine) and are not known here; give 0.8.0 or newer"
+        )
+    if options.dtype not in ("auto", "half", "float16", "bfloat16", "float", "float32"):
+        problems.append(
+            f"--dtype {options.dtype}: vLLM knows auto, half, float16, bfloat16, float and float32"
+        )
+    if not 0 < options.gpu_memory_gib <= MOST_GIB:
+        problems.append(
+            f"--gpu-memory-gib {options.gpu_memory_gib:g}: has to be more than 0, and not more "
+            f"than {MOST_GIB:,}"
+        )
+    groups = {
+        "--tensor-parallel-size": options.tensor_parallel,
+        "--pipeline-parallel-size": options.pipeline_parallel,
+        "--data-parallel-size": options.data_parallel,
+        "--decode-context-parallel-size": options.decode_context_parallel,
+    }
+    problems += (
+        f"{flag} {count}: has to be at least 1, and not more than {MOST_GPUS:,}"
+        for flag, count in groups.items()
+        if not 1 <= count <= MOST_GPUS
+    )
+    if options.max_model_len is not None and not (
+        options.max_model_len > 0 or options.max_model_len == AUTO_LENGTH
+    ):
+        problems.append(f"--max-model-len {options.max_model_len}: has to be more than 0, or auto")
+    share = options.gpu_memory_utilization
+    if share is not None and not 0 < share <= 1:
+        problems.append(f"--gpu-memory-utilization {share:g}: has to be above 0 and at most 1")
+    if problems:
+        raise FleetError(*problems)

@@ -1,0 +1,227 @@
+"""What the smallest rank of a pipeline stage has: weights, start-up memory, KV cache.  Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from gpufleet.errors import FleetError
+from gpufleet.sizing.architectures.description import Description
+from gpufleet.sizing.architectures.quantization import Quantization, canonical, online
+from gpufleet.sizing.options import AUTO_LENGTH, NEWEST, Options
+from gpufleet.sizing.startup_memory import (
+    GIB,
+    Defaults,
+    DummyRun,
+    StartMemory,
+    defaults,
+    start_memory,
+)
+from gpufleet.sizing.weights import SIZES, Sharding, weight_bytes
+
+_GATHER = {None, "allgather_reducescatter", "naive", "pplx"}
+"""--all2all-backend: the default, and the two that newer releases take for it
+(ParallelConfig.__post_init__ in vllm/config/parallel.py of 0.33.0)."""
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """One pipeline stage's smallest rank."""
+
+    weights: int
+    start: StartMemory
+    available: int
+    """For the KV cache; negative where the weights leave nothing."""
+    error: int
+    """How far `available` may be off."""
+
+
+def requested_length(description: Description, options: Options) -> int:
+    """Return the length that is asked for, or that the release takes; for `auto` the latter."""
+    asked = options.max_model_len
+    if asked is None or asked == AUTO_LENGTH:
+        return description.architecture.untold_length(options.vllm)
+    return asked
+
+
+def resolved_defaults(options: Options, length: int) -> Defaults:
+    return defaults(
+        vllm=options.vllm,
+        gpu_memory_gib=options.gpu_memory_gib,
+        max_model_len=length,
+        world=options.tensor_parallel * options.pipeline_parallel,
+        compute_capability=options.compute_capability,
+        gpu=options.gpu,
+        device=options.device,
+        gpu_memory_utilization=options.gpu_memory_utilization,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        throughput=options.throughput,
+    )
+
+
+def resolved_dtype(description: Description, options: Options) -> str:
+    """
+    Return the model's dtype as vLLM resolves it: no float32 and, before Ampere, no bfloat16.
+
+    Source: _resolve_auto_dtype in vllm/config/model.py.
+    """
+    dtype = {"half": "float16", "float": "float32"}.get(options.dtype, options.dtype)
+    if dtype != "auto":
+        return dtype
+    dtype = description.architecture.dtype
+    capability = options.compute_capability
+    if dtype == "float32":
+        dtype = "bfloat16" if options.vllm >= (0, 9, 1) else "float16"
+    if dtype == "bfloat16" and capability is not None and capability < (8, 0):
+        return "float16"
+    return dtype
+
+
+def resolved_quantization(description: Description, options: Options) -> Quantization | None:
+    found, asked = description.quantization, options.quantization
+    if asked is None:
+        return found
+    if found is None:
+        by_vllm = online(asked, options.vllm)
+        if by_vllm is None:
+            raise FleetError(
+                f"--quantization {asked}: the checkpoint is not quantized, and vLLM "
+                f"{'.'.join(map(str, options.vllm))} does not quantize by that name when it loads; "
+                "leave the flag out, or take a checkpoint that is quantized"
+            )
+        return by_vllm
+    # A kernel's name beside the method's ("awq_marlin") or the method itself.
+    if canonical(asked) != found.method and asked != "moe_wna16":
+        raise FleetError(
+            f"--quantization {asked}: the checkpoint's own config says {found.method}, and vLLM "
+            "refuses another; leave the flag out"
+        )
+    return found
+
+
+def stage_memory(
+    description: Description, options: Options, chosen: Defaults
+) -> tuple[list[StageMemory], list[range]]:
+    """Return what each pipeline stage has, and its layers."""
+    architecture = description.architecture
+    dtype = resolved_dtype(description, options)
+    quantization = resolved_quantization(description, options)
+    weighed = weight_bytes(
+        architecture,
+        quantization,
+        sharding(options),
+        dtype=dtype,
+        stored=description.stored or description.stored_bytes,
+        vllm=options.vllm,
+        compute_capability=options.compute_capability,
+    )
+    if not all(stage.layers for stage in weighed):
+        raise FleetError(
+            f"--pipeline-parallel-size {options.pipeline_parallel}: the model has "
+            f"{len(architecture.layers)} layers, and every stage needs one; lower it"
+        )
+    # Without experts, engines of data parallelism know nothing of each other's memory.
+    most = max(len(stage.layers) for stage in weighed)
+    run = DummyRun(
+        vllm=options.vllm,
+        max_num_seqs=chosen.max_num_seqs,
+        max_num_batched_tokens=chosen.max_num_batched_tokens,
+        tensor=options.tensor_parallel,
+        data=options.data_parallel if architecture.experts else 1,
+        expert=options.expert_parallel,
+        dispatches=options.all2all_backend not in _GATHER,
+        layers=most,
+        dtype_bytes=SIZES[dtype],
+        mxfp4=quantization is not None and quantization.method == "mxfp4",
+        enforce_eager=options.enforce_eager,
+        compute_capability=options.compute_capability,
+    )
+    inner = start_memory(architecture, description.config, replace(run, last_stage=False))
+    last = start_memory(architecture, description.config, run)
+    inexact = _weight_error(description, quantization)
+    stages = []
+    for number, stage in enumerate(weighed):
+        start = last if number == len(weighed) - 1 else inner
+        weights = stage.bytes
+        if start is last:
+            weights += _draft_bytes(description, options, dtype)
+        error = math.hypot(start.error, inexact * weights)
+        stages.append(_stage(options, chosen, weights, start, int(error)))
+    return stages, [stage.layers for stage in weighed]
+
+
+def _stage(
+    options: Options, chosen: Defaults, weights: int, start: StartMemory, error: int
+) -> StageMemory:
+    total = options.gpu_memory_gib * GIB
+    if options.kv_cache_memory_bytes is not None:
+        return StageMemory(weights, start, options.kv_cache_memory_bytes, 0)
+    if options.device == "cpu":
+        return StageMemory(weights, start, *_cpu_cache(options, chosen, weights, total))
+    if options.vllm > (*NEWEST, 1 << 30):
+        error *= 2
+    budget = math.ceil(total * chosen.gpu_memory_utilization)
+    return StageMemory(weights, start, budget - weights - start.in_budget, error)
+
+
+_CPU_PROCESS = int(1.2 * GIB)
+"""A worker's resident memory without weights: 0.43 to 0.54 GiB before torch compiles, 1.6 with a
+model compiled (measured with 0.32.0 on CPU)."""
+
+
+def _cpu_cache(options: Options, chosen: Defaults, weights: int, total: float) -> tuple[int, int]:
+    """
+    Return the KV cache's bytes on a CPU node that is told none, and their error.
+
+    4 GiB up to 0.11, half of the memory up to 0.20 (platforms/cpu.py), since 0.21 the utilization's
+    share without what the worker has in use (v1/worker/cpu_worker.py).
+    """
+    if options.vllm < (0, 12):
+        return 4 * GIB, 0
+    if options.vllm < (0, 21):
+        return int(total / 2), 0
+    budget = math.ceil(total * chosen.gpu_memory_utilization)
+    return budget - weights - _CPU_PROCESS, int(0.6 * GIB)
+
+
+def sharding(options: Options) -> Sharding:
+    return Sharding(
+        options.tensor_parallel,
+        options.pipeline_parallel,
+        options.data_parallel,
+        options.expert_parallel,
+    )
+
+
+def _draft_bytes(description: Description, options: Options, dtype: str) -> int:
+    """
+    Return the weights of the checkpoint's own draft layers, loaded where tokens are guessed.
+
+    They are quantized as layers after the decoder's last one, on one stage.
+    """
+    architecture = description.architecture
+    if not options.speculative_tokens or not architecture.draft_layers:
+        return 0
+    longer = replace(
+        architecture, layers=architecture.layers + architecture.draft_layers, draft_layers=()
+    )
+    quantization = resolved_quantization(description, options)
+    whole = replace(sharding(options), pipeline=1)
+    with_drafts, without = (
+        weight_bytes(each, quantization, whole, dtype=dtype, vllm=options.vllm)[0].bytes
+        for each in (longer, architecture)
+    )
+    return with_drafts - without
+
+
+def _weight_error(description: Description, quantization: Quantization | None) -> float:
+    """
+    Return by which share the weights may be off.
+
+    Within 0.5 % of `Model loading took` in nine of ten start-up logs, quantized or not, and within
+    2 % in all (docs/measured/sizing-accuracy.md).
+    """
+    if description.architecture.notes:
+        return 0.02
+    return 0.01 if quantization is not None and description.stored is None else 0.005
