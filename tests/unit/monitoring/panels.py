@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from gpufleet.monitoring.dashboards.grafana import dashboards
-from lab.dashboard_view.questions import filled
 
 # Two and more scrapes are in it, however seldom they are.
 RATE_INTERVAL = "2m"
+_VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 
 
 class PanelQuery(NamedTuple):
@@ -19,6 +20,11 @@ class PanelQuery(NamedTuple):
     dashboard: str
     panel: str
     expr: str
+
+
+def fill(text: str, values: Mapping[str, str]) -> str:
+    """Return a text with its variables' values; a variable without one stays as it is."""
+    return _VARIABLE.sub(lambda match: values.get(match[1], match[0]), text)
 
 
 def queries(chosen: Mapping[str, str] | None = None) -> list[PanelQuery]:
@@ -43,5 +49,5 @@ def _all(chosen: Mapping[str, str]) -> Iterator[tuple[PanelQuery, str]]:
         for panel in dashboard["panels"]:
             empty = panel.get("fieldConfig", {}).get("defaults", {}).get("noValue", "")
             for target in panel.get("targets", ()):
-                expr = filled(target["expr"], values)
+                expr = fill(target["expr"], values)
                 yield PanelQuery(dashboard["title"], panel["title"], expr), empty

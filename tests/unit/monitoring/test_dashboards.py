@@ -6,20 +6,19 @@ import json
 import re
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import promql_parser
 import pytest
 
 from gpufleet.errors import FleetError
-from gpufleet.monitoring.dashboards.grafana import DASHBOARDS, dashboards
+from gpufleet.monitoring.dashboards.grafana import dashboards
 from gpufleet.monitoring.dashboards.panel import Kind, Panel, Query, Row, Unit, placed
 from gpufleet.monitoring.metrics import catalogue
 from gpufleet.monitoring.rules import files
 from gpufleet.settings.monitoring_settings import Objectives
 from tests.unit.monitoring.example_fleet import STAGES, open_metrics
-from tests.unit.monitoring.panels import may_be_empty, queries
+from tests.unit.monitoring.panels import fill, may_be_empty, queries
 from tests.unit.monitoring.prometheus import asked, prometheus
 
 PROMISED = {
@@ -189,22 +188,12 @@ def test_no_panel_is_empty_on_a_fleet_that_measures_everything(
     assert asked(url, query.expr, now)
 
 
-def test_the_page_has_no_panel_without_data(server: tuple[str, float], tmp_path: Path) -> None:
-    """Our own view fills variables by itself, and names in red what is missing."""
-    from click.testing import CliRunner
+def test_variables_are_filled_in_both_spellings() -> None:
+    values = {"instance": "gpu-01", "__rate_interval": "60s"}
 
-    from lab.dashboard_view.__main__ import main
+    text = fill('rate(a{instance="$instance",b="${instance}"}[$__rate_interval])', values)
 
-    url, now = server
-    arguments = ["--prometheus", url, "--out", str(tmp_path), "--minutes", "5", "--at", str(now)]
-    done = CliRunner().invoke(main, arguments, catch_exceptions=False)
-
-    assert done.exit_code == 0
-    for dashboard in DASHBOARDS:
-        text = (tmp_path / f"{dashboard.uid.removeprefix('gpufleet-')}.html").read_text()
-        assert text.count("<section") == sum(len(row.panels) for row in dashboard.rows)
-        assert 'class="failed"' not in text
-        assert "http" not in re.sub(r"<title>.*?</title>|title=\"[^\"]*\"", "", text)
+    assert text == 'rate(a{instance="gpu-01",b="gpu-01"}[60s])'
 
 
 def test_what_may_be_empty_is_said_by_its_panel() -> None:

@@ -1,5 +1,5 @@
 """
-A fleet on one machine, for pictures of our dashboards: `python -m tests.monitoring.watched`.
+A fleet on one machine, to look at dashboards: `python -m tests.unit.monitoring.watched`.
 
 Real: Prometheus with our rules, Alertmanager with a silence, three node exporters. Stand-ins that
 the lab has, too: two host engines and DCGM exporters over simulated GPUs, whose load moves and that
@@ -338,27 +338,15 @@ def _prometheus(
 
 
 @click.command()
-@click.option("--minutes", default=15.0, show_default=True, help="How long it is watched.")
+@click.option("--minutes", type=float, help="How long it runs; otherwise until ended by hand.")
 @click.option("--port", default=19090, show_default=True, help="Of Prometheus, on 127.0.0.1.")
-@click.option("--out", type=click.Path(path_type=Path), help="Pictures of it, at the end.")
-@click.option("--stay", is_flag=True, help="Go on until ended by hand.")
-def main(minutes: float, port: int, out: Path | None, *, stay: bool) -> None:
-    """Let a fleet run, then take pictures of what its dashboards show."""
+def main(minutes: float | None, port: int) -> None:
+    """Let a fleet run, for a Grafana whose data source is its Prometheus."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was started ends with this
     with ExitStack() as running:
         folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="gpufleet-")))
-        taking: subprocess.Popen[bytes] | None = None
         for fleet in run(folder, port, running):
-            if fleet.minute < minutes:
-                continue
-            if out and taking is None:
-                command = (sys.executable, "-m", "lab.dashboard_view")
-                address = ("--prometheus", f"http://127.0.0.1:{port}", "--scrape", str(SCRAPE))
-                length = ("--minutes", f"{minutes - 0.3:.1f}")
-                whole = (*command, *address, *length, "--out", str(out), "--screenshot")
-                taking = subprocess.Popen(whole)  # while everything goes on
-                running.callback(taking.wait)
-            if not stay and (taking is None or taking.poll() is not None):
+            if minutes is not None and fleet.minute >= minutes:
                 break
 
 

@@ -8,9 +8,8 @@ resumes an upgrade judges by the same one.
 from __future__ import annotations
 
 import math
-import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
@@ -464,19 +463,18 @@ def traffic_between(first: Reading | None, last: Reading) -> Traffic:
     )
 
 
-_LINE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-
-
 def counters(text: str) -> Counters:
     """
     Return what a server's /metrics says; raises `ValueError` for a text without anything of vLLM's.
 
     Engines and models of one server are added up: it is one place to ask.
     """
+    from prometheus_client.parser import text_string_to_metric_families
+
     series: dict[str, list[tuple[dict[str, str], float]]] = defaultdict(list)
-    for name, labels, value in _series(text):
-        series[name].append((labels, value))
+    for metric in text_string_to_metric_families(text):
+        for sample in metric.samples:
+            series[sample.name].append((sample.labels, sample.value))
     if not any(name.startswith("vllm:") for name in series):
         raise ValueError("it serves no metric of vLLM's")
     latencies = {}
@@ -491,13 +489,6 @@ def counters(text: str) -> Counters:
         _by(series.get(FINISHED), "finished_reason"),
         _answered(series),
     )
-
-
-def _series(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
-    for line in text.splitlines():
-        if found := _LINE.match(line):
-            name, labels, value = found.groups()
-            yield name, dict(_LABEL.findall(labels or "")), float(value)
 
 
 def _histogram(rows: Iterable[tuple[dict[str, str], float]]) -> dict[float, float]:

@@ -32,8 +32,6 @@ WAITING = "vllm:num_requests_waiting"
 KV_USAGE = "vllm:kv_cache_usage_perc"
 """A share from 0 to 1, despite its name."""
 
-# prometheus.io/docs, exposition formats: a name, labels in braces, a value, and maybe a time.
-_LINE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?:\{[^\n]*\})?[ \t]+(?P<value>\S+)", re.MULTILINE)
 _FLAG = re.compile(r"^--(?P<name>[a-z0-9_-]+)[= ](?P<value>.*)$")
 
 
@@ -98,13 +96,16 @@ class ReplicaLoad:
 
 def read(text: str) -> Sample | str:
     """Return what a page of /metrics says, or a sentence that says why it is none of vLLM's."""
+    from prometheus_client.parser import text_string_to_metric_families
+
     found: dict[str, list[float]] = {RUNNING: [], WAITING: [], KV_USAGE: []}
-    for line in _LINE.finditer(text):
-        if (values := found.get(line["name"])) is not None:
-            try:
-                values.append(float(line["value"]))
-            except ValueError:
-                return f"{line['name']} is {line['value']!r}, which is no number"
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name in found:
+                    found[sample.name].append(sample.value)
+    except ValueError as error:
+        return f"its metrics cannot be read: {error}"
     if missing := [name for name, values in found.items() if not values]:
         return f"its metrics have no {listed(missing)}"
     if wrong := [n for n, values in found.items() for v in values if not math.isfinite(v) or v < 0]:
