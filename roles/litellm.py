@@ -37,6 +37,7 @@ from gpufleet.operations.converge import Converge
 from gpufleet.serving import unit as units
 from gpufleet.serving.unit import UnitFile
 from gpufleet.settings.litellm_settings import Litellm
+from gpufleet.templates import read_template
 from roles.proven import Configured, proven
 from roles.vllm import built
 
@@ -157,7 +158,7 @@ def foundation(build: Release) -> Wanted:
         Directory("/etc/gpufleet"),
         File(build.lock_path, build.lock),
         File(build.uv_lock_path, build.uv_lock),
-        File(SERVE, units.template("litellm-serve.py").encode(), mode=0o755),
+        File(SERVE, read_template("litellm-serve.py").encode(), mode=0o755),
     ]
     return Wanted(*values)
 
@@ -193,7 +194,7 @@ def service(
     secrets: Mapping[str, bytes],
 ) -> UnitFile:
     """Return its unit; the fingerprint covers all that the process reads."""
-    program = units.template("litellm-serve.py")
+    program = read_template("litellm-serve.py")
     digests = {f"credential {each}": _digest(content) for each, content in secrets.items()}
     return units.whole(
         "litellm.service.j2",

@@ -26,8 +26,8 @@ from gpufleet.operations.wait_ready import Metrics
 from gpufleet.remote import payload
 from gpufleet.remote.query import Answer, ask, survey
 from gpufleet.sanitize import printable
-from gpufleet.serving import unit
 from gpufleet.settings.node_settings import NodeExporter, NodeSettings
+from gpufleet.templates import read_template
 
 SERVICE, TIMER = "gpufleet-facts.service", "gpufleet-facts.timer"
 UNITS = (SERVICE, TIMER)
@@ -72,7 +72,7 @@ def wanted(settings: NodeSettings, gpus: int | None) -> Wanted:
         Directory(payload.CODE, mode=0o700),
         Directory("/usr/local/libexec/gpufleet", mode=0o755),
         File(PROGRAM, payload.archive("monitoring/node_facts", nvml=True), mode=0o755),
-        *(File(f"{UNIT_DIRECTORY}/{each}", unit.template(each).encode()) for each in UNITS),
+        *(File(f"{UNIT_DIRECTORY}/{each}", read_template(each).encode()) for each in UNITS),
         Unit(TIMER),
     )
 

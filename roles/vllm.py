@@ -48,6 +48,7 @@ from gpufleet.serving.credentials import (
 from gpufleet.serving.flag_check import Started
 from gpufleet.serving.unit import UnitFile
 from gpufleet.settings.node_settings import Vllm
+from gpufleet.templates import read_template
 from gpufleet.upgrade.run.staged_units import next_files
 
 UNITS = "vllm-*.service"
@@ -244,7 +245,7 @@ def foundation(
 def read_at_start(secrets: Mapping[str, bytes]) -> tuple[File, ...]:
     """Return the files that units read when they start; their fingerprints cover them."""
     return (
-        File(units.LAUNCHER, units.template("vllm-serve.sh").encode(), mode=0o755),
+        File(units.LAUNCHER, read_template("vllm-serve.sh").encode(), mode=0o755),
         File(units.RANK, payload.archive("rank/rank"), mode=0o755),
         *(_secret(name, each) for name, each in secrets.items() if name not in NOT_FOR_UNITS),
     )

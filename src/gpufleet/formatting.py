@@ -1,9 +1,10 @@
-"""Numbers, durations and nodes' names, written short.  Pure."""
+"""Numbers, durations and names, written short for sentences.  Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 
 
 def ranges(numbers: Iterable[int], between: str = ",") -> str:
@@ -42,11 +43,11 @@ def node_ranges(names: Iterable[str]) -> str:
     return " ".join([*folded, *others])
 
 
-def listed(names: Iterable[str], limit: int = 4) -> str:
+def join_names(names: Iterable[str], limit: int = 4) -> str:
     """
     Write names one after another, and of many the first: a sentence stays a sentence.
 
-    >>> listed(["d", "a", "c", "e", "b"])
+    >>> join_names(["d", "a", "c", "e", "b"])
     'a, b, c and 2 more'
     """
     ordered = sorted(names)
@@ -55,21 +56,21 @@ def listed(names: Iterable[str], limit: int = 4) -> str:
     return f"{', '.join(ordered[: limit - 1])} and {len(ordered) - limit + 1} more"
 
 
-def counted(count: int, noun: str) -> str:
+def count_of(count: int, noun: str) -> str:
     """
     Write how many there are of something.
 
-    >>> counted(1, "node"), counted(2, "node")
+    >>> count_of(1, "node"), count_of(2, "node")
     ('1 node', '2 nodes')
     """
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def spell(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """
     Write a duration as people say it.
 
-    >>> spell(41.4), spell(120), spell(3700)
+    >>> format_duration(41.4), format_duration(120), format_duration(3700)
     ('41 s', '2 min', '1 h 2 min')
     """
     whole = round(seconds)
@@ -79,6 +80,12 @@ def spell(seconds: float) -> str:
         return f"{whole // 60} min" + (f" {whole % 60} s" if whole % 60 else "")
     minutes = round(whole / 60)
     return f"{minutes // 60} h" + (f" {minutes % 60} min" if minutes % 60 else "")
+
+
+def suggestion(name: str, known: Sequence[str]) -> str:
+    """Return `; did you mean X?` when a known name is close to the one written, else nothing."""
+    close = get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _runs(numbers: Iterable[int]) -> list[list[int]]:

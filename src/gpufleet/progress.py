@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from gpufleet.formatting import counted, listed, spell
+from gpufleet.formatting import count_of, format_duration, join_names
 
 # What ends sooner needs no line.
 FIRST_SECONDS = 2
@@ -91,12 +91,12 @@ class Amount:
         began, before = self._looks[0]
         over = now - began
         if done != total and now - self._moved_at >= WINDOW_SECONDS:
-            parts.append(f"no progress for {spell(now - self._moved_at)}")
+            parts.append(f"no progress for {format_duration(now - self._moved_at)}")
         elif over >= RATE_SECONDS and done > before:
             rate = (done - before) / over
             parts.append(f"{_bytes(rate, 10)}/s")
             if total is not None and total > done:
-                parts.append(f"{spell((total - done) / rate)} left")
+                parts.append(f"{format_duration((total - done) / rate)} left")
         return ", ".join(parts)
 
 
@@ -121,7 +121,7 @@ def arrived(done: int, total: int, left: Iterable[str]) -> str:
     """
     names = list(left)
     text = f"{amount_of(done, total)} are there"
-    return f"{text}, {len(names)} left: {listed(names)}" if names else text
+    return f"{text}, {len(names)} left: {join_names(names)}" if names else text
 
 
 def waited_for(noun: str, total: int, left: Iterable[str], seconds: float) -> str:
@@ -135,9 +135,9 @@ def waited_for(noun: str, total: int, left: Iterable[str], seconds: float) -> st
     """
     names = list(left)
     if total == 1 and names:
-        return f"waiting for {names[0]}, {spell(seconds)} so far"
-    text = f"{total - len(names)} of {counted(total, noun)} after {spell(seconds)}"
-    return f"{text}, {len(names)} left: {listed(names)}" if names else text
+        return f"waiting for {names[0]}, {format_duration(seconds)} so far"
+    text = f"{total - len(names)} of {count_of(total, noun)} after {format_duration(seconds)}"
+    return f"{text}, {len(names)} left: {join_names(names)}" if names else text
 
 
 def _bytes(count: float, below: int) -> str:

@@ -14,10 +14,10 @@ from gpufleet.bundle.models import Model
 from gpufleet.bundle.requirements import Locked, Needs, Packages
 from gpufleet.errors import FleetError
 from gpufleet.gpu_software.repository import PACKAGES as VENDORS
-from gpufleet.serving.unit import template
 from gpufleet.settings.mirror_rewrite import KEYS, PACKAGES, PROGRAMS, WHEELS, place
 from gpufleet.settings.mirror_settings import Archive
 from gpufleet.settings.node_settings import Repository
+from gpufleet.templates import read_template
 
 README = "README.md"
 SERVER = "serve.py"
@@ -69,7 +69,7 @@ def collect(folder: Folder, needs: Needs, say: Callable[[str], None]) -> Collect
         for each in needs.programs
     )
     for name, content in {
-        README: template("bundle.md").encode(),
+        README: read_template("bundle.md").encode(),
         SERVER: Path(serve.__file__).read_bytes(),
     }.items():
         folder.write(name, content)

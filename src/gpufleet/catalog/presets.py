@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from yaml import safe_load
 
 from gpufleet.errors import FleetError
-from gpufleet.settings.node_groups import suggestion
+from gpufleet.formatting import suggestion
 from gpufleet.versions import numbers
 
 if TYPE_CHECKING:

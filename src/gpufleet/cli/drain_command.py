@@ -370,8 +370,8 @@ def _by() -> str:
 def _read(inventory_file: str, names: tuple[str, ...]) -> Fleet:
     """Return what an inventory declares. Raises `FleetError` for what is no GPU node of it."""
     cooperate()
+    from gpufleet.formatting import suggestion
     from gpufleet.inventory.loader import read
-    from gpufleet.settings.node_groups import suggestion
 
     declared = read(inventory_file)
     known = list(declared.gpu_nodes)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import click
 
 from gpufleet.errors import FleetError
+from gpufleet.formatting import suggestion
 from gpufleet.gpu_software import lock_file
 from gpufleet.gpu_software.lock_text import text
 from gpufleet.settings import variables
-from gpufleet.settings.node_groups import suggestion
 from gpufleet.settings.variables import Origin
 
 if TYPE_CHECKING:

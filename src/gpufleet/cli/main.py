@@ -608,7 +608,7 @@ def _declared(vars_file: str, nodes: Iterable[str]) -> dict[str, NodeVars]:
 
 
 def _selected(known: list[str], wanted: tuple[str, ...], where: str) -> list[str]:
-    from gpufleet.settings.node_groups import suggestion
+    from gpufleet.formatting import suggestion
 
     if missing := [name for name in wanted if name not in known]:
         raise FleetError(*(f"{where} has no {name!r}{suggestion(name, known)}" for name in missing))

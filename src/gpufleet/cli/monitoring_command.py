@@ -189,8 +189,8 @@ def _before(directory: Path) -> dict[str, list[dict[str, Any]]]:
 def _read(inventory_file: str, nodes: Iterable[str]) -> Fleet:
     """Return the inventory; raises `FleetError` for nodes that it has not."""
     cooperate()  # before pyinfra is imported
+    from gpufleet.formatting import suggestion
     from gpufleet.inventory.loader import read
-    from gpufleet.settings.node_groups import suggestion
 
     fleet = read(inventory_file)
     if unknown := [name for name in nodes if name not in fleet.nodes]:

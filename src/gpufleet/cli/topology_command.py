@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from gpufleet.errors import FleetError
+from gpufleet.formatting import suggestion
 from gpufleet.node.interconnect import Interconnect, from_matrix, from_probe
 from gpufleet.node.probe_document import recorded
 from gpufleet.node.smi_topology import parse
-from gpufleet.settings.node_groups import suggestion
 
 STDIN = "-"
 

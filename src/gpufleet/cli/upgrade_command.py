@@ -551,7 +551,7 @@ def _report(
 
 def _last(folder: Path, inventory_file: str) -> Path:
     """Return the newest journal of an inventory. Raises `FleetError` if there is none."""
-    from gpufleet.formatting import listed
+    from gpufleet.formatting import join_names
     from gpufleet.upgrade.run import upgrade_journal as journal
 
     every = journal.list_journals(folder)
@@ -572,7 +572,8 @@ def _last(folder: Path, inventory_file: str) -> Path:
     raise FleetError(
         *problems,
         f"{folder}: there was no upgrade of {inventory_file} yet; of other inventories (or of this "
-        f"one elsewhere): {listed([each.stem for each in every[-4:]])}: name one by --report ID",
+        f"one elsewhere): {join_names([each.stem for each in every[-4:]])}: name one by --report "
+        "ID",
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpufleet.formatting import listed
+from gpufleet.formatting import join_names
 from gpufleet.network import haproxy
 from gpufleet.planning.stage import Running
 from gpufleet.serving import servers
@@ -84,7 +84,7 @@ def refusal(found: Drain) -> str | None:
     """Return why a node is not drained without `--force`; None: nothing speaks against it."""
     if not found.last:
         return None
-    what = listed(found.last)
+    what = join_names(found.last)
     return (
         f"{found.node}: nothing else serves {what}: with it drained, requests for "
         f"{'it' if len(found.last) == 1 else 'them'} fail; bring a replica up elsewhere first, or "

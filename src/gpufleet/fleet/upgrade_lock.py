@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from gpufleet.formatting import listed
+from gpufleet.formatting import join_names
 from gpufleet.sanitize import printable
 
 VARIABLE = "GPUFLEET_UPGRADE"
@@ -40,7 +40,7 @@ def held(documents: Mapping[str, Any], ours: str | None) -> tuple[str, ...]:
         at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(float(lock.get("since") or 0)))
         what = printable(f"{lock.get('what')}, by {lock.get('owner')}")
         problems.append(
-            f"upgrade {printable(upgrade)} ({what}, since {at}) has {listed(names)}: a deploy "
+            f"upgrade {printable(upgrade)} ({what}, since {at}) has {join_names(names)}: a deploy "
             "would restart what it has not drained. Wait for its end; if it was cut off, `gpufleet "
             "upgrade INVENTORY --resume` or `--abort`. Deploy all the same: "
             f"{VARIABLE}={printable(upgrade)} in front of the command"

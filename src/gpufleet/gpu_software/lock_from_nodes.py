@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gpufleet.errors import FleetError
-from gpufleet.formatting import listed
+from gpufleet.formatting import join_names
 from gpufleet.gpu_software.lock_rules import OWN_PYTHON
 from gpufleet.node.topology import known
 from gpufleet.settings.gpu_settings import DRIVER, GpuLock
@@ -59,7 +59,7 @@ def _problems(document: Mapping[str, Any], settings: NodeSettings) -> Iterator[s
     packages = known(system["packages"], {})
     toolkits = _toolkits(packages, settings)
     if len(toolkits) > 1:
-        several = listed([f"{name}-{branch}" for _, name, branch in toolkits])
+        several = join_names([f"{name}-{branch}" for _, name, branch in toolkits])
         yield f"has several CUDA toolkits, {several}: name the one to keep in `cuda.toolkit`"
     loaded = known(driver["module"])
     if loaded is None or not re.fullmatch(DRIVER, loaded):
@@ -108,7 +108,7 @@ def _differing(read: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
                 continue
             nodes.setdefault(_shown(values[key]), []).append(node)
         if len(nodes) > 1:
-            each = "; ".join(f"{value} on {listed(names)}" for value, names in nodes.items())
+            each = "; ".join(f"{value} on {join_names(names)}" for value, names in nodes.items())
             yield (
                 f"gpu_lock.{key} is not one: {each}: bring them to one, or lock groups of their "
                 "own (`--group`)"

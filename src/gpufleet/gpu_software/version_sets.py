@@ -14,8 +14,8 @@ from typing import Any
 import yaml
 
 from gpufleet.errors import FleetError
+from gpufleet.formatting import suggestion
 from gpufleet.settings.gpu_settings import GpuLock
-from gpufleet.settings.node_groups import suggestion
 
 _DATA = Path(__file__).with_name("data") / "version_sets.yml"
 

@@ -21,8 +21,8 @@ from typing import Any, NoReturn
 
 import click
 
+from gpufleet.formatting import suggestion
 from gpufleet.inventory.refusal import Refusal
-from gpufleet.settings.node_groups import suggestion
 
 _PYTHON_ONLY = {".yml", ".yaml", ".ini", ".json", ".toml"}
 

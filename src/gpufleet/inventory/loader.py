@@ -29,12 +29,13 @@ from typing import Any, TypeAlias
 from pyinfra.api import exceptions
 
 from gpufleet.errors import FleetError
+from gpufleet.formatting import suggestion
 from gpufleet.gpu_software import lock_check, lock_file
 from gpufleet.inventory import invocation
 from gpufleet.inventory.refusal import Refusal
 from gpufleet.remote.ssh import nodelay_transport, open_files
 from gpufleet.settings import node_variables, variables
-from gpufleet.settings.node_groups import Groups, nest, suggestion
+from gpufleet.settings.node_groups import Groups, nest
 from gpufleet.settings.node_variables import NodeVars
 from gpufleet.settings.variables import Origin, Variables
 

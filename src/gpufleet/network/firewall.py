@@ -28,9 +28,10 @@ from gpufleet.errors import FleetError
 from gpufleet.planning.multinode import launch as ranks
 from gpufleet.planning.multinode.rank_ports import PORTS
 from gpufleet.planning.stage import Running, Stage
-from gpufleet.serving import unit, watchdog_unit
+from gpufleet.serving import watchdog_unit
 from gpufleet.settings.litellm_settings import LOOPBACK
 from gpufleet.settings.node_settings import Firewall, NodeSettings
+from gpufleet.templates import render_template
 
 SERVICE = "gpufleet-firewall.service"
 DIRECTORY = "/etc/gpufleet"
@@ -97,7 +98,7 @@ def rules(
     }
     opened = [each.ports for each in wanted.open if each.protocol == "tcp"]
     front = list(_front(settings))
-    return unit.filled(
+    return render_template(
         TEMPLATE,
         drop=wanted.policy == "drop",
         links=list(_links(meetings)),
@@ -130,7 +131,7 @@ def rules(
 
 def service() -> str:
     """Return the unit that loads the rules at boot, before any network is up."""
-    return unit.filled("gpufleet-firewall.service.j2", rules=RULES)
+    return render_template("gpufleet-firewall.service.j2", rules=RULES)
 
 
 def changes(loaded: str | None, wanted: str) -> tuple[str, ...]:

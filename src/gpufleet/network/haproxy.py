@@ -23,10 +23,10 @@ from typing import Any
 from gpufleet.monitoring import prometheus
 from gpufleet.monitoring.exporters import named
 from gpufleet.monitoring.prometheus import Watched
-from gpufleet.serving import unit
 from gpufleet.serving.servers import Server
 from gpufleet.settings.gateway_settings import Client, Gateway
 from gpufleet.settings.node_settings import Served
+from gpufleet.templates import render_template
 
 UNIT = "gpufleet-gateway.service"
 HOME = "/etc/gpufleet/gateway"
@@ -339,7 +339,7 @@ def config(
     }
 
     def rendered(fingerprint: str) -> str:
-        return unit.filled(
+        return render_template(
             TEMPLATE,
             fingerprint=fingerprint,
             gateway=gateway,

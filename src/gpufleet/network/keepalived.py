@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from gpufleet.errors import FleetError
 from gpufleet.monitoring import prometheus
 from gpufleet.monitoring.prometheus import Watched
-from gpufleet.serving import unit
 from gpufleet.settings.gateway_settings import VirtualAddress
+from gpufleet.templates import render_template
 
 UNIT = "keepalived.service"
 HOME = "/etc/keepalived"
@@ -40,7 +40,7 @@ def keepalived(wanted: VirtualAddress, password: bytes) -> bytes:
         raise FleetError(f"{where}: VRRP uses {_LONGEST_PASSWORD} bytes of a password: shorten it")
     if not _PASSWORD.fullmatch(said):
         raise FleetError(f"{where}: the password has to be one word of letters, digits and ._+:/@-")
-    return unit.filled(
+    return render_template(
         "keepalived.conf.j2", address=wanted, password=said, check=CHECK, gone=GONE, user="root"
     ).encode()
 

@@ -21,12 +21,12 @@ from typing import Any
 import yaml
 
 from gpufleet.artifacts.release import Program
+from gpufleet.formatting import suggestion
 from gpufleet.monitoring import prometheus
 from gpufleet.monitoring.prometheus import MARK, Watched
 from gpufleet.network.haproxy import KEEP_ALIVE_SECONDS
 from gpufleet.settings.gateway_settings import Gateway
 from gpufleet.settings.litellm_settings import LOOPBACK, Litellm, Parameters
-from gpufleet.settings.node_groups import suggestion
 
 UNIT = "gpufleet-litellm.service"
 ACCOUNT = "litellm"

@@ -31,7 +31,7 @@ from pyinfra.context import ctx_host, ctx_state
 
 from gpufleet.artifacts.model_files import DOWNLOAD_SECONDS, TOKEN, Checkpoint, listing
 from gpufleet.artifacts.release import BUILD_SECONDS, Release
-from gpufleet.formatting import spell
+from gpufleet.formatting import format_duration
 from gpufleet.progress import FIRST_SECONDS, OFTEN_SECONDS, Amount, Pace, arrived
 from gpufleet.remote import payload
 from gpufleet.remote.query import ask
@@ -188,5 +188,7 @@ def _look_on(state: State, host: Host, look: _Look, end: float) -> None:
             said = look.said(state, host)
             now = time.monotonic()
             if said and pace.due(now):
-                logger.info("%s%s (%s)", host.print_prefix, printable(said), spell(now - began))
+                logger.info(
+                    "%s%s (%s)", host.print_prefix, printable(said), format_duration(now - began)
+                )
         gevent.sleep(OFTEN_SECONDS)

@@ -19,7 +19,7 @@ from pyinfra.api import Host, StringCommand
 from pyinfra.api.exceptions import PyinfraError
 from pyinfra.connectors.ssh import SSHConnector
 
-from gpufleet.formatting import spell
+from gpufleet.formatting import format_duration
 from gpufleet.operations.progress_watch import waiting
 from gpufleet.progress import Pace
 
@@ -59,8 +59,8 @@ def rebooted(
             logger.info(
                 "%sreboots: not back after %s; it has %s",
                 host.print_prefix,
-                spell(spent),
-                spell(wanted.seconds),
+                format_duration(spent),
+                format_duration(wanted.seconds),
             )
         # The connection that was open may be dead without anybody having said so.
         _disconnect(host)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from gpufleet.formatting import listed
+from gpufleet.formatting import join_names
 from gpufleet.planning.stage import Running
 from gpufleet.settings.node_settings import Served
 
@@ -90,9 +90,9 @@ def _sentence(
     whys = " and ".join(f"{node} {why}" for node, why in gone.items())
     drop = f"lower `replicas` to {kept}" if kept else "take the model out of `serving`"
     return (
-        f"serving.{name}: {replica} runs over {listed(nodes)}, and {whys}: give it back; or set "
-        f"`when_a_node_leaves: replan`, and {replica} stops and starts on nodes that are left; or, "
-        f"if it is to go, {drop}"
+        f"serving.{name}: {replica} runs over {join_names(nodes)}, and {whys}: give it back; or "
+        f"set `when_a_node_leaves: replan`, and {replica} stops and starts on nodes that are "
+        f"left; or, if it is to go, {drop}"
     )
 
 

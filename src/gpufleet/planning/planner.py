@@ -34,7 +34,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gpufleet.errors import FleetError
-from gpufleet.formatting import listed
+from gpufleet.formatting import join_names
 from gpufleet.node.cordon import sentence
 from gpufleet.node.topology import Node
 from gpufleet.planning.candidates import Considered, Sizer
@@ -221,12 +221,15 @@ def _faults(
             continue
         if name not in fleet:
             sentences = [
-                f"{name}: no probe of this node, and it declares {listed(wanted.serving)}: make "
-                "it reachable, or take it out of the inventory so that its replicas go elsewhere"
+                f"{name}: no probe of this node, and it declares {join_names(wanted.serving)}: "
+                "make it reachable, or take it out of the inventory so that its replicas go "
+                "elsewhere"
             ]
         elif not fleet[name].gpus:
             why = ": " + left_out(fleet[name]) if fleet[name].unfit else ""
-            sentences = [f"{name}: no GPU to use, and it declares {listed(wanted.serving)}{why}"]
+            sentences = [
+                f"{name}: no GPU to use, and it declares {join_names(wanted.serving)}{why}"
+            ]
         else:
             continue
         yield name, sentences

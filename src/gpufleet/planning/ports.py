@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpufleet.formatting import listed
+from gpufleet.formatting import join_names
 from gpufleet.settings.node_settings import NodeSettings
 
 LAST_PORT = 65535
@@ -199,8 +199,8 @@ class _Ports:
     def _problems(self) -> Iterable[str]:
         for (port, keys), nodes in sorted(self.clashes.items()):
             yield (
-                f"port {port} is wanted by {' and '.join(keys)} on {listed(set(nodes))}: give one "
-                "of them another port"
+                f"port {port} is wanted by {' and '.join(keys)} on {join_names(set(nodes))}: "
+                "give one of them another port"
             )
         for (model, port), node in sorted(self.beyond.items()):
             yield (
@@ -211,8 +211,8 @@ class _Ports:
     def _remarks(self) -> Iterable[str]:
         for (model, port, user), nodes in sorted(self.stepped.items()):
             yield (
-                f"{model}: its first replica on {listed(set(nodes))} has port {port}, for {user} "
-                "has the one it declares"
+                f"{model}: its first replica on {join_names(set(nodes))} has port {port}, for "
+                f"{user} has the one it declares"
             )
 
 

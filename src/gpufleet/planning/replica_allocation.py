@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gpufleet.formatting import counted, listed
+from gpufleet.formatting import count_of, join_names
 from gpufleet.node.cordon import lifting
 from gpufleet.node.topology import Node
 from gpufleet.planning import candidates, node_removal
@@ -141,7 +141,7 @@ class Demand:
                 parts = self._may_stay(place)
                 if not isinstance(parts, str):
                     others = tuple(each for each in stages if each not in place)
-                    where = listed({each.node for each in place})
+                    where = join_names({each.node for each in place})
                     runs = "run" if len(place) > 1 else "runs"
                     self.twice.append(Move(self.name, number, f"{where} {runs} it too", others))
                     self.running[number] = place
@@ -151,7 +151,7 @@ class Demand:
     def _may_stay(self, stages: tuple[Running, ...]) -> list[Part] | str:
         parts: list[Part] = []
         if absent := [node for node in stages[0].nodes if node not in self.fleet]:
-            return f"{listed(absent)} {'is' if len(absent) == 1 else 'are'} gone"
+            return f"{join_names(absent)} {'is' if len(absent) == 1 else 'are'} gone"
         for stage in stages:
             if (room := self._by_name.get(stage.node)) is None:
                 gone = stage.node not in self.fleet
@@ -164,7 +164,7 @@ class Demand:
             parts.append((room, tuple(room.indices[uuid] for uuid in stage.gpu_uuids)))
         division = self.divisions[parts[0][0].kind]
         if len(parts) != division.nodes or len({room.name for room, _ in parts}) != len(parts):
-            return f"{division} needs {counted(division.nodes, 'node')}, it ran on {len(parts)}"
+            return f"{division} needs {count_of(division.nodes, 'node')}, it ran on {len(parts)}"
         whole: list[Part] = []
         for room, gpus in parts:
             if self.divisions[room.kind] != division or room.kind != parts[0][0].kind:
@@ -248,7 +248,7 @@ class Demand:
     @property
     def refusal(self) -> str:
         """Why no kind of node has a division, and what to write."""
-        nodes = listed(room.name for room in self.rooms)
+        nodes = join_names(room.name for room in self.rooms)
         description = self.description
         judged = [each for each in self.considered.values() if each.candidates]
         if description is None or isinstance(description, str) or not judged:
@@ -283,7 +283,7 @@ class Demand:
             return str(
                 Oversize(self.name, self.served, self.description, considered, sizer=self.sizer)
             )
-        nodes = listed(room.name for room in self.rooms)
+        nodes = join_names(room.name for room in self.rooms)
         width = min(division.unit for division in self.divisions.values())
         total = sum(len(room.layout.gpus) for room in self.rooms)
         taken = total - self.free_before
@@ -298,7 +298,7 @@ class Demand:
             "lower `tensor_parallel`, or " if self.served.tensor_parallel or width > 1 else ""
         )
         return (
-            f"serving.{self.name}: {counted(self.required, 'replica')} of {groups} asked for, "
+            f"serving.{self.name}: {count_of(self.required, 'replica')} of {groups} asked for, "
             f"{count} fit on {nodes} ({_gpus(total)}{others}{apart}): {lower}, or "
             f"{narrower if max(d.gpus for d in self.divisions.values()) > 1 else ''}add nodes"
             f"{self._cordoned()}"
@@ -311,7 +311,7 @@ class Demand:
             for room in self.rooms
             if (mark := room.node.cordon)
         ]
-        return f", or lift the cordon of {listed(closed)}" if closed else ""
+        return f", or lift the cordon of {join_names(closed)}" if closed else ""
 
     def moves(self) -> Iterator[Move]:
         """Yield what does not stay as it runs."""
@@ -334,9 +334,9 @@ class Demand:
         replicas = [replica for _, replica in sorted(self.placed.items())]
         sizes = Counter(replica.division.gpus for replica in replicas)
         how_many = (
-            f"{counted(len(replicas), 'replica')} of {_gpus(next(iter(sizes)))}"
+            f"{count_of(len(replicas), 'replica')} of {_gpus(next(iter(sizes)))}"
             if len(sizes) == 1
-            else f"{counted(len(replicas), 'replica')}, "
+            else f"{count_of(len(replicas), 'replica')}, "
             + ", ".join(f"{count} of {_gpus(gpus)}" for gpus, count in sorted(sizes.items()))
         )
         clauses = [f"{self.name}: {how_many}" + "".join(f", {each}" for each in self._shares())]
@@ -375,7 +375,9 @@ class Demand:
                     how = "every layer waits for the network, no NVLink clique has room"
                 found[each.division.wide][how].append(each.id)
         for wide, ways in found.items():
-            said = (f"{how} ({listed(ids)})" if len(ways) > 1 else how for how, ids in ways.items())
+            said = (
+                f"{how} ({join_names(ids)})" if len(ways) > 1 else how for how, ids in ways.items()
+            )
             yield f"{wide} is wider than a node: {', '.join(said)}"
 
     def _shares(self) -> Iterator[str]:
@@ -384,12 +386,12 @@ class Demand:
         for node, count in self.on.items():
             by_count[count].append(node)
         for count, nodes in sorted(by_count.items(), reverse=True):
-            yield f"{count}{' each' if len(nodes) > 1 else ''} on {listed(nodes)}"
+            yield f"{count}{' each' if len(nodes) > 1 else ''} on {join_names(nodes)}"
 
     def _passed_over(self) -> Iterator[str]:
         """Nodes that declare the model and that can never have a replica."""
         for considered in self.considered.values():
-            kind, nodes = considered.kind, listed(considered.names)
+            kind, nodes = considered.kind, join_names(considered.names)
             largest = kind.gpus if self.served.allow_pcie else max(kind.islands)
             if considered.chosen is None:
                 last = considered.candidates[-1:]
@@ -406,7 +408,7 @@ class Demand:
 
     def _kept_apart(self) -> Iterator[str]:
         for kind in self.apart:
-            nodes = listed(self.considered[kind].names)
+            nodes = join_names(self.considered[kind].names)
             yield f"none on {nodes}, where the network would cut {self.divisions[kind].wide}"
 
     def _chosen(self) -> Iterator[str]:
@@ -536,4 +538,4 @@ def _nearest(candidate: Candidate) -> tuple[bool, int, int, int]:
 
 
 def _gpus(count: int) -> str:
-    return counted(count, "GPU")
+    return count_of(count, "GPU")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from gpufleet.catalog.presets import LayeredFlag
-from gpufleet.formatting import listed, ranges
+from gpufleet.formatting import join_names, ranges
 from gpufleet.node.cluster_network import Network
 
 Balancing: TypeAlias = Literal["internal", "hybrid", "external"]
@@ -187,9 +187,9 @@ class Move:
         """Say it as a sentence of the plan."""
         name = f"{self.model}-{self.replica}"
         if not self.after:
-            return f"{name} stops on {listed({each.node for each in self.before})}: {self.why}"
+            return f"{name} stops on {join_names({each.node for each in self.before})}: {self.why}"
         was, now = ({each.node for each in side} for side in (self.before, self.after))
         gpus = "; ".join(f"{stage.node} GPUs {ranges(stage.gpus)}" for stage in self.after)
         if was == now:
             return f"{name} starts anew on {gpus}: {self.why}"
-        return f"{name} moves from {listed(was)} to {gpus}: {self.why}"
+        return f"{name} moves from {join_names(was)} to {gpus}: {self.why}"

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from gpufleet.formatting import counted, listed
+from gpufleet.formatting import count_of, join_names
 from gpufleet.planning.candidates import Considered, Sizer, consider
 from gpufleet.planning.parallelism import Division
 from gpufleet.settings.node_settings import Served
@@ -47,7 +47,7 @@ class Oversize:
         self._description = description
         self._considered = tuple(considered)
         self._sizer = sizer
-        self._nodes = listed(name for each in self._considered for name in each.names)
+        self._nodes = join_names(name for each in self._considered for name in each.names)
 
     def __str__(self) -> str:
         """Return the refusal: what a replica takes, what there is, what to write."""
@@ -67,7 +67,7 @@ class Oversize:
             are = "is" if here.nodes == 1 else "are"
             return (
                 f"{division} takes {division.nodes} nodes of one kind, {_gpus(division.share)} of "
-                f"each, and {listed(here.names)} {are} all that {are} {here.kind}"
+                f"each, and {join_names(here.names)} {are} all that {are} {here.kind}"
             )
         kinds = [each.kind for each in self._considered]
         largest = max(kind.gpus if pcie else max(kind.islands, default=0) for kind in kinds)
@@ -148,4 +148,4 @@ class Oversize:
 
 
 def _gpus(count: int) -> str:
-    return counted(count, "GPU")
+    return count_of(count, "GPU")

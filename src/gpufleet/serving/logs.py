@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpufleet.errors import FleetError
+from gpufleet.formatting import suggestion
 from gpufleet.remote import payload
 from gpufleet.sanitize import printable
-from gpufleet.settings.node_groups import suggestion
 
 # Of one round: ten times what terminals usually keep.
 MOST_LINES = 10_000

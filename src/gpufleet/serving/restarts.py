@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from gpufleet.formatting import listed
+from gpufleet.formatting import join_names
 from gpufleet.planning.stage import Running, Stage
 from gpufleet.serving.unit import argument_lines
 from gpufleet.settings.node_settings import NodeSettings
@@ -87,12 +87,12 @@ def partial_restarts(
             if units.get((stage.node, name)) != _unit_arguments(stage, settings, releases)
         }
         here = {stage.node for stage in ranks} & set(reached)
-        nodes = listed(stage.node for stage in ranks)
+        nodes = join_names(stage.node for stage in ranks)
         if here and (without := sorted(stale - here)):
             yield (
-                f"{name} belongs on {nodes}, and this run leaves out {listed(without)}, where it "
-                "is not as planned: ranks that differ wait for each other, and serve nothing: take "
-                "all of its nodes into --limit, or none"
+                f"{name} belongs on {nodes}, and this run leaves out {join_names(without)}, "
+                "where it is not as planned: ranks that differ wait for each other, and serve "
+                "nothing: take all of its nodes into --limit, or none"
             )
         elif serial and stale & here and len(ranks) > 1:
             yield (

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpufleet.artifacts.release import RELEASES
 from gpufleet.converge.desired import UNIT_DIRECTORY, File, started_line
@@ -31,12 +31,7 @@ from gpufleet.serving.quoting import UNQUOTABLE, is_unquotable, systemd_quote
 from gpufleet.serving.unit_environment import environment, offline_variables, rank
 from gpufleet.settings.node_settings import Argument, Served, Vllm
 from gpufleet.settings.variables import KeyPath
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
-
-TEMPLATES = Path(__file__).resolve().parents[3] / "templates"
-"""The checkout's own; the place does not depend on the working directory."""
+from gpufleet.templates import TEMPLATES, load_template, read_template
 
 RANK = "/usr/local/libexec/gpufleet/vllm-rank"
 """Where `on_node/rank/rank.py` lies on nodes, the main process of a rank of a replica over
@@ -93,7 +88,7 @@ def render(
         "vllm.service.j2",
         stage.unit,
         f"{UNIT_DIRECTORY}/{stage.unit}",
-        {"release": release, "launcher": template("vllm-serve.sh", templates)}
+        {"release": release, "launcher": read_template("vllm-serve.sh", templates)}
         | ({"rank": payload.archive("rank/rank")} if stage.group else {})
         | {f"credential {name}": digest for name, digest in hashes.items()},
         templates,
@@ -206,7 +201,7 @@ def in_common(stage: Stage, model: Served, vllm: Vllm) -> str:
 @cache
 def _programs() -> str:
     """Return a fingerprint of what is ours in every rank: a new gpufleet restarts them all."""
-    ours = {name: template(name) for name in ("vllm.service.j2", "vllm-serve.sh")}
+    ours = {name: read_template(name) for name in ("vllm.service.j2", "vllm-serve.sh")}
     return _fingerprint({**ours, "rank": payload.archive("rank/rank")})
 
 
@@ -312,16 +307,6 @@ def whole(
     return _render(name, unit, f"{UNIT_DIRECTORY}/{unit}", started_with, templates, **variables)
 
 
-def template(name: str, templates: Path = TEMPLATES) -> str:
-    """Return a file of `templates/` that needs no rendering, as it is."""
-    return (templates / name).read_text(encoding="utf-8")
-
-
-def filled(name: str, templates: Path = TEMPLATES, **variables: Any) -> str:
-    """Return a file of `templates/` that records no start, with its variables put in."""
-    return _loader(templates).get_template(name).render(variables)
-
-
 def _render(
     name: str,
     unit: str,
@@ -332,7 +317,7 @@ def _render(
 ) -> UnitFile:
     if "" in started_with:
         raise ValueError("the empty name is that of the text itself")
-    source = _loader(templates).get_template(name)
+    source = load_template(name, templates)
     # Rendered twice: the fingerprint covers all of the text but itself.
     bare = source.render(unit=unit, started="", **variables)
     fingerprint = _fingerprint({**started_with, "": bare})
@@ -347,18 +332,3 @@ def _fingerprint(parts: Mapping[str, str | bytes]) -> str:
         for name, part in parts.items()
     }
     return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
-
-
-@cache
-def _loader(templates: Path) -> Environment:
-    # Not where nothing is rendered: a plan for saved probes is there before this would be.
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    return Environment(
-        loader=FileSystemLoader(templates),
-        undefined=StrictUndefined,
-        autoescape=False,  # noqa: S701  # units are not HTML; systemd_quote escapes for systemd
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )

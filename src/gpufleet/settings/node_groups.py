@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from graphlib import CycleError, TopologicalSorter
 
 from gpufleet.errors import FleetError
+from gpufleet.formatting import suggestion
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,3 @@ def nest(hosts: Mapping[str, Sequence[str]], children: Mapping[str, Sequence[str
         below = (host for child in children.get(name, ()) for host in members[child])
         members[name] = tuple(dict.fromkeys([*hosts.get(name, ()), *below]))
     return Groups({name: members[name] for name in sorted(names, key=lambda n: (depth[n], n))})
-
-
-def suggestion(name: str, known: Sequence[str]) -> str:
-    """Return `; did you mean X?` when a known name is close to the one written, else nothing."""
-    close = get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""

@@ -28,6 +28,7 @@ from pydantic import (
 
 from gpufleet.catalog import presets
 from gpufleet.catalog.checks import CHECKS
+from gpufleet.formatting import suggestion
 from gpufleet.gpu_software import lock_rules as gpu_lock
 from gpufleet.settings import lock_defaults
 from gpufleet.settings.gateway_settings import Balancer, Gateway, Golden, Upgrade
@@ -45,7 +46,6 @@ from gpufleet.settings.monitoring_settings import (
     Sha256,
     Watchdog,
 )
-from gpufleet.settings.node_groups import suggestion
 
 Argument: TypeAlias = bool | int | float | str | list[Any] | dict[str, Any] | None
 """One vLLM flag's value as YAML has it. `true`: the bare flag; `false`: its `--no-` form;

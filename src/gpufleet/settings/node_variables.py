@@ -16,8 +16,8 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from gpufleet.errors import FleetError
+from gpufleet.formatting import suggestion
 from gpufleet.settings import lock_defaults
-from gpufleet.settings.node_groups import suggestion
 from gpufleet.settings.node_settings import Mistake, NodeSettings, node_settings
 from gpufleet.settings.variables import KeyPath, Origin, Variables
 

@@ -15,6 +15,7 @@ from gpufleet.on_node.common import stages as on_node
 from gpufleet.planning.stage import Running
 from gpufleet.serving import unit as units
 from gpufleet.settings.node_settings import Distribution, Mistake, NodeSettings, node_settings
+from gpufleet.templates import TEMPLATES
 from tests.unit.serving.test_rank_units import HEAD, KEYS, SERVED, VLLM, WORKER
 
 PEERS = 'iifname "eth1" ip daddr 10.1.0.1 ip saddr { 10.1.0.2 }'
@@ -309,5 +310,5 @@ def test_what_is_wrong_on_a_node_is_said():
 
 
 def test_the_docs_show_what_a_node_has():
-    docs = (units.TEMPLATES.parent / "docs/traffic/firewall.md").read_text()
+    docs = (TEMPLATES.parent / "docs/traffic/firewall.md").read_text()
     assert firewall.rules([HEAD], settings()).rstrip() in docs

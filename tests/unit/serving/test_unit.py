@@ -19,6 +19,7 @@ from gpufleet.planning.planner import Stage
 from gpufleet.serving import unit as units
 from gpufleet.serving import unit_environment
 from gpufleet.settings.node_settings import Served, Vllm
+from gpufleet.templates import TEMPLATES
 from tests.support.checkout import ROOT
 
 GOLDEN = ROOT / "tests/data/vllm.service"
@@ -221,7 +222,7 @@ def test_whatever_a_process_is_started_with_changes_its_fingerprint(changed):
 
 def test_a_launcher_of_another_text_is_a_reason_to_restart(tmp_path):
     """The launcher is what systemd starts; nothing of it stands in the unit."""
-    shutil.copytree(units.TEMPLATES, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(TEMPLATES, tmp_path, dirs_exist_ok=True)
     with (tmp_path / "vllm-serve.sh").open("a") as launcher:
         launcher.write("# changed\n")
 
@@ -451,7 +452,7 @@ def launch(tmp_path, key=None):
         (tmp_path / "api-key").write_text(key)
         environment["CREDENTIALS_DIRECTORY"] = str(tmp_path)
     return subprocess.run(
-        ["sh", units.TEMPLATES / "vllm-serve.sh", "env"],
+        ["sh", TEMPLATES / "vllm-serve.sh", "env"],
         env=environment,
         capture_output=True,
         text=True,

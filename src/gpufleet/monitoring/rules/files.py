@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from gpufleet.errors import FleetError
+from gpufleet.formatting import suggestion
 from gpufleet.monitoring.rules import (
     fleet_rules,
     gateway_rules,
@@ -19,7 +20,6 @@ from gpufleet.monitoring.rules import (
 )
 from gpufleet.monitoring.rules.rule import Alert, Recording, Severity
 from gpufleet.settings.monitoring_settings import AlertChange, Objectives
-from gpufleet.settings.node_groups import suggestion
 
 # With it every alert is made, those that need a promise too.
 _ALL_OBJECTIVES = {"any": Objectives(ttft_p99_seconds=1, itl_p99_seconds=1)}

@@ -16,7 +16,7 @@ from typing import Any
 
 from gpufleet.artifacts.release import pinned
 from gpufleet.errors import FleetError
-from gpufleet.formatting import listed
+from gpufleet.formatting import join_names
 from gpufleet.node.cluster_network import Network
 from gpufleet.node.topology import Node
 from gpufleet.planning.multinode.launch import OF_THE_NODE
@@ -117,8 +117,8 @@ def _unlike(stage: Stage, settings: Mapping[str, NodeSettings]) -> Iterator[str]
         }
         if names:
             yield (
-                f"vllm.environment: {listed(names)} on {first} and {node} differ, and {stage.id} "
-                "spans both: set it in a group that both are in"
+                f"vllm.environment: {join_names(names)} on {first} and {node} differ, and "
+                f"{stage.id} spans both: set it in a group that both are in"
             )
 
 
@@ -219,7 +219,7 @@ def _flags(stage: Stage, served: Served) -> dict[str, Any]:
 def _without(networks: Mapping[str, Network]) -> str:
     """`gpu-01 has`: the nodes without active RDMA ports near their GPUs, to go on with."""
     names = [node for node, each in networks.items() if not each.hcas] or list(networks)
-    return f"{listed(names)} {'has' if len(names) == 1 else 'have'}"
+    return f"{join_names(names)} {'has' if len(names) == 1 else 'have'}"
 
 
 def _integer(value: Any) -> int:

@@ -21,9 +21,8 @@ from gpufleet.artifacts.release import cuda_of, pinned
 from gpufleet.catalog.presets import LayeredFlag
 from gpufleet.errors import FleetError
 from gpufleet.fleet.model_configs import Described
-from gpufleet.formatting import counted, listed, ranges
+from gpufleet.formatting import count_of, join_names, ranges, suggestion
 from gpufleet.planning.stage import Stage
-from gpufleet.settings.node_groups import suggestion
 from gpufleet.settings.node_settings import Argument, NodeSettings, Served, Vllm
 from gpufleet.sizing.architectures.components import FullCache, LatentCache, StateCache
 from gpufleet.sizing.architectures.description import Description
@@ -138,7 +137,7 @@ class Pairs:
         given = tuple(given)
         if not (role := self.role(model)):
             return given
-        others = listed(self.partners(model) - {model})
+        others = join_names(self.partners(model) - {model})
         because = (
             f"its prompts come from {self.prefill[model]}"
             if model in self.prefill
@@ -323,8 +322,8 @@ def _alone(entry: _Entry, description: Described | None, locks: Mapping[str, str
         node for node, vllm in zip(entry.nodes, entry.vllm, strict=True) if vllm.device == "cpu"
     ]:
         yield (
-            f"{key}: hands KV caches over, and `vllm.device` is cpu on {listed(cpus)}: that takes "
-            "GPUs, so remove `prefill` there"
+            f"{key}: hands KV caches over, and `vllm.device` is cpu on {join_names(cpus)}: that "
+            "takes GPUs, so remove `prefill` there"
         )
     if _SIDE_CHANNEL in entry.served.environment:
         yield f"{key}.environment.{_SIDE_CHANNEL}: which `prefill` has the plan give: remove it"
@@ -377,7 +376,7 @@ def _added(key: str, flags: Mapping[str, Argument]) -> Iterator[str]:
     """Yield what an operator cannot add to the connector's settings."""
     if dotted := [name for name in flags if name.startswith(f"{FLAG}.")]:
         yield (
-            f"{key}.flags: {listed(dotted)}, which would replace what `prefill` sets: write a "
+            f"{key}.flags: {join_names(dotted)}, which would replace what `prefill` sets: write a "
             f"mapping under `{FLAG}`"
         )
     value = flags.get(FLAG)
@@ -387,8 +386,8 @@ def _added(key: str, flags: Mapping[str, Argument]) -> Iterator[str]:
         yield f"{key}.flags.{FLAG}: is no mapping, to which `prefill` could add: write one"
     elif ours := [name for name in _OURS if name in value]:
         yield (
-            f"{key}.flags.{FLAG}: has {listed(ours)}, which `prefill` sets on both sides: remove "
-            f"{'it' if len(ours) == 1 else 'them'}"
+            f"{key}.flags.{FLAG}: has {join_names(ours)}, which `prefill` sets on both sides: "
+            f"remove {'it' if len(ours) == 1 else 'them'}"
         )
 
 
@@ -431,7 +430,7 @@ def _divisions(
         if there > most:
             yield (
                 f"serving.{prefill}.tensor_parallel: {there}, and {decode} has {here}: "
-                f"{description.architecture.name} has {counted(heads, 'KV head')}, of which the "
+                f"{description.architecture.name} has {count_of(heads, 'KV head')}, of which the "
                 "ranks of prefill then hold copies, and fewer ranks of decode cannot read those: "
                 f"write {max(here, most)} for {prefill}, or {there} for {decode}"
             )
@@ -467,7 +466,7 @@ def _where(decode: str, prefill: str, by_model: Mapping[str, list[Stage]]) -> st
         serving = [stage for stage in by_model[model] if stage.servers]
         return ", ".join(f"{stage.node}:{ranges(stage.servers)}" for stage in serving)
 
-    count = counted(len({stage.id for stage in by_model[prefill]}), "replica")
+    count = count_of(len({stage.id for stage in by_model[prefill]}), "replica")
     return (
         f"{decode}: its prompts are computed by {count} of {prefill}: a router has to send each "
         f"request first to prefill ({places(prefill)}), then with what that answers to decode "

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from gpufleet.formatting import counted, listed, ranges
+from gpufleet.formatting import count_of, join_names, ranges
 from gpufleet.node.cluster_network import Network
 from gpufleet.planning.multinode.rank_ports import PORTS
 
@@ -310,8 +310,8 @@ def _addresses(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> Itera
                 others[by].append(peer)
         for interface, peers in sorted(others.items()):
             yield (
-                f"{each} would send to {listed(peers)} by {interface}: give that node a route by "
-                f"{each.network.interface}, or name a network that all of them send by "
+                f"{each} would send to {join_names(peers)} by {interface}: give that node a "
+                f"route by {each.network.interface}, or name a network that all of them send by "
                 "(`cluster_network`)"
             )
 
@@ -370,7 +370,7 @@ def _models(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> Iterator
             name for name in {*files, *whole[head]} if files.get(name) != whole[head].get(name)
         )
         name = different[0]
-        more = f", and {counted(len(different) - 1, 'further file')}" if different[1:] else ""
+        more = f", and {count_of(len(different) - 1, 'further file')}" if different[1:] else ""
         yield (
             f"{head} and {node} have different models in {_directory(replica, node)}: {name} is "
             f"{_file(whole[head].get(name))} on {head} and {_file(files.get(name))} on {node}"
@@ -515,7 +515,7 @@ def _folded(replica: Replica, sentence: str, pairs: set[tuple[str, str]]) -> Ite
         if mutual and len(others) == 1:
             node, other = sorted({node, *others}, key=replica.nodes.index)
             others = {other}
-        named = members[next(iter(others))] if len(others) == 1 else listed(others)
+        named = members[next(iter(others))] if len(others) == 1 else join_names(others)
         one_first = side == 0 or mutual
         start, end = (members[node], named) if one_first else (named, members[node])
         yield sentence.replace("{from}", start).replace("{to}", end)
@@ -579,7 +579,7 @@ def _split(values: Mapping[str, str]) -> str:
     for node, value in values.items():
         by_value[value].append(node)
     return ", ".join(
-        f"{listed(nodes)} {'have' if nodes[1:] else 'has'} {value}"
+        f"{join_names(nodes)} {'have' if nodes[1:] else 'has'} {value}"
         for value, nodes in by_value.items()
     )
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import combinations, takewhile
 from typing import Any
 
-from gpufleet.formatting import counted
+from gpufleet.formatting import count_of
 from gpufleet.settings.gateway_settings import Gates
 from gpufleet.upgrade.gates.baseline import (
     ITL,
@@ -381,7 +381,7 @@ def findings(before: Findings, after: Findings) -> Verdict:
         case.unknown.append("nothing was checked before the change: nothing can be called old")
     old = len(known & {each.key for each in after.stops})
     if old:
-        case.remarks.append(f"{counted(old, 'finding')} of before the change stay as they were")
+        case.remarks.append(f"{count_of(old, 'finding')} of before the change stay as they were")
     return case.verdict
 
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from gpufleet.formatting import counted
+from gpufleet.formatting import count_of
 from gpufleet.settings.gateway_settings import Upgrade
 from gpufleet.upgrade.plan.replica_load import ReplicaLoad
 from gpufleet.upgrade.plan.required_replicas import Need, after, needed, serving, taken
@@ -189,7 +189,7 @@ def _needs(need: Need) -> str:
 
 def _unknown(need: Need) -> str:
     return (
-        f"{need.model}: nobody knows how busy {counted(len(need.unknown), 'replica')} of "
+        f"{need.model}: nobody knows how busy {count_of(len(need.unknown), 'replica')} of "
         f"{need.serving} is, and so what may be taken away: {'; '.join(need.unknown)}: mend that, "
         f"or go on with `{ACCEPT_UNKNOWN_LOAD} {need.model}`, which counts it as full"
     )
@@ -199,7 +199,7 @@ def _part(lack: Left) -> str:
     """Say what a wave takes."""
     if lack.serving == 1:
         return "the only replica"
-    return f"{lack.takes} of the {counted(lack.serving, 'replica')}"
+    return f"{lack.takes} of the {count_of(lack.serving, 'replica')}"
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ class _Request:
         """
         settings, model = self.settings, need.model
         worst = min(lacks, key=lambda each: (each.left - each.needed, each.wave))
-        more = counted(len(lacks) - 1, "further wave")
+        more = count_of(len(lacks) - 1, "further wave")
         others = f" (and so with {more})" if len(lacks) > 1 else ""
         rule = (
             f"its load of {need.load:.2f} replicas needs {need.needed} at a headroom of "
@@ -245,7 +245,7 @@ class _Request:
         ways = [f"write {written}"] if written else []
         if remain >= settings.keep:
             ways.append(f"wait for a load of at most {remain * settings.headroom:.2f} replicas")
-        ways.append(f"give it {counted(worst.needed - remain, 'more replica')} {add}")
+        ways.append(f"give it {count_of(worst.needed - remain, 'more replica')} {add}")
         if not written:
             ways.append(
                 f"accept by name that those left do not carry it, one group at a time: "

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from gpufleet.formatting import listed
+from gpufleet.formatting import join_names
 from gpufleet.node.cordon import lifting
 from gpufleet.planning.explanation import Action, Change
 from gpufleet.planning.multinode.rank_ports import PORTS
@@ -92,8 +92,8 @@ def without_cordoned(
             off.append(group)
             reasons = "; ".join(f"{node}: {cordoned[node]}" for node in kept)
             sentences.append(
-                f"{group.id} stays as it is, for a person has cordoned {listed(kept)} ({reasons}): "
-                f"{lifting(kept[0])}, and upgrade once more, when that is over"
+                f"{group.id} stays as it is, for a person has cordoned {join_names(kept)} "
+                f"({reasons}): {lifting(kept[0])}, and upgrade once more, when that is over"
             )
         else:
             on.append(group)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpufleet.errors import FleetError
-from gpufleet.formatting import listed
+from gpufleet.formatting import join_names
 from gpufleet.gpu_software.lock_file import SUFFIX, write
 from gpufleet.settings.node_settings import Vllm
 from gpufleet.settings.variables import Origin
@@ -203,7 +203,7 @@ def _others(declared: Fleet, wanted: Collection[str], found: Iterable[Edit]) -> 
         ]
         if others:
             problems.append(
-                f"{edit.file}:{edit.line}: vllm.{edit.key} is that of {listed(sorted(others))} "
+                f"{edit.file}:{edit.line}: vllm.{edit.key} is that of {join_names(sorted(others))} "
                 "too, which --limit leaves out: set it for the others in their own group_vars or "
                 "host_vars, or leave --limit out"
             )

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Protocol
 
-from gpufleet.formatting import spell
+from gpufleet.formatting import format_duration
 from gpufleet.upgrade.plan.wave import Group, Wave, model_of
 
 
@@ -54,7 +54,7 @@ class Estimate:
         """
         if self.seconds is None:
             return "not known"
-        return ("at least " if self.at_least else "") + spell(self.seconds)
+        return ("at least " if self.at_least else "") + format_duration(self.seconds)
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values for `json.dumps`."""

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from gpufleet.catalog.gpu_models import cuda_total_gib
 from gpufleet.flags.normalize import human_readable
-from gpufleet.formatting import listed
+from gpufleet.formatting import join_names
 from gpufleet.node.topology import Node
 from gpufleet.planning.stage import Running
 from gpufleet.settings.node_settings import NodeSettings
@@ -107,7 +107,7 @@ def read(text: str) -> Sample | str:
     except ValueError as error:
         return f"its metrics cannot be read: {error}"
     if missing := [name for name, values in found.items() if not values]:
-        return f"its metrics have no {listed(missing)}"
+        return f"its metrics have no {join_names(missing)}"
     if wrong := [n for n, values in found.items() for v in values if not math.isfinite(v) or v < 0]:
         return f"{wrong[0]} is no number of anything"
     return Sample(sum(found[RUNNING]), sum(found[WAITING]), fmean(found[KV_USAGE]))
@@ -214,13 +214,13 @@ def remarks(found: Iterable[ReplicaLoad]) -> tuple[str, ...]:
         elif each.assumed:
             assumed.setdefault((each.model, each.most_running), []).append(each.replica)
     said = [
-        f"{listed(names)}: takes {slots} requests at once by vLLM's own default: write "
+        f"{join_names(names)}: takes {slots} requests at once by vLLM's own default: write "
         f"`serving.{model}.flags.max-num-seqs` for a number that is yours"
         for (model, slots), names in assumed.items()
     ]
     said += [
-        f"{listed(names)}: how many requests it takes at once is not known, so only its KV cache "
-        f"and its queue say how busy it is: write `serving.{model}.flags.max-num-seqs`"
+        f"{join_names(names)}: how many requests it takes at once is not known, so only its KV "
+        f"cache and its queue say how busy it is: write `serving.{model}.flags.max-num-seqs`"
         for model, names in blind.items()
     ]
     return (*idle, *said)

@@ -15,7 +15,7 @@ from typing import Any
 from gpufleet.errors import FleetError
 from gpufleet.fleet import assessment
 from gpufleet.fleet.assessment import Assessment, Declared
-from gpufleet.formatting import ranges, spell
+from gpufleet.formatting import format_duration, ranges
 from gpufleet.planning.stage import Stage
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.variables import Origin
@@ -58,9 +58,10 @@ def remarks(
         if not served:
             continue
         took = (
-            f"{spell(seconds[model])} the last time"
+            f"{format_duration(seconds[model])} the last time"
             if model in seconds
-            else f"not measured yet; {spell(max(each.start_seconds for each in served))} at most, "
+            else "not measured yet; "
+            f"{format_duration(max(each.start_seconds for each in served))} at most, "
             "its `start_seconds`"
         )
         yield (

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpufleet.errors import FleetError
-from gpufleet.formatting import spell
+from gpufleet.formatting import format_duration
 from gpufleet.settings.gateway_settings import Upgrade
 from gpufleet.upgrade.plan import capacity
 from gpufleet.upgrade.plan.capacity import Left
@@ -153,7 +153,9 @@ def _accepted(left: Iterable[Left], loading: Mapping[str, float]) -> list[str]:
             continue
         seconds = loading.get(each.model)
         cost = (
-            f"{spell(seconds)} the last time" if seconds is not None else "how long, is not known"
+            f"{format_duration(seconds)} the last time"
+            if seconds is not None
+            else "how long, is not known"
         )
         what = (
             f"{each.model} serves nothing while it loads ({cost})"

@@ -12,7 +12,7 @@ import datetime as dt
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from gpufleet.formatting import counted, listed, spell
+from gpufleet.formatting import count_of, format_duration, join_names
 from gpufleet.sanitize import printable
 from gpufleet.upgrade.plan.wave import Group
 from gpufleet.upgrade.run.upgrade_journal import Entry
@@ -55,7 +55,7 @@ class Progress:
         said = _wording(entry)
         if said is None:
             return None
-        parts = [f"{spell(max(0.0, entry.at - (self._started or entry.at))):>11}"]
+        parts = [f"{format_duration(max(0.0, entry.at - (self._started or entry.at))):>11}"]
         if entry.wave:
             of = f" of {self._waves}" if self._waves else ""
             parts.append(f"wave {entry.wave}{of}")
@@ -63,7 +63,7 @@ class Progress:
         parts.append(f"{about}: {said}" if about else said)
         if entry.group and entry.what in _OVER:
             left = len(self._groups) - len(self._over)
-            of_all = f"{left} of {counted(len(self._groups), 'group')} to go"
+            of_all = f"{left} of {count_of(len(self._groups), 'group')} to go"
             parts.append(f"({of_all if left else 'no group to go'})")
         return printable("  ".join(parts))
 
@@ -109,15 +109,15 @@ def _wording(entry: Entry) -> str | None:
 
 def _of_node(entry: Entry) -> str | None:
     if cut := entry.said.get("cut"):
-        return f"{listed(cut)} did not end in time and was killed with requests in hand"
+        return f"{join_names(cut)} did not end in time and was killed with requests in hand"
     return None
 
 
 def _drained(said: Mapping[str, Any]) -> str:
     left = int(said.get("left") or 0)
-    told = f"drained{_in(said)}, {counted(left, 'request')} left"
+    told = f"drained{_in(said)}, {count_of(left, 'request')} left"
     if unknown := said.get("unknown"):
-        told += f"; {listed(map(str, unknown))} did not say how many it has"
+        told += f"; {join_names(map(str, unknown))} did not say how many it has"
     return told
 
 
@@ -131,7 +131,9 @@ def _judged(said: Mapping[str, Any]) -> str:
 def _ready(said: Mapping[str, Any]) -> str:
     loads = said.get("load_seconds")
     if isinstance(loads, Mapping) and loads:
-        each = ", ".join(f"{name} in {spell(float(value))}" for name, value in loads.items())
+        each = ", ".join(
+            f"{name} in {format_duration(float(value))}" for name, value in loads.items()
+        )
         return f"answers, loaded: {each}"
     return f"answers{_in(said)}"
 
@@ -155,10 +157,11 @@ def _with(text: str, why: Any) -> str:
 _WORDS: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = {
     "started": lambda said: f"{said.get('kind', 'upgrade')} {said.get('id')}: {said.get('what')}",
     "declared": lambda said: (
-        "written: " + listed(f"{each['file']}:{each['line']}" for each in said.get("files") or ())
+        "written: "
+        + join_names(f"{each['file']}:{each['line']}" for each in said.get("files") or ())
     ),
-    "locked": lambda said: f"{counted(len(said.get('nodes') or ()), 'node')} locked",
-    "planned": lambda said: counted(len(said.get("waves") or ()), "wave") + " planned",
+    "locked": lambda said: f"{count_of(len(said.get('nodes') or ()), 'node')} locked",
+    "planned": lambda said: count_of(len(said.get("waves") or ()), "wave") + " planned",
     "confirmed": lambda said: f"confirmed by {said.get('by')}",
     "preparing": lambda said: _logged("everything is prepared on all nodes first", said),
     "prepared": lambda said: _logged("prepared: no unit has been touched so far", said),

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gpufleet.formatting import counted, node_ranges
+from gpufleet.formatting import count_of, node_ranges
 from gpufleet.sanitize import printable
 from gpufleet.upgrade.plan.wave import Wave
 from gpufleet.upgrade.plan.wave_plan import WavePlan
@@ -42,8 +42,8 @@ def waves(plan: WavePlan) -> RenderableType:
             Text(str(expected)),
         )
     needs: list[RenderableType] = [_needs(plan), Text()] if plan.needs else []
-    number = counted(len(plan.waves), "wave")
-    groups = counted(sum(len(wave.groups) for wave in plan.waves), "group")
+    number = count_of(len(plan.waves), "wave")
+    groups = count_of(sum(len(wave.groups) for wave in plan.waves), "group")
     return Lines(
         table,
         Text(),

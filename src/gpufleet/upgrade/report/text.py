@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gpufleet.formatting import counted, node_ranges, spell
+from gpufleet.formatting import count_of, format_duration, node_ranges
 from gpufleet.sanitize import printable
 from gpufleet.upgrade.report.report import (
     GroupReport,
@@ -66,16 +66,17 @@ def text(found: Report) -> RenderableType:
 def totals(found: Report) -> list[str]:
     """Return the sentences that a report ends with: times, and what clients lost."""
     said = [
-        f"{iso(found.started)} to {iso(found.ended)}: {spell(found.ended - found.started)}, of "
-        f"which {spell(found.waves_seconds)} in waves; all loads together "
-        f"{spell(found.load_seconds)}"
+        f"{iso(found.started)} to {iso(found.ended)}: "
+        f"{format_duration(found.ended - found.started)}, of which "
+        f"{format_duration(found.waves_seconds)} in waves; all loads together "
+        f"{format_duration(found.load_seconds)}"
     ]
     count = sum(each.outcome == "done" for each in found.groups)
-    said.append(f"{count} of {counted(len(found.groups), 'group')} changed")
+    said.append(f"{count} of {count_of(len(found.groups), 'group')} changed")
     cut = [unit for group in found.groups for node in group.nodes for unit in node.cut]
-    lost = f"{counted(found.left, 'request')} had not ended when their drain was over"
+    lost = f"{count_of(found.left, 'request')} had not ended when their drain was over"
     said.append(
-        f"{lost}; {counted(len(cut), 'unit')} killed with requests in hand" if cut else lost
+        f"{lost}; {count_of(len(cut), 'unit')} killed with requests in hand" if cut else lost
     )
     return said
 
@@ -165,7 +166,7 @@ def seconds(value: float) -> str:
     >>> seconds(0.84), seconds(41.26), seconds(754)
     ('0.8 s', '41.3 s', '12 min 34 s')
     """
-    return f"{value:.1f} s" if value < 60 else spell(value)
+    return f"{value:.1f} s" if value < 60 else format_duration(value)
 
 
 def latency(value: float | None) -> str:

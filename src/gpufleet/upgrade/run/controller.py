@@ -16,7 +16,7 @@ from gpufleet.errors import FleetError
 from gpufleet.fleet import assessment
 from gpufleet.fleet.assessment import Assessment
 from gpufleet.fleet.drift import NODE
-from gpufleet.formatting import listed
+from gpufleet.formatting import join_names
 from gpufleet.inventory.loader import Fleet
 from gpufleet.node.topology import node_from_probe
 from gpufleet.planning.planner import FleetPlan
@@ -315,7 +315,7 @@ class UpgradeRun:
         return next(e.said for e in reversed(self.journal.entries) if e.what == "planned")
 
     def _confirm_wave(self, wave: Wave) -> str | None:
-        return self.confirm(f"Go on with wave {wave.number} ({listed(wave.nodes)})?")
+        return self.confirm(f"Go on with wave {wave.number} ({join_names(wave.nodes)})?")
 
     # -- its end
 
@@ -329,7 +329,9 @@ class UpgradeRun:
                 self._put_back()
                 self._close_silences()
                 stuck = self.journal.state.marked
-                how = f"; {listed(stuck)} stays drained: mend it, then --resume" if stuck else ""
+                how = (
+                    f"; {join_names(stuck)} stays drained: mend it, then --resume" if stuck else ""
+                )
                 self.journal.append("stopped", why=end.why, how=how)
                 self._unlock()
                 return STOPPED
@@ -358,7 +360,7 @@ class UpgradeRun:
                 if before.get(unit, since) != since
             )
             if again:
-                text = f"{SERVE} started {listed(again)} again, which no wave had changed"
+                text = f"{SERVE} started {join_names(again)} again, which no wave had changed"
                 self.journal.append("noted", text=text)
             self._collect()
         self._close_silences()
@@ -390,7 +392,7 @@ class UpgradeRun:
                 self.journal.append("noted", text=f"{name}: {found.problem}")
             if found.removed:
                 gib = found.freed_bytes / (1 << 30)
-                text = f"{name}: removed {listed(found.removed)}, {gib:.1f} GiB"
+                text = f"{name}: removed {join_names(found.removed)}, {gib:.1f} GiB"
                 self.journal.append("noted", text=text)
 
     def _close_silences(self) -> None:
@@ -447,8 +449,8 @@ def plan_now(
     come = {replica for each in differs for replica in each.comes}
     if come and front.is_declared() and not front.gateways:
         said = (
-            f"{listed(come)}: your balancer has to know it by then: waves count on it as soon as "
-            "it is there"
+            f"{join_names(come)}: your balancer has to know it by then: waves count on it as "
+            "soon as it is there"
         )
         plan = replace(plan, remarks=(*plan.remarks, said))
     if not front.is_declared():
@@ -562,8 +564,8 @@ def _limit(found: Sequence[Group], limit: Sequence[str]) -> tuple[Group, ...]:
     if halves := [each for each in here if not set(each.nodes) <= set(limit)]:
         raise FleetError(
             *(
-                f"--limit: {each.id} is changed on {listed(each.nodes)} at once: name all of them, "
-                "or none"
+                f"--limit: {each.id} is changed on {join_names(each.nodes)} at once: name all of "
+                "them, or none"
                 for each in halves
             )
         )

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
 from gpufleet.errors import FleetError
-from gpufleet.formatting import listed
+from gpufleet.formatting import join_names
 from gpufleet.upgrade.plan.wave import Group, Wave
 from gpufleet.upgrade.run.upgrade_journal import GroupState, Journal, State
 
@@ -158,7 +158,7 @@ def next_step(state: State, name: str) -> Step | None:
         if has_to_go_back(state) and each.wave == state.wave:
             others = [n for n, other in state.groups.items() if other.alone and n != name]
             why = (
-                f"{listed(others)} failed, and with it the whole wave goes back"
+                f"{join_names(others)} failed, and with it the whole wave goes back"
                 if others
                 else "the upgrade is undone, as somebody asked"
             )

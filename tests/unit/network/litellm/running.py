@@ -23,8 +23,8 @@ from typing import Any
 from uv import find_uv_bin
 
 from gpufleet.network import litellm
-from gpufleet.serving.unit import TEMPLATES
 from gpufleet.settings.litellm_settings import Litellm
+from gpufleet.templates import TEMPLATES
 from lab import run_command
 from lab.state import CACHE, exclusive, forget
 from tests.support.checkout import ROOT

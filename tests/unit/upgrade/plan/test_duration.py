@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpufleet.formatting import spell
+from gpufleet.formatting import format_duration
 from gpufleet.upgrade.plan.duration import Estimate, estimate, load_seconds
 from gpufleet.upgrade.plan.wave import Group, Wave
 from gpufleet.upgrade.run.upgrade_journal import Entry
@@ -106,4 +106,4 @@ def test_of_a_group_with_several_replicas_each_model_has_its_own_time():
     [(0, "0 s"), (59.6, "1 min"), (61, "1 min 1 s"), (3600, "1 h"), (7260, "2 h 1 min")],
 )
 def test_durations_are_written_as_people_say_them(seconds, said):
-    assert spell(seconds) == said
+    assert format_duration(seconds) == said

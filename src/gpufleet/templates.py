@@ -1,0 +1,44 @@
+"""Files of `templates/`: as they are, or rendered by Jinja."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpufleet.paths import CHECKOUT
+
+if TYPE_CHECKING:
+    from jinja2 import Environment, Template
+
+TEMPLATES = CHECKOUT / "templates"
+
+
+def read_template(name: str, templates: Path = TEMPLATES) -> str:
+    """Return a file of `templates/` that needs no rendering, as it is."""
+    return (templates / name).read_text(encoding="utf-8")
+
+
+def load_template(name: str, templates: Path = TEMPLATES) -> Template:
+    """Return a file of `templates/` that is to be rendered."""
+    return _environment(templates).get_template(name)
+
+
+def render_template(name: str, templates: Path = TEMPLATES, **variables: Any) -> str:
+    """Return a file of `templates/` with its variables put in."""
+    return load_template(name, templates).render(variables)
+
+
+@cache
+def _environment(templates: Path) -> Environment:
+    # Not where nothing is rendered: a plan for saved probes is there before this would be.
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    return Environment(
+        loader=FileSystemLoader(templates),
+        undefined=StrictUndefined,
+        autoescape=False,  # noqa: S701  # units are not HTML; systemd_quote escapes for systemd
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
