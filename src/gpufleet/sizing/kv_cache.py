@@ -15,18 +15,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-from gpufleet.sizing import kv_compressed
 from gpufleet.sizing.kv_bytes import (
     Kind,
     Layout,
     Page,
     block_size,
     blocks,
-    padded,
     pages,
     row_bytes,
-    widened,
 )
+from gpufleet.sizing.kv_groups import Group, GroupingError, group_layers, page_slots
 
 GIB = 1 << 30
 
@@ -59,47 +57,6 @@ class CacheReport:
     asked length."""
 
 
-@dataclass(frozen=True)
-class _Group:
-    """Layers with one table of blocks."""
-
-    pages: tuple[tuple[int, Page], ...]
-    """(number of the stage, page) of each of its layers."""
-    uniform: bool = False
-    """Layers of one kind whose pages differ in size: each has memory of its own."""
-    packed: bool = False
-    """One of several with pages of several sizes (DeepSeek V4)."""
-
-    @cached_property
-    def counts(self) -> Counter[Page]:
-        """Return how many layers have which page."""
-        return Counter(page for _, page in self.pages)
-
-    @cached_property
-    def by_stage(self) -> dict[int, Counter[Page]]:
-        """Return the same for each stage."""
-        found: dict[int, Counter[Page]] = {}
-        for number, page in self.pages:
-            found.setdefault(number, Counter())[page] += 1
-        return found
-
-    @cached_property
-    def page(self) -> Page:
-        """Return its first layer's page, which is every layer's where it is not uniform."""
-        return self.pages[0][1]
-
-    def on(self, stage: int) -> Counter[Page]:
-        """Return how many layers have which page on one stage."""
-        return self.by_stage.get(stage, _NONE)
-
-
-_NONE: Counter[Page] = Counter()
-
-
-class _GroupingError(Exception):
-    """The release refuses these layers together; the message is a sentence."""
-
-
 def cache(layout: Layout, available_bytes: int | Sequence[int]) -> CacheReport:
     """
     Return what `layout` makes of `available_bytes`: of each GPU, or of each stage's smallest one.
@@ -113,7 +70,7 @@ def cache(layout: Layout, available_bytes: int | Sequence[int]) -> CacheReport:
         return CacheReport(0, 0, 0, 0, 1, smallest, 0.0, True, "", layout.max_model_len)
     try:
         plan = _plan(layout)
-    except _GroupingError as refused:
+    except GroupingError as refused:
         return CacheReport(0, 0, 0, 0, 0, smallest, 0.0, False, str(refused), 0)
     length = layout.max_model_len
     report = CacheReport(
@@ -163,7 +120,7 @@ def largest_max_model_len(layout: Layout, available_bytes: int | Sequence[int]) 
     try:
         plan = _plan(layout)
         return plan.longest(plan.checked(available), range(layout.pipeline))
-    except _GroupingError:
+    except GroupingError:
         return 0
 
 
@@ -182,7 +139,7 @@ class _Plan:
     layout: Layout
     raw: tuple[Counter[Page], ...]
     """How many of each stage's layers have which page, before they are grouped."""
-    groups: tuple[tuple[_Group, ...], ...]
+    groups: tuple[tuple[Group, ...], ...]
     """For each stage its groups: its own until 0.10, the whole model's since."""
 
     @property
@@ -214,7 +171,7 @@ class _Plan:
         whole = groups[0].packed or (len(groups) == 1 and groups[0].uniform)
         if self.layout.vllm >= (0, 29) or whole:
             row = row_bytes(self.layout)
-            most = max(_bytes(self._counted(group, stage)) for group in groups)
+            most = max(_total_bytes(self._layers_counted(group, stage)) for group in groups)
             return -(-most // row) * row
         return max(group.on(stage).total() for group in groups) * groups[0].page.bytes
 
@@ -225,13 +182,13 @@ class _Plan:
         Until 0.22 as many of each size of the first group's as any group has tuples; since then as
         many of each size as any group has of it; since 0.27 what the largest group has.
         """
-        slots = kv_compressed.slots([group.on(stage) for group in self.groups[stage]])
+        slots = page_slots([group.on(stage) for group in self.groups[stage]])
         if self.layout.vllm < (0, 23):
             sizes = {page.bytes for page in self.groups[stage][0].on(stage)}
             return sum(sizes) * max(slots.values(), default=0)
         return sum(size * count for size, count in slots.items())
 
-    def _counted(self, group: _Group, stage: int) -> Counter[Page]:
+    def _layers_counted(self, group: Group, stage: int) -> Counter[Page]:
         """Return the layers that a stage reckons with: until 0.16 those of the whole model."""
         return group.counts if self.layout.vllm < (0, 17) else group.on(stage)
 
@@ -239,7 +196,7 @@ class _Plan:
         """Return the blocks that one request of `length` tokens takes, over all groups."""
         return sum(self._group_blocks(group, length) for group in self.groups[stage])
 
-    def _group_blocks(self, group: _Group, length: int) -> int:
+    def _group_blocks(self, group: Group, length: int) -> int:
         return max(blocks(self.layout, page, length) for page in group.counts)
 
     def needed(self, stage: int, length: int) -> int:
@@ -255,13 +212,13 @@ class _Plan:
         if vllm >= (0, 29):
             return self.block_bytes(stage) * self.request_blocks(stage, length)
         if groups[0].packed:
-            slots = kv_compressed.slots([group.on(stage) for group in groups])
+            slots = page_slots([group.on(stage) for group in groups])
             sizes = {page.bytes for page in groups[0].on(stage)}
             one = sum(sizes) * max(slots.values(), default=0)
             return one * self.request_blocks(stage, length)
         if len(groups) == 1 and groups[0].uniform:
-            return self._needs(self._counted(groups[0], stage), length)
-        most = max(self._counted(group, stage).total() for group in groups)
+            return self._needs(self._layers_counted(groups[0], stage), length)
+        most = max(self._layers_counted(group, stage).total() for group in groups)
         asked = groups[:1] if vllm < (0, 19) else groups
         return most * groups[0].page.bytes * sum(self._group_blocks(g, length) for g in asked)
 
@@ -322,9 +279,10 @@ class _Plan:
         if groups[0].packed and self.layout.vllm < (0, 27):
             # A request's bytes in blocks of the first group's size.
             asked = sum(
-                self._group_blocks(group, length) * _bytes(group.on(stage)) for group in groups
+                self._group_blocks(group, length) * _total_bytes(group.on(stage))
+                for group in groups
             )
-            return count / max(1, -(-asked // (_bytes(groups[0].on(stage)) or 1)))
+            return count / max(1, -(-asked // (_total_bytes(groups[0].on(stage)) or 1)))
         return count / self.request_blocks(stage, length)
 
     def tokens(self, stage: int, count: int, concurrency: float) -> int:
@@ -352,149 +310,29 @@ class _Plan:
 def _plan(layout: Layout) -> _Plan:
     raw = tuple(pages(layout, stage) for stage in layout.stages)
     if not all(raw):
-        raise _GroupingError(
+        raise GroupingError(
             "a pipeline stage has no layer with a KV cache: set a lower --pipeline-parallel-size"
         )
     if layout.decode_context_parallel > 1 and any(
         page.kind in (Kind.WINDOW, Kind.CHUNK) for stage in raw for page in stage
     ):
-        raise _GroupingError(
+        raise GroupingError(
             "decode context parallelism does not go with sliding windows or chunks: set "
             "--decode-context-parallel-size 1"
         )
     if layout.vllm < (0, 11):
         # Each worker groups its own layers, and the smallest number of blocks counts.
         groups = tuple(
-            _grouped(layout, [(number, page) for page in stage]) for number, stage in enumerate(raw)
+            group_layers(layout, [(number, page) for page in stage])
+            for number, stage in enumerate(raw)
         )
     else:
-        whole = _grouped(
+        whole = group_layers(
             layout, [(number, page) for number, stage in enumerate(raw) for page in stage]
         )
         groups = (whole,) * len(raw)
     return _Plan(layout, tuple(map(Counter, raw)), groups)
 
 
-def _bytes(counts: Counter[Page]) -> int:
+def _total_bytes(counts: Counter[Page]) -> int:
     return sum(page.bytes * count for page, count in counts.items())
-
-
-def _grouped(layout: Layout, layers: list[tuple[int, Page]]) -> tuple[_Group, ...]:
-    """Return the groups of these layers, as the release makes them."""
-    vllm = layout.vllm
-    if not _keeps_windows(layout):
-        layers = _promoted(vllm, layers)
-    distinct = {page for _, page in layers}
-    if len(distinct) == 1:
-        return (_Group(tuple(layers)),)
-    if vllm < (0, 9, 1):
-        raise _GroupingError("this release serves only layers with one kind of KV cache")
-    if vllm >= (0, 11) and _one_kind(layers):
-        return (_Group(tuple(layers), uniform=True),)
-    if kv_compressed.is_compressed(layers):
-        return tuple(
-            _Group(tuple(members), uniform=True, packed=True)
-            for members in kv_compressed.packed(vllm, layers)
-        )
-    layers = _of_one_size(vllm, layers)
-    return _split(vllm, layers)
-
-
-def _keeps_windows(layout: Layout) -> bool:
-    """
-    Return whether windows and chunks are kept as such beside full attention.
-
-    Not before 0.9.1, nor with --disable-hybrid-kv-cache-manager, nor on the CPU before 0.10.2
-    (support_hybrid_kv_cache in platforms/cpu.py); chunks (Llama 4) not by default since 0.10.1, for
-    their latency.
-    """
-    if not layout.hybrid_manager or layout.vllm < (0, 9, 1):
-        return False
-    chunks = any(
-        page.kind is Kind.CHUNK for stage in layout.stages for page in pages(layout, stage)
-    )
-    return not (chunks and layout.vllm >= (0, 10, 1))
-
-
-def _promoted(vllm: tuple[int, ...], layers: list[tuple[int, Page]]) -> list[tuple[int, Page]]:
-    """Return the layers with windows and chunks as full attention, where there is any."""
-    full = [page for _, page in layers if page.kind is Kind.FULL]
-    if _one_kind(layers):
-        return layers
-    spans = {page.span for _, page in layers if page.span}
-    if vllm >= (0, 9) and (not full or len(spans) > 1):
-        raise _GroupingError(
-            "without the hybrid KV cache manager vLLM does not take layers with several windows: "
-            "leave out --disable-hybrid-kv-cache-manager"
-        )
-    raised = []
-    for number, page in layers:
-        if page.kind not in (Kind.WINDOW, Kind.CHUNK):
-            raised.append((number, page))
-            continue
-        # A promoted page of the full layers' size is one of them.
-        alike = next((other for other in full if other.bytes == page.bytes), None)
-        grows = page.bytes // page.block
-        raised.append((number, alike or replace(page, kind=Kind.FULL, span=0, grows=grows)))
-    if any(page.kind is Kind.STATE for _, page in raised):
-        raise _GroupingError(
-            "states (Mamba, linear attention) need the hybrid KV cache manager: leave out "
-            "--disable-hybrid-kv-cache-manager"
-        )
-    return raised
-
-
-def _one_kind(layers: list[tuple[int, Page]]) -> bool:
-    """Return whether all need as many blocks for a request: one group, pages as they are."""
-    return (
-        len({page.kind for _, page in layers}) == 1
-        and len({page.block for _, page in layers}) == 1
-        and len({page.span for _, page in layers}) == 1
-    )
-
-
-def _of_one_size(vllm: tuple[int, ...], layers: list[tuple[int, Page]]) -> list[tuple[int, Page]]:
-    """
-    Return the layers with pages of one size: smaller ones get larger blocks.
-
-    Since 0.12; before that pages have to be equal. Where no whole number of blocks does it, the
-    page is padded: of attention since 0.24, of states since 0.26; MLA's never.
-    """
-    largest = max(page.bytes for _, page in layers)
-    return [(number, _as_large(vllm, page, largest)) for number, page in layers]
-
-
-def _as_large(vllm: tuple[int, ...], page: Page, size: int) -> Page:
-    if page.bytes == size:
-        return page
-    if page.kind is Kind.STATE:
-        if vllm >= (0, 26):
-            return padded(page, size)
-    elif vllm >= (0, 12) and size % page.bytes == 0:
-        return widened(page, size // page.bytes)
-    elif vllm >= (0, 24) and page.shape[0] != "latent":
-        return padded(page, size)
-    raise _GroupingError(
-        f"the layers' KV pages of {page.bytes} and {size} bytes cannot be made equal in this "
-        "release"
-    )
-
-
-def _split(vllm: tuple[int, ...], layers: list[tuple[int, Page]]) -> tuple[_Group, ...]:
-    """
-    Return groups with about as many layers each, of one kind of page each.
-
-    As many as the rarest kind has, or as the commonest has where that is less than 1.25 times as
-    many (0.12) or 1.5 times (0.18). A stage's layers are dealt out over the groups.
-    """
-    kinds: dict[Page, list[tuple[int, Page]]] = {}
-    for number, page in layers:
-        kinds.setdefault(page, []).append((number, page))
-    fewest, most = min(map(len, kinds.values())), max(map(len, kinds.values()))
-    limit = 1.5 if vllm >= (0, 18) else 1.25
-    size = most if vllm >= (0, 12) and most < fewest * limit else fewest
-    found: list[_Group] = []
-    for members in kinds.values():
-        count = -(-len(members) // size)
-        found.extend(_Group(tuple(members[index::count])) for index in range(count))
-    return tuple(found)

@@ -1,0 +1,278 @@
+"""
+Which layers share a table of blocks: how a release groups the pages of a model.  Pure.
+
+Source: vllm/v1/core/kv_cache_utils.py (0.33: kv_cache_planning.py) of 0.8.5 to 0.33.0.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
+
+from gpufleet.sizing.kv_bytes import (
+    COMPRESSED,
+    Kind,
+    Layout,
+    Page,
+    padded,
+    pages,
+    widened,
+)
+
+Layers = list[tuple[int, Page]]
+"""(number of the stage, page)"""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Layers with one table of blocks."""
+
+    pages: tuple[tuple[int, Page], ...]
+    """(number of the stage, page) of each of its layers."""
+    uniform: bool = False
+    """Layers of one kind whose pages differ in size: each has memory of its own."""
+    packed: bool = False
+    """One of several with pages of several sizes (DeepSeek V4)."""
+
+    @cached_property
+    def counts(self) -> Counter[Page]:
+        """Return how many layers have which page."""
+        return Counter(page for _, page in self.pages)
+
+    @cached_property
+    def by_stage(self) -> dict[int, Counter[Page]]:
+        """Return the same for each stage."""
+        found: dict[int, Counter[Page]] = {}
+        for number, page in self.pages:
+            found.setdefault(number, Counter())[page] += 1
+        return found
+
+    @cached_property
+    def page(self) -> Page:
+        """Return its first layer's page, which is every layer's where it is not uniform."""
+        return self.pages[0][1]
+
+    def on(self, stage: int) -> Counter[Page]:
+        """Return how many layers have which page on one stage."""
+        return self.by_stage.get(stage, _NONE)
+
+
+_NONE: Counter[Page] = Counter()
+
+
+class GroupingError(Exception):
+    """The release refuses these layers together; the message is a sentence."""
+
+
+def group_layers(layout: Layout, layers: Layers) -> tuple[Group, ...]:
+    """Return the groups of these layers, as the release makes them."""
+    vllm = layout.vllm
+    if not _keeps_windows(layout):
+        layers = _promote(vllm, layers)
+    distinct = {page for _, page in layers}
+    if len(distinct) == 1:
+        return (Group(tuple(layers)),)
+    if vllm < (0, 9, 1):
+        raise GroupingError("this release serves only layers with one kind of KV cache")
+    if vllm >= (0, 11) and _is_one_kind(layers):
+        return (Group(tuple(layers), uniform=True),)
+    if _is_compressed(layers):
+        return tuple(
+            Group(tuple(members), uniform=True, packed=True) for members in _pack(vllm, layers)
+        )
+    layers = _equalize(vllm, layers)
+    return _split_evenly(vllm, layers)
+
+
+def _keeps_windows(layout: Layout) -> bool:
+    """
+    Return whether windows and chunks are kept as such beside full attention.
+
+    Not before 0.9.1, nor with --disable-hybrid-kv-cache-manager, nor on the CPU before 0.10.2
+    (support_hybrid_kv_cache in platforms/cpu.py); chunks (Llama 4) not by default since 0.10.1, for
+    their latency.
+    """
+    if not layout.hybrid_manager or layout.vllm < (0, 9, 1):
+        return False
+    chunks = any(
+        page.kind is Kind.CHUNK for stage in layout.stages for page in pages(layout, stage)
+    )
+    return not (chunks and layout.vllm >= (0, 10, 1))
+
+
+def _promote(vllm: tuple[int, ...], layers: Layers) -> Layers:
+    """Return the layers with windows and chunks as full attention, where there is any."""
+    full = [page for _, page in layers if page.kind is Kind.FULL]
+    if _is_one_kind(layers):
+        return layers
+    spans = {page.span for _, page in layers if page.span}
+    if vllm >= (0, 9) and (not full or len(spans) > 1):
+        raise GroupingError(
+            "without the hybrid KV cache manager vLLM does not take layers with several windows: "
+            "leave out --disable-hybrid-kv-cache-manager"
+        )
+    raised = []
+    for number, page in layers:
+        if page.kind not in (Kind.WINDOW, Kind.CHUNK):
+            raised.append((number, page))
+            continue
+        # A promoted page of the full layers' size is one of them.
+        alike = next((other for other in full if other.bytes == page.bytes), None)
+        grows = page.bytes // page.block
+        raised.append((number, alike or replace(page, kind=Kind.FULL, span=0, grows=grows)))
+    if any(page.kind is Kind.STATE for _, page in raised):
+        raise GroupingError(
+            "states (Mamba, linear attention) need the hybrid KV cache manager: leave out "
+            "--disable-hybrid-kv-cache-manager"
+        )
+    return raised
+
+
+def _is_one_kind(layers: Layers) -> bool:
+    """Return whether all need as many blocks for a request: one group, pages as they are."""
+    return (
+        len({page.kind for _, page in layers}) == 1
+        and len({page.block for _, page in layers}) == 1
+        and len({page.span for _, page in layers}) == 1
+    )
+
+
+def _equalize(vllm: tuple[int, ...], layers: Layers) -> Layers:
+    """
+    Return the layers with pages of one size: smaller ones get larger blocks.
+
+    Since 0.12; before that pages have to be equal. Where no whole number of blocks does it, the
+    page is padded: of attention since 0.24, of states since 0.26; MLA's never.
+    """
+    largest = max(page.bytes for _, page in layers)
+    return [(number, _resize(vllm, page, largest)) for number, page in layers]
+
+
+def _resize(vllm: tuple[int, ...], page: Page, size: int) -> Page:
+    if page.bytes == size:
+        return page
+    if page.kind is Kind.STATE:
+        if vllm >= (0, 26):
+            return padded(page, size)
+    elif vllm >= (0, 12) and size % page.bytes == 0:
+        return widened(page, size // page.bytes)
+    elif vllm >= (0, 24) and page.shape[0] != "latent":
+        return padded(page, size)
+    raise GroupingError(
+        f"the layers' KV pages of {page.bytes} and {size} bytes cannot be made equal in this "
+        "release"
+    )
+
+
+def _split_evenly(vllm: tuple[int, ...], layers: Layers) -> tuple[Group, ...]:
+    """
+    Return groups with about as many layers each, of one kind of page each.
+
+    As many as the rarest kind has, or as the commonest has where that is less than 1.25 times as
+    many (0.12) or 1.5 times (0.18). A stage's layers are dealt out over the groups.
+    """
+    kinds: dict[Page, Layers] = {}
+    for number, page in layers:
+        kinds.setdefault(page, []).append((number, page))
+    fewest, most = min(map(len, kinds.values())), max(map(len, kinds.values()))
+    limit = 1.5 if vllm >= (0, 18) else 1.25
+    size = most if vllm >= (0, 12) and most < fewest * limit else fewest
+    found: list[Group] = []
+    for members in kinds.values():
+        count = -(-len(members) // size)
+        found.extend(Group(tuple(members[index::count])) for index in range(count))
+    return tuple(found)
+
+
+def _is_compressed(layers: Layers) -> bool:
+    """Return whether these are DeepSeek V4's."""
+    return any(page.shape[0] == COMPRESSED for _, page in layers)
+
+
+def _pack(vllm: tuple[int, ...], layers: Layers) -> list[Layers]:
+    """
+    Return the layers of each group of DeepSeek V4's, whose pages are of several sizes in a layer.
+
+    The first group has the whole context. Layers stand in tuples with one page of each size; groups
+    have about as many tuples. Source: _get_kv_cache_groups_uniform_groups in
+    v1/core/kv_cache_utils.py of 0.20 to 0.28, and _get_packed_kv_cache_groups there (0.33:
+    kv_cache_planning.py) since 0.29.
+    """
+    full = [(number, page) for number, page in layers if page.kind is Kind.FULL]
+    kinds: dict[tuple[int, int], Layers] = {}
+    for number, page in layers:
+        if page.kind is Kind.WINDOW:
+            kinds.setdefault((page.block, page.span), []).append((number, page))
+    windows = list(kinds.values())
+    if not full:
+        return windows
+    if vllm < (0, 29):
+        sizes = sorted({page.bytes for _, page in full})
+        tuples = _least_padding(list(map(_tuple_count, (full, *windows))), _tuple_count(full))
+        if vllm < (0, 27):
+            windows = [
+                [(number, padded(page, _next_size(sizes, page.bytes))) for number, page in window]
+                for window in windows
+            ]
+        return [full, *chain.from_iterable(_split_tuples(window, tuples) for window in windows)]
+    even = [group for group in (full, *windows) if _has_even_sizes(group)]
+    mixed = [_tuple_count(group) for group in even if len(_by_size(group)) > 1]
+    if not mixed:
+        return [full, *windows]
+    tuples = _least_padding(list(map(_tuple_count, even)), max(mixed))
+    return [
+        part
+        for group in (full, *windows)
+        for part in (_split_tuples(group, tuples) if _has_even_sizes(group) else [group])
+    ]
+
+
+def page_slots(groups: Sequence[Counter[Page]]) -> Counter[int]:
+    """Return how many pages of each size a block of the pool has: the most that a group wants."""
+    found: Counter[int] = Counter()
+    for group in groups:
+        sizes: Counter[int] = Counter()
+        for page, count in group.items():
+            sizes[page.bytes] += count
+        found |= sizes
+    return found
+
+
+def _next_size(sizes: list[int], size: int) -> int:
+    return next((larger for larger in sizes if larger >= size), size)
+
+
+def _by_size(group: Layers) -> dict[int, Layers]:
+    found: dict[int, Layers] = {}
+    for number, page in group:
+        found.setdefault(page.bytes, []).append((number, page))
+    return found
+
+
+def _tuple_count(group: Layers) -> int:
+    return max(map(len, _by_size(group).values()))
+
+
+def _has_even_sizes(group: Layers) -> bool:
+    return len({len(members) for members in _by_size(group).values()}) == 1
+
+
+def _split_tuples(group: Layers, tuples: int) -> list[Layers]:
+    """Deal out the tuples of a group over as few groups as have at most `tuples`."""
+    rows = list(zip(*_by_size(group).values(), strict=False))
+    count = -(-len(rows) // tuples)
+    return [list(chain.from_iterable(rows[part::count])) for part in range(count)]
+
+
+def _least_padding(counts: list[int], least: int) -> int:
+    """Return the number, of at least `least`, to whose multiples the counts round up best."""
+    best = least
+    fewest = None
+    for number in range(least, max(counts) + 1):
+        added = sum(-count % number for count in counts)
+        if fewest is None or added <= fewest:
+            best, fewest = number, added
+    return best
