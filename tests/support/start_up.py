@@ -15,7 +15,8 @@ from gpufleet.sizing.architectures.description import Description, ModelFiles, d
 from gpufleet.sizing.architectures.quantization import online
 from gpufleet.sizing.fit import size
 from gpufleet.sizing.options import Options, Sizing
-from gpufleet.sizing.weights import Sharding, Weighed, layer_ranges, weight_bytes
+from gpufleet.sizing.rank_weights import Sharding
+from gpufleet.sizing.weights import Weighed, layer_ranges, weight_bytes
 from tests.support.checkout import ROOT
 
 GIB = 1 << 30

@@ -120,7 +120,8 @@ def memory_errors() -> dict[Log, float]:
 
 def class_errors() -> dict[str, list[float]]:
     """Return by how many percent ranks are off that vLLM 0.32.0's own classes were asked for."""
-    from gpufleet.sizing.weights import Sharding, weight_bytes
+    from gpufleet.sizing.rank_weights import Sharding
+    from gpufleet.sizing.weights import weight_bytes
     from tests.unit.sizing.architectures.test_published_sizes import (
         DIVIDED,
         ORACLE,

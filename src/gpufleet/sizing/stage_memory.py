@@ -9,6 +9,7 @@ from gpufleet.errors import FleetError
 from gpufleet.sizing.architectures.description import Description
 from gpufleet.sizing.architectures.quantization import Quantization, canonical, online
 from gpufleet.sizing.options import AUTO_LENGTH, NEWEST, Options
+from gpufleet.sizing.rank_weights import SIZES, Sharding
 from gpufleet.sizing.startup_memory import (
     GIB,
     Defaults,
@@ -17,7 +18,7 @@ from gpufleet.sizing.startup_memory import (
     defaults,
     start_memory,
 )
-from gpufleet.sizing.weights import SIZES, Sharding, weight_bytes
+from gpufleet.sizing.weights import weight_bytes
 
 _GATHER = {None, "allgather_reducescatter", "naive", "pplx"}
 """--all2all-backend: the default, and the two that newer releases take for it

@@ -17,7 +17,8 @@ from gpufleet.sizing.architectures.components import (
 )
 from gpufleet.sizing.architectures.quantization import Quantization, Scheme, online, quantization
 from gpufleet.sizing.architectures.registry import architecture
-from gpufleet.sizing.weights import Sharding, allocated, layer_ranges, packed_bytes, weight_bytes
+from gpufleet.sizing.rank_weights import Sharding, allocated, packed_bytes
+from gpufleet.sizing.weights import layer_ranges, weight_bytes
 from tests.support.checkout import ROOT
 
 GIB = 1 << 30

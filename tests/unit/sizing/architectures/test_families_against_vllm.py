@@ -28,7 +28,8 @@ from gpufleet.sizing.architectures.registry import architecture, builders
 from gpufleet.sizing.fit import size
 from gpufleet.sizing.kv_bytes import Layout, caches, state_bytes, token_bytes
 from gpufleet.sizing.options import Options
-from gpufleet.sizing.weights import Sharding, weight_bytes
+from gpufleet.sizing.rank_weights import Sharding
+from gpufleet.sizing.weights import weight_bytes
 from tests.support.checkout import ROOT
 
 SMALL = json.loads((ROOT / "tests/data/small_models.json").read_text())

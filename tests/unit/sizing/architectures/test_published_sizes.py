@@ -19,7 +19,8 @@ from gpufleet.sizing.architectures.components import StateCache
 from gpufleet.sizing.architectures.description import Description, ModelFiles, describe
 from gpufleet.sizing.kv_bytes import Kind, Layout, caches, kv_dtype, pages, state_bytes
 from gpufleet.sizing.kv_cache import cache as kv_cache
-from gpufleet.sizing.weights import Sharding, layer_ranges, weight_bytes
+from gpufleet.sizing.rank_weights import Sharding
+from gpufleet.sizing.weights import layer_ranges, weight_bytes
 from tests.support.checkout import ROOT
 
 DATA = ROOT / "tests/data"

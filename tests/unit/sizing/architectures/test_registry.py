@@ -11,7 +11,8 @@ from gpufleet.errors import FleetError
 from gpufleet.sizing.architectures.components import FullCache, Split, Where, WindowCache
 from gpufleet.sizing.architectures.quantization import quantization
 from gpufleet.sizing.architectures.registry import FAMILIES, architecture, builders
-from gpufleet.sizing.weights import Sharding, weight_bytes
+from gpufleet.sizing.rank_weights import Sharding
+from gpufleet.sizing.weights import weight_bytes
 from tests.support.checkout import ROOT
 from tests.support.known_models import PAGE, page
 

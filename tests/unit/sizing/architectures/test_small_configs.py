@@ -5,7 +5,8 @@ import json
 import pytest
 
 from gpufleet.sizing.architectures.registry import architecture
-from gpufleet.sizing.weights import Sharding, weight_bytes
+from gpufleet.sizing.rank_weights import Sharding
+from gpufleet.sizing.weights import weight_bytes
 from tests.support.checkout import ROOT
 
 RECORD = json.loads((ROOT / "tests/data/families.json").read_text())
