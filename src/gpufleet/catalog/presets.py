@@ -1,20 +1,18 @@
 """
-Flags for the situations that models are served in, and which layer sets each flag of a model.
+Flags for the situations that models are served in.
 
 A preset is a file of `data/presets/`: a situation, and for each flag a value, the releases that it
-holds for and the reason. Layers, from weakest to strongest: presets in their order, the settings
-that stand for a flag (`context`), the operator's `flags`. What the plan itself decides no layer
-may set. Pure, but for reading its own data.
+holds for and the reason. Pure, but for reading its own data.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from yaml import safe_load
@@ -23,24 +21,7 @@ from gpufleet.errors import FleetError
 from gpufleet.formatting import suggestion
 from gpufleet.versions import numbers
 
-if TYPE_CHECKING:
-    from gpufleet.settings.node_settings import Argument, Served
-
 DATA = Path(__file__).parent / "data"
-
-YOURS = "yours"
-"""The layer of the operator's own `flags`."""
-
-
-@dataclass(frozen=True)
-class LayeredFlag:
-    """A flag of `vllm serve`, without its dashes, and who set it why."""
-
-    name: str
-    value: Argument
-    layer: str
-    """`preset NAME`, `context` or `yours`."""
-    because: str = ""
 
 
 @dataclass(frozen=True)
@@ -135,56 +116,19 @@ def setting(flag: str) -> tuple[str, ...]:
     return tuple(name for name in names() if flag.removeprefix("--") in load(name).flags)
 
 
-def objective(served: Served) -> str:
-    """Return what the plan looks for: the operator's word, else that of the last preset."""
-    if "objective" in served.model_fields_set or not served.presets:
-        return served.objective
-    return load(served.presets[-1]).objective
-
-
-def layered(served: Served, subject: Subject) -> tuple[LayeredFlag, ...]:
+def chosen(preset: str, choices: tuple[Choice, ...], subject: Subject) -> tuple[Any, str] | None:
     """
-    Return every flag that a layer sets, the strongest layer's, by name.
+    Return the value of a preset's flag for a subject, and why; None: no choice holds.
 
-    Raises `FleetError` with every preset that cannot be applied: it has no choice for this model
-    where it has to have one, or needs a flag that the operator has not set.
+    Raises `FleetError` where the value depends on the model's family, and that is not known.
     """
-    found: dict[str, LayeredFlag] = {}
-    problems: list[str] = []
-    own = {name.lstrip("-").replace("_", "-"): value for name, value in served.flags.items()}
-    for name in served.presets:
-        preset = load(name)
-        for flag, choices in preset.flags.items():
-            if flag in own:
-                continue
-            try:
-                found |= {each.name: each for each in _chosen(name, flag, choices, subject)}
-            except FleetError as error:
-                problems += error.problems
-        problems += [
-            f"preset {name} needs `flags.{need.flag}`: {need.what}"
-            for need in preset.needs
-            if need.flag not in own
-        ]
-    if problems:
-        raise FleetError(*problems)
-    if served.context is not None and "max-model-len" not in own:
-        found["max-model-len"] = LayeredFlag("max-model-len", served.context, "context")
-    found |= {name: LayeredFlag(name, value, YOURS) for name, value in served.flags.items()}
-    return tuple(sorted(found.values(), key=lambda each: each.name))
-
-
-def _chosen(
-    preset: str, flag: str, choices: tuple[Choice, ...], subject: Subject
-) -> Iterator[LayeredFlag]:
     for choice in choices:
         if not _holds(choice, subject):
             continue
-        value = choice.value
         if choice.table is not None:
-            value = _of_family(preset, str(choice.value), subject)
-        yield LayeredFlag(flag, value, f"preset {preset}", choice.because)
-        return
+            return _of_family(preset, str(choice.value), subject), choice.because
+        return choice.value, choice.because
+    return None
 
 
 def _holds(choice: Choice, subject: Subject) -> bool:

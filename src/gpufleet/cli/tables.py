@@ -15,11 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 from gpufleet.catalog.checks import CHECKS
-from gpufleet.catalog.presets import Choice, LayeredFlag, Preset
+from gpufleet.catalog.presets import Choice, Preset
 from gpufleet.checks.finding import Finding, GpuId, Report, Severity, worst_first
 from gpufleet.formatting import node_ranges, ranges
 from gpufleet.node.topology import Node, known
 from gpufleet.planning.explanation import Action, Change
+from gpufleet.planning.flag_layers import LayeredFlag
 from gpufleet.planning.planner import FleetPlan, Stage
 from gpufleet.redact import hide, within
 from gpufleet.sanitize import printable

@@ -7,13 +7,12 @@ that settings name, and the date.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from gpufleet.artifacts import release
-from gpufleet.catalog.presets import YOURS, LayeredFlag, Subject, kinds, layered, objective
 from gpufleet.checks.admission import admitted, sentence
 from gpufleet.checks.evaluate import judge
 from gpufleet.checks.finding import Report
@@ -25,6 +24,13 @@ from gpufleet.node.nic_affinity import nearest_nics
 from gpufleet.node.topology import Node, known, node_from_probe
 from gpufleet.planning import planner
 from gpufleet.planning.explanation import Change, difference, rows
+from gpufleet.planning.flag_layers import (
+    LayeredFlag,
+    layers_of,
+    version_of,
+    with_layers,
+    without_yours,
+)
 from gpufleet.planning.multinode import consistency, disaggregation
 from gpufleet.planning.multinode.disaggregation import Pairs
 from gpufleet.planning.multinode.rank_groups import joined, sentences
@@ -32,11 +38,9 @@ from gpufleet.planning.planner import FleetPlan, Running
 from gpufleet.planning.quantization_advice import advice
 from gpufleet.serving import flag_check
 from gpufleet.serving.restarts import restarts
-from gpufleet.settings.node_settings import NodeSettings, Served
+from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.variables import Origin
-from gpufleet.sizing.architectures.description import Description
 from gpufleet.sizing.fit import size
-from gpufleet.versions import numbers
 
 
 class Declared(Protocol):
@@ -143,12 +147,12 @@ def planned(
     if unfit_stops:
         nodes, remarks = admitted(report, nodes.values(), settings), ()
     models = described(declared, documents)
-    layers = _layers(settings, models, nodes)
+    layers = layers_of(settings, models, nodes)
     locks = _locks(settings)
     pairs = disaggregation.declared(settings, layers, models, locks)
     layers = _with_roles(layers, pairs, models)
     runs = tuple(running(documents))
-    effective = _with_layers(settings, layers)
+    effective = with_layers(settings, layers)
     plan = planner.plan(
         nodes.values(),
         effective,
@@ -164,7 +168,10 @@ def planned(
         plan,
         reasons=(*plan.reasons, *advice(plan.candidates, serving, models, size)),
         stages=tuple(
-            replace(stage, flags=_not_yours(layers[stage.model, _release(settings[stage.node])]))
+            replace(
+                stage,
+                flags=without_yours(layers[stage.model, version_of(settings[stage.node])]),
+            )
             for stage in plan.stages
         ),
     )
@@ -238,74 +245,6 @@ def _with_roles(
         (model, vllm): pairs.flags(model, vllm, flags, models.get(model))
         for (model, vllm), flags in layers.items()
     }
-
-
-def _release(settings: NodeSettings) -> str:
-    return settings.vllm.version if settings.vllm else ""
-
-
-def _layers(
-    settings: Mapping[str, NodeSettings],
-    models: Mapping[str, Described],
-    nodes: Mapping[str, Node],
-) -> dict[tuple[str, str], tuple[LayeredFlag, ...]]:
-    """Return every flag that a layer sets. Raises `FleetError` naming all that cannot be set."""
-    declared: dict[tuple[str, str], tuple[Served, list[Node]]] = {}
-    for name, wanted in sorted(settings.items()):
-        for model, served in wanted.serving.items():
-            entry = declared.setdefault((model, _release(wanted)), (served, []))
-            entry[1].extend([nodes[name]] if name in nodes else [])
-    found: dict[tuple[str, str], tuple[LayeredFlag, ...]] = {}
-    problems: list[str] = []
-    for (model, vllm), (served, on) in declared.items():
-        description = models.get(model)
-        about = Subject(served.model, numbers(vllm))
-        if isinstance(description, Description):
-            layers = description.architecture.layers
-            about = replace(
-                about,
-                architecture=description.architecture.name,
-                caches=kinds(cache for layer in layers for cache in layer.caches),
-            )
-        gpus = [gpu.compute_capability for node in on for gpu in node.gpus]
-        try:
-            found[model, vllm] = layered(served, replace(about, capability=min(gpus, default=None)))
-        except FleetError as error:
-            problems += (f"serving.{model}.presets: {problem}" for problem in error.problems)
-    if problems:
-        raise FleetError(*problems)
-    return found
-
-
-def _with_layers(
-    settings: Mapping[str, NodeSettings],
-    layers: Mapping[tuple[str, str], tuple[LayeredFlag, ...]],
-) -> dict[str, NodeSettings]:
-    """Return the settings as the plan has to take them: with what presets set in `flags`."""
-    return {
-        name: wanted.model_copy(
-            update={
-                "serving": {
-                    model: served.model_copy(
-                        update={
-                            "flags": {
-                                each.name: each.value for each in layers[model, _release(wanted)]
-                            },
-                            "objective": objective(served),
-                        }
-                    )
-                    for model, served in wanted.serving.items()
-                }
-            }
-        )
-        if any(served.presets for served in wanted.serving.values())
-        else wanted
-        for name, wanted in settings.items()
-    }
-
-
-def _not_yours(flags: Iterable[LayeredFlag]) -> tuple[LayeredFlag, ...]:
-    return tuple(each for each in flags if each.layer != YOURS)
 
 
 def _needs(settings: NodeSettings) -> Needs:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from gpufleet.catalog.gpu_models import cuda_total_gib
 from gpufleet.errors import FleetError, NotKnownError
 from gpufleet.flags.normalize import human_readable
+from gpufleet.planning.flag_layers import context
 from gpufleet.planning.parallelism import Division, Kind, held, room, spread
 from gpufleet.settings.node_settings import Served
 from gpufleet.sizing.options import AUTO_LENGTH, Options, Sizing
@@ -555,7 +556,6 @@ def _yaml(key: str, value: Any) -> str:
 def options(served: Served, kind: Kind, division: Division) -> Options:
     """Return vLLM's options of one replica, as far as they decide what it takes."""
     flags = {name.replace("_", "-"): value for name, value in served.flags.items()}
-    context = served.context or _length(flags.get("max-model-len"))
     return Options(
         gpu_memory_gib=memory_gib(kind),
         vllm=numbers(kind.vllm),
@@ -564,7 +564,7 @@ def options(served: Served, kind: Kind, division: Division) -> Options:
         data_parallel=division.data,
         expert_parallel=division.expert,
         decode_context_parallel=_integer(flags.get("decode-context-parallel-size")) or 1,
-        max_model_len=context,
+        max_model_len=_length(context(served)),
         gpu_memory_utilization=_fraction(flags.get("gpu-memory-utilization")),
         kv_cache_dtype=str(flags.get("kv-cache-dtype") or "auto"),
         quantization=_text(flags.get("quantization")),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from gpufleet.catalog.presets import LayeredFlag
 from gpufleet.formatting import join_names, ranges
 from gpufleet.node.cluster_network import Network
+from gpufleet.planning.flag_layers import LayeredFlag
 
 Balancing: TypeAlias = Literal["internal", "hybrid", "external"]
 

@@ -6,13 +6,15 @@ import pytest
 from pydantic import ValidationError
 
 from gpufleet.catalog import presets
-from gpufleet.catalog.presets import YOURS, LayeredFlag, Subject
+from gpufleet.catalog.presets import Subject
 from gpufleet.cli import tables
 from gpufleet.errors import FleetError
 from gpufleet.flags import schema
 from gpufleet.flags.arguments import words
 from gpufleet.flags.check import check
 from gpufleet.flags.explain import explain
+from gpufleet.planning import flag_layers
+from gpufleet.planning.flag_layers import YOURS, LayeredFlag
 from gpufleet.planning.planner import Stage
 from gpufleet.settings.node_settings import OLDEST_VLLM, Served
 from gpufleet.versions import numbers
@@ -33,8 +35,8 @@ def served(*names: str, **more) -> Served:
     return Served.model_validate({"model": QWEN, "presets": names, **more})
 
 
-def layered(*names: str, about: Subject | None = None, **more) -> dict[str, presets.LayeredFlag]:
-    found = presets.layered(served(*names, **more), about or subject())
+def layered(*names: str, about: Subject | None = None, **more) -> dict[str, LayeredFlag]:
+    found = flag_layers.layered(served(*names, **more), about or subject())
     return {each.name: each for each in found}
 
 
@@ -152,9 +154,9 @@ def test_the_context_is_the_flag_and_cannot_be_set_twice():
 
 
 def test_a_preset_says_what_the_plan_looks_for_unless_the_operator_does():
-    assert presets.objective(served("low-latency-code")) == "latency"
-    assert presets.objective(served("low-latency-code", objective="balanced")) == "balanced"
-    assert presets.objective(served()) == "balanced"
+    assert flag_layers.objective(served("low-latency-code")) == "latency"
+    assert flag_layers.objective(served("low-latency-code", objective="balanced")) == "balanced"
+    assert flag_layers.objective(served()) == "balanced"
 
 
 def test_a_stage_with_any_presets_flags_can_be_a_key():

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpufleet.catalog.presets import LayeredFlag
 from gpufleet.node.cluster_network import Network
+from gpufleet.planning.flag_layers import LayeredFlag
 from gpufleet.planning.planner import Running, Stage
 from gpufleet.planning.stage import Group
 from gpufleet.serving import unit

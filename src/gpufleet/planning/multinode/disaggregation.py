@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from gpufleet.artifacts.release import cuda_of, pinned
-from gpufleet.catalog.presets import LayeredFlag
 from gpufleet.errors import FleetError
 from gpufleet.fleet.model_configs import Described
 from gpufleet.formatting import count_of, join_names, ranges, suggestion
+from gpufleet.planning.flag_layers import LayeredFlag
 from gpufleet.planning.stage import Stage
 from gpufleet.settings.node_settings import Argument, NodeSettings, Served, Vllm
 from gpufleet.sizing.architectures.components import FullCache, LatentCache, StateCache

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from gpufleet.catalog.presets import LayeredFlag
 from gpufleet.errors import FleetError
 from gpufleet.network import firewall
 from gpufleet.on_node.rank import children
+from gpufleet.planning.flag_layers import LayeredFlag
 from gpufleet.planning.multinode.disaggregation import Pairs, declared, divided, engine_id
 from gpufleet.planning.stage import Stage
 from gpufleet.serving import unit, unit_environment

@@ -1,0 +1,160 @@
+"""
+Which layer sets each flag of a model, and the settings as a plan takes them.  Pure.
+
+Layers, from weakest to strongest: presets in their order, the settings that stand for a flag
+(`context`), the operator's `flags`. What the plan itself decides no layer may set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from gpufleet.catalog import presets
+from gpufleet.errors import FleetError
+from gpufleet.node.topology import Node
+from gpufleet.settings.node_settings import Argument, NodeSettings, Served
+from gpufleet.versions import numbers
+
+if TYPE_CHECKING:
+    from gpufleet.sizing.architectures.description import Description
+
+LENGTH = "max-model-len"
+YOURS = "yours"
+"""The layer of the operator's own `flags`."""
+
+
+@dataclass(frozen=True)
+class LayeredFlag:
+    """A flag of `vllm serve`, without its dashes, and who set it why."""
+
+    name: str
+    value: Argument
+    layer: str
+    """`preset NAME`, `context` or `yours`."""
+    because: str = ""
+
+
+def context(served: Served) -> Argument | None:
+    """
+    Return the length of a request that an entry asks for; None: its release decides.
+
+    `context`, or the flag that stands for it; settings refuse both.
+    """
+    if served.context is not None:
+        return served.context
+    own = {name.lstrip("-").replace("_", "-"): value for name, value in served.flags.items()}
+    return own.get(LENGTH)
+
+
+def objective(served: Served) -> str:
+    """Return what the plan looks for: the operator's word, else that of the last preset."""
+    if "objective" in served.model_fields_set or not served.presets:
+        return served.objective
+    return presets.load(served.presets[-1]).objective
+
+
+def layered(served: Served, subject: presets.Subject) -> tuple[LayeredFlag, ...]:
+    """
+    Return every flag that a layer sets, the strongest layer's, by name.
+
+    Raises `FleetError` with every preset that cannot be applied: it has no choice for this model
+    where it has to have one, or needs a flag that the operator has not set.
+    """
+    found: dict[str, LayeredFlag] = {}
+    problems: list[str] = []
+    own = {name.lstrip("-").replace("_", "-") for name in served.flags}
+    for name in served.presets:
+        preset = presets.load(name)
+        for flag, choices in preset.flags.items():
+            if flag in own:
+                continue
+            try:
+                choice = presets.chosen(name, choices, subject)
+            except FleetError as error:
+                problems += error.problems
+                continue
+            if choice is not None:
+                found[flag] = LayeredFlag(flag, choice[0], f"preset {name}", choice[1])
+        problems += [
+            f"preset {name} needs `flags.{need.flag}`: {need.what}"
+            for need in preset.needs
+            if need.flag not in own
+        ]
+    if problems:
+        raise FleetError(*problems)
+    if LENGTH not in own and (length := context(served)) is not None:
+        found[LENGTH] = LayeredFlag(LENGTH, length, "context")
+    found |= {name: LayeredFlag(name, value, YOURS) for name, value in served.flags.items()}
+    return tuple(sorted(found.values(), key=lambda each: each.name))
+
+
+def layers_of(
+    settings: Mapping[str, NodeSettings],
+    models: Mapping[str, Description | str | None],
+    nodes: Mapping[str, Node],
+) -> dict[tuple[str, str], tuple[LayeredFlag, ...]]:
+    """Return every flag that a layer sets. Raises `FleetError` naming all that cannot be set."""
+    declared: dict[tuple[str, str], tuple[Served, list[Node]]] = {}
+    for name, wanted in sorted(settings.items()):
+        for model, served in wanted.serving.items():
+            entry = declared.setdefault((model, version_of(wanted)), (served, []))
+            entry[1].extend([nodes[name]] if name in nodes else [])
+    found: dict[tuple[str, str], tuple[LayeredFlag, ...]] = {}
+    problems: list[str] = []
+    for (model, vllm), (served, on) in declared.items():
+        description = models.get(model)
+        about = presets.Subject(served.model, numbers(vllm))
+        if description is not None and not isinstance(description, str):
+            every = description.architecture.layers
+            about = replace(
+                about,
+                architecture=description.architecture.name,
+                caches=presets.kinds(cache for layer in every for cache in layer.caches),
+            )
+        gpus = [gpu.compute_capability for node in on for gpu in node.gpus]
+        try:
+            found[model, vllm] = layered(served, replace(about, capability=min(gpus, default=None)))
+        except FleetError as error:
+            problems += (f"serving.{model}.presets: {problem}" for problem in error.problems)
+    if problems:
+        raise FleetError(*problems)
+    return found
+
+
+def with_layers(
+    settings: Mapping[str, NodeSettings],
+    layers: Mapping[tuple[str, str], tuple[LayeredFlag, ...]],
+) -> dict[str, NodeSettings]:
+    """Return the settings as the plan has to take them: with what presets set in `flags`."""
+    return {
+        name: wanted.model_copy(
+            update={
+                "serving": {
+                    model: served.model_copy(
+                        update={
+                            "flags": {
+                                each.name: each.value for each in layers[model, version_of(wanted)]
+                            },
+                            "objective": objective(served),
+                        }
+                    )
+                    for model, served in wanted.serving.items()
+                }
+            }
+        )
+        if any(served.presets for served in wanted.serving.values())
+        else wanted
+        for name, wanted in settings.items()
+    }
+
+
+def without_yours(flags: Iterable[LayeredFlag]) -> tuple[LayeredFlag, ...]:
+    """Return the flags that another layer than the operator's own sets."""
+    return tuple(each for each in flags if each.layer != YOURS)
+
+
+def version_of(settings: NodeSettings) -> str:
+    """Return the release of vLLM that a node is to serve with; "": it serves nothing."""
+    return settings.vllm.version if settings.vllm else ""
