@@ -1,8 +1,8 @@
 """What a service was seen to do, as values: its answers, its counters, its alerts.  Pure.
 
 `on_node/serving/replica_answers.py` looks, `seen` reads what it printed, `gates.py` compares two
-looks. Everything has `as_json` and `from_json`: a baseline lies in the journal, and whoever
-resumes an upgrade judges by the same one.
+looks. A baseline lies in the journal (`JsonValue`), and whoever resumes an upgrade judges by the
+same one.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import BeforeValidator, PlainSerializer
 
 from gpufleet.checks.finding import Report, Severity
 from gpufleet.remote import payload
 from gpufleet.settings.gateway_settings import Golden
+from gpufleet.upgrade.json_value import JsonValue
 
 TTFT, ITL = "ttft", "itl"
 LATENCIES = {TTFT: "time to first token", ITL: "time between tokens"}
@@ -38,7 +41,7 @@ LOOK_SECONDS = 40
 
 
 @dataclass(frozen=True)
-class Answer:
+class Answer(JsonValue):
     """What one server said to a prompt, or why it did not."""
 
     text: str = ""
@@ -47,26 +50,6 @@ class Answer:
     error: str = ""
     asked: bool = True
     """False: its node did not say what it answers, which says nothing of the server."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return plain values for `json.dumps`."""
-        return {
-            "text": self.text,
-            "tokens": None if self.tokens is None else list(self.tokens),
-            "error": self.error,
-            "asked": self.asked,
-        }
-
-    @classmethod
-    def from_json(cls, said: Mapping[str, Any]) -> Answer:
-        """Return what `as_json` has written; raises `TypeError` and the like for another thing."""
-        tokens = said.get("tokens")
-        return cls(
-            text=str(said.get("text") or ""),
-            tokens=None if tokens is None else tuple(map(int, tokens)),
-            error=str(said.get("error") or ""),
-            asked=bool(said.get("asked", True)),
-        )
 
 
 Answers: TypeAlias = Mapping[str, tuple[Answer, ...]]
@@ -83,7 +66,12 @@ def answers_from_json(said: Mapping[str, Any]) -> dict[str, tuple[Answer, ...]]:
     return {prompt: tuple(map(Answer.from_json, each)) for prompt, each in said.items()}
 
 
-Histogram: TypeAlias = Mapping[float, float]
+def _bounds_as_text(histogram: Mapping[float, float]) -> dict[str, float]:
+    """Return a histogram with its bounds as Prometheus writes them: JSON has no infinity."""
+    return {"+Inf" if math.isinf(at) else repr(at): count for at, count in histogram.items()}
+
+
+Histogram: TypeAlias = Annotated[Mapping[float, float], PlainSerializer(_bounds_as_text)]
 """{upper bound: observations at or below it}, the last bound infinite."""
 
 
@@ -100,31 +88,6 @@ class Counters:
     answered: Mapping[str, float] | None = field(default=None, hash=False)
     """Requests to the API by class of status: 2xx, 4xx, 5xx."""
 
-    def as_json(self) -> dict[str, Any]:
-        """Return plain values for `json.dumps`; bounds are written as Prometheus writes them."""
-        return {
-            "started": self.started,
-            "latencies": {
-                name: {_bound(at): count for at, count in found.items()}
-                for name, found in self.latencies.items()
-            },
-            "finished": None if self.finished is None else dict(self.finished),
-            "answered": None if self.answered is None else dict(self.answered),
-        }
-
-    @classmethod
-    def from_json(cls, said: Mapping[str, Any]) -> Counters:
-        """Return what `as_json` has written."""
-        return cls(
-            said["started"],
-            {
-                name: {float(at): count for at, count in found.items()}
-                for name, found in said["latencies"].items()
-            },
-            said["finished"],
-            said["answered"],
-        )
-
 
 @dataclass(frozen=True)
 class Reading:
@@ -135,30 +98,9 @@ class Reading:
     servers: Mapping[str, Counters | str] = field(hash=False)
     """By node and address; a sentence where they could not be read."""
 
-    def as_json(self) -> dict[str, Any]:
-        """Return plain values for `json.dumps`."""
-        return {
-            "at": self.at,
-            "servers": {
-                name: found if isinstance(found, str) else found.as_json()
-                for name, found in self.servers.items()
-            },
-        }
-
-    @classmethod
-    def from_json(cls, said: Mapping[str, Any]) -> Reading:
-        """Return what `as_json` has written."""
-        return cls(
-            said["at"],
-            {
-                name: found if isinstance(found, str) else Counters.from_json(found)
-                for name, found in said["servers"].items()
-            },
-        )
-
 
 @dataclass(frozen=True)
-class Traffic:
+class Traffic(JsonValue):
     """What a replica did between two readings."""
 
     seconds: float
@@ -175,60 +117,29 @@ class Traffic:
         """How many were begun: each has one time to its first token."""
         return max(self.latencies.get(TTFT, {}).values(), default=0.0)
 
-    def as_json(self) -> dict[str, Any]:
-        """Return plain values for `json.dumps`."""
-        return {
-            "seconds": self.seconds,
-            **{
-                key: value
-                for key, value in Counters(None, self.latencies, self.finished, self.answered)
-                .as_json()
-                .items()
-                if key != "started"
-            },
-            "restarted": list(self.restarted),
-            "unread": list(self.unread),
-        }
 
-    @classmethod
-    def from_json(cls, said: Mapping[str, Any]) -> Traffic:
-        """Return what `as_json` has written."""
-        counted = Counters.from_json({"started": None, **said})
-        return cls(
-            said["seconds"],
-            counted.latencies,
-            counted.finished,
-            counted.answered,
-            tuple(said["restarted"]),
-            tuple(said["unread"]),
-        )
+def _sorted_pairs(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(labels.items()))
 
 
 @dataclass(frozen=True)
-class Alert:
+class Alert(JsonValue):
     """An alert that fires, as an Alertmanager lists it."""
 
     name: str
     node: str
     """Its label `instance`; "": it is about no node."""
-    labels: tuple[tuple[str, str], ...]
+    labels: Annotated[
+        tuple[tuple[str, str], ...], BeforeValidator(_sorted_pairs), PlainSerializer(dict)
+    ]
     """All of them, sorted: they are its identity."""
     summary: str = ""
     since: str = ""
     """ISO 8601, as Alertmanager has it."""
 
-    def as_json(self) -> dict[str, Any]:
-        """Return plain values for `json.dumps`."""
-        return {**asdict(self), "labels": dict(self.labels)}
-
-    @classmethod
-    def from_json(cls, said: Mapping[str, Any]) -> Alert:
-        """Return what `as_json` has written."""
-        return cls(**{**said, "labels": tuple(sorted(said["labels"].items()))})
-
 
 @dataclass(frozen=True)
-class Alerts:
+class Alerts(JsonValue):
     """What Alertmanagers said. Neither alerts nor problems, nor an address: nobody was asked."""
 
     asked: tuple[str, ...] = ()
@@ -238,25 +149,6 @@ class Alerts:
     """A sentence for each that did not answer."""
     at: float | None = None
     """When they were asked, in seconds since 1970 by their own clocks: the earliest."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return plain values for `json.dumps`."""
-        return {
-            "asked": list(self.asked),
-            "at": self.at,
-            "alerts": [each.as_json() for each in self.alerts],
-            "problems": list(self.problems),
-        }
-
-    @classmethod
-    def from_json(cls, said: Mapping[str, Any]) -> Alerts:
-        """Return what `as_json` has written."""
-        return cls(
-            tuple(said["asked"]),
-            tuple(map(Alert.from_json, said["alerts"])),
-            tuple(said["problems"]),
-            said.get("at"),
-        )
 
 
 @dataclass(frozen=True, order=True)
@@ -278,7 +170,7 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Findings:
+class Findings(JsonValue):
     """What the node check has against nodes."""
 
     nodes: tuple[str, ...] = ()
@@ -304,15 +196,6 @@ class Findings:
                 )
             ),
         )
-
-    def as_json(self) -> dict[str, Any]:
-        """Return plain values for `json.dumps`."""
-        return {"nodes": list(self.nodes), "stops": [asdict(each) for each in self.stops]}
-
-    @classmethod
-    def from_json(cls, said: Mapping[str, Any]) -> Findings:
-        """Return what `as_json` has written."""
-        return cls(tuple(said["nodes"]), tuple(Stop(**each) for each in said["stops"]))
 
 
 # -- what is asked
@@ -643,7 +526,3 @@ def _alert(each: Mapping[str, Any], ours: Collection[str]) -> Alert | None:
         summary=str(each.get("annotations", {}).get("summary", "")),
         since=str(each.get("startsAt", "")),
     )
-
-
-def _bound(at: float) -> str:
-    return "+Inf" if math.isinf(at) else repr(at)

@@ -13,7 +13,6 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, takewhile
-from typing import Any
 
 from gpufleet.formatting import count_of
 from gpufleet.settings.gateway_settings import Gates
@@ -45,15 +44,6 @@ class Verdict:
     """Sentences: what is against it; of a pass, what was not judged and why."""
     seen: Mapping[str, float] = field(default_factory=dict, hash=False)
     """Numbers that it rests on, for reports: `ttft_p99_before`, in seconds, and others."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return plain values for `json.dumps`."""
-        return {"passed": self.passed, "reasons": list(self.reasons), "seen": dict(self.seen)}
-
-    @classmethod
-    def from_json(cls, said: Mapping[str, Any]) -> Verdict:
-        """Return what `as_json` has written."""
-        return cls(said["passed"], tuple(said["reasons"]), dict(said.get("seen", {})))
 
 
 class _Case:

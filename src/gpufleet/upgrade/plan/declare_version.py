@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpufleet.errors import FleetError
 from gpufleet.formatting import join_names
 from gpufleet.gpu_software.lock_file import SUFFIX, write
 from gpufleet.settings.node_settings import Vllm
 from gpufleet.settings.variables import Origin
+from gpufleet.upgrade.json_value import JsonValue
+from gpufleet.versions import RELEASE
 
 if TYPE_CHECKING:
     from gpufleet.inventory.loader import Fleet
@@ -30,7 +32,7 @@ _LINE = re.compile(
 
 
 @dataclass(frozen=True)
-class Edit:
+class Edit(JsonValue):
     """One line of a file of variables, as it was and as it is to be."""
 
     file: str
@@ -49,15 +51,6 @@ class Edit:
         """The same, undone."""
         return replace(self, before=self.after, after=self.before)
 
-    def as_json(self) -> dict[str, Any]:
-        """Return plain values for `json.dumps`."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, said: Mapping[str, Any]) -> Edit:
-        """Return what `as_json` has written."""
-        return cls(said["file"], said["line"], said["key"], said["before"], said["after"])
-
 
 def edits(declared: Fleet, version: str, nodes: Collection[str] = ()) -> tuple[Edit, ...]:
     """
@@ -65,7 +58,7 @@ def edits(declared: Fleet, version: str, nodes: Collection[str] = ()) -> tuple[E
 
     Raises `FleetError` with every line for which it is not certain what to write.
     """
-    if not re.fullmatch(r"\d+\.\d+\.\d+(\.?\w+)*", version):
+    if not RELEASE.fullmatch(version):
         raise FleetError(f"--vllm {version}: a version is three numbers, as 0.32.0")
     wanted = {
         name: each

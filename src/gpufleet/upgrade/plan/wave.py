@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from gpufleet.upgrade.json_value import JsonValue
 
 Kind: TypeAlias = Literal["stages", "node"]
 """stages: units of vLLM are replaced. node: what is below them is (a driver), with all on it."""
@@ -21,7 +22,7 @@ def model_of(replica: str) -> str:
 
 
 @dataclass(frozen=True)
-class Group:
+class Group(JsonValue):
     """The smallest part of a fleet that is changed at once: it is drained and judged as one."""
 
     id: str
@@ -42,23 +43,6 @@ class Group:
     def models(self) -> tuple[str, ...]:
         """Whose replicas they are, by name."""
         return tuple(sorted({model_of(each) for each in self.replicas}))
-
-    def as_json(self) -> dict[str, Any]:
-        """Return plain values for `json.dumps`."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, said: Mapping[str, Any]) -> Group:
-        """Return what `as_json` has written."""
-        return cls(
-            said["id"],
-            said["kind"],
-            tuple(said["nodes"]),
-            tuple(said["replicas"]),
-            tuple(said.get("why", ())),
-            tuple(said.get("comes", ())),
-            tuple(said.get("goes", ())),
-        )
 
 
 @dataclass(frozen=True)

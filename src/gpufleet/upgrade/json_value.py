@@ -1,0 +1,38 @@
+"""Values that a journal keeps: dataclasses, as plain JSON and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic import TypeAdapter
+
+
+class JsonValue:
+    """
+    A dataclass that a journal keeps.
+
+    Keys are its fields. One with a default may be missing, and one that it does not have is
+    ignored: journals of other releases stay readable.
+    """
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values for `json.dumps`."""
+        found: dict[str, Any] = _adapter(type(self)).dump_python(self, mode="json")
+        return found
+
+    @classmethod
+    def from_json(cls, said: Mapping[str, Any]) -> Self:
+        """Return what `as_json` has written. Raises `ValueError` for anything else."""
+        found: Self = _adapter(cls).validate_python(said)
+        return found
+
+
+_adapters: dict[type[Any], TypeAdapter[Any]] = {}
+
+
+def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
+    """Return a class' adapter, which is made once: that takes a millisecond."""
+    if cls not in _adapters:
+        _adapters[cls] = TypeAdapter(cls)
+    return _adapters[cls]
