@@ -8,7 +8,7 @@ from gpufleet.sizing.architectures.components import (
     Split,
     Weight,
 )
-from gpufleet.sizing.architectures.quantization import Scheme
+from gpufleet.sizing.architectures.quantization_scheme import Scheme
 
 SIZES = {
     "bfloat16": 2,

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from gpufleet.errors import FleetError
 from gpufleet.sizing.architectures.description import Description
-from gpufleet.sizing.architectures.quantization import Quantization, canonical, online
+from gpufleet.sizing.architectures.quantization import canonical, online
+from gpufleet.sizing.architectures.quantization_scheme import Quantization
 from gpufleet.sizing.options import AUTO_LENGTH, NEWEST, Options
 from gpufleet.sizing.rank_weights import SIZES, Sharding
 from gpufleet.sizing.startup_memory import (

@@ -11,7 +11,7 @@ from gpufleet.sizing.architectures.components import (
     Architecture,
 )
 from gpufleet.sizing.architectures.description import Stored
-from gpufleet.sizing.architectures.quantization import Quantization
+from gpufleet.sizing.architectures.quantization_scheme import Quantization
 from gpufleet.sizing.rank_weights import SIZES, Kept, Rank, Sharding
 
 _DTYPES = {

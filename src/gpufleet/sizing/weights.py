@@ -21,7 +21,7 @@ from gpufleet.sizing.architectures.components import (
     Where,
 )
 from gpufleet.sizing.architectures.description import Stored
-from gpufleet.sizing.architectures.quantization import Quantization, Scheme
+from gpufleet.sizing.architectures.quantization_scheme import Quantization, Scheme
 from gpufleet.sizing.rank_weights import SIZES, Kept, Rank, Sharding
 from gpufleet.sizing.stored_weights import stored_factors
 

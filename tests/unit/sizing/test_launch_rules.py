@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from gpufleet.catalog import vllm_support
 from gpufleet.errors import FleetError
 from gpufleet.sizing.architectures.description import Description, ModelFiles, describe
-from gpufleet.sizing.architectures.quantization import FP8, NVFP4, Quantization, Scheme
+from gpufleet.sizing.architectures.quantization_scheme import FP8, NVFP4, Quantization, Scheme
 from gpufleet.sizing.launch_rules.rules import FLAGS, Choice, Refused, refusals, without
 from tests.support import start_up
 from tests.support.checkout import ROOT

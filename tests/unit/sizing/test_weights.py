@@ -15,7 +15,8 @@ from gpufleet.sizing.architectures.components import (
     Weight,
     Where,
 )
-from gpufleet.sizing.architectures.quantization import Quantization, Scheme, online, quantization
+from gpufleet.sizing.architectures.quantization import online, quantization
+from gpufleet.sizing.architectures.quantization_scheme import Quantization, Scheme
 from gpufleet.sizing.architectures.registry import architecture
 from gpufleet.sizing.rank_weights import Sharding, allocated, packed_bytes
 from gpufleet.sizing.weights import layer_ranges, weight_bytes

@@ -268,7 +268,6 @@ def attention_caches(
     head_dim: int,
     *,
     types: bool = False,
-    v_head_dim: int | None = None,
 ) -> tuple[Cache, ...]:
     """
     Return each layer's cache: windows where the config has them.
@@ -277,7 +276,7 @@ def attention_caches(
     `sliding_window_pattern` (every n-th is full) say so; else a window holds for all. Source:
     get_sliding_window in vllm/config/model.py, Attention in layers/attention.
     """
-    full = FullCache(kv_heads, head_dim, v_head_dim)
+    full = FullCache(kv_heads, head_dim)
     window = fields.value("sliding_window")
     if (
         not isinstance(window, int)
@@ -285,7 +284,7 @@ def attention_caches(
         or not fields.flag("use_sliding_window", default=True)
     ):
         return (full,) * layers
-    sliding = WindowCache(kv_heads, head_dim, window, v_head_dim)
+    sliding = WindowCache(kv_heads, head_dim, window)
     kinds = fields.texts("layer_types")
     if types and kinds:
         if len(kinds) != layers:

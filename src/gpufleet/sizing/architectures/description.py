@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gpufleet.sizing.architectures.components import Architecture
 
 if TYPE_CHECKING:
-    from gpufleet.sizing.architectures.quantization import Quantization
+    from gpufleet.sizing.architectures.quantization_scheme import Quantization
 
 Stored = Mapping[str, tuple[str, tuple[int, ...]]]
 """{tensor's name: (its dtype as safetensors has it, its shape)}."""

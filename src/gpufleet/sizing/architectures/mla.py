@@ -31,6 +31,7 @@ from gpufleet.sizing.architectures.config_fields import Fields
 from gpufleet.sizing.architectures.moe_common import (
     NUMBERED,
     assembled,
+    drafting,
     leading_dense,
     named,
     routed,
@@ -79,13 +80,14 @@ def latent_attention(fields: Fields, *, prefix: str = "self_attn.") -> tuple[Wei
     )
 
 
-def indexer(fields: Fields, *, prefix: str = "self_attn.indexer.") -> tuple[Weight, ...]:
+def indexer(fields: Fields) -> tuple[Weight, ...]:
     """
     Return the weights that choose the tokens sparse attention looks at, the same on each rank.
 
     vLLM fuses `wk` and `weights_proj` and keeps both in the model's dtype, its norm in float32.
     """
     hidden, low = fields.whole("hidden_size"), fields.whole("q_lora_rank")
+    prefix = "self_attn.indexer."
     heads, dim = fields.whole("index_n_heads"), fields.whole("index_head_dim")
     return (
         Weight(f"{prefix}wq_b", heads * dim, low),
@@ -134,7 +136,7 @@ def build(name: str, family: Family, config: Mapping[str, Any]) -> Architecture:
             layers.append(Layer(common + feed_forward, _cache(fields)))
     draft = [
         Layer(
-            _draft(hidden)
+            drafting(hidden)
             + common
             + (indexer(fields) if sparse else ())
             + (mixture if experts else mlp),
@@ -179,16 +181,6 @@ def _mixture(
     if shared := fields.whole(*family.shared, default=0):
         weights += gated_mlp(hidden, shared * inner, prefix="mlp.shared_experts.")
     return weights
-
-
-def _draft(hidden: int) -> tuple[Weight, ...]:
-    """Return what a layer that predicts further tokens has besides a decoder layer's weights."""
-    return (
-        *norm("enorm", hidden),
-        *norm("hnorm", hidden),
-        Weight("eh_proj", hidden, 2 * hidden, linear=False),
-        *norm("shared_head.norm", hidden),
-    )
 
 
 def longcat(config: Mapping[str, Any]) -> Architecture:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from gpufleet.sizing.architectures import moe_irregular
+from gpufleet.sizing.architectures import moe_irregular, moe_mixed_attention
 from gpufleet.sizing.architectures.building_blocks import (
     attention,
     gated_mlp,
@@ -419,5 +419,6 @@ BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
     ),
     "Cohere2MoeForCausalLM": cohere,
     **moe_irregular.BUILDERS,
+    **moe_mixed_attention.BUILDERS,
 }
 """What reads the config of each decoder with experts, by its name in `architectures`."""

@@ -177,3 +177,13 @@ def full_attention(fields: Fields, count: int) -> tuple[bool, ...]:
         return tuple(kind in {"full_attention", "attention"} for kind in kinds[:count])
     every = fields.whole("full_attention_interval", default=4) or 1
     return tuple((index + 1) % every == 0 for index in range(count))
+
+
+def layers_with_experts(fields: Fields, count: int) -> frozenset[int]:
+    """Return the layers with experts, as `moe_layers_enum` lists them, else all but the first."""
+    if kinds := fields.texts("mlp_layer_types"):
+        return frozenset(index for index, kind in enumerate(kinds) if kind == "sparse")
+    listed = fields.value("moe_layers_enum")
+    if isinstance(listed, str):
+        return frozenset(int(word) for word in listed.split(",") if word.strip().isdigit())
+    return frozenset(fields.wholes("moe_layers_enum") or range(1, count))

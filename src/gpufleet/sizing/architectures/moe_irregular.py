@@ -7,7 +7,6 @@ Source: the classes in vLLM's model_executor/models.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from gpufleet.sizing.architectures.building_blocks import (
@@ -19,13 +18,10 @@ from gpufleet.sizing.architectures.building_blocks import (
 )
 from gpufleet.sizing.architectures.components import (
     Architecture,
-    ChunkCache,
     FullCache,
     Layer,
-    Part,
     Split,
     Weight,
-    WindowCache,
 )
 from gpufleet.sizing.architectures.config_fields import Fields
 from gpufleet.sizing.architectures.moe_common import (
@@ -34,114 +30,10 @@ from gpufleet.sizing.architectures.moe_common import (
     caches_of,
     first_of,
     head_size,
-    leading_dense,
+    layers_with_experts,
     named,
     routed,
-    too_short,
 )
-
-
-def gpt_oss(config: Mapping[str, Any]) -> Architecture:
-    """
-    Return gpt-oss: biases everywhere, a sink for each head, every other layer with a window.
-
-    Source: gpt_oss.py; the window is that of even layers, whatever `layer_types` says.
-    """
-    fields = named(config, "GptOssForCausalLM")
-    hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
-    kv_heads, head_dim = fields.whole("num_key_value_heads"), head_size(fields, heads)
-    experts, inner = fields.whole("num_local_experts", "num_experts"), _inner(fields)
-    block = "mlp.experts."
-    weights = (
-        *attention(hidden, heads, kv_heads, head_dim, bias=True, out_bias=True),
-        vector("self_attn.sinks", heads, Split.ROWS),
-        Weight("mlp.router", experts, hidden, linear=False),
-        vector("mlp.router.bias", experts),
-        Weight(f"{block}gate_up_proj", 2 * inner, hidden, Split.ROWS, count=experts, expert=True),
-        Weight(f"{block}down_proj", hidden, inner, Split.COLUMNS, count=experts, expert=True),
-        _expert_bias(f"{block}gate_up_proj_bias", 2 * inner, experts, Split.ROWS),
-        _expert_bias(f"{block}down_proj_bias", hidden, experts, Split.NONE),
-        *norm("input_layernorm", hidden),
-        *norm("post_attention_layernorm", hidden),
-    )
-    window = fields.whole("sliding_window")
-    full = FullCache(kv_heads, head_dim, sinks=True)
-    layers = [
-        Layer(weights, full if index % 2 else WindowCache(kv_heads, head_dim, window))
-        for index in range(fields.whole("num_hidden_layers"))
-    ]
-    return assembled(
-        fields,
-        layers,
-        heads=heads,
-        kv_heads=kv_heads,
-        experts=experts,
-        moe_intermediate_size=inner,
-        further=_in_float32(rotary_of(fields, head_dim)),
-    )
-
-
-def _in_float32(parts: tuple[Part, ...]) -> tuple[Part, ...]:
-    return tuple(
-        replace(part, weights=tuple(replace(w, dtype="float32") for w in part.weights))
-        for part in parts
-    )
-
-
-def _inner(fields: Fields) -> int:
-    return fields.whole("intermediate_size")
-
-
-def _expert_bias(name: str, size: int, experts: int, split: Split) -> Weight:
-    return Weight(name, size, split=split, count=experts, expert=True, linear=False)
-
-
-def llama4(config: Mapping[str, Any]) -> Architecture:
-    """
-    Return the text part of Llama 4: chunked attention, and full attention without positions.
-
-    Source: llama4.py; every fourth layer has no positions unless `no_rope_layers` says which.
-    """
-    fields = named(config, "Llama4ForCausalLM")
-    hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
-    kv_heads, head_dim = fields.whole("num_key_value_heads"), head_size(fields, heads)
-    experts, inner = fields.whole("num_local_experts"), _inner(fields)
-    dense = fields.whole("intermediate_size_mlp")
-    step = fields.whole("interleave_moe_layer_step", default=1)
-    chunk = fields.whole("attention_chunk_size", default=0)
-    every = (
-        *attention(hidden, heads, kv_heads, head_dim),
-        *norm("input_layernorm", hidden),
-        *norm("post_attention_layernorm", hidden),
-    )
-    mlp = gated_mlp(hidden, dense, prefix="feed_forward.")
-    mixture = (
-        *routed(hidden, inner, experts, prefix="feed_forward.", router="router"),
-        *gated_mlp(hidden, inner, prefix="feed_forward.shared_expert."),
-    )
-    count = fields.whole("num_hidden_layers")
-    interval = fields.whole("no_rope_layer_interval", default=4) or 4
-    positions = fields.wholes("no_rope_layers") or [(i + 1) % interval for i in range(count)]
-    if len(positions) < count:
-        raise too_short(fields, "no_rope_layers", len(positions))
-    full = FullCache(kv_heads, head_dim)
-    layers = [
-        Layer(
-            every + (mixture if step and (index + 1) % step == 0 else mlp),
-            ChunkCache(kv_heads, head_dim, chunk) if chunk and positions[index] else full,
-        )
-        for index in range(count)
-    ]
-    return assembled(
-        fields,
-        layers,
-        heads=heads,
-        kv_heads=kv_heads,
-        experts=experts,
-        moe_intermediate_size=inner,
-        intermediate_size=dense,
-        further=rotary_of(fields, head_dim),
-    )
 
 
 def dbrx(config: Mapping[str, Any]) -> Architecture:
@@ -199,7 +91,7 @@ def granite_moe(config: Mapping[str, Any]) -> Architecture:
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads = fields.whole("num_key_value_heads", default=heads)
     head_dim = hidden // max(heads, 1)
-    experts, inner = fields.whole("num_local_experts"), _inner(fields)
+    experts, inner = fields.whole("num_local_experts"), fields.whole("intermediate_size")
     weights = (
         *attention(hidden, heads, kv_heads, head_dim),
         *norm("input_layernorm", hidden),
@@ -303,7 +195,7 @@ def arctic(config: Mapping[str, Any]) -> Architecture:
     fields = named(config, "ArcticForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads, head_dim = fields.whole("num_key_value_heads"), head_size(fields, heads)
-    experts, inner = fields.whole("num_local_experts"), _inner(fields)
+    experts, inner = fields.whole("num_local_experts"), fields.whole("intermediate_size")
     every = fields.whole("moe_layer_frequency", default=2) or 1
     block = "block_sparse_moe."
     common = (
@@ -332,72 +224,6 @@ def arctic(config: Mapping[str, Any]) -> Architecture:
     )
 
 
-def mimo_v2(config: Mapping[str, Any]) -> Architecture:
-    """
-    Return MiMo V2: window layers with KV heads of their own, values smaller than keys.
-
-    Source: mimo_v2.py; `hybrid_layer_pattern` has 1 for a window layer, `moe_layer_freq` 1 for one
-    with experts.
-    """
-    fields = named(config, "MiMoV2FlashForCausalLM")
-    hidden, inner = fields.whole("hidden_size"), fields.whole("moe_intermediate_size")
-    experts, dense = fields.whole("n_routed_experts"), _inner(fields)
-    mixture = routed(
-        hidden,
-        inner,
-        experts,
-        router_dtype=fields.text("moe_router_dtype", default="float32"),
-        correction="gate.e_score_correction_bias",
-    )
-    mlp = gated_mlp(hidden, dense)
-    count = fields.whole("num_hidden_layers")
-    pattern, frequency = fields.wholes("hybrid_layer_pattern"), fields.wholes("moe_layer_freq")
-    for key, found in (("hybrid_layer_pattern", pattern), ("moe_layer_freq", frequency)):
-        if len(found) < count:
-            raise too_short(fields, key, len(found))
-    layers = []
-    for index in range(count):
-        own = _mimo_attention(fields, hidden, windowed=pattern[index] == 1)
-        norms = norm("input_layernorm", hidden) + norm("post_attention_layernorm", hidden)
-        feed_forward = mixture if frequency[index] else mlp
-        layers.append(replace(own, weights=own.weights + norms + feed_forward))
-    return assembled(
-        fields,
-        layers,
-        heads=fields.whole("num_attention_heads"),
-        kv_heads=fields.whole("num_key_value_heads"),
-        experts=experts,
-        moe_intermediate_size=inner,
-        intermediate_size=dense,
-        further=rotary_of(fields, fields.whole("head_dim")),
-    )
-
-
-def _mimo_attention(fields: Fields, hidden: int, *, windowed: bool) -> Layer:
-    kind = "swa_" if windowed else ""
-    heads, kv_heads = (
-        fields.whole(f"{kind}num_attention_heads"),
-        fields.whole(f"{kind}num_key_value_heads"),
-    )
-    head_dim = fields.whole(f"{kind}head_dim")
-    value_dim = fields.whole(f"{kind}v_head_dim", default=head_dim)
-    weights = attention(
-        hidden,
-        heads,
-        kv_heads,
-        head_dim,
-        v_head_dim=value_dim,
-        bias=fields.flag("attention_bias"),
-    )
-    sinks = fields.flag(f"add_{'swa' if windowed else 'full'}_attention_sink_bias")
-    if sinks:
-        weights += (vector("self_attn.attention_sink_bias", heads, Split.ROWS),)
-    if windowed:
-        window = fields.whole("sliding_window_size", "sliding_window")
-        return Layer(weights, WindowCache(kv_heads, head_dim, window, v_head_dim=value_dim))
-    return Layer(weights, FullCache(kv_heads, head_dim, v_head_dim=value_dim, sinks=sinks))
-
-
 def step3_text(config: Mapping[str, Any]) -> Architecture:
     """
     Return the text part of Step 3: queries made in two steps, one KV head on every rank.
@@ -408,7 +234,7 @@ def step3_text(config: Mapping[str, Any]) -> Architecture:
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     head_dim, low = fields.whole("head_dim", default=256), fields.whole("share_q_dim")
     experts, inner = fields.whole("moe_num_experts"), fields.whole("moe_intermediate_size")
-    dense = _inner(fields)
+    dense = fields.whole("intermediate_size")
     every = (
         Weight("self_attn.q_proj", low, hidden),
         Weight("self_attn.k_proj", head_dim, hidden),
@@ -424,7 +250,7 @@ def step3_text(config: Mapping[str, Any]) -> Architecture:
         *gated_mlp(hidden, fields.whole("share_expert_dim"), prefix="share_expert."),
     )
     count = fields.whole("num_hidden_layers")
-    with_experts = _enumerated(fields, count)
+    with_experts = layers_with_experts(fields, count)
     layers = [
         Layer(
             every + (mixture if index in with_experts else gated_mlp(hidden, dense)),
@@ -444,174 +270,6 @@ def step3_text(config: Mapping[str, Any]) -> Architecture:
     )
 
 
-def step3p5(config: Mapping[str, Any]) -> Architecture:
-    """
-    Return Step 3.5 and 3.7: window layers with more heads than full ones, a gate for each head.
-
-    Source: step3p5.py.
-    """
-    fields = named(config, "Step3p5ForCausalLM")
-    hidden, inner = fields.whole("hidden_size"), fields.whole("moe_intermediate_size")
-    full_heads = fields.whole("num_attention_heads")
-    kv_heads, head_dim = fields.whole("num_attention_groups"), head_size(fields, full_heads)
-    experts, dense = fields.whole("moe_num_experts"), _inner(fields)
-    other = fields.below("attention_other_setting")
-    window_heads = (other.whole("num_attention_heads", default=0) if other else 0) or fields.whole(
-        "num_sliding_attention_heads", default=full_heads
-    )
-    mixture = (
-        *routed(
-            hidden,
-            inner,
-            experts,
-            prefix="moe.",
-            router_dtype="float32",
-            correction="router_bias",
-        ),
-        *gated_mlp(hidden, fields.whole("share_expert_dim"), prefix="share_expert."),
-    )
-    count = fields.whole("num_hidden_layers")
-    with_experts = _enumerated(fields, count)
-    layers = []
-    for index, cache in enumerate(caches_of(fields, count, kv_heads, head_dim)):
-        heads = window_heads if isinstance(cache, WindowCache) else full_heads
-        weights = (
-            *attention(
-                hidden,
-                heads,
-                kv_heads,
-                head_dim,
-                bias=fields.flag("attention_bias"),
-                head_norm=True,
-            ),
-            *norm("input_layernorm", hidden),
-            *norm("post_attention_layernorm", hidden),
-        )
-        if fields.flag("use_head_wise_attn_gate"):
-            weights += (Weight("self_attn.g_proj", heads, hidden, Split.ROWS),)
-        feed_forward = mixture if index in with_experts else gated_mlp(hidden, dense)
-        layers.append(Layer(weights + feed_forward, cache))
-    return assembled(
-        fields,
-        layers,
-        heads=full_heads,
-        kv_heads=kv_heads,
-        experts=experts,
-        moe_intermediate_size=inner,
-        intermediate_size=dense,
-        further=rotary_of(fields, head_dim),
-    )
-
-
-def _enumerated(fields: Fields, count: int) -> frozenset[int]:
-    """Return the layers with experts, as `moe_layers_enum` lists them, else all but the first."""
-    if kinds := fields.texts("mlp_layer_types"):
-        return frozenset(index for index, kind in enumerate(kinds) if kind == "sparse")
-    listed = fields.value("moe_layers_enum")
-    if isinstance(listed, str):
-        return frozenset(int(word) for word in listed.split(",") if word.strip().isdigit())
-    return frozenset(fields.wholes("moe_layers_enum") or range(1, count))
-
-
-def minimax_m3(config: Mapping[str, Any]) -> Architecture:
-    """
-    Return the text part of MiniMax M3: sparse attention, with an index key a token beside the KV.
-
-    Source: vllm/models/minimax_m3; the index key is one head of `sparse_index_dim` without a value,
-    kept as a cache of half that size twice.
-    """
-    fields = named(config, "MiniMaxM3SparseForCausalLM")
-    hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
-    kv_heads, head_dim = fields.whole("num_key_value_heads"), head_size(fields, heads)
-    experts, inner = fields.whole("num_local_experts"), _inner(fields)
-    dense, block = fields.whole("dense_intermediate_size"), "block_sparse_moe."
-    every = (
-        *attention(hidden, heads, kv_heads, head_dim, head_norm=True),
-        *norm("input_layernorm", hidden),
-        *norm("post_attention_layernorm", hidden),
-    )
-    corrected = fields.flag("use_routing_bias")
-    mixture = routed(
-        hidden,
-        inner,
-        experts,
-        prefix=block,
-        matrices=NUMBERED,
-        router_dtype="float32",
-        correction="e_score_correction_bias" if corrected else "",
-    )
-    if shared := fields.whole("n_shared_experts", default=0):
-        mixture += gated_mlp(hidden, shared * inner, prefix=f"{block}shared_experts.")
-    sparse = fields.below("sparse_attention_config")
-    frequency = sparse.wholes("sparse_attention_freq") if sparse else ()
-    dim = sparse.whole("sparse_index_dim") if sparse and frequency else 0
-    own = "self_attn.index_"
-    index = (
-        Weight(f"{own}q_proj", kv_heads * dim, hidden, Split.HEADS, heads=kv_heads),
-        Weight(f"{own}k_proj", dim, hidden),
-        *norm(f"{own}q_norm", dim),
-        *norm(f"{own}k_norm", dim),
-    )
-    full, keys = FullCache(kv_heads, head_dim), (FullCache(1, dim // 2),)
-    layers = []
-    for number in range(fields.whole("num_hidden_layers")):
-        weights = every
-        weights += gated_mlp(hidden, dense) if leading_dense(fields, number) else mixture
-        if number < len(frequency) and frequency[number]:
-            layers.append(Layer(weights + index, full, more=keys))
-        else:
-            layers.append(Layer(weights, full))
-    return assembled(
-        fields,
-        layers,
-        heads=heads,
-        kv_heads=kv_heads,
-        experts=experts,
-        moe_intermediate_size=inner,
-        intermediate_size=dense,
-        further=rotary_of(fields, head_dim),
-    )
-
-
-def laguna(config: Mapping[str, Any]) -> Architecture:
-    """Return Laguna: layers may have heads and windows of their own, a gate for each head."""
-    fields = named(config, "LagunaForCausalLM")
-    hidden, usual = fields.whole("hidden_size"), fields.whole("num_attention_heads")
-    kv_heads, head_dim = fields.whole("num_key_value_heads"), head_size(fields, usual)
-    experts, inner = fields.whole("num_experts"), fields.whole("moe_intermediate_size")
-    dense, count = _inner(fields), fields.whole("num_hidden_layers")
-    kinds = fields.texts("mlp_layer_types")
-    if len(kinds) < count:
-        raise too_short(fields, "mlp_layer_types", len(kinds))
-    mixture = routed(hidden, inner, experts, correction="experts.e_score_correction_bias")
-    if shared := fields.whole("shared_expert_intermediate_size", default=0):
-        mixture += gated_mlp(hidden, shared, prefix="mlp.shared_expert.")
-    gating, own = fields.value("gating"), fields.wholes("num_attention_heads_per_layer")
-    bias = fields.flag("attention_bias")
-    layers = []
-    for index, cache in enumerate(caches_of(fields, count, kv_heads, head_dim)):
-        heads = own[index] if index < len(own) else usual
-        weights = attention(
-            hidden, heads, kv_heads, head_dim, bias=bias, out_bias=bias, head_norm=True
-        )
-        if gating:
-            rows = heads if gating in {True, "per-head"} else heads * head_dim
-            weights += (Weight("self_attn.g_proj", rows, hidden, Split.ROWS),)
-        weights += norm("input_layernorm", hidden) + norm("post_attention_layernorm", hidden)
-        weights += mixture if kinds[index] == "sparse" and experts else gated_mlp(hidden, dense)
-        layers.append(Layer(weights, cache))
-    return assembled(
-        fields,
-        layers,
-        heads=usual,
-        kv_heads=kv_heads,
-        experts=experts,
-        moe_intermediate_size=inner,
-        intermediate_size=dense,
-        further=rotary_of(fields, head_dim),
-    )
-
-
 def grok(config: Mapping[str, Any]) -> Architecture:
     """Return Grok 1 and 2: four norms a layer, with `residual_moe` an MLP beside the experts."""
     fields = named(config, "Grok1ForCausalLM")
@@ -625,7 +283,7 @@ def grok(config: Mapping[str, Any]) -> Architecture:
         *routed(hidden, inner, experts, prefix="moe_block.", matrices=NUMBERED),
     )
     if fields.flag("residual_moe"):
-        weights += gated_mlp(hidden, _inner(fields))
+        weights += gated_mlp(hidden, fields.whole("intermediate_size"))
     return assembled(
         fields,
         [Layer(weights, FullCache(kv_heads, head_dim))] * fields.whole("num_hidden_layers"),
@@ -633,7 +291,7 @@ def grok(config: Mapping[str, Any]) -> Architecture:
         kv_heads=kv_heads,
         experts=experts,
         moe_intermediate_size=inner,
-        intermediate_size=_inner(fields),
+        intermediate_size=fields.whole("intermediate_size"),
         tied=True,
         further=rotary_of(fields, head_dim),
     )
@@ -644,18 +302,11 @@ _GROK_NORMS = ("pre_attn_norm", "post_attn_norm", "pre_moe_norm", "post_moe_norm
 BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
     "ArcticForCausalLM": arctic,
     "DbrxForCausalLM": dbrx,
-    "GptOssForCausalLM": gpt_oss,
     "Grok1ForCausalLM": grok,
     "Grok1ModelForCausalLM": grok,
     "GraniteMoeForCausalLM": granite_moe,
     "GraniteMoeSharedForCausalLM": granite_moe,
     "GraniteMoeSWAForCausalLM": granite_moe,
     "HunYuanMoEV1ForCausalLM": hunyuan,
-    "LagunaForCausalLM": laguna,
-    "Llama4ForCausalLM": llama4,
-    "MiMoV2FlashForCausalLM": mimo_v2,
-    "MiMoV2ForCausalLM": mimo_v2,
-    "MiniMaxM3SparseForCausalLM": minimax_m3,
     "Step3TextForCausalLM": step3_text,
-    "Step3p5ForCausalLM": step3p5,
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from gpufleet.sizing.architectures.building_blocks import vector
+from gpufleet.sizing.architectures.building_blocks import norm, vector
 from gpufleet.sizing.architectures.components import Split, Weight
 from gpufleet.sizing.architectures.config_fields import Fields
 
@@ -99,9 +99,9 @@ def row_parallel(name: str, outputs: int, inputs: int, *, bias: bool = True) -> 
     return (*made, vector(f"{name}.bias", outputs)) if bias else made
 
 
-def layer_norm(name: str, size: int, *, bias: bool = True) -> Weights:
-    made = (vector(name, size),)
-    return (*made, vector(f"{name}.bias", size)) if bias else made
+def layer_norm(name: str, size: int) -> Weights:
+    """Return LayerNorm's weight and bias."""
+    return norm(name, size, bias=True)
 
 
 def vision_fields(fields: Fields, *keys: str) -> Fields:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpufleet.catalog.vllm_support import Version
-from gpufleet.sizing.architectures.quantization import Quantization
+from gpufleet.sizing.architectures.quantization_scheme import Quantization
 
 
 @dataclass(frozen=True)

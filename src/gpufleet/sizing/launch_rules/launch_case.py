@@ -15,7 +15,8 @@ from gpufleet.sizing.architectures.components import (
     StateCache,
     Weight,
 )
-from gpufleet.sizing.architectures.quantization import Quantization, Scheme, online
+from gpufleet.sizing.architectures.quantization import online
+from gpufleet.sizing.architectures.quantization_scheme import Quantization, Scheme
 from gpufleet.sizing.launch_rules.choice import Choice, version_text
 
 

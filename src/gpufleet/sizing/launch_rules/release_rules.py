@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from gpufleet.catalog import vllm_support
 from gpufleet.catalog.vllm_support import Version
-from gpufleet.sizing.architectures.quantization import Quantization, online
+from gpufleet.sizing.architectures.quantization import online
+from gpufleet.sizing.architectures.quantization_scheme import Quantization
 from gpufleet.sizing.launch_rules.choice import Refused
 from gpufleet.sizing.launch_rules.launch_case import LaunchCase
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 
 from gpufleet.catalog.vllm_support import Version
 from gpufleet.sizing.architectures.components import Architecture
-from gpufleet.sizing.architectures.quantization import Quantization
+from gpufleet.sizing.architectures.quantization_scheme import Quantization
 from gpufleet.sizing.launch_rules.choice import FLAGS, Choice, Refused, without
 from gpufleet.sizing.launch_rules.dtype_rules import (
     check_bfloat16,

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from gpufleet.errors import FleetError
-from gpufleet.sizing.architectures.quantization import Quantization, Scheme, online, quantization
+from gpufleet.sizing.architectures.quantization import online, quantization
+from gpufleet.sizing.architectures.quantization_scheme import Quantization, Scheme
 from tests.support.checkout import ROOT
 
 MODELS = ROOT / "tests/data/models"

@@ -1,0 +1,177 @@
+"""How weights are kept: a `Scheme` for some, a `Quantization` for a whole checkpoint.  Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import translate
+from functools import cached_property
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How one group of weights is kept."""
+
+    bits: int
+    """Of one weight: 4 or 8."""
+    kind: str = "int"
+    """int, fp8, nvfp4, mxfp4, mxfp8, nf4"""
+    group: int = 0
+    """Inputs that share a scale: 128; 0: one scale for each output; -1: one for the weight."""
+    block: tuple[int, int] | None = None
+    """Outputs and inputs that share a scale: (128, 128)."""
+    symmetric: bool = True
+    """Whether zero points are not used."""
+    zero_points: bool = False
+    """Kept beside the scales, used or not: of as many bits as a weight."""
+    scale_bytes: int = 2
+    activation_order: bool = False
+    """GPTQ's desc_act: an index for each input is kept."""
+
+
+FP8 = Scheme(8, "fp8", group=-1, scale_bytes=4)
+FP8_CHANNEL = Scheme(8, "fp8", group=0, scale_bytes=4)
+NVFP4 = Scheme(4, "nvfp4", group=16, scale_bytes=1)
+MXFP4 = Scheme(4, "mxfp4", group=32, scale_bytes=1)
+MXFP8 = Scheme(8, "mxfp8", group=32, scale_bytes=1)
+INT8_CHANNEL = Scheme(8, "int", group=0, scale_bytes=4)
+NF4 = Scheme(4, "nf4", group=64, scale_bytes=4)
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """What `quantization_config` says, by vLLM's name of the method."""
+
+    method: str
+    """fp8, awq, gptq, compressed-tensors, mxfp4, modelopt, bitsandbytes, ..."""
+    scheme: Scheme | None = None
+    """Of every linear weight that nothing else names; None: left as it is."""
+    ignored: tuple[str, ...] = ()
+    """Names or patterns of what is not quantized, as the config has them."""
+    groups: tuple[tuple[tuple[str, ...], Scheme | None], ...] = ()
+    """(names or patterns, scheme) of weights that the config names, in its order."""
+    head: bool = False
+    """The language model's head is quantized like a linear layer."""
+    experts_only: bool = False
+    """Only routed experts are quantized."""
+    online: bool = False
+    """Quantized by vLLM when it loads a checkpoint that is not."""
+
+    @property
+    def bits(self) -> int | None:
+        """Return the bits of a weight under the usual scheme."""
+        return self._usual.bits if self._usual else None
+
+    @property
+    def group(self) -> int:
+        """Return the inputs that share a scale; 0: not by groups."""
+        return max(0, self._usual.group) if self._usual else 0
+
+    @property
+    def block(self) -> tuple[int, int] | None:
+        """Return the block that shares a scale, or None."""
+        return self._usual.block if self._usual else None
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """Return every kind of number that weights are kept in: fp8, nvfp4, mxfp4, int, ..."""
+        schemes = (self.scheme, *(scheme for _, scheme in self.groups))
+        return frozenset(scheme.kind for scheme in schemes if scheme)
+
+    @property
+    def _usual(self) -> Scheme | None:
+        return self.scheme or next((scheme for _, scheme in self.groups if scheme), None)
+
+    def scheme_of(self, name: str, *, head: bool = False, expert: bool = False) -> Scheme | None:
+        """
+        Return how the weight of this checkpoint name is kept, or None: as it is.
+
+        `head`: it is the language model's head; `expert`: it is of routed experts, whose own number
+        the name does not have.
+        """
+        if self.experts_only and not expert:
+            return None
+        names = _names(name, expert=expert)
+        if self._ignored.matches(names):
+            return None
+        for targets, scheme in self._groups:
+            if targets.matches(names):
+                return scheme
+        return self.scheme if self.head or not head else None
+
+    @cached_property
+    def _ignored(self) -> _Patterns:
+        return _Patterns(self.ignored)
+
+    @cached_property
+    def _groups(self) -> tuple[tuple[_Patterns, Scheme | None], ...]:
+        return tuple((_Patterns(targets), scheme) for targets, scheme in self.groups)
+
+
+_ROOTS = ("", "model.", "language_model.model.", "model.language_model.")
+_BEFORE_LAYERS = re.compile(r"^(?:(?:model|language_model|transformer|text_model|llm|backbone)\.)+")
+_NUMBER = re.compile(r"(?:^|\.)layers\.(\d+)(?![\d])")
+
+
+class _Patterns:
+    """
+    Names, wildcards and `re:` expressions, asked for many names.
+
+    Checkpoints name the same weight from different roots (`model.`, `language_model.model.`), so
+    roots do not count. A plain name stands for all that is below it.
+    """
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        self.plain: set[str] = set()
+        self.parts: set[str] = set()
+        self.of_layer: dict[str, list[re.Pattern[str]]] = {}
+        self.anywhere: list[re.Pattern[str]] = []
+        for pattern in patterns:
+            if pattern.startswith("re:"):
+                compiled = re.compile(pattern.removeprefix("re:"))
+                self.anywhere.append(compiled)
+            elif "*" in pattern or "?" in pattern:
+                rooted = _unrooted(pattern)
+                compiled = re.compile(translate(rooted)[:-2] + r"(?:\..*)?\Z")
+                if (found := _NUMBER.search(rooted)) and rooted[found.end() - 1 :][:1] != "*":
+                    self.of_layer.setdefault(found.group(1), []).append(compiled)
+                else:
+                    self.anywhere.append(compiled)
+            else:
+                plain = _unrooted(pattern.rstrip("."))
+                (self.plain if _NUMBER.search(plain) else self.parts).add(f".{plain}.")
+
+    def matches(self, names: Sequence[str]) -> bool:
+        """Return whether one of the names of a weight is meant."""
+        return any(self._match(name) for name in names)
+
+    def _match(self, name: str) -> bool:
+        dotted = f".{name}."
+        if self.plain and _NUMBER.search(name):
+            end = dotted.find(".", 1)
+            while end > 0:
+                if dotted[: end + 1] in self.plain:
+                    return True
+                end = dotted.find(".", end + 1)
+        if any(part in dotted for part in self.parts):
+            return True
+        if self.of_layer and (number := _NUMBER.search(name)):
+            for pattern in self.of_layer.get(number.group(1), ()):
+                if pattern.match(name):
+                    return True
+        return any(pattern.match(root + name) for pattern in self.anywhere for root in _ROOTS)
+
+
+def _unrooted(name: str) -> str:
+    return _BEFORE_LAYERS.sub("", name)
+
+
+def _names(name: str, *, expert: bool) -> tuple[str, ...]:
+    """Return what the config may call this weight; experts by the first one's number too."""
+    plain = _unrooted(name)
+    if not expert:
+        return (plain,)
+    if ".experts." in plain:
+        return (plain, plain.replace(".experts.", ".experts.0.", 1))
+    return (plain,)
