@@ -6,7 +6,8 @@ Ends with status 1 if a node or GPU is blocked or could not be checked. `gpuflee
 inventories/prod.py` is the same without pyinfra around it, with `--json` and `--from`.
 """
 
-from gpufleet.fleet.run import check, refusals
+from gpufleet.fleet.run import refusals
+from roles.gpu_check import gpu_check
 
 with refusals():
-    check()
+    gpu_check()

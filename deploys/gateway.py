@@ -7,8 +7,8 @@ All other nodes are asked what runs on them, and left alone. The servers of one 
 stay as the gateway has them. No connection is lost: docs/traffic/gateway.md.
 """
 
+from gpufleet.fleet.exporter_access import access_to_exporters
 from gpufleet.fleet.run import fronting, refusals
-from roles.exporters import access_to_exporters
 from roles.gateway import gateway
 from roles.node_exporter import node_exporter
 from roles.node_facts import node_facts

@@ -11,7 +11,7 @@ from pyinfra import host
 
 from gpufleet.fleet.run import refusals
 from gpufleet.inventory import loader
-from roles.litellm import proxy
+from roles.litellm import litellm
 
 with refusals():
-    proxy(loader.current().nodes, host.name)
+    litellm(loader.current().nodes, host.name)

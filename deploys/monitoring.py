@@ -7,9 +7,9 @@ All other nodes are asked what runs on them, and left alone. One that does not a
 from being watched: docs/monitor/monitoring.md.
 """
 
+from gpufleet.fleet.exporter_access import access_to_exporters
 from gpufleet.fleet.run import refusals, watching
 from roles.alertmanager import alertmanager
-from roles.exporters import access_to_exporters
 from roles.grafana import grafana
 from roles.node_exporter import node_exporter
 from roles.node_facts import node_facts

@@ -7,43 +7,45 @@ The same command takes them up a version, up a branch and down again:
 docs/gpu-nodes/provisioning.md. Nodes without a `gpu_lock` are left alone.
 """
 
+from gpufleet.fleet.exporter_access import access_to_exporters
 from gpufleet.fleet.run import bare, refusals
 from gpufleet.gpu_software.driver_packages import dcgm_packages
+from gpufleet.monitoring.dcgm import has_profiling
+from gpufleet.operations.record_deploy import record_deploy
 from roles.container_toolkit import container_toolkit
 from roles.cuda import cuda
-from roles.dcgm import dcgm, profiles
-from roles.driver_in_force import checked, driver_in_force
-from roles.exporters import access_to_exporters
+from roles.dcgm import dcgm
+from roles.driver_activation import check_driver, driver_activation
 from roles.fabric_manager import fabric_manager
-from roles.node_facts import node_facts, recorded
+from roles.kernel_tuning import kernel_tuning
+from roles.node_facts import node_facts
 from roles.nvidia_driver import nvidia_driver
 from roles.nvidia_imex import nvidia_imex
 from roles.nvidia_repository import nvidia_repository
 from roles.persistenced import persistenced
 from roles.rdma import rdma
-from roles.tuning import tuning
 
 with refusals():
     node = bare()
     if node:
         nvidia_repository(node.repository)
-        tuning(node.settings.gpu, len(node.machine.gpus))
+        kernel_tuning(node.settings.gpu, len(node.machine.gpus))
         nvidia_driver(node)
-        driver_in_force(node)
+        driver_activation(node)
         persistenced(node)
         fabric_manager(node)
         nvidia_imex(node)
         cuda(node.settings.cuda, node.lock.toolkit.profile)
         if node.settings.dcgm:
             packages = dcgm_packages(node.system, node.lock, node.machine).wanted
-            profiling = profiles(node.settings.dcgm, node.machine)
+            profiling = has_profiling(node.settings.dcgm, node.machine)
             access = access_to_exporters(node.settings)
             dcgm(
                 node.settings.dcgm, node.repository, access, profiling=profiling, packages=packages
             )
         rdma(node.settings.gpu.rdma, node.system.id)
         container_toolkit(node.settings.gpu.container_toolkit)
-        checked(node)
+        check_driver(node)
         # Last: the lock that they name is one that the node was brought to.
         node_facts(node.settings)
-        recorded("node", name="record what was found")
+        record_deploy("node", name="record what was found")

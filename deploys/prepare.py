@@ -8,20 +8,21 @@ that run, in /var/lib/gpufleet/change/next/, until the upgrade switches to them.
 """
 
 from gpufleet.fleet.run import here, refusals
-from roles.cuda import cuda, profile
-from roles.driver_in_force import in_service
+from gpufleet.gpu_software.cuda_toolkit import toolkit_profile
+from roles.cuda import cuda
+from roles.driver_activation import require_in_service
 from roles.firewall import firewall
 from roles.nvidia_repository import nvidia_repository
-from roles.vllm import beforehand
+from roles.vllm import prepare_vllm
 
 with refusals():
     node = here()
     if node:
         if node.settings.gpu_lock:
-            in_service()
+            require_in_service()
         if node.settings.cuda:
             nvidia_repository(node.settings.cuda.repository)
-            cuda(node.settings.cuda, profile(node.settings))
+            cuda(node.settings.cuda, toolkit_profile(node.settings))
         # What is planned is reachable before it starts, and what runs until it is replaced.
         firewall(node, node.running)
-        beforehand(node)
+        prepare_vllm(node)

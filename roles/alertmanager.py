@@ -9,10 +9,10 @@ from gpufleet.monitoring import alertmanager as routes
 from gpufleet.monitoring import prometheus, targets
 from gpufleet.monitoring.targets import Watching
 from gpufleet.operations.converge import Converge
-from gpufleet.serving import unit as units
-from roles.archived import only_this, versions
-from roles.proven import Configured, in_force, proven
-from roles.watcher import ACCOUNT, STATE, credentials, directories, install, of_archive
+from gpufleet.operations.install_archive import installed_versions, remove_other_versions
+from gpufleet.operations.validated_config import ServerConfig, reload_config, validate_config
+from gpufleet.serving.unit import whole
+from roles._monitoring_common import ACCOUNT, STATE, credentials, directories, install, of_archive
 
 UNIT = "prometheus-alertmanager.service"
 HOME = "/etc/gpufleet/alertmanager"
@@ -32,7 +32,7 @@ def alertmanager(node: Watching) -> None:
     inline = () if program else routes.webhooks(server)
     urls = {path: secrets[path].decode().strip() for path in inline}
     text = routes.alertmanager_yml(server, urls, f"{HOME}/").encode()
-    unit = units.whole(
+    unit = whole(
         "prometheus-alertmanager.service.j2",
         UNIT,
         started_with={"archive": program.version if program else ""},
@@ -47,7 +47,7 @@ def alertmanager(node: Watching) -> None:
     )
     files = Converge(Wanted(*directories(HOME, DATA), configuration, *credentials(HOME, kept)))
     running = Converge(Wanted(unit.file, Unit(UNIT, fingerprint=unit.fingerprint)))
-    configured = Configured(
+    configured = ServerConfig(
         unit=UNIT,
         url=f"http://{prometheus.at(prometheus.local(server.listen), server.port)}",
         name="alertmanager",
@@ -61,9 +61,9 @@ def alertmanager(node: Watching) -> None:
         secrets=secrets,
     )
     install(Package("prometheus-alertmanager"), program, unit.file)
-    proven(files, configured, name="proof of the configuration")
+    validate_config(files, configured, name="proof of the configuration")
     files.files(name="configuration")
     running.units(name="service")
-    in_force(files, running, configured, name="configuration in force")
+    reload_config(files, running, configured, name="configuration in force")
     if program:
-        only_this(versions(program), program, name="other versions")
+        remove_other_versions(installed_versions(program), program, name="other versions")

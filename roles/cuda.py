@@ -2,42 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pyinfra.api import deploy
 
-from gpufleet.converge.desired import Package, Wanted
+from gpufleet.converge.desired import Wanted
+from gpufleet.gpu_software.cuda_toolkit import Profile, toolkit_packages
 from gpufleet.gpu_software.repository import source
 from gpufleet.operations.converge import Converge
-from gpufleet.settings.node_settings import Cuda, NodeSettings
-
-# What kernels are compiled with at run time: headers of CUDA and of the libraries that FlashInfer
-# and torch's extensions include. nvcc brings the compiler's other parts in its own version.
-JIT = ("cuda-cudart-dev", "cuda-cccl", "libcublas-dev", "libcurand-dev")
-
-Profile = Literal["none", "jit", "full"]
+from gpufleet.settings.node_settings import Cuda
 
 
 @deploy("CUDA")
 def cuda(wanted: Cuda, profile: Profile = "full") -> None:
     """Converge the toolkit, after its repository; with none, nothing is installed."""
-    toolkit = Converge(Wanted(source(wanted.repository), *packages(wanted, profile)))
+    toolkit = Converge(Wanted(source(wanted.repository), *toolkit_packages(wanted, profile)))
     toolkit.packages(name="toolkit")
-
-
-def profile(settings: NodeSettings) -> Profile:
-    """Return how much of a toolkit a node gets: as its lock says, or all that `cuda` names."""
-    return settings.gpu_lock.toolkit.profile if settings.gpu_lock else "full"
-
-
-def packages(wanted: Cuda, profile: Profile = "full") -> tuple[Package, ...]:
-    """Return the toolkit's packages: exact, and held, so that no other upgrade takes it along."""
-    branch = wanted.toolkit
-    if branch is None or profile == "none":
-        return ()
-    if profile == "full":
-        return (Package(f"cuda-toolkit-{branch}", wanted.version, hold=True),)
-    return (
-        Package(f"cuda-nvcc-{branch}", wanted.version, hold=True),
-        *(Package(f"{name}-{branch}", hold=True) for name in JIT),
-    )

@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import PurePosixPath
 
 from pyinfra.api import deploy
 
-from gpufleet.converge.desired import File, Package, Unit, UnitGone, Value, Wanted
-from gpufleet.errors import FleetError
-from gpufleet.gpu_software.repository import published, source
-from gpufleet.monitoring import exporters
-from gpufleet.monitoring.dcgm_counters import counters
+from gpufleet.converge.desired import Value, Wanted
+from gpufleet.gpu_software.repository import source
+from gpufleet.monitoring.dcgm import CREDENTIALS, declared_packages, services
 from gpufleet.monitoring.exporters import Access
-from gpufleet.node.machine import Machine, System, generation
 from gpufleet.operations.converge import Converge
-from gpufleet.operations.wait_ready import Metrics
-from gpufleet.serving import unit
 from gpufleet.settings.node_settings import Dcgm, Repository
-
-ENGINE = "nvidia-dcgm.service"
-ENGINE_PORT = 5555
-EXPORTER = "nvidia-dcgm-exporter.service"
-CREDENTIALS = "/etc/gpufleet/dcgm-exporter"
-# The packaged list lacks ECC, row remapping, NVLink and throttling: most public alert rules would
-# never fire with it.
-COUNTERS = PurePosixPath("/etc/dcgm-exporter/gpufleet-counters.csv")
-# Profiling needs no root on these; older ones need it, or a module parameter of the driver's, and
-# NVIDIA's proprietary package (docs.nvidia.com/datacenter/dcgm, "Profiling Metrics").
-_PROFILED = frozenset({"hopper", "blackwell"})
 
 
 @deploy("DCGM")
@@ -44,12 +27,12 @@ def dcgm(
     Converge the packages (one version for all of them, held), the exporter and its counters.
 
     `packages` are those that suit the node's machine; without any, the settings' own. `profiling`
-    is what `profiles` says.
+    is what `has_profiling` says.
     """
     node = Converge(
         Wanted(
             source(repository),
-            *(packages or settled(wanted)),
+            *(packages or declared_packages(wanted)),
             *services(wanted, access, profiling=profiling),
         )
     )
@@ -58,93 +41,3 @@ def dcgm(
     node.units(name="services")
     kept = access if wanted.exporter_version else Access()
     Converge(Wanted(*kept.only_these(CREDENTIALS))).files(name="no other credentials")
-
-
-def suits(system: System, node: str) -> None:
-    """
-    Raise `FleetError` where a node's settings want DCGM and NVIDIA publishes none for its system.
-
-    Of a system that is not in our table that is not known, and its operator's repository may have
-    it.
-    """
-    try:
-        has = published(system).dcgm
-    except FleetError:
-        return
-    if has is False:
-        raise FleetError(
-            f"{node}: `dcgm` is set, and NVIDIA publishes no DCGM for {system}: write "
-            "`dcgm: null` for these nodes (and no `gpu_lock.dcgm`); what NVML says of their GPUs "
-            "is then served by the node exporter (docs/monitor/exporters.md)"
-        )
-
-
-def profiles(wanted: Dcgm, machine: Machine) -> bool:
-    """Say whether the exporter may read profiling counters of every GPU of a machine."""
-    if wanted.profiling is not None:
-        return wanted.profiling
-    # By the PCI bus, as both deploys see it: one that asked the driver would write another file
-    # while that is broken.
-    return bool(machine.gpus) and all(generation(each) in _PROFILED for each in machine.gpus)
-
-
-def settled(wanted: Dcgm) -> tuple[Package, ...]:
-    """Return DCGM's packages as the settings alone have them."""
-    # Every package by version: strict dependencies between them are not resolved by apt when only
-    # one is named and a newer one exists.
-    versions = {
-        "datacenter-gpu-manager-4-core": wanted.version,
-        f"datacenter-gpu-manager-4-cuda{wanted.cuda_major}": wanted.version,
-    }
-    if wanted.exporter_version:
-        versions["datacenter-gpu-manager-exporter"] = wanted.exporter_version
-    return tuple(Package(name, version, hold=True) for name, version in versions.items())
-
-
-def services(wanted: Dcgm, access: Access, *, profiling: bool) -> tuple[Value, ...]:
-    """Return the host engine's unit, and the exporter's where one is wanted."""
-    engine = unit.drop_in("nvidia-dcgm.conf.j2", ENGINE, started_with={"version": wanted.version})
-    found: list[Value] = [engine.file, Unit(ENGINE, fingerprint=engine.fingerprint)]
-    if wanted.exporter_version is None:
-        return (*found, UnitGone(EXPORTER))
-    asked = counters(profiling=profiling)
-    exporter = unit.drop_in(
-        "nvidia-dcgm-exporter.conf.j2",
-        EXPORTER,
-        address=access.address(wanted.port),
-        counters=str(COUNTERS),
-        credentials=list(access.credentials),
-        directory=CREDENTIALS,
-        web_config=exporters.WEB_CONFIG,
-        started_with={
-            "version": wanted.exporter_version,
-            "counters": asked,
-            **access.started_with(),
-        },
-    )
-    return (
-        *found,
-        File(str(COUNTERS), asked),
-        *access.files(CREDENTIALS),
-        exporter.file,
-        Unit(EXPORTER, fingerprint=exporter.fingerprint),
-    )
-
-
-def metrics(wanted: Dcgm, access: Access) -> Metrics:
-    """Return what the exporter must serve: the families that our alerts rest on."""
-    return Metrics(
-        id="dcgm_exporter",
-        unit=EXPORTER,
-        url=access.url(wanted.port),
-        families=(
-            "DCGM_FI_DEV_GPU_TEMP",
-            "DCGM_FI_DEV_GPU_UTIL",
-            "DCGM_FI_DEV_FB_USED",
-            "DCGM_FI_DEV_POWER_USAGE",
-            # Not the last Xid: exporter 4.8.2 has no series of it before there was one.
-            "DCGM_EXP_XID_ERRORS_COUNT",
-        ),
-        access=access,
-        loopback_port=ENGINE_PORT,
-    )

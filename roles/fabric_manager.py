@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-
-from pyinfra import host, logger
-from pyinfra.api import QuoteString, StringCommand, deploy, operation
-from pyinfra.context import ctx_state
-from pyinfra.facts.server import KernelModules
+from pyinfra.api import deploy
 
 from gpufleet.converge.desired import File, Unit, UnitGone, Wanted
 from gpufleet.gpu_software.provisioning import Bare
 from gpufleet.operations.converge import Converge
-from gpufleet.serving import unit as units
+from gpufleet.operations.load_modules import load_modules
+from gpufleet.serving.unit import drop_in
 
 SERVICE = "nvidia-fabricmanager.service"
+
 # With NVLink 5 it talks to its switches over InfiniBand's management datagrams, and its start
 # script ends without them.
 MODULES = ("ib_umad", "mlx5_core")
+
 LOADED_AT_BOOT = "/etc/modules-load.d/gpufleet-fabric.conf"
+
 # It is up when every NVLink is trained; tens of seconds as a rule, REGISTRATION_SECONDS at most.
 START_SECONDS = 300
+
 MODPROBE_SECONDS = 60
 
 
@@ -35,7 +35,7 @@ def fabric_manager(node: Bare) -> None:
     service = Converge(wanted(node))
     service.files(name="files")
     if node.machine.nvlink5 and node.machine.nvswitch:
-        loaded(name="modules for the switches", _timeout=MODPROBE_SECONDS)
+        load_modules(MODULES, name="modules for the switches", _timeout=MODPROBE_SECONDS)
     service.units(name="service")
 
 
@@ -46,23 +46,9 @@ def wanted(node: Bare) -> Wanted:
         raise ValueError(f"{node.name} has no gpu_lock")
     if not node.machine.nvswitch:
         return Wanted(UnitGone(SERVICE))
-    file = units.drop_in(
-        "nvidia-driver-service.conf.j2", SERVICE, started_with={"driver": lock.driver}
-    )
+    file = drop_in("nvidia-driver-service.conf.j2", SERVICE, started_with={"driver": lock.driver})
     unit = Unit(SERVICE, fingerprint=file.fingerprint, start_seconds=START_SECONDS)
     if not node.machine.nvlink5:
         return Wanted(file.file, unit)
     text = "# Written by gpufleet.\n" + "".join(f"{name}\n" for name in MODULES)
     return Wanted(file.file, unit, File(LOADED_AT_BOOT, text.encode()))
-
-
-@operation()
-def loaded() -> Generator[StringCommand]:
-    """Load the modules that the switches are reached by, unless they are; boots do that, too."""
-    found = host.get_fact(KernelModules)
-    if missing := [name for name in MODULES if name not in found]:
-        would = "" if ctx_state.get().is_executing else "would "
-        logger.info("%s%sload %s", host.print_prefix, would, " ".join(missing))
-        yield StringCommand("modprobe", "--all", *(QuoteString(name) for name in missing))
-        return
-    host.noop("the modules are loaded")

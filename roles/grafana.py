@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-
-from pyinfra import host
-from pyinfra.api import FunctionCommand, StringCommand, deploy, operation
+from pyinfra.api import deploy
 
 from gpufleet.converge.desired import File, NoOtherFiles, Package, Unit, Wanted
 from gpufleet.monitoring import render
 from gpufleet.monitoring.targets import Watching
-from gpufleet.operations.converge import Converge, refuse
-from gpufleet.serving import unit
+from gpufleet.operations.converge import Converge, require_path
+from gpufleet.serving.unit import drop_in
 
 
 @deploy("Grafana")
@@ -21,7 +18,7 @@ def grafana(node: Watching) -> None:
     if wanted is None:
         return
     provisioning = render.grafana(node.monitoring)
-    drop_in = unit.drop_in("grafana.conf.j2", wanted.unit, started_with=provisioning)
+    file = drop_in("grafana.conf.j2", wanted.unit, started_with=provisioning)
     files = Converge(
         Wanted(
             *(File(f"{wanted.provisioning}/{path}", text) for path, text in provisioning.items()),
@@ -30,29 +27,20 @@ def grafana(node: Watching) -> None:
                 for name, text in render.dashboards().items()
             ),
             NoOtherFiles(f"{render.DASHBOARDS}/*.json"),
-            drop_in.file,
+            file.file,
         )
     )
     if wanted.package:
         Converge(Wanted(Package(wanted.package))).packages(name="package")
     else:
-        there(Converge(Wanted(), watch=(wanted.provisioning,)), wanted.provisioning, name="Grafana")
+        otherwise = (
+            f"{wanted.provisioning} does not exist, so there is no Grafana to give dashboards to: "
+            "install it, or name its package and its directory in `monitoring.grafana`"
+        )
+        folder = Converge(Wanted(), watch=(wanted.provisioning,))
+        require_path(folder, wanted.provisioning, otherwise, name="Grafana")
     files.files(name="provisioning and dashboards")
     running = Converge(
-        Wanted(drop_in.file, Unit(wanted.unit, fingerprint=drop_in.fingerprint, start_seconds=120))
+        Wanted(file.file, Unit(wanted.unit, fingerprint=file.fingerprint, start_seconds=120))
     )
     running.units(name="service")
-
-
-@operation()
-def there(node: Converge, provisioning: str) -> Generator[StringCommand | FunctionCommand]:
-    """Fail a node without Grafana before anything is written; `node` watches its directory."""
-    if node.snapshot().file(provisioning).exists:
-        host.noop("Grafana is there")
-        return
-    yield from refuse(
-        (
-            f"{provisioning} does not exist, so there is no Grafana to give dashboards to: install "
-            "it, or name its package and its directory in `monitoring.grafana`",
-        )
-    )

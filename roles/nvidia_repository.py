@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-
-from pyinfra import host, logger
-from pyinfra.api import StringCommand, deploy, operation
-from pyinfra.context import ctx_state
+from pyinfra.api import deploy
 
 from gpufleet.converge.desired import Absent, Directory, NoOtherFiles, Package, Wanted
-from gpufleet.gpu_software.repository import KEYS, fingerprint, kept_path, key_path
+from gpufleet.gpu_software.repository import KEYS, kept_path, key_path
 from gpufleet.operations.converge import Converge
-from gpufleet.remote import payload
-from gpufleet.remote.facts import PYTHON
+from gpufleet.operations.trust_repository_key import KEY_SECONDS, trust_repository_key
 from gpufleet.settings.node_settings import Repository
 
 # Where the node's own apt and dnf look. What earlier releases of gpufleet had put there, and the
@@ -23,10 +18,8 @@ FORMER = (
     "/etc/apt/preferences.d/cuda-repository-pin-600",
     "/var/lib/gpufleet/cuda-keyring.deb",
 )
-PACKAGED = ("/etc/apt/sources.list.d/cuda-*.list", "/etc/yum.repos.d/cuda-*.repo")
 
-# on_node/converge/repository_key.py ends itself after 120 s.
-KEY_SECONDS = 180
+PACKAGED = ("/etc/apt/sources.list.d/cuda-*.list", "/etc/yum.repos.d/cuda-*.repo")
 
 
 @deploy("NVIDIA's repository")
@@ -50,36 +43,4 @@ def nvidia_repository(repository: Repository) -> None:
         watch=(key_path(repository), kept_path(repository)),
     )
     folders.files(name="folder of keys")
-    trusted(folders, repository, name="key", _timeout=KEY_SECONDS)
-
-
-@operation()
-def trusted(node: Converge, repository: Repository) -> Generator[StringCommand]:
-    """
-    Fetch the key, unless the one that is there came from the file that settings name by its hash.
-
-    That file is kept, and put there after the key: with both, nothing is fetched.
-    """
-    seen = node.snapshot()
-    if (
-        seen.file(kept_path(repository)).sha256 == repository.keyring_sha256
-        and seen.file(key_path(repository)).sha256
-    ):
-        host.noop("the repository's key is trusted")
-        return
-    url = f"{repository.url}/{repository.keyring}"
-    executing = ctx_state.get().is_executing
-    logger.info("%s%strust the key of %s", host.print_prefix, "" if executing else "would ", url)
-    if executing:
-        node.forget()
-    program = payload.program(
-        "converge/repository_key",
-        url=url,
-        sha256=repository.keyring_sha256,
-        fingerprint=fingerprint(repository.keyring),
-        key=key_path(repository),
-        kept=kept_path(repository),
-        setting="cuda.repository.keyring_sha256",
-        sysroot="",
-    )
-    yield StringCommand(PYTHON, _stdin=program)
+    trust_repository_key(folders, repository, name="key", _timeout=KEY_SECONDS)

@@ -7,7 +7,7 @@ from pyinfra.api import deploy
 from gpufleet.converge.desired import Unit, UnitGone, Wanted
 from gpufleet.gpu_software.provisioning import Bare
 from gpufleet.operations.converge import Converge
-from gpufleet.serving import unit
+from gpufleet.serving.unit import drop_in
 
 SERVICE = "nvidia-persistenced.service"
 # Ubuntu's packaged unit starts it with --no-persistence-mode, as this user, which its package
@@ -31,7 +31,7 @@ def wanted(node: Bare) -> Wanted:
     if not lock.persistence:
         return Wanted(UnitGone(SERVICE))
     user = UNDONE.get(node.system.id)
-    file = unit.drop_in(
+    file = drop_in(
         "nvidia-persistenced.conf.j2",
         SERVICE,
         started_with={"driver": lock.driver},

@@ -15,12 +15,12 @@ from gpufleet.monitoring import targets as watching
 from gpufleet.monitoring.prometheus import Scrape, Target
 from gpufleet.monitoring.targets import Watching
 from gpufleet.operations.converge import Converge
+from gpufleet.operations.install_archive import installed_versions, remove_other_versions
+from gpufleet.operations.validated_config import ServerConfig, reload_config, validate_config
 from gpufleet.remote import payload
 from gpufleet.remote.query import ask
-from gpufleet.serving import unit as units
-from roles.archived import only_this, versions
-from roles.proven import Configured, in_force, proven
-from roles.watcher import STATE, credentials, directories, install, of_archive
+from gpufleet.serving.unit import whole
+from roles._monitoring_common import STATE, credentials, directories, install, of_archive
 
 UNIT = "prometheus.service"
 HOME = "/etc/gpufleet/prometheus"
@@ -41,7 +41,7 @@ def prometheus(node: Watching) -> None:
     secrets = watching.secrets(named, "exporters")
     configuration = render.prometheus(node.monitoring, node.nodes, wanted)
     program = of_archive("prometheus", server.archive, ("prometheus", "promtool"))
-    unit = units.whole(
+    unit = whole(
         "prometheus.service.j2",
         UNIT,
         started_with={"archive": program.version if program else ""},
@@ -64,7 +64,7 @@ def prometheus(node: Watching) -> None:
     targets = Converge(_files(wanted))
     running = Converge(Wanted(unit.file, Unit(UNIT, fingerprint=unit.fingerprint)))
     promtool = program.program("promtool") if program else "/usr/bin/promtool"
-    configured = Configured(
+    configured = ServerConfig(
         unit=UNIT,
         url=f"http://{scrape.at(scrape.local(server.listen), server.port)}",
         name="prometheus",
@@ -75,17 +75,17 @@ def prometheus(node: Watching) -> None:
         secrets=secrets,
     )
     install(Package("prometheus"), program, unit.file)
-    proven(files, configured, name="proof of the configuration")
+    validate_config(files, configured, name="proof of the configuration")
     files.files(name="configuration")
     targets.files(name="targets")
     running.units(name="service")
-    in_force(files, running, configured, name="configuration in force")
+    reload_config(files, running, configured, name="configuration in force")
     if program:
-        only_this(versions(program), program, name="other versions")
+        remove_other_versions(installed_versions(program), program, name="other versions")
 
 
 @deploy("Prometheus")
-def targets_of(node: Watching) -> None:
+def prometheus_targets(node: Watching) -> None:
     """Converge the targets alone, where there is a Prometheus of ours; it reads them by itself."""
     if node.monitoring.prometheus is None:
         return

@@ -2,101 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import Any
-
-from pyinfra import host, logger
-from pyinfra.api import FunctionCommand, Host, State, operation
-
+from gpufleet.artifacts.operator_files import release_of
+from gpufleet.fleet.exporter_access import access_to_exporters
 from gpufleet.fleet.run import Here
-from gpufleet.operations import wait_ready
-from gpufleet.operations.wait_ready import Endpoint, Metrics
-from gpufleet.serving.readiness import State as Stand
-from roles import dcgm, firewall, node_exporter, node_facts
-from roles.exporters import access_to_exporters
-from roles.vllm import planned
+from gpufleet.monitoring import dcgm, node_exporter
+from gpufleet.operations.apply_firewall import LOOK_SECONDS
+from gpufleet.operations.verify_node import verify_endpoints, verify_firewall
+from gpufleet.serving import vllm_node
+from gpufleet.serving.readiness import Endpoint
+from roles.firewall import rules
 
 
 def verify(here: Here) -> None:
     """Verify this node's firewall, stages and exporters; the node fails with every problem."""
     if here.settings.firewall:
-        enforced(here, name="verify the firewall", _timeout=firewall.LOOK_SECONDS)
+        verify_firewall(rules(here), name="verify the firewall", _timeout=LOOK_SECONDS)
     access = access_to_exporters(here.settings)
-    exporter = here.settings.node_exporter
-    metrics = [node_facts.served(node_exporter.metrics(exporter, access), exporter)]
+    metrics = [node_exporter.metrics(here.settings.node_exporter, access, facts=True)]
     if here.settings.dcgm and here.settings.dcgm.exporter_version:
         metrics.append(dcgm.metrics(here.settings.dcgm, access))
-    verified(planned(here), metrics, name="verify endpoints and exporters", _timeout=300)
+    verify_endpoints(endpoints(here), metrics, name="verify endpoints and exporters", _timeout=300)
 
 
-@operation()
-def verified(
-    endpoints: Sequence[Endpoint], metrics: Sequence[Metrics]
-) -> Generator[FunctionCommand]:
-    """No change when everything answers as it should; otherwise the node fails, with reasons."""
-    seen = wait_ready.look(endpoints, metrics)
-    found = problems(endpoints, metrics, seen)
-    if not found:
-        host.noop(f"{len(endpoints)} endpoints and {len(metrics)} exporters answer")
-        return
-    yield FunctionCommand(_report, (tuple(found),), {})
-
-
-@operation()
-def enforced(here: Here) -> Generator[FunctionCommand]:
-    """No change when the rules that are wanted are loaded, now and after a reboot."""
-    found = firewall.problems(here)
-    if not found:
-        host.noop("the firewall's rules are loaded")
-        return
-    yield FunctionCommand(_report, (tuple(found),), {})
-
-
-def problems(
-    endpoints: Sequence[Endpoint], metrics: Sequence[Metrics], seen: Mapping[str, Any]
-) -> list[str]:
-    """Return what is wrong, in words; what could not be asked is wrong too."""
-    found = [
-        verdict.text if verdict.state is not Stand.WAITING else f"{name}: not ready: {verdict.text}"
-        for name, verdict in wait_ready.verdicts(endpoints, seen, wait_ready.restarts(seen)).items()
-        if verdict.state is not Stand.READY
-    ]
-    for exporter in metrics:
-        answer = seen.get("metrics", {}).get(exporter.id)
-        if answer is None:
-            found.append(f"{exporter.id}: could not be asked")
-        elif answer["unit"].get("ActiveState") != "active":
-            found.append(f"{exporter.unit} is {answer['unit'].get('ActiveState') or 'unknown'}")
-        else:
-            found += _of_exporter(exporter, answer)
-    return found
-
-
-def _of_exporter(exporter: Metrics, answer: Mapping[str, Any]) -> Iterator[str]:
-    if answer.get("status") is None:
-        yield f"{exporter.unit}: {exporter.url} gives {answer.get('error')}"
-    elif answer["status"] != 200:
-        said = " ".join(str(answer.get("error") or "").split())
-        yield f"{exporter.unit}: {exporter.url} answers {answer['status']} {said}".rstrip()
-    elif missing := answer.get("missing"):
-        yield f"{exporter.unit}: lacks the metrics {', '.join(missing)}"
-    if exporter.access.password and answer.get("without_password") not in {None, 401}:
-        yield (
-            f"{exporter.unit}: {exporter.url} answers {answer['without_password']} without the "
-            "password"
-        )
-    if exporter.loopback_port and answer.get("exposed") != []:
-        at = answer.get("exposed")
-        yield (
-            f"port {exporter.loopback_port}, DCGM's host engine: which addresses it listens on "
-            "could not be read"
-            if at is None
-            else f"port {exporter.loopback_port}, DCGM's host engine: listens beyond loopback, and "
-            "whoever reaches it may set GPUs: look at `systemctl cat nvidia-dcgm`"
-        )
-
-
-def _report(state: State, host: Host, found: tuple[str, ...]) -> bool:  # noqa: ARG001
-    for problem in found:
-        logger.error("%s%s", host.print_prefix, problem)
-    return False
+def endpoints(here: Here) -> tuple[Endpoint, ...]:
+    """Return this node's endpoints as the plan has them; nothing is changed for that."""
+    if here.settings.vllm is None:
+        return ()
+    build = release_of(here.settings.vllm)
+    secrets = vllm_node.credentials(here.stages, here.settings)
+    rendered = vllm_node.unit_files(here.stages, here.settings, build, secrets)
+    return vllm_node.endpoints(rendered, here.settings)

@@ -11,11 +11,11 @@ from gpufleet.operations.converge import Converge
 from gpufleet.remote import payload
 from gpufleet.serving import watchdog_unit
 from gpufleet.serving.credentials import API_KEY_FILE
-from roles import vllm as stages
+from gpufleet.serving.vllm_node import local_address
 
 
 @deploy("watchdog")
-def watched(here: Here) -> None:
+def watchdog(here: Here) -> None:
     """
     Converge the watchdog of this node's stages: one program for all, none where none is watched.
 
@@ -55,7 +55,7 @@ def configuration(here: Here) -> str | None:
     return watchdog_unit.configuration(
         here.stages,
         settings.serving,
-        address=stages.local(settings.vllm.listen),
+        address=local_address(settings.vllm.listen),
         key_file=API_KEY_FILE if settings.vllm.api_key_file else None,
         release=release_of(settings.vllm).id,
         version=settings.vllm.version,

@@ -14,7 +14,7 @@ from gpufleet.converge.desired import Value
 from gpufleet.fleet.run import here, refusals
 from gpufleet.operations import converge
 from lab.state import write
-from roles import vllm as role
+from roles.verify import endpoints
 
 
 def listen() -> dict[str, list[Value]]:
@@ -41,7 +41,7 @@ with refusals():
     if node and node.settings.vllm:
         endpoints = [
             {"url": each.url, "name": each.served_name, "key_file": each.key_file}
-            for each in role.planned(node)
+            for each in endpoints(node)
         ]
         found = declared(
             notes[host.name],

@@ -37,8 +37,8 @@ from gpufleet.converge.desired import (
     Wanted,
 )
 from gpufleet.errors import FleetError
+from gpufleet.fleet.facts_timer import FACTS
 from gpufleet.network.firewall import RULES
-from roles.node_facts import FACTS
 
 __all__ = ["FOLDER", "GPUS_ANSWER", "UNIT_DIRECTORY", "declared", "read", "written"]
 

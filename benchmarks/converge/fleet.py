@@ -23,11 +23,11 @@ from pathlib import Path
 import yaml
 
 from gpufleet.artifacts.release import Release, release
+from gpufleet.fleet.facts_timer import TIMER
+from gpufleet.serving.vllm_node import PACKAGES
 from gpufleet.settings.node_settings import Vllm
 from lab.nodes import Lab
 from lab.state import write
-from roles.node_facts import TIMER
-from roles.vllm import PACKAGES
 
 ROOT = Path(__file__).parents[2]
 LAB_ID = os.environ.get("GPUFLEET_BENCH_LAB", "gfb")

@@ -4,11 +4,11 @@ from gpufleet.artifacts.operator_files import release_of
 from gpufleet.fleet.run import here, refusals
 from gpufleet.operations.accept_flags import Proof
 from gpufleet.operations.converge import Converge
-from roles import vllm as role
+from gpufleet.serving import vllm_node
 
 with refusals():
     node = here()
     if node and node.settings.vllm:
         build = release_of(node.settings.vllm)
-        proof = Proof(build, role.begun(node, node.settings.vllm, build), node.origins)
+        proof = Proof(build, vllm_node.launches(node.stages, node.settings, build), node.origins)
         Converge(proof.wanted).files(name="proof")

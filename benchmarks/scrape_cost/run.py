@@ -4,10 +4,10 @@
 
 Boots a lab node with eight simulated GPUs and asks two node exporters in turn, ROUNDS times
 (default 7) twenty scrapes each: Debian's with the collectors that it has by itself, and the same
-program with our flags (`roles/node_exporter.py`) and our own facts in its textfile directory. Then
-the program that writes those facts runs ROUNDS times, with DCGM on the node and without: then it
-asks NVML. All in one run, in turn, so that a busy machine is busy for all of them. Processor time
-is what the kernel accounts to the processes.
+program with our flags (monitoring/node_exporter.py) and our own facts in its textfile directory.
+Then the program that writes those facts runs ROUNDS times, with DCGM on the node and without: then
+it asks NVML. All in one run, in turn, so that a busy machine is busy for all of them. Processor
+time is what the kernel accounts to the processes.
 
 Sizes beside that: what eight GPUs are through our counters file, as the lab's stand-in of DCGM's
 exporter serves them (what the real one costs was not measured: it cannot run without a GPU), and
@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import Any
 
 from gpufleet.monitoring.exporters import Access
+from gpufleet.monitoring.node_exporter import TEXTFILES, arguments
 from gpufleet.remote import payload
 from gpufleet.settings.monitoring_settings import NodeExporter
 from lab import nvml
 from lab.nodes import Lab
-from roles.node_exporter import TEXTFILES, arguments
 from tests.unit.monitoring import dcgm
 from tests.unit.monitoring.programs import program
 

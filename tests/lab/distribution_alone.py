@@ -5,9 +5,11 @@ from gpufleet.artifacts.operator_files import release_of
 from gpufleet.converge.desired import Package, Wanted
 from gpufleet.fleet.run import here, refusals
 from gpufleet.operations import distribute
+from gpufleet.operations.build_release import have_release
 from gpufleet.operations.converge import Converge
 from gpufleet.operations.distribute import Goods
-from roles import vllm as role
+from gpufleet.operations.stage_model import have_model
+from gpufleet.serving import vllm_node
 
 MODEL = Checkpoint("lab/odd", "0" * 40, "/var/lib/vllm/models/lab--odd")
 
@@ -15,16 +17,16 @@ with refusals():
     node = here()
     wanted = node.settings.vllm
     build = release_of(wanted)
-    values = role.foundation(wanted, build, {}, apart=True)
+    values = vllm_node.required(wanted, build, {}, apart=True)
     ground = Converge(
         Wanted(*(each for each in values if not isinstance(each, Package))),
         watch=(build.mark, MODEL.mark),
     )
     ground.accounts(name="service account")
     ground.files(name="directories and locks")
-    role.release_there(ground, build)
+    have_release(ground, build)
     # Planned for no node, for its config is on no hub: every node is to have it.
     nobody = distribute.of_model(MODEL, ())
     everyone = tuple(sorted(nobody.owners))
     goods = Goods(**{**vars(nobody), "wanting": everyone})
-    role.model_there(ground, MODEL, wanted, goods)
+    have_model(ground, MODEL, wanted, goods)

@@ -10,8 +10,8 @@ from gpufleet.converge.desired import Package, Wanted
 from gpufleet.fleet.run import Here, here, together
 from gpufleet.operations.converge import Converge
 from gpufleet.planning.planner import Stage
+from gpufleet.serving import vllm_node
 from gpufleet.serving.unit import UnitFile
-from roles import vllm as role
 
 
 def stages_alone() -> tuple[Here, dict[Stage, UnitFile], Converge]:
@@ -21,10 +21,10 @@ def stages_alone() -> tuple[Here, dict[Stage, UnitFile], Converge]:
     wanted = node.settings.vllm
     assert wanted
     build = release_of(wanted)
-    secrets = role.credentials(wanted, node)
-    ground = role.foundation(wanted, build, secrets)
+    secrets = vllm_node.credentials(node.stages, node.settings)
+    ground = vllm_node.required(wanted, build, secrets)
     ground = Converge(Wanted(*(each for each in ground if not isinstance(each, Package))))
     ground.accounts(name="service account")
     ground.files(name="directories, locks and credentials")
-    rendered = role.unit_files(node, wanted, build, secrets)
-    return node, rendered, Converge(role.services(node, rendered))
+    rendered = vllm_node.unit_files(node.stages, node.settings, build, secrets)
+    return node, rendered, Converge(vllm_node.services(rendered, node.settings))

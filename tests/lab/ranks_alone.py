@@ -2,7 +2,7 @@
 
 from gpufleet.fleet.run import refusals
 from gpufleet.operations.wait_ready import answering
-from roles import vllm as role
+from gpufleet.serving import vllm_node
 from tests.lab.ground import stages_alone
 
 with refusals():
@@ -10,5 +10,7 @@ with refusals():
     stages.files(name="units")
     stages.units(name="stages")
     answering(
-        role.endpoints(node, rendered), name="wait until every endpoint answers", _timeout=120
+        vllm_node.endpoints(rendered, node.settings),
+        name="wait until every endpoint answers",
+        _timeout=120,
     )

@@ -38,21 +38,21 @@ OLD, NEW, OTHER_BRANCH = "580.95.05", "580.178.04", "595.91.07"
 
 DEPLOY = """\
 from gpufleet.fleet.run import bare, refusals
-from roles.driver_in_force import checked, driver_in_force
+from roles.driver_activation import check_driver, driver_activation
 from roles.fabric_manager import fabric_manager
 from roles.persistenced import persistenced
 
 with refusals():
     node = bare()
-    driver_in_force(node)
+    driver_activation(node)
     fabric_manager(node)
     persistenced(node)
-    checked(node)
+    check_driver(node)
 """
 SERVE = """\
-from roles.driver_in_force import in_service
+from roles.driver_activation import require_in_service
 
-in_service()
+require_in_service()
 """
 # Holds a GPU as vLLM does, in a unit that is ours by what it records.
 UNIT = """\

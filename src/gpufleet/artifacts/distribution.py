@@ -148,15 +148,15 @@ def expected(ways: Mapping[str, tuple[tuple[str, ...], ...]]) -> dict[str, tuple
 
 def told(what: str, verb: str, share: Share, node: str) -> str:
     """
-    Return what a node would do for its share, for a dry run.
+    Return what a node does for its share.
 
     >>> told("release 1", "build", Share("gpu-01", False, ("gpu-02",)), "gpu-01")
-    'would build release 1, once for gpu-01, gpu-02'
+    'build release 1, once for gpu-01, gpu-02'
     """
     if node != share.source:
-        return f"would copy {what} from {share.source}" + ("" if share.there else " after that")
+        return f"copy {what} from {share.source}" + ("" if share.there else " after that")
     together = ", ".join((share.source, *share.others))
-    return f"would {verb} {what}" + (f", once for {together}" if share.others else "")
+    return f"{verb} {what}" + (f", once for {together}" if share.others else "")
 
 
 def amount(count: float) -> str:

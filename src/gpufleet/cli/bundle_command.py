@@ -129,7 +129,7 @@ def _nodes(inventory_file: str, files: tuple[str, ...], limit: tuple[str, ...]) 
 
 
 def _packages() -> Callable[..., tuple[Package, ...]]:
-    """Return roles/bundled.py's `packages`, which knows what the roles install."""
+    """Return roles/package_list.py's `packages`, which knows what the roles install."""
     if not (CHECKOUT / "roles").is_dir():
         raise FleetError(
             "`gpufleet bundle` runs from a checkout of the project, whose directory roles/ is not "
@@ -137,5 +137,5 @@ def _packages() -> Callable[..., tuple[Package, ...]]:
         )
     if str(CHECKOUT) not in sys.path:
         sys.path.insert(0, str(CHECKOUT))
-    packages: Callable[..., tuple[Package, ...]] = import_module("roles.bundled").packages
+    packages: Callable[..., tuple[Package, ...]] = import_module("roles.package_list").packages
     return packages

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import difflib
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,6 +20,9 @@ MOST_BYTES = 256 << 10
 """Of a file that is shown: a rendered unit has 5 KB, an archive of a program half a megabyte."""
 MOST_LINES = 400
 """Of one file's difference: what is longer is told by its beginning."""
+
+NO_NEWLINE = "\\ No newline at end of file"
+"""As diff(1) says it; a carriage return before a newline is shown by `printable`."""
 
 EVERYBODY = 0o004
 
@@ -49,12 +53,13 @@ def lines(file: File, found: Mapping[str, Any] | str | None) -> Iterator[str]:
     if old == new:
         return
     names = (file.path if found else "/dev/null", file.path)
-    shown = difflib.unified_diff(old, new, *names, n=2, lineterm="")
-    for number, line in enumerate(shown):
+    for number, line in enumerate(difflib.unified_diff(old, new, *names, n=2, lineterm="")):
         if number == MOST_LINES:
             yield "..."
             return
-        yield printable(line)
+        yield printable(line.removesuffix("\n"))
+        if number > 1 and not line.startswith("@@") and not line.endswith("\n"):
+            yield NO_NEWLINE
 
 
 def _before(found: Mapping[str, Any] | str | None) -> bytes | str:
@@ -75,10 +80,10 @@ def _before(found: Mapping[str, Any] | str | None) -> bytes | str:
 
 
 def _text(content: bytes) -> list[str] | None:
-    """Return a text's lines; None for what is no text."""
+    """Return a text's lines with their ends; None for what is no text."""
     if b"\0" in content:
         return None
     try:
-        return content.decode().splitlines()
+        return re.findall(r"[^\n]*\n|[^\n]+", content.decode())
     except UnicodeDecodeError:
         return None

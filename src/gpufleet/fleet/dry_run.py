@@ -1,7 +1,7 @@
 """What the deploys would change, without a pyinfra command around them: for the hunt for drift.
 
 Border. The deploy files are executed for every node as pyinfra does while it prepares, and nothing
-is executed after that. So it is the same operations that compare, and what they log ("would write
+is executed after that. So it is the same operations that compare, and what they record ("write
 /etc/x: it is missing") is what is collected, with the operation that said it. An operation that
 fails its node says that it could not tell: that is unknown, and the node's other operations are
 asked all the same.
@@ -38,9 +38,6 @@ from gpufleet.sanitize import printable
 # A deploy asks a node some tens of questions, each with a deadline of its own; a node on which
 # several of them run into theirs is given up.
 SECONDS = 300
-
-WOULD = "would "
-"""What an operation that would change something begins its line with, while pyinfra prepares."""
 
 
 @dataclass(frozen=True)
@@ -100,31 +97,39 @@ def dry_run(
 
 @dataclass
 class _Look:
-    """What is known of one node so far; `said` are the lines of the operation that is asked now."""
+    """
+    What is known of one node so far.
+
+    `changes` and `errors` are those of the operation that is asked now.
+    """
 
     file: str = ""
-    said: list[tuple[int, str]] = field(default_factory=list)
+    changes: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
     moved: list[Moved] = field(default_factory=list)
     unread: list[Unread] = field(default_factory=list)
 
     def ended(self, operation: str, *, changes: bool) -> None:
-        """Take what an operation has said; one that would change something and says not what is
-        named."""
+        """Take what an operation has recorded; one that changes something that it did not record
+        is named."""
         source = f"{self.file}: {operation}"
-        would = [text.removeprefix(WOULD) for _, text in self.said if text.startswith(WOULD)]
-        errors = [text for level, text in self.said if level >= logging.ERROR]
-        self.said.clear()
+        recorded, errors = self._taken()
         self.unread += [Unread(source, each) for each in errors]
         if changes:
             remedy = f"pyinfra INVENTORY {self.file}"
-            found = would or [operation.rpartition(" | ")[2]]
+            found = recorded or [operation.rpartition(" | ")[2]]
             self.moved += [Moved(source, each, matters(each), remedy) for each in found]
 
     def broke_off(self, problems: Sequence[str]) -> None:
         """Take why a deploy file did not come to its end."""
-        errors = [text for level, text in self.said if level >= logging.ERROR]
-        self.said.clear()
+        _, errors = self._taken()
         self.unread += [Unread(self.file, each) for each in (*errors, *problems)]
+
+    def _taken(self) -> tuple[list[str], list[str]]:
+        """Return changes and errors of the operation that has ended, and begin the next one."""
+        found = self.changes, self.errors
+        self.changes, self.errors = [], []
+        return found
 
     def drift(self) -> NodeDrift:
         """Return all of it; what several roles want alike, as the first of them says it."""
@@ -162,12 +167,19 @@ class _Looking(State):
         )
 
 
+def record(change: str) -> None:
+    """Record what the operation at hand would change on its node, where a `dry_run` asks for it."""
+    state = ctx_state.get()
+    if isinstance(state, _Looking):
+        state.looks[ctx_host.get()].changes.append(printable(change).strip())
+
+
 @contextmanager
 def _overheard(state: _Looking) -> Iterator[None]:
-    """Keep what operations log, instead of printing it."""
+    """Keep the errors that operations log, instead of printing what they log."""
     before = logger.handlers[:], logger.level, logger.propagate
     logger.handlers[:] = [_Ear(state)]
-    logger.setLevel(logging.INFO)
+    logger.setLevel(logging.ERROR)
     logger.propagate = False
     try:
         yield
@@ -176,20 +188,20 @@ def _overheard(state: _Looking) -> Iterator[None]:
 
 
 class _Ear(logging.Handler):
-    """Keeps lines about the node in whose greenlet they are logged."""
+    """Keeps errors of the node in whose greenlet they are logged."""
 
     def __init__(self, state: _Looking) -> None:
         super().__init__()
         self._state = state
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a line without what pyinfra puts before it."""
-        if not ctx_host.isset():
+        """Keep an error without what pyinfra puts before it."""
+        if record.levelno < logging.ERROR or not ctx_host.isset():
             return
         host = ctx_host.get()
         text = unstyle(record.getMessage()).strip()
         text = text.removeprefix(f"[{host.name}]").strip()
-        self._state.looks[host].said.append((record.levelno, printable(text)))
+        self._state.looks[host].errors.append(printable(text))
 
 
 def _compiled(file: str) -> CodeType:

@@ -22,6 +22,7 @@ from pyinfra.api.exceptions import PyinfraError
 from pyinfra.context import ctx_state
 
 from gpufleet.artifacts.operator_files import release_of
+from gpufleet.checks.finding import Report
 from gpufleet.errors import FleetError
 from gpufleet.fleet import assessment
 from gpufleet.fleet.assessment import Assessment
@@ -148,13 +149,9 @@ def built() -> tuple[System, Machine] | None:
         return None
 
 
-def check() -> None:
-    """
-    Print what the checks find on the nodes that this run is about, once for all of them.
-
-    Raises `Refusal` if one is blocked or could not be checked, so that the run ends with status 1.
-    """
-    _single_flight(ctx_state.get(), _checked)
+def check() -> Report:
+    """Return what the checks find on the nodes that this run is about; they are probed once."""
+    return _single_flight(ctx_state.get(), _checked)
 
 
 def watching(*, planned: bool = False) -> Watching | None:
@@ -310,14 +307,9 @@ def _bared(state: State) -> Mapping[str, Bare]:
     return found.nodes
 
 
-def _checked(state: State) -> None:
+def _checked(state: State) -> Report:
     wanted = [each for each in _with_gpus(state.inventory) if state.is_host_in_limit(each)]
-    report = assessment.judged(survey(state, wanted), loader.current().gpu_nodes)
-    from gpufleet.cli import tables  # with rich 20 ms, and this deploy alone prints a table
-
-    tables.display(tables.report(report))
-    if report.verdict().stops:
-        raise FleetError("not every node is fit: see the findings above, and docs/checks/ for each")
+    return assessment.judged(survey(state, wanted), loader.current().gpu_nodes)
 
 
 def _planned(state: State) -> Assessment:

@@ -36,7 +36,7 @@ RUN+="/usr/bin/nvidia-ctk system create-dev-char-symlinks --create-all"
 """
 
 
-def wanted(setting: ContainerToolkit, key: bytes) -> Wanted:
+def toolkit_wanted(setting: ContainerToolkit, key: bytes) -> Wanted:
     """Return the packages, held, from the repository whose public key `key` is."""
     armoured = key.lstrip().startswith(b"-----BEGIN PGP PUBLIC KEY BLOCK-----")
     # apt tells the two forms of a key by the file's name (sources.list(5), Signed-By).

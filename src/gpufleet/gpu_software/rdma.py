@@ -26,7 +26,7 @@ DMA_BUF_SINCE = (5, 12)
 PACKAGES = ("rdma-core", "infiniband-diags")
 
 
-def wanted(rdma: Rdma | None, distribution: str) -> Wanted:
+def rdma_wanted(rdma: Rdma | None, distribution: str) -> Wanted:
     """
     Return packages and files of a node; without `rdma`, the files of an earlier run are gone.
 

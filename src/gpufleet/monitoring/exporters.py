@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import bcrypt
 import yaml
@@ -223,3 +224,30 @@ def _read(key: str, path: str, problems: list[str]) -> bytes | None:
 
 def _bracketed(address: str) -> str:
     return f"[{address}]" if ":" in address else address
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """One exporter and the metric families that it must serve."""
+
+    id: str
+    unit: str
+    url: str
+    families: tuple[str, ...]
+    access: Access = field(default_factory=Access)
+    """How it is reached: the look has the password, on its standard input, and no file has it."""
+    loopback_port: int | None = None
+    """Where its source listens, on loopback alone; None: it has none."""
+
+    def asked(self) -> dict[str, Any]:
+        """Return the parameters that on_node/serving/endpoints.py takes for it."""
+        return {
+            "id": self.id,
+            "unit": self.unit,
+            "url": self.url,
+            "families": list(self.families),
+            "certificate_sha256": self.access.certificate_sha256,
+            "username": self.access.username,
+            "password": self.access.password,
+            "loopback_port": self.loopback_port,
+        }

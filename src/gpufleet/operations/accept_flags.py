@@ -24,7 +24,7 @@ from gpufleet.converge.desired import Directory, File, NoOtherFiles, Wanted
 from gpufleet.errors import FleetError
 from gpufleet.flags import extract, schema
 from gpufleet.flags.schema import Schema
-from gpufleet.operations.converge import Converge, files, refuse
+from gpufleet.operations.converge import Converge, files, foretell, refuse
 from gpufleet.remote.facts import ReleaseFlags
 from gpufleet.serving import flag_check
 from gpufleet.serving.flag_check import Findings, Origins, Started
@@ -164,12 +164,9 @@ def _foretell(proof: Proof) -> Commands:
     if ctx_state.get().is_executing:
         yield from refuse((f"{proof.release.directory} is not whole: run the deploy again",))
         return
-    logger.info(
-        "%swould ask release %s, once it is built, whether it accepts what %d stages are started "
-        "with",
-        host.print_prefix,
-        proof.release.id,
-        len(proof.stages),
+    foretell(
+        f"ask release {proof.release.id}, once it is built, whether it accepts what "
+        f"{len(proof.stages)} stages are started with"
     )
     yield FunctionCommand(lambda *_: True, (), {})
 

@@ -25,7 +25,7 @@ from gpufleet.converge.diff import starting
 from gpufleet.errors import FleetError
 from gpufleet.fleet.run import Asking
 from gpufleet.inventory import loader
-from gpufleet.operations.converge import Converge
+from gpufleet.operations.converge import Converge, foretell
 from gpufleet.planning.multinode import reachability
 from gpufleet.planning.multinode.reachability import Member, Reach, Replica
 from gpufleet.planning.planner import Stage
@@ -117,12 +117,8 @@ def reached(node: Converge, stages: Sequence[Stage]) -> Generator[FunctionComman
         return
     if not ctx_state.get().is_executing:
         for stage in spanning:
-            logger.info(
-                "%swould have %s prove first that they reach each other, for %s",
-                host.print_prefix,
-                " and ".join(stage.nodes),
-                stage.id,
-            )
+            nodes = " and ".join(stage.nodes)
+            foretell(f"have {nodes} prove first that they reach each other, for {stage.id}")
     yield FunctionCommand(_prove, (spanning,), {})
 
 

@@ -35,6 +35,7 @@ from gpufleet.converge import content_diff, package_commands, snapshot
 from gpufleet.converge.desired import File, Wanted, started_line
 from gpufleet.converge.diff import Command, Difference, Part, Placing, Transacting, difference
 from gpufleet.converge.snapshot import Question, Snapshot
+from gpufleet.fleet import dry_run
 from gpufleet.operations.progress_watch import transacting
 from gpufleet.remote import payload, query
 from gpufleet.remote.facts import PYTHON, Contents, NodeSnapshot
@@ -42,10 +43,13 @@ from gpufleet.remote.facts import PYTHON, Contents, NodeSnapshot
 __all__ = [
     "Converge",
     "accounts",
+    "announce",
     "files",
+    "foretell",
     "lines",
     "packages",
     "refuse",
+    "require_path",
     "started_line",
     "units",
 ]
@@ -157,6 +161,15 @@ def units(node: Converge | Wanted) -> Commands:
     yield from _converge(node, lambda found: found.units)
 
 
+@operation()
+def require_path(node: Converge, path: str, otherwise: str) -> Commands:
+    """Fail a node on which `path` does not exist, with that sentence; `node` watches the path."""
+    if node.snapshot().file(path).exists:
+        host.noop(f"{path} is there")
+        return
+    yield from refuse((otherwise,))
+
+
 def _converge(node: Converge | Wanted, choose: Callable[[Difference], Part]) -> Commands:
     node = node if isinstance(node, Converge) else Converge(node)
     part = choose(node.difference())
@@ -168,7 +181,7 @@ def _converge(node: Converge | Wanted, choose: Callable[[Difference], Part]) -> 
         host.noop(part.noop)
         return
     for change in part.changes:
-        logger.info("%s%s%s", host.print_prefix, "" if executing else "would ", change)
+        announce(change)
     if executing and not node.probed and not any(isinstance(c, Transacting) for c in part.commands):
         _memory().unseen += 1
     if part.rewritten and ctx_state.get().config.DIFF:
@@ -182,6 +195,20 @@ def _converge(node: Converge | Wanted, choose: Callable[[Difference], Part]) -> 
                 yield _remote(command)
         else:
             yield _remote(command)
+
+
+def announce(change: str) -> None:
+    """Log what the operation at hand changes; while pyinfra prepares, `foretell` it."""
+    if ctx_state.get().is_executing:
+        logger.info("%s%s", host.print_prefix, change)
+    else:
+        foretell(change)
+
+
+def foretell(change: str) -> None:
+    """Log what the operation at hand would change, and record it for `fleet.dry_run`."""
+    logger.info("%swould %s", host.print_prefix, change)
+    dry_run.record(change)
 
 
 def _show(files: tuple[File, ...]) -> None:

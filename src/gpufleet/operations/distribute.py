@@ -2,8 +2,8 @@
 
 Border: it asks nodes through pyinfra, all that have a part in a copy at once, and shows how far
 they are; who has what from whom is `distribution.py`, what runs there
-`on_node/transfer/transfer.py`. An operation that makes something asks first whether it `comes`;
-`copied` is behind it, and behind that whoever has got nothing makes it. So a node to which nothing
+`on_node/transfer/transfer.py`. An operation that makes something asks first whether it `is_copied`;
+`copy` is behind it, and behind that whoever has got nothing makes it. So a node to which nothing
 comes is as well off as one alone.
 
 Nodes that pyinfra works on together have a part in one copy. With --serial it is the node whose
@@ -35,7 +35,7 @@ from gpufleet.errors import FleetError
 from gpufleet.fleet.run import Answers, documents
 from gpufleet.inventory import loader
 from gpufleet.node import cluster_network
-from gpufleet.operations.converge import Converge
+from gpufleet.operations.converge import Converge, foretell
 from gpufleet.planning.planner import Stage
 from gpufleet.progress import Amount, Pace
 from gpufleet.remote import payload
@@ -190,7 +190,7 @@ def _once(state: State, key: object, work: Callable[[], T]) -> T:
     return result
 
 
-def comes(goods: Goods | None) -> bool:
+def is_copied(goods: Goods | None) -> bool:
     """
     Say whether what the current node lacks comes from another one; if not, it is to make it.
 
@@ -210,9 +210,7 @@ def comes(goods: Goods | None) -> bool:
         )
     own = found.makes(host.name) or Share(host.name, there=False, others=())
     if not ctx_state.get().is_executing:
-        logger.info(
-            "%s%s", host.print_prefix, distribution.told(goods.what, goods.verb, own, host.name)
-        )
+        foretell(distribution.told(goods.what, goods.verb, own, host.name))
     return False
 
 
@@ -249,7 +247,7 @@ def _looked(state: State, goods: Goods, turn: tuple[str, ...]) -> Course:
 
 
 @operation()
-def copied(node: Converge, goods: Goods) -> Generator[FunctionCommand]:
+def copy(node: Converge, goods: Goods) -> Generator[FunctionCommand]:
     """
     Copy what this node lacks from one that has it.
 
@@ -270,9 +268,7 @@ def copied(node: Converge, goods: Goods) -> Generator[FunctionCommand]:
         host.noop(f"nobody has {goods.what} for this node")
         return
     if not executing:
-        logger.info(
-            "%s%s", host.print_prefix, distribution.told(goods.what, goods.verb, own, host.name)
-        )
+        foretell(distribution.told(goods.what, goods.verb, own, host.name))
     yield FunctionCommand(_copy, (goods, own), {})
     node.forget()
 

@@ -39,7 +39,7 @@ class Rebooting:
     seconds: int
 
 
-def rebooted(
+def reboot_node(
     host: Host, wanted: Rebooting, begin: Callable[[], str], boot_id: Callable[[], str | None]
 ) -> str:
     """

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import gevent
 from pyinfra import host, logger
 from pyinfra.api import FunctionCommand, Host, State, operation
 
-from gpufleet.monitoring.exporters import Access
+from gpufleet.monitoring.exporters import Metrics
 from gpufleet.progress import SELDOM_SECONDS
 from gpufleet.remote import payload, query
 from gpufleet.remote.facts import Serving
 from gpufleet.serving import readiness
-from gpufleet.serving.readiness import State as Stand
+from gpufleet.serving.readiness import Endpoint
 
 # Between two looks at a starting server. A look costs the node one short Python process.
 POLL_SECONDS = 3
@@ -28,52 +27,6 @@ POLL_SECONDS = 3
 LOOK_SECONDS = 180
 # A failed start of a tensor-parallel engine says some 200 lines of stack frames after the root.
 JOURNAL_LINES = 600
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """One stage's endpoint as the node itself reaches it."""
-
-    id: str
-    unit: str
-    url: str
-    served_name: str
-    key_file: str | None
-    start_seconds: int
-    fingerprint: str
-    peers: tuple[str, ...] = ()
-    """The other nodes of its replica."""
-
-    def asked(self) -> dict[str, Any]:
-        """Return the parameters that on_node/serving/endpoints.py takes for it."""
-        return {**asdict(self), "completion": True}
-
-
-@dataclass(frozen=True)
-class Metrics:
-    """One exporter and the metric families that it must serve."""
-
-    id: str
-    unit: str
-    url: str
-    families: tuple[str, ...]
-    access: Access = field(default_factory=Access)
-    """How it is reached: the look has the password, on its standard input, and no file has it."""
-    loopback_port: int | None = None
-    """Where its source listens, on loopback alone; None: it has none."""
-
-    def asked(self) -> dict[str, Any]:
-        """Return the parameters that on_node/serving/endpoints.py takes for it."""
-        return {
-            "id": self.id,
-            "unit": self.unit,
-            "url": self.url,
-            "families": list(self.families),
-            "certificate_sha256": self.access.certificate_sha256,
-            "username": self.access.username,
-            "password": self.access.password,
-            "loopback_port": self.loopback_port,
-        }
 
 
 def look(endpoints: Sequence[Endpoint], metrics: Sequence[Metrics] = ()) -> Mapping[str, Any]:
@@ -135,7 +88,7 @@ def answering(endpoints: Sequence[Endpoint]) -> Generator[FunctionCommand]:
     """
     seen = look(endpoints)
     first = verdicts(endpoints, seen, restarts(seen))
-    if all(verdict.state is Stand.READY for verdict in first.values()):
+    if all(verdict.state is readiness.State.READY for verdict in first.values()):
         host.noop(f"{len(endpoints)} endpoints answer")
         return
     yield FunctionCommand(_wait, (tuple(endpoints),), {})
@@ -155,10 +108,10 @@ def _wait(state: State, host: Host, endpoints: tuple[Endpoint, ...]) -> bool:
             spent = time.monotonic() - began
             late = spent > endpoint.start_seconds
             lost = sorted(each.name for each in state.failed_hosts if each.name in endpoint.peers)
-            if verdict.state is Stand.READY:
+            if verdict.state is readiness.State.READY:
                 logger.info("%s%s answers after %.0f s", host.print_prefix, name, spent)
-            elif verdict.state in {Stand.DEAD, Stand.WRONG} or (
-                late and verdict.state in {Stand.UNKNOWN, Stand.BUSY}
+            elif verdict.state in {readiness.State.DEAD, readiness.State.WRONG} or (
+                late and verdict.state in {readiness.State.UNKNOWN, readiness.State.BUSY}
             ):
                 logger.error("%s%s", host.print_prefix, verdict.text)
                 failed = True

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -228,3 +228,22 @@ def unready(deadline_seconds: int, unit: str, lines: Sequence[str]) -> FleetErro
         f"{unit} did not answer within {deadline_seconds} s and still runs: "
         f"{cause or 'raise start_seconds if it is only loading; its last lines follow'}{told}"
     )
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One stage's endpoint as the node itself reaches it."""
+
+    id: str
+    unit: str
+    url: str
+    served_name: str
+    key_file: str | None
+    start_seconds: int
+    fingerprint: str
+    peers: tuple[str, ...] = ()
+    """The other nodes of its replica."""
+
+    def asked(self) -> dict[str, Any]:
+        """Return the parameters that on_node/serving/endpoints.py takes for it."""
+        return {**asdict(self), "completion": True}

@@ -109,7 +109,7 @@ def test_a_node_of_which_nothing_is_known_makes_its_own_and_says_why() -> None:
 def test_a_dry_run_says_who_builds_for_whom_and_who_copies() -> None:
     late, now = Share("a", False, ("b", "c")), Share("a", True, ("b",))
 
-    assert told("release 1", "build", late, "a") == "would build release 1, once for a, b, c"
-    assert told("release 1", "build", late, "b") == "would copy release 1 from a after that"
-    assert told("release 1", "build", now, "b") == "would copy release 1 from a"
-    assert told("org/m", "download", Share("a", False, ()), "a") == "would download org/m"
+    assert told("release 1", "build", late, "a") == "build release 1, once for a, b, c"
+    assert told("release 1", "build", late, "b") == "copy release 1 from a after that"
+    assert told("release 1", "build", now, "b") == "copy release 1 from a"
+    assert told("org/m", "download", Share("a", False, ()), "a") == "download org/m"

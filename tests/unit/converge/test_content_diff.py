@@ -153,3 +153,23 @@ def test_a_dry_run_with_diff_shows_it_and_one_without_does_not(tmp_path: Path) -
     assert f"{secret}: what it says is not shown" in differing
     assert "port = " not in plain
     assert there.read_text() == "port = 1\n"
+
+
+def test_a_missing_final_newline_is_a_difference() -> None:
+    assert shown(b"a\nb\n", said(b"a\nb")) == [
+        f"--- {PATH}",
+        f"+++ {PATH}",
+        "@@ -1,2 +1,2 @@",
+        " a",
+        "-b",
+        "\\ No newline at end of file",
+        "+b",
+    ]
+
+
+def test_carriage_returns_are_a_difference() -> None:
+    assert shown(b"a\n", said(b"a\r\n"))[3:] == ["-a\\r", "+a"]
+
+
+def test_a_line_ends_at_a_newline_alone() -> None:
+    assert shown(b"a\x0cb\n", said(b"c\n"))[3:] == ["-c", "+a\\x0cb"]

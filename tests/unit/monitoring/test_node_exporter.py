@@ -24,13 +24,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpufleet.artifacts import program_archive
 from gpufleet.artifacts.program_archive import Archived, bring_script
-from gpufleet.monitoring import exporters
-from gpufleet.monitoring.exporters import Access
+from gpufleet.monitoring import exporters, node_exporter
+from gpufleet.monitoring.exporters import Access, Metrics
 from gpufleet.monitoring.metrics import node_metrics
-from gpufleet.operations.wait_ready import Metrics
 from gpufleet.remote import payload
 from gpufleet.settings.monitoring_settings import Archive, Exporters, NodeExporter
-from roles import node_exporter
 from tests.unit.monitoring.programs import program
 from tests.unit.monitoring.test_exporters import Authority, pem
 
@@ -175,7 +173,7 @@ def test_a_collector_that_it_does_not_know_is_found_before_anything_is_written(
 
     def proven(*collectors: str) -> subprocess.CompletedProcess[str]:
         wanted = NodeExporter(archive=archive, collectors=collectors)
-        script = node_exporter.proof_script(wanted, Access())
+        script = node_exporter.flag_check_script(wanted, Access())
         return subprocess.run(
             ["sh", "-c", script], capture_output=True, text=True, check=False, timeout=60
         )

@@ -9,8 +9,9 @@ import pytest
 from gpufleet.converge.desired import File, Unit, UnitGone, Wanted
 from gpufleet.gpu_software.provisioning import Bare
 from gpufleet.node.machine import Machine, System
+from gpufleet.operations import join_imex_domain
 from gpufleet.settings.node_settings import node_settings
-from roles import fabric_manager, nvidia_imex, persistenced
+from roles import fabric_manager, persistenced
 
 PCIE = Machine(gpus=(0x2330,))
 HGX = dataclasses.replace(PCIE, nvswitch=True)
@@ -63,11 +64,11 @@ def test_nvlink_5_needs_infinibands_management_datagrams_and_older_switches_do_n
 
 def test_another_domain_restarts_imex():
     def unit(*domain: str) -> Unit:
-        (found,) = nvidia_imex.wanted("580.95.05", domain).of(Unit)
+        (found,) = join_imex_domain.imex_wanted("580.95.05", domain).of(Unit)
         return found
 
     assert unit("10.0.0.1") == unit("10.0.0.1")
     assert unit("10.0.0.1") != unit("10.0.0.1", "10.0.0.2")
-    wanted = nvidia_imex.wanted("580.95.05", ("10.0.0.1", "10.0.0.2"))
-    (nodes,) = [each for each in wanted.of(File) if each.path == nvidia_imex.NODES]
+    wanted = join_imex_domain.imex_wanted("580.95.05", ("10.0.0.1", "10.0.0.2"))
+    (nodes,) = [each for each in wanted.of(File) if each.path == join_imex_domain.NODES]
     assert nodes.content == b"10.0.0.1\n10.0.0.2\n"

@@ -14,13 +14,12 @@ import yaml
 
 from gpufleet.artifacts import release
 from gpufleet.bundle.requirements import NodeNeeds, needs
-from gpufleet.network import firewall, litellm
+from gpufleet.network import firewall, litellm, litellm_node
 from gpufleet.network.litellm import Upstream
 from gpufleet.node.machine import System
 from gpufleet.serving.unit import UnitFile
 from gpufleet.settings.litellm_settings import COMPROMISED, Litellm
 from gpufleet.settings.node_settings import Mistake, node_settings
-from roles import litellm as role
 from tests.support.checkout import ROOT
 from tests.unit.network.gateway.test_config import OPEN, Node, fleet
 
@@ -288,7 +287,9 @@ def test_whatever_it_reads_when_it_starts_is_a_reason_to_start_it_again() -> Non
     ) -> UnitFile:
         said = Litellm.model_validate({**BASE, **wanted})
         build = release.release(said, lock, uv, litellm.PROGRAM)
-        return role.service(said, build, reach, {"config.yaml": read}, {"upstream-key": key})
+        return litellm_node.litellm_unit(
+            said, build, reach, {"config.yaml": read}, {"upstream-key": key}
+        )
 
     first = unit()
     assert unit(index_url="https://index.example.net/simple").fingerprint == first.fingerprint

@@ -24,8 +24,8 @@ from gpufleet.planning.multinode import launch
 from gpufleet.planning.stage import Stage
 from gpufleet.serving import unit as units
 from gpufleet.serving import unit_environment
+from gpufleet.serving.vllm_node import endpoints
 from gpufleet.settings.node_settings import OLDEST_VLLM, NodeSettings, Vllm
-from roles.vllm import endpoints
 from tests.support.checkout import ROOT
 from tests.support.planned import machine, planned
 
@@ -248,7 +248,7 @@ def test_a_deploy_waits_for_every_server_of_a_node():
         stage: units.UnitFile(stage.unit, "", "", fingerprint="4be2") for stage in here.stages
     }
 
-    waits = endpoints(here, rendered)
+    waits = endpoints(rendered, here.settings)
 
     assert [each.url for each in waits] == [
         f"http://127.0.0.1:{port}" for port in range(8000, 8008)

@@ -8,11 +8,17 @@ from typing import Any
 import pytest
 
 from gpufleet.converge.desired import Absent, File, Package, PackageSource, Wanted
+from gpufleet.gpu_software.driver_configuration import (
+    LOADED_AT_BOOT,
+    MODPROBE,
+    UNATTENDED,
+    driver_files,
+    driver_wanted,
+)
 from gpufleet.gpu_software.driver_packages import dcgm_packages
 from gpufleet.gpu_software.provisioning import Bare
 from gpufleet.node.machine import Machine, System
 from gpufleet.settings.node_settings import NodeSettings
-from roles.nvidia_driver import LOADED_AT_BOOT, MODPROBE, UNATTENDED, files, wanted
 from tests.support.package_cases import B200, DEBIAN, GB200, H100, ROCKY, UBUNTU, on
 
 
@@ -31,7 +37,7 @@ def node(system: System, machine: Machine = H100, **variables: Any) -> Bare:
 
 
 def text(bare: Bare, path: str) -> str:
-    (found,) = (each for each in files(bare) if isinstance(each, File) and each.path == path)
+    (found,) = (each for each in driver_files(bare) if isinstance(each, File) and each.path == path)
     return found.content.decode()
 
 
@@ -64,7 +70,7 @@ def test_unattended_upgrades_leave_alone_all_that_we_hold(system: System, driver
     """Its patterns are regular expressions, matched from a name's beginning."""
     bare = node(system, B200, gpu_lock={"driver": driver, "nvlsm": "2025.06.11-1"})
     patterns = re.findall(r'^ +"(.+)";$', text(bare, UNATTENDED), re.MULTILINE)
-    values = [*wanted(bare), *dcgm_packages(system, bare.lock, bare.machine).wanted]
+    values = [*driver_wanted(bare), *dcgm_packages(system, bare.lock, bare.machine).wanted]
     held = [each.name for each in values if isinstance(each, Package) and each.hold]
 
     assert len(held) > 10
@@ -80,11 +86,11 @@ def test_unattended_upgrades_leave_held_kernels_alone() -> None:
 
 
 def test_red_hats_systems_have_no_file_of_apts() -> None:
-    assert Absent(UNATTENDED) in files(node(ROCKY))
+    assert Absent(UNATTENDED) in driver_files(node(ROCKY))
 
 
 def test_the_drivers_packages_come_with_where_they_come_from() -> None:
-    found = wanted(node(DEBIAN["12"]))
+    found = driver_wanted(node(DEBIAN["12"]))
     assert isinstance(found, Wanted)
     (source,) = found.of(PackageSource)
     assert source.url == "https://mirror.example/cuda"

@@ -12,6 +12,7 @@ import pytest
 
 from gpufleet.converge.desired import File, Unit, Value
 from gpufleet.errors import FleetError
+from gpufleet.monitoring import dcgm, node_exporter
 from gpufleet.monitoring.dcgm_counters import counters
 from gpufleet.monitoring.exporters import Access
 from gpufleet.monitoring.metrics import dcgm_metrics
@@ -19,7 +20,6 @@ from gpufleet.monitoring.metrics.metric import Job
 from gpufleet.node.machine import Machine, System
 from gpufleet.settings.monitoring_settings import NodeExporter
 from gpufleet.settings.node_settings import Dcgm
-from roles import dcgm, node_exporter
 from tests.support.checkout import ROOT
 
 GOLDEN = ROOT / "tests/data/golden/exporters"
@@ -79,7 +79,7 @@ UNITS = {
 
 @pytest.mark.parametrize("name", UNITS)
 def test_what_nodes_get_is_reviewed_line_by_line(name: str):
-    """Write the new ones with `UPDATE_GOLDEN=1 pytest tests/unit/roles/test_exporter_units.py`."""
+    """Write the new ones: `UPDATE_GOLDEN=1 pytest tests/unit/monitoring/test_exporter_units.py`."""
     rendered = UNITS[name]()
     if os.environ.get("UPDATE_GOLDEN"):
         (GOLDEN / name).write_text(rendered)
@@ -252,13 +252,13 @@ def test_profiling_fields_are_there_only_where_they_may_be_read():
     ],
 )
 def test_who_may_profile_is_decided_by_the_boards(gpus: tuple[int, ...], profiled: bool):
-    assert dcgm.profiles(DCGM, Machine(gpus=gpus)) is profiled
+    assert dcgm.has_profiling(DCGM, Machine(gpus=gpus)) is profiled
     forced = DCGM.model_copy(update={"profiling": not profiled})
-    assert dcgm.profiles(forced, Machine(gpus=gpus)) is not profiled
+    assert dcgm.has_profiling(forced, Machine(gpus=gpus)) is not profiled
 
 
 def test_a_system_without_dcgm_is_told_what_to_write():
     with pytest.raises(FleetError, match=r"gpu-13: .*write `dcgm: null`"):
-        dcgm.suits(System("debian", "13", "x86_64"), "gpu-13")
-    dcgm.suits(System("debian", "12", "x86_64"), "gpu-12")
-    dcgm.suits(System("slackware", "15", "x86_64"), "gpu-15")  # nobody knows
+        dcgm.require_published(System("debian", "13", "x86_64"), "gpu-13")
+    dcgm.require_published(System("debian", "12", "x86_64"), "gpu-12")
+    dcgm.require_published(System("slackware", "15", "x86_64"), "gpu-15")  # nobody knows

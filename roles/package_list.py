@@ -6,10 +6,12 @@ from collections.abc import Iterator
 
 from gpufleet.converge.desired import Package, Value
 from gpufleet.gpu_software import container_toolkit, rdma
+from gpufleet.gpu_software.cuda_toolkit import toolkit_packages, toolkit_profile
 from gpufleet.gpu_software.driver_packages import dcgm_packages, driver_packages
+from gpufleet.monitoring import dcgm, node_exporter
 from gpufleet.node.machine import Machine, System
+from gpufleet.serving import vllm_node
 from gpufleet.settings.node_settings import NodeSettings
-from roles import cuda, dcgm, node_exporter, vllm
 
 # roles/nvidia_repository.py downloads the vendor's key by them; roles/firewall.py loads its table.
 TOOLS = ("ca-certificates", "nftables")
@@ -27,17 +29,17 @@ def packages(settings: NodeSettings, system: System, machine: Machine) -> tuple[
 
 def _values(settings: NodeSettings, system: System, machine: Machine) -> Iterator[Value]:
     yield from map(Package, TOOLS)
-    yield from node_exporter.foundation(settings.node_exporter)
+    yield from node_exporter.required(settings.node_exporter)
     if (lock := settings.gpu_lock) is not None:
         yield from driver_packages(system, lock, machine).wanted
         yield from dcgm_packages(system, lock, machine).wanted
     elif settings.dcgm:
-        yield from dcgm.settled(settings.dcgm)
+        yield from dcgm.declared_packages(settings.dcgm)
     if settings.cuda:
-        yield from cuda.packages(settings.cuda, cuda.profile(settings))
+        yield from toolkit_packages(settings.cuda, toolkit_profile(settings))
     if settings.gpu.rdma:
-        yield from rdma.wanted(settings.gpu.rdma, system.id)
+        yield from rdma.rdma_wanted(settings.gpu.rdma, system.id)
     if settings.gpu.container_toolkit:
-        yield from container_toolkit.wanted(settings.gpu.container_toolkit, b"")
+        yield from container_toolkit.toolkit_wanted(settings.gpu.container_toolkit, b"")
     if settings.vllm:
-        yield from map(Package, vllm.PACKAGES)
+        yield from map(Package, vllm_node.PACKAGES)

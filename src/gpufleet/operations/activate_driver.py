@@ -11,11 +11,10 @@ from typing import Any, TypeAlias
 import gevent
 from gevent.lock import Semaphore
 from pyinfra import host, logger
-from pyinfra.api import FunctionCommand, Host, State, StringCommand, deploy, operation
+from pyinfra.api import FunctionCommand, Host, State, StringCommand, operation
 from pyinfra.context import ctx_host, ctx_state
 
 from gpufleet.checks.fabric import REGISTRATION_SECONDS
-from gpufleet.converge.desired import Wanted
 from gpufleet.fleet.assessment import judged
 from gpufleet.gpu_software import quarantine
 from gpufleet.gpu_software.driver_activation import (
@@ -31,8 +30,8 @@ from gpufleet.gpu_software.driver_activation import (
 )
 from gpufleet.gpu_software.provisioning import Bare
 from gpufleet.inventory import loader
-from gpufleet.operations.converge import Converge, refuse
-from gpufleet.operations.reboot import Rebooting, rebooted
+from gpufleet.operations.converge import Converge, announce, refuse
+from gpufleet.operations.reboot import Rebooting, reboot_node
 from gpufleet.remote import payload
 from gpufleet.remote.query import ask, survey
 from gpufleet.sanitize import printable
@@ -42,47 +41,18 @@ Commands: TypeAlias = Generator[StringCommand | FunctionCommand]
 
 # modinfo of each kernel, all processes' files: seconds; a node that swaps gets a margin.
 LOOK_SECONDS = 120
+
 # What on_node/gpu_software/driver_reload.py takes at most: its lock, five services down and up,
 # five modules out and in, 180 s each; stages come on top, twice, for whoever else is at it.
 ACT_SECONDS = 60 + 2 * 5 * 180 + 2 * 5 * 180
+
 CHECK_APART_SECONDS = 5
 
 _terminal = Semaphore()  # one question at a time
 
 
-@deploy("driver in force")
-def driver_in_force(node: Bare) -> None:
-    """
-    Unload and load, or reboot, until the module on the disk is the loaded one.
-
-    After the packages and before whatever only works with the driver of its own version: the
-    fabric manager, IMEX, DCGM. A node that has to be touched is marked first, and no stage starts
-    on it before `checked` has passed.
-    """
-    guarded()
-    in_force(_driver(node), name="driver")
-
-
-@deploy("check")
-def checked(node: Bare) -> None:
-    """Judge a node whose driver was touched; when it is fit, its stages may start, and do."""
-    fit(_driver(node), name="node")
-
-
-def in_service() -> None:
-    """Fail a node that waits for its check, before a deploy touches it: no stage would start."""
-    unmarked(Converge(Wanted(), watch=(quarantine.MARK,)), name="in service")
-
-
-def guarded() -> None:
-    """Converge what keeps the stages of a marked node from starting; before packages change."""
-    node = Converge(quarantine.guard())
-    node.files(name="guard of unchecked nodes")
-    node.units(name="have systemd read the guard")
-
-
 @dataclass(frozen=True)
-class _Driver:
+class DriverPolicy:
     """What the operations need to know of a node's settings."""
 
     wanted: str | None
@@ -92,11 +62,11 @@ class _Driver:
     stop_seconds: int
 
 
-def _driver(node: Bare) -> _Driver:
+def driver_policy(node: Bare) -> DriverPolicy:
     settings = node.settings
     if settings.gpu_lock is None:
         raise ValueError(f"{node.name} has no gpu_lock")
-    return _Driver(
+    return DriverPolicy(
         wanted=settings.gpu_lock.driver,
         flavour=settings.gpu_lock.modules,
         reboot=settings.gpu.reboot,
@@ -106,7 +76,7 @@ def _driver(node: Bare) -> _Driver:
 
 
 @operation()
-def unmarked(node: Converge) -> Commands:
+def refuse_unchecked_node(node: Converge) -> Commands:
     """Fail a marked node; `node` watches the mark."""
     there = node.snapshot().file(quarantine.MARK)
     if not there.exists:
@@ -122,12 +92,12 @@ def unmarked(node: Converge) -> Commands:
 
 
 @operation()
-def marked(packages: Converge, reason: str) -> Commands:
+def mark_unchecked(packages: Converge, reason: str) -> Commands:
     """Mark the node as unchecked if these packages are about to change; otherwise no change."""
     if not packages.difference().packages.commands:
         host.noop("no package of the driver changes")
         return
-    _say("mark the node as unchecked")
+    announce(printable("mark the node as unchecked"))
     if ctx_state.get().is_executing:
         packages.forget()
     yield FunctionCommand(_mark, (reason,), {})
@@ -138,7 +108,7 @@ def _mark(state: State, host: Host, reason: str) -> bool:  # noqa: ARG001  # pyi
 
 
 @operation()
-def settled(packages: Converge, node: Bare) -> Commands:
+def settle_driver_packages(packages: Converge, node: Bare) -> Commands:
     """
     Fail the node if its packages did not change as wanted, and let it serve on if it can.
 
@@ -148,15 +118,17 @@ def settled(packages: Converge, node: Bare) -> Commands:
     if ctx_state.get().is_executing:
         found = packages.difference().packages
         if found.commands or found.problems:
-            yield FunctionCommand(_settle, (replace(_driver(node), wanted=None, flavour=None),), {})
+            yield FunctionCommand(
+                _settle, (replace(driver_policy(node), wanted=None, flavour=None),), {}
+            )
             return
     host.noop("the driver's packages are as wanted")
 
 
-def _settle(state: State, host: Host, driver: _Driver) -> bool:
+def _settle(state: State, host: Host, driver: DriverPolicy) -> bool:
     _act("start", driver)  # what packages have stopped; whether it runs, the check says
     if _judge(state, host, driver):
-        _no(host, "the driver's packages are not as wanted; the node serves on with what it has")
+        _fail(host, "the driver's packages are not as wanted; the node serves on with what it has")
     return False
 
 
@@ -164,7 +136,7 @@ def _settle(state: State, host: Host, driver: _Driver) -> bool:
 
 
 @operation()
-def in_force(driver: _Driver) -> Commands:
+def activate_driver(driver: DriverPolicy) -> Commands:
     """Bring the driver into force; decided when it is executed, after packages have changed."""
     seen = _look()
     if seen["error"]:
@@ -179,13 +151,13 @@ def in_force(driver: _Driver) -> Commands:
         host.noop(found.said)
         return
     if not ctx_state.get().is_executing:
-        _say(_foretold(state, found))
+        announce(printable(_description(state, found)))
         yield FunctionCommand(lambda *_: True, (), {})
         return
-    yield FunctionCommand(_bring, (driver,), {})
+    yield FunctionCommand(_activate, (driver,), {})
 
 
-def _foretold(state: DriverState, found: Decision) -> str:
+def _description(state: DriverState, found: Decision) -> str:
     match found.way:
         case "fail" if isinstance(state, Broken):
             return "bring the driver into force, once its packages are there"
@@ -198,7 +170,7 @@ def _foretold(state: DriverState, found: Decision) -> str:
             return f"{verb.get(way, 'reboot')}: {found.said}"
 
 
-def _bring(state: State, host: Host, driver: _Driver) -> bool:  # noqa: ARG001
+def _activate(state: State, host: Host, driver: DriverPolicy) -> bool:  # noqa: ARG001
     """Mark, then reload or reboot; a reboot may leave a reload to do (an old initramfs)."""
     if not _succeeded(host, _act("mark", reason="its driver is being changed")):
         return False
@@ -218,22 +190,24 @@ def _bring(state: State, host: Host, driver: _Driver) -> bool:  # noqa: ARG001
             found = NeedsReboot(said["error"], found.version)
             chosen = decision(found, driver.reboot, terminal=sys.stdin.isatty())
         if booted and chosen.way != "fail":
-            return _no(host, f"{chosen.said}, although the node was rebooted just now")
+            return _fail(host, f"{chosen.said}, although the node was rebooted just now")
         if chosen.way == "fail":
-            return _no(host, chosen.said)
-        if not _agreed(host, chosen):
-            return _no(host, f"{chosen.said}: it was not to be rebooted; the node stays unchecked")
+            return _fail(host, chosen.said)
+        if not _may_reboot(host, chosen):
+            return _fail(
+                host, f"{chosen.said}: it was not to be rebooted; the node stays unchecked"
+            )
         if problem := _reboot(host, driver, seen, chosen):
-            return _no(host, problem)
+            return _fail(host, problem)
         booted = True
 
 
-def _reload(host: Host, driver: _Driver, wanted: NeedsReload) -> dict[str, Any]:
+def _reload(host: Host, driver: DriverPolicy, wanted: NeedsReload) -> dict[str, Any]:
     logger.info("%s%s: unload and load it", host.print_prefix, wanted.reason)
     return _act("reload", driver, version=wanted.version, load=list(wanted.load))
 
 
-def _agreed(host: Host, found: Decision) -> bool:
+def _may_reboot(host: Host, found: Decision) -> bool:
     """Return whether a reboot may be; ask where that is to be asked."""
     if found.way != "ask":
         return True
@@ -245,7 +219,7 @@ def _agreed(host: Host, found: Decision) -> bool:
     return answer.strip().lower() in {"y", "yes"}
 
 
-def _reboot(host: Host, driver: _Driver, seen: Mapping[str, Any], found: Decision) -> str:
+def _reboot(host: Host, driver: DriverPolicy, seen: Mapping[str, Any], found: Decision) -> str:
     """Reboot and wait; return what went wrong, "" if nothing."""
     logger.info("%s%s: reboot", host.print_prefix, printable(found.said))
 
@@ -259,14 +233,14 @@ def _reboot(host: Host, driver: _Driver, seen: Mapping[str, Any], found: Decisio
         return "" if answer.get("silent") else str(answer["error"])
 
     wanted = Rebooting(str(seen["boot_id"]), driver.reboot_seconds)
-    return rebooted(host, wanted, begin, boot_id)
+    return reboot_node(host, wanted, begin, boot_id)
 
 
 # The check
 
 
 @operation()
-def fit(driver: _Driver) -> Commands:
+def check_node(driver: DriverPolicy) -> Commands:
     """Judge the node if it is marked; when it passes, remove the mark and start what waits."""
     seen = _look()
     if seen["error"]:
@@ -280,22 +254,22 @@ def fit(driver: _Driver) -> Commands:
         host.noop("nothing has touched the driver since the node was checked")
         return
     waiting = ", ".join([*seen["kept"]["units"], *seen["barred"]]) or "no unit"
-    _say(f"check the node, then let it serve; {waiting} waits for that")
+    announce(printable(f"check the node, then let it serve; {waiting} waits for that"))
     yield FunctionCommand(_judge, (driver,), {})
 
 
-def _judge(state: State, host: Host, driver: _Driver) -> bool:
+def _judge(state: State, host: Host, driver: DriverPolicy) -> bool:
     """Return whether the node is fit; if so it serves again, if not the mark says why."""
     found = _problems(state, host, driver)
     if found:
         for problem in found:
             logger.error("%s%s", host.print_prefix, problem)
         _act("fail", reason="; ".join(found)[:2000])
-        return _no(host, f"the node stays out of service: {quarantine.MARK} on it says why")
+        return _fail(host, f"the node stays out of service: {quarantine.MARK} on it says why")
     return _succeeded(host, _act("clear", driver))
 
 
-def _problems(state: State, host: Host, driver: _Driver) -> tuple[str, ...]:
+def _problems(state: State, host: Host, driver: DriverPolicy) -> tuple[str, ...]:
     """Probe the node until nothing is wrong, or what is wrong does not pass by itself."""
     deadline = time.monotonic() + REGISTRATION_SECONDS
     declared = loader.current().nodes
@@ -323,7 +297,7 @@ def _look(*, aloud: bool = True) -> dict[str, Any]:
 
 
 def _act(
-    action: str, driver: _Driver | None = None, *, aloud: bool = True, **parameters: Any
+    action: str, driver: DriverPolicy | None = None, *, aloud: bool = True, **parameters: Any
 ) -> dict[str, Any]:
     """Return on_node/gpu_software/driver_reload.py's document; if there is none, `silent` and why,
     `error`."""
@@ -349,15 +323,10 @@ def _act(
     return {"error": found, "silent": True} if isinstance(found, str) else found
 
 
-def _say(what: str) -> None:
-    would = "" if ctx_state.get().is_executing else "would "
-    logger.info("%s%s%s", host.print_prefix, would, printable(what))
-
-
 def _succeeded(host: Host, said: Mapping[str, Any]) -> bool:
-    return _no(host, said["error"]) if said["error"] else True
+    return _fail(host, said["error"]) if said["error"] else True
 
 
-def _no(host: Host, problem: str) -> bool:
+def _fail(host: Host, problem: str) -> bool:
     logger.error("%s%s", host.print_prefix, printable(problem))
     return False

@@ -1,4 +1,4 @@
-"""Set a GPU node's kernel as serving needs it, and have its device files made."""
+"""Set the running kernel as serving needs it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from collections.abc import Generator
 from typing import Any
 
 from pyinfra import host, logger
-from pyinfra.api import FunctionCommand, Host, State, StringCommand, deploy, operation
+from pyinfra.api import FunctionCommand, Host, State, StringCommand, operation
 from pyinfra.context import ctx_state
 
 from gpufleet.gpu_software import kernel_tuning
 from gpufleet.gpu_software.kernel_tuning import KernelSetting
-from gpufleet.operations.converge import Converge, refuse
+from gpufleet.operations.converge import announce, refuse
 from gpufleet.remote import payload
 from gpufleet.remote.facts import KernelSettings
-from gpufleet.settings.gpu_settings import Gpu
 
 # A few files are read and written; a node that takes longer is stuck.
 SECONDS = 60
@@ -22,28 +21,17 @@ SECONDS = 60
 Commands = Generator[StringCommand | FunctionCommand]
 
 
-@deploy("tuning")
-def tuning(gpu: Gpu, gpus: int) -> None:
-    """Converge the settings of the kernel, now and at boot, and the unit for `gpus` GPUs."""
-    node = Converge(kernel_tuning.wanted(gpu, gpus))
-    node.files(name="settings and device files")
-    node.units(name="device files at boot")
-    if settings := kernel_tuning.kernel_settings(gpu):
-        in_force(settings, name="settings of the running kernel", _timeout=SECONDS)
-
-
 @operation()
-def in_force(settings: tuple[KernelSetting, ...]) -> Commands:
+def tune_kernel(settings: tuple[KernelSetting, ...]) -> Commands:
     """Set what differs in the running kernel, and read it back."""
-    seen = look(settings)
+    seen = ask_kernel(settings)
     if not seen:
         yield from refuse(("the kernel's settings could not be read",))
         return
     if found := kernel_tuning.problems(settings, seen):
         yield from refuse(found)
         return
-    executing = ctx_state.get().is_executing
-    if executing:
+    if ctx_state.get().is_executing:
         for remark in kernel_tuning.remarks(settings, seen):
             logger.warning("%s%s", host.print_prefix, remark)
     changes = kernel_tuning.changes(settings, seen)
@@ -51,11 +39,11 @@ def in_force(settings: tuple[KernelSetting, ...]) -> Commands:
         host.noop("the kernel is set")
         return
     for change in changes:
-        logger.info("%s%s%s", host.print_prefix, "" if executing else "would ", change)
+        announce(change)
     yield FunctionCommand(_apply, (settings,), {})
 
 
-def look(settings: tuple[KernelSetting, ...], *, apply: bool = False) -> dict[str, Any]:
+def ask_kernel(settings: tuple[KernelSetting, ...], *, apply: bool = False) -> dict[str, Any]:
     """Return the document of `on_node/converge/sysctl.py`, {} if it could not be had."""
     program = payload.program(
         "converge/sysctl",
@@ -68,7 +56,7 @@ def look(settings: tuple[KernelSetting, ...], *, apply: bool = False) -> dict[st
 
 
 def _apply(state: State, host: Host, settings: tuple[KernelSetting, ...]) -> bool:  # noqa: ARG001
-    seen = look(settings, apply=True)
+    seen = ask_kernel(settings, apply=True)
     found = kernel_tuning.problems(settings, seen) if seen else ("the node did not answer",)
     for problem in found:
         logger.error("%s%s", host.print_prefix, problem)

@@ -17,8 +17,8 @@ from gpufleet.converge.desired import (
     Wanted,
 )
 from gpufleet.operations.converge import Converge
+from gpufleet.operations.install_archive import install_archive
 from gpufleet.settings.monitoring_settings import Archive
-from roles.archived import brought
 
 ACCOUNT = "prometheus"
 """Whose processes they are; Debian's packages have the same account."""
@@ -46,7 +46,7 @@ def install(package: Package, program: Archived | None, unit: File) -> None:
         return
     Converge(Wanted(*map(Package, program_archive.PACKAGES))).packages(name="what downloads need")
     there = Converge(Wanted(), watch=(program.directory,))
-    brought(there, program, name="program", _timeout=program_archive.DOWNLOAD_SECONDS)
+    install_archive(there, program, name="program", _timeout=program_archive.DOWNLOAD_SECONDS)
 
 
 def directories(home: str, data: str) -> tuple[Value, ...]:

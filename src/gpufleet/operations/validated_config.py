@@ -1,4 +1,4 @@
-"""Servers that read their configuration again: it is proven first, and then seen to be in force."""
+"""Validate a server's configuration before it is written, and have the server read it again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyinfra import host, logger
 from pyinfra.api import FunctionCommand, Host, State, StringCommand, operation
 from pyinfra.context import ctx_host, ctx_state
 
-from gpufleet.operations.converge import Converge, refuse
+from gpufleet.operations.converge import Converge, announce, refuse
 from gpufleet.remote import payload
 from gpufleet.remote.query import ask
 from gpufleet.sanitize import printable
@@ -19,12 +19,13 @@ from gpufleet.sanitize import printable
 Commands: TypeAlias = Generator[StringCommand | FunctionCommand]
 
 # promtool and amtool take well under a second; Prometheus reads a large log before it answers.
-PROOF_SECONDS = 60
+VALIDATION_SECONDS = 60
+
 ANSWER_SECONDS = 60
 
 
 @dataclass(frozen=True)
-class Configured:
+class ServerConfig:
     """
     A server, the configuration that it is to have, and what tells both apart.
 
@@ -46,29 +47,29 @@ class Configured:
     watched: tuple[str, ...]
     files: Mapping[str, bytes] = field(repr=False)
     secrets: Mapping[str, bytes] = field(default_factory=dict, repr=False)
-    seconds: int = PROOF_SECONDS
+    seconds: int = VALIDATION_SECONDS
 
 
 @operation()
-def proven(node: Converge, wanted: Configured) -> Commands:
+def validate_config(node: Converge, wanted: ServerConfig) -> Commands:
     """Have the server's own program check a configuration that is about to be written."""
     if not node.difference().files.commands:
         host.noop("its configuration does not change")
         return
-    _say(f"prove the configuration of {wanted.unit}")
-    yield FunctionCommand(_prove, (wanted,), {})
+    announce(f"prove the configuration of {wanted.unit}")
+    yield FunctionCommand(_validate, (wanted,), {})
 
 
-def _prove(state: State, host: Host, wanted: Configured) -> bool:  # noqa: ARG001  # pyinfra's
+def _validate(state: State, host: Host, wanted: ServerConfig) -> bool:  # noqa: ARG001  # pyinfra's
     files = {**wanted.files, **wanted.secrets}
     program = payload.program(
         "converge/validate_config",
-        files={path: _packed(content) for path, content in files.items()},
+        files={path: _encode(content) for path, content in files.items()},
         argv=list(wanted.check),
-        hidden=[_packed(content) for content in wanted.secrets.values()],
+        hidden=[_encode(content) for content in wanted.secrets.values()],
         seconds=wanted.seconds,
     )
-    error = _asked(program, wanted.seconds + 30, "the proof")["error"]
+    error = _ask(program, wanted.seconds + 30, "the proof")["error"]
     if error:
         logger.error("%s%s is refused, nothing was changed:", host.print_prefix, wanted.directory)
         for line in error.splitlines():
@@ -77,33 +78,33 @@ def _prove(state: State, host: Host, wanted: Configured) -> bool:  # noqa: ARG00
 
 
 @operation()
-def in_force(files: Converge, running: Converge, wanted: Configured) -> Commands:
+def reload_config(files: Converge, running: Converge, wanted: ServerConfig) -> Commands:
     """Have the server read its configuration again unless it has; fail the node if it does not."""
     executing = ctx_state.get().is_executing
     if not executing and running.difference().units.commands:
         host.noop("it starts with its configuration")
         return
     if executing or not files.difference().files.commands:
-        found = _looked("look", wanted)
+        found = _ask_server("look", wanted)
         if found["error"]:
             yield from refuse((f"{wanted.unit}: {found['error']}",))
             return
         if found["in_force"] or not (found["active"] or executing):
             host.noop("what it has read is what lies there")
             return
-    _say(f"reload {wanted.unit}")
+    announce(f"reload {wanted.unit}")
     yield FunctionCommand(_reload, (wanted,), {})
 
 
-def _reload(state: State, host: Host, wanted: Configured) -> bool:  # noqa: ARG001
-    found = _looked("reload", wanted)
+def _reload(state: State, host: Host, wanted: ServerConfig) -> bool:  # noqa: ARG001
+    found = _ask_server("reload", wanted)
     error = found["error"] or ("" if found["active"] else f"{wanted.unit} does not run")
     for line in error.splitlines():
         logger.error("%s%s", host.print_prefix, printable(line))
     return not error
 
 
-def _looked(action: str, wanted: Configured) -> dict[str, Any]:
+def _ask_server(action: str, wanted: ServerConfig) -> dict[str, Any]:
     program = payload.program(
         "converge/reload_config",
         action=action,
@@ -113,19 +114,14 @@ def _looked(action: str, wanted: Configured) -> dict[str, Any]:
         watched=[f"{wanted.directory}/{each}" for each in wanted.watched],
         seconds=ANSWER_SECONDS,
     )
-    return {"active": False, **_asked(program, 3 * ANSWER_SECONDS, f"`{action}`")}
+    return {"active": False, **_ask(program, 3 * ANSWER_SECONDS, f"`{action}`")}
 
 
-def _asked(program: str, seconds: float, what: str) -> dict[str, Any]:
+def _ask(program: str, seconds: float, what: str) -> dict[str, Any]:
     node = ctx_host.get()
     answer = ask(ctx_state.get(), [node], lambda _: program, seconds, what)[node.name]
     return {"error": answer} if isinstance(answer, str) else answer
 
 
-def _packed(content: bytes) -> str:
+def _encode(content: bytes) -> str:
     return base64.b64encode(content).decode()
-
-
-def _say(what: str) -> None:
-    would = "" if ctx_state.get().is_executing else "would "
-    logger.info("%s%s%s", host.print_prefix, would, what)

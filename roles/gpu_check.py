@@ -1,0 +1,30 @@
+"""Check the GPUs of nodes, and what they need to serve; nothing changes."""
+
+from __future__ import annotations
+
+from weakref import WeakSet
+
+from pyinfra.api import State
+from pyinfra.context import ctx_state
+
+from gpufleet.cli import tables
+from gpufleet.errors import FleetError
+from gpufleet.fleet.run import check
+
+_SHOWN: WeakSet[State] = WeakSet()
+
+
+def gpu_check() -> None:
+    """
+    Print what the checks find on the nodes that this run is about, once for all of them.
+
+    Raises `FleetError` if one is blocked or could not be checked, so that the run ends with status
+    1.
+    """
+    report = check()
+    state = ctx_state.get()
+    if state not in _SHOWN:
+        _SHOWN.add(state)
+        tables.display(tables.report(report))
+    if report.verdict().stops:
+        raise FleetError("not every node is fit: see the findings above, and docs/checks/ for each")

@@ -1,0 +1,20 @@
+"""Set a GPU node's kernel as serving needs it, and have its device files made."""
+
+from __future__ import annotations
+
+from pyinfra.api import deploy
+
+from gpufleet.gpu_software.kernel_tuning import kernel_settings, wanted
+from gpufleet.operations.converge import Converge
+from gpufleet.operations.tune_kernel import SECONDS, tune_kernel
+from gpufleet.settings.gpu_settings import Gpu
+
+
+@deploy("tuning")
+def kernel_tuning(gpu: Gpu, gpus: int) -> None:
+    """Converge the settings of the kernel, now and at boot, and the unit for `gpus` GPUs."""
+    node = Converge(wanted(gpu, gpus))
+    node.files(name="settings and device files")
+    node.units(name="device files at boot")
+    if settings := kernel_settings(gpu):
+        tune_kernel(settings, name="settings of the running kernel", _timeout=SECONDS)

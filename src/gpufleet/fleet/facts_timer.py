@@ -1,0 +1,52 @@
+"""What a node has to have to write facts of itself every minute.  Pure, but for reading locks."""
+
+from __future__ import annotations
+
+from gpufleet.artifacts.operator_files import release_of
+from gpufleet.converge.desired import UNIT_DIRECTORY, Directory, File, Unit, Wanted
+from gpufleet.errors import FleetError
+from gpufleet.fleet import node_records
+from gpufleet.on_node.common.textfile import DIRECTORY
+from gpufleet.on_node.monitoring.node_facts import DECLARED, FILE
+from gpufleet.on_node.monitoring.record import DEPLOYS
+from gpufleet.remote import payload
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.templates import read_template
+
+SERVICE, TIMER = "gpufleet-facts.service", "gpufleet-facts.timer"
+
+UNITS = (SERVICE, TIMER)
+
+PROGRAM = "/usr/local/libexec/gpufleet/node-facts"
+
+FACTS = f"{DIRECTORY}/{FILE}"
+
+
+def facts_wanted(settings: NodeSettings, gpus: int | None) -> Wanted:
+    """Return what a node needs to have facts; `gpus` are those on its PCI bus."""
+    told = node_records.declaration(settings, gpus=gpus, release=_release(settings))
+    return Wanted(
+        # The exporter, which is not root, goes through it; what is secret in it is root's own.
+        Directory("/var/lib/gpufleet"),
+        Directory(DIRECTORY),
+        Directory(DEPLOYS),
+        Directory("/etc/gpufleet"),
+        File(DECLARED, told),
+        # What the run's own programs are compiled to, so that the next run need not.
+        Directory(payload.CODE.rpartition("/")[0]),
+        Directory(payload.CODE, mode=0o700),
+        Directory("/usr/local/libexec/gpufleet", mode=0o755),
+        File(PROGRAM, payload.archive("monitoring/node_facts", nvml=True), mode=0o755),
+        *(File(f"{UNIT_DIRECTORY}/{each}", read_template(each).encode()) for each in UNITS),
+        Unit(TIMER),
+    )
+
+
+def _release(settings: NodeSettings) -> str | None:
+    """Return the id of the release that the node is to serve; None: of none that can be told."""
+    if settings.vllm is None or not settings.gpu_node:
+        return None
+    try:
+        return release_of(settings.vllm).id
+    except FleetError:
+        return None  # whoever installs it says what is wrong with its lock

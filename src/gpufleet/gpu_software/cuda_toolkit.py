@@ -1,0 +1,32 @@
+"""The packages of the CUDA toolkit.  Pure."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from gpufleet.converge.desired import Package
+from gpufleet.settings.node_settings import Cuda, NodeSettings
+
+# What kernels are compiled with at run time: headers of CUDA and of the libraries that FlashInfer
+# and torch's extensions include. nvcc brings the compiler's other parts in its own version.
+JIT = ("cuda-cudart-dev", "cuda-cccl", "libcublas-dev", "libcurand-dev")
+
+Profile = Literal["none", "jit", "full"]
+
+
+def toolkit_profile(settings: NodeSettings) -> Profile:
+    """Return how much of a toolkit a node gets: as its lock says, or all that `cuda` names."""
+    return settings.gpu_lock.toolkit.profile if settings.gpu_lock else "full"
+
+
+def toolkit_packages(wanted: Cuda, profile: Profile = "full") -> tuple[Package, ...]:
+    """Return the toolkit's packages: exact, and held, so that no other upgrade takes it along."""
+    branch = wanted.toolkit
+    if branch is None or profile == "none":
+        return ()
+    if profile == "full":
+        return (Package(f"cuda-toolkit-{branch}", wanted.version, hold=True),)
+    return (
+        Package(f"cuda-nvcc-{branch}", wanted.version, hold=True),
+        *(Package(f"{name}-{branch}", hold=True) for name in JIT),
+    )

@@ -1,0 +1,62 @@
+"""What a node has to have for NVIDIA's driver: packages, the settings of its modules.  Pure."""
+
+from __future__ import annotations
+
+from gpufleet.converge.desired import Absent, File, Value, Wanted
+from gpufleet.gpu_software.driver_packages import driver_packages
+from gpufleet.gpu_software.provisioning import Bare
+from gpufleet.gpu_software.repository import source
+
+MODPROBE = "/etc/modprobe.d/gpufleet-nvidia.conf"
+
+LOADED_AT_BOOT = "/etc/modules-load.d/gpufleet-nvidia.conf"
+
+UNATTENDED = "/etc/apt/apt.conf.d/52gpufleet-unattended-upgrades"
+
+# Says of which MODPROBE every initramfs was made, while nouveau is still loaded from one.
+INITRAMFS = "/var/lib/gpufleet/initramfs"
+
+
+def driver_wanted(node: Bare) -> Wanted:
+    """Return the driver's packages, and where they come from."""
+    packages = driver_packages(node.system, node.lock, node.machine)
+    return Wanted(source(node.repository), *packages.wanted)
+
+
+def driver_files(node: Bare) -> tuple[Value, ...]:
+    """Return the files that the driver's modules and those who would upgrade them go by."""
+    modprobe = (
+        "# Written by gpufleet: gpu.module_options in group_vars.\n"
+        "# The kernel's own driver; NVIDIA's cannot have a GPU beside it.\n"
+        "blacklist nouveau\noptions nouveau modeset=0\n"
+    )
+    options = dict(node.settings.gpu.module_options)
+    if node.machine.imex:
+        options.setdefault("NVreg_CreateImexChannel0", "1")
+    if options:
+        words = " ".join(f"{name}={value}" for name, value in sorted(options.items()))
+        modprobe += f"options nvidia {words}\n"
+    # nvidia-uvm: CUDA loads it by a setuid program, which our units forbid.
+    loaded = "# Written by gpufleet.\nnvidia\nnvidia-uvm\n"
+    return (
+        File(MODPROBE, modprobe.encode()),
+        File(LOADED_AT_BOOT, loaded.encode()),
+        # dnf-automatic heeds the version locks that hold the packages.
+        Absent(UNATTENDED) if node.system.red_hat else File(UNATTENDED, unattended(node).encode()),
+    )
+
+
+def unattended(node: Bare) -> str:
+    """
+    Return what unattended-upgrades must leave alone: its own list, beside apt's holds.
+
+    A hold is lost when somebody upgrades by hand; this stays.
+    """
+    patterns = ["nvidia-", "libnv", "libcuda1", "nvlsm", "datacenter-gpu-manager", "cuda-"]
+    if node.lock.kernel == "held":
+        patterns.append("linux-(image|headers|modules|generic)")
+    rows = "".join(f'    "^{pattern}";\n' for pattern in patterns)
+    return (
+        "// Written by gpufleet: these are upgraded by deploys/node.py alone.\n"
+        f"Unattended-Upgrade::Package-Blacklist {{\n{rows}}};\n"
+    )

@@ -1,0 +1,127 @@
+"""What a gateway's node has to have: units, configuration, the virtual address.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gpufleet.converge.desired import (
+    UNIT_DIRECTORY,
+    Directory,
+    File,
+    NoOtherFiles,
+    Unit,
+    Wanted,
+)
+from gpufleet.monitoring import targets
+from gpufleet.monitoring.targets import Watching
+from gpufleet.network import haproxy, keepalived
+from gpufleet.network.haproxy import (
+    HOME,
+    PROGRAM,
+    RUN,
+    SOCKETS,
+    STATE,
+    UNIT,
+    Configuration,
+    GatewayState,
+)
+from gpufleet.serving.unit import UnitFile, drop_in, whole
+from gpufleet.settings.gateway_settings import Gateway
+
+# A distribution's package starts its own unit as soon as it is there, with a configuration that is
+# not ours.
+PACKAGES_UNIT = f"{UNIT_DIRECTORY}/haproxy.service"
+
+HAPROXY = "/usr/sbin/haproxy"
+
+STOP_SECONDS = 30
+
+
+def configuration(
+    node: Watching, wanted: Gateway, loaded: Callable[[], GatewayState]
+) -> Configuration:
+    """Return what the gateway is to read; of nodes that did not answer, what it has `loaded`."""
+    keys = {
+        file: content.decode().strip()
+        for file, content in targets.secrets(
+            {file: file for file in haproxy.key_files(node.nodes)}, "vllm.api_key_file"
+        ).items()
+    }
+    backends = haproxy.backends(node.nodes, node.servers, node.name, keys)
+    if node.silent:
+        backends = haproxy.kept(backends, loaded().configured, node.silent, node.nodes)
+    pem = b"\n".join(
+        targets.secrets(
+            {file: file for file in haproxy.certificate_files(wanted, node.name)}, "gateway.tls"
+        ).values()
+    )
+    return haproxy.config(
+        wanted,
+        backends,
+        metrics_address=str(node.settings.exporters.listen or ""),
+        certificate=pem,
+    )
+
+
+def gateway_unit(wanted: Gateway) -> UnitFile:
+    return whole(
+        "gpufleet-gateway.service.j2",
+        UNIT,
+        started_with={},
+        home=HOME,
+        run=RUN,
+        state=STATE,
+        program=PROGRAM,
+        gone=keepalived.GONE if wanted.virtual_address else "",
+        stop_seconds=STOP_SECONDS,
+        files=SOCKETS,
+    )
+
+
+def virtual_address(node: Watching, wanted: Gateway) -> Wanted:
+    address = wanted.virtual_address
+    if address is None:
+        raise ValueError(f"{node.name} has no virtual address")
+    read = targets.secrets({"it": address.password_file}, "gateway.virtual_address.password_file")
+    text = keepalived.keepalived(address, read["it"].strip())
+    check = keepalived.check(str(node.settings.exporters.listen or ""), wanted.metrics_port)
+    override = drop_in(
+        "keepalived-gateway.conf.j2",
+        keepalived.UNIT,
+        started_with={"configuration": keepalived.slow_hash(text), "check": check},
+    )
+    return Wanted(
+        File(
+            f"{keepalived.HOME}/{keepalived.CONFIGURATION}",
+            text,
+            mode=0o600,
+            secret=True,
+        ),
+        File(keepalived.CHECK, check, mode=0o755),
+        override.file,
+        Unit(keepalived.UNIT, fingerprint=override.fingerprint),
+    )
+
+
+def gateway_files(found: Configuration) -> Wanted:
+    """Return the files that the gateway reads, and that there are no others of theirs."""
+    return Wanted(
+        Directory("/etc/gpufleet"),
+        Directory(HOME, mode=0o700),
+        Directory(STATE),
+        *(File(f"{HOME}/{path}", content) for path, content in found.files.items()),
+        *(
+            File(f"{HOME}/{path}", content, mode=0o600, secret=True)
+            for path, content in found.secrets.items()
+        ),
+        NoOtherFiles(f"{HOME}/*.map"),
+        NoOtherFiles(f"{HOME}/*.pem"),
+    )
+
+
+def gateway_problems(node: Watching) -> tuple[str, ...]:
+    """Return why the node cannot be a gateway, in sentences."""
+    return (
+        *haproxy.problems(node.nodes, node.name),
+        *keepalived.problems(node.nodes, node.name),
+    )

@@ -1,0 +1,174 @@
+"""What LiteLLM's node has to have: release, program, configuration, credentials, unit.  Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+
+from gpufleet.artifacts.release import Release
+from gpufleet.converge.desired import (
+    UNIT_DIRECTORY,
+    Absent,
+    Directory,
+    File,
+    Group,
+    NoOtherFiles,
+    Package,
+    Unit,
+    UnitGone,
+    User,
+    Value,
+    Wanted,
+)
+from gpufleet.errors import FleetError
+from gpufleet.monitoring import targets
+from gpufleet.monitoring.exporters import named
+from gpufleet.monitoring.prometheus import Watched
+from gpufleet.network import litellm
+from gpufleet.network.litellm import ACCOUNT, CREDENTIALS, HOME, PROGRAM, SERVE, STATE, UNIT
+from gpufleet.serving.unit import UnitFile, whole
+from gpufleet.settings.litellm_settings import Litellm
+from gpufleet.templates import read_template
+
+PACKAGES = ("ca-certificates", "python3-venv")
+
+# It imports all of LiteLLM: 7 s of one core measured, and 33 s where others had both.
+CHECK_SECONDS = 180
+
+# What has gone may have had the longest drain, and its unit adds a little.
+LONGEST_STOP_SECONDS = 3600 + 30
+
+
+def required(build: Release) -> Wanted:
+    """Return what a node needs before it can hold a release, and what starts one."""
+    values: list[Value] = [
+        *map(Package, PACKAGES),
+        Group(ACCOUNT),
+        User(ACCOUNT, ACCOUNT, STATE),
+        *map(Directory, (PROGRAM.home, PROGRAM.releases)),
+        *(Directory(f"{PROGRAM.home}/{each}") for each in ("locks", "uv")),
+        Directory(str(PurePosixPath(PROGRAM.cache).parent)),
+        Directory(str(PurePosixPath(SERVE).parent)),
+        Directory("/etc/gpufleet"),
+        File(build.lock_path, build.lock),
+        File(build.uv_lock_path, build.uv_lock),
+        File(SERVE, read_template("litellm-serve.py").encode(), mode=0o755),
+    ]
+    return Wanted(*values)
+
+
+def read_files(
+    wanted: Litellm, nodes: Mapping[str, Watched], name: str
+) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """
+    Return what is read of this machine: credentials by name, and open files by path from `HOME`.
+
+    Raises `FleetError` for what cannot be read, and for a key that the gateway does not know.
+    """
+    secrets: dict[str, bytes] = {}
+    others: dict[str, bytes] = {}
+    if file := wanted.upstream_key_file:
+        secrets |= targets.secrets({"upstream-key": file}, "litellm.upstream_key_file")
+        if refusal := litellm.unknown_key(wanted, nodes, name, secrets["upstream-key"].strip()):
+            raise FleetError(refusal)
+    if file := wanted.upstream_ca_file:
+        others |= targets.secrets({"upstream-ca.pem": file}, "litellm.upstream_ca_file")
+    if wanted.tls:
+        certificate = named(wanted.tls.certificate_file, name)
+        others |= targets.secrets({"tls.pem": certificate}, "litellm.tls")
+        secrets |= targets.secrets({"tls-key": named(wanted.tls.key_file, name)}, "litellm.tls")
+    return secrets, others
+
+
+def litellm_unit(
+    wanted: Litellm,
+    build: Release,
+    networks: tuple[str, ...],
+    read: Mapping[str, bytes],
+    secrets: Mapping[str, bytes],
+) -> UnitFile:
+    """Return its unit; the fingerprint covers all that the process reads."""
+    program = read_template("litellm-serve.py")
+    digests = {f"credential {each}": _digest(content) for each, content in secrets.items()}
+    return whole(
+        "litellm.service.j2",
+        UNIT,
+        started_with={"program": program, **read, **digests},
+        account=ACCOUNT,
+        home=HOME,
+        state=STATE,
+        release=build.directory,
+        serve=SERVE,
+        credentials=sorted(secrets),
+        networks=networks,
+        start_seconds=litellm.START_SECONDS,
+        stop_seconds=stop_seconds(wanted),
+    )
+
+
+def command(build: Release, *words: str) -> tuple[str, ...]:
+    """Return the command that starts the release."""
+    return (f"{build.directory}/bin/python", "-IB", SERVE, *words)
+
+
+def stop_seconds(wanted: Litellm) -> int:
+    """Return how long a stop may take: the drain, and what Python needs to end."""
+    return wanted.drain_seconds + 20
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+OURS = (
+    f"{UNIT_DIRECTORY}/{UNIT}",
+    f"{HOME}/front.json",
+    f"{CREDENTIALS}/upstream-key",
+    f"{CREDENTIALS}/tls-key",
+)
+"""What is on a node that has had it: its unit, and secrets or what belongs to them."""
+
+
+def unwanted() -> Wanted:
+    """Return that it is gone, but for its releases and its account."""
+    return Wanted(
+        UnitGone(UNIT, stop_seconds=LONGEST_STOP_SECONDS),
+        Absent(f"{HOME}/config.yaml"),
+        *map(Absent, OURS[1:]),
+    )
+
+
+def litellm_files(
+    unit: UnitFile, open_files: Mapping[str, bytes], secrets: Mapping[str, bytes]
+) -> Wanted:
+    """Return its configuration, its credentials and its unit, and that there are no others."""
+    return Wanted(
+        Directory(HOME, group=ACCOUNT, mode=0o750),
+        Directory(CREDENTIALS, mode=0o700),
+        *(
+            File(f"{HOME}/{path}", content, group=ACCOUNT, mode=0o640)
+            for path, content in open_files.items()
+        ),
+        NoOtherFiles(f"{HOME}/*.pem"),
+        *(
+            File(f"{CREDENTIALS}/{path}", content, mode=0o600, secret=True)
+            for path, content in secrets.items()
+        ),
+        NoOtherFiles(f"{CREDENTIALS}/*"),
+        # It names the release: another one reads the same configuration in its own way.
+        unit.file,
+    )
+
+
+def running_unit(wanted: Litellm, unit: UnitFile) -> Wanted:
+    """Return its unit as it is to run."""
+    return Wanted(
+        unit.file,
+        Unit(
+            UNIT,
+            fingerprint=unit.fingerprint,
+            stop_seconds=stop_seconds(wanted),
+            start_seconds=litellm.START_SECONDS,
+        ),
+    )

@@ -1,0 +1,133 @@
+"""Load a node's firewall, and keep it if the node can still be reached."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import gevent
+from pyinfra import host, logger
+from pyinfra.api import FunctionCommand, Host, State, StringCommand, operation
+from pyinfra.api.exceptions import ConnectError
+from pyinfra.connectors.ssh import SSHConnector
+from pyinfra.context import ctx_state
+
+from gpufleet.network.firewall import RULES, SERVICE, changes, problems
+from gpufleet.operations.converge import Converge, announce, foretell, refuse
+from gpufleet.remote import payload
+from gpufleet.remote.facts import FirewallRules
+
+Commands = Generator[StringCommand | FunctionCommand]
+
+LOOK_SECONDS = 90
+"""The program's own deadlines, 15 s for each of its commands, of which a healthy node needs one."""
+
+# Under new rules a connection either comes about at once or not at all.
+CONNECT_SECONDS = 30
+
+
+@operation()
+def remove_firewall(node: Converge) -> Commands:
+    """Take the table away, where there was one; the unit and its file follow."""
+    if not node.snapshot().file(RULES).exists:
+        host.noop("there is no firewall of ours")
+        return
+    announce("remove the table inet gpufleet")
+    # On a node whose nftables are gone there is no table either.
+    yield StringCommand("nft delete table inet gpufleet 2>/dev/null || :", _timeout=LOOK_SECONDS)
+
+
+@operation()
+def apply_firewall(node: Converge, text: str, confirm_seconds: int) -> Commands:
+    """
+    Replace the node's table, unless it is loaded and confirmed; show each line that differs.
+
+    New rules stay if a new connection to the node comes about under them. If not, they are taken
+    back at once over the one that is there, and by a timer of the node if that is cut, too.
+    """
+    seen = _ask("look", text)
+    executing = ctx_state.get().is_executing
+    if not seen or seen["error"]:
+        yield from refuse((seen.get("error") or "the node's firewall could not be asked",))
+        return
+    if not executing and seen["canonical"] is None:
+        for line in changes(None, text):
+            foretell(f"load, once there is nft and the user of vLLM: {line}")
+        yield FunctionCommand(lambda *_: True, (), {})
+        return
+    if seen["canonical"] is None:
+        yield from refuse(("there is no nft, or no user of vLLM, on this node",))
+        return
+    if seen["loaded"] == seen["canonical"] and seen["saved"] and not seen["pending"]:
+        host.noop("the rules are loaded")
+        return
+    for line in changes(seen["loaded"], seen["canonical"]):
+        if executing:
+            logger.info("%s%s", host.print_prefix, line)
+        else:
+            foretell(f"change {line}")
+    if executing:
+        node.forget()
+    yield FunctionCommand(_replace, (text, confirm_seconds), {})
+
+
+def _replace(state: State, host: Host, text: str, seconds: int) -> bool:
+    """Load the table and confirm it; return whether it stays."""
+    if error := _error(_ask("apply", text, seconds)):
+        logger.error("%sthe firewall's rules were not loaded: %s", host.print_prefix, error)
+        return False
+    if not (error := _confirm(state, host, text, min(CONNECT_SECONDS, seconds - 10))):
+        return True
+    back = _error(_ask("revert", text))
+    logger.error(
+        "%sunder the new rules of the firewall %s: %s",
+        host.print_prefix,
+        error,
+        f"they are taken back within {seconds} s ({back})" if back else "they were taken back",
+    )
+    return False
+
+
+def _confirm(state: State, host: Host, text: str, seconds: int) -> str:
+    """Confirm the rules over a new connection; return why that was not possible, "" if it was."""
+    if not isinstance(host.connector, SSHConnector):
+        return _error(_ask("confirm", text))  # this machine itself: no rule is in between
+    own, new = host.connector, type(host.connector)(state, host)
+    try:
+        with gevent.Timeout(seconds):
+            new.connect()
+        host.connector = new
+        return _error(_ask("confirm", text))
+    except ConnectError as error:
+        return f"no new SSH connection came about ({error})"
+    except gevent.Timeout:
+        return f"no new SSH connection came about within {seconds} s"
+    finally:
+        host.connector = own
+        if new.client is not None:
+            new.client.close()
+
+
+def _ask(action: str, text: str, seconds: int = 0) -> dict[str, Any]:
+    """Return on_node/network/firewall.py's document, {} if it could not be had."""
+    program = payload.program(
+        "network/firewall",
+        action=action,
+        wanted=text,
+        seconds=seconds,
+        rules=RULES,
+        service=SERVICE,
+    )
+    found: dict[str, Any] = host.get_fact(
+        FirewallRules, _stdin=program, _timeout=LOOK_SECONDS, _ignore_errors=True
+    )
+    return found or {}
+
+
+def _error(seen: dict[str, Any]) -> str:
+    return str(seen["error"]) if seen else "the node did not answer"
+
+
+def firewall_problems(text: str) -> list[str]:
+    """Return what keeps the current node from having these rules, in words."""
+    return list(problems(_ask("look", text)))

@@ -1,0 +1,89 @@
+"""Build a release on a node, or have it copied from one that has it; remove old ones."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+from pyinfra import host
+from pyinfra.api import QuoteString, StringCommand, operation
+from pyinfra.context import ctx_state
+
+from gpufleet.artifacts.release import BUILD_SECONDS, WAIT_SECONDS, Release, build_script
+from gpufleet.operations import progress_watch
+from gpufleet.operations.converge import Converge, announce
+from gpufleet.operations.distribute import Goods, copy, is_copied, of_release
+
+
+def have_release(ground: Converge, build: Release) -> None:
+    """Have the release on the node: built once for nodes of its kind, and copied to the others."""
+    goods = of_release(build)
+    build_release(
+        ground,
+        build,
+        goods,
+        name=f"build release {build.id}",
+        _timeout=BUILD_SECONDS + WAIT_SECONDS,
+    )
+    if goods and goods.others:
+        copy(ground, goods, name=f"copy release {build.id}")
+        build_missing_release(
+            ground,
+            build,
+            goods,
+            name=f"build release {build.id} where it was not copied",
+            _timeout=BUILD_SECONDS + WAIT_SECONDS,
+        )
+
+
+@operation()
+def build_release(
+    node: Converge, wanted: Release, goods: Goods | None = None
+) -> Generator[StringCommand]:
+    """Build the release, unless it is there and whole, or comes from another node."""
+    if node.snapshot().file(wanted.mark).exists:
+        host.noop(f"release {wanted.id} is there")
+        return
+    if is_copied(goods):
+        host.noop(f"release {wanted.id} comes from another node")
+        return
+    yield from _build(node, wanted)
+
+
+@operation()
+def build_missing_release(
+    node: Converge, wanted: Release, goods: Goods
+) -> Generator[StringCommand]:
+    """Build the release that was to come from another node and did not."""
+    if not ctx_state.get().is_executing or node.snapshot().file(wanted.mark).exists:
+        host.noop(f"release {wanted.id} is there")
+        return
+    yield from _build(node, wanted)
+    yield StringCommand("rm", "-rf", QuoteString(goods.coming))
+
+
+def _build(node: Converge, wanted: Release) -> Generator[StringCommand]:
+    with progress_watch.building(wanted):
+        yield StringCommand("sh", "-c", QuoteString(build_script(wanted)))
+    node.forget()
+
+
+@operation()
+def remove_old_releases(node: Converge, build: Release, keep: int) -> Generator[StringCommand]:
+    """Remove the oldest releases, once the unit runs this one; `keep` others stay."""
+    others = sorted(node.snapshot().listing(build.program.releases) - {build.id})
+    if len(others) <= keep:
+        host.noop(f"{len(others)} older releases")
+        return
+    older = f"{len(others) - keep} of {len(others)} older releases"
+    announce(f"remove {older} below {build.program.releases}")
+    # A release's directory is dated when it was whole. With uv's cache, whose files they share by
+    # links: otherwise nothing would be free.
+    script = f"""set -eu
+cd {build.program.releases}
+ls -1dt -- {" ".join(others)} | tail -n +{keep + 1} | while read -r old; do
+    rm -rf -- "$old" "../locks/$old.txt"
+done
+rm -rf {build.program.cache}
+"""
+    yield StringCommand("sh", "-c", QuoteString(script))
+    node.forget()

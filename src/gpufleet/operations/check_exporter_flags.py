@@ -1,0 +1,38 @@
+"""Have a node's exporter parse its flags before the unit that has them is written."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+from pyinfra import host
+from pyinfra.api import QuoteString, StringCommand, operation
+from pyinfra.context import ctx_state
+
+from gpufleet.monitoring.exporters import Access
+from gpufleet.monitoring.node_exporter import flag_check_script, program
+from gpufleet.operations.converge import Converge, foretell
+from gpufleet.serving.unit import UnitFile
+from gpufleet.settings.monitoring_settings import NodeExporter
+
+# `--version` behind all other flags: they are parsed, and nothing is started.
+CHECK_SECONDS = 30
+
+
+@operation()
+def check_exporter_flags(
+    node: Converge, rendered: UnitFile, wanted: NodeExporter, access: Access
+) -> Generator[StringCommand]:
+    """
+    Have the program parse its flags, before a unit that has others is written.
+
+    Releases differ in what they know: 1.3 has no --web.config.file, and collectors come and go. A
+    flag that is not known would end the exporter at its start.
+    """
+    seen = node.snapshot().file(rendered.path)
+    if seen.exists and seen.sha256 == rendered.file.sha256:
+        host.noop("it has taken them")
+        return
+    if not ctx_state.get().is_executing:
+        foretell(f"ask {program(wanted)} for its flags")
+    node.asks()
+    yield StringCommand("sh", "-c", QuoteString(flag_check_script(wanted, access)))

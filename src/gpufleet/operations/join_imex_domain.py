@@ -1,0 +1,78 @@
+"""Run IMEX with the nodes that share a fabric, which the driver in force tells."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from typing import Any, TypeAlias
+
+from gevent.event import AsyncResult
+from pyinfra import host, logger
+from pyinfra.api import FunctionCommand, State, StringCommand, operation
+from pyinfra.context import ctx_state
+
+from gpufleet.converge.desired import Directory, File, Unit, Wanted
+from gpufleet.errors import FleetError
+from gpufleet.node.imex_domain import addresses
+from gpufleet.operations.converge import Converge, files, foretell, refuse, units
+from gpufleet.remote.query import survey
+from gpufleet.sanitize import printable
+from gpufleet.serving.unit import drop_in
+
+Commands: TypeAlias = Generator[StringCommand | FunctionCommand]
+
+SERVICE = "nvidia-imex.service"
+
+NODES = "/etc/nvidia-imex/nodes_config.cfg"
+
+
+@operation()
+def join_imex_domain(driver: str) -> Commands:
+    """Name the nodes of the domain in IMEX's file, and run it with that."""
+    state: State = ctx_state.get()
+    try:
+        domain = addresses(_documents(state), host.name)
+    except FleetError as error:
+        if state.is_executing:
+            yield from refuse(error.problems)
+            return
+        foretell("ask for its domain: the driver is not in force")
+        for problem in error.problems:
+            logger.info("%s    %s", host.print_prefix, printable(problem))
+        yield FunctionCommand(lambda *_: True, (), {})
+        return
+    node = Converge(imex_wanted(driver, domain))
+    found = node.difference()
+    if not (found.changes or found.problems):
+        host.noop(f"IMEX runs with {len(domain)} nodes")
+        return
+    # pyinfra's way of one operation within another.
+    yield from files._inner(node)  # noqa: SLF001
+    yield from units._inner(node)  # noqa: SLF001
+
+
+def imex_wanted(driver: str, domain: tuple[str, ...]) -> Wanted:
+    """Return IMEX's file and unit for the addresses of its domain."""
+    text = "".join(f"{address}\n" for address in domain).encode()
+    file = drop_in(
+        "nvidia-driver-service.conf.j2", SERVICE, started_with={"driver": driver, "nodes": text}
+    )
+    return Wanted(
+        Directory(NODES.rpartition("/")[0]),
+        File(NODES, text),
+        file.file,
+        Unit(SERVICE, fingerprint=file.fingerprint),
+    )
+
+
+_asked: dict[tuple[int, bool], AsyncResult] = {}
+
+
+def _documents(state: State) -> Mapping[str, dict[str, Any] | str]:
+    """Return every node's probe, asked once while preparing and once while executing."""
+    key = (id(state), state.is_executing)
+    if key not in _asked:
+        # No yield between looking and storing: under gevent this is atomic.
+        _asked[key] = AsyncResult()
+        _asked[key].set(survey(state, state.inventory))
+    found: Mapping[str, dict[str, Any] | str] = _asked[key].get()
+    return found

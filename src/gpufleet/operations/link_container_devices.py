@@ -1,0 +1,31 @@
+"""Make the links by which containers know a node's GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+from pyinfra import host, logger
+from pyinfra.api import QuoteString, StringCommand, operation
+
+from gpufleet.gpu_software import container_toolkit
+from gpufleet.operations.converge import Converge
+
+# One link a device file.
+LINK_SECONDS = 60
+
+
+@operation()
+def link_container_devices(node: Converge) -> Generator[StringCommand]:
+    """
+    Make the links that a container's devices are known by, unless they are there.
+
+    Without them systemd forgets the devices of running containers when it reloads its units, which
+    our deploys have it do.
+    """
+    seen = node.snapshot()
+    if container_toolkit.are_linked(seen.listing(container_toolkit.LINKS)):
+        host.noop("the device links are there")
+        return
+    for engine in container_toolkit.running(seen):
+        logger.warning("%s%s", host.print_prefix, container_toolkit.warning(engine))
+    yield StringCommand("sh", "-c", QuoteString(container_toolkit.LINK))

@@ -1,0 +1,83 @@
+"""Have a node's facts read, and write down on the node what a deploy has found."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from weakref import WeakKeyDictionary
+
+from pyinfra import host, logger
+from pyinfra.api import State, StringCommand, operation
+from pyinfra.context import ctx_host, ctx_state
+
+from gpufleet.checks.finding import Report
+from gpufleet.fleet import node_records, run
+from gpufleet.fleet.assessment import judged
+from gpufleet.fleet.facts_timer import FACTS, SERVICE
+from gpufleet.inventory import loader
+from gpufleet.operations.converge import Converge, announce, probed_changes
+from gpufleet.remote import payload
+from gpufleet.remote.query import Answer, ask, survey
+from gpufleet.sanitize import printable
+
+# Two small files; connecting is what may take time.
+RECORD_SECONDS = 20
+
+_REPORTS: WeakKeyDictionary[State, Report] = WeakKeyDictionary()
+
+
+@operation()
+def read_facts(node: Converge) -> Generator[StringCommand]:
+    """Have the facts of a node that has none read now; later its timer does."""
+    if node.snapshot().file(FACTS).exists:
+        host.noop("the node has facts")
+        return
+    announce("read the node's facts: there are none")
+    yield StringCommand("systemctl", "start", SERVICE)
+    node.forget()
+
+
+@operation()
+def record_deploy(deploy: str) -> Generator[StringCommand]:
+    """
+    Write down on the node that a deploy came to its end, and what the check found. No change of it.
+
+    For nodes with GPUs it is the check of the probe that the run began with; one of a node that the
+    run has changed since is made anew.
+    """
+    if ctx_state.get().is_executing:
+        # What is raised here would end the run for every node, of which all is done already.
+        try:
+            problems = _record(deploy)
+        except Exception as error:  # noqa: BLE001
+            problems = [f"what was found is not recorded: {type(error).__name__}: {error}"]
+        for problem in problems:
+            logger.warning("%s%s", ctx_host.get().print_prefix, printable(problem))
+    host.noop("what was found is written down when a deploy ends")
+    yield from ()
+
+
+def _record(deploy: str) -> list[str]:
+    """Write it down; return what went wrong."""
+    state, here = ctx_state.get(), ctx_host.get()
+    files = {}
+    if here.name in loader.current().gpu_nodes:
+        report, answer = _report(state)
+        at = node_records.probed_at(answer, time.time())
+        files = {node_records.CHECK: node_records.of_check(report.of_nodes[here.name], at)}
+    program = payload.program("monitoring/record", files=files, deploy=deploy)
+    answers = ask(state, [here], lambda _: program, RECORD_SECONDS, "the record", short=True)
+    return node_records.unrecorded(answers, "what was found is")
+
+
+def _report(state: State) -> tuple[Report, Answer]:
+    """Return what is known of this node now: the fleet's report, and the probe behind it."""
+    here = ctx_host.get()
+    answers = run.documents(state)
+    declared = loader.current().gpu_nodes
+    if probed_changes():
+        answers = {**answers, **survey(state, [here])}
+        return judged(answers, declared, {here.name}), answers[here.name]
+    if state not in _REPORTS:
+        _REPORTS[state] = judged(answers, declared)
+    return _REPORTS[state], answers[here.name]

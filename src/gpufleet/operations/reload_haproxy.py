@@ -1,0 +1,78 @@
+"""Have HAProxy load its configuration, without losing a connection."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, TypeAlias
+
+from pyinfra import host, logger
+from pyinfra.api import FunctionCommand, Host, State, StringCommand, operation
+from pyinfra.context import ctx_host, ctx_state
+
+from gpufleet.network import haproxy
+from gpufleet.network.haproxy import HOME, RUN, STATE, UNIT, GatewayState
+from gpufleet.operations.converge import Converge, announce, refuse
+from gpufleet.remote import payload
+from gpufleet.remote.query import ask
+from gpufleet.sanitize import printable
+
+Commands: TypeAlias = Generator[StringCommand | FunctionCommand]
+
+LOOK_SECONDS = 30
+
+# A reload takes a second; on a node that is busy, some.
+LOAD_SECONDS = 60
+
+
+@operation()
+def reload_haproxy(running: Converge, fingerprint: str, *, if_it_runs: bool = False) -> Commands:
+    """
+    Have HAProxy load its configuration, unless it has; fail the node if it does not.
+
+    With `if_it_runs` one that does not run is only named: it starts with what lies there.
+    """
+    executing = ctx_state.get().is_executing
+    if not if_it_runs and not executing and running.difference().units.commands:
+        host.noop("it starts with its configuration")
+        return
+    found = gateway_state("show")
+    if not found.runs and (if_it_runs or not executing):
+        if executing:
+            logger.warning("%s%s does not run: %s", host.print_prefix, UNIT, found.error)
+        host.noop("it does not run")
+        return
+    if executing and found.error:
+        yield from refuse((f"{UNIT}: {found.error}",))
+        return
+    if found.fingerprint == fingerprint:
+        host.noop("what it has loaded is what lies there")
+        return
+    announce(f"reload {UNIT}")
+    yield FunctionCommand(_load, (fingerprint,), {})
+
+
+def _load(state: State, host: Host, fingerprint: str) -> bool:  # noqa: ARG001  # pyinfra's
+    found = gateway_state("load", unit=UNIT, fingerprint=fingerprint, seconds=LOAD_SECONDS)
+    for line in found.error.splitlines():
+        logger.error("%s%s: %s", host.print_prefix, UNIT, printable(line))
+    return not found.error
+
+
+def gateway_state(do: str, **parameters: Any) -> GatewayState:
+    program = payload.program(
+        "network/gateway_drains", do=do, home=HOME, run=RUN, state=STATE, **parameters
+    )
+    node = ctx_host.get()
+    seconds = LOOK_SECONDS + 2 * parameters.get("seconds", 0)
+    return haproxy.read(
+        ask(ctx_state.get(), [node], lambda _: program, seconds, "the look at the gateway")[
+            node.name
+        ]
+    )
+
+
+@operation()
+def wait_for_nodes() -> Commands:
+    """Let what follows on a gateway wait for all nodes: each of them has this operation."""
+    host.noop("the next step waits for the other nodes")
+    yield from ()

@@ -1,0 +1,81 @@
+"""Download a model's files to a node, or have them copied from one that has them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+from pyinfra import host
+from pyinfra.api import QuoteString, StringCommand, operation
+from pyinfra.context import ctx_state
+
+from gpufleet.artifacts import model_files
+from gpufleet.artifacts.model_files import Checkpoint
+from gpufleet.artifacts.operator_files import release_of
+from gpufleet.operations import progress_watch
+from gpufleet.operations.converge import Converge
+from gpufleet.operations.distribute import Goods, copy, is_copied
+from gpufleet.settings.node_settings import Vllm
+
+
+def have_model(ground: Converge, wanted: Checkpoint, vllm: Vllm, goods: Goods | None) -> None:
+    """Have a model's files on the node: downloaded once, and copied to the others."""
+    directory = release_of(vllm).directory
+    stage_model(
+        ground,
+        wanted,
+        vllm,
+        directory,
+        goods,
+        name=f"stage {wanted.repository}",
+        _timeout=model_files.DOWNLOAD_SECONDS,
+    )
+    if goods and goods.others:
+        copy(ground, goods, name=f"copy {wanted.repository}")
+        stage_missing_model(
+            ground,
+            wanted,
+            vllm,
+            directory,
+            goods,
+            name=f"stage {wanted.repository} where it was not copied",
+            _timeout=model_files.DOWNLOAD_SECONDS,
+        )
+
+
+@operation()
+def stage_model(
+    node: Converge,
+    wanted: Checkpoint,
+    vllm: Vllm,
+    release_directory: str,
+    goods: Goods | None = None,
+) -> Generator[StringCommand]:
+    """Download a model's files, unless they are there and whole, or come from another node."""
+    if node.snapshot().file(wanted.mark).exists:
+        host.noop(f"{wanted.repository} is there")
+        return
+    if is_copied(goods):
+        host.noop(f"{wanted.repository} comes from another node")
+        return
+    yield from _download(node, wanted, vllm, release_directory)
+
+
+@operation()
+def stage_missing_model(
+    node: Converge, wanted: Checkpoint, vllm: Vllm, release_directory: str, goods: Goods
+) -> Generator[StringCommand]:
+    """Download a model's files that were to come from another node and did not."""
+    if not ctx_state.get().is_executing or node.snapshot().file(wanted.mark).exists:
+        host.noop(f"{wanted.repository} is there")
+        return
+    yield from _download(node, wanted, vllm, release_directory)
+    yield StringCommand("rm", "-rf", QuoteString(goods.coming))
+
+
+def _download(
+    node: Converge, wanted: Checkpoint, vllm: Vllm, release_directory: str
+) -> Generator[StringCommand]:
+    script = model_files.download_script(wanted, vllm, release_directory)
+    with progress_watch.downloading(wanted, vllm):
+        yield StringCommand("sh", "-c", QuoteString(script))
+    node.forget()

@@ -1,0 +1,90 @@
+"""Ask everything that a node should answer; the node fails with every problem. Nothing changes."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any
+
+from pyinfra import host, logger
+from pyinfra.api import FunctionCommand, Host, State, operation
+
+from gpufleet.monitoring.exporters import Metrics
+from gpufleet.operations import wait_ready
+from gpufleet.operations.apply_firewall import firewall_problems
+from gpufleet.serving import readiness
+from gpufleet.serving.readiness import Endpoint
+
+
+@operation()
+def verify_endpoints(
+    endpoints: Sequence[Endpoint], metrics: Sequence[Metrics]
+) -> Generator[FunctionCommand]:
+    """No change when everything answers as it should; otherwise the node fails, with reasons."""
+    seen = wait_ready.look(endpoints, metrics)
+    found = endpoint_problems(endpoints, metrics, seen)
+    if not found:
+        host.noop(f"{len(endpoints)} endpoints and {len(metrics)} exporters answer")
+        return
+    yield FunctionCommand(_report, (tuple(found),), {})
+
+
+@operation()
+def verify_firewall(text: str) -> Generator[FunctionCommand]:
+    """No change when the rules that are wanted are loaded, now and after a reboot."""
+    found = firewall_problems(text)
+    if not found:
+        host.noop("the firewall's rules are loaded")
+        return
+    yield FunctionCommand(_report, (tuple(found),), {})
+
+
+def endpoint_problems(
+    endpoints: Sequence[Endpoint], metrics: Sequence[Metrics], seen: Mapping[str, Any]
+) -> list[str]:
+    """Return what is wrong, in words; what could not be asked is wrong too."""
+    found = [
+        verdict.text
+        if verdict.state is not readiness.State.WAITING
+        else f"{name}: not ready: {verdict.text}"
+        for name, verdict in wait_ready.verdicts(endpoints, seen, wait_ready.restarts(seen)).items()
+        if verdict.state is not readiness.State.READY
+    ]
+    for exporter in metrics:
+        answer = seen.get("metrics", {}).get(exporter.id)
+        if answer is None:
+            found.append(f"{exporter.id}: could not be asked")
+        elif answer["unit"].get("ActiveState") != "active":
+            found.append(f"{exporter.unit} is {answer['unit'].get('ActiveState') or 'unknown'}")
+        else:
+            found += _exporter_problems(exporter, answer)
+    return found
+
+
+def _exporter_problems(exporter: Metrics, answer: Mapping[str, Any]) -> Iterator[str]:
+    if answer.get("status") is None:
+        yield f"{exporter.unit}: {exporter.url} gives {answer.get('error')}"
+    elif answer["status"] != 200:
+        said = " ".join(str(answer.get("error") or "").split())
+        yield f"{exporter.unit}: {exporter.url} answers {answer['status']} {said}".rstrip()
+    elif missing := answer.get("missing"):
+        yield f"{exporter.unit}: lacks the metrics {', '.join(missing)}"
+    if exporter.access.password and answer.get("without_password") not in {None, 401}:
+        yield (
+            f"{exporter.unit}: {exporter.url} answers {answer['without_password']} without the "
+            "password"
+        )
+    if exporter.loopback_port and answer.get("exposed") != []:
+        at = answer.get("exposed")
+        yield (
+            f"port {exporter.loopback_port}, DCGM's host engine: which addresses it listens on "
+            "could not be read"
+            if at is None
+            else f"port {exporter.loopback_port}, DCGM's host engine: listens beyond loopback, and "
+            "whoever reaches it may set GPUs: look at `systemctl cat nvidia-dcgm`"
+        )
+
+
+def _report(state: State, host: Host, found: tuple[str, ...]) -> bool:  # noqa: ARG001
+    for problem in found:
+        logger.error("%s%s", host.print_prefix, problem)
+    return False

@@ -1,0 +1,210 @@
+"""What a node has to have to run its stages: packages, directories, secrets, units.  Pure, but for
+reading the operator's files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from gpufleet.artifacts.model_files import Checkpoint
+from gpufleet.artifacts.operator_files import read
+from gpufleet.artifacts.release import Release
+from gpufleet.converge.desired import (
+    Directory,
+    File,
+    Group,
+    NoOtherFiles,
+    NoOtherUnits,
+    Package,
+    Unit,
+    User,
+    Value,
+    Wanted,
+)
+from gpufleet.errors import FleetError
+from gpufleet.planning.planner import Stage
+from gpufleet.remote import payload
+from gpufleet.serving import flag_check, unit
+from gpufleet.serving.credentials import (
+    API_KEY_FILE,
+    CREDENTIALS,
+    NOT_FOR_UNITS,
+    node_credentials,
+    secret_files,
+    unit_hashes,
+)
+from gpufleet.serving.flag_check import Started
+from gpufleet.serving.readiness import Endpoint
+from gpufleet.serving.unit import UnitFile
+from gpufleet.settings.node_settings import NodeSettings, Vllm
+from gpufleet.templates import read_template
+
+UNITS = "vllm-*.service"
+
+# What a unit that is not wanted any more may take to stop: settings/node_settings.py's longest
+# drain, and the half minute that its unit adds.
+LONGEST_STOP_SECONDS = 3600 + 30
+
+# libnuma: vLLM's binding to memory nodes; its CPU build does not load without (measured).
+# Compiler and Python's headers: Triton, FlashInfer and torch's inductor compile kernels when the
+# first requests come; without one the engine starts healthy and dies of the first (measured).
+PACKAGES = ("ca-certificates", "curl", "g++", "libnuma1", "python3-dev", "python3-venv")
+
+
+def required(
+    wanted: Vllm, build: Release, secrets: Mapping[str, bytes], *, apart: bool = False
+) -> Wanted:
+    """Return what a node needs before it can hold a release; `apart`: without what units read."""
+    user = wanted.user
+    used = {name: each for name, each in secrets.items() if name in NOT_FOR_UNITS}
+    return Wanted(
+        *(Package(name) for name in PACKAGES),
+        Group(user),
+        User(user, group=user, home="/var/lib/vllm"),
+        *(
+            Directory(path, mode=0o755)
+            for path in ("/opt/vllm", "/opt/vllm/releases", "/opt/vllm/locks", "/opt/vllm/uv")
+        ),
+        Directory("/var/cache/gpufleet", mode=0o755),
+        Directory("/var/lib/vllm", user=user, group=user, mode=0o755),
+        Directory("/var/lib/vllm/models", user=user, group=user, mode=0o755),
+        Directory("/etc/vllm", mode=0o755),
+        Directory(CREDENTIALS, mode=0o700),
+        Directory("/usr/local/libexec/gpufleet", mode=0o755),
+        File(build.lock_path, build.lock),
+        File(build.uv_lock_path, build.uv_lock),
+        *(_secret(name, content) for name, content in used.items()),
+        *(() if apart else read_at_start(secrets)),
+    )
+
+
+def read_at_start(secrets: Mapping[str, bytes]) -> tuple[File, ...]:
+    """Return the files that units read when they start; their fingerprints cover them."""
+    return (
+        File(unit.LAUNCHER, read_template("vllm-serve.sh").encode(), mode=0o755),
+        File(unit.RANK, payload.archive("rank/rank"), mode=0o755),
+        *(_secret(name, each) for name, each in secrets.items() if name not in NOT_FOR_UNITS),
+    )
+
+
+def _secret(name: str, content: bytes) -> File:
+    return File(f"{CREDENTIALS}/{name}", content, mode=0o600, secret=True)
+
+
+def unit_files(
+    stages: Iterable[Stage], settings: NodeSettings, build: Release, secrets: Mapping[str, bytes]
+) -> dict[Stage, UnitFile]:
+    """Return the unit of each stage of this node."""
+    wanted = serving_settings(settings)
+    return {
+        stage: unit.render(
+            stage,
+            settings.serving[stage.model],
+            wanted,
+            release=build.id,
+            toolkit=settings.cuda.toolkit if settings.cuda else None,
+            credentials=unit_hashes(stage, settings.serving[stage.model], secrets),
+        )
+        for stage in stages
+    }
+
+
+def launches(
+    stages: Iterable[Stage], settings: NodeSettings, build: Release
+) -> tuple[Started, ...]:
+    """Return what each stage of this node will be started with, word by word."""
+    wanted = serving_settings(settings)
+    return tuple(
+        flag_check.started(
+            stage,
+            settings.serving[stage.model],
+            wanted,
+            release=build.id,
+            toolkit=settings.cuda.toolkit if settings.cuda else None,
+        )
+        for stage in stages
+    )
+
+
+def services(rendered: Mapping[Stage, UnitFile], settings: NodeSettings) -> Wanted:
+    """Return the planned stages' units, and that any other stage of ours is gone."""
+    values: list[Value] = [NoOtherUnits(UNITS, stop_seconds=LONGEST_STOP_SECONDS)]
+    for stage, file in rendered.items():
+        model = settings.serving[stage.model]
+        values += [
+            file.file,
+            Unit(
+                stage.unit,
+                fingerprint=file.fingerprint,
+                stop_seconds=unit.stop_seconds(model),
+            ),
+        ]
+    return Wanted(*values)
+
+
+def endpoints(rendered: Mapping[Stage, UnitFile], settings: NodeSettings) -> tuple[Endpoint, ...]:
+    """Return where this node's stages answer, each server of them, as the node itself does."""
+    wanted = settings.vllm
+    if wanted is None:
+        return ()
+    return tuple(
+        Endpoint(
+            id=stage.id if port == stage.port else f"{stage.id} on port {port}",
+            unit=stage.unit,
+            url=f"http://{local_address(wanted.listen)}:{port}",
+            served_name=unit.served_name(stage, settings.serving[stage.model]),
+            key_file=API_KEY_FILE if wanted.api_key_file else None,
+            start_seconds=settings.serving[stage.model].start_seconds,
+            fingerprint=file.fingerprint,
+            peers=tuple(node for node in stage.nodes if node != stage.node),
+        )
+        for stage, file in rendered.items()
+        for port in stage.servers
+    )
+
+
+def local_address(listen: str) -> str:
+    """Return the address at which the node reaches an endpoint that listens on `listen`."""
+    return "127.0.0.1" if listen in {"0.0.0.0", "::"} else listen  # noqa: S104
+
+
+def wait_seconds(stages: Iterable[Stage], settings: NodeSettings) -> int:
+    """Return the seconds after which waiting for all endpoints ends, whatever else happens."""
+    return max((settings.serving[stage.model].start_seconds for stage in stages), default=0) + 300
+
+
+def marks(files: Iterable[Checkpoint]) -> tuple[str, ...]:
+    """Return the files that say whether each checkpoint is whole."""
+    return tuple(sorted({found.mark for found in files}))
+
+
+def credentials(stages: Iterable[Stage], settings: NodeSettings) -> dict[str, bytes]:
+    """
+    Return the secrets that go to a node, by name: read from this machine's files, or made of them.
+
+    Raises `FleetError` for files that are empty.
+    """
+    named = secret_files(serving_settings(settings))
+    contents = {name: read(path) for name, path in named.items()}
+    if empty := [named[name] for name, content in contents.items() if not content.strip()]:
+        raise FleetError(*(f"{path} is empty: put the secret into it" for path in empty))
+    return node_credentials(contents, stages, settings.serving)
+
+
+def nothing() -> Wanted:
+    """Return that a node serves nothing."""
+    return Wanted(NoOtherUnits(UNITS, stop_seconds=LONGEST_STOP_SECONDS))
+
+
+def only_these_credentials(secrets: Mapping[str, bytes]) -> Wanted:
+    """Return the secrets of a node, and that there are no others."""
+    return Wanted(
+        *(_secret(name, content) for name, content in secrets.items()),
+        NoOtherFiles(f"{CREDENTIALS}/*"),
+    )
+
+
+def serving_settings(settings: NodeSettings) -> Vllm:
+    """Return what a node that serves is told of vLLM."""
+    if settings.vllm is None:
+        raise ValueError("a node without `vllm` serves nothing")
+    return settings.vllm
