@@ -12,7 +12,7 @@ from gpufleet.catalog.gpu_models import card
 from gpufleet.sizing import kv_bytes, kv_cache
 from gpufleet.sizing.architectures.components import Architecture, LatentCache, WindowCache
 from gpufleet.sizing.architectures.description import Description, ModelFiles, describe
-from gpufleet.sizing.architectures.quantization import online
+from gpufleet.sizing.architectures.quantization import online_quantization
 from gpufleet.sizing.fit import size
 from gpufleet.sizing.options import Options, Sizing
 from gpufleet.sizing.rank_weights import Sharding
@@ -242,7 +242,7 @@ def weighed(log: Log) -> tuple[Weighed, ...]:
     """Return what each pipeline stage's largest rank weighs."""
     quantization = log.description.quantization
     if quantization is None and "quantization" in log.flags:
-        quantization = online(log.flags["quantization"], log.vllm)
+        quantization = online_quantization(log.flags["quantization"], log.vllm)
     return weight_bytes(
         _with_drafts(log),
         quantization,

@@ -12,7 +12,7 @@ from gpufleet.planning import candidates
 from gpufleet.planning.candidates import Considered, Sizer
 from gpufleet.settings.node_settings import Served
 from gpufleet.sizing.architectures.description import Description
-from gpufleet.sizing.architectures.quantization import online
+from gpufleet.sizing.architectures.quantization import online_quantization
 from gpufleet.versions import numbers
 
 # FP8 tensor cores: Ada and Hopper (CUDA programming guide, compute capabilities).
@@ -69,4 +69,4 @@ def _method(considered: Considered) -> str | None:
     if considered.kind.compute_capability < FP8_CAPABILITY:
         return None
     vllm = numbers(considered.kind.vllm)
-    return next((name for name in FP8 if online(name, vllm) is not None), None)
+    return next((name for name in FP8 if online_quantization(name, vllm) is not None), None)

@@ -68,9 +68,9 @@ def read(
     try:
         path = Path(model).expanduser()
         if path.is_dir():
-            return _directory(path)
+            return _read_directory(path)
         if path.is_file():
-            return _directory(path.parent) if path.name == CONFIG else _only_config(path)
+            return _read_directory(path.parent) if path.name == CONFIG else _read_config(path)
     except (OSError, RuntimeError) as error:  # RuntimeError: ~ of a user that is not there
         raise FleetError(f"{model[:200]}: cannot be read: {_first_line(error)}") from None
     if model.startswith((".", "/", "~")) or not _REPOSITORY.fullmatch(model):
@@ -78,17 +78,19 @@ def read(
             f"{model}: no such directory or file; give a model's directory, its config.json, or "
             "its name on the Hugging Face Hub (owner/name)"
         )
-    return _within(seconds, lambda: _from_hub(model, revision, hub or Hub(), seconds), model)
+    return _run_within(
+        seconds, lambda: _read_from_hub(model, revision, hub or Hub(), seconds), model
+    )
 
 
 # -- from a directory ------------------------------------------------------------------------------
 
 
-def _only_config(path: Path) -> ModelFiles:
-    return ModelFiles(_json(path.read_bytes(), str(path)), origin=str(path))
+def _read_config(path: Path) -> ModelFiles:
+    return ModelFiles(_parse_json(path.read_bytes(), str(path)), origin=str(path))
 
 
-def _directory(folder: Path) -> ModelFiles:
+def _read_directory(folder: Path) -> ModelFiles:
     if not (folder / CONFIG).is_file():
         raise FleetError(
             f"{folder}: has no {CONFIG}, which says what the model is made of; give the directory "
@@ -97,7 +99,7 @@ def _directory(folder: Path) -> ModelFiles:
 
     def optional(name: str) -> Any:
         file = folder / name
-        return _json(file.read_bytes(), str(file)) if file.is_file() else None
+        return _parse_json(file.read_bytes(), str(file)) if file.is_file() else None
 
     index = optional(INDEX)
     names = _weight_files(index, str(folder / INDEX))
@@ -106,22 +108,22 @@ def _directory(folder: Path) -> ModelFiles:
     return ModelFiles(
         config=optional(CONFIG),
         hf_quant_config=optional(HF_QUANT_CONFIG),
-        stored=_merged(_local_header(file) for file in files) if complete else None,
+        stored=_merge_headers(_read_local_header(file) for file in files) if complete else None,
         stored_bytes=_total_size(index),
         origin=str(folder),
     )
 
 
-def _local_header(file: Path) -> Stored:
+def _read_local_header(file: Path) -> Stored:
     with file.open("rb") as opened:
         size = _header_size(opened.read(8), str(file))
-        return _header(opened.read(size), str(file))
+        return _parse_header(opened.read(size), str(file))
 
 
 # -- from the Hub ----------------------------------------------------------------------------------
 
 
-def _from_hub(model: str, revision: str | None, hub: Hub, seconds: float) -> ModelFiles:
+def _read_from_hub(model: str, revision: str | None, hub: Hub, seconds: float) -> ModelFiles:
     # The headers are worth having, the rest of the time: without them the index's total counts.
     headers_until = time.monotonic() + 0.8 * seconds
     import huggingface_hub
@@ -131,7 +133,7 @@ def _from_hub(model: str, revision: str | None, hub: Hub, seconds: float) -> Mod
     # We say it, once. By its own function: importing more of it sets the logger's level anew.
     hub_logging.set_verbosity(logging.CRITICAL)
     token = _token(hub)
-    unreachable = _unreachable(model, revision, hub, token)
+    unreachable = _connection_error(model, revision, hub, token)
 
     def file(name: str) -> Path | None:
         try:
@@ -148,12 +150,12 @@ def _from_hub(model: str, revision: str | None, hub: Hub, seconds: float) -> Mod
             )
         except errors.LocalEntryNotFoundError as error:
             if name == CONFIG:
-                raise _refused(unreachable or error, model, revision, hub) from None
+                raise _hub_error(unreachable or error, model, revision, hub) from None
             return None
         except errors.EntryNotFoundError:
             return None
         except (OSError, ValueError, errors.RevisionResolutionError) as error:
-            raise _refused(error, model, revision, hub) from None
+            raise _hub_error(error, model, revision, hub) from None
 
     config = file(CONFIG)
     if config is None:
@@ -162,12 +164,12 @@ def _from_hub(model: str, revision: str | None, hub: Hub, seconds: float) -> Mod
             "files and adapters alone have none: name the model that they were made from"
         )
     quantized, indexed = file(HF_QUANT_CONFIG), file(INDEX)
-    index = _json(indexed.read_bytes(), str(indexed)) if indexed else None
+    index = _parse_json(indexed.read_bytes(), str(indexed)) if indexed else None
     # The snapshot's folder is named for the commit: every header is of the same one.
-    stored, notes = _headers(model, config.parent.name, index, hub, token, until=headers_until)
+    stored, notes = _read_headers(model, config.parent.name, index, hub, token, until=headers_until)
     return ModelFiles(
-        config=_json(config.read_bytes(), f"{model}: {CONFIG}"),
-        hf_quant_config=_json(quantized.read_bytes(), f"{model}: {HF_QUANT_CONFIG}")
+        config=_parse_json(config.read_bytes(), f"{model}: {CONFIG}"),
+        hf_quant_config=_parse_json(quantized.read_bytes(), f"{model}: {HF_QUANT_CONFIG}")
         if quantized
         else None,
         stored=stored,
@@ -177,7 +179,9 @@ def _from_hub(model: str, revision: str | None, hub: Hub, seconds: float) -> Mod
     )
 
 
-def _unreachable(model: str, revision: str | None, hub: Hub, token: str | None) -> Exception | None:
+def _connection_error(
+    model: str, revision: str | None, hub: Hub, token: str | None
+) -> Exception | None:
     """Ask once whether the Hub answers at all: its client would try for half a minute."""
     import httpx2
     import huggingface_hub
@@ -195,7 +199,7 @@ def _unreachable(model: str, revision: str | None, hub: Hub, token: str | None) 
     return None
 
 
-def _headers(
+def _read_headers(
     model: str,
     commit: str,
     index: Mapping[str, Any] | None,
@@ -215,7 +219,7 @@ def _headers(
         for name in names
     ]
     if all(isinstance(path, str) for path in cached):
-        return _merged(_local_header(Path(str(path))) for path in cached), ()
+        return _merge_headers(_read_local_header(Path(str(path))) for path in cached), ()
     if hub.offline or constants.HF_HUB_OFFLINE:
         return None, ("the weights' files are not in the cache, so their headers were not read",)
 
@@ -223,31 +227,31 @@ def _headers(
         if time.monotonic() > until:
             raise TimeoutError("the Hub sends them too slowly")
         url = huggingface_hub.hf_hub_url(model, name, revision=commit, endpoint=hub.endpoint)
-        return _remote_header(url, token, f"{model}: {name}")
+        return _read_remote_header(url, token, f"{model}: {name}")
 
     try:
         with ThreadPoolExecutor(max_workers=min(_AT_ONCE, len(names))) as pool:
-            return _merged(pool.map(header, names)), ()
+            return _merge_headers(pool.map(header, names)), ()
     except errors.EntryNotFoundError:
         return None, ("the model has no safetensors files, whose headers say what is stored",)
     except (OSError, httpx2.HTTPError) as error:
         return None, (f"the headers of the weights' files could not be read: {_first_line(error)}",)
 
 
-def _remote_header(url: str, token: str | None, name: str) -> Stored:
+def _read_remote_header(url: str, token: str | None, name: str) -> Stored:
     """Read the header at the front of a file; no more of it, even if all of it is sent."""
-    got = _front(url, token, _FIRST_BYTES, lambda data: _needed(data, name))
+    got = _read_front(url, token, _FIRST_BYTES, lambda data: _header_end(data, name))
     size = _header_size(got[:8], name)
     if len(got) < 8 + size:
-        got = _front(url, token, 8 + size, lambda _: 8 + size)
-    return _header(got[8 : 8 + size], name)
+        got = _read_front(url, token, 8 + size, lambda _: 8 + size)
+    return _parse_header(got[8 : 8 + size], name)
 
 
-def _needed(data: bytes, name: str) -> int:
+def _header_end(data: bytes, name: str) -> int:
     return 8 if len(data) < 8 else 8 + _header_size(data[:8], name)
 
 
-def _front(url: str, token: str | None, size: int, needed: Callable[[bytes], int]) -> bytes:
+def _read_front(url: str, token: str | None, size: int, needed: Callable[[bytes], int]) -> bytes:
     """Return the first bytes at `url`: until there are as many as `needed` says, or `size`."""
     from huggingface_hub.utils._headers import build_hf_headers
     from huggingface_hub.utils._http import get_session, hf_raise_for_status
@@ -277,7 +281,7 @@ def _token(hub: Hub) -> str | None:
     return token
 
 
-def _refused(error: Exception, model: str, revision: str | None, hub: Hub) -> FleetError:
+def _hub_error(error: Exception, model: str, revision: str | None, hub: Hub) -> FleetError:
     """Say in a sentence why the Hub's client has no file for us."""
     from huggingface_hub import constants, errors
 
@@ -311,7 +315,7 @@ def _refused(error: Exception, model: str, revision: str | None, hub: Hub) -> Fl
 # -- what a file says ------------------------------------------------------------------------------
 
 
-def _json(text: bytes, name: str) -> dict[str, Any]:
+def _parse_json(text: bytes, name: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError as error:
@@ -360,8 +364,8 @@ def _header_size(first: bytes, name: str) -> int:
     )
 
 
-def _header(text: bytes, name: str) -> Stored:
-    entries = _json(text, f"{name}: its header")
+def _parse_header(text: bytes, name: str) -> Stored:
+    entries = _parse_json(text, f"{name}: its header")
     try:
         return {
             tensor: (str(entry["dtype"]), tuple(int(length) for length in entry["shape"]))
@@ -372,7 +376,7 @@ def _header(text: bytes, name: str) -> Stored:
         raise FleetError(f"{name}: its header is not as the safetensors format has it") from None
 
 
-def _merged(headers: Iterable[Stored]) -> Stored:
+def _merge_headers(headers: Iterable[Stored]) -> Stored:
     merged: dict[str, tuple[str, tuple[int, ...]]] = {}
     for header in headers:
         merged.update(header)
@@ -383,7 +387,7 @@ def _first_line(error: Exception) -> str:
     return _PASSWORD.sub("//", (str(error).strip() or type(error).__name__).splitlines()[0])
 
 
-def _within(seconds: float, work: Callable[[], _Found], model: str) -> _Found:
+def _run_within(seconds: float, work: Callable[[], _Found], model: str) -> _Found:
     """Do `work` in a thread of its own, and give up on it after `seconds`."""
     found: list[_Found] = []
     failed: list[BaseException] = []

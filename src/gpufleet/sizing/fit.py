@@ -133,7 +133,7 @@ class _Estimate:
 
 def _estimate(description: Description, options: Options) -> _Estimate:
     """Return what each stage has, and its KV cache, within the estimates' errors."""
-    longest = description.architecture.untold_length(options.vllm)
+    longest = description.architecture.default_length(options.vllm)
     length = requested_length(description, options)
     chosen = resolved_defaults(options, length)
     stages, layers = stage_memory(description, options, chosen)

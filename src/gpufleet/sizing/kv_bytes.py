@@ -251,7 +251,7 @@ def token_bytes(layout: Layout, cache: FullCache | WindowCache | ChunkCache | La
     """
     if isinstance(cache, LatentCache):
         packed = _PACKED_LATENT.get(_latent_dtype(layout))
-        return packed or (cache.rank + cache.rope_dim) * _element(layout)
+        return packed or (cache.rank + cache.rope_dim) * _element_bytes(layout)
     heads = max(1, cache.kv_heads // layout.tensor)
     # Values of their own size were counted from 0.14 on (FullAttentionSpec.head_size_v).
     values = None if isinstance(cache, ChunkCache) or layout.vllm < (0, 14) else cache.v_head_dim
@@ -264,7 +264,7 @@ def token_bytes(layout: Layout, cache: FullCache | WindowCache | ChunkCache | La
     if dtype.startswith("nvfp4"):
         # Four bits a number and an fp8 scale for 16 of them (torch_utils.nvfp4_kv_cache_full_dim).
         return heads * 2 * (keys // 2 + keys // 16)
-    return heads * (keys + values) * _element(layout)
+    return heads * (keys + values) * _element_bytes(layout)
 
 
 def kv_dtype(
@@ -311,7 +311,7 @@ def _modelopt_kv_dtype(said: Mapping[str, Any], vllm: Version) -> str:
     return "auto"
 
 
-def _element(layout: Layout) -> int:
+def _element_bytes(layout: Layout) -> int:
     dtype = layout.kv_dtype
     if dtype == "auto":
         dtype = layout.dtype
@@ -344,7 +344,7 @@ def _latent_dtype(layout: Layout) -> str:
     dtype = layout.kv_dtype
     if dtype in _PACKED_LATENT or not _is_sparse(layout):
         return dtype
-    major = _major(layout)
+    major = _major_capability(layout)
     if layout.vllm >= (0, 18):
         # By backend: FlashMLA's on Hopper, SM120's kernel (0.24) packs "auto" as well; FlashInfer,
         # which SM100 prefers for fp8, keeps plain fp8 (layers/attention/mla_attention.py).
@@ -381,7 +381,7 @@ def row_bytes(layout: Layout) -> int:
     latent = _latent(layout)
     if latent is None or not latent.indexer_dim or layout.vllm[:2] != (0, 31):
         return 1
-    return token_bytes(layout, latent) if _major(layout) == 10 else 1
+    return token_bytes(layout, latent) if _major_capability(layout) == 10 else 1
 
 
 def _index_page(cache: LatentCache, block: int) -> Page:
@@ -415,14 +415,14 @@ def state_bytes(layout: Layout, cache: StateCache) -> int:
         sizes = list(shape)
         if split is not None:
             sizes[split] = -(-sizes[split] // layout.tensor)
-        if number < last and _lengthens(layout, cache.kind):
+        if number < last and _is_lengthened(layout, cache.kind):
             sizes[0 if split == 1 else -1] += layout.speculative_tokens
         dtype = cache.dtypes[number]
         total += prod(sizes) * DTYPE_BYTES[layout.dtype if dtype == "model" else dtype]
     return total
 
 
-def _lengthens(layout: Layout, kind: str) -> bool:
+def _is_lengthened(layout: Layout, kind: str) -> bool:
     since = {"gdn": (0,), "mamba2": (0, 17), "kda": (0, 27), "short_conv": (0, 29)}
     return kind in since and layout.vllm >= since[kind]
 
@@ -474,7 +474,7 @@ def _exports_checkpoints(layout: Layout, kind: str) -> bool:
 
 def _flashinfer_delta_nets(layout: Layout) -> bool:
     """Return whether FlashInfer's kernel is used: from Hopper on (qwen_gdn_linear_attn.py)."""
-    return layout.device == "cuda" and _major(layout) in (9, 10, 12)
+    return layout.device == "cuda" and _major_capability(layout) in (9, 10, 12)
 
 
 def _in_flight(layout: Layout) -> int:
@@ -491,7 +491,7 @@ def _in_flight(layout: Layout) -> int:
     return (layout.pipeline + overlap) * layout.max_num_batched_tokens
 
 
-def _major(layout: Layout) -> int:
+def _major_capability(layout: Layout) -> int:
     return 9 if layout.compute_capability is None else layout.compute_capability[0]
 
 
@@ -508,7 +508,7 @@ def _latent_block(layout: Layout, cache: LatentCache) -> tuple[int, int]:
     FlashAttention MLA on Hopper 16 (FlashMLA with an fp8 cache 64), FlashInfer on SM100 32, Triton
     16; sparse attention 64.
     """
-    major, asked, vllm = _major(layout), layout.block_size, layout.vllm
+    major, asked, vllm = _major_capability(layout), layout.block_size, layout.vllm
     if vllm >= (0, 18):
         wanted = _preferred_latent_block(layout, major, sparse=_is_sparse(layout))
         return (asked or max(wanted, 16)), wanted
@@ -581,14 +581,14 @@ def _hybrid_alignment(layout: Layout, block: int, kernel: int) -> int:
     if latent:
         return 64
     wide = any(isinstance(cache, FullCache) and cache.head_dim == 256 for cache in layout.distinct)
-    return 32 if wide and _major(layout) == 10 and vllm < (0, 18) else 16
+    return 32 if wide and _major_capability(layout) == 10 and vllm < (0, 18) else 16
 
 
-def padded(page: Page, size: int) -> Page:
+def pad_page(page: Page, size: int) -> Page:
     """Return the page with its bytes padded to `size`."""
     return replace(page, bytes=size)
 
 
-def widened(page: Page, ratio: int) -> Page:
+def widen_page(page: Page, ratio: int) -> Page:
     """Return the page of a block that is `ratio` times as large."""
     return replace(page, block=page.block * ratio, bytes=page.bytes * ratio)

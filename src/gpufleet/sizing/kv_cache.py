@@ -79,7 +79,7 @@ def cache(layout: Layout, available_bytes: int | Sequence[int]) -> CacheReport:
             plan.block_bytes(stage) * plan.request_blocks(stage, length)
             for stage in range(layout.pipeline)
         ),
-        needed_bytes=max(plan.needed(stage, length) for stage in range(layout.pipeline)),
+        needed_bytes=max(plan.needed_bytes(stage, length) for stage in range(layout.pipeline)),
         tokens=0,
         blocks=0,
         block_size=plan.block_size,
@@ -119,7 +119,7 @@ def largest_max_model_len(layout: Layout, available_bytes: int | Sequence[int]) 
         return layout.max_model_len
     try:
         plan = _plan(layout)
-        return plan.longest(plan.checked(available), range(layout.pipeline))
+        return plan.longest_length(plan.compared_bytes(available), range(layout.pipeline))
     except GroupingError:
         return 0
 
@@ -162,20 +162,20 @@ class _Plan:
 
     @cached_property
     def _block_bytes(self) -> tuple[int, ...]:
-        return tuple(map(self._bytes_of_a_block, range(self.layout.pipeline)))
+        return tuple(map(self._block_bytes_of, range(self.layout.pipeline)))
 
-    def _bytes_of_a_block(self, stage: int) -> int:
+    def _block_bytes_of(self, stage: int) -> int:
         groups = self.groups[stage]
         if groups[0].packed and self.layout.vllm < (0, 27):
-            return self._bytes_of_packed(stage)
+            return self._packed_block_bytes(stage)
         whole = groups[0].packed or (len(groups) == 1 and groups[0].uniform)
         if self.layout.vllm >= (0, 29) or whole:
             row = row_bytes(self.layout)
-            most = max(_total_bytes(self._layers_counted(group, stage)) for group in groups)
+            most = max(_total_bytes(self._stage_layers(group, stage)) for group in groups)
             return -(-most // row) * row
         return max(group.on(stage).total() for group in groups) * groups[0].page.bytes
 
-    def _bytes_of_packed(self, stage: int) -> int:
+    def _packed_block_bytes(self, stage: int) -> int:
         """
         Return the bytes of one block where groups have pages of several sizes.
 
@@ -188,7 +188,7 @@ class _Plan:
             return sum(sizes) * max(slots.values(), default=0)
         return sum(size * count for size, count in slots.items())
 
-    def _layers_counted(self, group: Group, stage: int) -> Counter[Page]:
+    def _stage_layers(self, group: Group, stage: int) -> Counter[Page]:
         """Return the layers that a stage reckons with: until 0.16 those of the whole model."""
         return group.counts if self.layout.vllm < (0, 17) else group.on(stage)
 
@@ -199,7 +199,7 @@ class _Plan:
     def _group_blocks(self, group: Group, length: int) -> int:
         return max(blocks(self.layout, page, length) for page in group.counts)
 
-    def needed(self, stage: int, length: int) -> int:
+    def needed_bytes(self, stage: int, length: int) -> int:
         """
         Return the bytes that the release wants to be there for one request of `length` tokens.
 
@@ -208,7 +208,7 @@ class _Plan:
         """
         vllm, groups = self.layout.vllm, self.groups[stage]
         if vllm < (0, 14):
-            return self._needs(self.raw[stage], length)
+            return self._request_bytes(self.raw[stage], length)
         if vllm >= (0, 29):
             return self.block_bytes(stage) * self.request_blocks(stage, length)
         if groups[0].packed:
@@ -217,17 +217,17 @@ class _Plan:
             one = sum(sizes) * max(slots.values(), default=0)
             return one * self.request_blocks(stage, length)
         if len(groups) == 1 and groups[0].uniform:
-            return self._needs(self._layers_counted(groups[0], stage), length)
-        most = max(self._layers_counted(group, stage).total() for group in groups)
+            return self._request_bytes(self._stage_layers(groups[0], stage), length)
+        most = max(self._stage_layers(group, stage).total() for group in groups)
         asked = groups[:1] if vllm < (0, 19) else groups
         return most * groups[0].page.bytes * sum(self._group_blocks(g, length) for g in asked)
 
-    def _needs(self, counts: Counter[Page], length: int) -> int:
+    def _request_bytes(self, counts: Counter[Page], length: int) -> int:
         return sum(
             count * blocks(self.layout, page, length) * page.bytes for page, count in counts.items()
         )
 
-    def checked(self, available: tuple[int, ...]) -> tuple[int, ...]:
+    def compared_bytes(self, available: tuple[int, ...]) -> tuple[int, ...]:
         """
         Return the bytes that a stage's need is compared with.
 
@@ -240,12 +240,12 @@ class _Plan:
             return tuple(memory - self.block_bytes(stage) for stage, memory in enumerate(available))
         return available
 
-    def longest(self, checked: tuple[int, ...], stages: Sequence[int]) -> int:
+    def longest_length(self, checked: tuple[int, ...], stages: Sequence[int]) -> int:
         """Return the longest length up to the asked one whose need is there on these stages."""
         low, high = 0, self.layout.max_model_len
         while low < high:
             middle = (low + high + 1) // 2
-            if all(0 < checked[stage] >= self.needed(stage, middle) for stage in stages):
+            if all(0 < checked[stage] >= self.needed_bytes(stage, middle) for stage in stages):
                 low = middle
             else:
                 high = middle - 1
@@ -253,19 +253,19 @@ class _Plan:
 
     def refusal(self, available: tuple[int, ...]) -> tuple[str, int] | None:
         """Return why the release does not start, and the length that it says would fit."""
-        length, checked = self.layout.max_model_len, self.checked(available)
+        length, checked = self.layout.max_model_len, self.compared_bytes(available)
         for stage, memory in enumerate(checked):
             if memory <= 0:
                 return "no memory is left for the KV cache", 0
-            needed = self.needed(stage, length)
+            needed = self.needed_bytes(stage, length)
             if needed > memory:
                 where = f" on stage {stage}" if len(available) > 1 else ""
-                fits = self.longest(checked, range(len(checked)))
+                fits = self.longest_length(checked, range(len(checked)))
                 return (
                     f"one request of {length} tokens needs {needed / GIB:.2f} GiB of KV cache"
                     f"{where}, and there are {memory / GIB:.2f} GiB: "
                     + (f"set --max-model-len {fits} or less" if fits else "not one token fits"),
-                    self.longest(checked, [stage]),
+                    self.longest_length(checked, [stage]),
                 )
         return None
 

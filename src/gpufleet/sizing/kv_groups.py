@@ -17,9 +17,9 @@ from gpufleet.sizing.kv_bytes import (
     Kind,
     Layout,
     Page,
-    padded,
+    pad_page,
     pages,
-    widened,
+    widen_page,
 )
 
 Layers = list[tuple[int, Page]]
@@ -156,11 +156,11 @@ def _resize(vllm: tuple[int, ...], page: Page, size: int) -> Page:
         return page
     if page.kind is Kind.STATE:
         if vllm >= (0, 26):
-            return padded(page, size)
+            return pad_page(page, size)
     elif vllm >= (0, 12) and size % page.bytes == 0:
-        return widened(page, size // page.bytes)
+        return widen_page(page, size // page.bytes)
     elif vllm >= (0, 24) and page.shape[0] != "latent":
-        return padded(page, size)
+        return pad_page(page, size)
     raise GroupingError(
         f"the layers' KV pages of {page.bytes} and {size} bytes cannot be made equal in this "
         "release"
@@ -214,7 +214,7 @@ def _pack(vllm: tuple[int, ...], layers: Layers) -> list[Layers]:
         tuples = _least_padding(list(map(_tuple_count, (full, *windows))), _tuple_count(full))
         if vllm < (0, 27):
             windows = [
-                [(number, padded(page, _next_size(sizes, page.bytes))) for number, page in window]
+                [(number, pad_page(page, _next_size(sizes, page.bytes))) for number, page in window]
                 for window in windows
             ]
         return [full, *chain.from_iterable(_split_tuples(window, tuples) for window in windows)]

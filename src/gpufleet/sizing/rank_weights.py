@@ -76,16 +76,18 @@ class Rank:
                 continue
             if weight.expert:
                 size, beside, count = size * count, beside * count, 1
-            total += allocated(beside, self.vllm) * count
+            total += allocated_bytes(beside, self.vllm) * count
             if not weight.linear or weight.split not in _FUSED:
-                total += allocated(size, self.vllm) * count
+                total += allocated_bytes(size, self.vllm) * count
                 continue
             # Queries, keys and values, and gate and up, are one tensor in vLLM.
             module, _, name = weight.name.rpartition(".")
             module += _APART.get(name, "")
             key = (module, weight.columns, scheme, count, weight.expert)
             tensors[key] = tensors.get(key, 0) + size
-        return total + sum(allocated(size, self.vllm) * key[3] for key, size in tensors.items())
+        return total + sum(
+            allocated_bytes(size, self.vllm) * key[3] for key, size in tensors.items()
+        )
 
     def _one(self, weight: Weight, scheme: Scheme | None) -> tuple[int, int, int]:
         """Return the bytes of one of a weight, of its scales, and how many there are."""
@@ -232,7 +234,7 @@ _FUSED = {Split.ROWS, Split.HEADS}
 _MIB = 1 << 20
 
 
-def allocated(size: int, vllm: tuple[int, ...]) -> int:
+def allocated_bytes(size: int, vllm: tuple[int, ...]) -> int:
     """
     Return what a tensor of so many bytes takes of the GPU's memory when a release loads it.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from gpufleet.errors import FleetError
 from gpufleet.sizing.architectures.description import Description
-from gpufleet.sizing.architectures.quantization import canonical, online
+from gpufleet.sizing.architectures.quantization import canonical_method, online_quantization
 from gpufleet.sizing.architectures.quantization_scheme import Quantization
 from gpufleet.sizing.options import AUTO_LENGTH, NEWEST, Options
 from gpufleet.sizing.rank_weights import SIZES, Sharding
@@ -16,7 +16,7 @@ from gpufleet.sizing.startup_memory import (
     Defaults,
     DummyRun,
     StartMemory,
-    defaults,
+    batch_defaults,
     start_memory,
 )
 from gpufleet.sizing.weights import weight_bytes
@@ -42,12 +42,12 @@ def requested_length(description: Description, options: Options) -> int:
     """Return the length that is asked for, or that the release takes; for `auto` the latter."""
     asked = options.max_model_len
     if asked is None or asked == AUTO_LENGTH:
-        return description.architecture.untold_length(options.vllm)
+        return description.architecture.default_length(options.vllm)
     return asked
 
 
 def resolved_defaults(options: Options, length: int) -> Defaults:
-    return defaults(
+    return batch_defaults(
         vllm=options.vllm,
         gpu_memory_gib=options.gpu_memory_gib,
         max_model_len=length,
@@ -85,7 +85,7 @@ def resolved_quantization(description: Description, options: Options) -> Quantiz
     if asked is None:
         return found
     if found is None:
-        by_vllm = online(asked, options.vllm)
+        by_vllm = online_quantization(asked, options.vllm)
         if by_vllm is None:
             raise FleetError(
                 f"--quantization {asked}: the checkpoint is not quantized, and vLLM "
@@ -94,7 +94,7 @@ def resolved_quantization(description: Description, options: Options) -> Quantiz
             )
         return by_vllm
     # A kernel's name beside the method's ("awq_marlin") or the method itself.
-    if canonical(asked) != found.method and asked != "moe_wna16":
+    if canonical_method(asked) != found.method and asked != "moe_wna16":
         raise FleetError(
             f"--quantization {asked}: the checkpoint's own config says {found.method}, and vLLM "
             "refuses another; leave the flag out"

@@ -82,7 +82,7 @@ class Defaults:
     max_num_batched_tokens: int
 
 
-def defaults(
+def batch_defaults(
     *,
     vllm: tuple[int, ...],
     gpu_memory_gib: float,
@@ -176,7 +176,7 @@ _V2_PROFILES_GRAPHS = (0, 29)
 """Up to 0.28 the second runner's profile_cudagraph_memory returns 0."""
 
 
-def second_runner(architecture: Architecture, vllm: tuple[int, ...]) -> bool:
+def has_second_runner(architecture: Architecture, vllm: tuple[int, ...]) -> bool:
     """
     Say whether the release runs this model with its second model runner (vllm/v1/worker/gpu/).
 
@@ -241,7 +241,7 @@ def _reserves_graphs(architecture: Architecture, run: DummyRun) -> bool:
     """Return whether the graphs' memory is kept free: not by the second runner up to 0.28."""
     if run.vllm < GRAPHS_IN_BUDGET or run.enforce_eager:
         return False
-    return run.vllm >= _V2_PROFILES_GRAPHS or not second_runner(architecture, run.vllm)
+    return run.vllm >= _V2_PROFILES_GRAPHS or not has_second_runner(architecture, run.vllm)
 
 
 _SORT_ALWAYS = (0, 11, 1)
@@ -283,7 +283,7 @@ def _activation(
         experts, spread = (least + experts) / 2, (experts - least) / 2
     sampler = 0.0
     if run.last_stage:
-        second = second_runner(architecture, run.vllm)
+        second = has_second_runner(architecture, run.vllm)
         sequences = min(run.max_num_seqs, run.max_num_batched_tokens)
         sampler = sequences * architecture.vocab_size
         sampler *= _sampler_bytes(run.vllm, run.dtype_bytes, second=second)
@@ -304,7 +304,7 @@ def _activation(
         peak, error = peak + _TOWER, error + 0.5 * GIB
     if run.vllm >= _V2_EVERY and not run.enforce_eager:
         peak, error = peak + _COMPILING, error + _COMPILING
-    elif run.vllm >= _FLASHINFER and not second_runner(architecture, run.vllm):
+    elif run.vllm >= _FLASHINFER and not has_second_runner(architecture, run.vllm):
         peak, error = peak + _SAMPLER_SPACE, error + 0.7 * _SAMPLER_SPACE
     return Estimate(
         int(peak),
@@ -449,7 +449,7 @@ def _cuda_graphs(architecture: Architecture, run: DummyRun) -> Estimate:
     if run.vllm < (0, 11, 1):
         graphs = 3 + largest // 8
     else:
-        graphs = _captured(largest) + _captured(min(largest, run.max_num_seqs))
+        graphs = _graph_count(largest) + _graph_count(min(largest, run.max_num_seqs))
     of_a_layer = _GRAPH * 1.2 if architecture.experts else _GRAPH
     if _is_sparse(architecture):
         of_a_layer = _SPARSE_GRAPH
@@ -457,7 +457,7 @@ def _cuda_graphs(architecture: Architecture, run: DummyRun) -> Estimate:
     return Estimate(int(found), int(0.1 * GIB + 0.5 * found), "start-up logs")
 
 
-def _captured(largest: int) -> int:
+def _graph_count(largest: int) -> int:
     """
     Return how many batch sizes up to `largest` have a graph.
 

@@ -8,7 +8,13 @@ import pytest
 from gpufleet.flags import schema
 from gpufleet.sizing.architectures.description import ModelFiles, describe
 from gpufleet.sizing.options import FIRST, NEWEST
-from gpufleet.sizing.startup_memory import GIB, DummyRun, defaults, second_runner, start_memory
+from gpufleet.sizing.startup_memory import (
+    GIB,
+    DummyRun,
+    batch_defaults,
+    has_second_runner,
+    start_memory,
+)
 from tests.support.checkout import ROOT
 
 DATA = ROOT / "tests/data"
@@ -41,13 +47,13 @@ def model(name, **changes):
     ],
 )
 def test_batches_follow_the_gpu_and_the_release(vllm, gpu, sequences, tokens):
-    found = defaults(vllm=vllm, max_model_len=32768, **gpu)
+    found = batch_defaults(vllm=vllm, max_model_len=32768, **gpu)
 
     assert (found.max_num_seqs, found.max_num_batched_tokens) == (sequences, tokens)
 
 
 def test_what_is_given_is_taken():
-    found = defaults(
+    found = batch_defaults(
         vllm=(0, 19, 0),
         max_model_len=4096,
         max_num_seqs=3,
@@ -62,8 +68,8 @@ def test_what_is_given_is_taken():
 
 def test_no_more_sequences_than_tokens_and_no_more_tokens_than_sequences_hold():
     """A batch of 64 tokens holds 64 sequences at most; 4 sequences of 100 tokens hold 400."""
-    few = defaults(vllm=(0, 19, 0), max_model_len=4096, max_num_batched_tokens=64, **H100)
-    short = defaults(vllm=(0, 19, 0), max_model_len=100, max_num_seqs=4, **H100)
+    few = batch_defaults(vllm=(0, 19, 0), max_model_len=4096, max_num_batched_tokens=64, **H100)
+    short = batch_defaults(vllm=(0, 19, 0), max_model_len=100, max_num_seqs=4, **H100)
 
     assert few.max_num_seqs == 64
     assert short.max_num_batched_tokens == 400
@@ -77,7 +83,7 @@ def test_the_utilization_is_the_releases_own_default(release):
     """Read from the release's own parser."""
     flag = schema.load(release).by_dest["gpu_memory_utilization"]
 
-    found = defaults(vllm=schema.sort_key(release), max_model_len=4096, **H100)
+    found = batch_defaults(vllm=schema.sort_key(release), max_model_len=4096, **H100)
 
     assert found.gpu_memory_utilization == flag.default
 
@@ -213,4 +219,4 @@ def test_eager_execution_captures_no_graphs():
     ],
 )
 def test_the_second_runner_came_model_by_model(name, vllm, second):
-    assert second_runner(model(name).architecture, vllm) is second
+    assert has_second_runner(model(name).architecture, vllm) is second

@@ -15,10 +15,10 @@ from gpufleet.sizing.architectures.components import (
     Weight,
     Where,
 )
-from gpufleet.sizing.architectures.quantization import online, quantization
+from gpufleet.sizing.architectures.quantization import online_quantization, quantization
 from gpufleet.sizing.architectures.quantization_scheme import Quantization, Scheme
 from gpufleet.sizing.architectures.registry import architecture
-from gpufleet.sizing.rank_weights import Sharding, allocated, packed_bytes
+from gpufleet.sizing.rank_weights import Sharding, allocated_bytes, packed_bytes
 from gpufleet.sizing.weights import layer_ranges, weight_bytes
 from tests.support.checkout import ROOT
 
@@ -220,7 +220,7 @@ def test_online_fp8_halves_linear_layers_and_leaves_the_head():
     """Llama-3.1-8B with `--quantization fp8` in 0.19.0: 8.49 GiB."""
     model = architecture(config("meta-llama--Meta-Llama-3.1-8B"))
 
-    (stage,) = weight_bytes(model, online("fp8", V), Sharding(), vllm=V)
+    (stage,) = weight_bytes(model, online_quantization("fp8", V), Sharding(), vllm=V)
 
     assert round(stage.bytes / GIB, 2) == 8.49
 
@@ -247,7 +247,7 @@ def test_every_number_takes_four_bytes_in_float32():
 )
 def test_the_allocator_keeps_a_rest_of_up_to_a_mebibyte_or_all_of_it(asked, vllm, given):
     """From 0.21 on nothing is split off a tensor of 20 MiB or more while weights are loaded."""
-    assert allocated(asked, vllm) == given
+    assert allocated_bytes(asked, vllm) == given
 
 
 def test_latent_attention_brings_a_workspace_in_the_releases_that_allocate_it_early():

@@ -170,7 +170,7 @@ def rotary(
     return Part("rotary", (table,), Where.EVERY)
 
 
-def dtype_of(fields: Fields) -> str:
+def default_dtype(fields: Fields) -> str:
     """
     Return what `--dtype auto` takes: the checkpoint's, float32 as bfloat16.
 
@@ -186,7 +186,7 @@ def dtype_of(fields: Fields) -> str:
     return taken
 
 
-def rotary_of(fields: Fields, head_dim: int, *, keys: tuple[str, ...] = ()) -> tuple[Part, ...]:
+def rotary_tables(fields: Fields, head_dim: int, *, keys: tuple[str, ...] = ()) -> tuple[Part, ...]:
     """
     Return the rotary tables of a config: () where it has no rotary positions.
 
@@ -303,13 +303,13 @@ def attention_caches(
     return (sliding,) * layers
 
 
-def layers_of(weights: tuple[Weight, ...], caches: Sequence[Cache]) -> tuple[Layer, ...]:
+def uniform_layers(weights: tuple[Weight, ...], caches: Sequence[Cache]) -> tuple[Layer, ...]:
     """Return layers of the same weights; those with equal caches are one object."""
     made: dict[Cache, Layer] = {}
     return tuple(made.setdefault(cache, Layer(weights, cache)) for cache in caches)
 
 
-def finish(
+def wrap_layers(
     fields: Fields,
     *,
     layers: tuple[Layer, ...],
@@ -344,7 +344,7 @@ def finish(
         layers=layers,
         parts=tuple(whole),
         max_model_len=max_model_len(fields.config),
-        dtype=dtype_of(fields),
+        dtype=default_dtype(fields),
         tied=tied,
         intermediate_size=intermediate,
         pipeline=pipeline,

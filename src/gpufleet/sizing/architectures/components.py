@@ -213,7 +213,7 @@ class Architecture:
     notes: tuple[str, ...] = field(default=())
     """What is not counted exactly, as sentences; each lowers the confidence."""
 
-    def untold_length(self, vllm: tuple[int, ...]) -> int:
+    def default_length(self, vllm: tuple[int, ...]) -> int:
         """Return the tokens of the context that this release takes without `--max-model-len`."""
         return self._length(vllm, 1)
 

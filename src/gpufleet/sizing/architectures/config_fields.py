@@ -45,7 +45,7 @@ class Fields:
         found = self.value(*keys)
         if found is None:
             if default is None:
-                raise self.missing(*keys)
+                raise self.missing_error(*keys)
             return default
         if isinstance(found, bool) or not isinstance(found, int) or found < 0:
             raise FleetError(
@@ -95,14 +95,14 @@ class Fields:
             return ()
         return tuple(int(number) for number in found)
 
-    def below(self, *keys: str) -> Fields | None:
+    def section(self, *keys: str) -> Fields | None:
         """Return the first of these parts of the config (`text_config`), or None."""
         for key in keys:
             if isinstance(found := self.config.get(key), Mapping):
                 return Fields(found, self.name, f"{self.path}{key}.")
         return None
 
-    def missing(self, *keys: str) -> FleetError:
+    def missing_error(self, *keys: str) -> FleetError:
         """Return the error that says which key is not there."""
         others = f" (nor {', '.join(f'`{key}`' for key in keys[1:])})" if keys[1:] else ""
         return FleetError(

@@ -18,7 +18,7 @@ from gpufleet.sizing.architectures.building_blocks import (
     attention,
     gated_mlp,
     norm,
-    rotary_of,
+    rotary_tables,
     vector,
 )
 from gpufleet.sizing.architectures.components import (
@@ -36,13 +36,13 @@ from gpufleet.sizing.architectures.config_fields import Fields
 from gpufleet.sizing.architectures.mla import latent_attention
 from gpufleet.sizing.architectures.moe_common import (
     NUMBERED,
-    assembled,
-    full_attention,
+    assemble,
+    attention_layers,
     head_size,
-    leading_dense,
-    named,
-    routed,
-    under,
+    is_dense_layer,
+    named_fields,
+    routed_experts,
+    with_prefix,
 )
 
 
@@ -52,7 +52,7 @@ def qwen(config: Mapping[str, Any], *, name: str) -> Architecture:
 
     Source: qwen3_next.py, qwen3_5.py and layers/mamba/gdn/qwen_gdn_linear_attn.py.
     """
-    fields = named(config, name)
+    fields = named_fields(config, name)
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads, head_dim = fields.whole("num_key_value_heads"), head_size(fields, heads)
     experts = fields.whole("num_experts", default=0)
@@ -67,7 +67,7 @@ def qwen(config: Mapping[str, Any], *, name: str) -> Architecture:
     count = fields.whole("num_hidden_layers")
     step = fields.whole("decoder_sparse_step", default=1) or 1
     lone = fields.wholes("mlp_only_layers")
-    for index, attends in enumerate(full_attention(fields, count)):
+    for index, attends in enumerate(attention_layers(fields, count)):
         routes = experts and index not in lone and (index + 1) % step == 0
         rest = norms + (mixture if routes else gated_mlp(hidden, dense))
         layers.append(Layer(own + rest, full) if attends else Layer(linear + rest, state))
@@ -84,7 +84,7 @@ def qwen(config: Mapping[str, Any], *, name: str) -> Architecture:
         *norm("mtp.pre_fc_norm_hidden", hidden),
         *norm("mtp.norm", hidden),
     )
-    return assembled(
+    return assemble(
         fields,
         layers,
         heads=heads,
@@ -92,11 +92,11 @@ def qwen(config: Mapping[str, Any], *, name: str) -> Architecture:
         experts=experts,
         moe_intermediate_size=inner,
         intermediate_size=dense,
-        further=rotary_of(fields, head_dim),
+        further=rotary_tables(fields, head_dim),
         draft_layers=[
             Layer(
                 (draft if not index else ())
-                + under(f"mtp.layers.{index}.", own + norms + feed_forward),
+                + with_prefix(f"mtp.layers.{index}.", own + norms + feed_forward),
                 full,
             )
             for index in range(further)
@@ -167,7 +167,7 @@ def olmo(config: Mapping[str, Any]) -> Architecture:
     Source: olmo_hybrid.py and layers/mamba/gdn/olmo_gdn_linear_attn.py; OlmoHybridConfig of
     transformers for what a config leaves out.
     """
-    fields = named(config, "OlmoHybridForCausalLM")
+    fields = named_fields(config, "OlmoHybridForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads = fields.whole("num_key_value_heads", default=heads)
     head_dim, dense = hidden // max(heads, 1), fields.whole("intermediate_size")
@@ -183,15 +183,15 @@ def olmo(config: Mapping[str, Any]) -> Architecture:
     mlp, full = gated_mlp(hidden, dense), FullCache(kv_heads, head_dim)
     layers = [
         Layer(own + mlp, full) if attends else Layer(linear + mlp, state)
-        for attends in full_attention(fields, fields.whole("num_hidden_layers"))
+        for attends in attention_layers(fields, fields.whole("num_hidden_layers"))
     ]
-    return assembled(
+    return assemble(
         fields,
         layers,
         heads=heads,
         kv_heads=kv_heads,
         intermediate_size=dense,
-        further=rotary_of(fields, head_dim),
+        further=rotary_tables(fields, head_dim),
     )
 
 
@@ -228,7 +228,7 @@ def _olmo_delta_net(
 
 
 def _qwen_mixture(fields: Fields, hidden: int, inner: int, experts: int) -> tuple[Weight, ...]:
-    weights = routed(hidden, inner, experts)
+    weights = routed_experts(hidden, inner, experts)
     if shared := fields.whole("shared_expert_intermediate_size", default=0):
         weights += gated_mlp(hidden, shared, prefix="mlp.shared_expert.")
         weights += (Weight("mlp.shared_expert_gate", 1, hidden, linear=False),)
@@ -242,10 +242,10 @@ def kimi_linear(config: Mapping[str, Any]) -> Architecture:
     Kimi K3's text part too, which routes a smaller hidden size and gates what attention returns.
     Source: vllm/models/kimi_k3, before 0.32 model_executor/models/kimi_linear.py.
     """
-    fields = named(config, "KimiLinearForCausalLM")
-    linear = fields.below("linear_attn_config")
+    fields = named_fields(config, "KimiLinearForCausalLM")
+    linear = fields.section("linear_attn_config")
     if linear is None:
-        raise fields.missing("linear_attn_config")
+        raise fields.missing_error("linear_attn_config")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     experts, inner = fields.whole("num_experts", default=0), 0
     dense = fields.whole("intermediate_size")
@@ -270,12 +270,12 @@ def kimi_linear(config: Mapping[str, Any]) -> Architecture:
     with_state = linear.wholes("kda_layers")
     layers = []
     for index in range(fields.whole("num_hidden_layers")):
-        routes = experts and not leading_dense(fields, index)
+        routes = experts and not is_dense_layer(fields, index)
         rest = norms + (mixture if routes else mlp)
         layers.append(
             Layer(delta + rest, state) if index + 1 in with_state else Layer(own + rest, latent)
         )
-    return assembled(
+    return assemble(
         fields,
         layers,
         heads=heads,
@@ -293,7 +293,7 @@ _LEAST_EXPERT = 256
 def _kimi_experts(fields: Fields, hidden: int, inner: int, experts: int) -> tuple[Weight, ...]:
     block = "block_sparse_moe."
     size = fields.whole("routed_expert_hidden_size", default=0)
-    own = routed(size or hidden, inner, experts, prefix=block, matrices=NUMBERED)[1:]
+    own = routed_experts(size or hidden, inner, experts, prefix=block, matrices=NUMBERED)[1:]
     weights = (
         Weight(f"{block}gate", experts, hidden, linear=False),
         vector(f"{block}gate.e_score_correction_bias", experts, dtype="float32"),
@@ -349,7 +349,7 @@ def alice(config: Mapping[str, Any]) -> Architecture:
 
     Source: alice_ai.py; what each layer reads is mixed from earlier ones.
     """
-    fields = named(config, "AliceAIForCausalLM")
+    fields = named_fields(config, "AliceAIForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads, head_dim = fields.whole("num_key_value_heads"), head_size(fields, heads)
     experts, inner = fields.whole("num_experts"), fields.whole("moe_intermediate_size")
@@ -369,14 +369,14 @@ def alice(config: Mapping[str, Any]) -> Architecture:
     )
     full = FullCache(kv_heads, head_dim)
     layers = []
-    for index, attends in enumerate(full_attention(fields, fields.whole("num_hidden_layers"))):
+    for index, attends in enumerate(attention_layers(fields, fields.whole("num_hidden_layers"))):
         mixing = _alice_mixing("mlp_res", hidden)
         if index:
             mixing += _alice_mixing("attn_res", hidden)
         layers.append(
             Layer(own + rest + mixing, full) if attends else Layer(delta + rest + mixing, state)
         )
-    return assembled(
+    return assemble(
         fields,
         layers,
         heads=heads,
@@ -386,7 +386,7 @@ def alice(config: Mapping[str, Any]) -> Architecture:
         pipeline=False,
         notes=("what its layers keep of earlier ones during a step is not counted",),
         further=(
-            *rotary_of(fields, head_dim),
+            *rotary_tables(fields, head_dim),
             Part("mixing", _alice_mixing("model.attnres_final.res", hidden), Where.LAST),
         ),
     )
@@ -402,7 +402,7 @@ def bailing_delta(config: Mapping[str, Any]) -> Architecture:
 
     Layers past the last whole group have latent attention too. Source: bailing_moe_v3.py.
     """
-    fields = named(config, "BailingMoeV3ForCausalLM")
+    fields = named_fields(config, "BailingMoeV3ForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     experts, inner = fields.whole("num_experts"), fields.whole("moe_intermediate_size")
     if not fields.flag("no_kda_lora"):
@@ -420,7 +420,9 @@ def bailing_delta(config: Mapping[str, Any]) -> Architecture:
         "moe_shared_expert_intermediate_size"
     )
     mixture = (
-        *routed(hidden, inner, experts, router_dtype="float32", correction="gate.expert_bias"),
+        *routed_experts(
+            hidden, inner, experts, router_dtype="float32", correction="gate.expert_bias"
+        ),
         *gated_mlp(hidden, shared, prefix="mlp.shared_experts.", bias=bias),
     )
     norms = (*norm("input_layernorm", hidden), *norm("post_attention_layernorm", hidden))
@@ -434,7 +436,7 @@ def bailing_delta(config: Mapping[str, Any]) -> Architecture:
             layers.append(Layer(delta + rest, state))
         else:
             layers.append(Layer(latent + rest, cache))
-    return assembled(
+    return assemble(
         fields,
         layers,
         heads=heads,
@@ -443,7 +445,7 @@ def bailing_delta(config: Mapping[str, Any]) -> Architecture:
         moe_intermediate_size=inner,
         intermediate_size=dense,
         embedding_name="model.word_embeddings",
-        further=rotary_of(fields, fields.whole("qk_rope_head_dim")),
+        further=rotary_tables(fields, fields.whole("qk_rope_head_dim")),
     )
 
 

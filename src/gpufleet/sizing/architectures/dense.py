@@ -19,13 +19,13 @@ from gpufleet.sizing.architectures.building_blocks import (
     attention,
     attention_caches,
     final_norm,
-    finish,
     gated_mlp,
-    layers_of,
     norm,
     plain_mlp,
-    rotary_of,
+    rotary_tables,
+    uniform_layers,
     vector,
+    wrap_layers,
 )
 from gpufleet.sizing.architectures.components import Architecture, Split, Weight
 from gpufleet.sizing.architectures.config_fields import Fields
@@ -119,16 +119,16 @@ def llama(config: Mapping[str, Any], name: str, style: Style) -> Architecture:
     if style.further:
         weights += style.further(fields)
     caches = attention_caches(fields, layers, kv_heads, head_dim, types=style.types)
-    return finish(
+    return wrap_layers(
         fields,
-        layers=layers_of(weights, caches),
+        layers=uniform_layers(weights, caches),
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
         intermediate=intermediate,
         tied=fields.flag("tie_word_embeddings", default=style.tied),
         final=final_norm(hidden, style.norm, bias=style.norm_bias) if style.norm else None,
-        parts=rotary_of(fields, head_dim),
+        parts=rotary_tables(fields, head_dim),
         embedding_name=style.embedding,
         head_name=style.head,
         head_bias=style.head_bias,

@@ -16,13 +16,13 @@ from gpufleet.sizing.architectures.building_blocks import (
     attention,
     embedding,
     final_norm,
-    finish,
     gated_mlp,
-    layers_of,
     norm,
     plain_mlp,
     rotary,
-    rotary_of,
+    rotary_tables,
+    uniform_layers,
+    wrap_layers,
 )
 from gpufleet.sizing.architectures.components import (
     Architecture,
@@ -63,9 +63,9 @@ def _gpt(config: Mapping[str, Any], name: str) -> Architecture:
         + norm("ln_2", hidden, bias=True)
     )
     learnt = Weight("transformer.wpe", positions, hidden, linear=False)
-    return finish(
+    return wrap_layers(
         fields,
-        layers=layers_of(weights, (FullCache(kv_heads, head_dim),) * layers),
+        layers=uniform_layers(weights, (FullCache(kv_heads, head_dim),) * layers),
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
@@ -99,9 +99,9 @@ def _gpt_j(config: Mapping[str, Any], name: str) -> Architecture:
         + norm("ln_1", hidden, bias=True)
     )
     positions = fields.whole("max_position_embeddings", "n_positions", default=8192)
-    return finish(
+    return wrap_layers(
         fields,
-        layers=layers_of(weights, (FullCache(heads, head_dim),) * layers),
+        layers=uniform_layers(weights, (FullCache(heads, head_dim),) * layers),
         hidden=hidden,
         heads=heads,
         kv_heads=heads,
@@ -140,16 +140,16 @@ def _gpt_neox(config: Mapping[str, Any], name: str) -> Architecture:
         + norm("input_layernorm", hidden, bias=True)
         + norm("post_attention_layernorm", hidden, bias=True)
     )
-    return finish(
+    return wrap_layers(
         fields,
-        layers=layers_of(weights, (FullCache(heads, head_dim),) * layers),
+        layers=uniform_layers(weights, (FullCache(heads, head_dim),) * layers),
         hidden=hidden,
         heads=heads,
         kv_heads=heads,
         intermediate=intermediate,
         tied=fields.flag("tie_word_embeddings"),
         final=final_norm(hidden, "gpt_neox.final_layer_norm", bias=True),
-        parts=rotary_of(fields, head_dim),
+        parts=rotary_tables(fields, head_dim),
         embedding_name="gpt_neox.embed_in",
         head_name="embed_out",
         prefix="gpt_neox.layers.",
@@ -188,10 +188,10 @@ def _falcon(config: Mapping[str, Any], name: str) -> Architecture:
         weights += norm("input_layernorm", hidden, bias=True)
         if not fields.flag("parallel_attn", default=True) and not new:
             weights += norm("post_attention_layernorm", hidden, bias=True)
-    rotary_parts = () if fields.flag("alibi") else rotary_of(fields, head_dim)
-    return finish(
+    rotary_parts = () if fields.flag("alibi") else rotary_tables(fields, head_dim)
+    return wrap_layers(
         fields,
-        layers=layers_of(weights, (FullCache(kv_heads, head_dim),) * layers),
+        layers=uniform_layers(weights, (FullCache(kv_heads, head_dim),) * layers),
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
@@ -232,9 +232,9 @@ def _bloom(config: Mapping[str, Any], name: str) -> Architecture:
         norm("transformer.word_embeddings_layernorm", hidden, bias=True),
         Where.EVERY,
     )
-    return finish(
+    return wrap_layers(
         fields,
-        layers=layers_of(weights, (FullCache(heads, head_dim),) * layers),
+        layers=uniform_layers(weights, (FullCache(heads, head_dim),) * layers),
         hidden=hidden,
         heads=heads,
         kv_heads=heads,
@@ -288,9 +288,9 @@ def _opt(config: Mapping[str, Any], name: str) -> Architecture:
     normed = fields.flag("do_layer_norm_before", default=True) and not fields.flag(
         "_remove_final_layer_norm"
     )
-    built = finish(
+    built = wrap_layers(
         fields,
-        layers=layers_of(weights, (FullCache(heads, head_dim),) * layers),
+        layers=uniform_layers(weights, (FullCache(heads, head_dim),) * layers),
         hidden=hidden,
         heads=heads,
         kv_heads=heads,
@@ -312,7 +312,7 @@ def _mpt(config: Mapping[str, Any], name: str) -> Architecture:
     hidden = fields.whole("d_model")
     heads = fields.whole("n_heads")
     layers = fields.whole("n_layers")
-    inner = fields.below("attn_config")
+    inner = fields.section("attn_config")
     kv_heads = inner.whole("kv_n_heads", default=heads) if inner else heads
     head_dim = hidden // max(heads, 1)
     intermediate = int(fields.number("expansion_ratio", default=4) * hidden)
@@ -334,9 +334,9 @@ def _mpt(config: Mapping[str, Any], name: str) -> Architecture:
     )
     if inner and inner.flag("qk_ln"):
         weights += norm("attn.q_ln", hidden, bias=bias) + norm("attn.k_ln", hidden, bias=bias)
-    return finish(
+    return wrap_layers(
         fields,
-        layers=layers_of(weights, (FullCache(kv_heads, head_dim),) * layers),
+        layers=uniform_layers(weights, (FullCache(kv_heads, head_dim),) * layers),
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
@@ -370,16 +370,16 @@ def _phi(config: Mapping[str, Any], name: str) -> Architecture:
         + plain_mlp(hidden, intermediate, names=("fc1", "fc2"), bias=True)
         + norm("input_layernorm", hidden, bias=True)
     )
-    return finish(
+    return wrap_layers(
         fields,
-        layers=layers_of(weights, (FullCache(kv_heads, head_dim),) * layers),
+        layers=uniform_layers(weights, (FullCache(kv_heads, head_dim),) * layers),
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
         intermediate=intermediate,
         tied=False,
         final=final_norm(hidden, "model.final_layernorm", bias=True),
-        parts=rotary_of(fields, head_dim),
+        parts=rotary_tables(fields, head_dim),
         head_bias=True,
     )
 
@@ -410,16 +410,16 @@ def _persimmon(config: Mapping[str, Any], name: str) -> Architecture:
     if fields.flag("qk_layernorm", default=True):
         weights += norm("self_attn.q_layernorm", head_dim, bias=True)
         weights += norm("self_attn.k_layernorm", head_dim, bias=True)
-    return finish(
+    return wrap_layers(
         fields,
-        layers=layers_of(weights, (FullCache(heads, head_dim),) * layers),
+        layers=uniform_layers(weights, (FullCache(heads, head_dim),) * layers),
         hidden=hidden,
         heads=heads,
         kv_heads=heads,
         intermediate=intermediate,
         tied=False,
         final=final_norm(hidden, "model.final_layernorm", bias=True),
-        parts=rotary_of(fields, head_dim),
+        parts=rotary_tables(fields, head_dim),
     )
 
 
@@ -457,9 +457,9 @@ def _chatglm(config: Mapping[str, Any], name: str) -> Architecture:
         + norm("post_attention_layernorm", hidden, bias=not fields.flag("rmsnorm", default=True))
     )
     positions = fields.whole("seq_length", default=8192)
-    return finish(
+    return wrap_layers(
         fields,
-        layers=layers_of(weights, (FullCache(kv_heads, head_dim),) * layers),
+        layers=uniform_layers(weights, (FullCache(kv_heads, head_dim),) * layers),
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
@@ -496,16 +496,16 @@ def _qwen(config: Mapping[str, Any], name: str) -> Architecture:
         + norm("ln_1", hidden)
         + norm("ln_2", hidden)
     )
-    return finish(
+    return wrap_layers(
         fields,
-        layers=layers_of(weights, (FullCache(heads, head_dim),) * layers),
+        layers=uniform_layers(weights, (FullCache(heads, head_dim),) * layers),
         hidden=hidden,
         heads=heads,
         kv_heads=heads,
         intermediate=intermediate,
         tied=fields.flag("tie_word_embeddings"),
         final=final_norm(hidden, "transformer.ln_f"),
-        parts=rotary_of(fields, head_dim),
+        parts=rotary_tables(fields, head_dim),
         embedding_name="transformer.wte",
         prefix="transformer.h.",
     )
@@ -519,7 +519,7 @@ def _deci(config: Mapping[str, Any], name: str) -> Architecture:
     head_dim = fields.whole("head_dim", default=hidden // max(heads, 1))
     blocks = fields.value("block_configs")
     if not isinstance(blocks, Sequence) or isinstance(blocks, str):
-        raise fields.missing("block_configs")
+        raise fields.missing_error("block_configs")
     bias = fields.flag("attention_bias", "bias")
     layers: list[Layer] = []
     widest, most = 0, 1
@@ -557,7 +557,7 @@ def _deci(config: Mapping[str, Any], name: str) -> Architecture:
             widest = max(widest, width)
         layers.append(Layer(weights, cache))
     same: dict[Layer, Layer] = {}
-    return finish(
+    return wrap_layers(
         fields,
         layers=tuple(same.setdefault(layer, layer) for layer in layers),
         hidden=hidden,
@@ -566,7 +566,7 @@ def _deci(config: Mapping[str, Any], name: str) -> Architecture:
         intermediate=widest,
         tied=fields.flag("tie_word_embeddings"),
         final=final_norm(hidden),
-        parts=rotary_of(fields, head_dim),
+        parts=rotary_tables(fields, head_dim),
     )
 
 

@@ -17,7 +17,7 @@ from gpufleet.sizing.architectures.building_blocks import (
     gated_mlp,
     norm,
     rotary,
-    rotary_of,
+    rotary_tables,
     vector,
 )
 from gpufleet.sizing.architectures.components import (
@@ -32,7 +32,7 @@ from gpufleet.sizing.architectures.components import (
     WindowCache,
 )
 from gpufleet.sizing.architectures.config_fields import Fields
-from gpufleet.sizing.architectures.moe_common import assembled, named, too_short
+from gpufleet.sizing.architectures.moe_common import assemble, named_fields, too_short_error
 
 _DEFAULTS: dict[str, dict[str, int]] = {
     "Gemma2ForCausalLM": {
@@ -87,20 +87,20 @@ _NORMS = (
 )
 
 
-def _completed(config: Mapping[str, Any], name: str) -> Fields:
+def _complete_fields(config: Mapping[str, Any], name: str) -> Fields:
     stated = {key: value for key, value in config.items() if value is not None}
-    return named({**_DEFAULTS[name], **stated}, name)
+    return named_fields({**_DEFAULTS[name], **stated}, name)
 
 
 _WINDOWS = {"sliding_attention", "chunked_attention"}
 """The second is Rnj-1's, whose chunks look back on the one before: kept as a window (rnj1.py)."""
 
 
-def _windowed(fields: Fields, count: int) -> tuple[bool, ...]:
+def _window_layers(fields: Fields, count: int) -> tuple[bool, ...]:
     """Return for each layer whether it has a window: `layer_types`, or all but every n-th."""
     if kinds := fields.texts("layer_types"):
         if len(kinds) < count:
-            raise too_short(fields, "layer_types", len(kinds))
+            raise too_short_error(fields, "layer_types", len(kinds))
         return tuple(kind in _WINDOWS for kind in kinds[:count])
     every = fields.whole("sliding_window_pattern") or 1
     return tuple((index + 1) % every != 0 for index in range(count))
@@ -118,7 +118,7 @@ def _norms(hidden: int, names: tuple[str, ...] = _NORMS) -> tuple[Weight, ...]:
 
 def gemma(config: Mapping[str, Any], *, name: str, head_norm: bool) -> Architecture:
     """Return Gemma 2 or, with norms on queries and keys, Gemma 3 (the text part)."""
-    fields = _completed(config, name)
+    fields = _complete_fields(config, name)
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads, head_dim = fields.whole("num_key_value_heads"), fields.whole("head_dim")
     inner, count = fields.whole("intermediate_size"), fields.whole("num_hidden_layers")
@@ -132,9 +132,9 @@ def gemma(config: Mapping[str, Any], *, name: str, head_norm: bool) -> Architect
     )
     layers = [
         Layer(weights, _cache(fields, kv_heads, head_dim, windowed=windowed))
-        for windowed in _windowed(fields, count)
+        for windowed in _window_layers(fields, count)
     ]
-    return assembled(
+    return assemble(
         fields,
         layers,
         heads=heads,
@@ -142,7 +142,7 @@ def gemma(config: Mapping[str, Any], *, name: str, head_norm: bool) -> Architect
         intermediate_size=inner,
         tied=True,
         further=(
-            *rotary_of(fields, head_dim),
+            *rotary_tables(fields, head_dim),
             *(_local_rotary(fields, head_dim) if head_norm else ()),
         ),
     )
@@ -165,13 +165,13 @@ def _local_rotary(fields: Fields, head_dim: int) -> tuple[Part, ...]:
 
 def gemma3n(config: Mapping[str, Any]) -> Architecture:
     """Return the text part of Gemma 3n: an input for each layer, and caches that layers share."""
-    fields = _completed(config, "Gemma3nForCausalLM")
+    fields = _complete_fields(config, "Gemma3nForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads, head_dim = fields.whole("num_key_value_heads"), fields.whole("head_dim")
     count = fields.whole("num_hidden_layers")
     inners = fields.wholes("intermediate_size") or (fields.whole("intermediate_size"),) * count
     if len(inners) < count:
-        raise too_short(fields, "intermediate_size", len(inners))
+        raise too_short_error(fields, "intermediate_size", len(inners))
     inputs, low = fields.whole("altup_num_inputs"), fields.whole("laurel_rank")
     each = fields.whole("hidden_size_per_layer_input")
     own = count - fields.whole("num_kv_shared_layers")
@@ -188,7 +188,7 @@ def gemma3n(config: Mapping[str, Any]) -> Architecture:
         *_layer_input(hidden, each),
     )
     layers = []
-    for index, windowed in enumerate(_windowed(fields, count)):
+    for index, windowed in enumerate(_window_layers(fields, count)):
         shares = index >= own
         weights = attention(hidden, heads, kv_heads, head_dim, head_norm=True)
         weights += gated_mlp(hidden, inners[index]) + common
@@ -199,7 +199,7 @@ def gemma3n(config: Mapping[str, Any]) -> Architecture:
         for name in ("altup_projections", "altup_unembed_projections")
         for number in range(inputs - 1)
     )
-    return assembled(
+    return assemble(
         fields,
         layers,
         heads=heads,
@@ -209,7 +209,7 @@ def gemma3n(config: Mapping[str, Any]) -> Architecture:
         further=(
             *_layer_inputs(fields, hidden, each * count, each),
             Part("altup", mixing, Where.FIRST),
-            *rotary_of(fields, head_dim),
+            *rotary_tables(fields, head_dim),
         ),
         pipeline=False,
     )
@@ -221,7 +221,7 @@ def gemma4(config: Mapping[str, Any]) -> Architecture:
 
     `attention_k_eq_v`: the checkpoint has keys alone there, and vLLM loads them as values too.
     """
-    fields = _completed(config, "Gemma4ForCausalLM")
+    fields = _complete_fields(config, "Gemma4ForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     inner, count = fields.whole("intermediate_size"), fields.whole("num_hidden_layers")
     experts, expert_size = 0, 0
@@ -235,7 +235,7 @@ def gemma4(config: Mapping[str, Any]) -> Architecture:
     if same:
         full_heads = fields.whole("num_global_key_value_heads", default=full_heads)
     layers = []
-    for index, windowed in enumerate(_windowed(fields, count)):
+    for index, windowed in enumerate(_window_layers(fields, count)):
         shares = shared > 0 and index >= count - shared
         head_dim = fields.whole("head_dim" if windowed else "global_head_dim")
         kv_heads = fields.whole("num_key_value_heads") if windowed else full_heads
@@ -254,10 +254,10 @@ def gemma4(config: Mapping[str, Any]) -> Architecture:
         weights += _layer_input(hidden, each) if each else ()
         cache = None if shares else _cache(fields, kv_heads, head_dim, windowed=windowed)
         layers.append(Layer(weights, cache))
-    further = rotary_of(fields, fields.whole("head_dim"))
+    further = rotary_tables(fields, fields.whole("head_dim"))
     if each:
         further += _layer_inputs(fields, hidden, each * count, each)
-    return assembled(
+    return assemble(
         fields,
         layers,
         heads=heads,

@@ -17,7 +17,7 @@ from gpufleet.sizing.architectures.building_blocks import (
     attention,
     gated_mlp,
     norm,
-    rotary_of,
+    rotary_tables,
     vector,
 )
 from gpufleet.sizing.architectures.components import (
@@ -34,20 +34,20 @@ from gpufleet.sizing.architectures.config_fields import Fields
 from gpufleet.sizing.architectures.mla import latent_attention
 from gpufleet.sizing.architectures.moe_common import (
     NUMBERED,
-    assembled,
-    first_of,
-    full_attention,
+    assemble,
+    attention_layers,
+    first_whole,
     head_size,
-    leading_dense,
-    named,
-    routed,
-    too_short,
+    is_dense_layer,
+    named_fields,
+    routed_experts,
+    too_short_error,
 )
 
 
 def lfm2(config: Mapping[str, Any]) -> Architecture:
     """Return LFM2, dense or with experts: short convolutions, with attention between."""
-    fields = named(config, "Lfm2ForCausalLM")
+    fields = named_fields(config, "Lfm2ForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads", "num_heads")
     kv_heads, head_dim = fields.whole("num_key_value_heads"), hidden // max(heads, 1)
     experts = fields.whole("num_experts", default=0)
@@ -77,7 +77,7 @@ def lfm2(config: Mapping[str, Any]) -> Architecture:
     norms = (*norm("operator_norm", hidden), *norm("ffn_norm", hidden))
     mlp = gated_mlp(hidden, dense, prefix="feed_forward.", names=names)
     corrected = fields.flag("use_expert_bias", default=True)
-    mixture = routed(
+    mixture = routed_experts(
         hidden,
         inner,
         experts,
@@ -95,7 +95,7 @@ def lfm2(config: Mapping[str, Any]) -> Architecture:
             if attends
             else Layer(mixer + rest, state)
         )
-    return assembled(
+    return assemble(
         fields,
         layers,
         heads=heads,
@@ -105,7 +105,7 @@ def lfm2(config: Mapping[str, Any]) -> Architecture:
         intermediate_size=dense,
         tied=fields.flag("tie_embedding", default=True),
         norm_name="model.embedding_norm",
-        further=rotary_of(fields, head_dim),
+        further=rotary_tables(fields, head_dim),
     )
 
 
@@ -122,23 +122,23 @@ def _lfm2_width(fields: Fields) -> int:
 def _lfm2_attention(fields: Fields) -> tuple[bool, ...]:
     count = fields.whole("num_hidden_layers")
     if fields.texts("layer_types"):
-        return full_attention(fields, count)
+        return attention_layers(fields, count)
     listed = fields.wholes("full_attn_idxs") or tuple(range(count))
     return tuple(index in listed for index in range(count))
 
 
 def minimax_text(config: Mapping[str, Any]) -> Architecture:
     """Return MiniMax-Text-01 and M1: lightning attention, every eighth layer full attention."""
-    fields = named(config, "MiniMaxText01ForCausalLM")
+    fields = named_fields(config, "MiniMaxText01ForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads, head_dim = fields.whole("num_key_value_heads"), head_size(fields, heads)
-    experts, inner = first_of(fields, "num_local_experts"), fields.whole("intermediate_size")
+    experts, inner = first_whole(fields, "num_local_experts"), fields.whole("intermediate_size")
     size, count = heads * head_dim, fields.whole("num_hidden_layers")
     kinds = fields.wholes("attn_type_list", "decoder_attention_types")
     if not kinds:
-        kinds = tuple(int(attends) for attends in full_attention(fields, count))
+        kinds = tuple(int(attends) for attends in attention_layers(fields, count))
     if len(kinds) < count:
-        raise too_short(fields, "attn_type_list", len(kinds))
+        raise too_short_error(fields, "attn_type_list", len(kinds))
     linear = (
         Weight("self_attn.qkv_proj", 3 * size, hidden, Split.ROWS),
         Weight("self_attn.output_gate", size, hidden, Split.ROWS),
@@ -148,7 +148,7 @@ def minimax_text(config: Mapping[str, Any]) -> Architecture:
     rest: tuple[Weight, ...] = (
         *norm("input_layernorm", hidden),
         *norm("post_attention_layernorm", hidden),
-        *routed(
+        *routed_experts(
             hidden,
             inner,
             experts,
@@ -168,14 +168,14 @@ def minimax_text(config: Mapping[str, Any]) -> Architecture:
         Layer(own + rest, FullCache(kv_heads, head_dim)) if kind else Layer(linear + rest, state)
         for kind in kinds[:count]
     ]
-    return assembled(
+    return assemble(
         fields,
         layers,
         heads=heads,
         kv_heads=kv_heads,
         experts=experts,
         moe_intermediate_size=inner,
-        further=rotary_of(fields, head_dim),
+        further=rotary_tables(fields, head_dim),
         pipeline=False,
     )
 
@@ -190,7 +190,7 @@ def bailing_linear(config: Mapping[str, Any]) -> Architecture:
 
     Source: bailing_moe_linear.py and layers/mamba/linear/bailing_linear_attn.py.
     """
-    fields = named(config, "BailingMoeV2_5ForCausalLM")
+    fields = named_fields(config, "BailingMoeV2_5ForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     head_dim = head_size(fields, heads)
     experts, inner = fields.whole("num_experts"), fields.whole("moe_intermediate_size")
@@ -213,7 +213,7 @@ def bailing_linear(config: Mapping[str, Any]) -> Architecture:
         Weight("attention.g_proj", size, hidden, Split.ROWS),
         vector("attention.g_norm", size, Split.ROWS),
     )
-    mixture = routed(
+    mixture = routed_experts(
         hidden,
         inner,
         experts,
@@ -230,12 +230,12 @@ def bailing_linear(config: Mapping[str, Any]) -> Architecture:
     layers = []
     for index in range(fields.whole("num_hidden_layers")):
         rest = norms
-        rest += gated_mlp(hidden, dense) if leading_dense(fields, index) else mixture
+        rest += gated_mlp(hidden, dense) if is_dense_layer(fields, index) else mixture
         if (index + 1) % every:
             layers.append(Layer(linear + rest, _linear_state(heads, head_dim)))
         else:
             layers.append(Layer(latent + rest, cache))
-    return assembled(
+    return assemble(
         fields,
         layers,
         heads=heads,
@@ -244,7 +244,7 @@ def bailing_linear(config: Mapping[str, Any]) -> Architecture:
         moe_intermediate_size=inner,
         intermediate_size=dense,
         embedding_name="model.word_embeddings",
-        further=rotary_of(fields, fields.whole("qk_rope_head_dim")),
+        further=rotary_tables(fields, fields.whole("qk_rope_head_dim")),
     )
 
 
@@ -254,7 +254,7 @@ def loop_coder(config: Mapping[str, Any]) -> Architecture:
 
     Source: iquest_loopcoder.py; each time has a cache of its own.
     """
-    fields = named(config, "IQuestLoopCoderForCausalLM")
+    fields = named_fields(config, "IQuestLoopCoderForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads, head_dim = fields.whole("num_key_value_heads"), hidden // max(heads, 1)
     dense = fields.whole("intermediate_size")
@@ -268,7 +268,7 @@ def loop_coder(config: Mapping[str, Any]) -> Architecture:
     )
     window = WindowCache(kv_heads, head_dim, fields.whole("loop_window_size", default=64))
     again = (window,) * (fields.whole("loop_num", default=2) - 1)
-    return assembled(
+    return assemble(
         fields,
         [Layer(weights, FullCache(kv_heads, head_dim), more=again)]
         * fields.whole("num_hidden_layers"),
@@ -276,7 +276,7 @@ def loop_coder(config: Mapping[str, Any]) -> Architecture:
         kv_heads=kv_heads,
         intermediate_size=dense,
         pipeline=False,
-        further=rotary_of(fields, head_dim),
+        further=rotary_tables(fields, head_dim),
     )
 
 

@@ -19,7 +19,7 @@ from gpufleet.sizing.architectures.building_blocks import (
     gated_mlp,
     norm,
     plain_mlp,
-    rotary_of,
+    rotary_tables,
     vector,
 )
 from gpufleet.sizing.architectures.components import (
@@ -32,13 +32,13 @@ from gpufleet.sizing.architectures.components import (
 )
 from gpufleet.sizing.architectures.config_fields import Fields
 from gpufleet.sizing.architectures.moe_common import (
-    assembled,
-    full_attention,
+    assemble,
+    attention_layers,
     head_size,
-    named,
-    routed,
-    too_short,
-    under,
+    named_fields,
+    routed_experts,
+    too_short_error,
+    with_prefix,
 )
 from gpufleet.sizing.architectures.moe_irregular import granite_experts
 
@@ -137,7 +137,7 @@ def nemotron_h(config: Mapping[str, Any]) -> Architecture:
 
     Source: nemotron_h.py; `hybrid_override_pattern` has M, *, - and E for them.
     """
-    fields = named(config, "NemotronHForCausalLM")
+    fields = named_fields(config, "NemotronHForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads, head_dim = fields.whole("num_key_value_heads"), head_size(fields, heads)
     pattern = _pattern(fields)
@@ -168,7 +168,7 @@ def nemotron_h(config: Mapping[str, Any]) -> Architecture:
                 "none of M, *, - and E; take the file as the model's publisher has it"
             )
         layers.append(Layer(mixer.weights + norm("norm", hidden), mixer.cache))
-    return assembled(
+    return assemble(
         fields,
         layers,
         heads=heads,
@@ -205,7 +205,7 @@ def _nemotron_drafts(fields: Fields, hidden: int, mixers: Mapping[str, Layer]) -
             weights = first + weights
         if index % len(pattern) == len(pattern) - 1:
             weights += norm("final_layernorm", hidden)
-        drafts.append(Layer(under(f"mtp.layers.{index}.", weights), mixers[letter].cache))
+        drafts.append(Layer(with_prefix(f"mtp.layers.{index}.", weights), mixers[letter].cache))
     return tuple(drafts)
 
 
@@ -220,7 +220,7 @@ def _pattern(fields: Fields) -> str:
         return "".join(letters.get(kind, kind[:1] or "?") for kind in kinds)
     pattern = fields.text("hybrid_override_pattern")
     if not pattern:
-        raise fields.missing("hybrid_override_pattern", "layers_block_type")
+        raise fields.missing_error("hybrid_override_pattern", "layers_block_type")
     return pattern
 
 
@@ -265,7 +265,7 @@ def _nemotron_experts(fields: Fields, hidden: int) -> tuple[Weight, ...]:
 
 def granite_hybrid(config: Mapping[str, Any]) -> Architecture:
     """Return Granite 4: Mamba-2 and a few attentions, with or without experts."""
-    fields = named(config, "GraniteMoeHybridForCausalLM")
+    fields = named_fields(config, "GraniteMoeHybridForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads, head_dim = fields.whole("num_key_value_heads"), hidden // max(heads, 1)
     experts = fields.whole("num_local_experts", default=0)
@@ -277,15 +277,15 @@ def granite_hybrid(config: Mapping[str, Any]) -> Architecture:
         *norm("post_attention_layernorm", hidden),
     )
     own = attention(hidden, heads, kv_heads, head_dim, bias=bias, out_bias=bias)
-    mixer = _mamba2_of(fields, hidden)
+    mixer = _mamba2_layer(fields, hidden)
     count = fields.whole("num_hidden_layers")
     layers = [
         Layer(own + rest, FullCache(kv_heads, head_dim))
         if attends
         else Layer(mixer.weights + rest, mixer.cache)
-        for attends in full_attention(fields, count)
+        for attends in attention_layers(fields, count)
     ]
-    return assembled(
+    return assemble(
         fields,
         layers,
         heads=heads,
@@ -297,7 +297,7 @@ def granite_hybrid(config: Mapping[str, Any]) -> Architecture:
     )
 
 
-def _mamba2_of(fields: Fields, hidden: int, *, gated_norm: bool = True) -> Layer:
+def _mamba2_layer(fields: Fields, hidden: int, *, gated_norm: bool = True) -> Layer:
     """Return a Mamba-2 mixer by the keys that Granite, Bamba and Falcon-H1 have in common."""
     heads = fields.whole("mamba_n_heads")
     inner = fields.whole("mamba_d_ssm", default=0) or int(
@@ -320,7 +320,7 @@ def _mamba2_of(fields: Fields, hidden: int, *, gated_norm: bool = True) -> Layer
 
 def bamba(config: Mapping[str, Any]) -> Architecture:
     """Return Bamba: Mamba-2, and attention in the layers that the config lists."""
-    fields = named(config, "BambaForCausalLM")
+    fields = named_fields(config, "BambaForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads, head_dim = fields.whole("num_key_value_heads"), hidden // max(heads, 1)
     rest = (
@@ -329,7 +329,7 @@ def bamba(config: Mapping[str, Any]) -> Architecture:
         *norm("pre_ff_layernorm", hidden),
     )
     own = attention(hidden, heads, kv_heads, head_dim)
-    mixer = _mamba2_of(fields, hidden)
+    mixer = _mamba2_layer(fields, hidden)
     attend = fields.wholes("attn_layer_indices")
     layers = [
         Layer(own + rest, FullCache(kv_heads, head_dim))
@@ -337,23 +337,23 @@ def bamba(config: Mapping[str, Any]) -> Architecture:
         else Layer(mixer.weights + rest, mixer.cache)
         for index in range(fields.whole("num_hidden_layers"))
     ]
-    return assembled(
+    return assemble(
         fields,
         layers,
         heads=heads,
         kv_heads=kv_heads,
         intermediate_size=_inner(fields),
         norm_name="model.final_layernorm",
-        further=rotary_of(fields, head_dim),
+        further=rotary_tables(fields, head_dim),
     )
 
 
 def falcon_h1(config: Mapping[str, Any]) -> Architecture:
     """Return Falcon-H1, whose layers have attention and Mamba-2 side by side."""
-    fields = named(config, "FalconH1ForCausalLM")
+    fields = named_fields(config, "FalconH1ForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads, head_dim = fields.whole("num_key_value_heads"), head_size(fields, heads)
-    mixer = _mamba2_of(fields, hidden, gated_norm=fields.flag("mamba_rms_norm"))
+    mixer = _mamba2_layer(fields, hidden, gated_norm=fields.flag("mamba_rms_norm"))
     weights = (
         *attention(hidden, heads, kv_heads, head_dim),
         *mixer.weights,
@@ -362,14 +362,14 @@ def falcon_h1(config: Mapping[str, Any]) -> Architecture:
         *norm("pre_ff_layernorm", hidden),
     )
     layer = Layer(weights, FullCache(kv_heads, head_dim), more=mixer.caches)
-    return assembled(
+    return assemble(
         fields,
         [layer] * fields.whole("num_hidden_layers"),
         heads=heads,
         kv_heads=kv_heads,
         intermediate_size=_inner(fields),
         norm_name="model.final_layernorm",
-        further=rotary_of(fields, head_dim),
+        further=rotary_tables(fields, head_dim),
     )
 
 
@@ -380,13 +380,13 @@ def zamba2(config: Mapping[str, Any]) -> Architecture:
     Source: zamba2.py. The transformers are shared: each layer has its own adapters to one, and its
     own cache. Their weights are counted with the first layers that have them.
     """
-    fields = named(config, "Zamba2ForCausalLM")
+    fields = named_fields(config, "Zamba2ForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     dense, head_dim = _inner(fields), 2 * hidden // max(heads, 1)
     count = fields.whole("num_hidden_layers")
     kinds = fields.texts("layers_block_type", "layer_types")
     if len(kinds) < count:
-        raise too_short(fields, "layers_block_type", len(kinds))
+        raise too_short_error(fields, "layers_block_type", len(kinds))
     inner = fields.whole("mamba_expand", default=2) * hidden
     mixer = Mamba2(
         inner=inner,
@@ -414,7 +414,7 @@ def zamba2(config: Mapping[str, Any]) -> Architecture:
             continue
         layers.append(Layer(beside + (shared if left > 0 else ()), full, more=alone.caches))
         left -= 1
-    return assembled(
+    return assemble(
         fields,
         layers,
         heads=heads,
@@ -423,7 +423,7 @@ def zamba2(config: Mapping[str, Any]) -> Architecture:
         tied=True,
         norm_name="model.final_layernorm",
         pipeline=False,
-        further=rotary_of(fields, head_dim) if fields.flag("use_mem_rope") else (),
+        further=rotary_tables(fields, head_dim) if fields.flag("use_mem_rope") else (),
     )
 
 
@@ -466,7 +466,7 @@ def _zamba_adapters(fields: Fields, hidden: int, dense: int) -> tuple[Weight, ..
 
 def jamba(config: Mapping[str, Any]) -> Architecture:
     """Return Jamba: Mamba, every eighth layer attention, every second one experts."""
-    fields = named(config, "JambaForCausalLM")
+    fields = named_fields(config, "JambaForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads, head_dim = fields.whole("num_key_value_heads"), hidden // max(heads, 1)
     inner, experts = _inner(fields), fields.whole("num_experts", default=16)
@@ -490,17 +490,17 @@ def jamba(config: Mapping[str, Any]) -> Architecture:
     mixer += norm("mamba.b_layernorm", state) + norm("mamba.c_layernorm", state)
     own = attention(hidden, heads, kv_heads, head_dim)
     norms = (*norm("input_layernorm", hidden), *norm("pre_ff_layernorm", hidden))
-    mixture = routed(hidden, inner, experts, prefix="feed_forward.", router="router")
+    mixture = routed_experts(hidden, inner, experts, prefix="feed_forward.", router="router")
     mlp = gated_mlp(hidden, inner, prefix="feed_forward.")
     layers = []
     for index in range(fields.whole("num_hidden_layers")):
-        routes = experts > 1 and _each(fields, "expert_layer", index, period=2, offset=1)
+        routes = experts > 1 and _is_each(fields, "expert_layer", index, period=2, offset=1)
         rest = norms + (mixture if routes else mlp)
-        if _each(fields, "attn_layer", index, period=8, offset=4):
+        if _is_each(fields, "attn_layer", index, period=8, offset=4):
             layers.append(Layer(own + rest, FullCache(kv_heads, head_dim)))
         else:
             layers.append(Layer(mixer + rest, mamba1_state(width, state, kernel)))
-    return assembled(
+    return assemble(
         fields,
         layers,
         heads=heads,
@@ -512,14 +512,14 @@ def jamba(config: Mapping[str, Any]) -> Architecture:
     )
 
 
-def _each(fields: Fields, key: str, index: int, *, period: int, offset: int) -> bool:
+def _is_each(fields: Fields, key: str, index: int, *, period: int, offset: int) -> bool:
     every = fields.whole(f"{key}_period", default=period) or 1
     return index % every == fields.whole(f"{key}_offset", default=offset)
 
 
 def mamba(config: Mapping[str, Any]) -> Architecture:
     """Return Mamba or Falcon-Mamba, which have no attention at all (mamba.py)."""
-    fields = named(config, "MambaForCausalLM")
+    fields = named_fields(config, "MambaForCausalLM")
     hidden = fields.whole("hidden_size", "d_model")
     inner = fields.whole("intermediate_size", "d_inner", default=0) or hidden * fields.whole(
         "expand", default=2
@@ -546,7 +546,7 @@ def mamba(config: Mapping[str, Any]) -> Architecture:
 
 def mamba2_alone(config: Mapping[str, Any]) -> Architecture:
     """Return Mamba-2, which has no attention at all (mamba2.py)."""
-    fields = named(config, "Mamba2ForCausalLM")
+    fields = named_fields(config, "Mamba2ForCausalLM")
     hidden = fields.whole("hidden_size")
     mixer = Mamba2(
         inner=fields.whole("expand", default=2) * hidden,
@@ -563,7 +563,7 @@ def mamba2_alone(config: Mapping[str, Any]) -> Architecture:
 
 
 def _without_attention(fields: Fields, layer: Layer, *, tied: bool) -> Architecture:
-    return assembled(
+    return assemble(
         fields,
         [layer] * fields.whole("num_hidden_layers", "n_layer"),
         heads=0,

@@ -67,7 +67,7 @@ def longest_model_len(config: Mapping[str, Any], vllm: tuple[int, ...] | None = 
     return int(length * factor)
 
 
-def lengths(
+def lengths_by_release(
     config: Mapping[str, Any], otherwise: int
 ) -> tuple[tuple[tuple[int, ...], int, int], ...]:
     """

@@ -14,7 +14,13 @@ from functools import partial
 from typing import Any
 
 from gpufleet.errors import FleetError
-from gpufleet.sizing.architectures.building_blocks import gated_mlp, norm, rotary, rotary_of, vector
+from gpufleet.sizing.architectures.building_blocks import (
+    gated_mlp,
+    norm,
+    rotary,
+    rotary_tables,
+    vector,
+)
 from gpufleet.sizing.architectures.components import (
     Architecture,
     Cache,
@@ -30,12 +36,12 @@ from gpufleet.sizing.architectures.components import (
 from gpufleet.sizing.architectures.config_fields import Fields
 from gpufleet.sizing.architectures.moe_common import (
     NUMBERED,
-    assembled,
-    drafting,
-    leading_dense,
-    named,
-    routed,
-    too_short,
+    assemble,
+    draft_weights,
+    is_dense_layer,
+    named_fields,
+    routed_experts,
+    too_short_error,
 )
 
 
@@ -115,7 +121,7 @@ def has_index(fields: Fields, index: int) -> bool:
 
 def build(name: str, family: Family, config: Mapping[str, Any]) -> Architecture:
     """Return the architecture that this config of the family describes."""
-    fields = named(config, name)
+    fields = named_fields(config, name)
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     experts = fields.whole(*family.experts, default=0)
     dense = fields.whole("intermediate_size")
@@ -127,7 +133,7 @@ def build(name: str, family: Family, config: Mapping[str, Any]) -> Architecture:
     count = fields.whole("num_hidden_layers")
     sparse = family.sparse and fields.value("index_topk") is not None
     for index in range(count):
-        feed_forward = mlp if not experts or leading_dense(fields, index) else mixture
+        feed_forward = mlp if not experts or is_dense_layer(fields, index) else mixture
         if sparse and has_index(fields, index):
             layers.append(
                 Layer(common + indexer(fields) + feed_forward, _cache(fields, index=True))
@@ -136,7 +142,7 @@ def build(name: str, family: Family, config: Mapping[str, Any]) -> Architecture:
             layers.append(Layer(common + feed_forward, _cache(fields)))
     draft = [
         Layer(
-            drafting(hidden)
+            draft_weights(hidden)
             + common
             + (indexer(fields) if sparse else ())
             + (mixture if experts else mlp),
@@ -144,7 +150,7 @@ def build(name: str, family: Family, config: Mapping[str, Any]) -> Architecture:
         )
         for _ in range(fields.whole("num_nextn_predict_layers", default=0))
     ]
-    return assembled(
+    return assemble(
         fields,
         layers,
         heads=heads,
@@ -153,7 +159,7 @@ def build(name: str, family: Family, config: Mapping[str, Any]) -> Architecture:
         moe_intermediate_size=inner,
         intermediate_size=dense,
         # Sparse attention's index turns its keys the other way round: a table of its own.
-        further=rotary_of(fields, fields.whole("qk_rope_head_dim")) * (2 if sparse else 1),
+        further=rotary_tables(fields, fields.whole("qk_rope_head_dim")) * (2 if sparse else 1),
         draft_layers=draft,
     )
 
@@ -171,7 +177,7 @@ def _mixture(
 ) -> tuple[Weight, ...]:
     if not experts:
         return ()
-    weights = routed(
+    weights = routed_experts(
         hidden,
         inner,
         experts,
@@ -190,7 +196,7 @@ def longcat(config: Mapping[str, Any]) -> Architecture:
     Source: longcat_flash.py; the router also scores the `zero_expert_num` experts without weights.
     LongCat-Flash-Lite looks the last tokens up together as well (longcat_flash_ngram.py).
     """
-    fields = named(config, "LongcatFlashForCausalLM")
+    fields = named_fields(config, "LongcatFlashForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     experts = fields.whole("n_routed_experts")
     inner = fields.whole("expert_ffn_hidden_size", "moe_intermediate_size")
@@ -201,12 +207,12 @@ def longcat(config: Mapping[str, Any]) -> Architecture:
         *(w for i in (0, 1) for w in gated_mlp(hidden, dense, prefix=f"mlps.{i}.")),
         *(w for i in (0, 1) for w in norm(f"input_layernorm.{i}", hidden)),
         *(w for i in (0, 1) for w in norm(f"post_attention_layernorm.{i}", hidden)),
-        *routed(hidden, inner, experts)[1:],
+        *routed_experts(hidden, inner, experts)[1:],
         Weight("mlp.router.classifier", scored, hidden, linear=False, dtype="float32"),
         vector("mlp.router.e_score_correction_bias", scored, dtype="float32"),
     )
     layer = Layer(weights, _cache(fields), more=(_cache(fields),))
-    return assembled(
+    return assemble(
         fields,
         [layer] * fields.whole("num_layers", "num_hidden_layers"),
         heads=heads,
@@ -214,7 +220,10 @@ def longcat(config: Mapping[str, Any]) -> Architecture:
         experts=experts,
         moe_intermediate_size=inner,
         intermediate_size=dense,
-        further=(*rotary_of(fields, fields.whole("qk_rope_head_dim")), *_ngrams(fields, hidden)),
+        further=(
+            *rotary_tables(fields, fields.whole("qk_rope_head_dim")),
+            *_ngrams(fields, hidden),
+        ),
     )
 
 
@@ -240,7 +249,7 @@ def minicpm3(config: Mapping[str, Any]) -> Architecture:
 
     Source: minicpm3.py; values are padded to the size of keys.
     """
-    fields = named(config, "MiniCPM3ForCausalLM")
+    fields = named_fields(config, "MiniCPM3ForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     dense = fields.whole("intermediate_size")
     weights = (
@@ -251,14 +260,14 @@ def minicpm3(config: Mapping[str, Any]) -> Architecture:
     )
     size = fields.whole("qk_nope_head_dim") + fields.whole("qk_rope_head_dim")
     cache: Cache = FullCache(heads, size)
-    return assembled(
+    return assemble(
         fields,
         [Layer(weights, cache)] * fields.whole("num_hidden_layers"),
         heads=heads,
         kv_heads=heads,
         intermediate_size=dense,
         tied=True,
-        further=rotary_of(fields, fields.whole("qk_rope_head_dim")),
+        further=rotary_tables(fields, fields.whole("qk_rope_head_dim")),
     )
 
 
@@ -296,13 +305,13 @@ def deepseek_v4(config: Mapping[str, Any]) -> Architecture:
     `compress_ratios` says how many for each layer; 0: a window alone. The first
     `num_hash_layers` choose experts by the token. Source: vllm/models/deepseek_v4.
     """
-    fields = named(config, "DeepseekV4ForCausalLM")
+    fields = named_fields(config, "DeepseekV4ForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     experts, inner = fields.whole("n_routed_experts"), fields.whole("moe_intermediate_size")
     count, hashed = fields.whole("num_hidden_layers"), fields.whole("num_hash_layers", default=0)
     ratios = fields.wholes("compress_ratios")
     if len(ratios) < count:
-        raise too_short(fields, "compress_ratios", len(ratios))
+        raise too_short_error(fields, "compress_ratios", len(ratios))
     if unknown := sorted(set(ratios) - {0, 1, 4, 128}):
         raise FleetError(
             f"config.json of {fields.name}: `compress_ratios` has {unknown[0]}, and vLLM knows 4 "
@@ -313,7 +322,7 @@ def deepseek_v4(config: Mapping[str, Any]) -> Architecture:
     drafts = fields.whole("num_nextn_predict_layers", default=0)
     layers = []
     for index, ratio in enumerate((*ratios, *(0,) * drafts)[: count + drafts]):
-        matrices = routed(hidden, inner, experts, prefix="ffn.", matrices=NUMBERED)
+        matrices = routed_experts(hidden, inner, experts, prefix="ffn.", matrices=NUMBERED)
         if index < hashed:
             # A table of four-byte numbers: the experts of each token.
             chosen = fields.whole("num_experts_per_tok")
@@ -336,7 +345,7 @@ def deepseek_v4(config: Mapping[str, Any]) -> Architecture:
         layers.append(Layer(weights + matrices, _v4_cache(fields, ratio)))
     positions = fields.whole("max_position_embeddings")
     head = Weight("hc_head_fn", mixing, mixing * hidden, linear=False, dtype="float32")
-    return assembled(
+    return assemble(
         fields,
         layers[:count],
         heads=heads,

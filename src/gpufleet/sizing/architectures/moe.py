@@ -18,7 +18,7 @@ from gpufleet.sizing.architectures.building_blocks import (
     attention,
     gated_mlp,
     norm,
-    rotary_of,
+    rotary_tables,
     vector,
 )
 from gpufleet.sizing.architectures.components import Architecture, Layer, Split, Weight
@@ -26,15 +26,15 @@ from gpufleet.sizing.architectures.config_fields import Fields
 from gpufleet.sizing.architectures.moe_common import (
     GATED,
     NUMBERED,
-    assembled,
-    caches_of,
-    drafting,
-    first_of,
+    assemble,
+    draft_weights,
+    first_whole,
     head_size,
-    leading_dense,
-    named,
-    routed,
-    too_short,
+    is_dense_layer,
+    layer_caches,
+    named_fields,
+    routed_experts,
+    too_short_error,
 )
 
 
@@ -81,11 +81,11 @@ class Family:
 
 def build(name: str, family: Family, config: Mapping[str, Any]) -> Architecture:
     """Return the architecture that this config of the family describes."""
-    fields = named(config, name)
+    fields = named_fields(config, name)
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads = fields.whole("num_key_value_heads", default=heads)
     head_dim = head_size(fields, heads)
-    experts, inner = fields.whole(*family.experts), first_of(fields, *family.expert_size)
+    experts, inner = fields.whole(*family.experts), first_whole(fields, *family.expert_size)
     dense = fields.whole(*family.dense_size, default=0)
     every = attention(
         hidden,
@@ -101,16 +101,16 @@ def build(name: str, family: Family, config: Mapping[str, Any]) -> Architecture:
     mlp = gated_mlp(hidden, dense, prefix=family.block, bias=family.mlp_bias(fields))
     mixture = _mixture(family, fields, hidden, inner, experts)
     layers = []
-    caches = caches_of(fields, fields.whole("num_hidden_layers"), kv_heads, head_dim)
+    caches = layer_caches(fields, fields.whole("num_hidden_layers"), kv_heads, head_dim)
     for index, cache in enumerate(caches):
         own = family.more(fields, index, heads, kv_heads, head_dim)
         feed_forward = mlp if not experts or family.dense(fields, index) else mixture
         layers.append(Layer(every + own + feed_forward, cache))
     drafts = fields.whole(*family.drafts, default=0) if family.drafts else 0
-    return assembled(
+    return assemble(
         fields,
         layers,
-        draft_layers=[Layer(drafting(hidden) + every + mixture, caches[-1])] * drafts,
+        draft_layers=[Layer(draft_weights(hidden) + every + mixture, caches[-1])] * drafts,
         heads=heads,
         kv_heads=kv_heads,
         experts=experts,
@@ -120,14 +120,14 @@ def build(name: str, family: Family, config: Mapping[str, Any]) -> Architecture:
         embedding_name=family.embedding,
         norm_bias=family.norm_bias,
         head_bias=family.head_bias,
-        further=rotary_of(fields, head_dim),
+        further=rotary_tables(fields, head_dim),
     )
 
 
 def _mixture(
     family: Family, fields: Fields, hidden: int, inner: int, experts: int
 ) -> tuple[Weight, ...]:
-    weights = routed(
+    weights = routed_experts(
         hidden,
         inner,
         experts,
@@ -145,17 +145,17 @@ def _mixture(
     return weights
 
 
-def _listed_dense(fields: Fields, index: int) -> bool:
+def _is_listed_dense(fields: Fields, index: int) -> bool:
     """Source: Qwen3MoeDecoderLayer in qwen3_moe.py."""
     step = fields.whole("decoder_sparse_step", default=1) or 1
     return index in fields.wholes("mlp_only_layers") or (index + 1) % step != 0
 
 
-def _ernie_dense(fields: Fields, index: int) -> bool:
+def _is_ernie_dense(fields: Fields, index: int) -> bool:
     """Source: Ernie4_5_MoeDecoderLayer in ernie45_moe.py; a list has text and image experts'."""
     last = fields.whole("num_hidden_layers") - 1
     first = (
-        first_of(fields, "moe_layer_start_index") if fields.value("moe_layer_start_index") else 0
+        first_whole(fields, "moe_layer_start_index") if fields.value("moe_layer_start_index") else 0
     )
     ends = fields.wholes("moe_layer_end_index")
     end = max(ends) if ends else fields.whole("moe_layer_end_index", default=last)
@@ -163,10 +163,10 @@ def _ernie_dense(fields: Fields, index: int) -> bool:
     return not (first <= index <= end and (index + 1) % every == 0)
 
 
-def _times(count: str, size: str = "moe_intermediate_size") -> Callable[[Fields], int]:
+def _product_of(count: str, size: str = "moe_intermediate_size") -> Callable[[Fields], int]:
     """Return what reads the inner size of all shared experts: so many times that of one."""
     return lambda fields: (
-        count_of * first_of(fields, size) if (count_of := fields.whole(count, default=0)) else 0
+        count_of * first_whole(fields, size) if (count_of := fields.whole(count, default=0)) else 0
     )
 
 
@@ -214,7 +214,7 @@ def _always(_: Fields) -> bool:
 
 
 _QWEN3 = Family(
-    dense=_listed_dense,
+    dense=_is_listed_dense,
     qkv_bias=_attention_bias,
     head_norm=_always,
     shared=lambda fields: fields.whole("shared_expert_intermediate_size", default=0),
@@ -228,7 +228,7 @@ _MIXTRAL = Family(
     matrices=NUMBERED,
 )
 _BAILING = Family(
-    dense=leading_dense,
+    dense=is_dense_layer,
     shared=lambda fields: (
         fields.whole("num_shared_experts", default=0)
         * fields.whole("moe_shared_expert_intermediate_size", "moe_intermediate_size")
@@ -245,14 +245,14 @@ _COHERE = Family(
     expert_size=("intermediate_size",),
     dense_size=("prefix_dense_intermediate_size", "intermediate_size"),
     dense=lambda fields, index: fields.texts("mlp_layer_types")[index] == "dense",
-    shared=_times("num_shared_experts", "intermediate_size"),
+    shared=_product_of("num_shared_experts", "intermediate_size"),
     norms=("input_layernorm",),
     tied=True,
 )
 _EXAONE = Family(
-    dense=leading_dense,
+    dense=is_dense_layer,
     correction="e_score_correction_bias",
-    shared=_times("num_shared_experts"),
+    shared=_product_of("num_shared_experts"),
     qkv_bias=_attention_bias,
     out_bias=_attention_bias,
     head_norm=_always,
@@ -260,11 +260,11 @@ _EXAONE = Family(
 
 FAMILIES: dict[str, Family] = {
     "AfmoeForCausalLM": Family(
-        dense=leading_dense,
+        dense=is_dense_layer,
         router="router.gate",
         router_dtype="float32",
         correction="expert_bias",
-        shared=_times("num_shared_experts"),
+        shared=_product_of("num_shared_experts"),
         head_norm=_always,
         more=_output_gate,
         norms=(
@@ -276,24 +276,24 @@ FAMILIES: dict[str, Family] = {
     ),
     "DeepseekForCausalLM": Family(
         experts=("n_routed_experts",),
-        dense=leading_dense,
-        shared=_times("n_shared_experts"),
+        dense=is_dense_layer,
+        shared=_product_of("n_shared_experts"),
         qkv_bias=_attention_bias,
     ),
     "Dots1ForCausalLM": Family(
         experts=("n_routed_experts",),
-        dense=leading_dense,
-        shared=_times("n_shared_experts"),
+        dense=is_dense_layer,
+        shared=_product_of("n_shared_experts"),
         correction="gate.e_score_correction_bias",
         qkv_bias=_attention_bias,
         head_norm=_always,
     ),
     "Ernie4_5_MoeForCausalLM": Family(
         experts=("moe_num_experts",),
-        dense=_ernie_dense,
+        dense=_is_ernie_dense,
         router_dtype="float32",
         correction="moe_statics.e_score_correction_bias",
-        shared=_times("moe_num_shared_experts"),
+        shared=_product_of("moe_num_shared_experts"),
         qkv_bias=_use_bias,
         mlp_bias=_use_bias,
         tied=True,
@@ -307,17 +307,17 @@ FAMILIES: dict[str, Family] = {
     ),
     "Glm4MoeForCausalLM": Family(
         experts=("n_routed_experts",),
-        dense=leading_dense,
+        dense=is_dense_layer,
         router_dtype="float32",
         correction="gate.e_score_correction_bias",
-        shared=_times("n_shared_experts"),
+        shared=_product_of("n_shared_experts"),
         qkv_bias=_attention_bias,
         head_norm=lambda fields: fields.flag("use_qk_norm"),
         drafts=("num_nextn_predict_layers",),
     ),
     "HYV3ForCausalLM": Family(
         expert_size=("expert_hidden_dim", "moe_intermediate_size"),
-        dense=leading_dense,
+        dense=is_dense_layer,
         router_dtype="float32",
         correction="expert_bias",
         shared=lambda fields: (
@@ -363,7 +363,7 @@ FAMILIES: dict[str, Family] = {
         head_bias=True,
     ),
     "Qwen2MoeForCausalLM": Family(
-        dense=_listed_dense,
+        dense=_is_listed_dense,
         qkv_bias=_always,
         shared=_QWEN3.shared,
         shared_block="shared_expert.",
@@ -375,7 +375,7 @@ FAMILIES: dict[str, Family] = {
 
 def bailing(config: Mapping[str, Any]) -> Architecture:
     """Return Ling and Ring up to 2.0, and Sarvam's (bailing_moe.py): `router_dtype` by config."""
-    fields = named(config, "BailingMoeForCausalLM")
+    fields = named_fields(config, "BailingMoeForCausalLM")
     family = replace(
         _BAILING,
         router_dtype="float32" if fields.text("router_dtype") == "fp32" else None,
@@ -390,7 +390,7 @@ def cohere(config: Mapping[str, Any]) -> Architecture:
 
     Source: cohere2_moe.py, and Cohere2MoeConfig of transformers for what a config leaves out.
     """
-    fields = named(config, "Cohere2MoeForCausalLM")
+    fields = named_fields(config, "Cohere2MoeForCausalLM")
     count = fields.whole("num_hidden_layers")
     first = min(fields.whole("first_k_dense_replace", default=0), count)
     whole = dict(config)
@@ -406,7 +406,7 @@ def cohere(config: Mapping[str, Any]) -> Architecture:
     if not kinds:
         whole["mlp_layer_types"] = ["dense"] * first + ["sparse"] * (count - first)
     elif len(kinds) < count:
-        raise too_short(fields, "mlp_layer_types", len(kinds))
+        raise too_short_error(fields, "mlp_layer_types", len(kinds))
     # The class lets a layer look back on one token more than the config says.
     whole["sliding_window"] = fields.whole("sliding_window", default=4096) + 1
     return build(fields.name, _COHERE, whole)

@@ -12,9 +12,9 @@ from gpufleet.errors import FleetError
 from gpufleet.sizing.architectures.building_blocks import (
     attention_caches,
     final_norm,
-    finish,
     norm,
     vector,
+    wrap_layers,
 )
 from gpufleet.sizing.architectures.components import Architecture, Cache, Layer, Part, Split, Weight
 from gpufleet.sizing.architectures.config_fields import Fields
@@ -25,7 +25,7 @@ NUMBERED = ("w1", "w3", "w2")
 """The same, in Mixtral's order of names."""
 
 
-def too_short(fields: Fields, key: str, index: int) -> FleetError:
+def too_short_error(fields: Fields, key: str, index: int) -> FleetError:
     """Return the error for a list of layers that ends before the last layer."""
     return FleetError(
         f"config.json of {fields.name}: `{fields.path}{key}` says nothing of layer {index}, which "
@@ -38,7 +38,7 @@ def head_size(fields: Fields, heads: int) -> int:
     return fields.whole("head_dim", default=0) or fields.whole("hidden_size") // max(heads, 1)
 
 
-def routed(
+def routed_experts(
     hidden: int,
     inner: int,
     experts: int,
@@ -67,13 +67,13 @@ def routed(
     return weights
 
 
-def caches_of(fields: Fields, layers: int, kv_heads: int, head_dim: int) -> tuple[Cache, ...]:
+def layer_caches(fields: Fields, layers: int, kv_heads: int, head_dim: int) -> tuple[Cache, ...]:
     """Return each layer's cache: of a window where `layer_types` or `sliding_window` say so."""
     types = bool(fields.texts("layer_types"))
     return attention_caches(fields, layers, kv_heads, head_dim, types=types)
 
 
-def assembled(
+def assemble(
     fields: Fields,
     layers: Sequence[Layer],
     *,
@@ -101,7 +101,7 @@ def assembled(
     hidden = fields.whole("hidden_size", "d_model")
     # Equal layers are one object: what follows from each is worked out once.
     same: dict[Layer, Layer] = {}
-    whole = finish(
+    whole = wrap_layers(
         fields,
         layers=tuple(same.setdefault(layer, layer) for layer in layers),
         hidden=hidden,
@@ -125,7 +125,7 @@ def assembled(
     )
 
 
-def drafting(hidden: int) -> tuple[Weight, ...]:
+def draft_weights(hidden: int) -> tuple[Weight, ...]:
     """
     Return what a layer that predicts further tokens has besides a decoder layer's weights.
 
@@ -140,24 +140,24 @@ def drafting(hidden: int) -> tuple[Weight, ...]:
     )
 
 
-def under(prefix: str, weights: Sequence[Weight]) -> tuple[Weight, ...]:
+def with_prefix(prefix: str, weights: Sequence[Weight]) -> tuple[Weight, ...]:
     """Return weights of a draft with their whole checkpoint names, which begin with `mtp.`."""
     return tuple(replace(weight, name=prefix + weight.name) for weight in weights)
 
 
-def named(config: Mapping[str, Any], name: str) -> Fields:
+def named_fields(config: Mapping[str, Any], name: str) -> Fields:
     """Return the config's fields under the name that `architectures` has, or else `name`."""
     names = config.get("architectures")
     known = isinstance(names, list | tuple) and names and isinstance(names[0], str)
     return Fields(config, names[0] if known else name)  # type: ignore[index]
 
 
-def first_of(fields: Fields, *keys: str) -> int:
+def first_whole(fields: Fields, *keys: str) -> int:
     """Return a whole number that some configs repeat for every layer."""
     return numbers[0] if (numbers := fields.wholes(*keys)) else fields.whole(*keys)
 
 
-def leading_dense(fields: Fields, index: int) -> bool:
+def is_dense_layer(fields: Fields, index: int) -> bool:
     """Return whether this layer has one MLP: the first ones, and those that the config lists."""
     if kinds := fields.texts("mlp_layer_types"):
         return index < len(kinds) and kinds[index] == "dense"
@@ -168,12 +168,12 @@ def leading_dense(fields: Fields, index: int) -> bool:
     return index < first or bool(index % (every or 1))
 
 
-def full_attention(fields: Fields, count: int) -> tuple[bool, ...]:
+def attention_layers(fields: Fields, count: int) -> tuple[bool, ...]:
     """Return for each layer whether it attends to all tokens: `layer_types`, or every n-th."""
     kinds = fields.texts("layer_types", "layers_block_type")
     if kinds:
         if len(kinds) < count:
-            raise too_short(fields, "layer_types", len(kinds))
+            raise too_short_error(fields, "layer_types", len(kinds))
         return tuple(kind in {"full_attention", "attention"} for kind in kinds[:count])
     every = fields.whole("full_attention_interval", default=4) or 1
     return tuple((index + 1) % every == 0 for index in range(count))

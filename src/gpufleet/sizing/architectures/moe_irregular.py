@@ -13,7 +13,7 @@ from gpufleet.sizing.architectures.building_blocks import (
     attention,
     gated_mlp,
     norm,
-    rotary_of,
+    rotary_tables,
     vector,
 )
 from gpufleet.sizing.architectures.components import (
@@ -26,22 +26,22 @@ from gpufleet.sizing.architectures.components import (
 from gpufleet.sizing.architectures.config_fields import Fields
 from gpufleet.sizing.architectures.moe_common import (
     NUMBERED,
-    assembled,
-    caches_of,
-    first_of,
+    assemble,
+    first_whole,
     head_size,
+    layer_caches,
     layers_with_experts,
-    named,
-    routed,
+    named_fields,
+    routed_experts,
 )
 
 
 def dbrx(config: Mapping[str, Any]) -> Architecture:
     """Return DBRX, whose config has parts of its own for attention and experts (dbrx.py)."""
-    fields = named(config, "DbrxForCausalLM")
-    own, feed = fields.below("attn_config"), fields.below("ffn_config")
+    fields = named_fields(config, "DbrxForCausalLM")
+    own, feed = fields.section("attn_config"), fields.section("ffn_config")
     if own is None or feed is None:
-        raise fields.missing("attn_config" if own is None else "ffn_config")
+        raise fields.missing_error("attn_config" if own is None else "ffn_config")
     hidden, heads = fields.whole("d_model"), fields.whole("n_heads")
     kv_heads = own.whole("kv_n_heads")
     experts, inner = feed.whole("moe_num_experts"), feed.whole("ffn_hidden_size")
@@ -57,17 +57,19 @@ def dbrx(config: Mapping[str, Any]) -> Architecture:
         ),
         *norm(f"{block}norm_1", hidden),
         *norm(f"{block}norm_2", hidden),
-        *routed(hidden, inner, experts, prefix="ffn.", router="router.layer", matrices=NUMBERED),
+        *routed_experts(
+            hidden, inner, experts, prefix="ffn.", router="router.layer", matrices=NUMBERED
+        ),
     )
     layer = Layer(weights, FullCache(kv_heads, hidden // max(heads, 1)))
-    return assembled(
+    return assemble(
         fields,
         [layer] * fields.whole("n_layers"),
         heads=heads,
         kv_heads=kv_heads,
         experts=experts,
         moe_intermediate_size=inner,
-        further=rotary_of(fields, hidden // max(heads, 1), keys=("max_seq_len",)),
+        further=rotary_tables(fields, hidden // max(heads, 1), keys=("max_seq_len",)),
         embedding_name="transformer.wte",
         norm_name="transformer.norm_f",
         prefix="transformer.blocks.",
@@ -82,7 +84,7 @@ def granite_moe(config: Mapping[str, Any]) -> Architecture:
     keys by a base of its own (granite.py; GraniteMoeSWAConfig of transformers for what a config
     leaves out).
     """
-    fields = named(config, "GraniteMoeForCausalLM")
+    fields = named_fields(config, "GraniteMoeForCausalLM")
     if fields.name == "GraniteMoeSWAForCausalLM" and not fields.texts("layer_types"):
         kinds = ["sliding_attention"] * fields.whole("num_hidden_layers")
         kinds[::4] = ["full_attention"] * len(kinds[::4])
@@ -102,9 +104,9 @@ def granite_moe(config: Mapping[str, Any]) -> Architecture:
         weights += (vector("self_attn.sinks", heads, Split.ROWS),)
     layers = [
         Layer(weights, cache)
-        for cache in caches_of(fields, fields.whole("num_hidden_layers"), kv_heads, head_dim)
+        for cache in layer_caches(fields, fields.whole("num_hidden_layers"), kv_heads, head_dim)
     ]
-    return assembled(
+    return assemble(
         fields,
         layers,
         heads=heads,
@@ -112,7 +114,7 @@ def granite_moe(config: Mapping[str, Any]) -> Architecture:
         experts=experts,
         moe_intermediate_size=inner,
         tied=True,
-        further=rotary_of(fields, head_dim),
+        further=rotary_tables(fields, head_dim),
     )
 
 
@@ -145,16 +147,16 @@ def hunyuan(config: Mapping[str, Any]) -> Architecture:
     Source: hunyuan_v1.py. With `use_cla` the layers between use the keys and values of the last
     layer that has them.
     """
-    fields = named(config, "HunYuanMoEV1ForCausalLM")
+    fields = named_fields(config, "HunYuanMoEV1ForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads = fields.whole("num_key_value_heads", default=heads)
     head_dim = fields.whole("attention_head_dim", default=0) or head_size(fields, heads)
-    experts = first_of(fields, "num_experts")
-    dense = first_of(fields, "intermediate_size")
-    inner = first_of(fields, "moe_intermediate_size", "intermediate_size")
+    experts = first_whole(fields, "num_experts")
+    dense = first_whole(fields, "intermediate_size")
+    inner = first_whole(fields, "moe_intermediate_size", "intermediate_size")
     shared = 0
     if fields.flag("use_mixed_mlp_moe"):
-        shared = dense * first_of(fields, "num_shared_expert")
+        shared = dense * first_whole(fields, "num_shared_expert")
     share = fields.whole("cla_share_factor", default=1) if fields.flag("use_cla") else 1
     own = attention(
         hidden,
@@ -168,7 +170,7 @@ def hunyuan(config: Mapping[str, Any]) -> Architecture:
     if fields.flag("use_qk_norm"):
         norms += norm("self_attn.query_layernorm", head_dim)
         norms += norm("self_attn.key_layernorm", head_dim)
-    feed_forward = routed(hidden, inner, experts, router="gate.wg")
+    feed_forward = routed_experts(hidden, inner, experts, router="gate.wg")
     if shared:
         feed_forward += gated_mlp(hidden, shared, prefix="mlp.shared_mlp.")
     borrowed = tuple(w for w in own if "k_proj" not in w.name and "v_proj" not in w.name)
@@ -178,7 +180,7 @@ def hunyuan(config: Mapping[str, Any]) -> Architecture:
         else Layer(norms + own + feed_forward, FullCache(kv_heads, head_dim))
         for index in range(fields.whole("num_hidden_layers"))
     ]
-    return assembled(
+    return assemble(
         fields,
         layers,
         heads=heads,
@@ -186,13 +188,13 @@ def hunyuan(config: Mapping[str, Any]) -> Architecture:
         experts=experts,
         moe_intermediate_size=inner,
         intermediate_size=dense,
-        further=rotary_of(fields, head_dim),
+        further=rotary_tables(fields, head_dim),
     )
 
 
 def arctic(config: Mapping[str, Any]) -> Architecture:
     """Return Snowflake Arctic: a dense MLP beside the experts (arctic.py, vLLM up to 0.28)."""
-    fields = named(config, "ArcticForCausalLM")
+    fields = named_fields(config, "ArcticForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads, head_dim = fields.whole("num_key_value_heads"), head_size(fields, heads)
     experts, inner = fields.whole("num_local_experts"), fields.whole("intermediate_size")
@@ -203,7 +205,7 @@ def arctic(config: Mapping[str, Any]) -> Architecture:
         *norm("input_layernorm", hidden),
         *norm("post_attention_layernorm", hidden),
     )
-    mixture = routed(hidden, inner, experts, prefix=block, matrices=NUMBERED)
+    mixture = routed_experts(hidden, inner, experts, prefix=block, matrices=NUMBERED)
     if fields.flag("use_residual"):
         mixture += gated_mlp(hidden, hidden, prefix="residual_mlp.", names=NUMBERED)
         mixture += norm("residual_layernorm", hidden)
@@ -212,7 +214,7 @@ def arctic(config: Mapping[str, Any]) -> Architecture:
         Layer(common + (mlp if (index + 1) % every else mixture), FullCache(kv_heads, head_dim))
         for index in range(fields.whole("num_hidden_layers"))
     ]
-    return assembled(
+    return assemble(
         fields,
         layers,
         heads=heads,
@@ -220,7 +222,7 @@ def arctic(config: Mapping[str, Any]) -> Architecture:
         experts=experts,
         moe_intermediate_size=inner,
         intermediate_size=inner,
-        further=rotary_of(fields, head_dim),
+        further=rotary_tables(fields, head_dim),
     )
 
 
@@ -230,7 +232,7 @@ def step3_text(config: Mapping[str, Any]) -> Architecture:
 
     Source: step3_text.py.
     """
-    fields = named(config, "Step3TextForCausalLM")
+    fields = named_fields(config, "Step3TextForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     head_dim, low = fields.whole("head_dim", default=256), fields.whole("share_q_dim")
     experts, inner = fields.whole("moe_num_experts"), fields.whole("moe_intermediate_size")
@@ -246,7 +248,7 @@ def step3_text(config: Mapping[str, Any]) -> Architecture:
         *norm("post_attention_layernorm", hidden),
     )
     mixture = (
-        *routed(hidden, inner, experts, prefix="moe."),
+        *routed_experts(hidden, inner, experts, prefix="moe."),
         *gated_mlp(hidden, fields.whole("share_expert_dim"), prefix="share_expert."),
     )
     count = fields.whole("num_hidden_layers")
@@ -258,7 +260,7 @@ def step3_text(config: Mapping[str, Any]) -> Architecture:
         )
         for index in range(count)
     ]
-    return assembled(
+    return assemble(
         fields,
         layers,
         heads=heads,
@@ -266,13 +268,13 @@ def step3_text(config: Mapping[str, Any]) -> Architecture:
         experts=experts,
         moe_intermediate_size=inner,
         intermediate_size=dense,
-        further=rotary_of(fields, head_dim, keys=("max_position_embedding",)),
+        further=rotary_tables(fields, head_dim, keys=("max_position_embedding",)),
     )
 
 
 def grok(config: Mapping[str, Any]) -> Architecture:
     """Return Grok 1 and 2: four norms a layer, with `residual_moe` an MLP beside the experts."""
-    fields = named(config, "Grok1ForCausalLM")
+    fields = named_fields(config, "Grok1ForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads, head_dim = fields.whole("num_key_value_heads", default=heads), hidden // max(heads, 1)
     experts = fields.whole("num_experts", "num_local_experts", default=8)
@@ -280,11 +282,11 @@ def grok(config: Mapping[str, Any]) -> Architecture:
     weights = (
         *attention(hidden, heads, kv_heads, head_dim, prefix="attn."),
         *(w for name in _GROK_NORMS for w in norm(name, hidden)),
-        *routed(hidden, inner, experts, prefix="moe_block.", matrices=NUMBERED),
+        *routed_experts(hidden, inner, experts, prefix="moe_block.", matrices=NUMBERED),
     )
     if fields.flag("residual_moe"):
         weights += gated_mlp(hidden, fields.whole("intermediate_size"))
-    return assembled(
+    return assemble(
         fields,
         [Layer(weights, FullCache(kv_heads, head_dim))] * fields.whole("num_hidden_layers"),
         heads=heads,
@@ -293,7 +295,7 @@ def grok(config: Mapping[str, Any]) -> Architecture:
         moe_intermediate_size=inner,
         intermediate_size=fields.whole("intermediate_size"),
         tied=True,
-        further=rotary_of(fields, head_dim),
+        further=rotary_tables(fields, head_dim),
     )
 
 

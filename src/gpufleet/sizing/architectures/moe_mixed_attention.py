@@ -14,7 +14,7 @@ from gpufleet.sizing.architectures.building_blocks import (
     attention,
     gated_mlp,
     norm,
-    rotary_of,
+    rotary_tables,
     vector,
 )
 from gpufleet.sizing.architectures.components import (
@@ -30,14 +30,14 @@ from gpufleet.sizing.architectures.components import (
 from gpufleet.sizing.architectures.config_fields import Fields
 from gpufleet.sizing.architectures.moe_common import (
     NUMBERED,
-    assembled,
-    caches_of,
+    assemble,
     head_size,
+    is_dense_layer,
+    layer_caches,
     layers_with_experts,
-    leading_dense,
-    named,
-    routed,
-    too_short,
+    named_fields,
+    routed_experts,
+    too_short_error,
 )
 
 
@@ -47,7 +47,7 @@ def gpt_oss(config: Mapping[str, Any]) -> Architecture:
 
     Source: gpt_oss.py; the window is that of even layers, whatever `layer_types` says.
     """
-    fields = named(config, "GptOssForCausalLM")
+    fields = named_fields(config, "GptOssForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads, head_dim = fields.whole("num_key_value_heads"), head_size(fields, heads)
     experts, inner = (
@@ -73,14 +73,14 @@ def gpt_oss(config: Mapping[str, Any]) -> Architecture:
         Layer(weights, full if index % 2 else WindowCache(kv_heads, head_dim, window))
         for index in range(fields.whole("num_hidden_layers"))
     ]
-    return assembled(
+    return assemble(
         fields,
         layers,
         heads=heads,
         kv_heads=kv_heads,
         experts=experts,
         moe_intermediate_size=inner,
-        further=_in_float32(rotary_of(fields, head_dim)),
+        further=_in_float32(rotary_tables(fields, head_dim)),
     )
 
 
@@ -101,7 +101,7 @@ def llama4(config: Mapping[str, Any]) -> Architecture:
 
     Source: llama4.py; every fourth layer has no positions unless `no_rope_layers` says which.
     """
-    fields = named(config, "Llama4ForCausalLM")
+    fields = named_fields(config, "Llama4ForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads, head_dim = fields.whole("num_key_value_heads"), head_size(fields, heads)
     experts, inner = fields.whole("num_local_experts"), fields.whole("intermediate_size")
@@ -115,14 +115,14 @@ def llama4(config: Mapping[str, Any]) -> Architecture:
     )
     mlp = gated_mlp(hidden, dense, prefix="feed_forward.")
     mixture = (
-        *routed(hidden, inner, experts, prefix="feed_forward.", router="router"),
+        *routed_experts(hidden, inner, experts, prefix="feed_forward.", router="router"),
         *gated_mlp(hidden, inner, prefix="feed_forward.shared_expert."),
     )
     count = fields.whole("num_hidden_layers")
     interval = fields.whole("no_rope_layer_interval", default=4) or 4
     positions = fields.wholes("no_rope_layers") or [(i + 1) % interval for i in range(count)]
     if len(positions) < count:
-        raise too_short(fields, "no_rope_layers", len(positions))
+        raise too_short_error(fields, "no_rope_layers", len(positions))
     full = FullCache(kv_heads, head_dim)
     layers = [
         Layer(
@@ -131,7 +131,7 @@ def llama4(config: Mapping[str, Any]) -> Architecture:
         )
         for index in range(count)
     ]
-    return assembled(
+    return assemble(
         fields,
         layers,
         heads=heads,
@@ -139,7 +139,7 @@ def llama4(config: Mapping[str, Any]) -> Architecture:
         experts=experts,
         moe_intermediate_size=inner,
         intermediate_size=dense,
-        further=rotary_of(fields, head_dim),
+        further=rotary_tables(fields, head_dim),
     )
 
 
@@ -150,10 +150,10 @@ def mimo_v2(config: Mapping[str, Any]) -> Architecture:
     Source: mimo_v2.py; `hybrid_layer_pattern` has 1 for a window layer, `moe_layer_freq` 1 for one
     with experts.
     """
-    fields = named(config, "MiMoV2FlashForCausalLM")
+    fields = named_fields(config, "MiMoV2FlashForCausalLM")
     hidden, inner = fields.whole("hidden_size"), fields.whole("moe_intermediate_size")
     experts, dense = fields.whole("n_routed_experts"), fields.whole("intermediate_size")
-    mixture = routed(
+    mixture = routed_experts(
         hidden,
         inner,
         experts,
@@ -165,14 +165,14 @@ def mimo_v2(config: Mapping[str, Any]) -> Architecture:
     pattern, frequency = fields.wholes("hybrid_layer_pattern"), fields.wholes("moe_layer_freq")
     for key, found in (("hybrid_layer_pattern", pattern), ("moe_layer_freq", frequency)):
         if len(found) < count:
-            raise too_short(fields, key, len(found))
+            raise too_short_error(fields, key, len(found))
     layers = []
     for index in range(count):
         own = _mimo_attention(fields, hidden, windowed=pattern[index] == 1)
         norms = norm("input_layernorm", hidden) + norm("post_attention_layernorm", hidden)
         feed_forward = mixture if frequency[index] else mlp
         layers.append(replace(own, weights=own.weights + norms + feed_forward))
-    return assembled(
+    return assemble(
         fields,
         layers,
         heads=fields.whole("num_attention_heads"),
@@ -180,7 +180,7 @@ def mimo_v2(config: Mapping[str, Any]) -> Architecture:
         experts=experts,
         moe_intermediate_size=inner,
         intermediate_size=dense,
-        further=rotary_of(fields, fields.whole("head_dim")),
+        further=rotary_tables(fields, fields.whole("head_dim")),
     )
 
 
@@ -215,17 +215,17 @@ def step3p5(config: Mapping[str, Any]) -> Architecture:
 
     Source: step3p5.py.
     """
-    fields = named(config, "Step3p5ForCausalLM")
+    fields = named_fields(config, "Step3p5ForCausalLM")
     hidden, inner = fields.whole("hidden_size"), fields.whole("moe_intermediate_size")
     full_heads = fields.whole("num_attention_heads")
     kv_heads, head_dim = fields.whole("num_attention_groups"), head_size(fields, full_heads)
     experts, dense = fields.whole("moe_num_experts"), fields.whole("intermediate_size")
-    other = fields.below("attention_other_setting")
+    other = fields.section("attention_other_setting")
     window_heads = (other.whole("num_attention_heads", default=0) if other else 0) or fields.whole(
         "num_sliding_attention_heads", default=full_heads
     )
     mixture = (
-        *routed(
+        *routed_experts(
             hidden,
             inner,
             experts,
@@ -238,7 +238,7 @@ def step3p5(config: Mapping[str, Any]) -> Architecture:
     count = fields.whole("num_hidden_layers")
     with_experts = layers_with_experts(fields, count)
     layers = []
-    for index, cache in enumerate(caches_of(fields, count, kv_heads, head_dim)):
+    for index, cache in enumerate(layer_caches(fields, count, kv_heads, head_dim)):
         heads = window_heads if isinstance(cache, WindowCache) else full_heads
         weights = (
             *attention(
@@ -256,7 +256,7 @@ def step3p5(config: Mapping[str, Any]) -> Architecture:
             weights += (Weight("self_attn.g_proj", heads, hidden, Split.ROWS),)
         feed_forward = mixture if index in with_experts else gated_mlp(hidden, dense)
         layers.append(Layer(weights + feed_forward, cache))
-    return assembled(
+    return assemble(
         fields,
         layers,
         heads=full_heads,
@@ -264,7 +264,7 @@ def step3p5(config: Mapping[str, Any]) -> Architecture:
         experts=experts,
         moe_intermediate_size=inner,
         intermediate_size=dense,
-        further=rotary_of(fields, head_dim),
+        further=rotary_tables(fields, head_dim),
     )
 
 
@@ -275,7 +275,7 @@ def minimax_m3(config: Mapping[str, Any]) -> Architecture:
     Source: vllm/models/minimax_m3; the index key is one head of `sparse_index_dim` without a value,
     kept as a cache of half that size twice.
     """
-    fields = named(config, "MiniMaxM3SparseForCausalLM")
+    fields = named_fields(config, "MiniMaxM3SparseForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads, head_dim = fields.whole("num_key_value_heads"), head_size(fields, heads)
     experts, inner = fields.whole("num_local_experts"), fields.whole("intermediate_size")
@@ -286,7 +286,7 @@ def minimax_m3(config: Mapping[str, Any]) -> Architecture:
         *norm("post_attention_layernorm", hidden),
     )
     corrected = fields.flag("use_routing_bias")
-    mixture = routed(
+    mixture = routed_experts(
         hidden,
         inner,
         experts,
@@ -297,7 +297,7 @@ def minimax_m3(config: Mapping[str, Any]) -> Architecture:
     )
     if shared := fields.whole("n_shared_experts", default=0):
         mixture += gated_mlp(hidden, shared * inner, prefix=f"{block}shared_experts.")
-    sparse = fields.below("sparse_attention_config")
+    sparse = fields.section("sparse_attention_config")
     frequency = sparse.wholes("sparse_attention_freq") if sparse else ()
     dim = sparse.whole("sparse_index_dim") if sparse and frequency else 0
     own = "self_attn.index_"
@@ -311,12 +311,12 @@ def minimax_m3(config: Mapping[str, Any]) -> Architecture:
     layers = []
     for number in range(fields.whole("num_hidden_layers")):
         weights = every
-        weights += gated_mlp(hidden, dense) if leading_dense(fields, number) else mixture
+        weights += gated_mlp(hidden, dense) if is_dense_layer(fields, number) else mixture
         if number < len(frequency) and frequency[number]:
             layers.append(Layer(weights + index, full, more=keys))
         else:
             layers.append(Layer(weights, full))
-    return assembled(
+    return assemble(
         fields,
         layers,
         heads=heads,
@@ -324,27 +324,27 @@ def minimax_m3(config: Mapping[str, Any]) -> Architecture:
         experts=experts,
         moe_intermediate_size=inner,
         intermediate_size=dense,
-        further=rotary_of(fields, head_dim),
+        further=rotary_tables(fields, head_dim),
     )
 
 
 def laguna(config: Mapping[str, Any]) -> Architecture:
     """Return Laguna: layers may have heads and windows of their own, a gate for each head."""
-    fields = named(config, "LagunaForCausalLM")
+    fields = named_fields(config, "LagunaForCausalLM")
     hidden, usual = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads, head_dim = fields.whole("num_key_value_heads"), head_size(fields, usual)
     experts, inner = fields.whole("num_experts"), fields.whole("moe_intermediate_size")
     dense, count = fields.whole("intermediate_size"), fields.whole("num_hidden_layers")
     kinds = fields.texts("mlp_layer_types")
     if len(kinds) < count:
-        raise too_short(fields, "mlp_layer_types", len(kinds))
-    mixture = routed(hidden, inner, experts, correction="experts.e_score_correction_bias")
+        raise too_short_error(fields, "mlp_layer_types", len(kinds))
+    mixture = routed_experts(hidden, inner, experts, correction="experts.e_score_correction_bias")
     if shared := fields.whole("shared_expert_intermediate_size", default=0):
         mixture += gated_mlp(hidden, shared, prefix="mlp.shared_expert.")
     gating, own = fields.value("gating"), fields.wholes("num_attention_heads_per_layer")
     bias = fields.flag("attention_bias")
     layers = []
-    for index, cache in enumerate(caches_of(fields, count, kv_heads, head_dim)):
+    for index, cache in enumerate(layer_caches(fields, count, kv_heads, head_dim)):
         heads = own[index] if index < len(own) else usual
         weights = attention(
             hidden, heads, kv_heads, head_dim, bias=bias, out_bias=bias, head_norm=True
@@ -355,7 +355,7 @@ def laguna(config: Mapping[str, Any]) -> Architecture:
         weights += norm("input_layernorm", hidden) + norm("post_attention_layernorm", hidden)
         weights += mixture if kinds[index] == "sparse" and experts else gated_mlp(hidden, dense)
         layers.append(Layer(weights, cache))
-    return assembled(
+    return assemble(
         fields,
         layers,
         heads=usual,
@@ -363,7 +363,7 @@ def laguna(config: Mapping[str, Any]) -> Architecture:
         experts=experts,
         moe_intermediate_size=inner,
         intermediate_size=dense,
-        further=rotary_of(fields, head_dim),
+        further=rotary_tables(fields, head_dim),
     )
 
 

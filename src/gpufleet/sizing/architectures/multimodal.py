@@ -250,7 +250,7 @@ _WRAPPERS: dict[str, _Wrapper] = {
 
 def _build(config: Mapping[str, Any], name: str, wrapper: _Wrapper) -> Architecture:
     """Return the text part's architecture under the wrapper's name, with the tower beside it."""
-    from gpufleet.sizing.architectures.registry import builders, built
+    from gpufleet.sizing.architectures.registry import build_architecture, builders
 
     whole = config
     if wrapper.within and isinstance(config.get(wrapper.within), Mapping):
@@ -264,7 +264,7 @@ def _build(config: Mapping[str, Any], name: str, wrapper: _Wrapper) -> Architect
             f"(`{path}architectures` in config.json), which is not known; its size is not guessed: "
             "give the parallel sizes and `--gpu-memory-utilization` yourself"
         )
-    read = built(class_name, {**text, "architectures": [class_name]})
+    read = build_architecture(class_name, {**text, "architectures": [class_name]})
     weights, note = wrapper.tower(fields, Fields(text, name, path))
     tower = Part("tower", weights, Where.FIRST, everywhere=True, everywhere_until=(0, 33))
     return replace(
@@ -286,7 +286,7 @@ def _text_part(fields: Fields, wrapper: _Wrapper) -> tuple[dict[str, Any], str]:
             inner, path = found, f"{key}."
             break
     if not inner and not wrapper.top:
-        raise fields.missing(*_TEXT_KEYS[:3])
+        raise fields.missing_error(*_TEXT_KEYS[:3])
     shared = ("torch_dtype", "dtype", "tie_word_embeddings")
     base: Mapping[str, Any] = (
         fields.config

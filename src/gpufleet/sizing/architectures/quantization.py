@@ -105,7 +105,7 @@ def _deepseek_v4(
 
 
 @cache
-def online(method: str, vllm: tuple[int, ...]) -> Quantization | None:
+def online_quantization(method: str, vllm: tuple[int, ...]) -> Quantization | None:
     """
     Return what `--quantization METHOD` does to a checkpoint that is not quantized.
 
@@ -159,7 +159,7 @@ def _method_name(said: Mapping[str, Any]) -> str:
     stated = str(said.get("quant_method") or "").lower()
     if (by_modelopt or algorithm) and stated in {"", "modelopt"}:
         return "modelopt"
-    return canonical(stated) or "(no quant_method)"
+    return canonical_method(stated) or "(no quant_method)"
 
 
 _SAME = {
@@ -177,6 +177,6 @@ _SAME = {
 }
 
 
-def canonical(method: str) -> str:
+def canonical_method(method: str) -> str:
     """Return a method's name here; vLLM has several for one, by kernel and by release."""
     return _SAME.get(method.lower(), method.lower())

@@ -30,15 +30,15 @@ def inner_config(said: Mapping[str, Any]) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else said
 
 
-def _words(found: Any) -> tuple[str, ...]:
+def _as_words(found: Any) -> tuple[str, ...]:
     if isinstance(found, str):
         return (found,)
     return tuple(map(str, found)) if isinstance(found, Iterable) else ()
 
 
-def _skipped(said: Mapping[str, Any]) -> tuple[str, ...]:
+def _skipped_names(said: Mapping[str, Any]) -> tuple[str, ...]:
     keys = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude", "exclude_modules")
-    return tuple(name for key in keys for name in _words(said.get(key)))
+    return tuple(name for key in keys for name in _as_words(said.get(key)))
 
 
 def _fp8(said: Mapping[str, Any]) -> Quantization:
@@ -49,11 +49,11 @@ def _fp8(said: Mapping[str, Any]) -> Quantization:
         scheme = Scheme(8, "fp8", block=(int(block[0]), int(block[1])), scale_bytes=4)
     else:
         scheme = FP8
-    return Quantization("fp8", scheme, _skipped(said))
+    return Quantization("fp8", scheme, _skipped_names(said))
 
 
 def _fbgemm(said: Mapping[str, Any]) -> Quantization:
-    return Quantization("fbgemm_fp8", FP8_CHANNEL, _skipped(said))
+    return Quantization("fbgemm_fp8", FP8_CHANNEL, _skipped_names(said))
 
 
 def _awq(said: Mapping[str, Any]) -> Quantization:
@@ -63,13 +63,13 @@ def _awq(said: Mapping[str, Any]) -> Quantization:
         symmetric=not said.get("zero_point", True),
         zero_points=bool(said.get("zero_point", True)),
     )
-    return Quantization("awq", scheme, _skipped(said), head=bool(said.get("lm_head")))
+    return Quantization("awq", scheme, _skipped_names(said), head=bool(said.get("lm_head")))
 
 
 def _gptq(said: Mapping[str, Any]) -> Quantization:
     scheme = _gptq_scheme(said)
     groups: list[tuple[tuple[str, ...], Scheme | None]] = []
-    ignored = list(_skipped(said))
+    ignored = list(_skipped_names(said))
     for pattern, values in (said.get("dynamic") or {}).items():
         bare = "re:" + re.sub(r"^[+-]:", "", pattern)
         # GPTQModel's patterns are searched from the start of a name that begins with `model.`.
@@ -104,7 +104,7 @@ def _auto_round(said: Mapping[str, Any]) -> Quantization:
         known = {"mx_fp": {4: MXFP4, 8: MXFP8}, "nv_fp": {4: NVFP4}, "fp": {8: FP8_CHANNEL}}
         scheme = known.get(kind, {}).get(int(said.get("bits", 4)))
         if scheme is None:
-            raise _unknown("auto-round", "data_type", kind)
+            raise _unknown_error("auto-round", "data_type", kind)
     else:
         scheme = _gptq_scheme(said)
     groups = tuple(
@@ -117,20 +117,20 @@ def _auto_round(said: Mapping[str, Any]) -> Quantization:
         for name, values in (said.get("extra_config") or {}).items()
         if isinstance(values, Mapping)
     )
-    ignored = list(_skipped(said))
+    ignored = list(_skipped_names(said))
     return Quantization("auto-round", scheme, tuple(ignored), groups)
 
 
 def _compressed_tensors(said: Mapping[str, Any]) -> Quantization:
     sparsity = said.get("sparsity_config")
     if isinstance(sparsity, Mapping) and str(sparsity.get("format", "dense")) != "dense":
-        raise _unknown("compressed-tensors", "sparsity_config.format", sparsity.get("format"))
+        raise _unknown_error("compressed-tensors", "sparsity_config.format", sparsity.get("format"))
     usual: Scheme | None = None
     groups: list[tuple[tuple[str, ...], Scheme | None]] = []
     whole = str(said.get("format", ""))
     for group in (said.get("config_groups") or {}).values():
-        scheme = _compressed(group.get("weights"), str(group.get("format") or whole))
-        targets = _words(group.get("targets") or ["Linear"])
+        scheme = _compressed_scheme(group.get("weights"), str(group.get("format") or whole))
+        targets = _as_words(group.get("targets") or ["Linear"])
         named = tuple(target for target in targets if not _is_class(target))
         if len(named) < len(targets):
             usual = scheme
@@ -139,7 +139,7 @@ def _compressed_tensors(said: Mapping[str, Any]) -> Quantization:
     return Quantization(
         "compressed-tensors",
         usual,
-        _skipped(said),
+        _skipped_names(said),
         tuple(groups),
         # Only a group that names it reaches the head; one for all linear layers says `ignore`.
         head=False,
@@ -150,7 +150,7 @@ def _is_class(target: str) -> bool:
     return "." not in target and not target.startswith("re:") and target[:1].isupper()
 
 
-def _compressed(weights: Mapping[str, Any] | None, form: str) -> Scheme | None:
+def _compressed_scheme(weights: Mapping[str, Any] | None, form: str) -> Scheme | None:
     if not weights:
         return None
     bits = int(weights.get("num_bits", 8))
@@ -170,7 +170,7 @@ def _compressed(weights: Mapping[str, Any] | None, form: str) -> Scheme | None:
             return MXFP4
         if bits == 4:
             return NVFP4
-        raise _unknown("compressed-tensors", "num_bits", bits)
+        raise _unknown_error("compressed-tensors", "num_bits", bits)
     actorder = str(weights.get("actorder") or "").lower()
     packed = form in {"pack-quantized", "marlin-24"} or bits < 8
     return Scheme(
@@ -208,7 +208,7 @@ _MODELOPT = {
 def _modelopt(said: Mapping[str, Any]) -> Quantization:
     inner = {**said, **inner_config(said)}
     algorithm = str(inner.get("quant_algo") or "").upper()
-    ignored = _skipped(inner)
+    ignored = _skipped_names(inner)
     layers = inner.get("quantized_layers")
     if algorithm == "MIXED_PRECISION" or (isinstance(layers, Mapping) and layers):
         if not isinstance(layers, Mapping) or not layers:
@@ -228,23 +228,23 @@ def _modelopt_scheme(said: Mapping[str, Any]) -> Scheme:
     algorithm = str(said.get("quant_algo") or "").upper()
     scheme = _MODELOPT.get(algorithm)
     if scheme is None:
-        raise _unknown("modelopt", "quant_algo", said.get("quant_algo"))
+        raise _unknown_error("modelopt", "quant_algo", said.get("quant_algo"))
     return scheme
 
 
 def _bitsandbytes(said: Mapping[str, Any]) -> Quantization:
     eight = bool(said.get("load_in_8bit") or said.get("_load_in_8bit"))
     return Quantization(
-        "bitsandbytes", INT8_CHANNEL if eight else NF4, _words(said.get("llm_int8_skip_modules"))
+        "bitsandbytes", INT8_CHANNEL if eight else NF4, _as_words(said.get("llm_int8_skip_modules"))
     )
 
 
 def _mxfp4(said: Mapping[str, Any]) -> Quantization:
-    return Quantization("mxfp4", MXFP4, _skipped(said), experts_only=True)
+    return Quantization("mxfp4", MXFP4, _skipped_names(said), experts_only=True)
 
 
 def _mxfp8(said: Mapping[str, Any]) -> Quantization:
-    return Quantization("mxfp8", MXFP8, _skipped(said))
+    return Quantization("mxfp8", MXFP8, _skipped_names(said))
 
 
 def _quark(said: Mapping[str, Any]) -> Quantization:
@@ -253,7 +253,7 @@ def _quark(said: Mapping[str, Any]) -> Quantization:
         ((str(name),), _quark_scheme(values))
         for name, values in (said.get("layer_quant_config") or {}).items()
     )
-    return Quantization("quark", usual, _skipped(said), groups)
+    return Quantization("quark", usual, _skipped_names(said), groups)
 
 
 def _quark_scheme(said: Mapping[str, Any]) -> Scheme | None:
@@ -276,7 +276,7 @@ def _quark_scheme(said: Mapping[str, Any]) -> Scheme | None:
             symmetric=kind == "int4",
             zero_points=kind == "uint4",
         )
-    raise _unknown("quark", "weight.dtype", kind)
+    raise _unknown_error("quark", "weight.dtype", kind)
 
 
 def _torchao(said: Mapping[str, Any]) -> Quantization:
@@ -290,15 +290,15 @@ def _torchao(said: Mapping[str, Any]) -> Quantization:
         found = re.search(r"-(\d+)$", lowered)
         group = int(found.group(1)) if found else int(data.get("group_size", 128))
         # Scale and zero point, two bytes each: a scale of four.
-        return Quantization("torchao", Scheme(4, group=group, scale_bytes=4), _skipped(said))
+        return Quantization("torchao", Scheme(4, group=group, scale_bytes=4), _skipped_names(said))
     if lowered.startswith("int8dynamicactivationint4"):
         group = int(data.get("group_size", 32))
-        return Quantization("torchao", Scheme(8, group=group), _skipped(said))
+        return Quantization("torchao", Scheme(8, group=group), _skipped_names(said))
     if lowered.startswith("int8"):
-        return Quantization("torchao", INT8_CHANNEL, _skipped(said))
+        return Quantization("torchao", INT8_CHANNEL, _skipped_names(said))
     if lowered.startswith("float8"):
-        return Quantization("torchao", FP8_CHANNEL, _skipped(said))
-    raise _unknown("torchao", "quant_type", name)
+        return Quantization("torchao", FP8_CHANNEL, _skipped_names(said))
+    raise _unknown_error("torchao", "quant_type", name)
 
 
 def _hqq(said: Mapping[str, Any]) -> Quantization:
@@ -306,10 +306,10 @@ def _hqq(said: Mapping[str, Any]) -> Quantization:
     scheme = Scheme(
         int(inner.get("nbits", 4)), group=_group(inner.get("group_size", 64)), scale_bytes=4
     )
-    return Quantization("hqq", scheme, _words(said.get("skip_modules")))
+    return Quantization("hqq", scheme, _as_words(said.get("skip_modules")))
 
 
-def _unknown(method: str, key: str, value: Any) -> FleetError:
+def _unknown_error(method: str, key: str, value: Any) -> FleetError:
     return FleetError(
         f"the quantization {method} has `{key}` {value!r}, which is not known; its size is not "
         "guessed: take a checkpoint of another kind, or read what vLLM reports at start"

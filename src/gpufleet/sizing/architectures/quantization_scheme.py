@@ -92,7 +92,7 @@ class Quantization:
         """
         if self.experts_only and not expert:
             return None
-        names = _names(name, expert=expert)
+        names = _possible_names(name, expert=expert)
         if self._ignored.matches(names):
             return None
         for targets, scheme in self._groups:
@@ -132,14 +132,14 @@ class _Patterns:
                 compiled = re.compile(pattern.removeprefix("re:"))
                 self.anywhere.append(compiled)
             elif "*" in pattern or "?" in pattern:
-                rooted = _unrooted(pattern)
+                rooted = _strip_root(pattern)
                 compiled = re.compile(translate(rooted)[:-2] + r"(?:\..*)?\Z")
                 if (found := _NUMBER.search(rooted)) and rooted[found.end() - 1 :][:1] != "*":
                     self.of_layer.setdefault(found.group(1), []).append(compiled)
                 else:
                     self.anywhere.append(compiled)
             else:
-                plain = _unrooted(pattern.rstrip("."))
+                plain = _strip_root(pattern.rstrip("."))
                 (self.plain if _NUMBER.search(plain) else self.parts).add(f".{plain}.")
 
     def matches(self, names: Sequence[str]) -> bool:
@@ -163,13 +163,13 @@ class _Patterns:
         return any(pattern.match(root + name) for pattern in self.anywhere for root in _ROOTS)
 
 
-def _unrooted(name: str) -> str:
+def _strip_root(name: str) -> str:
     return _BEFORE_LAYERS.sub("", name)
 
 
-def _names(name: str, *, expert: bool) -> tuple[str, ...]:
+def _possible_names(name: str, *, expert: bool) -> tuple[str, ...]:
     """Return what the config may call this weight; experts by the first one's number too."""
-    plain = _unrooted(name)
+    plain = _strip_root(name)
     if not expert:
         return (plain,)
     if ".experts." in plain:

@@ -17,7 +17,7 @@ from gpufleet.sizing.architectures.components import (
     LatentCache,
     StateCache,
 )
-from gpufleet.sizing.architectures.max_length import lengths
+from gpufleet.sizing.architectures.max_length import lengths_by_release
 
 Builder = Callable[[Mapping[str, Any]], Architecture]
 
@@ -41,16 +41,16 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
     for name in map(str, names):
         if name in builders():
             try:
-                return built(name, config)
+                return build_architecture(name, config)
             except UNREADABLE as error:
-                raise unreadable(name, error) from error
-    raise _unknown(str(names[0]))
+                raise unreadable_error(name, error) from error
+    raise _unknown_error(str(names[0]))
 
 
-def built(name: str, config: Mapping[str, Any]) -> Architecture:
+def build_architecture(name: str, config: Mapping[str, Any]) -> Architecture:
     """Return the model of this class; the name has to be one of `builders()`."""
     model = builders()[name](config)
-    model = replace(model, lengths=lengths(config, model.max_model_len))
+    model = replace(model, lengths=lengths_by_release(config, model.max_model_len))
     _check(model)
     if name not in _ON_EVERY_STAGE:
         return model
@@ -164,7 +164,7 @@ UNREADABLE = (TypeError, ValueError, AttributeError, LookupError, ArithmeticErro
 """What Python raises where a config has a value of another kind than its class expects."""
 
 
-def unreadable(what: str, error: Exception) -> FleetError:
+def unreadable_error(what: str, error: Exception) -> FleetError:
     """Return the error that says that a file's value is of no use."""
     return FleetError(
         f"config.json of {what} has a value of another kind than is expected there ({error}); take "
@@ -182,7 +182,7 @@ def builders() -> dict[str, Builder]:
     return found
 
 
-def _unknown(name: str) -> FleetError:
+def _unknown_error(name: str) -> FleetError:
     near = difflib.get_close_matches(name, builders(), n=3, cutoff=0.6)
     others = f"; near names that are: {', '.join(near)}" if near else ""
     return FleetError(

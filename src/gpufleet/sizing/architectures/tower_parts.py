@@ -105,9 +105,9 @@ def layer_norm(name: str, size: int) -> Weights:
 
 
 def vision_fields(fields: Fields, *keys: str) -> Fields:
-    found = fields.below(*keys, "vision_config")
+    found = fields.section(*keys, "vision_config")
     if found is None:
-        raise fields.missing(*keys, "vision_config")
+        raise fields.missing_error(*keys, "vision_config")
     return found
 
 

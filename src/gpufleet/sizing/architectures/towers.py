@@ -220,7 +220,7 @@ def gemma3(fields: Fields, text: Fields) -> tuple[Weights, str]:
 
 def gemma4(fields: Fields, text: Fields) -> tuple[Weights, str]:
     """Gemma 4's tower is transformers' own, so every rank has all of it; E2B and E4B also hear."""
-    seen = fields.below("vision_config")
+    seen = fields.section("vision_config")
     weights: Weights = ()
     out = text.whole("hidden_size")
     if seen:
@@ -268,7 +268,7 @@ def gemma4(fields: Fields, text: Fields) -> tuple[Weights, str]:
         )
         if seen.flag("standardize"):
             weights = (*weights, vector("vision_tower.std", 2 * width))
-    heard = fields.below("audio_config")
+    heard = fields.section("audio_config")
     if heard is None:
         return weights, ""
     return (*weights, *plain_torch(conformer(heard, out))), ""
@@ -517,7 +517,7 @@ def estimated_tower(fields: Fields, text: Fields) -> tuple[Weights, str]:
     out = text.whole("hidden_size", default=0)
     towers = ("vision_config", "audio_config", "vision_tower_config", "encoder_config")
     for key in towers:
-        seen = fields.below(key)
+        seen = fields.section(key)
         if seen is None:
             continue
         width = seen.whole("hidden_size", "embed_dim", "d_model", "width", default=0)
@@ -542,7 +542,7 @@ def estimated_tower(fields: Fields, text: Fields) -> tuple[Weights, str]:
 
 def whisper_tower(fields: Fields, text: Fields) -> tuple[Weights, str]:
     """Qwen2-Audio, Qwen2.5-Omni, Voxtral: Whisper's encoder, and whatever is beside it."""
-    heard = fields.below("audio_config")
+    heard = fields.section("audio_config")
     weights: list[Weight] = []
     out = text.whole("hidden_size")
     if heard:
@@ -568,7 +568,7 @@ def whisper_tower(fields: Fields, text: Fields) -> tuple[Weights, str]:
         ]
         weights += replicated_linear("multi_modal_projector.linear", out, width)
     note = ""
-    if fields.below("vision_config"):
+    if fields.section("vision_config"):
         seen, _ = qwen2_5_vl(fields, text) if "2_5Omni" in fields.name else qwen3_vl(fields, text)
         weights += seen
     elif "Qwen2Audio" not in fields.name:

@@ -15,7 +15,7 @@ from gpufleet.sizing.architectures.components import (
     StateCache,
     Weight,
 )
-from gpufleet.sizing.architectures.quantization import online
+from gpufleet.sizing.architectures.quantization import online_quantization
 from gpufleet.sizing.architectures.quantization_scheme import Quantization, Scheme
 from gpufleet.sizing.launch_rules.choice import Choice, version_text
 
@@ -67,7 +67,7 @@ class LaunchCase:
     def quantization(self) -> Quantization | None:
         """What the weights are once loaded: the checkpoint's, or what the flag makes of them."""
         if self.checkpoint is None and self.choice.quantization is not None:
-            return online(self.choice.quantization, self.vllm)
+            return online_quantization(self.choice.quantization, self.vllm)
         return self.checkpoint
 
     @cached_property

@@ -42,7 +42,7 @@ def check_batched_tokens(case: LaunchCase) -> Iterator[Refused]:
             rule,
             sequences,
         )
-    length = case.choice.max_model_len or case.architecture.untold_length(case.vllm)
+    length = case.choice.max_model_len or case.architecture.default_length(case.vllm)
     if not case.choice.chunked_prefill and tokens < length:
         yield Refused(
             "batched-tokens-below-length",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gpufleet.catalog import vllm_support
 from gpufleet.catalog.vllm_support import Version
-from gpufleet.sizing.architectures.quantization import online
+from gpufleet.sizing.architectures.quantization import online_quantization
 from gpufleet.sizing.architectures.quantization_scheme import Quantization
 from gpufleet.sizing.launch_rules.choice import Refused
 from gpufleet.sizing.launch_rules.launch_case import LaunchCase
@@ -67,7 +67,7 @@ def check_quantization_flag(case: LaunchCase) -> Iterator[Refused]:
     if flag is None:
         return
     if case.checkpoint is None:
-        if online(flag, case.vllm) is None and vllm_support.knows(flag):
+        if online_quantization(flag, case.vllm) is None and vllm_support.knows(flag):
             yield Refused(
                 "quantization-flag",
                 "quantization",

@@ -24,7 +24,7 @@ from gpufleet.formatting import join_names
 from gpufleet.node.topology import Node
 from gpufleet.planning.stage import Running
 from gpufleet.settings.node_settings import NodeSettings
-from gpufleet.sizing.startup_memory import defaults
+from gpufleet.sizing.startup_memory import batch_defaults
 from gpufleet.versions import numbers
 
 RUNNING = "vllm:num_requests_running"
@@ -184,7 +184,7 @@ def most_running(
     world = (_number(flags, "tensor-parallel-size") or 1) * (
         _number(flags, "pipeline-parallel-size") or 1
     )
-    taken = defaults(
+    taken = batch_defaults(
         vllm=numbers(version),
         gpu_memory_gib=min(
             (cuda_total_gib(gpu.name, gpu.memory_mib << 20) for gpu in used), default=0.0

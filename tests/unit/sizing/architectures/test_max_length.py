@@ -89,8 +89,8 @@ def test_more_may_be_asked_of_longrope_than_it_takes_untold():
     read = json.loads((MODELS / "microsoft--Phi-3.5-mini-instruct.json").read_text())["config"]
     model = architecture(read)
 
-    assert model.untold_length((0, 19, 0)) == 4096
-    assert model.untold_length((0, 10, 2)) == 131072
+    assert model.default_length((0, 19, 0)) == 4096
+    assert model.default_length((0, 10, 2)) == 131072
     assert model.longest_length((0, 19, 0)) == 131072
 
 
@@ -107,4 +107,4 @@ def test_a_config_without_a_length_has_its_class_s():
     read = json.loads((MODELS / "google--gemma-3-4b-it.json").read_text())["config"]
     text = {key: value for key, value in read["text_config"].items() if "position" not in key}
 
-    assert architecture({**read, "text_config": text}).untold_length((0, 19)) == 131072
+    assert architecture({**read, "text_config": text}).default_length((0, 19)) == 131072

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gpufleet.errors import FleetError
-from gpufleet.sizing.architectures.quantization import online, quantization
+from gpufleet.sizing.architectures.quantization import online_quantization, quantization
 from gpufleet.sizing.architectures.quantization_scheme import Quantization, Scheme
 from tests.support.checkout import ROOT
 
@@ -361,4 +361,4 @@ def test_what_is_not_known_is_refused_by_name(keys, sentence):
     ],
 )
 def test_a_release_quantizes_online_by_the_names_it_has(method, release, quantizes):
-    assert (online(method, release) is not None) is quantizes
+    assert (online_quantization(method, release) is not None) is quantizes
