@@ -7,7 +7,8 @@ from weakref import WeakSet
 from pyinfra.api import State
 from pyinfra.context import ctx_state
 
-from gpufleet.cli import tables
+from gpufleet.checks.table import report_table
+from gpufleet.console import display
 from gpufleet.errors import FleetError
 from gpufleet.fleet.run import check
 
@@ -25,6 +26,6 @@ def gpu_check() -> None:
     state = ctx_state.get()
     if state not in _SHOWN:
         _SHOWN.add(state)
-        tables.display(tables.report(report))
+        display(report_table(report))
     if report.verdict().stops:
         raise FleetError("not every node is fit: see the findings above, and docs/checks/ for each")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from gpufleet.bundle.requirements import KINDS
-from gpufleet.cli.main import CHECKOUT, documents, limited, live
+from gpufleet.cli.common_options import limit_option
+from gpufleet.cli.fleet_inputs import load_probes, probe_live, select_limit
 from gpufleet.errors import FleetError
+from gpufleet.paths import import_from_checkout
 
 if TYPE_CHECKING:
     from gpufleet.bundle.requirements import NodeNeeds
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.option(
     "--nodes", multiple=True, metavar="FILE", help="Saved probes of the nodes; else they are asked."
 )
-@click.option("--limit", multiple=True, help="Only this node or group; may be repeated.")
+@limit_option
 @click.option("--only", multiple=True, type=click.Choice(KINDS), help="May be repeated.")
 @click.option(
     "--index-url",
@@ -94,10 +94,10 @@ def _nodes(inventory_file: str, files: tuple[str, ...], limit: tuple[str, ...]) 
 
     if files:
         fleet = read(inventory_file)
-        declared, answers = fleet.gpu_nodes, documents(files)
-        wanted = limited(fleet, limit) or tuple(declared)
+        declared, answers = fleet.gpu_nodes, load_probes(files)
+        wanted = select_limit(fleet, limit) or tuple(declared)
     else:
-        answers, declared = live(inventory_file, limit)
+        answers, declared = probe_live(inventory_file, limit)
         wanted = tuple(answers)
     probes: dict[str, Mapping[str, Any]] = {}
     problems = []
@@ -130,12 +130,8 @@ def _nodes(inventory_file: str, files: tuple[str, ...], limit: tuple[str, ...]) 
 
 def _packages() -> Callable[..., tuple[Package, ...]]:
     """Return roles/package_list.py's `packages`, which knows what the roles install."""
-    if not (CHECKOUT / "roles").is_dir():
-        raise FleetError(
-            "`gpufleet bundle` runs from a checkout of the project, whose directory roles/ is not "
-            "part of the installed package: clone it and run the command there"
-        )
-    if str(CHECKOUT) not in sys.path:
-        sys.path.insert(0, str(CHECKOUT))
-    packages: Callable[..., tuple[Package, ...]] = import_module("roles.package_list").packages
+    bundled = import_from_checkout(
+        "roles.package_list", needed_by="gpufleet bundle", run="the command"
+    )
+    packages: Callable[..., tuple[Package, ...]] = bundled.packages
     return packages

@@ -6,16 +6,15 @@ Thin: `draining.py` says what a drain is about, `on_node/change/change.py` makes
 
 from __future__ import annotations
 
-import getpass
 import json
-import socket
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpufleet.cli.main import cooperate, json_option
+from gpufleet.cli.common_options import json_option, operator_name
+from gpufleet.cli.fleet_inputs import use_gevent
 from gpufleet.errors import FleetError
 from gpufleet.sanitize import printable
 
@@ -54,7 +53,7 @@ def cordon(inventory_file: str, names: tuple[str, ...], why: str, *, as_json: bo
     """
     from gpufleet.upgrade.run import node_protocol
 
-    asked = node_protocol.cordon(_by(), why)
+    asked = node_protocol.cordon(operator_name(), why)
     return _marked(inventory_file, names, lambda _: asked, as_json=as_json)
 
 
@@ -158,7 +157,7 @@ class _Session:
         found, looks = self._about(name)
         if not force and (refused := draining.refusal(found)):
             raise FleetError(refused)
-        by = _by()
+        by = operator_name()
         marks = self._marks({name: node_protocol.cordon(by, why)})
         # Marks before gateways: killed in between, the fleet says what was about to happen.
         marks |= self._marks(
@@ -363,13 +362,9 @@ def _at(mark: Mark) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(mark.since))
 
 
-def _by() -> str:
-    return f"{getpass.getuser()}@{socket.gethostname()}"
-
-
 def _read(inventory_file: str, names: tuple[str, ...]) -> Fleet:
     """Return what an inventory declares. Raises `FleetError` for what is no GPU node of it."""
-    cooperate()
+    use_gevent()
     from gpufleet.formatting import suggestion
     from gpufleet.inventory.loader import read
 

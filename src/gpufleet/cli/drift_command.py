@@ -5,19 +5,33 @@ from __future__ import annotations
 import datetime as dt
 import json
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import click
 
-from gpufleet.cli.main import cooperate, json_option, limited, record_option, write_down
+from gpufleet.cli.common_options import (
+    json_option,
+    limit_option,
+    record_option,
+)
+from gpufleet.cli.fleet_inputs import (
+    select_limit,
+    use_gevent,
+    write_records,
+)
+from gpufleet.console import add_row, display, new_table
+from gpufleet.sanitize import printable
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from gpufleet.fleet.drift import Drift
 
 
 @click.command()
 @click.argument("inventory_file", metavar="INVENTORY")
-@click.option("--limit", multiple=True, help="Only this node or group; may be repeated.")
+@limit_option
 @click.option(
     "--seconds",
     type=click.FloatRange(min=1, max=3600),
@@ -46,19 +60,17 @@ def drift(
 
     Exit status: 0 no drift, 1 drift, 2 something is unknown, or it could not run.
     """
-    cooperate()
+    use_gevent()
     found = compared(inventory_file, limit, seconds)
     if as_json:
         click.echo(json.dumps(found.as_json(), indent=2))
     else:
-        from gpufleet.cli import drift_table, tables
-
-        tables.display(drift_table.drift(found))
+        display(drift_table(found))
     if record:
         from gpufleet.fleet import node_records
 
         now, refused = time.time(), bool(found.refused)
-        write_down(
+        write_records(
             inventory_file,
             node_records.DRIFT,
             {
@@ -78,7 +90,26 @@ def compared(inventory_file: str, limit: tuple[str, ...], seconds: float) -> Dri
     declared = read(inventory_file)
     settings = {name: each.settings for name, each in declared.nodes.items()}
     files = {name: deploys(each) for name, each in settings.items()}
-    seen = dry_run(inventory_file, files, limited(declared, limit), seconds)
+    seen = dry_run(inventory_file, files, select_limit(declared, limit), seconds)
     told = of_probes(seen.answers, settings, dt.datetime.now(dt.UTC).date())
     nodes = {name: told.get(name, NodeDrift()) + found for name, found in seen.nodes.items()}
     return Drift(nodes, seen.refused)
+
+
+def drift_table(found: Drift) -> RenderableType:
+    """Return what has moved and what is unknown of each node, and a line for the fleet."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from gpufleet.fleet.drift import Stand
+
+    table = new_table("node", "matters", "what", "says", "remedy")
+    for name, node in sorted(found.nodes.items()):
+        for moved in node.moved:
+            add_row(table, name, moved.matters, moved.what, moved.source, moved.remedy)
+        for unread in node.unread:
+            add_row(table, name, "unknown", unread.why, unread.source, "", style="magenta")
+    stands = Counter(node.stand for node in found.nodes.values())
+    line = ", ".join(f"{stands[stand]} {stand}" for stand in Stand if stands[stand])
+    refused = [Text(printable(f"a deploy would be refused: {each}")) for each in found.refused]
+    return Group(*([table] if table.row_count else []), *refused, Text(f"nodes: {line or 'none'}"))

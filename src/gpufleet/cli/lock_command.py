@@ -47,9 +47,9 @@ def lock(inventory_file: str, group: str | None, set_: str | None, *, dry: bool)
     Exit status: 0 written or as it is, 1 with --dry: it would be written, 2 refused.
     """
     if set_ is None:
-        from gpufleet.cli.main import cooperate
+        from gpufleet.cli.fleet_inputs import use_gevent
 
-        cooperate()  # before pyinfra is imported
+        use_gevent()  # before pyinfra is imported
     from gpufleet.inventory.loader import read
 
     fleet = read(inventory_file)

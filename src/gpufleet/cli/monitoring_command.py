@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import datetime as dt
-import getpass
 import json
-import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpufleet.cli.main import cooperate, json_option
+from gpufleet.cli.common_options import json_option, operator_name
+from gpufleet.cli.fleet_inputs import use_gevent
 from gpufleet.errors import FleetError
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ def render(directory: Path, inventory_file: str | None, *, ask: bool) -> None:
     silent: frozenset[str] = frozenset()
     if inventory_file:
         if ask:
-            cooperate()  # before pyinfra is imported
+            use_gevent()  # before pyinfra is imported
         from gpufleet.inventory.loader import read
 
         fleet = read(inventory_file)
@@ -99,7 +98,7 @@ def silence(inventory_file: str, nodes: tuple[str, ...], length: str, why: str) 
     now = dt.datetime.now(dt.UTC)
     until = now + silences.duration(length)
     fleet = _read(inventory_file, nodes)
-    by = f"{getpass.getuser()}@{socket.gethostname()}"
+    by = operator_name()
     wanted = [silences.opened(node, by, why, until, now) for node in nodes]
     for home, found in _asked(fleet, inventory_file, wanted).items():
         click.echo(f"{home}: {', '.join(nodes)} silent until {_moment(until)}")
@@ -188,7 +187,7 @@ def _before(directory: Path) -> dict[str, list[dict[str, Any]]]:
 
 def _read(inventory_file: str, nodes: Iterable[str]) -> Fleet:
     """Return the inventory; raises `FleetError` for nodes that it has not."""
-    cooperate()  # before pyinfra is imported
+    use_gevent()  # before pyinfra is imported
     from gpufleet.formatting import suggestion
     from gpufleet.inventory.loader import read
 

@@ -1,4 +1,4 @@
-"""Where `gpufleet topology` gets a node from: a live node, a recorded probe, a pasted matrix.
+"""`gpufleet topology`: what joins the GPUs of a node, live, of a recorded probe or a pasted matrix.
 
 What a file holds is told by its text, so a file may have any name; only an inventory ends in `.py`.
 """
@@ -10,6 +10,11 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import click
+
+from gpufleet.cli.common_options import json_option, print_json
+from gpufleet.cli.fleet_inputs import use_gevent
+from gpufleet.console import display
 from gpufleet.errors import FleetError
 from gpufleet.formatting import suggestion
 from gpufleet.node.interconnect import Interconnect, from_matrix, from_probe
@@ -25,6 +30,42 @@ _WANTED = (
     "give the output of `nvidia-smi topo -m`, a recorded probe (`gpufleet probe INVENTORY --json`) "
     "or an inventory and a node"
 )
+
+
+@click.command()
+@click.argument("source")
+@click.argument("node", required=False)
+@click.option("--svg", "svg_file", metavar="FILE", help="Draw it into this file, too.")
+@json_option
+def topology(source: str, node: str | None, svg_file: str | None, as_json: bool) -> None:
+    """
+    Show what joins the GPUs of a node, and how far tensor parallelism may go on it.
+
+    \b
+    nvidia-smi topo -m | gpufleet topology -
+    gpufleet topology topo.txt --svg node.svg
+    gpufleet topology probes.json gpu-01
+    gpufleet topology inventories/prod.py gpu-01
+
+    SOURCE is an inventory, what `gpufleet probe --json` or `nvidia-smi topo -m` prints, or - for
+    standard input. NODE is needed where SOURCE has several.
+    """
+    if inventory_of(source):
+        use_gevent()
+    found = look(source, node)
+    if svg_file:
+        from gpufleet.node.topology_svg import svg
+
+        try:
+            Path(svg_file).write_text(svg(found), encoding="utf-8")
+        except OSError as error:
+            raise FleetError(f"{svg_file}: cannot be written: {error.strerror}") from None
+    if as_json:
+        print_json(found.as_json())
+        return
+    from gpufleet.node import topology_text
+
+    display(topology_text.picture(found))
 
 
 def inventory_of(source: str) -> tuple[str, str | None] | None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
 import json
-import socket
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -13,11 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpufleet.cli.main import INTERRUPTED, cooperate, json_option, limited
+from gpufleet.cli.common_options import (
+    INTERRUPTED,
+    json_option,
+    limit_option,
+    operator_name,
+    print_error,
+)
+from gpufleet.cli.fleet_inputs import select_limit, use_gevent
 from gpufleet.errors import FleetError
 from gpufleet.sanitize import printable
 
 if TYPE_CHECKING:
+    from gpufleet.cli.interrupt_keys import InterruptKeys
     from gpufleet.inventory.loader import Fleet
     from gpufleet.settings.gateway_settings import Upgrade
     from gpufleet.upgrade.plan.wave_plan import WavePlan
@@ -25,7 +31,6 @@ if TYPE_CHECKING:
     from gpufleet.upgrade.run.controller import UpgradeRequest
     from gpufleet.upgrade.run.upgrade_journal import Journal
 
-_limit = click.option("--limit", multiple=True, help="Only this node or group; may be repeated.")
 _yes = click.option("--yes", is_flag=True, help="Ask nobody: the waves' own gates decide.")
 _dry = click.option("--dry", is_flag=True, help="Show the waves, and change nothing.")
 _journal = click.option(
@@ -52,7 +57,7 @@ _unknown = click.option(
 @click.command()
 @click.argument("inventory_file", metavar="INVENTORY")
 @click.option("--vllm", "version", metavar="VERSION", help="Declare this version first.")
-@_limit
+@limit_option
 @_dry
 @_yes
 @_resume
@@ -100,11 +105,11 @@ def upgrade(
         raise click.UsageError("--resume, --abort, --dry, --report and --vllm: one at a time.")
     if shown:
         return _report(inventory_file, folder, shown, html, as_json=as_json)
-    cooperate()
+    use_gevent()
     from gpufleet.inventory.loader import read
 
     declared = read(inventory_file)
-    names = _names(declared, limited(declared, limit))
+    names = _names(declared, select_limit(declared, limit))
     wanted = _wanted(inventory_file, declared, names, steal, accept_outage, accept_unknown_load)
     if version:
         from gpufleet.upgrade.plan import declare_version
@@ -154,7 +159,7 @@ def rollback(
 
     Exit status: 0 done, 1 stopped or paused, 2 could not run, 130 interrupted.
     """
-    cooperate()
+    use_gevent()
     from gpufleet.inventory.loader import read
 
     declared = read(inventory_file)
@@ -180,7 +185,7 @@ class _Run:
     ) -> None:
         self.wanted, self.folder, self.yes, self.as_json = wanted, folder, yes, as_json
         self.version = version
-        self.keys: _Keys | None = None
+        self.keys: InterruptKeys | None = None
 
     def dry(self) -> int:
         """Show the waves. Takes no lock, writes no journal."""
@@ -290,6 +295,7 @@ class _Run:
         return self._carried_out(nodes, journal)
 
     def _carried_out(self, nodes: Nodes, journal: Journal) -> int:
+        from gpufleet.cli.interrupt_keys import InterruptKeys
         from gpufleet.upgrade.report.live import Progress
         from gpufleet.upgrade.run.controller import DeclinedError, UpgradeRun
         from gpufleet.upgrade.run.state_machine import LostError
@@ -306,7 +312,7 @@ class _Run:
             self.wanted, journal, nodes, self._show, self._confirmed, self._before()
         )
         try:
-            with _Keys(journal) as self.keys:
+            with InterruptKeys(journal) as self.keys:
                 status = course.run()
         except DeclinedError as error:
             click.echo(str(error), err=True)
@@ -319,9 +325,7 @@ class _Run:
                 click.echo(f"error: {printable(problem)}", err=True)
             status = 1
         except FleetError as error:
-            for problem in error.problems:
-                for line in problem.splitlines():
-                    click.echo(f"error: {printable(line)}", err=True)
+            print_error(error)
             status = 2 if not journal.state.wave else 1
         except (SystemExit, KeyboardInterrupt, click.Abort):
             _how_on(journal)
@@ -355,10 +359,10 @@ class _Run:
         if self.as_json:
             click.echo(json.dumps(plan.as_json(), indent=2))
             return
-        from gpufleet.cli import tables
+        from gpufleet.console import display
         from gpufleet.upgrade.report import plan_table
 
-        tables.display(plan_table.waves(plan))
+        display(plan_table.waves(plan))
 
     def _told(self, journal: Journal) -> None:
         """Print what was done, and how to go on."""
@@ -368,11 +372,11 @@ class _Run:
         if self.as_json:
             click.echo(json.dumps({**found.as_json(), "journal": str(journal.path)}, indent=2))
         elif journal.state.planned and journal.state.wave:
-            from gpufleet.cli import tables
+            from gpufleet.console import display
             from gpufleet.upgrade.report import text
 
             click.echo()
-            tables.display(text.text(found))
+            display(text.text(found))
         if not journal.state.is_over:
             _how_on(journal)
 
@@ -458,58 +462,6 @@ class _Run:
         ]
 
 
-class _Keys:
-    """Ctrl-C while an upgrade runs: once finishes what is in hand, twice stops at once."""
-
-    def __init__(self, journal: Journal) -> None:
-        import gevent
-
-        self._journal = journal
-        self._main = gevent.getcurrent()
-        self._pressed = 0
-        self._handler: Any = None
-
-    def __enter__(self) -> _Keys:
-        self.heed()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.leave()
-
-    def heed(self) -> None:
-        """Take Ctrl-C in a greenlet of its own: so a journal's write is not cut in two."""
-        import signal
-
-        import gevent
-
-        self._handler = gevent.signal_handler(signal.SIGINT, self._interrupted)
-
-    def leave(self) -> None:
-        """Leave Ctrl-C to Python: while a question waits, no greenlet has its turn."""
-        import signal
-
-        if self._handler is not None:
-            self._handler.cancel()
-            self._handler = None
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    def _interrupted(self) -> None:
-        import gevent
-
-        self._pressed += 1
-        state = self._journal.state
-        if self._pressed == 1 and state.wave and not state.paused:
-            click.echo(
-                "Interrupted: finishing the groups in hand, beginning no others; "
-                "once more stops at once.",
-                err=True,
-            )
-            self._journal.append("paused", why=["Ctrl-C"])
-            return
-        click.echo("Interrupted.", err=True)
-        gevent.kill(self._main, KeyboardInterrupt)
-
-
 def _how_on(journal: Journal) -> None:
     """Say what is left in which state, and how to go on."""
     state = journal.state
@@ -527,7 +479,7 @@ def _how_on(journal: Journal) -> None:
 def _report(
     inventory_file: str, folder: Path | None, wanted: str, html: Path | None, *, as_json: bool
 ) -> int:
-    from gpufleet.cli import tables
+    from gpufleet.console import display
     from gpufleet.inventory.loader import read
     from gpufleet.upgrade.report import html as report_html
     from gpufleet.upgrade.report import text
@@ -545,7 +497,7 @@ def _report(
     if as_json:
         click.echo(json.dumps(found.as_json(), indent=2))
     elif not html:
-        tables.display(text.text(found))
+        display(text.text(found))
     return 0
 
 
@@ -593,7 +545,7 @@ def _wanted(  # noqa: PLR0917  # each is an option of both commands
         inventory=inventory_file,
         declared=declared,
         rules=_rules(declared, names),
-        by=f"{getpass.getuser()}@{socket.gethostname()}",
+        by=operator_name(),
         origin=str(Path.cwd()),
         limit=names,
         steal=steal,

@@ -7,7 +7,8 @@ from pydantic import ValidationError
 
 from gpufleet.catalog import presets
 from gpufleet.catalog.presets import Subject
-from gpufleet.cli import tables
+from gpufleet.cli.plan_command import layers_table
+from gpufleet.console import display
 from gpufleet.errors import FleetError
 from gpufleet.flags import schema
 from gpufleet.flags.arguments import words
@@ -181,7 +182,7 @@ def test_the_table_of_flags_shows_no_key(capsys):
     flags = served(flags={"hf-overrides": {"token": "a-word"}, "otlp-traces-endpoint": URL}).flags
     layers = (LayeredFlag(name, value, YOURS) for name, value in flags.items())
 
-    tables.display(tables.layers_table({("qwen", "0.32.0"): layers}))
+    display(layers_table({("qwen", "0.32.0"): layers}))
 
     printed = capsys.readouterr().out
     assert "--hf-overrides" in printed

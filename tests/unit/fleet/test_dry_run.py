@@ -24,8 +24,8 @@ globals().update(inventory.load(__file__, groups={"here": ["@local"]}))
 ASK = """\
 import json, sys
 from dataclasses import asdict
-from gpufleet.cli.main import cooperate
-cooperate()
+from gpufleet.cli.fleet_inputs import use_gevent
+use_gevent()
 from gpufleet.fleet.dry_run import dry_run
 inventory, seconds, *deploys = sys.argv[1:]
 found = dry_run(inventory, {"@local": deploys}, (), float(seconds))

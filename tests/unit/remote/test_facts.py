@@ -12,7 +12,7 @@ from rich.console import Console
 
 from gpufleet.checks.admission import sentence
 from gpufleet.checks.finding import Finding, GpuId, Report, Severity
-from gpufleet.cli import tables
+from gpufleet.checks.table import report_table
 from gpufleet.remote.facts import NodeSnapshot
 from gpufleet.sanitize import printable
 
@@ -93,7 +93,7 @@ def test_a_table_that_quotes_a_node_is_no_order_to_the_terminal():
     """Also where it is styled for a terminal, whose own orders are taken out here."""
     console = Console(file=io.StringIO(), width=500, force_terminal=True, color_system="truecolor")
     console.print(
-        tables.report(Report(findings=(FINDING,), facts={}, nodes=("gpu-01",)), everything=True)
+        report_table(Report(findings=(FINDING,), facts={}, nodes=("gpu-01",)), everything=True)
     )
 
     printed = console.file.getvalue()

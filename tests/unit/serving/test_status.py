@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from gpufleet.cli import status_table
+from gpufleet.cli.status_command import status_table
 from gpufleet.on_node.common import linux_facts
 from gpufleet.on_node.serving import endpoints as serving
 from gpufleet.on_node.serving import status as stage_status
@@ -569,7 +569,7 @@ def test_what_is_there_and_not_declared_is_a_remark():
 
 def text(fleet):
     console = Console(width=300, record=True, highlight=False, file=io.StringIO())
-    console.print(status_table.status(fleet, CLOCK))
+    console.print(status_table(fleet, CLOCK))
     return [" ".join(line.split()) for line in console.export_text().splitlines()]
 
 
@@ -661,7 +661,7 @@ def test_journals_that_cannot_be_read_are_a_sentence_and_status_2(gpufleet, argu
 
 def printed(fleet):
     console = Console(width=400, file=io.StringIO())
-    console.print(status_table.status(fleet, CLOCK))
+    console.print(status_table(fleet, CLOCK))
     return console.file.getvalue()
 
 

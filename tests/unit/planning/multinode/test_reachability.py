@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpufleet.cli import reach_table, tables
+from gpufleet.cli.reach_command import reach_table
+from gpufleet.console import display
 from gpufleet.node.cluster_network import Network
 from gpufleet.planning.multinode.reachability import (
     EXCHANGE_SECONDS,
@@ -253,7 +254,7 @@ def test_ports_that_are_ours_are_a_remark_and_those_of_strangers_matter_where_ra
 
 
 def test_the_table_shows_every_way(capsys):
-    tables.display(reach_table.reach(compare(REPLICA, seen(), talk())))
+    display(reach_table(compare(REPLICA, seen(), talk())))
 
     said = capsys.readouterr().out
     assert said.count("17/17 ports, 9000 B, +0.001 s") == 6

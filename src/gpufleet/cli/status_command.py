@@ -1,30 +1,105 @@
-"""What runs, as `gpufleet status` prints it."""
+"""`gpufleet status`: whether replicas serve."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from rich.console import Group, RenderableType
-from rich.text import Text
+import click
 
-from gpufleet.cli.tables import add_row, counted, with_columns
-from gpufleet.formatting import node_ranges, ranges
+from gpufleet.cli.common_options import (
+    json_option,
+    limit_option,
+    print_json,
+)
+from gpufleet.cli.fleet_inputs import (
+    select_limit,
+    use_gevent,
+)
+from gpufleet.console import add_row, display, new_table
+from gpufleet.formatting import count_of, node_ranges, ranges
 from gpufleet.sanitize import printable
-from gpufleet.serving.rank_status import Health
-from gpufleet.serving.status import FleetStatus
 
-_STYLES = {
-    Health.SERVES: "green",
-    Health.RUNS: "green",
-    Health.STARTS: "yellow",
-    Health.BUSY: "yellow",
-    Health.UNKNOWN: "magenta",
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+    from gpufleet.serving.rank_status import Health
+    from gpufleet.serving.status import FleetStatus
+
+
+_STYLES = {  # by the word of a `Health`
+    "serves": "green",
+    "runs": "green",
+    "starts": "yellow",
+    "busy": "yellow",
+    "unknown": "magenta",
 }
 
 
-def status(found: FleetStatus, now: float) -> RenderableType:
+@click.command()
+@click.argument("inventory_file", metavar="INVENTORY")
+@limit_option
+@click.option("--completion", is_flag=True, help="Ask every endpoint for one token, too.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=1, max=3600),
+    help="Deadline for every node.  [default: 40; 100 with --completion]",
+)
+@json_option
+def status(
+    inventory_file: str,
+    *,
+    limit: tuple[str, ...],
+    completion: bool,
+    seconds: float | None,
+    as_json: bool,
+) -> int:
+    """
+    Say whether the replicas on the nodes of INVENTORY serve. Reads only, installs nothing.
+
+    \b
+    gpufleet status inventories/prod.py
+    gpufleet status inventories/prod.py --limit gpu-07
+    gpufleet status inventories/prod.py --json
+
+    Every endpoint is asked, on its node, for its health and its models.
+
+    Exit status: 0 all serve, 1 something does not or is not known, 2 could not run.
+    """
+    use_gevent()
+
+    from gpufleet.fleet import run as fleet
+    from gpufleet.inventory.loader import read
+    from gpufleet.remote import payload
+    from gpufleet.serving import status as rank_status
+
+    declared = read(inventory_file)
+    wanted = select_limit(declared, limit)
+    program = payload.program("serving/status", completion=completion)
+    with fleet.asking(inventory_file, wanted) as ask:
+        answers = ask(
+            lambda node: program if node in declared.gpu_nodes else None,
+            seconds or (100 if completion else 40),
+            "the look",
+        )
+    found = rank_status.status(answers, declared.gpu_nodes, whole=not limit)
+    if as_json:
+        print_json(found.as_json())
+    else:
+        display(status_table(found, time.time()))
+    return int(not found.serves)
+
+
+def status_table(found: FleetStatus, now: float) -> RenderableType:
     """Return one line a rank, then what is amiss, then how many replicas serve."""
-    table = with_columns(
+    from rich.console import Group
+    from rich.text import Text
+
+    from gpufleet.serving.rank_status import Health
+
+    table = new_table(
         "replica", "rank", "node", "", "since", "GPUs", "port", "restarts", "last restart"
     )
     for replica in found.replicas:
@@ -37,7 +112,7 @@ def status(found: FleetStatus, now: float) -> RenderableType:
                 rank.node,
                 _health(rank.health, drained=found.out.drains(replica.id, rank.node)),
                 "" if rank.since is None else _ago(now - rank.since),
-                ranges(rank.indices) if rank.indices else counted(len(rank.gpus), "GPU"),
+                ranges(rank.indices) if rank.indices else count_of(len(rank.gpus), "GPU"),
                 ranges(rank.ports) or "-",
                 "" if rank.restarts is None else str(rank.restarts),
                 f"{_ago(now - last.when)} ago: {last.cause}" if last else "",
@@ -55,6 +130,8 @@ def status(found: FleetStatus, now: float) -> RenderableType:
 
 
 def _health(health: Health, *, drained: bool) -> Text:
+    from rich.text import Text
+
     if drained:
         return Text(f"{health}, drained", style="yellow" if health.good else "red")
     return Text(str(health), style=_STYLES.get(health, "red"))
@@ -80,7 +157,7 @@ def _incarnations(found: FleetStatus, now: float) -> Iterator[str]:
         if replica.incarnation:
             since = f", {_ago(now - min(formed))} old" if formed else ""
             yield (
-                f"{replica.id}: {counted(len(replica.ranks), 'rank')} of incarnation "
+                f"{replica.id}: {count_of(len(replica.ranks), 'rank')} of incarnation "
                 f"{replica.ranks[0].counter}, {replica.incarnation}{since}"
             )
 

@@ -1,0 +1,122 @@
+"""`gpufleet check`: whether nodes are fit to serve."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from gpufleet.cli.common_options import (
+    json_option,
+    limit_option,
+    print_json,
+    record_option,
+)
+from gpufleet.cli.fleet_inputs import (
+    load_probes,
+    load_variables,
+    probe_live,
+    select_names,
+    write_records,
+)
+from gpufleet.console import add_row, display, new_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@click.command()
+@click.argument("inventory_file", metavar="[INVENTORY]", required=False)
+@limit_option
+@click.option(
+    "--from", "files", multiple=True, metavar="FILE", help="Judge recorded probes, not live nodes."
+)
+@click.option("--vars", "vars_file", metavar="FILE", help="With --from: the variables of all.")
+@click.option("--all", "everything", is_flag=True, help="Show the checks that passed, too.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=1, max=3600),
+    default=60,
+    show_default=True,
+    help="Deadline for every node.",
+)
+@click.option("--list", "listing", is_flag=True, help="Name every check, and do nothing.")
+@record_option
+@json_option
+def check(
+    inventory_file: str | None,
+    *,
+    limit: tuple[str, ...],
+    files: tuple[str, ...],
+    vars_file: str | None,
+    everything: bool,
+    seconds: float,
+    listing: bool,
+    record: bool,
+    as_json: bool,
+) -> int:
+    """
+    Say whether the nodes of INVENTORY are fit to serve. Reads only, installs nothing.
+
+    \b
+    gpufleet check inventories/prod.py
+    gpufleet check inventories/prod.py --json > report.json
+    gpufleet check inventories/prod.py --record
+    gpufleet check --from report.json
+
+    With --record each node is told what was found on it, one small file, for alerts.
+
+    Exit status: 0 fit, 1 something is blocked or could not be checked, 2 could not run.
+    """
+    from gpufleet.fleet.assessment import judged
+
+    if listing:
+        display(checks_table())
+        return 0
+    if bool(inventory_file) == bool(files):
+        raise click.UsageError("Give one INVENTORY, or recorded probes with --from.")
+    if inventory_file:
+        if vars_file:
+            raise click.UsageError("--vars is for --from: an inventory has its own variables.")
+        answers, declared = probe_live(inventory_file, limit, seconds)
+    else:
+        if record:
+            raise click.UsageError("--record is for live nodes: leave it out with --from.")
+        recorded = load_probes(files)
+        names = select_names(list(recorded), limit, ", ".join(files))
+        answers = {name: recorded[name] for name in names}
+        declared = load_variables(vars_file, names) if vars_file else {}
+    report = judged(answers, declared)
+    if as_json:
+        print_json(report.as_json())
+    else:
+        from gpufleet.checks.table import report_table
+
+        display(report_table(report, everything=everything))
+    if inventory_file and record:
+        import time
+
+        from gpufleet.fleet import node_records
+
+        now = time.time()
+        write_records(
+            inventory_file,
+            node_records.CHECK,
+            {
+                name: node_records.of_check(
+                    report.of_nodes[name], node_records.probed_at(answer, now)
+                )
+                for name, answer in answers.items()
+            },
+        )
+    return int(report.verdict().stops)
+
+
+def checks_table() -> Table:
+    """Return one line a check: its name, the question it answers, and what of it needs root."""
+    from gpufleet.catalog.checks import CHECKS
+
+    table = new_table("check", "question", "needs root for")
+    for each in CHECKS.values():
+        add_row(table, each.id, each.question, each.root or "")
+    return table

@@ -1,0 +1,117 @@
+"""Where commands get nodes, their probes and their settings from, and where they record findings.
+
+What it needs is imported where it is needed: all commands load this module.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from gpufleet.cli.common_options import INTERRUPTED
+from gpufleet.errors import FleetError
+from gpufleet.formatting import suggestion
+from gpufleet.sanitize import printable
+
+if TYPE_CHECKING:
+    from gpufleet.fleet.node_records import Samples
+    from gpufleet.inventory.loader import Fleet
+    from gpufleet.remote.query import Answer
+    from gpufleet.settings.node_variables import NodeVars
+
+# Of `--record`: one small file on each node; connecting is what may take time.
+RECORD_SECONDS = 30
+
+
+def use_gevent() -> None:
+    """Let gevent, which pyinfra connects with, take over sockets; before anything imports them."""
+    from gevent import monkey
+
+    monkey.patch_all()
+    # gevent prints a KeyboardInterrupt that meets one of its greenlets, SystemExit it passes on.
+    signal.signal(signal.SIGINT, _exit_interrupted)
+
+
+def _exit_interrupted(_signal: int, _frame: FrameType | None) -> NoReturn:
+    click.echo("Interrupted.", err=True)
+    sys.exit(INTERRUPTED)
+
+
+def probe_live(
+    inventory_file: str, limit: tuple[str, ...] = (), seconds: float = 60
+) -> tuple[Mapping[str, Answer], Mapping[str, NodeVars]]:
+    """Return what the nodes of an inventory answer, and what it declares of them."""
+    use_gevent()
+    from gpufleet.fleet import run as fleet
+    from gpufleet.fleet.model_configs import directories
+    from gpufleet.inventory.loader import read
+
+    declared = read(inventory_file)
+    wanted = select_limit(declared, limit)
+    models = directories(declared.gpu_nodes)
+    return fleet.probe(inventory_file, wanted, seconds, models), declared.gpu_nodes
+
+
+def load_probes(files: tuple[str, ...]) -> Mapping[str, Answer]:
+    """Return {node: its probe, or a sentence why there is none} out of files."""
+    from gpufleet.node.probe_document import recorded
+
+    documents: dict[str, Any] = {}
+    for file in files:
+        try:
+            text = Path(file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise FleetError(f"{file}: cannot be read: {error}") from None
+        documents |= recorded(text, file, Path(file).stem)
+    return documents
+
+
+def load_variables(vars_file: str, nodes: Iterable[str]) -> dict[str, NodeVars]:
+    """Return what one file of variables declares for all nodes."""
+    from gpufleet.settings import node_variables, variables
+
+    names = list(nodes)
+    given = variables.load_file(Path(vars_file))
+    return node_variables.check(dict.fromkeys(names, given), dict.fromkeys(names, ()))
+
+
+def select_names(known: list[str], wanted: tuple[str, ...], where: str) -> list[str]:
+    """Return the names that are wanted, all if none is. Raises `FleetError` for unknown ones."""
+    if missing := [name for name in wanted if name not in known]:
+        raise FleetError(*(f"{where} has no {name!r}{suggestion(name, known)}" for name in missing))
+    return list(wanted) or known
+
+
+def select_limit(declared: Fleet, limit: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the nodes and groups that --limit names, none if it is not given."""
+    known = [*declared.nodes, *declared.groups.members]
+    return tuple(select_names(known, limit, declared.inventory)) if limit else ()
+
+
+def write_records(inventory_file: str, name: str, samples: Mapping[str, Samples]) -> None:
+    """
+    Write on each node what was found there, and say on stderr where that could not be.
+
+    The exit status stays that of what was found: a node that cannot be written to has stale
+    metrics, for which there is an alert of its own.
+    """
+    from gpufleet.fleet import node_records
+    from gpufleet.fleet import run as fleet
+    from gpufleet.remote import payload
+
+    if not samples:
+        return
+    programs = {
+        node: payload.program("monitoring/record", files={name: found})
+        for node, found in samples.items()
+    }
+    with fleet.asking(inventory_file, tuple(samples)) as ask:
+        answers = ask(programs.get, RECORD_SECONDS, "the record")
+    for problem in node_records.unrecorded(answers, "what was found is"):
+        click.echo(printable(f"note: {problem}"), err=True)

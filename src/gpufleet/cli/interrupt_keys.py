@@ -1,0 +1,54 @@
+"""Ctrl-C while an upgrade runs. Loads gevent: import it after `use_gevent()`."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, Any
+
+import click
+import gevent
+
+if TYPE_CHECKING:
+    from gpufleet.upgrade.run.upgrade_journal import Journal
+
+
+class InterruptKeys:
+    """Ctrl-C while an upgrade runs: once finishes what is in hand, twice stops at once."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._main = gevent.getcurrent()
+        self._pressed = 0
+        self._handler: Any = None
+
+    def __enter__(self) -> InterruptKeys:
+        self.heed()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+    def heed(self) -> None:
+        """Take Ctrl-C in a greenlet of its own: so a journal's write is not cut in two."""
+        self._handler = gevent.signal_handler(signal.SIGINT, self._interrupted)
+
+    def leave(self) -> None:
+        """Leave Ctrl-C to Python: while a question waits, no greenlet has its turn."""
+        if self._handler is not None:
+            self._handler.cancel()
+            self._handler = None
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _interrupted(self) -> None:
+        self._pressed += 1
+        state = self._journal.state
+        if self._pressed == 1 and state.wave and not state.paused:
+            click.echo(
+                "Interrupted: finishing the groups in hand, beginning no others; "
+                "once more stops at once.",
+                err=True,
+            )
+            self._journal.append("paused", why=["Ctrl-C"])
+            return
+        click.echo("Interrupted.", err=True)
+        gevent.kill(self._main, KeyboardInterrupt)

@@ -1,0 +1,73 @@
+"""`gpufleet inventory`: what is declared for each node, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import click
+
+from gpufleet.cli.common_options import (
+    json_option,
+    print_json,
+)
+from gpufleet.cli.fleet_inputs import (
+    select_names,
+)
+from gpufleet.console import add_row, display, new_table, show_value
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from gpufleet.inventory.loader import Fleet
+
+
+@click.command()
+@click.argument("inventory_file", metavar="INVENTORY")
+@click.argument("node", required=False)
+@json_option
+def inventory(inventory_file: str, node: str | None, as_json: bool) -> None:
+    """Show every value of the nodes of INVENTORY, or of one NODE, and the line that set it."""
+    from gpufleet.inventory.loader import read
+
+    fleet = read(inventory_file)
+    names = select_names(list(fleet.nodes), (node,) if node else (), inventory_file)
+    if as_json:
+        print_json(fleet.as_json(names))
+        return
+    display(nodes_table(fleet, names))
+    click.echo()
+    display(values_table(fleet, names))
+    for remark in fleet.remarks:
+        click.echo(f"note: {remark}", err=True)
+
+
+def nodes_table(fleet: Fleet, names: Iterable[str]) -> Table:
+    """Return one line a node: where it is, its groups, what it is to serve."""
+    table = new_table("node", "address", "groups", "models")
+    for node in (fleet.nodes[name] for name in names):
+        add_row(
+            table, node.name, node.address, " ".join(node.groups), " ".join(node.settings.serving)
+        )
+    return table
+
+
+def values_table(fleet: Fleet, names: Iterable[str]) -> Table:
+    """Return every value with the place that set it, and for which nodes it holds."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    total = 0
+    for name in names:
+        total += 1
+        for key, value, origin in fleet.nodes[name].leaves():
+            where = str(origin or "default")
+            found.setdefault((key, show_value(value), where), []).append(name)
+    table = new_table("setting", "value", "set in", *(["nodes"] if total > 1 else []))
+    for (key, value, where), nodes in sorted(found.items(), key=lambda item: item[0][0]):
+        which = ["all" if len(nodes) == total else _some(nodes)] if total > 1 else []
+        add_row(table, key, value, where, *which, style="dim" if where == "default" else "")
+    return table
+
+
+def _some(names: list[str]) -> str:
+    shown = " ".join(names[:3])
+    return f"{shown} +{len(names) - 3}" if len(names) > 3 else shown

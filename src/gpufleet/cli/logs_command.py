@@ -1,0 +1,95 @@
+"""`gpufleet logs`: the journals of a replica's ranks as one."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from gpufleet.cli.common_options import (
+    limit_option,
+)
+from gpufleet.cli.fleet_inputs import (
+    select_limit,
+    use_gevent,
+)
+from gpufleet.sanitize import printable
+
+if TYPE_CHECKING:
+    from gpufleet.serving.logs import Journals, Line
+
+
+# Between two looks at journals that are followed. A look costs a node one short Python process.
+FOLLOW_SECONDS = 2
+
+
+@click.command()
+@click.argument("inventory_file", metavar="INVENTORY")
+@click.argument("replica")
+@limit_option
+@click.option(
+    "--since", metavar="TIME", help="From then on: 10m, 2h, 1d ago, or 2026-11-21T19:40 (UTC)."
+)
+@click.option("--lines", default=200, show_default=True, help="At most so many, the last ones.")
+@click.option("--follow", "-f", is_flag=True, help="Go on with what is written from now on.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=1, max=3600),
+    default=30,
+    show_default=True,
+    help="Deadline for every node.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line, for programs.")
+def logs(
+    inventory_file: str,
+    replica: str,
+    *,
+    limit: tuple[str, ...],
+    since: str | None,
+    lines: int,
+    follow: bool,
+    seconds: float,
+    as_json: bool,
+) -> int:
+    """
+    Show the journals of the ranks of REPLICA as one, by time. Secrets stay on their nodes.
+
+    \b
+    gpufleet logs inventories/prod.py llama-0
+    gpufleet logs inventories/prod.py llama-0 --since 10m --lines 2000
+    gpufleet logs inventories/prod.py llama-0 --follow
+
+    Exit status: 0 complete, 1 lines of a node are missing, 2 could not run.
+    """
+    use_gevent()
+    import gevent
+
+    from gpufleet.fleet import run as fleet
+    from gpufleet.inventory.loader import read
+    from gpufleet.serving import logs as journals
+
+    wanted = select_limit(read(inventory_file), limit)
+    reading = journals.Journals(replica, lines, journals.since(since))
+    with fleet.asking(inventory_file, wanted) as ask:
+        while True:
+            found = reading.take(ask(reading.program, seconds, "the look at the journal"))
+            _print_lines(reading, found, as_json=as_json)
+            if not follow:
+                return int(not reading.whole)
+            gevent.sleep(FOLLOW_SECONDS)
+
+
+def _print_lines(reading: Journals, found: list[Line], *, as_json: bool) -> None:
+    """Print lines as they came, and on stderr what is worth knowing beside them."""
+    from gpufleet.serving.logs import shown
+
+    if as_json:
+        for line in found:
+            click.echo(json.dumps(line.as_json()))
+    else:
+        for text in shown(found, reading.nodes):
+            click.echo(text)
+    for note in reading.notes:
+        click.echo(f"note: {printable(note)}", err=True)
+    reading.notes.clear()

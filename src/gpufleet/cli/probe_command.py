@@ -1,0 +1,64 @@
+"""`gpufleet probe`: what nodes are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import click
+
+from gpufleet.cli.common_options import (
+    json_option,
+    limit_option,
+    print_json,
+)
+from gpufleet.cli.fleet_inputs import (
+    select_limit,
+    use_gevent,
+)
+from gpufleet.console import add_row, display, new_table
+from gpufleet.formatting import ranges
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from gpufleet.node.topology import Node
+
+
+@click.command()
+@click.argument("inventory_file", metavar="INVENTORY")
+@limit_option
+@json_option
+def probe(inventory_file: str, limit: tuple[str, ...], as_json: bool) -> None:
+    """Ask the nodes of INVENTORY what they are. Installs nothing on them."""
+    use_gevent()
+    from gpufleet.fleet import run as fleet
+    from gpufleet.fleet.assessment import every
+    from gpufleet.inventory.loader import read
+    from gpufleet.node.topology import node_from_probe
+
+    wanted = select_limit(read(inventory_file), limit)
+    documents = every(fleet.probe(inventory_file, wanted))
+    if as_json:
+        print_json(documents)
+        return
+    nodes = [node_from_probe(name, document) for name, document in documents.items()]
+    display(probe_table(nodes))
+
+
+def probe_table(nodes: Iterable[Node]) -> Table:
+    """Return one line a node: what the probe found in it."""
+    table = new_table("node", "driver", "CUDA", "GPUs", "NVLink islands")
+    for node in nodes:
+        kinds: dict[str, int] = {}
+        for gpu in node.gpus:
+            kinds[gpu.name] = kinds.get(gpu.name, 0) + 1
+        add_row(
+            table,
+            node.name,
+            node.driver or "none",
+            ".".join(map(str, node.cuda)) if node.cuda else "none",
+            ", ".join(f"{count} x {name}" for name, count in kinds.items()) or "none",
+            " | ".join(ranges(island) for island in node.islands if len(island) > 1) or "none",
+        )
+    return table

@@ -1,0 +1,109 @@
+"""`gpufleet reach`: whether the nodes of a replica reach each other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from gpufleet.cli.common_options import (
+    json_option,
+    print_json,
+)
+from gpufleet.cli.fleet_inputs import (
+    probe_live,
+    select_names,
+    use_gevent,
+)
+from gpufleet.console import add_row, display, new_table
+from gpufleet.sanitize import printable
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+    from gpufleet.planning.multinode.reachability import Reach, Way
+
+
+@click.command()
+@click.argument("inventory_file", metavar="INVENTORY")
+@click.argument("replica", required=False)
+@json_option
+def reach(inventory_file: str, replica: str | None, *, as_json: bool) -> int:
+    """
+    Have the nodes of REPLICA, or of all that span nodes, prove that they reach each other.
+
+    \b
+    gpufleet reach inventories/prod.py
+    gpufleet reach inventories/prod.py llama-0 --json
+
+    As a deploy does before it starts one: connections from each node's address to each other's, on
+    the ports between them, full packets, clocks, the release and the model's files. Ports that are
+    in use are left alone, and nothing is installed.
+
+    Exit status: 0 they do, 1 they do not, 2 could not run.
+    """
+    use_gevent()
+    from gpufleet.fleet import run as fleet
+    from gpufleet.fleet.assessment import planned
+    from gpufleet.operations import check_reachability
+
+    answers, declared = probe_live(inventory_file)
+    plan = planned(answers, declared, unfit_stops=False).plan
+    spanning = {stage.id: stage for stage in plan.stages if stage.group}
+    wanted = select_names(
+        list(spanning), (replica,) if replica else (), f"the plan over {inventory_file}"
+    )
+    settings = {name: each.settings for name, each in declared.items()}
+    replicas = [check_reachability.replica(spanning[name], settings) for name in wanted]
+    if not replicas:
+        click.echo("no replica spans nodes")
+        return 0
+    nodes = tuple(sorted({node for each in replicas for node in each.nodes}))
+    with fleet.asking(inventory_file, nodes) as ask:
+        found = [check_reachability.prove(each, ask) for each in replicas]
+    if as_json:
+        print_json([each.as_json() for each in found])
+    else:
+        for each in found:
+            display(reach_table(each))
+    return int(any(each.problems for each in found))
+
+
+def reach_table(found: Reach) -> RenderableType:
+    """Return one line a node, with what arrives at each other one, then what is wrong."""
+    from rich.console import Group
+    from rich.text import Text
+
+    by_ends = {(way.start, way.end): way for way in found.ways}
+    nodes = found.replica.nodes
+    table = new_table(f"{found.replica.id}, from", *(f"to {node}" for node in nodes))
+    for start in nodes:
+        cells = [_way(by_ends.get((start, end)), start == end) for end in nodes]
+        add_row(table, start, *cells)
+    said = [*found.problems, *found.remarks]
+    parts: list[RenderableType] = [table]
+    if said:
+        parts += [Text(), *(Text(printable(line)) for line in said)]
+    verdict = Text(f"its nodes reach each other: proven in {found.seconds:.1f} s", style="green")
+    if found.problems:
+        verdict = Text("it would not be started", style="bold red")
+    return Group(*parts, Text(), verdict, Text())
+
+
+def _way(way: Way | None, itself: bool) -> Text:
+    """Say what passes from one node to another."""
+    from rich.text import Text
+
+    if itself:
+        return Text("")
+    if way is None:
+        return Text("unknown", style="red")
+    if way.nothing:
+        return Text("nothing", style="red")
+    said = [f"{way.ports - len(way.failed)}/{way.ports} ports"]
+    if way.bytes is not None:
+        said.append(f"{way.bytes} B")
+    if way.ahead is not None:
+        said.append(f"{way.ahead:+.3f} s")
+    return Text(", ".join(said), style="green" if way.good else "red")
