@@ -48,7 +48,7 @@ def get(function: str, *arguments: Any, keys: tuple[str, ...] = ()) -> Ask:
 
     def ask(nvml: Any, gpu: Any) -> Any:
         answer = getattr(nvml, "nvmlDeviceGet" + function)(gpu, *arguments)
-        return dict(zip(keys, answer)) if keys else answer  # noqa: B905  # Python 3.8
+        return dict(zip(keys, answer)) if keys else answer  # Python 3.8
 
     return ask
 

@@ -209,7 +209,7 @@ def units() -> dict[str, Any]:
     if not blocks:
         raise refused("systemctl", output)
     by_id = {block.get("Id", ""): block for block in blocks}
-    in_order = dict(zip(UNITS, blocks)) if len(blocks) == len(UNITS) else {}  # noqa: B905
+    in_order = dict(zip(UNITS, blocks)) if len(blocks) == len(UNITS) else {}
     found = {unit: by_id.get(unit) or in_order.get(unit) for unit in UNITS}
     return {unit: read(lambda unit=unit: state(unit, found[unit])) for unit in UNITS}
 

@@ -107,4 +107,5 @@ def newest() -> float:
     return max((os.stat(path).st_mtime for path in found), default=0.0)
 
 
-main()
+if __name__ == "__main__":
+    main()

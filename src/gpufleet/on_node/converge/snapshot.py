@@ -242,7 +242,7 @@ def shown_units(
     shown = of_each(text)
     if len(shown) < len(names):
         raise OSError("systemctl showed %d units of %d" % (len(shown), len(names)))
-    for name, about in zip(names, shown):  # noqa: B905  # Python 3.8
+    for name, about in zip(names, shown):  # Python 3.8
         if name not in {about.get("Id"), *about.get("Names", "").split()}:
             raise OSError("systemctl showed %s in place of %s" % (about.get("Id"), name))
     more = {
@@ -251,7 +251,7 @@ def shown_units(
         # One that is only named by another unit.
         if (about["LoadState"], about["ActiveState"]) != ("not-found", "inactive")
     }
-    return dict(zip(names, shown)), more  # noqa: B905  # Python 3.8
+    return dict(zip(names, shown)), more  # Python 3.8
 
 
 def unit_state(name: str, about: Properties) -> dict[str, Any]:

@@ -73,4 +73,5 @@ def hidden(said: str) -> str:
     return said
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -65,7 +65,7 @@ def _sources(tree: ast.Module) -> Dict[str, ast.expr]:
         targets = getattr(statement, "targets", None) or [getattr(statement, "target", None)]
         value = getattr(statement, "value", None)
         if getattr(targets[0], "id", None) in _TABLES and isinstance(value, ast.Dict):
-            for key, entry in zip(value.keys, value.values, strict=True):
+            for key, entry in zip(value.keys, value.values):
                 if isinstance(key, ast.Constant):
                     found[str(key.value)] = entry
     return found
@@ -136,7 +136,7 @@ def _with(read: Optional[Callable[[], Any]], environment: Dict[str, str]) -> Any
 def _validated(read: Optional[Callable[[], Any]]) -> Dict[str, Any]:
     """Return the choices that the function enforces; it holds them in its closure."""
     names = getattr(getattr(read, "__code__", None), "co_freevars", ())
-    cells = dict(zip(names, getattr(read, "__closure__", None) or (), strict=True))
+    cells = dict(zip(names, getattr(read, "__closure__", None) or ()))
     if "choices" not in cells:
         return {}
     choices = cells["choices"].cell_contents

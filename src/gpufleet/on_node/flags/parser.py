@@ -8,7 +8,6 @@ import ast
 import inspect
 import sys
 from functools import partial
-from itertools import pairwise
 from typing import Any, Dict, Iterator, Optional
 
 from gpufleet.on_node.flags.partial_import import UNBOUND, Modules, Scope
@@ -147,7 +146,7 @@ def attribute_docs(modules: Modules, cls: type, *_: Any) -> Dict[str, str]:
     for base in reversed(cls.__mro__):
         statement = modules.class_statement(base)
         body = [] if statement is None else statement.body
-        for field, doc in pairwise(body):
+        for field, doc in zip(body, body[1:]):
             targets = getattr(field, "targets", None) or [getattr(field, "target", None)]
             if (
                 isinstance(targets[0], ast.Name)

@@ -50,4 +50,5 @@ def asked(method: str, path: str, document: Any = None) -> Any:
     return json.loads(text) if text.strip() else None
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -29,4 +29,5 @@ def files() -> "Iterator[Tuple[str, Any]]":
             yield os.path.relpath(path, PARAMETERS["directory"]), found
 
 
-sys.stdout.write(json.dumps({"files": dict(files())}) + "\n")
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps({"files": dict(files())}) + "\n")

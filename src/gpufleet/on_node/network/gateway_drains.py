@@ -65,7 +65,9 @@ PLACES = {
     "state": "/var/lib/gpufleet/gateway",
 }
 HOME, RUN, STATE = (
-    [PARAMETERS.get(each, at) for each, at in PLACES.items()] if PARAMETERS else sys.argv[2:5]
+    sys.argv[2:5]
+    if len(sys.argv) == 5 and not PARAMETERS
+    else [PARAMETERS.get(each, at) for each, at in PLACES.items()]
 )
 
 
@@ -260,7 +262,7 @@ def states(text: str) -> "list[dict[str, str]]":
     lines = text.splitlines()
     names = next((each[1:].split() for each in lines if each.startswith("#")), [])
     rows = (each.split() for each in lines if each and not each.startswith("#"))
-    return [dict(zip(names, row)) for row in rows if len(row) > 6]  # noqa: B905  # since 3.10
+    return [dict(zip(names, row)) for row in rows if len(row) > 6]  # since 3.10
 
 
 def configured() -> "dict[str, tuple[str, int]]":
@@ -347,7 +349,7 @@ def statistics(text: str) -> "list[dict[str, str]]":
     lines = text.splitlines()
     names = next((each[2:].split(",") for each in lines if each.startswith("# ")), [])
     each_row = (each.split(",") for each in lines if each and each[0] != "#")
-    rows = (dict(zip(names, row)) for row in each_row)  # noqa: B905  # since 3.10
+    rows = (dict(zip(names, row)) for row in each_row)  # since 3.10
     return [row for row in rows if row.get("svname") not in (None, "FRONTEND", "BACKEND")]
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from fnmatch import fnmatchcase
-from typing import Any, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 DPKG_STATUS = "/var/lib/dpkg/status"
 # dpkg keeps its status changes here until they are merged; files in it mean an interrupted run.
@@ -74,14 +73,17 @@ def dpkg(run: Run) -> Tuple[Dict[str, Any], List[str]]:
     interrupted = any(name.isdigit() for name in os.listdir(DPKG_UPDATES))
     known: Dict[str, Any] = {}
     unfinished = ["an interrupted dpkg"] if interrupted else []
-    for row in rows.splitlines():
-        status, name, architecture, version = row.split("\t")
+    fields = [row.split("\t") for row in rows.splitlines()]
+    # dpkg itself is of the native architecture, and of no other.
+    own = ("all", *(architecture for _, name, architecture, _ in fields if name == "dpkg"))
+    for status, name, architecture, version in fields:
         # n: not installed, c: only its configuration is left.
         if status[1] in "nc":
             continue
         whole = status[1] == "i" and status[2:3] != "R"
         state = {"version": version, "installed": whole, "held": status[0] == "h"}
-        known.setdefault(name, state)
+        if name not in known or architecture in own:
+            known[name] = state
         known[name + ":" + architecture] = state
         if not whole:
             unfinished.append(name)

@@ -57,7 +57,7 @@ def arguments(argv: List[str]) -> Tuple[argparse.Namespace, List[List[str]]]:
         parser.error("give the program that this rank runs, behind a lone --")
     if not 0 <= options.rank < len(options.node):
         parser.error("--rank %d of %d nodes" % (options.rank, len(options.node)))
-    for what in zip(*options.node):  # noqa: B905  # strict= is of 3.10
+    for what in zip(*options.node):  # strict= is of 3.10
         if len(set(what)) < len(what):
             parser.error("--node: the same name or address twice")
     if not 0 < options.port <= 65536 - PORTS:

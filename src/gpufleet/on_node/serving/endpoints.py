@@ -76,7 +76,7 @@ def unit_states(units: Iterable[str]) -> dict[str, dict[str, str]]:
         if len(names) > 1:  # whose fault that was
             return {name: unit_state(name) for name in names}
         return {names[0]: {"error": text}}
-    return dict(zip(names, shown))  # noqa: B905  # Python 3.8
+    return dict(zip(names, shown))  # Python 3.8
 
 
 def started_with(unit: str) -> str | None:

@@ -240,7 +240,7 @@ def serve(words: list[str]) -> list[str]:
 
 def pairs(words: list[str]) -> Iterator[Tuple[str, str]]:
     """Yield each word and the one behind it."""
-    return zip(words, words[1:])  # noqa: B905, RUF007  # both are of 3.10
+    return zip(words, words[1:])  # both are of 3.10
 
 
 def value(words: list[str], flag: str) -> str | None:

@@ -47,6 +47,12 @@ CGROUPS = ("/sys/fs/cgroup", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified")
 # What stands behind a flag of such a name.
 SECRET_FLAG = re.compile(r"(?i)^--?[\w-]*(?:key|token|secret|password)[\w-]*$")
 SECRET_PAIR = re.compile(r"(?i)([\w-]*(?:key|token|secret|password)[\w-]*[=:])\S+")
+# The same in JSON, also where that is a text in JSON; numbers of tokens are no secrets.
+SECRET_MEMBER = re.compile(
+    r"""(?i)(?!["'][\w.-]*tokens["']\s*:\s*\d)"""
+    r"""(["'][\w.-]*(?:key|token|secret|password)[\w.-]*\\*["']\s*:\s*)"""
+    r"""(?:\\+"[^"\\]*\\+"|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|\[[^]]*\]|[^\s,}\]]+)"""
+)
 
 
 def dump(folder: str, asked: dict[str, Any]) -> None:
@@ -151,6 +157,8 @@ def without_secrets(words: List[str]) -> str:
 
     >>> without_secrets(["vllm", "serve", "--api-key", "abc", "--token=abc", "--port", "1"])
     'vllm serve --api-key <hidden> --token=<hidden> --port 1'
+    >>> without_secrets(['{"token": "abc", "max_tokens": 5}'])
+    '{"token": "<hidden>", "max_tokens": 5}'
     """
     found: List[str] = []
     hidden = False
@@ -158,7 +166,8 @@ def without_secrets(words: List[str]) -> str:
         follows = bool(SECRET_FLAG.match(word))
         found.append("<hidden>" if hidden and not word.startswith("--") else word)
         hidden = follows
-    return " ".join(SECRET_PAIR.sub(r"\1<hidden>", word) for word in found).strip()
+    without = (SECRET_MEMBER.sub(r'\1"<hidden>"', word) for word in found)
+    return " ".join(SECRET_PAIR.sub(r"\1<hidden>", word) for word in without).strip()
 
 
 def descriptors(pid: int) -> str:

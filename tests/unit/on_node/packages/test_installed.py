@@ -1,0 +1,81 @@
+"""What dpkg's database says of packages, as dpkg-query prints it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpufleet.on_node.packages import installed
+
+OWN = "ii \tdpkg\tamd64\t1.22\n"
+
+
+@pytest.fixture
+def updates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where dpkg keeps what an interrupted run has not merged: nothing is there."""
+    monkeypatch.setattr(installed, "DPKG_UPDATES", str(tmp_path))
+    return tmp_path
+
+
+def known(*rows: str) -> dict[str, Any]:
+    return read(*rows)[0]
+
+
+def read(*rows: str) -> tuple[dict[str, Any], list[str]]:
+    return installed.dpkg(lambda *_: OWN + "".join(f"{row}\n" for row in rows))
+
+
+@pytest.mark.usefixtures("updates")
+def test_an_installed_package_has_its_version_with_and_without_its_architecture() -> None:
+    found = known("ii \tcurl\tamd64\t8.5.0-2")
+    wanted = {"version": "8.5.0-2", "installed": True, "held": False}
+    assert found["curl"] == found["curl:amd64"] == wanted
+
+
+@pytest.mark.usefixtures("updates")
+@pytest.mark.parametrize("status", ["rc ", "un ", "pn "])
+def test_a_package_of_which_only_its_configuration_is_left_is_not_there(status: str) -> None:
+    found, unfinished = read(f"{status}\tcurl\tamd64\t8.5.0-2")
+    assert not {"curl", "curl:amd64"} & set(found)
+    assert unfinished == []
+
+
+@pytest.mark.usefixtures("updates")
+@pytest.mark.parametrize("status", ["iiR", "iU ", "iF ", "iH ", "iW "])
+def test_a_package_that_is_half_done_or_has_to_be_installed_anew_is_not_finished(
+    status: str,
+) -> None:
+    found, unfinished = read(f"{status}\tcurl\tamd64\t8.5.0-2")
+    assert found["curl"]["installed"] is False
+    assert unfinished == ["curl"]
+
+
+@pytest.mark.usefixtures("updates")
+def test_a_held_package_is_held() -> None:
+    found, unfinished = read("hi \tcurl\tamd64\t8.5.0-2")
+    assert found["curl"] == {"version": "8.5.0-2", "installed": True, "held": True}
+    assert unfinished == []
+
+
+@pytest.mark.usefixtures("updates")
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_native_architecture_goes_before_a_foreign_one(first: int) -> None:
+    """dpkg-query sorts architectures by name: a foreign one may be first."""
+    rows = ["ii \tlibc6\tamd64\t2.39", "ii \tlibc6\ti386\t2.35"]
+    found = known(rows[first], rows[1 - first])
+    assert found["libc6"]["version"] == found["libc6:amd64"]["version"] == "2.39"
+    assert found["libc6:i386"]["version"] == "2.35"
+
+
+@pytest.mark.usefixtures("updates")
+def test_a_package_of_a_foreign_architecture_alone_is_there() -> None:
+    found = known("ii \twine32\ti386\t9.0")
+    assert found["wine32"] == found["wine32:i386"]
+
+
+def test_files_of_an_interrupted_dpkg_are_said(updates: Path) -> None:
+    (updates / "0001").touch()
+    (updates / "tmp.i").touch()
+    assert read()[1] == ["an interrupted dpkg"]
