@@ -9,13 +9,13 @@ what they like: hold, upgrade, remove.
 from __future__ import annotations
 
 import fcntl
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpufleet.errors import FleetError
+from lab.state import lock
 
 _DATABASE = Path("var/lib/dpkg")
 _LOCKS = ("lock-frontend", "lock")  # apt's order
@@ -87,19 +87,12 @@ def _block(name: str, entry: Entry, architecture: str) -> str:
 @contextmanager
 def _locked(database: Path) -> Iterator[None]:
     """Hold the locks that dpkg and apt hold while they work."""
-    deadline = time.monotonic() + _PATIENCE
     with ExitStack() as stack:
         for name in _LOCKS:
-            lock = stack.enter_context((database / name).open("a"))
-            while True:
-                try:
-                    fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except OSError:
-                    if time.monotonic() > deadline:
-                        raise FleetError(
-                            f"A package manager holds {database / name} for over "
-                            f"{_PATIENCE:.0f} s: let it finish on the node, then try again."
-                        ) from None
-                    time.sleep(0.1)
+            file = stack.enter_context((database / name).open("a"))
+            if not lock(file, _PATIENCE, fcntl.lockf):
+                raise FleetError(
+                    f"A package manager holds {database / name} for over {_PATIENCE:.0f} s: "
+                    "let it finish on the node, then try again."
+                )
         yield

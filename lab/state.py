@@ -13,12 +13,12 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from gpufleet.errors import FleetError
 
@@ -322,17 +322,24 @@ def exclusive(name: str, folder: Path = STATE, limit: float = 300.0) -> Iterator
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f".{name}.lock"
-    deadline = time.monotonic() + limit
     with path.open("a") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise FleetError(
-                        f"Another lab command has held {path} for over {limit:.0f} s: "
-                        "let it finish, or end it and try again."
-                    ) from None
-                time.sleep(0.1)
+        if not lock(file, limit):
+            raise FleetError(
+                f"Another lab command has held {path} for over {limit:.0f} s: "
+                "let it finish, or end it and try again."
+            )
         yield
+
+
+def lock(file: IO[str], limit: float, call: Callable[[IO[str], int], None] = fcntl.flock) -> bool:
+    """Lock an open file and return True; False when others hold the lock for `limit` seconds."""
+    deadline = time.monotonic() + limit
+    while True:
+        try:
+            call(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+        else:
+            return True

@@ -28,7 +28,6 @@ DEVIATION = 0.02
 # vLLM's attention on CPUs knows head sizes from 32 up.  With 16 the engine starts, reports that
 # it is ready, and dies at the first request: what a readiness check that stops at /health misses.
 HEAD_SIZE = HIDDEN // HEADS
-FATAL_HEAD_SIZE = 16
 
 SPECIALS = ("<unk>", "<s>", "</s>", "<pad>")
 VOCABULARY = len(SPECIALS) + 256

@@ -17,15 +17,13 @@ killed leaves the file of before, or the new one. One program at a time changes 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
 import shutil
-import time
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-from gpufleet.on_node.common import linux_facts
+from gpufleet.on_node.common import file_lock, linux_facts
 
 HOME = "/var/lib/gpufleet/change"
 NEXT = HOME + "/next"
@@ -54,24 +52,15 @@ def turn(path: str, seconds: float = TURN_SECONDS) -> Iterator[None]:
     """Be the only one of a kind that changes anything here; whoever is killed is it no more."""
     make_directory(HOME)
     os.chmod(linux_facts.ROOT + HOME, 0o700)
-    lock = os.open(linux_facts.ROOT + path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        deadline = time.monotonic() + seconds
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise RefusedError(
-                        "another change has been going on on this node for over %d s: it is one "
-                        "whose controller is gone, or another operator's; ask again when it is done"
-                        % seconds
-                    ) from None
-                time.sleep(0.1)
+
+    def refusal() -> RefusedError:
+        return RefusedError(
+            "another change has been going on on this node for over %d s: it is one whose "
+            "controller is gone, or another operator's; ask again when it is done" % seconds
+        )
+
+    with file_lock.hold(linux_facts.ROOT + path, seconds, refusal):
         yield
-    finally:
-        os.close(lock)
 
 
 def read(path: str) -> Optional[bytes]:

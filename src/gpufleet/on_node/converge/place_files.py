@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import fcntl
 import grp
 import hashlib
 import json
@@ -28,8 +27,9 @@ import os
 import pwd
 import stat
 import sys
-import time
 from typing import Any
+
+from gpufleet.on_node.common import file_lock
 
 PARAMETERS = globals().get("PARAMETERS") or {}
 
@@ -50,7 +50,7 @@ def place(entries: list[dict[str, Any]]) -> None:
     os.umask(0o077)
     os.makedirs(HOME, mode=0o700, exist_ok=True)
     lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    wait_for(lock)
+    file_lock.lock(lock, LOCK_SECONDS, refusal)
     remove_leftovers()
     for entry in entries:
         if entry["kind"] == "line":
@@ -67,21 +67,12 @@ def place(entries: list[dict[str, Any]]) -> None:
     os.unlink(JOURNAL)
 
 
-def wait_for(lock: int) -> None:
-    """Wait for our turn."""
-    deadline = time.monotonic() + LOCK_SECONDS
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise RefusedError(
-                    "another run has been placing files on this node for over %d s: wait for it, "
-                    "or end it, then run again" % LOCK_SECONDS
-                ) from None
-            time.sleep(0.1)
-        else:
-            return
+def refusal() -> RefusedError:
+    """Return what is said when another run does not end."""
+    return RefusedError(
+        "another run has been placing files on this node for over %d s: wait for it, or end it, "
+        "then run again" % LOCK_SECONDS
+    )
 
 
 def temporary(path: str) -> str:

@@ -34,7 +34,6 @@ not end us. One at a time on a node: a lock. Python 3.8, standard library.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import signal
@@ -42,7 +41,7 @@ import sys
 import time
 from typing import Any, Iterator, List, Sequence
 
-from gpufleet.on_node.common import driver_files, linux_facts, system
+from gpufleet.on_node.common import driver_files, file_lock, linux_facts, system
 from gpufleet.on_node.common.answers import is_missing, plain, read
 from gpufleet.on_node.common.linux_facts import line, names
 from gpufleet.on_node.gpu_software.device_holders import holders
@@ -299,22 +298,10 @@ def alone() -> Iterator[None]:
     """Hold the lock, which a killed process loses by itself."""
     at = linux_facts.ROOT + LOCK
     os.makedirs(os.path.dirname(at), mode=0o755, exist_ok=True)
-    lock = os.open(at, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    deadline = time.monotonic() + LOCK_SECONDS + PARAMETERS["stop_seconds"]
-    try:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise FailedError(
-                        "another run has been at this node's driver too long"
-                    ) from None
-                time.sleep(0.2)
+    seconds = LOCK_SECONDS + PARAMETERS["stop_seconds"]
+    refusal = "another run has been at this node's driver too long"
+    with file_lock.hold(at, seconds, lambda: FailedError(refusal)):
         yield
-    finally:
-        os.close(lock)
 
 
 def main() -> None:

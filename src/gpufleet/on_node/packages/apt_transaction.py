@@ -34,7 +34,6 @@ class Apt:
     """The node's dpkg, below `root`."""
 
     kind = "apt"
-    keep_hold = "apt-mark hold"
 
     def __init__(self, asked: Dict[str, Any]) -> None:
         self.asked = asked

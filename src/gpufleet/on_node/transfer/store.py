@@ -12,7 +12,6 @@ marked whole. Everything is opened from the directory's own descriptor and throu
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import pwd
@@ -20,6 +19,7 @@ import shutil
 import subprocess
 from typing import Callable, Dict, List, Set
 
+from gpufleet.on_node.common import file_lock
 from gpufleet.on_node.transfer.manifest import Entry, Part, RefusedError, Tree, blocks
 
 PREFIX = ".gpufleet-coming-"
@@ -79,12 +79,8 @@ class Coming:
         status = os.fstat(self.folder)
         if status.st_uid != os.geteuid() or status.st_mode & 0o077:
             raise RefusedError("%s/%s%s is not ours: remove it" % (parent, PREFIX, self.name))
-        try:
-            fcntl.flock(self.folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RefusedError(
-                "another copy of %s is under way here: wait for it" % directory
-            ) from None
+        refusal = "another copy of %s is under way here: wait for it" % directory
+        file_lock.lock(self.folder, 0, lambda: RefusedError(refusal))
         with contextlib.suppress(FileExistsError):
             os.mkdir("tree", 0o700, dir_fd=self.folder)
         self.root = os.open("tree", _FOLDER, dir_fd=self.folder)

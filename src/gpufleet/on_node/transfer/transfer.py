@@ -46,6 +46,7 @@ import threading
 import time
 from typing import Any, Dict, Iterator, List
 
+from gpufleet.on_node.common import file_lock
 from gpufleet.on_node.transfer import manifest as tree
 from gpufleet.on_node.transfer import peers, store
 from gpufleet.on_node.transfer.manifest import RefusedError
@@ -336,22 +337,9 @@ def held(path: str, how: int) -> Iterator[None]:
     if not path:
         yield
         return
-    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        end = time.monotonic() + LOCK_SECONDS
-        while True:
-            try:
-                fcntl.flock(lock, how | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > end:
-                    raise RefusedError(
-                        "%s is held: a release is being built or removed here" % path
-                    ) from None
-                time.sleep(0.2)
+    refusal = "%s is held: a release is being built or removed here" % path
+    with file_lock.hold(path, LOCK_SECONDS, lambda: RefusedError(refusal), how, 0o644):
         yield
-    finally:
-        os.close(lock)
 
 
 def remembered(given: Dict[str, Any]) -> Any:

@@ -1,0 +1,55 @@
+"""RUNS ON THE NODE: wait for a file's lock. The kernel drops it when its holder ends, or is killed.
+
+Python 3.8, standard library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from typing import Any, Callable, Iterator
+
+POLL_SECONDS = 0.1
+
+
+def lock(
+    descriptor: int,
+    seconds: float,
+    refusal: Callable[[], Exception],
+    how: int = fcntl.LOCK_EX,
+    call: Callable[[int, int], Any] = fcntl.flock,
+) -> None:
+    """
+    Lock an open file; raise what `refusal` returns if others hold the lock for so long.
+
+    `call` is `fcntl.flock`, or `fcntl.lockf`, whose locks name their holder.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            call(descriptor, how | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            if time.monotonic() >= deadline:
+                raise refusal() from None
+            time.sleep(POLL_SECONDS)
+        else:
+            return
+
+
+@contextlib.contextmanager
+def hold(
+    path: str,
+    seconds: float,
+    refusal: Callable[[], Exception],
+    how: int = fcntl.LOCK_EX,
+    mode: int = 0o600,
+) -> Iterator[None]:
+    """Hold the lock of a file, which is made if it is not there, as `lock` waits for it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
+    try:
+        lock(descriptor, seconds, refusal, how)
+        yield
+    finally:
+        os.close(descriptor)
