@@ -59,7 +59,9 @@ def test_a_room_of_more_than_ten_files_has_a_readme() -> None:
 def test_what_runs_on_a_node_needs_only_the_standard_library() -> None:
     """Its own parts and the NVML binding travel along; nothing else is on a node."""
     outside = set()
-    for path in SOURCE.glob("on_node/*/*.py"):
+    # It is installed, and runs under the Python of LiteLLM's release.
+    installed = SOURCE / "on_node/network/litellm_serve.py"
+    for path in {*SOURCE.glob("on_node/*/*.py")} - {installed}:
         for node in ast.walk(ast.parse(path.read_text(), feature_version=(3, 8))):
             names = []
             if isinstance(node, ast.Import):

@@ -6,8 +6,8 @@ deployment of LiteLLM's for each entry behind it, at the gateway's path of that 
 is asked, which is drained and which has died is the gateway's to know. So LiteLLM tries nothing
 twice and puts nothing aside; what it adds is names, defaults and fallbacks.
 
-What it reads is `config.yaml`. What stands before it (`templates/litellm-serve.py`: who may ask,
-for what, with which keys of a body) is told by `front.json`.
+What it reads is `config.yaml`. What stands before it (`on_node/network/litellm_serve.py`: who may
+ask, for what, with which keys of a body) is told by `front.json`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HOME = "/etc/gpufleet/litellm"
 CREDENTIALS = f"{HOME}/credentials"
 STATE = "/var/lib/litellm"
 SERVE = "/usr/local/libexec/gpufleet/litellm-serve"
-"""Where `templates/litellm-serve.py` lies on nodes."""
+"""Where `on_node/network/litellm_serve.py` lies on nodes."""
 PROGRAM = Program("litellm", "/opt/litellm", "/var/cache/gpufleet/litellm-uv", ("litellm.proxy",))
 
 KEY_VARIABLE = "GPUFLEET_UPSTREAM_KEY"

@@ -27,9 +27,9 @@ from gpufleet.monitoring.exporters import named
 from gpufleet.monitoring.prometheus import Watched
 from gpufleet.network import litellm
 from gpufleet.network.litellm import ACCOUNT, CREDENTIALS, HOME, PROGRAM, SERVE, STATE, UNIT
+from gpufleet.remote import payload
 from gpufleet.serving.unit import UnitFile, whole
 from gpufleet.settings.litellm_settings import Litellm
-from gpufleet.templates import read_template
 
 PACKAGES = ("ca-certificates", "python3-venv")
 
@@ -53,7 +53,7 @@ def required(build: Release) -> Wanted:
         Directory("/etc/gpufleet"),
         File(build.lock_path, build.lock),
         File(build.uv_lock_path, build.uv_lock),
-        File(SERVE, read_template("litellm-serve.py").encode(), mode=0o755),
+        File(SERVE, payload.source("network/litellm_serve").encode(), mode=0o755),
     ]
     return Wanted(*values)
 
@@ -89,7 +89,7 @@ def litellm_unit(
     secrets: Mapping[str, bytes],
 ) -> UnitFile:
     """Return its unit; the fingerprint covers all that the process reads."""
-    program = read_template("litellm-serve.py")
+    program = payload.source("network/litellm_serve")
     digests = {f"credential {each}": _digest(content) for each, content in secrets.items()}
     return whole(
         "litellm.service.j2",

@@ -220,6 +220,11 @@ def archive(name: str, *, nvml: bool = False) -> bytes:
 
 
 @cache
+def source(name: str) -> str:
+    """Return a file of `on_node/` as it is: a program that is installed and imports no other."""
+    return _source(f"on_node/{name}.py")
+
+
 def digest(name: str) -> str:
     """Return the SHA-256 of a program's source and of all that travels along, but the binding."""
     found = hashlib.sha256(_source(f"on_node/{name}.py").encode())

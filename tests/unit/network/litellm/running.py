@@ -24,7 +24,6 @@ from uv import find_uv_bin
 
 from gpufleet.network import litellm
 from gpufleet.settings.litellm_settings import Litellm
-from gpufleet.templates import TEMPLATES
 from lab import run_command
 from lab.state import CACHE, exclusive, forget
 from tests.support.checkout import ROOT
@@ -298,7 +297,7 @@ def running(
     proxy = f"http://127.0.0.1:{outside.port}"
     with (folder / "log").open("ab") as log:
         process = subprocess.Popen(
-            [python(), "-I", TEMPLATES / "litellm-serve.py", folder],
+            [python(), "-I", ROOT / "src/gpufleet/on_node/network/litellm_serve.py", folder],
             env={
                 "PATH": os.environ["PATH"],
                 "HOME": str(folder),

@@ -17,6 +17,7 @@ from gpufleet.bundle.requirements import NodeNeeds, needs
 from gpufleet.network import firewall, litellm, litellm_node
 from gpufleet.network.litellm import Upstream
 from gpufleet.node.machine import System
+from gpufleet.remote import payload
 from gpufleet.serving.unit import UnitFile
 from gpufleet.settings.litellm_settings import COMPROMISED, Litellm
 from gpufleet.settings.node_settings import Mistake, node_settings
@@ -243,7 +244,7 @@ def test_the_lock_that_we_ship_is_whole_and_of_one_version() -> None:
 
 def test_what_starts_it_runs_on_every_python_that_litellm_does() -> None:
     """3.10, and nothing is imported before it is known that LiteLLM is quiet."""
-    tree = ast.parse((ROOT / "templates/litellm-serve.py").read_text(), feature_version=(3, 10))
+    tree = ast.parse(payload.source("network/litellm_serve"), feature_version=(3, 10))
     above = [each for each in tree.body if isinstance(each, ast.Import | ast.ImportFrom)]
     assert not re.search("litellm|uvicorn", " ".join(map(ast.unparse, above)))
 
