@@ -33,7 +33,7 @@ def alertmanager(node: Watching) -> None:
     urls = {path: secrets[path].decode().strip() for path in inline}
     text = routes.alertmanager_yml(server, urls, f"{HOME}/").encode()
     unit = whole(
-        "prometheus-alertmanager.service.j2",
+        "alertmanager/prometheus-alertmanager.service.j2",
         UNIT,
         started_with={"archive": program.version if program else ""},
         program=program.program("alertmanager") if program else "/usr/bin/prometheus-alertmanager",

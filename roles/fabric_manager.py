@@ -46,7 +46,9 @@ def wanted(node: Bare) -> Wanted:
         raise ValueError(f"{node.name} has no gpu_lock")
     if not node.machine.nvswitch:
         return Wanted(UnitGone(SERVICE))
-    file = drop_in("nvidia-driver-service.conf.j2", SERVICE, started_with={"driver": lock.driver})
+    file = drop_in(
+        "nvidia_driver/nvidia-driver-service.conf.j2", SERVICE, started_with={"driver": lock.driver}
+    )
     unit = Unit(SERVICE, fingerprint=file.fingerprint, start_seconds=START_SECONDS)
     if not node.machine.nvlink5:
         return Wanted(file.file, unit)

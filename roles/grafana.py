@@ -18,7 +18,7 @@ def grafana(node: Watching) -> None:
     if wanted is None:
         return
     provisioning = render.grafana(node.monitoring)
-    file = drop_in("grafana.conf.j2", wanted.unit, started_with=provisioning)
+    file = drop_in("grafana/grafana.conf.j2", wanted.unit, started_with=provisioning)
     files = Converge(
         Wanted(
             *(File(f"{wanted.provisioning}/{path}", text) for path, text in provisioning.items()),

@@ -32,7 +32,7 @@ def wanted(node: Bare) -> Wanted:
         return Wanted(UnitGone(SERVICE))
     user = UNDONE.get(node.system.id)
     file = drop_in(
-        "nvidia-persistenced.conf.j2",
+        "persistenced/nvidia-persistenced.conf.j2",
         SERVICE,
         started_with={"driver": lock.driver},
         undone=user is not None,

@@ -42,7 +42,7 @@ def prometheus(node: Watching) -> None:
     configuration = render.prometheus(node.monitoring, node.nodes, wanted)
     program = of_archive("prometheus", server.archive, ("prometheus", "promtool"))
     unit = whole(
-        "prometheus.service.j2",
+        "prometheus/prometheus.service.j2",
         UNIT,
         started_with={"archive": program.version if program else ""},
         program=program.program("prometheus") if program else "/usr/bin/prometheus",

@@ -52,7 +52,7 @@ CALM_SECONDS = 120
 # A user's manager, in a node's own group: machine/payload (lab/node_power.py).
 USERS = "machine/payload/user.slice/user-*.slice/user@*.service"
 # What ways change on every node. "file": a token for downloads, which no unit reads. "unit": a
-# collector off in the node exporter's unit, rendered from templates/node_exporter.service.j2; the
+# collector off in the node exporter's unit, rendered from its template; the
 # exporter restarts, and no server does.
 CHANGES = {"file": ("vllm", "hf_token_file"), "unit": ("node_exporter", "without")}
 

@@ -69,7 +69,7 @@ def collect(folder: Folder, needs: Needs, say: Callable[[str], None]) -> Collect
         for each in needs.programs
     )
     for name, content in {
-        README: read_template("bundle.md").encode(),
+        README: read_template("bundle/bundle.md").encode(),
         SERVER: Path(serve.__file__).read_bytes(),
     }.items():
         folder.write(name, content)

@@ -37,7 +37,10 @@ def facts_wanted(settings: NodeSettings, gpus: int | None) -> Wanted:
         Directory(payload.CODE, mode=0o700),
         Directory("/usr/local/libexec/gpufleet", mode=0o755),
         File(PROGRAM, payload.archive("monitoring/node_facts", nvml=True), mode=0o755),
-        *(File(f"{UNIT_DIRECTORY}/{each}", read_template(each).encode()) for each in UNITS),
+        *(
+            File(f"{UNIT_DIRECTORY}/{each}", read_template(f"node_facts/{each}").encode())
+            for each in UNITS
+        ),
         Unit(TIMER),
     )
 

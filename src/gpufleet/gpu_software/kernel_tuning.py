@@ -4,7 +4,7 @@ Each setting has two homes that have to agree: the running kernel, and the file 
 at boot. A file of the operator's that is read after ours has the last word at boot, and is named.
 
 What is not here: limits of processes, which are in each stage's unit (systemd's services read no
-limits.conf), and `/dev/shm`, of which each stage has its own (`templates/vllm.service.j2`).
+limits.conf), and `/dev/shm`, of which each stage has its own (`templates/vllm/vllm.service.j2`).
 """
 
 from __future__ import annotations

@@ -73,13 +73,13 @@ def declared_packages(wanted: Dcgm) -> tuple[Package, ...]:
 
 def services(wanted: Dcgm, access: Access, *, profiling: bool) -> tuple[Value, ...]:
     """Return the host engine's unit, and the exporter's where one is wanted."""
-    engine = drop_in("nvidia-dcgm.conf.j2", ENGINE, started_with={"version": wanted.version})
+    engine = drop_in("dcgm/nvidia-dcgm.conf.j2", ENGINE, started_with={"version": wanted.version})
     found: list[Value] = [engine.file, Unit(ENGINE, fingerprint=engine.fingerprint)]
     if wanted.exporter_version is None:
         return (*found, UnitGone(EXPORTER))
     asked = counters(profiling=profiling)
     exporter = drop_in(
-        "nvidia-dcgm-exporter.conf.j2",
+        "dcgm/nvidia-dcgm-exporter.conf.j2",
         EXPORTER,
         address=access.address(wanted.port),
         counters=str(COUNTERS),

@@ -125,7 +125,7 @@ def required(wanted: NodeExporter) -> tuple[Value, ...]:
 def unit(wanted: NodeExporter, access: Access) -> UnitFile:
     """Return the unit, for either kind of program."""
     return whole(
-        "node_exporter.service.j2",
+        "node_exporter/node_exporter.service.j2",
         UNIT,
         program=program(wanted),
         arguments=[_quoted(word) for word in arguments(wanted, access)],

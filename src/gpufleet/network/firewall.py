@@ -38,7 +38,7 @@ DIRECTORY = "/etc/gpufleet"
 RULES = f"{DIRECTORY}/firewall.nft"
 """What the service loads at boot; on_node/network/firewall.py writes it once rules are
 confirmed."""
-TEMPLATE = "nftables.conf.j2"
+TEMPLATE = "firewall/nftables.conf.j2"
 
 Range: TypeAlias = tuple[int, int]
 Networks: TypeAlias = Iterable[IPv4Network | IPv6Network]
@@ -131,7 +131,7 @@ def rules(
 
 def service() -> str:
     """Return the unit that loads the rules at boot, before any network is up."""
-    return render_template("gpufleet-firewall.service.j2", rules=RULES)
+    return render_template("firewall/gpufleet-firewall.service.j2", rules=RULES)
 
 
 def changes(loaded: str | None, wanted: str) -> tuple[str, ...]:

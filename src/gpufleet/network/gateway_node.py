@@ -65,7 +65,7 @@ def configuration(
 
 def gateway_unit(wanted: Gateway) -> UnitFile:
     return whole(
-        "gpufleet-gateway.service.j2",
+        "gateway/gpufleet-gateway.service.j2",
         UNIT,
         started_with={},
         home=HOME,
@@ -86,7 +86,7 @@ def virtual_address(node: Watching, wanted: Gateway) -> Wanted:
     text = keepalived.keepalived(address, read["it"].strip())
     check = keepalived.check(str(node.settings.exporters.listen or ""), wanted.metrics_port)
     override = drop_in(
-        "keepalived-gateway.conf.j2",
+        "gateway/keepalived-gateway.conf.j2",
         keepalived.UNIT,
         started_with={"configuration": keepalived.slow_hash(text), "check": check},
     )

@@ -37,7 +37,7 @@ SOCKET = f"{RUN}/admin.sock"
 STATE = "/var/lib/gpufleet/gateway"
 """What outlives every restart: which servers are drained."""
 PROGRAM = "/usr/local/libexec/gpufleet/gateway-state"
-TEMPLATE = "haproxy.cfg.j2"
+TEMPLATE = "gateway/haproxy.cfg.j2"
 
 # A body is searched for its model as far as HAProxy keeps it. A prompt of a million tokens has some
 # 4 MB; memory is taken as bodies come, not beforehand (measured: 300 waiting requests take 11 MB

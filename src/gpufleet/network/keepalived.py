@@ -41,7 +41,12 @@ def keepalived(wanted: VirtualAddress, password: bytes) -> bytes:
     if not _PASSWORD.fullmatch(said):
         raise FleetError(f"{where}: the password has to be one word of letters, digits and ._+:/@-")
     return render_template(
-        "keepalived.conf.j2", address=wanted, password=said, check=CHECK, gone=GONE, user="root"
+        "gateway/keepalived.conf.j2",
+        address=wanted,
+        password=said,
+        check=CHECK,
+        gone=GONE,
+        user="root",
     ).encode()
 
 

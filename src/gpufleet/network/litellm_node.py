@@ -92,7 +92,7 @@ def litellm_unit(
     program = payload.source("network/litellm_serve")
     digests = {f"credential {each}": _digest(content) for each, content in secrets.items()}
     return whole(
-        "litellm.service.j2",
+        "litellm/litellm.service.j2",
         UNIT,
         started_with={"program": program, **read, **digests},
         account=ACCOUNT,

@@ -54,7 +54,9 @@ def imex_wanted(driver: str, domain: tuple[str, ...]) -> Wanted:
     """Return IMEX's file and unit for the addresses of its domain."""
     text = "".join(f"{address}\n" for address in domain).encode()
     file = drop_in(
-        "nvidia-driver-service.conf.j2", SERVICE, started_with={"driver": driver, "nodes": text}
+        "nvidia_driver/nvidia-driver-service.conf.j2",
+        SERVICE,
+        started_with={"driver": driver, "nodes": text},
     )
     return Wanted(
         Directory(NODES.rpartition("/")[0]),

@@ -37,7 +37,7 @@ RANK = "/usr/local/libexec/gpufleet/vllm-rank"
 """Where `on_node/rank/rank.py` lies on nodes, the main process of a rank of a replica over
 nodes."""
 LAUNCHER = "/usr/local/libexec/gpufleet/vllm-serve"
-"""Where `templates/vllm-serve.sh` lies on nodes."""
+"""Where `templates/vllm/vllm-serve.sh` lies on nodes."""
 MODELS = "/var/lib/vllm/models"
 
 
@@ -85,10 +85,10 @@ def render(
     variables = environment(stage, model, vllm, release=release, toolkit=toolkit)
     directory = model_directory(model)
     return _render(
-        "vllm.service.j2",
+        "vllm/vllm.service.j2",
         stage.unit,
         f"{UNIT_DIRECTORY}/{stage.unit}",
-        {"release": release, "launcher": read_template("vllm-serve.sh", templates)}
+        {"release": release, "launcher": read_template("vllm/vllm-serve.sh", templates)}
         | ({"rank": payload.archive("rank/rank")} if stage.group else {})
         | {f"credential {name}": digest for name, digest in hashes.items()},
         templates,
@@ -201,7 +201,8 @@ def in_common(stage: Stage, model: Served, vllm: Vllm) -> str:
 @cache
 def _programs() -> str:
     """Return a fingerprint of what is ours in every rank: a new gpufleet restarts them all."""
-    ours = {name: read_template(name) for name in ("vllm.service.j2", "vllm-serve.sh")}
+    names = ("vllm.service.j2", "vllm-serve.sh")
+    ours = {name: read_template(f"vllm/{name}") for name in names}
     return _fingerprint({**ours, "rank": payload.archive("rank/rank")})
 
 

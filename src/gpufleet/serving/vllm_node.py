@@ -80,7 +80,7 @@ def required(
 def read_at_start(secrets: Mapping[str, bytes]) -> tuple[File, ...]:
     """Return the files that units read when they start; their fingerprints cover them."""
     return (
-        File(unit.LAUNCHER, read_template("vllm-serve.sh").encode(), mode=0o755),
+        File(unit.LAUNCHER, read_template("vllm/vllm-serve.sh").encode(), mode=0o755),
         File(unit.RANK, payload.archive("rank/rank"), mode=0o755),
         *(_secret(name, each) for name, each in secrets.items() if name not in NOT_FOR_UNITS),
     )

@@ -80,7 +80,7 @@ def configuration(
 def service(told: str) -> UnitFile:
     """Return the unit, restarted by another configuration and by another program."""
     return unit.whole(
-        "gpufleet-watchdog.service.j2",
+        "watchdog/gpufleet-watchdog.service.j2",
         SERVICE,
         started_with={"configuration": told, "program": payload.archive("watchdog/watchdog")},
         program=PROGRAM,

@@ -223,7 +223,7 @@ def test_whatever_a_process_is_started_with_changes_its_fingerprint(changed):
 def test_a_launcher_of_another_text_is_a_reason_to_restart(tmp_path):
     """The launcher is what systemd starts; nothing of it stands in the unit."""
     shutil.copytree(TEMPLATES, tmp_path, dirs_exist_ok=True)
-    with (tmp_path / "vllm-serve.sh").open("a") as launcher:
+    with (tmp_path / "vllm/vllm-serve.sh").open("a") as launcher:
         launcher.write("# changed\n")
 
     assert render(templates=tmp_path).fingerprint != render().fingerprint
@@ -452,7 +452,7 @@ def launch(tmp_path, key=None):
         (tmp_path / "api-key").write_text(key)
         environment["CREDENTIALS_DIRECTORY"] = str(tmp_path)
     return subprocess.run(
-        ["sh", TEMPLATES / "vllm-serve.sh", "env"],
+        ["sh", TEMPLATES / "vllm/vllm-serve.sh", "env"],
         env=environment,
         capture_output=True,
         text=True,

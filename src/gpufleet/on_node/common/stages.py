@@ -16,7 +16,7 @@ from gpufleet.on_node.common import linux_facts
 from gpufleet.on_node.common.answers import CannotRead, read
 
 UNITS = "/etc/systemd/system"
-# systemd ignores sections whose names begin so (systemd.unit(5)); templates/vllm.service.j2 has it.
+# systemd ignores sections whose names begin so (systemd.unit(5)); vllm.service.j2 has it.
 SECTION = "X-Gpufleet"
 RELEASE = re.compile(r"/releases/([^/\s]+)/bin/")
 SIDE_CHANNEL = re.compile(r"^Environment=VLLM_NIXL_SIDE_CHANNEL_PORT=(\d+)$", re.MULTILINE)
@@ -64,7 +64,7 @@ def started(text: str) -> dict[str, Any]:
     """
     Return the release that a unit starts, and its arguments as the unit has them, by line.
 
-    templates/vllm.service.j2: the launcher, `.../releases/<id>/bin/vllm serve`, a line for each.
+    vllm.service.j2: the launcher, `.../releases/<id>/bin/vllm serve`, a line for each.
     A rank of a replica over nodes has its program there, and the release in an argument.
     """
     _, _, rest = text.partition("\nExecStart=")

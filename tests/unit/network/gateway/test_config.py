@@ -295,7 +295,7 @@ def test_another_password_restarts_keepalived_and_is_in_no_file_that_others_read
     def drop_in(password: bytes) -> unit.UnitFile:
         text = keepalived.keepalived(VirtualAddress.model_validate(SHARED), password)
         return unit.drop_in(
-            "keepalived-gateway.conf.j2",
+            "gateway/keepalived-gateway.conf.j2",
             keepalived.UNIT,
             started_with={"configuration": keepalived.slow_hash(text)},
         )
@@ -308,4 +308,4 @@ def test_another_password_restarts_keepalived_and_is_in_no_file_that_others_read
 def test_nothing_that_a_unit_is_started_with_hides_behind_its_text() -> None:
     """Of the fingerprint's parts the unnamed one is the text: it would replace another one."""
     with pytest.raises(ValueError, match="empty name"):
-        unit.drop_in("keepalived-gateway.conf.j2", "x.service", started_with={"": b"more"})
+        unit.drop_in("gateway/keepalived-gateway.conf.j2", "x.service", started_with={"": b"more"})
