@@ -26,9 +26,9 @@ from gpufleet.sizing.options import AUTO_LENGTH, NEWEST, Confidence, Options, Si
 from gpufleet.sizing.stage_memory import (
     StageMemory,
     requested_length,
-    resolved_defaults,
-    resolved_dtype,
-    resolved_quantization,
+    resolve_defaults,
+    resolve_dtype,
+    resolve_quantization,
     sharding,
     stage_memory,
 )
@@ -135,7 +135,7 @@ def _estimate(description: Description, options: Options) -> _Estimate:
     """Return what each stage has, and its KV cache, within the estimates' errors."""
     longest = description.architecture.default_length(options.vllm)
     length = requested_length(description, options)
-    chosen = resolved_defaults(options, length)
+    chosen = resolve_defaults(options, length)
     stages, layers = stage_memory(description, options, chosen)
     heaviest = max(stage.weights for stage in stages)
     layout = _kv_layout(description, options, chosen, layers, length)
@@ -267,7 +267,7 @@ def _kv_layout(
         vllm=options.vllm,
         max_model_len=length,
         max_num_batched_tokens=chosen.max_num_batched_tokens,
-        dtype=resolved_dtype(description, options),
+        dtype=resolve_dtype(description, options),
         kv_dtype=kv_bytes.kv_dtype(
             description.config or {},
             options.kv_cache_dtype,
@@ -309,7 +309,7 @@ def _state_chunk(description: Description) -> int:
 
 def _refusals(description: Description, options: Options) -> tuple[str, ...]:
     """Return what vLLM refuses whatever the memory."""
-    chosen = resolved_defaults(options, requested_length(description, options))
+    chosen = resolve_defaults(options, requested_length(description, options))
     choice = Choice(
         tensor=options.tensor_parallel,
         pipeline=options.pipeline_parallel,
@@ -394,14 +394,14 @@ are on the GPU first."""
 
 def _loading_faults(description: Description, options: Options) -> list[str]:
     """Return what loading needs more than the loaded model, if that is too much."""
-    quantization = resolved_quantization(description, options)
+    quantization = resolve_quantization(description, options)
     if quantization is None or not quantization.online or options.vllm >= _LAYERWISE:
         return []
     loaded = weight_bytes(
         description.architecture,
         None,
         sharding(options),
-        dtype=resolved_dtype(description, options),
+        dtype=resolve_dtype(description, options),
         vllm=options.vllm,
     )
     most = max(stage.bytes for stage in loaded)

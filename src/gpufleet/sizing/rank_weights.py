@@ -70,7 +70,7 @@ class Rank:
         total = 0
         tensors: dict[tuple[str, int, Scheme | None, int, bool], int] = {}
         for weight, scheme in kept:
-            size, beside, count = self._one(weight, scheme)
+            size, beside, count = self._weigh_one(weight, scheme)
             if self.as_stored:
                 total += (size + beside) * count
                 continue
@@ -89,7 +89,7 @@ class Rank:
             allocated_bytes(size, self.vllm) * key[3] for key, size in tensors.items()
         )
 
-    def _one(self, weight: Weight, scheme: Scheme | None) -> tuple[int, int, int]:
+    def _weigh_one(self, weight: Weight, scheme: Scheme | None) -> tuple[int, int, int]:
         """Return the bytes of one of a weight, of its scales, and how many there are."""
         if self.as_stored:
             rows, columns, count = weight.rows, weight.columns, 0 if weight.buffer else weight.count
@@ -101,15 +101,15 @@ class Rank:
         beside = 0
         if scheme.kind == "mxfp4" and weight.expert and not self.as_stored:
             if self._major == 9 and self.vllm >= _TRITON_KERNELS:
-                return self._for_triton(weight, rows, columns, scheme), 0, count
-            rows, columns = self._padded(weight, rows, columns)
+                return self._triton_bytes(weight, rows, columns, scheme), 0, count
+            rows, columns = self._padded_shape(weight, rows, columns)
         elif weight.name.endswith("kv_b_proj") and not self.as_stored:
             # MLA keeps it for decoding too, absorbed and not quantized.
             beside = rows * columns * self.number
         elif weight.expert and scheme.kind == "int" and not self.as_stored:
             scheme = _finer_groups(weight, rows, columns, scheme)
         if scheme.block and scheme.kind == "fp8" and not self.as_stored:
-            scheme = self._for_gpu(scheme)
+            scheme = self._kernel_scheme(scheme)
         elif self._is_for_machete(weight, scheme):
             groups = rows * _divide_up(columns, scheme.group) if scheme.group else rows
             beside += groups * self.number - _divide_up(groups * scheme.bits, 8)
@@ -166,7 +166,7 @@ class Rank:
             and not (scheme.symmetric or weight.expert or self.as_stored)
         )
 
-    def _for_gpu(self, scheme: Scheme) -> Scheme:
+    def _kernel_scheme(self, scheme: Scheme) -> Scheme:
         """
         Return FP8 blocks as the kernel has them: Marlin's, before Ada, knows no blocks.
 
@@ -177,7 +177,7 @@ class Rank:
             return scheme
         return replace(scheme, block=None, group=scheme.block[1], scale_bytes=self.number)
 
-    def _padded(self, weight: Weight, rows: int, columns: int) -> tuple[int, int]:
+    def _padded_shape(self, weight: Weight, rows: int, columns: int) -> tuple[int, int]:
         """
         Return an MXFP4 expert's shape as kernels want it: hidden to 256, intermediate to 128.
 
@@ -190,7 +190,7 @@ class Rank:
         halves = 2 if "gate_up" in weight.name else 1
         return _round_up(_divide_up(rows, halves), inner) * halves, _round_up(columns, 256)
 
-    def _for_triton(self, weight: Weight, rows: int, columns: int, scheme: Scheme) -> int:
+    def _triton_bytes(self, weight: Weight, rows: int, columns: int, scheme: Scheme) -> int:
         """
         Return the bytes of an MXFP4 expert on Hopper, whose layout pads the values alone.
 

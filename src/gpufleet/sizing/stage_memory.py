@@ -46,7 +46,7 @@ def requested_length(description: Description, options: Options) -> int:
     return asked
 
 
-def resolved_defaults(options: Options, length: int) -> Defaults:
+def resolve_defaults(options: Options, length: int) -> Defaults:
     return batch_defaults(
         vllm=options.vllm,
         gpu_memory_gib=options.gpu_memory_gib,
@@ -62,7 +62,7 @@ def resolved_defaults(options: Options, length: int) -> Defaults:
     )
 
 
-def resolved_dtype(description: Description, options: Options) -> str:
+def resolve_dtype(description: Description, options: Options) -> str:
     """
     Return the model's dtype as vLLM resolves it: no float32 and, before Ampere, no bfloat16.
 
@@ -80,7 +80,7 @@ def resolved_dtype(description: Description, options: Options) -> str:
     return dtype
 
 
-def resolved_quantization(description: Description, options: Options) -> Quantization | None:
+def resolve_quantization(description: Description, options: Options) -> Quantization | None:
     found, asked = description.quantization, options.quantization
     if asked is None:
         return found
@@ -107,8 +107,8 @@ def stage_memory(
 ) -> tuple[list[StageMemory], list[range]]:
     """Return what each pipeline stage has, and its layers."""
     architecture = description.architecture
-    dtype = resolved_dtype(description, options)
-    quantization = resolved_quantization(description, options)
+    dtype = resolve_dtype(description, options)
+    quantization = resolve_quantization(description, options)
     weighed = weight_bytes(
         architecture,
         quantization,
@@ -208,7 +208,7 @@ def _draft_bytes(description: Description, options: Options, dtype: str) -> int:
     longer = replace(
         architecture, layers=architecture.layers + architecture.draft_layers, draft_layers=()
     )
-    quantization = resolved_quantization(description, options)
+    quantization = resolve_quantization(description, options)
     whole = replace(sharding(options), pipeline=1)
     with_drafts, without = (
         weight_bytes(each, quantization, whole, dtype=dtype, vllm=options.vllm)[0].bytes

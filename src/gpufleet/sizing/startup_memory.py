@@ -45,7 +45,6 @@ class Estimate:
     bytes: int
     error_bytes: int
     """How far the measured starts lie from it, with the few worst left out."""
-    source: str
 
 
 @dataclass(frozen=True)
@@ -306,13 +305,7 @@ def _activation(
         peak, error = peak + _COMPILING, error + _COMPILING
     elif run.vllm >= _FLASHINFER and not has_second_runner(architecture, run.vllm):
         peak, error = peak + _SAMPLER_SPACE, error + 0.7 * _SAMPLER_SPACE
-    return Estimate(
-        int(peak),
-        int(error),
-        "the sampler's dummy run over max_num_seqs x vocabulary"
-        if in_sampler >= in_pass
-        else "the forward pass over max_num_batched_tokens",
-    )
+    return Estimate(int(peak), int(error))
 
 
 def _is_sparse(architecture: Architecture) -> bool:
@@ -423,11 +416,7 @@ def _non_torch(run: DummyRun) -> Estimate:
     if not alone and (major < 9 or (major, minor) == (12, 0)):
         # No NVLink switches, no multicast buffers. From 0.27: 0.76 on two RTX 5090.
         found, error = (0.3, 0.4) if run.vllm < _TOTAL_CONSUMED else (0.75, 0.5)
-    return Estimate(
-        int(found * GIB),
-        int(error * GIB),
-        "start-up logs" if alone else "start-up logs; NCCL's buffers depend on the links",
-    )
+    return Estimate(int(found * GIB), int(error * GIB))
 
 
 _GRAPH = 0.00024 * GIB
@@ -444,7 +433,7 @@ def _cuda_graphs(architecture: Architecture, run: DummyRun) -> Estimate:
     them capture two and multiply, which comes out up to three times too large with experts.
     """
     if run.enforce_eager:
-        return Estimate(0, 0, "--enforce-eager: none")
+        return Estimate(0, 0)
     largest = min(2 * run.max_num_seqs, 512, run.max_num_batched_tokens)
     if run.vllm < (0, 11, 1):
         graphs = 3 + largest // 8
@@ -454,7 +443,7 @@ def _cuda_graphs(architecture: Architecture, run: DummyRun) -> Estimate:
     if _is_sparse(architecture):
         of_a_layer = _SPARSE_GRAPH
     found = 0.05 * GIB + of_a_layer * graphs * (run.layers or len(architecture.layers))
-    return Estimate(int(found), int(0.1 * GIB + 0.5 * found), "start-up logs")
+    return Estimate(int(found), int(0.1 * GIB + 0.5 * found))
 
 
 def _graph_count(largest: int) -> int:

@@ -70,7 +70,6 @@ class FullCache:
     head_dim: int
     v_head_dim: int | None = None
     """Where values are of another size than keys."""
-    sinks: bool = False
 
 
 @dataclass(frozen=True)

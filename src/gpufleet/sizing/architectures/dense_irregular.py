@@ -548,7 +548,7 @@ def _deci(config: Mapping[str, Any], name: str) -> Architecture:
             most = max(most, kv_heads)
         if not forward.flag("no_op"):
             width = (
-                _rounded(2 * float(forward.number("ffn_mult", default=0)) * hidden / 3)
+                _round_width(2 * float(forward.number("ffn_mult", default=0)) * hidden / 3)
                 if forward.value("ffn_mult") is not None
                 else forward.whole("intermediate_size")
             )
@@ -570,7 +570,7 @@ def _deci(config: Mapping[str, Any], name: str) -> Architecture:
     )
 
 
-def _rounded(width: float) -> int:
+def _round_width(width: float) -> int:
     """As _ffn_mult_to_intermediate_size in vLLM's nemotron_nas.py: up to a multiple of 256."""
     return -(-int(width) // 256) * 256
 

@@ -68,7 +68,7 @@ def gpt_oss(config: Mapping[str, Any]) -> Architecture:
         *norm("post_attention_layernorm", hidden),
     )
     window = fields.whole("sliding_window")
-    full = FullCache(kv_heads, head_dim, sinks=True)
+    full = FullCache(kv_heads, head_dim)
     layers = [
         Layer(weights, full if index % 2 else WindowCache(kv_heads, head_dim, window))
         for index in range(fields.whole("num_hidden_layers"))
@@ -200,13 +200,12 @@ def _mimo_attention(fields: Fields, hidden: int, *, windowed: bool) -> Layer:
         v_head_dim=value_dim,
         bias=fields.flag("attention_bias"),
     )
-    sinks = fields.flag(f"add_{'swa' if windowed else 'full'}_attention_sink_bias")
-    if sinks:
+    if fields.flag(f"add_{'swa' if windowed else 'full'}_attention_sink_bias"):
         weights += (vector("self_attn.attention_sink_bias", heads, Split.ROWS),)
     if windowed:
         window = fields.whole("sliding_window_size", "sliding_window")
         return Layer(weights, WindowCache(kv_heads, head_dim, window, v_head_dim=value_dim))
-    return Layer(weights, FullCache(kv_heads, head_dim, v_head_dim=value_dim, sinks=sinks))
+    return Layer(weights, FullCache(kv_heads, head_dim, v_head_dim=value_dim))
 
 
 def step3p5(config: Mapping[str, Any]) -> Architecture:

@@ -151,25 +151,17 @@ def _is_class(target: str) -> bool:
 
 
 def _compressed_scheme(weights: Mapping[str, Any] | None, form: str) -> Scheme | None:
+    """Return the scheme of one of compressed-tensors' groups; `form` is the format's name."""
     if not weights:
         return None
     bits = int(weights.get("num_bits", 8))
     strategy = str(weights.get("strategy") or ("group" if weights.get("group_size") else "tensor"))
     group = _group(weights.get("group_size"))
     if str(weights.get("type", "int")) == "float":
-        if bits == 8 and (form.startswith("mxfp8") or (strategy == "group" and group == 32)):
-            return MXFP8
         if bits == 8:
-            if block := weights.get("block_structure"):
-                numbers = (
-                    [int(n) for n in re.findall(r"\d+", block)] if isinstance(block, str) else block
-                )
-                return Scheme(8, "fp8", block=(int(numbers[0]), int(numbers[1])), scale_bytes=4)
-            return FP8 if strategy == "tensor" else FP8_CHANNEL
-        if bits == 4 and (form.startswith("mxfp4") or group == 32):
-            return MXFP4
+            return _compressed_float8(weights, form, strategy, group)
         if bits == 4:
-            return NVFP4
+            return MXFP4 if form.startswith("mxfp4") or group == 32 else NVFP4
         raise _unknown_error("compressed-tensors", "num_bits", bits)
     actorder = str(weights.get("actorder") or "").lower()
     packed = form in {"pack-quantized", "marlin-24"} or bits < 8
@@ -181,6 +173,15 @@ def _compressed_scheme(weights: Mapping[str, Any] | None, form: str) -> Scheme |
         scale_bytes=2 if packed else 4,
         activation_order=actorder == "group",
     )
+
+
+def _compressed_float8(weights: Mapping[str, Any], form: str, strategy: str, group: int) -> Scheme:
+    if form.startswith("mxfp8") or (strategy == "group" and group == 32):
+        return MXFP8
+    if block := weights.get("block_structure"):
+        numbers = [int(n) for n in re.findall(r"\d+", block)] if isinstance(block, str) else block
+        return Scheme(8, "fp8", block=(int(numbers[0]), int(numbers[1])), scale_bytes=4)
+    return FP8 if strategy == "tensor" else FP8_CHANNEL
 
 
 _MODELOPT = {

@@ -11,7 +11,7 @@ from gpufleet.sizing.launch_rules.release_rules import refuse_gpu
 
 def check_bfloat16(case: LaunchCase) -> Iterator[Refused]:
     """Refuse bfloat16 on a GPU without it."""
-    if case.dtype != "bfloat16" or not case.before_bfloat16:
+    if case.dtype != "bfloat16" or not case.has_no_bfloat16:
         return
     where = (
         "vllm/platforms/cuda.py: check_if_supports_dtype"
@@ -52,7 +52,7 @@ def _refuse_dtype(case: LaunchCase, name: str, found: str, rule: str) -> Refused
     Where there is none: of the others, what ends this refusal at least.
     """
     wanted = case.choice.dtype
-    gpu_has = [one for one in _DTYPES if not (one == "bfloat16" and case.before_bfloat16)]
+    gpu_has = [one for one in _DTYPES if not (one == "bfloat16" and case.has_no_bfloat16)]
     model_has = [one for one in gpu_has if not (one == "float16" and case.refuses_float16)]
     by_method = case.method_limits.dtypes if case.method_limits else _DTYPES
     whole = [one for one in model_has if one in by_method and one != case.dtype]

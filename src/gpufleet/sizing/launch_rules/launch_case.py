@@ -92,12 +92,12 @@ class LaunchCase:
         if dtype != "auto":
             return dtype
         own = self.architecture.dtype
-        if own == "bfloat16" and self.before_bfloat16 and self.vllm >= _AUTO_FALLS_BACK:
+        if own == "bfloat16" and self.has_no_bfloat16 and self.vllm >= _AUTO_FALLS_BACK:
             return "float32" if self.refuses_float16 else "float16"
         return own
 
     @property
-    def before_bfloat16(self) -> bool:
+    def has_no_bfloat16(self) -> bool:
         """Whether the GPU is known to have no bfloat16."""
         return self.capability is not None and self.capability < BFLOAT16_CAPABILITY
 
