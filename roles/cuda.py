@@ -8,7 +8,7 @@ from gpufleet.converge.desired import Wanted
 from gpufleet.gpu_software.cuda_toolkit import Profile, toolkit_packages
 from gpufleet.gpu_software.repository import source
 from gpufleet.operations.converge import Converge
-from gpufleet.settings.node_settings import Cuda
+from gpufleet.settings.cuda_settings import Cuda
 
 
 @deploy("CUDA")

@@ -11,7 +11,7 @@ from gpufleet.gpu_software.repository import source
 from gpufleet.monitoring.dcgm import CREDENTIALS, declared_packages, services
 from gpufleet.monitoring.exporters import Access
 from gpufleet.operations.converge import Converge
-from gpufleet.settings.node_settings import Dcgm, Repository
+from gpufleet.settings.cuda_settings import Dcgm, Repository
 
 
 @deploy("DCGM")

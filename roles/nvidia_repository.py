@@ -8,7 +8,7 @@ from gpufleet.converge.desired import Absent, Directory, NoOtherFiles, Package, 
 from gpufleet.gpu_software.repository import KEYS, kept_path, key_path
 from gpufleet.operations.converge import Converge
 from gpufleet.operations.trust_repository_key import KEY_SECONDS, trust_repository_key
-from gpufleet.settings.node_settings import Repository
+from gpufleet.settings.cuda_settings import Repository
 
 # Where the node's own apt and dnf look. What earlier releases of gpufleet had put there, and the
 # source and the pin of the vendor's keyring package: apt refuses two keys for one address.

@@ -21,7 +21,7 @@ from gpufleet.operations.wait_ready import answering
 from gpufleet.planning.planner import Stage
 from gpufleet.serving import vllm_node as node
 from gpufleet.serving.unit import UnitFile
-from gpufleet.settings.node_settings import Vllm
+from gpufleet.settings.serving_settings import Vllm
 from gpufleet.upgrade.run.staged_units import next_files
 
 

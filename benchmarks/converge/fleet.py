@@ -25,7 +25,7 @@ import yaml
 from gpufleet.artifacts.release import Release, release
 from gpufleet.fleet.facts_timer import TIMER
 from gpufleet.serving.vllm_node import PACKAGES
-from gpufleet.settings.node_settings import Vllm
+from gpufleet.settings.serving_settings import Vllm
 from lab.nodes import Lab
 from lab.state import write
 

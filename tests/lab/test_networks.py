@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from gpufleet.artifacts.release import release
-from gpufleet.settings.node_settings import Vllm
+from gpufleet.settings.serving_settings import Vllm
 from lab import provisioning_sources
 from lab.nodes import Lab
 from lab.state import LabState

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from gpufleet.artifacts.release import Release, release
-from gpufleet.settings.node_settings import Vllm
+from gpufleet.settings.serving_settings import Vllm
 from lab.nodes import Lab
 from lab.state import LabState
 from tests.lab.conftest import ROOT, Fleet, Run

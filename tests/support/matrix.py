@@ -12,7 +12,7 @@ from pathlib import Path
 from gpufleet.catalog.checks import CHECKS
 from gpufleet.checks.evaluate import judge
 from gpufleet.checks.finding import Report, Severity
-from gpufleet.settings.node_settings import node_settings
+from gpufleet.settings.parse import parse_settings
 from lab import machine, nvml
 from lab.faults import FAULTS, fault, possible
 from lab.machine import Profile
@@ -25,7 +25,7 @@ TODAY = dt.date(2026, 1, 1)
 SECONDS = {"init": 6, "gpu": 6, "pairs": 6}
 
 # What a serving node declares: some faults only matter where vLLM is to be installed.
-SETTINGS = node_settings({"vllm": {"version": "0.32.0", "lock": "l", "listen": "127.0.0.1"}})
+SETTINGS = parse_settings({"vllm": {"version": "0.32.0", "lock": "l", "listen": "127.0.0.1"}})
 
 
 # What follows from a fault beside what must find it: without its driver a fabric manager fails, and

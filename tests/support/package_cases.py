@@ -18,8 +18,8 @@ from gpufleet.converge.snapshot import PackageState, Snapshot
 from gpufleet.gpu_software.driver_packages import dcgm_packages, driver_packages
 from gpufleet.gpu_software.repository import VENDOR, path, published, source
 from gpufleet.node.machine import Kernel, Machine, System
-from gpufleet.settings.gpu_settings import GpuLock, LockedDcgm
-from gpufleet.settings.node_settings import Repository
+from gpufleet.settings.cuda_settings import Repository
+from gpufleet.settings.gpu_lock import GpuLock, LockedDcgm
 from tests.support.checkout import ROOT
 
 GOLDEN = ROOT / "tests/data/golden/packages"

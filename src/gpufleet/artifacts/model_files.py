@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from shlex import quote
 
 from gpufleet.serving.unit import model_directory
-from gpufleet.settings.node_settings import Served, Vllm
+from gpufleet.settings.serving_settings import Served, Vllm
 
 TOKEN = "/etc/vllm/credentials/hf-token"  # noqa: S105  # a path
 # Where the Hub's client asks when no other endpoint is set.

@@ -7,7 +7,7 @@ from pathlib import Path
 from gpufleet.artifacts import release
 from gpufleet.artifacts.release import Release
 from gpufleet.errors import FleetError
-from gpufleet.settings.node_settings import Vllm
+from gpufleet.settings.serving_settings import Vllm
 
 
 def read(path: str) -> bytes:

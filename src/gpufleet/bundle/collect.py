@@ -14,9 +14,9 @@ from gpufleet.bundle.models import Model
 from gpufleet.bundle.requirements import Locked, Needs, Packages
 from gpufleet.errors import FleetError
 from gpufleet.gpu_software.repository import PACKAGES as VENDORS
+from gpufleet.settings.cuda_settings import Repository
 from gpufleet.settings.mirror_rewrite import KEYS, PACKAGES, PROGRAMS, WHEELS, place
 from gpufleet.settings.mirror_settings import Archive
-from gpufleet.settings.node_settings import Repository
 from gpufleet.templates import read_template
 
 README = "README.md"

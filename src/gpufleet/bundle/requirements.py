@@ -14,9 +14,10 @@ from gpufleet.bundle.wheels import Target
 from gpufleet.converge.desired import Package
 from gpufleet.errors import FleetError
 from gpufleet.node.machine import System
+from gpufleet.settings.cuda_settings import Repository
 from gpufleet.settings.mirror_settings import Archive
 from gpufleet.settings.monitoring_settings import Archive as Program
-from gpufleet.settings.node_settings import NodeSettings, Repository
+from gpufleet.settings.node_settings import NodeSettings
 
 # The C library of each system, which decides what wheels it takes ("ldd --version" there). Ubuntu
 # 26.04's is newer than what stands here, and takes what an older one takes.

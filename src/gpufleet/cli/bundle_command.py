@@ -90,7 +90,8 @@ def _nodes(inventory_file: str, files: tuple[str, ...], limit: tuple[str, ...]) 
     from gpufleet.bundle.requirements import NodeNeeds
     from gpufleet.inventory.loader import read
     from gpufleet.node.machine import from_probe
-    from gpufleet.settings.node_settings import NodeSettings, written_settings
+    from gpufleet.settings.node_settings import NodeSettings
+    from gpufleet.settings.parse import parse_written
 
     if files:
         fleet = read(inventory_file)
@@ -118,7 +119,7 @@ def _nodes(inventory_file: str, files: tuple[str, ...], limit: tuple[str, ...]) 
     for name, document in probes.items():
         values = declared[name].values
         ours = {key: value for key, value in values.items() if key in NodeSettings.model_fields}
-        settings = written_settings(ours)
+        settings = parse_written(ours)
         system, machine = from_probe(document)
         python = document.get("python")
         needed = packages(settings, system, machine)

@@ -20,7 +20,7 @@ from gpufleet.settings.variables import Origin
 
 if TYPE_CHECKING:
     from gpufleet.inventory.loader import Fleet
-    from gpufleet.settings.gpu_settings import GpuLock
+    from gpufleet.settings.gpu_lock import GpuLock
 
 CHANGED = 1
 """Exit status of `--dry` where the file would be another."""
@@ -113,7 +113,7 @@ def _there(file: Path, root: Path) -> GpuLock | None:
     """Return the lock that a file has; None: none that can be read."""
     from pydantic import ValidationError
 
-    from gpufleet.settings.gpu_settings import GpuLock
+    from gpufleet.settings.gpu_lock import GpuLock
 
     if not file.is_file():
         return None

@@ -25,7 +25,7 @@ from gpufleet.sanitize import printable
 if TYPE_CHECKING:
     from gpufleet.cli.interrupt_keys import InterruptKeys
     from gpufleet.inventory.loader import Fleet
-    from gpufleet.settings.gateway_settings import Upgrade
+    from gpufleet.settings.upgrade_settings import Upgrade
     from gpufleet.upgrade.plan.wave_plan import WavePlan
     from gpufleet.upgrade.run.connections import Nodes
     from gpufleet.upgrade.run.controller import UpgradeRequest

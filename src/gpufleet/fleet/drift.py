@@ -22,7 +22,7 @@ from gpufleet.checks.evaluate import judge
 from gpufleet.checks.finding import Finding, Severity
 from gpufleet.checks.probe_facts import Reading
 from gpufleet.gpu_software.driver_activation import agrees
-from gpufleet.settings.gpu_settings import GpuLock
+from gpufleet.settings.gpu_lock import GpuLock
 from gpufleet.settings.node_settings import NodeSettings
 
 SCHEMA = 1

@@ -13,7 +13,8 @@ from typing import Any, Protocol, TypeAlias
 
 from gpufleet.errors import FleetError
 from gpufleet.node.topology import known
-from gpufleet.settings.node_settings import NodeSettings, Served, Vllm
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.serving_settings import Served, Vllm
 from gpufleet.sizing.architectures.description import Description, ModelFiles, describe
 from gpufleet.sizing.checkpoint_reader import Hub, read
 

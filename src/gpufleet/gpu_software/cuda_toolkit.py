@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from gpufleet.converge.desired import Package
-from gpufleet.settings.node_settings import Cuda, NodeSettings
+from gpufleet.settings.cuda_settings import Cuda
+from gpufleet.settings.node_settings import NodeSettings
 
 # What kernels are compiled with at run time: headers of CUDA and of the libraries that FlashInfer
 # and torch's extensions include. nvcc brings the compiler's other parts in its own version.

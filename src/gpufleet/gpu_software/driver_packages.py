@@ -18,7 +18,7 @@ from gpufleet.errors import FleetError
 from gpufleet.gpu_software.package_names import Names, fabric_name, names
 from gpufleet.gpu_software.repository import published
 from gpufleet.node.machine import Machine, System
-from gpufleet.settings.gpu_settings import GpuLock
+from gpufleet.settings.gpu_lock import GpuLock
 
 # DCGM's package for CUDA 13 has no kernels for these (NVIDIA/DCGM, issue 254).
 _WITHOUT_CUDA_13 = frozenset({"maxwell", "pascal", "volta"})

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 from gpufleet.artifacts import release
 from gpufleet.artifacts.release import Wheels
 from gpufleet.gpu_software import lock_rules
-from gpufleet.gpu_software.lock_rules import Objection
 from gpufleet.node.machine import Machine, System
+from gpufleet.settings import gpu_lock
+from gpufleet.settings.gpu_lock import Objection
 from gpufleet.settings.node_settings import NodeSettings
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def _objections(
     lock, vllm = settings.gpu_lock, settings.vllm
     if lock is None:
         return
-    yield from (each for each in lock_rules.in_itself(lock) if not each.refused)
+    yield from (each for each in gpu_lock.lock_objections(lock) if not each.refused)
     if vllm and vllm.device == "cuda" and (needed := wheels(vllm.lock)):
         yield from lock_rules.with_release(lock, needed)
     yield from lock_rules.on_day(lock, today)

@@ -15,7 +15,7 @@ from gpufleet.errors import FleetError
 from gpufleet.formatting import join_names
 from gpufleet.gpu_software.lock_rules import OWN_PYTHON
 from gpufleet.node.topology import known
-from gpufleet.settings.gpu_settings import DRIVER, GpuLock
+from gpufleet.settings.gpu_lock import DRIVER, GpuLock
 from gpufleet.settings.node_settings import NodeSettings
 
 _TOOLKITS = (("full", "cuda-toolkit"), ("jit", "cuda-nvcc"))

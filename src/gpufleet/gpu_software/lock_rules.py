@@ -8,23 +8,18 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpufleet.catalog.driver_branches import (
     BRANCHES,
     LAST_BEFORE_TURING,
     OLDEST_DRIVER,
-    OPEN_ONLY_SINCE,
     branch,
-    flavours,
     numbers,
-    serves,
 )
 from gpufleet.gpu_software import repository
 from gpufleet.node.machine import Machine, System, generation
-from gpufleet.settings.gpu_settings import GpuLock
-from gpufleet.settings.lock_defaults import KeyPath
+from gpufleet.settings.gpu_lock import GpuLock, Objection, lock_objections
 
 if TYPE_CHECKING:  # settings, which a release is made of, asks this module
     from gpufleet.artifacts.release import Wheels
@@ -40,18 +35,6 @@ _FIRST_BRANCH = {"blackwell": 570}
 _BLACKWELL_ULTRA, _FIRST_OF_ULTRA = range(0x3180, 0x3200), 575
 
 
-@dataclass(frozen=True)
-class Objection:
-    """What is wrong with a lock: the key to change, the sentence, and whether it stops the run."""
-
-    at: KeyPath
-    what: str
-    refused: bool = True
-
-    def __str__(self) -> str:
-        return f"{'.'.join(map(str, self.at))}: {self.what}"
-
-
 def objections(
     lock: GpuLock,
     system: System,
@@ -61,7 +44,7 @@ def objections(
 ) -> tuple[Objection, ...]:
     """Return all that is known against a lock on one node; `wheels` are its release's, if any."""
     return (
-        *in_itself(lock),
+        *lock_objections(lock),
         *(with_release(lock, wheels) if wheels else ()),
         *on_day(lock, today),
         *on_system(lock, system),
@@ -78,17 +61,6 @@ def refusals(
 ) -> list[Objection]:
     """Return those of `objections` that stop a run."""
     return [each for each in objections(lock, system, machine, wheels, today) if each.refused]
-
-
-def in_itself(lock: GpuLock) -> Iterator[Objection]:
-    """Yield what is wrong with a lock whatever the node, the release of vLLM and the day."""
-    if lock.modules not in flavours(lock.branch):
-        yield Objection(
-            ("gpu_lock", "modules"),
-            f"R{lock.branch} has no {lock.modules} kernel modules (none since R{OPEN_ONLY_SINCE}): "
-            "write `open`, or stay on R580 for GPUs that the open modules do not run",
-        )
-    yield from _toolkit(lock)
 
 
 def with_release(lock: GpuLock, wheels: Wheels) -> Iterator[Objection]:
@@ -243,33 +215,6 @@ def _supported(today: dt.date) -> str:
     ends = {each.name: each.end_of_life for each in BRANCHES.values() if each.end_of_life}
     living = sorted(((end, name) for name, end in ends.items() if end >= today), reverse=True)
     return " or ".join(f"R{name} (until {end:%B %Y})" for end, name in living) or "a newer one"
-
-
-def _toolkit(lock: GpuLock) -> Iterator[Objection]:
-    """
-    A toolkit's kernels run on any driver of its CUDA major; of a newer minor, only what is compiled
-    to machine code ("minor version compatibility" in NVIDIA's CUDA compatibility guide).
-    """
-    if lock.toolkit.branch is None:
-        return
-    major, minor = (int(part) for part in lock.toolkit.branch.split("-"))
-    at = ("gpu_lock", "toolkit", "branch")
-    major_served, known = serves(lock.branch), branch(lock.branch)
-    if major_served is not None and major > major_served:
-        yield Objection(
-            at,
-            f"is {lock.toolkit.branch}, and driver R{lock.branch} runs CUDA {major_served}: what "
-            f"it compiles would not start; lock a toolkit of CUDA {major_served}, or a newer "
-            "driver",
-        )
-    elif known and (major, minor) > known.cuda:
-        yield Objection(
-            at,
-            f"is {lock.toolkit.branch}, newer than driver R{lock.branch} (CUDA "
-            f"{known.cuda[0]}.{known.cuda[1]}): kernels run as machine code, and not as PTX that "
-            "the driver would have to compile",
-            refused=False,
-        )
 
 
 def _reaches(lock: GpuLock, oldest: str) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gpufleet.catalog.driver_branches import branch
-from gpufleet.settings.gpu_settings import GpuLock
+from gpufleet.settings.gpu_lock import GpuLock
 
 # What a value means to who reads the file; above it stands why it is what it is, where known.
 _MEANING = {

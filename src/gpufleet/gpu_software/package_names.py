@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from gpufleet.errors import FleetError
 from gpufleet.node.machine import System
-from gpufleet.settings.gpu_settings import GpuLock
+from gpufleet.settings.gpu_lock import GpuLock
 
 # The first branch whose packages for Ubuntu have no branch in their names.
 UNBRANCHED_SINCE = 590

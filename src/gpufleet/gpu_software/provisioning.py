@@ -22,8 +22,9 @@ from gpufleet.gpu_software import (
     repository as vendor_repository,
 )
 from gpufleet.node.machine import Machine, System, from_probe
-from gpufleet.settings.gpu_settings import GpuLock
-from gpufleet.settings.node_settings import NodeSettings, Repository
+from gpufleet.settings.cuda_settings import Repository
+from gpufleet.settings.gpu_lock import GpuLock
+from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.variables import Origin
 
 

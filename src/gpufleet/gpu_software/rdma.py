@@ -12,7 +12,8 @@ import re
 from collections.abc import Collection, Iterator
 
 from gpufleet.converge.desired import Absent, File, Package, Wanted
-from gpufleet.settings.gpu_settings import GpuLock, Rdma
+from gpufleet.settings.gpu_lock import GpuLock
+from gpufleet.settings.gpu_settings import Rdma
 
 MODULES_AT_BOOT = "/etc/modules-load.d/gpufleet-rdma.conf"
 ORDER = "/etc/modprobe.d/gpufleet-rdma.conf"

@@ -16,7 +16,7 @@ from gpufleet.errors import FleetError
 from gpufleet.node.machine import Architecture, System
 
 if TYPE_CHECKING:  # settings know locks, which know systems
-    from gpufleet.settings.node_settings import Repository
+    from gpufleet.settings.cuda_settings import Repository
 
 VENDOR = "https://developer.download.nvidia.com/compute/cuda/repos"
 

@@ -15,7 +15,7 @@ import yaml
 
 from gpufleet.errors import FleetError
 from gpufleet.formatting import suggestion
-from gpufleet.settings.gpu_settings import GpuLock
+from gpufleet.settings.gpu_lock import GpuLock
 
 _DATA = Path(__file__).with_name("data") / "version_sets.yml"
 

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from gpufleet.importer.server import Launch, Note
+from gpufleet.versions import RELEASE
 
 Inside: TypeAlias = Callable[[str], Launch | None]
 """Reads the command line that a shell in the container gets."""
 
-_IMAGE = re.compile(r"vllm[^:@]*(?::v?(\d+\.\d+\.\d+(?:\.?\w+)*))?(?:@.*)?$")
+_IMAGE = re.compile(rf"vllm[^:@]*(?::v?({RELEASE.pattern}))?(?:@.*)?$")
 _ENTRIES = (
     ("vllm", "serve"),
     ("serve",),

@@ -11,7 +11,7 @@ from gpufleet.monitoring.dcgm_counters import counters
 from gpufleet.monitoring.exporters import WEB_CONFIG, Access, Metrics
 from gpufleet.node.machine import Machine, System, generation
 from gpufleet.serving.unit import drop_in
-from gpufleet.settings.node_settings import Dcgm
+from gpufleet.settings.cuda_settings import Dcgm
 
 ENGINE = "nvidia-dcgm.service"
 

@@ -29,8 +29,9 @@ from gpufleet.planning.multinode import launch as ranks
 from gpufleet.planning.multinode.rank_ports import PORTS
 from gpufleet.planning.stage import Running, Stage
 from gpufleet.serving import watchdog_unit
-from gpufleet.settings.litellm_settings import LOOPBACK
-from gpufleet.settings.node_settings import Firewall, NodeSettings
+from gpufleet.settings.base import LOOPBACK
+from gpufleet.settings.firewall_settings import Firewall
+from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.templates import render_template
 
 SERVICE = "gpufleet-firewall.service"

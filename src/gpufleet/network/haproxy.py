@@ -25,7 +25,7 @@ from gpufleet.monitoring.exporters import named
 from gpufleet.monitoring.prometheus import Watched
 from gpufleet.serving.servers import Server
 from gpufleet.settings.gateway_settings import Client, Gateway
-from gpufleet.settings.node_settings import Served
+from gpufleet.settings.serving_settings import Served
 from gpufleet.templates import render_template
 
 UNIT = "gpufleet-gateway.service"

@@ -25,8 +25,9 @@ from gpufleet.formatting import suggestion
 from gpufleet.monitoring import prometheus
 from gpufleet.monitoring.prometheus import MARK, Watched
 from gpufleet.network.haproxy import KEEP_ALIVE_SECONDS
+from gpufleet.settings.base import LOOPBACK
 from gpufleet.settings.gateway_settings import Gateway
-from gpufleet.settings.litellm_settings import LOOPBACK, Litellm, Parameters
+from gpufleet.settings.litellm_settings import Litellm, Parameters
 
 UNIT = "gpufleet-litellm.service"
 ACCOUNT = "litellm"

@@ -41,7 +41,7 @@ from gpufleet.progress import Amount, Pace
 from gpufleet.remote import payload
 from gpufleet.remote.query import ask
 from gpufleet.sanitize import printable
-from gpufleet.settings.node_settings import Distribution
+from gpufleet.settings.serving_settings import Distribution
 
 T = TypeVar("T")
 

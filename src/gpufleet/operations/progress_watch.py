@@ -36,7 +36,7 @@ from gpufleet.progress import FIRST_SECONDS, OFTEN_SECONDS, Amount, Pace, arrive
 from gpufleet.remote import payload
 from gpufleet.remote.query import ask
 from gpufleet.sanitize import printable
-from gpufleet.settings.node_settings import Vllm
+from gpufleet.settings.serving_settings import Vllm
 
 # A look reads some files; on_node/transfer/folder_size.py and
 # on_node/packages/transaction_progress.py end themselves after it,

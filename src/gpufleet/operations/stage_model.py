@@ -14,7 +14,7 @@ from gpufleet.artifacts.operator_files import release_of
 from gpufleet.operations import progress_watch
 from gpufleet.operations.converge import Converge
 from gpufleet.operations.distribute import Goods, copy, is_copied
-from gpufleet.settings.node_settings import Vllm
+from gpufleet.settings.serving_settings import Vllm
 
 
 def have_model(ground: Converge, wanted: Checkpoint, vllm: Vllm, goods: Goods | None) -> None:

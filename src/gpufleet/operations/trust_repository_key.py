@@ -12,7 +12,7 @@ from gpufleet.gpu_software.repository import fingerprint, kept_path, key_path
 from gpufleet.operations.converge import Converge, announce
 from gpufleet.remote import payload
 from gpufleet.remote.facts import PYTHON
-from gpufleet.settings.node_settings import Repository
+from gpufleet.settings.cuda_settings import Repository
 
 # on_node/converge/repository_key.py ends itself after 120 s.
 KEY_SECONDS = 180

@@ -28,7 +28,7 @@ from gpufleet.errors import FleetError, NotKnownError
 from gpufleet.flags.normalize import human_readable
 from gpufleet.planning.flag_layers import context
 from gpufleet.planning.parallelism import Division, Kind, held, room, spread
-from gpufleet.settings.node_settings import Served
+from gpufleet.settings.serving_settings import Served
 from gpufleet.sizing.options import AUTO_LENGTH, Options, Sizing
 from gpufleet.versions import numbers
 

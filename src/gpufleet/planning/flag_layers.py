@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from gpufleet.catalog import presets
 from gpufleet.errors import FleetError
 from gpufleet.node.topology import Node
-from gpufleet.settings.node_settings import Argument, NodeSettings, Served
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.serving_settings import Argument, Served
 from gpufleet.versions import numbers
 
 if TYPE_CHECKING:

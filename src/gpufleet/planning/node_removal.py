@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from gpufleet.formatting import join_names
 from gpufleet.planning.stage import Running
-from gpufleet.settings.node_settings import Served
+from gpufleet.settings.serving_settings import Served
 
 # What divides a replica: the setting, and the flag that its unit says it by. A flag that a unit
 # does not have is 1.

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from gpufleet.settings.node_settings import Served
+from gpufleet.settings.serving_settings import Served
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,8 @@ from gpufleet.planning.parallelism import Kind
 from gpufleet.planning.ports import assigned
 from gpufleet.planning.replica_allocation import Demand, in_order, left_out, place
 from gpufleet.planning.stage import Move, Running, Stage
-from gpufleet.settings.node_settings import NodeSettings, Served
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.serving_settings import Served
 from gpufleet.sizing.fit import size
 from gpufleet.sizing.options import Options, Sizing
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from gpufleet.errors import FleetError
 from gpufleet.planning import candidates
 from gpufleet.planning.candidates import Considered, Sizer
-from gpufleet.settings.node_settings import Served
+from gpufleet.settings.serving_settings import Served
 from gpufleet.sizing.architectures.description import Description
 from gpufleet.sizing.architectures.quantization import online_quantization
 from gpufleet.versions import numbers

@@ -22,7 +22,7 @@ from gpufleet.planning.parallelism import Division, Kind
 from gpufleet.planning.ports import Endpoint
 from gpufleet.planning.stage import Balancing, Move, Running, Stage
 from gpufleet.planning.too_large import Oversize
-from gpufleet.settings.node_settings import Served
+from gpufleet.settings.serving_settings import Served
 
 if TYPE_CHECKING:
     from gpufleet.sizing.architectures.description import Description

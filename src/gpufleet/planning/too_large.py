@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from gpufleet.formatting import count_of, join_names
 from gpufleet.planning.candidates import Considered, Sizer, consider
 from gpufleet.planning.parallelism import Division
-from gpufleet.settings.node_settings import Served
+from gpufleet.settings.serving_settings import Served
 
 if TYPE_CHECKING:
     from gpufleet.sizing.architectures.description import Description

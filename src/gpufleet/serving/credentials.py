@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from gpufleet.planning.multinode.launch import RAY_TOKEN, ray_token
 from gpufleet.planning.stage import Stage
-from gpufleet.settings.node_settings import Served, Vllm
+from gpufleet.settings.serving_settings import Served, Vllm
 
 CREDENTIALS = "/etc/vllm/credentials"
 API_KEY = "api-key"

@@ -28,8 +28,10 @@ from gpufleet.planning.multinode.launch import filled
 from gpufleet.planning.planner import Stage
 from gpufleet.remote import payload
 from gpufleet.serving import unit, unit_environment
-from gpufleet.settings.node_settings import NodeSettings, Served, Vllm
-from gpufleet.settings.variables import KeyPath, Origin
+from gpufleet.settings.base import KeyPath
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.serving_settings import Served, Vllm
+from gpufleet.settings.variables import Origin
 
 Origins: TypeAlias = Mapping[str, Origin]
 """Where each top-level key of one node was set."""

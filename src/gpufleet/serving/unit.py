@@ -29,8 +29,8 @@ from gpufleet.remote import payload
 from gpufleet.serving.credentials import API_KEY
 from gpufleet.serving.quoting import UNQUOTABLE, is_unquotable, systemd_quote
 from gpufleet.serving.unit_environment import environment, offline_variables, rank
-from gpufleet.settings.node_settings import Argument, Served, Vllm
-from gpufleet.settings.variables import KeyPath
+from gpufleet.settings.base import KeyPath
+from gpufleet.settings.serving_settings import Argument, Served, Vllm
 from gpufleet.templates import TEMPLATES, load_template, read_template
 
 RANK = "/usr/local/libexec/gpufleet/vllm-rank"

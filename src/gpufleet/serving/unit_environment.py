@@ -9,7 +9,7 @@ from gpufleet.errors import FleetError
 from gpufleet.planning.multinode import launch
 from gpufleet.planning.stage import Stage
 from gpufleet.serving.quoting import UNQUOTABLE, is_unquotable
-from gpufleet.settings.node_settings import Served, Vllm
+from gpufleet.settings.serving_settings import Served, Vllm
 from gpufleet.versions import numbers
 
 # systemd.exec(5): other names are logged as invalid and ignored.

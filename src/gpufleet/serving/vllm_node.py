@@ -35,7 +35,8 @@ from gpufleet.serving.credentials import (
 from gpufleet.serving.flag_check import Started
 from gpufleet.serving.readiness import Endpoint
 from gpufleet.serving.unit import UnitFile
-from gpufleet.settings.node_settings import NodeSettings, Vllm
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.serving_settings import Vllm
 from gpufleet.templates import read_template
 
 UNITS = "vllm-*.service"

@@ -14,7 +14,7 @@ from gpufleet.planning.planner import Stage
 from gpufleet.remote import payload
 from gpufleet.serving import unit
 from gpufleet.serving.unit import UnitFile
-from gpufleet.settings.node_settings import Served
+from gpufleet.settings.serving_settings import Served
 from gpufleet.versions import numbers
 
 SERVICE = "gpufleet-watchdog.service"

@@ -8,117 +8,23 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt
 
-# An upstream version of NVIDIA's driver, or the branch that is its first number.
-DRIVER = r"^\d{3}(\.\d+(\.\d+)?)?$"
-# A package's version: as deb-control(5) has it, or rpm's VERSION-RELEASE.
-VERSION = r"^[0-9A-Za-z][0-9A-Za-z.+:~^-]*$"
+from gpufleet.settings.base import Setting
+from gpufleet.settings.gpu_lock import VERSION
+
 # What modprobe.d(5) takes apart at blanks, a line for all of a module's options.
 ModuleOption = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
 ModuleValue = Annotated[str, Field(pattern=r"^\S+$")]
 
 
-class _Setting(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Toolkit(_Setting):
-    """Compilers for kernels that are made at run time; vLLM's wheels carry the CUDA runtime."""
-
-    profile: Annotated[
-        Literal["none", "jit", "full"],
-        Field(description="none; jit: compiler and headers; full: all of the toolkit"),
-    ] = "none"
-    branch: Annotated[
-        str | None, Field(pattern=r"^\d+-\d+$", description="as in cuda-toolkit-<13-0>")
-    ] = None
-    version: Annotated[
-        str | None,
-        Field(
-            pattern=VERSION,
-            description="exact version of cuda-toolkit-<branch> (full) or cuda-nvcc-<branch> (jit)",
-        ),
-    ] = None
-
-    @model_validator(mode="after")
-    def _whole(self) -> Toolkit:
-        if self.profile != "none" and not (self.branch and self.version):
-            raise ValueError(f"profile {self.profile} needs `branch` and `version`")
-        if self.profile == "none" and (self.branch or self.version):
-            raise ValueError("profile none installs nothing: remove `branch` and `version`")
-        return self
-
-
-class LockedDcgm(_Setting):
-    """DCGM and its exporter."""
-
-    version: Annotated[
-        str, Field(pattern=VERSION, description="of every datacenter-gpu-manager-4 package")
-    ]
-    exporter: Annotated[
-        str | None, Field(pattern=VERSION, description="of the exporter; null: none")
-    ] = None
-
-
-class LockedVllm(_Setting):
-    """The release that serves. `vllm.version` and `vllm.python` may say the same, nothing else."""
-
-    version: Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+(\.?\w+)*$")]
-    python: Annotated[str, Field(pattern=r"^3\.\d+$", description="Python of the node, as in 3.12")]
-
-
-class GpuLock(_Setting):
-    """
-    The versions that belong together on a group's nodes.
-
-    Fabric manager, NSCQ, IMEX and persistence daemon are the driver's version and have no key.
-    """
-
-    driver: Annotated[
-        str,
-        Field(
-            pattern=DRIVER,
-            description="exact version, as 580.95.05, or a branch, as 580: then any version of it "
-            "that is installed is kept, and a new node gets the newest",
-        ),
-    ]
-    modules: Annotated[
-        Literal["open", "proprietary"], Field(description="flavour of the kernel modules")
-    ] = "open"
-    kernel: Annotated[
-        Literal["follow", "held"],
-        Field(description="held: kernel packages stay as they are until this says otherwise"),
-    ] = "follow"
-    nvlsm: Annotated[
-        str | None,
-        Field(pattern=VERSION, description="exact; for nodes with NVLink 5 switches"),
-    ] = None
-    toolkit: Toolkit = Toolkit()
-    dcgm: LockedDcgm | None = None
-    persistence: Annotated[
-        bool, Field(description="whether the persistence daemon keeps GPUs initialised")
-    ] = True
-    vllm: LockedVllm | None = None
-
-    @property
-    def branch(self) -> str:
-        """The driver's branch, as in "580"."""
-        return self.driver.partition(".")[0]
-
-    @property
-    def exact(self) -> str | None:
-        """The driver's exact version; None where the lock names a branch."""
-        return self.driver if "." in self.driver else None
-
-
-class HugePages(_Setting):
+class HugePages(Setting):
     """Huge pages of 2 MiB that are set aside."""
 
     count: PositiveInt
 
 
-class Rdma(_Setting):
+class Rdma(Setting):
     """GPUs and network adapters that reach each other's memory."""
 
     way: Annotated[
@@ -127,7 +33,7 @@ class Rdma(_Setting):
     ] = "dma_buf"
 
 
-class ContainerToolkit(_Setting):
+class ContainerToolkit(Setting):
     """NVIDIA's container toolkit, for nodes that also run containers with GPUs."""
 
     version: Annotated[str, Field(pattern=VERSION)]
@@ -139,7 +45,7 @@ class ContainerToolkit(_Setting):
     ]
 
 
-class Gpu(_Setting):
+class Gpu(Setting):
     """How the driver is brought into force, and what else is set on a GPU node."""
 
     reboot: Annotated[

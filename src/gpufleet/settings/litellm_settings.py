@@ -11,8 +11,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     IPvAnyNetwork,
     PositiveInt,
@@ -22,8 +20,8 @@ from pydantic import (
     model_validator,
 )
 
-from gpufleet.settings.gateway_settings import ClientName, GatewayTls
-from gpufleet.settings.monitoring_settings import Port, Sha256
+from gpufleet.settings.base import Port, PythonVersion, Setting
+from gpufleet.settings.gateway_settings import ClientKey, GatewayTls, access_mistakes
 
 # What clients ask for, as `served_name` of `serving` may be.
 PublicName = Annotated[str, Field(pattern=r"^[\w.:/-]+$")]
@@ -32,18 +30,12 @@ PublicName = Annotated[str, Field(pattern=r"^[\w.:/-]+$")]
 # 1.107.0 is listed as compromised. A lock's hashes would bring exactly these.
 COMPROMISED = ("1.82.7", "1.82.8", "1.107.0")
 
-LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
-
-
-class _Setting(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
 
 # A number in YAML; "0.2" in quotes and `true` are mistakes, which a server would meet much later.
 Number = Annotated[float, Field(strict=True)]
 
 
-class Parameters(_Setting):
+class Parameters(Setting):
     """What a request gets that does not say it itself; null: what the model's server does."""
 
     temperature: Annotated[Number | None, Field(ge=0, le=2)] = None
@@ -68,7 +60,7 @@ class Parameters(_Setting):
         return self.model_dump(mode="json", exclude_none=True)
 
 
-class PublicModel(_Setting):
+class PublicModel(Setting):
     """A name that clients ask for, where it is more than an entry's own."""
 
     entries: Annotated[
@@ -83,23 +75,18 @@ class PublicModel(_Setting):
     ] = ()
 
 
-class LitellmClient(_Setting):
+class LitellmClient(ClientKey):
     """Somebody who may ask LiteLLM."""
 
-    name: ClientName
-    key_sha256: Annotated[
-        Sha256,
-        Field(description="Of the key, as `printf %s KEY | sha256sum`: the key is nowhere here"),
-    ]
     models: Annotated[
         tuple[PublicName, ...], Field(description="Names it may ask for; empty: all")
     ] = ()
 
 
-class Litellm(_Setting):
+class Litellm(Setting):
     """The LiteLLM proxy in front of a gateway."""
 
-    version: Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+(\.?\w+)*$")]
+    version: PythonVersion
     lock: Annotated[
         str, Field(description="Requirements with hashes; from the project's root, or absolute")
     ]
@@ -175,11 +162,15 @@ class Litellm(_Setting):
 
     @model_validator(mode="after")
     def _holds_together(self) -> Litellm:
-        if mistakes := [*self._of_the_release(), *self._of_clients(), *self._of_names()]:
+        if mistakes := [
+            *self._release_mistakes(),
+            *self._client_mistakes(),
+            *self._name_mistakes(),
+        ]:
             raise ValueError("; ".join(mistakes))
         return self
 
-    def _of_the_release(self) -> Iterator[str]:
+    def _release_mistakes(self) -> Iterator[str]:
         if self.version in COMPROMISED:
             yield f"`version` {self.version} was compromised on PyPI: take another one"
         if self.no_index and not self.find_links:
@@ -187,28 +178,18 @@ class Litellm(_Setting):
         if self.no_index and self.index_url:
             yield "`no_index` and `index_url` exclude each other: remove one"
 
-    def _of_clients(self) -> Iterator[str]:
-        if not self.clients and not self.allow_unauthenticated:
-            yield (
-                "nobody may ask: name `clients`, or set `allow_unauthenticated: true` for everybody"
-            )
-        if self.clients and self.allow_unauthenticated:
-            yield "`clients` and `allow_unauthenticated` exclude each other: remove one"
-        if self.tls is None and self.listen not in LOOPBACK and not self.allow_plain_http:
-            yield (
-                f"keys and prompts would travel readable to {self.listen}: set `tls`, or `listen: "
-                "127.0.0.1`, or `allow_plain_http: true`"
-            )
-        names = [each.name for each in self.clients]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            yield f"`clients` names {', '.join(twice)} twice"
-        hashes = [each.key_sha256 for each in self.clients]
-        if len(set(hashes)) < len(hashes):
-            yield "two of `clients` have the same key: give each its own"
+    def _client_mistakes(self) -> Iterator[str]:
+        yield from access_mistakes(
+            self.clients,
+            self.listen,
+            encrypted=self.tls is not None,
+            allow_unauthenticated=self.allow_unauthenticated,
+            allow_plain_http=self.allow_plain_http,
+        )
         if self.upstream_ca_file and not (self.upstream_url or "").startswith("https://"):
             yield "`upstream_ca_file` is for an `upstream_url` with https: set it, or remove this"
 
-    def _of_names(self) -> Iterator[str]:
+    def _name_mistakes(self) -> Iterator[str]:
         for alias, name in self.aliases.items():
             if alias in self.models:
                 yield f"`aliases` and `models` both have {alias}: remove one"

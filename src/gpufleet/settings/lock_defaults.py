@@ -13,12 +13,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from gpufleet.catalog.driver_branches import serves
-from gpufleet.settings.gpu_settings import GpuLock
-
-KeyPath: TypeAlias = tuple[str | int, ...]
+from gpufleet.settings.base import KeyPath
+from gpufleet.settings.gpu_lock import GpuLock
 
 _CUDA = {"toolkit": "branch", "version": "version"}
 

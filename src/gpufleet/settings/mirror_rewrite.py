@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from gpufleet.settings.litellm_settings import Litellm
     from gpufleet.settings.mirror_settings import Mirror
     from gpufleet.settings.monitoring_settings import Alertmanager, NodeExporter, Prometheus
-    from gpufleet.settings.node_settings import NodeSettings, Vllm
+    from gpufleet.settings.node_settings import NodeSettings
+    from gpufleet.settings.serving_settings import Vllm
 
 PACKAGES = "apt"
 PROGRAMS = "programs"

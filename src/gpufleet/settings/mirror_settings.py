@@ -7,18 +7,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from gpufleet.settings.base import Setting
 
 Address = Annotated[
     str, Field(pattern=r"^https?://[^\s/@]+(/\S*[^/\s])?$", description="Without final slash")
 ]
 
 
-class _Setting(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Archive(_Setting):
+class Archive(Setting):
     """A distribution's apt archive, from which `gpufleet bundle` takes packages for the nodes."""
 
     url: Address
@@ -46,7 +44,7 @@ class Archive(_Setting):
         return self
 
 
-class Mirror(_Setting):
+class Mirror(Setting):
     """
     Where nodes download instead of from the addresses that other settings name.
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     IPvAnyAddress,
     PositiveFloat,
@@ -18,23 +16,17 @@ from pydantic import (
     model_validator,
 )
 
-Port = Annotated[int, Field(ge=1, le=65535)]
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Url = Annotated[str, Field(pattern=r"^https?://\S+[^/\s]$", description="Without final slash")]
+from gpufleet.settings.base import Port, Setting, Sha256, Url
 
 
-class _Setting(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Archive(_Setting):
+class Archive(Setting):
     """A program of the publisher's own, as a .tar.gz, in place of the distribution's package."""
 
     url: Url
     sha256: Sha256
 
 
-class Tls(_Setting):
+class Tls(Setting):
     """A certificate that exporters show; `{node}` in a file's name stands for the node's name."""
 
     certificate_file: Annotated[str, Field(description="PEM, on this machine")]
@@ -44,7 +36,7 @@ class Tls(_Setting):
     ] = None
 
 
-class BasicAuth(_Setting):
+class BasicAuth(Setting):
     """Who may read exporters' metrics."""
 
     username: Annotated[str, Field(pattern=r"^[\w.-]+$")] = "prometheus"
@@ -53,7 +45,7 @@ class BasicAuth(_Setting):
     ]
 
 
-class Exporters(_Setting):
+class Exporters(Setting):
     """How the exporters of a node are reached."""
 
     tls: Annotated[Tls | None, Field(description="null: plain HTTP")] = None
@@ -68,7 +60,7 @@ class Exporters(_Setting):
 Collector = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 
 
-class NodeExporter(_Setting):
+class NodeExporter(Setting):
     """Prometheus node exporter: the distribution's package, or the publisher's own binary."""
 
     port: Port = 9100
@@ -88,7 +80,7 @@ class NodeExporter(_Setting):
         return self
 
 
-class Objectives(_Setting):
+class Objectives(Setting):
     """What a model's clients were promised; without a value its alert is not made."""
 
     ttft_p99_seconds: Annotated[
@@ -102,7 +94,7 @@ class Objectives(_Setting):
     ] = 0.01
 
 
-class Watchdog(_Setting):
+class Watchdog(Setting):
     """What is done about a server whose requests run and whose tokens do not move."""
 
     mode: Annotated[
@@ -123,7 +115,7 @@ class Watchdog(_Setting):
     ] = 60
 
 
-class Receiver(_Setting):
+class Receiver(Setting):
     """Where Alertmanager sends what it has: one of its own receivers, secrets in files."""
 
     webhook_url_file: Annotated[str | None, Field(description="File with the URL")] = None
@@ -149,7 +141,7 @@ class Receiver(_Setting):
         return self
 
 
-class Mail(_Setting):
+class Mail(Setting):
     """The mail server of receivers with `email_to`."""
 
     smarthost: Annotated[str, Field(pattern=r"^[\w.-]+:\d+$", description="host:port")]
@@ -158,7 +150,7 @@ class Mail(_Setting):
     password_file: str | None = None
 
 
-class Prometheus(_Setting):
+class Prometheus(Setting):
     """The Prometheus of a monitoring node."""
 
     archive: Annotated[Archive | None, Field(description="null: the package prometheus")] = None
@@ -168,7 +160,7 @@ class Prometheus(_Setting):
     retention_days: PositiveInt = 30
 
 
-class Alertmanager(_Setting):
+class Alertmanager(Setting):
     """The Alertmanager of a monitoring node."""
 
     archive: Annotated[
@@ -199,7 +191,7 @@ class Alertmanager(_Setting):
         return self
 
 
-class Grafana(_Setting):
+class Grafana(Setting):
     """A Grafana that is on the node already, or comes from a repository that you name."""
 
     package: Annotated[str | None, Field(description="e.g. grafana; null: it is there")] = None
@@ -209,7 +201,7 @@ class Grafana(_Setting):
     unit: str = "grafana-server.service"
 
 
-class AlertChange(_Setting):
+class AlertChange(Setting):
     """One of our alerts as you want it."""
 
     enabled: bool = True
@@ -219,7 +211,7 @@ class AlertChange(_Setting):
     ] = None
 
 
-class Monitoring(_Setting):
+class Monitoring(Setting):
     """A node that watches the fleet; `gpu_node: false` where it has no GPUs."""
 
     prometheus: Prometheus | None = Prometheus()

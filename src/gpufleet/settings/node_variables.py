@@ -18,8 +18,10 @@ from pydantic import BaseModel
 from gpufleet.errors import FleetError
 from gpufleet.formatting import suggestion
 from gpufleet.settings import lock_defaults
-from gpufleet.settings.node_settings import Mistake, NodeSettings, node_settings
-from gpufleet.settings.variables import KeyPath, Origin, Variables
+from gpufleet.settings.base import KeyPath
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.parse import SettingsError, parse_settings
+from gpufleet.settings.variables import Origin, Variables
 
 # No command may wait for ever. This is a ceiling for the commands that name no deadline of their
 # own, above the longest of them: installing a CUDA toolkit, some gigabytes, over a slow line.
@@ -146,9 +148,9 @@ def check(
         ours = {key: layers[key][0] for key in NodeSettings.model_fields if key in layers}
         try:
             if (written := repr(ours)) not in settings:
-                settings[written] = node_settings(ours)
+                settings[written] = parse_settings(ours)
             nodes[name] = NodeVars(name, groups[name], settings[written], layers)
-        except Mistake as mistake:
+        except SettingsError as mistake:
             for at, what in mistake.mistakes:
                 dotted = ".".join(map(str, at))
                 sentence = f"{dotted}: {what}{_hint(at, what)}" if at else what

@@ -19,8 +19,7 @@ from typing import Any, TypeAlias
 import yaml
 
 from gpufleet.errors import FleetError
-
-KeyPath: TypeAlias = tuple[str | int, ...]
+from gpufleet.settings.base import KeyPath
 
 _SUFFIXES = (".yml", ".yaml")
 
@@ -35,7 +34,7 @@ _MERGE_TAG = "tag:yaml.org,2002:merge"
 class _Loader(yaml.SafeLoader):
     """YAML without its dates: `until: 2026-12-31` is that text, and who needs a date parses it."""
 
-    yaml_implicit_resolvers = {  # noqa: RUF012  # PyYAML's types call it an instance's
+    yaml_implicit_resolvers = {  # PyYAML's types call it an instance's
         first: [(tag, form) for tag, form in known if tag != "tag:yaml.org,2002:timestamp"]
         for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }

@@ -8,7 +8,7 @@ import pytest
 
 from gpufleet.artifacts.release import build_script, cuda_of, pinned, release, wheels
 from gpufleet.errors import FleetError
-from gpufleet.settings.node_settings import Vllm
+from gpufleet.settings.serving_settings import Vllm
 from tests.support.checkout import ROOT
 
 LOCK = b"vllm==0.32.0 \\\n    --hash=sha256:" + b"0" * 64 + b"\n"

@@ -15,7 +15,7 @@ from uv import find_uv_bin
 from gpufleet.bundle import serve
 from gpufleet.errors import FleetError
 from gpufleet.settings.mirror_rewrite import place
-from gpufleet.settings.node_settings import node_settings
+from gpufleet.settings.parse import parse_settings
 from lab import fake_hub, package_mirror
 from tests.unit.bundle.conftest import DRIVER, KERNEL, MODEL, Fleet, alone, needs_apt, running
 
@@ -124,7 +124,7 @@ def test_a_program_s_archive_lies_where_nodes_look_for_it(fleet: Fleet, tmp_path
             fleet.make("--only", "programs", into=tmp_path / "out")
         finally:
             fleet.write()
-    wanted = node_settings({**fleet.written, "node_exporter": {"archive": archive}})
+    wanted = parse_settings({**fleet.written, "node_exporter": {"archive": archive}})
 
     assert wanted.node_exporter.archive
     place_of_it = wanted.node_exporter.archive.url.removeprefix("http://mirror.lan:8080/")
@@ -148,7 +148,7 @@ def test_indexes_are_the_publisher_s_own(fleet: Fleet):
 
 
 def mirror_settings(fleet: Fleet, url: str):
-    return node_settings({**fleet.written, "mirror": {"url": url}})
+    return parse_settings({**fleet.written, "mirror": {"url": url}})
 
 
 def apt(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -17,7 +17,7 @@ from gpufleet.flags.explain import explain
 from gpufleet.planning import flag_layers
 from gpufleet.planning.flag_layers import YOURS, LayeredFlag
 from gpufleet.planning.planner import Stage
-from gpufleet.settings.node_settings import OLDEST_VLLM, Served
+from gpufleet.settings.serving_settings import OLDEST_VLLM, Served
 from gpufleet.versions import numbers
 
 SUPPORTED = [one for one in schema.versions() if schema.sort_key(one) >= OLDEST_VLLM]

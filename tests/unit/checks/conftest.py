@@ -13,7 +13,7 @@ import pytest
 from gpufleet.checks.evaluate import judge
 from gpufleet.checks.finding import Finding, Report, Severity
 from gpufleet.checks.probe_facts import Needs
-from gpufleet.settings.node_settings import node_settings
+from gpufleet.settings.parse import parse_settings
 from tests.support.checkout import ROOT
 
 NODES = ROOT / "tests/data/nodes"
@@ -106,7 +106,7 @@ def judged() -> Callable[..., Judged]:
         return Judged(
             judge(
                 documents,
-                {NODE: node_settings(settings or {})},
+                {NODE: parse_settings(settings or {})},
                 today,
                 {NODE: needs or Needs()},
             )

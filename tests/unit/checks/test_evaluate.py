@@ -12,7 +12,7 @@ from gpufleet.checks import evaluate
 from gpufleet.checks.evaluate import judge
 from gpufleet.checks.finding import Severity
 from gpufleet.node.probe_document import flaw
-from gpufleet.settings.node_settings import Mistake, node_settings
+from gpufleet.settings.parse import SettingsError, parse_settings
 from tests.support.checkout import ROOT
 
 from .conftest import PROFILES, TODAY
@@ -129,7 +129,7 @@ ACCEPT = {"check": "persistence", "node": "gpu-01", "until": "2026-01-31", "reas
 def test_an_acceptance_covers_what_it_names_until_its_day_ends(document, change, accepted):
     found = document("t4x1")
     found["gpus"][0]["persistence_mode"] = 0
-    settings = node_settings({"checks": {"accept": [ACCEPT | change]}})
+    settings = parse_settings({"checks": {"accept": [ACCEPT | change]}})
 
     report = judge({"gpu-01": found}, {"gpu-01": settings}, TODAY)
 
@@ -140,14 +140,14 @@ def test_an_acceptance_covers_what_it_names_until_its_day_ends(document, change,
 
 
 def test_an_acceptance_of_no_check_is_refused_with_the_nearest_name():
-    with pytest.raises(Mistake, match=r"no check 'persistance'; did you mean 'persistence'"):
-        node_settings({"checks": {"accept": [ACCEPT | {"check": "persistance"}]}})
+    with pytest.raises(SettingsError, match=r"no check 'persistance'; did you mean 'persistence'"):
+        parse_settings({"checks": {"accept": [ACCEPT | {"check": "persistance"}]}})
 
 
 def test_an_acceptance_needs_a_day():
     """One without an end would hide the finding for ever."""
-    with pytest.raises(Mistake, match="until"):
-        node_settings({"checks": {"accept": [{"check": "mig", "node": "gpu-01"}]}})
+    with pytest.raises(SettingsError, match="until"):
+        parse_settings({"checks": {"accept": [{"check": "mig", "node": "gpu-01"}]}})
 
 
 def test_siblings_are_those_that_are_named(document):
@@ -210,7 +210,7 @@ def test_an_accepted_cause_takes_with_it_what_could_not_be_asked(document):
     for section in ("nvlink", "numa", "fabric"):
         found[section][2] = {"missing": "lost", "code": 15}
     accept = {"check": "gpu-answers", "node": "gpu-01", "gpu": 2, "until": "2026-01-31"}
-    settings = node_settings({"checks": {"accept": [accept]}})
+    settings = parse_settings({"checks": {"accept": [accept]}})
 
     report = judge({"gpu-01": found}, {"gpu-01": settings}, TODAY)
 

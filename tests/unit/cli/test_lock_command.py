@@ -22,7 +22,8 @@ from gpufleet.gpu_software.lock_from_nodes import locks
 from gpufleet.gpu_software.lock_text import text
 from gpufleet.gpu_software.version_sets import release_sets
 from gpufleet.inventory import loader
-from gpufleet.settings.gpu_settings import GpuLock
+from gpufleet.settings import gpu_lock
+from gpufleet.settings.gpu_lock import GpuLock
 from gpufleet.settings.node_settings import NodeSettings
 from tests.support.checkout import ROOT
 
@@ -198,7 +199,7 @@ def test_a_set_fits_together_and_what_we_ship(name: str) -> None:
 
     assert found.exact
     assert found.branch in BRANCHES
-    assert not tuple(lock_rules.in_itself(found))
+    assert not tuple(gpu_lock.lock_objections(found))
     assert not tuple(lock_rules.with_release(found, release.wheels(ours, "locks/vllm-0.32.0.txt")))
     assert set(release_sets()[name].why) <= set(GpuLock.model_fields)
 

@@ -16,7 +16,8 @@ from gpufleet.converge.diff import difference
 from gpufleet.converge.snapshot import FileState, PackageState, Snapshot, UnitState
 from gpufleet.fleet import drift
 from gpufleet.fleet.drift import Drift, Matters, Moved, NodeDrift, Stand, Unread, of_probes
-from gpufleet.settings.node_settings import NodeSettings, node_settings
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.parse import parse_settings
 from tests.support.checkout import ROOT
 
 RECORDED = sorted((ROOT / "tests/data/nodes").glob("*.json"))
@@ -36,7 +37,7 @@ def recorded(profile: str = "h100x8") -> Document:
 
 
 def locked(driver: str) -> NodeSettings:
-    return node_settings({"gpu_lock": {"driver": driver}})
+    return parse_settings({"gpu_lock": {"driver": driver}})
 
 
 def told(document: Document | str, settings: NodeSettings | None = None) -> NodeDrift:
@@ -199,7 +200,7 @@ def test_a_fact_that_could_not_be_read_is_unknown(at: tuple[str, str], check: st
 
 def test_what_an_operator_accepts_is_no_drift() -> None:
     known = {"check": "reboot-kernel", "node": "*", "until": "2026-02-01", "reason": "Sunday"}
-    accepted = node_settings({"checks": {"accept": [known]}})
+    accepted = parse_settings({"checks": {"accept": [known]}})
     document = recorded()
     kernel_without_module(document)
     assert told(document, accepted) == NodeDrift()

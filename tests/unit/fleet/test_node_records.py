@@ -16,7 +16,7 @@ from gpufleet.fleet import node_records
 from gpufleet.fleet.drift import Matters, Moved, NodeDrift, Unread
 from gpufleet.monitoring.metrics import gpufleet_metrics
 from gpufleet.remote import payload
-from gpufleet.settings.node_settings import node_settings
+from gpufleet.settings.parse import parse_settings
 from tests.support.checkout import ROOT
 from tests.unit.monitoring.programs import program
 
@@ -131,7 +131,7 @@ def test_a_check_is_as_old_as_its_probe():
 
 
 def told(on_bus=None, **data):
-    return json.loads(node_records.declaration(node_settings(data), gpus=on_bus, release=None))
+    return json.loads(node_records.declaration(parse_settings(data), gpus=on_bus, release=None))
 
 
 def test_the_declared_number_of_gpus_is_expected_else_what_is_on_the_bus():

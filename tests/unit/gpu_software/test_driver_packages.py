@@ -14,7 +14,7 @@ from gpufleet.gpu_software.driver_packages import dcgm_packages, driver_packages
 from gpufleet.node.machine import Kernel, Machine, System
 from gpufleet.on_node.packages import installed as installed_packages
 from gpufleet.on_node.packages import outcome
-from gpufleet.settings.gpu_settings import GpuLock, LockedDcgm
+from gpufleet.settings.gpu_lock import GpuLock, LockedDcgm
 from tests.support.package_cases import (
     ALMA,
     B200,

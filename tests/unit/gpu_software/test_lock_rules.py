@@ -12,9 +12,10 @@ from gpufleet.artifacts.release import Wheels
 from gpufleet.catalog.driver_branches import BRANCHES, OLDEST_DRIVER, flavours, numbers, serves
 from gpufleet.gpu_software import lock_check, lock_rules
 from gpufleet.node.machine import Machine, System
-from gpufleet.settings import node_variables
-from gpufleet.settings.gpu_settings import GpuLock
-from gpufleet.settings.node_settings import Mistake, NodeSettings, node_settings
+from gpufleet.settings import gpu_lock, node_variables
+from gpufleet.settings.gpu_lock import GpuLock
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.parse import SettingsError, parse_settings
 from gpufleet.settings.variables import Origin, Variables
 
 REPOSITORY = {"url": "http://mirror/repos", "keyring_sha256": "a" * 64}
@@ -23,12 +24,12 @@ VLLM = {"lock": "a.txt", "listen": "127.0.0.1"}
 
 
 def settings(**variables: Any) -> NodeSettings:
-    return node_settings(variables)
+    return parse_settings(variables)
 
 
 def mistakes(**variables: Any) -> dict[str, str]:
-    with pytest.raises(Mistake) as found:
-        node_settings(variables)
+    with pytest.raises(SettingsError) as found:
+        parse_settings(variables)
     return {".".join(map(str, at)): what for at, what in found.value.mistakes}
 
 
@@ -267,7 +268,7 @@ def test_a_toolkit_of_a_newer_major_than_the_drivers_is_refused(
     driver: str, branch: str, outcome: str
 ) -> None:
     toolkit = {"profile": "jit", "branch": branch, "version": "1-1"}
-    found = tuple(lock_rules.in_itself(lock(driver, toolkit=toolkit)))
+    found = tuple(gpu_lock.lock_objections(lock(driver, toolkit=toolkit)))
 
     assert [each.refused for each in found] == {"fine": [], "warned": [False], "refused": [True]}[
         outcome

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from gpufleet.gpu_software.provisioning import provisioning
-from gpufleet.settings.node_settings import NodeSettings, node_settings
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.parse import parse_settings
 from tests.conftest import NODES
 
 LOCK = {"driver": "580.95.05"}
@@ -26,7 +27,7 @@ class Declared:
 def declared(**written) -> Declared:
     """Return a node's settings, with a repository unless they say otherwise."""
     cuda = {"repository": REPOSITORY, "toolkit": None}
-    return Declared(node_settings({"cuda": cuda, **written}))
+    return Declared(parse_settings({"cuda": cuda, **written}))
 
 
 def answer(**changed) -> dict[str, Any]:

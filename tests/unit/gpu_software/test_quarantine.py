@@ -12,7 +12,7 @@ from gpufleet.converge.desired import File
 from gpufleet.gpu_software import quarantine
 from gpufleet.gpu_software.driver_activation import Broken, InForce
 from gpufleet.on_node.gpu_software import driver_reload
-from gpufleet.settings.node_settings import node_settings
+from gpufleet.settings.parse import parse_settings
 from tests.support.checkout import ROOT
 
 NODE = "gpu-01"
@@ -30,7 +30,7 @@ def report(document):
 
 
 def problems(document, standing=STANDS, **checks):
-    settings = node_settings({"checks": checks})
+    settings = parse_settings({"checks": checks})
     return quarantine.problems(report(document), NODE, settings, standing)
 
 
@@ -45,7 +45,7 @@ def test_a_node_whose_driver_is_not_in_force_does_not_whatever_else_is_well(docu
 
 def test_a_node_that_does_not_answer_does_not_serve():
     said = quarantine.problems(
-        report("no answer within 60 s"), NODE, node_settings({}), None
+        report("no answer within 60 s"), NODE, parse_settings({}), None
     )  # fmt: skip
     assert "no answer within 60 s" in said[0]
 
@@ -57,7 +57,7 @@ def test_one_unfit_gpu_is_for_the_operator_to_accept(document):
 
 
 def test_a_fabric_on_its_way_is_waited_for_and_nothing_else_is(document):
-    settings = node_settings({})
+    settings = parse_settings({})
     for fabric in document["fabric"]:
         fabric["state"] = 2  # in progress
     assert problems(document)

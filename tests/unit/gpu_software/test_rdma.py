@@ -6,7 +6,8 @@ import pytest
 
 from gpufleet.converge.desired import Absent, File, Package
 from gpufleet.gpu_software import rdma
-from gpufleet.settings.gpu_settings import GpuLock, Rdma
+from gpufleet.settings.gpu_lock import GpuLock
+from gpufleet.settings.gpu_settings import Rdma
 
 OPEN = GpuLock(driver="580.95.05")
 PROPRIETARY = GpuLock(driver="580.95.05", modules="proprietary")

@@ -19,8 +19,8 @@ from gpufleet.gpu_software.repository import (
     source,
 )
 from gpufleet.node.machine import System
-from gpufleet.settings.gpu_settings import GpuLock
-from gpufleet.settings.node_settings import Repository
+from gpufleet.settings.cuda_settings import Repository
+from gpufleet.settings.gpu_lock import GpuLock
 from tests.support.checkout import ROOT
 
 SYSTEMS = {

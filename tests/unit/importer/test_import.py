@@ -25,7 +25,8 @@ from gpufleet.flags.schema import Flag
 from gpufleet.importer import shell
 from gpufleet.importer.convert import Imported, convert
 from gpufleet.importer.detect import read
-from gpufleet.settings.node_settings import NodeSettings, node_settings
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.parse import parse_settings
 
 NEWEST = schema.load("0.33.0")
 KEY = "sk-abcdefghijklmnop"
@@ -148,7 +149,7 @@ def accepted(found: Mapping[str, Any]) -> NodeSettings:
                for key, value in model.items()}
         for name, model in found["serving"].items()
     }  # fmt: skip
-    return node_settings({"vllm": vllm, "serving": serving})
+    return parse_settings({"vllm": vllm, "serving": serving})
 
 
 # -- the round trip --------------------------------------------------------------------------------

@@ -18,8 +18,8 @@ from gpufleet.monitoring.exporters import Access
 from gpufleet.monitoring.metrics import dcgm_metrics
 from gpufleet.monitoring.metrics.metric import Job
 from gpufleet.node.machine import Machine, System
+from gpufleet.settings.cuda_settings import Dcgm
 from gpufleet.settings.monitoring_settings import NodeExporter
-from gpufleet.settings.node_settings import Dcgm
 from tests.support.checkout import ROOT
 
 GOLDEN = ROOT / "tests/data/golden/exporters"

@@ -22,7 +22,7 @@ from gpufleet.errors import FleetError
 from gpufleet.monitoring import exporters
 from gpufleet.monitoring.exporters import Access
 from gpufleet.settings.monitoring_settings import Exporters
-from gpufleet.settings.node_settings import Mistake, node_settings
+from gpufleet.settings.parse import SettingsError, parse_settings
 
 NOW = dt.datetime(2026, 11, 22, 12, tzinfo=dt.UTC)
 ADDRESS = "192.0.2.21"
@@ -369,8 +369,8 @@ def test_a_password_without_tls_is_remarked_on(tmp_path: Path):
 
 
 def test_two_programs_of_ours_never_share_a_port():
-    with pytest.raises(Mistake) as caught:
-        node_settings({"node_exporter": {"port": 9090}, "monitoring": {}})
+    with pytest.raises(SettingsError) as caught:
+        parse_settings({"node_exporter": {"port": 9090}, "monitoring": {}})
 
     assert "`node_exporter.port` and `monitoring.prometheus.port` are both 9090" in str(
         caught.value
@@ -379,5 +379,5 @@ def test_two_programs_of_ours_never_share_a_port():
 
 @pytest.mark.parametrize("name", ["", "a b", "--web.listen-address", "cpu=1", "CPU"])
 def test_only_a_collector_s_name_becomes_a_flag(name: str):
-    with pytest.raises(Mistake):
-        node_settings({"node_exporter": {"collectors": [name]}})
+    with pytest.raises(SettingsError):
+        parse_settings({"node_exporter": {"collectors": [name]}})

@@ -15,7 +15,8 @@ from gpufleet.monitoring.metrics.metric import Job
 from gpufleet.planning.stage import Running, Stage
 from gpufleet.serving import servers
 from gpufleet.settings.monitoring_settings import Monitoring
-from gpufleet.settings.node_settings import NodeSettings, node_settings
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.parse import parse_settings
 from tests.unit.monitoring.programs import program
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -42,7 +43,7 @@ class Node:
 
 
 def node(name: str, address: str, **settings: Any) -> Node:
-    return Node(name, address, node_settings(settings))
+    return Node(name, address, parse_settings(settings))
 
 
 def fleet(*nodes: Node) -> dict[str, Node]:

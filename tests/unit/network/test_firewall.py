@@ -14,7 +14,9 @@ from gpufleet.node.cluster_network import Network
 from gpufleet.on_node.common import stages as on_node
 from gpufleet.planning.stage import Running
 from gpufleet.serving import unit as units
-from gpufleet.settings.node_settings import Distribution, Mistake, NodeSettings, node_settings
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.parse import SettingsError, parse_settings
+from gpufleet.settings.serving_settings import Distribution
 from gpufleet.templates import TEMPLATES
 from tests.unit.serving.test_rank_units import HEAD, KEYS, SERVED, VLLM, WORKER
 
@@ -23,7 +25,7 @@ PEERS = 'iifname "eth1" ip daddr 10.1.0.1 ip saddr { 10.1.0.2 }'
 
 def settings(**wanted) -> NodeSettings:
     return NodeSettings(vllm=VLLM, serving={"llama": SERVED}).model_copy(
-        update={"firewall": node_settings({"firewall": wanted}).firewall}
+        update={"firewall": parse_settings({"firewall": wanted}).firewall}
     )
 
 
@@ -147,7 +149,7 @@ def test_drop_lets_a_gateways_clients_in_unless_they_are_named():
 
     def said(wanted, **more) -> list[str]:
         gateway = {"allow_unauthenticated": True, "allow_plain_http": True, **more}
-        known = node_settings({"gateway": gateway})
+        known = parse_settings({"gateway": gateway})
         return lines(firewall.rules([HEAD], wanted.model_copy(update={"gateway": known.gateway})))
 
     assert "tcp dport { 8443 } accept" in said(data)
@@ -243,7 +245,7 @@ def test_a_name_that_nft_would_take_for_something_else_is_refused(name):
     ],
 )
 def test_a_mistake_in_ports_is_named(ports, said):
-    with pytest.raises(Mistake, match=said):
+    with pytest.raises(SettingsError, match=said):
         settings(open=[{"ports": ports}])
 
 

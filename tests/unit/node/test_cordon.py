@@ -12,7 +12,7 @@ from gpufleet.on_node.common import linux_facts
 from gpufleet.on_node.probe import cordon_mark
 from gpufleet.planning.planner import plan
 from gpufleet.planning.stage import Running
-from gpufleet.settings.node_settings import node_settings
+from gpufleet.settings.parse import parse_settings
 from tests.support.checkout import ROOT
 
 NODES = ROOT / "tests/data/nodes"
@@ -27,7 +27,7 @@ def node(name, **document):
 def settings(replicas, *names):
     wanted = {"tiny": {"model": "/srv/tiny", "tensor_parallel": 4, "replicas": replicas}}
     vllm = {"version": "0.32.0", "lock": "locks/none.txt", "listen": "127.0.0.1"}
-    return {name: node_settings({"serving": wanted, "vllm": vllm}) for name in names}
+    return {name: parse_settings({"serving": wanted, "vllm": vllm}) for name in names}
 
 
 def running(found, replica, gpus, port):

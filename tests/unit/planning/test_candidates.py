@@ -12,7 +12,7 @@ import yaml
 from gpufleet.errors import NotKnownError
 from gpufleet.planning.candidates import Verdict, consider, options, remedies
 from gpufleet.planning.parallelism import Division, Kind
-from gpufleet.settings.node_settings import Served
+from gpufleet.settings.serving_settings import Served
 from gpufleet.sizing.fit import size
 from gpufleet.sizing.options import Sizing
 from tests.support.models import described

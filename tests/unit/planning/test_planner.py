@@ -16,7 +16,8 @@ from gpufleet.errors import FleetError
 from gpufleet.node.topology import Gpu, Node
 from gpufleet.planning.explanation import Action, difference
 from gpufleet.planning.planner import Running, plan
-from gpufleet.settings.node_settings import NodeSettings, Served
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.serving_settings import Served
 
 VLLM = {"version": "0.32.0", "lock": "locks/vllm.txt", "api_key_file": "secrets/api-key"}
 

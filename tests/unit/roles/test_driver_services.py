@@ -10,7 +10,7 @@ from gpufleet.converge.desired import File, Unit, UnitGone, Wanted
 from gpufleet.gpu_software.provisioning import Bare
 from gpufleet.node.machine import Machine, System
 from gpufleet.operations import join_imex_domain
-from gpufleet.settings.node_settings import node_settings
+from gpufleet.settings.parse import parse_settings
 from roles import fabric_manager, persistenced
 
 PCIE = Machine(gpus=(0x2330,))
@@ -19,7 +19,7 @@ B200 = Machine(gpus=(0x2901,), nvswitch=True, nvlink5=True)
 
 
 def node(machine: Machine = PCIE, system: str = "debian", **lock) -> Bare:
-    settings = node_settings({"gpu_lock": {"driver": "580.95.05", **lock}})
+    settings = parse_settings({"gpu_lock": {"driver": "580.95.05", **lock}})
     return Bare("gpu-01", System(system, "12", "x86_64"), machine, settings, {})
 
 

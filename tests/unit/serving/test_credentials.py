@@ -14,7 +14,7 @@ from gpufleet.serving.credentials import (
     secret_files,
     unit_hashes,
 )
-from gpufleet.settings.node_settings import Vllm
+from gpufleet.settings.serving_settings import Vllm
 from tests.unit.serving.test_rank_units import HEAD, SERVED, WORKER
 
 CONTENTS = {API_KEY: b"key\n", CLUSTER_KEY: b"cluster\n", HF_TOKEN: b"token\n"}

@@ -18,7 +18,8 @@ from gpufleet.flags import schema
 from gpufleet.planning.planner import Stage
 from gpufleet.serving import flag_check
 from gpufleet.serving import unit as units
-from gpufleet.settings.node_settings import OLDEST_VLLM, NodeSettings, Served, Vllm
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.serving_settings import OLDEST_VLLM, Served, Vllm
 from gpufleet.settings.variables import Origin
 
 STAGE = Stage(

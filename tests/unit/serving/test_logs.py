@@ -11,7 +11,7 @@ from gpufleet.on_node.common import linux_facts, unit_journal
 from gpufleet.planning.planner import Stage
 from gpufleet.serving import unit as units
 from gpufleet.serving.logs import Journals, shown, since
-from gpufleet.settings.node_settings import Served, Vllm
+from gpufleet.settings.serving_settings import Served, Vllm
 
 KEY = "f3a9c1d2e4b5a697"
 STAGE = Stage("llama", 0, "gpu-01", (0,), ("GPU-5f1c",), 8000, 1)

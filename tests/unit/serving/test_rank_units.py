@@ -13,7 +13,7 @@ from gpufleet.planning.stage import Group
 from gpufleet.serving import flag_check
 from gpufleet.serving import unit as units
 from gpufleet.serving.credentials import unit_credentials
-from gpufleet.settings.node_settings import Served, Vllm
+from gpufleet.settings.serving_settings import Served, Vllm
 
 NETWORKS = (
     ("gpu-01", Network(interface="eth1", address="10.1.0.1", hcas=("mlx5_0:1",))),

@@ -24,7 +24,8 @@ from gpufleet.planning.planner import Stage
 from gpufleet.serving import unit as units
 from gpufleet.serving.rank_status import Health
 from gpufleet.serving.status import status
-from gpufleet.settings.node_settings import NodeSettings, Served, Vllm
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.serving_settings import Served, Vllm
 
 KEY = "f3a9c1d2e4b5a697"
 UNIT = "vllm-llama-0.service"

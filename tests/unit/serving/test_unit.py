@@ -18,7 +18,7 @@ from gpufleet.errors import FleetError
 from gpufleet.planning.planner import Stage
 from gpufleet.serving import unit as units
 from gpufleet.serving import unit_environment
-from gpufleet.settings.node_settings import Served, Vllm
+from gpufleet.settings.serving_settings import Served, Vllm
 from gpufleet.templates import TEMPLATES
 from tests.support.checkout import ROOT
 

@@ -17,7 +17,7 @@ from gpufleet.planning.planner import Stage
 from gpufleet.remote import payload
 from gpufleet.serving import unit as units
 from gpufleet.serving import watchdog_unit
-from gpufleet.settings.node_settings import Served
+from gpufleet.settings.serving_settings import Served
 from tests.unit.serving.test_rank_units import HEAD, KEYS, SERVED, VLLM, WORKER
 
 ALONE = replace(HEAD, nodes=(), group=None, pipeline_parallel=1)

@@ -8,7 +8,8 @@ import pytest
 
 from gpufleet.errors import FleetError
 from gpufleet.settings import node_variables, variables
-from gpufleet.settings.node_settings import Mistake, NodeSettings, node_settings, written_settings
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.parse import SettingsError, parse_settings, parse_written
 
 VENDOR = "https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64"
 BASE = "http://mirror.lan:8080/gpu"
@@ -42,14 +43,14 @@ def addresses(settings: NodeSettings) -> dict[str, Any]:
 
 
 def mistakes(**more: Any) -> dict[str, str]:
-    with pytest.raises(Mistake) as caught:
-        node_settings(written(**more))
+    with pytest.raises(SettingsError) as caught:
+        parse_settings(written(**more))
     return {".".join(map(str, at)): what for at, what in caught.value.mistakes}
 
 
 def test_a_bundle_s_address_is_enough():
     """Every kind of download moves to where a bundle has it, by one setting."""
-    settings = node_settings(written(mirror={"url": BASE}, offline=True))
+    settings = parse_settings(written(mirror={"url": BASE}, offline=True))
 
     assert addresses(settings) == {
         "vendor": f"{BASE}/apt/developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64",
@@ -60,7 +61,7 @@ def test_a_bundle_s_address_is_enough():
 
 
 def test_without_a_mirror_nothing_moves():
-    assert node_settings(written()) == written_settings(written())
+    assert parse_settings(written()) == parse_written(written())
 
 
 def test_a_mirror_that_is_there_already_wins():
@@ -71,7 +72,7 @@ def test_a_mirror_that_is_there_already_wins():
         "models": "https://store.lan/hf",
     }
 
-    settings = node_settings(written(mirror={"url": BASE, **own}))
+    settings = parse_settings(written(mirror={"url": BASE, **own}))
 
     found = addresses(settings)
     assert found["vendor"] == own["vendor"]
@@ -85,7 +86,7 @@ def test_an_address_on_the_mirror_stays():
     here = f"{BASE}/nvidia/debian12"
     cuda = {"repository": {"url": here, "keyring_sha256": "0" * 64}, "toolkit": None}
 
-    settings = node_settings(written(cuda=cuda, mirror={"url": BASE}, offline=True))
+    settings = parse_settings(written(cuda=cuda, mirror={"url": BASE}, offline=True))
 
     assert addresses(settings)["vendor"] == here
 
@@ -95,14 +96,14 @@ def test_folders_of_the_node_stay():
     links = ["/srv/wheels", "https://wheels.example/cpu/"]
     vllm = {**written()["vllm"], "find_links": links}
 
-    settings = node_settings(written(vllm=vllm, mirror={"url": BASE}, offline=True))
+    settings = parse_settings(written(vllm=vllm, mirror={"url": BASE}, offline=True))
 
     assert addresses(settings)["wheels"][0] == ("/srv/wheels", f"{BASE}/wheels/index.html")
 
 
 def test_what_was_written_can_still_be_had():
     """A bundle is filled from there."""
-    assert written_settings(written(mirror={"url": BASE})).cuda == node_settings(written()).cuda
+    assert parse_written(written(mirror={"url": BASE})).cuda == parse_settings(written()).cuda
 
 
 def test_offline_names_every_address_that_is_not_the_mirror_s():
@@ -133,7 +134,7 @@ def test_offline_reads_flags_too(flags: dict[str, Any], refused: bool):
     if refused:
         assert [at for at in mistakes(**more) if at.startswith("serving.tiny.flags")]
     else:
-        node_settings(written(**more))
+        parse_settings(written(**more))
 
 
 def test_a_neighbour_of_the_mirror_is_not_the_mirror():
@@ -144,7 +145,7 @@ def test_a_neighbour_of_the_mirror_is_not_the_mirror():
     }
     mirror = {"vendor": BASE, "wheels": f"{BASE}/wheels", "models": f"{BASE}/hub"}
 
-    settings = node_settings(written(cuda=cuda, gpu={}, mirror=mirror))
+    settings = parse_settings(written(cuda=cuda, gpu={}, mirror=mirror))
     assert addresses_of_vendor(settings) == BASE
 
     found = mistakes(

@@ -21,7 +21,8 @@ from gpufleet.node.cluster_network import Network
 from gpufleet.node.topology import Node
 from gpufleet.planning.multinode.launch import OF_THE_NODE
 from gpufleet.planning.stage import Stage
-from gpufleet.settings.node_settings import NodeSettings, Served
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.serving_settings import Served
 from gpufleet.versions import numbers
 
 DEFAULT_ALL2ALL = "allgather_reducescatter"

@@ -23,7 +23,8 @@ from gpufleet.fleet.model_configs import Described
 from gpufleet.formatting import count_of, join_names, ranges, suggestion
 from gpufleet.planning.flag_layers import LayeredFlag
 from gpufleet.planning.stage import Stage
-from gpufleet.settings.node_settings import Argument, NodeSettings, Served, Vllm
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.serving_settings import Argument, Served, Vllm
 from gpufleet.sizing.architectures.components import FullCache, LatentCache, StateCache
 from gpufleet.sizing.architectures.description import Description
 from gpufleet.versions import numbers

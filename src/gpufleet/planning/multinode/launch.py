@@ -35,7 +35,7 @@ from gpufleet.flags.arguments import words
 from gpufleet.node.cluster_network import Network
 from gpufleet.planning.planner import Stage
 from gpufleet.planning.stage import Balancing
-from gpufleet.settings.node_settings import Argument, Served
+from gpufleet.settings.serving_settings import Argument, Served
 
 Version: TypeAlias = tuple[int, ...]
 

@@ -15,7 +15,7 @@ from gpufleet.errors import FleetError
 from gpufleet.planning.multinode.launch import NIXL_PORT, endpoints, hands_over
 from gpufleet.planning.planner import Stage
 from gpufleet.planning.stage import Running
-from gpufleet.settings.node_settings import Served
+from gpufleet.settings.serving_settings import Served
 
 PORTS = 16
 """Ports of a replica over several nodes: its program's own, then those of incarnations

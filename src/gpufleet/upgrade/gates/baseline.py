@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, PlainSerializer
 
 from gpufleet.checks.finding import Report, Severity
 from gpufleet.remote import payload
-from gpufleet.settings.gateway_settings import Golden
+from gpufleet.settings.upgrade_settings import Golden
 from gpufleet.upgrade.json_value import JsonValue
 
 TTFT, ITL = "ttft", "itl"

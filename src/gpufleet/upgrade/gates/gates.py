@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import combinations, takewhile
 
 from gpufleet.formatting import count_of
-from gpufleet.settings.gateway_settings import Gates
+from gpufleet.settings.upgrade_settings import Gates
 from gpufleet.upgrade.gates.baseline import (
     ITL,
     LATENCIES,

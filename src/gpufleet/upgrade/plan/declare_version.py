@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from gpufleet.errors import FleetError
 from gpufleet.formatting import join_names
 from gpufleet.gpu_software.lock_file import SUFFIX, write
-from gpufleet.settings.node_settings import Vllm
+from gpufleet.settings.serving_settings import Vllm
 from gpufleet.settings.variables import Origin
 from gpufleet.upgrade.json_value import JsonValue
 from gpufleet.versions import RELEASE

@@ -13,8 +13,8 @@ from pydantic import BaseModel
 
 from gpufleet.errors import FleetError
 from gpufleet.formatting import node_ranges
-from gpufleet.settings.gateway_settings import Upgrade
 from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.upgrade_settings import Upgrade
 from gpufleet.settings.variables import Origin
 
 KEY = "upgrade"

@@ -11,7 +11,7 @@ from typing import Any
 
 from gpufleet.errors import FleetError
 from gpufleet.formatting import format_duration
-from gpufleet.settings.gateway_settings import Upgrade
+from gpufleet.settings.upgrade_settings import Upgrade
 from gpufleet.upgrade.plan import capacity
 from gpufleet.upgrade.plan.capacity import Left
 from gpufleet.upgrade.plan.change_groups import without_cordoned

@@ -20,7 +20,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpufleet.settings.gateway_settings import Upgrade
+from gpufleet.settings.upgrade_settings import Upgrade
 from gpufleet.upgrade.plan.change_groups import natural
 from gpufleet.upgrade.plan.replica_load import ReplicaLoad
 from gpufleet.upgrade.plan.required_replicas import Need, after, needed, serving, taken

@@ -21,8 +21,8 @@ from gpufleet.fleet.assessment import Assessment
 from gpufleet.inventory.loader import Fleet
 from gpufleet.monitoring.rules import files
 from gpufleet.serving import unit as units
-from gpufleet.settings.gateway_settings import Golden, Upgrade
-from gpufleet.settings.node_settings import Served
+from gpufleet.settings.serving_settings import Served
+from gpufleet.settings.upgrade_settings import Golden, Upgrade
 from gpufleet.upgrade.gates import baseline, gates
 from gpufleet.upgrade.gates.baseline import Alerts, Findings, Traffic
 from gpufleet.upgrade.gates.gates import Verdict

@@ -20,7 +20,7 @@ from gpufleet.formatting import join_names
 from gpufleet.inventory.loader import Fleet
 from gpufleet.node.topology import node_from_probe
 from gpufleet.planning.planner import FleetPlan
-from gpufleet.settings.gateway_settings import Upgrade
+from gpufleet.settings.upgrade_settings import Upgrade
 from gpufleet.upgrade.plan import spare_replica
 from gpufleet.upgrade.plan.declare_version import Edit, write_down
 from gpufleet.upgrade.plan.wave import Group, Wave

@@ -17,7 +17,8 @@ from gpufleet.network.haproxy import Backend, Target
 from gpufleet.serving import unit
 from gpufleet.serving.servers import Server
 from gpufleet.settings.gateway_settings import Gateway, VirtualAddress
-from gpufleet.settings.node_settings import NodeSettings, node_settings
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.parse import parse_settings
 from tests.unit.network.gateway.running import haproxy
 
 MODEL = {"model": "org/tiny", "revision": "0" * 40}
@@ -35,7 +36,7 @@ class Node:
 
 
 def fleet(*nodes: tuple[str, str, dict[str, Any]]) -> dict[str, Node]:
-    return {name: Node(name, address, node_settings(data)) for name, address, data in nodes}
+    return {name: Node(name, address, parse_settings(data)) for name, address, data in nodes}
 
 
 def served(**vllm: Any) -> dict[str, Any]:

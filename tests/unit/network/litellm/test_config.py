@@ -20,7 +20,7 @@ from gpufleet.node.machine import System
 from gpufleet.remote import payload
 from gpufleet.serving.unit import UnitFile
 from gpufleet.settings.litellm_settings import COMPROMISED, Litellm
-from gpufleet.settings.node_settings import Mistake, node_settings
+from gpufleet.settings.parse import SettingsError, parse_settings
 from tests.support.checkout import ROOT
 from tests.unit.network.gateway.test_config import OPEN, Node, fleet
 
@@ -53,8 +53,8 @@ def said_of(nodes: Mapping[str, Node]) -> list[str]:
 
 
 def mistakes(**wanted: Any) -> str:
-    with pytest.raises(Mistake) as refused:
-        node_settings({"litellm": {**BASE, **wanted}})
+    with pytest.raises(SettingsError) as refused:
+        parse_settings({"litellm": {**BASE, **wanted}})
     return str(refused.value)
 
 
@@ -253,18 +253,18 @@ def test_its_wheels_come_from_the_mirror_and_go_into_a_bundle() -> None:
     """As vLLM's do: by one address, and never from PyPI where a node is offline."""
     mirror = {"mirror": {"url": "http://mirror.lan:8081"}, "offline": True}
     written = {"gpu_node": False, "litellm": BASE}
-    found = node_settings({**written, **mirror}).litellm
+    found = parse_settings({**written, **mirror}).litellm
     assert found
     assert (found.find_links, found.no_index) == (
         ("http://mirror.lan:8081/wheels/index.html",),
         True,
     )
     alone = {"mirror": {"models": "http://mirror.lan:8081/hub"}, "offline": True}
-    with pytest.raises(Mistake, match="litellm: takes wheels from PyPI"):
-        node_settings({**written, **alone})
+    with pytest.raises(SettingsError, match="litellm: takes wheels from PyPI"):
+        parse_settings({**written, **alone})
 
     node = NodeNeeds(
-        "gw-01", node_settings(written), System("debian", "12", "x86_64"), "3.11.2", ()
+        "gw-01", parse_settings(written), System("debian", "12", "x86_64"), "3.11.2", ()
     )
     locks = needs([node], "https://index.example.net/simple", kinds=("wheels",)).locks
     assert [each.path for each in locks] == [str(LOCK), "locks/uv.txt"]
@@ -273,7 +273,7 @@ def test_its_wheels_come_from_the_mirror_and_go_into_a_bundle() -> None:
 def test_a_firewall_lets_its_clients_in_where_it_listens_for_others() -> None:
     def opened(**wanted: Any) -> bool:
         told = {"litellm": {**BASE, **wanted}, "firewall": {"policy": "drop"}}
-        return bool(re.search(r"\b4000\b", firewall.rules([], node_settings(told))))
+        return bool(re.search(r"\b4000\b", firewall.rules([], parse_settings(told))))
 
     assert not opened()
     assert opened(listen="192.0.2.9", allow_plain_http=True)

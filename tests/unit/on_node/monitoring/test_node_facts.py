@@ -22,7 +22,7 @@ from gpufleet.monitoring.metrics import gpufleet_metrics
 from gpufleet.planning.planner import Stage
 from gpufleet.remote import payload
 from gpufleet.serving import unit as units
-from gpufleet.settings.node_settings import Served, Vllm
+from gpufleet.settings.serving_settings import Served, Vllm
 from lab import machine, nvml
 from lab.faults import fault
 from tests.unit.monitoring.programs import program

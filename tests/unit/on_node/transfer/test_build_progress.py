@@ -12,7 +12,7 @@ import pytest
 from gpufleet.artifacts.release import VLLM, build_script, release
 from gpufleet.on_node.transfer.build_progress import look
 from gpufleet.remote import payload
-from gpufleet.settings.node_settings import Vllm
+from gpufleet.settings.serving_settings import Vllm
 
 # uv 0.13.9 into a file, with a cache that had none of them.
 SAID = """\

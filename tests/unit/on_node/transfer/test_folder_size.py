@@ -15,7 +15,7 @@ import pytest
 
 from gpufleet.artifacts import model_files
 from gpufleet.remote import payload
-from gpufleet.settings.node_settings import Vllm
+from gpufleet.settings.serving_settings import Vllm
 
 MIB = 1 << 20
 

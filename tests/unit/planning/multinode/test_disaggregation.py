@@ -13,7 +13,8 @@ from gpufleet.planning.flag_layers import LayeredFlag
 from gpufleet.planning.multinode.disaggregation import Pairs, declared, divided, engine_id
 from gpufleet.planning.stage import Stage
 from gpufleet.serving import unit, unit_environment
-from gpufleet.settings.node_settings import NodeSettings, Served
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.serving_settings import Served
 from tests.support.models import described
 from tests.support.planned import machine, planned
 from tests.unit.node.test_cluster_network import nic

@@ -25,7 +25,8 @@ from gpufleet.planning.stage import Stage
 from gpufleet.serving import unit as units
 from gpufleet.serving import unit_environment
 from gpufleet.serving.vllm_node import endpoints
-from gpufleet.settings.node_settings import OLDEST_VLLM, NodeSettings, Vllm
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.serving_settings import OLDEST_VLLM, Vllm
 from tests.support.checkout import ROOT
 from tests.support.planned import machine, planned
 

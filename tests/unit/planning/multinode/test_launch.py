@@ -21,7 +21,7 @@ from gpufleet.on_node.rank import rank as program
 from gpufleet.planning.multinode.launch import arrange, command, endpoints, filled, transfer
 from gpufleet.planning.planner import Stage
 from gpufleet.serving import unit
-from gpufleet.settings.node_settings import OLDEST_VLLM, PLANNED_ARGUMENTS, Served, Vllm
+from gpufleet.settings.serving_settings import OLDEST_VLLM, PLANNED_ARGUMENTS, Served, Vllm
 
 SUPPORTED = [one for one in schema.versions() if schema.sort_key(one) >= OLDEST_VLLM]
 NEWEST = SUPPORTED[-1]

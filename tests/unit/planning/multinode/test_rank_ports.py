@@ -10,7 +10,7 @@ from gpufleet.errors import FleetError
 from gpufleet.planning.multinode.rank_ports import PORTS, Ports, assigned, found
 from gpufleet.planning.planner import Stage
 from gpufleet.planning.stage import Running
-from gpufleet.settings.node_settings import Served
+from gpufleet.settings.serving_settings import Served
 
 NIXL = {"kv-transfer-config": {"kv_connector": "NixlConnector", "kv_role": "kv_both"}}
 

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from gpufleet.checks.finding import Finding, GpuId, Severity
 from gpufleet.checks.finding import Report as CheckReport
 from gpufleet.monitoring.rules import files
-from gpufleet.settings.gateway_settings import Gates
 from gpufleet.settings.monitoring_settings import AlertChange
+from gpufleet.settings.upgrade_settings import Gates
 from gpufleet.upgrade.gates import baseline, gates
 from gpufleet.upgrade.gates.baseline import (
     ITL,

@@ -16,8 +16,8 @@ from gpufleet.on_node.common import linux_facts
 from gpufleet.on_node.serving import replica_answers
 from gpufleet.planning.planner import Stage
 from gpufleet.serving import unit as units
-from gpufleet.settings.gateway_settings import Golden
-from gpufleet.settings.node_settings import Served, Vllm
+from gpufleet.settings.serving_settings import Served, Vllm
+from gpufleet.settings.upgrade_settings import Golden
 from gpufleet.upgrade.gates import baseline
 from gpufleet.upgrade.gates.baseline import Answer, Counters, Observation, Question
 from tests.support.checkout import ROOT

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpufleet.errors import FleetError
-from gpufleet.settings.gateway_settings import Upgrade
+from gpufleet.settings.upgrade_settings import Upgrade
 from gpufleet.upgrade.plan.capacity import left, needed, recheck, refusals
 from gpufleet.upgrade.plan.wave import Group, Wave
 from gpufleet.upgrade.plan.wave_plan import plan_waves

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from gpufleet.errors import FleetError
-from gpufleet.settings.gateway_settings import Upgrade
+from gpufleet.settings.upgrade_settings import Upgrade
 from gpufleet.upgrade.plan.wave import Group
 from gpufleet.upgrade.plan.wave_plan import plan_waves
 from gpufleet.upgrade.report import plan_table

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpufleet.settings.gateway_settings import Upgrade
+from gpufleet.settings.upgrade_settings import Upgrade
 from gpufleet.upgrade.plan import capacity
 from gpufleet.upgrade.plan.wave import Group
 from gpufleet.upgrade.plan.waves import size_of, waves

@@ -9,7 +9,7 @@ import pytest
 
 from gpufleet.converge.snapshot import FileState
 from gpufleet.network.haproxy import GatewayState
-from gpufleet.settings.node_settings import node_settings
+from gpufleet.settings.parse import parse_settings
 from gpufleet.upgrade.plan.wave import Group
 from gpufleet.upgrade.run import api_key_change
 from gpufleet.upgrade.run.api_key_change import WantedKey
@@ -63,7 +63,7 @@ def test_without_a_gateway_the_key_on_the_nodes_decides_and_unknown_is_no_pass()
 def settings(key: str | None, **more: Any) -> Any:
     vllm = {"version": "0.32.0", "lock": "x", "api_key_file": key}
     vllm |= {"allow_unauthenticated": key is None}
-    return node_settings({"vllm": vllm | more, "serving": {"tiny": {"model": "/srv/tiny"}}})
+    return parse_settings({"vllm": vllm | more, "serving": {"tiny": {"model": "/srv/tiny"}}})
 
 
 def test_what_takes_any_key_and_what_goes_asks_nothing() -> None:

@@ -1,0 +1,79 @@
+"""What operators write about NVIDIA's repository, and about CUDA and DCGM, which come from it.
+
+Pure, as `settings/node_settings.py`, of which these are parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field, PositiveInt, model_validator
+
+from gpufleet.settings import lock_defaults
+from gpufleet.settings.base import Port, Setting, Sha256
+
+
+class Repository(Setting):
+    """NVIDIA's repository for the nodes' system, or a mirror of it with the same layout."""
+
+    url: Annotated[str, Field(pattern=r"^https?://\S+[^/\s]$", description="Without final slash")]
+    keyring: Annotated[
+        str,
+        Field(
+            pattern=r"^[\w.+~-]+\.(deb|pub|asc|gpg)$",
+            description="File beside the packages that brings the repository's key: the keyring "
+            "package or, for dnf, the key itself, as D42D0685.pub",
+        ),
+    ] = "cuda-keyring_1.1-1_all.deb"
+    keyring_sha256: Annotated[Sha256, Field(description="Hash of that file")]
+
+
+class Cuda(Setting):
+    """The CUDA toolkit. vLLM's wheels carry the runtime; compilers are for its JIT kernels."""
+
+    repository: Repository
+    toolkit: Annotated[
+        str | None,
+        Field(
+            pattern=r"^\d+-\d+$",
+            description="Toolkit as in cuda-toolkit-<13-0>, which it is where `version` is set; "
+            "null installs none",
+        ),
+    ] = None
+    version: Annotated[
+        str | None,
+        Field(description="Exact package version, e.g. 13.0.3-1; needed where a toolkit is"),
+    ] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_version_is_a_toolkits(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and data.get("version") and "toolkit" not in data:
+            return {**data, "toolkit": lock_defaults.TOOLKIT}
+        return data
+
+    @model_validator(mode="after")
+    def _toolkit_has_a_version(self) -> Cuda:
+        if self.toolkit and not self.version:
+            raise ValueError(
+                "`version` is missing: name the exact package version, as "
+                f"`apt-cache madison cuda-toolkit-{self.toolkit}` lists it"
+            )
+        return self
+
+
+class Dcgm(Setting):
+    """NVIDIA's GPU monitoring: the host engine and its Prometheus exporter."""
+
+    version: Annotated[str, Field(description="Of every datacenter-gpu-manager-4 package")]
+    cuda_major: Annotated[PositiveInt, Field(description="The driver's CUDA major version")] = 13
+    exporter_version: Annotated[str | None, Field(description="null: no exporter")]
+    port: Annotated[Port, Field(description="The exporter's port")] = 9400
+    profiling: Annotated[
+        bool | None,
+        Field(
+            description="Read profiling counters; null: where every GPU is Hopper or newer, which "
+            "needs no further right. true where they may not be read leaves no series at all"
+        ),
+    ] = None

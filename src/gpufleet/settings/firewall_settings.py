@@ -1,0 +1,72 @@
+"""What operators write about the firewall of a node.
+
+Pure, as `settings/node_settings.py`, of which these are parts.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, IPvAnyNetwork
+
+from gpufleet.settings.base import Port, Setting
+
+
+def _range(value: Any) -> Any:
+    """Take 8080 and "8000-8010" for the first and the last port of a range."""
+    ports = [part.strip() for part in str(value).split("-")]
+    if isinstance(value, bool) or not all(part.isdecimal() for part in ports) or len(ports) > 2:
+        raise ValueError(f"must be a port or a range of them, as 8000-8010 (got {value!r})")
+    return int(ports[0]), int(ports[-1])
+
+
+def _ascends(value: tuple[int, int]) -> tuple[int, int]:
+    if value[0] > value[1]:
+        raise ValueError(f"begins with the larger port: write {value[1]}-{value[0]}")
+    return value
+
+
+PortRange = Annotated[tuple[Port, Port], BeforeValidator(_range), AfterValidator(_ascends)]
+
+
+class Open(Setting):
+    """Ports of a service of yours that the firewall leaves open."""
+
+    ports: Annotated[PortRange, Field(description="A port, or the first and last of a range")]
+    protocol: Literal["tcp", "udp"] = "tcp"
+    sources: Annotated[
+        tuple[IPvAnyNetwork, ...], Field(description="Networks that may reach them; empty: any")
+    ] = ()
+
+
+class Firewall(Setting):
+    """Which of a node's ports other machines may reach."""
+
+    policy: Annotated[
+        Literal["own_ports", "drop"],
+        Field(
+            description="own_ports: only what belongs to vLLM is guarded, everything else stays as "
+            "it is. drop: what is not opened here is closed"
+        ),
+    ] = "own_ports"
+    clients: Annotated[
+        tuple[IPvAnyNetwork, ...],
+        Field(description="Networks that may reach the endpoints; empty: any"),
+    ] = ()
+    monitoring: Annotated[
+        tuple[IPvAnyNetwork, ...],
+        Field(
+            description="Networks that may reach the exporters, and the endpoints' metrics; empty: "
+            "with `drop` none, with `own_ports` any"
+        ),
+    ] = ()
+    open: Annotated[tuple[Open, ...], Field(description="Further ports that stay open")] = ()
+    confirm_seconds: Annotated[
+        int,
+        Field(
+            ge=20,
+            le=600,
+            description="New rules are taken back after so long, unless a new SSH connection has "
+            "come about under them",
+        ),
+    ] = 60

@@ -1,0 +1,162 @@
+"""What operators write in `gpu_lock`: the versions that belong together, and which never do.
+
+Pure. What a node, a release of vLLM or the day has against a lock:
+`gpu_software/lock_rules.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from gpufleet.catalog.driver_branches import OPEN_ONLY_SINCE, branch, flavours, serves
+from gpufleet.settings.base import KeyPath, PythonVersion, Setting
+
+# An upstream version of NVIDIA's driver, or the branch that is its first number.
+DRIVER = r"^\d{3}(\.\d+(\.\d+)?)?$"
+
+
+# A package's version: as deb-control(5) has it, or rpm's VERSION-RELEASE.
+VERSION = r"^[0-9A-Za-z][0-9A-Za-z.+:~^-]*$"
+
+
+class Toolkit(Setting):
+    """Compilers for kernels that are made at run time; vLLM's wheels carry the CUDA runtime."""
+
+    profile: Annotated[
+        Literal["none", "jit", "full"],
+        Field(description="none; jit: compiler and headers; full: all of the toolkit"),
+    ] = "none"
+    branch: Annotated[
+        str | None, Field(pattern=r"^\d+-\d+$", description="as in cuda-toolkit-<13-0>")
+    ] = None
+    version: Annotated[
+        str | None,
+        Field(
+            pattern=VERSION,
+            description="exact version of cuda-toolkit-<branch> (full) or cuda-nvcc-<branch> (jit)",
+        ),
+    ] = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> Toolkit:
+        if self.profile != "none" and not (self.branch and self.version):
+            raise ValueError(f"profile {self.profile} needs `branch` and `version`")
+        if self.profile == "none" and (self.branch or self.version):
+            raise ValueError("profile none installs nothing: remove `branch` and `version`")
+        return self
+
+
+class LockedDcgm(Setting):
+    """DCGM and its exporter."""
+
+    version: Annotated[
+        str, Field(pattern=VERSION, description="of every datacenter-gpu-manager-4 package")
+    ]
+    exporter: Annotated[
+        str | None, Field(pattern=VERSION, description="of the exporter; null: none")
+    ] = None
+
+
+class LockedVllm(Setting):
+    """The release that serves. `vllm.version` and `vllm.python` may say the same, nothing else."""
+
+    version: PythonVersion
+    python: Annotated[str, Field(pattern=r"^3\.\d+$", description="Python of the node, as in 3.12")]
+
+
+class GpuLock(Setting):
+    """
+    The versions that belong together on a group's nodes.
+
+    Fabric manager, NSCQ, IMEX and persistence daemon are the driver's version and have no key.
+    """
+
+    driver: Annotated[
+        str,
+        Field(
+            pattern=DRIVER,
+            description="exact version, as 580.95.05, or a branch, as 580: then any version of it "
+            "that is installed is kept, and a new node gets the newest",
+        ),
+    ]
+    modules: Annotated[
+        Literal["open", "proprietary"], Field(description="flavour of the kernel modules")
+    ] = "open"
+    kernel: Annotated[
+        Literal["follow", "held"],
+        Field(description="held: kernel packages stay as they are until this says otherwise"),
+    ] = "follow"
+    nvlsm: Annotated[
+        str | None,
+        Field(pattern=VERSION, description="exact; for nodes with NVLink 5 switches"),
+    ] = None
+    toolkit: Toolkit = Toolkit()
+    dcgm: LockedDcgm | None = None
+    persistence: Annotated[
+        bool, Field(description="whether the persistence daemon keeps GPUs initialised")
+    ] = True
+    vllm: LockedVllm | None = None
+
+    @property
+    def branch(self) -> str:
+        """The driver's branch, as in "580"."""
+        return self.driver.partition(".")[0]
+
+    @property
+    def exact(self) -> str | None:
+        """The driver's exact version; None where the lock names a branch."""
+        return self.driver if "." in self.driver else None
+
+
+@dataclass(frozen=True)
+class Objection:
+    """What is wrong with a lock: the key to change, the sentence, and whether it stops the run."""
+
+    at: KeyPath
+    what: str
+    refused: bool = True
+
+    def __str__(self) -> str:
+        return f"{'.'.join(map(str, self.at))}: {self.what}"
+
+
+def lock_objections(lock: GpuLock) -> Iterator[Objection]:
+    """Yield what is wrong with a lock whatever the node, the release of vLLM and the day."""
+    if lock.modules not in flavours(lock.branch):
+        yield Objection(
+            ("gpu_lock", "modules"),
+            f"R{lock.branch} has no {lock.modules} kernel modules (none since R{OPEN_ONLY_SINCE}): "
+            "write `open`, or stay on R580 for GPUs that the open modules do not run",
+        )
+    yield from _toolkit_objections(lock)
+
+
+def _toolkit_objections(lock: GpuLock) -> Iterator[Objection]:
+    """
+    A toolkit's kernels run on any driver of its CUDA major; of a newer minor, only what is compiled
+    to machine code ("minor version compatibility" in NVIDIA's CUDA compatibility guide).
+    """
+    if lock.toolkit.branch is None:
+        return
+    major, minor = (int(part) for part in lock.toolkit.branch.split("-"))
+    at = ("gpu_lock", "toolkit", "branch")
+    major_served, known = serves(lock.branch), branch(lock.branch)
+    if major_served is not None and major > major_served:
+        yield Objection(
+            at,
+            f"is {lock.toolkit.branch}, and driver R{lock.branch} runs CUDA {major_served}: what "
+            f"it compiles would not start; lock a toolkit of CUDA {major_served}, or a newer "
+            "driver",
+        )
+    elif known and (major, minor) > known.cuda:
+        yield Objection(
+            at,
+            f"is {lock.toolkit.branch}, newer than driver R{lock.branch} (CUDA "
+            f"{known.cuda[0]}.{known.cuda[1]}): kernels run as machine code, and not as PTX that "
+            "the driver would have to compile",
+            refused=False,
+        )

@@ -1,0 +1,93 @@
+"""One node's variables, parsed: its settings, or every mistake in them with the path of its key.
+
+Pure: takes plain values. `variables.py` knows which file set which key and puts that in front of
+every mistake found here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from gpufleet.settings import lock_defaults
+from gpufleet.settings.base import KeyPath
+from gpufleet.settings.gpu_lock import GpuLock, lock_objections
+from gpufleet.settings.mirror_rewrite import mirrored, strangers
+from gpufleet.settings.node_settings import NodeSettings
+
+
+class SettingsError(Exception):  # it is a list of mistakes, not an error of ours
+    """
+    What is wrong in a node's variables: pairs of (key path, sentence).
+
+    `against`: of a key that contradicts another one, the path of that one.
+    """
+
+    def __init__(
+        self,
+        *mistakes: tuple[KeyPath, str],
+        against: Mapping[KeyPath, KeyPath] | None = None,
+    ) -> None:
+        self.mistakes = mistakes
+        self.against = against or {}
+        super().__init__("; ".join(f"{'.'.join(map(str, at))}: {what}" for at, what in mistakes))
+
+
+def parse_settings(data: Mapping[str, Any]) -> NodeSettings:
+    """
+    Parse one node's merged variables (only the keys of `NodeSettings`), as roles take them.
+
+    Raises `SettingsError` with every mistake at once, each with the path of its key.
+    """
+    settings = mirrored(parse_written(data))
+    if found := tuple(strangers(settings)):
+        raise SettingsError(*found)
+    return settings
+
+
+def parse_written(data: Mapping[str, Any]) -> NodeSettings:
+    """Parse variables as `parse_settings` does, but with the addresses that a mirror replaces."""
+    lock, mistakes = _lock(data)
+    against: dict[KeyPath, KeyPath] = {}
+    if lock:
+        differing = tuple(lock_defaults.differences(data, lock))
+        mistakes += [(each.at, str(each)) for each in differing]
+        against = {each.at: each.locked_at for each in differing}
+        mistakes += [(each.at, each.what) for each in lock_objections(lock) if each.refused]
+    given = lock_defaults.filled(data, lock) if lock else dict(data)
+    try:
+        settings = NodeSettings.model_validate(given)
+    except ValidationError as error:
+        # Without a valid lock, what only the lock says is missing, which is no mistake of its own.
+        no_lock = bool(mistakes) and lock is None
+        found = [each for each in error.errors() if not (no_lock and each["type"] == "missing")]
+        mistakes += [each for each in map(_sentence, found) if each not in mistakes]
+    if mistakes:
+        raise SettingsError(*mistakes, against=against)
+    return settings
+
+
+def _lock(data: Mapping[str, Any]) -> tuple[GpuLock | None, list[tuple[KeyPath, str]]]:
+    """Return the lock among variables, and what is wrong with it in form."""
+    if data.get("gpu_lock") is None:
+        return None, []
+    try:
+        return GpuLock.model_validate(data["gpu_lock"]), []
+    except ValidationError as error:
+        found = [_sentence(each) for each in error.errors()]
+        return None, [(("gpu_lock", *at), what) for at, what in found]
+
+
+def _sentence(found: Any) -> tuple[tuple[str | int, ...], str]:
+    at = tuple(part for part in found["loc"] if part != "[key]")
+    what = found["msg"].removeprefix("Value error, ")
+    if found["type"] == "extra_forbidden":
+        return at, "no setting has this name"
+    if found["type"] == "missing":
+        return at, "is needed and not set"
+    if found["type"] == "value_error":
+        return at, what
+    what = what.replace("valid tuple", "list")  # as YAML has it
+    return at, f"{what[0].lower()}{what[1:]} (got {found['input']!r})"

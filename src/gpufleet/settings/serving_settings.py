@@ -1,0 +1,344 @@
+"""What operators write about vLLM: the release, and the models that are served.
+
+Pure, as `settings/node_settings.py`, of which these are parts. Durations are in seconds; sizes say
+their unit.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BeforeValidator, Field, PositiveInt, model_validator
+
+from gpufleet.catalog import presets
+from gpufleet.formatting import suggestion
+from gpufleet.settings.base import LOOPBACK, AbsolutePath, Port, PythonVersion, Setting
+from gpufleet.settings.monitoring_settings import Objectives, Watchdog
+from gpufleet.settings.upgrade_settings import Golden
+
+Argument: TypeAlias = bool | int | float | str | list[Any] | dict[str, Any] | None
+"""One vLLM flag's value as YAML has it. `true`: the bare flag; `false`: its `--no-` form;
+a mapping: JSON; a list: one value after another; null: the flag is not passed."""
+
+
+# Unit names, directories and URLs are made of it. 40 leaves room for "vllm-", the replica and
+# ".service" in systemd's limit of 255, and for a metric label that people can read.
+ModelName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,38}[a-z0-9])?$")]
+
+
+# What the toolkit sets itself: an operator's value would contradict the plan.
+PLANNED_ARGUMENTS = frozenset(
+    {
+        "api-key",
+        "data-parallel-size",
+        "enable-expert-parallel",
+        "headless",
+        "host",
+        "master-addr",
+        "master-port",
+        "model",
+        "nnodes",
+        "node-rank",
+        "pipeline-parallel-size",
+        "port",
+        "served-model-name",
+        "shutdown-timeout",
+        "tensor-parallel-size",
+    }
+)
+
+
+PLANNED_ENVIRONMENT = frozenset(
+    {"CUDA_VISIBLE_DEVICES", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "VLLM_API_KEY"}
+)
+
+
+# Flags that would put a secret where everybody on the node reads it, or that move the endpoint to
+# where nothing of ours finds it.
+REFUSED_ARGUMENTS = {
+    "config": "its file could set what the plan decides: write the flags here",
+    "hf-token": "arguments are readable by everybody on the node: use vllm.hf_token_file",
+    "ssl-certfile": "endpoints are plain HTTP for now: put TLS in front of them",
+    "ssl-keyfile": "endpoints are plain HTTP for now: put TLS in front of them",
+    "uds": "endpoints are TCP ports",
+}
+
+
+# The first release whose parser knows --shutdown-timeout (read in the sources of 43 releases).
+OLDEST_VLLM = (0, 18)
+
+
+class Distribution(Setting):
+    """How nodes hand each other releases and models: docs/gpu-nodes/distribution.md."""
+
+    enabled: Annotated[
+        bool, Field(description="false: this node builds and downloads itself, and gives nobody")
+    ] = True
+    port: Annotated[
+        int,
+        Field(
+            ge=1024,
+            le=65535,
+            description="Where a node hands them out while others copy; between copies nothing "
+            "listens there",
+        ),
+    ] = 8790
+    rate_mbit: Annotated[
+        PositiveInt | None,
+        Field(description="Most that a node sends, in Mbit/s; null: what its line carries"),
+    ] = None
+
+
+class Vllm(Setting):
+    """The vLLM release and what all stages of a node share."""
+
+    version: PythonVersion
+    lock: Annotated[
+        str,
+        Field(description="Requirements with hashes; from the project's root, or absolute"),
+    ]
+    uv_lock: Annotated[str, Field(description="The same for uv, which builds the release")] = (
+        "locks/uv.txt"
+    )
+    python: Annotated[AbsolutePath, Field(description="The node's interpreter")] = (
+        "/usr/bin/python3"
+    )
+    index_url: Annotated[str | None, Field(description="Package index; null: PyPI")] = None
+    find_links: Annotated[tuple[str, ...], Field(description="Flat wheel directories")] = ()
+    no_index: Annotated[bool, Field(description="Use find_links alone")] = False
+    device: Annotated[
+        Literal["cuda", "cpu"],
+        Field(
+            description="cpu: for nodes without real GPUs (the lab). The plan still comes from the "
+            "probe; vLLM runs its CPU build, one process a rank"
+        ),
+    ] = "cuda"
+    user: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_-]{0,30}$")] = "vllm"
+    listen: Annotated[str, Field(description="Address that endpoints bind")] = "0.0.0.0"  # noqa: S104
+    watchdog_port: Annotated[
+        int | None,
+        Field(
+            ge=1024,
+            le=65535,
+            description="Where the watchdog tells gateways which servers are stalled, at `listen`; "
+            "null: it does not",
+        ),
+    ] = 8406
+    api_key_file: Annotated[
+        str | None,
+        Field(description="File on this machine with the API key; its content goes to the nodes"),
+    ] = None
+    cluster_key_file: Annotated[
+        str | None,
+        Field(
+            description="File on this machine with the key that the nodes of a replica know each "
+            "other by, 32 bytes or more; needed where replicas span nodes"
+        ),
+    ] = None
+    allow_unauthenticated: Annotated[
+        bool, Field(description="Accept that anyone who reaches the port may use the model")
+    ] = False
+    hf_token_file: Annotated[
+        str | None, Field(description="File on this machine with the Hugging Face token")
+    ] = None
+    hf_endpoint: Annotated[str | None, Field(description="A mirror of the Hugging Face Hub")] = None
+    distribution: Distribution = Distribution()
+    environment: Annotated[dict[str, str], Field(description="For every stage")] = {}
+    keep_releases: Annotated[
+        int, Field(ge=1, description="Releases to keep on a node beyond those in use, newest first")
+    ] = 2
+    keep_days: Annotated[
+        int, Field(ge=0, description="And those that were built in so many days")
+    ] = 14
+
+    @model_validator(mode="after")
+    def _open_endpoints_are_deliberate(self) -> Vllm:
+        local = self.listen in LOOPBACK
+        if not local and self.api_key_file is None and not self.allow_unauthenticated:
+            raise ValueError(
+                f"endpoints would listen on {self.listen} without a key: set `api_key_file`, or "
+                "`listen: 127.0.0.1`, or `allow_unauthenticated: true`"
+            )
+        if planned := sorted(set(self.environment) & PLANNED_ENVIRONMENT):
+            raise ValueError(f"`environment` sets {', '.join(planned)}, which the plan decides")
+        numbers = tuple(int(part) for part in re.findall(r"\d+", self.version)[:2])
+        if numbers < OLDEST_VLLM:
+            raise ValueError(
+                f"vLLM {self.version} has no --shutdown-timeout, without which a restart cuts off "
+                f"running requests: use {'.'.join(map(str, OLDEST_VLLM))}.0 or newer"
+            )
+        if self.no_index and not self.find_links:
+            raise ValueError("`no_index` without `find_links` leaves nowhere to download from")
+        if self.no_index and self.index_url:
+            raise ValueError("`no_index` and `index_url` exclude each other: remove one")
+        return self
+
+
+def _some_or_fit(value: Any) -> Any:
+    if value == "fit" or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
+        return value
+    raise ValueError(f"must be a number from 1 up, or `fit` for as many as fit (got {value!r})")
+
+
+class Served(Setting):
+    """One model and how much of the nodes that declare it it gets."""
+
+    model: Annotated[
+        str,
+        Field(
+            pattern=r"^(/\S+|[\w.-]+/[\w.-]+)$",
+            description="Hugging Face id (downloaded on the node), or an absolute path on the node",
+        ),
+    ]
+    revision: Annotated[
+        str | None,
+        Field(
+            pattern=r"^[0-9a-f]{40}$",
+            description="Commit of a Hugging Face model, all 40 digits: a branch is another set of "
+            "files tomorrow, and nodes would differ",
+        ),
+    ] = None
+    served_name: Annotated[
+        str | None,
+        Field(
+            pattern=r"^[\w.:/-]+$",
+            description="What clients ask for; null: the name that it has here",
+        ),
+    ] = None
+    replicas: Annotated[
+        int | Literal["fit"],
+        BeforeValidator(_some_or_fit),
+        Field(description="Independent copies; fit: as many as there is room for"),
+    ] = 1
+    objective: Annotated[
+        Literal["balanced", "latency", "throughput", "memory"],
+        Field(description="What the plan looks for where it may choose"),
+    ] = "balanced"
+    context: Annotated[
+        PositiveInt | None,
+        Field(description="Longest request in tokens, answer included; null: the model's own"),
+    ] = None
+    concurrency: Annotated[
+        PositiveInt, Field(description="Requests of full length that must fit at once")
+    ] = 1
+    presets: Annotated[
+        tuple[str, ...],
+        Field(description="Flags for a situation, the last one counts: `gpufleet presets`"),
+    ] = ()
+    tensor_parallel: Annotated[
+        PositiveInt | None, Field(description="GPUs that share each layer; null: planned")
+    ] = None
+    pipeline_parallel: Annotated[
+        PositiveInt | None, Field(description="Parts that the layers are cut into; null: planned")
+    ] = None
+    data_parallel: Annotated[
+        PositiveInt | None, Field(description="Engines behind one endpoint; null: planned")
+    ] = None
+    expert_parallel: Annotated[
+        bool | None,
+        Field(description="Whole experts on each GPU instead of a part of each; null: planned"),
+    ] = None
+    distributed_executor_backend: Annotated[
+        Literal["mp", "ray"],
+        Field(description="What joins the nodes of a replica: vLLM's own processes, or Ray"),
+    ] = "mp"
+    data_parallel_balancing: Annotated[
+        Literal["internal", "hybrid", "external"],
+        Field(description="Who divides requests over engines: one server, one a node, or none"),
+    ] = "internal"
+    prefill: Annotated[
+        ModelName | None,
+        Field(
+            description="Entry of `serving` that computes this one's prompts and hands over the "
+            "KV cache; null: this one does both"
+        ),
+    ] = None
+    cluster_port: Annotated[
+        Port, Field(description="First of the ports that a replica's nodes talk to each other on")
+    ] = 29500
+    span_nodes: Annotated[
+        bool, Field(description="Let a replica use GPUs of several nodes where one is too small")
+    ] = False
+    when_a_node_leaves: Annotated[
+        Literal["refuse", "replan"],
+        Field(
+            description="A node that a replica over several nodes needs leaves the inventory, or "
+            "its GPUs may not be used any more: refuse the plan, or place the replica anew"
+        ),
+    ] = "refuse"
+    allow_pcie: Annotated[
+        bool,
+        Field(
+            description="Let a tensor-parallel group span GPUs without NVLink, where no island is "
+            "large enough; every layer then waits for PCIe"
+        ),
+    ] = False
+    port: Annotated[
+        Port, Field(description="First port; further replicas on a node take the next")
+    ] = 8000
+    flags: Annotated[
+        dict[str, Argument], Field(description="Flags of `vllm serve`, without their dashes")
+    ] = {}
+    environment: Annotated[dict[str, str], Field(description="For this model's stages")] = {}
+    start_seconds: Annotated[
+        PositiveInt, Field(description="Deadline from start to the first answer")
+    ] = 1800
+    drain_seconds: Annotated[
+        int, Field(ge=0, le=3600, description="How long running requests may finish before a stop")
+    ] = 60
+
+    objectives: Annotated[
+        Objectives, Field(description="What its clients were promised; alerts hold it to that")
+    ] = Objectives()
+    watchdog: Annotated[
+        Watchdog, Field(description="What is done when its requests run and its tokens do not")
+    ] = Watchdog()
+    golden: Annotated[
+        Golden, Field(description="What it must answer after a change as it did before")
+    ] = Golden()
+
+    @property
+    def is_path(self) -> bool:
+        """Whether the model's files are declared to lie on the node already."""
+        return self.model.startswith("/")
+
+    @model_validator(mode="after")
+    def _nothing_is_set_twice(self) -> Served:
+        mistakes = []
+        names = {name.lstrip("-").replace("_", "-") for name in self.flags}
+        if planned := sorted(names & PLANNED_ARGUMENTS):
+            mistakes.append(
+                f"`flags` sets {', '.join(planned)}, which the plan decides: use the settings "
+                "of the same meaning (tensor_parallel, served_name, port, drain_seconds, "
+                "vllm.listen, vllm.api_key_file) instead"
+            )
+        mistakes += [
+            f"`flags` has {name}: {why}" for name, why in REFUSED_ARGUMENTS.items() if name in names
+        ]
+        mistakes += [
+            f"`flags` has {name!r}: write flags as `vllm serve` names them, in lower case "
+            "with dashes and without the leading `--`"
+            for name in self.flags
+            if not re.fullmatch(r"[a-z0-9]+([-.][A-Za-z0-9_]+)*", name)
+        ]
+        if self.context is not None and "max-model-len" in names:
+            mistakes.append("`context` and `flags.max-model-len` are the same: remove one of them")
+        mistakes += [
+            f"there is no preset {name!r}{suggestion(name, list(presets.names()))}; `gpufleet "
+            "presets` names them all"
+            for name in self.presets
+            if name not in presets.names()
+        ]
+        if planned := sorted(set(self.environment) & PLANNED_ENVIRONMENT):
+            mistakes.append(f"`environment` sets {', '.join(planned)}, which the plan decides")
+        if not self.is_path and self.revision is None:
+            mistakes.append(
+                f"`revision` is missing: name the commit of {self.model}, so that every node "
+                "and every later run serves the same files"
+            )
+        if self.is_path and self.revision is not None:
+            mistakes.append("`revision` has no meaning for a path: remove it")
+        if mistakes:
+            raise ValueError("; ".join(mistakes))
+        return self
