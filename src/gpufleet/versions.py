@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-RELEASE = re.compile(r"\d+\.\d+\.\d+\w*(?:\.\w+)*")
+RELEASE = re.compile(r"\d+\.\d+\.\d\w*(?:\.\w+)*")
 """Three numbers, and what may follow them: 0.32.0, 0.19.1rc2, 0.32.0.post1."""
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpufleet.inventory.loader import Fleet
     from gpufleet.node.change_marks import Mark
     from gpufleet.upgrade.run.connections import Nodes
-    from gpufleet.upgrade.run.node_protocol import Marks, NodeLook
+    from gpufleet.upgrade.run.node_answers import Marks, NodeLook
     from gpufleet.upgrade.run.traffic import Frontends
 
 # How long gateways are tried, where one does not answer at once.
@@ -51,9 +51,9 @@ def cordon(inventory_file: str, names: tuple[str, ...], why: str, *, as_json: bo
 
     Exit status: 0 they are cordoned, 2 one is not, or it is not known.
     """
-    from gpufleet.upgrade.run import node_protocol
+    from gpufleet.upgrade.run import node_questions
 
-    asked = node_protocol.cordon(operator_name(), why)
+    asked = node_questions.cordon(operator_name(), why)
     return _marked(inventory_file, names, lambda _: asked, as_json=as_json)
 
 
@@ -71,9 +71,9 @@ def uncordon(inventory_file: str, names: tuple[str, ...], *, force: bool, as_jso
 
     Exit status: 0 they are free, 1 a mark stays (an upgrade's: see --force), 2 could not run.
     """
-    from gpufleet.upgrade.run import node_protocol
+    from gpufleet.upgrade.run import node_questions
 
-    asked = node_protocol.uncordon(force=force)
+    asked = node_questions.uncordon(force=force)
     return _marked(inventory_file, names, lambda _: asked, as_json=as_json)
 
 
@@ -152,17 +152,17 @@ class _Session:
     def drained(self, name: str, why: str, seconds: int | None, *, force: bool) -> dict[str, Any]:
         """Drain a node; return what came of it."""
         from gpufleet.fleet import draining
-        from gpufleet.upgrade.run import node_protocol
+        from gpufleet.upgrade.run import node_questions
 
         found, looks = self._about(name)
         if not force and (refused := draining.refusal(found)):
             raise FleetError(refused)
         by = operator_name()
-        marks = self._marks({name: node_protocol.cordon(by, why)})
+        marks = self._marks({name: node_questions.cordon(by, why)})
         # Marks before gateways: killed in between, the fleet says what was about to happen.
         marks |= self._marks(
             {
-                node: node_protocol.drain(found.on(node), by, why)
+                node: node_questions.drain(found.on(node), by, why)
                 for node in found.every_node
                 if found.on(node)
             }
@@ -186,7 +186,7 @@ class _Session:
 
     def undrained(self, name: str, *, force: bool) -> dict[str, Any]:
         """Take a drain back; return what came of it."""
-        from gpufleet.upgrade.run import node_protocol
+        from gpufleet.upgrade.run import node_questions
 
         found, looks = self._about(name)
         # Whoever is drained without a unit here (it was stopped) is undrained as well.
@@ -207,12 +207,12 @@ class _Session:
             for node in here[replica]:
                 wanted.setdefault(node, []).append(replica)
         marks = self._marks(
-            {node: node_protocol.undrain(each, force=force) for node, each in wanted.items()}
+            {node: node_questions.undrain(each, force=force) for node, each in wanted.items()}
         )
         problems += [each.problem for each in marks.values() if each.problem]
         kept = looks[name].cordon
         if kept and _made_together(kept, looks[name].drained.values()):
-            kept = self._marks({name: node_protocol.uncordon(force=force)})[name].cordon
+            kept = self._marks({name: node_questions.uncordon(force=force)})[name].cordon
         return {
             "node": name,
             "did": "undrained",
@@ -237,7 +237,7 @@ class _Session:
         return found, looks
 
     def _marks(self, wanted: Mapping[str, Any]) -> dict[str, Marks]:
-        from gpufleet.upgrade.run.node_protocol import Marks
+        from gpufleet.upgrade.run.node_answers import Marks
 
         return self.nodes.ask_until(wanted, Marks.read, 0)
 
@@ -254,13 +254,13 @@ class _Session:
 
     def _quiet(self, found: Drain, seconds: int) -> tuple[int, list[str]]:
         """Wait for requests to end; return how many are left, and the servers that do not say."""
-        from gpufleet.upgrade.run import node_protocol
-        from gpufleet.upgrade.run.node_protocol import RequestsLeft
+        from gpufleet.upgrade.run import node_questions
+        from gpufleet.upgrade.run.node_answers import RequestsLeft
 
         end = time.monotonic() + seconds
         queued = self.front.wait(found.servers, seconds)
         asked = {
-            node: node_protocol.wait_quiet(
+            node: node_questions.wait_quiet(
                 [f"vllm-{each}.service" for each in found.on(node)],
                 max(0.0, end - time.monotonic()),
             )
@@ -292,7 +292,7 @@ def _marked(
     """Ask nodes for a mark, and say what they have now."""
     _read(inventory_file, names)
     from gpufleet.fleet import run
-    from gpufleet.upgrade.run.node_protocol import Marks
+    from gpufleet.upgrade.run.node_answers import Marks
 
     asked = question(names[0])
     problems: list[str] = []

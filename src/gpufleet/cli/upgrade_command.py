@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from gpufleet.settings.upgrade_settings import Upgrade
     from gpufleet.upgrade.plan.wave_plan import WavePlan
     from gpufleet.upgrade.run.connections import Nodes
-    from gpufleet.upgrade.run.controller import UpgradeRequest
     from gpufleet.upgrade.run.upgrade_journal import Journal
+    from gpufleet.upgrade.run.upgrade_plan import UpgradeRequest
 
 _yes = click.option("--yes", is_flag=True, help="Ask nobody: the waves' own gates decide.")
 _dry = click.option("--dry", is_flag=True, help="Show the waves, and change nothing.")
@@ -189,11 +189,11 @@ class _Run:
 
     def dry(self) -> int:
         """Show the waves. Takes no lock, writes no journal."""
-        from gpufleet.upgrade.run import controller as course
+        from gpufleet.upgrade.run import upgrade_plan
         from gpufleet.upgrade.run.connections import open_nodes
 
         with open_nodes(self.wanted.inventory) as nodes:
-            _, plan = course.plan_now(nodes, self.wanted, self._before())
+            _, plan = upgrade_plan.plan_now(nodes, self.wanted, self._before())
         for edit in self.wanted.edits:
             click.echo(f"would write {edit}", err=self.as_json)
         self._show(plan)
@@ -257,8 +257,7 @@ class _Run:
     def back(self, *, dry: bool) -> int:
         """Bring back what the last upgrade has replaced."""
         self._none_in_hand()
-        from gpufleet.upgrade.run import controller as course
-        from gpufleet.upgrade.run import observe
+        from gpufleet.upgrade.run import observe, upgrade_plan
         from gpufleet.upgrade.run.connections import open_nodes
         from gpufleet.upgrade.run.upgrade_journal import Journal, new_id
 
@@ -266,13 +265,15 @@ class _Run:
             self._somebody()
         with open_nodes(self.wanted.inventory) as nodes:
             found = observe.view_fleet(nodes, self.wanted.declared, unfit_stops=False)
-            of = course.last_kept(found)
+            of = upgrade_plan.last_kept(found)
             if of is None:
                 click.echo("no node has kept units: there is nothing to go back to", err=True)
                 return 0
             self.wanted = replace(self.wanted, of=of)
             if dry:
-                self._show(course.rollback_waves(nodes, self.wanted, found, of, self._before()))
+                self._show(
+                    upgrade_plan.rollback_waves(nodes, self.wanted, found, of, self._before())
+                )
                 return 0
             with Journal.begin(self.folder, new_id()) as journal:
                 status = self._run(nodes, journal, "rollback", f"back to before {of}")
@@ -384,9 +385,10 @@ class _Run:
         """Say what to declare, so that it is what runs now; write it, if an upgrade had."""
         from gpufleet.upgrade.plan import declare_version
         from gpufleet.upgrade.run import upgrade_journal as journal
+        from gpufleet.upgrade.run import upgrade_state
 
         path = self.folder / f"{of}{journal.SUFFIX}"
-        state = journal.fold(journal.read(path)) if path.is_file() else journal.State()
+        state = upgrade_state.fold(journal.read(path)) if path.is_file() else upgrade_state.State()
         edits = [declare_version.Edit.from_json(each).back for each in state.declared]
         if not edits:
             click.echo(
@@ -418,11 +420,12 @@ class _Run:
     def _unfinished(self) -> Path | None:
         """Return the newest journal of this inventory whose upgrade is not at its end."""
         from gpufleet.upgrade.run import upgrade_journal as journal
+        from gpufleet.upgrade.run import upgrade_state
 
         mine = Path(self.wanted.inventory).resolve()
         for path in reversed(journal.list_journals(self.folder)):
             try:
-                state = journal.fold(journal.read(path))
+                state = upgrade_state.fold(journal.read(path))
             except FleetError:
                 continue
             if Path(state.inventory).resolve() == mine and (not state.is_over or _stuck(state)):
@@ -431,11 +434,12 @@ class _Run:
 
     def _none_in_hand(self) -> None:
         from gpufleet.upgrade.run import upgrade_journal as journal
+        from gpufleet.upgrade.run import upgrade_state
 
         path = self._unfinished()
         if path is None or self.wanted.steal:
             return
-        state = journal.fold(journal.read(path))
+        state = upgrade_state.fold(journal.read(path))
         if journal.is_written(path):
             raise FleetError(f"upgrade {state.id} of {state.by} is going on: {path}")
         if state.is_over or (not state.wave and not state.locked):
@@ -505,6 +509,7 @@ def _last(folder: Path, inventory_file: str) -> Path:
     """Return the newest journal of an inventory. Raises `FleetError` if there is none."""
     from gpufleet.formatting import join_names
     from gpufleet.upgrade.run import upgrade_journal as journal
+    from gpufleet.upgrade.run import upgrade_state
 
     every = journal.list_journals(folder)
     if not every:
@@ -513,7 +518,7 @@ def _last(folder: Path, inventory_file: str) -> Path:
     problems: list[str] = []
     for path in reversed(every):
         try:
-            state = journal.fold(journal.read(path))
+            state = upgrade_state.fold(journal.read(path))
         except FleetError as error:
             problems += error.problems
             continue
@@ -537,7 +542,7 @@ def _wanted(  # noqa: PLR0917  # each is an option of both commands
     accept_outage: tuple[str, ...],
     accept_unknown_load: tuple[str, ...],
 ) -> UpgradeRequest:
-    from gpufleet.upgrade.run.controller import UpgradeRequest
+    from gpufleet.upgrade.run.upgrade_plan import UpgradeRequest
 
     if steal is not None and not steal.strip():
         raise click.UsageError("--steal: say why, it is written down.")

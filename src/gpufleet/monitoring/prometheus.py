@@ -230,9 +230,10 @@ def _monitor(nodes: Mapping[str, Watched], home: str, job: Job) -> Iterator[Targ
         )
         if not server or (name != home and server.listen in _LOOPBACK):
             continue
-        address = local(server.listen) if name == home else node.address
-        if name != home and server.listen not in _ANY:
-            address = server.listen
+        if name == home:
+            address = local(server.listen)
+        else:
+            address = node.address if server.listen in _ANY else server.listen
         yield _target(job, address, server.port, name)
 
 

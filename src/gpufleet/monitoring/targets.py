@@ -64,7 +64,9 @@ def secrets(wanted: Mapping[str, str], where: str) -> dict[str, bytes]:
             continue
         if not content:
             problems.append(f"{file} is empty: see `{where}` in group_vars")
-        found[path] = content + b"\n" if b"\n" in content else content
+        # A certificate or a key has lines, each of which ends. A password is one, without an end:
+        # some servers would take a line's end for a part of it.
+        found[path] = (content + b"\n") if b"\n" in content else content
     if problems:
         raise FleetError(*problems)
     return found

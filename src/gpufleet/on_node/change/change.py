@@ -1,6 +1,6 @@
 """RUNS ON THE NODE, as root: everything that a change of the fleet under load does on a node.
 
-Takes (`PARAMETERS`): `do`, and what that takes (`upgrade/node_change.py` says it of each):
+Takes (`PARAMETERS`): `do`, and what that takes (`upgrade/run/node_questions.py` says it of each):
   look                     everything that concerns a change; changes nothing
   lock, unlock             whose this node is while it is changed: compare and set
   cordon, uncordon         nothing new is placed here: a mark

@@ -123,7 +123,7 @@ def systemctl(*words: str, seconds: float) -> None:
 
 
 def look(unit: str, state: Dict[str, str]) -> Dict[str, Any]:
-    """Return what concerns a change of one unit, as `node_change.UnitLook` has it."""
+    """Return what concerns a change of one unit, as `node_answers.UnitLook` has it."""
     content = text(unit)
     release = stages.RELEASE.search(content)
     return {

@@ -20,7 +20,7 @@ from gpufleet.upgrade.plan.wave import Group, Wave, model_of
 
 
 class Entry(Protocol):
-    """A line of a journal, as `journal.Entry` has it."""
+    """A line of a journal, as `journal_entry.Entry` has it."""
 
     @property
     def at(self) -> float: ...

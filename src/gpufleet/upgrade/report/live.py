@@ -15,7 +15,7 @@ from typing import Any
 from gpufleet.formatting import count_of, format_duration, join_names
 from gpufleet.sanitize import printable
 from gpufleet.upgrade.plan.wave import Group
-from gpufleet.upgrade.run.upgrade_journal import Entry
+from gpufleet.upgrade.run.journal_entry import Entry
 
 _OVER = {"done", "returned", "stuck"}
 _STYLES = {

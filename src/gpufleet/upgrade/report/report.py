@@ -18,7 +18,8 @@ from typing import Any
 from gpufleet.upgrade.gates.baseline import ITL, TTFT, Traffic
 from gpufleet.upgrade.gates.gates import QUANTILE, quantile
 from gpufleet.upgrade.plan.wave import Group, Wave
-from gpufleet.upgrade.run.upgrade_journal import Entry, GroupState, State, entries_of, fold
+from gpufleet.upgrade.run.journal_entry import Entry, entries_of
+from gpufleet.upgrade.run.upgrade_state import GroupState, State, fold
 
 SCHEMA = 1
 """Version of `Report.as_json()`; raised when a key changes its meaning or goes."""

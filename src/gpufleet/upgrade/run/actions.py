@@ -29,7 +29,8 @@ from gpufleet.upgrade.gates.gates import Verdict
 from gpufleet.upgrade.plan import capacity
 from gpufleet.upgrade.plan.wave import Group, Wave, model_of
 from gpufleet.upgrade.run import (
-    node_protocol,
+    group_units,
+    node_questions,
     observe,
     traffic,
     wave_silences,
@@ -42,14 +43,14 @@ from gpufleet.upgrade.run.deploy_process import (
     Deploy,
     SharedDeploy,
 )
-from gpufleet.upgrade.run.node_protocol import (
+from gpufleet.upgrade.run.node_answers import (
     Marks,
     NodeLook,
-    NodeQuestion,
     ReadyAnswer,
     RequestsLeft,
     SwitchAnswer,
 )
+from gpufleet.upgrade.run.node_questions import NodeQuestion
 from gpufleet.upgrade.run.state_machine import LostError, has_to_go_back
 from gpufleet.upgrade.run.traffic import Frontends
 from gpufleet.upgrade.run.upgrade_journal import Journal
@@ -106,6 +107,11 @@ class FleetActions:
     def back_to(self) -> str | None:
         """Of a rollback: the upgrade whose kept units are brought back."""
         return self.journal.state.of
+
+    @property
+    def kept(self) -> str:
+        """The upgrade whose kept units are those of before: this one, or the one undone."""
+        return self.back_to or self.id
 
     # -- before the waves
 
@@ -178,18 +184,20 @@ class FleetActions:
         nodes = {name for each in groups for name in each.nodes}
         looks = {
             name: NodeLook.read(name, said)
-            for name, said in self.nodes.ask(dict.fromkeys(nodes, node_protocol.look())).items()
+            for name, said in self.nodes.ask(dict.fromkeys(nodes, node_questions.look())).items()
             if not isinstance(said, str)
         }
         owners: dict[tuple[str, str], str] = {}
         for group in groups:
             here = {name: looks[name] for name in group.nodes if name in looks}
-            for name, units_ in self._expected_units(group, here, old=bool(self.back_to)).items():
+            for name, units_ in group_units.expected_units(
+                group, here, self.kept, old=bool(self.back_to)
+            ).items():
                 for unit in units_:
-                    if not _is_out_of_service(here[name], unit):
+                    if not group_units.is_out_of_service(here[name], unit):
                         owners[name, unit] = group.id
         asked = {
-            name: node_protocol.wait_ready([u for n, u in owners if n == name], FALLEN_SECONDS)
+            name: node_questions.wait_ready([u for n, u in owners if n == name], FALLEN_SECONDS)
             for name in sorted({name for name, _ in owners})
         }
         found: dict[str, list[str]] = {}
@@ -228,15 +236,15 @@ class FleetActions:
         state = self.journal.state.groups[group.id]
         patience = GONE_SECONDS if state.undoing else UNTOUCHED_SECONDS
         looks = self._look(group, patience)
-        if not state.undoing and (kept := _cordoned_by_people(looks)):
+        if not state.undoing and (kept := group_units.cordoned_by_people(looks)):
             raise FleetError(*kept)
         self._take_over(looks, patience)
         why = f"upgrade {self.id}: {self.journal.state.what}"
-        cordon = node_protocol.cordon(self.by, why, upgrade=self.id)
+        cordon = node_questions.cordon(self.by, why, upgrade=self.id)
         self._marks(dict.fromkeys(group.nodes, cordon), patience)
         drain = {
-            name: node_protocol.drain(replicas, self.by, why, upgrade=self.id)
-            for name, replicas in self._replicas_on(group, looks).items()
+            name: node_questions.drain(replicas, self.by, why, upgrade=self.id)
+            for name, replicas in group_units.replicas_on(group, looks).items()
             if replicas
         }
         self._marks(drain, patience)
@@ -244,8 +252,8 @@ class FleetActions:
         self.front.set_servers("drain", servers, patience)
         seconds = max((self._settings_of(r).drain_seconds for r in group.replicas), default=0)
         asked = {
-            name: node_protocol.wait_quiet(units_, seconds)
-            for name, units_ in self._units(group, looks).items()
+            name: node_questions.wait_quiet(units_, seconds)
+            for name, units_ in group_units.units_on(group, looks).items()
             if units_
         }
         quiet = self.nodes.ask_until(asked, RequestsLeft.read, patience)
@@ -270,16 +278,16 @@ class FleetActions:
                     left.setdefault(str(mark.upgrade), []).append((name, replica))
         for other, marked in left.items():
             drained = {name: [r for n, r in marked if n == name and r] for name, _ in marked}
-            undrain = {n: node_protocol.undrain(r, upgrade=other) for n, r in drained.items() if r}
+            undrain = {n: node_questions.undrain(r, upgrade=other) for n, r in drained.items() if r}
             self._marks(undrain, patience)
-            uncordon = node_protocol.uncordon(upgrade=other)
+            uncordon = node_questions.uncordon(upgrade=other)
             self._marks({name: uncordon for name, replica in marked if not replica}, patience)
 
     def change(self, group: Group) -> Mapping[str, Any]:
         """Stop everything on the nodes, and bring what is below vLLM to what is declared."""
         looks = self._look(group, GONE_SECONDS)
         asked = {
-            name: node_protocol.stop(look.units, stop_seconds=self._stop_seconds(group))
+            name: node_questions.stop(look.units, stop_seconds=self._stop_seconds(group))
             for name, look in looks.items()
             if look.units
         }
@@ -306,8 +314,8 @@ class FleetActions:
     def _switch(self, group: Group, looks: Mapping[str, NodeLook]) -> Mapping[str, Any]:
         seconds = self._stop_seconds(group)
         asked = {
-            name: node_protocol.switch(self.id, units_, stop_seconds=seconds)
-            for name, units_ in self._units(group, looks).items()
+            name: node_questions.switch(self.id, units_, stop_seconds=seconds)
+            for name, units_ in group_units.units_on(group, looks).items()
             if units_
         }
         return self._change_units(group, asked, GONE_SECONDS, "switched")
@@ -315,9 +323,11 @@ class FleetActions:
     def _restore(self, group: Group, kept: str, looks: Mapping[str, NodeLook]) -> Mapping[str, Any]:
         seconds = self._stop_seconds(group)
         asked = {
-            name: node_protocol.restore(
+            name: node_questions.restore(
                 kept,
-                sorted(_unit_names(group) & {*look.kept[kept].units}) if kept in look.kept else (),
+                sorted(group_units.unit_names(group) & {*look.kept[kept].units})
+                if kept in look.kept
+                else (),
                 stop_seconds=seconds,
             )
             for name, look in looks.items()
@@ -358,10 +368,10 @@ class FleetActions:
         began = time.monotonic()
         looks = self._look(group, GONE_SECONDS)
         old = back != bool(self.back_to)
-        wanted = self._expected_units(group, looks, old=old)
+        wanted = group_units.expected_units(group, looks, self.kept, old=old)
         seconds = max((self._settings_of(r).start_seconds for r in group.replicas), default=0)
         asked = {
-            name: node_protocol.wait_ready(each, seconds) for name, each in wanted.items() if each
+            name: node_questions.wait_ready(each, seconds) for name, each in wanted.items() if each
         }
         found = self.nodes.ask_until(asked, ReadyAnswer.read, seconds + READY_SECONDS)
         if problems := [
@@ -406,14 +416,14 @@ class FleetActions:
         state = self.journal.state
         looks = self._look(group, GONE_SECONDS)
         undrain = {
-            name: node_protocol.undrain(replicas, upgrade=self.id)
-            for name, replicas in self._marked_on(group, looks).items()
+            name: node_questions.undrain(replicas, upgrade=self.id)
+            for name, replicas in group_units.marked_on(group, looks, self.id).items()
             if replicas
         }
         marks = self._marks(undrain, GONE_SECONDS)
         mine = set(group.replicas)
         free = [n for n in group.nodes if not set(state.marks_on(n)) - mine]
-        uncordon = node_protocol.uncordon(upgrade=self.id)
+        uncordon = node_questions.uncordon(upgrade=self.id)
         ours = [n for n in free if looks[n].cordon and looks[n].cordon.upgrade == self.id]  # type: ignore[union-attr]
         marks |= self._marks(dict.fromkeys(ours, uncordon), GONE_SECONDS)
         drained = {
@@ -522,50 +532,6 @@ class FleetActions:
     def _marks(self, asked: Mapping[str, NodeQuestion], patience: float) -> dict[str, Marks]:
         return self.nodes.ask_until(asked, Marks.read, patience)
 
-    def _units(self, group: Group, looks: Mapping[str, NodeLook]) -> dict[str, list[str]]:
-        """Return the group's units of before and after on each of its nodes."""
-        found = {}
-        for name, each in looks.items():
-            there = {*each.next.units, *each.next.remove} if each.next else set(each.units)
-            found[name] = sorted(_unit_names(group) & there)
-        return found
-
-    def _expected_units(
-        self, group: Group, looks: Mapping[str, NodeLook], *, old: bool
-    ) -> dict[str, list[str]]:
-        """Return the group's units that have to run on each of its nodes now."""
-        kept = self.back_to or self.id
-        found = {}
-        for name, each in looks.items():
-            if old:
-                before = each.kept[kept].units if kept in each.kept else {}
-                there = {unit for unit, fingerprint in before.items() if fingerprint is not None}
-                # Not switched yet, so not kept: what runs is what ran.
-                there |= set(each.units) - set(before)
-            else:
-                there = set(each.next.units) if each.next else set(each.units)
-            found[name] = sorted(_unit_names(group) & there)
-        return found
-
-    def _replicas_on(
-        self, group: Group, looks: Mapping[str, NodeLook]
-    ) -> dict[str, tuple[str, ...]]:
-        named = {
-            name: {node_units.removeprefix("vllm-").removesuffix(".service") for node_units in each}
-            for name, each in self._units(group, looks).items()
-        }
-        return {name: tuple(sorted(each)) for name, each in named.items()}
-
-    def _marked_on(self, group: Group, looks: Mapping[str, NodeLook]) -> dict[str, tuple[str, ...]]:
-        return {
-            name: tuple(
-                replica
-                for replica, mark in sorted(each.drained.items())
-                if replica in group.replicas and mark.upgrade == self.id
-            )
-            for name, each in looks.items()
-        }
-
     def _nodes_of(self, replica: str, group: Group) -> tuple[str, ...]:
         """Return the nodes of a replica as it runs before it is changed."""
         found = {each.node for each in self.found.running if each.id == replica}
@@ -604,23 +570,3 @@ class FleetActions:
 
     def _stop_seconds(self, group: Group) -> int:
         return max((units.stop_seconds(self._settings_of(r)) for r in group.replicas), default=60)
-
-
-def _unit_names(group: Group) -> set[str]:
-    return {f"vllm-{replica}.service" for replica in group.replicas}
-
-
-def _is_out_of_service(look: NodeLook, unit: str) -> bool:
-    """Tell whether a person has cordoned the node, or drained the unit's replica."""
-    marks = [look.cordon, look.drained.get(unit.removeprefix("vllm-").removesuffix(".service"))]
-    return any(mark is not None and mark.upgrade is None for mark in marks)
-
-
-def _cordoned_by_people(looks: Mapping[str, NodeLook]) -> list[str]:
-    """Say which nodes people have cordoned since the plan was made."""
-    return [
-        f"{name} was cordoned by {look.cordon}: nothing is stopped there: "
-        f"`gpufleet uncordon INVENTORY {name}` when that is over"
-        for name, look in sorted(looks.items())
-        if look.cordon and look.cordon.upgrade is None
-    ]

@@ -21,7 +21,7 @@ from gpufleet.remote import payload
 from gpufleet.serving.credentials import API_KEY_FILE
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.upgrade.plan.wave import Group, model_of
-from gpufleet.upgrade.run.node_protocol import NodeQuestion
+from gpufleet.upgrade.run.node_questions import NodeQuestion
 
 if TYPE_CHECKING:
     from gpufleet.remote.query import Answer

@@ -2,7 +2,7 @@
 
 As `fleet.run.asking`, with three differences: each node may be given a question of its own, several
 groups ask at the same time, and a node that has gone is asked again for a while: it may be
-rebooting, and every question of `node_protocol` may be put twice.
+rebooting, and every question of `node_questions` may be put twice.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from gpufleet.errors import FleetError
 from gpufleet.fleet import run
 from gpufleet.remote import query
 from gpufleet.remote.query import Answer
-from gpufleet.upgrade.run import node_protocol
-from gpufleet.upgrade.run.node_protocol import NodeQuestion
+from gpufleet.upgrade.run import node_questions
+from gpufleet.upgrade.run.node_questions import NodeQuestion
 from gpufleet.upgrade.run.state_machine import LostError
 
 T = TypeVar("T")
@@ -111,7 +111,7 @@ class Nodes:
 
     def is_any_reachable(self) -> bool:
         """Tell whether any node answers."""
-        look = node_protocol.look()
+        look = node_questions.look()
         answers = self.ask(dict.fromkeys(self._hosts, look))
         return any(not isinstance(said, str) for said in answers.values())
 

@@ -7,7 +7,7 @@ there on `state_machine` knows what is left to do, whoever goes on.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import gevent
@@ -15,20 +15,17 @@ import gevent
 from gpufleet.errors import FleetError
 from gpufleet.fleet import assessment
 from gpufleet.fleet.assessment import Assessment
-from gpufleet.fleet.drift import NODE
 from gpufleet.formatting import join_names
-from gpufleet.inventory.loader import Fleet
 from gpufleet.node.topology import node_from_probe
 from gpufleet.planning.planner import FleetPlan
 from gpufleet.settings.upgrade_settings import Upgrade
-from gpufleet.upgrade.plan import spare_replica
 from gpufleet.upgrade.plan.declare_version import Edit, write_down
-from gpufleet.upgrade.plan.wave import Group, Wave
-from gpufleet.upgrade.plan.wave_plan import WavePlan, plan_waves
+from gpufleet.upgrade.plan.wave import Wave
+from gpufleet.upgrade.plan.wave_plan import WavePlan
 from gpufleet.upgrade.run import (
-    api_key_change,
+    node_answers,
     node_locks,
-    node_protocol,
+    node_questions,
     observe,
     state_machine,
     wave_silences,
@@ -39,11 +36,13 @@ from gpufleet.upgrade.run import (
 from gpufleet.upgrade.run.actions import FleetActions
 from gpufleet.upgrade.run.connections import Nodes
 from gpufleet.upgrade.run.deploy_process import FINISH_SECONDS, PREPARE_SECONDS, Deploy
-from gpufleet.upgrade.run.node_protocol import CollectAnswer
+from gpufleet.upgrade.run.journal_entry import Entry
+from gpufleet.upgrade.run.node_answers import CollectAnswer
 from gpufleet.upgrade.run.observe import FleetView
 from gpufleet.upgrade.run.state_machine import Decision, Driver, Step
 from gpufleet.upgrade.run.traffic import Frontends
-from gpufleet.upgrade.run.upgrade_journal import Entry, Journal
+from gpufleet.upgrade.run.upgrade_journal import Journal
+from gpufleet.upgrade.run.upgrade_plan import UpgradeRequest, plan_now, rollback_waves
 
 PREPARE, SERVE = "deploys/prepare.py", "deploys/vllm.py"
 DONE, STOPPED = 0, 1
@@ -53,28 +52,6 @@ PATIENCE_SECONDS = 60
 
 class DeclinedError(FleetError):
     """Nobody said yes. Nothing was changed."""
-
-
-@dataclass(frozen=True)
-class UpgradeRequest:
-    """What an operator has asked for."""
-
-    inventory: str
-    declared: Fleet
-    """As it is declared, or will be once `edits` are written."""
-    rules: Upgrade
-    by: str
-    """user@host"""
-    origin: str
-    """The directory in which it was typed."""
-    limit: tuple[str, ...] = ()
-    """Names of nodes; empty: all."""
-    edits: tuple[Edit, ...] = ()
-    steal: str | None = None
-    accept_outage: tuple[str, ...] = ()
-    accept_unknown_load: tuple[str, ...] = ()
-    of: str | None = None
-    """Of a rollback: the upgrade whose kept units come back."""
 
 
 @dataclass
@@ -148,17 +125,17 @@ class UpgradeRun:
             r for each in looks.values() for r, m in each.drained.items() if m.upgrade == other
         }
         undrain = {
-            name: node_protocol.undrain(
+            name: node_questions.undrain(
                 [r for r, m in each.drained.items() if m.upgrade == other], upgrade=other
             )
             for name, each in looks.items()
             if any(m.upgrade == other for m in each.drained.values())
         }
-        self.nodes.ask_until(undrain, node_protocol.Marks.read, PATIENCE_SECONDS)
+        self.nodes.ask_until(undrain, node_answers.Marks.read, PATIENCE_SECONDS)
         cordoned = [n for n, each in looks.items() if each.cordon and each.cordon.upgrade == other]
-        uncordon = node_protocol.uncordon(upgrade=other)
+        uncordon = node_questions.uncordon(upgrade=other)
         self.nodes.ask_until(
-            dict.fromkeys(cordoned, uncordon), node_protocol.Marks.read, PATIENCE_SECONDS
+            dict.fromkeys(cordoned, uncordon), node_answers.Marks.read, PATIENCE_SECONDS
         )
         drained = {name for names in front.drained_servers().values() for name in names}
         servers = [
@@ -378,7 +355,7 @@ class UpgradeRun:
     def _collect(self) -> None:
         """Remove releases that nobody needs. What cannot be removed costs disk, and is said."""
         asked = {
-            name: node_protocol.collect(vllm.keep_releases, vllm.keep_days)
+            name: node_questions.collect(vllm.keep_releases, vllm.keep_days)
             for name, each in self.wanted.declared.gpu_nodes.items()
             if (vllm := each.settings.vllm)
         }
@@ -412,164 +389,6 @@ class UpgradeRun:
             self.journal.append("noted", text=problem)
         if not problems:
             self.journal.append("unlocked", nodes=names)
-
-
-def plan_now(
-    nodes: Nodes, wanted: UpgradeRequest, before: Sequence[Sequence[Entry]]
-) -> tuple[FleetView, WavePlan]:
-    """Look at the fleet, and return the waves that it takes. Changes nothing."""
-    below = changes_below_vllm(wanted)
-    found = observe.view_fleet(nodes, wanted.declared, below=below)
-    settings = {name: each.settings for name, each in wanted.declared.gpu_nodes.items()}
-    differs = _limit(found.groups(settings), wanted.limit)
-    if not differs:
-        return found, plan_waves((), (), wanted.rules)
-    front = Frontends(nodes, wanted.declared)
-    if problems := api_key_change.find_problems(nodes, front, differs, settings):
-        raise FleetError(*problems)
-    loads = observe.loads(nodes, found.found.running, found.found, settings, found.looks)
-    alone = tuple(
-        spare_replica.remarks(
-            differs, found.found, found.documents, wanted.declared.gpu_nodes, before
-        )
-    )
-    try:
-        plan = plan_waves(
-            differs,
-            loads,
-            wanted.rules,
-            cordoned=found.cordoned,
-            journals=before,
-            accept_outage=wanted.accept_outage,
-            accept_unknown_load=wanted.accept_unknown_load,
-        )
-    except FleetError as error:
-        raise FleetError(*error.problems, *alone) from None
-    plan = replace(plan, remarks=(*plan.remarks, *alone))
-    come = {replica for each in differs for replica in each.comes}
-    if come and front.is_declared() and not front.gateways:
-        said = (
-            f"{join_names(come)}: your balancer has to know it by then: waves count on it as "
-            "soon as it is there"
-        )
-        plan = replace(plan, remarks=(*plan.remarks, said))
-    if not front.is_declared():
-        said = (
-            "no node has `gateway`, and there is no `balancer`: nothing keeps requests from a "
-            "replica while it is changed, and those that come then fail"
-        )
-        plan = replace(plan, remarks=(*plan.remarks, said))
-    return found, plan
-
-
-def rollback_waves(
-    nodes: Nodes,
-    wanted: UpgradeRequest,
-    found: FleetView,
-    of: str,
-    before: Sequence[Sequence[Entry]] = (),
-) -> WavePlan:
-    """Return the waves in which every unit that upgrade `of` has replaced is what it was."""
-    told = next((e for e in before if e and journal.fold(e).id == of), ())
-    groups = [each.group for each in journal.fold(told).groups.values()] or _kept_groups(found, of)
-    differs = tuple(
-        Group(
-            each.id,
-            "stages",
-            each.nodes,
-            each.replicas,
-            (f"back to what it was before {of}",),
-            # What came goes, and what went comes.
-            comes=each.goes,
-            goes=each.comes,
-        )
-        for each in groups
-        if _has_kept(each, found, of)
-    )
-    if not differs:
-        return plan_waves((), (), wanted.rules)
-    settings = {name: each.settings for name, each in wanted.declared.gpu_nodes.items()}
-    loads = observe.loads(nodes, found.found.running, found.found, settings, found.looks)
-    return plan_waves(
-        differs,
-        loads,
-        wanted.rules,
-        cordoned=found.cordoned,
-        journals=before,
-        accept_outage=wanted.accept_outage,
-        accept_unknown_load=wanted.accept_unknown_load,
-    )
-
-
-def last_kept(found: FleetView) -> str | None:
-    """Return the upgrade whose kept units are the newest on any node; None: nothing is kept."""
-    every = {(kept.at, name) for each in found.looks.values() for name, kept in each.kept.items()}
-    return max(every)[1] if every else None
-
-
-def _kept_groups(found: FleetView, of: str) -> list[Group]:
-    """Return a group for each replica that is kept, where there is no journal to say which."""
-    nodes: dict[str, set[str]] = {}
-    for name, each in found.looks.items():
-        for unit in each.kept[of].units if of in each.kept else ():
-            nodes.setdefault(unit.removeprefix("vllm-").removesuffix(".service"), set()).add(name)
-    return [Group(each, "stages", tuple(sorted(at)), (each,)) for each, at in nodes.items()]
-
-
-def _has_kept(group: Group, found: FleetView, of: str) -> bool:
-    """Tell whether a node has something of a group that runs otherwise now."""
-    for name in group.nodes:
-        kept = found.looks[name].kept.get(of) if name in found.looks else None
-        for unit, fingerprint in (kept.units if kept else {}).items():
-            if unit.removeprefix("vllm-").removesuffix(".service") not in group.replicas:
-                continue
-            seen = found.looks[name].units.get(unit)
-            if (seen is not None) != (fingerprint is not None):
-                return True
-            if seen and not seen.is_running_with(fingerprint):
-                return True
-    return False
-
-
-def changes_below_vllm(wanted: UpgradeRequest) -> dict[str, str]:
-    """
-    Return what deploys/node.py would change, by node; nodes without a lock are left alone.
-
-    Raises `FleetError` for what it would be refused for, or could not compare.
-    """
-    locked = [n for n, each in wanted.declared.gpu_nodes.items() if each.settings.gpu_lock]
-    if not locked:
-        return {}
-    from gpufleet.fleet.dry_run import dry_run
-
-    seen = dry_run(wanted.inventory, dict.fromkeys(locked, (NODE,)), tuple(locked))
-    problems = [
-        *seen.refused,
-        *(f"{n}: {u.source}: {u.why}" for n, each in seen.nodes.items() for u in each.unread),
-    ]
-    if problems:
-        raise FleetError(*problems)
-    return {
-        name: "; ".join(dict.fromkeys(m.what for m in each.moved))
-        for name, each in seen.nodes.items()
-        if each.moved
-    }
-
-
-def _limit(found: Sequence[Group], limit: Sequence[str]) -> tuple[Group, ...]:
-    """Return the groups on these nodes. Raises `FleetError` for those that are partly elsewhere."""
-    if not limit:
-        return tuple(found)
-    here = [each for each in found if set(each.nodes) & set(limit)]
-    if halves := [each for each in here if not set(each.nodes) <= set(limit)]:
-        raise FleetError(
-            *(
-                f"--limit: {each.id} is changed on {join_names(each.nodes)} at once: name all of "
-                "them, or none"
-                for each in halves
-            )
-        )
-    return tuple(here)
 
 
 def run_parallel(walks: Sequence[Iterator[Step]]) -> None:

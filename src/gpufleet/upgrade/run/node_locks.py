@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from gpufleet.errors import FleetError
 from gpufleet.node.change_marks import Lock
-from gpufleet.upgrade.run import node_protocol
-from gpufleet.upgrade.run.node_protocol import Answer, LockAnswer, NodeQuestion
+from gpufleet.upgrade.run import node_questions
+from gpufleet.upgrade.run.node_answers import Answer, LockAnswer
+from gpufleet.upgrade.run.node_questions import NodeQuestion
 
 Ask = Callable[[Mapping[str, NodeQuestion]], Mapping[str, Answer]]
 """Puts each node its question."""
@@ -33,7 +34,7 @@ def take(
 
     Raises `FleetError` with owner, since and what where another one has it, or a node does not say.
     """
-    asked = node_protocol.lock(upgrade, owner, origin, what, steal=steal)
+    asked = node_questions.lock(upgrade, owner, origin, what, steal=steal)
     first, *others = sorted(nodes)
     stolen: dict[str, Lock] = {}
     problems: list[str] = []
@@ -63,7 +64,7 @@ def release(ask: Ask, nodes: Sequence[str], upgrade: str) -> tuple[str, ...]:
     if not nodes:
         return ()
     problems: list[str] = []
-    for name, said in ask(dict.fromkeys(nodes, node_protocol.unlock(upgrade))).items():
+    for name, said in ask(dict.fromkeys(nodes, node_questions.unlock(upgrade))).items():
         try:
             found = LockAnswer.read(name, said)
         except FleetError as error:

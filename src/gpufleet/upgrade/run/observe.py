@@ -31,9 +31,10 @@ from gpufleet.upgrade.plan import replica_load
 from gpufleet.upgrade.plan.change_groups import changed_replicas, groups
 from gpufleet.upgrade.plan.replica_load import ReplicaLoad
 from gpufleet.upgrade.plan.wave import Group
-from gpufleet.upgrade.run import node_protocol
+from gpufleet.upgrade.run import node_questions
 from gpufleet.upgrade.run.connections import Nodes
-from gpufleet.upgrade.run.node_protocol import NodeLook, NodeQuestion
+from gpufleet.upgrade.run.node_answers import NodeLook
+from gpufleet.upgrade.run.node_questions import NodeQuestion
 
 # Loads are taken so often, and so many seconds apart: the busiest of these moments counts.
 SAMPLES = 3
@@ -142,7 +143,7 @@ def survey(nodes: Nodes, declared: Fleet) -> dict[str, Answer]:
 
 def look(nodes: Nodes, names: Collection[str], seconds: float = 0) -> dict[str, NodeLook]:
     """Return what concerns a change on each node. Raises `FleetError` for those that do not say."""
-    asked = node_protocol.look()
+    asked = node_questions.look()
     found = nodes.ask_until(dict.fromkeys(names, asked), NodeLook.read, seconds)
     if problems := [f"{name}: {each.problem}" for name, each in found.items() if each.problem]:
         raise FleetError(*problems)

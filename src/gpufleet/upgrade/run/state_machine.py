@@ -26,7 +26,8 @@ from typing import Any, Literal, Protocol, TypeAlias
 from gpufleet.errors import FleetError
 from gpufleet.formatting import join_names
 from gpufleet.upgrade.plan.wave import Group, Wave
-from gpufleet.upgrade.run.upgrade_journal import GroupState, Journal, State
+from gpufleet.upgrade.run.upgrade_journal import Journal
+from gpufleet.upgrade.run.upgrade_state import GroupState, State
 
 Do: TypeAlias = Literal[
     "drain",

@@ -20,7 +20,7 @@ from gpufleet.remote import payload
 from gpufleet.sanitize import printable
 from gpufleet.settings.gateway_settings import Balancer
 from gpufleet.upgrade.run.connections import Nodes
-from gpufleet.upgrade.run.node_protocol import NodeQuestion
+from gpufleet.upgrade.run.node_questions import NodeQuestion
 
 # A word to HAProxy over its socket; the rest is the way there.
 SECONDS = 60

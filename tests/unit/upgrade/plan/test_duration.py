@@ -7,7 +7,7 @@ import pytest
 from gpufleet.formatting import format_duration
 from gpufleet.upgrade.plan.duration import Estimate, estimate, load_seconds
 from gpufleet.upgrade.plan.wave import Group, Wave
-from gpufleet.upgrade.run.upgrade_journal import Entry
+from gpufleet.upgrade.run.journal_entry import Entry
 from tests.unit.upgrade.fleets import group
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from gpufleet.fleet.assessment import Assessment
 from gpufleet.upgrade.plan import spare_replica
-from gpufleet.upgrade.run.upgrade_journal import Entry
+from gpufleet.upgrade.run.journal_entry import Entry
 from tests.support.planned import declared_of, machine, planned
 from tests.unit.upgrade.fleets import group
 

@@ -21,8 +21,9 @@ from gpufleet.upgrade.report import html
 from gpufleet.upgrade.report import text as report_text
 from gpufleet.upgrade.report.live import Progress, style
 from gpufleet.upgrade.report.report import Report, report
+from gpufleet.upgrade.run.journal_entry import WORDS, Entry
 from gpufleet.upgrade.run.state_machine import Driver
-from gpufleet.upgrade.run.upgrade_journal import WORDS, Entry, Journal
+from gpufleet.upgrade.run.upgrade_journal import Journal
 from tests.unit.upgrade.simulated import ME, Fleet, Node, SimulatedActions, Unit
 
 BEGAN = 1_795_350_000.0

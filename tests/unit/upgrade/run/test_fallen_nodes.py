@@ -9,7 +9,8 @@ from typing import Any, cast
 import pytest
 
 from gpufleet.upgrade.run.actions import FleetActions
-from gpufleet.upgrade.run.node_protocol import Answer, NodeQuestion
+from gpufleet.upgrade.run.node_answers import Answer
+from gpufleet.upgrade.run.node_questions import NodeQuestion
 from gpufleet.upgrade.run.upgrade_journal import Journal
 from tests.unit.upgrade.fleets import group
 

@@ -22,7 +22,7 @@ from gpufleet.on_node.change import units as change_units
 from gpufleet.on_node.change.releases import Kept, Release
 from gpufleet.on_node.common import linux_facts
 from gpufleet.serving.unit import UnitFile
-from gpufleet.upgrade.run.node_protocol import (
+from gpufleet.upgrade.run.node_answers import (
     CollectAnswer,
     LockAnswer,
     Marks,

@@ -15,7 +15,8 @@ import pytest
 from gpufleet.errors import FleetError
 from gpufleet.on_node.change import change
 from gpufleet.upgrade.run import node_locks
-from gpufleet.upgrade.run.node_protocol import Answer, NodeQuestion
+from gpufleet.upgrade.run.node_answers import Answer
+from gpufleet.upgrade.run.node_questions import NodeQuestion
 
 NODES = ("gpu-01", "gpu-02", "gpu-03")
 MINE, THEIRS = "20261122T134708Z-ab12", "20261122T134709Z-cd34"

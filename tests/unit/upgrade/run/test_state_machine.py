@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from gpufleet.upgrade.plan.wave import Group, Wave, model_of
 from gpufleet.upgrade.run import state_machine
 from gpufleet.upgrade.run.state_machine import Driver, LostError, Step
-from gpufleet.upgrade.run.upgrade_journal import Journal, State, read
+from gpufleet.upgrade.run.upgrade_journal import Journal, read
+from gpufleet.upgrade.run.upgrade_state import State
 from tests.unit.upgrade.simulated import ME, NEW, OLD, Fleet, Killed, Node, SimulatedActions, Unit
 
 # A journal's fsync costs nothing in memory.
@@ -106,7 +107,7 @@ class Case:
 
     @property
     def state(self) -> State:
-        from gpufleet.upgrade.run.upgrade_journal import fold
+        from gpufleet.upgrade.run.upgrade_state import fold
 
         return fold(read(self.path))
 

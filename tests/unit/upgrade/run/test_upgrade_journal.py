@@ -14,7 +14,9 @@ import pytest
 from gpufleet.errors import FleetError
 from gpufleet.upgrade.plan.wave import Group, Wave
 from gpufleet.upgrade.run import upgrade_journal
-from gpufleet.upgrade.run.upgrade_journal import Entry, Journal, fold
+from gpufleet.upgrade.run.journal_entry import Entry
+from gpufleet.upgrade.run.upgrade_journal import Journal
+from gpufleet.upgrade.run.upgrade_state import fold
 
 UPGRADE = "20261122T134708Z-ab12"
 TINY = Group("tiny-0", "stages", ("gpu-01",), ("tiny-0",), ("vLLM 0.31.1 -> 0.32.0",))

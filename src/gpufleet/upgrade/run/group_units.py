@@ -1,0 +1,75 @@
+"""Which units and replicas of a group a node has, by what it says of itself.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpufleet.upgrade.plan.wave import Group
+from gpufleet.upgrade.run.node_answers import NodeLook
+
+
+def units_on(group: Group, looks: Mapping[str, NodeLook]) -> dict[str, list[str]]:
+    """Return the group's units of before and after on each of its nodes."""
+    found = {}
+    for name, each in looks.items():
+        there = {*each.next.units, *each.next.remove} if each.next else set(each.units)
+        found[name] = sorted(unit_names(group) & there)
+    return found
+
+
+def expected_units(
+    group: Group, looks: Mapping[str, NodeLook], kept: str, *, old: bool
+) -> dict[str, list[str]]:
+    """Return the group's units that have to run on each of its nodes now."""
+    found = {}
+    for name, each in looks.items():
+        if old:
+            before = each.kept[kept].units if kept in each.kept else {}
+            there = {unit for unit, fingerprint in before.items() if fingerprint is not None}
+            # Not switched yet, so not kept: what runs is what ran.
+            there |= set(each.units) - set(before)
+        else:
+            there = set(each.next.units) if each.next else set(each.units)
+        found[name] = sorted(unit_names(group) & there)
+    return found
+
+
+def replicas_on(group: Group, looks: Mapping[str, NodeLook]) -> dict[str, tuple[str, ...]]:
+    named = {
+        name: {node_units.removeprefix("vllm-").removesuffix(".service") for node_units in each}
+        for name, each in units_on(group, looks).items()
+    }
+    return {name: tuple(sorted(each)) for name, each in named.items()}
+
+
+def marked_on(
+    group: Group, looks: Mapping[str, NodeLook], upgrade: str
+) -> dict[str, tuple[str, ...]]:
+    return {
+        name: tuple(
+            replica
+            for replica, mark in sorted(each.drained.items())
+            if replica in group.replicas and mark.upgrade == upgrade
+        )
+        for name, each in looks.items()
+    }
+
+
+def unit_names(group: Group) -> set[str]:
+    return {f"vllm-{replica}.service" for replica in group.replicas}
+
+
+def is_out_of_service(look: NodeLook, unit: str) -> bool:
+    """Tell whether a person has cordoned the node, or drained the unit's replica."""
+    marks = [look.cordon, look.drained.get(unit.removeprefix("vllm-").removesuffix(".service"))]
+    return any(mark is not None and mark.upgrade is None for mark in marks)
+
+
+def cordoned_by_people(looks: Mapping[str, NodeLook]) -> list[str]:
+    """Say which nodes people have cordoned since the plan was made."""
+    return [
+        f"{name} was cordoned by {look.cordon}: nothing is stopped there: "
+        f"`gpufleet uncordon INVENTORY {name}` when that is over"
+        for name, look in sorted(looks.items())
+        if look.cordon and look.cordon.upgrade is None
+    ]

@@ -1,0 +1,120 @@
+"""One line of an upgrade's journal, and the words that it may begin with.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal, TypeAlias
+
+WORDS: Mapping[str, str] = MappingProxyType(
+    {
+        # Of the whole upgrade. Those that end in -ing come before their step, the others after.
+        "started": "id, schema, kind (upgrade|rollback), inventory, what, of (kind rollback: the "
+        "upgrade that is undone), limit",
+        "owner": "by (user@host), pid",
+        "declared": "files: [{file, line, key, before, after}], before it writes them",
+        "locking": "nodes, steal (why, or null)",
+        "locked": "nodes",
+        "planned": "waves: [{number, canary, groups: [Group]}], settings (of Upgrade), needs, "
+        "seconds (estimated, by wave), remarks",
+        "confirmed": "by (a person, --yes); wave: which one, none for the start",
+        "preparing": "log (file)",
+        "prepared": "",
+        "baseline": "replicas: {replica: what was seen}, findings, alerts",
+        "wave": "it begins; loads, needs",
+        "paused": "why; nothing more is begun until it is resumed",
+        "aborting": "why; what is in hand is undone",
+        "resumed": "by",
+        "finishing": "log (file)",
+        "unlocking": "nodes",
+        "unlocked": "nodes",
+        "finished": "everything is as declared",
+        "stopped": "why: [sentences], how (to go on)",
+        "noted": "text: worth knowing, changes no state; with a group where it is about one",
+        # Of a group: each has wave and group, those about one of its nodes a node.
+        "draining": "nodes get their marks, gateways send no more",
+        "drained": "left (requests that were cut off), seconds",
+        "changing": "log (file): what is below vLLM is changed; kind node alone",
+        "changed": "",
+        "switching": "from here on units may be the new ones, and are down",
+        "switched": "seconds (by node: down to started)",
+        "ready": "seconds (since it was started), load_seconds",
+        "judged": "gate (golden|traffic), passed (true|false|null: not known), reasons",
+        "undraining": "marks are lifted, gateways send again",
+        "undrained": "",
+        "soaked": "seconds, seen",
+        "done": "it is as declared, and serves",
+        "failed": "why: [sentences], by (engine: it failed | wave: another one of its wave did)",
+        "restoring": "from here on units may be the kept ones, and are down",
+        "restored": "seconds (by node)",
+        "returned": "it is as it was before, and serves",
+        "stuck": "why: [sentences]: it does not serve and stays drained, a person is needed",
+    }
+)
+"""What an entry may be called, and what is in its `said`."""
+
+Phase: TypeAlias = Literal[
+    "waiting",
+    "draining",
+    "drained",
+    "changing",
+    "changed",
+    "switching",
+    "switched",
+    "ready",
+    "judged",
+    "undraining",
+    "undrained",
+    "soaked",
+    "done",
+    "failed",
+    "restoring",
+    "restored",
+    "returned",
+    "stuck",
+]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of a journal."""
+
+    at: float
+    """Seconds since the epoch, by the controller's clock."""
+    what: str
+    """One of `WORDS`."""
+    wave: int | None = None
+    group: str | None = None
+    node: str | None = None
+    said: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values for `json.dumps`."""
+        return {
+            "at": round(self.at, 3),
+            "what": self.what,
+            "wave": self.wave,
+            "group": self.group,
+            "node": self.node,
+            "said": dict(self.said),
+        }
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Entry:
+        """Return what `as_json` has written. Raises `ValueError` and the like for anything else."""
+        if found["what"] not in WORDS:
+            raise ValueError(f"{found['what']!r} is no word of this release's journals")
+        return cls(
+            float(found["at"]),
+            found["what"],
+            found.get("wave"),
+            found.get("group"),
+            found.get("node"),
+            dict(found.get("said") or {}),
+        )
+
+
+def entries_of(entries: Iterable[Entry], group: str) -> Iterator[Entry]:
+    """Yield what a journal has about one group, in its order."""
+    return (each for each in entries if each.group == group)
