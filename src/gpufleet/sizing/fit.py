@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from gpufleet.sizing import kv_bytes, kv_cache
-from gpufleet.sizing.architectures.components import LatentCache
 from gpufleet.sizing.architectures.description import Description
 from gpufleet.sizing.architectures.max_length import text_part
 from gpufleet.sizing.launch_rules.rules import Choice, refusals
@@ -77,11 +76,7 @@ def smallest_gpus(description: Description, options: Options) -> int | None:
 def _smallest(description: Description, options: Options) -> int | None:
     whole = _sizing_of(description, options).weights_bytes_per_gpu
     # Wider groups have the more room; but a latent cache is on every rank, whatever their number.
-    latent = any(
-        isinstance(cache, LatentCache)
-        for layer in description.architecture.layers
-        for cache in layer.caches
-    )
+    latent = description.architecture.has_latent_cache
     for gpus in (1, 2, 4, 8, 16, 32, 64):
         if whole / gpus > options.gpu_memory_gib * GIB:
             continue  # not even the weights, and dividing them never takes less than a share

@@ -25,7 +25,7 @@ SIZES = {
 }
 """Bytes of a number, by the names of `--dtype` and of `Weight.dtype`."""
 
-_VOCABULARY_PADDING = 64
+VOCABULARY_PADDING = 64
 """DEFAULT_VOCAB_PADDING_SIZE in vllm/model_executor/layers/vocab_parallel_embedding.py."""
 
 
@@ -143,7 +143,7 @@ class Rank:
                 return weight.rows // heads * _divide_up(heads, tensor), weight.columns, count
             case Split.VOCABULARY:
                 return (
-                    _divide_up(_round_up(weight.rows, _VOCABULARY_PADDING), tensor),
+                    _divide_up(_round_up(weight.rows, VOCABULARY_PADDING), tensor),
                     weight.columns,
                     count,
                 )

@@ -343,9 +343,7 @@ def _forward_bytes(architecture: Architecture, run: DummyRun) -> float:
     beside it (vllm/model_executor/models/llama.py): 4 x hidden + 3 x intermediate / TP.
     """
     wide = 3 * architecture.intermediate_size / run.tensor
-    if any(
-        isinstance(cache, LatentCache) for layer in architecture.layers for cache in layer.caches
-    ):
+    if architecture.has_latent_cache:
         # Queries, and the keys and values that the latent is turned into, of 192 each.
         wide = max(wide, 3 * 192 * architecture.heads / run.tensor)
     return run.max_num_batched_tokens * run.dtype_bytes * (4 * architecture.hidden_size + wide)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from gpufleet.errors import FleetError
 from gpufleet.sizing.architectures.components import (
     Architecture,
-    LatentCache,
     Layer,
     Part,
     Split,
@@ -113,9 +112,7 @@ def _workspace(architecture: Architecture, vllm: tuple[int, ...]) -> int:
     g_fi_workspace in v1/attention/backends/mla/flashinfer_mla.py, made at import from 0.11.1 to
     0.24, when first used from 0.25; logs of DeepSeek-V2-Lite and Kimi-VL with 0.19.
     """
-    latent = any(
-        isinstance(cache, LatentCache) for layer in architecture.layers for cache in layer.caches
-    )
+    latent = architecture.has_latent_cache
     return 128 << 20 if latent and (0, 11, 1) <= vllm < (0, 25) else 0
 
 

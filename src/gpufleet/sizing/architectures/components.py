@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import TypeAlias
 
 
@@ -226,6 +227,13 @@ class Architecture:
             if vllm >= row[0]:
                 found = (found, row[1], row[2])[which]
         return found
+
+    @cached_property
+    def has_latent_cache(self) -> bool:
+        """Return whether some layer has MLA's cache, which is the same on every TP rank."""
+        return any(
+            isinstance(cache, LatentCache) for layer in self.layers for cache in layer.caches
+        )
 
     @property
     def parameters(self) -> int:

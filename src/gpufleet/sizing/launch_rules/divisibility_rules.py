@@ -14,9 +14,7 @@ from gpufleet.sizing.architectures.components import (
     WindowCache,
 )
 from gpufleet.sizing.launch_rules.launch_case import Fault, LaunchCase, shape_of
-
-VOCABULARY_PADDING = 64
-"""DEFAULT_VOCAB_PADDING_SIZE of vllm/model_executor/layers/vocab_parallel_embedding.py."""
+from gpufleet.sizing.rank_weights import VOCABULARY_PADDING
 
 
 def check_attention_heads(case: LaunchCase, tensor: int, _: bool) -> Iterator[Fault]:

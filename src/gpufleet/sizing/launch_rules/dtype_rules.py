@@ -86,7 +86,7 @@ def check_kv_cache_dtype(case: LaunchCase) -> Iterator[Refused]:
             "fp8_e4m3",
         )
     nvfp4 = wanted.startswith("nvfp4") and not wanted.endswith("_ds_mla")
-    if nvfp4 and case.latent and case.vllm >= (0, 21):
+    if nvfp4 and case.architecture.has_latent_cache and case.vllm >= (0, 21):
         yield Refused(
             "kv-cache-dtype",
             "kv_cache_dtype",

@@ -10,7 +10,6 @@ from gpufleet.catalog import vllm_support
 from gpufleet.catalog.vllm_support import Version
 from gpufleet.sizing.architectures.components import (
     Architecture,
-    LatentCache,
     Split,
     StateCache,
     Weight,
@@ -79,11 +78,6 @@ class LaunchCase:
     def method_limits(self) -> vllm_support.Asked | None:
         """What the release asks of GPU and dtype for the method."""
         return vllm_support.asked(self.method, self.vllm) if self.method else None
-
-    @cached_property
-    def latent(self) -> bool:
-        """Whether attention is MLA."""
-        return any(isinstance(cache, LatentCache) for cache in shape_of(self.architecture).caches)
 
     @cached_property
     def dtype(self) -> str:

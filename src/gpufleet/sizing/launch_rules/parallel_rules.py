@@ -153,7 +153,7 @@ def _context_fault(case: LaunchCase, size: int) -> Fault | None:
             f"{case.release} divides only caches of the whole context, and {case.model} has others",
             "vllm/v1/core/kv_cache_coordinator.py and single_type_kv_cache_manager.py",
         )
-    if case.latent:
+    if case.architecture.has_latent_cache:
         if case.choice.kv_cache_dtype.startswith("fp8") and case.vllm[:2] < _CONTEXT_WHOLE_UNTIL:
             found = f"{case.release} divides no FP8 cache of latent attention with {given}"
             return Fault(name, found, "MLA's forward: assert on fp8_attention")
