@@ -84,12 +84,12 @@ class Candidate:
     @property
     def kv_tokens(self) -> int:
         """Return what the replica's KV caches hold, in tokens, over all of its engines."""
-        return self.sizing.kv_cache_tokens * self.division.data if self.sizing else 0
+        return self.sizing.kv_cache_tokens * self.division.data_parallel if self.sizing else 0
 
     @property
     def concurrency(self) -> float:
         """Return how many requests of full length run at once, over all engines."""
-        return self.sizing.max_concurrency * self.division.data if self.sizing else 0.0
+        return self.sizing.max_concurrency * self.division.data_parallel if self.sizing else 0.0
 
 
 @dataclass(frozen=True)
@@ -279,7 +279,7 @@ def _pipelines(
     )
     return sorted(
         (each for each in every if room(each, served, kind, nodes)),
-        key=lambda each: (each.nodes, each.pipeline, each.gpus),
+        key=lambda each: (each.nodes, each.pipeline_parallel, each.gpus),
     )
 
 
@@ -305,7 +305,7 @@ def _verdict(served: Served, division: Division, sizing: Sizing) -> tuple[Verdic
     # One request is certain to fit; the others that were asked for have to be as certain.
     cache = max(1, sizing.kv_cache_bytes_per_gpu)
     certain = max(0, cache - sizing.estimate_error_bytes_per_gpu) / cache
-    at_once = sizing.max_concurrency * division.data
+    at_once = sizing.max_concurrency * division.data_parallel
     if served.concurrency > 1 and at_once * certain < served.concurrency:
         asked = (
             f"{at_once:.1f} requests of {sizing.max_model_len:,} tokens fit at once, and "
@@ -350,7 +350,11 @@ Choice: TypeAlias = "tuple[Candidate, str, Callable[[Candidate], str]]"
 
 
 def _smallest_first(candidate: Candidate) -> tuple[int, int, int]:
-    return candidate.division.gpus, candidate.division.data, candidate.division.tensor
+    return (
+        candidate.division.gpus,
+        candidate.division.data_parallel,
+        candidate.division.tensor_parallel,
+    )
 
 
 def _balanced(by_size: list[Candidate]) -> Choice:
@@ -383,12 +387,12 @@ def _fewest(by_size: list[Candidate]) -> Choice:
 
 def _soonest(by_size: list[Candidate], description: Description) -> Choice:
     """The widest group, as long as widening still divides what a step has to read."""
-    alone = [each for each in by_size if each.division.data == 1] or by_size
+    alone = [each for each in by_size if each.division.data_parallel == 1] or by_size
     best, why = alone[0], "the widest group that there is room for"
     heads = description.architecture.kv_heads
     for wider in alone[1:]:
         weights = _weights_gib(best)
-        if weights <= SMALL_WEIGHTS_GIB and wider.division.tensor > heads:
+        if weights <= SMALL_WEIGHTS_GIB and wider.division.tensor_parallel > heads:
             why = (
                 f"wider groups answer no sooner: a GPU reads {weights:.1f} GiB of weights in a "
                 f"step, and {_heads(heads)} of the KV cache divided no further"
@@ -480,7 +484,11 @@ def remedies(
     wider: dict[str, Any] = {}
     if served.tensor_parallel is not None:
         free = considered({"tensor_parallel": None})
-        tensor = free.chosen.division.tensor if free.chosen else max(_powers(1, max(kind.islands)))
+        tensor = (
+            free.chosen.division.tensor_parallel
+            if free.chosen
+            else max(_powers(1, max(kind.islands)))
+        )
         wider = {"tensor_parallel": tensor}
         if helps(wider):
             found.insert(0, wider)
@@ -515,7 +523,9 @@ def _one_change(served: Served, judged: tuple[Candidate, ...]) -> Iterator[dict[
             yield {"context": shorter}
     if "max-num-seqs" not in served.flags:
         yield from ({"flags.max-num-seqs": fewer} for fewer in (512, 256, 128, 64))
-    if any(each.division.expert and each.division.data > 1 for each in judged) and (
+    if any(
+        each.division.expert_parallel and each.division.data_parallel > 1 for each in judged
+    ) and (
         "max-num-batched-tokens" not in served.flags
     ):  # each GPU has room for the tokens of all engines
         yield from ({"flags.max-num-batched-tokens": fewer} for fewer in (8192, 4096, 2048))
@@ -559,10 +569,10 @@ def options(served: Served, kind: Kind, division: Division) -> Options:
     return Options(
         gpu_memory_gib=memory_gib(kind),
         vllm=numbers(kind.vllm),
-        tensor_parallel=division.tensor,
-        pipeline_parallel=division.pipeline,
-        data_parallel=division.data,
-        expert_parallel=division.expert,
+        tensor_parallel=division.tensor_parallel,
+        pipeline_parallel=division.pipeline_parallel,
+        data_parallel=division.data_parallel,
+        expert_parallel=division.expert_parallel,
         decode_context_parallel=_integer(flags.get("decode-context-parallel-size")) or 1,
         max_model_len=_length(context(served)),
         gpu_memory_utilization=_fraction(flags.get("gpu-memory-utilization")),

@@ -68,17 +68,17 @@ class Kind:
 class Division:
     """How a replica is divided, in the sense of vLLM's flags of these names."""
 
-    tensor: int
-    pipeline: int = 1
-    data: int = 1
-    expert: bool = False
+    tensor_parallel: int
+    pipeline_parallel: int = 1
+    data_parallel: int = 1
+    expert_parallel: bool = False
     nodes: int = 1
     """It lies on this many nodes, with equally many GPUs on each."""
 
     @cached_property
     def gpus(self) -> int:
         """Return the GPUs of a replica, on all its nodes."""
-        return self.tensor * self.pipeline * self.data
+        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
 
     @cached_property
     def group(self) -> int:
@@ -88,7 +88,9 @@ class Division:
         A tensor-parallel group; with experts on each GPU all of the engines, for every layer sends
         tokens to other GPUs' experts.
         """
-        return self.gpus if self.expert and self.data > 1 else self.tensor
+        return (
+            self.gpus if self.expert_parallel and self.data_parallel > 1 else self.tensor_parallel
+        )
 
     @cached_property
     def share(self) -> int:
@@ -115,21 +117,28 @@ class Division:
         """
         Say what makes a group as wide as it is.
 
-        >>> Division(16).wide, Division(1, data=32, expert=True).wide
+        >>> Division(16).wide, Division(1, data_parallel=32, expert_parallel=True).wide
         ('TP 16', 'DP 32 with EP')
         """
-        return f"TP {self.tensor}" if self.group == self.tensor else f"DP {self.data} with EP"
+        return (
+            f"TP {self.tensor_parallel}"
+            if self.group == self.tensor_parallel
+            else f"DP {self.data_parallel} with EP"
+        )
 
     def __str__(self) -> str:
         """
         Say it in a sentence.
 
-        >>> str(Division(4)), str(Division(8, pipeline=2, nodes=2)), str(Division(1, 1, 8, True))
+        >>> str(Division(4)), str(Division(8, 2, nodes=2)), str(Division(1, 1, 8, True))
         ('TP 4', 'TP 8 x PP 2', 'TP 1 x DP 8 with EP')
         """
-        others = (("PP", self.pipeline), ("DP", self.data))
-        words = [f"TP {self.tensor}", *(f"{name} {size}" for name, size in others if size > 1)]
-        return " x ".join(words) + (" with EP" if self.expert else "")
+        others = (("PP", self.pipeline_parallel), ("DP", self.data_parallel))
+        words = [
+            f"TP {self.tensor_parallel}",
+            *(f"{name} {size}" for name, size in others if size > 1),
+        ]
+        return " x ".join(words) + (" with EP" if self.expert_parallel else "")
 
 
 def spread(division: Division, served: Served, kind: Kind) -> Division:
@@ -154,12 +163,12 @@ def spread(division: Division, served: Served, kind: Kind) -> Division:
 
 def _spreads(division: Division, served: Served, kind: Kind) -> Iterator[Division]:
     """Yield the division over ever more nodes, wherever they hold it."""
-    engine = division.tensor * division.pipeline
+    engine = division.tensor_parallel * division.pipeline_parallel
     for nodes in range(2, division.gpus + 1):
         if division.gpus % nodes:
             continue
         found = replace(division, nodes=nodes)
-        even = _even(found.share, engine) and _even(found.share, division.tensor)
+        even = _even(found.share, engine) and _even(found.share, division.tensor_parallel)
         if even and held(found, served, kind):
             yield found
 
@@ -181,7 +190,7 @@ def room(division: Division, served: Served, kind: Kind, nodes: int) -> int:
     Return how many replicas as many empty nodes of a kind hold.
 
     >>> pairs = Kind("NVIDIA A100 80GB PCIe", 81920, (8, 0), (2, 2), "0.32.0")
-    >>> room(Division(2, pipeline=2, nodes=2), Served(model="/srv/m"), pairs, 3)
+    >>> room(Division(2, pipeline_parallel=2, nodes=2), Served(model="/srv/m"), pairs, 3)
     3
     """
     if nodes < division.nodes:

@@ -73,9 +73,9 @@ class Oversize:
         largest = max(kind.gpus if pcie else max(kind.islands, default=0) for kind in kinds)
         if division.group > largest:
             what = (
-                f"tensor_parallel {division.tensor}"
-                if division.group == division.tensor
-                else f"data_parallel {division.data} with experts on each GPU"
+                f"tensor_parallel {division.tensor_parallel}"
+                if division.group == division.tensor_parallel
+                else f"data_parallel {division.data_parallel} with experts on each GPU"
             )
             return (
                 f"{what} needs {_gpus(division.group)} in one {'node' if pcie else 'NVLink island'}"
@@ -91,7 +91,7 @@ class Oversize:
     def _numbers(self, division: Division) -> Iterator[str]:
         """Yield the nearest numbers that fit: less, and more where shares come out even then."""
         keys = ["data_parallel", "pipeline_parallel", "tensor_parallel"]
-        if not division.expert:
+        if not division.expert_parallel:
             keys.sort(key=lambda key: -self._asked(key))
         for key in keys:
             asked = self._asked(key)

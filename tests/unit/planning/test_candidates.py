@@ -131,7 +131,7 @@ def test_throughput_takes_engines_with_whole_experts_for_a_latent_cache():
     """One KV head cannot be divided: TP 8 keeps the same cache eight times, engines their own."""
     found = considered(served(objective="throughput"), model(400, kv_heads=1, experts=64))
 
-    assert found.chosen.division == Division(1, data=8, expert=True)
+    assert found.chosen.division == Division(1, data_parallel=8, expert_parallel=True)
     assert found.chosen.division.unit == 8  # every layer sends tokens to all of them
 
 
@@ -139,7 +139,7 @@ def test_throughput_takes_engines_with_whole_experts_for_a_latent_cache():
 def test_engines_with_experts_are_not_tried_unasked(objective):
     found = considered(served(objective=objective), model(100, experts=64))
 
-    assert {each.division.data for each in found.candidates} == {1}
+    assert {each.division.data_parallel for each in found.candidates} == {1}
 
 
 def test_every_candidate_has_a_verdict_and_a_reason():
@@ -213,20 +213,24 @@ def test_a_pipeline_spans_nodes_only_by_word_and_need():
 
     assert considered(served(), huge, nodes=4).chosen is None
     assert considered(served(span_nodes=True), huge, nodes=1).chosen is None
-    assert chosen(served(span_nodes=True), huge, nodes=4) == Division(8, pipeline=2, nodes=2)
+    assert chosen(served(span_nodes=True), huge, nodes=4) == Division(
+        8, pipeline_parallel=2, nodes=2
+    )
     assert chosen(served(span_nodes=True), model(140), nodes=4) == Division(4)
     # Cards without NVLink: stages on one node, before any network is between them.
-    assert chosen(served(span_nodes=True), model(60), L40SX8, nodes=4) == Division(1, pipeline=2)
+    assert chosen(served(span_nodes=True), model(60), L40SX8, nodes=4) == Division(
+        1, pipeline_parallel=2
+    )
 
 
 def test_an_own_pipeline_lies_on_as_few_nodes_as_hold_it():
     wanted = served(tensor_parallel=4, pipeline_parallel=2)
 
-    assert chosen(wanted, model(140)) == Division(4, pipeline=2)
+    assert chosen(wanted, model(140)) == Division(4, pipeline_parallel=2)
     spread = chosen(
         wanted.model_copy(update={"span_nodes": True, "pipeline_parallel": 4}), model(140), nodes=2
     )
-    assert spread == Division(4, pipeline=4, nodes=2)
+    assert spread == Division(4, pipeline_parallel=4, nodes=2)
     assert spread.units == 2
 
 

@@ -199,7 +199,7 @@ def check(found, nodes, declarations, reserved=None):
         ]
         kind, chosen = considered.kind, considered.chosen
         division = chosen.division
-        assert (division.tensor, division.pipeline) == (
+        assert (division.tensor_parallel, division.pipeline_parallel) == (
             stage.tensor_parallel,
             stage.pipeline_parallel,
         )
@@ -209,7 +209,7 @@ def check(found, nodes, declarations, reserved=None):
             served.tensor_parallel is not None and asked.confidence == "near the edge"
         )
         assert served.tensor_parallel or (
-            asked.max_concurrency * division.data >= served.concurrency
+            asked.max_concurrency * division.data_parallel >= served.concurrency
         )
     for (model, _), stages in by_replica(found).items():
         assert sum(len(stage.gpus) for stage in stages) == (

@@ -192,7 +192,9 @@ def test_engines_that_are_asked_for_take_no_more_nodes_than_hold_them(objective,
     )
 
     (considered,) = found.candidates
-    assert considered.chosen.division == Division(1, data=data, expert=True, nodes=over)
+    assert considered.chosen.division == Division(
+        1, data_parallel=data, expert_parallel=True, nodes=over
+    )
     assert considered.candidates[1].reason == f"fits, and takes {2 * over} nodes instead of {over}"
 
 
@@ -222,7 +224,7 @@ def test_a_rack_is_sized_by_who_gets_the_tokens_of_its_72_engines(recorded):
     few = planned(trays, **asked, flags={"max-num-batched-tokens": 4096})
     sent = planned(trays, **asked, flags={"all2all-backend": "flashinfer_nvlink_two_sided"})
 
-    wide = Division(1, data=72, expert=True, nodes=18)
+    wide = Division(1, data_parallel=72, expert_parallel=True, nodes=18)
     for found, verdict in ((few, Verdict.FITS), (sent, Verdict.NEAR)):
         chosen = found.candidates[0].chosen
         assert (chosen.division, chosen.verdict) == (wide, verdict)
