@@ -18,7 +18,7 @@ from gpufleet.operations.converge import Converge
 from gpufleet.operations.distribute import of_model
 from gpufleet.operations.stage_model import have_model
 from gpufleet.operations.wait_ready import answering
-from gpufleet.planning.planner import Stage
+from gpufleet.planning.stage import Stage
 from gpufleet.serving import vllm_node as node
 from gpufleet.serving.unit import UnitFile
 from gpufleet.settings.serving_settings import Vllm

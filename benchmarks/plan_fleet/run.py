@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from gpufleet.node.topology import Node, node_from_probe
-from gpufleet.planning.planner import FleetPlan, Running, plan
+from gpufleet.planning.planner import FleetPlan, plan
+from gpufleet.planning.stage import Running
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.sizing.architectures.description import Description, ModelFiles, describe
 

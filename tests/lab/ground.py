@@ -9,7 +9,7 @@ from gpufleet.artifacts.operator_files import release_of
 from gpufleet.converge.desired import Package, Wanted
 from gpufleet.fleet.run import Here, here, together
 from gpufleet.operations.converge import Converge
-from gpufleet.planning.planner import Stage
+from gpufleet.planning.stage import Stage
 from gpufleet.serving import vllm_node
 from gpufleet.serving.unit import UnitFile
 

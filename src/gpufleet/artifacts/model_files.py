@@ -10,10 +10,10 @@ import posixpath
 from dataclasses import dataclass
 from shlex import quote
 
-from gpufleet.serving.unit import model_directory
 from gpufleet.settings.serving_settings import Served, Vllm
 
 TOKEN = "/etc/vllm/credentials/hf-token"  # noqa: S105  # a path
+MODELS = "/var/lib/vllm/models"
 # Where the Hub's client asks when no other endpoint is set.
 HUB = "https://huggingface.co"
 # 700 GB at 1 Gbit/s: the largest open checkpoints on a slow line.
@@ -32,6 +32,17 @@ class Checkpoint:
     def mark(self) -> str:
         """The file whose presence says that every file is there."""
         return f"{self.directory}/.complete"
+
+
+def model_directory(model: Served) -> str:
+    """
+    Return where the model's files lie on the node.
+
+    `/var/lib/vllm/models/<org>--<name>/<revision>` for a Hub model, a path as it is.
+    """
+    if model.is_path:
+        return model.model
+    return f"{MODELS}/{model.model.replace('/', '--')}/{model.revision}"
 
 
 def checkpoint(model: Served) -> Checkpoint | None:

@@ -144,12 +144,12 @@ class Folder:
             partial.write_bytes(content)
             self._place(partial, target)
 
-    def sha256(self, path: str, *, again: bool = False) -> str:
+    def sha256(self, path: str) -> str:
         """Return a file's hash; from memory while its size and time are as they were."""
         target = self.root / path
         stat = target.stat()
         known = self._known.get(path)
-        if again or known is None or known[:2] != [stat.st_size, stat.st_mtime_ns]:
+        if known is None or known[:2] != [stat.st_size, stat.st_mtime_ns]:
             known = [stat.st_size, stat.st_mtime_ns, _hash(target, hashlib.sha256())]
             with self._lock:
                 self._known[path] = known

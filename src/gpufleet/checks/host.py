@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from itertools import permutations
 from typing import Any
 
+from gpufleet.artifacts.model_files import MODELS
 from gpufleet.artifacts.release import CACHE, RELEASES
 from gpufleet.checks.finding import Action, Problem, Severity, Step
 from gpufleet.checks.probe_facts import DoesNotApply, Reading, Unread, expectation
-from gpufleet.serving.unit import MODELS
 
 GIB = 1024  # in MiB, the unit of every size here
 

@@ -18,7 +18,7 @@ from gpufleet.checks.evaluate import judge
 from gpufleet.checks.finding import Report
 from gpufleet.checks.probe_facts import Needs
 from gpufleet.errors import FleetError
-from gpufleet.fleet.model_configs import Described, described
+from gpufleet.fleet.model_configs import described
 from gpufleet.node import cordon
 from gpufleet.node.nic_affinity import nearest_nics
 from gpufleet.node.topology import Node, known, node_from_probe
@@ -34,12 +34,14 @@ from gpufleet.planning.flag_layers import (
 from gpufleet.planning.multinode import consistency, disaggregation
 from gpufleet.planning.multinode.disaggregation import Pairs
 from gpufleet.planning.multinode.rank_groups import joined, sentences
-from gpufleet.planning.planner import FleetPlan, Running
+from gpufleet.planning.planner import FleetPlan
 from gpufleet.planning.quantization_advice import advice
+from gpufleet.planning.stage import Running
 from gpufleet.serving import flag_check
 from gpufleet.serving.restarts import restarts
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.variables import Origin
+from gpufleet.sizing.architectures.description import Described
 from gpufleet.sizing.fit import size
 
 

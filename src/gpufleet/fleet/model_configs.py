@@ -9,17 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from gpufleet.errors import FleetError
 from gpufleet.node.topology import known
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import Served, Vllm
-from gpufleet.sizing.architectures.description import Description, ModelFiles, describe
+from gpufleet.sizing.architectures.description import Described, ModelFiles, describe
 from gpufleet.sizing.checkpoint_reader import Hub, read
-
-Described: TypeAlias = Description | str
-"""A model's description, or a sentence why there is none."""
 
 # The Hub is asked for some kilobytes of each model; a fleet's plan waits no longer for it.
 SECONDS = 60.0

@@ -37,8 +37,8 @@ from gpufleet.node.cluster_network import addresses
 from gpufleet.node.cordon import cordon_of, sentence
 from gpufleet.node.machine import Machine, System, from_probe
 from gpufleet.node.topology import Node, known
-from gpufleet.planning.planner import FleetPlan, Stage
-from gpufleet.planning.stage import Running
+from gpufleet.planning.planner import FleetPlan
+from gpufleet.planning.stage import Running, Stage
 from gpufleet.remote.query import SECONDS, Answer, ask, survey
 from gpufleet.serving import servers
 from gpufleet.serving.restarts import partial_restarts

@@ -20,6 +20,7 @@ from pyinfra import host, logger
 from pyinfra.api import FunctionCommand, Host, State, operation
 from pyinfra.context import ctx_state
 
+from gpufleet.artifacts.model_files import model_directory
 from gpufleet.artifacts.operator_files import release_of
 from gpufleet.converge.diff import starting
 from gpufleet.errors import FleetError
@@ -28,11 +29,10 @@ from gpufleet.inventory import loader
 from gpufleet.operations.converge import Converge, foretell
 from gpufleet.planning.multinode import reachability
 from gpufleet.planning.multinode.reachability import Member, Reach, Replica
-from gpufleet.planning.planner import Stage
+from gpufleet.planning.stage import Stage
 from gpufleet.remote import payload
 from gpufleet.remote.query import ask
 from gpufleet.sanitize import printable
-from gpufleet.serving.unit import model_directory
 from gpufleet.settings.node_settings import NodeSettings
 
 

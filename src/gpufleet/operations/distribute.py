@@ -36,7 +36,7 @@ from gpufleet.fleet.run import Answers, documents
 from gpufleet.inventory import loader
 from gpufleet.node import cluster_network
 from gpufleet.operations.converge import Converge, foretell
-from gpufleet.planning.planner import Stage
+from gpufleet.planning.stage import Stage
 from gpufleet.progress import Amount, Pace
 from gpufleet.remote import payload
 from gpufleet.remote.query import ask

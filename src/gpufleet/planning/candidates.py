@@ -242,7 +242,7 @@ def _divisions(
 ) -> Iterator[Division]:
     """Yield the divisions on one node whose groups have `least` to `most` GPUs, smallest first."""
     own = served.tensor_parallel
-    tensors = [own] if own is not None else _powers(1, most)
+    tensors = [own] if own is not None else powers(1, most)
     experts = description.architecture.experts > 0
     for tensor in tensors:
         pipeline = served.pipeline_parallel or 1
@@ -255,7 +255,7 @@ def _divisions(
             and experts
             and pipeline == 1
         ):
-            engines = [each for each in _powers(1, most) if tensor * each <= most]
+            engines = [each for each in powers(1, most) if tensor * each <= most]
         for data in engines:
             expert = _with_experts(served, description, data)
             division = Division(tensor, pipeline, data, expert)
@@ -268,7 +268,7 @@ def _pipelines(
 ) -> list[Division]:
     """Return pipelines of more GPUs than a group can have: over few nodes, of few stages first."""
     own = served.tensor_parallel
-    tensors = _powers(1, widest) if own is None else [own]
+    tensors = powers(1, widest) if own is None else [own]
     data = served.data_parallel or 1
     expert = _with_experts(served, description, data)
     every = (
@@ -289,7 +289,8 @@ def _with_experts(served: Served, description: Description, data: int) -> bool:
     return data > 1 and description.architecture.experts > 0
 
 
-def _powers(least: int, most: int) -> list[int]:
+def powers(least: int, most: int) -> list[int]:
+    """Return the powers of two from `least` to `most`."""
     return [1 << power for power in range(most.bit_length()) if least <= 1 << power <= most]
 
 
@@ -452,112 +453,6 @@ def _weights_gib(candidate: Candidate) -> float:
 
 def _heads(count: int) -> str:
     return "the one head" if count == 1 else f"the {count} heads"
-
-
-# What to write instead
-
-
-def remedies(
-    served: Served,
-    description: Description,
-    kind: Kind,
-    nodes: int,
-    *,
-    sizer: Sizer,
-) -> tuple[str, ...]:
-    """
-    Return settings with which a model fits on `nodes` nodes of a kind where it does not.
-
-    Each as `key: value` in backquotes, or two of them where one is not enough. All were tried: what
-    is named helps by itself.
-    """
-
-    def considered(changes: Mapping[str, Any]) -> Considered:
-        changed = _changed(served, changes)
-        return consider("", changed, description, kind, nodes, sizer=sizer)
-
-    def helps(changes: Mapping[str, Any]) -> bool:
-        chosen = considered(changes).chosen
-        return chosen is not None and chosen.replicas > 0 and chosen.verdict is not Verdict.UNKNOWN
-
-    found = [each for each in _one_change(served, considered({}).candidates) if helps(each)]
-    wider: dict[str, Any] = {}
-    if served.tensor_parallel is not None:
-        free = considered({"tensor_parallel": None})
-        tensor = (
-            free.chosen.division.tensor_parallel
-            if free.chosen
-            else max(_powers(1, max(kind.islands)))
-        )
-        wider = {"tensor_parallel": tensor}
-        if helps(wider):
-            found.insert(0, wider)
-    if not found and wider:
-        changed = _changed(served, wider)
-        more = _one_change(changed, considered(wider).candidates)
-        found = [both for each in more if helps(both := {**wider, **each})]
-    if not found:
-        least = {**wider, "concurrency": 1}
-        changed = _changed(served, least)
-        more = _one_change(changed, considered(least).candidates)
-        found = [both for each in more if helps(both := {**least, **each})]
-    first: dict[tuple[str, ...], str] = {}
-    for changes in found:  # of several values of one key the nearest, which comes first
-        words = " and ".join(_yaml(key, value) for key, value in changes.items())
-        first.setdefault(tuple(changes), words)
-    return tuple(first.values())
-
-
-def _one_change(served: Served, judged: tuple[Candidate, ...]) -> Iterator[dict[str, Any]]:
-    """Yield what might help, for each key the smallest change first."""
-    most = int(max((each.concurrency for each in judged), default=0))
-    for fewer in dict.fromkeys((most, int(most * 0.8), 1)):
-        if 1 <= fewer < served.concurrency:
-            yield {"concurrency": fewer}
-    sizings = [each.sizing for each in judged if each.sizing]
-    longest = max((sizing.largest_max_model_len for sizing in sizings), default=0)
-    length = max((sizing.max_model_len for sizing in sizings), default=0)
-    for part in (0.95, 0.8, 0.5, 0.25):
-        shorter = int(longest * part / served.concurrency) // 1024 * 1024
-        if 0 < shorter < length:
-            yield {"context": shorter}
-    if "max-num-seqs" not in served.flags:
-        yield from ({"flags.max-num-seqs": fewer} for fewer in (512, 256, 128, 64))
-    if any(
-        each.division.expert_parallel and each.division.data_parallel > 1 for each in judged
-    ) and (
-        "max-num-batched-tokens" not in served.flags
-    ):  # each GPU has room for the tokens of all engines
-        yield from ({"flags.max-num-batched-tokens": fewer} for fewer in (8192, 4096, 2048))
-    if not served.allow_pcie:
-        yield {"allow_pcie": True}
-    if not served.span_nodes:
-        yield {"span_nodes": True}
-    if served.expert_parallel:
-        yield {"expert_parallel": False}
-    for key in ("data_parallel", "pipeline_parallel"):
-        if (own := getattr(served, key) or 1) > 1:
-            yield from ({key: fewer} for fewer in _powers(2, own - 1)[::-1])
-            yield {key: 1}
-    if "kv-cache-dtype" not in served.flags:
-        yield {"flags.kv-cache-dtype": "fp8"}
-
-
-def _changed(served: Served, changes: Mapping[str, Any]) -> Served:
-    """Write settings, and flags where a key begins so."""
-    flags = {
-        key.removeprefix("flags."): value
-        for key, value in changes.items()
-        if key.startswith("flags.")
-    }
-    settings = {key: value for key, value in changes.items() if not key.startswith("flags.")}
-    return served.model_copy(update={**settings, "flags": {**served.flags, **flags}})
-
-
-def _yaml(key: str, value: Any) -> str:
-    if key.startswith("flags."):
-        return f"`{key.removeprefix('flags.')}: {value}` in `flags`"
-    return f"`{key}: {str(value).lower() if isinstance(value, bool) else value}`"
 
 
 # How it would be started

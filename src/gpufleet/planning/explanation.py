@@ -15,7 +15,8 @@ from typing import Any
 from gpufleet.formatting import node_ranges, ranges
 from gpufleet.node.topology import Node
 from gpufleet.planning.candidates import GIB, Considered
-from gpufleet.planning.planner import FleetPlan, Running, Stage
+from gpufleet.planning.planner import FleetPlan
+from gpufleet.planning.stage import Running, Stage
 
 # Candidates
 

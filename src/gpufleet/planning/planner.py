@@ -29,7 +29,7 @@ The same nodes and settings give the same plan, whatever their order.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +41,13 @@ from gpufleet.planning.candidates import Considered, Sizer
 from gpufleet.planning.gpu_placement import Layout, NearNics, Room
 from gpufleet.planning.parallelism import Kind
 from gpufleet.planning.ports import assigned
-from gpufleet.planning.replica_allocation import Demand, in_order, left_out, place
+from gpufleet.planning.replica_allocation import (
+    ModelAllocation,
+    Replica,
+    in_order,
+    left_out,
+    place,
+)
 from gpufleet.planning.stage import Move, Running, Stage
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import Served
@@ -50,8 +56,6 @@ from gpufleet.sizing.options import Options, Sizing
 
 if TYPE_CHECKING:
     from gpufleet.sizing.architectures.description import Description
-
-__all__ = ["FleetPlan", "Move", "Running", "Stage", "plan"]
 
 SCHEMA = 1
 """Version of `FleetPlan.as_json()`; raised when a key changes its meaning or goes."""
@@ -124,7 +128,6 @@ def plan(
     reserved: Mapping[str, Collection[int]] | None = None,
     nics: Mapping[str, NearNics] | None = None,
     ports: Mapping[str, Collection[int]] | None = None,
-    sizer: Sizer = size,
 ) -> FleetPlan:
     """
     Place every declared replica of every model.
@@ -138,65 +141,114 @@ def plan(
     Raises `FleetError` with everything that stands in the way, over all nodes and models.
     """
     fleet = {node.name: _without(node, (reserved or {}).get(node.name, ())) for node in nodes}
-    faults = dict(_faults(fleet, settings))
     declared = _declarations(settings)
-    disagreements = dict(_disagreements(declared))
-    problems = [sentence for sentences in faults.values() for sentence in sentences]
-    problems += disagreements.values()
-
-    rooms = _rooms(fleet, settings, nics or {})
-    sized = _remembered(sizer)
-    found = _by_replica(running)
-    demands = []
-    for name, by_node in declared.items():
-        if name in disagreements or any(node in by_node for node in faults):
-            continue  # whether it fits can only be said once these are put right
-        served = next(iter(by_node.values()))
-        description = (described or {}).get(name)
-        its_rooms = [rooms[node] for node in by_node]
-        demand = Demand(name, served, description, its_rooms, fleet=fleet.keys(), sizer=sized)
-        demand.running = found.pop(name, {})
-        demands.append(demand)
-
-    left = {demand.name: sentences for demand in demands if (sentences := demand.left_behind)}
-    problems += (sentence for sentences in left.values() for sentence in sentences)
-    demands = [demand for demand in demands if demand.name not in left]
-    chosen = [demand for demand in demands if demand.divisions]
-    problems += (demand.refusal for demand in demands if not demand.divisions)
-    place(chosen)
-    problems += (demand.misfit for demand in chosen if len(demand.placed) < demand.required)
-    placed = [replica for demand in chosen for _, replica in sorted(demand.placed.items())]
+    runs = _by_replica(running)
+    problems, usable = _validate(fleet, settings, declared)
+    allocations = _allocations(
+        {name: declared[name] for name in usable},
+        _rooms(fleet, settings, nics or {}),
+        described or {},
+        runs,
+        fleet.keys(),
+    )
+    more, allocations, placed = _place(allocations)
     clashes, remarks = assigned(
         [each.endpoint for each in placed],
         {name: wanted for name, wanted in settings.items() if name in fleet},
         ports or {},
     )
-    problems += clashes
-    if problems:
+    if problems := [*problems, *more, *clashes]:
         raise FleetError(*problems)
+    undeclared = {model: replicas for model, replicas in runs.items() if model not in declared}
+    return _report(fleet, allocations, placed, undeclared, remarks)
 
-    moves = [move for demand in demands for move in demand.moves()]
+
+def _validate(
+    fleet: Mapping[str, Node],
+    settings: Mapping[str, NodeSettings],
+    declared: Mapping[str, Mapping[str, Served]],
+) -> tuple[list[str], list[str]]:
+    """Return what is wrong with nodes and declarations, and the models that can be placed."""
+    faults = dict(_faults(fleet, settings))
+    disagreements = dict(_disagreements(declared))
+    problems = [sentence for sentences in faults.values() for sentence in sentences]
+    # Whether the others fit can only be said once these are put right.
+    usable = [
+        name
+        for name, by_node in declared.items()
+        if name not in disagreements and not any(node in by_node for node in faults)
+    ]
+    return [*problems, *disagreements.values()], usable
+
+
+def _allocations(
+    declared: Mapping[str, Mapping[str, Served]],
+    rooms: Mapping[str, Room],
+    described: Mapping[str, Description | str],
+    running: Mapping[str, Mapping[int, tuple[Running, ...]]],
+    fleet: Collection[str],
+) -> list[ModelAllocation]:
+    """Return what each model asks for, and what runs of it."""
+    sizer = _remembered(size)
+    found = []
+    for name, by_node in declared.items():
+        allocation = ModelAllocation(
+            name,
+            next(iter(by_node.values())),
+            described.get(name),
+            [rooms[node] for node in by_node],
+            fleet=fleet,
+            sizer=sizer,
+        )
+        allocation.running = dict(running.get(name, {}))
+        found.append(allocation)
+    return found
+
+
+def _place(
+    allocations: Iterable[ModelAllocation],
+) -> tuple[list[str], list[ModelAllocation], list[Replica]]:
+    """Place what can be; return why others cannot, all that may run on, and the replicas."""
+    problems: list[str] = []
+    staying = []
+    for allocation in allocations:
+        if sentences := allocation.left_behind:
+            problems += sentences
+        else:
+            staying.append(allocation)
+    divided = [each for each in staying if each.divisions]
+    problems += (each.refusal for each in staying if not each.divisions)
+    place(divided)
+    problems += (each.misfit for each in divided if len(each.placed) < each.required)
+    placed = [replica for each in divided for _, replica in sorted(each.placed.items())]
+    return problems, staying, placed
+
+
+def _report(
+    fleet: Mapping[str, Node],
+    allocations: Sequence[ModelAllocation],
+    placed: Iterable[Replica],
+    undeclared: Mapping[str, Mapping[int, tuple[Running, ...]]],
+    remarks: Iterable[str],
+) -> FleetPlan:
+    """Return the plan of what was placed, with a sentence for each choice."""
+    moves = [move for allocation in allocations for move in allocation.moves()]
     moves += (
         Move(model, number, "no node declares it", stages)
-        for model, replicas in found.items()
+        for model, replicas in undeclared.items()
         for number, stages in replicas.items()
-        if model not in declared
     )
     hurt = [f"{name}: {left_out(node)}" for name, node in sorted(fleet.items()) if node.unfit]
     closed = [sentence(name, node.cordon) for name, node in sorted(fleet.items()) if node.cordon]
-    reasons = [
-        *hurt,
-        *closed,
-        *(reason for demand in in_order(chosen) for reason in demand.reasons()),
-    ]
+    choices = [reason for each in in_order(allocations) for reason in each.reasons()]
     return FleetPlan(
         stages=tuple(
             stage
             for replica in sorted(placed, key=lambda each: (each.model, each.number))
             for stage in replica.stages()
         ),
-        reasons=(*reasons, *remarks, *map(str, moves)),
-        candidates=tuple(each for demand in demands for each in demand.considered.values()),
+        reasons=(*hurt, *closed, *choices, *remarks, *map(str, moves)),
+        candidates=tuple(each for one in allocations for each in one.considered.values()),
         moves=tuple(moves),
     )
 

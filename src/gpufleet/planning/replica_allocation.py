@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from gpufleet.formatting import count_of, join_names
 from gpufleet.node.cordon import lifting
 from gpufleet.node.topology import Node
-from gpufleet.planning import candidates, node_removal
+from gpufleet.planning import candidates, node_removal, suggestions
 from gpufleet.planning.candidates import Candidate, Considered, Sizer, Verdict
 from gpufleet.planning.gpu_placement import Part, Picker, Room, mask
 from gpufleet.planning.parallelism import Division, Kind
@@ -64,7 +64,7 @@ class Replica:
             )
 
 
-class Demand:
+class ModelAllocation:
     """One model: what is asked for, how it may be divided, and where its replicas are so far."""
 
     def __init__(
@@ -259,7 +259,7 @@ class Demand:
             )
         best = max(judged, key=lambda each: (each.kind.memory_mib * each.kind.gpus, str(each.kind)))
         last = max(best.candidates, key=_nearest)
-        ways = candidates.remedies(
+        ways = suggestions.remedies(
             self.served, description, best.kind, best.nodes, sizer=self.sizer
         )
         if ways:
@@ -433,63 +433,67 @@ def _numbers(chosen: Candidate) -> str:
 # Placing
 
 
-def in_order(demands: Iterable[Demand]) -> list[Demand]:
+def in_order(allocations: Iterable[ModelAllocation]) -> list[ModelAllocation]:
     """The models as they are placed: largest group first, then by name."""
-    return sorted(demands, key=lambda demand: (-demand.width, demand.name))
+    return sorted(allocations, key=lambda allocation: (-allocation.width, allocation.name))
 
 
-def place(demands: Sequence[Demand]) -> None:
+def place(allocations: Sequence[ModelAllocation]) -> None:
     """Place as many replicas of each as are asked for and fit."""
-    ordered = in_order(demands)
-    by_name = {demand.name: demand for demand in ordered}
-    for demand in ordered:
-        _hold(demand)
-    for demand in ordered:
-        demand.free_before = sum(room.free.bit_count() for room in demand.rooms)
-        for number in sorted(demand.keeping):
-            if len(demand.placed) == demand.required:
+    ordered = in_order(allocations)
+    by_name = {allocation.name: allocation for allocation in ordered}
+    for allocation in ordered:
+        _hold(allocation)
+    for allocation in ordered:
+        allocation.free_before = sum(room.free.bit_count() for room in allocation.rooms)
+        for number in sorted(allocation.keeping):
+            if len(allocation.placed) == allocation.required:
                 break
-            demand.keep(number)
-        if demand.served.replicas != "fit":
-            for number, parts in sorted(demand.keeping.items()):
-                demand.give_up(number, parts, f"`replicas` is {demand.required}")
-            demand.keeping.clear()
+            allocation.keep(number)
+        if allocation.served.replicas != "fit":
+            for number, parts in sorted(allocation.keeping.items()):
+                allocation.give_up(number, parts, f"`replicas` is {allocation.required}")
+            allocation.keeping.clear()
         for displace in (False, True):
-            if len(demand.placed) < demand.required:
-                picker = _picker(demand, displace=displace)
-                while len(demand.placed) < demand.required and _add(demand, picker, by_name):
+            if len(allocation.placed) < allocation.required:
+                picker = _picker(allocation, displace=displace)
+                while len(allocation.placed) < allocation.required and _add(
+                    allocation, picker, by_name
+                ):
                     pass
-    _fill([demand for demand in ordered if demand.served.replicas == "fit"], by_name)
+    _fill([each for each in ordered if each.served.replicas == "fit"], by_name)
 
 
-def _hold(demand: Demand) -> None:
+def _hold(allocation: ModelAllocation) -> None:
     """Mark the GPUs on which replicas run that may stay there."""
-    for number in sorted(demand.running):
-        parts = demand.may_stay(number)
+    for number in sorted(allocation.running):
+        parts = allocation.may_stay(number)
         if isinstance(parts, str):
-            demand.why[number] = parts
+            allocation.why[number] = parts
             continue
-        demand.keeping[number] = parts
+        allocation.keeping[number] = parts
         for room, gpus in parts:
-            room.hold((demand.name, number), gpus, needed=demand.served.replicas != "fit")
+            room.hold((allocation.name, number), gpus, needed=allocation.served.replicas != "fit")
 
 
-def _picker(demand: Demand, *, displace: bool = False) -> Picker:
+def _picker(allocation: ModelAllocation, *, displace: bool = False) -> Picker:
     return Picker(
         (
-            (room, demand.divisions[room.kind])
-            for room in demand.rooms
-            if room.kind in demand.divisions
-            and room.kind not in demand.apart
+            (room, allocation.divisions[room.kind])
+            for room in allocation.rooms
+            if room.kind in allocation.divisions
+            and room.kind not in allocation.apart
             and room.node.cordon is None
         ),
-        demand.on,
-        pcie=demand.served.allow_pcie,
+        allocation.on,
+        pcie=allocation.served.allow_pcie,
         displace=displace,
     )
 
 
-def _add(demand: Demand, picker: Picker, by_name: Mapping[str, Demand]) -> bool:
+def _add(
+    allocation: ModelAllocation, picker: Picker, by_name: Mapping[str, ModelAllocation]
+) -> bool:
     """Place one more replica; what runs on its GPUs makes way. False without room."""
     found = picker.next()
     if found is None:
@@ -499,22 +503,22 @@ def _add(demand: Demand, picker: Picker, by_name: Mapping[str, Demand]) -> bool:
         for model, number in room.displaced(gpus):
             other = by_name[model]
             held = other.keeping.pop(number)
-            why = f"{demand.name}-{demand.next_number()} needs its GPUs on {room.name}"
+            why = f"{allocation.name}-{allocation.next_number()} needs its GPUs on {room.name}"
             other.give_up(number, held, why)
-    demand.put(demand.next_number(), division, parts)
+    allocation.put(allocation.next_number(), division, parts)
     return True
 
 
-def _fill(demands: Sequence[Demand], by_name: Mapping[str, Demand]) -> None:
+def _fill(allocations: Sequence[ModelAllocation], by_name: Mapping[str, ModelAllocation]) -> None:
     """Give models of which as many are asked for as fit what is left, in turns."""
-    for demand in demands:
-        for number in sorted(demand.keeping):
-            demand.keep(number)
-    growing = [(demand, _picker(demand)) for demand in demands]
+    for allocation in allocations:
+        for number in sorted(allocation.keeping):
+            allocation.keep(number)
+    growing = [(allocation, _picker(allocation)) for allocation in allocations]
     while growing:
-        demand, picker = min(growing, key=lambda turn: len(turn[0].placed))
-        if not _add(demand, picker, by_name):
-            growing = [turn for turn in growing if turn[0] is not demand]
+        allocation, picker = min(growing, key=lambda turn: len(turn[0].placed))
+        if not _add(allocation, picker, by_name):
+            growing = [turn for turn in growing if turn[0] is not allocation]
 
 
 def _places(stages: Sequence[Running]) -> list[tuple[Running, ...]]:

@@ -39,6 +39,7 @@ from pyinfra.connectors.util import (
 )
 from pyinfra.context import ctx_host, ctx_state
 
+from gpufleet.artifacts.model_files import MODELS
 from gpufleet.artifacts.release import CACHE, RELEASES
 from gpufleet.progress import Pace, waited_for
 from gpufleet.remote import payload
@@ -46,7 +47,6 @@ from gpufleet.remote.channel import Streams, close, local, remote, started, take
 from gpufleet.remote.facts import PYTHON, document
 from gpufleet.remote.session import COMMAND, BrokenError, Session
 from gpufleet.sanitize import LINES, printable, said
-from gpufleet.serving.unit import MODELS
 
 Answer: TypeAlias = dict[str, Any] | str
 """The document of a probe, or of another program, or a sentence why there is none."""

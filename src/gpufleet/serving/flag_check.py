@@ -25,7 +25,7 @@ from gpufleet.flags.check import check
 from gpufleet.flags.problem import By, Kind, Problem
 from gpufleet.flags.schema import Schema
 from gpufleet.planning.multinode.launch import filled
-from gpufleet.planning.planner import Stage
+from gpufleet.planning.stage import Stage
 from gpufleet.remote import payload
 from gpufleet.serving import unit, unit_environment
 from gpufleet.settings.base import KeyPath

@@ -122,10 +122,14 @@ def messages(lines: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(line for line in said if not _NOISE.search(line)))
 
 
-def relevant(lines: Sequence[str], most: int = 10) -> list[str]:
+MOST_LINES = 10
+"""Of a journal that are printed of one server."""
+
+
+def relevant(lines: Sequence[str]) -> list[str]:
     """Return the lines that tell something: the first errors (they are the root) and the end."""
     said = messages(lines)
-    errors = [line for line in said if _WRONG.search(line)][: most - 2]
+    errors = [line for line in said if _WRONG.search(line)][: MOST_LINES - 2]
     chosen = {*errors, *said[-2:]}
     return [line[:400] for line in said if line in chosen]
 

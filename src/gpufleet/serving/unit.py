@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from gpufleet.artifacts.model_files import model_directory
 from gpufleet.artifacts.release import RELEASES
 from gpufleet.converge.desired import UNIT_DIRECTORY, File, started_line
 from gpufleet.errors import FleetError
@@ -38,7 +39,6 @@ RANK = "/usr/local/libexec/gpufleet/vllm-rank"
 nodes."""
 LAUNCHER = "/usr/local/libexec/gpufleet/vllm-serve"
 """Where `templates/vllm/vllm-serve.sh` lies on nodes."""
-MODELS = "/var/lib/vllm/models"
 
 
 @dataclass(frozen=True)
@@ -108,17 +108,6 @@ def render(
         model_directory=systemd_quote(directory, command=False),
         protect_home="read-only" if _is_in_a_home(directory) else "yes",
     )
-
-
-def model_directory(model: Served) -> str:
-    """
-    Return where the model's files lie on the node.
-
-    `/var/lib/vllm/models/<org>--<name>/<revision>` for a Hub model, a path as it is.
-    """
-    if model.is_path:
-        return model.model
-    return f"{MODELS}/{model.model.replace('/', '--')}/{model.revision}"
 
 
 def stop_seconds(model: Served) -> int:

@@ -21,7 +21,7 @@ from gpufleet.converge.desired import (
     Wanted,
 )
 from gpufleet.errors import FleetError
-from gpufleet.planning.planner import Stage
+from gpufleet.planning.stage import Stage
 from gpufleet.remote import payload
 from gpufleet.serving import flag_check, unit
 from gpufleet.serving.credentials import (

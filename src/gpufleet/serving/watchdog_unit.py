@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from gpufleet.artifacts.release import RELEASES
 from gpufleet.on_node.common import textfile
-from gpufleet.planning.planner import Stage
+from gpufleet.planning.stage import Stage
 from gpufleet.remote import payload
 from gpufleet.serving import unit
 from gpufleet.serving.unit import UnitFile

@@ -16,7 +16,7 @@ from gpufleet.flags.check import check
 from gpufleet.flags.explain import explain
 from gpufleet.planning import flag_layers
 from gpufleet.planning.flag_layers import YOURS, LayeredFlag
-from gpufleet.planning.planner import Stage
+from gpufleet.planning.stage import Stage
 from gpufleet.settings.serving_settings import OLDEST_VLLM, Served
 from gpufleet.versions import numbers
 

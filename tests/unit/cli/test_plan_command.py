@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gpufleet.planning.planner import Stage
+from gpufleet.planning.stage import Stage
 from gpufleet.serving import unit
 from gpufleet.settings.node_settings import NodeSettings
 from tests.support.checkout import ROOT

@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from gpufleet.errors import NotKnownError
-from gpufleet.planning.candidates import Verdict, consider, options, remedies
+from gpufleet.planning.candidates import Verdict, consider, options
 from gpufleet.planning.parallelism import Division, Kind
+from gpufleet.planning.suggestions import remedies
 from gpufleet.settings.serving_settings import Served
 from gpufleet.sizing.fit import size
 from gpufleet.sizing.options import Sizing

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpufleet.planning.explanation import explain, picture, rows
-from gpufleet.planning.planner import FleetPlan, Stage, plan
+from gpufleet.planning.planner import FleetPlan, plan
+from gpufleet.planning.stage import Stage
 from gpufleet.settings.node_settings import NodeSettings
 from tests.support.models import described
 from tests.unit.planning.test_planner import VLLM, machine

@@ -8,7 +8,8 @@ import pytest
 
 from gpufleet.errors import FleetError
 from gpufleet.planning.explanation import Action, difference
-from gpufleet.planning.planner import FleetPlan, Running, plan
+from gpufleet.planning.planner import FleetPlan, plan
+from gpufleet.planning.stage import Running
 from tests.unit.planning.test_planner import declare, machine, model
 
 SPANNING = model(pipeline_parallel=2, span_nodes=True)

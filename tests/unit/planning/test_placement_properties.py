@@ -16,7 +16,8 @@ from gpufleet.errors import FleetError
 from gpufleet.node.topology import Domain, Gpu, Node
 from gpufleet.planning.candidates import options
 from gpufleet.planning.explanation import Action, difference, explain, rows
-from gpufleet.planning.planner import Running, plan
+from gpufleet.planning.planner import plan
+from gpufleet.planning.stage import Running
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.sizing import fit
 from tests.support.models import described

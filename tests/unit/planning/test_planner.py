@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from gpufleet.errors import FleetError
 from gpufleet.node.topology import Gpu, Node
 from gpufleet.planning.explanation import Action, difference
-from gpufleet.planning.planner import Running, plan
+from gpufleet.planning.planner import plan
+from gpufleet.planning.stage import Running
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import Served
 

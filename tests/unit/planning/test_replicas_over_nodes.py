@@ -18,7 +18,8 @@ from gpufleet.node.topology import Domain, node_from_probe
 from gpufleet.planning.candidates import Verdict
 from gpufleet.planning.explanation import explain
 from gpufleet.planning.parallelism import Division
-from gpufleet.planning.planner import Running, plan
+from gpufleet.planning.planner import plan
+from gpufleet.planning.stage import Running
 from gpufleet.settings.node_settings import NodeSettings
 from tests.support.checkout import ROOT
 from tests.support.models import described

@@ -15,7 +15,7 @@ import yaml
 
 from gpufleet.errors import FleetError
 from gpufleet.flags import schema
-from gpufleet.planning.planner import Stage
+from gpufleet.planning.stage import Stage
 from gpufleet.serving import flag_check
 from gpufleet.serving import unit as units
 from gpufleet.settings.node_settings import NodeSettings

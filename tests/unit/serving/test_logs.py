@@ -8,7 +8,7 @@ import pytest
 
 from gpufleet.errors import FleetError
 from gpufleet.on_node.common import linux_facts, unit_journal
-from gpufleet.planning.planner import Stage
+from gpufleet.planning.stage import Stage
 from gpufleet.serving import unit as units
 from gpufleet.serving.logs import Journals, shown, since
 from gpufleet.settings.serving_settings import Served, Vllm

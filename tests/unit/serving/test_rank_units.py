@@ -8,8 +8,7 @@ import pytest
 
 from gpufleet.node.cluster_network import Network
 from gpufleet.planning.multinode import launch
-from gpufleet.planning.planner import Stage
-from gpufleet.planning.stage import Group
+from gpufleet.planning.stage import Group, Stage
 from gpufleet.serving import flag_check
 from gpufleet.serving import unit as units
 from gpufleet.serving.credentials import unit_credentials

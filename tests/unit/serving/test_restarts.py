@@ -8,8 +8,7 @@ import pytest
 
 from gpufleet.node.cluster_network import Network
 from gpufleet.planning.flag_layers import LayeredFlag
-from gpufleet.planning.planner import Running, Stage
-from gpufleet.planning.stage import Group
+from gpufleet.planning.stage import Group, Running, Stage
 from gpufleet.serving import unit
 from gpufleet.serving.restarts import restarts
 from gpufleet.settings.node_settings import NodeSettings

@@ -20,7 +20,7 @@ from gpufleet.cli.status_command import status_table
 from gpufleet.on_node.common import linux_facts
 from gpufleet.on_node.serving import endpoints as serving
 from gpufleet.on_node.serving import status as stage_status
-from gpufleet.planning.planner import Stage
+from gpufleet.planning.stage import Stage
 from gpufleet.serving import unit as units
 from gpufleet.serving.rank_status import Health
 from gpufleet.serving.status import status

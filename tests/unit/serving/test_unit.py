@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufleet.errors import FleetError
-from gpufleet.planning.planner import Stage
+from gpufleet.planning.stage import Stage
 from gpufleet.serving import unit as units
 from gpufleet.serving import unit_environment
 from gpufleet.settings.serving_settings import Served, Vllm

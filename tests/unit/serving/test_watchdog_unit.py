@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpufleet.planning.planner import Stage
+from gpufleet.planning.stage import Stage
 from gpufleet.remote import payload
 from gpufleet.serving import unit as units
 from gpufleet.serving import watchdog_unit

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gpufleet.planning.planner import FleetPlan, Running, Stage
+from gpufleet.planning.planner import FleetPlan
+from gpufleet.planning.stage import Running, Stage
 from gpufleet.upgrade.plan.replica_load import ReplicaLoad
 from gpufleet.upgrade.plan.wave import Group
 

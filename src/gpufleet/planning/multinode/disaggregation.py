@@ -19,14 +19,13 @@ from typing import Any, TypeAlias
 
 from gpufleet.artifacts.release import cuda_of, pinned
 from gpufleet.errors import FleetError
-from gpufleet.fleet.model_configs import Described
 from gpufleet.formatting import count_of, join_names, ranges, suggestion
 from gpufleet.planning.flag_layers import LayeredFlag
 from gpufleet.planning.stage import Stage
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import Argument, Served, Vllm
 from gpufleet.sizing.architectures.components import FullCache, LatentCache, StateCache
-from gpufleet.sizing.architectures.description import Description
+from gpufleet.sizing.architectures.description import Described, Description
 from gpufleet.versions import numbers
 
 FLAG = "kv-transfer-config"

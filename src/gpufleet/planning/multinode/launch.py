@@ -33,8 +33,7 @@ from typing import Literal, TypeAlias
 from gpufleet.errors import FleetError
 from gpufleet.flags.arguments import words
 from gpufleet.node.cluster_network import Network
-from gpufleet.planning.planner import Stage
-from gpufleet.planning.stage import Balancing
+from gpufleet.planning.stage import Balancing, Stage
 from gpufleet.settings.serving_settings import Argument, Served
 
 Version: TypeAlias = tuple[int, ...]

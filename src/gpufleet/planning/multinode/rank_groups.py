@@ -11,15 +11,13 @@ from typing import Any
 
 from gpufleet.artifacts.release import pinned
 from gpufleet.errors import FleetError
-from gpufleet.fleet.model_configs import Described
 from gpufleet.node import cluster_network
 from gpufleet.node.cluster_network import Network, networks
 from gpufleet.planning.multinode import rank_ports
 from gpufleet.planning.multinode.disaggregation import Pairs
-from gpufleet.planning.planner import Stage
-from gpufleet.planning.stage import Group, Handover, Running
+from gpufleet.planning.stage import Group, Handover, Running, Stage
 from gpufleet.settings.node_settings import NodeSettings
-from gpufleet.sizing.architectures.description import Description
+from gpufleet.sizing.architectures.description import Described, Description
 from gpufleet.versions import numbers
 
 

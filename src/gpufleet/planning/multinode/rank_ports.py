@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from gpufleet.errors import FleetError
 from gpufleet.planning.multinode.launch import NIXL_PORT, endpoints, hands_over
-from gpufleet.planning.planner import Stage
-from gpufleet.planning.stage import Running
+from gpufleet.planning.stage import Running, Stage
 from gpufleet.settings.serving_settings import Served
 
 PORTS = 16
@@ -39,20 +38,19 @@ def assigned(
     settings: Mapping[str, Served],
     *,
     running: Mapping[str, Ports] | None = None,
-    others: Mapping[str, Collection[int]] | None = None,
 ) -> dict[str, Ports]:
     """
     Return the ports of every replica by its id (`llama-0`). Those of stages named first are given
     first, as a plan orders them.
 
-    `settings` are what is declared of each model, `running` the ports of replicas that run,
-    `others` what else listens, by node. A replica gets `cluster_port` of its model or the next
+    `settings` are what is declared of each model, `running` the ports of replicas that run.
+    A replica gets `cluster_port` of its model or the next
     range that is free on all its nodes, and NIXL's own port or the next such range.
 
     Raises `FleetError` where no range is left, for all replicas at once.
     """
     replicas: dict[str, list[Stage]] = {}
-    taken = {node: set(ports) for node, ports in (others or {}).items()}
+    taken: dict[str, set[int]] = {}
     for stage in stages:
         replicas.setdefault(stage.id, []).append(stage)
         served = taken.setdefault(stage.node, set())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gpufleet.sizing.architectures.components import Architecture
 
@@ -31,6 +31,10 @@ class Description:
     config: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
     """What could not be read of the files, as sentences."""
+
+
+Described: TypeAlias = Description | str
+"""A description, or a sentence that says why there is none."""
 
 
 @dataclass(frozen=True)

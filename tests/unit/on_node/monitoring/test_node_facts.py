@@ -19,7 +19,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpufleet.monitoring.metrics import gpufleet_metrics
-from gpufleet.planning.planner import Stage
+from gpufleet.planning.stage import Stage
 from gpufleet.remote import payload
 from gpufleet.serving import unit as units
 from gpufleet.settings.serving_settings import Served, Vllm

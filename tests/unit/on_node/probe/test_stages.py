@@ -10,7 +10,7 @@ import pytest
 
 from gpufleet.fleet import model_configs
 from gpufleet.on_node.common import linux_facts, stages
-from gpufleet.planning.planner import Stage
+from gpufleet.planning.stage import Stage
 from gpufleet.serving import unit
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import Served, Vllm

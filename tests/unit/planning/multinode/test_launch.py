@@ -19,7 +19,7 @@ from gpufleet.flags.check import check
 from gpufleet.node.cluster_network import Network
 from gpufleet.on_node.rank import rank as program
 from gpufleet.planning.multinode.launch import arrange, command, endpoints, filled, transfer
-from gpufleet.planning.planner import Stage
+from gpufleet.planning.stage import Stage
 from gpufleet.serving import unit
 from gpufleet.settings.serving_settings import OLDEST_VLLM, PLANNED_ARGUMENTS, Served, Vllm
 

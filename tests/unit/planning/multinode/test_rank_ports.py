@@ -8,8 +8,7 @@ import pytest
 
 from gpufleet.errors import FleetError
 from gpufleet.planning.multinode.rank_ports import PORTS, Ports, assigned, found
-from gpufleet.planning.planner import Stage
-from gpufleet.planning.stage import Running
+from gpufleet.planning.stage import Running, Stage
 from gpufleet.settings.serving_settings import Served
 
 NIXL = {"kv-transfer-config": {"kv_connector": "NixlConnector", "kv_role": "kv_both"}}
@@ -72,8 +71,7 @@ def test_who_runs_on_ports_that_it_could_not_have_got_gets_others():
     assert two(29500, 30000, running={"b-0": Ports(29516)})["b-0"] == 30000
 
 
-def test_ports_of_others_and_of_endpoints_are_stepped_over():
-    assert two(29500, 29500, others={"n2": [29507]})["a-0"] == 29516
+def test_ports_of_endpoints_are_stepped_over():
     assert two(7995, 29500)["a-0"] == 8011
 
 

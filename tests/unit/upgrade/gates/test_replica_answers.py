@@ -14,7 +14,7 @@ import pytest
 
 from gpufleet.on_node.common import linux_facts
 from gpufleet.on_node.serving import replica_answers
-from gpufleet.planning.planner import Stage
+from gpufleet.planning.stage import Stage
 from gpufleet.serving import unit as units
 from gpufleet.settings.serving_settings import Served, Vllm
 from gpufleet.settings.upgrade_settings import Golden
