@@ -20,7 +20,7 @@ from lab.active_faults import BY_HAND, OFFLINE
 from lab.machine import Profile
 from lab.nodes import DEFAULT_NODES, Lab, NodeStatus
 from lab.progress import step
-from lab.state import remembered
+from lab.state import lab_ids
 from lab.vendor import states
 
 
@@ -121,7 +121,7 @@ def purge(ctx: click.Context) -> None:
 def clean() -> None:
     """Purge every lab of this machine."""
     _require_root("gpufleet lab clean", "it removes mounts and the labs' files")
-    for lab_id in remembered():
+    for lab_id in lab_ids():
         with step(f"purge lab {lab_id}", _say):
             Lab.open(lab_id, _say).purge()
 

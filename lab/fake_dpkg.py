@@ -41,7 +41,7 @@ def enter(root: Path, packages: Mapping[str, Entry | None], architecture: str) -
     if not packages:
         return
     database = root / _DATABASE
-    with _locked(database):
+    with _hold_locks(database):
         status = database / "status"
         kept = [block for block in _blocks(status.read_text()) if _name(block) not in packages]
         for name, entry in packages.items():
@@ -85,7 +85,7 @@ def _block(name: str, entry: Entry, architecture: str) -> str:
 
 
 @contextmanager
-def _locked(database: Path) -> Iterator[None]:
+def _hold_locks(database: Path) -> Iterator[None]:
     """Hold the locks that dpkg and apt hold while they work."""
     with ExitStack() as stack:
         for name in _LOCKS:

@@ -45,7 +45,7 @@ def write(root: Path) -> None:
     if not source.exists():
         target.unlink(missing_ok=True)
         return
-    lines = said(parsed(source.read_text()), _known(machine, boot_id), uptime)
+    lines = timed_lines(parsed(source.read_text()), _known(machine, boot_id), uptime)
     draft = machine / JOURNAL
     draft.unlink(missing_ok=True)
     subprocess.run(
@@ -71,7 +71,7 @@ def parsed(text: str) -> Lines:
     return [(float(seconds), said) for seconds, said in rows]
 
 
-def said(lines: Lines, known: Lines, uptime: float) -> Lines:
+def timed_lines(lines: Lines, known: Lines, uptime: float) -> Lines:
     """Return the lines with the times at which this boot has said them, in that order."""
     left = list(known)
     timed: Lines = []

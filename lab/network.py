@@ -18,7 +18,7 @@ from typing import Any
 
 from gpufleet.errors import FleetError
 from lab import cgroup, link_delay, run_command
-from lab.state import LabNode, LabState, number_of, remembered
+from lab.state import LabNode, LabState, lab_ids, number_of
 
 # Where free networks are looked for, upwards; GPUFLEET_LAB_NET overrides.
 _FIRST_NET = IPv4Network("10.201.7.0/24")
@@ -40,7 +40,7 @@ def choose(state: LabState) -> IPv4Network:
     Free means that this machine routes no address of it anywhere and no other lab remembers it.
     Raises `FleetError` when the one asked for is taken, or when all are.
     """
-    taken = [*_routed(state), *_remembered(state)]
+    taken = [*_routed(state), *_other_networks(state)]
     if wanted := os.environ.get("GPUFLEET_LAB_NET"):
         return _checked(wanted, taken)
     for net in ([state.net] if state.net else []) + list(_candidates()):
@@ -182,7 +182,7 @@ def remove(state: LabState) -> None:
 # -- faults ----------------------------------------------------------------------------------------
 
 
-def cut(state: LabState, node: LabNode) -> None:
+def pull_cables(state: LabState, node: LabNode) -> None:
     """Pull every cable: what is sent is lost, and no peer is told."""
     for port in (state.port(node), *_further(state, node.number)):
         _ip("link", "set", port, "down")
@@ -297,9 +297,9 @@ def _routed(state: LabState) -> list[IPv4Network]:
     ]
 
 
-def _remembered(state: LabState) -> list[IPv4Network]:
+def _other_networks(state: LabState) -> list[IPv4Network]:
     """Networks of the machine's other labs, up or not."""
-    others = [LabState.load(name) for name in remembered()]
+    others = [LabState.load(name) for name in lab_ids()]
     return [other.net for other in others if other.net and other.id != state.id]
 
 

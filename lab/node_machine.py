@@ -37,7 +37,7 @@ from lab.machine import (
     Link,
     Machine,
     Package,
-    bare,
+    bare_machine,
     files,
     profile_text,
 )
@@ -97,13 +97,13 @@ def place(
     profile's machine needs the node to be off. Raises FleetError when its package manager is at
     work.
     """
-    machine = here(machine)
+    machine = fit_to_host(machine)
     if not without_driver:
         return _place(root, machine, own_driver=False)
     driver.install(root)
-    driver.write_loadable(root, driver.loadable(machine, shown))
-    with driver.unchanged(root, running=running) as loaded:
-        return _place(root, bare(machine, loaded), own_driver=True)
+    driver.write_loadable(root, driver.loadable(machine, kernel_tree))
+    with driver.hold_modules(root, running=running) as loaded:
+        return _place(root, bare_machine(machine, loaded), own_driver=True)
 
 
 def _place(root: Path, machine: Machine, *, own_driver: bool) -> Changes:
@@ -139,12 +139,12 @@ def place_nothing(root: Path) -> None:
     write(home / _LISTED, json.dumps({"profile": NO_GPUS, "paths": []}))
 
 
-def shown(machine: Machine) -> dict[str, Entry]:
+def kernel_tree(machine: Machine) -> dict[str, Entry]:
     """Return what of a machine's tree stands in for the kernel's, by its path."""
     return {path: entry for path, entry in files(machine).items() if _SHOWN.fullmatch(path)}
 
 
-def settled(root: Path) -> None:
+def mark_placed(root: Path) -> None:
     """Remember that the node, which follows or is off, is as `place` has written it."""
     (root / MACHINE / _BEHIND).unlink(missing_ok=True)
 
@@ -167,7 +167,7 @@ def follow(group: str, root: Path, changes: Changes) -> None:
             _inside(group, "systemctl", verb, "--", *names, check=False)
 
 
-def here(machine: Machine) -> Machine:
+def fit_to_host(machine: Machine) -> Machine:
     """
     Return the machine as far as it can be a node of this machine.
 

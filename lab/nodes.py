@@ -169,7 +169,7 @@ class Lab:
         with self._alone():
             node = self._present(name)
             if action in ("off", "cycle"):
-                network.cut(self.facts, node)
+                network.pull_cables(self.facts, node)
                 node_power.off(self.facts, name)
             if action in ("on", "cycle"):
                 network.heal(self.facts, node)
@@ -188,7 +188,7 @@ class Lab:
         with self._alone():
             node = self._present(name)
             if verb == "cut":
-                network.cut(self.facts, node)
+                network.pull_cables(self.facts, node)
             elif verb == "heal":
                 network.heal(self.facts, node)
             elif verb == "loss" and value.isdigit():
@@ -387,7 +387,7 @@ class Lab:
         )
         if node_power.is_on(self.facts, node.name):
             node_machine.follow(node_power.group(self.facts, node.name), home / "root", changes)
-        node_machine.settled(home / "root")
+        node_machine.mark_placed(home / "root")
 
     def _silent(self, nodes: list[LabNode], limit: float) -> list[LabNode]:
         """Return those of `nodes` whose sshd does not greet within `limit` seconds."""

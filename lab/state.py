@@ -213,7 +213,7 @@ class LabState:
         write(self.dir / "lab.json", json.dumps(facts, indent=2) + "\n")
 
 
-def remembered() -> list[str]:
+def lab_ids() -> list[str]:
     """Return the ids of the labs that this machine has files of, up or not."""
     return sorted(
         file.parent.name for file in STATE.glob("*/lab.json") if _ID.fullmatch(file.parent.name)

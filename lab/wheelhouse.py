@@ -85,7 +85,7 @@ def wheelhouse(
     with exclusive("wheels", cache, limit=_DOWNLOAD_S):  # all labs of this machine share it
         wanted = [
             *(f"vllm=={version}" for version in versions),
-            *beside(),
+            *release_companions(),
             f"uv=={uv_version()}",
         ]
         if is_complete(wheels, wanted):
@@ -119,12 +119,12 @@ def write_locks(state: Path, cache: Path = CACHE, version: str = VERSIONS[0]) ->
     `name==version --hash=sha256:...`; no path, index or host is in them.
     """
     wheels, locks = cache / "wheels", state / "locks"
-    release = "\n".join([f"vllm=={version}", *beside()])
+    release = "\n".join([f"vllm=={version}", *release_companions()])
     vllm = lock(release, wheels, locks / f"vllm-{version}.txt")
     return vllm, lock(f"uv=={uv_version()}", wheels, locks / "uv.txt")
 
 
-def beside() -> tuple[str, ...]:
+def release_companions() -> tuple[str, ...]:
     """Return what a release has besides vLLM: for replicas over nodes on CPUs, and for dumps."""
     return f"ray=={RAY}", f"{CPU_PLATFORM}=={CPU_PLATFORM_VERSION}", f"py-spy=={PY_SPY}"
 
@@ -236,11 +236,11 @@ def _pip(command: Sequence[str], what: str, report: Say) -> tuple[int, list[str]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as pip:
-        lines = list(_told(pip.stdout or (), what, report))
+        lines = list(_pass_progress(pip.stdout or (), what, report))
     return pip.returncode, lines
 
 
-def _told(lines: Iterable[str], what: str, report: Say) -> Iterator[str]:
+def _pass_progress(lines: Iterable[str], what: str, report: Say) -> Iterator[str]:
     """Pass pip's lines on, and now and then report how many wheels and megabytes it has."""
     wheels, megabytes = 0, 0.0
     for line in lines:

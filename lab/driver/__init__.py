@@ -18,7 +18,7 @@ from typing import Any
 
 from lab import fake_kernel_module
 from lab.fake_kernel_log import MACHINE
-from lab.machine import Entry, Folder, Link, Loaded, Machine, bare
+from lab.machine import Entry, Folder, Link, Loaded, Machine, bare_machine
 from lab.machine.bare import NOUVEAU
 from lab.state import write
 
@@ -69,11 +69,11 @@ def loadable(machine: Machine, tree: Tree) -> dict[str, Any]:
     `machine` has a driver; `tree` returns what of a machine stands in for the kernel's files. The
     driver's version stands there as @VERSION@.
     """
-    handed_over = bare(machine)
+    handed_over = bare_machine(machine)
     without = tree(handed_over)
 
     def shown(loaded: Loaded) -> dict[str, Any]:
-        new = tree(bare(machine, loaded))
+        new = tree(bare_machine(machine, loaded))
         return {
             path: _as_json(path, entry)
             for path, entry in new.items()
@@ -105,7 +105,7 @@ def write_loadable(root: Path, what: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def unchanged(root: Path, *, running: bool) -> Iterator[Loaded]:
+def hold_modules(root: Path, *, running: bool) -> Iterator[Loaded]:
     """
     Give what is loaded on the node, which loads and unloads nothing meanwhile.
 

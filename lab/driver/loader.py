@@ -60,7 +60,7 @@ class RefusedError(Exception):
 # -- what is loaded --------------------------------------------------------------------------------
 
 
-def loaded() -> dict[str, Any]:
+def read_loaded() -> dict[str, Any]:
     """Return what was loaded since the boot: {"modules": [...], "version": ..., "flavour": ...}."""
     try:
         found: dict[str, Any] = json.loads(LOADED.read_text())
@@ -82,7 +82,7 @@ def remember(state: dict[str, Any]) -> None:
 
 
 @contextmanager
-def alone() -> Iterator[None]:
+def hold_lock() -> Iterator[None]:
     """Hold the lock of all that changes modules."""
     with LOCK.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -102,7 +102,7 @@ def file_of(name: str) -> Path | None:
 
 def load(name: str) -> None:
     """Load a module and those that it needs; raise `RefusedError` with kmod's words."""
-    state = loaded()
+    state = read_loaded()
     if name in state["modules"] or name in json.loads(LOADABLE.read_text())["modules"]:
         return
     path = file_of(name)
@@ -113,7 +113,7 @@ def load(name: str) -> None:
         raise RefusedError(f"ERROR: could not insert '{name}': Key was rejected by service")
     for needed in NEEDS.get(name, ()):
         load(needed)
-    state = loaded()
+    state = read_loaded()
     state["modules"] = sorted([*state["modules"], name])
     if name == "nvidia":
         fields = modinfo(path)
@@ -183,7 +183,7 @@ def trusted(path: Path) -> bool:
 
 def unload(name: str) -> None:
     """Unload a module; raise `RefusedError` with kmod's words while it is in use."""
-    state = loaded()
+    state = read_loaded()
     if name not in state["modules"]:
         raise RefusedError(f"ERROR: Module {name} is not currently loaded")
     above = [each for each in state["modules"] if name in NEEDS.get(each, ())]
@@ -290,7 +290,7 @@ def device_nodes(*further: str) -> None:
 
 def boot() -> None:
     """Begin with nothing loaded, then load what a booting machine would."""
-    state = loaded()
+    state = read_loaded()
     for name in list(state["modules"]):
         take_away(name, state)
     remember({"modules": [], "version": None, "flavour": "open"})
@@ -304,7 +304,7 @@ def boot() -> None:
             sys.stderr.write(f"loader: {refused}\n")  # the console
 
 
-def ours(name: str) -> bool:
+def is_simulated(name: str) -> bool:
     """Whether this stands in for the module, rather than leave it to kmod."""
     shown = json.loads(LOADABLE.read_text())
     return name in NEEDS or name in ("nvidia", "nouveau", *shown["modules"]) or bool(file_of(name))
@@ -316,14 +316,14 @@ def modprobe(arguments: list[str]) -> None:
     names = [each.replace("-", "_") for each in arguments if not each.startswith("-")]
     removes = bool({"-r", "--remove"} & set(flags))
     understood = {"-r", "--remove", "-a", "--all", "-q", "--quiet", "-b", "--use-blacklist"}
-    if not names or not set(flags) <= understood or not ours(names[0]):
+    if not names or not set(flags) <= understood or not is_simulated(names[0]):
         os.execv(KMOD, ["modprobe", *arguments])
     if not {"-a", "--all"} & set(flags) and not removes:
         names = names[:1]  # the rest are the module's parameters
     for name in names:
         if {"-b", "--use-blacklist"} & set(flags) and blacklisted(name):
             continue
-        if removes and name not in loaded()["modules"]:
+        if removes and name not in read_loaded()["modules"]:
             continue
         (unload if removes else load)(name)
 
@@ -352,7 +352,7 @@ def main() -> None:
     program, arguments = Path(sys.argv[0]).name, sys.argv[1:]
     programs = {"modprobe": modprobe, "rmmod": rmmod, "nvidia-modprobe": nvidia_modprobe}
     try:
-        with alone():
+        with hold_lock():
             if program in programs:
                 programs[program](arguments)
             elif arguments == ["boot"]:

@@ -37,11 +37,11 @@ FAULTS: dict[str, Fault] = {
 
 def fault(name: str, gpu: int = 0) -> Callable[[Machine], Machine]:
     """Return a fault by name as what it does to a machine; raises `FleetError` if there is none."""
-    found = named(name)
+    found = find_fault(name)
     return lambda machine: found.on(machine, gpu)
 
 
-def named(name: str) -> Fault:
+def find_fault(name: str) -> Fault:
     """Return a fault by name; raises `FleetError`, listing those there are."""
     if name not in FAULTS:
         raise FleetError(f"no fault is called {name!r}: choose one of {', '.join(FAULTS)}")
@@ -53,4 +53,4 @@ def possible(profile: Profile) -> tuple[str, ...]:
     return tuple(name for name, each in FAULTS.items() if each.applies(profile))
 
 
-__all__ = ["FAULTS", "Fault", "fault", "named", "possible"]
+__all__ = ["FAULTS", "Fault", "fault", "find_fault", "possible"]

@@ -14,10 +14,10 @@ from lab.machine import Disk, Kernel, Machine, Package, Process, Upgrades, libra
 from lab.machine.healthy import ORIGINS
 from lab.machine.parts import (
     STOPPED,
-    laid_over,
     logged,
     with_function,
     with_kernel,
+    with_nvml_lines,
     with_unit,
 )
 from lab.machine.pci import OTHER_BRIDGE_CLASS
@@ -50,7 +50,7 @@ def without_gpu(machine: Machine, gpu: int) -> Machine:
             lines.append(
                 f"gpu.{index}.{key} = {_renumbered(value, gpu) if key == 'nvlink.to' else value}"
             )
-    return laid_over(machine, *lines)
+    return with_nvml_lines(machine, *lines)
 
 
 def _renumbered(wiring: str, gone: int) -> str:
@@ -77,7 +77,7 @@ def unprobed(machine: Machine, gpu: int) -> Machine:
 def excluded(machine: Machine, gpu: int) -> Machine:
     """A module option hides one GPU: NVreg_ExcludedGpus."""
     bus_id, uuid = machine.gpu_bus_id(gpu), machine.profile.gpu(gpu, "uuid")
-    return laid_over(without_gpu(machine, gpu), f"excluded.0 = {bus_id},{uuid}")
+    return with_nvml_lines(without_gpu(machine, gpu), f"excluded.0 = {bus_id},{uuid}")
 
 
 # --- links
@@ -95,12 +95,12 @@ def all_links_down(machine: Machine, gpu: int) -> Machine:
 
 def links_gone(machine: Machine, gpu: int) -> Machine:
     """The GPU has no link at all, as if it were another board; others' that end there are down."""
-    return laid_over(all_links_down(machine, gpu), f"gpu.{gpu}.nvlink.links = 0")
+    return with_nvml_lines(all_links_down(machine, gpu), f"gpu.{gpu}.nvlink.links = 0")
 
 
 def _links_down(machine: Machine, gpu: int, links: str) -> Machine:
     peers = {int(peer) for peer in re.findall(r":(\d+)", machine.profile.gpu(gpu, "nvlink.to"))}
-    return laid_over(
+    return with_nvml_lines(
         machine, *(f"gpu.{end}.nvlink.down = {links}" for end in sorted({gpu, *peers}))
     )
 
@@ -122,8 +122,8 @@ def link_errors_fatal(machine: Machine, gpu: int) -> Machine:
 
 def _link_3(machine: Machine, gpu: int, kind: str, counts: Mapping[int, str]) -> Machine:
     if not nvlink5(machine.profile):
-        return laid_over(machine, f"gpu.{gpu}.nvlink.err.{kind}.3 = 50000+200")
-    return laid_over(
+        return with_nvml_lines(machine, f"gpu.{gpu}.nvlink.err.{kind}.3 = 50000+200")
+    return with_nvml_lines(
         machine, *(f"gpu.{gpu}.field.{number}.3 = {count}" for number, count in counts.items())
     )
 
@@ -280,7 +280,7 @@ def manager_stopped(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
     A tray of a rack has no manager of its own; before Hopper GPUs have no such state.
     """
     if machine.profile.registers:
-        machine = laid_over(machine, "gpu.*.fabric.state = 1")
+        machine = with_nvml_lines(machine, "gpu.*.fabric.state = 1")
     if machine.profile.managed:
         machine = with_unit(machine, FABRIC_MANAGER, replace(STOPPED, enabled="enabled"))
     return machine
@@ -336,7 +336,7 @@ def says(*texts: str) -> Change:
             "number": len(switches) - 1,
         }
         return logged(
-            laid_over(machine, *(f"gpu.{gpu}.xid.{xid} = 1" for xid in xids)),
+            with_nvml_lines(machine, *(f"gpu.{gpu}.xid.{xid} = 1" for xid in xids)),
             *((WHEN + number / 1000, text.format(**words)) for number, text in enumerate(texts)),
         )
 
@@ -353,7 +353,7 @@ def memory_error(*texts: str) -> Change:
             lines += [f"gpu.{gpu}.ecc.unc_vol.dram = 1", f"gpu.{gpu}.ecc.unc_agg.dram = 1"]
         if tells_action(machine.profile):
             lines.append(f"gpu.{gpu}.recovery_action = 1")
-        return log(laid_over(machine, *lines), gpu)
+        return log(with_nvml_lines(machine, *lines), gpu)
 
     return change
 
@@ -464,7 +464,7 @@ STRANGER = 4194305
 def stranger(machine: Machine, gpu: int) -> Machine:
     """A program of somebody else's, in a unit of its own."""
     return replace(
-        laid_over(machine, f"gpu.{gpu}.proc.0 = {STRANGER},3000,/opt/train.py"),
+        with_nvml_lines(machine, f"gpu.{gpu}.proc.0 = {STRANGER},3000,/opt/train.py"),
         processes=(*machine.processes, Process(STRANGER, "/opt/train.py", "train.service", 1001)),
     )
 
@@ -472,26 +472,26 @@ def stranger(machine: Machine, gpu: int) -> Machine:
 def memory_in_use(machine: Machine, gpu: int) -> Machine:
     """Half of the GPU's memory is gone: what a dead process leaves behind."""
     half = int(machine.profile.gpu(gpu, "mem.total_mib")) // 2
-    return laid_over(machine, f"gpu.{gpu}.mem.used_mib = {half}")
+    return with_nvml_lines(machine, f"gpu.{gpu}.mem.used_mib = {half}")
 
 
 def hot(machine: Machine, gpu: int) -> Machine:
     """One degree above where the hardware slows down."""
-    return laid_over(
+    return with_nvml_lines(
         machine, f"gpu.{gpu}.temp.gpu = {int(machine.profile.gpu(gpu, 'temp.slowdown')) + 1}"
     )
 
 
 def hot_memory(machine: Machine, gpu: int) -> Machine:
     """One degree above the memory's highest."""
-    return laid_over(
+    return with_nvml_lines(
         machine, f"gpu.{gpu}.temp.mem = {int(machine.profile.gpu(gpu, 'temp.mem_max')) + 1}"
     )
 
 
 def capped(machine: Machine, gpu: int) -> Machine:
     """The lowest power limit that the board allows."""
-    return laid_over(
+    return with_nvml_lines(
         machine, f"gpu.{gpu}.power.limit_mw = {machine.profile.gpu(gpu, 'power.min_mw')}"
     )
 
@@ -499,13 +499,15 @@ def capped(machine: Machine, gpu: int) -> Machine:
 def few_spares(machine: Machine, gpu: int) -> Machine:
     """One bank has used nearly all of its spare rows."""
     banks = int(machine.profile.gpu(gpu, "remap.max"))
-    return laid_over(machine, f"gpu.{gpu}.remap.max = {banks - 1}", f"gpu.{gpu}.remap.low = 1")
+    return with_nvml_lines(
+        machine, f"gpu.{gpu}.remap.max = {banks - 1}", f"gpu.{gpu}.remap.low = 1"
+    )
 
 
 def another_model(machine: Machine, gpu: int) -> Machine:
     """A board of the same series with half the memory."""
     half = int(machine.profile.gpu(gpu, "mem.total_mib")) // 2
-    return laid_over(
+    return with_nvml_lines(
         machine,
         f"gpu.{gpu}.name = {machine.profile.gpu(gpu, 'name')} Engineering Sample",
         f"gpu.{gpu}.mem.total_mib = {half}",

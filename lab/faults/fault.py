@@ -9,7 +9,7 @@ from gpufleet.errors import FleetError
 from lab.faults.changes import Change, nothing
 from lab.faults.hardware import Condition, everywhere
 from lab.machine import Machine, Profile
-from lab.machine.parts import laid_over
+from lab.machine.parts import with_nvml_lines
 
 # Checks' severities, from bad to mild. "" is none: on that hardware the check need not say a word.
 BLOCK, UNKNOWN, WARN, INFO = "block", "unknown", "warn", "info"
@@ -60,7 +60,7 @@ class Fault:
                 f"{profile.name} has no GPU {gpu}: name one of 0 to {profile.count - 1}"
             )
         lines = self.lines.replace("{gpu}", str(gpu)).strip().splitlines()
-        return self.change(laid_over(machine, *map(str.strip, lines)), gpu)
+        return self.change(with_nvml_lines(machine, *map(str.strip, lines)), gpu)
 
     def concerns_one_gpu(self, machine: Machine) -> bool:
         """Return whether it matters which of the machine's GPUs is named."""

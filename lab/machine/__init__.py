@@ -10,7 +10,7 @@ no driver yet, pci.py its bus, tree.py and programs.py turn it into files and sc
 pure but `write`.
 """
 
-from lab.machine.bare import Loaded, bare
+from lab.machine.bare import Loaded, bare_machine
 from lab.machine.healthy import boot_log, library, of
 from lab.machine.parts import (
     Disk,
@@ -47,7 +47,7 @@ __all__ = [
     "Unit",
     "Upgrades",
     "answers",
-    "bare",
+    "bare_machine",
     "boot_log",
     "files",
     "library",

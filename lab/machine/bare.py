@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from lab.machine.parts import Kernel, Machine, Upgrades, laid_over
+from lab.machine.parts import Kernel, Machine, Upgrades, with_nvml_lines
 from lab.machine.profile import HOPPER
 
 # What NVIDIA's modules are called in /proc/modules.
@@ -44,7 +44,7 @@ class Loaded:
     flavour: Literal["open", "proprietary"] = "open"
 
 
-def bare(machine: Machine, loaded: Loaded = Loaded()) -> Machine:
+def bare_machine(machine: Machine, loaded: Loaded = Loaded()) -> Machine:
     """
     Return a machine as it was handed over, with these modules loaded since.
 
@@ -76,7 +76,7 @@ def bare(machine: Machine, loaded: Loaded = Loaded()) -> Machine:
         log=surroundings,
         nvml=tuple(line for line in machine.nvml if not line.startswith(_NOT_LOADED)),
     )
-    return laid_over(without, *LIVE, *_unconfigured(machine))
+    return with_nvml_lines(without, *LIVE, *_unconfigured(machine))
 
 
 def _driver(machine: Machine, own: str | None, loaded: Loaded) -> str | None:

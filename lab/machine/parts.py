@@ -189,7 +189,7 @@ class Machine:
         return next(each for each in self.functions if each.bus_id == bus_id)
 
 
-def laid_over(machine: Machine, *lines: str) -> Machine:
+def with_nvml_lines(machine: Machine, *lines: str) -> Machine:
     """Return the machine with more lines for its simulated NVML."""
     return replace(machine, nvml=(*machine.nvml, *lines))
 

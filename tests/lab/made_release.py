@@ -77,7 +77,7 @@ def make(folder: Path, version: str, change: Change) -> tuple[list[Path], Path]:
     for wheel in [*(CACHE / "wheels").glob("*.whl"), *made]:
         if not (everything / wheel.name).exists():
             (everything / wheel.name).symlink_to(wheel)
-    wanted = "\n".join([f"vllm=={version}", *wheelhouse.beside()])
+    wanted = "\n".join([f"vllm=={version}", *wheelhouse.release_companions()])
     return made, wheelhouse.lock(wanted, everything, folder / f"vllm-{version}.txt")
 
 

@@ -34,7 +34,7 @@ class Streams:
     status: Callable[[], int]
 
 
-def started(connector: SSHConnector, command: str, *, pty: bool) -> tuple[Streams, Channel]:
+def start_command(connector: SSHConnector, command: str, *, pty: bool) -> tuple[Streams, Channel]:
     """
     Start a command on a node; return its ends, and the channel to `close` after it.
 
@@ -77,7 +77,7 @@ def close(channel: Channel) -> None:
 @contextmanager
 def remote(connector: SSHConnector, command: str, *, pty: bool) -> Iterator[Streams]:
     """Run a command on a node for as long as the block."""
-    streams, channel = started(connector, command, pty=pty)
+    streams, channel = start_command(connector, command, pty=pty)
     try:
         yield streams
     finally:

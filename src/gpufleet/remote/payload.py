@@ -173,8 +173,8 @@ def program(name: str, *, nvml: bool = False, **parameters: Any) -> Payload:
     >>> program("probe/probe", nvml=True)
     <program of 85210 characters>
     """
-    modules = {module: _path(module) for module in _imported(name)}
-    modules |= dict.fromkeys(_packages(modules), "on_node/__init__.py")
+    modules = {module: _path(module) for module in imported_modules(name)}
+    modules |= dict.fromkeys(_parent_packages(modules), "on_node/__init__.py")
     if nvml:
         modules["pynvml"] = _BINDING
     fields = {
@@ -204,9 +204,9 @@ def archive(name: str, *, nvml: bool = False) -> bytes:
     source. Nothing in it is compressed or dated, so the same sources are the same bytes everywhere:
     a unit's fingerprint covers them. Raises `FileNotFoundError` for an unknown program.
     """
-    modules = {module: _path(module) for module in _imported(name)}
+    modules = {module: _path(module) for module in imported_modules(name)}
     contents = {f"{module.replace('.', '/')}.py": _source(path) for module, path in modules.items()}
-    for package in _packages(modules):
+    for package in _parent_packages(modules):
         contents[f"{package.replace('.', '/')}/__init__.py"] = _source("on_node/__init__.py")
     contents["__main__.py"] = _source(f"on_node/{name}.py")
     if nvml:
@@ -228,7 +228,7 @@ def source(name: str) -> str:
 def digest(name: str) -> str:
     """Return the SHA-256 of a program's source and of all that travels along, but the binding."""
     found = hashlib.sha256(_source(f"on_node/{name}.py").encode())
-    for module in _imported(name):
+    for module in imported_modules(name):
         found.update(_source(_path(module)).encode())
     return found.hexdigest()
 
@@ -237,7 +237,7 @@ def _path(module: str) -> str:
     return module.removeprefix("gpufleet.").replace(".", "/") + ".py"
 
 
-def _packages(modules: Any) -> list[str]:
+def _parent_packages(modules: Any) -> list[str]:
     """Return the packages above modules, which have to be there to import them."""
     return sorted(
         {
@@ -250,7 +250,7 @@ def _packages(modules: Any) -> list[str]:
 
 
 @cache
-def _imported(name: str) -> tuple[str, ...]:
+def imported_modules(name: str) -> tuple[str, ...]:
     """Return the modules of `on_node/` that a program needs, sorted."""
     found: set[str] = set()
     unread = {f"gpufleet.on_node.{name.replace('/', '.')}"}

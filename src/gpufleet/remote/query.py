@@ -43,7 +43,7 @@ from gpufleet.artifacts.model_files import MODELS
 from gpufleet.artifacts.release import CACHE, RELEASES
 from gpufleet.progress import Pace, waited_for
 from gpufleet.remote import payload
-from gpufleet.remote.channel import Streams, close, local, remote, started, takes_more
+from gpufleet.remote.channel import Streams, close, local, remote, start_command, takes_more
 from gpufleet.remote.facts import PYTHON, document
 from gpufleet.remote.session import COMMAND, BrokenError, Session
 from gpufleet.sanitize import LINES, printable, said
@@ -323,7 +323,7 @@ def _in_session(
     text = command.get_raw_value()
     # A node that was rebooted meanwhile is connected to anew.
     if opens and (host not in _SESSIONS or _gone(_SESSIONS[host], transport)):
-        streams, channel = started(connector, text, pty=False)
+        streams, channel = start_command(connector, text, pty=False)
         session = Session(streams, partial(close, channel))
         _SESSIONS[host] = _Open(session, text, transport) if takes_more(transport) else None
         if not _SESSIONS[host]:

@@ -8,9 +8,9 @@ import pytest
 
 from gpufleet.errors import FleetError
 from lab import active_faults, driver, machine, nvml
-from lab.machine import Loaded, Profile, bare, profile_text
+from lab.machine import Loaded, Profile, bare_machine, profile_text
 from lab.machine.profile import HOPPER
-from lab.node_machine import here, shown
+from lab.node_machine import fit_to_host, kernel_tree
 
 PROFILES = nvml.profiles()
 NOUVEAU = Loaded(("nouveau",))
@@ -20,8 +20,8 @@ OPEN = Loaded(("nvidia",), "580.95.05", "open")
 @pytest.mark.parametrize("profile", PROFILES)
 def test_nothing_of_nvidias_but_the_gpus_is_there(profile: str) -> None:
     whole = machine.of(profile)
-    handed_over = bare(whole)
-    tree = shown(handed_over)
+    handed_over = bare_machine(whole)
+    tree = kernel_tree(handed_over)
 
     assert all(
         name.startswith("linux-") or name == "unattended-upgrades" for name in handed_over.packages
@@ -43,12 +43,14 @@ def test_a_loaded_driver_shows_what_the_delivered_machine_shows(profile: str) ->
     version = whole.profile.driver
     modules = tuple(name for name in whole.modules if name.startswith("nvidia"))
 
-    assert shown(bare(whole, Loaded(modules, version, whole.flavour))) == shown(whole)
+    assert kernel_tree(bare_machine(whole, Loaded(modules, version, whole.flavour))) == kernel_tree(
+        whole
+    )
 
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_nouveau_takes_the_gpus_that_it_knows(profile: str) -> None:
-    taken = bare(machine.of(profile), NOUVEAU)
+    taken = bare_machine(machine.of(profile), NOUVEAU)
     drivers = {taken.function(taken.gpu_bus_id(0)).driver}
 
     assert "nouveau" in taken.modules
@@ -57,8 +59,8 @@ def test_nouveau_takes_the_gpus_that_it_knows(profile: str) -> None:
 
 def test_what_is_loadable_names_every_gpu_and_no_version_of_its_own() -> None:
     """A node knows nothing of versions: they come with its packages."""
-    whole = here(machine.of("h100x8"))
-    what = driver.loadable(whole, shown)
+    whole = fit_to_host(machine.of("h100x8"))
+    what = driver.loadable(whole, kernel_tree)
     kinds = what["shows"]
 
     assert set(kinds) == {"nvidia-open", "nvidia-proprietary", "nouveau"}
@@ -74,10 +76,10 @@ def test_what_is_loadable_names_every_gpu_and_no_version_of_its_own() -> None:
 
 def test_links_lead_where_the_tree_has_them() -> None:
     """They are put below another root than the one they are named in, so they are relative."""
-    whole = here(machine.of("a100x4-pcie"))
+    whole = fit_to_host(machine.of("a100x4-pcie"))
     links = {
         path: entry["to"]
-        for path, entry in driver.loadable(whole, shown)["shows"]["nvidia-open"].items()
+        for path, entry in driver.loadable(whole, kernel_tree)["shows"]["nvidia-open"].items()
         if isinstance(entry, dict)
     }
 
@@ -89,7 +91,7 @@ def test_links_lead_where_the_tree_has_them() -> None:
 
 
 def test_its_nvml_finds_out_what_is_loaded() -> None:
-    text = profile_text(bare(machine.of("h100x8")))
+    text = profile_text(bare_machine(machine.of("h100x8")))
 
     assert "system.loaded = /sys/module/nvidia/version\n" in text
     assert "gpu.*.fabric.state = 1\n" in text  # no manager was started
@@ -98,7 +100,9 @@ def test_its_nvml_finds_out_what_is_loaded() -> None:
 
 def test_faults_of_its_hardware_are_faults_of_a_bare_machine() -> None:
     text = profile_text(
-        bare(active_faults.machine_with("h100x8", [active_faults.Broken("nvlink-dead-link", 3)]))
+        bare_machine(
+            active_faults.machine_with("h100x8", [active_faults.Broken("nvlink-dead-link", 3)])
+        )
     )
 
     assert "gpu.3.nvlink.down = 7\n" in text
@@ -106,7 +110,7 @@ def test_faults_of_its_hardware_are_faults_of_a_bare_machine() -> None:
 
 def test_secure_boot_is_on_and_what_follows_is_found_out() -> None:
     """Whether a module is let in follows from who signed it, not from the fault."""
-    locked = bare(
+    locked = bare_machine(
         active_faults.machine_with("h100x8", [active_faults.Broken("secure-boot-unsigned")])
     )
 

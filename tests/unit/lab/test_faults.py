@@ -19,7 +19,7 @@ from gpufleet.catalog.checks import CHECKS
 from gpufleet.checks.finding import Severity
 from gpufleet.errors import FleetError
 from lab import machine, nvml
-from lab.faults import FAULTS, fault, named, possible
+from lab.faults import FAULTS, fault, find_fault, possible
 from lab.machine import Profile
 from tests.support.checkout import ROOT
 
@@ -117,7 +117,7 @@ def healthy_answers(answers):
 def broken(name, profile=None):
     """A machine with a fault on its last GPU."""
     healthy = machine.of(profile or ON[name])
-    return named(name).on(healthy, healthy.profile.count - 1)
+    return find_fault(name).on(healthy, healthy.profile.count - 1)
 
 
 def around(about):
@@ -157,7 +157,7 @@ def test_every_check_of_gpus_and_driver_has_a_fault_that_it_finds():
 def test_pending_remaps_block_where_errors_are_not_contained():
     """GA100, GH100 and GB10x contain errors, AD10x does not: NVIDIA GPU Memory Error Management."""
     found = {
-        name: named("remap-pending").expected(Profile.of(name))["row-remap-pending"]
+        name: find_fault("remap-pending").expected(Profile.of(name))["row-remap-pending"]
         for name in ("a100x8", "a100x4-pcie", "h100x8", "h100x2-nvl", "h200x8", "b200x8", "l40sx8")
     }
 
@@ -225,11 +225,11 @@ def test_any_two_faults_may_be_put_together(profile):
     """Both stay: the lines of both are there, and what both say in the log."""
     healthy = machine.of(profile)
     for one, other in combinations(possible(healthy.profile), 2):
-        both = named(other).on(named(one).on(healthy, 1), 2)
+        both = find_fault(other).on(find_fault(one).on(healthy, 1), 2)
 
-        assert set(named(other).on(healthy, 2).nvml) <= set(both.nvml)
+        assert set(find_fault(other).on(healthy, 2).nvml) <= set(both.nvml)
         # A GPU that is missing renumbers the others, so its lines depend on what was there.
-        assert len(both.nvml) >= len(named(one).on(healthy, 1).nvml)
+        assert len(both.nvml) >= len(find_fault(one).on(healthy, 1).nvml)
 
 
 def test_two_faults_are_both_seen(answers):
@@ -249,7 +249,7 @@ def test_two_faults_are_both_seen(answers):
 def test_a_missing_gpu_is_that_gpu(answers):
     """NVML counts the others anew; the bus still has it, and no driver does."""
     healthy = machine.of("h100x8")
-    about = named("gpu-missing").on(healthy, 3)
+    about = find_fault("gpu-missing").on(healthy, 3)
     uuids = QUESTIONS.index("[nvmlDeviceGetUUID(gpu(i)) for i in range(nvmlDeviceGetCount())]")
     everyone = [healthy.profile.gpu(i, "uuid") for i in range(8)]
 
@@ -262,13 +262,13 @@ def test_a_missing_gpu_is_that_gpu(answers):
 
 
 def test_a_dead_link_between_two_gpus_is_dead_at_both_ends():
-    lines = named("nvlink-dead-link").on(machine.of("a100x4-pcie"), 2).nvml
+    lines = find_fault("nvlink-dead-link").on(machine.of("a100x4-pcie"), 2).nvml
 
     assert set(lines) == {"gpu.2.nvlink.down = 7", "gpu.3.nvlink.down = 7"}
 
 
 def test_the_bridge_of_a_missing_gpu_leads_nowhere():
-    lines = named("gpu-missing").on(machine.of("a100x4-pcie"), 1).nvml
+    lines = find_fault("gpu-missing").on(machine.of("a100x4-pcie"), 1).nvml
 
     assert "gpu.0.nvlink.to = nowhere" in lines
     assert "gpu.1.nvlink.to = 0-11:2" in lines, "what was GPU 3 is GPU 2 now"

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpufleet.monitoring import dcgm_counters
 from lab import machine
-from lab.faults import named
+from lab.faults import find_fault
 from lab.machine import Machine
 from lab.vendor.templates import program
 from tests.support.checkout import ROOT
@@ -89,7 +89,7 @@ class Node:
 def with_faults(healthy: Machine, faults: tuple[tuple[str, int], ...]) -> Machine:
     """Return a machine with faults on it: (name, GPU)."""
     for name, gpu in faults:
-        healthy = named(name).on(healthy, gpu)
+        healthy = find_fault(name).on(healthy, gpu)
     return healthy
 
 

@@ -39,7 +39,7 @@ def running(stage) -> Running:
         gpu_uuids=stage.gpu_uuids,
         port=stage.port,
         rank=stage.node_rank,
-        arguments=tuple(on_node.started(unit.content)["arguments"]),
+        arguments=tuple(on_node.started_release(unit.content)["arguments"]),
     )
 
 

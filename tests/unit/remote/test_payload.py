@@ -181,7 +181,7 @@ def test_whatever_a_program_imports_travels_along_and_nothing_else(name: str) ->
         new = parsed(unread.pop()) - wanted
         wanted |= new
         unread |= new
-    carried = payload._imported(name)
+    carried = payload.imported_modules(name)
     assert set(carried) == {f"gpufleet.on_node.{each.replace('/', '.')}" for each in wanted}
 
 

@@ -175,13 +175,13 @@ class Behind:
 
 def test_what_is_printed_just_before_the_end_is_not_lost() -> None:
     """A busy node: nothing was there to be read, and then both the answer and the end."""
-    child, out, error = on_node.started(b"import os; os.write(1, b'the answer'); os._exit(0)")
+    child, out, error = on_node.fork_program(b"import os; os.write(1, b'the answer'); os._exit(0)")
     asker, nobody = os.pipe()
     reading = Behind(child)
     for descriptor in (out, error):
         reading.register(descriptor, select.POLLIN)
     printed: dict[int, list[bytes]] = {out: [], error: []}
-    status = on_node.listened(reading, printed, child, time.monotonic() + 60, asker)
+    status = on_node.read_output(reading, printed, child, time.monotonic() + 60, asker)
     for descriptor in (out, error, asker, nobody):
         os.close(descriptor)
     assert (status, b"".join(printed[out])) == (0, b"the answer")

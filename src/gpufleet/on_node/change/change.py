@@ -60,7 +60,7 @@ def following() -> Any:
     return manifest and {key: manifest[key] for key in ("plan", "units", "remove")}
 
 
-def kept() -> Any:
+def kept_upgrades() -> Any:
     """Return what is kept, oldest first."""
     manifests = [
         change_files.document("%s/%s/%s" % (change_files.KEPT, name, change_files.MANIFEST))
@@ -74,7 +74,7 @@ def kept() -> Any:
 
 def units() -> Any:
     """Return our units."""
-    names = systemd.ours()
+    names = systemd.unit_names()
     return [systemd.look(unit, state) for unit, state in systemd.states(names).items()]
 
 
@@ -84,7 +84,7 @@ LOOKS: Dict[str, Callable[[], Any]] = {
     "cordon": lambda: change_files.document(change_files.CORDON),
     "drained": change_marks.drained,
     "next": following,
-    "kept": kept,
+    "kept": kept_upgrades,
     "units": units,
     "releases": lambda: [each._asdict() for each in releases.releases()],
 }

@@ -102,7 +102,7 @@ def processes() -> Iterator["tuple[int, Set[str]]"]:
                 yield int(name), found
 
 
-def kept() -> List[Kept]:
+def kept_sets() -> List[Kept]:
     """Return the kept units of upgrades, oldest first."""
     found = []
     for upgrade in change_files.names(change_files.KEPT):
@@ -157,10 +157,10 @@ def staying(found: List[Release], keep: int, days: float, now: float) -> Dict[st
 def collect(asked: Dict[str, Any]) -> Dict[str, Any]:
     """Remove what nothing needs."""
     keep, days = int(asked["keep"]), float(asked["days"])
-    with change_files.turn(change_files.UNITS_TURN), building() as free:
+    with change_files.turn(change_files.UNITS_TURN), hold_build_lock() as free:
         now = time.time()
         lock = change_files.document(change_files.LOCK)
-        old = stale(kept(), keep, days, now, lock["id"] if lock else None)
+        old = stale(kept_sets(), keep, days, now, lock["id"] if lock else None)
         for upgrade in old:
             change_files.remove_directory(change_files.KEPT + "/" + upgrade)
         change_files.remove_leftovers(change_files.KEPT)
@@ -182,7 +182,7 @@ def collect(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 @contextlib.contextmanager
-def building() -> Iterator[bool]:
+def hold_build_lock() -> Iterator[bool]:
     """Say whether no release is being built, and keep it so."""
     path = linux_facts.ROOT + BUILDING
     if not os.path.isdir(os.path.dirname(path)):

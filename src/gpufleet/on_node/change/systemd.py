@@ -40,7 +40,7 @@ UNIT_MARGIN_SECONDS = 30
 GONE = ("inactive", "failed")
 
 
-def ours() -> List[str]:
+def unit_names() -> List[str]:
     """Return the names of our units that have a file here."""
     return [
         name
@@ -61,7 +61,7 @@ def fingerprint(content: str) -> Optional[str]:
     return found.group(1) if found else None
 
 
-def started(unit: str) -> Optional[str]:
+def start_record(unit: str) -> Optional[str]:
     """Return what a unit's process was started with; None: it was not recorded."""
     content = change_files.read(STARTED + "/" + unit)
     return None if content is None else content.decode("ascii", "replace").strip()
@@ -131,7 +131,7 @@ def look(unit: str, state: Dict[str, str]) -> Dict[str, Any]:
         "active": state.get("ActiveState", ""),
         "sub": state.get("SubState", ""),
         "since": since(state),
-        "started": started(unit),
+        "started": start_record(unit),
         "fingerprint": fingerprint(content),
         "release": release.group(1) if release else "",
         "restarts": int(state.get("NRestarts") or 0),

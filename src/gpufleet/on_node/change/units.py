@@ -97,7 +97,7 @@ def restore(asked: Dict[str, Any]) -> Dict[str, Any]:
     found = Progress()
     with my_turn(asked):
         try:
-            target, unkept = kept(change_files.must_be_name(asked["id"]), asked.get("units"))
+            target, unkept = kept_units(change_files.must_be_name(asked["id"]), asked.get("units"))
             found.unchanged += unkept
             carry_out(target, asked["seconds"], found)
         except (RefusedError, CannotRead, OSError) as error:
@@ -210,7 +210,7 @@ def broken(name: str) -> str:
     )
 
 
-def kept(upgrade: str, units: Optional[Sequence[str]]) -> "tuple[Target, List[str]]":
+def kept_units(upgrade: str, units: Optional[Sequence[str]]) -> "tuple[Target, List[str]]":
     """Return what is kept as an upgrade's, and the units of which nothing is."""
     folder = change_files.KEPT + "/" + upgrade
     manifest = change_files.document(folder + "/" + change_files.MANIFEST) or {
@@ -253,7 +253,7 @@ def keep(upgrade: str, target: Target) -> None:
         "id": upgrade,
         "at": round(time.time(), 3),
         "units": {},
-        "files": beside(folder, target.beside),
+        "files": keep_files(folder, target.beside),
     }
     if fresh := [unit for unit in target.units if unit not in now["units"]]:
         for unit in fresh:
@@ -267,7 +267,7 @@ def keep(upgrade: str, target: Target) -> None:
         change_files.write_document(folder + "/" + change_files.MANIFEST, now)
 
 
-def beside(folder: str, wanted: Dict[str, Beside]) -> Dict[str, Any]:
+def keep_files(folder: str, wanted: Dict[str, Beside]) -> Dict[str, Any]:
     """Keep the files beside units; return what the manifest says of them."""
     found = {}
     for number, path in enumerate(sorted(wanted)):
@@ -296,7 +296,7 @@ def carry_out(target: Target, seconds: float, found: Progress) -> None:
     present = {unit: systemd.text(unit) for unit in names}
     # Asked here and not before: a rank comes back by itself when its group's others are restarted,
     # with its new file once systemd has read that, and another start would end the new group.
-    started = {unit: systemd.started(unit) for unit in names}
+    started = {unit: systemd.start_record(unit) for unit in names}
     found_due = due(target.units, present, started, states)
     found.unchanged += found_due.right
     moving = found_due.restart + found_due.remove

@@ -100,10 +100,10 @@ def count(url: str) -> Optional[int]:
         if isinstance(getattr(error, "reason", error), ConnectionRefusedError):
             return 0
         return None
-    return counted(text)
+    return parse_requests(text)
 
 
-def counted(metrics: str) -> Optional[int]:
+def parse_requests(metrics: str) -> Optional[int]:
     """Return the requests that run and wait, out of a server's metrics; None: they do not say."""
     found = REQUESTS.findall(metrics)
     try:
@@ -122,7 +122,7 @@ def ready(asked: Dict[str, Any]) -> Dict[str, Any]:
     for unit in units:
         watch.ask(
             unit,
-            functools.partial(waited, unit, asked["seconds"], asked.get("journal", 0)),
+            functools.partial(wait_for_unit, unit, asked["seconds"], asked.get("journal", 0)),
             asked["seconds"] + endpoints.COMPLETION_SECONDS + 4 * endpoints.HEALTH_SECONDS,
         )
     answers = watch.answers(*units)
@@ -142,7 +142,7 @@ def ready(asked: Dict[str, Any]) -> Dict[str, Any]:
     }
 
 
-def waited(unit: str, seconds: float, lines: int) -> Dict[str, Any]:
+def wait_for_unit(unit: str, seconds: float, lines: int) -> Dict[str, Any]:
     """Wait for one unit: until it is ready, has died, or the time is over."""
     began = time.monotonic()
     server = Server(unit)
@@ -169,7 +169,7 @@ def waited(unit: str, seconds: float, lines: int) -> Dict[str, Any]:
         "fingerprint": server.fingerprint,
         "keyed": server.key_file is not None,
         "restarts": restarts,
-        **({} if done else {"seen": told(server, seen, lines)}),
+        **({} if done else {"seen": redacted_answer(server, seen, lines)}),
     }
 
 
@@ -177,7 +177,7 @@ def look(server: Server) -> Dict[str, Any]:
     """Return what a unit and its server say now, as on_node/serving/endpoints.py does."""
     if server.url is None:
         properties = endpoints.unit_state(server.unit)
-        return {"unit": properties, "started": systemd.started(server.unit), "journal": []}
+        return {"unit": properties, "started": systemd.start_record(server.unit), "journal": []}
     return endpoints.stage(
         {
             "unit": server.unit,
@@ -208,7 +208,7 @@ def has_died(properties: Dict[str, str], restarts: int) -> bool:
     return again or properties.get("SubState") == "auto-restart"
 
 
-def told(server: Server, seen: Dict[str, Any], lines: int) -> Dict[str, Any]:
+def redacted_answer(server: Server, seen: Dict[str, Any], lines: int) -> Dict[str, Any]:
     """Return what was seen with the journal's last lines, and no secret in any of it."""
     life = seen["unit"].get("InvocationID")
     hide: Callable[[str], str] = unit_journal.hiding(unit_journal.secrets(server.text))
@@ -217,5 +217,5 @@ def told(server: Server, seen: Dict[str, Any], lines: int) -> Dict[str, Any]:
         return hide(line)[:1000]
 
     known = {**seen, "journal": endpoints.journal(server.unit, life, lines)}
-    found: Dict[str, Any] = status.hidden(known, shown)
+    found: Dict[str, Any] = status.hide_secrets(known, shown)
     return found

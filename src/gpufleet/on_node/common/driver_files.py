@@ -58,13 +58,13 @@ def module(kernel: str) -> dict[str, Any]:
     if output.status:
         raise refused("modinfo", output)
     return {
-        "version": named(output, "version"),
-        "signer": named(output, "signer"),
-        "file": named(output, "filename"),
+        "version": modinfo_field(output, "version"),
+        "signer": modinfo_field(output, "signer"),
+        "file": modinfo_field(output, "filename"),
     }
 
 
-def named(output: Output, name: str) -> Any:
+def modinfo_field(output: Output, name: str) -> Any:
     """Return one line "name:   value" of modinfo's; a module that nobody signed has no signer."""
     found = re.search(r"^%s:[ \t]*(\S.*)$" % name, output.out, re.MULTILINE)
     return found.group(1).strip() if found else missing("absent")
@@ -77,7 +77,7 @@ def library() -> dict[str, Any]:
     NVML tells its own version without being initialised: it is known when the driver is not.
     """
     return {
-        "library": linux_facts.answered("library", lambda: read(library_loaded)),
+        "library": linux_facts.known_answer("library", lambda: read(library_loaded)),
         "nvml": read(nvml_version),
     }
 

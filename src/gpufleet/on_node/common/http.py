@@ -52,7 +52,7 @@ class Exchange:
         self.answer: Answer | None = None
         self._unsent = request(url, path, body, headers)
         self._got = bytearray()
-        host, port = place(url)
+        host, port = address_and_port(url)
         self._socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         self._socket.setblocking(False)
         code = self._socket.connect_ex((host, port))
@@ -138,7 +138,7 @@ class Exchange:
             self._socket.close()
 
 
-def place(url: str) -> tuple[str, int]:
+def address_and_port(url: str) -> tuple[str, int]:
     """
     Return the address and the port of `http://ADDRESS:PORT`.
 

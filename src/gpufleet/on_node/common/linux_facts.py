@@ -28,7 +28,7 @@ ROOT = ""
 ANSWERS: dict[str, Any] = {}
 
 
-def answered(name: str, call: Callable[[], Any]) -> Any:
+def known_answer(name: str, call: Callable[[], Any]) -> Any:
     """Return what is known beforehand under a name, else what the call returns."""
     return ANSWERS[name] if name in ANSWERS else call()
 
@@ -296,7 +296,7 @@ HOST_FACTS: tuple[tuple[str, Callable[[], Any]], ...] = (
     ("boot_id", lambda: line("/proc/sys/kernel/random/boot_id")),
     ("kernel", lambda: line("/proc/sys/kernel/osrelease")),
     ("os_release", os_release),
-    ("arch", lambda: answered("arch", lambda: os.uname().machine)),
+    ("arch", lambda: known_answer("arch", lambda: os.uname().machine)),
     ("python", lambda: sys.version.split()[0]),
     ("cpus", cpus),
     ("memory_mib", memory_mib),

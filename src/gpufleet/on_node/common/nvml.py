@@ -100,7 +100,7 @@ def number(field_id: int) -> Ask:
 
 def each(**questions: Ask) -> Ask:
     """Return several questions as one; each of its answers may be missing for itself."""
-    return lambda nvml, gpu: asked(questions.items(), nvml, gpu)
+    return lambda nvml, gpu: table_answers(questions.items(), nvml, gpu)
 
 
 def field(nvml: Any, gpu: Any, number: int, scope: int = 0) -> int | float:
@@ -113,7 +113,7 @@ def field(nvml: Any, gpu: Any, number: int, scope: int = 0) -> int | float:
     return value
 
 
-def asked(facts: Iterable[tuple[str, Ask]], nvml: Any, gpu: Any) -> dict[str, Any]:
+def table_answers(facts: Iterable[tuple[str, Ask]], nvml: Any, gpu: Any) -> dict[str, Any]:
     """Return a table's answers."""
     return {name: read(ask, nvml, gpu) for name, ask in facts}
 

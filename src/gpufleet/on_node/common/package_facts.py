@@ -61,13 +61,13 @@ def red_hat() -> dict[str, Any]:
     rows = sorted(row.split("\t") for row in output.out.splitlines())
     locks = version_locks()
     return {
-        name: {"version": version, "held": locked("%s-%s" % (name, version), arch, locks)}
+        name: {"version": version, "held": is_locked("%s-%s" % (name, version), arch, locks)}
         for name, version, arch in rows
         if RPM_NAMES.fullmatch(name)
     }
 
 
-def locked(package: str, arch: str, locks: list[str]) -> bool:
+def is_locked(package: str, arch: str, locks: list[str]) -> bool:
     """Say whether dnf keeps a package; a lock is a pattern, with or without the architecture."""
     names = (package, package + "." + arch)
     return any(fnmatch.fnmatch(name, lock) for name in names for lock in locks)

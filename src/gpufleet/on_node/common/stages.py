@@ -56,11 +56,11 @@ def stage(unit: str) -> dict[str, Any]:
         "port": int(values["port"]),
         "gpus": values["gpus"].split(),
         "side_channel": int(next(iter(SIDE_CHANNEL.findall(text)), 0)),
-        **started(text),
+        **started_release(text),
     }
 
 
-def started(text: str) -> dict[str, Any]:
+def started_release(text: str) -> dict[str, Any]:
     """
     Return the release that a unit starts, and its arguments as the unit has them, by line.
 

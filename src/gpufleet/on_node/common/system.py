@@ -179,8 +179,8 @@ SYSTEM_FACTS: tuple[tuple[str, Callable[[], Any]], ...] = (
     ("modules", modules),
     ("secure_boot", secure_boot),
     ("iommu", iommu),
-    ("clock", lambda: linux_facts.answered("clock", clock)),
-    ("shm", lambda: linux_facts.answered("shm", lambda: space("/dev/shm"))),
+    ("clock", lambda: linux_facts.known_answer("clock", clock)),
+    ("shm", lambda: linux_facts.known_answer("shm", lambda: space("/dev/shm"))),
     ("memory_available_mib", lambda: memory_info("MemAvailable") // 1024),
     ("hugepages", hugepages),
     ("reboot_required", reboot_required),
@@ -218,10 +218,10 @@ def state(unit: str, block: Any) -> dict[str, Any]:
     """Return one unit's state in our names; an alias answers under its unit's own name."""
     if block is None:
         raise CannotRead("absent", detail="systemctl did not speak of %s" % unit)
-    return {name: read(said, block, key) for name, key in UNIT_PROPERTIES.items()}
+    return {name: read(unit_state, block, key) for name, key in UNIT_PROPERTIES.items()}
 
 
-def said(block: dict[str, str], key: str) -> str:
+def unit_state(block: dict[str, str], key: str) -> str:
     """Return what systemctl said; a unit that does not exist is neither enabled nor disabled."""
     if not block.get(key):
         raise FileNotFoundError(errno.ENOENT, key)

@@ -30,7 +30,7 @@ def text(samples: Iterable[Sample]) -> str:
     """
     by_family: Dict[str, Dict[str, str]] = {name: {} for name in FAMILIES}
     for name, labels, value in samples:
-        series = name + shown(labels)
+        series = name + format_labels(labels)
         if series in by_family[name]:
             raise ValueError("%s is there twice" % series)
         by_family[name][series] = "%s %s\n" % (series, number(value))
@@ -42,7 +42,7 @@ def text(samples: Iterable[Sample]) -> str:
     )
 
 
-def shown(labels: Labels) -> str:
+def format_labels(labels: Labels) -> str:
     """Return labels as the format has them: {stage="tiny-0",model="tiny"}."""
     if not labels:
         return ""

@@ -71,13 +71,13 @@ def main() -> None:
         "here": read(ids),
         "rank": read(rank, unit),
         "clock": int(time.time() * 1e6),
-        **found(unit),
+        **read_lines(unit),
         "clocks": read(clocks, PARAMETERS["stage"]),
     }
     sys.stdout.write(json.dumps(document, separators=(",", ":")) + "\n")
 
 
-def found(unit: str) -> dict[str, Any]:
+def read_lines(unit: str) -> dict[str, Any]:
     """Return `lines`, `more` and `cursor`."""
     wanted = max(1, int(PARAMETERS.get("lines") or 1))
     try:

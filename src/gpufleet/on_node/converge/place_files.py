@@ -63,7 +63,7 @@ def place(entries: list[dict[str, Any]]) -> None:
         except Exception as error:
             remove(temporary(entry["path"]))
             os.unlink(JOURNAL)
-            raise RefusedError("%s: %s" % (entry["path"], said(error))) from None
+            raise RefusedError("%s: %s" % (entry["path"], reason(error))) from None
     os.unlink(JOURNAL)
 
 
@@ -241,11 +241,11 @@ def main() -> None:
     except RefusedError as refused:
         sys.exit(str(refused))
     except Exception as error:
-        sys.exit("%s: %s" % (HOME, said(error)))
+        sys.exit("%s: %s" % (HOME, reason(error)))
     print(json.dumps({"schema": 1, "placed": len(entries)}))
 
 
-def said(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
     """Return what went wrong, without the path that the sentence already has."""
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 

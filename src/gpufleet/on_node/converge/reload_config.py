@@ -32,15 +32,15 @@ LINES = 8
 
 def main() -> None:
     """Print the document."""
-    found = {"error": None, "active": active(), "in_force": False}
+    found = {"error": None, "active": is_active(), "in_force": False}
     if found["active"]:
-        found.update(looked())
+        found.update(check_loaded())
         if PARAMETERS["action"] == "reload" and not found["error"] and not found["in_force"]:
-            found.update(reloaded())
+            found.update(reload())
     sys.stdout.write(json.dumps(found) + "\n")
 
 
-def active() -> bool:
+def is_active() -> bool:
     """Whether the unit runs."""
     done = command("systemctl", "is-active", "--quiet", "--", PARAMETERS["unit"])
     return bool(done.returncode == 0)
@@ -58,7 +58,7 @@ def command(*argv: str) -> Any:
     )
 
 
-def looked() -> "dict[str, Any]":
+def check_loaded() -> "dict[str, Any]":
     """Return whether what the server has read is what lies there; it may still be starting."""
     deadline = time.monotonic() + PARAMETERS["seconds"]
     while True:
@@ -72,14 +72,14 @@ def looked() -> "dict[str, Any]":
         return {"in_force": read_at >= newest(), "error": None}
 
 
-def reloaded() -> "dict[str, Any]":
+def reload() -> "dict[str, Any]":
     """Tell the server, and wait until it has read everything well."""
     done = command("systemctl", "reload", "--", PARAMETERS["unit"])
     if done.returncode != 0:
         return {"error": done.stdout.decode("utf-8", "replace").strip() or "reload failed"}
     deadline = time.monotonic() + PARAMETERS["seconds"]
     while time.monotonic() < deadline:
-        found = looked()
+        found = check_loaded()
         if found["error"] or found["in_force"]:
             return found
         time.sleep(0.2)

@@ -57,7 +57,7 @@ UNIT_PROPERTIES = {
 }
 
 
-def said(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
     """Return why something could not be read, without the path that the asker knows."""
     return " ".join((getattr(error, "strerror", None) or str(error)).split())
 
@@ -78,8 +78,8 @@ def run(*argv: str) -> str:
         raise OSError("%s gave no answer in %d s" % (argv[0], COMMAND_SECONDS)) from None
     text = done.stdout.decode("utf-8", "replace")
     if done.returncode != 0 and not text:
-        reason = done.stderr.decode("utf-8", "replace").strip()
-        raise OSError("%s: %s" % (argv[0], reason or "it exited with status %d" % done.returncode))
+        words = done.stderr.decode("utf-8", "replace").strip()
+        raise OSError("%s: %s" % (argv[0], words or "it exited with status %d" % done.returncode))
     return text
 
 
@@ -90,7 +90,7 @@ def each(arguments: Iterable[str], read: Callable[[str], Any]) -> dict[str, Any]
         try:
             found[argument] = read(argument)
         except Exception as error:
-            found[argument] = {"error": said(error)}
+            found[argument] = {"error": reason(error)}
     return found
 
 
@@ -214,7 +214,7 @@ def units(asked: Iterable[str], patterns: Iterable[str]) -> tuple[dict[str, Any]
         names = sorted({*asked, *there})
         shown, loaded = shown_units(names, patterns)
     except Exception as error:
-        failed = {"error": said(error)}
+        failed = {"error": reason(error)}
         return dict.fromkeys(asked, failed), dict.fromkeys(patterns, failed)
     shown = {**loaded, **shown}
     alike = each(
@@ -312,7 +312,7 @@ def leftovers() -> Any:
     except FileNotFoundError:
         return []
     except Exception as error:
-        return {"error": said(error)}
+        return {"error": reason(error)}
 
 
 def snapshot(asked: list[list[str]]) -> dict[str, Any]:
@@ -331,7 +331,7 @@ def snapshot(asked: list[list[str]]) -> dict[str, Any]:
     for path, line in by_kind.get("line", []):
         wanted_lines.setdefault(path, set()).add(line)
     installed = installed_packages.read(
-        only("package"), only("packages like"), only("stream"), run, said
+        only("package"), only("packages like"), only("stream"), run, reason
     )
     states, alike = units(only("unit"), only("units like"))
     return {

@@ -29,7 +29,7 @@ def path_of(name: str, root: str) -> str:
     return root + "/proc/sys/" + name.replace(".", "/")
 
 
-def seen(name: str, file: str, root: str) -> dict[str, Any]:
+def read_setting(name: str, file: str, root: str) -> dict[str, Any]:
     """Return one setting as it is."""
     try:
         with open(path_of(name, root)) as kernel:
@@ -98,14 +98,14 @@ def apply(name: str, value: int, root: str) -> str:
 def main() -> None:
     """Read, set if asked, read again, print."""
     root, file = PARAMETERS.get("sysroot", ""), PARAMETERS["file"]
-    found = {name: seen(name, file, root) for name in PARAMETERS["wanted"]}
+    found = {name: read_setting(name, file, root) for name in PARAMETERS["wanted"]}
     for name, (value, least) in PARAMETERS["wanted"].items():
         is_now = found[name].get("value")
         if not PARAMETERS["apply"] or is_now is None:
             continue
         if is_now < value if least else is_now != value:
             error = apply(name, value, root)
-            found[name] = {"error": error} if error else seen(name, file, root)
+            found[name] = {"error": error} if error else read_setting(name, file, root)
     print(json.dumps({"schema": 1, "applied": PARAMETERS["apply"], "settings": found}))
 
 

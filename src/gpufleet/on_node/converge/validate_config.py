@@ -60,10 +60,10 @@ def error() -> "str | None":
         if done.returncode == 0:
             return None
         said = done.stdout.decode("utf-8", "replace").replace(folder + "/", "")
-        return hidden(said.strip())[-CHARACTERS:] or "it ended with %d" % done.returncode
+        return hide_secrets(said.strip())[-CHARACTERS:] or "it ended with %d" % done.returncode
 
 
-def hidden(said: str) -> str:
+def hide_secrets(said: str) -> str:
     """Return a text without any secret in it, as it is or with some characters escaped."""
     for secret in PARAMETERS["hidden"]:
         text = base64.b64decode(secret).decode("utf-8", "replace")

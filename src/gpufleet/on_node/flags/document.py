@@ -182,7 +182,7 @@ def fields(cls: Any) -> Dict[str, Any]:
                 default = plain(field.default_factory())
             except Exception:  # it looks at the machine
                 default = {"$factory": True}
-        entry: Dict[str, Any] = {"type": written(field.type), "default": plain(default)}
+        entry: Dict[str, Any] = {"type": annotation_text(field.type), "default": plain(default)}
         if bounds:
             entry["constraints"] = bounds
         if not field.init:
@@ -199,7 +199,7 @@ def inner_types(hint: Any) -> Iterator[type]:
         yield from inner_types(argument)
 
 
-def written(hint: Any) -> str:
+def annotation_text(hint: Any) -> str:
     """Return an annotation as Python writes it: `Literal['a', 'b'] | None`."""
     if isinstance(hint, str):
         return hint
@@ -207,12 +207,12 @@ def written(hint: Any) -> str:
         return "None"
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
-        return written(arguments[0])
+        return annotation_text(arguments[0])
     if origin is typing.Literal:
         return "Literal[%s]" % ", ".join(map(repr, arguments))
     if origin is typing.Union or origin is getattr(types, "UnionType", None):
-        return " | ".join(map(written, arguments))
+        return " | ".join(map(annotation_text, arguments))
     if origin is None:
         return str(getattr(hint, "__name__", hint))
-    inner = ("..." if argument is Ellipsis else written(argument) for argument in arguments)
+    inner = ("..." if argument is Ellipsis else annotation_text(argument) for argument in arguments)
     return "%s[%s]" % (getattr(origin, "__name__", origin), ", ".join(inner))

@@ -25,7 +25,7 @@ def holders() -> list[dict[str, Any]]:
     """Return {"pid", "name", "unit", "devices"} of each, by PID; `unit` null: it is in none."""
     found = []
     for pid in sorted(int(name) for name in linux_facts.names("/proc") if name.isdigit()):
-        devices = sorted({*opened(pid), *mapped(pid)})
+        devices = sorted({*open_devices(pid), *mapped(pid)})
         if devices and pid != os.getpid():
             name, within = read(line, "/proc/%d/comm" % pid), read(unit, pid)
             found.append(
@@ -39,7 +39,7 @@ def holders() -> list[dict[str, Any]]:
     return found
 
 
-def opened(pid: int) -> Iterator[str]:
+def open_devices(pid: int) -> Iterator[str]:
     """Yield NVIDIA's device files among a process' descriptors."""
     at = linux_facts.ROOT + "/proc/%d/fd" % pid
     with contextlib.suppress(OSError):  # it ended, or is a kernel thread

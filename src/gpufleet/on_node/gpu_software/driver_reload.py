@@ -53,11 +53,11 @@ from gpufleet.on_node.gpu_software.driver_units import (
     do,
     forget,
     keep,
-    kept,
     remove,
     services_kept,
     start,
     stop,
+    stopped_units,
     text_of,
     write,
 )
@@ -103,7 +103,7 @@ def look() -> dict[str, Any]:
         "holders": holders(),
         "used_by": used_by(),
         "active": active(SERVICES),
-        "kept": kept(),
+        "kept": stopped_units(),
         "barred": barred(),
         "mark": text_of(MARK),
     }
@@ -257,7 +257,7 @@ def start_services() -> dict[str, Any]:
     """Load and start what a reload that was killed has left to do."""
     loaded = loaded_modules()
     for module in reversed(PARAMETERS["order"]["unload"]):
-        if module in kept()["modules"] and module not in loaded:
+        if module in stopped_units()["modules"] and module not in loaded:
             do("modprobe", module, seconds=MODULE_SECONDS)
     return start_again(services_kept(SERVICES))
 
@@ -279,7 +279,7 @@ def clear() -> dict[str, Any]:
     keep(stages_down, [])
     remove(MARK)
     own = services_kept(SERVICES)
-    return start_again([*own, *(unit for unit in kept()["units"] if unit not in own)])
+    return start_again([*own, *(unit for unit in stopped_units()["units"] if unit not in own)])
 
 
 ACTIONS = {
@@ -294,7 +294,7 @@ ACTIONS = {
 
 
 @contextlib.contextmanager
-def alone() -> Iterator[None]:
+def hold_lock() -> Iterator[None]:
     """Hold the lock, which a killed process loses by itself."""
     at = linux_facts.ROOT + LOCK
     os.makedirs(os.path.dirname(at), mode=0o755, exist_ok=True)
@@ -313,7 +313,7 @@ def main() -> None:
         # Half a reload is worse than one that nobody waits for.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with contextlib.nullcontext() if action == "look" else alone():
+        with contextlib.nullcontext() if action == "look" else hold_lock():
             found = dict(ACTIONS[action](), error="")
     except FailedError as error:
         found = dict(error.more, error=str(error))

@@ -61,7 +61,7 @@ def do(name: str, *arguments: str, seconds: float = SHORT_SECONDS) -> str:
 
 def active(services: Sequence[str]) -> list[str]:
     """Return the stages and services that are up, or on their way."""
-    return [unit for unit, about in shown([*stages(), *services]).items() if is_up(about)]
+    return [unit for unit, about in unit_properties([*stages(), *services]).items() if is_up(about)]
 
 
 def is_up(about: dict[str, str]) -> bool:
@@ -73,14 +73,14 @@ def barred() -> list[str]:
     """Return the enabled stages that the guard of unchecked nodes keeps down."""
     return [
         unit
-        for unit, about in shown(stages()).items()
+        for unit, about in unit_properties(stages()).items()
         if about.get("ConditionResult") == "no"
         and about.get("ActiveState") == "inactive"
         and about.get("UnitFileState") == "enabled"
     ]
 
 
-def shown(units: Sequence[str]) -> dict[str, dict[str, str]]:
+def unit_properties(units: Sequence[str]) -> dict[str, dict[str, str]]:
     """Return systemd's properties of units, those that nobody knows left out."""
     if not units:
         return {}
@@ -116,7 +116,7 @@ def stop(units: Sequence[str], services: Sequence[str], seconds: float) -> None:
 
 def start(units: Sequence[str]) -> tuple[list[str], list[str]]:
     """Start units that are there and not up, in order; return those, and who failed with why."""
-    known = shown(units)
+    known = unit_properties(units)
     started, failed = [], []
     for unit in units:
         if unit not in known or is_up(known[unit]):  # a later plan may have removed a stage
@@ -134,7 +134,7 @@ def start(units: Sequence[str]) -> tuple[list[str], list[str]]:
 # What is written down
 
 
-def kept() -> dict[str, list[str]]:
+def stopped_units() -> dict[str, list[str]]:
     """Return what was stopped and has to run again; after half a write, which cannot be, raises."""
     text = text_of(KEPT)
     return {"units": [], "modules": []} if text is None else dict(json.loads(text))
@@ -142,7 +142,7 @@ def kept() -> dict[str, list[str]]:
 
 def keep(units: Sequence[str], modules: Sequence[str]) -> dict[str, list[str]]:
     """Add to what has to run again, on disk when this returns."""
-    before = kept()
+    before = stopped_units()
     now = {
         "units": sorted({*before["units"], *units}),
         "modules": sorted({*before["modules"], *modules}),
@@ -154,13 +154,13 @@ def keep(units: Sequence[str], modules: Sequence[str]) -> dict[str, list[str]]:
 
 def services_kept(services: Sequence[str]) -> list[str]:
     """Return the services that have to run again, in the order in which they start."""
-    units = kept()["units"]
+    units = stopped_units()["units"]
     return [unit for unit in reversed(services) if unit in units]
 
 
 def forget(units: Sequence[str]) -> None:
     """Strike units, and the modules with them, off what has to run again."""
-    left = [unit for unit in kept()["units"] if unit not in units]
+    left = [unit for unit in stopped_units()["units"] if unit not in units]
     if left:
         write(KEPT, json.dumps({"units": left, "modules": []}))
     else:

@@ -139,7 +139,7 @@ def stamp(path: str) -> Optional[List[int]]:
 
 def library() -> str:
     """Return the version in the name of NVML's library, "" where the node has none."""
-    found = linux_facts.answered("library", lambda: read(driver_files.library_loaded))
+    found = linux_facts.known_answer("library", lambda: read(driver_files.library_loaded))
     if is_missing(found):
         if found["missing"] in {"absent", "library_not_found"}:
             return ""
@@ -360,7 +360,7 @@ def ask(facts: Facts, gpu_node: bool, by_nvml: bool) -> None:
         # Kept alive: NVML that stays open keeps GPUs awake between our questions.
         facts.ask("nvml", gpu_values.count, SECONDS["init"], SECONDS["init"] + SECONDS["gpu"])
         facts.ask(
-            "xids", partial(xid_counts.counted, facts.known.get("xids") or {}), SECONDS["log"]
+            "xids", partial(xid_counts.count_new, facts.known.get("xids") or {}), SECONDS["log"]
         )
         parts.append("xids")
         facts.wait("nvml")
@@ -384,10 +384,10 @@ def node(found: Dict[str, Any], about: Dict[str, Any], gpu_node: bool) -> Iterat
     if not is_missing(host):
         yield "node_info", {
             "kernel": host["kernel"],
-            "driver_loaded": shown(versions["loaded"]),
-            "driver_disk": shown(versions["disk"]),
-            "library": shown(versions["library"]),
-            "fabric_manager": shown(versions["fabric_manager"]),
+            "driver_loaded": version_label(versions["loaded"]),
+            "driver_disk": version_label(versions["disk"]),
+            "library": version_label(versions["library"]),
+            "fabric_manager": version_label(versions["fabric_manager"]),
             "lock": str(about.get("lock", "")),
             "release": str(about.get("release", "")),
         }, 1  # fmt: skip
@@ -416,7 +416,7 @@ def within(answer: Any, key: str) -> Any:
     return answer[key] if isinstance(answer, dict) and not is_missing(answer) else answer
 
 
-def shown(version: Optional[str]) -> str:
+def version_label(version: Optional[str]) -> str:
     """Return a version as a label: an empty one says that there is none."""
     return "unknown" if version is None else version
 

@@ -25,10 +25,10 @@ def main() -> None:
     found: "dict[str, Any]" = {"error": None, "opened": [], "silences": []}
     try:
         for silence in PARAMETERS["open"]:
-            found["opened"].append(asked("POST", "silences", silence)["silenceID"])
+            found["opened"].append(request_api("POST", "silences", silence)["silenceID"])
         for known in PARAMETERS["close"]:
-            asked("DELETE", "silence/" + known)
-        found["silences"] = asked("GET", "silences")
+            request_api("DELETE", "silence/" + known)
+        found["silences"] = request_api("GET", "silences")
     except urllib.error.HTTPError as problem:
         said = problem.read(4096).decode("utf-8", "replace").strip()
         found["error"] = "%s: %s" % (PARAMETERS["url"], said or problem)
@@ -37,7 +37,7 @@ def main() -> None:
     sys.stdout.write(json.dumps(found) + "\n")
 
 
-def asked(method: str, path: str, document: Any = None) -> Any:
+def request_api(method: str, path: str, document: Any = None) -> Any:
     """Return what the API answers; raises OSError and ValueError."""
     request = urllib.request.Request(
         PARAMETERS["url"] + "/api/v2/" + path,

@@ -70,7 +70,7 @@ def short(place: str) -> str:
     return "%04x:%s" % (int(domain, 16), rest)
 
 
-def counted(known: Known) -> Known:
+def count_new(known: Known) -> Known:
     """
     Return {"boot", "counts": {"0000:3b:00 79": 2}, ...} with what is new since `known`.
 

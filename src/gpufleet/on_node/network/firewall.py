@@ -72,7 +72,7 @@ def there(name: str) -> bool:
     return any(os.access(os.path.join(where, name), os.X_OK) for where in PATH.split(":"))
 
 
-def loaded() -> str | None:
+def loaded_table() -> str | None:
     """Return our table as it is loaded, without its counters' values; None if there is none."""
     names = run("nft", "list", "tables").splitlines()
     if "table %s %s" % TABLE not in [line.strip() for line in names]:
@@ -133,7 +133,7 @@ def look(wanted: str) -> dict[str, Any]:
     return {
         "installed": installed,
         "user": known,
-        "loaded": loaded() if installed else None,
+        "loaded": loaded_table() if installed else None,
         "canonical": canonical(wanted) if installed and known else None,
         "saved": saved(PARAMETERS["rules"], wanted),
         "pending": active(REVERT + ".timer") == "active",
@@ -154,7 +154,7 @@ def apply(wanted: str, seconds: int) -> dict[str, Any]:
     run("nft", "-c", "-f", "-", text=wanted)
     # Rules that were never confirmed are nothing to come back to.
     if active(REVERT + ".timer") != "active" or not os.path.exists(BEFORE):
-        write(BEFORE, EMPTY + (loaded() or ""), 0o600)
+        write(BEFORE, EMPTY + (loaded_table() or ""), 0o600)
     forget()
     run(
         "systemd-run",

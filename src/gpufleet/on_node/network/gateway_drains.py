@@ -89,7 +89,7 @@ def main() -> None:
         "keys": {},
     }  # type: dict[str, Any]
     try:
-        document.update(done(PARAMETERS["do"], PARAMETERS.get("servers", [])))
+        document.update(perform(PARAMETERS["do"], PARAMETERS.get("servers", [])))
     except OSError as error:
         document["error"] = "what the gateway keeps cannot be read or written: %s" % error
     sys.stdout.write(json.dumps(document) + "\n")
@@ -98,21 +98,21 @@ def main() -> None:
 def hook(when: str) -> None:
     """Make HAProxy's state file; whatever is wrong, a gateway without it is better than none."""
     try:
-        with locked():
-            write_state(kept(), live=when == "reload")
+        with hold_lock():
+            write_state(read_drained(), live=when == "reload")
     except Exception as error:
         sys.stderr.write("servers' state is not kept: %r\n" % error)
 
 
-def done(what: str, servers: "list[str]") -> "dict[str, Any]":
+def perform(what: str, servers: "list[str]") -> "dict[str, Any]":
     """Return what was found, after what was asked for was done."""
     if what == "show":
-        return seen(kept())
+        return server_states(read_drained())
     if what == "load":
         return load(PARAMETERS["unit"], PARAMETERS["fingerprint"], PARAMETERS["seconds"])
     there = configured()
-    with locked():
-        drained = kept()
+    with hold_lock():
+        drained = read_drained()
         if what == "drain":
             drained |= set(servers)
         else:
@@ -122,17 +122,17 @@ def done(what: str, servers: "list[str]") -> "dict[str, Any]":
         errors = []
         for name in sorted(set(servers) & set(there)):
             try:
-                said = told("set server %s state %s" % (name, what))
+                said = send_command("set server %s state %s" % (name, what))
             except OSError:
                 # It does not run, and will know when it does.
                 break
             if said.strip():
                 errors.append("%s: %s" % (name, " ".join(said.split())))
-    found = seen(drained)
+    found = server_states(drained)
     until = time.monotonic() + UP_SECONDS
     while what == "ready" and down(found, servers) and time.monotonic() < until:
         time.sleep(0.5)
-        found = seen(drained)
+        found = server_states(drained)
     found["unknown"] = sorted(set(servers) - set(there))
     if errors and not found.get("error"):
         found["error"] = "; ".join(errors)
@@ -163,10 +163,10 @@ def load(unit: str, fingerprint: str, seconds: float) -> "dict[str, Any]":
         said = done.stdout.decode("utf-8", "replace").strip()
     except subprocess.TimeoutExpired:
         said = "`systemctl reload` took more than %s s" % seconds
-    found = seen(kept())
+    found = server_states(read_drained())
     while found.get("fingerprint") != fingerprint and time.monotonic() < until and not said:
         time.sleep(0.2)
-        found = seen(kept())
+        found = server_states(read_drained())
     if found.get("fingerprint") != fingerprint:
         found["error"] = said or (
             "HAProxy goes on with the configuration of before; `journalctl -u %s` says why" % unit
@@ -178,7 +178,7 @@ def load(unit: str, fingerprint: str, seconds: float) -> "dict[str, Any]":
 
 
 @contextlib.contextmanager
-def locked() -> "Iterator[None]":
+def hold_lock() -> "Iterator[None]":
     """Let one program at a time change what is kept."""
     os.makedirs(STATE, mode=0o755, exist_ok=True)
     with open(os.path.join(STATE, ".lock"), "w", encoding="ascii") as file:
@@ -186,7 +186,7 @@ def locked() -> "Iterator[None]":
         yield
 
 
-def kept() -> "set[str]":
+def read_drained() -> "set[str]":
     """Return the servers that are kept drained."""
     try:
         with open(os.path.join(STATE, "drained.json"), encoding="utf-8") as file:
@@ -224,7 +224,7 @@ def write_state(drained: "set[str]", live: bool) -> None:
         with contextlib.suppress(OSError):
             down = {
                 row["be_name"] + "/" + row["srv_name"]
-                for row in states(told("show servers state"))
+                for row in states(send_command("show servers state"))
                 if row["srv_op_state"] == str(STOPPED)
             }
     lines = ["1", "# " + HEADER]
@@ -308,7 +308,7 @@ def keys() -> "dict[str, str]":
 # What runs
 
 
-def seen(drained: "set[str]") -> "dict[str, Any]":
+def server_states(drained: "set[str]") -> "dict[str, Any]":
     """Return what HAProxy says of its servers, and what is kept of them."""
     found = {
         "drained": sorted(drained),
@@ -317,8 +317,8 @@ def seen(drained: "set[str]") -> "dict[str, Any]":
         "keys": keys(),
     }  # type: dict[str, Any]
     try:
-        info = told("show info")
-        rows = statistics(told("show stat -1 4 -1"))
+        info = send_command("show info")
+        rows = statistics(send_command("show stat -1 4 -1"))
     except OSError as error:
         found["error"] = "HAProxy does not answer at its socket: %s" % error
         return found
@@ -356,7 +356,7 @@ def statistics(text: str) -> "list[dict[str, str]]":
 def of_older() -> "Iterator[str]":
     """Yield the statistics of processes that were reloaded, and end with their last requests."""
     try:
-        processes = told("show proc", master=True)
+        processes = send_command("show proc", master=True)
     except OSError:
         return  # not one that we have started
     old = processes.partition("# old workers")[2].partition("# programs")[0]
@@ -364,10 +364,10 @@ def of_older() -> "Iterator[str]":
         pid = text.split()[:1]
         if pid and pid[0].isdigit():
             with contextlib.suppress(OSError):
-                yield told("@!%s show stat -1 4 -1" % pid[0], master=True)
+                yield send_command("@!%s show stat -1 4 -1" % pid[0], master=True)
 
 
-def told(command: str, master: bool = False) -> str:
+def send_command(command: str, master: bool = False) -> str:
     """Return what HAProxy answers to a command; raises OSError."""
     for _ in range(TRIES - 1):
         with contextlib.suppress(socket.timeout, ConnectionResetError):

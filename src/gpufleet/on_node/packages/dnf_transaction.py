@@ -52,7 +52,7 @@ class Dnf:
 
     def installed(self) -> Dict[str, Installed]:
         """Return what rpm has, by name and by name:architecture."""
-        held = installed_packages.locked(self.root)
+        held = installed_packages.locked_names(self.root)
         found = {}
         for name, architecture, version in self._rows():
             state = Installed(version, True, name in held)

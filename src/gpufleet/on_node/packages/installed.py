@@ -92,7 +92,7 @@ def dpkg(run: Run) -> Tuple[Dict[str, Any], List[str]]:
 
 def rpm(run: Run) -> Tuple[Dict[str, Any], List[str]]:
     """Return ({name: state}, packages that an interrupted rpm has left in two versions)."""
-    held = locked()
+    held = locked_names()
     known: Dict[str, Any] = {}
     twice = []
     for row in sorted(run("rpm", "-qa", "--qf", RPM_ROW).splitlines()):
@@ -114,7 +114,7 @@ def with_version(name: str, version: str) -> str:
     return "%s-%s" % (name, version.rpartition(":")[2])
 
 
-def locked(root: str = "") -> List[str]:
+def locked_names(root: str = "") -> List[str]:
     """Return the names that dnf's versionlock holds."""
     try:
         with open(root + LOCKS) as file:

@@ -98,7 +98,7 @@ def process(pid: int) -> str:
     if pid <= 0:
         return "a process outside of this system"
     words = command(pid)
-    since = started(pid)
+    since = start_time(pid)
     return "process %d (%s)%s" % (
         pid,
         " ".join(words)[:200] or "already gone",
@@ -116,7 +116,7 @@ def command(pid: int) -> List[str]:
     return [word for word in text.split("\0") if word]
 
 
-def started(pid: int) -> str:
+def start_time(pid: int) -> str:
     """Return when a process started, by the node's clock in UTC; "" when it is gone."""
     try:
         with open("/proc/%d/stat" % pid) as file:

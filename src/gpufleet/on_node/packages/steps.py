@@ -49,13 +49,13 @@ class Output(NamedTuple):
     @property
     def last(self) -> str:
         """The lines that tell why, on one line: around the first that complains, else the last."""
-        lines = said(self.text)
+        lines = output_lines(self.text)
         at = next((at for at, line in enumerate(lines) if COMPLAINS.search(line)), len(lines))
         # A script says what is wrong before dpkg says that it failed.
         return " | ".join(lines[max(0, at - LINES_BEFORE) :][:LAST_LINES])
 
 
-def said(text: str) -> List[str]:
+def output_lines(text: str) -> List[str]:
     """Return the lines of a package manager's output that are no progress."""
     lines = [line.strip() for line in text.replace("\r", "\n").splitlines()]
     return [line for line in lines if line and not NOISE.search(line)]

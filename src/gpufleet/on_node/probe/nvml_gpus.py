@@ -13,7 +13,6 @@ from gpufleet.on_node.common import linux_facts
 from gpufleet.on_node.common.answers import CannotRead, is_missing, missing, plain, read
 from gpufleet.on_node.common.nvml import (
     Ask,
-    asked,
     each,
     either,
     fill,
@@ -21,6 +20,7 @@ from gpufleet.on_node.common.nvml import (
     number,
     started_nvml,
     sysfs_bus_id,
+    table_answers,
     text,
 )  # fmt: skip
 from gpufleet.on_node.common.processes import who
@@ -290,12 +290,12 @@ def gpu(index: int) -> dict[str, Any]:
     """Return everything about one GPU by itself; raises when NVML gives no handle to it."""
     nvml = started_nvml()
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    facts = asked(GPU_FACTS, nvml, handle)
+    facts = table_answers(GPU_FACTS, nvml, handle)
     samples = facts["throttle_samples"]
     facts["throttle_reasons"] = samples if is_missing(samples) else samples[0]
     return {
         "gpus": {"index": index, **facts},
         "nvlink": nvml_links.links_of(nvml, handle),
-        "numa": asked(NUMA_FACTS, nvml, handle),
+        "numa": table_answers(NUMA_FACTS, nvml, handle),
         "fabric": read(FABRIC, nvml, handle),
     }

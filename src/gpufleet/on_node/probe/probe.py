@@ -113,7 +113,7 @@ def document() -> dict[str, Any]:
         "probe": globals().get("__sha256__", missing("absent")),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "seconds": round(time.monotonic() - began, 3),
-        "user": {"uid": linux_facts.answered("uid", os.geteuid)},
+        "user": {"uid": linux_facts.known_answer("uid", os.geteuid)},
         **{name: sections[name] for name, _ in linux_facts.HOST_FACTS},
         "system": system_section(beside),
         "kernel_log": beside["kernel_log"],

@@ -133,7 +133,7 @@ def listens(port: int) -> bool:
     return False
 
 
-def said(status: int) -> str:
+def describe_exit(status: int) -> str:
     """Return how a program ended, in words: `with status 1`, `by SIGKILL`."""
     if status >= 0:
         return "with status %d" % status

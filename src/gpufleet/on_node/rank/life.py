@@ -18,7 +18,14 @@ import socket
 import time
 from typing import Any, NamedTuple
 
-from gpufleet.on_node.rank.children import Children, descendants, environment, filled, listens, said
+from gpufleet.on_node.rank.children import (
+    Children,
+    descendants,
+    describe_exit,
+    environment,
+    filled,
+    listens,
+)
 from gpufleet.on_node.rank.mesh import NEVER, Mesh
 from gpufleet.on_node.rank.state import State
 from gpufleet.on_node.rank.wire import Link, LostError
@@ -167,7 +174,7 @@ class Rank:
         now = time.monotonic()
         self._keep_mesh(now)
         for name, status in self.children.ended():
-            why = "%s: %s ended %s" % (self.named(self.rank), name, said(status))
+            why = "%s: %s ended %s" % (self.named(self.rank), name, describe_exit(status))
             if self.ending is None or self.ending.step == "drain":
                 self.program_ended(why, status)
         if self._asked_to_stop and self.ending is None:

@@ -56,7 +56,7 @@ def run(text: bytes) -> None:
     os._exit(status & 255)
 
 
-def started(text: bytes) -> Any:
+def fork_program(text: bytes) -> Any:
     """Fork a process that runs a program; return its number and what it prints, as descriptors."""
     out, error = os.pipe(), os.pipe()
     child = os.fork()
@@ -77,13 +77,13 @@ def started(text: bytes) -> Any:
 
 def answer(text: bytes, seconds: float, asker: int) -> Optional[Dict[str, Any]]:
     """Run a program; return its status and outputs, None if the asker has gone meanwhile."""
-    child, out, error = started(text)
+    child, out, error = fork_program(text)
     printed: Dict[int, List[bytes]] = {out: [], error: []}
     reading = select.poll()
     for descriptor in (out, error, asker):
         reading.register(descriptor, select.POLLIN if descriptor != asker else 0)
     try:
-        status = listened(reading, printed, child, time.monotonic() + seconds, asker)
+        status = read_output(reading, printed, child, time.monotonic() + seconds, asker)
     except EOFError:
         return None
     finally:
@@ -93,7 +93,7 @@ def answer(text: bytes, seconds: float, asker: int) -> Optional[Dict[str, Any]]:
     return {"status": status, "out": b"".join(printed[out]), "error": b"".join(printed[error])}
 
 
-def listened(
+def read_output(
     reading: Any, printed: Dict[int, List[bytes]], child: int, until: float, asker: int
 ) -> Optional[int]:
     """

@@ -85,7 +85,7 @@ def replica(asked: dict[str, Any]) -> dict[str, Any]:
     found = {
         url: {"golden": golden(url, name, key, asked), "metrics": metrics(url)} for url in urls
     }
-    return {"servers": status.hidden(found, known)}
+    return {"servers": status.hide_secrets(found, known)}
 
 
 def golden(url: str, name: str, key: str | None, asked: dict[str, Any]) -> list[list[Any]]:

@@ -160,14 +160,14 @@ def stage(unit: str) -> dict[str, Any]:
         "url": place,
         "keyed": key_file is not None,
         "fingerprint": next(iter(FINGERPRINT.findall(text)), None),
-        "seen": hidden(seen, hide),
+        "seen": hide_secrets(seen, hide),
         "engines": {
             each: endpoints.request(each + "/health", HEALTH_SECONDS) for each in others if each
         },
         "since": read(since, unit),
-        "state": hidden(read(unit_journal.state, name), hide),
+        "state": hide_secrets(read(unit_journal.state, name), hide),
         "events": happened,
-        "before": hidden(read(before, happened, life), hide),
+        "before": hide_secrets(read(before, happened, life), hide),
     }
 
 
@@ -192,14 +192,14 @@ def look(unit: str, place: str | None, served_name: str, key_file: str | None) -
     return endpoints.stage(asked)
 
 
-def hidden(said: Any, hide: Callable[[str], str]) -> Any:
+def hide_secrets(said: Any, hide: Callable[[str], str]) -> Any:
     """Return a value of JSON's types with no secret in any text of it."""
     if isinstance(said, str):
         return hide(said)
     if isinstance(said, list):
-        return [hidden(each, hide) for each in said]
+        return [hide_secrets(each, hide) for each in said]
     if isinstance(said, dict):
-        return {key: hidden(each, hide) for key, each in said.items()}
+        return {key: hide_secrets(each, hide) for key, each in said.items()}
     return said
 
 

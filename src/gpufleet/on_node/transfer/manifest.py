@@ -161,7 +161,7 @@ def _order(entry: Entry) -> Tuple[bytes, ...]:
     return tuple(os.fsencode(name) for name in entry.path.split("/"))
 
 
-def packed(manifest: bytes) -> bytes:
+def pack(manifest: bytes) -> bytes:
     """Return a manifest as it travels and is kept."""
     return zlib.compress(manifest, 1)
 

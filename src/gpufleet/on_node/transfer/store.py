@@ -58,7 +58,7 @@ class Files:
         return found.hexdigest() == self.tree.pieces[number]
 
 
-def opened(directory: str) -> int:
+def open_folder(directory: str) -> int:
     """Return a descriptor of a directory that is no link."""
     return os.open(directory, _FOLDER)
 
@@ -72,7 +72,7 @@ class Coming:
         parent, self.name = os.path.split(directory)
         account = pwd.getpwnam(owner)
         self.user, self.group = account.pw_uid, account.pw_gid
-        self.parent = opened(parent)
+        self.parent = open_folder(parent)
         with contextlib.suppress(FileExistsError):
             os.mkdir(PREFIX + self.name, 0o700, dir_fd=self.parent)
         self.folder = os.open(PREFIX + self.name, _FOLDER, dir_fd=self.parent)

@@ -121,8 +121,8 @@ def kind(python: str) -> List[str]:
 def describe(given: Dict[str, Any]) -> Dict[str, Any]:
     """Read the tree, unless that was done since it is whole."""
     directory, tell = given["directory"], Progress()
-    with held(given["lock"], fcntl.LOCK_SH):
-        found = remembered(given)
+    with hold_lock(given["lock"], fcntl.LOCK_SH):
+        found = kept_manifest(given)
         if found is None:
             found = tree.described(directory, given["leave_out"], done=tell.at).manifest()
             remember(given, found)
@@ -134,13 +134,13 @@ def describe(given: Dict[str, Any]) -> Dict[str, Any]:
 
 def serve(given: Dict[str, Any]) -> Dict[str, Any]:
     """Hand the tree out until everyone has it."""
-    with held(given["lock"], fcntl.LOCK_SH):
-        found = remembered(given)
+    with hold_lock(given["lock"], fcntl.LOCK_SH):
+        found = kept_manifest(given)
         if found is None:
             raise RefusedError("%s has changed since it was read" % given["directory"])
         made = tree.judged(found, given["digest"], given["leave_out"])
-        files = store.Files(made, store.opened(given["directory"]))
-        holding = peers.Holding(made, tree.packed(found), files, whole=True)
+        files = store.Files(made, store.open_folder(given["directory"]))
+        holding = peers.Holding(made, tree.pack(found), files, whole=True)
         server = listening(given, holding)
         tell = Progress()
         tell.follow(lambda: (server.sent, 0))
@@ -163,7 +163,7 @@ def fetch(given: Dict[str, Any]) -> Dict[str, Any]:
     began = time.monotonic()
     if os.path.exists(given["mark"]):
         return {"bytes": 0, "found": 0, "sent": 0, "seconds": 0.0, "port": 0, "from": {}}
-    with held(given["lock"], fcntl.LOCK_EX):
+    with hold_lock(given["lock"], fcntl.LOCK_EX):
         coming = store.Coming(given["directory"], given["mark"], given["owner"])
         fetching = Fetching(given)
         packed = fetching.manifest()
@@ -332,7 +332,7 @@ class Progress:
 
 
 @contextlib.contextmanager
-def held(path: str, how: int) -> Iterator[None]:
+def hold_lock(path: str, how: int) -> Iterator[None]:
     """Hold a lock file. Raises `RefusedError` if others do for long."""
     if not path:
         yield
@@ -342,12 +342,12 @@ def held(path: str, how: int) -> Iterator[None]:
         yield
 
 
-def remembered(given: Dict[str, Any]) -> Any:
+def kept_manifest(given: Dict[str, Any]) -> Any:
     """Return the manifest of a tree, if it was read since the tree is whole; None: it was not."""
     try:
         with open(_place(given), "rb") as file:
             made, _, data = file.read().partition(b"\n")
-        return tree.unpacked(data) if made == _made(given["mark"]) else None
+        return tree.unpacked(data) if made == making_id(given["mark"]) else None
     except (OSError, RefusedError):
         return None
 
@@ -357,7 +357,7 @@ def remember(given: Dict[str, Any], manifest: bytes) -> None:
     os.makedirs(given["manifests"], mode=0o700, exist_ok=True)
     place = _place(given)
     with open(place + ".new", "wb") as file:
-        file.write(_made(given["mark"]) + b"\n" + tree.packed(manifest))
+        file.write(making_id(given["mark"]) + b"\n" + tree.pack(manifest))
         file.flush()
         os.fsync(file.fileno())
     os.replace(place + ".new", place)
@@ -368,7 +368,7 @@ def _place(given: Dict[str, Any]) -> str:
     return "%s/%s" % (given["manifests"], name)
 
 
-def _made(mark: str) -> bytes:
+def making_id(mark: str) -> bytes:
     """Return what tells one making of a tree from another: its mark's file and time."""
     status = os.stat(mark)
     return b"%d %d" % (status.st_ino, status.st_mtime_ns)

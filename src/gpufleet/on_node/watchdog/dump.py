@@ -84,8 +84,8 @@ def dump(folder: str, asked: dict[str, Any]) -> None:
                     "processes/%d.python.txt" % pid,
                     hide(stacks(linux_facts.ROOT + program, pid)),
                 )
-    write(folder, "gpus.txt", said(gpus))
-    write(folder, "journal.txt", hide(said(lines, asked["life"])))
+    write(folder, "gpus.txt", text_or_reason(gpus))
+    write(folder, "journal.txt", hide(text_or_reason(lines, asked["life"])))
 
 
 def write(folder: str, name: str, text: str) -> None:
@@ -112,24 +112,24 @@ def members(group: str) -> List[int]:
 def process(pid: int) -> str:
     """Return what /proc says of a process and its threads."""
     about = "/proc/%d" % pid
-    texts = ["command: " + said(command, pid)]
-    texts.append("descriptors: " + said(descriptors, pid))
-    texts.append(said(text_of, about + "/status"))
+    texts = ["command: " + text_or_reason(command, pid)]
+    texts.append("descriptors: " + text_or_reason(descriptors, pid))
+    texts.append(text_or_reason(text_of, about + "/status"))
     try:
         threads = sorted(map(int, os.listdir(about + "/task")))
     except OSError as error:
         return "\n".join([*texts, str(error)]) + "\n"
     for thread in threads[:THREADS]:
         place = "%s/task/%d/" % (about, thread)
-        texts.append("thread %d %s" % (thread, said(text_of, place + "comm").strip()))
-        texts.append("  state " + said(state, place))
-        texts.append("  wchan " + said(text_of, place + "wchan"))
-        stack = said(text_of, place + "stack")
+        texts.append("thread %d %s" % (thread, text_or_reason(text_of, place + "comm").strip()))
+        texts.append("  state " + text_or_reason(state, place))
+        texts.append("  wchan " + text_or_reason(text_of, place + "wchan"))
+        stack = text_or_reason(text_of, place + "stack")
         texts += ["  kernel " + line for line in stack.splitlines()]
     return "\n".join(texts) + "\n"
 
 
-def said(function: Callable[..., str], *arguments: Any) -> str:
+def text_or_reason(function: Callable[..., str], *arguments: Any) -> str:
     """Return a text, or in words why there is none."""
     found = read(function, *arguments)
     return "(%s)" % json.dumps(found) if is_missing(found) else str(found)

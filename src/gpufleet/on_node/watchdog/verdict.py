@@ -123,14 +123,14 @@ def observe(
     if sample.life != previous.life:
         known = State(life=sample.life, answered=now)
     elif not 0 <= now - previous.seen <= PAUSE_SECONDS:
-        known = anew(previous, now)
+        known = restart_counting(previous, now)
     known = known._replace(seen=now)
     if sample.engines is not None:
         known = known._replace(
             ready=True,
             answered=now,
             engines={
-                name: moved(known.engines.get(name), engine, now)
+                name: engine_progress(known.engines.get(name), engine, now)
                 for name, engine in sample.engines.items()
             },
         )
@@ -138,7 +138,7 @@ def observe(
     return known, judge(known, now, seconds, pinned=pinned)
 
 
-def anew(state: State, now: float) -> State:
+def restart_counting(state: State, now: float) -> State:
     """Return the state with all counting begun anew."""
     return state._replace(
         answered=now,
@@ -148,7 +148,7 @@ def anew(state: State, now: float) -> State:
     )
 
 
-def moved(before: Optional[Progress], engine: Engine, now: float) -> Progress:
+def engine_progress(before: Optional[Progress], engine: Engine, now: float) -> Progress:
     """Return an engine's progress after /metrics has spoken of it."""
     if before is None or before.engine.marks != engine.marks:
         return Progress(engine, now)

@@ -18,7 +18,7 @@ from gpufleet.on_node.common import linux_facts, processes, system
 from gpufleet.on_node.common import package_facts as packages
 from gpufleet.on_node.common.answers import read
 from lab import machine, nvml
-from lab.machine.parts import Kernel, Package, Process, Unit, Upgrades, laid_over, with_unit
+from lab.machine.parts import Kernel, Package, Process, Unit, Upgrades, with_nvml_lines, with_unit
 from tests.support.record_node import probe, probe_machine
 
 ACS_BITS = {  # PCI Express base specification, ACS control register
@@ -335,7 +335,7 @@ def test_the_library_is_the_file_that_the_loader_took(library, tmp_path):
 
 def test_a_process_on_a_gpu_has_a_name_a_unit_and_a_user(library):
     trainer = Process(4242, "python3", "train.service", 1001)
-    built = laid_over(
+    built = with_nvml_lines(
         replace(machine.of("h100x8"), processes=(trainer,)),
         "gpu.2.proc.0 = 4242,30000,/opt/train.py",
         "gpu.2.graphics.0 = 4343,10,/usr/bin/Xorg",

@@ -321,7 +321,9 @@ def test_killed_at_any_step_of_a_switch_the_next_call_goes_on(memory, then):
         assert (is_new if then == "switch" else is_old)(tree), f"killed before event {at}"
         if then == "switch":
             # What was kept is what was before the first call, however far that came.
-            kept = NodeLook.read("n", {"schema": 1, "kept": change.kept()}).kept["u1"].units
+            kept = (
+                NodeLook.read("n", {"schema": 1, "kept": change.kept_upgrades()}).kept["u1"].units
+            )
             assert kept[OLD.unit] == OLD.fingerprint
             assert kept[COMES.unit] is None
         if not died:
@@ -543,8 +545,8 @@ def test_requests_are_counted_over_all_engines_of_a_server():
         'vllm:num_requests_waiting{engine="0",model_name="m"} 4.0\n'
         'vllm:num_requests_waiting_by_reason{engine="0"} 9.0\n'
     )
-    assert wait.counted(page) == 7
-    assert wait.counted("# a page of something else\n") is None
+    assert wait.parse_requests(page) == 7
+    assert wait.parse_requests("# a page of something else\n") is None
 
 
 def test_the_same_plan_is_the_same_bytes_and_no_secret_has_a_hash(tree):
