@@ -120,7 +120,7 @@ def diff(
     import shutil
     from pathlib import Path
 
-    from gpufleet.flags import diff_page, from_settings, release_diff
+    from gpufleet.flags import from_settings, pages, release_diff
 
     width = min(shutil.get_terminal_size().columns, 100)
     before, after = _schema(old), _schema(new)
@@ -132,7 +132,7 @@ def diff(
             counted = {"old": before.version, "new": after.version, **found.as_json()}
             click.echo(json.dumps(counted, indent=2, ensure_ascii=False))
         else:
-            click.echo(diff_page.overview_page(before.version, after.version, found, width))
+            click.echo(pages.overview_page(before.version, after.version, found, width))
         return 0
     if file:
         servers = from_settings.from_file(Path(file))
@@ -152,11 +152,11 @@ def diff(
         ]
         click.echo(json.dumps(told, indent=2, ensure_ascii=False))
     else:
-        pages = (
-            diff_page.page(server, found, release_diff.rewritten(server, found, after), width)
+        blocks = (
+            pages.diff_page(server, found, release_diff.rewritten(server, found, after), width)
             for server, found in changed
         )
-        click.echo("\n\n".join(pages))
+        click.echo("\n\n".join(blocks))
     return int(any(one.breaks for _, found in changed for one in found))
 
 
@@ -188,14 +188,14 @@ def check(
     import shutil
 
     from gpufleet.flags import check as checker
-    from gpufleet.flags import verdict_page
+    from gpufleet.flags import pages
 
     words = argv[2:] if argv[:2] == ("vllm", "serve") else argv
     verdict = checker.judge(_schema(version), words, _variables(environment))
     if as_json:
         click.echo(json.dumps(verdict.as_json(), indent=2, ensure_ascii=False))
     else:
-        click.echo(verdict_page.page(verdict, min(shutil.get_terminal_size().columns, 100)))
+        click.echo(pages.verdict_page(verdict, min(shutil.get_terminal_size().columns, 100)))
     return int(not verdict.accepted)
 
 

@@ -243,7 +243,9 @@ def _change(change: Change) -> str:
 
 def _type(there: Flag | Variable) -> str:
     if isinstance(there, Variable):
-        return (there.type or "text").replace("Optional[", "").rstrip("]")
+        said = there.type or "text"
+        is_optional = said.startswith("Optional[") and said.endswith("]")
+        return said[len("Optional[") : -1] if is_optional else said
     if there.kind is Kind.PAIR:
         return "a switch that can be negated" if there.negations else "a switch"
     if there.kind is Kind.SWITCH:

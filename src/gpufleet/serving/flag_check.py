@@ -43,13 +43,11 @@ _WORDS = {"true", "false", "yes", "no", "on", "off", "null", "none", "y", "n"}  
 # The modules of flags/ on which no verdict rests: a new one counts until it is named here.
 _NOT_JUDGING = {
     "collect",
-    "diff_page",
     "explain",
     "extract",
     "from_settings",
-    "metrics",
+    "pages",
     "release_diff",
-    "verdict_page",
 }
 
 

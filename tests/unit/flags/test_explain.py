@@ -13,7 +13,8 @@ from gpufleet.cli.flags_command import flags
 from gpufleet.errors import FleetError
 from gpufleet.flags import changes, history, schema
 from gpufleet.flags.changes import ABSENT, ChangeKind
-from gpufleet.flags.explain import entries, explain, page
+from gpufleet.flags.explain import _type, entries, explain, page
+from gpufleet.flags.schema import Variable
 
 # The 202 flags and 41 variables that five public guides to vLLM name, made up ones included.
 GUIDE_NAMES = (Path(__file__).parent / "guide-names.txt").read_text().split()
@@ -194,3 +195,17 @@ def test_an_unknown_release_is_refused() -> None:
 
 def test_kinds_that_mean_absent_are_all_told_as_such() -> None:
     assert {kind.value for kind in ABSENT} == {"never", "removed", "renamed"}
+
+
+@pytest.mark.parametrize(
+    ("type_", "printed"),
+    [
+        ("Optional[str]", "str"),
+        ("Literal['a', 'b']", "Literal['a', 'b']"),
+        ("Optional[Literal['a']]", "Literal['a']"),
+        (None, "text"),
+    ],
+)
+def test_a_variables_type_keeps_its_own_brackets(type_: str | None, printed: str) -> None:
+    there = Variable("VLLM_X", type_, None)
+    assert _type(there) == printed

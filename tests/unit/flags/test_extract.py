@@ -14,7 +14,8 @@ from click.testing import CliRunner
 
 from gpufleet.cli.flags_command import flags as flags_command
 from gpufleet.errors import FleetError
-from gpufleet.flags import extract, metrics, schema
+from gpufleet.flags import extract, schema
+from tests.support import packaged_metrics
 from tests.unit.flags import small_release
 
 
@@ -102,7 +103,7 @@ def test_variables_are_asked_what_they_take(source):
 def test_metrics_are_found_where_they_are_made(source):
     document = extract.document(str(source), metrics=True)
 
-    found = metrics.from_document(document["metrics"])
+    found = packaged_metrics.from_document(document["metrics"])
     assert {name: metric.type for name, metric in found.items()} == {
         "vllm:tokens_total": "counter",
         "vllm:config_info": "gauge",

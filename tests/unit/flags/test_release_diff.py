@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from gpufleet.cli.flags_command import flags
 from gpufleet.errors import FleetError
 from gpufleet.flags import changes, command_line, schema
-from gpufleet.flags.diff_page import page
 from gpufleet.flags.from_settings import Yours, from_file
+from gpufleet.flags.pages import diff_page
 from gpufleet.flags.release_diff import Difference, Sort, diff, overview, rewritten, useful
 
 VERSIONS = schema.versions()
@@ -396,14 +396,14 @@ def test_settings_that_are_none_are_refused(tmp_path: Path, text: str, said: str
 
 
 def test_a_page_says_that_nothing_changes() -> None:
-    assert "Nothing changes" in page(Yours(("MODEL",)), (), ("MODEL",), 80)
+    assert "Nothing changes" in diff_page(Yours(("MODEL",)), (), ("MODEL",), 80)
 
 
 def test_what_only_a_person_can_decide_is_named() -> None:
     yours = Yours(("MODEL", "--quantization", "bitsandbytes"))
     found = diff(schema.load("0.24.0"), schema.load("0.28.0"), yours)
     assert rewritten(yours, found, schema.load("0.28.0")) is None
-    assert "To be decided by you: --quantization" in page(yours, found, None, 80)
+    assert "To be decided by you: --quantization" in diff_page(yours, found, None, 80)
 
 
 def test_a_command_line_that_is_still_refused_is_not_called_right() -> None:
@@ -413,4 +413,4 @@ def test_a_command_line_that_is_still_refused_is_not_called_right() -> None:
     found = diff(schema.load("0.11.0"), new, yours)
     assert [one.rewritten is not None for one in found if one.breaks] == [True]
     assert rewritten(yours, found, new) is None
-    assert "still refused" in page(yours, found, None, 80)
+    assert "still refused" in diff_page(yours, found, None, 80)

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from gpufleet.errors import FleetError
-from gpufleet.flags import metrics, schema
+from gpufleet.flags import schema
 from gpufleet.flags.collect import DATA, pack
+from tests.support import packaged_metrics
 
 REAL_OPTIONS = json.loads((Path(__file__).parent / "options-0.32.0.json").read_text())
 
@@ -41,7 +42,7 @@ def test_every_packaged_release_loads_and_no_option_names_two_flags(version):
     assert len(options) == len(found.by_option) > 75
     assert len(found.environment) > 30
     assert found.unresolved == ()
-    assert metrics.load(version)
+    assert packaged_metrics.load(version)
 
 
 def test_the_option_strings_are_those_of_the_real_parser():
@@ -59,7 +60,7 @@ def test_the_refusal_names_the_releases_around():
     with pytest.raises(FleetError, match=r"0\.32\.0 and 0\.33\.0 are known"):
         schema.load("0.32.1")
     with pytest.raises(FleetError, match=r"0\.32\.0 and 0\.33\.0 are known"):
-        metrics.load("0.32.1")
+        packaged_metrics.load("0.32.1")
 
 
 @pytest.mark.parametrize("build", ["v0.32.0", "0.32.0+cpu", "0.32.0+cu129", " 0.32.0 "])
@@ -164,11 +165,11 @@ def test_metrics_are_those_that_a_release_shows():
         "vllm:cache_config_info": "gauge",
         "vllm:iteration_tokens_total": "histogram",
     }
-    found = metrics.load("0.32.0")
+    found = packaged_metrics.load("0.32.0")
     assert {name: found[name].type for name in live} == live
     assert "vllm:gpu_cache_usage_perc" not in found
-    assert metrics.load("0.12.0")["vllm:time_per_output_token_seconds"].hidden
-    assert "vllm:time_per_output_token_seconds" not in metrics.load("0.16.0")
+    assert packaged_metrics.load("0.12.0")["vllm:time_per_output_token_seconds"].hidden
+    assert "vllm:time_per_output_token_seconds" not in packaged_metrics.load("0.16.0")
 
 
 @pytest.mark.parametrize(
