@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-
 from gpufleet.artifacts import program_archive
 from gpufleet.artifacts.program_archive import Archived
 from gpufleet.converge.desired import (
-    Directory,
     File,
     Group,
-    NoOtherFiles,
     Package,
     User,
-    Value,
     Wanted,
 )
+from gpufleet.monitoring.server_files import ACCOUNT, STATE
 from gpufleet.operations.converge import Converge
 from gpufleet.operations.install_archive import install_archive
 from gpufleet.settings.monitoring_settings import Archive
-
-ACCOUNT = "prometheus"
-"""Whose processes they are; Debian's packages have the same account."""
-# Debian's directories: what an existing server has measured or silenced stays.
-STATE = "/var/lib/prometheus"
 
 
 def of_archive(name: str, archive: Archive | None, programs: tuple[str, ...]) -> Archived | None:
@@ -47,19 +38,3 @@ def install(package: Package, program: Archived | None, unit: File) -> None:
     Converge(Wanted(*map(Package, program_archive.PACKAGES))).packages(name="what downloads need")
     there = Converge(Wanted(), watch=(program.directory,))
     install_archive(there, program, name="program", _timeout=program_archive.DOWNLOAD_SECONDS)
-
-
-def directories(home: str, data: str) -> tuple[Value, ...]:
-    """Return the directories of a server's configuration and data."""
-    return (
-        Directory(home, group=ACCOUNT, mode=0o750),
-        Directory(data, user=ACCOUNT, group=ACCOUNT),
-    )
-
-
-def credentials(home: str, secrets: Mapping[str, bytes]) -> Iterator[Value]:
-    """Yield the secrets of a server, for it and root alone, and that there are no others."""
-    yield Directory(f"{home}/credentials", group=ACCOUNT, mode=0o750)
-    for path, content in secrets.items():
-        yield File(f"{home}/{path}", content, group=ACCOUNT, mode=0o640, secret=True)
-    yield NoOtherFiles(f"{home}/credentials/*")

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from pyinfra.api import deploy
 
+from gpufleet import node_paths
 from gpufleet.converge.desired import File, Package, Unit, Wanted
 from gpufleet.monitoring import alertmanager as routes
 from gpufleet.monitoring import prometheus, targets
+from gpufleet.monitoring.server_files import ACCOUNT, STATE, credentials, directories
 from gpufleet.monitoring.targets import Watching
 from gpufleet.operations.converge import Converge
 from gpufleet.operations.install_archive import installed_versions, remove_other_versions
 from gpufleet.operations.validated_config import ServerConfig, reload_config, validate_config
 from gpufleet.serving.unit import whole
-from roles._monitoring_common import ACCOUNT, STATE, credentials, directories, install, of_archive
+from roles._monitoring_common import install, of_archive
 
 UNIT = "prometheus-alertmanager.service"
-HOME = "/etc/gpufleet/alertmanager"
+HOME = node_paths.ALERTMANAGER
 DATA = f"{STATE}/alertmanager"
 
 

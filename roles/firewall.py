@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pyinfra import host
 from pyinfra.api import deploy
 
+from gpufleet import node_paths
 from gpufleet.converge.desired import (
     UNIT_DIRECTORY,
     Absent,
@@ -90,4 +91,4 @@ def _account(here: Here) -> tuple[Group | User, ...]:
     if here.settings.vllm is None:
         return ()
     user = here.settings.vllm.user
-    return Group(user), User(user, group=user, home="/var/lib/vllm")
+    return Group(user), User(user, group=user, home=node_paths.VLLM_STATE)

@@ -9,6 +9,7 @@ from pyinfra import host, logger
 from pyinfra.api import deploy
 from pyinfra.context import ctx_state
 
+from gpufleet import node_paths
 from gpufleet.converge.desired import (
     Absent,
     Directory,
@@ -61,7 +62,7 @@ def gateway(node: Watching) -> None:
     before = Converge(Wanted(), watch=(HAPROXY, PACKAGES_UNIT))
     program = File(PROGRAM, payload.archive("network/gateway_drains"), mode=0o755)
     unit = gateway_unit(wanted.gateway)
-    values = [Directory("/usr/local/libexec/gpufleet"), program, unit.file]
+    values = [Directory(node_paths.PROGRAMS), program, unit.file]
     if not before.snapshot().file(HAPROXY).exists or _is_masked(before):
         values.append(Link(PACKAGES_UNIT, "/dev/null"))
     Converge(Wanted(*values)).files(name="program and unit")

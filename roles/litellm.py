@@ -11,8 +11,18 @@ from gpufleet.artifacts.release import BUILD_SECONDS, WAIT_SECONDS
 from gpufleet.converge.desired import Listing, Wanted
 from gpufleet.errors import FleetError
 from gpufleet.monitoring.prometheus import Watched
-from gpufleet.network import litellm as proxy
-from gpufleet.network import litellm_node as node
+from gpufleet.network import litellm_node
+from gpufleet.network.litellm import (
+    HOME,
+    PROGRAM,
+    UNIT,
+    configuration,
+    entries,
+    names,
+    problems,
+    reach,
+    upstream,
+)
 from gpufleet.operations.build_release import build_release, remove_old_releases
 from gpufleet.operations.converge import Converge
 from gpufleet.operations.validated_config import ServerConfig, validate_config
@@ -29,47 +39,47 @@ def litellm(nodes: Mapping[str, Watched], name: str) -> None:
     if wanted is None:
         without()
         return
-    if problems := [*proxy.problems(wanted, nodes, name)]:
-        raise FleetError(*problems)
+    if found := [*problems(wanted, nodes, name)]:
+        raise FleetError(*found)
     build = release.release(
-        wanted, operator_files.read(wanted.lock), operator_files.read(wanted.uv_lock), proxy.PROGRAM
+        wanted, operator_files.read(wanted.lock), operator_files.read(wanted.uv_lock), PROGRAM
     )
-    secrets, open_files = node.read_files(wanted, nodes, name)
-    at = proxy.upstream(wanted, nodes, name)
-    served = proxy.entries(nodes)
-    told = proxy.configuration(wanted, proxy.names(wanted, served), served, at).files
+    secrets, open_files = litellm_node.read_files(wanted, nodes, name)
+    at = upstream(wanted, nodes, name)
+    served = entries(nodes)
+    told = configuration(wanted, names(wanted, served), served, at).files
     files = {**told, **open_files}
-    unit = node.litellm_unit(wanted, build, proxy.reach(wanted, at), files, secrets)
+    unit = litellm_node.litellm_unit(wanted, build, reach(wanted, at), files, secrets)
 
-    ground = Converge(node.required(build), watch=(build.mark,))
+    ground = Converge(litellm_node.required(build), watch=(build.mark,))
     ground.packages(name="packages")
     ground.accounts(name="service account")
     ground.files(name="directories, locks and program")
     build_release(
         ground, build, name=f"build release {build.id}", _timeout=BUILD_SECONDS + WAIT_SECONDS
     )
-    configuration = Converge(node.litellm_files(unit, files, secrets))
-    configured = ServerConfig(
-        unit=proxy.UNIT,
+    configured = Converge(litellm_node.litellm_files(unit, files, secrets))
+    server = ServerConfig(
+        unit=UNIT,
         url="",
         name="litellm",
-        directory=proxy.HOME,
-        check=("/usr/bin/env", "-i", "HOME=.", *node.command(build, "--check", ".")),
+        directory=HOME,
+        check=("/usr/bin/env", "-i", "HOME=.", *litellm_node.command(build, "--check", ".")),
         watched=(),
         files=files,
-        seconds=node.CHECK_SECONDS,
+        seconds=litellm_node.CHECK_SECONDS,
     )
-    validate_config(configuration, configured, name="proof of the configuration")
-    configuration.files(name="configuration and unit")
-    Converge(node.running_unit(wanted, unit)).units(name="service")
+    validate_config(configured, server, name="proof of the configuration")
+    configured.files(name="configuration and unit")
+    Converge(litellm_node.running_unit(wanted, unit)).units(name="service")
     releases = Converge(Wanted(Listing(build.program.releases)))
     remove_old_releases(releases, build, wanted.keep_releases, name="older releases")
 
 
 def without() -> None:
     """Take away what there is of it, but for its releases and its account."""
-    gone = Converge(node.unwanted(), watch=node.OURS)
+    gone = Converge(litellm_node.unwanted(), watch=litellm_node.OURS)
     # Also where a run before was killed halfway: no secret stays.
-    if any(gone.snapshot().file(each).exists for each in node.OURS):
+    if any(gone.snapshot().file(each).exists for each in litellm_node.OURS):
         gone.units(name="no service")
         gone.files(name="no configuration")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pyinfra.api import deploy
 
+from gpufleet import node_paths
 from gpufleet.converge.desired import Absent, Directory, NoOtherFiles, Package, Wanted
 from gpufleet.gpu_software.repository import KEYS, kept_path, key_path
 from gpufleet.operations.converge import Converge
@@ -16,7 +17,7 @@ FORMER = (
     "/etc/apt/sources.list.d/gpufleet-cuda.sources",
     "/etc/apt/preferences.d/00-gpufleet-cuda.pref",
     "/etc/apt/preferences.d/cuda-repository-pin-600",
-    "/var/lib/gpufleet/cuda-keyring.deb",
+    f"{node_paths.STATE}/cuda-keyring.deb",
 )
 
 PACKAGED = ("/etc/apt/sources.list.d/cuda-*.list", "/etc/yum.repos.d/cuda-*.repo")
@@ -36,9 +37,9 @@ def nvidia_repository(repository: Repository) -> None:
     tools.packages(name="certificates of authorities")
     folders = Converge(
         Wanted(
-            Directory("/etc/gpufleet"),
+            Directory(node_paths.CONFIGURATION),
             Directory(KEYS),
-            Directory("/var/lib/gpufleet/keys"),
+            Directory(node_paths.KEPT_KEYS),
         ),
         watch=(key_path(repository), kept_path(repository)),
     )

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from pyinfra import host, logger
 from pyinfra.api import deploy
-from pyinfra.context import ctx_host, ctx_state
 
-from gpufleet.converge.desired import Directory, File, NoOtherFiles, Package, Unit, Wanted
-from gpufleet.monitoring import prometheus as scrape
-from gpufleet.monitoring import render
-from gpufleet.monitoring import targets as watching
-from gpufleet.monitoring.prometheus import Scrape, Target
+from gpufleet.converge.desired import Package, Unit, Wanted
+from gpufleet.fleet.known_targets import known_targets
+from gpufleet.monitoring import prometheus_node, render, targets
+from gpufleet.monitoring.prometheus import at, local, unreachable
+from gpufleet.monitoring.prometheus_node import HOME, UNIT
 from gpufleet.monitoring.targets import Watching
 from gpufleet.operations.converge import Converge
 from gpufleet.operations.install_archive import installed_versions, remove_other_versions
 from gpufleet.operations.validated_config import ServerConfig, reload_config, validate_config
-from gpufleet.remote import payload
-from gpufleet.remote.query import ask
-from gpufleet.serving.unit import whole
-from roles._monitoring_common import STATE, credentials, directories, install, of_archive
-
-UNIT = "prometheus.service"
-HOME = "/etc/gpufleet/prometheus"
-DATA = f"{STATE}/metrics2"
-LOOK_SECONDS = 30
+from roles._monitoring_common import install, of_archive
 
 
 @deploy("Prometheus")
@@ -34,39 +23,21 @@ def prometheus(node: Watching) -> None:
     server = node.monitoring.prometheus
     if server is None:
         return
-    for remark in scrape.unreachable(node.nodes, node.servers, node.name):
+    for remark in unreachable(node.nodes, node.servers, node.name):
         logger.warning("%s%s", host.print_prefix, remark)
-    wanted = node.scrapes(_before(node))
+    wanted = node.scrapes(known_targets(node, HOME))
     named = {path: file for each in wanted for path, file in each.secrets}
-    secrets = watching.secrets(named, "exporters")
+    secrets = targets.secrets(named, "exporters")
     configuration = render.prometheus(node.monitoring, node.nodes, wanted)
     program = of_archive("prometheus", server.archive, ("prometheus", "promtool"))
-    unit = whole(
-        "prometheus/prometheus.service.j2",
-        UNIT,
-        started_with={"archive": program.version if program else ""},
-        program=program.program("prometheus") if program else "/usr/bin/prometheus",
-        home=HOME,
-        data=DATA,
-        retention_days=server.retention_days,
-        address=scrape.at(server.listen, server.port),
-    )
-    files = Converge(
-        Wanted(
-            *directories(HOME, DATA),
-            # There from the beginning: Prometheus watches no directory that comes later.
-            *(Directory(f"{HOME}/{each}") for each in ("own-rules", "own-targets", "targets")),
-            *(File(f"{HOME}/{path}", content) for path, content in configuration.items()),
-            *credentials(HOME, secrets),
-            NoOtherFiles(f"{HOME}/rules/*.yml"),
-        )
-    )
-    targets = Converge(_files(wanted))
+    unit = prometheus_node.unit(server, program)
+    files = Converge(prometheus_node.configuration_files(configuration, secrets))
+    target_files = Converge(prometheus_node.target_files(wanted))
     running = Converge(Wanted(unit.file, Unit(UNIT, fingerprint=unit.fingerprint)))
     promtool = program.program("promtool") if program else "/usr/bin/promtool"
     configured = ServerConfig(
         unit=UNIT,
-        url=f"http://{scrape.at(scrape.local(server.listen), server.port)}",
+        url=f"http://{at(local(server.listen), server.port)}",
         name="prometheus",
         directory=HOME,
         check=(promtool, "check", "config", "prometheus.yml"),
@@ -77,7 +48,7 @@ def prometheus(node: Watching) -> None:
     install(Package("prometheus"), program, unit.file)
     validate_config(files, configured, name="proof of the configuration")
     files.files(name="configuration")
-    targets.files(name="targets")
+    target_files.files(name="targets")
     running.units(name="service")
     reload_config(files, running, configured, name="configuration in force")
     if program:
@@ -90,30 +61,7 @@ def prometheus_targets(node: Watching) -> None:
     if node.monitoring.prometheus is None:
         return
     configuration = f"{HOME}/prometheus.yml"
-    targets = Converge(_files(node.scrapes(_before(node))), watch=(configuration,))
-    if targets.snapshot().file(configuration).exists:
-        targets.files(name="targets")
-
-
-def _files(wanted: tuple[Scrape, ...]) -> Wanted:
-    """Return the files of targets, and that there are no others."""
-    found = render.targets(wanted).items()
-    return Wanted(
-        *(File(f"{HOME}/{path}", content) for path, content in found),
-        NoOtherFiles(f"{HOME}/targets/*.json"),
-    )
-
-
-def _before(node: Watching) -> Mapping[str, list[Target]]:
-    """Return what the files of targets say now; asked for only where it counts."""
-    if not node.silent:
-        return {}
-    program = payload.program("monitoring/target_files", directory=HOME)
-    here = ctx_host.get()
-    answer = ask(ctx_state.get(), [here], lambda _: program, LOOK_SECONDS, "the look at targets")
-    found = answer[here.name]
-    if isinstance(found, str):
-        logger.warning("%s%s; known targets may be lost", host.print_prefix, found)
-        return {}
-    files: Mapping[str, list[Target]] = found["files"]
-    return files
+    wanted = prometheus_node.target_files(node.scrapes(known_targets(node, HOME)))
+    files = Converge(wanted, watch=(configuration,))
+    if files.snapshot().file(configuration).exists:
+        files.files(name="targets")

@@ -19,7 +19,7 @@ from gpufleet.operations.distribute import of_model
 from gpufleet.operations.stage_model import have_model
 from gpufleet.operations.wait_ready import answering
 from gpufleet.planning.stage import Stage
-from gpufleet.serving import vllm_node as node
+from gpufleet.serving import vllm_node
 from gpufleet.serving.unit import UnitFile
 from gpufleet.settings.serving_settings import Vllm
 from gpufleet.upgrade.run.staged_units import next_files
@@ -36,19 +36,19 @@ def vllm(here: Here) -> None:
     restarts only when its process was started with something else than the plan now says.
     """
     if here.settings.vllm is None:
-        Converge(node.nothing()).units(name="no stages")
+        Converge(vllm_node.nothing()).units(name="no stages")
         return
     together()
     found = prepared(here, here.settings.vllm)
     found.stages.files(name="units")
     found.stages.units(name="stages")
     # Once nothing runs that was started with them.
-    old = Converge(node.only_these_credentials(found.secrets), probed=False)
+    old = Converge(vllm_node.only_these_credentials(found.secrets), probed=False)
     old.files(name="no other credentials")
     answering(
-        node.endpoints(found.rendered, here.settings),
+        vllm_node.endpoints(found.rendered, here.settings),
         name="wait until every endpoint answers",
-        _timeout=node.wait_seconds(here.stages, here.settings),
+        _timeout=vllm_node.wait_seconds(here.stages, here.settings),
     )
 
 
@@ -68,7 +68,7 @@ def prepare_vllm(here: Here) -> None:
         next_files(
             found.rendered.values() if found else (),
             (unit for unit in running if unit not in planned),
-            node.read_at_start(found.secrets) if found else (),
+            vllm_node.read_at_start(found.secrets) if found else (),
         )
     )
     there.files(name="units to switch to")
@@ -91,15 +91,15 @@ def prepared(here: Here, wanted: Vllm, *, apart: bool = False) -> Prepared:
     With `apart` files that running units would read at their next start stay as they are.
     """
     build = release_of(wanted)
-    secrets = node.credentials(here.stages, here.settings)
+    secrets = vllm_node.credentials(here.stages, here.settings)
     serving = here.settings.serving
     files = {
         found for each in here.stages if (found := model_files.checkpoint(serving[each.model]))
     }
 
     ground = Converge(
-        node.required(wanted, build, secrets, apart=apart),
-        watch=(build.mark, *node.marks(files)),
+        vllm_node.required(wanted, build, secrets, apart=apart),
+        watch=(build.mark, *vllm_node.marks(files)),
         probed=False,
     )
     ground.packages(name="packages")
@@ -109,12 +109,12 @@ def prepared(here: Here, wanted: Vllm, *, apart: bool = False) -> Prepared:
     for found in host.loop(sorted(files, key=lambda each: each.directory)):
         have_model(ground, found, wanted, of_model(found, here.everyone))
 
-    proof = Proof(build, node.launches(here.stages, here.settings, build), here.origins)
+    proof = Proof(build, vllm_node.launches(here.stages, here.settings, build), here.origins)
     proofs = Converge(proof.wanted, watch=(build.mark,))
     accepted(proofs, proof, name=f"have release {build.id} accept its flags")
     agreed(name="no release has refused")
 
-    rendered = node.unit_files(here.stages, here.settings, build, secrets)
-    stages = Converge(node.services(rendered, here.settings))
+    rendered = vllm_node.unit_files(here.stages, here.settings, build, secrets)
+    stages = Converge(vllm_node.services(rendered, here.settings))
     reached(stages, here.stages, name="nodes of a replica reach each other")
     return Prepared(stages, rendered, secrets)

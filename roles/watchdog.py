@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pyinfra.api import deploy
 
+from gpufleet import node_paths
 from gpufleet.artifacts.operator_files import release_of
 from gpufleet.converge.desired import Absent, Directory, File, Unit, UnitGone, Wanted
 from gpufleet.fleet.run import Here
@@ -36,7 +37,7 @@ def wanted(here: Here) -> Wanted:
         return Wanted(UnitGone(watchdog_unit.SERVICE), *map(Absent, gone))
     unit = watchdog_unit.service(told)
     return Wanted(
-        Directory("/etc/gpufleet"),
+        Directory(node_paths.CONFIGURATION),
         Directory(watchdog_unit.STATE),
         Directory(watchdog_unit.TEXTFILE),
         Directory(watchdog_unit.DUMPS, mode=0o700),

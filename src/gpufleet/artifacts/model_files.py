@@ -10,10 +10,11 @@ import posixpath
 from dataclasses import dataclass
 from shlex import quote
 
+from gpufleet import node_paths
 from gpufleet.settings.serving_settings import Served, Vllm
 
-TOKEN = "/etc/vllm/credentials/hf-token"  # noqa: S105  # a path
-MODELS = "/var/lib/vllm/models"
+TOKEN = f"{node_paths.VLLM_CREDENTIALS}/hf-token"
+MODELS = node_paths.MODELS
 # Where the Hub's client asks when no other endpoint is set.
 HUB = "https://huggingface.co"
 # 700 GB at 1 Gbit/s: the largest open checkpoints on a slow line.
@@ -76,8 +77,8 @@ def download_script(wanted: Checkpoint, vllm: Vllm, release_directory: str) -> s
         *([f"LoadCredential=hf-token:{TOKEN}"] if token else []),
     ]
     environment = {
-        "HOME": "/var/lib/vllm",
-        "HF_HOME": "/var/lib/vllm/huggingface",
+        "HOME": node_paths.VLLM_STATE,
+        "HF_HOME": f"{node_paths.VLLM_STATE}/huggingface",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         **({"HF_ENDPOINT": vllm.hf_endpoint} if vllm.hf_endpoint else {}),

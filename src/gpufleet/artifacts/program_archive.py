@@ -12,9 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from shlex import quote
 
+from gpufleet import node_paths
 from gpufleet.settings.monitoring_settings import Archive
 
-DIRECTORY = "/opt/gpufleet"
+DIRECTORY = node_paths.ARCHIVES
 # Some 100 MB (Prometheus) over a slow line.
 DOWNLOAD_SECONDS = 1800
 # A download whose controller has gone runs on; the next one waits for it.

@@ -17,10 +17,11 @@ from shlex import join, quote
 from typing import Protocol
 from urllib.parse import unquote
 
+from gpufleet import node_paths
 from gpufleet.errors import FleetError
 
-RELEASES = "/opt/vllm/releases"
-CACHE = "/var/cache/gpufleet/uv"
+RELEASES = node_paths.RELEASES
+CACHE = node_paths.UV_CACHE
 # A cold build of vLLM's CUDA wheels is some 5 GB to download and unpack; an hour is a slow mirror.
 BUILD_SECONDS = 3600
 # A build whose controller has gone runs on; the next one waits for it.
@@ -63,7 +64,7 @@ class Program:
         return f"{self.home}/releases"
 
 
-VLLM = Program("vllm", "/opt/vllm", CACHE, ("torch", "vllm"))
+VLLM = Program("vllm", node_paths.VLLM, CACHE, ("torch", "vllm"))
 
 
 class Source(Protocol):

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TypeAlias, TypeVar
 
+from gpufleet import node_paths
 from gpufleet.converge.desired_packages import (
     Lockstep,
     ModuleStream,
@@ -55,7 +56,7 @@ __all__ = [
 # Where an administrator's units belong, and so ours (systemd.unit(5), "Unit File Load Path").
 UNIT_DIRECTORY = "/etc/systemd/system"
 # What each running unit was started with; /run, because a reboot stops every process.
-STARTED_DIRECTORY = "/run/gpufleet/started"
+STARTED_DIRECTORY = node_paths.STARTED
 # systemd's own default for both, DefaultTimeoutStopSec= and DefaultTimeoutStartSec=
 # (systemd-system.conf(5)).
 DEFAULT_UNIT_SECONDS = 90

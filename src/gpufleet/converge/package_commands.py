@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from gpufleet import node_paths
 from gpufleet.converge.desired import Lockstep, ModuleStream, Package, PackageSource
 
 Manager = Literal["apt", "dnf"]
@@ -29,10 +30,10 @@ LOCK_SECONDS = 300
 # All of a transaction: the wait, mending, both indexes, download, installation, putting back.
 TRANSACTION_SECONDS = LOCK_SECONDS + 2 * FETCH_SECONDS + 4 * INSTALL_SECONDS
 
-APT = "/etc/gpufleet/apt"
-DNF = "/etc/gpufleet/dnf"
-STATE = "/var/lib/gpufleet/packages"
-CACHE = "/var/cache/gpufleet"
+APT = node_paths.APT
+DNF = node_paths.DNF
+STATE = node_paths.PACKAGES
+CACHE = node_paths.CACHE
 
 
 @dataclass(frozen=True)

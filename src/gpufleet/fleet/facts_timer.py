@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from gpufleet import node_paths
 from gpufleet.artifacts.operator_files import release_of
 from gpufleet.converge.desired import UNIT_DIRECTORY, Directory, File, Unit, Wanted
 from gpufleet.errors import FleetError
 from gpufleet.fleet import node_records
-from gpufleet.on_node.common.textfile import DIRECTORY
-from gpufleet.on_node.monitoring.node_facts import DECLARED, FILE
-from gpufleet.on_node.monitoring.record import DEPLOYS
 from gpufleet.remote import payload
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.templates import read_template
@@ -17,9 +15,9 @@ SERVICE, TIMER = "gpufleet-facts.service", "gpufleet-facts.timer"
 
 UNITS = (SERVICE, TIMER)
 
-PROGRAM = "/usr/local/libexec/gpufleet/node-facts"
+PROGRAM = node_paths.NODE_FACTS
 
-FACTS = f"{DIRECTORY}/{FILE}"
+FACTS = f"{node_paths.TEXTFILES}/facts.prom"
 
 
 def facts_wanted(settings: NodeSettings, gpus: int | None) -> Wanted:
@@ -27,15 +25,15 @@ def facts_wanted(settings: NodeSettings, gpus: int | None) -> Wanted:
     told = node_records.declaration(settings, gpus=gpus, release=_release(settings))
     return Wanted(
         # The exporter, which is not root, goes through it; what is secret in it is root's own.
-        Directory("/var/lib/gpufleet"),
-        Directory(DIRECTORY),
-        Directory(DEPLOYS),
-        Directory("/etc/gpufleet"),
-        File(DECLARED, told),
+        Directory(node_paths.STATE),
+        Directory(node_paths.TEXTFILES),
+        Directory(node_paths.DEPLOYS),
+        Directory(node_paths.CONFIGURATION),
+        File(node_paths.FACTS_DECLARED, told),
         # What the run's own programs are compiled to, so that the next run need not.
         Directory(payload.CODE.rpartition("/")[0]),
         Directory(payload.CODE, mode=0o700),
-        Directory("/usr/local/libexec/gpufleet", mode=0o755),
+        Directory(node_paths.PROGRAMS, mode=0o755),
         File(PROGRAM, payload.archive("monitoring/node_facts", nvml=True), mode=0o755),
         *(
             File(f"{UNIT_DIRECTORY}/{each}", read_template(f"node_facts/{each}").encode())

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from gpufleet import node_paths
 from gpufleet.converge.desired import File, Lockstep, Package, PackageSource, Wanted
 from gpufleet.converge.snapshot import Snapshot, UnitState
 from gpufleet.settings.gpu_settings import ContainerToolkit
 
 SOURCE = "nvidia-container-toolkit"
-KEYS = "/etc/gpufleet/keys"
+KEYS = node_paths.KEYS
 RULE = "/etc/udev/rules.d/71-gpufleet-nvidia-dev-char.rules"
 # Only one version of all four works; apt does not move what is not named.
 PACKAGES = (

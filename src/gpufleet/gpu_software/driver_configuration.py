@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpufleet import node_paths
 from gpufleet.converge.desired import Absent, File, Value, Wanted
 from gpufleet.gpu_software.driver_packages import driver_packages
 from gpufleet.gpu_software.provisioning import Bare
@@ -14,7 +15,7 @@ LOADED_AT_BOOT = "/etc/modules-load.d/gpufleet-nvidia.conf"
 UNATTENDED = "/etc/apt/apt.conf.d/52gpufleet-unattended-upgrades"
 
 # Says of which MODPROBE every initramfs was made, while nouveau is still loaded from one.
-INITRAMFS = "/var/lib/gpufleet/initramfs"
+INITRAMFS = node_paths.INITRAMFS
 
 
 def driver_wanted(node: Bare) -> Wanted:

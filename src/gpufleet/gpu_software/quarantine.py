@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gpufleet import node_paths
 from gpufleet.checks.admission import sentence
 from gpufleet.checks.finding import Finding, Report
 from gpufleet.converge.desired import UNIT_DIRECTORY, Directory, File, Wanted
 from gpufleet.gpu_software.driver_activation import DriverState, InForce, decision
 from gpufleet.settings.node_settings import NodeSettings
 
-STATE = "/var/lib/gpufleet"
+STATE = node_paths.STATE
 MARK = f"{STATE}/unchecked"
 # A drop-in of the prefix is one of every unit whose name begins so: systemd.unit(5), "foo-.service
 # .d/", since 239. ConditionPathExists= of a running unit is not looked at again.

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpufleet import node_paths
 from gpufleet.converge.desired import PackageSource
 from gpufleet.errors import FleetError
 from gpufleet.node.machine import Architecture, System
@@ -21,7 +22,7 @@ if TYPE_CHECKING:  # settings know locks, which know systems
 VENDOR = "https://developer.download.nvidia.com/compute/cuda/repos"
 
 # Where keys are on a node, of vendors that its own apt or dnf knows nothing of.
-KEYS = "/etc/gpufleet/keys"
+KEYS = node_paths.KEYS
 
 # What a package source may bring, by name: the driver, CUDA, DCGM and what they depend on. Nothing
 # else does, whatever else the repository has (it has had dkms, and Mellanox' tools).
@@ -152,7 +153,7 @@ def key_path(repository: Repository) -> str:
 
 def kept_path(repository: Repository) -> str:
     """Return where a node keeps the file that its key came in."""
-    return f"/var/lib/gpufleet/keys/nvidia-cuda{repository.keyring[-4:]}"
+    return f"{node_paths.KEPT_KEYS}/nvidia-cuda{repository.keyring[-4:]}"
 
 
 def mistaken(url: str, system: System) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import PurePosixPath
 
+from gpufleet import node_paths
 from gpufleet.converge.desired import File, Package, Unit, UnitGone, Value
 from gpufleet.errors import FleetError
 from gpufleet.gpu_software.repository import published
@@ -19,7 +20,7 @@ ENGINE_PORT = 5555
 
 EXPORTER = "nvidia-dcgm-exporter.service"
 
-CREDENTIALS = "/etc/gpufleet/dcgm-exporter"
+CREDENTIALS = node_paths.DCGM_EXPORTER
 
 # The packaged list lacks ECC, row remapping, NVLink and throttling: most public alert rules would
 # never fire with it.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from shlex import quote
 
+from gpufleet import node_paths
 from gpufleet.artifacts import program_archive
 from gpufleet.artifacts.program_archive import Archived
 from gpufleet.converge.desired import (
@@ -37,9 +38,9 @@ PACKAGED_USER = "prometheus"
 
 ARCHIVED_USER = "node-exporter"
 
-CREDENTIALS = "/etc/gpufleet/node-exporter"
+CREDENTIALS = node_paths.NODE_EXPORTER
 
-TEXTFILES = "/var/lib/gpufleet/textfile"
+TEXTFILES = node_paths.TEXTFILES
 
 # Beside those that are on by default (README of prometheus/node_exporter): textfile, pressure,
 # infiniband and filesystem among them.

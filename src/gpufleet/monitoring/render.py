@@ -15,13 +15,14 @@ from typing import Any
 
 import yaml
 
+from gpufleet import node_paths
 from gpufleet.monitoring import alertmanager
 from gpufleet.monitoring import prometheus as scrape
 from gpufleet.monitoring.prometheus import MARK, Scrape, Watched
 from gpufleet.monitoring.rules.files import Declared, rule_files
 from gpufleet.settings.monitoring_settings import Monitoring, Objectives
 
-DASHBOARDS = "/var/lib/gpufleet/dashboards"
+DASHBOARDS = node_paths.DASHBOARDS
 """Where Grafana looks for our dashboards on a monitoring node."""
 
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, collapse_addresses
 from typing import Any, TypeAlias
 
+from gpufleet import node_paths
 from gpufleet.errors import FleetError
 from gpufleet.planning.multinode import launch as ranks
 from gpufleet.planning.multinode.rank_ports import PORTS
@@ -35,7 +36,7 @@ from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.templates import render_template
 
 SERVICE = "gpufleet-firewall.service"
-DIRECTORY = "/etc/gpufleet"
+DIRECTORY = node_paths.CONFIGURATION
 RULES = f"{DIRECTORY}/firewall.nft"
 """What the service loads at boot; on_node/network/firewall.py writes it once rules are
 confirmed."""

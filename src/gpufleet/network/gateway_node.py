@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from gpufleet import node_paths
 from gpufleet.converge.desired import (
     UNIT_DIRECTORY,
     Directory,
@@ -106,7 +107,7 @@ def virtual_address(node: Watching, wanted: Gateway) -> Wanted:
 def gateway_files(found: Configuration) -> Wanted:
     """Return the files that the gateway reads, and that there are no others of theirs."""
     return Wanted(
-        Directory("/etc/gpufleet"),
+        Directory(node_paths.CONFIGURATION),
         Directory(HOME, mode=0o700),
         Directory(STATE),
         *(File(f"{HOME}/{path}", content) for path, content in found.files.items()),

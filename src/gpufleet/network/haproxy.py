@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import Any
 
+from gpufleet import node_paths
 from gpufleet.monitoring import prometheus
 from gpufleet.monitoring.exporters import named
 from gpufleet.monitoring.prometheus import Watched
@@ -29,14 +30,14 @@ from gpufleet.settings.serving_settings import Served
 from gpufleet.templates import render_template
 
 UNIT = "gpufleet-gateway.service"
-HOME = "/etc/gpufleet/gateway"
+HOME = node_paths.GATEWAY
 """Where its configuration lies. HAProxy is started in it, so that names in it are relative."""
 CONFIGURATION = "haproxy.cfg"
-RUN = "/run/gpufleet-gateway"
+RUN = node_paths.GATEWAY_RUN
 SOCKET = f"{RUN}/admin.sock"
-STATE = "/var/lib/gpufleet/gateway"
+STATE = node_paths.GATEWAY_STATE
 """What outlives every restart: which servers are drained."""
-PROGRAM = "/usr/local/libexec/gpufleet/gateway-state"
+PROGRAM = node_paths.GATEWAY_PROGRAM
 TEMPLATE = "gateway/haproxy.cfg.j2"
 
 # A body is searched for its model as far as HAProxy keeps it. A prompt of a million tokens has some

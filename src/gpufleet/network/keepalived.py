@@ -11,6 +11,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping
 
+from gpufleet import node_paths
 from gpufleet.errors import FleetError
 from gpufleet.monitoring import prometheus
 from gpufleet.monitoring.prometheus import Watched
@@ -20,8 +21,8 @@ from gpufleet.templates import render_template
 UNIT = "keepalived.service"
 HOME = "/etc/keepalived"
 CONFIGURATION = "keepalived.conf"
-CHECK = "/usr/local/libexec/gpufleet/gateway-answers"
-GONE = "/run/gpufleet/gateway-gone"
+CHECK = node_paths.GATEWAY_CHECK
+GONE = node_paths.GATEWAY_GONE
 """1 from when somebody stops HAProxy, 0 from when it runs again; keepalived sees it change."""
 # keepalived.conf(5), auth_pass: no more of it is used.
 _LONGEST_PASSWORD = 8

@@ -20,6 +20,7 @@ from typing import Any
 
 import yaml
 
+from gpufleet import node_paths
 from gpufleet.artifacts.release import Program
 from gpufleet.formatting import suggestion
 from gpufleet.monitoring import prometheus
@@ -31,13 +32,15 @@ from gpufleet.settings.litellm_settings import Litellm, Parameters
 
 UNIT = "gpufleet-litellm.service"
 ACCOUNT = "litellm"
-HOME = "/etc/gpufleet/litellm"
+HOME = node_paths.LITELLM
 """Where its configuration lies."""
 CREDENTIALS = f"{HOME}/credentials"
 STATE = "/var/lib/litellm"
-SERVE = "/usr/local/libexec/gpufleet/litellm-serve"
+SERVE = node_paths.LITELLM_PROGRAM
 """Where `on_node/network/litellm_serve.py` lies on nodes."""
-PROGRAM = Program("litellm", "/opt/litellm", "/var/cache/gpufleet/litellm-uv", ("litellm.proxy",))
+PROGRAM = Program(
+    "litellm", node_paths.LITELLM_RELEASES, node_paths.LITELLM_UV_CACHE, ("litellm.proxy",)
+)
 
 KEY_VARIABLE = "GPUFLEET_UPSTREAM_KEY"
 # Started and answering: 7 s of one core measured, and 33 s where others had both.

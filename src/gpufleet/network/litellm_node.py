@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 
+from gpufleet import node_paths
 from gpufleet.artifacts.release import Release
 from gpufleet.converge.desired import (
     UNIT_DIRECTORY,
@@ -50,7 +51,7 @@ def required(build: Release) -> Wanted:
         *(Directory(f"{PROGRAM.home}/{each}") for each in ("locks", "uv")),
         Directory(str(PurePosixPath(PROGRAM.cache).parent)),
         Directory(str(PurePosixPath(SERVE).parent)),
-        Directory("/etc/gpufleet"),
+        Directory(node_paths.CONFIGURATION),
         File(build.lock_path, build.lock),
         File(build.uv_lock_path, build.uv_lock),
         File(SERVE, payload.source("network/litellm_serve").encode(), mode=0o755),

@@ -26,6 +26,7 @@ from pyinfra import host, logger
 from pyinfra.api import FunctionCommand, Host, State, operation
 from pyinfra.context import ctx_state
 
+from gpufleet import node_paths
 from gpufleet.artifacts import distribution
 from gpufleet.artifacts.distribution import Course, Look, Share
 from gpufleet.artifacts.model_files import DOWNLOAD_SECONDS, Checkpoint, checkpoint
@@ -47,7 +48,7 @@ T = TypeVar("T")
 
 # It starts an interpreter, no more; connecting is the rest.
 LOOK_SECONDS = 30
-MANIFESTS = "/var/lib/gpufleet/manifests"
+MANIFESTS = node_paths.MANIFESTS
 """Where nodes keep what they have read of a tree, so that they need not do so again."""
 COMING = ".gpufleet-coming-"
 """As in on_node/transfer/store.py."""

@@ -27,9 +27,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from gpufleet import node_paths
 from gpufleet.errors import FleetError
 
-CODE = "/var/cache/gpufleet/code"
+CODE = node_paths.CODE
 """Where nodes that deploys have converged keep compiled programs; nothing is kept elsewhere."""
 
 BINDING_VERSION = "13.615.71"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 
+from gpufleet import node_paths
 from gpufleet.planning.multinode.launch import RAY_TOKEN, ray_token
 from gpufleet.planning.stage import Stage
 from gpufleet.settings.serving_settings import Served, Vllm
 
-CREDENTIALS = "/etc/vllm/credentials"
+CREDENTIALS = node_paths.VLLM_CREDENTIALS
 API_KEY = "api-key"
 API_KEY_FILE = f"{CREDENTIALS}/{API_KEY}"
 CLUSTER_KEY = "cluster-key"

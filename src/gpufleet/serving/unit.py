@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from gpufleet import node_paths
 from gpufleet.artifacts.model_files import model_directory
 from gpufleet.artifacts.release import RELEASES
 from gpufleet.converge.desired import UNIT_DIRECTORY, File, started_line
@@ -34,10 +35,10 @@ from gpufleet.settings.base import KeyPath
 from gpufleet.settings.serving_settings import Argument, Served, Vllm
 from gpufleet.templates import TEMPLATES, load_template, read_template
 
-RANK = "/usr/local/libexec/gpufleet/vllm-rank"
+RANK = node_paths.RANK
 """Where `on_node/rank/rank.py` lies on nodes, the main process of a rank of a replica over
 nodes."""
-LAUNCHER = "/usr/local/libexec/gpufleet/vllm-serve"
+LAUNCHER = node_paths.LAUNCHER
 """Where `templates/vllm/vllm-serve.sh` lies on nodes."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from gpufleet import node_paths
 from gpufleet.artifacts.release import RELEASES
 from gpufleet.errors import FleetError
 from gpufleet.planning.multinode import launch
@@ -82,7 +83,10 @@ def _wrong_variable(name: str, value: str) -> str | None:
 
 def _directories(stage: Stage) -> dict[str, str]:
     """A home and caches of the stage's own: shared ones would race, and outlive their reason."""
-    state, cache_directory = f"/var/lib/vllm/{stage.id}", f"/var/cache/vllm/{stage.id}"
+    state, cache_directory = (
+        f"{node_paths.VLLM_STATE}/{stage.id}",
+        f"{node_paths.VLLM_CACHE}/{stage.id}",
+    )
     return {
         "HOME": state,
         "HF_HOME": f"{state}/huggingface",
@@ -93,7 +97,7 @@ def _directories(stage: Stage) -> dict[str, str]:
         "TORCHINDUCTOR_CACHE_DIR": f"{cache_directory}/inductor",
         "FLASHINFER_WORKSPACE_BASE": f"{cache_directory}/flashinfer",
         "CUDA_CACHE_PATH": f"{cache_directory}/cuda",
-        "VLLM_RPC_BASE_PATH": f"/run/vllm/{stage.id}",
+        "VLLM_RPC_BASE_PATH": f"{node_paths.VLLM_RUN}/{stage.id}",
     }
 
 

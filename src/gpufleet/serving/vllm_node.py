@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from gpufleet import node_paths
 from gpufleet.artifacts.model_files import Checkpoint
 from gpufleet.artifacts.operator_files import read
 from gpufleet.artifacts.release import Release
@@ -60,17 +61,22 @@ def required(
     return Wanted(
         *(Package(name) for name in PACKAGES),
         Group(user),
-        User(user, group=user, home="/var/lib/vllm"),
+        User(user, group=user, home=node_paths.VLLM_STATE),
         *(
             Directory(path, mode=0o755)
-            for path in ("/opt/vllm", "/opt/vllm/releases", "/opt/vllm/locks", "/opt/vllm/uv")
+            for path in (
+                node_paths.VLLM,
+                node_paths.RELEASES,
+                f"{node_paths.VLLM}/locks",
+                f"{node_paths.VLLM}/uv",
+            )
         ),
-        Directory("/var/cache/gpufleet", mode=0o755),
-        Directory("/var/lib/vllm", user=user, group=user, mode=0o755),
-        Directory("/var/lib/vllm/models", user=user, group=user, mode=0o755),
-        Directory("/etc/vllm", mode=0o755),
+        Directory(node_paths.CACHE, mode=0o755),
+        Directory(node_paths.VLLM_STATE, user=user, group=user, mode=0o755),
+        Directory(node_paths.MODELS, user=user, group=user, mode=0o755),
+        Directory(node_paths.VLLM_CONFIGURATION, mode=0o755),
         Directory(CREDENTIALS, mode=0o700),
-        Directory("/usr/local/libexec/gpufleet", mode=0o755),
+        Directory(node_paths.PROGRAMS, mode=0o755),
         File(build.lock_path, build.lock),
         File(build.uv_lock_path, build.uv_lock),
         *(_secret(name, content) for name, content in used.items()),

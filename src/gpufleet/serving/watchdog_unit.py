@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 
+from gpufleet import node_paths
 from gpufleet.artifacts.release import RELEASES
 from gpufleet.on_node.common import textfile
 from gpufleet.planning.stage import Stage
@@ -18,9 +19,9 @@ from gpufleet.settings.serving_settings import Served
 from gpufleet.versions import numbers
 
 SERVICE = "gpufleet-watchdog.service"
-PROGRAM = "/usr/local/libexec/gpufleet/gpufleet-watchdog"
-CONFIGURATION = "/etc/gpufleet/watchdog.json"
-STATE = "/var/lib/gpufleet"
+PROGRAM = node_paths.WATCHDOG
+CONFIGURATION = node_paths.WATCHDOG_CONFIGURATION
+STATE = node_paths.STATE
 TEXTFILE = textfile.DIRECTORY
 METRICS = f"{TEXTFILE}/watchdog.prom"
 DUMPS = f"{STATE}/dumps"

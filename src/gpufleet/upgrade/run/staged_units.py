@@ -11,10 +11,11 @@ import hashlib
 import json
 from collections.abc import Iterable
 
+from gpufleet import node_paths
 from gpufleet.converge.desired import Directory, File, NoOtherFiles, Wanted
 from gpufleet.serving.unit import UnitFile
 
-HOME = "/var/lib/gpufleet/change"
+HOME = node_paths.CHANGE
 """Where everything about a change lies on nodes, root's alone: `on_node/common/change_files.py`."""
 NEXT = f"{HOME}/next"
 MANIFEST = f"{NEXT}/manifest.json"

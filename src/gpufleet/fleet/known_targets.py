@@ -1,0 +1,30 @@
+"""The targets that Prometheus on a node knows: of nodes that do not answer, these stay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyinfra import host, logger
+from pyinfra.context import ctx_host, ctx_state
+
+from gpufleet.monitoring.prometheus import Target
+from gpufleet.monitoring.targets import Watching
+from gpufleet.remote import payload
+from gpufleet.remote.query import ask
+
+LOOK_SECONDS = 30
+
+
+def known_targets(node: Watching, directory: str) -> Mapping[str, list[Target]]:
+    """Return what the files of targets in a directory say now; asked for only where it counts."""
+    if not node.silent:
+        return {}
+    program = payload.program("monitoring/target_files", directory=directory)
+    here = ctx_host.get()
+    answer = ask(ctx_state.get(), [here], lambda _: program, LOOK_SECONDS, "the look at targets")
+    found = answer[here.name]
+    if isinstance(found, str):
+        logger.warning("%s%s; known targets may be lost", host.print_prefix, found)
+        return {}
+    files: Mapping[str, list[Target]] = found["files"]
+    return files

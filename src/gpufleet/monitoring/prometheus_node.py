@@ -1,0 +1,53 @@
+"""What a monitoring node has to have for Prometheus: unit, configuration, targets.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpufleet import node_paths
+from gpufleet.artifacts.program_archive import Archived
+from gpufleet.converge.desired import Directory, File, NoOtherFiles, Wanted
+from gpufleet.monitoring import render
+from gpufleet.monitoring.prometheus import Scrape, at
+from gpufleet.monitoring.server_files import STATE, credentials, directories
+from gpufleet.serving.unit import UnitFile, whole
+from gpufleet.settings.monitoring_settings import Prometheus
+
+UNIT = "prometheus.service"
+HOME = node_paths.PROMETHEUS
+DATA = f"{STATE}/metrics2"
+
+
+def unit(server: Prometheus, program: Archived | None) -> UnitFile:
+    """Return its unit, for the distribution's package or its publisher's own program."""
+    return whole(
+        "prometheus/prometheus.service.j2",
+        UNIT,
+        started_with={"archive": program.version if program else ""},
+        program=program.program("prometheus") if program else "/usr/bin/prometheus",
+        home=HOME,
+        data=DATA,
+        retention_days=server.retention_days,
+        address=at(server.listen, server.port),
+    )
+
+
+def configuration_files(configuration: Mapping[str, bytes], secrets: Mapping[str, bytes]) -> Wanted:
+    """Return its directories, configuration and credentials."""
+    return Wanted(
+        *directories(HOME, DATA),
+        # There from the beginning: Prometheus watches no directory that comes later.
+        *(Directory(f"{HOME}/{each}") for each in ("own-rules", "own-targets", "targets")),
+        *(File(f"{HOME}/{path}", content) for path, content in configuration.items()),
+        *credentials(HOME, secrets),
+        NoOtherFiles(f"{HOME}/rules/*.yml"),
+    )
+
+
+def target_files(wanted: tuple[Scrape, ...]) -> Wanted:
+    """Return the files of targets, and that there are no others."""
+    found = render.targets(wanted).items()
+    return Wanted(
+        *(File(f"{HOME}/{path}", content) for path, content in found),
+        NoOtherFiles(f"{HOME}/targets/*.json"),
+    )
