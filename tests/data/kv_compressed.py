@@ -5,7 +5,7 @@ Record what vLLM's own KV cache code says of DeepSeek V4, release by release: kv
 
 As `kv_oracle.py`, whose code does the work: PYTHON has torch, each of SOURCES is an unpacked
 release. The specs are those that the layers of vllm/models/deepseek_v4 return with fp8_ds_mla.
-`test_kv_compressed.py` compares `gpufleet.sizing.kv_cache` with the record.
+`test_kv_groups.py` compares `gpufleet.sizing.kv_cache` with the record.
 """
 
 from __future__ import annotations

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from gpufleet.sizing.architectures.components import Architecture
-
-if TYPE_CHECKING:
-    from gpufleet.sizing.architectures.quantization_scheme import Quantization
+from gpufleet.sizing.architectures.quantization import quantization
+from gpufleet.sizing.architectures.quantization_scheme import Quantization
+from gpufleet.sizing.architectures.registry import architecture
 
 Stored = Mapping[str, tuple[str, tuple[int, ...]]]
 """{tensor's name: (its dtype as safetensors has it, its shape)}."""
@@ -53,9 +53,6 @@ class ModelFiles:
 
 def describe(files: ModelFiles) -> Description:
     """Return what `files` describe. Raises `FleetError`, see `architecture()`."""
-    from gpufleet.sizing.architectures.quantization import quantization
-    from gpufleet.sizing.architectures.registry import architecture
-
     return Description(
         architecture(files.config),
         quantization(files.config, files.hf_quant_config),

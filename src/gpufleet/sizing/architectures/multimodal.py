@@ -18,6 +18,7 @@ from typing import Any
 from gpufleet.errors import FleetError
 from gpufleet.sizing.architectures.components import Architecture, Part, Where
 from gpufleet.sizing.architectures.config_fields import Fields
+from gpufleet.sizing.architectures.registry import build_architecture, builders
 from gpufleet.sizing.architectures.towers import (
     Tower,
     cohere2_vision,
@@ -250,8 +251,6 @@ _WRAPPERS: dict[str, _Wrapper] = {
 
 def _build(config: Mapping[str, Any], name: str, wrapper: _Wrapper) -> Architecture:
     """Return the text part's architecture under the wrapper's name, with the tower beside it."""
-    from gpufleet.sizing.architectures.registry import build_architecture, builders
-
     whole = config
     if wrapper.within and isinstance(config.get(wrapper.within), Mapping):
         whole = {**config[wrapper.within], "architectures": [name]}

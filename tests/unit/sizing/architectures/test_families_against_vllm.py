@@ -64,7 +64,7 @@ def test_a_rank_holds_what_vllms_own_class_holds(name: str, tensor: int) -> None
 
 @pytest.mark.parametrize(
     ("name", "tensor"),
-    # DeepSeek V4's pages stand in test_kv_compressed.py: a model built alone has no block yet.
+    # DeepSeek V4's pages stand in test_kv_groups.py: a model built alone has no block yet.
     [(name, tensor) for name, tensor in RANKS if name != "deepseek 4"],
 )
 def test_layers_cache_what_vllms_own_layers_ask_for(name: str, tensor: int) -> None:
