@@ -7,7 +7,7 @@ from gpufleet.fleet.run import here, refusals
 from gpufleet.operations import distribute
 from gpufleet.operations.build_release import have_release
 from gpufleet.operations.converge import Converge
-from gpufleet.operations.distribute import Goods
+from gpufleet.operations.distribute import Artifact
 from gpufleet.operations.stage_model import have_model
 from gpufleet.serving import vllm_node
 
@@ -28,5 +28,5 @@ with refusals():
     # Planned for no node, for its config is on no hub: every node is to have it.
     nobody = distribute.of_model(MODEL, ())
     everyone = tuple(sorted(nobody.owners))
-    goods = Goods(**{**vars(nobody), "wanting": everyone})
-    have_model(ground, MODEL, wanted, goods)
+    artifact = Artifact(**{**vars(nobody), "wanting": everyone})
+    have_model(ground, MODEL, wanted, artifact)

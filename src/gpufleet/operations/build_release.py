@@ -11,25 +11,25 @@ from pyinfra.context import ctx_state
 from gpufleet.artifacts.release import BUILD_SECONDS, WAIT_SECONDS, Release, build_script
 from gpufleet.operations import progress_watch
 from gpufleet.operations.converge import Converge, announce
-from gpufleet.operations.distribute import Goods, copy, is_copied, of_release
+from gpufleet.operations.distribute import Artifact, copy, is_copied, of_release
 
 
 def have_release(ground: Converge, build: Release) -> None:
     """Have the release on the node: built once for nodes of its kind, and copied to the others."""
-    goods = of_release(build)
+    artifact = of_release(build)
     build_release(
         ground,
         build,
-        goods,
+        artifact,
         name=f"build release {build.id}",
         _timeout=BUILD_SECONDS + WAIT_SECONDS,
     )
-    if goods and goods.others:
-        copy(ground, goods, name=f"copy release {build.id}")
+    if artifact and artifact.others:
+        copy(ground, artifact, name=f"copy release {build.id}")
         build_missing_release(
             ground,
             build,
-            goods,
+            artifact,
             name=f"build release {build.id} where it was not copied",
             _timeout=BUILD_SECONDS + WAIT_SECONDS,
         )
@@ -37,13 +37,13 @@ def have_release(ground: Converge, build: Release) -> None:
 
 @operation()
 def build_release(
-    node: Converge, wanted: Release, goods: Goods | None = None
+    node: Converge, wanted: Release, artifact: Artifact | None = None
 ) -> Generator[StringCommand]:
     """Build the release, unless it is there and whole, or comes from another node."""
     if node.snapshot().file(wanted.mark).exists:
         host.noop(f"release {wanted.id} is there")
         return
-    if is_copied(goods):
+    if is_copied(artifact):
         host.noop(f"release {wanted.id} comes from another node")
         return
     yield from _build(node, wanted)
@@ -51,14 +51,14 @@ def build_release(
 
 @operation()
 def build_missing_release(
-    node: Converge, wanted: Release, goods: Goods
+    node: Converge, wanted: Release, artifact: Artifact
 ) -> Generator[StringCommand]:
     """Build the release that was to come from another node and did not."""
     if not ctx_state.get().is_executing or node.snapshot().file(wanted.mark).exists:
         host.noop(f"release {wanted.id} is there")
         return
     yield from _build(node, wanted)
-    yield StringCommand("rm", "-rf", QuoteString(goods.coming))
+    yield StringCommand("rm", "-rf", QuoteString(artifact.coming))
 
 
 def _build(node: Converge, wanted: Release) -> Generator[StringCommand]:

@@ -55,7 +55,7 @@ COMING = ".gpufleet-coming-"
 
 
 @dataclass(frozen=True)
-class Goods:
+class Artifact:
     """
     What nodes need and may hand each other.
 
@@ -95,14 +95,14 @@ class Goods:
         return f"{parent}/{COMING}{name}"
 
 
-def of_release(wanted: Release) -> Goods | None:
+def of_release(wanted: Release) -> Artifact | None:
     """Return a release as what nodes may hand each other; None: this node has no part in that."""
     sharing = _sharing()
     if host.name not in sharing:
         return None
     directories = _once(ctx_state.get(), "releases", _releases)
     wanting = [name for name in sharing if directories[name] == wanted.directory]
-    return Goods(
+    return Artifact(
         what=f"release {wanted.id}",
         verb="build",
         directory=wanted.directory,
@@ -127,7 +127,7 @@ def _releases() -> dict[str, str]:
     }
 
 
-def of_model(wanted: Checkpoint, stages: Iterable[Stage]) -> Goods | None:
+def of_model(wanted: Checkpoint, stages: Iterable[Stage]) -> Artifact | None:
     """Return a model's files likewise; `stages` are those of the whole plan."""
     sharing = _sharing()
     if host.name not in sharing:
@@ -139,7 +139,7 @@ def of_model(wanted: Checkpoint, stages: Iterable[Stage]) -> Goods | None:
         if (found := checkpoint(settings[each.node].serving[each.model]))
         and found.directory == wanted.directory
     }
-    return Goods(
+    return Artifact(
         what=wanted.repository,
         verb="download",
         directory=wanted.directory,
@@ -191,38 +191,38 @@ def _once(state: State, key: object, work: Callable[[], T]) -> T:
     return result
 
 
-def is_copied(goods: Goods | None) -> bool:
+def is_copied(artifact: Artifact | None) -> bool:
     """
     Say whether what the current node lacks comes from another one; if not, it is to make it.
 
     While preparing, what it is about to make is logged, with those for whom.
     """
-    if goods is None or not goods.others:
+    if artifact is None or not artifact.others:
         return False
-    found = _course(goods, "make")
+    found = _course(artifact, "make")
     if found.copies(host.name):
         return True
     if why := found.alone.get(host.name):
         logger.warning(
             "%s%s does not come from another node: %s",
             host.print_prefix,
-            goods.what,
+            artifact.what,
             printable(why),
         )
     own = found.makes(host.name) or Share(host.name, there=False, others=())
     if not ctx_state.get().is_executing:
-        foretell(distribution.told(goods.what, goods.verb, own, host.name))
+        foretell(distribution.told(artifact.what, artifact.verb, own, host.name))
     return False
 
 
-def _course(goods: Goods, phase: str) -> Course:
+def _course(artifact: Artifact, phase: str) -> Course:
     """Return how nodes come to something, as they are before a phase; they are asked once."""
     state = ctx_state.get()
     typed = loader.current().typed
     alone = state.is_executing and typed is not None and typed.serial
-    key = (goods.directory, phase, state.is_executing, host.name if alone else "")
-    turn = (host.name,) if alone else tuple(_in_run(state, goods.wanting))
-    return _once(state, key, lambda: _looked(state, goods, turn))
+    key = (artifact.directory, phase, state.is_executing, host.name if alone else "")
+    turn = (host.name,) if alone else tuple(_in_run(state, artifact.wanting))
+    return _once(state, key, lambda: _looked(state, artifact, turn))
 
 
 def _in_run(state: State, names: Sequence[str]) -> list[str]:
@@ -232,14 +232,14 @@ def _in_run(state: State, names: Sequence[str]) -> list[str]:
     return [name for name in names if name in there - lost]
 
 
-def _looked(state: State, goods: Goods, turn: tuple[str, ...]) -> Course:
+def _looked(state: State, artifact: Artifact, turn: tuple[str, ...]) -> Course:
     lost = {each.name for each in state.failed_hosts}
-    asked = [each for each in state.inventory if each.name in goods.owners.keys() - lost]
+    asked = [each for each in state.inventory if each.name in artifact.owners.keys() - lost]
     program = payload.program(
         "transfer/transfer",
         action="look",
-        mark=goods.mark,
-        python=goods.python,
+        mark=artifact.mark,
+        python=artifact.python,
         seconds=LOOK_SECONDS - 5,
     )
     answers = ask(state, asked, lambda _: program, LOOK_SECONDS, "the look for what is there")
@@ -248,43 +248,43 @@ def _looked(state: State, goods: Goods, turn: tuple[str, ...]) -> Course:
 
 
 @operation()
-def copy(node: Converge, goods: Goods) -> Generator[FunctionCommand]:
+def copy(node: Converge, artifact: Artifact) -> Generator[FunctionCommand]:
     """
     Copy what this node lacks from one that has it.
 
     It never fails the node: whoever has got nothing makes it, in the operation behind this one.
     """
-    if node.snapshot().file(goods.mark).exists:
-        host.noop(f"{goods.what} is there")
+    if node.snapshot().file(artifact.mark).exists:
+        host.noop(f"{artifact.what} is there")
         return
     executing = ctx_state.get().is_executing
-    found = _course(goods, "copy" if executing else "make")
+    found = _course(artifact, "copy" if executing else "make")
     own = found.copies(host.name)
     if own is None and executing and not found.makes(host.name):
         why = found.alone.get(host.name, "no node has it")
         logger.warning(
-            "%s%s is not copied to this node: %s", host.print_prefix, goods.what, printable(why)
+            "%s%s is not copied to this node: %s", host.print_prefix, artifact.what, printable(why)
         )
     if own is None or (executing and not own.there):
-        host.noop(f"nobody has {goods.what} for this node")
+        host.noop(f"nobody has {artifact.what} for this node")
         return
     if not executing:
-        foretell(distribution.told(goods.what, goods.verb, own, host.name))
-    yield FunctionCommand(_copy, (goods, own), {})
+        foretell(distribution.told(artifact.what, artifact.verb, own, host.name))
+    yield FunctionCommand(_copy, (artifact, own), {})
     node.forget()
 
 
-def _copy(state: State, host: Host, goods: Goods, own: Share) -> bool:
+def _copy(state: State, host: Host, artifact: Artifact, own: Share) -> bool:
     """Wait for this node's copy, and say what came of it."""
-    key = (goods.directory, "copies", own.source, own.others)
-    answers = _once(state, key, lambda: _copies(state, goods, own))
+    key = (artifact.directory, "copies", own.source, own.others)
+    answers = _once(state, key, lambda: _copies(state, artifact, own))
     said = answers.get(host.name, "it was not asked")
     why = said if isinstance(said, str) else str(said.get("error") or "")
     if why:
         logger.warning(
             "%s%s could not be copied from %s (%s): this node makes its own",
             host.print_prefix,
-            goods.what,
+            artifact.what,
             own.source,
             printable(why),
         )
@@ -294,60 +294,64 @@ def _copy(state: State, host: Host, goods: Goods, own: Share) -> bool:
     logger.info(
         "%scopied %s in %.1f s: %s",
         host.print_prefix,
-        goods.what,
+        artifact.what,
         float(said.get("seconds") or 0),
         printable(distribution.came_from(said)),
     )
     for remark in said.get("remarks", ()):
-        logger.debug("%s%s: %s", host.print_prefix, goods.what, printable(str(remark)))
+        logger.debug("%s%s: %s", host.print_prefix, artifact.what, printable(str(remark)))
     return True
 
 
-def _copies(state: State, goods: Goods, own: Share) -> Answers:
+def _copies(state: State, artifact: Artifact, own: Share) -> Answers:
     """Have all nodes of a share copy; return their answers. Kinds of nodes do so one by one."""
     # A node has one port for it, and gives one thing at a time.
     with _run(state).one_at_a_time:
         hosts = {each.name: each for each in state.inventory}
         source = hosts[own.source]
         tree: dict[str, Any] = {
-            "directory": goods.directory,
-            "mark": goods.mark,
-            "leave_out": goods.leave_out,
-            "lock": goods.lock,
+            "directory": artifact.directory,
+            "mark": artifact.mark,
+            "leave_out": artifact.leave_out,
+            "lock": artifact.lock,
             "manifests": MANIFESTS,
-            "seconds": goods.seconds,
+            "seconds": artifact.seconds,
         }
         reading = payload.program("transfer/transfer", action="describe", **tree)
         described = ask(
             state,
             [source],
             lambda _: reading,
-            goods.seconds,
-            f"the reading of {goods.what}",
+            artifact.seconds,
+            f"the reading of {artifact.what}",
             aloud=False,
-            hear=_Shown(hosts, f"reads {goods.what}"),
+            hear=_Shown(hosts, f"reads {artifact.what}"),
         )[own.source]
         why = described if isinstance(described, str) else described.get("error")
         if isinstance(described, str) or why or not isinstance(described.get("digest"), str):
             return dict.fromkeys(own.others, f"{own.source} cannot read it: {why or 'no name'}")
-        programs = _programs(state, goods, own, {**tree, "digest": described["digest"]})
+        programs = _programs(state, artifact, own, {**tree, "digest": described["digest"]})
         answers = ask(
             state,
             [hosts[name] for name in programs],
             programs.__getitem__,
-            goods.seconds,
-            f"the copy of {goods.what}",
+            artifact.seconds,
+            f"the copy of {artifact.what}",
             aloud=False,
-            hear=_Shown(hosts, f"copies {goods.what}", but=own.source),
+            hear=_Shown(hosts, f"copies {artifact.what}", but=own.source),
         )
         served = answers[own.source]
         if why := served if isinstance(served, str) else served.get("error"):
             prefix = source.print_prefix
-            logger.warning("%s%s was not handed out: %s", prefix, goods.what, printable(str(why)))
+            logger.warning(
+                "%s%s was not handed out: %s", prefix, artifact.what, printable(str(why))
+            )
         return answers
 
 
-def _programs(state: State, goods: Goods, own: Share, tree: Mapping[str, Any]) -> dict[str, str]:
+def _programs(
+    state: State, artifact: Artifact, own: Share, tree: Mapping[str, Any]
+) -> dict[str, str]:
     """Return what each node of a share runs."""
     names = (own.source, *own.others)
     ways = distribution.sources(own.source, own.others)
@@ -371,8 +375,8 @@ def _programs(state: State, goods: Goods, own: Share, tree: Mapping[str, Any]) -
             rate_mbit=sharing[name].rate_mbit,
             expected=expected.get(name, ()),
             halves=halves,
-            owner=goods.owners[name],
-            remove=goods.remove,
+            owner=artifact.owners[name],
+            remove=artifact.remove,
         )
     return programs
 

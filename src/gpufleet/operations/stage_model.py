@@ -13,11 +13,11 @@ from gpufleet.artifacts.model_files import Checkpoint
 from gpufleet.artifacts.operator_files import release_of
 from gpufleet.operations import progress_watch
 from gpufleet.operations.converge import Converge
-from gpufleet.operations.distribute import Goods, copy, is_copied
+from gpufleet.operations.distribute import Artifact, copy, is_copied
 from gpufleet.settings.serving_settings import Vllm
 
 
-def have_model(ground: Converge, wanted: Checkpoint, vllm: Vllm, goods: Goods | None) -> None:
+def have_model(ground: Converge, wanted: Checkpoint, vllm: Vllm, artifact: Artifact | None) -> None:
     """Have a model's files on the node: downloaded once, and copied to the others."""
     directory = release_of(vllm).directory
     stage_model(
@@ -25,18 +25,18 @@ def have_model(ground: Converge, wanted: Checkpoint, vllm: Vllm, goods: Goods | 
         wanted,
         vllm,
         directory,
-        goods,
+        artifact,
         name=f"stage {wanted.repository}",
         _timeout=model_files.DOWNLOAD_SECONDS,
     )
-    if goods and goods.others:
-        copy(ground, goods, name=f"copy {wanted.repository}")
+    if artifact and artifact.others:
+        copy(ground, artifact, name=f"copy {wanted.repository}")
         stage_missing_model(
             ground,
             wanted,
             vllm,
             directory,
-            goods,
+            artifact,
             name=f"stage {wanted.repository} where it was not copied",
             _timeout=model_files.DOWNLOAD_SECONDS,
         )
@@ -48,13 +48,13 @@ def stage_model(
     wanted: Checkpoint,
     vllm: Vllm,
     release_directory: str,
-    goods: Goods | None = None,
+    artifact: Artifact | None = None,
 ) -> Generator[StringCommand]:
     """Download a model's files, unless they are there and whole, or come from another node."""
     if node.snapshot().file(wanted.mark).exists:
         host.noop(f"{wanted.repository} is there")
         return
-    if is_copied(goods):
+    if is_copied(artifact):
         host.noop(f"{wanted.repository} comes from another node")
         return
     yield from _download(node, wanted, vllm, release_directory)
@@ -62,14 +62,14 @@ def stage_model(
 
 @operation()
 def stage_missing_model(
-    node: Converge, wanted: Checkpoint, vllm: Vllm, release_directory: str, goods: Goods
+    node: Converge, wanted: Checkpoint, vllm: Vllm, release_directory: str, artifact: Artifact
 ) -> Generator[StringCommand]:
     """Download a model's files that were to come from another node and did not."""
     if not ctx_state.get().is_executing or node.snapshot().file(wanted.mark).exists:
         host.noop(f"{wanted.repository} is there")
         return
     yield from _download(node, wanted, vllm, release_directory)
-    yield StringCommand("rm", "-rf", QuoteString(goods.coming))
+    yield StringCommand("rm", "-rf", QuoteString(artifact.coming))
 
 
 def _download(
