@@ -35,9 +35,10 @@ from gpufleet.checks.probe_facts import (
     Reading,
     Unread,
     is_missing,
+    remembered,
     take,
+    told_by_twins,
 )
-from gpufleet.checks.remembered import remembered, told_by_twins
 from gpufleet.formatting import ranges
 from gpufleet.node.topology import P2P_OK
 

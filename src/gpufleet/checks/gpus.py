@@ -11,8 +11,18 @@ from statistics import multimode
 from typing import Any
 
 from gpufleet.checks import occupancy, pcie, throttling
-from gpufleet.checks.finding import Action, Problem, Severity, Step
-from gpufleet.checks.ladder import POWER_CYCLE, REBOOT_IT, RETURN_IT, SEE_LOG, STOP, reset
+from gpufleet.checks.finding import (
+    POWER_CYCLE,
+    REBOOT_IT,
+    RETURN_IT,
+    SEE_LOG,
+    STOP,
+    Action,
+    Problem,
+    Severity,
+    Step,
+    reset,
+)
 from gpufleet.checks.probe_facts import (
     CannotTell,
     GpuReading,
@@ -22,8 +32,9 @@ from gpufleet.checks.probe_facts import (
     expectation,
     is_missing,
     reason,
+    remembered,
+    told_by_twins,
 )
-from gpufleet.checks.remembered import remembered, told_by_twins
 
 # What a GPU that serves has to tell: without one of these it cannot be planned on.
 NEEDED = ("uuid", "name", "pci", "memory", "compute_capability")

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gpufleet.checks.boards import is_for_servers
 from gpufleet.checks.finding import Action, Problem, Severity, Step
 from gpufleet.checks.probe_facts import (
     CannotTell,
@@ -22,8 +21,9 @@ from gpufleet.checks.probe_facts import (
     Unread,
     each,
     expectation,
+    remembered,
+    told_by_twins,
 )
-from gpufleet.checks.remembered import remembered, told_by_twins
 
 # Compute capabilities whose chips contain memory errors and take the bad page out of use by
 # themselves: GA100, GH100, GB10x (memory error management, "Supported GPUs"). GA10x, AD10x and
@@ -394,3 +394,17 @@ OF_GPU: dict[str, Callable[[GpuReading], Iterator[Problem]]] = {
     "retired-pages": retired_pages,
     "memory-repair": memory_repair,
 }
+
+
+# nvmlBrandType_t of boards for servers: Tesla, and "NVIDIA", which they answer since Ampere.
+_BRANDS = {2, 14}
+
+
+# Boards made for desktops, whatever brand they answer.
+_DESKTOP_NAMES = ("GeForce", "RTX", "TITAN", "Quadro")
+
+
+def is_for_servers(gpu: GpuReading) -> bool:
+    """Say whether a board was made for servers: ECC is on as delivered, bridges join all pairs."""
+    name = gpu.known("name", default="")
+    return gpu.known("brand") in _BRANDS and not any(word in name for word in _DESKTOP_NAMES)

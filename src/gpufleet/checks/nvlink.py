@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 
 from gpufleet.checks import fabric
-from gpufleet.checks.boards import is_for_servers
 from gpufleet.checks.finding import Action, Problem, Severity, Step
+from gpufleet.checks.memory import is_for_servers
 from gpufleet.checks.nvlink_facts import (
     DRAIN,
     NO_LINKS,
@@ -36,8 +36,9 @@ from gpufleet.checks.probe_facts import (
     Unread,
     expectation,
     is_missing,
+    remembered,
+    told_by_twins,
 )
-from gpufleet.checks.remembered import remembered, told_by_twins
 from gpufleet.formatting import ranges
 from gpufleet.node.topology import LINK_ACTIVE, LINK_UP, islands
 
@@ -390,6 +391,16 @@ def _culprits(
         left = {pair for pair in left if not set(pair) & set(worst)}
 
 
+def _usual_speed(speeds: Sequence[int]) -> int:
+    """
+    Return the speed that most links have; of speeds that as many have, the highest.
+
+    >>> _usual_speed([25_000, 50_000])
+    50000
+    """
+    return max(Counter(speeds).items(), key=lambda each: (each[1], each[0]))[0]
+
+
 def _slow_links(node: Reading) -> Iterator[Problem]:
     """Yield GPUs with links that are up and slower than those of the node's GPUs of that name."""
     speeds = [
@@ -399,7 +410,7 @@ def _slow_links(node: Reading) -> Iterator[Problem]:
         if link["state"] == LINK_ACTIVE and not is_missing(link["speed_mbps"])
     ]
     usual = {
-        name: Counter(speed for gpu, _, speed in speeds if gpu.known("name") == name).most_common()
+        name: _usual_speed([speed for gpu, _, speed in speeds if gpu.known("name") == name])
         for name in {gpu.known("name") for gpu, *_ in speeds}
     }
     for gpu in node.gpus:
@@ -407,13 +418,13 @@ def _slow_links(node: Reading) -> Iterator[Problem]:
         slow = [
             f"{number} at {speed}"
             for at, number, speed in speeds
-            if at is gpu and speed < usual[name][0][0]
+            if at is gpu and speed < usual[name]
         ]
         if slow:
             yield Problem(
                 Severity.BLOCK,
                 f"links are slow: {', '.join(slow)} MB/s",
-                f"{usual[name][0][0]} MB/s a link",
+                f"{usual[name]} MB/s a link",
                 "the node's other links",
                 (DRAIN, RESET_ALL, REBOOT, RESEAT),
                 gpu.index,

@@ -23,9 +23,9 @@ from gpufleet.checks.probe_facts import (
     Unread,
     is_missing,
     reason,
+    remembered,
     take,
 )
-from gpufleet.checks.remembered import remembered
 from gpufleet.node.topology import LINK_UP, REMOTE_GPU, REMOTE_SWITCH, nvlink_widths
 
 # nvmlIntNvLinkDeviceType_t: a guest sees no switches, and NVML does not know what is there.

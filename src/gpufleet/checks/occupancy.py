@@ -6,8 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from gpufleet.checks.finding import Action, Problem, Severity, Step
-from gpufleet.checks.ladder import REBOOT_IT, STOP, reset
+from gpufleet.checks.finding import REBOOT_IT, STOP, Action, Problem, Severity, Step, reset
 from gpufleet.checks.probe_facts import CannotTell, DoesNotApply, GpuReading, Unread, is_missing
 
 OWN_UNITS = "vllm-MODEL-NUMBER.service"

@@ -6,10 +6,15 @@ from collections.abc import Callable, Iterator
 from math import ceil
 from typing import Any
 
-from gpufleet.checks.finding import Action, Problem, Severity, Step
-from gpufleet.checks.ladder import POWER_CYCLE, STOP
-from gpufleet.checks.probe_facts import CannotTell, GpuReading, Reading, Unread, expectation
-from gpufleet.checks.remembered import remembered
+from gpufleet.checks.finding import POWER_CYCLE, STOP, Action, Problem, Severity, Step
+from gpufleet.checks.probe_facts import (
+    CannotTell,
+    GpuReading,
+    Reading,
+    Unread,
+    expectation,
+    remembered,
+)
 
 # PCIe replays that a sound link may have, a lane and minute, by generation: one wrong bit in 10^12
 # (PCI Express Base Specification) of 2.5, 5, 8, 16, 32 and 64 Gbit/s. DCGM judges by the same.

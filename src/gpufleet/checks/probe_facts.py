@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from functools import cached_property, wraps
+from typing import Any, TypeVar
 
 from gpufleet.checks.finding import GpuId
 from gpufleet.settings.node_settings import NodeSettings
@@ -280,3 +280,47 @@ def each(gpus: Iterable[GpuReading], *path: Any) -> Iterator[tuple[GpuReading, A
     for gpu in gpus:
         if (value := gpu.known(*path)) is not None:
             yield gpu, value
+
+
+# What a sibling whose facts are missing or make no sense does to a question about it.
+_NO_ANSWER = (CannotTell, DoesNotApply, Unread, ArithmeticError, AttributeError, LookupError,
+              TypeError, ValueError)  # fmt: skip
+
+
+Answer = TypeVar("Answer")
+
+
+Asked = TypeVar("Asked", Reading, GpuReading)
+
+
+def remembered(ask: Callable[[Asked], Answer]) -> Callable[[Asked], Answer]:
+    """
+    Return a question that keeps its answer with the node or the GPU, as `cached_property` would.
+
+    Every node of a fleet is compared with every other: without it 500 nodes would count each
+    other's links 250 000 times.
+    """
+    key = f"{ask.__module__}.{ask.__name__}"
+
+    @wraps(ask)
+    def once(asked: Asked) -> Answer:
+        known = vars(asked)
+        if key not in known:
+            known[key] = ask(asked)
+        answer: Answer = known[key]
+        return answer
+
+    return once
+
+
+def told_by_twins(node: Reading, ask: Callable[[Reading], Answer]) -> Iterator[Answer | None]:
+    """
+    Yield what each sibling with the same kind of GPU answers, None where it has no answer.
+
+    A sibling that is broken is its own trouble, and no reason not to know about this node.
+    """
+    for twin in node.twins:
+        try:
+            yield ask(twin)
+        except _NO_ANSWER:
+            yield None

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from statistics import multimode
 from typing import Any
 
-from gpufleet.checks.finding import Action, Problem, Severity, Step
-from gpufleet.checks.ladder import REBOOT_IT, STOP
+from gpufleet.checks.finding import REBOOT_IT, STOP, Action, Problem, Severity, Step
 from gpufleet.checks.probe_facts import (
     CannotTell,
     DoesNotApply,
@@ -16,8 +15,8 @@ from gpufleet.checks.probe_facts import (
     Unread,
     each,
     expectation,
+    remembered,
 )
-from gpufleet.checks.remembered import remembered
 
 # nvmlClocksEventReasons, nvml.h.
 SW_POWER_CAP, HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, HW_POWER_BRAKE = 0x4, 0x8, 0x20, 0x40, 0x80

@@ -14,7 +14,7 @@ import click
 from gpufleet.errors import FleetError
 from gpufleet.formatting import suggestion
 from gpufleet.gpu_software import lock_file
-from gpufleet.gpu_software.lock_text import text
+from gpufleet.gpu_software.lock_file import lock_text
 from gpufleet.settings import variables
 from gpufleet.settings.variables import Origin
 
@@ -64,7 +64,7 @@ def lock(inventory_file: str, group: str | None, set_: str | None, *, dry: bool)
     if _there(file, fleet.root) == found:
         click.echo(f"{shown} has these versions already", err=True)
         return 0
-    written = text(found, source, why)
+    written = lock_text(found, source, why)
     if dry:
         click.echo(written, nl=False)
         click.echo(f"would be written to {shown}", err=True)

@@ -5,12 +5,16 @@ One file for one key, so that a program may write it anew without touching what 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+from gpufleet.catalog.driver_branches import branch
 from gpufleet.errors import FleetError
 from gpufleet.settings import variables
+from gpufleet.settings.gpu_lock import GpuLock
 from gpufleet.settings.variables import Variables
 
 SUFFIX = ".lock.yml"
@@ -80,3 +84,60 @@ def write(file: Path, text: str) -> None:
         with suppress(OSError):
             new.unlink()
         raise FleetError(f"{file}: cannot be written: {error.strerror}") from None
+
+
+# What a value means to who reads the file; above it stands why it is what it is, where known.
+_MEANING = {
+    "driver": "fabric manager, NSCQ, IMEX and the persistence daemon are of the same version",
+    "modules": "flavour of the kernel modules",
+    "kernel": "follow: kernels are upgraded as elsewhere; held: they stay",
+    "nvlsm": "subnet manager of NVLink 5 switches",
+    "toolkit": "compilers on the node; vLLM's wheels bring the CUDA runtime",
+    "dcgm": "monitoring: the host engine and its exporter",
+    "persistence": "whether GPUs stay initialised while nobody uses them",
+    "vllm": "must be what `vllm` says, where that says it",
+}
+
+
+def lock_text(lock: GpuLock, source: str, why: Mapping[str, str]) -> str:
+    """
+    Return the file; `source` says where the versions are from, `why` has reasons by their keys.
+
+    Values that a lock leaves open (null) are left out: `cuda`, `dcgm` and `vllm` say them then.
+    """
+    lines = [
+        f"# {source}",
+        "# `gpufleet lock` writes this file anew: change values here, and leave other keys out.",
+        "gpu_lock:",
+    ]
+    for key, value in lock.model_dump().items():
+        if value is None:
+            continue
+        reason = _branch(lock.branch) if key == "driver" else why.get(key)
+        lines += [f"  # {each}" for each in (reason, _MEANING[key]) if each]
+        lines += _lines(key, value)
+    return "\n".join([*lines, ""])
+
+
+def _lines(key: str, value: Any) -> Iterator[str]:
+    if not isinstance(value, Mapping):
+        yield f"  {key}: {json.dumps(value)}"
+        return
+    yield f"  {key}:"
+    for name, each in value.items():
+        if each is not None:
+            yield f"    {name}: {json.dumps(each)}"
+
+
+def _branch(name: str) -> str:
+    """
+    Return what is known of a branch.
+
+    >>> _branch("580")
+    'R580: long term support branch, until June 2028'
+    """
+    known = branch(name)
+    if known is None:
+        return f"R{name}"
+    until = f", until {known.end_of_life:%B %Y}" if known.end_of_life else ""
+    return f"R{name}: {known.designation} branch{until}"

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpufleet.errors import FleetError
-from gpufleet.fleet.assessment import Declared
 from gpufleet.gpu_software import (
     driver_packages,
     kernel_modules,
@@ -25,6 +24,7 @@ from gpufleet.node.machine import Machine, System, from_probe
 from gpufleet.settings.cuda_settings import Repository
 from gpufleet.settings.gpu_lock import GpuLock
 from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.node_variables import NodeVars
 from gpufleet.settings.variables import Origin
 
 
@@ -69,7 +69,7 @@ class Provisioning:
 
 
 def provisioning(
-    answers: Mapping[str, Mapping[str, Any] | str], declared: Mapping[str, Declared]
+    answers: Mapping[str, Mapping[str, Any] | str], declared: Mapping[str, NodeVars]
 ) -> Provisioning:
     """Judge nodes by what they answered the probe: a document, or a sentence why there is none."""
     nodes: dict[str, Bare] = {}
@@ -95,7 +95,7 @@ def provisioning(
     return Provisioning(nodes, tuple(refused))
 
 
-def _bare(name: str, document: Mapping[str, Any], declared: Declared) -> Bare:
+def _bare(name: str, document: Mapping[str, Any], declared: NodeVars) -> Bare:
     system, machine = from_probe(document)
     return Bare(name, system, machine, declared.settings, document, declared.origins)
 

@@ -468,6 +468,14 @@ def test_a_slow_link_is_named(document, judged):
     assert "5 at 13281 MB/s" in said.text("nvlink-width")
 
 
+def test_of_speeds_that_as_many_links_have_the_higher_one_is_expected(document, judged):
+    node = document("h100x8")
+    for index, found in enumerate(node["nvlink"]):
+        for link in found["links"]:
+            link["speed_mbps"] = 13281 if index < 4 else 26562
+    assert judged(node).troubles == {("nvlink-width", "block", index) for index in range(4)}
+
+
 def test_nvlink_2_joins_gpus_unevenly_by_design(document, judged):
     """A DGX-1: of its first four GPUs some pairs share two links, some one."""
     node = document("a100x4-pcie")

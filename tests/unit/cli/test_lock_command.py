@@ -18,8 +18,8 @@ from gpufleet.catalog.driver_branches import BRANCHES
 from gpufleet.cli.lock_command import lock
 from gpufleet.errors import FleetError
 from gpufleet.gpu_software import lock_file, lock_rules
+from gpufleet.gpu_software.lock_file import lock_text
 from gpufleet.gpu_software.lock_from_nodes import locks
-from gpufleet.gpu_software.lock_text import text
 from gpufleet.gpu_software.version_sets import release_sets
 from gpufleet.inventory import loader
 from gpufleet.settings import gpu_lock
@@ -207,7 +207,7 @@ def test_a_set_fits_together_and_what_we_ship(name: str) -> None:
 @pytest.mark.parametrize("name", release_sets())
 def test_a_locks_file_reads_back_as_the_lock(name: str) -> None:
     found = release_sets()[name]
-    written = text(found.lock, "Somewhere.", found.why)
+    written = lock_text(found.lock, "Somewhere.", found.why)
 
     assert GpuLock.model_validate(yaml.safe_load(written)["gpu_lock"]) == found.lock
     assert max(map(len, written.splitlines())) <= 100
@@ -218,7 +218,7 @@ def test_a_branch_and_a_python_are_not_written_as_numbers() -> None:
         {"driver": "580", "vllm": {"version": "0.32.0", "python": "3.10"}}
     )
 
-    assert GpuLock.model_validate(yaml.safe_load(text(given, "", {}))["gpu_lock"]) == given
+    assert GpuLock.model_validate(yaml.safe_load(lock_text(given, "", {}))["gpu_lock"]) == given
 
 
 # -- the file --------------------------------------------------------------------------------------
