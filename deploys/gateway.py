@@ -8,13 +8,13 @@ stay as the gateway has them. No connection is lost: docs/traffic/gateway.md.
 """
 
 from gpufleet.fleet.exporter_access import access_to_exporters
-from gpufleet.fleet.run import fronting, refusals
+from gpufleet.fleet.run import gateway_targets, refusals
 from roles.gateway import gateway
 from roles.node_exporter import node_exporter
 from roles.node_facts import node_facts
 
 with refusals():
-    node = fronting()
+    node = gateway_targets()
     if node:
         # Nodes with GPUs have them of the deploys that probe those.
         if not node.settings.gpu_node:

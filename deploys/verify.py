@@ -7,10 +7,10 @@ back, and nothing is answered without the API key. For every node: both exporter
 families that alerts rest on.
 """
 
-from gpufleet.fleet.run import here, refusals
+from gpufleet.fleet.run import node_plan, refusals
 from roles.verify import verify
 
 with refusals():
-    node = here(unfit_stops=False)
+    node = node_plan(unfit_stops=False)
     if node:
         verify(node)

@@ -5,7 +5,14 @@ pyinfra --dry inventories/prod.py deploys/vllm.py     # only shows what would ch
 """
 
 from gpufleet.fleet.exporter_access import access_to_exporters
-from gpufleet.fleet.run import built, fronting, has_gateways, here, refusals, watching
+from gpufleet.fleet.run import (
+    gateway_targets,
+    has_gateways,
+    monitoring_targets,
+    node_machine,
+    node_plan,
+    refusals,
+)
 from gpufleet.gpu_software.cuda_toolkit import toolkit_profile
 from gpufleet.monitoring.dcgm import has_profiling, require_published
 from gpufleet.operations.record_deploy import record_deploy
@@ -23,9 +30,9 @@ from roles.vllm import vllm
 from roles.watchdog import watchdog
 
 with refusals():
-    node = here()
+    node = node_plan()
     # Gateways get what is planned before it starts, and keep what runs until it is replaced.
-    gateway = fronting(planned=True, and_running=True)
+    gateway = gateway_targets(planned=True, and_running=True)
     if gateway:
         gateway_servers(gateway)
     if node:
@@ -39,7 +46,7 @@ with refusals():
         node_exporter(node.settings.node_exporter, access)
         if node.settings.cuda and node.settings.dcgm:
             profiling = bool(node.settings.dcgm.profiling)
-            if known := built():
+            if known := node_machine():
                 require_published(known[0], node.node.name)
                 profiling = has_profiling(node.settings.dcgm, known[1])
             dcgm(node.settings.dcgm, node.settings.cuda.repository, access, profiling=profiling)
@@ -50,13 +57,13 @@ with refusals():
         if is_narrowed(node):
             firewall(node)
         record_deploy("vllm", name="record what was found")
-    planned = fronting(planned=True)
+    planned = gateway_targets(planned=True)
     if has_gateways() and (node or gateway):
         wait_for_nodes(name="nodes are done")
     if gateway and planned and gateway.servers != planned.servers:
         gateway_servers(planned, if_nothing_failed=True)
     # What is planned is watched, where a node does that. pyinfra does it first, for nothing else is
     # to be done on that node.
-    watcher = watching(planned=True)
+    watcher = monitoring_targets(planned=True)
     if watcher:
         prometheus_targets(watcher)

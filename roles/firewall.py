@@ -20,7 +20,7 @@ from gpufleet.converge.desired import (
     User,
     Wanted,
 )
-from gpufleet.fleet.run import Here
+from gpufleet.fleet.run import NodePlan
 from gpufleet.network import firewall as table
 from gpufleet.network.firewall import DIRECTORY, RULES, SERVICE
 from gpufleet.operations.apply_firewall import (
@@ -34,7 +34,7 @@ from gpufleet.planning.stage import Running
 
 
 @deploy("firewall")
-def firewall(here: Here, running: Iterable[Running] = ()) -> None:
+def firewall(here: NodePlan, running: Iterable[Running] = ()) -> None:
     """
     Converge the node's table to what its stages need, or to none.
 
@@ -70,7 +70,7 @@ def firewall(here: Here, running: Iterable[Running] = ()) -> None:
     node.units(name="load the rules at boot")
 
 
-def rules(here: Here, running: Iterable[Running] = ()) -> str:
+def rules(here: NodePlan, running: Iterable[Running] = ()) -> str:
     """Return the table that the node is to have."""
     return table.rules(
         here.stages,
@@ -81,12 +81,12 @@ def rules(here: Here, running: Iterable[Running] = ()) -> str:
     )
 
 
-def is_narrowed(here: Here) -> bool:
+def is_narrowed(here: NodePlan) -> bool:
     """Say whether something runs on the node that needs more open than what is planned does."""
     return here.settings.firewall is not None and rules(here, here.running) != rules(here)
 
 
-def _account(here: Here) -> tuple[Group | User, ...]:
+def _account(here: NodePlan) -> tuple[Group | User, ...]:
     """The table names the user of vLLM, whom nft must know: as `serving.vllm_node` wants it."""
     if here.settings.vllm is None:
         return ()

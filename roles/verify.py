@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpufleet.artifacts.operator_files import release_of
 from gpufleet.fleet.exporter_access import access_to_exporters
-from gpufleet.fleet.run import Here
+from gpufleet.fleet.run import NodePlan
 from gpufleet.monitoring import dcgm, node_exporter
 from gpufleet.operations.apply_firewall import LOOK_SECONDS
 from gpufleet.operations.verify_node import verify_endpoints, verify_firewall
@@ -13,7 +13,7 @@ from gpufleet.serving.readiness import Endpoint
 from roles.firewall import rules
 
 
-def verify(here: Here) -> None:
+def verify(here: NodePlan) -> None:
     """Verify this node's firewall, stages and exporters; the node fails with every problem."""
     if here.settings.firewall:
         verify_firewall(rules(here), name="verify the firewall", _timeout=LOOK_SECONDS)
@@ -24,7 +24,7 @@ def verify(here: Here) -> None:
     verify_endpoints(endpoints(here), metrics, name="verify endpoints and exporters", _timeout=300)
 
 
-def endpoints(here: Here) -> tuple[Endpoint, ...]:
+def endpoints(here: NodePlan) -> tuple[Endpoint, ...]:
     """Return this node's endpoints as the plan has them; nothing is changed for that."""
     if here.settings.vllm is None:
         return ()

@@ -10,7 +10,7 @@ from pyinfra.api import deploy
 
 from gpufleet.artifacts import model_files
 from gpufleet.artifacts.operator_files import release_of
-from gpufleet.fleet.run import Here, together
+from gpufleet.fleet.run import NodePlan, refuse_partial_restarts
 from gpufleet.operations.accept_flags import Proof, accepted, agreed
 from gpufleet.operations.build_release import have_release
 from gpufleet.operations.check_reachability import reached
@@ -26,7 +26,7 @@ from gpufleet.upgrade.run.staged_units import next_files
 
 
 @deploy("vLLM")
-def vllm(here: Here) -> None:
+def vllm(here: NodePlan) -> None:
     """
     Converge this node to exactly its planned stages; with none, it serves nothing.
 
@@ -38,7 +38,7 @@ def vllm(here: Here) -> None:
     if here.settings.vllm is None:
         Converge(vllm_node.nothing()).units(name="no stages")
         return
-    together()
+    refuse_partial_restarts()
     found = prepared(here, here.settings.vllm)
     found.stages.files(name="units")
     found.stages.units(name="stages")
@@ -53,7 +53,7 @@ def vllm(here: Here) -> None:
 
 
 @deploy("vLLM, prepared")
-def prepare_vllm(here: Here) -> None:
+def prepare_vllm(here: NodePlan) -> None:
     """
     Bring everything that the planned stages need, and lay their units beside those that run.
 
@@ -84,7 +84,7 @@ class Prepared:
     secrets: Mapping[str, bytes] = field(repr=False)
 
 
-def prepared(here: Here, wanted: Vllm, *, apart: bool = False) -> Prepared:
+def prepared(here: NodePlan, wanted: Vllm, *, apart: bool = False) -> Prepared:
     """
     Bring packages, release and model files, and prove that stages can start; touch no unit.
 

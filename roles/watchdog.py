@@ -7,7 +7,7 @@ from pyinfra.api import deploy
 from gpufleet import node_paths
 from gpufleet.artifacts.operator_files import release_of
 from gpufleet.converge.desired import Absent, Directory, File, Unit, UnitGone, Wanted
-from gpufleet.fleet.run import Here
+from gpufleet.fleet.run import NodePlan
 from gpufleet.operations.converge import Converge
 from gpufleet.remote import payload
 from gpufleet.serving import watchdog_unit
@@ -16,7 +16,7 @@ from gpufleet.serving.vllm_node import local_address
 
 
 @deploy("watchdog")
-def watchdog(here: Here) -> None:
+def watchdog(here: NodePlan) -> None:
     """
     Converge the watchdog of this node's stages: one program for all, none where none is watched.
 
@@ -28,7 +28,7 @@ def watchdog(here: Here) -> None:
     node.units(name="service")
 
 
-def wanted(here: Here) -> Wanted:
+def wanted(here: NodePlan) -> Wanted:
     """Return what the node is to have."""
     told = configuration(here)
     if told is None:
@@ -48,7 +48,7 @@ def wanted(here: Here) -> Wanted:
     )
 
 
-def configuration(here: Here) -> str | None:
+def configuration(here: NodePlan) -> str | None:
     """Return what the node's watchdog is told; None: it has nothing to watch."""
     settings = here.settings
     if settings.vllm is None or not watchdog_unit.needed(here.stages, settings.serving):

@@ -11,7 +11,7 @@ from pyinfra import host, local
 from benchmarks.converge.declared import FOLDER, declared
 from gpufleet.artifacts.operator_files import release_of
 from gpufleet.converge.desired import Value
-from gpufleet.fleet.run import here, refusals
+from gpufleet.fleet.run import node_plan, refusals
 from gpufleet.operations import converge
 from lab.state import write
 from roles.verify import endpoints
@@ -37,7 +37,7 @@ def listen() -> dict[str, list[Value]]:
 notes = listen()
 local.include("deploys/vllm.py")
 with refusals():
-    node = here()
+    node = node_plan()
     if node and node.settings.vllm:
         endpoints = [
             {"url": each.url, "name": each.served_name, "key_file": each.key_file}

@@ -3,7 +3,7 @@
 from gpufleet.artifacts.model_files import Checkpoint
 from gpufleet.artifacts.operator_files import release_of
 from gpufleet.converge.desired import Package, Wanted
-from gpufleet.fleet.run import here, refusals
+from gpufleet.fleet.run import node_plan, refusals
 from gpufleet.operations import distribute
 from gpufleet.operations.build_release import have_release
 from gpufleet.operations.converge import Converge
@@ -14,7 +14,7 @@ from gpufleet.serving import vllm_node
 MODEL = Checkpoint("lab/odd", "0" * 40, "/var/lib/vllm/models/lab--odd")
 
 with refusals():
-    node = here()
+    node = node_plan()
     wanted = node.settings.vllm
     build = release_of(wanted)
     values = vllm_node.required(wanted, build, {}, apart=True)

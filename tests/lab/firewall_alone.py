@@ -8,7 +8,7 @@ import os
 
 from pyinfra import host
 
-from gpufleet.fleet.run import Here, refusals
+from gpufleet.fleet.run import NodePlan, refusals
 from gpufleet.inventory import loader
 from gpufleet.node.cluster_network import Network
 from gpufleet.node.topology import Node
@@ -57,7 +57,7 @@ def found() -> Running:
 
 
 with refusals():
-    here = Here(
+    here = NodePlan(
         node=Node(host.name, None, None, (), {}, {}),
         settings=loader.current().nodes[host.name].settings,
         stages=(stage(),) if holds == "planned" else (),

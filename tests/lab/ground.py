@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from gpufleet.artifacts.operator_files import release_of
 from gpufleet.converge.desired import Package, Wanted
-from gpufleet.fleet.run import Here, here, together
+from gpufleet.fleet.run import NodePlan, node_plan, refuse_partial_restarts
 from gpufleet.operations.converge import Converge
 from gpufleet.planning.stage import Stage
 from gpufleet.serving import vllm_node
 from gpufleet.serving.unit import UnitFile
 
 
-def stages_alone() -> tuple[Here, dict[Stage, UnitFile], Converge]:
+def stages_alone() -> tuple[NodePlan, dict[Stage, UnitFile], Converge]:
     """Converge the ground that stages stand on; return the node, its units and their services."""
-    node = here()
-    together()
+    node = node_plan()
+    refuse_partial_restarts()
     wanted = node.settings.vllm
     assert wanted
     build = release_of(wanted)

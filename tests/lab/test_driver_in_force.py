@@ -37,13 +37,13 @@ STAGE = "vllm-test-0.service"
 OLD, NEW, OTHER_BRANCH = "580.95.05", "580.178.04", "595.91.07"
 
 DEPLOY = """\
-from gpufleet.fleet.run import bare, refusals
+from gpufleet.fleet.run import bare_node, refusals
 from roles.driver_activation import check_driver, driver_activation
 from roles.fabric_manager import fabric_manager
 from roles.persistenced import persistenced
 
 with refusals():
-    node = bare()
+    node = bare_node()
     driver_activation(node)
     fabric_manager(node)
     persistenced(node)

@@ -291,13 +291,13 @@ def _marked(
 ) -> int:
     """Ask nodes for a mark, and say what they have now."""
     _read(inventory_file, names)
-    from gpufleet.fleet import run
+    from gpufleet.fleet import live
     from gpufleet.upgrade.run.node_answers import Marks
 
     asked = question(names[0])
     problems: list[str] = []
     found: dict[str, Marks] = {}
-    with run.asking(inventory_file, names) as ask:
+    with live.connect(inventory_file, names) as ask:
         answers = ask(lambda _: asked.program, asked.seconds, asked.what)
     for name in dict.fromkeys(names):
         try:

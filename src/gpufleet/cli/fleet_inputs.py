@@ -48,14 +48,14 @@ def probe_live(
 ) -> tuple[Mapping[str, Answer], Mapping[str, NodeVars]]:
     """Return what the nodes of an inventory answer, and what it declares of them."""
     use_gevent()
-    from gpufleet.fleet import run as fleet
+    from gpufleet.fleet import live
     from gpufleet.fleet.model_configs import directories
     from gpufleet.inventory.loader import read
 
     declared = read(inventory_file)
     wanted = select_limit(declared, limit)
     models = directories(declared.gpu_nodes)
-    return fleet.probe(inventory_file, wanted, seconds, models), declared.gpu_nodes
+    return live.probe(inventory_file, wanted, seconds, models), declared.gpu_nodes
 
 
 def load_probes(files: tuple[str, ...]) -> Mapping[str, Answer]:
@@ -101,8 +101,7 @@ def write_records(inventory_file: str, name: str, samples: Mapping[str, Samples]
     The exit status stays that of what was found: a node that cannot be written to has stale
     metrics, for which there is an alert of its own.
     """
-    from gpufleet.fleet import node_records
-    from gpufleet.fleet import run as fleet
+    from gpufleet.fleet import live, node_records
     from gpufleet.remote import payload
 
     if not samples:
@@ -111,7 +110,7 @@ def write_records(inventory_file: str, name: str, samples: Mapping[str, Samples]
         node: payload.program("monitoring/record", files={name: found})
         for node, found in samples.items()
     }
-    with fleet.asking(inventory_file, tuple(samples)) as ask:
+    with live.connect(inventory_file, tuple(samples)) as ask:
         answers = ask(programs.get, RECORD_SECONDS, "the record")
     for problem in node_records.unrecorded(answers, "what was found is"):
         click.echo(printable(f"note: {problem}"), err=True)

@@ -97,7 +97,7 @@ def _set(name: str) -> tuple[GpuLock, str, dict[str, str]]:
 def _read(
     inventory_file: str, fleet: Fleet, group: str, nodes: tuple[str, ...]
 ) -> tuple[GpuLock, str, dict[str, str]]:
-    from gpufleet.fleet.run import probe
+    from gpufleet.fleet.live import probe
     from gpufleet.gpu_software import lock_from_nodes
 
     answers = probe(inventory_file, nodes)

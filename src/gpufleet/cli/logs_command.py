@@ -65,13 +65,13 @@ def logs(
     use_gevent()
     import gevent
 
-    from gpufleet.fleet import run as fleet
+    from gpufleet.fleet import live
     from gpufleet.inventory.loader import read
     from gpufleet.serving import logs as journals
 
     wanted = select_limit(read(inventory_file), limit)
     reading = journals.Journals(replica, lines, journals.since(since))
-    with fleet.asking(inventory_file, wanted) as ask:
+    with live.connect(inventory_file, wanted) as ask:
         while True:
             found = reading.take(ask(reading.program, seconds, "the look at the journal"))
             _print_lines(reading, found, as_json=as_json)

@@ -163,7 +163,7 @@ def _declared(fleet: Fleet) -> Monitoring:
 def _running(inventory_file: str) -> tuple[tuple[Server, ...], frozenset[str]]:
     """Return the servers that run, and the nodes that did not say."""
     from gpufleet.fleet import assessment
-    from gpufleet.fleet.run import probe
+    from gpufleet.fleet.live import probe
     from gpufleet.serving.servers import running
 
     answers = probe(inventory_file)
@@ -210,7 +210,7 @@ def _asked(
 
     Raises `FleetError` where there is none, and for each that did not do it.
     """
-    from gpufleet.fleet.run import asking
+    from gpufleet.fleet.live import connect
     from gpufleet.monitoring import silences
     from gpufleet.remote import payload
     from gpufleet.upgrade.run.wave_silences import alertmanagers
@@ -227,7 +227,7 @@ def _asked(
             "monitoring/silences", url=homes[home], open=list(wanted), close=ends
         )
 
-    with asking(inventory_file, tuple(homes)) as ask:
+    with connect(inventory_file, tuple(homes)) as ask:
         answers = ask(program, SECONDS, "the look at silences")
     problems = []
     found = {}

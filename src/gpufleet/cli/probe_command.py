@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 def probe(inventory_file: str, limit: tuple[str, ...], as_json: bool) -> None:
     """Ask the nodes of INVENTORY what they are. Installs nothing on them."""
     use_gevent()
-    from gpufleet.fleet import run as fleet
+    from gpufleet.fleet import live
     from gpufleet.fleet.assessment import every
     from gpufleet.inventory.loader import read
     from gpufleet.node.topology import node_from_probe
 
     wanted = select_limit(read(inventory_file), limit)
-    documents = every(fleet.probe(inventory_file, wanted))
+    documents = every(live.probe(inventory_file, wanted))
     if as_json:
         print_json(documents)
         return

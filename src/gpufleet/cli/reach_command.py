@@ -44,7 +44,7 @@ def reach(inventory_file: str, replica: str | None, *, as_json: bool) -> int:
     Exit status: 0 they do, 1 they do not, 2 could not run.
     """
     use_gevent()
-    from gpufleet.fleet import run as fleet
+    from gpufleet.fleet import live
     from gpufleet.fleet.assessment import planned
     from gpufleet.operations import check_reachability
 
@@ -60,7 +60,7 @@ def reach(inventory_file: str, replica: str | None, *, as_json: bool) -> int:
         click.echo("no replica spans nodes")
         return 0
     nodes = tuple(sorted({node for each in replicas for node in each.nodes}))
-    with fleet.asking(inventory_file, nodes) as ask:
+    with live.connect(inventory_file, nodes) as ask:
         found = [check_reachability.prove(each, ask) for each in replicas]
     if as_json:
         print_json([each.as_json() for each in found])

@@ -70,7 +70,7 @@ def status(
     """
     use_gevent()
 
-    from gpufleet.fleet import run as fleet
+    from gpufleet.fleet import live
     from gpufleet.inventory.loader import read
     from gpufleet.remote import payload
     from gpufleet.serving import status as rank_status
@@ -78,7 +78,7 @@ def status(
     declared = read(inventory_file)
     wanted = select_limit(declared, limit)
     program = payload.program("serving/status", completion=completion)
-    with fleet.asking(inventory_file, wanted) as ask:
+    with live.connect(inventory_file, wanted) as ask:
         answers = ask(
             lambda node: program if node in declared.gpu_nodes else None,
             seconds or (100 if completion else 40),

@@ -87,7 +87,7 @@ def look(source: str, node: str | None) -> Interconnect:
 
     `node` names it where `source` has several; a pasted matrix it gives a name. Raises `FleetError`
     if `source` is nothing of which this is known. For an inventory, gevent's patches must be in
-    place, as for `fleet.probe`.
+    place, as for `fleet.live.probe`.
     """
     if live := inventory_of(source):
         file, named = live
@@ -102,11 +102,11 @@ def look(source: str, node: str | None) -> Interconnect:
 
 
 def _live(file: str, node: str | None) -> Interconnect:
-    from gpufleet.fleet import run
+    from gpufleet.fleet import live
     from gpufleet.inventory.loader import read
 
     name = _one(file, read(file).nodes, node)
-    return _answered(name, run.probe(file, (name,))[name])
+    return _answered(name, live.probe(file, (name,))[name])
 
 
 def _answered(name: str, answer: Mapping[str, Any] | str) -> Interconnect:

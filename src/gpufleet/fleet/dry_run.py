@@ -29,7 +29,7 @@ from pyinfra.api.state import StateOperationHostData, StateStage
 from pyinfra.context import ctx_config, ctx_host, ctx_state
 
 from gpufleet.errors import FleetError
-from gpufleet.fleet import run
+from gpufleet.fleet import live, run
 from gpufleet.fleet.drift import Moved, NodeDrift, Unread, matters
 from gpufleet.inventory.refusal import Refusal
 from gpufleet.remote.query import Answer, awaited, say_on_stderr
@@ -65,12 +65,12 @@ def dry_run(
 
     `limit` are nodes and groups, none for all; the plan is for the whole inventory even so. Takes
     at most `seconds` on top of the probe's, for all nodes at once. For the process, and what is
-    raised, see `fleet.probe`.
+    raised, see `fleet.live.probe`.
     """
     codes = {file: _compiled(file) for files in deploys.values() for file in files}
     state = _Looking()
-    with run.opened(state, inventory_file, limit) as wanted:
-        refused = run.looks_only(state)
+    with live.open_run(state, inventory_file, limit) as wanted:
+        refused = run.mark_dry_run(state)
         state.set_stage(StateStage.Prepare)
         answers = run.documents(state)
         # Who gave no probe would give nothing else, a deadline later. Nodes without GPUs were not

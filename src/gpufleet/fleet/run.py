@@ -1,4 +1,4 @@
-"""The bridge from live nodes to the pure modules: probe everyone once, check, plan, then converge.
+"""What the nodes of one pyinfra run know: every node is probed once, checked and planned for.
 
 The plan is for the whole inventory and is made before anything changes, so that a mistake stops
 the run while the fleet still serves. `--limit` narrows what changes, never what is planned.
@@ -7,18 +7,15 @@ the run while the fleet still serves. `--limit` narrows what changes, never what
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
-import gevent
 from gevent.event import AsyncResult
 from pyinfra import host, logger
-from pyinfra.api import Host, State
-from pyinfra.api.exceptions import PyinfraError
+from pyinfra.api import State
 from pyinfra.context import ctx_state
 
 from gpufleet.artifacts.operator_files import release_of
@@ -26,6 +23,7 @@ from gpufleet.checks.finding import Report
 from gpufleet.errors import FleetError
 from gpufleet.fleet import assessment
 from gpufleet.fleet.assessment import Assessment
+from gpufleet.fleet.live import gpu_hosts
 from gpufleet.fleet.model_configs import directories
 from gpufleet.fleet.upgrade_lock import VARIABLE, held
 from gpufleet.gpu_software import lock_check
@@ -39,7 +37,7 @@ from gpufleet.node.machine import Machine, System, from_probe
 from gpufleet.node.topology import Node, known
 from gpufleet.planning.planner import FleetPlan
 from gpufleet.planning.stage import Running, Stage
-from gpufleet.remote.query import SECONDS, Answer, ask, survey
+from gpufleet.remote.query import Answer, survey
 from gpufleet.serving import servers
 from gpufleet.serving.restarts import partial_restarts
 from gpufleet.settings.node_settings import NodeSettings
@@ -47,7 +45,7 @@ from gpufleet.settings.variables import Origin
 
 
 @dataclass(frozen=True)
-class Here:
+class NodePlan:
     """One node's part in the fleet: what it is, what it was told, what it must run."""
 
     node: Node
@@ -64,13 +62,10 @@ class Here:
 
 
 T = TypeVar("T")
-Answers: TypeAlias = dict[str, Answer]
 Watched: TypeAlias = tuple[tuple[servers.Server, ...], frozenset[str]]
-Asking: TypeAlias = Callable[[Callable[[str], str | None], float, str], Answers]
-"""(program of a node or None, seconds, what it is) -> {node: document or sentence}."""
-
-_flights: dict[tuple[int, object], AsyncResult] = {}
-_LOOKING: WeakKeyDictionary[State, list[str]] = WeakKeyDictionary()
+_FLIGHTS: WeakKeyDictionary[State, dict[object, AsyncResult]] = WeakKeyDictionary()
+"""By run: the work that is done once for all of its nodes."""
+_DRY_RUNS: WeakKeyDictionary[State, list[str]] = WeakKeyDictionary()
 
 
 @contextmanager
@@ -87,7 +82,7 @@ def refusals() -> Generator[None]:
         raise Refusal(*error.problems) from error
 
 
-def here(*, unfit_stops: bool = True) -> Here | None:
+def node_plan(*, unfit_stops: bool = True) -> NodePlan | None:
     """
     Return the current node's part of the fleet plan; None on a node without GPUs.
 
@@ -96,32 +91,32 @@ def here(*, unfit_stops: bool = True) -> Here | None:
     with every problem that was found: nodes and GPUs that checks find unfit, and what does not fit.
     With `unfit_stops=False` unfit ones are only named: for looking at what runs there already.
     """
-    plan = _planned if unfit_stops else _planned_anyway
-    if ctx_state.get() in _LOOKING:
-        plan = _planned_to_look
+    plan = _plan if unfit_stops else _plan_anyway
+    if ctx_state.get() in _DRY_RUNS:
+        plan = _plan_dry_run
     declared = loader.current().nodes[host.name]
     if not declared.settings.gpu_node:
         return None
     fleet = _single_flight(ctx_state.get(), plan)
-    return Here(
+    return NodePlan(
         node=fleet.nodes[host.name],
         settings=declared.settings,
         stages=fleet.plan.on(host.name),
         origins=declared.origins,
         running=tuple(each for each in fleet.running if each.node == host.name),
         everyone=fleet.plan.stages,
-        fellows=_fellows(host.name) if declared.settings.firewall else (),
+        fellows=_fellow_addresses(host.name) if declared.settings.firewall else (),
     )
 
 
-def _fellows(node: str) -> tuple[str, ...]:
+def _fellow_addresses(node: str) -> tuple[str, ...]:
     """Return the addresses of all GPU nodes but one, as their probes have them."""
-    found = _single_flight(ctx_state.get(), _addresses)
+    found = _single_flight(ctx_state.get(), _node_addresses)
     others = (each for name, own in found.items() if name != node for each in own)
     return tuple(sorted(set(others) - set(found.get(node, ()))))
 
 
-def _addresses(state: State) -> dict[str, tuple[str, ...]]:
+def _node_addresses(state: State) -> dict[str, tuple[str, ...]]:
     return {
         name: addresses(said)
         for name, said in documents(state).items()
@@ -129,19 +124,19 @@ def _addresses(state: State) -> dict[str, tuple[str, ...]]:
     }
 
 
-def bare() -> Bare | None:
+def bare_node() -> Bare | None:
     """
     Return the current node as it is, for deploys that make a GPU node of it; None without a lock.
 
-    As with `here`, the first caller probes every node. Raises `Refusal`, which ends the whole run
-    before a node is touched, with every problem: nodes that give no answer, locks that their
+    As with `node_plan`, the first caller probes every node. Raises `Refusal`, which ends the whole
+    run before a node is touched, with every problem: nodes that give no answer, locks that their
     machines cannot run, and a run in which no node has a lock.
     """
-    return _single_flight(ctx_state.get(), _bared).get(host.name)
+    return _single_flight(ctx_state.get(), _bare_nodes).get(host.name)
 
 
-def built() -> tuple[System, Machine] | None:
-    """Return what the current node is built of, for deploys that ask `here`; None: not to tell."""
+def node_machine() -> tuple[System, Machine] | None:
+    """Return what the current node is built of, after `node_plan`; None: it cannot be told."""
     found = documents(ctx_state.get())[host.name]
     try:
         return None if isinstance(found, str) else from_probe(found)
@@ -151,10 +146,10 @@ def built() -> tuple[System, Machine] | None:
 
 def check() -> Report:
     """Return what the checks find on the nodes that this run is about; they are probed once."""
-    return _single_flight(ctx_state.get(), _checked)
+    return _single_flight(ctx_state.get(), _check_report)
 
 
-def watching(*, planned: bool = False) -> Watching | None:
+def monitoring_targets(*, planned: bool = False) -> Watching | None:
     """
     Return what the current node watches; None if it watches nobody.
 
@@ -165,13 +160,15 @@ def watching(*, planned: bool = False) -> Watching | None:
     declared = loader.current().nodes
     if declared[host.name].settings.monitoring is None:
         if not planned:
-            _single_flight(ctx_state.get(), _some_watch)
+            _single_flight(ctx_state.get(), _require_monitoring)
         return None
-    watched, silent = _single_flight(ctx_state.get(), _to_come if planned else _found)
+    watched, silent = _single_flight(
+        ctx_state.get(), _planned_servers if planned else _running_servers
+    )
     return Watching(host.name, declared, watched, silent)
 
 
-def fronting(*, planned: bool = False, and_running: bool = False) -> Watching | None:
+def gateway_targets(*, planned: bool = False, and_running: bool = False) -> Watching | None:
     """
     Return what the current node is a gateway of; None if it is none.
 
@@ -183,9 +180,11 @@ def fronting(*, planned: bool = False, and_running: bool = False) -> Watching | 
     declared = loader.current().nodes
     if declared[host.name].settings.gateway is None:
         if not planned:
-            _single_flight(ctx_state.get(), _some_front)
+            _single_flight(ctx_state.get(), _require_gateway)
         return None
-    fronted, silent = _single_flight(ctx_state.get(), _to_come if planned else _found)
+    fronted, silent = _single_flight(
+        ctx_state.get(), _planned_servers if planned else _running_servers
+    )
     if and_running:
         fleet = _single_flight(ctx_state.get(), _plan_of_run)
         named = {(each.node, each.stage, each.number, each.model) for each in fronted}
@@ -202,7 +201,7 @@ def has_gateways() -> bool:
     return any(each.settings.gateway for each in loader.current().nodes.values())
 
 
-def _some_have(setting: str, otherwise: str) -> Callable[[State], None]:
+def _require_setting(setting: str, otherwise: str) -> Callable[[State], None]:
     """Return what raises `FleetError` when none of the nodes that a run is about has a setting."""
 
     def look(state: State) -> None:
@@ -214,19 +213,19 @@ def _some_have(setting: str, otherwise: str) -> Callable[[State], None]:
     return look
 
 
-_some_front = _some_have(
+_require_gateway = _require_setting(
     "gateway",
     "no node of this run is a gateway: write `gateway` into the variables of a node that is to be "
     "one, and, if it has no GPUs, `gpu_node: false`: docs/traffic/gateway.md",
 )
-_some_watch = _some_have(
+_require_monitoring = _require_setting(
     "monitoring",
     "no node of this run watches the fleet: write `monitoring: {}` and, if it has no GPUs, "
     "`gpu_node: false` into the group_vars of a node that is to: docs/monitor/monitoring.md",
 )
 
 
-def _found(state: State) -> Watched:
+def _running_servers(state: State) -> Watched:
     """Return the vLLM servers that run, and the nodes that did not say."""
     if not loader.current().gpu_nodes:
         return (), frozenset()
@@ -238,35 +237,36 @@ def _found(state: State) -> Watched:
     return servers.running(assessment.running(there)), frozenset(silent)
 
 
-def _to_come(state: State) -> Watched:
+def _planned_servers(state: State) -> Watched:
     """Return the vLLM servers of the plan."""
     return servers.planned(_single_flight(state, _plan_of_run).plan.stages), frozenset()
 
 
 def _plan_of_run(state: State) -> Assessment:
-    return _single_flight(state, _planned_to_look if state in _LOOKING else _planned)
+    return _single_flight(state, _plan_dry_run if state in _DRY_RUNS else _plan)
 
 
-def looks_only(state: State) -> list[str]:
+def mark_dry_run(state: State) -> list[str]:
     """
     Have a run plan although nodes are unfit: it will execute nothing, and is to say what differs.
 
-    Returns the list that `here` fills with what a deploy would be refused for.
+    Returns the list that `node_plan` fills with what a deploy would be refused for.
     """
-    return _LOOKING.setdefault(state, [])
+    return _DRY_RUNS.setdefault(state, [])
 
 
 def documents(state: State) -> dict[str, Answer]:
     """Return what each GPU node of the inventory answers the probe, which is sent once a run."""
-    return _single_flight(state, _surveyed)
+    return _single_flight(state, _probe_all)
 
 
 def _single_flight(state: State, work: Callable[[State], T]) -> T:
     """Let the first node's deploy do what is needed once; the others get its result."""
     # No yield between looking and storing: under gevent this is atomic.
-    flight = _flights.get((id(state), work))
+    flights = _FLIGHTS.setdefault(state, {})
+    flight = flights.get(work)
     if flight is None:
-        flight = _flights[id(state), work] = AsyncResult()
+        flight = flights[work] = AsyncResult()
         try:
             flight.set(work(state))
         except FleetError as error:
@@ -278,7 +278,7 @@ def _single_flight(state: State, work: Callable[[State], T]) -> T:
     return result
 
 
-def _bared(state: State) -> Mapping[str, Bare]:
+def _bare_nodes(state: State) -> Mapping[str, Bare]:
     asked = {each.name for each in state.inventory if state.is_host_in_limit(each)}
     # Those that could not be connected to have failed already, and keep nobody else waiting.
     asked -= {each.name for each in state.failed_hosts}
@@ -292,8 +292,8 @@ def _bared(state: State) -> Mapping[str, Bare]:
         for each in found.nodes.values()
     ]
     problems = (*found.refused, *(problem for each in suited for problem in each.problems))
-    if state in _LOOKING:
-        _LOOKING[state].extend(problems)
+    if state in _DRY_RUNS:
+        _DRY_RUNS[state].extend(problems)
         return found.nodes
     problems = (*held(answers, os.environ.get(VARIABLE)), *problems)
     for remark in (remark for each in suited for remark in each.remarks):
@@ -307,32 +307,32 @@ def _bared(state: State) -> Mapping[str, Bare]:
     return found.nodes
 
 
-def _checked(state: State) -> Report:
-    wanted = [each for each in _with_gpus(state.inventory) if state.is_host_in_limit(each)]
+def _check_report(state: State) -> Report:
+    wanted = [each for each in gpu_hosts(state.inventory) if state.is_host_in_limit(each)]
     return assessment.judged(survey(state, wanted), loader.current().gpu_nodes)
 
 
-def _planned(state: State) -> Assessment:
+def _plan(state: State) -> Assessment:
     declared = loader.current().gpu_nodes
-    if state not in _LOOKING and (problems := held(documents(state), os.environ.get(VARIABLE))):
+    if state not in _DRY_RUNS and (problems := held(documents(state), os.environ.get(VARIABLE))):
         raise FleetError(*problems)
     found = assessment.planned(documents(state), declared)
-    startable(found.plan, {name: each.settings for name, each in declared.items()})
-    return _with_words(found)
+    refuse_unstartable(found.plan, {name: each.settings for name, each in declared.items()})
+    return _log_plan(found)
 
 
-def together() -> None:
+def refuse_partial_restarts() -> None:
     """
     Raise `Refusal` if this run would change a replica over nodes on some of its nodes only.
 
     Deploys that start stages call it while they prepare, before the first operation of any node.
     """
-    if ctx_state.get() not in _LOOKING:
-        _single_flight(ctx_state.get(), _together)
+    if ctx_state.get() not in _DRY_RUNS:
+        _single_flight(ctx_state.get(), _refuse_partial_restarts)
 
 
-def _together(state: State) -> None:
-    found = _single_flight(state, _planned)
+def _refuse_partial_restarts(state: State) -> None:
+    found = _single_flight(state, _plan)
     typed = loader.current().typed
     settings = {name: each.settings for name, each in loader.current().gpu_nodes.items()}
     spanning = {stage.node for stage in found.plan.stages if stage.group}
@@ -348,37 +348,27 @@ def _together(state: State) -> None:
         raise FleetError(*sentences)
 
 
-def _planned_anyway(state: State) -> Assessment:
+def _plan_anyway(state: State) -> Assessment:
     declared = loader.current().gpu_nodes
-    return _with_words(assessment.planned(documents(state), declared, unfit_stops=False))
+    return _log_plan(assessment.planned(documents(state), declared, unfit_stops=False))
 
 
-def _planned_to_look(state: State) -> Assessment:
+def _plan_dry_run(state: State) -> Assessment:
     """Plan as a deploy does; what it would be refused for is noted, and planned around."""
     try:
-        return _planned(state)
+        return _plan(state)
     except FleetError as error:
-        found = _planned_anyway(state)
-        _LOOKING[state].extend(error.problems)
+        found = _plan_anyway(state)
+        _DRY_RUNS[state].extend(error.problems)
         return found
 
 
-def _surveyed(state: State) -> dict[str, Answer]:
+def _probe_all(state: State) -> dict[str, Answer]:
     models = directories(loader.current().gpu_nodes)
-    return survey(state, _with_gpus(state.inventory), models=models)
+    return survey(state, gpu_hosts(state.inventory), models=models)
 
 
-def _with_gpus(nodes: Iterable[Host]) -> list[Host]:
-    """Return those that have GPUs; the others are not probed. Raises `FleetError` if none has."""
-    known = loader.current().gpu_nodes
-    if found := [each for each in nodes if each.name in known]:
-        return found
-    raise FleetError(
-        "none of the nodes that this is about has GPUs: `gpu_node: false` is set for all of them"
-    )
-
-
-def startable(plan: FleetPlan, settings: Mapping[str, NodeSettings]) -> None:
+def refuse_unstartable(plan: FleetPlan, settings: Mapping[str, NodeSettings]) -> None:
     """Raise `FleetError` for what is planned and cannot be started."""
     without = {
         stage.model: stage.nodes
@@ -400,7 +390,7 @@ def _has_key(settings: NodeSettings) -> bool:
     return settings.vllm is not None and settings.vllm.cluster_key_file is not None
 
 
-def _with_words(found: Assessment) -> Assessment:
+def _log_plan(found: Assessment) -> Assessment:
     """Log a plan with its reasons, and what is worth knowing beside it."""
     stages = found.plan.stages
     logger.info("--> Plan: %d stages on %d nodes", len(stages), len({s.node for s in stages}))
@@ -409,79 +399,3 @@ def _with_words(found: Assessment) -> Assessment:
     for remark in found.remarks:
         logger.warning("    %s", remark)
     return found
-
-
-def probe(
-    path: str,
-    limit: tuple[str, ...] = (),
-    seconds: float = SECONDS,
-    models: Mapping[str, Collection[str]] | None = None,
-) -> dict[str, Answer]:
-    """
-    Probe the GPU nodes of an inventory file, outside a deploy; return what each of them answers.
-
-    `models` are the directories whose models' files each node has to read.
-
-    Takes at most `seconds` and a few more to close connections. The process must have gevent's
-    monkey patches in place, as the pyinfra command has. Raises FleetError for what the operator can
-    put right.
-    """
-    state = State()
-    with opened(state, path, limit) as wanted:
-        return survey(state, _with_gpus(wanted), seconds, models)
-
-
-@contextmanager
-def asking(path: str, limit: tuple[str, ...] = ()) -> Generator[Asking]:
-    """
-    Give a function that asks the nodes of an inventory file, and keeps connections between calls.
-
-        with asking("inventories/prod.py") as ask:
-            answers = ask(lambda node: payload.program("serving/status"), 40, "the look")
-
-    It takes a function from a node's name to its program (None: this node is not asked), a deadline
-    in seconds, and what the programs are called in sentences; it returns {node: document or
-    sentence}. For the process, and what is raised, see `probe`.
-    """
-    state = State()
-    with opened(state, path, limit) as wanted:
-
-        def asked(program: Callable[[str], str | None], seconds: float, what: str) -> Answers:
-            answers = ask(state, wanted, program, seconds, what)
-            # What is lost or stuck is not asked again over the same connection.
-            _disconnect(each for each in wanted if isinstance(answers.get(each.name), str))
-            return answers
-
-        yield asked
-
-
-@contextmanager
-def opened(state: State, path: str, limit: tuple[str, ...]) -> Generator[list[Host]]:
-    """
-    Begin a run over an inventory file, and give its nodes to ask; close connections afterwards.
-
-    For the process, and what is raised, see `probe`.
-    """
-    from pyinfra.api import Config
-    from pyinfra_cli.inventory import make_inventory
-
-    state.cwd = str(Path.cwd())
-    try:
-        with ctx_state.use(state):
-            nodes = make_inventory(path)
-            wanted = [each for each in nodes if not limit or {each.name, *each.groups} & set(limit)]
-            if not wanted:
-                raise FleetError(f"--limit {', '.join(limit)} matches no node or group of {path}")
-            state.init(nodes, Config(), initial_limit=wanted)
-            try:
-                yield wanted
-            finally:
-                _disconnect(wanted)
-    except PyinfraError as error:
-        raise FleetError(str(error)) from error
-
-
-def _disconnect(hosts: Iterable[Host]) -> None:
-    """Close what is open, without waiting long for ends that may be dead."""
-    jobs = [gevent.spawn(each.disconnect) for each in hosts if each.connected]
-    gevent.joinall(jobs, timeout=2)

@@ -24,7 +24,7 @@ from gpufleet.artifacts.model_files import model_directory
 from gpufleet.artifacts.operator_files import release_of
 from gpufleet.converge.diff import starting
 from gpufleet.errors import FleetError
-from gpufleet.fleet.run import Asking
+from gpufleet.fleet.live import Ask
 from gpufleet.inventory import loader
 from gpufleet.operations.converge import Converge, foretell
 from gpufleet.planning.multinode import reachability
@@ -71,7 +71,7 @@ def replica(stage: Stage, settings: Mapping[str, NodeSettings]) -> Replica:
     )
 
 
-def prove(wanted: Replica, asking: Asking) -> Reach:
+def prove(wanted: Replica, asking: Ask) -> Reach:
     """Have the nodes of a replica prove that they reach each other; at most 20 s."""
     began = time.monotonic()
     looks = reachability.looks(wanted)

@@ -33,7 +33,8 @@ from gpufleet.artifacts.model_files import DOWNLOAD_SECONDS, Checkpoint, checkpo
 from gpufleet.artifacts.operator_files import release_of
 from gpufleet.artifacts.release import BUILD_SECONDS, Release
 from gpufleet.errors import FleetError
-from gpufleet.fleet.run import Answers, documents
+from gpufleet.fleet.live import Answers
+from gpufleet.fleet.run import documents
 from gpufleet.inventory import loader
 from gpufleet.node import cluster_network
 from gpufleet.operations.converge import Converge, foretell

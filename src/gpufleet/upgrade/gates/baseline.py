@@ -220,7 +220,7 @@ def program(
     Return what looks at the replicas of a node, and at the Alertmanager on it; None: nothing to do.
 
     `alertmanager` is its address there: `http://127.0.0.1:9093`. The program goes to
-    `fleet.run.asking(...)` with the deadline that `seconds` returns.
+    `fleet.live.connect(...)` with the deadline that `seconds` returns.
     """
     wanted = [
         {
@@ -282,7 +282,7 @@ def read_answers(
     ours: Collection[str] = (),
 ) -> Observation:
     """
-    Return what nodes said to `program`: `said` as `fleet.run.asking` returns it.
+    Return what nodes said to `program`: `said` as `fleet.live.connect` returns it.
 
     `homes` are the nodes whose Alertmanager was to be asked; `ours` the ids of the silences that
     the upgrade has opened itself, which hide no alert from it. Whatever a node prints, nothing is

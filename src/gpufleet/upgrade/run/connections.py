@@ -1,7 +1,7 @@
 """The nodes of a fleet while it is changed, asked over connections that stay open.  Border.
 
-As `fleet.run.asking`, with three differences: each node may be given a question of its own, several
-groups ask at the same time, and a node that has gone is asked again for a while: it may be
+As `fleet.live.connect`, with three differences: each node may be given a question of its own,
+several groups ask at the same time, and a node that has gone is asked again for a while: it may be
 rebooting, and every question of `node_questions` may be put twice.
 """
 
@@ -17,7 +17,7 @@ from gevent.lock import BoundedSemaphore
 from pyinfra.api import Host, State
 
 from gpufleet.errors import FleetError
-from gpufleet.fleet import run
+from gpufleet.fleet import live
 from gpufleet.remote import query
 from gpufleet.remote.query import Answer
 from gpufleet.upgrade.run import node_questions
@@ -68,8 +68,8 @@ class Nodes:
 
     def ask_each(
         self, program: Callable[[str], str | None], seconds: float, what: str
-    ) -> run.Answers:
-        """As the function of `fleet.run.asking`."""
+    ) -> live.Answers:
+        """As the function of `fleet.live.connect`."""
         programs = {name: text for name in self._hosts if (text := program(name)) is not None}
         return self.ask(
             {
@@ -155,5 +155,5 @@ class Nodes:
 def open_nodes(inventory_file: str) -> Generator[Nodes]:
     """Give all nodes of an inventory file; for the process and what is raised: `fleet.run`."""
     state = State()
-    with run.opened(state, inventory_file, ()) as hosts:
+    with live.open_run(state, inventory_file, ()) as hosts:
         yield Nodes(state, hosts)

@@ -11,7 +11,7 @@ from gpufleet.node.change_marks import Lock, Mark
 from gpufleet.serving import readiness
 
 Answer: TypeAlias = Mapping[str, Any] | str
-"""What a node printed, or a sentence why there is nothing, as `fleet.run.asking` has it."""
+"""What a node printed, or a sentence why there is nothing, as `fleet.live.connect` has it."""
 
 SCHEMA = 1
 

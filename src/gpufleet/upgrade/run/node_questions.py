@@ -1,7 +1,7 @@
 """What a node is asked to do while the fleet is changed; `node_answers` reads what it says.  Pure.
 
 Each function returns a `NodeQuestion`: the text for the node's python3, and the deadline and the
-name that `fleet.run.asking` takes. What it answers is read by the class that its docstring names:
+name that `fleet.live.connect` takes. What it answers is read by the class that its docstring names:
 
     asked = node_questions.switch("2026-11-22-1", ["vllm-tiny-0.service"], stop_seconds=150)
     answers = ask(lambda node: asked.program, asked.seconds, asked.what)

@@ -22,7 +22,7 @@ from gpufleet.remote import payload
 Ask: TypeAlias = Callable[
     [Callable[[str], str | None], float, str], Mapping[str, Mapping[str, Any] | str]
 ]
-"""As `fleet.run.asking` gives it."""
+"""As `fleet.live.connect` gives it."""
 
 SECONDS = 60
 """A request of 10 s for each silence, and the connection."""

@@ -18,7 +18,7 @@ import pytest
 from gpufleet.flags import schema
 from gpufleet.flags.check import check
 from gpufleet.fleet.assessment import Assessment
-from gpufleet.fleet.run import Here
+from gpufleet.fleet.run import NodePlan
 from gpufleet.on_node.rank import rank
 from gpufleet.planning.multinode import launch
 from gpufleet.planning.stage import Stage
@@ -240,7 +240,7 @@ def test_every_release_takes_what_an_example_starts(name, version):
 def test_a_deploy_waits_for_every_server_of_a_node():
     name = "Four nodes of eight H200, a server an engine"
     found = plan(name)
-    here = Here(
+    here = NodePlan(
         node=found.nodes["gpu-02"],
         settings=NodeSettings.model_validate(settings(EXAMPLES[name])),
         stages=found.plan.on("gpu-02"),

@@ -1,0 +1,107 @@
+"""Commands of `gpufleet` that connect to nodes, outside a deploy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+import gevent
+from pyinfra.api import Host, State
+from pyinfra.api.exceptions import PyinfraError
+from pyinfra.context import ctx_state
+
+from gpufleet.errors import FleetError
+from gpufleet.inventory import loader
+from gpufleet.remote.query import SECONDS, Answer, ask, survey
+
+Answers: TypeAlias = dict[str, Answer]
+Ask: TypeAlias = Callable[[Callable[[str], str | None], float, str], Answers]
+"""(program of a node or None, seconds, what it is) -> {node: document or sentence}."""
+
+
+def probe(
+    path: str,
+    limit: tuple[str, ...] = (),
+    seconds: float = SECONDS,
+    models: Mapping[str, Collection[str]] | None = None,
+) -> dict[str, Answer]:
+    """
+    Probe the GPU nodes of an inventory file, outside a deploy; return what each of them answers.
+
+    `models` are the directories whose models' files each node has to read.
+
+    Takes at most `seconds` and a few more to close connections. The process must have gevent's
+    monkey patches in place, as the pyinfra command has. Raises FleetError for what the operator can
+    put right.
+    """
+    state = State()
+    with open_run(state, path, limit) as wanted:
+        return survey(state, gpu_hosts(wanted), seconds, models)
+
+
+@contextmanager
+def connect(path: str, limit: tuple[str, ...] = ()) -> Generator[Ask]:
+    """
+    Give a function that asks the nodes of an inventory file, and keeps connections between calls.
+
+        with connect("inventories/prod.py") as ask:
+            answers = ask(lambda node: payload.program("serving/status"), 40, "the look")
+
+    It takes a function from a node's name to its program (None: this node is not asked), a deadline
+    in seconds, and what the programs are called in sentences; it returns {node: document or
+    sentence}. For the process, and what is raised, see `probe`.
+    """
+    state = State()
+    with open_run(state, path, limit) as wanted:
+
+        def asked(program: Callable[[str], str | None], seconds: float, what: str) -> Answers:
+            answers = ask(state, wanted, program, seconds, what)
+            # What is lost or stuck is not asked again over the same connection.
+            _disconnect(each for each in wanted if isinstance(answers.get(each.name), str))
+            return answers
+
+        yield asked
+
+
+@contextmanager
+def open_run(state: State, path: str, limit: tuple[str, ...]) -> Generator[list[Host]]:
+    """
+    Begin a run over an inventory file, and give its nodes to ask; close connections afterwards.
+
+    For the process, and what is raised, see `probe`.
+    """
+    from pyinfra.api import Config
+    from pyinfra_cli.inventory import make_inventory
+
+    state.cwd = str(Path.cwd())
+    try:
+        with ctx_state.use(state):
+            nodes = make_inventory(path)
+            wanted = [each for each in nodes if not limit or {each.name, *each.groups} & set(limit)]
+            if not wanted:
+                raise FleetError(f"--limit {', '.join(limit)} matches no node or group of {path}")
+            state.init(nodes, Config(), initial_limit=wanted)
+            try:
+                yield wanted
+            finally:
+                _disconnect(wanted)
+    except PyinfraError as error:
+        raise FleetError(str(error)) from error
+
+
+def _disconnect(hosts: Iterable[Host]) -> None:
+    """Close what is open, without waiting long for ends that may be dead."""
+    jobs = [gevent.spawn(each.disconnect) for each in hosts if each.connected]
+    gevent.joinall(jobs, timeout=2)
+
+
+def gpu_hosts(nodes: Iterable[Host]) -> list[Host]:
+    """Return those that have GPUs; the others are not probed. Raises `FleetError` if none has."""
+    known = loader.current().gpu_nodes
+    if found := [each for each in nodes if each.name in known]:
+        return found
+    raise FleetError(
+        "none of the nodes that this is about has GPUs: `gpu_node: false` is set for all of them"
+    )
