@@ -21,7 +21,7 @@ from gpufleet.sanitize import printable
 if TYPE_CHECKING:
     from gpufleet.fleet.draining import Drain
     from gpufleet.inventory.loader import Fleet
-    from gpufleet.node.change_marks import Mark
+    from gpufleet.node.marks import Mark
     from gpufleet.upgrade.run.connections import Nodes
     from gpufleet.upgrade.run.node_answers import Marks, NodeLook
     from gpufleet.upgrade.run.traffic import Frontends

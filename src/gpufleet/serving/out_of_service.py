@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpufleet.node.change_marks import Lock, Mark
+from gpufleet.node.marks import Lock, Mark
 from gpufleet.serving.rank_status import iso, reason
 
 

@@ -20,6 +20,7 @@ from functools import lru_cache
 from gpufleet.sizing import kv_bytes, kv_cache
 from gpufleet.sizing.architectures.description import Description
 from gpufleet.sizing.architectures.max_length import text_part
+from gpufleet.sizing.fit_suggestions import SmallCache, explain, gib, rounded_down, suggest
 from gpufleet.sizing.launch_rules.rules import Choice, refusals
 from gpufleet.sizing.options import AUTO_LENGTH, NEWEST, Confidence, Options, Sizing, check_options
 from gpufleet.sizing.stage_memory import (
@@ -32,7 +33,6 @@ from gpufleet.sizing.stage_memory import (
     stage_memory,
 )
 from gpufleet.sizing.startup_memory import GIB, Defaults
-from gpufleet.sizing.suggestions import SmallCache, explain, gib, rounded_down, suggest
 from gpufleet.sizing.weights import weight_bytes
 
 CONTEXT = GIB // 2

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from gpufleet.errors import FleetError
-from gpufleet.node.change_marks import Lock, Mark
+from gpufleet.node.marks import Lock, Mark
 from gpufleet.serving import readiness
 
 Answer: TypeAlias = Mapping[str, Any] | str

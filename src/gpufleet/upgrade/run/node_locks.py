@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from gpufleet.errors import FleetError
-from gpufleet.node.change_marks import Lock
+from gpufleet.node.marks import Lock
 from gpufleet.upgrade.run import node_questions
 from gpufleet.upgrade.run.node_answers import Answer, LockAnswer
 from gpufleet.upgrade.run.node_questions import NodeQuestion
