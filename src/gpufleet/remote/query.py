@@ -39,8 +39,7 @@ from pyinfra.connectors.util import (
 )
 from pyinfra.context import ctx_host, ctx_state
 
-from gpufleet.artifacts.model_files import MODELS
-from gpufleet.artifacts.release import CACHE, RELEASES
+from gpufleet import node_paths
 from gpufleet.progress import Pace, waited_for
 from gpufleet.remote import payload
 from gpufleet.remote.channel import Streams, close, local, remote, start_command, takes_more
@@ -67,7 +66,7 @@ MOST_MIB = 8
 MOST_BESIDE = 1 << 16
 _CHUNK = 1 << 16
 
-DISKS = ("/", RELEASES, CACHE, MODELS)
+DISKS = ("/", node_paths.RELEASES, node_paths.UV_CACHE, node_paths.MODELS)
 """Directories whose free space matters: the system's, the releases', their wheels', the models'."""
 
 

@@ -42,7 +42,6 @@ _WORDS = {"true", "false", "yes", "no", "on", "off", "null", "none", "y", "n"}  
 
 # The modules of flags/ on which no verdict rests: a new one counts until it is named here.
 _NOT_JUDGING = {
-    "collect",
     "explain",
     "extract",
     "from_settings",

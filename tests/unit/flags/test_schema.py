@@ -17,8 +17,8 @@ import pytest
 
 from gpufleet.errors import FleetError
 from gpufleet.flags import schema
-from gpufleet.flags.collect import DATA, pack
 from tests.support import packaged_metrics
+from tools.collect_flags import DATA, pack
 
 REAL_OPTIONS = json.loads((Path(__file__).parent / "options-0.32.0.json").read_text())
 

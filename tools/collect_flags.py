@@ -1,6 +1,6 @@
 """Makes the package's data anew from the releases' source distributions.
 
-    python -m gpufleet.flags.collect FOLDER [VERSION ...]
+    python -m tools.collect_flags FOLDER [VERSION ...]
 
 Reads `vllm-VERSION.tar.gz` from FOLDER, and fetches from the package index what is not there, by
 the hash that the index gives. Without a VERSION: those that the package has now. Writes
@@ -26,7 +26,7 @@ from gpufleet.flags import extract, schema
 
 # Where uv and pip are told of a package index; its "simple" page of a project lists the files.
 INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "PIP_INDEX_URL")
-DATA = Path(__file__).with_name("data")
+DATA = Path(schema.__file__).with_name("data")
 _SECONDS = 300.0
 # <a href="https://files.../vllm-0.32.0.tar.gz#sha256=...">
 _LINK = re.compile(r'href="([^"#]+/vllm-([^"/]+)\.tar\.gz)#sha256=([0-9a-f]{64})"')

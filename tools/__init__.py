@@ -1,0 +1,1 @@
+"""Programs of maintainers: they make what the package ships, and no user needs them."""
