@@ -9,7 +9,7 @@ from gpufleet.converge.desired import File, Package, Unit, Wanted
 from gpufleet.monitoring import alertmanager as routes
 from gpufleet.monitoring import prometheus, targets
 from gpufleet.monitoring.server_files import ACCOUNT, STATE, credentials, directories
-from gpufleet.monitoring.targets import Watching
+from gpufleet.monitoring.targets import MonitoringTargets
 from gpufleet.operations.converge import Converge
 from gpufleet.operations.install_archive import installed_versions, remove_other_versions
 from gpufleet.operations.validated_config import ServerConfig, reload_config, validate_config
@@ -22,7 +22,7 @@ DATA = f"{STATE}/alertmanager"
 
 
 @deploy("Alertmanager")
-def alertmanager(node: Watching) -> None:
+def alertmanager(node: MonitoringTargets) -> None:
     """Converge the program, its unit and its configuration; see it in force."""
     server = node.monitoring.alertmanager
     if server is None:
@@ -41,7 +41,7 @@ def alertmanager(node: Watching) -> None:
         program=program.program("alertmanager") if program else "/usr/bin/prometheus-alertmanager",
         home=HOME,
         data=DATA,
-        address=prometheus.at(server.listen, server.port),
+        address=prometheus.host_port(server.listen, server.port),
     )
     kept = {path: content for path, content in secrets.items() if path not in urls}
     configuration = File(
@@ -51,7 +51,7 @@ def alertmanager(node: Watching) -> None:
     running = Converge(Wanted(unit.file, Unit(UNIT, fingerprint=unit.fingerprint)))
     configured = ServerConfig(
         unit=UNIT,
-        url=f"http://{prometheus.at(prometheus.local(server.listen), server.port)}",
+        url=f"http://{prometheus.host_port(prometheus.local_address(server.listen), server.port)}",
         name="alertmanager",
         directory=HOME,
         check=(

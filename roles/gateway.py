@@ -22,7 +22,7 @@ from gpufleet.converge.desired import (
 )
 from gpufleet.errors import FleetError
 from gpufleet.monitoring import prometheus
-from gpufleet.monitoring.targets import Watching
+from gpufleet.monitoring.targets import MonitoringTargets
 from gpufleet.network import keepalived
 from gpufleet.network.gateway_node import (
     HAPROXY,
@@ -54,7 +54,7 @@ class GatewayParts:
 
 
 @deploy("gateway")
-def gateway(node: Watching) -> None:
+def gateway(node: MonitoringTargets) -> None:
     """Converge program, configuration and unit; see the configuration loaded."""
     wanted = gateway_parts(node)
     if wanted is None:
@@ -91,7 +91,7 @@ def gateway(node: Watching) -> None:
 
 
 @deploy("gateway")
-def gateway_servers(node: Watching, *, if_nothing_failed: bool = False) -> None:
+def gateway_servers(node: MonitoringTargets, *, if_nothing_failed: bool = False) -> None:
     """
     Converge the configuration alone, where there is a gateway of ours.
 
@@ -112,7 +112,7 @@ def gateway_servers(node: Watching, *, if_nothing_failed: bool = False) -> None:
     )
 
 
-def gateway_parts(node: Watching) -> GatewayParts | None:
+def gateway_parts(node: MonitoringTargets) -> GatewayParts | None:
     """
     Return what the gateway is to have; None: the node is none.
 
@@ -123,7 +123,7 @@ def gateway_parts(node: Watching) -> GatewayParts | None:
         return None
     if problems := gateway_problems(node):
         raise FleetError(*problems)
-    for remark in prometheus.unreachable(node.nodes, node.servers, node.name):
+    for remark in prometheus.unreachable_servers(node.nodes, node.servers, node.name):
         logger.warning("%s%s", host.print_prefix, remark.replace("watched", "reached by clients"))
     found = configuration(node, wanted, lambda: gateway_state("show"))
     unit = gateway_unit(wanted)

@@ -6,13 +6,13 @@ from pyinfra.api import deploy
 
 from gpufleet.converge.desired import File, NoOtherFiles, Package, Unit, Wanted
 from gpufleet.monitoring import render
-from gpufleet.monitoring.targets import Watching
+from gpufleet.monitoring.targets import MonitoringTargets
 from gpufleet.operations.converge import Converge, require_path
 from gpufleet.serving.unit import drop_in
 
 
 @deploy("Grafana")
-def grafana(node: Watching) -> None:
+def grafana(node: MonitoringTargets) -> None:
     """Converge the package if one is named, what Grafana is provisioned with, and its process."""
     wanted = node.monitoring.grafana
     if wanted is None:

@@ -8,9 +8,9 @@ from pyinfra.api import deploy
 from gpufleet.converge.desired import Package, Unit, Wanted
 from gpufleet.fleet.known_targets import known_targets
 from gpufleet.monitoring import prometheus_node, render, targets
-from gpufleet.monitoring.prometheus import at, local, unreachable
+from gpufleet.monitoring.prometheus import host_port, local_address, unreachable_servers
 from gpufleet.monitoring.prometheus_node import HOME, UNIT
-from gpufleet.monitoring.targets import Watching
+from gpufleet.monitoring.targets import MonitoringTargets
 from gpufleet.operations.converge import Converge
 from gpufleet.operations.install_archive import installed_versions, remove_other_versions
 from gpufleet.operations.validated_config import ServerConfig, reload_config, validate_config
@@ -18,12 +18,12 @@ from roles._monitoring_common import install, of_archive
 
 
 @deploy("Prometheus")
-def prometheus(node: Watching) -> None:
+def prometheus(node: MonitoringTargets) -> None:
     """Converge the program, its unit, configuration and targets; see it all in force."""
     server = node.monitoring.prometheus
     if server is None:
         return
-    for remark in unreachable(node.nodes, node.servers, node.name):
+    for remark in unreachable_servers(node.nodes, node.servers, node.name):
         logger.warning("%s%s", host.print_prefix, remark)
     wanted = node.scrapes(known_targets(node, HOME))
     named = {path: file for each in wanted for path, file in each.secrets}
@@ -37,7 +37,7 @@ def prometheus(node: Watching) -> None:
     promtool = program.program("promtool") if program else "/usr/bin/promtool"
     configured = ServerConfig(
         unit=UNIT,
-        url=f"http://{at(local(server.listen), server.port)}",
+        url=f"http://{host_port(local_address(server.listen), server.port)}",
         name="prometheus",
         directory=HOME,
         check=(promtool, "check", "config", "prometheus.yml"),
@@ -56,7 +56,7 @@ def prometheus(node: Watching) -> None:
 
 
 @deploy("Prometheus")
-def prometheus_targets(node: Watching) -> None:
+def prometheus_targets(node: MonitoringTargets) -> None:
     """Converge the targets alone, where there is a Prometheus of ours; it reads them by itself."""
     if node.monitoring.prometheus is None:
         return

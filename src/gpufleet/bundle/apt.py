@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gpufleet.bundle.download import Digest, Folder, Gone, Remote
+from gpufleet.bundle.download import Digest, Folder, MissingFileError, Remote
 from gpufleet.errors import FleetError
 from gpufleet.settings.mirror_rewrite import place
 
@@ -133,7 +133,7 @@ class Archives:
                     url = f"{at}/{aside}"
                 try:
                     folder.fetch(Remote(url, path, (Digest("sha256", digest),), size))
-                except Gone:
+                except MissingFileError:
                     continue
                 kept += 1
                 yield path

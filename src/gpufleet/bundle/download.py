@@ -66,7 +66,7 @@ class Remote:
     headers: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
 
 
-class Gone(FleetError):  # noqa: N818  # a finding of one file, which the caller may live with
+class MissingFileError(FleetError):  # a finding of one file, which the caller may live with
     """The server has no such file."""
 
 
@@ -127,7 +127,7 @@ class Folder:
             partial.unlink()
             expected = " or ".join(digest.hexdigest for digest in remote.digests)
             raise FleetError(
-                f"{shown(remote.url)}: its content is not the one that was announced "
+                f"{without_password(remote.url)}: its content is not the one that was announced "
                 f"({expected[:200]}): it was thrown away; if it has just changed there, run again"
             )
         with self._lock:
@@ -219,7 +219,7 @@ class Folder:
 
 
 @contextmanager
-def opened(root: Path) -> Iterator[Folder]:
+def open_folder(root: Path) -> Iterator[Folder]:
     """
     Open a folder for a bundle, made if it is not there.
 
@@ -250,10 +250,10 @@ def read(url: str, headers: Mapping[str, str] | None = None) -> tuple[bytes, str
         try:
             return answer.read(), answer.headers.get_content_type()
         except (OSError, http.client.HTTPException) as error:
-            raise FleetError(f"{shown(url)}: was cut off: {error}") from None
+            raise FleetError(f"{without_password(url)}: was cut off: {error}") from None
 
 
-def shown(url: str) -> str:
+def without_password(url: str) -> str:
     """Return an address as messages have it: without a password."""
     parts = urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
@@ -284,8 +284,8 @@ def _download(remote: Remote, partial: Path, arrived: Callable[[int], None]) -> 
             partial.unlink()
         except (OSError, http.client.HTTPException) as error:
             if attempt == ATTEMPTS - 1:
-                raise FleetError(f"{shown(remote.url)}: was cut off: {error}") from None
-    raise FleetError(f"{shown(remote.url)}: ends before its size of {remote.size} bytes")
+                raise FleetError(f"{without_password(remote.url)}: was cut off: {error}") from None
+    raise FleetError(f"{without_password(remote.url)}: ends before its size of {remote.size} bytes")
 
 
 class _RangeRefused(Exception):  # noqa: N818
@@ -304,12 +304,12 @@ def _answer(url: str, headers: Mapping[str, str]) -> Any:
         return urllib.request.urlopen(request, timeout=SILENT_SECONDS)  # noqa: S310
     except urllib.error.HTTPError as error:
         if error.code in {404, 410}:
-            raise Gone(f"{shown(url)}: there is no such file") from None
+            raise MissingFileError(f"{without_password(url)}: there is no such file") from None
         if error.code == 416:
             raise _RangeRefused from None
-        raise FleetError(f"{shown(url)}: answers {error.code} {error.reason}") from None
+        raise FleetError(f"{without_password(url)}: answers {error.code} {error.reason}") from None
     except OSError as error:
-        raise FleetError(f"{shown(url)}: cannot be reached: {error}") from None
+        raise FleetError(f"{without_password(url)}: cannot be reached: {error}") from None
 
 
 def _matches(path: Path, digest: Digest) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from typing import Any
 
-from gpufleet.bundle.download import Digest, Folder, Remote, shown
+from gpufleet.bundle.download import Digest, Folder, Remote, without_password
 from gpufleet.errors import FleetError
 from gpufleet.settings.mirror_rewrite import HUB
 
@@ -120,11 +120,12 @@ def _remote(model: Model, name: str, token: str | None) -> Remote:
         found = get_hf_file_metadata(url, token=token or False, timeout=60)
     except (HfHubHTTPError, OSError, HTTPException) as error:
         said = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise FleetError(f"{shown(url)}: the Hub does not describe it: {said}") from None
+        raise FleetError(f"{without_password(url)}: the Hub does not describe it: {said}") from None
     etag = found.etag or ""
     if not re.fullmatch(r"[0-9a-f]+", etag) or len(etag) not in _DIGEST:
         raise FleetError(
-            f"{shown(url)}: its ETag {etag!r} is no hash that the content could be held to"
+            f"{without_password(url)}: its ETag {etag!r} is no hash that the content could be "
+            "held to"
         )
     headers: Mapping[str, Any] = {"Authorization": f"Bearer {token}"} if token else {}
     return Remote(

@@ -20,7 +20,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
-from gpufleet.bundle.download import AT_ONCE, Digest, Folder, Gone, Remote, read
+from gpufleet.bundle.download import AT_ONCE, Digest, Folder, MissingFileError, Remote, read
 from gpufleet.errors import FleetError
 from gpufleet.settings.mirror_rewrite import WHEELS
 
@@ -200,7 +200,7 @@ def _of_index(index_url: str, name: str) -> list[_Link]:
     url = f"{index_url.rstrip('/')}/{canonicalize_name(name)}/"
     try:
         return list(_links(_page(url)))
-    except Gone:
+    except MissingFileError:
         return []
 
 

@@ -56,7 +56,7 @@ def bundle(
     Exit status: 0 the bundle is whole, 2 it is not.
     """
     from gpufleet.bundle import apt, collect, wheels
-    from gpufleet.bundle.download import opened
+    from gpufleet.bundle.download import open_folder
     from gpufleet.bundle.requirements import needs
 
     wanted = needs(_nodes(inventory_file, nodes, limit), index_url or wheels.PYPI, only or KINDS)
@@ -64,7 +64,7 @@ def bundle(
         click.echo(f"note: {remark}", err=True)
     if wanted.packages:
         apt.needed_tools()
-    with opened(Path(output).resolve()) as folder:
+    with open_folder(Path(output).resolve()) as folder:
         done = collect.collect(folder, wanted, click.echo)
         old = collect.left_over(folder, done.paths)
         for kind, paths in (

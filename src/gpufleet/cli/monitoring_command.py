@@ -66,15 +66,15 @@ def render(directory: Path, inventory_file: str | None, *, ask: bool) -> None:
         silent = frozenset(fleet.gpu_nodes)
         if ask and silent:
             servers, silent = _running(inventory_file)
-    scrapes = prometheus.kept(
+    scrapes = prometheus.keep_silent(
         prometheus.scrapes(nodes, servers), _before(directory / "prometheus"), silent
     )
-    for remark in prometheus.unreachable(nodes, servers, ""):
+    for remark in prometheus.unreachable_servers(nodes, servers, ""):
         click.echo(f"note: {remark}", err=True)
-    done = output_folder.write(directory, rendering.rendered(wanted, nodes, scrapes))
+    done = output_folder.write(directory, rendering.render_files(wanted, nodes, scrapes))
     for line in done or [f"nothing to write: {directory} is as wanted"]:
         click.echo(line)
-    for path, file in sorted(rendering.needed(wanted, scrapes).items()):
+    for path, file in sorted(rendering.needed_secrets(wanted, scrapes).items()):
         if not (directory / path).exists():
             click.echo(f"note: put what {file} holds into {directory / path}, mode 0640", err=True)
 
@@ -99,7 +99,7 @@ def silence(inventory_file: str, nodes: tuple[str, ...], length: str, why: str) 
     until = now + silences.duration(length)
     fleet = _read(inventory_file, nodes)
     by = operator_name()
-    wanted = [silences.opened(node, by, why, until, now) for node in nodes]
+    wanted = [silences.new_silence(node, by, why, until, now) for node in nodes]
     for home, found in _asked(fleet, inventory_file, wanted).items():
         click.echo(f"{home}: {', '.join(nodes)} silent until {_moment(until)}")
         for each in found:

@@ -8,14 +8,14 @@ from pyinfra import host, logger
 from pyinfra.context import ctx_host, ctx_state
 
 from gpufleet.monitoring.prometheus import Target
-from gpufleet.monitoring.targets import Watching
+from gpufleet.monitoring.targets import MonitoringTargets
 from gpufleet.remote import payload
 from gpufleet.remote.query import ask
 
 LOOK_SECONDS = 30
 
 
-def known_targets(node: Watching, directory: str) -> Mapping[str, list[Target]]:
+def known_targets(node: MonitoringTargets, directory: str) -> Mapping[str, list[Target]]:
     """Return what the files of targets in a directory say now; asked for only where it counts."""
     if not node.silent:
         return {}

@@ -30,7 +30,7 @@ from gpufleet.gpu_software import lock_check
 from gpufleet.gpu_software.provisioning import Bare, provisioning
 from gpufleet.inventory import loader
 from gpufleet.inventory.refusal import Refusal
-from gpufleet.monitoring.targets import Watching
+from gpufleet.monitoring.targets import MonitoringTargets
 from gpufleet.node.cluster_network import addresses
 from gpufleet.node.cordon import cordon_of, sentence
 from gpufleet.node.machine import Machine, System, from_probe
@@ -149,7 +149,7 @@ def check() -> Report:
     return _single_flight(ctx_state.get(), _check_report)
 
 
-def monitoring_targets(*, planned: bool = False) -> Watching | None:
+def monitoring_targets(*, planned: bool = False) -> MonitoringTargets | None:
     """
     Return what the current node watches; None if it watches nobody.
 
@@ -165,10 +165,12 @@ def monitoring_targets(*, planned: bool = False) -> Watching | None:
     watched, silent = _single_flight(
         ctx_state.get(), _planned_servers if planned else _running_servers
     )
-    return Watching(host.name, declared, watched, silent)
+    return MonitoringTargets(host.name, declared, watched, silent)
 
 
-def gateway_targets(*, planned: bool = False, and_running: bool = False) -> Watching | None:
+def gateway_targets(
+    *, planned: bool = False, and_running: bool = False
+) -> MonitoringTargets | None:
     """
     Return what the current node is a gateway of; None if it is none.
 
@@ -193,7 +195,7 @@ def gateway_targets(*, planned: bool = False, and_running: bool = False) -> Watc
             for each in servers.running(fleet.running)
             if (each.node, each.stage, each.number, each.model) not in named
         )
-    return Watching(host.name, declared, fronted, silent)
+    return MonitoringTargets(host.name, declared, fronted, silent)
 
 
 def has_gateways() -> bool:

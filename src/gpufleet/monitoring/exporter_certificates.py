@@ -32,7 +32,7 @@ class Named(NamedTuple):
     ca: tuple[str, bytes] | None
 
 
-def judged(named: Named, now: dt.datetime) -> list[str]:
+def certificate_problems(named: Named, now: dt.datetime) -> list[str]:
     """Return what is wrong with a certificate, its key and its CA, in sentences."""
     (path, certificate), (key_path, key) = named.certificate, named.key
     try:

@@ -112,7 +112,7 @@ def access(exporters: Exporters, node: str, address: str, *, now: dt.datetime) -
         from gpufleet.monitoring import exporter_certificates
 
         read = {
-            key: _read(f"exporters.tls.{key}", named(path, node), problems)
+            key: _read(f"exporters.tls.{key}", file_of_node(path, node), problems)
             for key, path in (
                 ("certificate_file", tls.certificate_file),
                 ("key_file", tls.key_file),
@@ -123,11 +123,11 @@ def access(exporters: Exporters, node: str, address: str, *, now: dt.datetime) -
         if len(read) == sum(content is not None for content in read.values()):
             certificate, key = read["certificate_file"] or b"", read["key_file"] or b""
             files = exporter_certificates.Named(
-                (named(tls.certificate_file, node), certificate),
-                (named(tls.key_file, node), key),
-                (named(tls.ca_file, node), read["ca_file"] or b"") if tls.ca_file else None,
+                (file_of_node(tls.certificate_file, node), certificate),
+                (file_of_node(tls.key_file, node), key),
+                (file_of_node(tls.ca_file, node), read["ca_file"] or b"") if tls.ca_file else None,
             )
-            found = exporter_certificates.judged(files, now)
+            found = exporter_certificates.certificate_problems(files, now)
             problems += found
             if not found:
                 shown = exporter_certificates.fingerprint(files)
@@ -144,7 +144,7 @@ def access(exporters: Exporters, node: str, address: str, *, now: dt.datetime) -
             problems.append(wrong)
         else:
             username = basic.username
-            config["basic_auth_users"] = {username: hashed(password, username, node)}
+            config["basic_auth_users"] = {username: password_hash(password, username, node)}
             if tls is None:
                 remarks.append(
                     "exporters.basic_auth is set without exporters.tls: Prometheus sends the "
@@ -165,7 +165,7 @@ def access(exporters: Exporters, node: str, address: str, *, now: dt.datetime) -
     )
 
 
-def named(path: str, node: str) -> str:
+def file_of_node(path: str, node: str) -> str:
     """
     Return a file's name for one node.
 
@@ -176,7 +176,7 @@ def named(path: str, node: str) -> str:
 
 
 @cache
-def hashed(password: str, username: str, node: str) -> str:
+def password_hash(password: str, username: str, node: str) -> str:
     """
     Return the bcrypt hash of a password, always the same one for a user on a node.
 
@@ -192,7 +192,7 @@ def hashed(password: str, username: str, node: str) -> str:
 
 def _password(basic: BasicAuth, node: str) -> tuple[str, str | None]:
     """Return the password and "", or a sentence why there is none."""
-    key, path = "exporters.basic_auth.password_file", named(basic.password_file, node)
+    key, path = "exporters.basic_auth.password_file", file_of_node(basic.password_file, node)
     wrong: list[str] = []
     content = _read(key, path, wrong)
     if content is None:

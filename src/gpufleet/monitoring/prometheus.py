@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias
 
 import yaml
 
-from gpufleet.monitoring.exporters import named
+from gpufleet.monitoring.exporters import file_of_node
 from gpufleet.monitoring.metrics.metric import Job
 from gpufleet.serving.servers import Server
 from gpufleet.settings.monitoring_settings import BasicAuth, Exporters, Monitoring, Tls
@@ -85,7 +85,9 @@ class Scrape:
             yield f"credentials/{self.name}.ca.pem", self.access.ca_file
 
 
-def unreachable(nodes: Mapping[str, Watched], servers: Iterable[Server], home: str) -> list[str]:
+def unreachable_servers(
+    nodes: Mapping[str, Watched], servers: Iterable[Server], home: str
+) -> list[str]:
     """Say which servers `home` cannot scrape, because they listen on their own node alone."""
     alone = {each.node for each in servers if each.node != home} & {
         name for name, each in nodes.items() if _vllm_listens(each) in _LOOPBACK
@@ -139,7 +141,7 @@ def scrapes(
     return tuple(found)
 
 
-def kept(
+def keep_silent(
     wanted: Iterable[Scrape], before: Mapping[str, Iterable[Target]], silent: Collection[str]
 ) -> tuple[Scrape, ...]:
     """
@@ -178,9 +180,9 @@ def _access(exporters: Exporters, node: str) -> Access:
     auth: BasicAuth | None = exporters.basic_auth
     return Access(
         tls=tls is not None,
-        ca_file=named(tls.ca_file, node) if tls and tls.ca_file else "",
+        ca_file=file_of_node(tls.ca_file, node) if tls and tls.ca_file else "",
         username=auth.username if auth else "",
-        password_file=named(auth.password_file, node) if auth else "",
+        password_file=file_of_node(auth.password_file, node) if auth else "",
     )
 
 
@@ -200,7 +202,7 @@ def _of_servers(
 ) -> Iterator[Target]:
     for each in servers:
         node = nodes.get(each.node)
-        address = reached(node, here=each.node == home) if node else None
+        address = server_address(node, here=each.node == home) if node else None
         if address is None:
             continue
         labels = {"stage": each.stage, "model": each.model}
@@ -209,7 +211,7 @@ def _of_servers(
         yield _target(Job.VLLM, address, each.port, each.node, **labels)
 
 
-def reached(node: Watched, *, here: bool) -> str | None:
+def server_address(node: Watched, *, here: bool) -> str | None:
     """Return the address of a node's vLLM servers, `here` on it or elsewhere; None: there is none."""
     listens = _vllm_listens(node)
     if listens in _LOOPBACK:
@@ -231,7 +233,7 @@ def _monitor(nodes: Mapping[str, Watched], home: str, job: Job) -> Iterator[Targ
         if not server or (name != home and server.listen in _LOOPBACK):
             continue
         if name == home:
-            address = local(server.listen)
+            address = local_address(server.listen)
         else:
             address = node.address if server.listen in _ANY else server.listen
         yield _target(job, address, server.port, name)
@@ -239,12 +241,12 @@ def _monitor(nodes: Mapping[str, Watched], home: str, job: Job) -> Iterator[Targ
 
 def _target(job: Job, host: str, port: int, instance: str, **labels: str) -> Target:
     return {
-        "targets": [at(host, port)],
+        "targets": [host_port(host, port)],
         "labels": {"instance": instance, "job": str(job), **labels},
     }
 
 
-def at(host: str, port: int) -> str:
+def host_port(host: str, port: int) -> str:
     """
     Return host and port as addresses are written.
 
@@ -254,7 +256,7 @@ def at(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def local(listen: str) -> str:
+def local_address(listen: str) -> str:
     """Return where a server that binds `listen` is reached on its own node."""
     return "127.0.0.1" if listen in _ANY else listen
 
@@ -282,7 +284,7 @@ def prometheus_yml(monitoring: Monitoring, wanted: Iterable[Scrape]) -> str:
     if monitoring.external_labels:
         document["global"]["external_labels"] = dict(sorted(monitoring.external_labels.items()))
     if alertmanager := monitoring.alertmanager:
-        place = at(local(alertmanager.listen), alertmanager.port)
+        place = host_port(local_address(alertmanager.listen), alertmanager.port)
         document["alerting"] = {"alertmanagers": [{"static_configs": [{"targets": [place]}]}]}
     return MARK + yaml.safe_dump(document, sort_keys=False)
 

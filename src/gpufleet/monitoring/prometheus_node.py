@@ -8,7 +8,7 @@ from gpufleet import node_paths
 from gpufleet.artifacts.program_archive import Archived
 from gpufleet.converge.desired import Directory, File, NoOtherFiles, Wanted
 from gpufleet.monitoring import render
-from gpufleet.monitoring.prometheus import Scrape, at
+from gpufleet.monitoring.prometheus import Scrape, host_port
 from gpufleet.monitoring.server_files import STATE, credentials, directories
 from gpufleet.serving.unit import UnitFile, whole
 from gpufleet.settings.monitoring_settings import Prometheus
@@ -28,7 +28,7 @@ def unit(server: Prometheus, program: Archived | None) -> UnitFile:
         home=HOME,
         data=DATA,
         retention_days=server.retention_days,
-        address=at(server.listen, server.port),
+        address=host_port(server.listen, server.port),
     )
 
 

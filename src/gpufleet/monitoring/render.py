@@ -19,14 +19,14 @@ from gpufleet import node_paths
 from gpufleet.monitoring import alertmanager
 from gpufleet.monitoring import prometheus as scrape
 from gpufleet.monitoring.prometheus import MARK, Scrape, Watched
-from gpufleet.monitoring.rules.files import Declared, rule_files
+from gpufleet.monitoring.rules.files import RuleSettings, rule_files
 from gpufleet.settings.monitoring_settings import Monitoring, Objectives
 
 DASHBOARDS = node_paths.DASHBOARDS
 """Where Grafana looks for our dashboards on a monitoring node."""
 
 
-def declared(monitoring: Monitoring, nodes: Mapping[str, Watched]) -> Declared:
+def rule_settings(monitoring: Monitoring, nodes: Mapping[str, Watched]) -> RuleSettings:
     """Return what the rules depend on: promises, changed alerts, and which parts there are."""
     models = {
         name: served
@@ -42,7 +42,7 @@ def declared(monitoring: Monitoring, nodes: Mapping[str, Watched]) -> Declared:
         "dcgm": any(each.settings.gpu_node and each.settings.dcgm for each in nodes.values()),
         "alertmanager": monitoring.alertmanager is not None,
     }
-    return Declared(
+    return RuleSettings(
         objectives=objectives,
         alerts=monitoring.alerts,
         settings=frozenset(name for name, is_there in there.items() if is_there),
@@ -54,7 +54,7 @@ def prometheus(
     monitoring: Monitoring, nodes: Mapping[str, Watched], wanted: Iterable[Scrape]
 ) -> dict[str, bytes]:
     """Return what Prometheus reads when it starts or is told to: another one needs a reload."""
-    rules = rule_files(declared(monitoring, nodes))
+    rules = rule_files(rule_settings(monitoring, nodes))
     return {
         "prometheus.yml": scrape.prometheus_yml(monitoring, wanted).encode(),
         **{f"rules/{name}": text.encode() for name, text in sorted(rules.items())},
@@ -69,7 +69,11 @@ def targets(wanted: Iterable[Scrape]) -> dict[str, bytes]:
 def grafana(monitoring: Monitoring) -> dict[str, bytes]:
     """Return Grafana's provisioning, below its directory: our Prometheus, and our dashboards."""
     server = monitoring.prometheus
-    at = scrape.at(scrape.local(server.listen), server.port) if server else "127.0.0.1:9090"
+    at = (
+        scrape.host_port(scrape.local_address(server.listen), server.port)
+        if server
+        else "127.0.0.1:9090"
+    )
     seconds = server.scrape_seconds if server else 15
     source = {
         "name": "gpufleet",
@@ -102,7 +106,7 @@ def dashboards() -> dict[str, bytes]:
     return {name: text.encode() for name, text in sorted(built().items())}
 
 
-def rendered(
+def render_files(
     monitoring: Monitoring, nodes: Mapping[str, Watched], wanted: Iterable[Scrape]
 ) -> dict[str, bytes]:
     """Return all of it, for a Prometheus, an Alertmanager and a Grafana that are not ours."""
@@ -119,7 +123,7 @@ def rendered(
     return found | {f"grafana/dashboards/{name}": text for name, text in dashboards().items()}
 
 
-def needed(monitoring: Monitoring, wanted: Iterable[Scrape]) -> dict[str, str]:
+def needed_secrets(monitoring: Monitoring, wanted: Iterable[Scrape]) -> dict[str, str]:
     """Return {secret that `rendered` names: file of this machine whose content belongs there}."""
     found = {f"prometheus/{path}": file for each in wanted for path, file in each.secrets}
     if monitoring.alertmanager:

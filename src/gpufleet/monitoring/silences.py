@@ -67,7 +67,9 @@ def duration(text: str) -> dt.timedelta:
     return length
 
 
-def opened(node: str, by: str, why: str, until: dt.datetime, now: dt.datetime) -> dict[str, Any]:
+def new_silence(
+    node: str, by: str, why: str, until: dt.datetime, now: dt.datetime
+) -> dict[str, Any]:
     """Return what opens a silence of everything about a node."""
     return {
         "matchers": [{"name": "instance", "value": node, "isRegex": False, "isEqual": True}],

@@ -18,7 +18,7 @@ from gpufleet.settings.node_settings import NodeSettings
 
 
 @dataclass(frozen=True)
-class Watching:
+class MonitoringTargets:
     """One monitoring node and what it is to watch."""
 
     name: str
@@ -42,7 +42,7 @@ class Watching:
     def scrapes(self, before: Mapping[str, Iterable[Target]]) -> tuple[Scrape, ...]:
         """Return what is scraped; `before` is what its target files have now, by their name."""
         wanted = prometheus.scrapes(self.nodes, self.servers, self.name)
-        return prometheus.kept(wanted, before, self.silent)
+        return prometheus.keep_silent(wanted, before, self.silent)
 
 
 def secrets(wanted: Mapping[str, str], where: str) -> dict[str, bytes]:

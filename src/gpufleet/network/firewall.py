@@ -52,7 +52,7 @@ _LAST_PRIVILEGED = 1023
 
 
 @dataclass(frozen=True)
-class Meeting:
+class PeerAddress:
     """Nodes that this one meets at an address: of one replica, or of prefill and decode."""
 
     interface: str
@@ -87,7 +87,7 @@ def rules(
     """
     wanted = settings.firewall or Firewall()
     ours, old = tuple(stages), tuple(running)
-    meetings = [*_planned(ours), *_met(old)]
+    meetings = [*_planned(ours), *_running_peers(old)]
     guarded = _merged(each for meeting in meetings for each in meeting.ports)
     if problems := [*_unsayable(meetings), *_contradictions(wanted, guarded), *_exposed(settings)]:
         raise FleetError(*problems)
@@ -180,7 +180,7 @@ def problems(seen: Mapping[str, Any]) -> Iterator[str]:
 # Who meets whom
 
 
-def _planned(stages: Iterable[Stage]) -> Iterator[Meeting]:
+def _planned(stages: Iterable[Stage]) -> Iterator[PeerAddress]:
     for stage in stages:
         if stage.handover:
             networks = dict(stage.handover.networks)
@@ -189,7 +189,7 @@ def _planned(stages: Iterable[Stage]) -> Iterator[Meeting]:
             others = tuple(each.address for each in networks.values())
             ports = [(side, side + stage.data_parallel - 1)]
             if others:
-                yield Meeting(own.interface, own.address, others, tuple(ports), ranks=False)
+                yield PeerAddress(own.interface, own.address, others, tuple(ports), ranks=False)
         if stage.group is None:
             continue
         networks = dict(stage.group.networks)
@@ -200,10 +200,10 @@ def _planned(stages: Iterable[Stage]) -> Iterator[Meeting]:
             side = stage.group.side_channel_port
             ports.append((side, side + stage.data_parallel - 1))
         others = tuple(each.address for each in networks.values())
-        yield Meeting(own.interface, own.address, others, tuple(ports))
+        yield PeerAddress(own.interface, own.address, others, tuple(ports))
 
 
-def _met(running: Iterable[Running]) -> Iterator[Meeting]:
+def _running_peers(running: Iterable[Running]) -> Iterator[PeerAddress]:
     """Yield the same of stages that run, from the lines of their units (`ranks.command`)."""
     for each in running:
         said = [line.partition(" ") for line in each.arguments]
@@ -212,10 +212,10 @@ def _met(running: Iterable[Running]) -> Iterator[Meeting]:
         nodes = [value.partition("=")[2] for name, _, value in said if name == "--node"]
         if rank.isdecimal() and port.isdecimal() and int(rank) < len(nodes):
             own = nodes.pop(int(rank))
-            yield Meeting("", own, tuple(nodes), ((int(port), int(port) + PORTS - 1),))
+            yield PeerAddress("", own, tuple(nodes), ((int(port), int(port) + PORTS - 1),))
 
 
-def _links(meetings: Sequence[Meeting]) -> Iterator[dict[str, Any]]:
+def _links(meetings: Sequence[PeerAddress]) -> Iterator[dict[str, Any]]:
     """Yield each of the node's addresses that others meet it at, with those who may."""
     known = {each.address: each.interface for each in meetings if each.interface}
     for address in sorted({each.address for each in meetings}, key=_by_number):
@@ -340,7 +340,7 @@ def _sources(networks: Networks) -> list[dict[str, str]]:
 # What cannot be
 
 
-def _unsayable(meetings: Iterable[Meeting]) -> Iterator[str]:
+def _unsayable(meetings: Iterable[PeerAddress]) -> Iterator[str]:
     for name in sorted({each.interface for each in meetings}):
         if name and not _INTERFACE.fullmatch(name):
             yield (

@@ -14,7 +14,7 @@ from gpufleet.converge.desired import (
     Wanted,
 )
 from gpufleet.monitoring import targets
-from gpufleet.monitoring.targets import Watching
+from gpufleet.monitoring.targets import MonitoringTargets
 from gpufleet.network import haproxy, keepalived
 from gpufleet.network.haproxy import (
     HOME,
@@ -39,7 +39,7 @@ STOP_SECONDS = 30
 
 
 def configuration(
-    node: Watching, wanted: Gateway, loaded: Callable[[], GatewayState]
+    node: MonitoringTargets, wanted: Gateway, loaded: Callable[[], GatewayState]
 ) -> Configuration:
     """Return what the gateway is to read; of nodes that did not answer, what it has `loaded`."""
     keys = {
@@ -50,7 +50,7 @@ def configuration(
     }
     backends = haproxy.backends(node.nodes, node.servers, node.name, keys)
     if node.silent:
-        backends = haproxy.kept(backends, loaded().configured, node.silent, node.nodes)
+        backends = haproxy.keep_silent(backends, loaded().configured, node.silent, node.nodes)
     pem = b"\n".join(
         targets.secrets(
             {file: file for file in haproxy.certificate_files(wanted, node.name)}, "gateway.tls"
@@ -79,7 +79,7 @@ def gateway_unit(wanted: Gateway) -> UnitFile:
     )
 
 
-def virtual_address(node: Watching, wanted: Gateway) -> Wanted:
+def virtual_address(node: MonitoringTargets, wanted: Gateway) -> Wanted:
     address = wanted.virtual_address
     if address is None:
         raise ValueError(f"{node.name} has no virtual address")
@@ -120,7 +120,7 @@ def gateway_files(found: Configuration) -> Wanted:
     )
 
 
-def gateway_problems(node: Watching) -> tuple[str, ...]:
+def gateway_problems(node: MonitoringTargets) -> tuple[str, ...]:
     """Return why the node cannot be a gateway, in sentences."""
     return (
         *haproxy.problems(node.nodes, node.name),

@@ -22,7 +22,7 @@ from typing import Any
 
 from gpufleet import node_paths
 from gpufleet.monitoring import prometheus
-from gpufleet.monitoring.exporters import named
+from gpufleet.monitoring.exporters import file_of_node
 from gpufleet.monitoring.prometheus import Watched
 from gpufleet.serving.servers import Server
 from gpufleet.settings.gateway_settings import Client, Gateway
@@ -75,7 +75,7 @@ class Target:
     @property
     def place(self) -> str:
         """Where it is reached."""
-        return prometheus.at(self.address, self.port)
+        return prometheus.host_port(self.address, self.port)
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ def backends(
     found: dict[str, list[Target]] = {entry: [] for entry in declared}
     for each in servers:
         there = nodes.get(each.node)
-        address = prometheus.reached(there, here=each.node == home) if there else None
+        address = prometheus.server_address(there, here=each.node == home) if there else None
         if address is not None and each.model in found:
             asked = _asked(there, each.model, each.stage) if there else ("", 0)
             found[each.model].append(Target(_name(each), address, each.port, *asked))
@@ -215,7 +215,7 @@ def backends(
     )
 
 
-def kept(
+def keep_silent(
     wanted: Iterable[Backend],
     before: Mapping[str, tuple[str, int]],
     silent: Collection[str],
@@ -384,7 +384,10 @@ def certificate_files(gateway: Gateway, node: str) -> tuple[str, ...]:
     """Return the files of this machine with the certificate and its key; none: plain HTTP."""
     if gateway.tls is None:
         return ()
-    return (named(gateway.tls.certificate_file, node), named(gateway.tls.key_file, node))
+    return (
+        file_of_node(gateway.tls.certificate_file, node),
+        file_of_node(gateway.tls.key_file, node),
+    )
 
 
 def _buffer(gateway: Gateway) -> int:
@@ -395,7 +398,7 @@ def _buffer(gateway: Gateway) -> int:
 def _bound(listen: str, port: int) -> str:
     if listen == "::":
         return f":::{port} v4v6"
-    return f"*:{port}" if listen in _ANY else prometheus.at(listen, port)
+    return f"*:{port}" if listen in _ANY else prometheus.host_port(listen, port)
 
 
 def _map(pairs: Iterable[tuple[str, str]]) -> bytes:

@@ -96,5 +96,5 @@ def _of(node: Watched) -> VirtualAddress | None:
 
 def check(address: str, port: int) -> bytes:
     """Return the program that keepalived asks whether this gateway answers."""
-    place = prometheus.at(prometheus.local(address), port)
+    place = prometheus.host_port(prometheus.local_address(address), port)
     return f"#!/bin/sh\nexec curl -sf -m 2 -o /dev/null http://{place}/healthy\n".encode()

@@ -271,7 +271,9 @@ def upstream(wanted: Litellm, nodes: Mapping[str, Watched], home: str) -> Upstre
     if here is None:
         raise ValueError(f"{home} has no gateway")
     return Upstream(
-        f"http://{prometheus.at(prometheus.local(here.listen), here.port)}", seconds, header
+        f"http://{prometheus.host_port(prometheus.local_address(here.listen), here.port)}",
+        seconds,
+        header,
     )
 
 

@@ -24,7 +24,7 @@ from gpufleet.converge.desired import (
 )
 from gpufleet.errors import FleetError
 from gpufleet.monitoring import targets
-from gpufleet.monitoring.exporters import named
+from gpufleet.monitoring.exporters import file_of_node
 from gpufleet.monitoring.prometheus import Watched
 from gpufleet.network import litellm
 from gpufleet.network.litellm import ACCOUNT, CREDENTIALS, HOME, PROGRAM, SERVE, STATE, UNIT
@@ -76,9 +76,11 @@ def read_files(
     if file := wanted.upstream_ca_file:
         others |= targets.secrets({"upstream-ca.pem": file}, "litellm.upstream_ca_file")
     if wanted.tls:
-        certificate = named(wanted.tls.certificate_file, name)
+        certificate = file_of_node(wanted.tls.certificate_file, name)
         others |= targets.secrets({"tls.pem": certificate}, "litellm.tls")
-        secrets |= targets.secrets({"tls-key": named(wanted.tls.key_file, name)}, "litellm.tls")
+        secrets |= targets.secrets(
+            {"tls-key": file_of_node(wanted.tls.key_file, name)}, "litellm.tls"
+        )
     return secrets, others
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.bundle.download import Digest, Folder, Gone, Remote, opened
+from gpufleet.bundle.download import Digest, Folder, MissingFileError, Remote, open_folder
 from gpufleet.errors import FleetError
 
 CONTENT = bytes(range(256)) * 4096
@@ -66,7 +66,7 @@ def origin() -> Iterator[Origin]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Folder]:
-    with opened(tmp_path / "bundle") as bundle:
+    with open_folder(tmp_path / "bundle") as bundle:
         yield bundle
 
 
@@ -141,7 +141,7 @@ def test_an_end_that_never_comes_is_an_error(folder: Folder, origin: Origin):
     assert not (folder.root / "a/b").exists()
 
 
-@pytest.mark.parametrize(("status", "kind"), [(404, Gone), (500, FleetError)])
+@pytest.mark.parametrize(("status", "kind"), [(404, MissingFileError), (500, FleetError)])
 def test_an_error_page_is_no_file(folder: Folder, origin: Origin, status: int, kind: type):
     origin.status = status
 
@@ -177,7 +177,7 @@ def test_problems_are_named_all_at_once(folder: Folder, origin: Origin):
 
 
 def test_two_runs_do_not_share_a_folder(folder: Folder):
-    with pytest.raises(FleetError, match="another run"), opened(folder.root):
+    with pytest.raises(FleetError, match="another run"), open_folder(folder.root):
         pass
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from gpufleet.errors import FleetError
 from gpufleet.monitoring.dashboards.grafana import dashboards
-from gpufleet.monitoring.dashboards.panel import Kind, Panel, Query, Row, Unit, placed
+from gpufleet.monitoring.dashboards.panel import Kind, Panel, Query, Row, Unit, place_panels
 from gpufleet.monitoring.metrics import catalogue
 from gpufleet.monitoring.rules import files
 from gpufleet.settings.monitoring_settings import Objectives
@@ -156,14 +156,14 @@ def test_a_line_of_panels_that_does_not_fill_the_width_is_refused() -> None:
     panel = Panel(Kind.LINES, "half", Unit.COUNT, (Query("up"),), "", 12, 4)
 
     with pytest.raises(FleetError, match="ends at column 12 of 24"):
-        placed((Row("row", (panel,)),))
+        place_panels((Row("row", (panel,)),))
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, float]]:
     """A real Prometheus with ten minutes of a fleet that exists as numbers, under our rules."""
     now = time.time()
-    rules = files.rule_files(files.Declared(objectives=PROMISED))
+    rules = files.rule_files(files.RuleSettings(objectives=PROMISED))
     # Up to now: a Prometheus that starts takes nothing older than what it finds.
     samples = open_metrics(now - 900, now, 30)
     with prometheus(tmp_path_factory.mktemp("prometheus"), samples, rules) as url:

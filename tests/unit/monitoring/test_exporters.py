@@ -171,18 +171,18 @@ def test_the_password_is_in_nothing_that_reaches_a_node_or_a_log(
 
 def test_a_second_deploy_finds_the_same_hash_and_no_two_nodes_have_one():
     """Nothing random is in it: another process, and another day, make the same one."""
-    exporters.hashed.cache_clear()
-    first = exporters.hashed(PASSWORD, "prometheus", "gpu-01")
-    exporters.hashed.cache_clear()
+    exporters.password_hash.cache_clear()
+    first = exporters.password_hash(PASSWORD, "prometheus", "gpu-01")
+    exporters.password_hash.cache_clear()
 
-    assert exporters.hashed(PASSWORD, "prometheus", "gpu-01") == first
-    assert exporters.hashed(PASSWORD, "prometheus", "gpu-02")[:29] != first[:29]
-    assert exporters.hashed(PASSWORD, "grafana", "gpu-01")[:29] != first[:29]
+    assert exporters.password_hash(PASSWORD, "prometheus", "gpu-01") == first
+    assert exporters.password_hash(PASSWORD, "prometheus", "gpu-02")[:29] != first[:29]
+    assert exporters.password_hash(PASSWORD, "grafana", "gpu-01")[:29] != first[:29]
 
 
 def test_the_salt_says_nothing_about_the_password():
     """It is readable in the hash: one made of the password would let guesses skip bcrypt's cost."""
-    salts = {exporters.hashed(word, "prometheus", "gpu-01")[:29] for word in ("one", "two")}
+    salts = {exporters.password_hash(word, "prometheus", "gpu-01")[:29] for word in ("one", "two")}
 
     assert len(salts) == 1
 

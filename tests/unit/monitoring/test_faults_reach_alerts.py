@@ -17,7 +17,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from gpufleet.monitoring.rules.files import Declared, rule_files
+from gpufleet.monitoring.rules.files import RuleSettings, rule_files
 from lab import nvml
 from tests.unit.monitoring import dcgm
 from tests.unit.monitoring.programs import program
@@ -80,7 +80,7 @@ def watched(folder, node):
     """Yield what asks a Prometheus for its alerts: {(alert, gpu)}."""
     facts = ThreadingHTTPServer(("127.0.0.1", 0), Facts)
     threading.Thread(target=facts.serve_forever, daemon=True).start()
-    for name, text in rule_files(Declared()).items():
+    for name, text in rule_files(RuleSettings()).items():
         (folder / name).write_text(text)
     port = dcgm.free_port()
     scrape = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpufleet.monitoring.rules import fleet_rules
-from gpufleet.monitoring.rules.files import Declared, rule_files
+from gpufleet.monitoring.rules.files import RuleSettings, rule_files
 from tests.unit.monitoring.promtool import Case, Firing, run, too_early
 
 NODE = 'instance="gpu-01",job="node"'
@@ -313,5 +313,5 @@ CASES = (*_ALL, *too_early(_ALL, EARLY))
 
 
 def test_alerts_on_nodes_fire_where_they_must_and_nowhere_else(tmp_path: Path) -> None:
-    files = rule_files(Declared())
+    files = rule_files(RuleSettings())
     run(CASES, {"fleet.rules.yml": files["fleet.rules.yml"]}, fleet_rules.ALERTS, tmp_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpufleet.monitoring.rules import gateway_rules, monitoring_rules
-from gpufleet.monitoring.rules.files import Declared, rule_files
+from gpufleet.monitoring.rules.files import RuleSettings, rule_files
 from tests.unit.monitoring.promtool import Case, Firing, run, too_early
 
 MINUTE = 60
@@ -442,7 +442,7 @@ CASES = (*GATEWAY, *SERVERS, *too_early((*GATEWAY, *SERVERS), EARLY))
 
 
 def test_alerts_on_gateway_and_monitoring_fire_where_they_must(tmp_path: Path) -> None:
-    files = rule_files(Declared(settings=SETTINGS))
+    files = rule_files(RuleSettings(settings=SETTINGS))
     written = {name: files[name] for name in ("gateway.rules.yml", "monitoring.rules.yml")}
     alerts = (*gateway_rules.ALERTS, *monitoring_rules.ALERTS)
     run(CASES, written, alerts, tmp_path)
@@ -463,7 +463,7 @@ def test_every_alert_on_them_that_waits_has_a_case_before_it_fires() -> None:
 
 
 def test_rules_of_the_gateway_are_left_out_where_there_is_none() -> None:
-    files = rule_files(Declared())
+    files = rule_files(RuleSettings())
 
     assert "gateway.rules.yml" not in files
     assert "alert: AlertmanagerCannotSend" not in files["monitoring.rules.yml"]

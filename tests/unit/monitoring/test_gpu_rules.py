@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpufleet.checks.xid_table import CONTAINED, GSP, KINDS, NVLINK, OFF_THE_BUS
 from gpufleet.monitoring.rules import gpu_rules
-from gpufleet.monitoring.rules.files import Declared, rule_files
+from gpufleet.monitoring.rules.files import RuleSettings, rule_files
 from tests.unit.monitoring.promtool import Case, Firing, run, too_early
 
 # As exporters before May 2026 write them, and since.
@@ -507,7 +507,7 @@ CASES = (*_ALL, *too_early(_ALL, EARLY))
 
 
 def test_alerts_on_gpus_fire_where_they_must_and_nowhere_else(tmp_path: Path) -> None:
-    files = rule_files(Declared())
+    files = rule_files(RuleSettings())
     run(CASES, {"gpu.rules.yml": files["gpu.rules.yml"]}, gpu_rules.ALERTS, tmp_path)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpufleet.monitoring.rules import node_rules
-from gpufleet.monitoring.rules.files import Declared, rule_files
+from gpufleet.monitoring.rules.files import RuleSettings, rule_files
 from tests.unit.monitoring.promtool import Case, Firing, run, too_early
 
 NODE = 'instance="gpu-01",job="node"'
@@ -400,5 +400,5 @@ CASES = (*_ALL, *too_early(_ALL, EARLY))
 
 
 def test_alerts_on_machines_fire_where_they_must_and_nowhere_else(tmp_path: Path) -> None:
-    files = rule_files(Declared())
+    files = rule_files(RuleSettings())
     run(CASES, {"node.rules.yml": files["node.rules.yml"]}, node_rules.ALERTS, tmp_path)

@@ -20,7 +20,7 @@ from gpufleet.monitoring.metrics import gateway_metrics, prometheus_metrics, vll
 from gpufleet.monitoring.metrics.catalogue import METRICS, SERIES
 from gpufleet.monitoring.metrics.metric import Job, Metric, Release
 from gpufleet.monitoring.rules import gateway_rules, monitoring_rules, vllm_rules
-from gpufleet.monitoring.rules.files import Declared, groups, rule_files
+from gpufleet.monitoring.rules.files import RuleSettings, groups, rule_files
 from gpufleet.settings.monitoring_settings import Objectives
 from tests.support.checkout import ROOT
 from tests.unit.monitoring.offline import (
@@ -211,7 +211,7 @@ def test_real_prometheus_misses_a_renamed_metric(tmp_path: Path) -> None:
 
 def unanswered(series: Recorded, release: Release, folder: Path) -> str:
     """Ask promtool for every selector of every rule and for every recording; return what fails."""
-    files = rule_files(Declared(objectives=PROMISED, settings=frozenset({"watchdog"})))
+    files = rule_files(RuleSettings(objectives=PROMISED, settings=frozenset({"watchdog"})))
     (folder / "vllm.rules.yml").write_text(files["vllm.rules.yml"])
     expressions = [each for each in EXPRESSIONS if not later(each, release)]
     asked = {

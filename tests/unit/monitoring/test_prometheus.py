@@ -132,7 +132,7 @@ def test_a_server_that_only_its_own_node_reaches_is_named_and_left_out() -> None
     for home, targets in (("mon-01", set()), ("gpu-01", {"127.0.0.1:8000"})):
         nodes = fleet(here, MON_01)
         assert set(told(prometheus.scrapes(nodes, SERVERS[:1], home), Job.VLLM)) == targets
-        said = prometheus.unreachable(nodes, SERVERS[:1], home)
+        said = prometheus.unreachable_servers(nodes, SERVERS[:1], home)
         assert bool(said) is (not targets)
         assert all("vllm.listen" in each and "gpu-01" in each for each in said)
 
@@ -165,10 +165,10 @@ def test_a_silent_nodes_servers_stay_and_no_others() -> None:
     """A server that is down must go on being seen to be down; one that has gone must not."""
     before = {each.file: each.targets for each in prometheus.scrapes(FLEET, SERVERS, "mon-01")}
     now = prometheus.scrapes(FLEET, (), "mon-01")
-    found = told(prometheus.kept(now, before, {"gpu-02"}), Job.VLLM)
+    found = told(prometheus.keep_silent(now, before, {"gpu-02"}), Job.VLLM)
     assert {labels["instance"] for labels in found.values()} == {"gpu-02"}
     assert len(found) == 2
-    assert told(prometheus.kept(now, before, {"gpu-02"}), Job.NODE) == told(now, Job.NODE)
+    assert told(prometheus.keep_silent(now, before, {"gpu-02"}), Job.NODE) == told(now, Job.NODE)
 
 
 def test_a_password_goes_only_to_nodes_that_ask_for_it() -> None:
@@ -230,4 +230,4 @@ def _checked(promtool: Path, folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "gpu-01.example.net"])
 def test_only_ipv6_is_written_in_brackets(host: str) -> None:
-    assert prometheus.at(host, 1) == f"{host}:1"
+    assert prometheus.host_port(host, 1) == f"{host}:1"

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from gpufleet.errors import FleetError
-from gpufleet.monitoring.metrics.catalogue import METRICS, joined
-from gpufleet.monitoring.rules.files import Declared, groups, rule_files
+from gpufleet.monitoring.metrics.catalogue import METRICS, join_lists
+from gpufleet.monitoring.rules.files import RuleSettings, groups, rule_files
 from gpufleet.monitoring.rules.rule import Alert, Recording
 from gpufleet.settings.monitoring_settings import AlertChange, Objectives
 from tests.support.checkout import ROOT
@@ -26,7 +26,7 @@ GROUPS = groups(OBJECTIVES)
 ALERTS = {alert.name: alert for group in GROUPS for alert in group.alerts}
 RECORDINGS = {each.record: each for group in GROUPS for each in group.recordings}
 SERIES = listed(METRICS.values()) + computed(RECORDINGS.values())
-EVERYTHING = Declared(
+EVERYTHING = RuleSettings(
     objectives=OBJECTIVES,
     settings=frozenset(need for alert in ALERTS.values() for need in alert.needs),
 )
@@ -56,7 +56,7 @@ def test_names_are_given_once() -> None:
     assert len(records) == len(set(records))
     assert not set(records) & set(METRICS)
     with pytest.raises(ValueError, match="listed twice"):
-        joined(tuple(METRICS.values()), tuple(METRICS.values())[:1])
+        join_lists(tuple(METRICS.values()), tuple(METRICS.values())[:1])
 
 
 def test_promtool_takes_every_file(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_the_table_of_alerts_is_that_of_the_code() -> None:
     assert table() in text, f"docs/alerts/README.md should have:\n{table()}"
 
 
-def rendered(declared: Declared) -> Mapping[str, dict[str, object]]:
+def rendered(declared: RuleSettings) -> Mapping[str, dict[str, object]]:
     """Return {alert: its rule} of all files."""
     return {
         rule["alert"]: rule
@@ -189,7 +189,7 @@ def test_an_alert_is_as_its_operator_wants_it() -> None:
         "Drift": AlertChange(enabled=False),
     }
     changed = rendered(
-        Declared(
+        RuleSettings(
             OBJECTIVES, changes, EVERYTHING.settings, runbooks_url="https://wiki.example.net/alerts"
         )
     )
@@ -211,7 +211,7 @@ def test_a_change_of_an_alert_that_does_not_exist_is_refused() -> None:
     changes = {"RebotPending": AlertChange(enabled=False), "Nothing": AlertChange()}
 
     with pytest.raises(FleetError) as refused:
-        rule_files(Declared(alerts=changes))
+        rule_files(RuleSettings(alerts=changes))
 
     assert refused.value.problems == (
         "monitoring.alerts.RebotPending: there is no alert of this name; did you mean "
@@ -224,5 +224,5 @@ def test_an_alert_without_its_setting_is_not_made() -> None:
     needing = {name for name, alert in ALERTS.items() if alert.needs}
 
     assert needing
-    assert not needing & set(rendered(Declared(OBJECTIVES)))
+    assert not needing & set(rendered(RuleSettings(OBJECTIVES)))
     assert needing <= set(rendered(EVERYTHING))

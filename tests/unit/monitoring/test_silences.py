@@ -20,7 +20,7 @@ def listed(opened: dict[str, Any], **also: Any) -> dict[str, Any]:
 
 
 def test_a_silence_names_its_node_who_opened_it_why_and_when_it_ends() -> None:
-    opened = silences.opened("gpu-01", "ada@desk", "new driver", UNTIL, NOW)
+    opened = silences.new_silence("gpu-01", "ada@desk", "new driver", UNTIL, NOW)
     (found,) = silences.read([listed(opened)])
     assert (found.nodes, found.by, found.why) == (("gpu-01",), "gpufleet: ada@desk", "new driver")
     assert found.until == UNTIL
@@ -28,9 +28,9 @@ def test_a_silence_names_its_node_who_opened_it_why_and_when_it_ends() -> None:
 
 
 def test_only_our_own_about_just_these_nodes_are_ended() -> None:
-    ours = listed(silences.opened("gpu-01", "ada", "x", UNTIL, NOW))
+    ours = listed(silences.new_silence("gpu-01", "ada", "x", UNTIL, NOW))
     by_hand = listed({**ours, "createdBy": "ada"}, id="2")
-    other = listed(silences.opened("gpu-02", "ada", "x", UNTIL, NOW), id="3")
+    other = listed(silences.new_silence("gpu-02", "ada", "x", UNTIL, NOW), id="3")
     by_pattern = listed(ours, id="4")
     by_pattern["matchers"] = [{**ours["matchers"][0], "isRegex": True, "value": "gpu-.*"}]
     over = listed(ours, id="5", status={"state": "expired"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpufleet.monitoring.rules import vllm_rules
-from gpufleet.monitoring.rules.files import Declared, rule_files
+from gpufleet.monitoring.rules.files import RuleSettings, rule_files
 from gpufleet.settings.monitoring_settings import Objectives
 from tests.unit.monitoring.promtool import Case, Firing, run, too_early
 
@@ -677,7 +677,7 @@ CASES = (*_ALL, *too_early(_ALL, EARLY))
 
 def test_alerts_on_vllm_fire_where_they_must_and_nowhere_else(tmp_path: Path) -> None:
     _, alerts = vllm_rules.rules(OBJECTIVES)
-    declared = Declared(objectives=OBJECTIVES, settings=frozenset({"watchdog"}))
+    declared = RuleSettings(objectives=OBJECTIVES, settings=frozenset({"watchdog"}))
     files = rule_files(declared)
     run(CASES, {"vllm.rules.yml": files["vllm.rules.yml"]}, alerts, tmp_path)
 
@@ -710,7 +710,7 @@ def test_an_objective_that_nobody_has_makes_no_alert() -> None:
 
 
 def test_without_a_watchdog_there_are_no_alerts_on_it() -> None:
-    text = rule_files(Declared(objectives=OBJECTIVES))["vllm.rules.yml"]
+    text = rule_files(RuleSettings(objectives=OBJECTIVES))["vllm.rules.yml"]
 
     assert "alert: VllmNoProgress" in text
     assert "alert: VllmStalled" not in text

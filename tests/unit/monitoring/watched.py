@@ -316,7 +316,7 @@ def _prometheus(
     alertmanager: str,
     port: int,
 ) -> None:
-    declared = rule_files.Declared(objectives=PROMISED, settings=frozenset({"watchdog"}))
+    declared = rule_files.RuleSettings(objectives=PROMISED, settings=frozenset({"watchdog"}))
     files = rule_files.rule_files(declared)
     for name, text in files.items():
         (folder / name).write_text(text)

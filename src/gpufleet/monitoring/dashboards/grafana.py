@@ -33,7 +33,7 @@ from gpufleet.monitoring.dashboards.panel import (
     Shown,
     Step,
     Variable,
-    placed,
+    place_panels,
 )
 from gpufleet.monitoring.metrics import catalogue
 from gpufleet.monitoring.rules import files
@@ -78,7 +78,7 @@ def grafana(dashboard: Dashboard) -> Json:
         "links": [_links()],
         "panels": [
             _row(item, place, number) if isinstance(item, Row) else _panel(item, place, number)
-            for number, (item, place) in enumerate(placed(dashboard.rows), start=1)
+            for number, (item, place) in enumerate(place_panels(dashboard.rows), start=1)
         ],
         "refresh": "30s",
         "schemaVersion": SCHEMA,

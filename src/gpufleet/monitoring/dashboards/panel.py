@@ -208,7 +208,7 @@ class Place:
     h: int
 
 
-def placed(rows: tuple[Row, ...]) -> tuple[tuple[Row | Panel, Place], ...]:
+def place_panels(rows: tuple[Row, ...]) -> tuple[tuple[Row | Panel, Place], ...]:
     """
     Return every heading and panel with its place, from top to bottom.
 

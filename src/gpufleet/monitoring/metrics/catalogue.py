@@ -25,7 +25,7 @@ LISTS: tuple[tuple[Metric, ...], ...] = (
 )
 
 
-def joined(*lists: tuple[Metric, ...]) -> dict[str, Metric]:
+def join_lists(*lists: tuple[Metric, ...]) -> dict[str, Metric]:
     """
     Return {name: metric} of lists that share no name.
 
@@ -40,7 +40,7 @@ def joined(*lists: tuple[Metric, ...]) -> dict[str, Metric]:
     return found
 
 
-METRICS: Mapping[str, Metric] = MappingProxyType(joined(*LISTS))
+METRICS: Mapping[str, Metric] = MappingProxyType(join_lists(*LISTS))
 SERIES: Mapping[str, Metric] = MappingProxyType(
     {series: metric for metric in METRICS.values() for series in metric.series}
 )

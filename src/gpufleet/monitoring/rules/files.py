@@ -26,7 +26,7 @@ _ALL_OBJECTIVES = {"any": Objectives(ttft_p99_seconds=1, itl_p99_seconds=1)}
 
 
 @dataclass(frozen=True)
-class Declared:
+class RuleSettings:
     """
     What rules depend on beyond themselves.
 
@@ -80,7 +80,7 @@ def holds(changes: Iterable[Mapping[str, AlertChange]] = ()) -> dict[str, int]:
     return found
 
 
-def rule_files(declared: Declared) -> dict[str, str]:
+def rule_files(declared: RuleSettings) -> dict[str, str]:
     """
     Return `{"gpu.rules.yml": text, ...}`; a group without rules has no file.
 
@@ -100,7 +100,7 @@ def rule_files(declared: Declared) -> dict[str, str]:
     return files
 
 
-def _check_names(declared: Declared, shipped: Iterable[Rules]) -> None:
+def _check_names(declared: RuleSettings, shipped: Iterable[Rules]) -> None:
     known = [alert.name for group in (*shipped, *groups(_ALL_OBJECTIVES)) for alert in group.alerts]
     wrong = [
         f"monitoring.alerts.{name}: there is no alert of this name{suggestion(name, known)}"
@@ -111,7 +111,7 @@ def _check_names(declared: Declared, shipped: Iterable[Rules]) -> None:
         raise FleetError(*wrong)
 
 
-def _wanted(alerts: Iterable[Alert], declared: Declared) -> list[Alert]:
+def _wanted(alerts: Iterable[Alert], declared: RuleSettings) -> list[Alert]:
     return [
         alert
         for alert in alerts
@@ -124,7 +124,7 @@ def _recording(recording: Recording) -> dict[str, Any]:
     return {"record": recording.record, "expr": recording.expr}
 
 
-def _alert(alert: Alert, declared: Declared) -> dict[str, Any]:
+def _alert(alert: Alert, declared: RuleSettings) -> dict[str, Any]:
     change = declared.alerts.get(alert.name, AlertChange())
     seconds = alert.for_seconds if change.for_seconds is None else change.for_seconds
     severity = alert.severity if change.severity is None else Severity(change.severity)

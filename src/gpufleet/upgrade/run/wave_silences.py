@@ -41,7 +41,7 @@ class OpenSilences:
 def alertmanagers(nodes: Mapping[str, prometheus.Watched]) -> dict[str, str]:
     """Return the address of each Alertmanager of an inventory, as its own node reaches it."""
     return {
-        name: f"http://{prometheus.at(prometheus.local(server.listen), server.port)}"
+        name: f"http://{prometheus.host_port(prometheus.local_address(server.listen), server.port)}"
         for name, node in nodes.items()
         if (wanted := node.settings.monitoring) and (server := wanted.alertmanager)
     }
@@ -71,7 +71,7 @@ def open_silences(
     }
     opening = {
         home: [
-            silences.opened(node, _creator(upgrade, by), "changed by an upgrade", until, now)
+            silences.new_silence(node, _creator(upgrade, by), "changed by an upgrade", until, now)
             for node in lacking
         ]
         for home, lacking in wanted.items()
