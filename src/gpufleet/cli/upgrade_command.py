@@ -297,7 +297,7 @@ class _Run:
 
     def _carried_out(self, nodes: Nodes, journal: Journal) -> int:
         from gpufleet.cli.interrupt_keys import InterruptKeys
-        from gpufleet.upgrade.report.live import Progress
+        from gpufleet.upgrade.report.live_progress import Progress
         from gpufleet.upgrade.run.controller import DeclinedError, UpgradeRun
         from gpufleet.upgrade.run.state_machine import LostError
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import shlex
 import textwrap
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from gpufleet.flags.check import Verdict
 from gpufleet.flags.from_settings import Yours
 from gpufleet.flags.problem import By, Problem
-from gpufleet.flags.release_diff import Difference, Overview, Sort
+
+if TYPE_CHECKING:
+    # It reads settings, which takes longer than a verdict does.
+    from gpufleet.flags.release_diff import Difference, Overview
 
 _INDENT = "        "
 _LONGEST = 200  # characters of an argument; JSON can be as long as it likes
@@ -72,22 +76,22 @@ def _counted(number: int, what: str) -> str:
     return f"{number} {what}" + ("s" if number != 1 else "")
 
 
-_TITLES = {
-    Sort.REMOVED: "Removed",
-    Sort.RENAMED: "Renamed",
-    Sort.VALUE: "No longer accepted",
-    Sort.MEANING: "Means something else",
-    Sort.DEPRECATED: "Deprecated",
-    Sort.DEFAULT: "New default of what you do not set",
-    Sort.HIDDEN: "No longer in vLLM's help",
-    Sort.NEW: "New, and useful to you",
-}
-
-
 def diff_page(
     yours: Yours, found: Iterable[Difference], whole: tuple[str, ...] | None, width: int
 ) -> str:
     """Return what changes for one server; `whole` is its command line put right, if it can be."""
+    from gpufleet.flags.release_diff import Sort
+
+    titles = {
+        Sort.REMOVED: "Removed",
+        Sort.RENAMED: "Renamed",
+        Sort.VALUE: "No longer accepted",
+        Sort.MEANING: "Means something else",
+        Sort.DEPRECATED: "Deprecated",
+        Sort.DEFAULT: "New default of what you do not set",
+        Sort.HIDDEN: "No longer in vLLM's help",
+        Sort.NEW: "New, and useful to you",
+    }
     differences = list(found)
     blocks = [f"{yours.where}:"] if yours.where else []
     for sort in Sort:
@@ -95,7 +99,7 @@ def diff_page(
             line for one in differences if one.sort is sort for line in _difference(one, width)
         ]
         if lines:
-            blocks.append("\n".join([_TITLES[sort], *lines]))
+            blocks.append("\n".join([titles[sort], *lines]))
     broken = [one for one in differences if one.breaks]
     if not differences:
         blocks.append("Nothing changes for these settings.")

@@ -19,7 +19,7 @@ from gpufleet.upgrade.gates.baseline import ITL, TTFT, Traffic
 from gpufleet.upgrade.plan.wave import Group, Wave
 from gpufleet.upgrade.report import html
 from gpufleet.upgrade.report import text as report_text
-from gpufleet.upgrade.report.live import Progress, style
+from gpufleet.upgrade.report.live_progress import Progress, style
 from gpufleet.upgrade.report.report import Report, report
 from gpufleet.upgrade.run.journal_entry import WORDS, Entry
 from gpufleet.upgrade.run.state_machine import Driver
