@@ -1,1 +1,1 @@
-"""artifacts: see docs/architecture.md."""
+"""Releases, model files and program archives: names, paths, scripts, and who copies from whom."""

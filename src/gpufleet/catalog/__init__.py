@@ -1,1 +1,1 @@
-"""catalog: see docs/architecture.md."""
+"""Tables with their sources: GPUs, driver branches, checks, presets, limits of vLLM."""

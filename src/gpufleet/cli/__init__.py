@@ -1,1 +1,1 @@
-"""cli: see docs/architecture.md."""
+"""The command line `gpufleet ...`: one module a command."""

@@ -1,1 +1,1 @@
-"""converge: see docs/architecture.md."""
+"""Wanted and seen state of a node as values, their difference, the commands that follow.  Pure."""

@@ -1,1 +1,1 @@
-"""fleet: see docs/architecture.md."""
+"""What one run knows of all nodes: they are probed, judged and planned once."""

@@ -1,1 +1,1 @@
-"""gpu_software: see docs/architecture.md."""
+"""Driver, CUDA, DCGM and fabric manager: versions, packages, and what brings them into force."""

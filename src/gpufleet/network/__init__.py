@@ -1,1 +1,1 @@
-"""network: see docs/architecture.md."""
+"""HAProxy, keepalived, LiteLLM and the firewall of nodes, rendered.  Pure."""

@@ -1,1 +1,1 @@
-"""node: see docs/architecture.md."""
+"""A probe's document as values: machine, GPUs, NVLink topology, marks.  Pure."""

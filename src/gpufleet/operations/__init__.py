@@ -1,1 +1,1 @@
-"""operations: see docs/architecture.md."""
+"""pyinfra operations: converge, build, copy, reboot, wait until it answers."""

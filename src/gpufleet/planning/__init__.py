@@ -1,1 +1,1 @@
-"""planning: see docs/architecture.md."""
+"""Which replica runs on which GPUs, and how it is divided.  Pure."""

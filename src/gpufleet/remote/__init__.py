@@ -1,1 +1,1 @@
-"""remote: see docs/architecture.md."""
+"""Questions to nodes over SSH, many at once, with deadlines."""

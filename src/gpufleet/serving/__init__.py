@@ -1,1 +1,1 @@
-"""serving: see docs/architecture.md."""
+"""A stage's unit, credentials, flags, readiness, status, logs and restarts."""

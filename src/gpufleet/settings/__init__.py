@@ -1,1 +1,1 @@
-"""settings: see docs/architecture.md."""
+"""Every setting that operators write, with its default and meaning."""

@@ -1,1 +1,1 @@
-"""sizing: see docs/architecture.md."""
+"""What a model takes on a GPU: weights, KV cache, start-up memory."""

@@ -1,1 +1,1 @@
-"""change: see docs/architecture.md."""
+"""A node while the fleet is changed."""

@@ -1,1 +1,1 @@
-"""common: see docs/architecture.md."""
+"""Shared by several programs for nodes."""

@@ -1,1 +1,1 @@
-"""converge: see docs/architecture.md."""
+"""A node's state, read in one go, and files put in place."""

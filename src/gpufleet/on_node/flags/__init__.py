@@ -1,1 +1,1 @@
-"""flags: see docs/architecture.md."""
+"""The flags of one vLLM release, read from its sources."""

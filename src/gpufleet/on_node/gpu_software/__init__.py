@@ -1,1 +1,1 @@
-"""gpu_software: see docs/architecture.md."""
+"""The NVIDIA driver: loaded, unloaded, built."""

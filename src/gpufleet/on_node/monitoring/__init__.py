@@ -1,1 +1,1 @@
-"""monitoring: see docs/architecture.md."""
+"""Facts of a node as metrics."""

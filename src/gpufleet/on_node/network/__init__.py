@@ -1,1 +1,1 @@
-"""network: see docs/architecture.md."""
+"""Firewall, gateway and LiteLLM of a node."""

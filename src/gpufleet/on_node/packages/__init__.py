@@ -1,1 +1,1 @@
-"""packages: see docs/architecture.md."""
+"""A package transaction by apt or dnf."""

@@ -1,1 +1,1 @@
-"""probe: see docs/architecture.md."""
+"""The probe: what a node is, in one JSON document."""

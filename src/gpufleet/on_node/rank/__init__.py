@@ -1,1 +1,1 @@
-"""rank: see docs/architecture.md."""
+"""One rank of a replica over several nodes."""

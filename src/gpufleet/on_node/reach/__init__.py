@@ -1,1 +1,1 @@
-"""reach: see docs/architecture.md."""
+"""Do the nodes of a replica reach each other?"""

@@ -1,1 +1,1 @@
-"""remote: see docs/architecture.md."""
+"""One Python for all short programs of a run."""

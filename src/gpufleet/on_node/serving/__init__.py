@@ -1,1 +1,1 @@
-"""serving: see docs/architecture.md."""
+"""What stages and their servers answer."""

@@ -1,1 +1,1 @@
-"""transfer: see docs/architecture.md."""
+"""Releases and models, copied from node to node."""

@@ -1,1 +1,1 @@
-"""watchdog: see docs/architecture.md."""
+"""Servers that no longer get on, found and restarted."""

@@ -1,1 +1,1 @@
-"""multinode: see docs/architecture.md."""
+"""Replicas over several nodes: networks, ports, launch modes, prefill and decode.  Pure."""

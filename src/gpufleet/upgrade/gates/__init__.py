@@ -1,1 +1,1 @@
-"""gates: see docs/architecture.md."""
+"""Is a replica after the change what it was before?  Pure."""

@@ -1,1 +1,1 @@
-"""plan: see docs/architecture.md."""
+"""What an upgrade changes together, in which waves, and how long that takes.  Pure."""
