@@ -215,7 +215,7 @@ class _Server:
             self._say(f"is called `{self.key}` here: names go into units and paths")
         self.notes += self.launch.notes
         environment, added = self._environment()
-        model, argv = _model_of(self._without_secrets(self.launch.argv))
+        model, argv = _split_model(self._without_secrets(self.launch.argv), self.schema)
         written = model
         argv = (*argv, *added)
         model, argv = self._on_the_node(model, argv)
@@ -515,8 +515,8 @@ class _Server:
             self._say(f"clients ask for {name!r} today, and will have to ask for {self.key!r}")
 
 
-def _model_of(argv: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
-    """Return the model, which comes first or behind `--model`, and the other arguments."""
+def _split_model(argv: Sequence[str], schema: Schema) -> tuple[str | None, tuple[str, ...]]:
+    """Return the model, which is the positional argument or `--model`, and the other arguments."""
     words = list(argv)
     for at, word in enumerate(words):
         if word == "--model" and at + 1 < len(words):
@@ -525,7 +525,8 @@ def _model_of(argv: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
             return word.removeprefix("--model="), (*words[:at], *words[at + 1 :])
     if words and not words[0].startswith("-"):
         return words[0], tuple(words[1:])
-    return None, tuple(words)
+    line = parse(schema, words)
+    return line.model, tuple(word for at, word in enumerate(words) if at not in line.model_at)
 
 
 def _json(text: str) -> Any:

@@ -19,7 +19,13 @@ from gpufleet.importer.server import Launch, Note
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)(?:(:?[-=])([^}]*))?\}|([A-Za-z_]\w*))")
-_ENDS = {"|", "||", "&&", ";", "&", "|&"}
+_ENDS = {"|", "||", "&&", ";", ";;", "&", "|&", "(", ")"}
+# What is quoted, computed or an array stays whole; `2>&1` and `&>log` are no ends of a command.
+_OPERATOR = re.compile(
+    r"""\\.|'[^']*'|"(?:\\.|[^"\\])*"|[$=]\((?:[^()]|\([^()]*\))*\)|`[^`]*`"""
+    r"""|(?P<end>(?<![<>])&&?(?!>)|\|[|&]?|;;?|[()])""",
+    re.DOTALL,
+)
 _REDIRECTION = re.compile(r"\d*(?:>>?|<|&>>?|>&)(.*)", re.DOTALL)
 _OLD_ENTRY = re.compile(r"vllm\.entrypoints\.(?:openai\.api_server|api_server|cli\.main)$")
 _CONTAINERS = {"docker", "podman", "nerdctl"}
@@ -79,16 +85,18 @@ def _commands(text: str) -> Iterator[list[str]]:
     """Yield the words of each simple command."""
     for line in _lines(text):
         words: list[str] = []
-        for word in shlex.split(line):
+        for word in shlex.split(_space_out(line)):
             if word in _ENDS:
                 yield words
-                words = []
-            elif word.endswith(";") and len(word) > 1:
-                yield [*words, word[:-1]]
                 words = []
             else:
                 words.append(word)
         yield words
+
+
+def _space_out(line: str) -> str:
+    """Return a line with spaces around what ends a command: `a;b` is two, as `(a)&` is one."""
+    return _OPERATOR.sub(lambda match: f" {match[0]} " if match["end"] else match[0], line)
 
 
 def _lines(text: str) -> Iterator[str]:

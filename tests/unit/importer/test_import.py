@@ -587,3 +587,29 @@ def test_a_comment_s_quote_does_not_swallow_the_rest() -> None:
     (launch,) = shell.launches(text, "m")
 
     assert launch.argv == ("org/m", "--chat-template", "/a#b.jinja")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(vllm serve m/x --port 8001) &\nvllm serve m/y\n",
+        "vllm serve m/x;vllm serve m/y\n",
+        "vllm serve m/x >x.log 2>&1& vllm serve m/y &>y.log\n",
+        "f() { vllm serve m/x; }\ncase $1 in y) vllm serve m/y;; esac\n",
+    ],
+)
+def test_operators_end_a_command_without_spaces_around_them(text: str) -> None:
+    launches = shell.launches(text, "model")
+    assert [launch.argv[0] for launch in launches] == ["m/x", "m/y"]
+
+
+@pytest.mark.parametrize("word", ["'a;b'", "a\\;b", '"(a)&"', "$(hostname)", "`hostname`"])
+def test_operators_that_are_quoted_or_computed_end_nothing(word: str) -> None:
+    (launch,) = shell.launches(f"vllm serve m/x --served-model-name {word}", "model")
+    assert launch.argv[2:] == tuple(shlex.split(word))
+
+
+def test_a_model_may_stand_behind_flags() -> None:
+    found = served("vllm serve --port 9000 --tensor-parallel-size 2 Qwen/Qwen3-8B")
+    assert found["model"] == "Qwen/Qwen3-8B"
+    assert (found["port"], found["tensor_parallel"]) == (9000, 2)
