@@ -72,7 +72,8 @@ def table(cases: list[Case]) -> str:
         f"`make test-long` on {datetime.now(UTC):%Y-%m-%d}, commit {checkout.commit()}: "
         f"{len(profiles)} kinds of machine, {len(FAULTS)} faults, {len(cases)} machines",
         "probed and judged. 0 false passes, 0 false blocks (the healthy machines too), 0",
-        "tracebacks. All hardware is simulated: [lab-profiles.md](lab-profiles.md) says how.",
+        "tracebacks. All hardware is simulated:",
+        "[lab-profiles.md](../develop/lab-profiles.md) says how.",
         "",
         "**B** blocked, **U** could not be checked (stops work like B), w warning, i remark,",
         ". nothing to say; empty: this hardware cannot have the fault. The last column is who must",

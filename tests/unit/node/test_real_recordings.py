@@ -159,7 +159,7 @@ def test_the_command_refuses_in_one_line():
 
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.record_node", "--real"],
-        cwd=NODES.parents[1], capture_output=True, text=True, timeout=60, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
 
     assert (done.returncode, done.stdout) == (1, "")

@@ -37,6 +37,7 @@ def test_every_program_is_imported_by_the_oldest_python_at_hand() -> None:
     names = [
         ".".join(path.relative_to(SOURCE).with_suffix("").parts)
         for path in sorted((SOURCE / "gpufleet/on_node").glob("*/[!_]*.py"))
+        if path.stem != "litellm_serve"  # runs in LiteLLM's own environment, not before it
     ]
     assert len(names) > 90
     done = subprocess.run(

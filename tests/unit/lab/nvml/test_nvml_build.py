@@ -54,7 +54,7 @@ def test_an_unknown_profile_lists_those_there_are():
         nvml.profile("h300x8")
 
 
-DOCUMENT = nvml.SOURCES.parents[1] / "docs" / "lab-profiles.md"
+DOCUMENT = nvml.SOURCES.parents[1] / "docs" / "develop" / "lab-profiles.md"
 
 
 def documented(key):
