@@ -16,11 +16,11 @@ from gpufleet.inventory import invocation, pyinfra_patches
 # interface of pyinfra: they were checked against this series.
 config.REQUIRE_PYINFRA_VERSION = "~=3.10.0"
 
-invocation.guard()
+invocation.check_invocation()
 # What is imported stays: looking through it again and again took a fifth of a plan's time.
 gc.set_threshold(100_000, 20, 50)
 atexit.register(gc.freeze)
-pyinfra_patches.quick()
+pyinfra_patches.patch_operation_order()
 
 # pyinfra takes 20 nodes per CPU core at once. Nodes are waited for, not computed: one costs this
 # machine 30 to 50 ms of CPU a run, so that all of them may be asked at once, as far as the limit of

@@ -6,7 +6,7 @@ from pyinfra.api import deploy
 
 from gpufleet.artifacts.operator_files import read
 from gpufleet.converge.desired import Listing, Unit, Wanted
-from gpufleet.gpu_software.container_toolkit import ENGINES, LINKS, toolkit_wanted
+from gpufleet.gpu_software.container_toolkit import ENGINES, LINKS, desired_toolkit
 from gpufleet.operations.converge import Converge
 from gpufleet.operations.link_container_devices import LINK_SECONDS, link_container_devices
 from gpufleet.settings.gpu_settings import ContainerToolkit
@@ -17,7 +17,7 @@ def container_toolkit(wanted: ContainerToolkit | None) -> None:
     """Converge packages and device links; None: the toolkit, if there is one, is not ours."""
     if wanted is None:
         return
-    node = Converge(toolkit_wanted(wanted, read(wanted.key_file)))
+    node = Converge(desired_toolkit(wanted, read(wanted.key_file)))
     node.files(name="the repository's key, udev rule")
     node.packages(name="packages")
     links = Converge(Wanted(Listing(LINKS), *(Unit(each) for each in ENGINES)))

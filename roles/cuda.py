@@ -6,7 +6,7 @@ from pyinfra.api import deploy
 
 from gpufleet.converge.desired import Wanted
 from gpufleet.gpu_software.cuda_toolkit import Profile, toolkit_packages
-from gpufleet.gpu_software.repository import source
+from gpufleet.gpu_software.repository import package_source
 from gpufleet.operations.converge import Converge
 from gpufleet.settings.cuda_settings import Cuda
 
@@ -14,5 +14,7 @@ from gpufleet.settings.cuda_settings import Cuda
 @deploy("CUDA")
 def cuda(wanted: Cuda, profile: Profile = "full") -> None:
     """Converge the toolkit, after its repository; with none, nothing is installed."""
-    toolkit = Converge(Wanted(source(wanted.repository), *toolkit_packages(wanted, profile)))
+    toolkit = Converge(
+        Wanted(package_source(wanted.repository), *toolkit_packages(wanted, profile))
+    )
     toolkit.packages(name="toolkit")

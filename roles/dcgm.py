@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pyinfra.api import deploy
 
 from gpufleet.converge.desired import Value, Wanted
-from gpufleet.gpu_software.repository import source
+from gpufleet.gpu_software.repository import package_source
 from gpufleet.monitoring.dcgm import CREDENTIALS, declared_packages, services
 from gpufleet.monitoring.exporters import Access
 from gpufleet.operations.converge import Converge
@@ -31,7 +31,7 @@ def dcgm(
     """
     node = Converge(
         Wanted(
-            source(repository),
+            package_source(repository),
             *(packages or declared_packages(wanted)),
             *services(wanted, access, profiling=profiling),
         )

@@ -6,7 +6,7 @@ from pyinfra.api import deploy
 
 from gpufleet.converge.desired import Wanted
 from gpufleet.gpu_software import quarantine
-from gpufleet.gpu_software.provisioning import Bare
+from gpufleet.gpu_software.provisioning import BareNode
 from gpufleet.operations.activate_driver import (
     activate_driver,
     check_node,
@@ -17,7 +17,7 @@ from gpufleet.operations.converge import Converge
 
 
 @deploy("driver in force")
-def driver_activation(node: Bare) -> None:
+def driver_activation(node: BareNode) -> None:
     """
     Unload and load, or reboot, until the module on the disk is the loaded one.
 
@@ -30,7 +30,7 @@ def driver_activation(node: Bare) -> None:
 
 
 @deploy("check")
-def check_driver(node: Bare) -> None:
+def check_driver(node: BareNode) -> None:
     """Judge a node whose driver was touched; when it is fit, its stages may start, and do."""
     check_node(driver_policy(node), name="node")
 
@@ -42,6 +42,6 @@ def require_in_service() -> None:
 
 def guard_unchecked_node() -> None:
     """Converge what keeps the stages of a marked node from starting; before packages change."""
-    node = Converge(quarantine.guard())
+    node = Converge(quarantine.stage_guard())
     node.files(name="guard of unchecked nodes")
     node.units(name="have systemd read the guard")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyinfra.api import deploy
 
 from gpufleet.converge.desired import File, Unit, UnitGone, Wanted
-from gpufleet.gpu_software.provisioning import Bare
+from gpufleet.gpu_software.provisioning import BareNode
 from gpufleet.operations.converge import Converge
 from gpufleet.operations.load_modules import load_modules
 from gpufleet.serving.unit import drop_in
@@ -25,7 +25,7 @@ MODPROBE_SECONDS = 60
 
 
 @deploy("fabric manager")
-def fabric_manager(node: Bare) -> None:
+def fabric_manager(node: BareNode) -> None:
     """
     Converge the fabric manager, after the driver is in force: it refuses any but its own version.
 
@@ -39,7 +39,7 @@ def fabric_manager(node: Bare) -> None:
     service.units(name="service")
 
 
-def wanted(node: Bare) -> Wanted:
+def wanted(node: BareNode) -> Wanted:
     """Return the unit with what it needs, or that it is off."""
     lock = node.settings.gpu_lock
     if lock is None:

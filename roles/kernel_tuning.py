@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyinfra.api import deploy
 
-from gpufleet.gpu_software.kernel_tuning import kernel_settings, wanted
+from gpufleet.gpu_software.kernel_tuning import desired_tuning, kernel_settings
 from gpufleet.operations.converge import Converge
 from gpufleet.operations.tune_kernel import SECONDS, tune_kernel
 from gpufleet.settings.gpu_settings import Gpu
@@ -13,7 +13,7 @@ from gpufleet.settings.gpu_settings import Gpu
 @deploy("tuning")
 def kernel_tuning(gpu: Gpu, gpus: int) -> None:
     """Converge the settings of the kernel, now and at boot, and the unit for `gpus` GPUs."""
-    node = Converge(wanted(gpu, gpus))
+    node = Converge(desired_tuning(gpu, gpus))
     node.files(name="settings and device files")
     node.units(name="device files at boot")
     if settings := kernel_settings(gpu):

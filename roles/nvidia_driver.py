@@ -5,8 +5,8 @@ from __future__ import annotations
 from pyinfra.api import deploy
 
 from gpufleet.converge.desired import Wanted
-from gpufleet.gpu_software.driver_configuration import INITRAMFS, driver_files, driver_wanted
-from gpufleet.gpu_software.provisioning import Bare
+from gpufleet.gpu_software.driver_configuration import INITRAMFS, desired_driver, driver_files
+from gpufleet.gpu_software.provisioning import BareNode
 from gpufleet.operations.activate_driver import mark_unchecked, settle_driver_packages
 from gpufleet.operations.build_kernel_modules import (
     INITRAMFS_SECONDS,
@@ -18,7 +18,7 @@ from roles.driver_activation import guard_unchecked_node
 
 
 @deploy("NVIDIA's driver")
-def nvidia_driver(node: Bare) -> None:
+def nvidia_driver(node: BareNode) -> None:
     """
     Converge the driver on the disk; `driver_activation` loads it afterwards.
 
@@ -30,7 +30,7 @@ def nvidia_driver(node: Bare) -> None:
     if node.machine.nouveau:
         rebuild_initramfs(settings, name="initramfs without nouveau", _timeout=INITRAMFS_SECONDS)
     guard_unchecked_node()
-    packages = Converge(driver_wanted(node))
+    packages = Converge(desired_driver(node))
     mark_unchecked(
         packages, "its driver's packages were changed", name="mark the node as unchecked"
     )

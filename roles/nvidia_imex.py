@@ -5,13 +5,13 @@ from __future__ import annotations
 from pyinfra.api import deploy
 
 from gpufleet.converge.desired import UnitGone, Wanted
-from gpufleet.gpu_software.provisioning import Bare
+from gpufleet.gpu_software.provisioning import BareNode
 from gpufleet.operations.converge import Converge
 from gpufleet.operations.join_imex_domain import SERVICE, join_imex_domain
 
 
 @deploy("IMEX")
-def nvidia_imex(node: Bare) -> None:
+def nvidia_imex(node: BareNode) -> None:
     """
     Converge IMEX, after the driver is in force: before, nobody knows which nodes share a fabric.
 

@@ -6,7 +6,7 @@ from pyinfra.api import deploy
 
 from gpufleet import node_paths
 from gpufleet.converge.desired import Absent, Directory, NoOtherFiles, Package, Wanted
-from gpufleet.gpu_software.repository import KEYS, kept_path, key_path
+from gpufleet.gpu_software.repository import KEYS, key_path, stored_key_path
 from gpufleet.operations.converge import Converge
 from gpufleet.operations.trust_repository_key import KEY_SECONDS, trust_repository_key
 from gpufleet.settings.cuda_settings import Repository
@@ -41,7 +41,7 @@ def nvidia_repository(repository: Repository) -> None:
             Directory(KEYS),
             Directory(node_paths.KEPT_KEYS),
         ),
-        watch=(key_path(repository), kept_path(repository)),
+        watch=(key_path(repository), stored_key_path(repository)),
     )
     folders.files(name="folder of keys")
     trust_repository_key(folders, repository, name="key", _timeout=KEY_SECONDS)

@@ -38,8 +38,8 @@ def _values(settings: NodeSettings, system: System, machine: Machine) -> Iterato
     if settings.cuda:
         yield from toolkit_packages(settings.cuda, toolkit_profile(settings))
     if settings.gpu.rdma:
-        yield from rdma.rdma_wanted(settings.gpu.rdma, system.id)
+        yield from rdma.desired_rdma(settings.gpu.rdma, system.id)
     if settings.gpu.container_toolkit:
-        yield from container_toolkit.toolkit_wanted(settings.gpu.container_toolkit, b"")
+        yield from container_toolkit.desired_toolkit(settings.gpu.container_toolkit, b"")
     if settings.vllm:
         yield from map(Package, vllm_node.PACKAGES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyinfra.api import deploy
 
 from gpufleet.converge.desired import Unit, UnitGone, Wanted
-from gpufleet.gpu_software.provisioning import Bare
+from gpufleet.gpu_software.provisioning import BareNode
 from gpufleet.operations.converge import Converge
 from gpufleet.serving.unit import drop_in
 
@@ -16,14 +16,14 @@ UNDONE = {"ubuntu": "nvidia-persistenced"}
 
 
 @deploy("persistence daemon")
-def persistenced(node: Bare) -> None:
+def persistenced(node: BareNode) -> None:
     """Converge the daemon; its packages come with the driver's, and its version is theirs."""
     service = Converge(wanted(node))
     service.files(name="drop-in")
     service.units(name="service")
 
 
-def wanted(node: Bare) -> Wanted:
+def wanted(node: BareNode) -> Wanted:
     """Return the unit with our drop-in, or that it is off where `gpu_lock.persistence` is false."""
     lock = node.settings.gpu_lock
     if lock is None:

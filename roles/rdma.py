@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyinfra.api import deploy
 
 from gpufleet.converge.desired import Listing, Wanted
-from gpufleet.gpu_software.rdma import rdma_wanted
+from gpufleet.gpu_software.rdma import desired_rdma
 from gpufleet.operations.converge import Converge
 from gpufleet.operations.load_modules import LOADED, MODPROBE_SECONDS, load_rdma_modules
 from gpufleet.settings.gpu_settings import Rdma
@@ -14,7 +14,7 @@ from gpufleet.settings.gpu_settings import Rdma
 @deploy("RDMA")
 def rdma(wanted: Rdma | None, distribution: str) -> None:
     """Converge packages and files, and load the modules; None: our files are gone."""
-    node = Converge(rdma_wanted(wanted, distribution))
+    node = Converge(desired_rdma(wanted, distribution))
     if wanted is None:
         node.files(name="no files")
         return

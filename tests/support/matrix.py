@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from gpufleet.catalog.checks import CHECKS
-from gpufleet.checks.evaluate import judge
+from gpufleet.checks.evaluate import evaluate
 from gpufleet.checks.finding import Report, Severity
 from gpufleet.settings.parse import parse_settings
 from lab import machine, nvml
@@ -120,7 +120,7 @@ def case(library: Path, profile: str, name: str) -> Case:
     """Probe and judge one machine with one fault, on its last GPU."""
     harmed = machine.of(profile, fault(name, Profile.of(profile).count - 1))
     document = probe_machine(library, harmed, seconds=SECONDS)
-    return Case(profile, name, judge({profile: document}, {profile: SETTINGS}, TODAY))
+    return Case(profile, name, evaluate({profile: document}, {profile: SETTINGS}, TODAY))
 
 
 def every_fault_once() -> list[tuple[str, str]]:

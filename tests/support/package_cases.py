@@ -16,7 +16,12 @@ from gpufleet.converge.package_commands import commands, files
 from gpufleet.converge.package_plan import VERSIONLOCK, packages
 from gpufleet.converge.snapshot import PackageState, Snapshot
 from gpufleet.gpu_software.driver_packages import dcgm_packages, driver_packages
-from gpufleet.gpu_software.repository import VENDOR, path, published, source
+from gpufleet.gpu_software.repository import (
+    VENDOR,
+    package_source,
+    repository_path,
+    vendor_repository,
+)
 from gpufleet.node.machine import Kernel, Machine, System
 from gpufleet.settings.cuda_settings import Repository
 from gpufleet.settings.gpu_lock import GpuLock, LockedDcgm
@@ -85,13 +90,13 @@ def on(system: System, machine: Machine) -> Machine:
 def wanted(case: Case) -> Wanted:
     machine = on(case.system, case.machine)
     repository = Repository(
-        url=f"{VENDOR}/{path(case.system)}",
+        url=f"{VENDOR}/{repository_path(case.system)}",
         keyring="D42D0685.pub" if case.system.red_hat else "cuda-keyring_1.1-1_all.deb",
-        keyring_sha256=published(case.system).keyring_sha256 or "0" * 64,
+        keyring_sha256=vendor_repository(case.system).keyring_sha256 or "0" * 64,
     )
     found = driver_packages(case.system, case.lock, machine).wanted
     found += dcgm_packages(case.system, case.lock, machine).wanted
-    return Wanted(source(repository), *found)
+    return Wanted(package_source(repository), *found)
 
 
 def has(system: System, driver: GpuLock, machine: Machine = H100) -> dict[str, str]:

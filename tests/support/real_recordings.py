@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from gpufleet.errors import FleetError
-from gpufleet.node.topology import known
+from gpufleet.node.topology import value_or
 
 # What identifies a machine, by the key that holds it anywhere in the document, and the stand-in
 # for the n-th of its kind. Addresses are those that RFC 5737 and RFC 3849 keep for documents.
@@ -53,7 +53,7 @@ ADDRESSES = (
 
 def with_gpus(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the document; raises `FleetError` if the driver and its GPUs do not answer."""
-    if known(document["driver"]["version"]) and any("name" in gpu for gpu in document["gpus"]):
+    if value_or(document["driver"]["version"]) and any("name" in gpu for gpu in document["gpus"]):
         return document
     init = document["driver"]["init"]
     why = "the driver lists none" if init == "ok" else init["missing"].replace("_", " ")
@@ -85,7 +85,7 @@ def anonymous(document: Mapping[str, Any]) -> dict[str, Any]:
         numbered = [value for value in ordered if not NOBODY.fullmatch(value)]
         stand_ins |= {value: stand_in(n) for n, value in enumerate(numbered, 1)}
     replaced: dict[str, Any] = _replaced(dict(document), None, stand_ins)
-    cmdline = known(replaced["system"]["cmdline"])
+    cmdline = value_or(replaced["system"]["cmdline"])
     if cmdline is not None:
         replaced["system"]["cmdline"] = " ".join(ABOUT_GPUS.findall(cmdline))
     # What is served there, under which names and with which arguments, is nobody's business.

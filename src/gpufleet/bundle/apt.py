@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from gpufleet.bundle.download import Digest, Folder, MissingFileError, Remote
 from gpufleet.errors import FleetError
-from gpufleet.settings.mirror_rewrite import place
+from gpufleet.settings.mirror_rewrite import bundle_path
 
 TOOLS = {"apt-get": "apt", "dpkg-deb": "dpkg"}
 UPDATE_SECONDS = 900
@@ -99,7 +99,7 @@ class Archives:
         return tuple(
             Remote(
                 match[1],
-                place(match[1]),
+                bundle_path(match[1]),
                 (Digest(match[4].lower(), match[5]),),
                 int(match[3]),
             )
@@ -126,7 +126,7 @@ class Archives:
                 if name not in hashes:
                     continue
                 digest, size = hashes[name]
-                path = f"{place(at)}/{name}"
+                path = f"{bundle_path(at)}/{name}"
                 url = f"{at}/{name}"
                 aside = f"{name.rpartition('/')[0]}/by-hash/SHA256/{digest}".lstrip("/")
                 if by_hash:  # what it names cannot have changed meanwhile
@@ -138,15 +138,15 @@ class Archives:
                 kept += 1
                 yield path
                 if by_hash:
-                    beside = f"{place(at)}/{aside}"
+                    beside = f"{bundle_path(at)}/{aside}"
                     folder.write(beside, (folder.root / path).read_bytes())
                     yield beside
             if not kept and f"{stem}" in hashes:
                 raise FleetError(f"{at}: lists {stem} and has it in no form that apt reads")
         # Last: it is what makes the new indexes count.
         for name, content in names.items():
-            folder.write(f"{place(at)}/{name}", content)
-            yield f"{place(at)}/{name}"
+            folder.write(f"{bundle_path(at)}/{name}", content)
+            yield f"{bundle_path(at)}/{name}"
 
     def _stems(self, source: Source, suite: str, release: str) -> Iterator[str]:
         """Yield which indexes nodes ask for, without their compression."""

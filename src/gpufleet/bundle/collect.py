@@ -15,7 +15,7 @@ from gpufleet.bundle.requirements import Locked, Needs, Packages
 from gpufleet.errors import FleetError
 from gpufleet.gpu_software.repository import PACKAGES as VENDORS
 from gpufleet.settings.cuda_settings import Repository
-from gpufleet.settings.mirror_rewrite import KEYS, PACKAGES, PROGRAMS, WHEELS, place
+from gpufleet.settings.mirror_rewrite import KEYS, PACKAGES, PROGRAMS, WHEELS, bundle_path
 from gpufleet.settings.mirror_settings import Archive
 from gpufleet.templates import read_template
 
@@ -65,7 +65,7 @@ def collect(folder: Folder, needs: Needs, say: Callable[[str], None]) -> Collect
     for model in needs.models:
         _model(done, model)
     done.programs |= done.bring(
-        Remote(each.url, place(each.url, PROGRAMS), (Digest("sha256", each.sha256),))
+        Remote(each.url, bundle_path(each.url, PROGRAMS), (Digest("sha256", each.sha256),))
         for each in needs.programs
     )
     for name, content in {
@@ -113,7 +113,8 @@ def nodes_sources(wanted: Packages) -> str:
     `Targets`: apt fails on translations that are listed and not there, and a bundle has none.
     """
     stanzas = [
-        f"Types: deb\nURIs: @MIRROR@/{place(archive.url)}/\nSuites: {' '.join(archive.suites)}\n"
+        f"Types: deb\nURIs: @MIRROR@/{bundle_path(archive.url)}/\n"
+        f"Suites: {' '.join(archive.suites)}\n"
         f"{_components(archive)}Targets: Packages\nSigned-By: {archive.key_file}\n"
         for archive in wanted.archives
     ]
@@ -158,11 +159,11 @@ def _vendors_key(done: Collected, repository: Repository) -> Path:
     """Return the vendor's key, out of the keyring package that settings name by its hash."""
     keyring = Remote(
         f"{repository.url}/{repository.keyring}",
-        f"{place(repository.url)}/{repository.keyring}",
+        f"{bundle_path(repository.url)}/{repository.keyring}",
         (Digest("sha256", repository.keyring_sha256),),
     )
     done.packages |= done.bring((keyring,))
-    name = place(repository.url).removeprefix(f"{PACKAGES}/").replace("/", "_")
+    name = bundle_path(repository.url).removeprefix(f"{PACKAGES}/").replace("/", "_")
     came = done.folder.root / keyring.path
     package = came.suffix == ".deb"
     # apt tells armoured keys from binary ones by the file's name.

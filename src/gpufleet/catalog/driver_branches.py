@@ -88,7 +88,7 @@ def flavours(name: str) -> tuple[Flavour, ...]:
     return ("open",) if int(name) >= OPEN_ONLY_SINCE else ("open", "proprietary")
 
 
-def serves(name: str) -> int | None:
+def cuda_major(name: str) -> int | None:
     """Return the CUDA major that a branch runs; None where that is not known."""
     if known := branch(name):
         return known.cuda[0]
@@ -96,7 +96,7 @@ def serves(name: str) -> int | None:
     return newer[-1].cuda[0] if newer and newer[-1] is not _BRANCHES[-1] else None
 
 
-def numbers(version: str) -> tuple[int, ...]:
+def version_numbers(version: str) -> tuple[int, ...]:
     """
     Return a driver's version or branch as numbers, to be compared.
 

@@ -111,12 +111,12 @@ def families() -> tuple[Family, ...]:
     )
 
 
-def setting(flag: str) -> tuple[str, ...]:
+def presets_setting(flag: str) -> tuple[str, ...]:
     """Return the presets that set a flag, given as `--max-num-seqs`."""
     return tuple(name for name in names() if flag.removeprefix("--") in load(name).flags)
 
 
-def chosen(preset: str, choices: tuple[Choice, ...], subject: Subject) -> tuple[Any, str] | None:
+def choose(preset: str, choices: tuple[Choice, ...], subject: Subject) -> tuple[Any, str] | None:
     """
     Return the value of a preset's flag for a subject, and why; None: no choice holds.
 
@@ -166,6 +166,6 @@ def _of_family(preset: str, parser: str, subject: Subject) -> str:
     )
 
 
-def kinds(caches: Iterable[object]) -> frozenset[str]:
+def cache_kinds(caches: Iterable[object]) -> frozenset[str]:
     """Return the kinds of caches, by the names of their types: `LatentCache` is "latent"."""
     return frozenset(type(each).__name__.removesuffix("Cache").lower() for each in caches)

@@ -22,7 +22,7 @@ Version: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Asked:
+class QuantizationNeeds:
     """What a release asks of who uses a quantization method."""
 
     capability: int
@@ -36,17 +36,17 @@ def releases() -> tuple[Version, ...]:
     return tuple(_version(text) for text in _document()["releases"])
 
 
-def serves(architecture: str, vllm: Version) -> bool | None:
+def supports_architecture(architecture: str, vllm: Version) -> bool | None:
     """Say whether a release serves an architecture; None: it is not known of that release."""
     return _held(_spans(architecture, "served"), vllm)
 
 
-def pipelines(architecture: str, vllm: Version) -> bool | None:
+def supports_pipeline(architecture: str, vllm: Version) -> bool | None:
     """Say whether the architecture's class can be divided into stages (`SupportsPP`)."""
     return _held(_spans(architecture, "pipeline"), vllm)
 
 
-def adapts(architecture: str, vllm: Version) -> bool | None:
+def supports_lora(architecture: str, vllm: Version) -> bool | None:
     """Say whether the architecture's class takes LoRA adapters (`SupportsLoRA`)."""
     return _held(_spans(architecture, "lora"), vllm)
 
@@ -63,17 +63,17 @@ def refuses_float16(architecture: str, vllm: Version) -> bool | None:
 
 def nearest_serving(architecture: str, vllm: Version) -> Version | None:
     """Return the release nearest to `vllm` that serves an architecture; None: none does."""
-    serving = [one for one in releases() if serves(architecture, one)]
+    serving = [one for one in releases() if supports_architecture(architecture, one)]
     newer = [one for one in serving if one >= vllm]
     return newer[0] if newer else serving[-1] if serving else None
 
 
-def knows(method: str) -> bool:
+def is_known_method(method: str) -> bool:
     """Say whether any release that was read has the quantization method."""
     return method in _document()["quantization"]
 
 
-def asked(method: str, vllm: Version) -> Asked | None:
+def quantization_needs(method: str, vllm: Version) -> QuantizationNeeds | None:
     """Return what a release asks of who uses a quantization; None: it has no such method."""
     found = None
     for row in _document()["quantization"].get(method, ()):
@@ -81,12 +81,12 @@ def asked(method: str, vllm: Version) -> Asked | None:
             found = row
     if found is None or found.get("gone"):
         return None
-    return Asked(found["minimum"], tuple(found["dtypes"]))
+    return QuantizationNeeds(found["minimum"], tuple(found["dtypes"]))
 
 
 def nearest_with_method(method: str, vllm: Version) -> Version | None:
     """Return the release nearest to `vllm` that has a quantization method."""
-    having = [one for one in releases() if asked(method, one) is not None]
+    having = [one for one in releases() if quantization_needs(method, one) is not None]
     newer = [one for one in having if one >= vllm]
     return newer[0] if newer else having[-1] if having else None
 

@@ -12,7 +12,7 @@ from gpufleet.sanitize import printable
 from gpufleet.settings.node_settings import NodeSettings
 
 
-def admitted(
+def admitted_nodes(
     report: Report, nodes: Iterable[Node], settings: Mapping[str, NodeSettings]
 ) -> dict[str, Node]:
     """
@@ -30,13 +30,13 @@ def admitted(
         if not wanted.serving and wanted.gpus.count is None:
             found[node.name] = node
             continue
-        problems += (sentence(finding) for finding in report.stopping(node.name))
+        problems += (finding_sentence(finding) for finding in report.stopping(node.name))
         reserved = set(wanted.gpus.reserved)
         # What is wrong with GPUs that others use is theirs to put right.
         unfit = {gpu: each for gpu, each in report.unfit(node.name).items() if gpu not in reserved}
         gone = [each for each in report.gone(node.name) if not _of(each, reserved)]
         if (unfit or gone) and not wanted.checks.degraded:
-            problems += map(sentence, (*gone, *(each[0] for each in unfit.values())))
+            problems += map(finding_sentence, (*gone, *(each[0] for each in unfit.values())))
             rest = len(node.gpus) - len({gpu.index for gpu in node.gpus} & set(unfit))
             problems.append(
                 f"{node.name}: {rest} of its GPUs are fit: set `checks.degraded: true` in "
@@ -45,7 +45,7 @@ def admitted(
         found[node.name] = replace(
             node,
             gpus=tuple(gpu for gpu in node.gpus if gpu.index not in unfit),
-            unfit={index: brief(each) for index, each in sorted(unfit.items())},
+            unfit={index: short_reasons(each) for index, each in sorted(unfit.items())},
         )
     if problems:
         raise FleetError(*problems)
@@ -56,7 +56,7 @@ def _of(finding: Finding, gpus: Collection[int]) -> bool:
     return finding.gpu is not None and finding.gpu.index in gpus
 
 
-def sentence(finding: Finding) -> str:
+def finding_sentence(finding: Finding) -> str:
     """
     Return a finding for a run that it stops: what, why, what to do, where to read on.
 
@@ -71,7 +71,7 @@ def sentence(finding: Finding) -> str:
     )
 
 
-def brief(findings: tuple[Finding, ...]) -> str:
+def short_reasons(findings: tuple[Finding, ...]) -> str:
     """Return why a GPU is left out, short: `nvlink-links, ecc-uncorrected`."""
     worst = max(finding.severity for finding in findings)
     names = dict.fromkeys(each.check for each in findings if each.severity == worst)

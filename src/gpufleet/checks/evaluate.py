@@ -12,7 +12,7 @@ from gpufleet.catalog.checks import CHECKS
 from gpufleet.checks import driver, gpus, host, kernel_log, memory, next_reboot, nvlink
 from gpufleet.checks.finding import Action, Finding, GpuId, Problem, Report, Severity, Step
 from gpufleet.checks.probe_facts import CannotTell, DoesNotApply, GpuReading, Needs, Reading, Unread
-from gpufleet.node.probe_document import flaw
+from gpufleet.node.probe_document import document_problem
 from gpufleet.settings.node_settings import Acceptance, NodeSettings
 
 # Checks of a node as a whole that can be answered while the driver does not answer.
@@ -45,7 +45,7 @@ _NONSENSE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError
 ASKED_SIBLINGS = 16
 
 
-def judge(
+def evaluate(
     documents: Mapping[str, Mapping[str, Any] | str],
     settings: Mapping[str, NodeSettings],
     today: dt.date,
@@ -64,7 +64,7 @@ def judge(
     alone = {
         name: Reading(name, document, settings.get(name, NodeSettings()), today=today)
         for name, document in documents.items()
-        if not isinstance(document, str) and flaw(document) is None
+        if not isinstance(document, str) and document_problem(document) is None
     }
     findings: list[Finding] = []
     for name, document in sorted(documents.items()):
@@ -115,7 +115,10 @@ def _no_probe(name: str, document: Mapping[str, Any] | str) -> Finding:
     if isinstance(document, str):
         found, remedy = document, "ssh to the node; then check again"
     else:
-        found, remedy = f"its probe {flaw(document)}", "probe the node again with this version"
+        found, remedy = (
+            f"its probe {document_problem(document)}",
+            "probe the node again with this version",
+        )
     return Finding(
         "probe",
         name,

@@ -20,11 +20,11 @@ from gpufleet.checks.nvlink_facts import (
     RESET_ALL,
     RESTART_MANAGER,
     has_switches,
+    has_unknown_peers,
     is_grace,
     known_fabric_state,
     known_links,
     links_into_switches,
-    links_into_the_unknown,
     nvswitches,
     widths,
 )
@@ -34,10 +34,10 @@ from gpufleet.checks.probe_facts import (
     GpuReading,
     Reading,
     Unread,
+    cached_answer,
     is_missing,
-    remembered,
-    take,
-    told_by_twins,
+    lookup,
+    twin_answers,
 )
 from gpufleet.formatting import ranges
 from gpufleet.node.topology import P2P_OK
@@ -201,7 +201,7 @@ def _others_have_fabric(gpu: GpuReading) -> bool:
         return len(twin.document["gpus"]) == count and _has_fabric(twin)
 
     return count > 1 and bool(
-        nvswitches(node) or _has_fabric(node) or any(told_by_twins(node, joins))
+        nvswitches(node) or _has_fabric(node) or any(twin_answers(node, joins))
     )
 
 
@@ -226,12 +226,12 @@ def _must_register(gpu: GpuReading) -> bool:
     return several and switched and capability >= REGISTERS and known_links(gpu) is not None
 
 
-@remembered
+@cached_answer
 def _has_fabric(node: Reading) -> bool:
     return any(known_fabric_state(gpu) not in {None, NO_FABRIC} for gpu in node.gpus)
 
 
-@remembered
+@cached_answer
 def _memberships(node: Reading) -> dict[int, tuple[Any, Any]]:
     """Return the cluster and the clique of each GPU that has joined a fabric and tells both."""
     found = {
@@ -244,10 +244,10 @@ def _memberships(node: Reading) -> dict[int, tuple[Any, Any]]:
 
 def _of_fabric(gpu: GpuReading, key: str) -> Any:
     """Return what the GPU tells of its fabric, None where it does not."""
-    return take(gpu.node.document["fabric"][gpu.at], (key,), None, None)
+    return lookup(gpu.node.document["fabric"][gpu.at], (key,), None, None)
 
 
-@remembered
+@cached_answer
 def _is_clustered(node: Reading) -> bool:
     """Say whether all GPUs are members of a cluster: a rack has one, a single node none."""
     joined = _memberships(node).values()
@@ -265,7 +265,7 @@ def _other_cluster(gpu: GpuReading) -> Problem | None:
             f"clique {usual[1]} of cluster {usual[0]}",
             "the node's other GPUs",
         )
-    clustered = [told for told in told_by_twins(gpu.node, _is_clustered) if told is not None]
+    clustered = [told for told in twin_answers(gpu.node, _is_clustered) if told is not None]
     if clustered and all(clustered) and not str(cluster).strip("0-"):
         return _fabric_problem(
             gpu, "it is in no cluster", "membership in a cluster", "siblings of the same kind"
@@ -317,7 +317,7 @@ def _linked(one: GpuReading, other: GpuReading) -> bool:
     """Say whether two GPUs should reach each other by their links: a guest cannot see switches."""
     first, second = sorted((one.index, other.index))
     return bool(widths(one.node).get((first, second))) or (
-        links_into_the_unknown(one) and links_into_the_unknown(other)
+        has_unknown_peers(one) and has_unknown_peers(other)
     )
 
 
@@ -387,7 +387,7 @@ def _needs_manager(node: Reading) -> None:
         raise DoesNotApply("the fabric manager of Grace boards runs on the rack's switch trays")
     if links_into_switches(node):
         return
-    if any(map(links_into_the_unknown, node.gpus)):
+    if any(map(has_unknown_peers, node.gpus)):
         raise DoesNotApply("the NVSwitches belong to the host of this virtual machine")
     raise DoesNotApply("there is no NVSwitch")
 
@@ -466,7 +466,7 @@ def _manager_version(node: Reading) -> Iterator[Problem]:
             "the driver",
         )
         return
-    if driver not in {upstream(version) for version in installed.values()}:
+    if driver not in {upstream_version(version) for version in installed.values()}:
         said = ", ".join(f"{name} {version}" for name, version in sorted(installed.items()))
         yield Problem(
             Severity.BLOCK,
@@ -506,7 +506,7 @@ def _version_of(gpu: GpuReading) -> int:
     return links.version if links else 0
 
 
-def upstream(version: str) -> str | None:
+def upstream_version(version: str) -> str | None:
     """
     Return the vendor's part of a package's version.
 

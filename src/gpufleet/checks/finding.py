@@ -233,7 +233,7 @@ RETURN_IT = Step(
 )
 
 
-def reset(index: int) -> Step:
+def reset_step(index: int) -> Step:
     """Return the rung that resets a GPU. GPUs that share NVSwitches are reset all at once."""
     return Step(
         Action.RESET_GPU,

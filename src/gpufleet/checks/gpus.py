@@ -21,19 +21,19 @@ from gpufleet.checks.finding import (
     Problem,
     Severity,
     Step,
-    reset,
+    reset_step,
 )
 from gpufleet.checks.probe_facts import (
     CannotTell,
     GpuReading,
     Reading,
     Unread,
-    each,
+    cached_answer,
     expectation,
+    gpu_facts,
     is_missing,
     reason,
-    remembered,
-    told_by_twins,
+    twin_answers,
 )
 
 # What a GPU that serves has to tell: without one of these it cannot be planned on.
@@ -65,7 +65,7 @@ def gpu_count(node: Reading) -> Iterator[Problem]:
     hidden = _hidden_at(node)
     seen = count + len(unlisted) - min(len(unlisted), len(node.silent_gpus))
     declared = node.settings.gpus.count
-    expected = expectation(declared, "gpus.count", told_by_twins(node, _present))
+    expected = expectation(declared, "gpus.count", twin_answers(node, _present))
     present = count if declared is not None else count + len(given)
     if not count and not unlisted:
         away = "; ".join([*([_hidden(hidden)] if hidden else []), *([_given(given)] * bool(given))])
@@ -105,7 +105,7 @@ def _counted(node: Reading) -> int:
     return count
 
 
-@remembered
+@cached_answer
 def _present(node: Reading) -> int:
     """Return how many GPUs a node has, those that it gave to virtual machines included."""
     return _counted(node) + len(_given_away(node))
@@ -218,7 +218,7 @@ def _unlisted(node: Reading) -> dict[str, str | None]:
 def _empty_slots(node: Reading) -> list[str]:
     """Return the bus ids at which most siblings have a GPU and this node has none."""
     here = _places(node)
-    there = Counter(at for places in told_by_twins(node, _places) for at in places or ())
+    there = Counter(at for places in twin_answers(node, _places) for at in places or ())
     return sorted(
         str(bus_id)
         for bus_id, twins in there.items()
@@ -226,7 +226,7 @@ def _empty_slots(node: Reading) -> list[str]:
     )
 
 
-@remembered
+@cached_answer
 def _places(node: Reading) -> set[str | None]:
     """Return where the node has GPUs, those included that it gave to virtual machines."""
     return {*(gpu.known("pci", "bus_id") for gpu in node.gpus), *_given_away(node)}
@@ -260,7 +260,7 @@ def gpu_answers(node: Reading) -> Iterator[Problem]:
                 f"answers with nonsense: {nonsense}",
                 "plausible answers",
                 "the device",
-                (SEE_LOG, STOP, reset(gpu.index), REBOOT_IT, POWER_CYCLE, RETURN_IT),
+                (SEE_LOG, STOP, reset_step(gpu.index), REBOOT_IT, POWER_CYCLE, RETURN_IT),
                 gpu.index,
             )
         elif failed := _failing(gpu.facts):
@@ -310,7 +310,7 @@ def _silence(index: int, why: Mapping[str, Any]) -> Problem:
     remedy: tuple[Step, ...] = _LADDER
     severity = Severity.BLOCK
     if why["missing"] == "reset_required":
-        remedy = (SEE_LOG, STOP, reset(index), REBOOT_IT, RETURN_IT)
+        remedy = (SEE_LOG, STOP, reset_step(index), REBOOT_IT, RETURN_IT)
     elif why["missing"] == "no_permission":
         severity = Severity.UNKNOWN
         remedy = (Step(Action.CONFIGURE, "let the SSH user open /dev/nvidia*, or probe as root"),)
@@ -340,7 +340,7 @@ def _nonsense(gpu: GpuReading) -> str | None:
 def gpu_identical(node: Reading) -> Iterator[Problem]:
     """The node's GPUs are one product with one VBIOS, and VBIOS and driver are the siblings'."""
     declared = node.settings.gpus.name
-    names = {gpu.index: name for gpu, name in each(node.gpus, "name")}
+    names = {gpu.index: name for gpu, name in gpu_facts(node.gpus, "name")}
     if declared is not None:
         for index, name in names.items():
             if name != declared:
@@ -373,7 +373,7 @@ def gpu_identical(node: Reading) -> Iterator[Problem]:
 def _unlike_versions(node: Reading) -> Iterator[Problem]:
     update = Step(Action.CONFIGURE, "bring them to one version with the vendor's update tool")
     boards: dict[tuple[str, Any], dict[int, str]] = {}
-    for gpu, vbios in each(node.gpus, "vbios"):
+    for gpu, vbios in gpu_facts(node.gpus, "vbios"):
         board = (gpu.known("name", default=""), gpu.known("part"))
         boards.setdefault(board, {})[gpu.index] = vbios
     for (name, part), versions in boards.items():
@@ -388,7 +388,7 @@ def _unlike_versions(node: Reading) -> Iterator[Problem]:
         there = (
             multimode(
                 found
-                for gpu, found in each(twin.gpus, "vbios")
+                for gpu, found in gpu_facts(twin.gpus, "vbios")
                 if (gpu.known("name", default=""), gpu.known("part")) == (name, part)
             )
             for twin in node.twins
@@ -439,7 +439,7 @@ def recovery_action(gpu: GpuReading) -> Iterator[Problem]:
     action = gpu.get("recovery_action")
     if action == 0:
         return
-    again = reset(gpu.index)
+    again = reset_step(gpu.index)
     meant: dict[int, tuple[str, tuple[Step, ...]]] = {
         RESET: ("reset the GPU", (STOP, again)),
         REBOOT: ("reboot the node", (STOP, REBOOT_IT)),
@@ -498,7 +498,7 @@ def inforom(gpu: GpuReading) -> Iterator[Problem]:
         (
             Step(Action.LOOK, "`dmesg | grep -i inforom`"),
             STOP,
-            reset(gpu.index),
+            reset_step(gpu.index),
             Step(Action.SERVICE, "still corrupt: NVIDIA has tools to write it anew, else exchange"),
         ),
         gpu.index,

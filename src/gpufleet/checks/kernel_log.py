@@ -21,7 +21,14 @@ from itertools import groupby
 from typing import Any
 
 from gpufleet.checks.finding import Action, Problem, Severity, Step
-from gpufleet.checks.probe_facts import CannotTell, DoesNotApply, GpuReading, Reading, Unread, each
+from gpufleet.checks.probe_facts import (
+    CannotTell,
+    DoesNotApply,
+    GpuReading,
+    Reading,
+    Unread,
+    gpu_facts,
+)
 from gpufleet.checks.xid_table import COUNTED_BY_ECC, KINDS, NVLINK5, RECOVERY, UNKNOWN, Kind
 
 FALLEN_OFF = 79
@@ -259,7 +266,7 @@ def _index(node: Reading, bus_id: str | None) -> int | None:
     """Return NVML's number of the GPU at an address, also of one that does not answer any more."""
     if bus_id is None:
         return None
-    places = {sysfs_bus_id(at): gpu.index for gpu, at in each(node.gpus, "pci", "bus_id")}
+    places = {sysfs_bus_id(at): gpu.index for gpu, at in gpu_facts(node.gpus, "pci", "bus_id")}
     if bus_id in places:
         return places[bus_id]
     on_bus = {sysfs_bus_id(one["bus_id"]) for one in _functions(node, "0x03")}

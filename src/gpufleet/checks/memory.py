@@ -19,10 +19,10 @@ from gpufleet.checks.probe_facts import (
     GpuReading,
     Reading,
     Unread,
-    each,
+    cached_answer,
     expectation,
-    remembered,
-    told_by_twins,
+    gpu_facts,
+    twin_answers,
 )
 
 # Compute capabilities whose chips contain memory errors and take the bad page out of use by
@@ -105,16 +105,16 @@ def ecc_mode(gpu: GpuReading) -> Iterator[Problem]:
         )
 
 
-@remembered
+@cached_answer
 def _has_ecc_on(node: Reading) -> bool | None:
     """Say whether ECC is on, on most of a node's GPUs; None: they have none, or do not tell."""
-    modes = [bool(mode) for _, mode in each(node.gpus, "ecc_mode", "current")]
+    modes = [bool(mode) for _, mode in gpu_facts(node.gpus, "ecc_mode", "current")]
     return 2 * sum(modes) > len(modes) if modes else None
 
 
 def _ecc_wanted(gpu: GpuReading) -> Expectation | None:
     for_servers = is_for_servers(gpu)
-    of_siblings = () if for_servers else told_by_twins(gpu.node, _has_ecc_on)
+    of_siblings = () if for_servers else twin_answers(gpu.node, _has_ecc_on)
     own = True if for_servers else None  # whatever its siblings have made of theirs
     source = f"{gpu.known('name')} boards are delivered with it on"
     return expectation(gpu.node.settings.gpus.ecc, "gpus.ecc", of_siblings, own, source)

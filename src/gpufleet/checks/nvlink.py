@@ -34,10 +34,10 @@ from gpufleet.checks.probe_facts import (
     GpuReading,
     Reading,
     Unread,
+    cached_answer,
     expectation,
     is_missing,
-    remembered,
-    told_by_twins,
+    twin_answers,
 )
 from gpufleet.formatting import ranges
 from gpufleet.node.topology import LINK_ACTIVE, LINK_UP, islands
@@ -84,7 +84,7 @@ _SAID = 6  # so many links or pairs are named in one sentence
 # nvlink-links
 
 
-@remembered
+@cached_answer
 def _up_by_index(node: Reading) -> tuple[int | None, ...]:
     """Return how many links each GPU of a node has up; None: it does not tell."""
     known = {gpu.index: links_or_none(gpu) for gpu in node.gpus}
@@ -104,7 +104,7 @@ def _count(node: Reading) -> int:
     return len(node.document["gpus"])
 
 
-@remembered
+@cached_answer
 def _is_incomplete(node: Reading) -> bool:
     """Say whether the node has GPUs that do not answer: what was linked with those is alone now."""
     on_bus = [
@@ -116,7 +116,7 @@ def _is_incomplete(node: Reading) -> bool:
     return bool(
         node.silent_gpus
         or listed < max(len(on_bus), node.settings.gpus.count or 0)
-        or any((count or 0) > listed for count in told_by_twins(node, _count))
+        or any((count or 0) > listed for count in twin_answers(node, _count))
         or node.known("driver", "excluded", default=())
     )
 
@@ -228,7 +228,7 @@ def _links_expected(gpu: GpuReading, links: Links) -> Expectation | None:
     declared = node.settings.gpus.nvlink_links
     if declared is not None:
         return expectation(declared, "gpus.nvlink_links", ())
-    of_siblings = list(told_by_twins(node, lambda twin: _up_on(twin, gpu)))
+    of_siblings = list(twin_answers(node, lambda twin: _up_on(twin, gpu)))
     of_node = max((count for count in _up_by_index(node) if count is not None), default=0)
     # A GPU that was handed to a virtual machine by itself has all its links down, by design.
     alone = len(node.document["gpus"]) == 1 and not links.up and not any(of_siblings)
@@ -357,7 +357,7 @@ def _widths_expected(
     def of_twin(twin: Reading) -> tuple[tuple[tuple[int, int], int], ...] | None:
         return tuple(widths(twin).items()) if len(twin.gpus) == len(node.gpus) else None
 
-    by_siblings = expectation(None, "", told_by_twins(node, of_twin))
+    by_siblings = expectation(None, "", twin_answers(node, of_twin))
     if by_siblings:
         return {
             pair: Expectation(expected, by_siblings.source, by_siblings.certain)

@@ -21,10 +21,10 @@ from gpufleet.checks.probe_facts import (
     GpuReading,
     Reading,
     Unread,
+    cached_answer,
     is_missing,
+    lookup,
     reason,
-    remembered,
-    take,
 )
 from gpufleet.node.topology import LINK_UP, REMOTE_GPU, REMOTE_SWITCH, nvlink_widths
 
@@ -74,7 +74,7 @@ class Links:
         return len(self.up) + len(self.down) + len(self.unread)
 
 
-@remembered
+@cached_answer
 def links_of(gpu: GpuReading) -> Links:
     """
     Return a GPU's links; raises `DoesNotApply` for a GPU that says it has none, and `Unread`.
@@ -144,10 +144,10 @@ def links_up(gpu: GpuReading) -> list[Mapping[str, Any]]:
 
 
 def _of_nvlink(gpu: GpuReading, key: str, default: Any) -> Any:
-    return take(gpu.node.document["nvlink"][gpu.at], (key,), default, None)
+    return lookup(gpu.node.document["nvlink"][gpu.at], (key,), default, None)
 
 
-def links_into_the_unknown(gpu: GpuReading) -> bool:
+def has_unknown_peers(gpu: GpuReading) -> bool:
     """Say whether links are up of which NVML does not know where they lead: into a host."""
     return any(
         is_missing(link["remote_type"]) or link["remote_type"] == REMOTE_UNKNOWN
@@ -163,13 +163,13 @@ def nvswitches(node: Reading) -> tuple[str, ...]:
     )
 
 
-@remembered
+@cached_answer
 def links_into_switches(node: Reading) -> bool:
     """Say whether a link of any GPU is known to end at an NVSwitch."""
     return any(link["remote_type"] == REMOTE_SWITCH for gpu in node.gpus for link in links_up(gpu))
 
 
-@remembered
+@cached_answer
 def has_switches(node: Reading) -> bool:
     """Say whether NVSwitches join the node's GPUs, wherever they are and whoever manages them."""
     return bool(
@@ -182,7 +182,7 @@ def has_switches(node: Reading) -> bool:
 
 def known_fabric_state(gpu: GpuReading) -> Any:
     """Return the state of the GPU's registration with a fabric; None where it does not tell."""
-    return take(gpu.node.document["fabric"][gpu.at], ("state",), None, None)
+    return lookup(gpu.node.document["fabric"][gpu.at], ("state",), None, None)
 
 
 def is_grace(gpu: GpuReading) -> bool:
@@ -190,7 +190,7 @@ def is_grace(gpu: GpuReading) -> bool:
     return bool(gpu.known("c2c_links", default=0))
 
 
-@remembered
+@cached_answer
 def widths(node: Reading) -> dict[tuple[int, int], int]:
     """
     Return how many links join every pair of GPUs (i < j) that tell of their links.

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from gpufleet.checks.finding import REBOOT_IT, STOP, Action, Problem, Severity, Step, reset
+from gpufleet.checks.finding import REBOOT_IT, STOP, Action, Problem, Severity, Step, reset_step
 from gpufleet.checks.probe_facts import CannotTell, DoesNotApply, GpuReading, Unread, is_missing
 
 OWN_UNITS = "vllm-MODEL-NUMBER.service"
@@ -70,7 +70,7 @@ def mig(gpu: GpuReading) -> Iterator[Problem]:
         (
             *((STOP,) if current else ()),
             Step(Action.CONFIGURE, f"`{off}`"),
-            *((reset(gpu.index),) if current else ()),
+            *((reset_step(gpu.index),) if current else ()),
         ),
         gpu.index,
     )
@@ -308,7 +308,7 @@ def foreign_memory(gpu: GpuReading) -> Iterator[Problem]:
                 "holds it, a container's process too",
             ),
             STOP,
-            reset(gpu.index),
+            reset_step(gpu.index),
             REBOOT_IT,
         ),
         gpu.index,

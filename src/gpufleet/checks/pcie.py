@@ -12,8 +12,8 @@ from gpufleet.checks.probe_facts import (
     GpuReading,
     Reading,
     Unread,
+    cached_answer,
     expectation,
-    remembered,
 )
 
 # PCIe replays that a sound link may have, a lane and minute, by generation: one wrong bit in 10^12
@@ -55,7 +55,7 @@ def pcie_width(gpu: GpuReading) -> Iterator[Problem]:
         yield _narrow(gpu, width, most, "the device", severity)
 
 
-@remembered
+@cached_answer
 def _slots(node: Reading) -> tuple[tuple[Any, Any], ...]:
     """Return where each of a node's GPUs is on the PCI bus, and how many lanes it has there."""
     return tuple((gpu.known("pci", "bus_id"), gpu.known("pcie_width")) for gpu in node.gpus)

@@ -66,7 +66,7 @@ def reason(value: Mapping[str, Any]) -> str:
     return ", ".join([str(value["missing"]).replace("_", " "), *more])
 
 
-def take(tree: Any, path: tuple[Any, ...], default: Any, absent: Any) -> Any:
+def lookup(tree: Any, path: tuple[Any, ...], default: Any, absent: Any) -> Any:
     """Return what lies at `path`; raise, or return a default, if it is missing on the way."""
     # The judgement of 64 nodes comes here 300,000 times: `is_missing`, written out.
     value = tree
@@ -129,11 +129,11 @@ class Reading:
         Raises `DoesNotApply`, `CannotTell` or `Unread` if it is missing. With `absent`, returns
         that where there is no such file or device.
         """
-        return take(self.document, path, _RAISE, absent)
+        return lookup(self.document, path, _RAISE, absent)
 
     def known(self, *path: Any, default: Any = None) -> Any:
         """Return the fact at `path`, or the default if it is missing for whatever reason."""
-        return take(self.document, path, default, _RAISE)
+        return lookup(self.document, path, default, _RAISE)
 
     @property
     def driver_answers(self) -> bool:
@@ -205,7 +205,7 @@ class GpuReading:
         the same name has one, and nobody declared what it should be.
         """
         try:
-            return take(self.facts, path, _RAISE, absent)
+            return lookup(self.facts, path, _RAISE, absent)
         except DoesNotApply:
             name = ".".join(map(str, path))
             if self._is_declared(path):
@@ -244,11 +244,11 @@ class GpuReading:
 
     def known(self, *path: Any, default: Any = None) -> Any:
         """Return one of its facts, or the default if it is missing for whatever reason."""
-        return take(self.facts, path, default, _RAISE)
+        return lookup(self.facts, path, default, _RAISE)
 
     def section(self, name: str, *path: Any) -> Any:
         """Return from another list of the document: "nvlink", "numa", "fabric"; raises alike."""
-        return take(self.node.document[name][self.at], path, _RAISE, _RAISE)
+        return lookup(self.node.document[name][self.at], path, _RAISE, _RAISE)
 
 
 def expectation(
@@ -275,7 +275,7 @@ def expectation(
     return None if own is None else Expectation(own, own_source)
 
 
-def each(gpus: Iterable[GpuReading], *path: Any) -> Iterator[tuple[GpuReading, Any]]:
+def gpu_facts(gpus: Iterable[GpuReading], *path: Any) -> Iterator[tuple[GpuReading, Any]]:
     """Yield each GPU that tells the fact at `path`, with it."""
     for gpu in gpus:
         if (value := gpu.known(*path)) is not None:
@@ -293,7 +293,7 @@ Answer = TypeVar("Answer")
 Asked = TypeVar("Asked", Reading, GpuReading)
 
 
-def remembered(ask: Callable[[Asked], Answer]) -> Callable[[Asked], Answer]:
+def cached_answer(ask: Callable[[Asked], Answer]) -> Callable[[Asked], Answer]:
     """
     Return a question that keeps its answer with the node or the GPU, as `cached_property` would.
 
@@ -313,7 +313,7 @@ def remembered(ask: Callable[[Asked], Answer]) -> Callable[[Asked], Answer]:
     return once
 
 
-def told_by_twins(node: Reading, ask: Callable[[Reading], Answer]) -> Iterator[Answer | None]:
+def twin_answers(node: Reading, ask: Callable[[Reading], Answer]) -> Iterator[Answer | None]:
     """
     Yield what each sibling with the same kind of GPU answers, None where it has no answer.
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from gpufleet.checks.finding import Finding, GpuId, Report, Severity, worst_first
 from gpufleet.console import add_row, new_table
 from gpufleet.formatting import count_of, node_ranges, ranges
-from gpufleet.node.topology import known
+from gpufleet.node.topology import value_or
 
 _STYLES = {
     Severity.BLOCK: "bold red",
@@ -133,9 +133,9 @@ def _kind(document: Mapping[str, Any] | None) -> str:
         return "no probe"
     names: dict[str, int] = {}
     for gpu in document["gpus"]:
-        name = known(gpu.get("name"), None) if "missing" not in gpu else None
+        name = value_or(gpu.get("name"), None) if "missing" not in gpu else None
         name = name or "GPU that does not answer"
         names[name] = names.get(name, 0) + 1
-    driver = known(document["driver"]["version"])
+    driver = value_or(document["driver"]["version"])
     gpus = ", ".join(f"{count} x {name}" for name, count in names.items()) or "no GPU"
     return f"{gpus}, driver {driver}" if driver else f"{gpus}, no driver"

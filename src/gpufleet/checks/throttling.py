@@ -13,9 +13,9 @@ from gpufleet.checks.probe_facts import (
     GpuReading,
     Reading,
     Unread,
-    each,
+    cached_answer,
     expectation,
-    remembered,
+    gpu_facts,
 )
 
 # nvmlClocksEventReasons, nvml.h.
@@ -201,10 +201,10 @@ def power_limit(gpu: GpuReading) -> Iterator[Problem]:
         yield _power(index, enforced, wanted, source)
 
 
-@remembered
+@cached_answer
 def _usual_limit(node: Reading) -> Any:
     """Return the power limit in mW that most of a node's GPUs have; None: none tells it."""
-    most = multimode(value for _, value in each(node.gpus, "power_limit_milliwatts"))
+    most = multimode(value for _, value in gpu_facts(node.gpus, "power_limit_milliwatts"))
     return next(iter(most), None)
 
 

@@ -60,7 +60,7 @@ def probe_live(
 
 def load_probes(files: tuple[str, ...]) -> Mapping[str, Answer]:
     """Return {node: its probe, or a sentence why there is none} out of files."""
-    from gpufleet.node.probe_document import recorded
+    from gpufleet.node.probe_document import parse_documents
 
     documents: dict[str, Any] = {}
     for file in files:
@@ -68,7 +68,7 @@ def load_probes(files: tuple[str, ...]) -> Mapping[str, Answer]:
             text = Path(file).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise FleetError(f"{file}: cannot be read: {error}") from None
-        documents |= recorded(text, file, Path(file).stem)
+        documents |= parse_documents(text, file, Path(file).stem)
     return documents
 
 

@@ -56,7 +56,7 @@ def lock(inventory_file: str, group: str | None, set_: str | None, *, dry: bool)
     name = group or Path(inventory_file).stem
     nodes = _members(fleet, name)
     found, source, why = _set(set_) if set_ else _read(inventory_file, fleet, name, nodes)
-    file = lock_file.path(fleet.root / "group_vars", name)
+    file = lock_file.lock_path(fleet.root / "group_vars", name)
     shown = variables.shown_path(file, fleet.root)
     if problems := tuple(_refused(fleet, nodes, found, file)):
         raise FleetError(*dict.fromkeys(problems))
@@ -105,7 +105,7 @@ def _read(
         raise FleetError(*silent, "a lock is read from every node of its group: nothing is locked")
     documents = {name: said for name, said in answers.items() if not isinstance(said, str)}
     settings = {name: fleet.nodes[name].settings for name in nodes}
-    found = lock_from_nodes.locks(documents, settings)
+    found = lock_from_nodes.build_lock(documents, settings)
     return found, f"What every node of {group} runs.", {}
 
 
@@ -151,4 +151,4 @@ def _refused(fleet: Fleet, nodes: tuple[str, ...], found: GpuLock, file: Path) -
         yield from error.problems
     else:
         # What hangs on the day is no reason to refuse.
-        yield from lock_check.found(checked, dt.date.max).problems
+        yield from lock_check.check_locks(checked, dt.date.max).problems

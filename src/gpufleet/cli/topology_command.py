@@ -18,7 +18,7 @@ from gpufleet.console import display
 from gpufleet.errors import FleetError
 from gpufleet.formatting import suggestion
 from gpufleet.node.interconnect import Interconnect, from_matrix, from_probe
-from gpufleet.node.probe_document import recorded
+from gpufleet.node.probe_document import parse_documents
 from gpufleet.node.smi_topology import parse
 
 STDIN = "-"
@@ -65,7 +65,7 @@ def topology(source: str, node: str | None, svg_file: str | None, as_json: bool)
         return
     from gpufleet.node import topology_text
 
-    display(topology_text.picture(found))
+    display(topology_text.render_topology(found))
 
 
 def inventory_of(source: str) -> tuple[str, str | None] | None:
@@ -117,7 +117,7 @@ def _answered(name: str, answer: Mapping[str, Any] | str) -> Interconnect:
 
 
 def _recorded(where: str, text: str, node: str | None) -> Interconnect:
-    answers = recorded(text, where, node or Path(where).stem)
+    answers = parse_documents(text, where, node or Path(where).stem)
     name = _one(where, answers, node)
     return _answered(name, answers[name])
 

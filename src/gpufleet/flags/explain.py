@@ -80,7 +80,7 @@ class Explanation:
     @property
     def presets(self) -> tuple[str, ...]:
         """The presets that set it."""
-        return presets.setting(self.name)
+        return presets.presets_setting(self.name)
 
     @property
     def gone(self) -> Change | None:

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gpufleet.artifacts import release
-from gpufleet.checks.admission import admitted, sentence
-from gpufleet.checks.evaluate import judge
+from gpufleet.checks.admission import admitted_nodes, finding_sentence
+from gpufleet.checks.evaluate import evaluate
 from gpufleet.checks.finding import Report
 from gpufleet.checks.probe_facts import Needs
 from gpufleet.errors import FleetError
 from gpufleet.fleet.model_configs import described
 from gpufleet.node import cordon
 from gpufleet.node.nic_affinity import nearest_nics
-from gpufleet.node.topology import Node, known, node_from_probe
+from gpufleet.node.topology import Node, node_from_probe, value_or
 from gpufleet.planning import planner
 from gpufleet.planning.explanation import Change, difference, rows
 from gpufleet.planning.flag_layers import (
@@ -113,7 +113,7 @@ def judged(
     alike: dict[tuple[str, ...], list[str]] = {}
     for name, its_groups in groups.items():
         alike.setdefault(its_groups, []).append(name)
-    return judge(
+    return evaluate(
         answers,
         settings,
         dt.datetime.now(dt.UTC).date(),
@@ -140,14 +140,16 @@ def planned(
     settings = {name: each.settings for name, each in declared.items()}
     report = judged(documents, declared)
     nodes = {name: node_from_probe(name, document) for name, document in documents.items()}
-    remarks = tuple(sentence(each) for each in report.findings if each.stops and each.cause is None)
+    remarks = tuple(
+        finding_sentence(each) for each in report.findings if each.stops and each.cause is None
+    )
     unknown = tuple(
         f"{name}: whether it is cordoned is not known ({why}): the plan takes it for not cordoned"
         for name, document in documents.items()
-        if (why := cordon.unknown(document))
+        if (why := cordon.unknown_reason(document))
     )
     if unfit_stops:
-        nodes, remarks = admitted(report, nodes.values(), settings), ()
+        nodes, remarks = admitted_nodes(report, nodes.values(), settings), ()
     models = described(declared, documents)
     layers = layers_of(settings, models, nodes)
     locks = _locks(settings)
@@ -216,7 +218,7 @@ def every(answers: Mapping[str, Mapping[str, Any] | str]) -> dict[str, Mapping[s
 def running(documents: Mapping[str, Mapping[str, Any]]) -> Iterator[Running]:
     """Yield the stages that have units on nodes, as their probes found them."""
     for node, document in documents.items():
-        for unit in known(document.get("stages")) or ():
+        for unit in value_or(document.get("stages")) or ():
             if "missing" not in unit and not unit.get("foreign"):
                 yield Running(
                     model=unit["model"],

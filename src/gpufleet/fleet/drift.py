@@ -18,10 +18,10 @@ from enum import StrEnum
 from typing import Any
 
 from gpufleet.checks.driver import library_version, loaded_version
-from gpufleet.checks.evaluate import judge
+from gpufleet.checks.evaluate import evaluate
 from gpufleet.checks.finding import Finding, Severity
 from gpufleet.checks.probe_facts import Reading
-from gpufleet.gpu_software.driver_activation import agrees
+from gpufleet.gpu_software.driver_activation import matches_lock
 from gpufleet.settings.gpu_lock import GpuLock
 from gpufleet.settings.node_settings import NodeSettings
 
@@ -186,7 +186,7 @@ def of_probes(
     today: dt.date,
 ) -> dict[str, NodeDrift]:
     """Return what the probes of nodes say; a sentence in place of a probe is what is unknown."""
-    report = judge(answers, settings, today)
+    report = evaluate(answers, settings, today)
     return {
         name: _of_findings(report.of_nodes[name])
         + _of_lock(Reading(name, report.facts[name]), settings.get(name, NodeSettings()))
@@ -230,6 +230,6 @@ def _unlocked(node: Reading, lock: GpuLock) -> Iterator[Moved]:
         "libnvidia-ml.so.1": (library_version(node), Matters.NOW),
     }
     for part, (version, when) in parts.items():
-        if version is not None and not agrees(str(version), lock.driver):
+        if version is not None and not matches_lock(str(version), lock.driver):
             said = f"{part} is {version}, the lock says {lock.driver}"
             yield Moved("gpu_lock.driver", said, when, f"pyinfra INVENTORY {NODE}")

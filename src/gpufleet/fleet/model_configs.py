@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from gpufleet.errors import FleetError
-from gpufleet.node.topology import known
+from gpufleet.node.topology import value_or
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import Served, Vllm
 from gpufleet.sizing.architectures.description import Described, ModelFiles, describe
@@ -75,16 +75,16 @@ def _on_nodes(path: str, documents: Iterable[Mapping[str, Any]]) -> ModelFiles:
     """Raises `FleetError` where no node could say what lies there."""
     why = "no node was asked"
     for document in documents:
-        found = (known(document.get("models")) or {}).get(path)
+        found = (value_or(document.get("models")) or {}).get(path)
         if found is None:
             continue
         config = found.get("config")
         if isinstance(config, Mapping) and "missing" not in config:
-            quantized = known(found.get("hf_quant_config"))
+            quantized = value_or(found.get("hf_quant_config"))
             return ModelFiles(
                 config,
                 quantized if isinstance(quantized, Mapping) else None,
-                stored_bytes=_positive(known(found.get("bytes"))),
+                stored_bytes=_positive(value_or(found.get("bytes"))),
                 origin=path,
             )
         missing = config if isinstance(config, Mapping) else found

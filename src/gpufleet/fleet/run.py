@@ -27,14 +27,14 @@ from gpufleet.fleet.live import gpu_hosts
 from gpufleet.fleet.model_configs import directories
 from gpufleet.fleet.upgrade_lock import VARIABLE, held
 from gpufleet.gpu_software import lock_check
-from gpufleet.gpu_software.provisioning import Bare, provisioning
+from gpufleet.gpu_software.provisioning import BareNode, read_provisioning
 from gpufleet.inventory import loader
 from gpufleet.inventory.refusal import Refusal
 from gpufleet.monitoring.targets import MonitoringTargets
 from gpufleet.node.cluster_network import addresses
-from gpufleet.node.cordon import cordon_of, sentence
+from gpufleet.node.cordon import cordon_of, describe_cordon
 from gpufleet.node.machine import Machine, System, from_probe
-from gpufleet.node.topology import Node, known
+from gpufleet.node.topology import Node, value_or
 from gpufleet.planning.planner import FleetPlan
 from gpufleet.planning.stage import Running, Stage
 from gpufleet.remote.query import Answer, survey
@@ -124,7 +124,7 @@ def _node_addresses(state: State) -> dict[str, tuple[str, ...]]:
     }
 
 
-def bare_node() -> Bare | None:
+def bare_node() -> BareNode | None:
     """
     Return the current node as it is, for deploys that make a GPU node of it; None without a lock.
 
@@ -280,16 +280,16 @@ def _single_flight(state: State, work: Callable[[State], T]) -> T:
     return result
 
 
-def _bare_nodes(state: State) -> Mapping[str, Bare]:
+def _bare_nodes(state: State) -> Mapping[str, BareNode]:
     asked = {each.name for each in state.inventory if state.is_host_in_limit(each)}
     # Those that could not be connected to have failed already, and keep nobody else waiting.
     asked -= {each.name for each in state.failed_hosts}
     answers = {name: said for name, said in documents(state).items() if name in asked}
     declared = loader.current().gpu_nodes
-    found = provisioning(answers, declared)
+    found = read_provisioning(answers, declared)
     suited = [
-        lock_check.on_node(
-            declared[each.name], each.system, each.machine, known(each.document["python"])
+        lock_check.check_node_lock(
+            declared[each.name], each.system, each.machine, value_or(each.document["python"])
         )
         for each in found.nodes.values()
     ]
@@ -303,7 +303,7 @@ def _bare_nodes(state: State) -> Mapping[str, Bare]:
     # No reason to leave it alone: this is how a node gets repaired.
     for name, node in sorted(found.nodes.items()):
         if mark := cordon_of(node.document):
-            logger.warning("    %s", sentence(name, mark))
+            logger.warning("    %s", describe_cordon(name, mark))
     if problems:
         raise FleetError(*problems)
     return found.nodes

@@ -37,7 +37,7 @@ RUN+="/usr/bin/nvidia-ctk system create-dev-char-symlinks --create-all"
 """
 
 
-def toolkit_wanted(setting: ContainerToolkit, key: bytes) -> Wanted:
+def desired_toolkit(setting: ContainerToolkit, key: bytes) -> Wanted:
     """Return the packages, held, from the repository whose public key `key` is."""
     armoured = key.lstrip().startswith(b"-----BEGIN PGP PUBLIC KEY BLOCK-----")
     # apt tells the two forms of a key by the file's name (sources.list(5), Signed-By).
@@ -53,12 +53,12 @@ def toolkit_wanted(setting: ContainerToolkit, key: bytes) -> Wanted:
     )
 
 
-def are_linked(names: Collection[str]) -> bool:
+def has_device_links(names: Collection[str]) -> bool:
     """Say whether /dev/char has NVIDIA's devices."""
     return any(name.startswith(MAJOR) for name in names)
 
 
-def running(seen: Snapshot) -> tuple[str, ...]:
+def running_engines(seen: Snapshot) -> tuple[str, ...]:
     """Return the container engines that run on a node."""
     states = {name: seen.unit(name) for name in ENGINES}
     return tuple(
@@ -68,7 +68,7 @@ def running(seen: Snapshot) -> tuple[str, ...]:
     )
 
 
-def warning(engine: str) -> str:
+def engine_warning(engine: str) -> str:
     """Return what the operator has to know of containers that run already."""
     return (
         f"{engine} runs: containers with GPUs that were started before the links in {LINKS} were "

@@ -53,7 +53,7 @@ class Holder:
 
 
 @dataclass(frozen=True)
-class InForce:
+class Active:
     """Module, libraries and disk are `version`. `remarks`: what the next reboot changes."""
 
     version: str
@@ -91,7 +91,7 @@ class NeedsReboot:
 
 
 @dataclass(frozen=True)
-class Held:
+class InUse:
     """Somebody else works with the driver, whom nobody but the operator may end."""
 
     reason: str
@@ -122,7 +122,7 @@ class Unknown:
     reasons: tuple[str, ...]
 
 
-DriverState: TypeAlias = InForce | NeedsReload | NeedsReboot | Held | Broken | Unknown
+DriverState: TypeAlias = Active | NeedsReload | NeedsReboot | InUse | Broken | Unknown
 
 
 def driver_state(
@@ -159,11 +159,11 @@ def driver_state(
         if _missing(driver.get("init")) == "version_mismatch":
             said = f"module and libraries are {on_disk}, and NVML says that they differ"
             return NeedsReboot(said, on_disk)
-        return InForce(on_disk, tuple(_remarks(document)))
+        return Active(on_disk, tuple(_remarks(document)))
     return _to_be_loaded(document, loaded, on_disk)
 
 
-def agrees(version: str, wanted: str | None) -> bool:
+def matches_lock(version: str, wanted: str | None) -> bool:
     """
     Say whether an installed version is what a lock names.
 
@@ -184,13 +184,17 @@ def _without_module(
 ) -> DriverState:
     """The running kernel has no module on the disk: another kernel may have one."""
     running = _known(document.get("kernel"), "the running kernel")
-    if loaded is not None and agrees(loaded, wanted) and _library(document["driver"]) == loaded:
+    if (
+        loaded is not None
+        and matches_lock(loaded, wanted)
+        and _library(document["driver"]) == loaded
+    ):
         said = f"{running} has no NVIDIA module on the disk any more: the next boot may have none"
-        return InForce(loaded, (said,))
+        return Active(loaded, (said,))
     boots = next((each for each in _kernels(document) if each["newest"]), None)
     if boots and not boots["running"] and not _missing(boots["nvidia"]):
         version = str(boots["nvidia"])
-        if agrees(version, wanted):
+        if matches_lock(version, wanted):
             said = (
                 f"kernel {running} runs and has no NVIDIA module; {boots['kernel']}, which is "
                 f"what boots next, has {version}"
@@ -206,7 +210,7 @@ def _without_module(
 
 def _unfit(driver: Mapping[str, Any], on_disk: str, wanted: str | None) -> Iterator[str]:
     """Yield what packages have to put right before anything is loaded."""
-    if not agrees(on_disk, wanted):
+    if not matches_lock(on_disk, wanted):
         yield (
             f"the module on the disk is {on_disk}, and gpu_lock.driver is {wanted}: its packages "
             "are not installed; run deploys/node.py"
@@ -223,7 +227,7 @@ def _unfit(driver: Mapping[str, Any], on_disk: str, wanted: str | None) -> Itera
 
 def _to_be_loaded(
     document: Mapping[str, Any], loaded: str | None, version: str, reason: str = ""
-) -> NeedsReload | NeedsReboot | Held:
+) -> NeedsReload | NeedsReboot | InUse:
     modules = _known(document["system"]["modules"], [])
     if loaded is None and "nouveau" in modules:
         return NeedsReboot("nouveau has the GPUs, and gives them up at a boot only", version)
@@ -238,7 +242,7 @@ def _to_be_loaded(
     active = tuple(document.get("active", ()))
     others = tuple(holder for holder in _holders(document) if holder.unit not in active)
     if others:
-        return Held(reason, others)
+        return InUse(reason, others)
     unload = tuple(name for name in UNLOAD_ORDER if name in modules)
     load = {*ALWAYS_LOADED, *unload, *document.get("kept", {}).get("modules", ())}
     kept = document.get("kept", {}).get("units", ())
@@ -323,10 +327,10 @@ class Decision:
     said: str
 
 
-def decision(state: DriverState, policy: Policy, *, terminal: bool) -> Decision:
+def decide(state: DriverState, policy: Policy, *, terminal: bool) -> Decision:
     """Return what a state and `gpu.reboot` come to; `terminal`: there is somebody to be asked."""
     match state:
-        case InForce():
+        case Active():
             return Decision("nothing", f"driver {state.version} is in force")
         case NeedsReload():
             return Decision("reload", state.reason)
@@ -345,7 +349,7 @@ def decision(state: DriverState, policy: Policy, *, terminal: bool) -> Decision:
                 f"{state.reason}: driver {state.version} comes into force by a reboot, and "
                 f"{allowed}. Reboot the node and run this again, or set gpu.reboot: when_needed",
             )
-        case Held():
+        case InUse():
             return Decision("fail", state.sentence)
         case Broken() | Unknown():
             return Decision("fail", "; ".join(state.reasons))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from gpufleet import node_paths
 from gpufleet.converge.desired import Absent, File, Value, Wanted
 from gpufleet.gpu_software.driver_packages import driver_packages
-from gpufleet.gpu_software.provisioning import Bare
-from gpufleet.gpu_software.repository import source
+from gpufleet.gpu_software.provisioning import BareNode
+from gpufleet.gpu_software.repository import package_source
 
 MODPROBE = "/etc/modprobe.d/gpufleet-nvidia.conf"
 
@@ -18,13 +18,13 @@ UNATTENDED = "/etc/apt/apt.conf.d/52gpufleet-unattended-upgrades"
 INITRAMFS = node_paths.INITRAMFS
 
 
-def driver_wanted(node: Bare) -> Wanted:
+def desired_driver(node: BareNode) -> Wanted:
     """Return the driver's packages, and where they come from."""
     packages = driver_packages(node.system, node.lock, node.machine)
-    return Wanted(source(node.repository), *packages.wanted)
+    return Wanted(package_source(node.repository), *packages.wanted)
 
 
-def driver_files(node: Bare) -> tuple[Value, ...]:
+def driver_files(node: BareNode) -> tuple[Value, ...]:
     """Return the files that the driver's modules and those who would upgrade them go by."""
     modprobe = (
         "# Written by gpufleet: gpu.module_options in group_vars.\n"
@@ -43,11 +43,13 @@ def driver_files(node: Bare) -> tuple[Value, ...]:
         File(MODPROBE, modprobe.encode()),
         File(LOADED_AT_BOOT, loaded.encode()),
         # dnf-automatic heeds the version locks that hold the packages.
-        Absent(UNATTENDED) if node.system.red_hat else File(UNATTENDED, unattended(node).encode()),
+        Absent(UNATTENDED)
+        if node.system.red_hat
+        else File(UNATTENDED, unattended_upgrades_file(node).encode()),
     )
 
 
-def unattended(node: Bare) -> str:
+def unattended_upgrades_file(node: BareNode) -> str:
     """
     Return what unattended-upgrades must leave alone: its own list, beside apt's holds.
 

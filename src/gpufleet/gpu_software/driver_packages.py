@@ -12,11 +12,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpufleet.catalog.driver_branches import serves
+from gpufleet.catalog.driver_branches import cuda_major
 from gpufleet.converge.desired import Lockstep, ModuleStream, NoPackage, Package, Value
 from gpufleet.errors import FleetError
-from gpufleet.gpu_software.package_names import Names, fabric_name, names
-from gpufleet.gpu_software.repository import published
+from gpufleet.gpu_software.package_names import PackageNames, fabric_name, package_names
+from gpufleet.gpu_software.repository import vendor_repository
 from gpufleet.node.machine import Machine, System
 from gpufleet.settings.gpu_lock import GpuLock
 
@@ -39,7 +39,7 @@ def driver_packages(system: System, lock: GpuLock, machine: Machine) -> DriverPa
     Raises `FleetError` for a system that is not in the table of
     docs/gpu-nodes/supported-systems.md.
     """
-    found = names(system, lock)
+    found = package_names(system, lock)
     version = f"{lock.exact}-*" if lock.exact else f"{lock.branch}.*"
     fabric = list(_fabric(system, lock, machine))
     daemon = (found.persistence,) if lock.persistence else ()
@@ -73,12 +73,12 @@ def _kernels(system: System, lock: GpuLock, machine: Machine) -> Iterator[Packag
     if lock.kernel == "follow":
         held = {}
     yield Package("dkms")
-    for name in headers(system, machine):
+    for name in kernel_headers(system, machine):
         yield held.pop(name, Package(name))
     yield from held.values()
 
 
-def headers(system: System, machine: Machine) -> tuple[str, ...]:
+def kernel_headers(system: System, machine: Machine) -> tuple[str, ...]:
     """
     Return the packages that DKMS builds with: one for each installed kernel.
 
@@ -101,7 +101,7 @@ def _why(
     system: System,
     lock: GpuLock,
     machine: Machine,
-    found: Names,
+    found: PackageNames,
     fabric: list[tuple[str, str]],
 ) -> Iterator[str]:
     which = lock.exact or f"any version of R{lock.branch}"
@@ -125,12 +125,12 @@ def dcgm_packages(system: System, lock: GpuLock, machine: Machine) -> DriverPack
     """
     if lock.dcgm is None:
         return DriverPackages((), ("no DCGM: gpu_lock.dcgm is not set",))
-    if published(system).dcgm is False:
+    if vendor_repository(system).dcgm is False:
         raise FleetError(
             f"NVIDIA publishes no DCGM for {system}: take `gpu_lock.dcgm` out, or serve on a "
             "system that has it (docs/gpu-nodes/supported-systems.md)"
         )
-    newest = serves(lock.branch)
+    newest = cuda_major(lock.branch)
     if newest is None:
         raise FleetError(
             f"gpu_lock.driver is {lock.driver}, and which CUDA R{lock.branch} serves is not known "

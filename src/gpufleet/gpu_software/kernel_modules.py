@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from gpufleet.gpu_software.driver_activation import agrees
+from gpufleet.gpu_software.driver_activation import matches_lock
 from gpufleet.node.machine import Machine
 
 SecureBoot = Literal["refuse", "enrolled"]
 
 
-def refusal(machine: Machine, policy: SecureBoot) -> str | None:
+def build_refusal(machine: Machine, policy: SecureBoot) -> str | None:
     """Return why no module may be built for a node at all; None: it may. Asked before a change."""
     if policy == "enrolled" or machine.secure_boot is False:
         return None
@@ -29,16 +29,16 @@ def refusal(machine: Machine, policy: SecureBoot) -> str | None:
     )
 
 
-def lacking(document: Mapping[str, Any], driver: str) -> tuple[str, ...]:
+def kernels_without_module(document: Mapping[str, Any], driver: str) -> tuple[str, ...]:
     """Return the kernels that have no module of the driver, a version or a branch."""
     return tuple(
         row["kernel"]
         for row in _rows(document)
-        if _missing(row["nvidia"]) or not agrees(row["nvidia"], driver)
+        if _missing(row["nvidia"]) or not matches_lock(row["nvidia"], driver)
     )
 
 
-def problems(document: Mapping[str, Any], driver: str) -> tuple[str, ...]:
+def module_problems(document: Mapping[str, Any], driver: str) -> tuple[str, ...]:
     """Return what keeps the locked driver from being there after any reboot, as sentences."""
     if _missing(document["kernels"]):
         why = document["kernels"].get("detail") or document["kernels"]["missing"]
@@ -48,7 +48,7 @@ def problems(document: Mapping[str, Any], driver: str) -> tuple[str, ...]:
 
 def _unbuilt(document: Mapping[str, Any], driver: str) -> Iterator[str]:
     said = document.get("said", {})
-    lacks = lacking(document, driver)
+    lacks = kernels_without_module(document, driver)
     for row in _rows(document):
         if row["kernel"] not in lacks:
             continue

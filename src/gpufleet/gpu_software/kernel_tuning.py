@@ -94,7 +94,7 @@ def kernel_settings(gpu: Gpu) -> tuple[KernelSetting, ...]:
     )
 
 
-def wanted(gpu: Gpu, gpus: int) -> Wanted:
+def desired_tuning(gpu: Gpu, gpus: int) -> Wanted:
     """
     Return the files and the unit of a node with so many GPUs.
 

@@ -26,47 +26,49 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Found:
+class LockProblems:
     """Sentences with the file and line in front: what stops a run, and what does not."""
 
     problems: tuple[str, ...]
     remarks: tuple[str, ...]
 
 
-def found(nodes: Mapping[str, NodeVars], today: dt.date) -> Found:
+def check_locks(nodes: Mapping[str, NodeVars], today: dt.date) -> LockProblems:
     """Check the locks of all nodes; what many inherit from one place is said once."""
     wheels = cache(_wheels)  # one release for many nodes
     said: dict[str, bool] = {}
     for node in nodes.values():
         for each in _objections(node.settings, today, wheels):
             said[f"{_place(node, each)}: {each}"] = each.refused
-    return Found(
+    return LockProblems(
         tuple(sentence for sentence, refused in said.items() if refused),
         tuple(sentence for sentence, refused in said.items() if not refused),
     )
 
 
-def on_node(node: NodeVars, system: System, machine: Machine, python: str | None = None) -> Found:
+def check_node_lock(
+    node: NodeVars, system: System, machine: Machine, python: str | None = None
+) -> LockProblems:
     """
     Check one node's lock against what the node is, once that is known.
 
     `python` is the version of the node's own interpreter; None: not known.
 
     What `found` has said of the lock before is not said again; that NVIDIA does not publish a
-    part of it for the node's system, `provisioning` says, which chooses packages.
+    part of it for the node's system, `read_provisioning` says, which chooses packages.
     """
     lock = node.settings.gpu_lock
     if lock is None:
-        return Found((), ())
+        return LockProblems((), ())
     vllm = node.settings.vllm
     wheels = _wheels(vllm.lock) if vllm and vllm.device == "cuda" else None
     objections = (
-        *(each for each in lock_rules.on_system(lock, system) if not each.refused),
-        *lock_rules.on_machine(lock, machine, wheels),
-        *(lock_rules.on_python(lock, vllm.python, python) if vllm and python else ()),
+        *(each for each in lock_rules.system_objections(lock, system) if not each.refused),
+        *lock_rules.machine_objections(lock, machine, wheels),
+        *(lock_rules.python_objections(lock, vllm.python, python) if vllm and python else ()),
     )
     said = [(f"{node.name} ({_place(node, each)}): {each}", each.refused) for each in objections]
-    return Found(
+    return LockProblems(
         tuple(sentence for sentence, refused in said if refused),
         tuple(sentence for sentence, refused in said if not refused),
     )
@@ -86,8 +88,8 @@ def _objections(
         return
     yield from (each for each in gpu_lock.lock_objections(lock) if not each.refused)
     if vllm and vllm.device == "cuda" and (needed := wheels(vllm.lock)):
-        yield from lock_rules.with_release(lock, needed)
-    yield from lock_rules.on_day(lock, today)
+        yield from lock_rules.release_objections(lock, needed)
+    yield from lock_rules.calendar_objections(lock, today)
 
 
 def _wheels(path: str) -> Wheels | None:

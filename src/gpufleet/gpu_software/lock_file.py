@@ -21,12 +21,12 @@ SUFFIX = ".lock.yml"
 KEY = "gpu_lock"
 
 
-def path(group_vars: Path, group: str) -> Path:
+def lock_path(group_vars: Path, group: str) -> Path:
     """Return where a group's lock lies below a `group_vars` directory."""
     return group_vars / f"{group}{SUFFIX}"
 
 
-def name_of(file: Path) -> str:
+def group_name(file: Path) -> str:
     """
     Return the group or host whose variables a file has, by the file's name alone.
 
@@ -36,7 +36,7 @@ def name_of(file: Path) -> str:
     return file.name.removesuffix(SUFFIX) if file.name.endswith(SUFFIX) else file.stem
 
 
-def over(
+def overlay(
     written: Variables, directories: Iterable[Path], group: str, root: Path | None = None
 ) -> Variables:
     """
@@ -47,7 +47,7 @@ def over(
     """
     problems = []
     locked: Variables = {}
-    for file in (path(directory, group) for directory in directories):
+    for file in (lock_path(directory, group) for directory in directories):
         if not file.is_file():
             continue
         found = variables.load_file(file, root)

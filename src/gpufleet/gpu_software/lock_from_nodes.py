@@ -14,7 +14,7 @@ from typing import Any
 from gpufleet.errors import FleetError
 from gpufleet.formatting import join_names
 from gpufleet.gpu_software.lock_rules import OWN_PYTHON
-from gpufleet.node.topology import known
+from gpufleet.node.topology import value_or
 from gpufleet.settings.gpu_lock import DRIVER, GpuLock
 from gpufleet.settings.node_settings import NodeSettings
 
@@ -25,7 +25,7 @@ _FABRIC_MANAGER = re.compile(r"nvidia-fabric-?manager(-\d+)?")
 _KERNEL = re.compile(r"linux-image-\d.*|kernel(-core)?")
 
 
-def locks(
+def build_lock(
     documents: Mapping[str, Mapping[str, Any]], settings: Mapping[str, NodeSettings]
 ) -> GpuLock:
     """
@@ -54,14 +54,14 @@ def _problems(document: Mapping[str, Any], settings: NodeSettings) -> Iterator[s
     """Yield why a node's lock cannot be read."""
     driver, system = document["driver"], document["system"]
     for what in ("packages", "units"):
-        if known(system[what]) is None:
+        if value_or(system[what]) is None:
             yield f"its {what} could not be read ({system[what]['missing']})"
-    packages = known(system["packages"], {})
+    packages = value_or(system["packages"], {})
     toolkits = _toolkits(packages, settings)
     if len(toolkits) > 1:
         several = join_names([f"{name}-{branch}" for _, name, branch in toolkits])
         yield f"has several CUDA toolkits, {several}: name the one to keep in `cuda.toolkit`"
-    loaded = known(driver["module"])
+    loaded = value_or(driver["module"])
     if loaded is None or not re.fullmatch(DRIVER, loaded):
         yield (
             "no NVIDIA driver is loaded, so there is nothing to lock: start from a set of versions "
@@ -117,12 +117,12 @@ def _differing(read: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 def _version(part: Mapping[str, Any]) -> str | None:
     """Return the version of the driver's module on the disk, or of its library."""
-    return known(part["version"]) if known(part) else None
+    return value_or(part["version"]) if value_or(part) else None
 
 
 def _modules(document: Mapping[str, Any]) -> str | None:
     """Return the flavour of the loaded modules, as they say it themselves."""
-    said = known(document["driver"]["proc"])
+    said = value_or(document["driver"]["proc"])
     if said is None:
         return None
     return "open" if "Open Kernel Module" in said else "proprietary"
@@ -174,8 +174,8 @@ def _kernels_held(packages: Mapping[str, Any]) -> bool:
 
 
 def _persistence(document: Mapping[str, Any]) -> bool:
-    units = known(document["system"]["units"]) or {}
-    unit = known(units.get("nvidia-persistenced.service")) or {}
+    units = value_or(document["system"]["units"]) or {}
+    unit = value_or(units.get("nvidia-persistenced.service")) or {}
     return unit.get("active") == "active"
 
 
@@ -189,7 +189,7 @@ def _vllm(document: Mapping[str, Any], settings: NodeSettings) -> dict[str, str]
     if vllm is None:
         return None
     named = re.search(r"/python(3\.\d+)$", vllm.python)
-    own = re.match(r"3\.\d+", known(document["python"]) or "")
+    own = re.match(r"3\.\d+", value_or(document["python"]) or "")
     if named:
         return {"version": vllm.version, "python": named[1]}
     if own and vllm.python == OWN_PYTHON:

@@ -15,7 +15,7 @@ from gpufleet.catalog.driver_branches import (
     LAST_BEFORE_TURING,
     OLDEST_DRIVER,
     branch,
-    numbers,
+    version_numbers,
 )
 from gpufleet.gpu_software import repository
 from gpufleet.node.machine import Machine, System, generation
@@ -45,10 +45,10 @@ def objections(
     """Return all that is known against a lock on one node; `wheels` are its release's, if any."""
     return (
         *lock_objections(lock),
-        *(with_release(lock, wheels) if wheels else ()),
-        *on_day(lock, today),
-        *on_system(lock, system),
-        *on_machine(lock, machine, wheels),
+        *(release_objections(lock, wheels) if wheels else ()),
+        *calendar_objections(lock, today),
+        *system_objections(lock, system),
+        *machine_objections(lock, machine, wheels),
     )
 
 
@@ -63,7 +63,7 @@ def refusals(
     return [each for each in objections(lock, system, machine, wheels, today) if each.refused]
 
 
-def with_release(lock: GpuLock, wheels: Wheels) -> Iterator[Objection]:
+def release_objections(lock: GpuLock, wheels: Wheels) -> Iterator[Objection]:
     """Yield what keeps vLLM's wheels from running on the locked driver."""
     if wheels.cuda is None:
         return
@@ -84,7 +84,7 @@ def with_release(lock: GpuLock, wheels: Wheels) -> Iterator[Objection]:
         )
 
 
-def on_day(lock: GpuLock, today: dt.date) -> Iterator[Objection]:
+def calendar_objections(lock: GpuLock, today: dt.date) -> Iterator[Objection]:
     """Yield what the calendar says of a branch; nothing of it stops a run."""
     at = ("gpu_lock", "driver")
     known = branch(lock.branch)
@@ -104,7 +104,7 @@ def on_day(lock: GpuLock, today: dt.date) -> Iterator[Objection]:
         )
 
 
-def on_system(lock: GpuLock, system: System) -> Iterator[Objection]:
+def system_objections(lock: GpuLock, system: System) -> Iterator[Objection]:
     """
     Yield what of a lock NVIDIA does not publish for an operating system.
 
@@ -112,7 +112,7 @@ def on_system(lock: GpuLock, system: System) -> Iterator[Objection]:
     """
     if lock.dcgm is None:
         return
-    there = repository.published(system).dcgm
+    there = repository.vendor_repository(system).dcgm
     if there is False:
         yield Objection(
             ("gpu_lock", "dcgm"),
@@ -126,7 +126,7 @@ def on_system(lock: GpuLock, system: System) -> Iterator[Objection]:
         )
 
 
-def on_python(lock: GpuLock, interpreter: str, python: str) -> Iterator[Objection]:
+def python_objections(lock: GpuLock, interpreter: str, python: str) -> Iterator[Objection]:
     """
     Yield whether the node's Python is another than the locked one.
 
@@ -142,7 +142,7 @@ def on_python(lock: GpuLock, interpreter: str, python: str) -> Iterator[Objectio
         )
 
 
-def on_machine(
+def machine_objections(
     lock: GpuLock, machine: Machine, wheels: Wheels | None = None
 ) -> Iterator[Objection]:
     """Yield what the GPUs of a node do not run with."""
@@ -220,5 +220,5 @@ def _supported(today: dt.date) -> str:
 def _reaches(lock: GpuLock, oldest: str) -> bool:
     """Whether the locked driver is as new as `oldest`; of a branch, its newest version is."""
     if lock.exact:
-        return numbers(lock.exact) >= numbers(oldest)
-    return int(lock.branch) >= numbers(oldest)[0]
+        return version_numbers(lock.exact) >= version_numbers(oldest)
+    return int(lock.branch) >= version_numbers(oldest)[0]

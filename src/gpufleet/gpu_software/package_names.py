@@ -22,7 +22,7 @@ FABRIC_UNBRANCHED_SINCE = 580
 
 
 @dataclass(frozen=True)
-class Names:
+class PackageNames:
     """
     One packaging's names for one lock.
 
@@ -43,7 +43,7 @@ class Names:
     stream: str | None = None
 
 
-def names(system: System, lock: GpuLock) -> Names:
+def package_names(system: System, lock: GpuLock) -> PackageNames:
     """Return the names for a system; raises `FleetError` for one that is not in the table."""
     packaging = _PACKAGINGS.get((system.id, system.major))
     if packaging is None:
@@ -82,10 +82,10 @@ def _fabric_of_others(lock: GpuLock) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return _BRANCHED_FABRIC, ("nvidia-fabricmanager-dev", *own)
 
 
-def _debian(lock: GpuLock) -> Names:
+def _debian(lock: GpuLock) -> PackageNames:
     kernel = {"open": "nvidia-kernel-open-dkms", "proprietary": "nvidia-kernel-dkms"}
     fabric, own = _fabric_of_others(lock)
-    return Names(
+    return PackageNames(
         "Debian",
         parts=(
             "nvidia-driver-cuda",
@@ -118,12 +118,12 @@ def _of_a_branch(*names: str) -> tuple[str, ...]:
     return tuple(f"{name}-???{rest}" for name in names for rest in ("", "-*"))
 
 
-def _ubuntu(lock: GpuLock) -> Names:
+def _ubuntu(lock: GpuLock) -> PackageNames:
     branched = int(lock.branch) < UNBRANCHED_SINCE
     return _ubuntu_branched(lock) if branched else _ubuntu_unbranched(lock)
 
 
-def _ubuntu_branched(lock: GpuLock) -> Names:
+def _ubuntu_branched(lock: GpuLock) -> PackageNames:
     branch, suffix = lock.branch, {"open": "-open", "proprietary": ""}[lock.modules]
     # Older branches' firmware had the version in its name, and no libnvidia-gpucomp: what they
     # depend on follows. Their persistence daemon is one of the compute utilities.
@@ -133,7 +133,7 @@ def _ubuntu_branched(lock: GpuLock) -> Names:
     fabric, own = _fabric_of_others(lock)
     later = ("nvidia-open", "nvidia-dkms-open", "nvidia-kernel-source-open", "nvidia-driver-open")
     plain = ("nvidia-dkms", "nvidia-kernel-source", "nvidia-driver", "nvidia-headless")
-    return Names(
+    return PackageNames(
         f"Ubuntu, with the branch in the names ({branch})",
         parts=(
             *(f"{name}-{branch}" for name in _UBUNTU_BRANCHED if name not in left_out),
@@ -153,13 +153,13 @@ def _ubuntu_branched(lock: GpuLock) -> Names:
     )
 
 
-def _ubuntu_unbranched(lock: GpuLock) -> Names:
+def _ubuntu_unbranched(lock: GpuLock) -> PackageNames:
     suffix = {"open": "-open", "proprietary": ""}[lock.modules]
     modules = tuple(f"{name}{suffix}" for name in ("nvidia-dkms", "nvidia-kernel-source"))
     other = {"open": "", "proprietary": "-open"}[lock.modules]
     plain = ("nvidia-dkms", "nvidia-kernel-source", "nvidia-driver", "nvidia-headless")
     fabric, own = _fabric_of_others(lock)
-    return Names(
+    return PackageNames(
         "Ubuntu, without the branch in the names",
         parts=(*_UBUNTU, *modules, "nvidia-modprobe"),
         persistence="nvidia-persistenced",
@@ -173,9 +173,9 @@ def _ubuntu_unbranched(lock: GpuLock) -> Names:
     )
 
 
-def _red_hat(lock: GpuLock) -> Names:
+def _red_hat(lock: GpuLock) -> PackageNames:
     kernel = {"open": "kmod-nvidia-open-dkms", "proprietary": "kmod-nvidia-latest-dkms"}
-    return Names(
+    return PackageNames(
         "Red Hat",
         parts=(
             "nvidia-driver-cuda",
@@ -199,11 +199,11 @@ def _red_hat(lock: GpuLock) -> Names:
     )
 
 
-def _red_hat_9(lock: GpuLock) -> Names:
+def _red_hat_9(lock: GpuLock) -> PackageNames:
     """The branch is a stream of a dnf module, which hides every other branch's packages."""
     found = _red_hat(lock)
     kind = {"open": "open", "proprietary": "dkms"}[lock.modules]
-    return Names(
+    return PackageNames(
         "Red Hat 9",
         found.parts,
         found.persistence,
@@ -213,7 +213,7 @@ def _red_hat_9(lock: GpuLock) -> Names:
     )
 
 
-_PACKAGINGS: Mapping[tuple[str, str], Callable[[GpuLock], Names]] = {
+_PACKAGINGS: Mapping[tuple[str, str], Callable[[GpuLock], PackageNames]] = {
     ("debian", "12"): _debian,
     ("debian", "13"): _debian,
     ("ubuntu", "22.04"): _ubuntu,

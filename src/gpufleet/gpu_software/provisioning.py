@@ -29,7 +29,7 @@ from gpufleet.settings.variables import Origin
 
 
 @dataclass(frozen=True)
-class Bare:
+class BareNode:
     """
     One node with a `gpu_lock`, as it is: with a driver or without one.
 
@@ -64,15 +64,15 @@ class Bare:
 class Provisioning:
     """The nodes that have a lock, by name, and in whole sentences why the run is refused."""
 
-    nodes: Mapping[str, Bare]
+    nodes: Mapping[str, BareNode]
     refused: tuple[str, ...]
 
 
-def provisioning(
+def read_provisioning(
     answers: Mapping[str, Mapping[str, Any] | str], declared: Mapping[str, NodeVars]
 ) -> Provisioning:
     """Judge nodes by what they answered the probe: a document, or a sentence why there is none."""
-    nodes: dict[str, Bare] = {}
+    nodes: dict[str, BareNode] = {}
     refused: list[str] = []
     locked = [name for name in answers if declared[name].settings.gpu_lock is not None]
     if not locked:
@@ -95,12 +95,12 @@ def provisioning(
     return Provisioning(nodes, tuple(refused))
 
 
-def _bare(name: str, document: Mapping[str, Any], declared: NodeVars) -> Bare:
+def _bare(name: str, document: Mapping[str, Any], declared: NodeVars) -> BareNode:
     system, machine = from_probe(document)
-    return Bare(name, system, machine, declared.settings, document, declared.origins)
+    return BareNode(name, system, machine, declared.settings, document, declared.origins)
 
 
-def _refusals(node: Bare) -> Iterator[str]:
+def _refusals(node: BareNode) -> Iterator[str]:
     """Yield why this node's machine cannot become what its settings say."""
     lock = node.lock
     if not node.machine.gpus:
@@ -117,10 +117,10 @@ def _refusals(node: Bare) -> Iterator[str]:
         driver_packages.driver_packages(node.system, lock, node.machine)
         driver_packages.dcgm_packages(node.system, lock, node.machine)
         if cuda := node.settings.cuda:
-            mistaken = vendor_repository.mistaken(cuda.repository.url, node.system)
+            mistaken = vendor_repository.address_mistake(cuda.repository.url, node.system)
             yield from filter(None, [mistaken])
     except FleetError as error:
         yield from error.problems
-    unloadable = kernel_modules.refusal(node.machine, node.settings.gpu.secure_boot)
+    unloadable = kernel_modules.build_refusal(node.machine, node.settings.gpu.secure_boot)
     yield from filter(None, [unloadable])
     yield from rdma.refusals(node.settings.gpu.rdma, lock, node.document["kernel"])

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpufleet import node_paths
-from gpufleet.checks.admission import sentence
+from gpufleet.checks.admission import finding_sentence
 from gpufleet.checks.finding import Finding, Report
 from gpufleet.converge.desired import UNIT_DIRECTORY, Directory, File, Wanted
-from gpufleet.gpu_software.driver_activation import DriverState, InForce, decision
+from gpufleet.gpu_software.driver_activation import Active, DriverState, decide
 from gpufleet.settings.node_settings import NodeSettings
 
 STATE = node_paths.STATE
@@ -26,7 +26,7 @@ GUARD = f"{UNIT_DIRECTORY}/vllm-.service.d/gpufleet-unchecked.conf"
 SETTLING = {"fabric-state", "fabric-manager"}
 
 
-def guard() -> Wanted:
+def stage_guard() -> Wanted:
     """Return what keeps a marked node's stages from starting."""
     content = f"# Written by gpufleet.\n[Unit]\nConditionPathExists=!{MARK}\n"
     return Wanted(Directory(STATE), File(GUARD, content.encode()))
@@ -41,13 +41,13 @@ def problems(
     `standing` is how its driver stands by the same probe; None: there was no probe, which the
     report says. With `checks.degraded` single GPUs may be unfit, as for a deploy.
     """
-    found = [sentence(each) for each in _stopping(report, node, settings)]
-    if standing is not None and not isinstance(standing, InForce):
-        found.append(f"{node}: {decision(standing, 'never', terminal=False).said}")
+    found = [finding_sentence(each) for each in _stopping(report, node, settings)]
+    if standing is not None and not isinstance(standing, Active):
+        found.append(f"{node}: {decide(standing, 'never', terminal=False).said}")
     return tuple(found)
 
 
-def passes_by_itself(report: Report, node: str, settings: NodeSettings) -> bool:
+def is_fabric_pending(report: Report, node: str, settings: NodeSettings) -> bool:
     """Say whether all that is wrong is a fabric that may be on its way still."""
     return {each.check for each in _stopping(report, node, settings)} <= SETTLING
 

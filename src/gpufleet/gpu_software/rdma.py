@@ -27,7 +27,7 @@ DMA_BUF_SINCE = (5, 12)
 PACKAGES = ("rdma-core", "infiniband-diags")
 
 
-def rdma_wanted(rdma: Rdma | None, distribution: str) -> Wanted:
+def desired_rdma(rdma: Rdma | None, distribution: str) -> Wanted:
     """
     Return packages and files of a node; without `rdma`, the files of an earlier run are gone.
 
@@ -42,7 +42,7 @@ def rdma_wanted(rdma: Rdma | None, distribution: str) -> Wanted:
         if rdma.way == "peermem"
         else Absent(ORDER)
     )
-    boot = _WRITTEN + "".join(f"{module}\n" for module in modules(rdma))
+    boot = _WRITTEN + "".join(f"{module}\n" for module in required_modules(rdma))
     return Wanted(
         *(Package(name) for name in names),
         File(MODULES_AT_BOOT, boot.encode()),
@@ -51,14 +51,14 @@ def rdma_wanted(rdma: Rdma | None, distribution: str) -> Wanted:
     )
 
 
-def modules(rdma: Rdma) -> tuple[str, ...]:
+def required_modules(rdma: Rdma) -> tuple[str, ...]:
     """Return the kernel modules that have to be loaded."""
     return (*USER_SPACE, PEERMEM) if rdma.way == "peermem" else USER_SPACE
 
 
-def missing(rdma: Rdma, loaded: Collection[str]) -> tuple[str, ...]:
+def missing_modules(rdma: Rdma, loaded: Collection[str]) -> tuple[str, ...]:
     """Return the modules that are not in the running kernel; `loaded` is /sys/module's listing."""
-    return tuple(each for each in modules(rdma) if each not in loaded)
+    return tuple(each for each in required_modules(rdma) if each not in loaded)
 
 
 def refusals(rdma: Rdma | None, lock: GpuLock, kernel: str) -> Iterator[str]:
@@ -78,7 +78,7 @@ def refusals(rdma: Rdma | None, lock: GpuLock, kernel: str) -> Iterator[str]:
         )
 
 
-def unloadable(module: str, said: str) -> str:
+def load_error(module: str, said: str) -> str:
     """Return why a module could not be loaded, as a sentence; `said` is modprobe's."""
     if module == PEERMEM and "Invalid argument" in said:
         return (

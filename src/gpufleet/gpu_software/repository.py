@@ -43,7 +43,7 @@ PACKAGES = (
 
 
 @dataclass(frozen=True)
-class Published:
+class VendorRepository:
     """
     What NVIDIA publishes for one system.
 
@@ -68,38 +68,38 @@ _RED_HAT_KEY = ("D42D0685.pub", "610C7B14E068A878070DA4E99CD0A493D42D0685")
 # Folders and keys: as NVIDIA's CUDA installation guide and its repositories name them. Keyring
 # packages: Google's GPU driver installer 1.9.1, which pins them. DCGM: NVIDIA's DCGM guide 4.x, and
 # NVIDIA/cuda-repo-management, issue 41, of Debian 13.
-_PUBLISHED: Mapping[tuple[str, str], Published] = {
-    ("ubuntu", "22.04"): Published(
+_PUBLISHED: Mapping[tuple[str, str], VendorRepository] = {
+    ("ubuntu", "22.04"): VendorRepository(
         "ubuntu2204",
         *_UBUNTU_KEY,
         "d93190d50b98ad4699ff40f4f7af50f16a76dac3bb8da1eaaf366d47898ff8df",
         dcgm=True,
     ),
-    ("ubuntu", "24.04"): Published(
+    ("ubuntu", "24.04"): VendorRepository(
         "ubuntu2404",
         *_UBUNTU_KEY,
         "d2a6b11c096396d868758b86dab1823b25e14d70333f1dfa74da5ddaf6a06dba",
         dcgm=True,
     ),
-    ("ubuntu", "26.04"): Published(
+    ("ubuntu", "26.04"): VendorRepository(
         "ubuntu2604",
         keyring_sha256="f7f474b5f6a4adf987aa587920df00e713285958ef6a913dda1945a544a3099e",
     ),
-    ("debian", "12"): Published(
+    ("debian", "12"): VendorRepository(
         "debian12",
         *_UBUNTU_KEY,
         "e7f219eab6fe4819cdb5c15b98233dc3420302d9c00883219cd3d896857cf48d",
         dcgm=True,
     ),
-    ("debian", "13"): Published(
+    ("debian", "13"): VendorRepository(
         "debian13",
         "8793F200.pub",
         "02182E60104FCDC26EAE1B8597A5D4CB8793F200",
         "dd28f1f6ba0038180d6b23f846cefca1e3de4c9327751665241370bacea452a1",
         dcgm=False,
     ),
-    ("rhel", "9"): Published("rhel9", *_RED_HAT_KEY, dcgm=True),
-    ("rhel", "10"): Published("rhel10", "CDF6BA43.pub", dcgm=True),
+    ("rhel", "9"): VendorRepository("rhel9", *_RED_HAT_KEY, dcgm=True),
+    ("rhel", "10"): VendorRepository("rhel10", "CDF6BA43.pub", dcgm=True),
 }
 # Built from RHEL's sources, and served by its repositories.
 _AS_RHEL = frozenset({"rocky", "almalinux"})
@@ -108,7 +108,7 @@ _ARCHITECTURES: Mapping[Architecture, str] = {"x86_64": "x86_64", "aarch64": "sb
 _FOLDER = re.compile(r"/((?:ubuntu|debian|rhel|sles|amzn|fedora)\d+)/(x86_64|sbsa|aarch64)/?$")
 
 
-def published(system: System) -> Published:
+def vendor_repository(system: System) -> VendorRepository:
     """Return what NVIDIA publishes for a system; raises `FleetError` where that is nothing."""
     family = "rhel" if system.id in _AS_RHEL else system.id
     found = _PUBLISHED.get((family, system.major))
@@ -120,14 +120,14 @@ def published(system: System) -> Published:
     return found
 
 
-def path(system: System) -> str:
+def repository_path(system: System) -> str:
     """
     Return a system's repository below VENDOR.
 
     >>> path(System("rocky", "9.6", "aarch64"))
     'rhel9/sbsa'
     """
-    return f"{published(system).folder}/{_ARCHITECTURES[system.arch]}"
+    return f"{vendor_repository(system).folder}/{_ARCHITECTURES[system.arch]}"
 
 
 def fingerprint(keyring: str) -> str | None:
@@ -140,7 +140,7 @@ def fingerprint(keyring: str) -> str | None:
     return next((each.fingerprint for each in _PUBLISHED.values() if each.key == keyring), None)
 
 
-def source(repository: Repository) -> PackageSource:
+def package_source(repository: Repository) -> PackageSource:
     """Return the repository, the vendor's or a mirror's, as our package runs see it."""
     return PackageSource("nvidia-cuda", repository.url, key_path(repository), PACKAGES)
 
@@ -151,21 +151,22 @@ def key_path(repository: Repository) -> str:
     return f"{KEYS}/nvidia-cuda.{'gpg' if binary else 'asc'}"
 
 
-def kept_path(repository: Repository) -> str:
+def stored_key_path(repository: Repository) -> str:
     """Return where a node keeps the file that its key came in."""
     return f"{node_paths.KEPT_KEYS}/nvidia-cuda{repository.keyring[-4:]}"
 
 
-def mistaken(url: str, system: System) -> str | None:
+def address_mistake(url: str, system: System) -> str | None:
     """
     Return what is wrong if an address is plainly another system's repository; None if not.
 
     A mirror may call its folders anything: only NVIDIA's own names are judged.
     """
     found = _FOLDER.search(url)
-    if found is None or f"{found[1]}/{found[2]}" == path(system):
+    if found is None or f"{found[1]}/{found[2]}" == repository_path(system):
         return None
     return (
         f"cuda.repository.url ends in {found[1]}/{found[2]}, and the node runs {system}, whose "
-        f"repository is {path(system)}: correct it, or put the node into a group of its own"
+        f"repository is {repository_path(system)}: correct it, or put the node into a group of "
+        "its own"
     )

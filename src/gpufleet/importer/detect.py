@@ -40,7 +40,9 @@ def _read(text: str, file: str, name: str) -> tuple[tuple[Launch, ...], tuple[No
     if document is None:
         launches = shell.launches(text, name)
     elif "services" in document:
-        launches, notes = container.from_compose(_expanded(document["services"]), shell.inside)
+        launches, notes = container.from_compose(
+            _expanded(document["services"]), shell.first_launch
+        )
     else:
         shared = document.get("env", document.get("environment"))
         launches, notes = models_file.launches(document["models"], shared)
@@ -86,7 +88,7 @@ def _where(error: yaml.YAMLError) -> str:
 def _expanded(value: Any) -> Any:
     """Return compose's values with the defaults of its variables; `$$` is a dollar sign."""
     if isinstance(value, str):
-        return shell.expanded(value.replace("$$", "\0"), {}).replace("\0", "$")
+        return shell.expand(value.replace("$$", "\0"), {}).replace("\0", "$")
     if isinstance(value, Mapping):
         return {key: _expanded(below) for key, below in value.items()}
     return [_expanded(below) for below in value] if isinstance(value, list) else value

@@ -61,7 +61,7 @@ def _launches(text: str, name: str, script: _Script) -> tuple[Launch, ...]:
     return tuple(launch for words in _commands(text) for launch in _command(words, script, name))
 
 
-def expanded(text: str, variables: Mapping[str, str]) -> str:
+def expand(text: str, variables: Mapping[str, str]) -> str:
     """
     Return a text with the variables that are known; the others stay as they are written.
 
@@ -183,7 +183,7 @@ def _command(words: Sequence[str], script: _Script, name: str) -> tuple[Launch, 
         return ()
     first, behind = start
     if rest[first].rpartition("/")[2] in _CONTAINERS:
-        launch = container.from_run(rest[behind:], name, inside)
+        launch = container.from_run(rest[behind:], name, first_launch)
     else:
         inner = (_ASSIGNMENT.fullmatch(word) for word in rest[:first])  # env A=b vllm serve ...
         before |= {match[1]: match[2] for match in inner if match}
@@ -204,7 +204,7 @@ def _within(words: Sequence[str], script: _Script, name: str) -> tuple[Launch, .
     return ()
 
 
-def inside(text: str) -> Launch | None:
+def first_launch(text: str) -> Launch | None:
     """Return the first server of a command line that a container's shell gets."""
     return next(iter(launches(text, "")), None)
 
@@ -217,7 +217,7 @@ def _set(words: Sequence[str], script: _Script) -> None:
     for word in words[1:]:
         name = word.partition("=")[0]
         if match := _ASSIGNMENT.fullmatch(word):
-            script.variables[name] = expanded(match[2], script.variables)
+            script.variables[name] = expand(match[2], script.variables)
         if words[0] == "export" and name in script.variables:
             script.exported[name] = script.variables[name]
 
@@ -227,7 +227,7 @@ def _assignments(words: Sequence[str], script: _Script) -> tuple[dict[str, str],
     found: dict[str, str] = {}
     rest = list(words)
     while rest and (match := _ASSIGNMENT.fullmatch(rest[0])):
-        found[match[1]] = expanded(match[2], script.variables)
+        found[match[1]] = expand(match[2], script.variables)
         rest.pop(0)
     return found, rest
 
@@ -248,7 +248,7 @@ def _read(words: Sequence[str], variables: Mapping[str, str]) -> tuple[list[str]
             passed = word
             continue
         whole = _VARIABLE.fullmatch(word)
-        text = expanded(word, variables)
+        text = expand(word, variables)
         # An unquoted variable may stand for several words; a model's name never has any space.
         if whole and text != word and not text:
             continue

@@ -64,7 +64,7 @@ def current() -> Invocation | None:
     return Invocation(**{name: typed[name] for name in Invocation.__dataclass_fields__})
 
 
-def guard() -> None:
+def check_invocation() -> None:
     """
     Refuse a command line whose exit code could not be trusted; do nothing outside pyinfra.
 
@@ -74,17 +74,17 @@ def guard() -> None:
     if invocation is None:
         return
     signal.signal(signal.SIGINT, _interrupted)  # pyinfra's own handler exits with 0
-    if problems := [*problems_of(invocation), *_inventory_problems(invocation)]:
+    if problems := [*option_problems(invocation), *_inventory_problems(invocation)]:
         raise Refusal(*problems, what="this command line")
 
 
-def inventories_here() -> str:
+def list_inventories() -> str:
     """Return `; there are inventories/lab.py, ...` for a message; nothing when there are none."""
     found = sorted(str(path) for path in Path("inventories").glob("*.py"))
     return f"; there are {', '.join(found)}" if found else ""
 
 
-def problems_of(invocation: Invocation) -> Iterator[str]:
+def option_problems(invocation: Invocation) -> Iterator[str]:
     """Yield what is wrong with the options alone."""
     if invocation.no_wait:
         yield "--no-wait: pyinfra then exits with 0 although operations failed: leave it out"
@@ -142,7 +142,7 @@ def _inventory_problems(invocation: Invocation) -> Iterator[str]:
     name = invocation.inventory
     path = Path(name)
     if path.is_dir():
-        yield f"{name} is a directory: name one inventory file{inventories_here()}"
+        yield f"{name} is a directory: name one inventory file{list_inventories()}"
     elif path.is_file():
         if path.suffix in _PYTHON_ONLY:
             yield (
@@ -152,7 +152,7 @@ def _inventory_problems(invocation: Invocation) -> Iterator[str]:
         elif error := _syntax_error(path):
             yield f"{name}:{error.lineno}: is not Python: {error.msg}"
     elif (path.suffix == ".py" or "/" in name) and not _is_host_list(name):
-        yield f"{name}: there is no such inventory file{inventories_here()}"
+        yield f"{name}: there is no such inventory file{list_inventories()}"
     elif invocation.deploys:
         hosts = json.dumps(name.split(","))
         yield (
@@ -163,7 +163,7 @@ def _inventory_problems(invocation: Invocation) -> Iterator[str]:
             "(`exec` and `fact` take hosts as they are)"
         )
     elif not _pyinfra_knows(name, invocation):
-        yield f"{name} is neither an inventory file nor a host that resolves{inventories_here()}"
+        yield f"{name} is neither an inventory file nor a host that resolves{list_inventories()}"
 
 
 def _syntax_error(path: Path) -> SyntaxError | None:

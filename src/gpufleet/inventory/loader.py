@@ -35,7 +35,7 @@ from gpufleet.inventory import invocation
 from gpufleet.inventory.refusal import Refusal
 from gpufleet.remote.ssh import nodelay_transport, open_files
 from gpufleet.settings import node_variables, variables
-from gpufleet.settings.node_groups import Groups, nest
+from gpufleet.settings.node_groups import Groups, resolve_groups
 from gpufleet.settings.node_variables import NodeVars
 from gpufleet.settings.variables import Origin, Variables
 
@@ -127,7 +127,7 @@ def load(
     that hold `group_vars/` and `host_vars/`, read after those above the inventory's directory.
     Raises InventoryError with every mistake of every node.
     """
-    invocation.guard()
+    invocation.check_invocation()
     open_files()
     typed = invocation.current()
     path = Path(inventory_file).resolve()
@@ -155,7 +155,7 @@ def read(path: str | Path) -> Fleet:
     """
     file = Path(path)
     if not file.is_file():
-        raise FleetError(f"{path}: there is no such inventory file{invocation.inventories_here()}")
+        raise FleetError(f"{path}: there is no such inventory file{invocation.list_inventories()}")
     if str(Path.cwd()) not in sys.path:  # as pyinfra does, for what the inventory imports
         sys.path.append(str(Path.cwd()))
     try:
@@ -197,7 +197,7 @@ def _fleet(
     root = directories[0]
     shown = variables.shown_path(path, root)
     hosts, inline = _hosts(shown, path, groups)
-    nested = nest(hosts, children)
+    nested = resolve_groups(hosts, children)
     if locks := [name for name in (path.stem, *nested.members) if name.endswith(".lock")]:
         raise FleetError(
             *(
@@ -219,7 +219,7 @@ def _fleet(
         folders = [each / kind for each in directories]
         try:
             found = variables.load(folders, name, root)
-            return lock_file.over(found, folders, name, root) if kind == "group_vars" else found
+            return lock_file.overlay(found, folders, name, root) if kind == "group_vars" else found
         except FleetError as error:
             problems.extend(error.problems)
             return {}
@@ -238,7 +238,7 @@ def _fleet(
     known = {"group_vars": ("all", *stem, *nested.members), "host_vars": names}
     checked = node_variables.check(merged, {name: (*stem, *nested.of(name)) for name in names})
     nodes = {name: each.from_root(root) for name, each in checked.items()}
-    judged = lock_check.found(nodes, today=dt.date.today())  # noqa: DTZ011  # the operator's day
+    judged = lock_check.check_locks(nodes, today=dt.date.today())  # noqa: DTZ011  # the operator's day
     if judged.problems:
         raise FleetError(*judged.problems)
     return Fleet(
@@ -330,9 +330,9 @@ def _unread(
             folder = directory / kind
             read = {file for name in names for file in variables.files_of(folder, name, root)}
             if kind == "group_vars":
-                read |= {lock_file.path(folder, name) for name in names}
+                read |= {lock_file.lock_path(folder, name) for name in names}
             for file in variables.all_files(folder):
-                name = lock_file.name_of(Path(file.relative_to(folder).parts[0]))
+                name = lock_file.group_name(Path(file.relative_to(folder).parts[0]))
                 if file not in read and name not in others and f'"{name}"' not in others_text:
                     yield (
                         f"{variables.shown_path(file, root)} is not read: nothing in this "

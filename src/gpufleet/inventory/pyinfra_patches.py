@@ -17,14 +17,14 @@ from pyinfra.api import State
 from pyinfra.api.util import PYINFRA_INSTALL_DIR
 
 
-def quick() -> None:
-    """Have pyinfra order operations by `order`."""
+def patch_operation_order() -> None:
+    """Have pyinfra order operations by `operation_order`."""
     # By its name: `pyinfra.api.operation` as an attribute is the decorator.
     operations: Any = importlib.import_module("pyinfra.api.operation")
-    operations.get_operation_order_from_stack = order
+    operations.get_operation_order_from_stack = operation_order
 
 
-def order(state: State) -> list[int]:
+def operation_order(state: State) -> list[int]:
     """Return what pyinfra.api.util.get_operation_order_from_stack does: lines, outer ones first."""
     frames = []
     frame = inspect.currentframe()

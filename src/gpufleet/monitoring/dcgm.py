@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from gpufleet import node_paths
 from gpufleet.converge.desired import File, Package, Unit, UnitGone, Value
 from gpufleet.errors import FleetError
-from gpufleet.gpu_software.repository import published
+from gpufleet.gpu_software.repository import vendor_repository
 from gpufleet.monitoring.dcgm_counters import counters
 from gpufleet.monitoring.exporters import WEB_CONFIG, Access, Metrics
 from gpufleet.node.machine import Machine, System, generation
@@ -39,7 +39,7 @@ def require_published(system: System, node: str) -> None:
     it.
     """
     try:
-        has = published(system).dcgm
+        has = vendor_repository(system).dcgm
     except FleetError:
         return
     if has is False:

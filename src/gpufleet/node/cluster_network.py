@@ -24,8 +24,8 @@ from ipaddress import AddressValueError, IPv4Interface, IPv4Network, NetmaskValu
 from typing import Any
 
 from gpufleet.errors import FleetError
-from gpufleet.node.nic_affinity import nearest, nic_classes
-from gpufleet.node.topology import known
+from gpufleet.node.nic_affinity import nearest_by_class, nic_classes
+from gpufleet.node.topology import value_or
 
 INFINIBAND = "InfiniBand"
 ROCE = "Ethernet"
@@ -144,7 +144,7 @@ def addresses(document: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def sentence(replica: str, found: Mapping[str, Network]) -> str:
+def describe_networks(replica: str, found: Mapping[str, Network]) -> str:
     """Say what a replica's nodes talk over, and why, as a line of the plan."""
     where = ", ".join(f"{node} {each.interface} {each.address}" for node, each in found.items())
     why = next((each.why for each in found.values()), "")
@@ -339,26 +339,26 @@ def _listing(interfaces: list[_Interface], reasons: Mapping[_Interface, str] | N
 
 
 def _interfaces(document: Mapping[str, Any]) -> Iterator[_Interface]:
-    nics = known(document.get("nics"), {})
-    devices = {each["name"]: each for each in known(nics.get("net"), [])}
-    rates = dict(_rates(known(nics.get("infiniband"), [])))
+    nics = value_or(document.get("nics"), {})
+    devices = {each["name"]: each for each in value_or(nics.get("net"), [])}
+    rates = dict(_rates(value_or(nics.get("infiniband"), [])))
     for name, device in devices.items():
         parts = list(_hardware(name, devices))
         speeds = [rates[part] for part in parts if part in rates]
-        speed = known(device.get("speed"), 0)
+        speed = value_or(device.get("speed"), 0)
         interface = _Interface(
             name=name,
             own=None,
             alone=None,
             speed=max(speed if isinstance(speed, int) else 0, sum(speeds), 0),
             rdma=bool(parts) and len(speeds) == len(parts),
-            mtu=known(device.get("mtu")),
-            down=known(device.get("state"), "unknown") not in _STATES_UP,
+            mtu=value_or(device.get("mtu")),
+            down=value_or(device.get("state"), "unknown") not in _STATES_UP,
             virtual=_virtual(device, parts),
         )
-        written = known(device.get("networks"))
+        written = value_or(device.get("networks"))
         own = [] if written is None else [each for text in written if (each := _parsed(text))]
-        first = known(device.get("ipv4"))
+        first = value_or(device.get("ipv4"))
         for each in own:
             yield replace(interface, own=each)
         if not own:
@@ -380,21 +380,21 @@ def _hardware(
     device = devices.get(name)
     if device is None or name in seen:
         return
-    function = known(device.get("pci"), {}).get("bus_id")
+    function = value_or(device.get("pci"), {}).get("bus_id")
     if function:
         yield function
         return
-    for part in known(device.get("lower"), None) or ():
+    for part in value_or(device.get("lower"), None) or ():
         yield from _hardware(part, devices, seen | {name})
 
 
 def _virtual(device: Mapping[str, Any], parts: list[str]) -> str:
     if parts:
         return ""
-    kind = known(device.get("kind"))
+    kind = value_or(device.get("kind"))
     if kind in _VIRTUAL_KINDS:
         return f"is virtual ({kind})"
-    if kind == "bridge" and known(device.get("lower")) is not None:
+    if kind == "bridge" and value_or(device.get("lower")) is not None:
         return "is a bridge without a NIC"
     if _VIRTUAL.match(device["name"]):
         return "is virtual by its name"
@@ -404,12 +404,12 @@ def _virtual(device: Mapping[str, Any], parts: list[str]) -> str:
 def _rates(infiniband: list[Mapping[str, Any]]) -> Iterator[tuple[str, int]]:
     """Yield the PCI function and rate in Mbit/s of every RDMA device that has an active port."""
     for device in infiniband:
-        function = known(device["pci"], {}).get("bus_id")
+        function = value_or(device["pci"], {}).get("bus_id")
         rates = [
             float(match[1])
-            for port in known(device["ports"], [])
+            for port in value_or(device["ports"], [])
             if str(port["state"]).startswith(_ACTIVE)
-            and (match := re.match(r"([\d.]+) Gb/sec", str(known(port["rate"], ""))))
+            and (match := re.match(r"([\d.]+) Gb/sec", str(value_or(port["rate"], ""))))
         ]
         if function and rates:
             yield function, int(max(rates) * 1000)
@@ -444,17 +444,17 @@ def _hcas(
 
 def _near(document: Mapping[str, Any], gpus: Collection[int], layer: str) -> tuple[str, ...]:
     """Return the active ports of a link layer on the devices that are nearest to some GPUs."""
-    devices = known(known(document.get("nics"), {}).get("infiniband"), [])
+    devices = value_or(value_or(document.get("nics"), {}).get("infiniband"), [])
     ports = {
         device["name"]: [
             f"{device['name']}:{port['port']}"
-            for port in known(device["ports"], [])
-            if str(port["state"]).startswith(_ACTIVE) and known(port["link_layer"]) == layer
+            for port in value_or(device["ports"], [])
+            if str(port["state"]).startswith(_ACTIVE) and value_or(port["link_layer"]) == layer
         ]
         for device in devices
     }
     classes = nic_classes(document) if devices else {}
-    nics = nearest({nic: found for nic, found in classes.items() if ports.get(nic)})
+    nics = nearest_by_class({nic: found for nic, found in classes.items() if ports.get(nic)})
     names = {nic for gpu in gpus for nic, _ in nics.get(gpu, [])}
     return tuple(port for name in sorted(names, key=_natural) for port in ports[name])
 

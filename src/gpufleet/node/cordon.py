@@ -45,7 +45,7 @@ def cordon_of(document: Mapping[str, Any]) -> Cordon | None:
     return Cordon(str(found.get("by")), str(found.get("why")), found.get("upgrade"))
 
 
-def unknown(document: Mapping[str, Any]) -> str | None:
+def unknown_reason(document: Mapping[str, Any]) -> str | None:
     """Return why a probe could not tell whether its node is cordoned; None: it could."""
     found = document.get("cordon")
     if isinstance(found, Mapping) and "missing" in found:
@@ -53,14 +53,14 @@ def unknown(document: Mapping[str, Any]) -> str | None:
     return None
 
 
-def lifting(node: str, force: bool = False) -> str:
+def uncordon_command(node: str, force: bool = False) -> str:
     """Return the command that lifts a node's cordon."""
     return f"`gpufleet uncordon INVENTORY {node}{' --force' if force else ''}`"
 
 
-def sentence(node: str, cordon: Cordon) -> str:
+def describe_cordon(node: str, cordon: Cordon) -> str:
     """Return what a plan says of a cordoned node."""
     return (
         f"{node}: {cordon}; nothing new is placed there, what runs there stays; "
-        f"{lifting(node, cordon.upgrade is not None)} lifts it"
+        f"{uncordon_command(node, cordon.upgrade is not None)} lifts it"
     )

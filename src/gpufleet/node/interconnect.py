@@ -15,9 +15,9 @@ from typing import Any
 
 from gpufleet.errors import FleetError
 from gpufleet.formatting import ranges
-from gpufleet.node.nic_affinity import nearest, nic_classes
+from gpufleet.node.nic_affinity import nearest_by_class, nic_classes
 from gpufleet.node.smi_topology import PCIE, TopoMatrix
-from gpufleet.node.topology import LINK_UP, Node, islands, known, node_from_probe, nvlink_width
+from gpufleet.node.topology import LINK_UP, Node, islands, node_from_probe, nvlink_width, value_or
 
 Pair = tuple[int, int]
 
@@ -78,7 +78,7 @@ class Interconnect:
     @cached_property
     def nearest_nics(self) -> dict[int, list[tuple[str, str]]]:
         """Each GPU's nearest NICs with their class."""
-        return nearest(self.nics)
+        return nearest_by_class(self.nics)
 
     @cached_property
     def why(self) -> str:
@@ -177,7 +177,7 @@ def from_probe(name: str, document: Mapping[str, Any]) -> Interconnect:
     )
 
 
-def spokes(widths: Mapping[Pair, int]) -> dict[int, int] | None:
+def switch_links(widths: Mapping[Pair, int]) -> dict[int, int] | None:
     """
     Return each GPU's links into a switch, if `widths` are those of GPUs on NVSwitches.
 
@@ -216,7 +216,8 @@ def _silent(node: Node, document: Mapping[str, Any]) -> Iterator[str]:
         gpu.index
         for gpu in node.gpus
         if any(
-            known(document["pcie"][gpu.index][other]) is None for other in answering - {gpu.index}
+            value_or(document["pcie"][gpu.index][other]) is None
+            for other in answering - {gpu.index}
         )
     ]
     if unread:
@@ -246,15 +247,15 @@ def _not_granted(node: Node, document: Mapping[str, Any]) -> Iterator[str]:
 def _one_sided(document: Mapping[str, Any]) -> Iterator[str]:
     """Yield pairs of a probe that are wired directly and of which one end sees fewer links."""
     at = {
-        known(gpu.get("pci"), {}).get("bus_id"): place
+        value_or(gpu.get("pci"), {}).get("bus_id"): place
         for place, gpu in enumerate(document["gpus"])
         if "missing" not in gpu
     }
     seen = Counter(
         (place, at[link["remote_pci"]])
         for place in at.values()
-        for link in known(known(document["nvlink"][place], {}).get("links"), [])
-        if link["state"] in LINK_UP and known(link["remote_pci"]) in at
+        for link in value_or(value_or(document["nvlink"][place], {}).get("links"), [])
+        if link["state"] in LINK_UP and value_or(link["remote_pci"]) in at
     )
     for i, j in combinations(sorted(at.values()), 2):
         if seen[i, j] != seen[j, i]:
@@ -280,7 +281,7 @@ def _uneven(node: Interconnect) -> Iterator[str]:
         if len(set(widths.values())) < 2:
             continue
         words = _words(widths.values())
-        links = spokes(widths)
+        links = switch_links(widths)
         used = {gpu: sum(n for pair, n in node.nvlink.items() if gpu in pair) for gpu in island}
         if links is not None:
             for gpu, count in links.items():

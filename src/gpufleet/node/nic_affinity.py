@@ -16,7 +16,7 @@ from itertools import takewhile
 from typing import Any
 
 from gpufleet.node.smi_topology import PCIE
-from gpufleet.node.topology import known
+from gpufleet.node.topology import value_or
 
 
 def nearest_nics(document: Mapping[str, Any]) -> dict[int, list[tuple[str, str]]]:
@@ -25,10 +25,10 @@ def nearest_nics(document: Mapping[str, Any]) -> dict[int, list[tuple[str, str]]
 
     A GPU that does not answer, or whose place is unknown, has none.
     """
-    return nearest(nic_classes(document))
+    return nearest_by_class(nic_classes(document))
 
 
-def nearest(classes: Mapping[str, Mapping[int, str]]) -> dict[int, list[tuple[str, str]]]:
+def nearest_by_class(classes: Mapping[str, Mapping[int, str]]) -> dict[int, list[tuple[str, str]]]:
     """
     Return the same from {NIC: {GPU index: class}}.
 
@@ -48,31 +48,31 @@ def nearest(classes: Mapping[str, Mapping[int, str]]) -> dict[int, list[tuple[st
 
 def nic_classes(document: Mapping[str, Any]) -> dict[str, dict[int, str]]:
     """Return {NIC: {GPU index: class}} of the RDMA devices of a probe that are on the PCI bus."""
-    functions = {each["bus_id"]: each for each in known(document["pci"], [])}
+    functions = {each["bus_id"]: each for each in value_or(document["pci"], [])}
     gpus = {
-        gpu["index"]: place(
-            functions.get(known(gpu.get("pci"), {}).get("bus_id"), {}),
-            known(document["numa"][at], {}).get("node"),
+        gpu["index"]: pci_location(
+            functions.get(value_or(gpu.get("pci"), {}).get("bus_id"), {}),
+            value_or(document["numa"][at], {}).get("node"),
         )
         for at, gpu in enumerate(document["gpus"])
-        if known(gpu.get("pci")) is not None
+        if value_or(gpu.get("pci")) is not None
     }
-    nics = known(known(document["nics"], {}).get("infiniband"), [])
+    nics = value_or(value_or(document["nics"], {}).get("infiniband"), [])
     found: dict[str, dict[int, str]] = {}
     for nic in nics:
-        pci = known(nic["pci"])
+        pci = value_or(nic["pci"])
         if pci is None:
             continue  # a software device (rxe, siw): it is nowhere on the bus
-        path, numa = place(pci, None)
+        path, numa = pci_location(pci, None)
         found[nic["name"]] = {
             index: distance(path, numa, *there) for index, there in gpus.items() if there[0]
         }
     return found
 
 
-def place(function: Mapping[str, Any], numa: Any) -> tuple[str, int | None]:
+def pci_location(function: Mapping[str, Any], numa: Any) -> tuple[str, int | None]:
     """Return a PCI function's sysfs path ("": unknown) and NUMA node (-1: the machine has none)."""
-    return known(function.get("path"), ""), known(function.get("numa_node"), known(numa))
+    return value_or(function.get("path"), ""), value_or(function.get("numa_node"), value_or(numa))
 
 
 def distance(path: str, numa: int | None, other_path: str, other_numa: int | None) -> str:

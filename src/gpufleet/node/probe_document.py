@@ -22,7 +22,7 @@ _OBJECTS = ("driver", "system", "nics", "p2p", "user", "kernel_log", "os_release
 _NAMES = {"uuid", "serial", "name", "pci"}
 
 
-def flaw(document: Any) -> str | None:
+def document_problem(document: Any) -> str | None:
     """
     Return why a document cannot be worked on, as a sentence's end; None if it is whole.
 
@@ -72,7 +72,7 @@ def _bad_pairs(document: Mapping[str, Any]) -> str | None:
     return None
 
 
-def recorded(text: str, where: str, alone: str) -> dict[str, Any]:
+def parse_documents(text: str, where: str, alone: str) -> dict[str, Any]:
     """
     Return {node: its document, or a sentence why there is none} out of a file's text.
 

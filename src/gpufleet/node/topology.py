@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from gpufleet.errors import FleetError
 from gpufleet.node.cordon import Cordon, cordon_of
-from gpufleet.node.probe_document import flaw
+from gpufleet.node.probe_document import document_problem
 
 # nvmlGpuTopologyLevel_t, nvml.h, in the words of `nvidia-smi topo -m`. Two GPUs of one board
 # (internal, 0) are as near as two behind one switch.
@@ -153,7 +153,7 @@ def node_from_probe(name: str, document: Mapping[str, Any]) -> Node:
     GPUs that do not answer, or do not tell what planning needs, are left out. A pair whose links
     are up and to which the driver refuses peer access is not joined.
     """
-    if wrong := flaw(document):
+    if wrong := document_problem(document):
         raise FleetError(f"{name}: its probe {wrong}")
     driver = document["driver"]
     gpus = tuple(
@@ -166,18 +166,18 @@ def node_from_probe(name: str, document: Mapping[str, Any]) -> Node:
     refused = {pair for pair in pairs if widths[pair] and peer_access_refused(document, *pair)}
     return Node(
         name=name,
-        driver=known(driver["version"]),
-        cuda=_cuda(known(driver["cuda"])),
+        driver=value_or(driver["version"]),
+        cuda=_cuda(value_or(driver["cuda"])),
         gpus=gpus,
         nvlink={pair: links for pair, links in widths.items() if links and pair not in refused},
-        pcie={(i, j): PCIE_LEVELS.get(known(document["pcie"][i][j]), "SYS") for i, j in pairs},
+        pcie={(i, j): PCIE_LEVELS.get(value_or(document["pcie"][i][j]), "SYS") for i, j in pairs},
         address=_address(document["nics"]),
         domain=_domain(document),
         cordon=cordon_of(document),
     )
 
 
-def known(value: Any, otherwise: Any = None) -> Any:
+def value_or(value: Any, otherwise: Any = None) -> Any:
     """Return a value of the probe's document, or `otherwise` if the probe could not read it."""
     return otherwise if isinstance(value, Mapping) and "missing" in value else value
 
@@ -229,11 +229,11 @@ def _ends(document: Mapping[str, Any], i: int) -> _Ends:
     machine that does not see the switches, the other ends are unknown and the driver grants the two
     GPUs peer access over NVLink.
     """
-    about = known(document["nvlink"][i], {})
-    up = [link for link in known(about.get("links"), []) if link["state"] in LINK_UP]
-    ends = [known(link["remote_type"]) for link in up]
+    about = value_or(document["nvlink"][i], {})
+    up = [link for link in value_or(about.get("links"), []) if link["state"] in LINK_UP]
+    ends = [value_or(link["remote_type"]) for link in up]
     elsewhere = sum(end not in {REMOTE_GPU, REMOTE_CPU} for end in ends)
-    counted = known(about.get("switch_links"), 0)
+    counted = value_or(about.get("switch_links"), 0)
     return _Ends(
         gpus=[link["remote_pci"] for link in up if link["remote_type"] == REMOTE_GPU],
         switched=ends.count(REMOTE_SWITCH) or min(counted, elsewhere),
@@ -244,13 +244,13 @@ def _ends(document: Mapping[str, Any], i: int) -> _Ends:
 def peer_access_refused(document: Mapping[str, Any], i: int, j: int) -> bool:
     """Say whether the driver grants two GPUs no peer access over NVLink; unknown is granted."""
     status = document["p2p"]["nvlink"]
-    return any(known(answer, P2P_OK) != P2P_OK for answer in (status[i][j], status[j][i]))
+    return any(value_or(answer, P2P_OK) != P2P_OK for answer in (status[i][j], status[j][i]))
 
 
 def _tells_enough(facts: Mapping[str, Any]) -> bool:
     """Say whether a GPU tells what it cannot be planned without."""
     needed = ("uuid", "name", "pci", "memory", "compute_capability")
-    return all(known(facts.get(name)) is not None for name in needed)
+    return all(value_or(facts.get(name)) is not None for name in needed)
 
 
 def _gpu(facts: Mapping[str, Any], numa: Mapping[str, Any]) -> Gpu:
@@ -268,10 +268,10 @@ def _gpu(facts: Mapping[str, Any], numa: Mapping[str, Any]) -> Gpu:
 
 def _numa_node(numa: Mapping[str, Any]) -> int | None:
     """Linux' word, where it has one (-1: no NUMA); else NVML's, if it names a single node."""
-    node = known(numa["node"], -1)
+    node = value_or(numa["node"], -1)
     if node >= 0:
         return int(node)
-    nodes = known(numa["memory_nodes"], "")
+    nodes = value_or(numa["memory_nodes"], "")
     return int(nodes) if nodes.isdecimal() else None
 
 
@@ -287,11 +287,11 @@ def _domain(document: Mapping[str, Any]) -> Domain | None:
     A GPU that has not is unfit, which checks say. A board whose switches join its own GPUs alone
     has a cluster of zeros.
     """
-    joined = (known(each, {}) for each in document["fabric"])
+    joined = (value_or(each, {}) for each in document["fabric"])
     found = {
-        (known(each.get("cluster_uuid"), ""), known(each.get("clique")))
+        (value_or(each.get("cluster_uuid"), ""), value_or(each.get("clique")))
         for each in joined
-        if known(each.get("state")) == FABRIC_COMPLETED
+        if value_or(each.get("state")) == FABRIC_COMPLETED
     }
     cluster, clique = found.pop() if len(found) == 1 else ("", None)
     return None if clique is None or not cluster.strip("0-") else Domain(cluster, clique)
@@ -299,7 +299,9 @@ def _domain(document: Mapping[str, Any]) -> Domain | None:
 
 def _address(nics: Any) -> str | None:
     """Return the IPv4 address of the device of the default route."""
-    nics = known(nics, {})
-    route = known(nics.get("default_route"))
-    addresses = [known(net["ipv4"]) for net in known(nics.get("net"), []) if net["name"] == route]
+    nics = value_or(nics, {})
+    route = value_or(nics.get("default_route"))
+    addresses = [
+        value_or(net["ipv4"]) for net in value_or(nics.get("net"), []) if net["name"] == route
+    ]
     return addresses[0] if addresses else None

@@ -4,7 +4,7 @@ Takes an `Interconnect`, returns the file's text: plain SVG 1.1 without scripts,
 a white ground, so that it reads the same on a dark page. One frame an NVLink island; in it the GPUs
 in two rows, those of one NUMA node on one ground, and the links:
 
-* GPUs that hang on NVSwitches (`interconnect.spokes`): a bar between the rows, one line each, red
+* GPUs that hang on NVSwitches (`interconnect.switch_links`): a bar between the rows, one line each, red
   if it is narrower than others;
 * GPUs that are wired to each other: one line a pair, dashed between islands;
 * GPUs without NVLink: brackets below a row, the nearest PCIe class first.
@@ -22,8 +22,8 @@ from textwrap import wrap
 from xml.etree import ElementTree as ET
 
 from gpufleet.formatting import ranges
-from gpufleet.node.interconnect import Interconnect, Pair, spokes
-from gpufleet.node.topology_text import heading, inventory
+from gpufleet.node.interconnect import Interconnect, Pair, switch_links
+from gpufleet.node.topology_text import describe_gpus, island_heading
 
 # Pixels.
 BOX = (140, 62)
@@ -92,9 +92,9 @@ def svg(node: Interconnect) -> str:
         role="img",
     )
     page.set("font-family", "sans-serif")
-    ET.SubElement(page, "title").text = _clean(f"{node.name}: {inventory(node)}")
+    ET.SubElement(page, "title").text = _clean(f"{node.name}: {describe_gpus(node)}")
     _box(page, (0, 0), (width, height), fill="#ffffff", rounded=0)
-    _text(page, (PAD, 32), f"{node.name}: {inventory(node)}", size=18, weight="bold")
+    _text(page, (PAD, 32), f"{node.name}: {describe_gpus(node)}", size=18, weight="bold")
     _text(page, (PAD, 54), f"tensor parallel up to {node.max_tp}: {node.why}")
     for frame, (x, y) in zip(frames, corners, strict=True):
         frame.place((x, y + 76))
@@ -115,7 +115,7 @@ def svg(node: Interconnect) -> str:
 def _frames(node: Interconnect) -> Iterator[_Frame]:
     for island in node.islands:
         if len(island) > 1:
-            yield _Frame(heading(node, island), _two_rows(island))
+            yield _Frame(island_heading(node, island), _two_rows(island))
     alone = sorted(gpu for island in node.islands if len(island) == 1 for gpu in island)
     if alone:
         groups = [list(group) for _, group in groupby(alone, key=node.numa.get)]
@@ -163,7 +163,7 @@ def _draw_frame(page: ET.Element, node: Interconnect, frame: _Frame, corner: Poi
     widths = node.widths(frame.gpus)
     if not any(widths.values()):
         _draw_tiers(page, node, frame)
-    elif len(frame.gpus) > 2 and (links := spokes(widths)) is not None:
+    elif len(frame.gpus) > 2 and (links := switch_links(widths)) is not None:
         _draw_switch(page, frame, links)
     else:
         for pair, width in widths.items():

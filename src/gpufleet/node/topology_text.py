@@ -22,7 +22,7 @@ Cell = tuple[str, str]  # words, style
 _FAR = {"PIX": "green", "PXB": "green", "PHB": "yellow", "NODE": "yellow", "SYS": "red"}
 
 
-def picture(node: Interconnect) -> Text:
+def render_topology(node: Interconnect) -> Text:
     """Return the whole picture, to be printed as it is."""
     lines = [*_head(node), Text(), *_boards(node)]
     if len(node.gpus) > 1:
@@ -32,7 +32,7 @@ def picture(node: Interconnect) -> Text:
     return Text("\n").join(lines)
 
 
-def heading(node: Interconnect, island: tuple[int, ...]) -> str:
+def island_heading(node: Interconnect, island: tuple[int, ...]) -> str:
     """
     Say what an island is, in one line.
 
@@ -44,7 +44,7 @@ def heading(node: Interconnect, island: tuple[int, ...]) -> str:
     return f"NVLink island {ranges(island)}: {len(island)} GPUs, {links}"
 
 
-def by_numa(node: Interconnect, gpus: Iterable[int]) -> dict[int | None, list[int]]:
+def gpus_by_numa(node: Interconnect, gpus: Iterable[int]) -> dict[int | None, list[int]]:
     """Return `gpus` by the NUMA node next to them (None: unknown), in the order of the GPUs."""
     found: dict[int | None, list[int]] = {}
     for gpu in gpus:
@@ -52,7 +52,7 @@ def by_numa(node: Interconnect, gpus: Iterable[int]) -> dict[int | None, list[in
     return found
 
 
-def inventory(node: Interconnect) -> str:
+def describe_gpus(node: Interconnect) -> str:
     """
     Say how many GPUs of which model there are.
 
@@ -69,7 +69,7 @@ def inventory(node: Interconnect) -> str:
 
 
 def _head(node: Interconnect) -> Iterator[Text]:
-    yield Text.assemble((node.name, "bold"), f": {inventory(node)}")
+    yield Text.assemble((node.name, "bold"), f": {describe_gpus(node)}")
     yield Text.assemble("tensor parallel up to ", (str(node.max_tp), "bold"), f": {node.why}")
 
 
@@ -77,7 +77,7 @@ def _boards(node: Interconnect) -> Iterator[Text]:
     joined = [island for island in node.islands if len(island) > 1]
     alone = sorted(gpu for island in node.islands if len(island) == 1 for gpu in island)
     for island in joined:
-        yield Text(heading(node, island), "bold green")
+        yield Text(island_heading(node, island), "bold green")
         yield from _rows(node, island)
     if alone:
         yield Text(
@@ -91,7 +91,7 @@ def _boards(node: Interconnect) -> Iterator[Text]:
 
 
 def _rows(node: Interconnect, gpus: Iterable[int]) -> Iterator[Text]:
-    for numa, beside in by_numa(node, gpus).items():
+    for numa, beside in gpus_by_numa(node, gpus).items():
         margin = "" if numa is None else f"  NUMA {numa}"
         for at in range(0, len(beside), GPUS_A_LINE):
             cells = [_gpu_cells(node, gpu) for gpu in beside[at : at + GPUS_A_LINE]]

@@ -25,10 +25,10 @@ from gpufleet.gpu_software.driver_activation import (
     DriverState,
     NeedsReboot,
     NeedsReload,
-    decision,
+    decide,
     driver_state,
 )
-from gpufleet.gpu_software.provisioning import Bare
+from gpufleet.gpu_software.provisioning import BareNode
 from gpufleet.inventory import loader
 from gpufleet.operations.converge import Converge, announce, refuse
 from gpufleet.operations.reboot import Rebooting, reboot_node
@@ -62,7 +62,7 @@ class DriverPolicy:
     stop_seconds: int
 
 
-def driver_policy(node: Bare) -> DriverPolicy:
+def driver_policy(node: BareNode) -> DriverPolicy:
     settings = node.settings
     if settings.gpu_lock is None:
         raise ValueError(f"{node.name} has no gpu_lock")
@@ -108,7 +108,7 @@ def _mark(state: State, host: Host, reason: str) -> bool:  # noqa: ARG001  # pyi
 
 
 @operation()
-def settle_driver_packages(packages: Converge, node: Bare) -> Commands:
+def settle_driver_packages(packages: Converge, node: BareNode) -> Commands:
     """
     Fail the node if its packages did not change as wanted, and let it serve on if it can.
 
@@ -143,7 +143,7 @@ def activate_driver(driver: DriverPolicy) -> Commands:
         yield from refuse((seen["error"],))
         return
     state = driver_state(seen, driver.wanted, driver.flavour)
-    found = decision(state, driver.reboot, terminal=sys.stdin.isatty())
+    found = decide(state, driver.reboot, terminal=sys.stdin.isatty())
     waiting = seen["kept"]["modules"] or set(seen["kept"]["units"]) & set(STOP_ORDER)
     if found.way == "nothing" and not waiting:
         for remark in getattr(state, "remarks", ()):
@@ -180,7 +180,7 @@ def _activate(state: State, host: Host, driver: DriverPolicy) -> bool:  # noqa: 
         if seen["error"]:
             return _succeeded(host, seen)
         found = driver_state(seen, driver.wanted, driver.flavour)
-        chosen = decision(found, driver.reboot, terminal=sys.stdin.isatty())
+        chosen = decide(found, driver.reboot, terminal=sys.stdin.isatty())
         if chosen.way == "nothing":
             return _succeeded(host, _act("start", driver))
         if isinstance(found, NeedsReload):
@@ -188,7 +188,7 @@ def _activate(state: State, host: Host, driver: DriverPolicy) -> bool:  # noqa: 
             if not said.get("busy"):
                 return _succeeded(host, said)
             found = NeedsReboot(said["error"], found.version)
-            chosen = decision(found, driver.reboot, terminal=sys.stdin.isatty())
+            chosen = decide(found, driver.reboot, terminal=sys.stdin.isatty())
         if booted and chosen.way != "fail":
             return _fail(host, f"{chosen.said}, although the node was rebooted just now")
         if chosen.way == "fail":
@@ -247,7 +247,7 @@ def check_node(driver: DriverPolicy) -> Commands:
         yield from refuse((seen["error"],))
         return
     state = driver_state(seen, driver.wanted, driver.flavour)
-    found = decision(state, driver.reboot, terminal=sys.stdin.isatty())
+    found = decide(state, driver.reboot, terminal=sys.stdin.isatty())
     executing = ctx_state.get().is_executing
     untouched = seen["mark"] is None and not seen["kept"]["units"]
     if untouched and (executing or found.way == "nothing"):
@@ -283,7 +283,7 @@ def _problems(state: State, host: Host, driver: DriverPolicy) -> tuple[str, ...]
         )
         settings = declared[host.name].settings
         found = quarantine.problems(report, host.name, settings, standing)
-        passing = quarantine.passes_by_itself(report, host.name, settings)
+        passing = quarantine.is_fabric_pending(report, host.name, settings)
         if not found or not passing or time.monotonic() > deadline:
             return found
         gevent.sleep(CHECK_APART_SECONDS)

@@ -62,11 +62,11 @@ def build_kernel_modules(driver: str) -> Commands:
     if seen["error"]:
         yield from refuse((seen["error"],))
         return
-    lacks = kernel_modules.lacking(seen, driver)
+    lacks = kernel_modules.kernels_without_module(seen, driver)
     if lacks:
         announce(printable(f"build driver {driver} for kernel {', '.join(lacks)}"))
         yield FunctionCommand(_build, (driver, lacks), {})
-    elif found := kernel_modules.problems(seen, driver):
+    elif found := kernel_modules.module_problems(seen, driver):
         yield from refuse(found)
     else:
         host.noop(f"every kernel has a module of driver {driver}")
@@ -74,7 +74,7 @@ def build_kernel_modules(driver: str) -> Commands:
 
 def _build(state: State, host: Host, driver: str, kernels: tuple[str, ...]) -> bool:  # noqa: ARG001
     seen = _ask("build", kernels=list(kernels), version=driver)
-    found = (seen["error"],) if seen["error"] else kernel_modules.problems(seen, driver)
+    found = (seen["error"],) if seen["error"] else kernel_modules.module_problems(seen, driver)
     for problem in found:
         logger.error("%s%s", host.print_prefix, printable(problem))
     return not found

@@ -23,9 +23,9 @@ def link_container_devices(node: Converge) -> Generator[StringCommand]:
     our deploys have it do.
     """
     seen = node.snapshot()
-    if container_toolkit.are_linked(seen.listing(container_toolkit.LINKS)):
+    if container_toolkit.has_device_links(seen.listing(container_toolkit.LINKS)):
         host.noop("the device links are there")
         return
-    for engine in container_toolkit.running(seen):
-        logger.warning("%s%s", host.print_prefix, container_toolkit.warning(engine))
+    for engine in container_toolkit.running_engines(seen):
+        logger.warning("%s%s", host.print_prefix, container_toolkit.engine_warning(engine))
     yield StringCommand("sh", "-c", QuoteString(container_toolkit.LINK))

@@ -21,7 +21,7 @@ MODPROBE_SECONDS = 120
 @operation()
 def load_rdma_modules(node: Converge, wanted: Rdma) -> Generator[StringCommand | FunctionCommand]:
     """Load the modules that the running kernel lacks."""
-    missing = rdma.missing(wanted, node.snapshot().listing(LOADED))
+    missing = rdma.missing_modules(wanted, node.snapshot().listing(LOADED))
     if not missing:
         host.noop("the modules are loaded")
         return
@@ -42,7 +42,7 @@ def _load(state: State, host: Host, modules: tuple[str, ...]) -> bool:  # noqa: 
         if not done:
             well = False
             said = " ".join(output.stderr_lines) or "modprobe says nothing"
-            logger.error("%s%s", host.print_prefix, rdma.unloadable(module, said))
+            logger.error("%s%s", host.print_prefix, rdma.load_error(module, said))
     return well
 
 

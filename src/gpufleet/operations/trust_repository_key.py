@@ -8,7 +8,7 @@ from pyinfra import host
 from pyinfra.api import StringCommand, operation
 from pyinfra.context import ctx_state
 
-from gpufleet.gpu_software.repository import fingerprint, kept_path, key_path
+from gpufleet.gpu_software.repository import fingerprint, key_path, stored_key_path
 from gpufleet.operations.converge import Converge, announce
 from gpufleet.remote import payload
 from gpufleet.remote.facts import PYTHON
@@ -27,7 +27,7 @@ def trust_repository_key(node: Converge, repository: Repository) -> Generator[St
     """
     seen = node.snapshot()
     if (
-        seen.file(kept_path(repository)).sha256 == repository.keyring_sha256
+        seen.file(stored_key_path(repository)).sha256 == repository.keyring_sha256
         and seen.file(key_path(repository)).sha256
     ):
         host.noop("the repository's key is trusted")
@@ -42,7 +42,7 @@ def trust_repository_key(node: Converge, repository: Repository) -> Generator[St
         sha256=repository.keyring_sha256,
         fingerprint=fingerprint(repository.keyring),
         key=key_path(repository),
-        kept=kept_path(repository),
+        kept=stored_key_path(repository),
         setting="cuda.repository.keyring_sha256",
         sysroot="",
     )

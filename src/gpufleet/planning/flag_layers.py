@@ -72,7 +72,7 @@ def layered(served: Served, subject: presets.Subject) -> tuple[LayeredFlag, ...]
             if flag in own:
                 continue
             try:
-                choice = presets.chosen(name, choices, subject)
+                choice = presets.choose(name, choices, subject)
             except FleetError as error:
                 problems += error.problems
                 continue
@@ -112,7 +112,7 @@ def layers_of(
             about = replace(
                 about,
                 architecture=description.architecture.name,
-                caches=presets.kinds(cache for layer in every for cache in layer.caches),
+                caches=presets.cache_kinds(cache for layer in every for cache in layer.caches),
             )
         gpus = [gpu.compute_capability for node in on for gpu in node.gpus]
         try:

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpufleet.errors import FleetError
 from gpufleet.formatting import join_names
-from gpufleet.node.cordon import sentence
+from gpufleet.node.cordon import describe_cordon
 from gpufleet.node.topology import Node
 from gpufleet.planning.candidates import Considered, Sizer
 from gpufleet.planning.gpu_placement import Layout, NearNics, Room
@@ -239,7 +239,9 @@ def _report(
         for number, stages in replicas.items()
     )
     hurt = [f"{name}: {left_out(node)}" for name, node in sorted(fleet.items()) if node.unfit]
-    closed = [sentence(name, node.cordon) for name, node in sorted(fleet.items()) if node.cordon]
+    closed = [
+        describe_cordon(name, node.cordon) for name, node in sorted(fleet.items()) if node.cordon
+    ]
     choices = [reason for each in in_order(allocations) for reason in each.reasons()]
     return FleetPlan(
         stages=tuple(

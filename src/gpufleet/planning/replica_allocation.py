@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpufleet.formatting import count_of, join_names
-from gpufleet.node.cordon import lifting
+from gpufleet.node.cordon import uncordon_command
 from gpufleet.node.topology import Node
 from gpufleet.planning import candidates, node_removal, suggestions
 from gpufleet.planning.candidates import Candidate, Considered, Sizer, Verdict
@@ -307,7 +307,7 @@ class ModelAllocation:
     def _cordoned(self) -> str:
         """Say which nodes get no new replica, by whom, and how that ends."""
         closed = [
-            f"{room.name} ({mark}; {lifting(room.name, mark.upgrade is not None)})"
+            f"{room.name} ({mark}; {uncordon_command(room.name, mark.upgrade is not None)})"
             for room in self.rooms
             if (mark := room.node.cordon)
         ]

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from gpufleet.catalog.driver_branches import OPEN_ONLY_SINCE, branch, flavours, serves
+from gpufleet.catalog.driver_branches import OPEN_ONLY_SINCE, branch, cuda_major, flavours
 from gpufleet.settings.base import KeyPath, PythonVersion, Setting
 
 # An upstream version of NVIDIA's driver, or the branch that is its first number.
@@ -144,7 +144,7 @@ def _toolkit_objections(lock: GpuLock) -> Iterator[Objection]:
         return
     major, minor = (int(part) for part in lock.toolkit.branch.split("-"))
     at = ("gpu_lock", "toolkit", "branch")
-    major_served, known = serves(lock.branch), branch(lock.branch)
+    major_served, known = cuda_major(lock.branch), branch(lock.branch)
     if major_served is not None and major > major_served:
         yield Objection(
             at,

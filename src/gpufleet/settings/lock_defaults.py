@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpufleet.catalog.driver_branches import serves
+from gpufleet.catalog.driver_branches import cuda_major
 from gpufleet.settings.base import KeyPath
 from gpufleet.settings.gpu_lock import GpuLock
 
@@ -64,7 +64,7 @@ def differences(given: Mapping[str, Any], lock: GpuLock) -> Iterator[Difference]
                 yield Difference(at, _value(given, at), ("gpu_lock", *locked_at), locked)
     if lock.dcgm and given.get("dcgm", ...) is None:
         yield Difference(("dcgm",), None, ("gpu_lock", "dcgm", "version"), lock.dcgm.version)
-    major, served = _value(given, ("dcgm", "cuda_major")), serves(lock.branch)
+    major, served = _value(given, ("dcgm", "cuda_major")), cuda_major(lock.branch)
     if major is not None and served is not None and major != served:
         serving = f"{lock.driver}, which serves CUDA {served}"
         yield Difference(("dcgm", "cuda_major"), major, ("gpu_lock", "driver"), serving)
@@ -74,7 +74,7 @@ def differences(given: Mapping[str, Any], lock: GpuLock) -> Iterator[Difference]
         yield Difference(at, _value(given, at), ("gpu_lock", "vllm", "python"), lock.vllm.python)
 
 
-def filled(given: Mapping[str, Any], lock: GpuLock) -> dict[str, Any]:
+def fill_in(given: Mapping[str, Any], lock: GpuLock) -> dict[str, Any]:
     """
     Return variables in which `cuda`, `dcgm`, `vllm` and the lock's toolkit are complete.
 
@@ -88,14 +88,14 @@ def filled(given: Mapping[str, Any], lock: GpuLock) -> dict[str, Any]:
     if lock.dcgm and isinstance(dcgm := given.get("dcgm", {}), Mapping):
         version, exporter = lock.dcgm.version, lock.dcgm.exporter
         done["dcgm"] = {"version": version, "exporter_version": exporter, **dcgm}
-    if isinstance(dcgm := done.get("dcgm"), Mapping) and (major := serves(lock.branch)):
+    if isinstance(dcgm := done.get("dcgm"), Mapping) and (major := cuda_major(lock.branch)):
         done["dcgm"] = {"cuda_major": major, **dcgm}
     if lock.vllm and isinstance(vllm := given.get("vllm"), Mapping):
         done["vllm"] = {"version": lock.vllm.version, **vllm}
     return done
 
 
-def source(key: KeyPath) -> KeyPath | None:
+def lock_key(key: KeyPath) -> KeyPath | None:
     """
     Return which key of the lock fills in another key where that is not written.
 

@@ -33,7 +33,7 @@ _Program = TypeVar("_Program", "NodeExporter", "Prometheus", "Alertmanager")
 _LOOPBACK = re.compile(r"\w+://(127\.\d+\.\d+\.\d+|\[::1\]|localhost)([:/]|$)")
 
 
-def place(url: str, kind: str = PACKAGES) -> str:
+def bundle_path(url: str, kind: str = PACKAGES) -> str:
     """
     Return where a bundle has what is at `url`: in an apt archive, or as a program's own file.
 
@@ -45,7 +45,7 @@ def place(url: str, kind: str = PACKAGES) -> str:
     return f"{kind}/{parts.netloc.replace(':', '_')}/{path}".rstrip("/")
 
 
-def mirrored(settings: NodeSettings) -> NodeSettings:
+def rewrite_addresses(settings: NodeSettings) -> NodeSettings:
     """Return settings whose addresses are the mirror's, as far as they name one."""
     mirror = settings.mirror
     if mirror is None:
@@ -105,10 +105,10 @@ def _vllm(mirror: Mirror, vllm: Vllm) -> dict[str, Any]:
 def _of_bundle(mirror: Mirror, url: str, kind: str = PACKAGES) -> str:
     if mirror.url is None or _is_below(url, mirror.addresses):
         return url
-    return f"{mirror.url}/{place(url, kind)}"
+    return f"{mirror.url}/{bundle_path(url, kind)}"
 
 
-def strangers(settings: NodeSettings) -> Iterator[tuple[tuple[str | int, ...], str]]:
+def unreachable_addresses(settings: NodeSettings) -> Iterator[tuple[tuple[str | int, ...], str]]:
     """
     Yield what an offline node could not reach: (path of the key, sentence).
 

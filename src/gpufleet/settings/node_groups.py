@@ -30,7 +30,9 @@ class Groups:
         return tuple(group for group, hosts in self.members.items() if host in hosts)
 
 
-def nest(hosts: Mapping[str, Sequence[str]], children: Mapping[str, Sequence[str]]) -> Groups:
+def resolve_groups(
+    hosts: Mapping[str, Sequence[str]], children: Mapping[str, Sequence[str]]
+) -> Groups:
     """
     Resolve {group: its own hosts} and {group: its child groups}.
 

@@ -96,7 +96,7 @@ class NodeVars:
 
     def _filled_from(self, path: KeyPath) -> Origin | None:
         """Return the place in the lock that filled in a value that nobody wrote here."""
-        source = lock_defaults.source(path)
+        source = lock_defaults.lock_key(path)
         if source is None or self.settings.gpu_lock is None:
             return None
         _, origin = self.variables[str(source[0])]
@@ -198,8 +198,8 @@ def _of_pyinfra(node: str, key: str, value: Any) -> str | None:
     """Say what is wrong with a variable that is not ours; None: nothing."""
     from gpufleet.settings import pyinfra_arguments
 
-    if key in pyinfra_arguments.known(node):
-        return pyinfra_arguments.wrong(key, value)
+    if key in pyinfra_arguments.known_variables(node):
+        return pyinfra_arguments.value_problem(key, value)
     names = [*NodeSettings.model_fields, *pyinfra_arguments.SSH, *pyinfra_arguments.ARGUMENTS]
     return f"{key}: no setting has this name{suggestion(key, names)}"
 

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from gpufleet.settings import lock_defaults
 from gpufleet.settings.base import KeyPath
 from gpufleet.settings.gpu_lock import GpuLock, lock_objections
-from gpufleet.settings.mirror_rewrite import mirrored, strangers
+from gpufleet.settings.mirror_rewrite import rewrite_addresses, unreachable_addresses
 from gpufleet.settings.node_settings import NodeSettings
 
 
@@ -41,8 +41,8 @@ def parse_settings(data: Mapping[str, Any]) -> NodeSettings:
 
     Raises `SettingsError` with every mistake at once, each with the path of its key.
     """
-    settings = mirrored(parse_written(data))
-    if found := tuple(strangers(settings)):
+    settings = rewrite_addresses(parse_written(data))
+    if found := tuple(unreachable_addresses(settings)):
         raise SettingsError(*found)
     return settings
 
@@ -56,7 +56,7 @@ def parse_written(data: Mapping[str, Any]) -> NodeSettings:
         mistakes += [(each.at, str(each)) for each in differing]
         against = {each.at: each.locked_at for each in differing}
         mistakes += [(each.at, each.what) for each in lock_objections(lock) if each.refused]
-    given = lock_defaults.filled(data, lock) if lock else dict(data)
+    given = lock_defaults.fill_in(data, lock) if lock else dict(data)
     try:
         settings = NodeSettings.model_validate(given)
     except ValidationError as error:

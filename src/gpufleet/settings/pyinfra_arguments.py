@@ -23,7 +23,7 @@ ARGUMENTS: Mapping[str, Any] = {
 """Arguments that every operation takes, with their types."""
 
 
-def wrong(key: str, value: Any) -> str | None:
+def value_problem(key: str, value: Any) -> str | None:
     """Return why a value is none for a variable; None: it is, or nobody knows its type."""
     kind = SSH.get(key) or ARGUMENTS.get(key)
     if kind is None:
@@ -35,7 +35,7 @@ def wrong(key: str, value: Any) -> str | None:
     return None
 
 
-def known(node: str) -> frozenset[str]:
+def known_variables(node: str) -> frozenset[str]:
     """Return the variables that a node may have: `@fake/gpu-01` has `fake_delay`."""
     if not node.startswith("@"):
         return frozenset({*SSH, *ARGUMENTS})

@@ -14,7 +14,7 @@ from uv import find_uv_bin
 
 from gpufleet.bundle import serve
 from gpufleet.errors import FleetError
-from gpufleet.settings.mirror_rewrite import place
+from gpufleet.settings.mirror_rewrite import bundle_path
 from gpufleet.settings.parse import parse_settings
 from lab import fake_hub, package_mirror
 from tests.unit.bundle.conftest import DRIVER, KERNEL, MODEL, Fleet, alone, needs_apt, running
@@ -136,7 +136,7 @@ def test_indexes_are_the_publisher_s_own(fleet: Fleet):
     """Nodes go by the same keys as at the vendor: nothing is signed anew, nothing unsigned."""
     origin = fleet.written["cuda"]["repository"]["url"]
     state = Path(fleet.written["vllm"]["hf_token_file"]).parents[1]
-    folder = fleet.bundle / place(origin)
+    folder = fleet.bundle / bundle_path(origin)
 
     for name in ("InRelease", "Packages.gz", "Packages"):
         assert (folder / name).read_bytes() == (state / package_mirror.VENDOR / name).read_bytes()

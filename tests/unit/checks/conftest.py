@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpufleet.checks.evaluate import judge
+from gpufleet.checks.evaluate import evaluate
 from gpufleet.checks.finding import Finding, Report, Severity
 from gpufleet.checks.probe_facts import Needs
 from gpufleet.settings.parse import parse_settings
@@ -104,7 +104,7 @@ def judged() -> Callable[..., Judged]:
         others = {f"gpu-{number:02}": other for number, other in enumerate(siblings, 2)}
         documents: dict[str, Mapping[str, Any] | str] = {NODE: found, **others}
         return Judged(
-            judge(
+            evaluate(
                 documents,
                 {NODE: parse_settings(settings or {})},
                 today,

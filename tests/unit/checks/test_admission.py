@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpufleet.checks.admission import admitted
+from gpufleet.checks.admission import admitted_nodes
 from gpufleet.checks.finding import Action, Finding, GpuId, Report, Severity, Step
 from gpufleet.errors import FleetError
 from gpufleet.node.topology import Gpu, Node
@@ -46,7 +46,7 @@ def finding(severity, gpu=None, check="ecc-uncorrected", accepted=None):
 def admit(*findings, **settings):
     report = Report(findings, {}, ("gpu-01",))
     wanted = NodeSettings.model_validate(settings or MODELS)
-    return admitted(report, [node()], {"gpu-01": wanted})["gpu-01"]
+    return admitted_nodes(report, [node()], {"gpu-01": wanted})["gpu-01"]
 
 
 @pytest.mark.parametrize("severity", [Severity.OK, Severity.INFO, Severity.WARN])

@@ -8,10 +8,9 @@ from copy import deepcopy
 import pytest
 
 from gpufleet.catalog.checks import CHECKS
-from gpufleet.checks import evaluate
-from gpufleet.checks.evaluate import judge
+from gpufleet.checks.evaluate import OF_GPU, OF_NODE, WITHOUT_DRIVER, evaluate
 from gpufleet.checks.finding import Severity
-from gpufleet.node.probe_document import flaw
+from gpufleet.node.probe_document import document_problem
 from gpufleet.settings.parse import SettingsError, parse_settings
 from tests.support.checkout import ROOT
 
@@ -21,7 +20,7 @@ DOCS = ROOT / "docs/checks"
 
 
 def test_every_check_of_the_catalogue_is_run_and_none_else():
-    run = {"probe", *evaluate.WITHOUT_DRIVER, *evaluate.OF_NODE, *evaluate.OF_GPU}
+    run = {"probe", *WITHOUT_DRIVER, *OF_NODE, *OF_GPU}
 
     assert run == set(CHECKS)
 
@@ -32,7 +31,7 @@ def test_every_check_has_a_page_and_every_page_a_check():
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_a_healthy_node_has_an_answer_to_every_check(document, profile):
-    report = judge({"gpu-01": document(profile)}, {}, TODAY)
+    report = evaluate({"gpu-01": document(profile)}, {}, TODAY)
 
     assert {finding.check for finding in report.findings} == set(CHECKS)
     assert report.verdict() <= Severity.INFO, [f for f in report.findings if f.severity > 1]
@@ -74,21 +73,21 @@ def test_any_single_fact_may_be_garbage(document, profile, garbage):
         if any(part != 0 for part in path if isinstance(part, int)):
             continue
         changed = put(healthy, path, garbage)
-        if flaw(changed):  # no fact but the outline: that is refused as a whole
+        if document_problem(changed):  # no fact but the outline: that is refused as a whole
             continue
-        report = judge({"gpu-01": changed}, {}, TODAY)
+        report = evaluate({"gpu-01": changed}, {}, TODAY)
         assert {finding.check for finding in report.findings} == set(CHECKS), path
 
 
 def test_a_node_without_an_answer_is_unknown(document):
-    report = judge({"gpu-01": document("t4x1"), "gpu-02": "no answer within 60 s"}, {}, TODAY)
+    report = evaluate({"gpu-01": document("t4x1"), "gpu-02": "no answer within 60 s"}, {}, TODAY)
 
     assert report.verdict("gpu-01") <= Severity.INFO
     assert report.verdict("gpu-02") is report.verdict() is Severity.UNKNOWN
 
 
 def test_a_probe_of_another_version_is_unknown_and_not_misread(document):
-    report = judge({"gpu-01": {**document("t4x1"), "schema": 1}}, {}, TODAY)
+    report = evaluate({"gpu-01": {**document("t4x1"), "schema": 1}}, {}, TODAY)
 
     (finding,) = report.findings
     assert finding.severity is Severity.UNKNOWN
@@ -103,11 +102,11 @@ def test_a_silent_driver_leaves_nothing_passed_that_asks_it(document):
     found["gpus"] = found["nvlink"] = found["numa"] = found["fabric"] = found["pcie"] = []
     found["p2p"] = {kind: [] for kind in found["p2p"]}
 
-    findings = judge({"gpu-01": found}, {}, TODAY).findings
+    findings = evaluate({"gpu-01": found}, {}, TODAY).findings
 
     assert {each.check for each in findings} == set(CHECKS)
     asked = {each.check for each in findings if each.severity < Severity.UNKNOWN}
-    assert not asked & {*evaluate.OF_NODE, *evaluate.OF_GPU}
+    assert not asked & {*OF_NODE, *OF_GPU}
 
 
 ACCEPT = {"check": "persistence", "node": "gpu-01", "until": "2026-01-31", "reason": "known"}
@@ -131,7 +130,7 @@ def test_an_acceptance_covers_what_it_names_until_its_day_ends(document, change,
     found["gpus"][0]["persistence_mode"] = 0
     settings = parse_settings({"checks": {"accept": [ACCEPT | change]}})
 
-    report = judge({"gpu-01": found}, {"gpu-01": settings}, TODAY)
+    report = evaluate({"gpu-01": found}, {"gpu-01": settings}, TODAY)
 
     (finding,) = [each for each in report.findings if each.check == "persistence"]
     assert finding.severity is Severity.WARN  # it stays what it is, and visible
@@ -163,7 +162,7 @@ def test_siblings_are_those_that_are_named(document):
     whole = {f"gpu-{n:02}": document("a100x4-pcie") for n in (2, 3, 4)}
 
     def verdict(siblings):
-        report = judge({"gpu-01": small, **whole}, {}, dt.date(2026, 1, 1), siblings=siblings)
+        report = evaluate({"gpu-01": small, **whole}, {}, dt.date(2026, 1, 1), siblings=siblings)
         return {f.check for f in report.findings if f.node == "gpu-01" and f.severity > 1}
 
     assert "gpu-count" in verdict({"gpu-01": tuple(whole)})
@@ -194,7 +193,7 @@ def test_a_document_that_is_not_whole_is_unknown_and_harms_no_sibling(document, 
     broken = document("t4x1")
     damage(broken)
 
-    report = judge({"gpu-01": broken, "gpu-02": document("t4x1")}, {}, TODAY)
+    report = evaluate({"gpu-01": broken, "gpu-02": document("t4x1")}, {}, TODAY)
 
     (finding,) = report.of_nodes["gpu-01"]
     assert finding.severity is Severity.UNKNOWN
@@ -212,7 +211,7 @@ def test_an_accepted_cause_takes_with_it_what_could_not_be_asked(document):
     accept = {"check": "gpu-answers", "node": "gpu-01", "gpu": 2, "until": "2026-01-31"}
     settings = parse_settings({"checks": {"accept": [accept]}})
 
-    report = judge({"gpu-01": found}, {"gpu-01": settings}, TODAY)
+    report = evaluate({"gpu-01": found}, {"gpu-01": settings}, TODAY)
 
     about = [each for each in report.findings if each.gpu and each.gpu.index == 2]
     assert {each.severity for each in about} >= {Severity.BLOCK, Severity.UNKNOWN}
@@ -225,8 +224,8 @@ def test_a_node_is_judged_alone_as_it_is_among_the_others(document):
     odd["driver"]["version"] = "550.54.14"
     fleet = {f"gpu-{n:02}": document("h100x8") for n in range(1, 6)} | {"gpu-03": odd}
 
-    everyone = judge(fleet, {}, TODAY)
-    alone = judge(fleet, {}, TODAY, only={"gpu-03"})
+    everyone = evaluate(fleet, {}, TODAY)
+    alone = evaluate(fleet, {}, TODAY, only={"gpu-03"})
 
     assert list(alone.findings) == [each for each in everyone.findings if each.node == "gpu-03"]
     assert alone.nodes == everyone.nodes

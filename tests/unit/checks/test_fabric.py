@@ -6,7 +6,7 @@ import copy
 
 import pytest
 
-from gpufleet.checks.fabric import HEALTH, upstream
+from gpufleet.checks.fabric import HEALTH, upstream_version
 
 from .wiring import NOT_SUPPORTED, UNKNOWN, as_guest, only
 
@@ -444,4 +444,4 @@ def test_a_manager_that_could_not_be_asked_about_is_unknown(document, judged, wh
     [("570.124.06-1", "570.124.06"), ("1:580.95.05-1", "580.95.05"), ("unknown", None)],
 )
 def test_the_vendors_part_of_a_packages_version(version, part):
-    assert upstream(version) == part
+    assert upstream_version(version) == part

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.checks.evaluate import judge
+from gpufleet.checks.evaluate import evaluate
 from gpufleet.checks.finding import Severity
 from lab import machine, nvml
 from lab.faults import FAULTS
@@ -28,7 +28,7 @@ def library(tmp_path_factory):
 @pytest.mark.parametrize("profile", nvml.profiles())
 def test_a_healthy_machine_is_fit_and_nothing_warns(library, profile):
     document = probe_machine(library, machine.of(profile))
-    report = judge({profile: document}, {profile: SETTINGS}, TODAY)
+    report = evaluate({profile: document}, {profile: SETTINGS}, TODAY)
 
     assert [f for f in report.findings if f.severity > Severity.INFO] == []
 

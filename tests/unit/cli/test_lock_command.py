@@ -19,7 +19,7 @@ from gpufleet.cli.lock_command import lock
 from gpufleet.errors import FleetError
 from gpufleet.gpu_software import lock_file, lock_rules
 from gpufleet.gpu_software.lock_file import lock_text
-from gpufleet.gpu_software.lock_from_nodes import locks
+from gpufleet.gpu_software.lock_from_nodes import build_lock
 from gpufleet.gpu_software.version_sets import release_sets
 from gpufleet.inventory import loader
 from gpufleet.settings import gpu_lock
@@ -55,7 +55,7 @@ def packages(machine: str, **more: str) -> dict[str, Any]:
 
 def read(*documents: Mapping[str, Any], **settings: Any) -> GpuLock:
     nodes = {f"gpu-{number:02}": each for number, each in enumerate(documents, 1)}
-    return locks(nodes, dict.fromkeys(nodes, NodeSettings.model_validate(settings)))
+    return build_lock(nodes, dict.fromkeys(nodes, NodeSettings.model_validate(settings)))
 
 
 def refused(*documents: Mapping[str, Any], **settings: Any) -> tuple[str, ...]:
@@ -200,7 +200,9 @@ def test_a_set_fits_together_and_what_we_ship(name: str) -> None:
     assert found.exact
     assert found.branch in BRANCHES
     assert not tuple(gpu_lock.lock_objections(found))
-    assert not tuple(lock_rules.with_release(found, release.wheels(ours, "locks/vllm-0.32.0.txt")))
+    assert not tuple(
+        lock_rules.release_objections(found, release.wheels(ours, "locks/vllm-0.32.0.txt"))
+    )
     assert set(release_sets()[name].why) <= set(GpuLock.model_fields)
 
 

@@ -14,14 +14,14 @@ ARMOURED = b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n...\n"
 
 
 def test_all_four_packages_have_the_version_and_are_held():
-    wanted = container_toolkit.toolkit_wanted(SETTING, ARMOURED)
+    wanted = container_toolkit.desired_toolkit(SETTING, ARMOURED)
     assert {(each.version, each.hold) for each in wanted.of(Package)} == {("1.18.0-1", True)}
     assert wanted.of(Lockstep) == (Lockstep(tuple(each.name for each in wanted.of(Package))),)
 
 
 @pytest.mark.parametrize(("key", "suffix"), [(ARMOURED, "asc"), (b"\x99\x02\x0d\x04", "gpg")])
 def test_the_source_takes_the_key_that_lies_there_and_names_it_as_apt_reads_it(key, suffix):
-    wanted = container_toolkit.toolkit_wanted(SETTING, key)
+    wanted = container_toolkit.desired_toolkit(SETTING, key)
     (source,) = wanted.of(PackageSource)
     contents = {each.path: each.content for each in wanted.of(File)}
     assert contents[source.key] == key
@@ -29,16 +29,16 @@ def test_the_source_takes_the_key_that_lies_there_and_names_it_as_apt_reads_it(k
 
 
 def test_every_package_may_come_from_the_source_and_no_driver_may():
-    (source,) = container_toolkit.toolkit_wanted(SETTING, ARMOURED).of(PackageSource)
+    (source,) = container_toolkit.desired_toolkit(SETTING, ARMOURED).of(PackageSource)
     stems = tuple(pattern.rstrip("*") for pattern in source.packages)
     assert all(name.startswith(stems) for name in container_toolkit.PACKAGES)
     assert not "nvidia-open".startswith(stems)
 
 
 def test_links_of_nvidias_devices_and_no_others_count():
-    assert container_toolkit.are_linked({"1:3", "195:255"})
-    assert not container_toolkit.are_linked({"1:3", "10:195"})
-    assert not container_toolkit.are_linked(frozenset())
+    assert container_toolkit.has_device_links({"1:3", "195:255"})
+    assert not container_toolkit.has_device_links({"1:3", "10:195"})
+    assert not container_toolkit.has_device_links(frozenset())
 
 
 def test_an_engine_is_named_only_when_it_is_known_to_run():
@@ -49,5 +49,5 @@ def test_an_engine_is_named_only_when_it_is_known_to_run():
             "podman.service": Unknown("systemctl gave no answer"),
         }
     )
-    assert container_toolkit.running(seen) == ("docker.service",)
-    assert "restart them" in container_toolkit.warning("docker.service")
+    assert container_toolkit.running_engines(seen) == ("docker.service",)
+    assert "restart them" in container_toolkit.engine_warning("docker.service")

@@ -12,13 +12,13 @@ import pytest
 
 from gpufleet.gpu_software.driver_activation import (
     STOP_ORDER,
+    Active,
     Broken,
-    Held,
-    InForce,
+    InUse,
     NeedsReboot,
     NeedsReload,
     Unknown,
-    decision,
+    decide,
     driver_state,
 )
 from tests.support.checkout import ROOT
@@ -68,27 +68,27 @@ def with_newer_kernel(found: dict[str, Any], module: str | None) -> dict[str, An
 
 
 def test_one_version_everywhere_is_in_force():
-    assert driver_state(document(NEW, NEW), NEW) == InForce(NEW)
-    assert driver_state(document(NEW, NEW), "580") == InForce(NEW)
+    assert driver_state(document(NEW, NEW), NEW) == Active(NEW)
+    assert driver_state(document(NEW, NEW), "580") == Active(NEW)
 
 
 def test_the_other_flavour_of_the_same_version_is_another_module():
     """Both are 580.95.05 to modinfo and to NVML."""
     seen = document(NEW, NEW)
     assert "Open Kernel Module" in seen["driver"]["proc"]
-    assert driver_state(seen, NEW, "open") == InForce(NEW)
+    assert driver_state(seen, NEW, "open") == Active(NEW)
     found = driver_state(seen, NEW, "proprietary")
     assert isinstance(found, NeedsReload)
     assert "gpu_lock.modules is proprietary" in found.reason
     # What does not say which it is, is not guessed at.
     seen["driver"]["proc"] = {"missing": "absent"}
-    assert driver_state(seen, NEW, "proprietary") == InForce(NEW)
+    assert driver_state(seen, NEW, "proprietary") == Active(NEW)
 
 
 def test_recorded_machines_are_in_force_as_they_are():
     """The probes of healthy machines, none of which this module was written for."""
     for path in sorted(Path(ROOT / "tests/data/nodes").glob("*.json")):
-        assert isinstance(driver_state(json.loads(path.read_text()), None), InForce), path.name
+        assert isinstance(driver_state(json.loads(path.read_text()), None), Active), path.name
 
 
 def test_another_module_on_the_disk_is_loaded_without_a_reboot_when_only_ours_hold_it():
@@ -105,7 +105,7 @@ def test_another_module_on_the_disk_is_loaded_without_a_reboot_when_only_ours_ho
 
 def test_whoever_else_holds_it_is_named_and_what_he_has_open():
     found = driver_state(document(NEW, PATCH, holders=[HOLDER]), PATCH)
-    assert isinstance(found, Held)
+    assert isinstance(found, InUse)
     assert "process 4711 python3 of session-3.scope (/dev/nvidia0)" in found.sentence
 
 
@@ -168,7 +168,7 @@ def test_what_the_next_boot_changes_is_a_remark_and_no_reboot():
     seen = with_newer_kernel(document(NEW, NEW), None)
     seen["system"]["reboot_required"] = True
     found = driver_state(seen, NEW)
-    assert isinstance(found, InForce)
+    assert isinstance(found, Active)
     assert "without an NVIDIA module" in found.remarks[0]
     assert "reboot-required" in found.remarks[1]
 
@@ -180,23 +180,23 @@ RELOAD = NeedsReload("old is loaded", NEW)
 @pytest.mark.parametrize(
     ("state", "policy", "terminal", "way"),
     [
-        (InForce(NEW), "never", False, "nothing"),
+        (Active(NEW), "never", False, "nothing"),
         (RELOAD, "never", False, "reload"),
         (RELOAD, "ask", True, "reload"),
         (REBOOT, "when_needed", False, "reboot"),
         (REBOOT, "ask", True, "ask"),
         (REBOOT, "ask", False, "fail"),
         (REBOOT, "never", True, "fail"),
-        (Held("x", ()), "when_needed", True, "fail"),
+        (InUse("x", ()), "when_needed", True, "fail"),
         (Broken(("x",)), "when_needed", True, "fail"),
         (Unknown(("x",)), "when_needed", True, "fail"),
     ],
 )
 def test_what_is_done(state, policy, terminal, way):
     """Nobody's process is ever ended by a reboot, and nothing is rebooted on a guess."""
-    assert decision(state, policy, terminal=terminal).way == way
+    assert decide(state, policy, terminal=terminal).way == way
 
 
 def test_a_reboot_that_may_not_be_says_who_forbids_it():
-    assert "gpu.reboot is never" in decision(REBOOT, "never", terminal=True).said
-    assert "no terminal" in decision(REBOOT, "ask", terminal=False).said
+    assert "gpu.reboot is never" in decide(REBOOT, "never", terminal=True).said
+    assert "no terminal" in decide(REBOOT, "ask", terminal=False).said

@@ -12,17 +12,17 @@ from gpufleet.gpu_software.driver_configuration import (
     LOADED_AT_BOOT,
     MODPROBE,
     UNATTENDED,
+    desired_driver,
     driver_files,
-    driver_wanted,
 )
 from gpufleet.gpu_software.driver_packages import dcgm_packages
-from gpufleet.gpu_software.provisioning import Bare
+from gpufleet.gpu_software.provisioning import BareNode
 from gpufleet.node.machine import Machine, System
 from gpufleet.settings.node_settings import NodeSettings
 from tests.support.package_cases import B200, DEBIAN, GB200, H100, ROCKY, UBUNTU, on
 
 
-def node(system: System, machine: Machine = H100, **variables: Any) -> Bare:
+def node(system: System, machine: Machine = H100, **variables: Any) -> BareNode:
     """A node that the role would be given."""
     lock = {
         "driver": "580.95.05",
@@ -33,10 +33,10 @@ def node(system: System, machine: Machine = H100, **variables: Any) -> Bare:
     settings = NodeSettings.model_validate(
         {"cuda": {"repository": repository, "toolkit": None}, "gpu_lock": lock, **variables}
     )
-    return Bare("gpu-01", system, on(system, machine), settings, {})
+    return BareNode("gpu-01", system, on(system, machine), settings, {})
 
 
-def text(bare: Bare, path: str) -> str:
+def text(bare: BareNode, path: str) -> str:
     (found,) = (each for each in driver_files(bare) if isinstance(each, File) and each.path == path)
     return found.content.decode()
 
@@ -70,7 +70,7 @@ def test_unattended_upgrades_leave_alone_all_that_we_hold(system: System, driver
     """Its patterns are regular expressions, matched from a name's beginning."""
     bare = node(system, B200, gpu_lock={"driver": driver, "nvlsm": "2025.06.11-1"})
     patterns = re.findall(r'^ +"(.+)";$', text(bare, UNATTENDED), re.MULTILINE)
-    values = [*driver_wanted(bare), *dcgm_packages(system, bare.lock, bare.machine).wanted]
+    values = [*desired_driver(bare), *dcgm_packages(system, bare.lock, bare.machine).wanted]
     held = [each.name for each in values if isinstance(each, Package) and each.hold]
 
     assert len(held) > 10
@@ -90,7 +90,7 @@ def test_red_hats_systems_have_no_file_of_apts() -> None:
 
 
 def test_the_drivers_packages_come_with_where_they_come_from() -> None:
-    found = driver_wanted(node(DEBIAN["12"]))
+    found = desired_driver(node(DEBIAN["12"]))
     assert isinstance(found, Wanted)
     (source,) = found.of(PackageSource)
     assert source.url == "https://mirror.example/cuda"

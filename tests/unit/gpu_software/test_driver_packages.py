@@ -10,7 +10,7 @@ from gpufleet.converge.desired import Lockstep, ModuleStream, NoPackage, Package
 from gpufleet.converge.package_plan import packages
 from gpufleet.converge.snapshot import Snapshot
 from gpufleet.errors import FleetError
-from gpufleet.gpu_software.driver_packages import dcgm_packages, driver_packages, headers
+from gpufleet.gpu_software.driver_packages import dcgm_packages, driver_packages, kernel_headers
 from gpufleet.node.machine import Kernel, Machine, System
 from gpufleet.on_node.packages import installed as installed_packages
 from gpufleet.on_node.packages import outcome
@@ -200,7 +200,7 @@ def test_another_system_is_refused_with_those_that_are_not(name: str) -> None:
 def test_every_installed_kernel_gets_the_headers_that_dkms_builds_with() -> None:
     kernels = (Kernel("6.1.0-40-amd64", running=True), Kernel("6.1.0-41-amd64", newest=True))
     machine = replace(H100, kernels=kernels, kernel_packages=("linux-image-amd64",))
-    assert headers(DEBIAN["12"], machine) == (
+    assert kernel_headers(DEBIAN["12"], machine) == (
         "linux-headers-6.1.0-40-amd64",
         "linux-headers-6.1.0-41-amd64",
         "linux-headers-amd64",
@@ -215,7 +215,7 @@ def test_headers_follow_the_flavour_that_follows_new_kernels() -> None:
         "linux-image-unsigned-6.8.0-90-generic",
     )
     machine = replace(H100, kernel_packages=names)
-    assert headers(UBUNTU["24.04"], machine) == ("linux-headers-generic-hwe-24.04",)
+    assert kernel_headers(UBUNTU["24.04"], machine) == ("linux-headers-generic-hwe-24.04",)
 
 
 def test_held_kernels_stay_and_others_are_as_the_operator_left_them() -> None:
@@ -238,7 +238,7 @@ def test_headers_of_two_kernels_are_told_apart_where_they_have_one_name() -> Non
     )
     known, twice = installed_packages.rpm(lambda *_: rows)
     two = CASES["rocky-9-two-kernels"]
-    names = headers(two.system, two.machine)
+    names = kernel_headers(two.system, two.machine)
 
     assert len(names) == 2
     assert twice == []

@@ -11,7 +11,11 @@ from typing import Any
 
 import pytest
 
-from gpufleet.gpu_software.kernel_modules import lacking, problems, refusal
+from gpufleet.gpu_software.kernel_modules import (
+    build_refusal,
+    kernels_without_module,
+    module_problems,
+)
 from gpufleet.node.machine import Machine
 from gpufleet.remote import payload
 
@@ -87,7 +91,7 @@ class Disk:
         return document
 
     def build(self, driver: str = "580.95.05") -> dict[str, Any]:
-        kernels = list(lacking(self.ask("look"), driver))
+        kernels = list(kernels_without_module(self.ask("look"), driver))
         return self.ask("build", kernels=kernels, version=driver)
 
 
@@ -101,8 +105,8 @@ def test_a_kernel_without_module_is_found_whatever_packages_say(disk: Disk) -> N
     disk.module(RUNNING, "580.95.05")
     seen = disk.ask("look")
 
-    assert lacking(seen, "580.95.05") == (NEXT,)
-    (problem,) = problems(seen, "580.95.05")
+    assert kernels_without_module(seen, "580.95.05") == (NEXT,)
+    (problem,) = module_problems(seen, "580.95.05")
     assert f"kernel {NEXT} is installed, boots next and has no NVIDIA module" in problem
 
 
@@ -110,18 +114,18 @@ def test_a_module_of_another_version_is_none(disk: Disk) -> None:
     disk.module(RUNNING, "580.95.05")
     disk.module(NEXT, "570.124.06")
 
-    assert lacking(disk.ask("look"), "580.95.05") == (NEXT,)
-    assert lacking(disk.ask("look"), "580") == (NEXT,)
-    assert lacking(disk.ask("look"), "570") == (RUNNING,)
+    assert kernels_without_module(disk.ask("look"), "580.95.05") == (NEXT,)
+    assert kernels_without_module(disk.ask("look"), "580") == (NEXT,)
+    assert kernels_without_module(disk.ask("look"), "570") == (RUNNING,)
 
 
 def test_what_lacks_is_built_and_then_nothing_lacks(disk: Disk) -> None:
     disk.module(RUNNING, "570.124.06")
     seen = disk.build()
 
-    assert problems(seen, "580.95.05") == ()
+    assert module_problems(seen, "580.95.05") == ()
     assert [disk.has(kernel) for kernel in (RUNNING, NEXT)] == ["580.95.05"] * 2
-    assert lacking(disk.ask("look"), "580.95.05") == ()
+    assert kernels_without_module(disk.ask("look"), "580.95.05") == ()
 
 
 def test_of_a_branch_the_newest_sources_are_built(disk: Disk) -> None:
@@ -136,21 +140,21 @@ def test_without_headers_dkms_says_so_and_the_other_kernel_gets_its_module(disk:
     (disk.root / f"lib/modules/{NEXT}/build").unlink()
     seen = disk.build()
 
-    (problem,) = problems(seen, "580.95.05")
+    (problem,) = module_problems(seen, "580.95.05")
     assert disk.has(RUNNING) == "580.95.05"
     assert f"headers for kernel {NEXT} cannot be found" in problem
 
 
 def test_of_a_build_that_fails_the_compilers_words_are_shown(disk: Disk) -> None:
     disk.write("usr/src/nvidia-580.95.05/broken", "")
-    found = problems(disk.build(), "580.95.05")
+    found = module_problems(disk.build(), "580.95.05")
 
     assert len(found) == 2
     assert all("nv.c:1042: error: implicit declaration" in each for each in found)
 
 
 def test_without_sources_there_is_nothing_to_build(disk: Disk) -> None:
-    found = problems(disk.build("595.91.07"), "595.91.07")
+    found = module_problems(disk.build("595.91.07"), "595.91.07")
     assert len(found) == 2
     assert all("/usr/src has no sources of NVIDIA's modules of 595.91.07" in each for each in found)
 
@@ -159,13 +163,13 @@ def test_what_dkms_leaves_of_a_removed_kernel_is_no_kernel(disk: Disk) -> None:
     disk.write("lib/modules/6.1.0-39-amd64/updates/dkms/nvidia.ko", "570.124.06")
     for kernel in (RUNNING, NEXT):
         disk.module(kernel, "580.95.05")
-    assert problems(disk.ask("look"), "580.95.05") == ()
+    assert module_problems(disk.ask("look"), "580.95.05") == ()
 
 
 def test_kernels_that_cannot_be_listed_are_not_fine() -> None:
     seen = {"kernels": {"missing": "timeout"}, "secure_boot": False, "enrolled": False}
-    assert lacking(seen, "580") == ()
-    assert "could not be read (timeout)" in problems(seen, "580")[0]
+    assert kernels_without_module(seen, "580") == ()
+    assert "could not be read (timeout)" in module_problems(seen, "580")[0]
 
 
 # Secure Boot
@@ -187,20 +191,20 @@ def test_signed_modules_whose_key_the_firmware_knows_load(disk: Disk) -> None:
     seen = disk.ask("look")
 
     assert (seen["secure_boot"], seen["enrolled"]) == (True, True)
-    assert problems(seen, "580.95.05") == ()
+    assert module_problems(seen, "580.95.05") == ()
 
 
 def test_a_key_that_the_firmware_does_not_know_is_told_apart(disk: Disk) -> None:
     secured(disk)
     disk.program("mokutil", '#!/bin/sh\necho "$2 is not enrolled"\n')
-    (problem,) = problems(disk.ask("look"), "580.95.05")
+    (problem,) = module_problems(disk.ask("look"), "580.95.05")
     assert "firmware does not know the key" in problem
 
 
 def test_modules_without_signature_are_told_apart(disk: Disk) -> None:
     secured(disk)
     (disk.root / f"lib/modules/{NEXT}/nvidia.ko.signer").unlink()
-    (problem,) = problems(disk.ask("look"), "580.95.05")
+    (problem,) = module_problems(disk.ask("look"), "580.95.05")
     assert f"the modules of {NEXT} carry no signature" in problem
 
 
@@ -218,5 +222,5 @@ def test_a_node_whose_firmware_would_not_let_modules_in_is_refused_before(
     secure_boot: bool | None, policy: Any, refused: bool
 ) -> None:
     """Not known is as good as on: modules that do not load would cost the GPUs."""
-    found = refusal(Machine(gpus=(0x2330,), secure_boot=secure_boot), policy)
+    found = build_refusal(Machine(gpus=(0x2330,), secure_boot=secure_boot), policy)
     assert (found is not None) == refused

@@ -143,14 +143,16 @@ def test_of_two_files_of_a_name_the_administrators_counts(root):
 
 def test_the_file_for_boot_says_what_the_running_kernel_gets():
     gpu = Gpu(huge_pages=HugePages(count=512))
-    (file,) = (each for each in kernel_tuning.wanted(gpu, 8).of(File) if each.path == SYSCTL)
+    (file,) = (
+        each for each in kernel_tuning.desired_tuning(gpu, 8).of(File) if each.path == SYSCTL
+    )
     lines = [line for line in file.content.decode().splitlines() if not line.startswith("#")]
     assert lines == [f"-{each}" for each in kernel_tuning.kernel_settings(gpu)]
     assert "-vm.nr_hugepages = 512" in lines
 
 
 def test_every_gpu_has_its_device_file_made_before_a_stage_starts():
-    wanted = kernel_tuning.wanted(Gpu(), 4)
+    wanted = kernel_tuning.desired_tuning(Gpu(), 4)
     files = {each.path: each.content.decode() for each in wanted.of(File)}
     unit = files["/etc/systemd/system/gpufleet-gpu-devices.service"]
     assert "ExecStart=/usr/bin/nvidia-modprobe -u -c 0 -c 1 -c 2 -c 3\n" in unit
@@ -159,7 +161,7 @@ def test_every_gpu_has_its_device_file_made_before_a_stage_starts():
 
 
 def test_without_tuning_nothing_of_ours_stays():
-    wanted = kernel_tuning.wanted(Gpu(tuning=False), 8)
+    wanted = kernel_tuning.desired_tuning(Gpu(tuning=False), 8)
     assert kernel_tuning.kernel_settings(Gpu(tuning=False)) == ()
     assert not wanted.of(File)
     assert {each.path for each in wanted.of(Absent)} == {SYSCTL, kernel_tuning.STAGES}

@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from gpufleet.artifacts.release import Wheels
-from gpufleet.catalog.driver_branches import BRANCHES, OLDEST_DRIVER, flavours, numbers, serves
+from gpufleet.catalog.driver_branches import (
+    BRANCHES,
+    OLDEST_DRIVER,
+    cuda_major,
+    flavours,
+    version_numbers,
+)
 from gpufleet.gpu_software import lock_check, lock_rules
 from gpufleet.node.machine import Machine, System
 from gpufleet.settings import gpu_lock, node_variables
@@ -235,7 +241,7 @@ def test_proprietary_modules_end_with_610(driver: str) -> None:
 def test_the_driver_runs_the_cuda_of_vllms_wheels(
     driver: str, cuda: tuple[int, int], works: bool
 ) -> None:
-    found = refused(lock_rules.with_release(lock(driver), Wheels(cuda, "locks/vllm.txt")))
+    found = refused(lock_rules.release_objections(lock(driver), Wheels(cuda, "locks/vllm.txt")))
 
     assert (found == []) is works
     assert works or (
@@ -244,14 +250,14 @@ def test_the_driver_runs_the_cuda_of_vllms_wheels(
 
 
 def test_a_cuda_that_is_not_known_is_not_called_fine() -> None:
-    found = tuple(lock_rules.with_release(lock(), Wheels((14, 0), "a.txt")))
+    found = tuple(lock_rules.release_objections(lock(), Wheels((14, 0), "a.txt")))
 
     assert warned(found)
     assert "not known here" in str(found[0])
 
 
 def test_wheels_without_cuda_ask_for_nothing() -> None:
-    assert not tuple(lock_rules.with_release(lock("535"), Wheels(None, "a.txt")))
+    assert not tuple(lock_rules.release_objections(lock("535"), Wheels(None, "a.txt")))
 
 
 @pytest.mark.parametrize(
@@ -278,14 +284,14 @@ def test_a_toolkit_of_a_newer_major_than_the_drivers_is_refused(
 def test_a_branch_past_its_end_is_warned_of_and_no_more() -> None:
     day = dt.date(2028, 6, 30)
 
-    assert not tuple(lock_rules.on_day(lock("580"), day))
-    (said,) = warned(lock_rules.on_day(lock("580"), day + dt.timedelta(days=1)))
+    assert not tuple(lock_rules.calendar_objections(lock("580"), day))
+    (said,) = warned(lock_rules.calendar_objections(lock("580"), day + dt.timedelta(days=1)))
     assert "no security updates since June 2028" in said
     assert "R580" not in said.split("plan for")[1]
-    (said,) = warned(lock_rules.on_day(lock("535"), dt.date(2026, 11, 22)))
+    (said,) = warned(lock_rules.calendar_objections(lock("535"), dt.date(2026, 11, 22)))
     assert said.endswith("plan for R580 (until June 2028) or R595 (until March 2027)")
-    assert not refused(lock_rules.on_day(lock("535"), day))
-    assert "not known here" in warned(lock_rules.on_day(lock("620"), day))[0]
+    assert not refused(lock_rules.calendar_objections(lock("535"), day))
+    assert "not known here" in warned(lock_rules.calendar_objections(lock("620"), day))[0]
 
 
 @pytest.mark.parametrize(
@@ -323,7 +329,7 @@ NEWER = 0x3F00  # of no generation that is known here
 def test_modules_and_branch_run_the_nodes_gpus(
     gpu: int, driver: str, modules: str, keys: list[str]
 ) -> None:
-    found = tuple(lock_rules.on_machine(lock(driver, modules=modules), Machine((gpu,) * 8)))
+    found = tuple(lock_rules.machine_objections(lock(driver, modules=modules), Machine((gpu,) * 8)))
 
     assert [each.at[1] for each in found if each.refused] == keys
     assert len(found) == len(keys)
@@ -333,13 +339,14 @@ def test_grace_hopper_needs_the_open_modules_where_hopper_does_not() -> None:
     closed = lock("580", modules="proprietary")
 
     assert (
-        "Grace Hopper" in refused(lock_rules.on_machine(closed, Machine((GH200,), grace=True)))[0]
+        "Grace Hopper"
+        in refused(lock_rules.machine_objections(closed, Machine((GH200,), grace=True)))[0]
     )
-    assert not refused(lock_rules.on_machine(closed, Machine((GH200,))))
+    assert not refused(lock_rules.machine_objections(closed, Machine((GH200,))))
 
 
 def test_a_gpu_that_is_not_known_is_not_called_fine() -> None:
-    found = warned(lock_rules.on_machine(lock(), Machine((NEWER, H100))))
+    found = warned(lock_rules.machine_objections(lock(), Machine((NEWER, H100))))
 
     assert len(found) == 1
     assert "10de:3f00 is not known" in found[0]
@@ -349,8 +356,11 @@ def test_wheels_of_cuda_13_have_no_kernels_for_volta() -> None:
     volta = Machine((V100,))
     closed = lock("580", modules="proprietary")
 
-    assert not refused(lock_rules.on_machine(closed, volta, Wheels((12, 9), "a.txt")))
-    assert "CUDA 12" in refused(lock_rules.on_machine(closed, volta, Wheels((13, 0), "a.txt")))[0]
+    assert not refused(lock_rules.machine_objections(closed, volta, Wheels((12, 9), "a.txt")))
+    assert (
+        "CUDA 12"
+        in refused(lock_rules.machine_objections(closed, volta, Wheels((13, 0), "a.txt")))[0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -365,8 +375,8 @@ def test_wheels_of_cuda_13_have_no_kernels_for_volta() -> None:
 def test_dcgm_is_locked_only_where_it_is_published(system: System, outcome: list[bool]) -> None:
     with_dcgm = lock(dcgm={"version": "1:4.6.0-1"})
 
-    assert [each.refused for each in lock_rules.on_system(with_dcgm, system)] == outcome
-    assert not tuple(lock_rules.on_system(lock(), system))
+    assert [each.refused for each in lock_rules.system_objections(with_dcgm, system)] == outcome
+    assert not tuple(lock_rules.system_objections(lock(), system))
 
 
 @pytest.mark.parametrize(
@@ -380,11 +390,11 @@ def test_dcgm_is_locked_only_where_it_is_published(system: System, outcome: list
 def test_the_nodes_python_is_the_locked_one(interpreter: str, python: str, right: bool) -> None:
     given = lock(vllm={"version": "0.32.0", "python": "3.12"})
 
-    found = refused(lock_rules.on_python(given, interpreter, python))
+    found = refused(lock_rules.python_objections(given, interpreter, python))
 
     assert (found == []) is right
     assert right or "set `vllm.python` to /usr/bin/python3.12, or lock 3.11" in found[0]
-    assert not tuple(lock_rules.on_python(lock(), interpreter, python))
+    assert not tuple(lock_rules.python_objections(lock(), interpreter, python))
 
 
 def test_what_a_node_does_not_run_names_node_file_and_line() -> None:
@@ -396,7 +406,7 @@ def test_what_a_node_does_not_run_names_node_file_and_line() -> None:
     }
     node = node_variables.check({"gpu-01": written}, {"gpu-01": ("g",)})["gpu-01"]
 
-    found = lock_check.on_node(node, System("debian", "12", "x86_64"), Machine((B200,)))
+    found = lock_check.check_node_lock(node, System("debian", "12", "x86_64"), Machine((B200,)))
 
     assert [each.split(": ")[0] for each in found.problems] == ["gpu-01 (group_vars/g.lock.yml:5)"]
     assert found.remarks == ()
@@ -429,8 +439,8 @@ def test_the_table_of_branches_agrees_with_itself() -> None:
     assert names == sorted(names)
     served = [each.cuda for each in BRANCHES.values()]
     assert served == sorted(served)
-    assert [serves(name) for name in names] == [each.cuda[0] for each in BRANCHES.values()]
+    assert [cuda_major(name) for name in names] == [each.cuda[0] for each in BRANCHES.values()]
     for major, oldest in OLDEST_DRIVER.items():
-        known = BRANCHES.get(str(numbers(oldest)[0]))
+        known = BRANCHES.get(str(version_numbers(oldest)[0]))
         assert known is None or known.cuda[0] == major
     assert all("open" in flavours(name) for name in names)

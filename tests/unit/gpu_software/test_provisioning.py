@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpufleet.gpu_software.provisioning import provisioning
+from gpufleet.gpu_software.provisioning import read_provisioning
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.parse import parse_settings
 from tests.conftest import NODES
@@ -43,7 +43,7 @@ def answer(**changed) -> dict[str, Any]:
 
 
 def test_a_node_without_a_driver_is_a_node():
-    found = provisioning({"gpu-01": answer()}, {"gpu-01": declared(gpu_lock=LOCK)})
+    found = read_provisioning({"gpu-01": answer()}, {"gpu-01": declared(gpu_lock=LOCK)})
     assert found.refused == ()
     assert len(found.nodes["gpu-01"].machine.gpus) == 8
     assert found.nodes["gpu-01"].machine.nvswitch
@@ -51,13 +51,13 @@ def test_a_node_without_a_driver_is_a_node():
 
 def test_a_node_without_a_lock_is_left_alone_whatever_it_answers():
     settings = {"gpu-01": declared(gpu_lock=LOCK), "own": declared()}
-    found = provisioning({"gpu-01": answer(), "own": "no answer within 60 s"}, settings)
+    found = read_provisioning({"gpu-01": answer(), "own": "no answer within 60 s"}, settings)
     assert found.refused == ()
     assert set(found.nodes) == {"gpu-01"}
 
 
 def test_a_run_without_any_lock_is_refused():
-    (said,) = provisioning({"own": answer()}, {"own": declared()}).refused
+    (said,) = read_provisioning({"own": answer()}, {"own": declared()}).refused
     assert "gpufleet lock" in said
 
 
@@ -72,7 +72,7 @@ def test_every_problem_of_every_node_is_said_at_once():
         "old": answer(kernel="5.10.0-30-amd64"),
         "empty": answer(pci=[]),
     }
-    found = provisioning(answers, settings)
+    found = read_provisioning(answers, settings)
     about = [said.partition(":")[0] for said in found.refused]
     assert about == ["dead", "odd", "old", "empty"]
     assert "timed out" in found.refused[0]
@@ -83,7 +83,7 @@ def test_every_problem_of_every_node_is_said_at_once():
 
 def test_what_cannot_be_read_is_refused_and_never_guessed():
     unread = answer(os_release={"id": {"missing": "no_permission"}, "version_id": "12"})
-    found = provisioning({"gpu-01": unread}, {"gpu-01": declared(gpu_lock=LOCK)})
+    found = read_provisioning({"gpu-01": unread}, {"gpu-01": declared(gpu_lock=LOCK)})
     assert found.nodes == {}
     (said,) = found.refused
     assert "no_permission" in said
@@ -94,12 +94,12 @@ def test_another_systems_repository_is_refused():
     url = "https://developer.download.nvidia.com/compute/cuda/repos/ubuntu2404/x86_64"
     cuda = {"repository": REPOSITORY | {"url": url}, "toolkit": None}
     settings = declared(gpu_lock=LOCK, cuda=cuda)
-    (said,) = provisioning({"gpu-01": answer()}, {"gpu-01": settings}).refused
+    (said,) = read_provisioning({"gpu-01": answer()}, {"gpu-01": settings}).refused
     assert "debian12/x86_64" in said
 
 
 def test_a_lock_without_a_repository_is_refused():
-    (said,) = provisioning(
+    (said,) = read_provisioning(
         {"gpu-01": answer()}, {"gpu-01": declared(gpu_lock=LOCK, cuda=None)}
     ).refused
     assert "cuda.repository" in said
@@ -120,6 +120,6 @@ def test_a_node_that_would_not_load_what_dkms_builds_is_refused(secure_boot, pol
     bare = answer()
     bare["system"] = bare["system"] | {"secure_boot": secure_boot}
     settings = declared(gpu_lock=LOCK, gpu={"secure_boot": policy})
-    said = provisioning({"gpu-01": bare}, {"gpu-01": settings}).refused
+    said = read_provisioning({"gpu-01": bare}, {"gpu-01": settings}).refused
     assert bool(said) == refused
     assert all("Secure Boot" in each for each in said)

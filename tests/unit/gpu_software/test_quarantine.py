@@ -7,16 +7,16 @@ import json
 
 import pytest
 
-from gpufleet.checks.evaluate import judge
+from gpufleet.checks.evaluate import evaluate
 from gpufleet.converge.desired import File
 from gpufleet.gpu_software import quarantine
-from gpufleet.gpu_software.driver_activation import Broken, InForce
+from gpufleet.gpu_software.driver_activation import Active, Broken
 from gpufleet.on_node.gpu_software import driver_reload
 from gpufleet.settings.parse import parse_settings
 from tests.support.checkout import ROOT
 
 NODE = "gpu-01"
-STANDS = InForce("570.124.06")
+STANDS = Active("570.124.06")
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def document():
 
 def report(document):
     """Judge alone, on a day on which nothing is accepted."""
-    return judge({NODE: document}, {}, dt.date(2026, 1, 1))
+    return evaluate({NODE: document}, {}, dt.date(2026, 1, 1))
 
 
 def problems(document, standing=STANDS, **checks):
@@ -61,12 +61,12 @@ def test_a_fabric_on_its_way_is_waited_for_and_nothing_else_is(document):
     for fabric in document["fabric"]:
         fabric["state"] = 2  # in progress
     assert problems(document)
-    assert quarantine.passes_by_itself(report(document), NODE, settings)
+    assert quarantine.is_fabric_pending(report(document), NODE, settings)
     document["gpus"][3]["remapped_rows"]["failed"] = 1
-    assert not quarantine.passes_by_itself(report(document), NODE, settings)
+    assert not quarantine.is_fabric_pending(report(document), NODE, settings)
 
 
 def test_the_guard_looks_for_the_mark_that_the_program_sets():
-    (guard,) = quarantine.guard().of(File)
+    (guard,) = quarantine.stage_guard().of(File)
     assert f"ConditionPathExists=!{driver_reload.MARK}" in guard.content.decode()
     assert quarantine.MARK == driver_reload.MARK

@@ -20,29 +20,30 @@ def files(wanted) -> dict[str, str]:
 def test_what_loads_at_boot_is_what_is_loaded_now():
     for way in ("dma_buf", "peermem"):
         asked = Rdma(way=way)
-        boot = files(rdma.rdma_wanted(asked, "debian"))[rdma.MODULES_AT_BOOT]
+        boot = files(rdma.desired_rdma(asked, "debian"))[rdma.MODULES_AT_BOOT]
         named = tuple(line for line in boot.splitlines() if not line.startswith("#"))
-        assert named == rdma.modules(asked)
+        assert named == rdma.required_modules(asked)
 
 
 def test_peermem_comes_after_the_adapters_driver_and_only_where_asked():
     assert (
-        "pre: ib_core mlx5_ib" in files(rdma.rdma_wanted(Rdma(way="peermem"), "debian"))[rdma.ORDER]
+        "pre: ib_core mlx5_ib"
+        in files(rdma.desired_rdma(Rdma(way="peermem"), "debian"))[rdma.ORDER]
     )
-    assert Absent(rdma.ORDER) in rdma.rdma_wanted(Rdma(), "debian").values
-    assert rdma.PEERMEM not in rdma.modules(Rdma())
+    assert Absent(rdma.ORDER) in rdma.desired_rdma(Rdma(), "debian").values
+    assert rdma.PEERMEM not in rdma.required_modules(Rdma())
 
 
 def test_only_what_is_not_loaded_is_loaded():
-    assert rdma.missing(Rdma(), {"ib_uverbs", "ib_umad", "mlx5_core"}) == ("rdma_ucm",)
-    assert rdma.missing(Rdma(), set(rdma.modules(Rdma()))) == ()
+    assert rdma.missing_modules(Rdma(), {"ib_uverbs", "ib_umad", "mlx5_core"}) == ("rdma_ucm",)
+    assert rdma.missing_modules(Rdma(), set(rdma.required_modules(Rdma()))) == ()
 
 
 @pytest.mark.parametrize(
     ("distribution", "apart"), [("debian", True), ("ubuntu", True), ("rocky", False)]
 )
 def test_the_adapters_library_is_a_package_of_its_own_on_debian_alone(distribution, apart):
-    names = {each.name for each in rdma.rdma_wanted(Rdma(), distribution).of(Package)}
+    names = {each.name for each in rdma.desired_rdma(Rdma(), distribution).of(Package)}
     assert ("ibverbs-providers" in names) == apart
 
 
@@ -62,12 +63,12 @@ def test_dma_buf_needs_open_modules_and_a_kernel_that_takes_it(way, lock, kernel
 
 
 def test_without_rdma_nothing_of_ours_stays_and_nothing_is_refused():
-    wanted = rdma.rdma_wanted(None, "debian")
+    wanted = rdma.desired_rdma(None, "debian")
     assert all(isinstance(each, Absent) for each in wanted)
     assert list(rdma.refusals(None, PROPRIETARY, "4.4")) == []
 
 
 def test_peermem_without_the_vendors_driver_is_explained():
-    said = rdma.unloadable("nvidia_peermem", "modprobe: ERROR: ... Invalid argument")
+    said = rdma.load_error("nvidia_peermem", "modprobe: ERROR: ... Invalid argument")
     assert "DOCA" in said
-    assert "no such module" in rdma.unloadable("ib_umad", "no such module")
+    assert "no such module" in rdma.load_error("ib_umad", "no such module")

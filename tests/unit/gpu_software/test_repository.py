@@ -7,16 +7,16 @@ from fnmatch import fnmatchcase
 import pytest
 
 from gpufleet.errors import FleetError
-from gpufleet.gpu_software.package_names import names as driver_names
+from gpufleet.gpu_software.package_names import package_names as driver_names
 from gpufleet.gpu_software.repository import (
     VENDOR,
+    address_mistake,
     fingerprint,
-    kept_path,
     key_path,
-    mistaken,
-    path,
-    published,
-    source,
+    package_source,
+    repository_path,
+    stored_key_path,
+    vendor_repository,
 )
 from gpufleet.node.machine import System
 from gpufleet.settings.cuda_settings import Repository
@@ -37,32 +37,32 @@ SYSTEMS = {
 
 @pytest.mark.parametrize("folder", SYSTEMS)
 def test_every_system_has_its_own_repository(folder: str) -> None:
-    assert path(SYSTEMS[folder]) == folder
-    assert mistaken(f"{VENDOR}/{folder}", SYSTEMS[folder]) is None
+    assert repository_path(SYSTEMS[folder]) == folder
+    assert address_mistake(f"{VENDOR}/{folder}", SYSTEMS[folder]) is None
 
 
 @pytest.mark.parametrize("folder", SYSTEMS)
 def test_another_systems_repository_is_told(folder: str) -> None:
     """Debian 13 refuses the key of Debian 12's, and packages of one do not install on another."""
     for other in set(SYSTEMS) - {folder}:
-        said = mistaken(f"https://mirror.example/nvidia/{other}/", SYSTEMS[folder])
+        said = address_mistake(f"https://mirror.example/nvidia/{other}/", SYSTEMS[folder])
         assert said is not None
         assert f"ends in {other}" in said
         assert folder in said
 
 
 def test_a_mirror_may_call_its_folders_anything() -> None:
-    assert mistaken("https://mirror.example/gpu", SYSTEMS["debian12/x86_64"]) is None
+    assert address_mistake("https://mirror.example/gpu", SYSTEMS["debian12/x86_64"]) is None
 
 
 @pytest.mark.parametrize(("name", "version"), [("debian", "11"), ("sles", "15"), ("rocky", "8.9")])
 def test_a_system_without_a_row_is_refused(name: str, version: str) -> None:
     with pytest.raises(FleetError, match=f"{name} {version}"):
-        published(System(name, version, "x86_64"))
+        vendor_repository(System(name, version, "x86_64"))
 
 
 def test_keyring_packages_differ_though_they_have_one_name() -> None:
-    hashes = [published(system).keyring_sha256 for system in SYSTEMS.values()]
+    hashes = [vendor_repository(system).keyring_sha256 for system in SYSTEMS.values()]
     known = [each for each in hashes if each]
     assert len(known) == 5
     assert len(set(known)) == 5
@@ -82,12 +82,16 @@ def test_a_source_names_the_key_that_the_repository_role_puts_there(keyring: str
     repository = Repository(
         url="https://mirror.example/cuda", keyring=keyring, keyring_sha256="0" * 64
     )
-    assert source(repository).key == key_path(repository) == f"/etc/gpufleet/keys/nvidia-cuda.{key}"
-    assert kept_path(repository).endswith(keyring[-4:])
+    assert (
+        package_source(repository).key
+        == key_path(repository)
+        == f"/etc/gpufleet/keys/nvidia-cuda.{key}"
+    )
+    assert stored_key_path(repository).endswith(keyring[-4:])
 
 
 def test_a_source_may_bring_the_drivers_packages_and_not_the_systems() -> None:
-    found = source(Repository(url="https://mirror.example/cuda", keyring_sha256="0" * 64))
+    found = package_source(Repository(url="https://mirror.example/cuda", keyring_sha256="0" * 64))
 
     def comes(name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in found.packages)
@@ -108,8 +112,8 @@ def test_the_documentations_table_is_the_codes() -> None:
         *ids, version = names.replace(",", "").split()
         for each in ids:
             system = System(each, version, "x86_64")
-            found = published(system)
-            assert path(system) == f"{folder}/x86_64"
+            found = vendor_repository(system)
+            assert repository_path(system) == f"{folder}/x86_64"
             assert {True: "yes", False: "no", None: "not known"}[found.dcgm] == dcgm
             assert driver_names(system, GpuLock(driver="580.95.05")).packaging.split()[0].strip(
                 ","

@@ -23,7 +23,7 @@ import pytest
 from gpufleet.errors import FleetError
 from gpufleet.inventory import loader
 from gpufleet.settings import node_variables
-from gpufleet.settings.node_groups import nest
+from gpufleet.settings.node_groups import resolve_groups
 from tests.support.checkout import ROOT
 
 PYINFRA = Path(sys.executable).with_name("pyinfra")
@@ -446,7 +446,9 @@ def test_a_file_of_variables_that_nobody_reads_is_remarked_upon(project):
 
 
 def test_groups_hold_their_childrens_hosts_parents_first():
-    groups = nest({"h100": ["n1", "n2"], "a100": ["n3"], "lb": ["n1"]}, {"gpu": ["h100", "a100"]})
+    groups = resolve_groups(
+        {"h100": ["n1", "n2"], "a100": ["n3"], "lb": ["n1"]}, {"gpu": ["h100", "a100"]}
+    )
 
     assert list(groups.members.items()) == [
         ("gpu", ("n1", "n2", "n3")),

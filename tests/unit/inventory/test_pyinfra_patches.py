@@ -57,7 +57,9 @@ def test_the_order_is_pyinfras_own(
 
     def asked() -> None:
         # In one line: it counts.
-        found.append((util.get_operation_order_from_stack(state), pyinfra_patches.order(state)))
+        found.append(
+            (util.get_operation_order_from_stack(state), pyinfra_patches.operation_order(state))
+        )
 
     with pyinfra.context.ctx_state.use(state), pyinfra.context.ctx_host.use(*state.inventory):
         exec(compile(FILE, "deploys/some.py", "exec"), {"asked": asked, "deploy": deploy})

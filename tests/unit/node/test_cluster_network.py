@@ -9,7 +9,7 @@ from ipaddress import IPv4Network
 import pytest
 
 from gpufleet.errors import FleetError
-from gpufleet.node.cluster_network import Network, networks, sentence
+from gpufleet.node.cluster_network import Network, describe_networks, networks
 from tests.support.checkout import ROOT
 
 NODES = ROOT / "tests/data/nodes"
@@ -329,7 +329,7 @@ def test_the_choice_is_a_line_of_the_plan():
         "gpu-02": Network("eth1", "10.1.0.2", why="cluster_network names 10.1.0.0/24"),
     }
 
-    assert sentence("llama-0", found) == (
+    assert describe_networks("llama-0", found) == (
         "llama-0: its nodes talk over gpu-01 eth0 10.1.0.1, gpu-02 eth1 10.1.0.2: "
         "cluster_network names 10.1.0.0/24"
     )

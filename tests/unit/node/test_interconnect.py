@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpufleet.errors import FleetError
 from gpufleet.formatting import ranges
-from gpufleet.node.interconnect import Interconnect, from_matrix, from_probe, spokes
+from gpufleet.node.interconnect import Interconnect, from_matrix, from_probe, switch_links
 from gpufleet.node.probe_document import SCHEMA
 from gpufleet.node.smi_topology import PCIE, parse
 from tests.support.checkout import ROOT
@@ -356,8 +356,8 @@ def test_what_hangs_on_switches_is_told_from_what_is_wired(links):
     """Pairs as narrow as the narrower end: only the largest count cannot be told alone."""
     pairs = {(i, j): min(links[i], links[j]) for i, j in combinations(range(len(links)), 2)}
 
-    found = spokes(pairs)
+    found = switch_links(pairs)
 
     assert found is not None
     assert all(min(found[i], found[j]) == width for (i, j), width in pairs.items())
-    assert spokes(sample("dgx-1v").widths(range(4))) is None
+    assert switch_links(sample("dgx-1v").widths(range(4))) is None

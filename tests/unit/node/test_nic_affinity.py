@@ -9,9 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufleet.node.nic_affinity import distance, nearest, nearest_nics, nic_classes, place
+from gpufleet.node.nic_affinity import (
+    distance,
+    nearest_by_class,
+    nearest_nics,
+    nic_classes,
+    pci_location,
+)
 from gpufleet.node.smi_topology import PCIE
-from gpufleet.node.topology import PCIE_LEVELS, known
+from gpufleet.node.topology import PCIE_LEVELS, value_or
 from tests.support.checkout import ROOT
 
 NODES = ROOT / "tests/data/nodes"
@@ -72,14 +78,16 @@ def test_virtual_host_bridges_are_told_by_their_whole_name():
 def test_nvml_calls_two_gpus_as_near_as_their_paths_do(path):
     """What it says of GPUs alone is the same question: its answers check ours on whole machines."""
     document = json.loads(path.read_text())
-    functions = {each["bus_id"]: each for each in known(document["pci"], [])}
+    functions = {each["bus_id"]: each for each in value_or(document["pci"], [])}
     gpus = {
-        gpu["index"]: place(functions.get(gpu["pci"]["bus_id"], {}), document["numa"][at]["node"])
+        gpu["index"]: pci_location(
+            functions.get(gpu["pci"]["bus_id"], {}), document["numa"][at]["node"]
+        )
         for at, gpu in enumerate(document["gpus"])
     }
 
     for i, j in combinations(gpus, 2):
-        level = known(document["pcie"][i][j])
+        level = value_or(document["pcie"][i][j])
         if gpus[i][0] and gpus[j][0] and level is not None:
             assert distance(*gpus[i], *gpus[j]) == PCIE_LEVELS[level]
 
@@ -91,7 +99,7 @@ def test_the_nearest_are_all_that_are_as_near_as_the_first(data):
         for nic in range(data.draw(st.integers(1, 5)))
     }
 
-    for gpu, found in nearest(nics).items():
+    for gpu, found in nearest_by_class(nics).items():
         best = min((gpus[gpu] for gpus in nics.values()), key=PCIE.index)
         assert found == [(nic, best) for nic, gpus in nics.items() if gpus[gpu] == best]
 

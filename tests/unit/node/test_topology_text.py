@@ -14,7 +14,7 @@ from rich.console import Console
 from gpufleet.node.interconnect import Interconnect, from_matrix
 from gpufleet.node.smi_topology import PCIE, parse
 from gpufleet.node.topology_svg import LINK, PALE, RED, svg
-from gpufleet.node.topology_text import heading, inventory, picture
+from gpufleet.node.topology_text import describe_gpus, island_heading, render_topology
 from tests.support.checkout import ROOT
 
 TOPO = ROOT / "tests/data/topo"
@@ -33,7 +33,7 @@ def printed(node: Interconnect, width: int = 100) -> list[str]:
     """Return the lines of the terminal picture, without colours."""
     console = Console(width=width, no_color=True, highlight=False)
     with console.capture() as captured:
-        console.print(picture(node))
+        console.print(render_topology(node))
     return captured.get().splitlines()
 
 
@@ -53,7 +53,7 @@ def words(page: ET.Element, colour: str | None = None) -> list[str]:
 @pytest.mark.parametrize("name", SAMPLES)
 def test_eight_gpus_fit_80_columns(name):
     """Rather, all that does not fold: sentences may."""
-    whole = picture(sample(name)).plain.splitlines()
+    whole = render_topology(sample(name)).plain.splitlines()
 
     sentences = ("warning: ", "tensor parallel up to ")
     assert max(len(line) for line in whole if not line.startswith(sentences)) <= 80
@@ -65,7 +65,7 @@ def test_sixteen_gpus_fit_100_columns():
     node = Interconnect("dgx-2", gpus, dict.fromkeys(combinations(gpus, 2), "NV6"), {}, {}, nics)
 
     assert max(map(len, printed(node))) <= 100
-    assert printed(node) == picture(node).plain.splitlines()
+    assert printed(node) == render_topology(node).plain.splitlines()
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -137,7 +137,7 @@ def test_what_is_pasted_is_no_markup():
 def test_models_that_differ_are_counted_each():
     node = Interconnect("n", (0, 1, 2), {}, {0: "A", 1: "B", 2: "A"})
 
-    assert inventory(node) == "2 x A, 1 x B"
+    assert describe_gpus(node) == "2 x A, 1 x B"
 
 
 # --- as SVG
@@ -250,4 +250,4 @@ def test_any_node_can_be_drawn_and_printed(data, count):
     assert sum(bool(re.fullmatch(r"GPU \d+", each)) for each in words(drawn(node))) == count
     for island in node.islands:
         if len(island) > 1:
-            assert heading(node, island) in printed(node, 1000)
+            assert island_heading(node, island) in printed(node, 1000)

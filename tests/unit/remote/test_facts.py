@@ -10,7 +10,7 @@ import pytest
 from pyinfra.api.exceptions import FactProcessError
 from rich.console import Console
 
-from gpufleet.checks.admission import sentence
+from gpufleet.checks.admission import finding_sentence
 from gpufleet.checks.finding import Finding, GpuId, Report, Severity
 from gpufleet.checks.table import report_table
 from gpufleet.remote.facts import NodeSnapshot
@@ -86,7 +86,7 @@ FINDING = Finding(
 
 
 def test_a_finding_that_quotes_a_node_is_no_order_to_the_terminal():
-    assert harmless(sentence(FINDING))
+    assert harmless(finding_sentence(FINDING))
 
 
 def test_a_table_that_quotes_a_node_is_no_order_to_the_terminal():

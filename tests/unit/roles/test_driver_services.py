@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from gpufleet.converge.desired import File, Unit, UnitGone, Wanted
-from gpufleet.gpu_software.provisioning import Bare
+from gpufleet.gpu_software.provisioning import BareNode
 from gpufleet.node.machine import Machine, System
 from gpufleet.operations import join_imex_domain
 from gpufleet.settings.parse import parse_settings
@@ -18,9 +18,9 @@ HGX = dataclasses.replace(PCIE, nvswitch=True)
 B200 = Machine(gpus=(0x2901,), nvswitch=True, nvlink5=True)
 
 
-def node(machine: Machine = PCIE, system: str = "debian", **lock) -> Bare:
+def node(machine: Machine = PCIE, system: str = "debian", **lock) -> BareNode:
     settings = parse_settings({"gpu_lock": {"driver": "580.95.05", **lock}})
-    return Bare("gpu-01", System(system, "12", "x86_64"), machine, settings, {})
+    return BareNode("gpu-01", System(system, "12", "x86_64"), machine, settings, {})
 
 
 def contents(wanted: Wanted) -> str:

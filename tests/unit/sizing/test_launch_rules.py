@@ -144,7 +144,7 @@ def test_no_release_that_serves_a_model_refuses_it_whole_on_a_hopper(name: str) 
     serving = [
         one
         for one in vllm_support.releases()
-        if vllm_support.serves(found.architecture.name, one) and one >= (0, 21, 0)
+        if vllm_support.supports_architecture(found.architecture.name, one) and one >= (0, 21, 0)
     ]
 
     for vllm in serving:
@@ -438,11 +438,12 @@ def test_nothing_is_said_of_a_release_between_two_that_differ() -> None:
         (before, after, name)
         for before, after in itertools.pairwise(vllm_support.releases())
         for name in ("Step3p5ForCausalLM",)
-        if vllm_support.serves(name, before) is False and vllm_support.serves(name, after)
+        if vllm_support.supports_architecture(name, before) is False
+        and vllm_support.supports_architecture(name, after)
     ]
 
     assert between == [((0, 14, 0), (0, 16, 0), "Step3p5ForCausalLM")]
-    assert vllm_support.serves("Step3p5ForCausalLM", (0, 15, 0)) is None
+    assert vllm_support.supports_architecture("Step3p5ForCausalLM", (0, 15, 0)) is None
 
 
 def test_sparse_attention_needs_hopper() -> None:

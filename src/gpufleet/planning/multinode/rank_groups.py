@@ -123,7 +123,7 @@ def sentences(stages: Iterable[Stage]) -> Iterator[str]:
         if stage.group and len(stage.nodes) > 1
     }
     for name, between in found.items():
-        yield cluster_network.sentence(name, between)
+        yield cluster_network.describe_networks(name, between)
 
 
 def _ray(settings: NodeSettings) -> tuple[int, ...] | None:

@@ -75,9 +75,9 @@ class LaunchCase:
         return None if self.quantization is None else _loaded_method(self, self.quantization)
 
     @cached_property
-    def method_limits(self) -> vllm_support.Asked | None:
+    def method_limits(self) -> vllm_support.QuantizationNeeds | None:
         """What the release asks of GPU and dtype for the method."""
-        return vllm_support.asked(self.method, self.vllm) if self.method else None
+        return vllm_support.quantization_needs(self.method, self.vllm) if self.method else None
 
     @cached_property
     def dtype(self) -> str:
@@ -200,7 +200,7 @@ def _loaded_method(case: LaunchCase, quantization: Quantization) -> str:
     method = quantization.method
     if quantization.online and method not in _ONLINE_OF_THEIR_OWN:
         return "online"
-    if method == "auto-round" and vllm_support.asked(method, case.vllm) is None:
+    if method == "auto-round" and vllm_support.quantization_needs(method, case.vllm) is None:
         return "inc"
     if method == "modelopt":
         kinds = quantization.kinds
@@ -209,10 +209,10 @@ def _loaded_method(case: LaunchCase, quantization: Quantization) -> str:
         return {"nvfp4": "modelopt_fp4", "mxfp8": "modelopt_mxfp8"}.get(
             next(iter(kinds), ""), "modelopt"
         )
-    if method == "mxfp4" and vllm_support.asked("gpt_oss_mxfp4", case.vllm):
+    if method == "mxfp4" and vllm_support.quantization_needs("gpt_oss_mxfp4", case.vllm):
         return "gpt_oss_mxfp4"
     if method in {"awq", "gptq"}:
-        marlin = vllm_support.asked(f"{method}_marlin", case.vllm)
+        marlin = vllm_support.quantization_needs(f"{method}_marlin", case.vllm)
         known = case.capability is not None  # else the better one is taken for granted
         enough = marlin and (not known or (case.capability or 0) >= marlin.capability)
         scheme = quantization.scheme

@@ -60,8 +60,8 @@ def check_lora(case: LaunchCase) -> Iterator[Refused]:
     rank = case.choice.lora_rank
     if rank is None:
         return
-    served = vllm_support.serves(case.model, case.vllm)
-    if vllm_support.adapts(case.model, case.vllm) is False and served is not False:
+    served = vllm_support.supports_architecture(case.model, case.vllm)
+    if vllm_support.supports_lora(case.model, case.vllm) is False and served is not False:
         yield Refused(
             "lora",
             "lora_rank",

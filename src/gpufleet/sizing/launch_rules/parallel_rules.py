@@ -91,10 +91,10 @@ def check_pipeline(case: LaunchCase) -> Iterator[Refused]:
     """Refuse pipeline stages for a class that has none."""
     if case.choice.pipeline == 1:
         return
-    said = vllm_support.pipelines(case.model, case.vllm)
+    said = vllm_support.supports_pipeline(case.model, case.vllm)
     if said is None:
         said = case.architecture.pipeline
-    if not said and vllm_support.serves(case.model, case.vllm) is not False:
+    if not said and vllm_support.supports_architecture(case.model, case.vllm) is not False:
         yield Refused(
             "pipeline",
             "pipeline",

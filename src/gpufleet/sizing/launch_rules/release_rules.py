@@ -14,7 +14,7 @@ from gpufleet.sizing.launch_rules.launch_case import LaunchCase
 
 def check_architecture(case: LaunchCase) -> Iterator[Refused]:
     """Refuse an architecture that the release has no class for."""
-    if vllm_support.serves(case.model, case.vllm) is False:
+    if vllm_support.supports_architecture(case.model, case.vllm) is False:
         nearest = vllm_support.nearest_serving(case.model, case.vllm)
         if nearest is not None:
             yield Refused(
@@ -30,7 +30,11 @@ def check_architecture(case: LaunchCase) -> Iterator[Refused]:
 
 def check_method(case: LaunchCase) -> Iterator[Refused]:
     """Refuse a quantization method that the release does not have."""
-    if case.method is None or case.method_limits is not None or not vllm_support.knows(case.method):
+    if (
+        case.method is None
+        or case.method_limits is not None
+        or not vllm_support.is_known_method(case.method)
+    ):
         return
     nearest = vllm_support.nearest_with_method(case.method, case.vllm)
     if nearest is not None:
@@ -67,7 +71,7 @@ def check_quantization_flag(case: LaunchCase) -> Iterator[Refused]:
     if flag is None:
         return
     if case.checkpoint is None:
-        if online_quantization(flag, case.vllm) is None and vllm_support.knows(flag):
+        if online_quantization(flag, case.vllm) is None and vllm_support.is_known_method(flag):
             yield Refused(
                 "quantization-flag",
                 "quantization",
@@ -80,7 +84,7 @@ def check_quantization_flag(case: LaunchCase) -> Iterator[Refused]:
         return
     own = case.checkpoint.method
     said, has = _SAME_METHOD.get(flag, flag), _SAME_METHOD.get(own, own)
-    if said != has and not {said, has} & _LOADS_OTHERS and vllm_support.knows(flag):
+    if said != has and not {said, has} & _LOADS_OTHERS and vllm_support.is_known_method(flag):
         yield Refused(
             "quantization-flag",
             "quantization",
@@ -140,7 +144,7 @@ def check_method_on_gpu(case: LaunchCase) -> Iterator[Refused]:
     needs = [
         (asked.capability, kind)
         for kind in _compressed_kinds(case.quantization)
-        if (asked := vllm_support.asked(f"compressed-tensors {kind}", case.vllm))
+        if (asked := vllm_support.quantization_needs(f"compressed-tensors {kind}", case.vllm))
     ]
     least, kind = max(needs, default=(0, ""))
     if case.capability < least:

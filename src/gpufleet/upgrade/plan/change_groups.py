@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from gpufleet.formatting import join_names
-from gpufleet.node.cordon import lifting
+from gpufleet.node.cordon import uncordon_command
 from gpufleet.planning.explanation import Action, Change
 from gpufleet.planning.multinode.rank_ports import PORTS
 from gpufleet.planning.planner import FleetPlan
@@ -93,7 +93,8 @@ def without_cordoned(
             reasons = "; ".join(f"{node}: {cordoned[node]}" for node in kept)
             sentences.append(
                 f"{group.id} stays as it is, for a person has cordoned {join_names(kept)} "
-                f"({reasons}): {lifting(kept[0])}, and upgrade once more, when that is over"
+                f"({reasons}): {uncordon_command(kept[0])}, and upgrade once more, when that is "
+                "over"
             )
         else:
             on.append(group)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.gpu_software.driver_activation import Held, InForce, NeedsReload, driver_state
+from gpufleet.gpu_software.driver_activation import Active, InUse, NeedsReload, driver_state
 from tests.support.driver_machine import STAGE, Machine
 
 NEW = "580.178.04"
@@ -82,7 +82,7 @@ def test_a_process_of_nobodys_keeps_the_driver_and_everything_runs_on(machine):
     machine.process(4711, "python3", "session-3.scope")
     seen = machine.run("look")
     state = driver_state(seen, "580")
-    assert isinstance(state, Held)
+    assert isinstance(state, InUse)
     assert "process 4711 python3 of session-3.scope" in state.sentence
 
     # It came after the look: the program looks once more.
@@ -190,5 +190,5 @@ def test_killed_anywhere_the_next_run_converges(machine, step, when):
     assert {STAGE, *OWN} == machine.up
 
     before = len(machine.changes)
-    assert isinstance(driver_state(machine.run("look"), "580"), InForce)
+    assert isinstance(driver_state(machine.run("look"), "580"), Active)
     assert len(machine.changes) == before
