@@ -4,8 +4,8 @@ Takes an `Interconnect`, returns the file's text: plain SVG 1.1 without scripts,
 a white ground, so that it reads the same on a dark page. One frame an NVLink island; in it the GPUs
 in two rows, those of one NUMA node on one ground, and the links:
 
-* GPUs that hang on NVSwitches (`interconnect.switch_links`): a bar between the rows, one line each, red
-  if it is narrower than others;
+* GPUs that hang on NVSwitches (`interconnect.switch_links`): a bar between the rows, one line
+  each, red if it is narrower than others;
 * GPUs that are wired to each other: one line a pair, dashed between islands;
 * GPUs without NVLink: brackets below a row, the nearest PCIe class first.
 
