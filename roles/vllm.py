@@ -11,13 +11,13 @@ from pyinfra.api import deploy
 from gpufleet.artifacts import model_files
 from gpufleet.artifacts.operator_files import release_of
 from gpufleet.fleet.run import NodePlan, refuse_partial_restarts
-from gpufleet.operations.accept_flags import Proof, accepted, agreed
+from gpufleet.operations.accept_flags import Proof, accept_flags, require_all_accepted
 from gpufleet.operations.build_release import have_release
-from gpufleet.operations.check_reachability import reached
+from gpufleet.operations.check_reachability import check_reachability
 from gpufleet.operations.converge import Converge
-from gpufleet.operations.distribute import of_model
+from gpufleet.operations.distribute import model_artifact
 from gpufleet.operations.stage_model import have_model
-from gpufleet.operations.wait_ready import answering
+from gpufleet.operations.wait_ready import wait_ready
 from gpufleet.planning.stage import Stage
 from gpufleet.serving import vllm_node
 from gpufleet.serving.unit import UnitFile
@@ -45,7 +45,7 @@ def vllm(here: NodePlan) -> None:
     # Once nothing runs that was started with them.
     old = Converge(vllm_node.only_these_credentials(found.secrets), probed=False)
     old.files(name="no other credentials")
-    answering(
+    wait_ready(
         vllm_node.endpoints(found.rendered, here.settings),
         name="wait until every endpoint answers",
         _timeout=vllm_node.wait_seconds(here.stages, here.settings),
@@ -107,14 +107,14 @@ def prepared(here: NodePlan, wanted: Vllm, *, apart: bool = False) -> Prepared:
     ground.files(name="directories, locks and credentials")
     have_release(ground, build)
     for found in host.loop(sorted(files, key=lambda each: each.directory)):
-        have_model(ground, found, wanted, of_model(found, here.everyone))
+        have_model(ground, found, wanted, model_artifact(found, here.everyone))
 
     proof = Proof(build, vllm_node.launches(here.stages, here.settings, build), here.origins)
     proofs = Converge(proof.wanted, watch=(build.mark,))
-    accepted(proofs, proof, name=f"have release {build.id} accept its flags")
-    agreed(name="no release has refused")
+    accept_flags(proofs, proof, name=f"have release {build.id} accept its flags")
+    require_all_accepted(name="no release has refused")
 
     rendered = vllm_node.unit_files(here.stages, here.settings, build, secrets)
     stages = Converge(vllm_node.services(rendered, here.settings))
-    reached(stages, here.stages, name="nodes of a replica reach each other")
+    check_reachability(stages, here.stages, name="nodes of a replica reach each other")
     return Prepared(stages, rendered, secrets)

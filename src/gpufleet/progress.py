@@ -34,7 +34,7 @@ class Pace:
         self.began = began
         self._next = began + FIRST_SECONDS
 
-    def due(self, now: float) -> bool:
+    def is_due(self, now: float) -> bool:
         """Return whether a line is due; if so it counts as said."""
         if now < self._next:
             return False
@@ -47,12 +47,12 @@ class Amount:
     """
     Bytes that become more.
 
-    `seen` takes each look, `said` is what they come to.
+    `record` takes each look, `text` is what they come to.
 
     >>> amount = Amount()
-    >>> amount.seen(100.0, 0, 5_690_831_667)
-    >>> amount.seen(115.0, 1_288_490_188, 5_690_831_667)
-    >>> amount.said()
+    >>> amount.record(100.0, 0, 5_690_831_667)
+    >>> amount.record(115.0, 1_288_490_188, 5_690_831_667)
+    >>> amount.text()
     '1.2 of 5.3 GiB, 82 MiB/s, 51 s left'
     """
 
@@ -61,7 +61,7 @@ class Amount:
         self._moved_at: float | None = None
         self._total: int | None = None
 
-    def seen(self, now: float, done: int, total: int | None = None) -> None:
+    def record(self, now: float, done: int, total: int | None = None) -> None:
         """Take a look: bytes that are there, and how many there will be, None if unknown."""
         if not self._looks or done < self._looks[-1][1]:
             # Less than before: it was begun anew, and what came before tells nothing.
@@ -75,7 +75,7 @@ class Amount:
         while len(self._looks) > 2 and self._looks[1][0] <= now - WINDOW_SECONDS:
             self._looks.popleft()
 
-    def said(self) -> str:
+    def text(self) -> str:
         """
         Return how far it is by the last look.
 
@@ -112,7 +112,7 @@ def amount_of(done: int, total: int) -> str:
     return f"{done / size:.{decimals}f} of {total / size:.{decimals}f} {unit}"
 
 
-def arrived(done: int, total: int, left: Iterable[str]) -> str:
+def download_text(done: int, total: int, left: Iterable[str]) -> str:
     """
     Return how many bytes are there, and what is waited for: for what comes in wholes, without rate.
 
@@ -124,7 +124,7 @@ def arrived(done: int, total: int, left: Iterable[str]) -> str:
     return f"{text}, {len(names)} left: {join_names(names)}" if names else text
 
 
-def waited_for(noun: str, total: int, left: Iterable[str], seconds: float) -> str:
+def wait_text(noun: str, total: int, left: Iterable[str], seconds: float) -> str:
     """
     Return how many of so many things are there, and which are waited for.
 

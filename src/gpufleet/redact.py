@@ -35,7 +35,7 @@ _VALUE = re.compile(
 HIDDEN = "(not shown)"
 
 
-def names_one(name: str) -> bool:
+def is_secret_name(name: str) -> bool:
     """
     Say whether the name of a variable, a flag or a key says that its value is a secret.
 
@@ -48,25 +48,25 @@ def names_one(name: str) -> bool:
     return bool(_WORDS.search(plain)) and not _NOT.search(plain)
 
 
-def is_one(value: str) -> bool:
+def is_secret(value: str) -> bool:
     """Say whether a value has the form of a known kind of key."""
     return bool(_VALUE.search(value))
 
 
-def within(value: Any) -> Iterator[str]:
+def find_secrets(value: Any) -> Iterator[str]:
     """Yield the secrets of a JSON value: what stands under names that say so, at any depth."""
     if isinstance(value, Mapping):
         for name, below in value.items():
-            if isinstance(below, str) and below and names_one(str(name)):
+            if isinstance(below, str) and below and is_secret_name(str(name)):
                 yield below
             else:
-                yield from within(below)
+                yield from find_secrets(below)
     elif isinstance(value, list):
         for below in value:
-            yield from within(below)
+            yield from find_secrets(below)
 
 
-def hide(text: str, secrets: Iterable[str]) -> str:
+def hide_secrets(text: str, secrets: Iterable[str]) -> str:
     """Return the text without these secrets and without whatever looks like one."""
     for secret in sorted(set(secrets), key=len, reverse=True):
         if len(secret) > 3:  # a shorter one is a word that sentences may need

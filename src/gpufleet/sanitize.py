@@ -31,7 +31,7 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() or each == "\n" else _escaped(each) for each in text)
 
 
-def said(lines: Iterable[str]) -> str:
+def last_lines(lines: Iterable[str]) -> str:
     """
     Return what a node said in one line for a sentence: the end of it, printable.
 

@@ -26,7 +26,7 @@ with refusals():
     ground.files(name="directories and locks")
     have_release(ground, build)
     # Planned for no node, for its config is on no hub: every node is to have it.
-    nobody = distribute.of_model(MODEL, ())
+    nobody = distribute.model_artifact(MODEL, ())
     everyone = tuple(sorted(nobody.owners))
     artifact = Artifact(**{**vars(nobody), "wanting": everyone})
     have_model(ground, MODEL, wanted, artifact)

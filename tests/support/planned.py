@@ -44,7 +44,7 @@ def machine(profile: str, number: int, models: dict[str, str]) -> dict[str, Any]
 
 def planned(machines: dict[str, dict[str, Any]], settings: dict[str, dict[str, Any]]) -> Assessment:
     """Plan for machines, each with its own variables."""
-    return assessment.planned(machines, declared_of({name: settings[name] for name in machines}))
+    return assessment.plan_fleet(machines, declared_of({name: settings[name] for name in machines}))
 
 
 def declared_of(settings: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpufleet.progress import Amount, Pace, amount_of, waited_for
+from gpufleet.progress import Amount, Pace, amount_of, wait_text
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -12,8 +12,8 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 def amount(*looks: tuple[float, int], total: int | None = None) -> str:
     found = Amount()
     for at, done in looks:
-        found.seen(at, done, total)
-    return found.said()
+        found.record(at, done, total)
+    return found.text()
 
 
 def test_a_line_has_amount_rate_and_remaining_time() -> None:
@@ -88,25 +88,25 @@ def test_both_numbers_have_the_unit_of_the_whole(done: int, total: int, said: st
 def test_things_are_counted_and_those_that_are_missing_named() -> None:
     names = ["gpu-31", "gpu-07", "gpu-12"]
     assert (
-        waited_for("node", 64, names, 12.3)
+        wait_text("node", 64, names, 12.3)
         == "61 of 64 nodes after 12 s, 3 left: gpu-07, gpu-12, gpu-31"
     )
-    assert waited_for("node", 2, [], 75) == "2 of 2 nodes after 1 min 15 s"
+    assert wait_text("node", 2, [], 75) == "2 of 2 nodes after 1 min 15 s"
 
 
 def test_of_one_nothing_is_counted() -> None:
-    assert waited_for("node", 1, ["gpu-31"], 12.3) == "waiting for gpu-31, 12 s so far"
+    assert wait_text("node", 1, ["gpu-31"], 12.3) == "waiting for gpu-31, 12 s so far"
 
 
 def test_of_many_that_are_missing_the_first_are_named() -> None:
     names = [f"gpu-{each:02}" for each in range(30)]
-    said = waited_for("node", 64, names, 5)
+    said = wait_text("node", 64, names, 5)
     assert said == "34 of 64 nodes after 5 s, 30 left: gpu-00, gpu-01, gpu-02 and 27 more"
 
 
 def test_lines_come_after_2_s_then_every_5_then_every_30() -> None:
     pace = Pace(1000.0)
-    due = [tenth / 10 for tenth in range(3000) if pace.due(1000.0 + tenth / 10)]
+    due = [tenth / 10 for tenth in range(3000) if pace.is_due(1000.0 + tenth / 10)]
     assert due == [
         2,
         7,
@@ -133,4 +133,4 @@ def test_lines_come_after_2_s_then_every_5_then_every_30() -> None:
 
 def test_six_hours_are_some_seven_hundred_lines() -> None:
     pace = Pace(0.0)
-    assert 700 < sum(pace.due(at) for at in range(6 * 3600)) < 750
+    assert 700 < sum(pace.is_due(at) for at in range(6 * 3600)) < 750

@@ -181,9 +181,9 @@ class Folder:
             amount, pace = Amount(), Pace(time.monotonic())
             while not ended.wait(1):
                 now = time.monotonic()
-                amount.seen(now, self._arrived, None if total is None else total - self._spared)
-                if pace.due(now):
-                    say(f"downloads: {amount.said()}")
+                amount.record(now, self._arrived, None if total is None else total - self._spared)
+                if pace.is_due(now):
+                    say(f"downloads: {amount.text()}")
 
         watcher = threading.Thread(target=watch, daemon=True)
         watcher.start()

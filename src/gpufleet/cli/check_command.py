@@ -68,7 +68,7 @@ def check(
 
     Exit status: 0 fit, 1 something is blocked or could not be checked, 2 could not run.
     """
-    from gpufleet.fleet.assessment import judged
+    from gpufleet.fleet.assessment import check_nodes
 
     if listing:
         display(checks_table())
@@ -86,7 +86,7 @@ def check(
         names = select_names(list(recorded), limit, ", ".join(files))
         answers = {name: recorded[name] for name in names}
         declared = load_variables(vars_file, names) if vars_file else {}
-    report = judged(answers, declared)
+    report = check_nodes(answers, declared)
     if as_json:
         print_json(report.as_json())
     else:
@@ -103,7 +103,7 @@ def check(
             inventory_file,
             node_records.CHECK,
             {
-                name: node_records.of_check(
+                name: node_records.check_record(
                     report.of_nodes[name], node_records.probed_at(answer, now)
                 )
                 for name, answer in answers.items()

@@ -54,7 +54,7 @@ def cordon(inventory_file: str, names: tuple[str, ...], why: str, *, as_json: bo
     from gpufleet.upgrade.run import node_questions
 
     asked = node_questions.cordon(operator_name(), why)
-    return _marked(inventory_file, names, lambda _: asked, as_json=as_json)
+    return _change_marks(inventory_file, names, lambda _: asked, as_json=as_json)
 
 
 @click.command()
@@ -74,7 +74,7 @@ def uncordon(inventory_file: str, names: tuple[str, ...], *, force: bool, as_jso
     from gpufleet.upgrade.run import node_questions
 
     asked = node_questions.uncordon(force=force)
-    return _marked(inventory_file, names, lambda _: asked, as_json=as_json)
+    return _change_marks(inventory_file, names, lambda _: asked, as_json=as_json)
 
 
 @click.command()
@@ -103,8 +103,8 @@ def drain(
     Exit status: 0 nothing is left, 1 requests are, or that is not known, 2 could not run.
     """
     with _Session(inventory_file, (name,)) as session:
-        found = session.drained(name, why, seconds, force=force)
-    _say(found, as_json=as_json)
+        found = session.drain(name, why, seconds, force=force)
+    _print_result(found, as_json=as_json)
     return int(not found["quiet"])
 
 
@@ -125,8 +125,8 @@ def undrain(inventory_file: str, name: str, *, force: bool, as_json: bool) -> in
     Exit status: 0 all get requests, 1 a mark stays (an upgrade's: see --force), 2 could not run.
     """
     with _Session(inventory_file, (name,)) as session:
-        found = session.undrained(name, force=force)
-    _say(found, as_json=as_json)
+        found = session.undrain(name, force=force)
+    _print_result(found, as_json=as_json)
     return int(bool(found["problems"]))
 
 
@@ -134,7 +134,7 @@ class _Session:
     """The nodes of an inventory while one of them is drained, with connections that stay open."""
 
     def __init__(self, inventory_file: str, names: tuple[str, ...]) -> None:
-        self.declared = _read(inventory_file, names)
+        self.declared = _load_inventory(inventory_file, names)
         from gpufleet.upgrade.run.connections import open_nodes
 
         self._opened = open_nodes(inventory_file)
@@ -149,33 +149,33 @@ class _Session:
     def __exit__(self, *about: Any) -> None:
         self._opened.__exit__(*about)
 
-    def drained(self, name: str, why: str, seconds: int | None, *, force: bool) -> dict[str, Any]:
+    def drain(self, name: str, why: str, seconds: int | None, *, force: bool) -> dict[str, Any]:
         """Drain a node; return what came of it."""
         from gpufleet.fleet import draining
         from gpufleet.upgrade.run import node_questions
 
-        found, looks = self._about(name)
+        found, looks = self._find_drain(name)
         if not force and (refused := draining.refusal(found)):
             raise FleetError(refused)
         by = operator_name()
-        marks = self._marks({name: node_questions.cordon(by, why)})
+        marks = self._set_marks({name: node_questions.cordon(by, why)})
         # Marks before gateways: killed in between, the fleet says what was about to happen.
-        marks |= self._marks(
+        marks |= self._set_marks(
             {
-                node: node_questions.drain(found.on(node), by, why)
+                node: node_questions.drain(found.replicas_on(node), by, why)
                 for node in found.every_node
-                if found.on(node)
+                if found.replicas_on(node)
             }
         )
         began = time.monotonic()
         self.front.set_servers("drain", found.servers, TELL_SECONDS)
-        limit = self._patience(name, looks) if seconds is None else seconds
-        left, unknown = self._quiet(found, limit)
+        limit = self._drain_seconds(name, looks) if seconds is None else seconds
+        left, unknown = self._wait_until_quiet(found, limit)
         return {
             "node": name,
             "did": "drained",
             "replicas": list(found.replicas),
-            "cordon": _mark(marks[name].cordon),
+            "cordon": _mark_json(marks[name].cordon),
             "told": self.front.is_declared(),
             "left": left,
             "unknown": unknown,
@@ -184,11 +184,11 @@ class _Session:
             "problems": [] if self.front.is_declared() else [_NOBODY],
         }
 
-    def undrained(self, name: str, *, force: bool) -> dict[str, Any]:
+    def undrain(self, name: str, *, force: bool) -> dict[str, Any]:
         """Take a drain back; return what came of it."""
         from gpufleet.upgrade.run import node_questions
 
-        found, looks = self._about(name)
+        found, looks = self._find_drain(name)
         # Whoever is drained without a unit here (it was stopped) is undrained as well.
         here = {**dict.fromkeys(looks[name].drained, (name,)), **found.nodes}
         stays = {
@@ -206,23 +206,23 @@ class _Session:
         for replica in free:
             for node in here[replica]:
                 wanted.setdefault(node, []).append(replica)
-        marks = self._marks(
+        marks = self._set_marks(
             {node: node_questions.undrain(each, force=force) for node, each in wanted.items()}
         )
         problems += [each.problem for each in marks.values() if each.problem]
         kept = looks[name].cordon
-        if kept and _made_together(kept, looks[name].drained.values()):
-            kept = self._marks({name: node_questions.uncordon(force=force)})[name].cordon
+        if kept and _is_of_drain(kept, looks[name].drained.values()):
+            kept = self._set_marks({name: node_questions.uncordon(force=force)})[name].cordon
         return {
             "node": name,
             "did": "undrained",
             "replicas": free,
-            "cordon": _mark(kept),
+            "cordon": _mark_json(kept),
             "told": self.front.is_declared(),
             "problems": problems,
         }
 
-    def _about(self, name: str) -> tuple[Drain, Mapping[str, NodeLook]]:
+    def _find_drain(self, name: str) -> tuple[Drain, Mapping[str, NodeLook]]:
         """Return what a drain of a node is about, and how its nodes are marked."""
         from gpufleet.fleet import assessment, draining
         from gpufleet.upgrade.run import observe
@@ -233,15 +233,15 @@ class _Session:
         documents = {node: each for node, each in answers.items() if not isinstance(each, str)}
         looks = observe.look(self.nodes, documents)
         out = {(node, replica) for node, each in looks.items() for replica in each.drained}
-        found = draining.drain_of(name, assessment.running(documents), out)
+        found = draining.find_drain(name, assessment.running_stages(documents), out)
         return found, looks
 
-    def _marks(self, wanted: Mapping[str, Any]) -> dict[str, Marks]:
+    def _set_marks(self, wanted: Mapping[str, Any]) -> dict[str, Marks]:
         from gpufleet.upgrade.run.node_answers import Marks
 
         return self.nodes.ask_until(wanted, Marks.read, 0)
 
-    def _patience(self, name: str, looks: Mapping[str, NodeLook]) -> int:
+    def _drain_seconds(self, name: str, looks: Mapping[str, NodeLook]) -> int:
         """Return the longest `drain_seconds` of what runs on a node, or of all that it declares."""
         serving = self.declared.gpu_nodes[name].settings.serving
         here = {
@@ -252,7 +252,7 @@ class _Session:
         }
         return max((serving[model].drain_seconds for model in here or serving), default=0)
 
-    def _quiet(self, found: Drain, seconds: int) -> tuple[int, list[str]]:
+    def _wait_until_quiet(self, found: Drain, seconds: int) -> tuple[int, list[str]]:
         """Wait for requests to end; return how many are left, and the servers that do not say."""
         from gpufleet.upgrade.run import node_questions
         from gpufleet.upgrade.run.node_answers import RequestsLeft
@@ -261,11 +261,11 @@ class _Session:
         queued = self.front.wait(found.servers, seconds)
         asked = {
             node: node_questions.wait_quiet(
-                [f"vllm-{each}.service" for each in found.on(node)],
+                [f"vllm-{each}.service" for each in found.replicas_on(node)],
                 max(0.0, end - time.monotonic()),
             )
             for node in found.every_node
-            if found.on(node)
+            if found.replicas_on(node)
         }
         answers = self.nodes.ask_until(asked, RequestsLeft.read, 0)
         left = max(queued, sum(each.total for each in answers.values()))
@@ -277,12 +277,12 @@ _NOBODY = (
 )
 
 
-def _made_together(cordon: Mark, drained: Any) -> bool:
+def _is_of_drain(cordon: Mark, drained: Any) -> bool:
     """Say whether a cordon is the one that a drain made."""
     return any((each.by, each.why) == (cordon.by, cordon.why) for each in drained)
 
 
-def _marked(
+def _change_marks(
     inventory_file: str,
     names: tuple[str, ...],
     question: Callable[[str], Any],
@@ -290,7 +290,7 @@ def _marked(
     as_json: bool,
 ) -> int:
     """Ask nodes for a mark, and say what they have now."""
-    _read(inventory_file, names)
+    _load_inventory(inventory_file, names)
     from gpufleet.fleet import live
     from gpufleet.upgrade.run.node_answers import Marks
 
@@ -306,30 +306,31 @@ def _marked(
             problems += error.problems
     if as_json:
         shown = {
-            name: {"cordon": _mark(each.cordon), "changed": bool(each.changed)}
+            name: {"cordon": _mark_json(each.cordon), "changed": bool(each.changed)}
             | ({"problem": each.problem} if each.problem else {})
             for name, each in found.items()
         }
         click.echo(json.dumps(shown, indent=2))
     else:
         for name, each in found.items():
-            click.echo(_line(name, each))
+            click.echo(_marks_line(name, each))
     if problems:
         raise FleetError(*problems)
     return int(any(each.problem for each in found.values()))
 
 
-def _line(name: str, marks: Marks) -> str:
+def _marks_line(name: str, marks: Marks) -> str:
     if marks.problem:
         return printable(f"{name}: {marks.problem}")
     if marks.cordon is None:
         return f"{name}: is not cordoned{'' if marks.changed else ', and was not'}"
     drained = f"; drained: {', '.join(sorted(marks.drained))}" if marks.drained else ""
     already = "" if marks.changed else " already"
-    return f"{name}: is cordoned{already} by {marks.cordon} (since {_at(marks.cordon)}){drained}"
+    since = _timestamp(marks.cordon)
+    return f"{name}: is cordoned{already} by {marks.cordon} (since {since}){drained}"
 
 
-def _say(found: Mapping[str, Any], *, as_json: bool) -> None:
+def _print_result(found: Mapping[str, Any], *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
@@ -352,17 +353,17 @@ def _say(found: Mapping[str, Any], *, as_json: bool) -> None:
         click.echo(printable(f"note: {problem}"), err=True)
 
 
-def _mark(mark: Mark | None) -> dict[str, Any] | None:
+def _mark_json(mark: Mark | None) -> dict[str, Any] | None:
     if mark is None:
         return None
-    return {"by": mark.by, "why": mark.why, "since": _at(mark), "upgrade": mark.upgrade}
+    return {"by": mark.by, "why": mark.why, "since": _timestamp(mark), "upgrade": mark.upgrade}
 
 
-def _at(mark: Mark) -> str:
+def _timestamp(mark: Mark) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(mark.since))
 
 
-def _read(inventory_file: str, names: tuple[str, ...]) -> Fleet:
+def _load_inventory(inventory_file: str, names: tuple[str, ...]) -> Fleet:
     """Return what an inventory declares. Raises `FleetError` for what is no GPU node of it."""
     use_gevent()
     from gpufleet.formatting import suggestion

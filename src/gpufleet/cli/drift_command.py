@@ -74,7 +74,7 @@ def drift(
             inventory_file,
             node_records.DRIFT,
             {
-                name: node_records.of_drift(each, now, refused=refused)
+                name: node_records.drift_record(each, now, refused=refused)
                 for name, each in found.nodes.items()
             },
         )
@@ -83,15 +83,15 @@ def drift(
 
 def compared(inventory_file: str, limit: tuple[str, ...], seconds: float) -> Drift:
     """Compare the nodes of an inventory file; for the process and what is raised: `dry_run`."""
-    from gpufleet.fleet.drift import Drift, NodeDrift, deploys, of_probes
+    from gpufleet.fleet.drift import Drift, NodeDrift, deploy_files, drift_from_probes
     from gpufleet.fleet.dry_run import dry_run
     from gpufleet.inventory.loader import read
 
     declared = read(inventory_file)
     settings = {name: each.settings for name, each in declared.nodes.items()}
-    files = {name: deploys(each) for name, each in settings.items()}
+    files = {name: deploy_files(each) for name, each in settings.items()}
     seen = dry_run(inventory_file, files, select_limit(declared, limit), seconds)
-    told = of_probes(seen.answers, settings, dt.datetime.now(dt.UTC).date())
+    told = drift_from_probes(seen.answers, settings, dt.datetime.now(dt.UTC).date())
     nodes = {name: told.get(name, NodeDrift()) + found for name, found in seen.nodes.items()}
     return Drift(nodes, seen.refused)
 
@@ -101,7 +101,7 @@ def drift_table(found: Drift) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    from gpufleet.fleet.drift import Stand
+    from gpufleet.fleet.drift import DriftState
 
     table = new_table("node", "matters", "what", "says", "remedy")
     for name, node in sorted(found.nodes.items()):
@@ -109,7 +109,7 @@ def drift_table(found: Drift) -> RenderableType:
             add_row(table, name, moved.matters, moved.what, moved.source, moved.remedy)
         for unread in node.unread:
             add_row(table, name, "unknown", unread.why, unread.source, "", style="magenta")
-    stands = Counter(node.stand for node in found.nodes.values())
-    line = ", ".join(f"{stands[stand]} {stand}" for stand in Stand if stands[stand])
+    stands = Counter(node.state for node in found.nodes.values())
+    line = ", ".join(f"{stands[stand]} {stand}" for stand in DriftState if stands[stand])
     refused = [Text(printable(f"a deploy would be refused: {each}")) for each in found.refused]
     return Group(*([table] if table.row_count else []), *refused, Text(f"nodes: {line or 'none'}"))

@@ -49,12 +49,12 @@ def probe_live(
     """Return what the nodes of an inventory answer, and what it declares of them."""
     use_gevent()
     from gpufleet.fleet import live
-    from gpufleet.fleet.model_configs import directories
+    from gpufleet.fleet.model_configs import model_directories
     from gpufleet.inventory.loader import read
 
     declared = read(inventory_file)
     wanted = select_limit(declared, limit)
-    models = directories(declared.gpu_nodes)
+    models = model_directories(declared.gpu_nodes)
     return live.probe(inventory_file, wanted, seconds, models), declared.gpu_nodes
 
 

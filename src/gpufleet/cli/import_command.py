@@ -58,7 +58,7 @@ def import_(file: str, version: str | None, name: str | None) -> int:
     everything = (*notes, *imported.notes)
     for note in everything:
         mark = "to decide: " if note.decide else ""
-        click.echo(printable(redact.hide(f"{mark}{note}", ())), err=True)
+        click.echo(printable(redact.hide_secrets(f"{mark}{note}", ())), err=True)
     click.echo(f"flags are written as vLLM {release} takes them", err=True)
     return int(any(note.decide for note in everything))
 

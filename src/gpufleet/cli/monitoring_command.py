@@ -171,7 +171,7 @@ def _running(inventory_file: str) -> tuple[tuple[Server, ...], frozenset[str]]:
     for name, said in answers.items():
         if isinstance(said, str):
             click.echo(f"note: {name}: {said}; what is known of its servers stays", err=True)
-    return running(assessment.running(there)), frozenset(answers) - frozenset(there)
+    return running(assessment.running_stages(there)), frozenset(answers) - frozenset(there)
 
 
 def _before(directory: Path) -> dict[str, list[dict[str, Any]]]:

@@ -18,7 +18,7 @@ from gpufleet.cli.fleet_inputs import (
 )
 from gpufleet.console import add_row, display, new_table, show_value
 from gpufleet.formatting import ranges
-from gpufleet.redact import hide, within
+from gpufleet.redact import find_secrets, hide_secrets
 from gpufleet.sanitize import printable
 
 if TYPE_CHECKING:
@@ -75,10 +75,10 @@ def plan(
     else:
         raise click.UsageError("Give one INVENTORY, or --nodes and --vars.")
 
-    from gpufleet.fleet.assessment import planned
+    from gpufleet.fleet.assessment import plan_fleet
     from gpufleet.planning.explanation import explain
 
-    found = planned(answers, declared)
+    found = plan_fleet(answers, declared)
     for remark in found.remarks:
         click.echo(printable(f"note: {remark}"), err=True)
     if as_json:
@@ -129,7 +129,7 @@ def layers_table(layers: Mapping[tuple[str, str], Iterable[LayeredFlag]]) -> Tab
     for (model, _), flags in layers.items():
         for each in flags:
             because = each.because if len(each.because) < 60 else each.because[:57] + "..."
-            value = hide(show_value(each.value), within(each.value))
+            value = hide_secrets(show_value(each.value), find_secrets(each.value))
             add_row(table, model, f"--{each.name}", value, each.layer, because)
     return table
 

@@ -33,12 +33,12 @@ def probe(inventory_file: str, limit: tuple[str, ...], as_json: bool) -> None:
     """Ask the nodes of INVENTORY what they are. Installs nothing on them."""
     use_gevent()
     from gpufleet.fleet import live
-    from gpufleet.fleet.assessment import every
+    from gpufleet.fleet.assessment import require_documents
     from gpufleet.inventory.loader import read
     from gpufleet.node.topology import node_from_probe
 
     wanted = select_limit(read(inventory_file), limit)
-    documents = every(live.probe(inventory_file, wanted))
+    documents = require_documents(live.probe(inventory_file, wanted))
     if as_json:
         print_json(documents)
         return

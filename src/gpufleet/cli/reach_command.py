@@ -45,23 +45,23 @@ def reach(inventory_file: str, replica: str | None, *, as_json: bool) -> int:
     """
     use_gevent()
     from gpufleet.fleet import live
-    from gpufleet.fleet.assessment import planned
+    from gpufleet.fleet.assessment import plan_fleet
     from gpufleet.operations import check_reachability
 
     answers, declared = probe_live(inventory_file)
-    plan = planned(answers, declared, unfit_stops=False).plan
+    plan = plan_fleet(answers, declared, unfit_stops=False).plan
     spanning = {stage.id: stage for stage in plan.stages if stage.group}
     wanted = select_names(
         list(spanning), (replica,) if replica else (), f"the plan over {inventory_file}"
     )
     settings = {name: each.settings for name, each in declared.items()}
-    replicas = [check_reachability.replica(spanning[name], settings) for name in wanted]
+    replicas = [check_reachability.describe_replica(spanning[name], settings) for name in wanted]
     if not replicas:
         click.echo("no replica spans nodes")
         return 0
     nodes = tuple(sorted({node for each in replicas for node in each.nodes}))
     with live.connect(inventory_file, nodes) as ask:
-        found = [check_reachability.prove(each, ask) for each in replicas]
+        found = [check_reachability.prove_reachability(each, ask) for each in replicas]
     if as_json:
         print_json([each.as_json() for each in found])
     else:

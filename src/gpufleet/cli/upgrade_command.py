@@ -104,13 +104,15 @@ def upgrade(
     if sum((resume, abort, dry, bool(shown))) > 1 or (version and (resume or abort or shown)):
         raise click.UsageError("--resume, --abort, --dry, --report and --vllm: one at a time.")
     if shown:
-        return _report(inventory_file, folder, shown, html, as_json=as_json)
+        return _show_report(inventory_file, folder, shown, html, as_json=as_json)
     use_gevent()
     from gpufleet.inventory.loader import read
 
     declared = read(inventory_file)
-    names = _names(declared, select_limit(declared, limit))
-    wanted = _wanted(inventory_file, declared, names, steal, accept_outage, accept_unknown_load)
+    names = _limited_nodes(declared, select_limit(declared, limit))
+    wanted = _build_request(
+        inventory_file, declared, names, steal, accept_outage, accept_unknown_load
+    )
     if version:
         from gpufleet.upgrade.plan import declare_version
 
@@ -118,13 +120,15 @@ def upgrade(
         wanted = replace(
             wanted, declared=declare_version.apply_edits(declared, version, names), edits=edits
         )
-    run = _Run(wanted, _folder(declared, folder), yes=yes, as_json=as_json, version=version)
+    command = _UpgradeCommand(
+        wanted, _journal_folder(declared, folder), yes=yes, as_json=as_json, version=version
+    )
     if dry:
-        return run.dry()
+        return command.show_plan()
     if resume or abort:
-        return run.again(abort=abort)
+        return command.resume(abort=abort)
     what = f"vLLM {version}" if version else "what is declared"
-    return run.anew("upgrade", what)
+    return command.begin("upgrade", what)
 
 
 @click.command()
@@ -163,15 +167,15 @@ def rollback(
     from gpufleet.inventory.loader import read
 
     declared = read(inventory_file)
-    wanted = _wanted(inventory_file, declared, (), steal, accept_outage, accept_unknown_load)
-    run = _Run(wanted, _folder(declared, folder), yes=yes, as_json=as_json)
-    return run.back(dry=dry)
+    wanted = _build_request(inventory_file, declared, (), steal, accept_outage, accept_unknown_load)
+    command = _UpgradeCommand(wanted, _journal_folder(declared, folder), yes=yes, as_json=as_json)
+    return command.roll_back(dry=dry)
 
 
 # -- what both do ----------------------------------------------------------------------------------
 
 
-class _Run:
+class _UpgradeCommand:
     """One command on one fleet."""
 
     def __init__(
@@ -187,39 +191,39 @@ class _Run:
         self.version = version
         self.keys: InterruptKeys | None = None
 
-    def dry(self) -> int:
+    def show_plan(self) -> int:
         """Show the waves. Takes no lock, writes no journal."""
         from gpufleet.upgrade.run import upgrade_plan
         from gpufleet.upgrade.run.connections import open_nodes
 
         with open_nodes(self.wanted.inventory) as nodes:
-            _, plan = upgrade_plan.plan_now(nodes, self.wanted, self._before())
+            _, plan = upgrade_plan.plan_now(nodes, self.wanted, self._earlier_journals())
         for edit in self.wanted.edits:
             click.echo(f"would write {edit}", err=self.as_json)
         self._show(plan)
         return 0
 
-    def anew(self, kind: str, what: str) -> int:
+    def begin(self, kind: str, what: str) -> int:
         """Begin a new one."""
-        self._none_in_hand()
+        self._refuse_unfinished()
         from gpufleet.upgrade.run.connections import open_nodes
         from gpufleet.upgrade.run.upgrade_journal import Journal, new_id
 
-        self._somebody()
+        self._require_confirmation()
         with (
             open_nodes(self.wanted.inventory) as nodes,
             Journal.begin(self.folder, new_id()) as journal,
         ):
-            return self._run(nodes, journal, kind, what)
+            return self._start(nodes, journal, kind, what)
 
-    def again(self, *, abort: bool) -> int:
+    def resume(self, *, abort: bool) -> int:
         """Go on with the one that is not at its end, or undo it."""
         from gpufleet.upgrade.run import upgrade_journal as journal
         from gpufleet.upgrade.run.connections import open_nodes
 
-        path = self._unfinished()
+        path = self._find_unfinished()
         if path is None:
-            raise FleetError(*self._nothing_to_resume())
+            raise FleetError(*self._why_nothing_to_resume())
         with open_nodes(self.wanted.inventory) as nodes, journal.Journal.reopen(path) as found:
             state = found.state
             if Path(state.inventory).resolve() != Path(self.wanted.inventory).resolve():
@@ -228,13 +232,13 @@ class _Run:
                 )
             self.wanted = replace(self.wanted, of=state.of, limit=state.limit)
             if version := found.entries[0].said.get("version"):
-                self._declared_again(found, str(version))
+                self._restore_declaration(found, str(version))
             found.append("resumed", by=self.wanted.by)
             if abort:
                 found.append("aborting", why=f"{self.wanted.by} asked for it")
-            return self._carried_out(nodes, found)
+            return self._execute(nodes, found)
 
-    def _declared_again(self, journal: Journal, version: str) -> None:
+    def _restore_declaration(self, journal: Journal, version: str) -> None:
         """Take up a `--vllm` that was cut off before its lines were written, or while they were."""
         from gpufleet.inventory.loader import read
         from gpufleet.upgrade.plan import declare_version
@@ -254,15 +258,15 @@ class _Run:
             declared=declare_version.apply_edits(declared, version, limit),
         )
 
-    def back(self, *, dry: bool) -> int:
+    def roll_back(self, *, dry: bool) -> int:
         """Bring back what the last upgrade has replaced."""
-        self._none_in_hand()
+        self._refuse_unfinished()
         from gpufleet.upgrade.run import observe, upgrade_plan
         from gpufleet.upgrade.run.connections import open_nodes
         from gpufleet.upgrade.run.upgrade_journal import Journal, new_id
 
         if not dry:
-            self._somebody()
+            self._require_confirmation()
         with open_nodes(self.wanted.inventory) as nodes:
             found = observe.view_fleet(nodes, self.wanted.declared, unfit_stops=False)
             of = upgrade_plan.last_kept(found)
@@ -272,16 +276,18 @@ class _Run:
             self.wanted = replace(self.wanted, of=of)
             if dry:
                 self._show(
-                    upgrade_plan.rollback_waves(nodes, self.wanted, found, of, self._before())
+                    upgrade_plan.rollback_waves(
+                        nodes, self.wanted, found, of, self._earlier_journals()
+                    )
                 )
                 return 0
             with Journal.begin(self.folder, new_id()) as journal:
-                status = self._run(nodes, journal, "rollback", f"back to before {of}")
+                status = self._start(nodes, journal, "rollback", f"back to before {of}")
         if status == 0:
-            self._declaration(of)
+            self._put_back_declaration(of)
         return status
 
-    def _run(self, nodes: Nodes, journal: Journal, kind: str, what: str) -> int:
+    def _start(self, nodes: Nodes, journal: Journal, kind: str, what: str) -> int:
         journal.append(
             "started",
             id=journal.path.stem,
@@ -293,9 +299,9 @@ class _Run:
             limit=self.wanted.limit,
             version=self.version,
         )
-        return self._carried_out(nodes, journal)
+        return self._execute(nodes, journal)
 
-    def _carried_out(self, nodes: Nodes, journal: Journal) -> int:
+    def _execute(self, nodes: Nodes, journal: Journal) -> int:
         from gpufleet.cli.interrupt_keys import InterruptKeys
         from gpufleet.upgrade.report.live_progress import Progress
         from gpufleet.upgrade.run.controller import DeclinedError, UpgradeRun
@@ -310,7 +316,7 @@ class _Run:
         journal.append("owner", by=self.wanted.by)
         journal.on_entry = heard
         course = UpgradeRun(
-            self.wanted, journal, nodes, self._show, self._confirmed, self._before()
+            self.wanted, journal, nodes, self._show, self._confirm, self._earlier_journals()
         )
         try:
             with InterruptKeys(journal) as self.keys:
@@ -329,19 +335,19 @@ class _Run:
             print_error(error)
             status = 2 if not journal.state.wave else 1
         except (SystemExit, KeyboardInterrupt, click.Abort):
-            _how_on(journal)
+            _print_how_to_resume(journal)
             return INTERRUPTED
-        self._told(journal)
+        self._print_report(journal)
         if journal.state.paused and any("Ctrl-C" in each for each in journal.state.paused):
             return INTERRUPTED
         return status
 
     # -- talking to a person
 
-    def _confirmed(self, question: str) -> str | None:
+    def _confirm(self, question: str) -> str | None:
         if self.yes:
             return f"{self.wanted.by}, --yes"
-        if not _interactive():
+        if not _is_interactive():
             return None
         if self.keys:
             self.keys.leave()
@@ -350,8 +356,8 @@ class _Run:
             self.keys.heed()
         return self.wanted.by if said else None
 
-    def _somebody(self) -> None:
-        if not self.yes and not _interactive():
+    def _require_confirmation(self) -> None:
+        if not self.yes and not _is_interactive():
             raise FleetError(
                 "nobody is there to say yes: give --yes, or --dry to see what would be done"
             )
@@ -365,7 +371,7 @@ class _Run:
 
         display(plan_table.waves(plan))
 
-    def _told(self, journal: Journal) -> None:
+    def _print_report(self, journal: Journal) -> None:
         """Print what was done, and how to go on."""
         from gpufleet.upgrade.report.report import report
 
@@ -379,9 +385,9 @@ class _Run:
             click.echo()
             display(text.text(found))
         if not journal.state.is_over:
-            _how_on(journal)
+            _print_how_to_resume(journal)
 
-    def _declaration(self, of: str) -> None:
+    def _put_back_declaration(self, of: str) -> None:
         """Say what to declare, so that it is what runs now; write it, if an upgrade had."""
         from gpufleet.upgrade.plan import declare_version
         from gpufleet.upgrade.run import upgrade_journal as journal
@@ -400,12 +406,12 @@ class _Run:
             return
         for edit in edits:
             click.echo(f"to be put back: {edit}", err=True)
-        if self._confirmed("Write these lines?"):
+        if self._confirm("Write these lines?"):
             declare_version.write_down(self.wanted.declared.root, edits)
 
     # -- journals
 
-    def _before(self) -> list[Sequence[Any]]:
+    def _earlier_journals(self) -> list[Sequence[Any]]:
         """Return what upgrades before have written; one that cannot be read tells nothing."""
         from gpufleet.upgrade.run import upgrade_journal as journal
 
@@ -417,7 +423,7 @@ class _Run:
                 click.echo(f"note: {printable(str(error))}", err=True)
         return found
 
-    def _unfinished(self) -> Path | None:
+    def _find_unfinished(self) -> Path | None:
         """Return the newest journal of this inventory whose upgrade is not at its end."""
         from gpufleet.upgrade.run import upgrade_journal as journal
         from gpufleet.upgrade.run import upgrade_state
@@ -428,15 +434,15 @@ class _Run:
                 state = upgrade_state.fold(journal.read(path))
             except FleetError:
                 continue
-            if Path(state.inventory).resolve() == mine and (not state.is_over or _stuck(state)):
+            if Path(state.inventory).resolve() == mine and (not state.is_over or _is_stuck(state)):
                 return path
         return None
 
-    def _none_in_hand(self) -> None:
+    def _refuse_unfinished(self) -> None:
         from gpufleet.upgrade.run import upgrade_journal as journal
         from gpufleet.upgrade.run import upgrade_state
 
-        path = self._unfinished()
+        path = self._find_unfinished()
         if path is None or self.wanted.steal:
             return
         state = upgrade_state.fold(journal.read(path))
@@ -449,7 +455,7 @@ class _Run:
             "`gpufleet upgrade --resume`, or undo what it has in hand by --abort"
         )
 
-    def _nothing_to_resume(self) -> list[str]:
+    def _why_nothing_to_resume(self) -> list[str]:
         """Say what nodes know of upgrades, where there is no journal of one."""
         from gpufleet.upgrade.run import observe
         from gpufleet.upgrade.run.connections import open_nodes
@@ -466,7 +472,7 @@ class _Run:
         ]
 
 
-def _how_on(journal: Journal) -> None:
+def _print_how_to_resume(journal: Journal) -> None:
     """Say what is left in which state, and how to go on."""
     state = journal.state
     if state.is_over:
@@ -480,7 +486,7 @@ def _how_on(journal: Journal) -> None:
     )
 
 
-def _report(
+def _show_report(
     inventory_file: str, folder: Path | None, wanted: str, html: Path | None, *, as_json: bool
 ) -> int:
     from gpufleet.console import display
@@ -490,8 +496,8 @@ def _report(
     from gpufleet.upgrade.report.report import report
     from gpufleet.upgrade.run import upgrade_journal as journal
 
-    there = _folder(read(inventory_file), folder)
-    path = _last(there, inventory_file) if wanted == "last" else journal.find(there, wanted)
+    there = _journal_folder(read(inventory_file), folder)
+    path = _last_journal(there, inventory_file) if wanted == "last" else journal.find(there, wanted)
     found = report(journal.read(path))
     if html:
         try:
@@ -505,7 +511,7 @@ def _report(
     return 0
 
 
-def _last(folder: Path, inventory_file: str) -> Path:
+def _last_journal(folder: Path, inventory_file: str) -> Path:
     """Return the newest journal of an inventory. Raises `FleetError` if there is none."""
     from gpufleet.formatting import join_names
     from gpufleet.upgrade.run import upgrade_journal as journal
@@ -534,7 +540,7 @@ def _last(folder: Path, inventory_file: str) -> Path:
     )
 
 
-def _wanted(  # noqa: PLR0917  # each is an option of both commands
+def _build_request(  # noqa: PLR0917  # each is an option of both commands
     inventory_file: str,
     declared: Fleet,
     names: tuple[str, ...],
@@ -549,7 +555,7 @@ def _wanted(  # noqa: PLR0917  # each is an option of both commands
     return UpgradeRequest(
         inventory=inventory_file,
         declared=declared,
-        rules=_rules(declared, names),
+        rules=_policy(declared, names),
         by=operator_name(),
         origin=str(Path.cwd()),
         limit=names,
@@ -559,7 +565,7 @@ def _wanted(  # noqa: PLR0917  # each is an option of both commands
     )
 
 
-def _rules(declared: Fleet, names: Collection[str]) -> Upgrade:
+def _policy(declared: Fleet, names: Collection[str]) -> Upgrade:
     from gpufleet.upgrade.plan.policy import fleet_policy
 
     return fleet_policy(
@@ -567,22 +573,22 @@ def _rules(declared: Fleet, names: Collection[str]) -> Upgrade:
     )
 
 
-def _names(declared: Fleet, limit: tuple[str, ...]) -> tuple[str, ...]:
+def _limited_nodes(declared: Fleet, limit: tuple[str, ...]) -> tuple[str, ...]:
     """Return the nodes that --limit names, by themselves or by their groups."""
     groups = declared.groups.members
     found = {n for each in limit for n in groups.get(each, (each,))}
     return tuple(n for n in declared.nodes if n in found)
 
 
-def _folder(declared: Fleet, folder: Path | None) -> Path:
+def _journal_folder(declared: Fleet, folder: Path | None) -> Path:
     from gpufleet.upgrade.run.upgrade_journal import FOLDER
 
     return folder or declared.root / FOLDER
 
 
-def _stuck(state: Any) -> bool:
+def _is_stuck(state: Any) -> bool:
     return bool(state.stopped) and any(e.phase == "stuck" for e in state.groups.values())
 
 
-def _interactive() -> bool:
+def _is_interactive() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()

@@ -156,7 +156,7 @@ def difference(wanted: Wanted, snapshot: Snapshot) -> Difference:
     )
 
 
-def starting(wanted: Wanted, snapshot: Snapshot) -> tuple[str, ...]:
+def units_to_start(wanted: Wanted, snapshot: Snapshot) -> tuple[str, ...]:
     """Return the names of the units that would be started or restarted now, as far as is known."""
     return tuple(
         unit.name

@@ -18,7 +18,7 @@ from gpufleet.checks.evaluate import evaluate
 from gpufleet.checks.finding import Report
 from gpufleet.checks.probe_facts import Needs
 from gpufleet.errors import FleetError
-from gpufleet.fleet.model_configs import described
+from gpufleet.fleet.model_configs import describe_models
 from gpufleet.node import cordon
 from gpufleet.node.nic_affinity import nearest_nics
 from gpufleet.node.topology import Node, node_from_probe, value_or
@@ -95,7 +95,7 @@ class Assessment:
         }
 
 
-def judged(
+def check_nodes(
     answers: Mapping[str, Mapping[str, Any] | str],
     declared: Mapping[str, Declared],
     only: Collection[str] | None = None,
@@ -123,7 +123,7 @@ def judged(
     )
 
 
-def planned(
+def plan_fleet(
     answers: Mapping[str, Mapping[str, Any] | str],
     declared: Mapping[str, Declared],
     *,
@@ -136,9 +136,9 @@ def planned(
     not fit, and what vLLM would refuse. With `unfit_stops=False`, for looking at what runs there
     already, what is unfit is a remark and flags are not judged.
     """
-    documents = every(answers)
+    documents = require_documents(answers)
     settings = {name: each.settings for name, each in declared.items()}
-    report = judged(documents, declared)
+    report = check_nodes(documents, declared)
     nodes = {name: node_from_probe(name, document) for name, document in documents.items()}
     remarks = tuple(
         finding_sentence(each) for each in report.findings if each.stops and each.cause is None
@@ -150,12 +150,12 @@ def planned(
     )
     if unfit_stops:
         nodes, remarks = admitted_nodes(report, nodes.values(), settings), ()
-    models = described(declared, documents)
+    models = describe_models(declared, documents)
     layers = layers_of(settings, models, nodes)
     locks = _locks(settings)
     pairs = disaggregation.declared(settings, layers, models, locks)
     layers = _with_roles(layers, pairs, models)
-    runs = tuple(running(documents))
+    runs = tuple(running_stages(documents))
     effective = with_layers(settings, layers)
     plan = planner.plan(
         nodes.values(),
@@ -197,7 +197,9 @@ def planned(
     return Assessment(nodes, plan, remarks, runs, layers, restarts(plan.stages, runs, settings))
 
 
-def every(answers: Mapping[str, Mapping[str, Any] | str]) -> dict[str, Mapping[str, Any]]:
+def require_documents(
+    answers: Mapping[str, Mapping[str, Any] | str],
+) -> dict[str, Mapping[str, Any]]:
     """
     Return the documents of all nodes.
 
@@ -215,7 +217,7 @@ def every(answers: Mapping[str, Mapping[str, Any] | str]) -> dict[str, Mapping[s
     return {name: said for name, said in answers.items() if not isinstance(said, str)}
 
 
-def running(documents: Mapping[str, Mapping[str, Any]]) -> Iterator[Running]:
+def running_stages(documents: Mapping[str, Mapping[str, Any]]) -> Iterator[Running]:
     """Yield the stages that have units on nodes, as their probes found them."""
     for node, document in documents.items():
         for unit in value_or(document.get("stages")) or ():

@@ -29,7 +29,7 @@ class Drain:
         """Their ids."""
         return tuple(sorted(self.nodes))
 
-    def on(self, node: str, replicas: Collection[str] | None = None) -> tuple[str, ...]:
+    def replicas_on(self, node: str, replicas: Collection[str] | None = None) -> tuple[str, ...]:
         """Return those of them (or of these) that have a stage on a node."""
         return tuple(
             each
@@ -45,7 +45,9 @@ class Drain:
         )
 
 
-def drain_of(node: str, running: Iterable[Running], out: Collection[tuple[str, str]] = ()) -> Drain:
+def find_drain(
+    node: str, running: Iterable[Running], out: Collection[tuple[str, str]] = ()
+) -> Drain:
     """
     Return what draining a node is about.
 

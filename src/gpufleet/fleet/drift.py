@@ -31,7 +31,7 @@ SCHEMA = 1
 NODE, SERVE, WATCH = "deploys/node.py", "deploys/vllm.py", "deploys/monitoring.py"
 
 
-class Matters(StrEnum):
+class Urgency(StrEnum):
     """When a difference makes itself felt."""
 
     NOW = "now"
@@ -39,7 +39,7 @@ class Matters(StrEnum):
     NEXT_UPGRADE = "next upgrade"  # as soon as the node's own apt or dnf runs
 
 
-class Stand(StrEnum):
+class DriftState(StrEnum):
     """How a node stands."""
 
     CLEAN = "clean"
@@ -49,28 +49,28 @@ class Stand(StrEnum):
 
 # What a deploy would do about things that work until then; the rest matters now.
 _LATER = (
-    (re.compile(r"(enable|disable) "), Matters.NEXT_BOOT),
-    (re.compile(r"\w+ /etc/(modprobe|modules-load|sysctl)\.d/"), Matters.NEXT_BOOT),
-    (re.compile(r"hold "), Matters.NEXT_UPGRADE),
-    (re.compile(r"\w+ /etc/apt/apt\.conf\.d/"), Matters.NEXT_UPGRADE),
+    (re.compile(r"(enable|disable) "), Urgency.NEXT_BOOT),
+    (re.compile(r"\w+ /etc/(modprobe|modules-load|sysctl)\.d/"), Urgency.NEXT_BOOT),
+    (re.compile(r"hold "), Urgency.NEXT_UPGRADE),
+    (re.compile(r"\w+ /etc/apt/apt\.conf\.d/"), Urgency.NEXT_UPGRADE),
 )
 # The checks that are about what a node was made to be, and when what they find matters. The others
 # judge hardware and load: `gpufleet check`.
 WATCHED = {
-    "driver-loaded": Matters.NOW,
-    "driver-versions": Matters.NOW,
-    "fabric-manager": Matters.NOW,
-    "nouveau": Matters.NOW,
-    "secure-boot": Matters.NOW,
-    "reboot-module": Matters.NEXT_BOOT,
-    "reboot-kernel": Matters.NEXT_BOOT,
-    "reboot-signature": Matters.NEXT_BOOT,
-    "unattended-upgrades": Matters.NEXT_UPGRADE,
+    "driver-loaded": Urgency.NOW,
+    "driver-versions": Urgency.NOW,
+    "fabric-manager": Urgency.NOW,
+    "nouveau": Urgency.NOW,
+    "secure-boot": Urgency.NOW,
+    "reboot-module": Urgency.NEXT_BOOT,
+    "reboot-kernel": Urgency.NEXT_BOOT,
+    "reboot-signature": Urgency.NEXT_BOOT,
+    "unattended-upgrades": Urgency.NEXT_UPGRADE,
 }
 
 
 @dataclass(frozen=True)
-class Moved:
+class Deviation:
     """
     One thing that is not as declared.
 
@@ -83,7 +83,7 @@ class Moved:
 
     source: str
     what: str
-    matters: Matters = Matters.NOW
+    matters: Urgency = Urgency.NOW
     remedy: str = ""
 
 
@@ -99,15 +99,15 @@ class Unread:
 class NodeDrift:
     """What is known of one node."""
 
-    moved: tuple[Moved, ...] = ()
+    moved: tuple[Deviation, ...] = ()
     unread: tuple[Unread, ...] = ()
 
     @property
-    def stand(self) -> Stand:
+    def state(self) -> DriftState:
         """What has moved has, whatever else could not be read."""
         if self.moved:
-            return Stand.DRIFTED
-        return Stand.UNKNOWN if self.unread else Stand.CLEAN
+            return DriftState.DRIFTED
+        return DriftState.UNKNOWN if self.unread else DriftState.CLEAN
 
     def __add__(self, other: NodeDrift) -> NodeDrift:
         return NodeDrift((*self.moved, *other.moved), (*self.unread, *other.unread))
@@ -125,18 +125,18 @@ class Drift:
     refused: tuple[str, ...] = field(default=())
 
     @property
-    def stand(self) -> Stand:
+    def state(self) -> DriftState:
         """One node that has moved makes the fleet drifted; else one that is unknown, unknown."""
-        stands = {each.stand for each in self.nodes.values()}
-        if Stand.DRIFTED in stands:
-            return Stand.DRIFTED
-        unknown = Stand.UNKNOWN in stands or self.refused or not self.nodes
-        return Stand.UNKNOWN if unknown else Stand.CLEAN
+        stands = {each.state for each in self.nodes.values()}
+        if DriftState.DRIFTED in stands:
+            return DriftState.DRIFTED
+        unknown = DriftState.UNKNOWN in stands or self.refused or not self.nodes
+        return DriftState.UNKNOWN if unknown else DriftState.CLEAN
 
     @property
     def status(self) -> int:
         """The exit status: 0 no drift, 1 drift, 2 unknown."""
-        return {Stand.CLEAN: 0, Stand.DRIFTED: 1, Stand.UNKNOWN: 2}[self.stand]
+        return {DriftState.CLEAN: 0, DriftState.DRIFTED: 1, DriftState.UNKNOWN: 2}[self.state]
 
     def as_json(self) -> dict[str, Any]:
         """
@@ -148,11 +148,11 @@ class Drift:
         """
         return {
             "schema": SCHEMA,
-            "drift": str(self.stand),
+            "drift": str(self.state),
             "refused": list(self.refused),
             "nodes": {
                 name: {
-                    "drift": str(node.stand),
+                    "drift": str(node.state),
                     "moved": [{**vars(each), "matters": str(each.matters)} for each in node.moved],
                     "unread": [vars(each) for each in node.unread],
                 }
@@ -161,7 +161,7 @@ class Drift:
         }
 
 
-def deploys(settings: NodeSettings) -> tuple[str, ...]:
+def deploy_files(settings: NodeSettings) -> tuple[str, ...]:
     """Return the deploy files that make a node what is declared, in the order in which they run."""
     found = []
     if settings.gpu_node:
@@ -169,7 +169,7 @@ def deploys(settings: NodeSettings) -> tuple[str, ...]:
     return (*found, WATCH) if settings.monitoring else tuple(found)
 
 
-def matters(change: str) -> Matters:
+def urgency_of(change: str) -> Urgency:
     """
     Return when something that a deploy would change makes itself felt.
 
@@ -177,10 +177,10 @@ def matters(change: str) -> Matters:
     <Matters.NEXT_BOOT: 'next boot'>
     """
     later = (when for words, when in _LATER if words.match(change))
-    return next(later, Matters.NOW)
+    return next(later, Urgency.NOW)
 
 
-def of_probes(
+def drift_from_probes(
     answers: Mapping[str, Mapping[str, Any] | str],
     settings: Mapping[str, NodeSettings],
     today: dt.date,
@@ -206,7 +206,7 @@ def _of_findings(findings: Iterable[Finding]) -> NodeDrift:
             unread.append(Unread(source, each.found))
         elif each.check in WATCHED:
             remedy = each.remedy[0].text if each.remedy else f"docs/checks/{each.check}.md"
-            moved.append(Moved(source, each.found, WATCHED[each.check], remedy))
+            moved.append(Deviation(source, each.found, WATCHED[each.check], remedy))
     return NodeDrift(tuple(moved), tuple(unread))
 
 
@@ -217,7 +217,7 @@ def _of_lock(node: Reading, settings: NodeSettings) -> NodeDrift:
     return NodeDrift(tuple(_unlocked(node, settings.gpu_lock)))
 
 
-def _unlocked(node: Reading, lock: GpuLock) -> Iterator[Moved]:
+def _unlocked(node: Reading, lock: GpuLock) -> Iterator[Deviation]:
     """
     Yield each part of the driver that is of another version than the lock's.
 
@@ -225,11 +225,11 @@ def _unlocked(node: Reading, lock: GpuLock) -> Iterator[Moved]:
     checks' and the deploy's to say.
     """
     parts = {
-        "the loaded kernel module": (loaded_version(node), Matters.NOW),
-        "the module on the disk": (node.known("driver", "disk", "version"), Matters.NEXT_BOOT),
-        "libnvidia-ml.so.1": (library_version(node), Matters.NOW),
+        "the loaded kernel module": (loaded_version(node), Urgency.NOW),
+        "the module on the disk": (node.known("driver", "disk", "version"), Urgency.NEXT_BOOT),
+        "libnvidia-ml.so.1": (library_version(node), Urgency.NOW),
     }
     for part, (version, when) in parts.items():
         if version is not None and not matches_lock(str(version), lock.driver):
             said = f"{part} is {version}, the lock says {lock.driver}"
-            yield Moved("gpu_lock.driver", said, when, f"pyinfra INVENTORY {NODE}")
+            yield Deviation("gpu_lock.driver", said, when, f"pyinfra INVENTORY {NODE}")

@@ -30,7 +30,7 @@ from pyinfra.context import ctx_config, ctx_host, ctx_state
 
 from gpufleet.errors import FleetError
 from gpufleet.fleet import live, run
-from gpufleet.fleet.drift import Moved, NodeDrift, Unread, matters
+from gpufleet.fleet.drift import Deviation, NodeDrift, Unread, urgency_of
 from gpufleet.inventory.refusal import Refusal
 from gpufleet.remote.query import Answer, awaited, say_on_stderr
 from gpufleet.sanitize import printable
@@ -67,8 +67,8 @@ def dry_run(
     at most `seconds` on top of the probe's, for all nodes at once. For the process, and what is
     raised, see `fleet.live.probe`.
     """
-    codes = {file: _compiled(file) for files in deploys.values() for file in files}
-    state = _Looking()
+    codes = {file: _compile(file) for files in deploys.values() for file in files}
+    state = _DryRunState()
     with live.open_run(state, inventory_file, limit) as wanted:
         refused = run.mark_dry_run(state)
         state.set_stage(StateStage.Prepare)
@@ -76,10 +76,10 @@ def dry_run(
         # Who gave no probe would give nothing else, a deadline later. Nodes without GPUs were not
         # asked for one.
         asked = [each for each in wanted if not isinstance(answers.get(each.name), str)]
-        with _overheard(state):
+        with _capture_errors(state):
             jobs = {
                 each.name: gevent.spawn(
-                    _look,
+                    _run_node,
                     state,
                     each,
                     {file: codes[file] for file in deploys.get(each.name, ())},
@@ -96,7 +96,7 @@ def dry_run(
 
 
 @dataclass
-class _Look:
+class _NodeDryRun:
     """
     What is known of one node so far.
 
@@ -106,26 +106,26 @@ class _Look:
     file: str = ""
     changes: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
-    moved: list[Moved] = field(default_factory=list)
+    moved: list[Deviation] = field(default_factory=list)
     unread: list[Unread] = field(default_factory=list)
 
-    def ended(self, operation: str, *, changes: bool) -> None:
+    def end_operation(self, operation: str, *, changes: bool) -> None:
         """Take what an operation has recorded; one that changes something that it did not record
         is named."""
         source = f"{self.file}: {operation}"
-        recorded, errors = self._taken()
+        recorded, errors = self._take()
         self.unread += [Unread(source, each) for each in errors]
         if changes:
             remedy = f"pyinfra INVENTORY {self.file}"
             found = recorded or [operation.rpartition(" | ")[2]]
-            self.moved += [Moved(source, each, matters(each), remedy) for each in found]
+            self.moved += [Deviation(source, each, urgency_of(each), remedy) for each in found]
 
-    def broke_off(self, problems: Sequence[str]) -> None:
+    def end_file(self, problems: Sequence[str]) -> None:
         """Take why a deploy file did not come to its end."""
-        _, errors = self._taken()
+        _, errors = self._take()
         self.unread += [Unread(self.file, each) for each in (*errors, *problems)]
 
-    def _taken(self) -> tuple[list[str], list[str]]:
+    def _take(self) -> tuple[list[str], list[str]]:
         """Return changes and errors of the operation that has ended, and begin the next one."""
         found = self.changes, self.errors
         self.changes, self.errors = [], []
@@ -133,23 +133,23 @@ class _Look:
 
     def drift(self) -> NodeDrift:
         """Return all of it; what several roles want alike, as the first of them says it."""
-        moved: dict[str, Moved] = {}
+        moved: dict[str, Deviation] = {}
         for each in self.moved:
             moved.setdefault(each.what, each)
         return NodeDrift(tuple(moved.values()), tuple(dict.fromkeys(self.unread)))
 
 
-class _Looking(State):
+class _DryRunState(State):
     """A run that keeps what each operation has said."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.looks: dict[Host, _Look] = {}
+        self.looks: dict[Host, _NodeDryRun] = {}
         super().__init__(*args, **kwargs)
 
     def init(self, inventory: Any, config: Any, initial_limit: Any = None) -> None:
         """Begin with nothing said of any node."""
         super().init(inventory, config, initial_limit)
-        self.looks = {each: _Look() for each in inventory}
+        self.looks = {each: _NodeDryRun() for each in inventory}
 
     def fail_hosts(self, hosts_to_fail: set[Host], activated_count: int | None = None) -> None:  # noqa: ARG002
         """Ask on: nothing follows that could do harm, and what failed has said why."""
@@ -162,7 +162,7 @@ class _Looking(State):
         super().set_op_data_for_host(host, op_hash, op_data)
         name = op_data.global_arguments.get("name") or op_hash
         role = host.current_deploy_name
-        self.looks[host].ended(
+        self.looks[host].end_operation(
             f"{role} | {name}" if role else str(name), changes=op_data.operation_meta.will_change
         )
 
@@ -170,15 +170,15 @@ class _Looking(State):
 def record(change: str) -> None:
     """Record what the operation at hand would change on its node, where a `dry_run` asks for it."""
     state = ctx_state.get()
-    if isinstance(state, _Looking):
+    if isinstance(state, _DryRunState):
         state.looks[ctx_host.get()].changes.append(printable(change).strip())
 
 
 @contextmanager
-def _overheard(state: _Looking) -> Iterator[None]:
+def _capture_errors(state: _DryRunState) -> Iterator[None]:
     """Keep the errors that operations log, instead of printing what they log."""
     before = logger.handlers[:], logger.level, logger.propagate
-    logger.handlers[:] = [_Ear(state)]
+    logger.handlers[:] = [_ErrorHandler(state)]
     logger.setLevel(logging.ERROR)
     logger.propagate = False
     try:
@@ -187,10 +187,10 @@ def _overheard(state: _Looking) -> Iterator[None]:
         logger.handlers[:], logger.level, logger.propagate = before
 
 
-class _Ear(logging.Handler):
+class _ErrorHandler(logging.Handler):
     """Keeps errors of the node in whose greenlet they are logged."""
 
-    def __init__(self, state: _Looking) -> None:
+    def __init__(self, state: _DryRunState) -> None:
         super().__init__()
         self._state = state
 
@@ -204,7 +204,7 @@ class _Ear(logging.Handler):
         self._state.looks[host].errors.append(printable(text))
 
 
-def _compiled(file: str) -> CodeType:
+def _compile(file: str) -> CodeType:
     try:
         return compile(Path(file).read_bytes(), file, "exec", dont_inherit=True)
     except OSError as error:
@@ -213,7 +213,9 @@ def _compiled(file: str) -> CodeType:
         ) from None
 
 
-def _look(state: _Looking, host: Host, codes: Mapping[str, CodeType], seconds: float) -> None:
+def _run_node(
+    state: _DryRunState, host: Host, codes: Mapping[str, CodeType], seconds: float
+) -> None:
     """Execute deploy files for one node, as pyinfra does while it prepares."""
     look = state.looks[host]
     with ctx_state.use(state), ctx_host.use(host), ctx_config.use(state.config.copy()):
@@ -221,12 +223,12 @@ def _look(state: _Looking, host: Host, codes: Mapping[str, CodeType], seconds: f
             with Timeout(seconds):
                 for file, code in codes.items():
                     look.file = file
-                    look.broke_off(_executed(file, code))
+                    look.end_file(_execute(file, code))
         except Timeout:
-            look.broke_off((f"not all was compared within {seconds:.0f} s",))
+            look.end_file((f"not all was compared within {seconds:.0f} s",))
 
 
-def _executed(file: str, code: CodeType) -> tuple[str, ...]:
+def _execute(file: str, code: CodeType) -> tuple[str, ...]:
     """Execute a deploy file; return why it did not come to its end, nothing if it did."""
     try:
         exec(code, {"__file__": file})  # noqa: S102  # it is what pyinfra does with a deploy file

@@ -29,7 +29,7 @@ class Declared(Protocol):
     def settings(self) -> NodeSettings: ...
 
 
-def directories(declared: Mapping[str, Declared]) -> dict[str, tuple[str, ...]]:
+def model_directories(declared: Mapping[str, Declared]) -> dict[str, tuple[str, ...]]:
     """Return for each node the directories whose models' files its probe has to read."""
     return {
         name: tuple(sorted({each.model for each in node.settings.serving.values() if each.is_path}))
@@ -37,7 +37,7 @@ def directories(declared: Mapping[str, Declared]) -> dict[str, tuple[str, ...]]:
     }
 
 
-def described(
+def describe_models(
     declared: Mapping[str, Declared], documents: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Described]:
     """
@@ -52,16 +52,20 @@ def described(
             wanted.setdefault(model, (served, node.settings.vllm, []))[2].append(name)
     with ThreadPoolExecutor(max_workers=8) as pool:
         jobs = {
-            model: pool.submit(_one, served, vllm, [documents.get(each, {}) for each in nodes])
+            model: pool.submit(
+                _describe_one, served, vllm, [documents.get(each, {}) for each in nodes]
+            )
             for model, (served, vllm, nodes) in wanted.items()
         }
         return {model: job.result() for model, job in jobs.items()}
 
 
-def _one(served: Served, vllm: Vllm | None, documents: Iterable[Mapping[str, Any]]) -> Described:
+def _describe_one(
+    served: Served, vllm: Vllm | None, documents: Iterable[Mapping[str, Any]]
+) -> Described:
     try:
         if served.is_path:
-            return describe(_on_nodes(served.model, documents))
+            return describe(_read_from_nodes(served.model, documents))
         hub = Hub(
             endpoint=vllm.hf_endpoint if vllm else None,
             token_file=vllm.hf_token_file if vllm else None,
@@ -71,7 +75,7 @@ def _one(served: Served, vllm: Vllm | None, documents: Iterable[Mapping[str, Any
         return "; ".join(error.problems)
 
 
-def _on_nodes(path: str, documents: Iterable[Mapping[str, Any]]) -> ModelFiles:
+def _read_from_nodes(path: str, documents: Iterable[Mapping[str, Any]]) -> ModelFiles:
     """Raises `FleetError` where no node could say what lies there."""
     why = "no node was asked"
     for document in documents:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 from gpufleet.checks.finding import Finding, Severity
-from gpufleet.fleet.drift import Matters, NodeDrift
+from gpufleet.fleet.drift import NodeDrift, Urgency
 from gpufleet.settings.node_settings import NodeSettings
 
 Samples: TypeAlias = list[tuple[str, dict[str, str], int | float]]
@@ -65,7 +65,7 @@ def lock_hash(settings: NodeSettings) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
-def of_check(findings: Iterable[Finding], at: float) -> Samples:
+def check_record(findings: Iterable[Finding], at: float) -> Samples:
     """
     Return what a check found on a node, its GPUs too; `at` in seconds since 1970.
 
@@ -86,7 +86,7 @@ def of_check(findings: Iterable[Finding], at: float) -> Samples:
     ]
 
 
-def of_drift(drift: NodeDrift, at: float, *, refused: bool = False) -> Samples:
+def drift_record(drift: NodeDrift, at: float, *, refused: bool = False) -> Samples:
     """
     Return how far a node has moved; `at` in seconds since 1970.
 
@@ -96,7 +96,7 @@ def of_drift(drift: NodeDrift, at: float, *, refused: bool = False) -> Samples:
     return [
         *(
             ("gpufleet_drift_differences", {"matters": str(each).replace(" ", "_")}, moved[each])
-            for each in Matters
+            for each in Urgency
         ),
         ("gpufleet_drift_unknown", {}, int(bool(drift.unread) or refused)),
         ("gpufleet_drift_timestamp_seconds", {}, at),

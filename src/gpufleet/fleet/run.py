@@ -24,8 +24,8 @@ from gpufleet.errors import FleetError
 from gpufleet.fleet import assessment
 from gpufleet.fleet.assessment import Assessment
 from gpufleet.fleet.live import gpu_hosts
-from gpufleet.fleet.model_configs import directories
-from gpufleet.fleet.upgrade_lock import VARIABLE, held
+from gpufleet.fleet.model_configs import model_directories
+from gpufleet.fleet.upgrade_lock import VARIABLE, lock_problems
 from gpufleet.gpu_software import lock_check
 from gpufleet.gpu_software.provisioning import BareNode, read_provisioning
 from gpufleet.inventory import loader
@@ -236,7 +236,7 @@ def _running_servers(state: State) -> Watched:
     for name, said in silent.items():
         logger.warning("    %s: %s; what is known of its vLLM servers stays", name, said)
     there = {name: said for name, said in answers.items() if not isinstance(said, str)}
-    return servers.running(assessment.running(there)), frozenset(silent)
+    return servers.running(assessment.running_stages(there)), frozenset(silent)
 
 
 def _planned_servers(state: State) -> Watched:
@@ -297,7 +297,7 @@ def _bare_nodes(state: State) -> Mapping[str, BareNode]:
     if state in _DRY_RUNS:
         _DRY_RUNS[state].extend(problems)
         return found.nodes
-    problems = (*held(answers, os.environ.get(VARIABLE)), *problems)
+    problems = (*lock_problems(answers, os.environ.get(VARIABLE)), *problems)
     for remark in (remark for each in suited for remark in each.remarks):
         logger.warning("    %s", remark)
     # No reason to leave it alone: this is how a node gets repaired.
@@ -311,14 +311,16 @@ def _bare_nodes(state: State) -> Mapping[str, BareNode]:
 
 def _check_report(state: State) -> Report:
     wanted = [each for each in gpu_hosts(state.inventory) if state.is_host_in_limit(each)]
-    return assessment.judged(survey(state, wanted), loader.current().gpu_nodes)
+    return assessment.check_nodes(survey(state, wanted), loader.current().gpu_nodes)
 
 
 def _plan(state: State) -> Assessment:
     declared = loader.current().gpu_nodes
-    if state not in _DRY_RUNS and (problems := held(documents(state), os.environ.get(VARIABLE))):
+    if state not in _DRY_RUNS and (
+        problems := lock_problems(documents(state), os.environ.get(VARIABLE))
+    ):
         raise FleetError(*problems)
-    found = assessment.planned(documents(state), declared)
+    found = assessment.plan_fleet(documents(state), declared)
     refuse_unstartable(found.plan, {name: each.settings for name, each in declared.items()})
     return _log_plan(found)
 
@@ -352,7 +354,7 @@ def _refuse_partial_restarts(state: State) -> None:
 
 def _plan_anyway(state: State) -> Assessment:
     declared = loader.current().gpu_nodes
-    return _log_plan(assessment.planned(documents(state), declared, unfit_stops=False))
+    return _log_plan(assessment.plan_fleet(documents(state), declared, unfit_stops=False))
 
 
 def _plan_dry_run(state: State) -> Assessment:
@@ -366,7 +368,7 @@ def _plan_dry_run(state: State) -> Assessment:
 
 
 def _probe_all(state: State) -> dict[str, Answer]:
-    models = directories(loader.current().gpu_nodes)
+    models = model_directories(loader.current().gpu_nodes)
     return survey(state, gpu_hosts(state.inventory), models=models)
 
 

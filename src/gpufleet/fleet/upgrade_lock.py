@@ -15,7 +15,7 @@ from gpufleet.sanitize import printable
 VARIABLE = "GPUFLEET_UPGRADE"
 
 
-def held(documents: Mapping[str, Any], ours: str | None) -> tuple[str, ...]:
+def lock_problems(documents: Mapping[str, Any], ours: str | None) -> tuple[str, ...]:
     """
     Return why a deploy is refused, a sentence an upgrade; none: no other one has a node.
 

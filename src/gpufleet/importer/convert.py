@@ -238,7 +238,7 @@ class _Server:
         """Yield the notes, each once, without secrets."""
         seen = set()
         for note in self.notes:
-            text = redact.hide(" ".join(note.text.split()), self.secrets)
+            text = redact.hide_secrets(" ".join(note.text.split()), self.secrets)
             if text not in seen:
                 seen.add(text)
                 yield Note(text, self.key, note.decide)
@@ -278,11 +278,11 @@ class _Server:
                     texts.append(words.pop(0))
                 for text in texts:
                     self._secret(f"`{name}`", text, setting)
-            elif inner := tuple(redact.within(_json(value if equals else word))):
+            elif inner := tuple(redact.find_secrets(_json(value if equals else word))):
                 self.secrets += inner
                 flag = name if equals else (kept.pop() if kept and kept[-1][:1] == "-" else "JSON")
                 self._secret(f"`{flag}`", inner[0], None)
-            elif redact.is_one(value if equals else word):
+            elif redact.is_secret(value if equals else word):
                 flag = name if equals else (kept.pop() if kept and kept[-1][:1] == "-" else word)
                 self._secret("a key" if flag == word else f"`{flag}`", value or word, None)
             else:
@@ -294,7 +294,7 @@ class _Server:
         known = flag in self.schema.by_option or flag.partition(".")[0] in self.schema.by_option
         if flag.startswith("--no-") or not flag.startswith("--"):
             return False
-        return (not known or "." in flag) and redact.names_one(flag)
+        return (not known or "." in flag) and redact.is_secret_name(flag)
 
     def _environment(self) -> tuple[dict[str, str], tuple[str, ...]]:
         """Return the variables that are kept, and the flags that stand for others."""
@@ -302,8 +302,12 @@ class _Server:
         for name, value in self.launch.environment.items():
             if name in _SECRET_VARIABLES:
                 self._secret(name, value, _SECRET_VARIABLES[name])
-            elif redact.names_one(name) or redact.is_one(value) or any(redact.within(_json(value))):
-                self.secrets += redact.within(_json(value))
+            elif (
+                redact.is_secret_name(name)
+                or redact.is_secret(value)
+                or any(redact.find_secrets(_json(value)))
+            ):
+                self.secrets += redact.find_secrets(_json(value))
                 self._secret(name, value, None)
             elif name in _DROPPED_VARIABLES:
                 self._say(f"{name} is dropped: {_DROPPED_VARIABLES[name]}")

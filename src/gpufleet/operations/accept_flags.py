@@ -4,8 +4,8 @@ Border: it asks the node through pyinfra; what the answer means is `serving/flag
 release is asked by its own files (`on_node/flags/schema.py`, run by the release's Python; no
 torch, no GPU, two seconds), once for each set of arguments and variables: what was accepted is
 written beside the release, so that a later run only compares files. Nothing restarts anywhere in a
-run in which one node's release refused: `accepted` proves, `agreed` lets a node go on when all
-have.
+run in which one node's release refused: `accept_flags` proves,
+`require_all_accepted` lets a node go on when all have.
 """
 
 from __future__ import annotations
@@ -123,13 +123,13 @@ def _run() -> _Run:
 
 
 @operation()
-def accepted(node: Converge, proof: Proof) -> Commands:
+def accept_flags(node: Converge, proof: Proof) -> Commands:
     """
     Have the node's release judge, by its own files, what each stage will be started with.
 
-    No change when it has done so before. A refusal fails this node, and `agreed` all others. Where
-    pyinfra looks for changes before it runs (--dry, or without -y) and the release is there by
-    then, a refusal ends the run before its first operation.
+    No change when it has done so before. A refusal fails this node, and
+    `require_all_accepted` all others. Where pyinfra looks for changes before it runs (--dry, or
+    without -y) and the release is there by then, a refusal ends the run before its first operation.
     """
     if not proof.stages:
         host.noop("no stages")
@@ -183,7 +183,7 @@ def _remark(proof: Proof, found: Findings) -> None:
 
 
 @operation()
-def agreed() -> Commands:
+def require_all_accepted() -> Commands:
     """Let this node go on only if no node's release has refused in this run."""
     others = [name for name in _run().refused if name != host.name]
     if not ctx_state.get().is_executing or not _run().refused:

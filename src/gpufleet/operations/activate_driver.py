@@ -15,7 +15,7 @@ from pyinfra.api import FunctionCommand, Host, State, StringCommand, operation
 from pyinfra.context import ctx_host, ctx_state
 
 from gpufleet.checks.fabric import REGISTRATION_SECONDS
-from gpufleet.fleet.assessment import judged
+from gpufleet.fleet.assessment import check_nodes
 from gpufleet.gpu_software import quarantine
 from gpufleet.gpu_software.driver_activation import (
     STOP_ORDER,
@@ -275,7 +275,7 @@ def _problems(state: State, host: Host, driver: DriverPolicy) -> tuple[str, ...]
     declared = loader.current().nodes
     while True:
         answer = survey(state, [host])[host.name]
-        report = judged({host.name: answer}, declared)
+        report = check_nodes({host.name: answer}, declared)
         standing = (
             driver_state(answer, driver.wanted, driver.flavour)
             if isinstance(answer, dict)

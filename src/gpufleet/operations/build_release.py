@@ -11,12 +11,12 @@ from pyinfra.context import ctx_state
 from gpufleet.artifacts.release import BUILD_SECONDS, WAIT_SECONDS, Release, build_script
 from gpufleet.operations import progress_watch
 from gpufleet.operations.converge import Converge, announce
-from gpufleet.operations.distribute import Artifact, copy, is_copied, of_release
+from gpufleet.operations.distribute import Artifact, copy, is_copied, release_artifact
 
 
 def have_release(ground: Converge, build: Release) -> None:
     """Have the release on the node: built once for nodes of its kind, and copied to the others."""
-    artifact = of_release(build)
+    artifact = release_artifact(build)
     build_release(
         ground,
         build,
@@ -62,7 +62,7 @@ def build_missing_release(
 
 
 def _build(node: Converge, wanted: Release) -> Generator[StringCommand]:
-    with progress_watch.building(wanted):
+    with progress_watch.show_build(wanted):
         yield StringCommand("sh", "-c", QuoteString(build_script(wanted)))
     node.forget()
 

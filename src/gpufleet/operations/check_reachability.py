@@ -22,7 +22,7 @@ from pyinfra.context import ctx_state
 
 from gpufleet.artifacts.model_files import model_directory
 from gpufleet.artifacts.operator_files import release_of
-from gpufleet.converge.diff import starting
+from gpufleet.converge.diff import units_to_start
 from gpufleet.errors import FleetError
 from gpufleet.fleet.live import Ask
 from gpufleet.inventory import loader
@@ -36,7 +36,7 @@ from gpufleet.sanitize import printable
 from gpufleet.settings.node_settings import NodeSettings
 
 
-def replica(stage: Stage, settings: Mapping[str, NodeSettings]) -> Replica:
+def describe_replica(stage: Stage, settings: Mapping[str, NodeSettings]) -> Replica:
     """
     Return the replica over nodes that a stage is part of, with what each node is to start.
 
@@ -71,7 +71,7 @@ def replica(stage: Stage, settings: Mapping[str, NodeSettings]) -> Replica:
     )
 
 
-def prove(wanted: Replica, asking: Ask) -> Reach:
+def prove_reachability(wanted: Replica, asking: Ask) -> Reach:
     """Have the nodes of a replica prove that they reach each other; at most 20 s."""
     began = time.monotonic()
     looks = reachability.looks(wanted)
@@ -103,14 +103,14 @@ _RUNS: WeakKeyDictionary[State, _Run] = WeakKeyDictionary()
 
 
 @operation()
-def reached(node: Converge, stages: Sequence[Stage]) -> Generator[FunctionCommand]:
+def check_reachability(node: Converge, stages: Sequence[Stage]) -> Generator[FunctionCommand]:
     """
     Prove for each replica over nodes of which a rank here is to start that its nodes can be one.
 
     No change where none is to start. `node` wants the stages' units. What is wrong fails every node
     of the replica that has a rank to start, before anything of that rank is changed.
     """
-    due = set(starting(node.wanted, node.snapshot()))
+    due = set(units_to_start(node.wanted, node.snapshot()))
     spanning = tuple(stage for stage in stages if stage.group and stage.unit in due)
     if not spanning:
         host.noop("no rank of a replica over nodes is to start")
@@ -170,7 +170,7 @@ def _proof(state: State, stage: Stage) -> Reach | FleetError:
         )
     declared = loader.current().nodes
     try:
-        wanted = replica(stage, {name: each.settings for name, each in declared.items()})
-        return prove(wanted, partial(ask, state, state.inventory))
+        wanted = describe_replica(stage, {name: each.settings for name, each in declared.items()})
+        return prove_reachability(wanted, partial(ask, state, state.inventory))
     except FleetError as error:
         return error

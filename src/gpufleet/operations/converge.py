@@ -36,7 +36,7 @@ from gpufleet.converge.desired import File, Wanted, started_line
 from gpufleet.converge.diff import Command, Difference, Part, Placing, Transacting, difference
 from gpufleet.converge.snapshot import Question, Snapshot
 from gpufleet.fleet import dry_run
-from gpufleet.operations.progress_watch import transacting
+from gpufleet.operations.progress_watch import show_transaction
 from gpufleet.remote import payload, query
 from gpufleet.remote.facts import PYTHON, Contents, NodeSnapshot
 
@@ -191,7 +191,7 @@ def _converge(node: Converge | Wanted, choose: Callable[[Difference], Part]) -> 
         node.forget()
     for command in part.commands:
         if isinstance(command, Transacting):
-            with transacting(command.seconds):
+            with show_transaction(command.seconds):
                 yield _remote(command)
         else:
             yield _remote(command)

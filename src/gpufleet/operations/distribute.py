@@ -96,7 +96,7 @@ class Artifact:
         return f"{parent}/{COMING}{name}"
 
 
-def of_release(wanted: Release) -> Artifact | None:
+def release_artifact(wanted: Release) -> Artifact | None:
     """Return a release as what nodes may hand each other; None: this node has no part in that."""
     sharing = _sharing()
     if host.name not in sharing:
@@ -128,7 +128,7 @@ def _releases() -> dict[str, str]:
     }
 
 
-def of_model(wanted: Checkpoint, stages: Iterable[Stage]) -> Artifact | None:
+def model_artifact(wanted: Checkpoint, stages: Iterable[Stage]) -> Artifact | None:
     """Return a model's files likewise; `stages` are those of the whole plan."""
     sharing = _sharing()
     if host.name not in sharing:
@@ -418,7 +418,7 @@ class _Shown:
             return
         amount, pace = self._nodes.setdefault(name, (Amount(), Pace(self._began)))
         now = monotonic()
-        amount.seen(now, int(words[0][:18]), int(words[1][:18]))
-        if pace.due(now):
+        amount.record(now, int(words[0][:18]), int(words[1][:18]))
+        if pace.is_due(now):
             prefix = self._hosts[name].print_prefix
-            logger.info("%s%s: %s", prefix, self._doing, amount.said())
+            logger.info("%s%s: %s", prefix, self._doing, amount.text())

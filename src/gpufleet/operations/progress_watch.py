@@ -5,7 +5,7 @@ pyinfra's to run, as ever: what it prints, its status and its deadline are as wi
 
 An operation takes one of these around what it yields, and nothing else changes:
 
-    with meanwhile.downloading(wanted, vllm):
+    with progress_watch.show_download(wanted, vllm):
         yield StringCommand("sh", "-c", QuoteString(checkpoint.download_script(wanted, ...)))
 
 pyinfra runs the command while the generator waits in the block, and closes the generator when the
@@ -32,7 +32,7 @@ from pyinfra.context import ctx_host, ctx_state
 from gpufleet.artifacts.model_files import DOWNLOAD_SECONDS, TOKEN, Checkpoint, listing
 from gpufleet.artifacts.release import BUILD_SECONDS, Release
 from gpufleet.formatting import format_duration
-from gpufleet.progress import FIRST_SECONDS, OFTEN_SECONDS, Amount, Pace, arrived
+from gpufleet.progress import FIRST_SECONDS, OFTEN_SECONDS, Amount, Pace, download_text
 from gpufleet.remote import payload
 from gpufleet.remote.query import ask
 from gpufleet.sanitize import printable
@@ -49,9 +49,9 @@ _LINE = 100
 
 
 @contextmanager
-def downloading(wanted: Checkpoint, vllm: Vllm) -> Generator[None]:
+def show_download(wanted: Checkpoint, vllm: Vllm) -> Generator[None]:
     """Say how far a model's download is that the block runs; the Hub is asked for its size."""
-    with growing(
+    with show_growth(
         f"download of {wanted.repository}",
         wanted.directory,
         seconds=DOWNLOAD_SECONDS,
@@ -62,7 +62,7 @@ def downloading(wanted: Checkpoint, vllm: Vllm) -> Generator[None]:
 
 
 @contextmanager
-def growing(
+def show_growth(
     what: str,
     folder: str,
     *,
@@ -94,15 +94,15 @@ def growing(
     def read(now: float, seen: Mapping[str, Any]) -> str:
         nonlocal known
         known = seen["total"] if known is None else known
-        amount.seen(now, seen["bytes"], known)
-        return amount.said()
+        amount.record(now, seen["bytes"], known)
+        return amount.text()
 
-    with _beside(_Look(what, program, read), seconds):
+    with _show_beside(_Look(what, program, read), seconds):
         yield
 
 
 @contextmanager
-def transacting(seconds: float) -> Generator[None]:
+def show_transaction(seconds: float) -> Generator[None]:
     """Say how far the package transaction is that the block runs on the current node."""
     amount = Amount()
     asked = payload.program("packages/transaction_progress", root="")
@@ -112,17 +112,17 @@ def transacting(seconds: float) -> Generator[None]:
         if not step:
             return ""
         if seen["bytes"] is not None:
-            amount.seen(now, seen["bytes"], seen["total"] or None)
-            return f"{step}: {amount.said()}"
+            amount.record(now, seen["bytes"], seen["total"] or None)
+            return f"{step}: {amount.text()}"
         line = str(seen["line"] or "")
         return f"{step}: {line[:_LINE]}" if line else str(step)
 
-    with _beside(_Look("packages", lambda: asked, read), seconds):
+    with _show_beside(_Look("packages", lambda: asked, read), seconds):
         yield
 
 
 @contextmanager
-def building(wanted: Release) -> Generator[None]:
+def show_build(wanted: Release) -> Generator[None]:
     """Say how far the build of a release is that the block runs on the current node."""
     asked = payload.program("transfer/build_progress", said=wanted.said)
 
@@ -130,16 +130,16 @@ def building(wanted: Release) -> Generator[None]:
         step = str(seen["step"] or "")
         if not seen["total"]:
             return step
-        return f"{step}: {arrived(seen['bytes'], seen['total'], seen['left'])}"
+        return f"{step}: {download_text(seen['bytes'], seen['total'], seen['left'])}"
 
-    with _beside(_Look(f"release {wanted.id}", lambda: asked, read), BUILD_SECONDS):
+    with _show_beside(_Look(f"release {wanted.id}", lambda: asked, read), BUILD_SECONDS):
         yield
 
 
 @contextmanager
-def waiting(what: str, seconds: float) -> Generator[None]:
+def show_elapsed(what: str, seconds: float) -> Generator[None]:
     """Say how long the block has run by now: for what nobody can look at. Asks the node nothing."""
-    with _beside(_Look(what), seconds):
+    with _show_beside(_Look(what), seconds):
         yield
 
 
@@ -151,7 +151,7 @@ class _Look:
     program: Callable[[], str] | None = None
     read: Callable[[float, Mapping[str, Any]], str] = lambda _now, _seen: ""
 
-    def said(self, state: State, host: Host) -> str | None:
+    def text(self, state: State, host: Host) -> str | None:
         """Look once; return what that comes to, None if nothing is to be said."""
         if self.program is None:
             return self.what
@@ -165,7 +165,7 @@ class _Look:
 
 
 @contextmanager
-def _beside(look: _Look, seconds: float) -> Generator[None]:
+def _show_beside(look: _Look, seconds: float) -> Generator[None]:
     state, host = ctx_state.get(), ctx_host.get()
     if not state.is_executing:
         yield
@@ -185,9 +185,9 @@ def _look_on(state: State, host: Host, look: _Look, end: float) -> None:
     while time.monotonic() < end and host.connected:
         # What it reads is what a node says; the command beside it must not suffer from that.
         with suppress(Exception):
-            said = look.said(state, host)
+            said = look.text(state, host)
             now = time.monotonic()
-            if said and pace.due(now):
+            if said and pace.is_due(now):
                 logger.info(
                     "%s%s (%s)", host.print_prefix, printable(said), format_duration(now - began)
                 )

@@ -20,7 +20,7 @@ from pyinfra.api.exceptions import PyinfraError
 from pyinfra.connectors.ssh import SSHConnector
 
 from gpufleet.formatting import format_duration
-from gpufleet.operations.progress_watch import waiting
+from gpufleet.operations.progress_watch import show_elapsed
 from gpufleet.progress import Pace
 
 APART_SECONDS = 3
@@ -55,7 +55,7 @@ def reboot_node(
         return problem
     pace = Pace(began)
     while (spent := time.monotonic() - began) < wanted.seconds:
-        if pace.due(began + spent):
+        if pace.is_due(began + spent):
             logger.info(
                 "%sreboots: not back after %s; it has %s",
                 host.print_prefix,
@@ -66,7 +66,7 @@ def reboot_node(
         _disconnect(host)
         gevent.sleep(APART_SECONDS)
         if boot_id() not in {None, wanted.boot_id}:
-            with waiting("it is back, and its units start", START_SECONDS):
+            with show_elapsed("it is back, and its units start", START_SECONDS):
                 _until_started(host)
             spent = time.monotonic() - began
             logger.info("%sback after %.0f s, with another boot id", host.print_prefix, spent)

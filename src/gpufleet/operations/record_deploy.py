@@ -12,7 +12,7 @@ from pyinfra.context import ctx_host, ctx_state
 
 from gpufleet.checks.finding import Report
 from gpufleet.fleet import node_records, run
-from gpufleet.fleet.assessment import judged
+from gpufleet.fleet.assessment import check_nodes
 from gpufleet.fleet.facts_timer import FACTS, SERVICE
 from gpufleet.inventory import loader
 from gpufleet.operations.converge import Converge, announce, probed_changes
@@ -64,7 +64,7 @@ def _record(deploy: str) -> list[str]:
     if here.name in loader.current().gpu_nodes:
         report, answer = _report(state)
         at = node_records.probed_at(answer, time.time())
-        files = {node_records.CHECK: node_records.of_check(report.of_nodes[here.name], at)}
+        files = {node_records.CHECK: node_records.check_record(report.of_nodes[here.name], at)}
     program = payload.program("monitoring/record", files=files, deploy=deploy)
     answers = ask(state, [here], lambda _: program, RECORD_SECONDS, "the record", short=True)
     return node_records.unrecorded(answers, "what was found is")
@@ -77,7 +77,7 @@ def _report(state: State) -> tuple[Report, Answer]:
     declared = loader.current().gpu_nodes
     if probed_changes():
         answers = {**answers, **survey(state, [here])}
-        return judged(answers, declared, {here.name}), answers[here.name]
+        return check_nodes(answers, declared, {here.name}), answers[here.name]
     if state not in _REPORTS:
-        _REPORTS[state] = judged(answers, declared)
+        _REPORTS[state] = check_nodes(answers, declared)
     return _REPORTS[state], answers[here.name]

@@ -76,6 +76,6 @@ def _download(
     node: Converge, wanted: Checkpoint, vllm: Vllm, release_directory: str
 ) -> Generator[StringCommand]:
     script = model_files.download_script(wanted, vllm, release_directory)
-    with progress_watch.downloading(wanted, vllm):
+    with progress_watch.show_download(wanted, vllm):
         yield StringCommand("sh", "-c", QuoteString(script))
     node.forget()

@@ -20,7 +20,7 @@ def verify_endpoints(
     endpoints: Sequence[Endpoint], metrics: Sequence[Metrics]
 ) -> Generator[FunctionCommand]:
     """No change when everything answers as it should; otherwise the node fails, with reasons."""
-    seen = wait_ready.look(endpoints, metrics)
+    seen = wait_ready.ask_endpoints(endpoints, metrics)
     found = endpoint_problems(endpoints, metrics, seen)
     if not found:
         host.noop(f"{len(endpoints)} endpoints and {len(metrics)} exporters answer")

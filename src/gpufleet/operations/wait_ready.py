@@ -29,7 +29,9 @@ LOOK_SECONDS = 180
 JOURNAL_LINES = 600
 
 
-def look(endpoints: Sequence[Endpoint], metrics: Sequence[Metrics] = ()) -> Mapping[str, Any]:
+def ask_endpoints(
+    endpoints: Sequence[Endpoint], metrics: Sequence[Metrics] = ()
+) -> Mapping[str, Any]:
     """Return on_node/serving/endpoints.py's document for the current node, {} if it could not be
     had."""
     program = payload.program(
@@ -78,7 +80,7 @@ def allowed_restarts(seen: Mapping[str, Any]) -> dict[str, int]:
 
 
 @operation()
-def answering(endpoints: Sequence[Endpoint]) -> Generator[FunctionCommand]:
+def wait_ready(endpoints: Sequence[Endpoint]) -> Generator[FunctionCommand]:
     """
     Wait until every endpoint of this node completes a prompt; no change when all do already.
 
@@ -86,7 +88,7 @@ def answering(endpoints: Sequence[Endpoint]) -> Generator[FunctionCommand]:
     `start_seconds`, with the journal's last relevant lines and the likely cause; and once another
     node of the replica has failed in this run, for its rank will not come.
     """
-    seen = look(endpoints)
+    seen = ask_endpoints(endpoints)
     first = verdicts(endpoints, seen, restarts(seen))
     if all(verdict.state is readiness.State.READY for verdict in first.values()):
         host.noop(f"{len(endpoints)} endpoints answer")
@@ -97,7 +99,7 @@ def answering(endpoints: Sequence[Endpoint]) -> Generator[FunctionCommand]:
 def _wait(state: State, host: Host, endpoints: tuple[Endpoint, ...]) -> bool:
     """Return whether all endpoints became ready; what went wrong is logged."""
     began = time.monotonic()
-    seen = look(endpoints)
+    seen = ask_endpoints(endpoints)
     allowed = allowed_restarts(seen)
     waiting = {endpoint.id: endpoint for endpoint in endpoints}
     told: dict[str, tuple[str, float]] = {}
@@ -134,5 +136,5 @@ def _wait(state: State, host: Host, endpoints: tuple[Endpoint, ...]) -> bool:
             del waiting[name]
         if waiting:
             gevent.sleep(POLL_SECONDS)
-            seen = look(tuple(waiting.values()))
+            seen = ask_endpoints(tuple(waiting.values()))
     return not failed

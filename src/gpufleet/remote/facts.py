@@ -14,7 +14,7 @@ from typing import Any
 from pyinfra.api.exceptions import FactProcessError
 from pyinfra.api.facts import FactBase
 
-from gpufleet.sanitize import said
+from gpufleet.sanitize import last_lines
 
 # `exec`: no shell stays between the connection and the program. A node without Python says so,
 # and then there is nothing on stdout. What was sent is read even so: a closed pipe would be the
@@ -165,7 +165,7 @@ def document(output: Iterable[str], program: str) -> dict[str, Any]:
         found = json.loads(lines[-1])
     except (IndexError, ValueError, RecursionError):  # RecursionError: nested without end
         raise FactProcessError(
-            f"{program} printed no JSON document; the node said: {said(lines)}"
+            f"{program} printed no JSON document; the node said: {last_lines(lines)}"
         ) from None
     if not isinstance(found, dict):
         raise FactProcessError(f"{program} printed {lines[-1][:80]!r}, which is no JSON object")

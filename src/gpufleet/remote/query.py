@@ -40,12 +40,12 @@ from pyinfra.connectors.util import (
 from pyinfra.context import ctx_host, ctx_state
 
 from gpufleet import node_paths
-from gpufleet.progress import Pace, waited_for
+from gpufleet.progress import Pace, wait_text
 from gpufleet.remote import payload
 from gpufleet.remote.channel import Streams, close, local, remote, start_command, takes_more
 from gpufleet.remote.facts import PYTHON, document
 from gpufleet.remote.session import COMMAND, BrokenError, Session
-from gpufleet.sanitize import LINES, printable, said
+from gpufleet.sanitize import LINES, last_lines, printable
 
 Answer: TypeAlias = dict[str, Any] | str
 """The document of a probe, or of another program, or a sentence why there is none."""
@@ -153,8 +153,8 @@ def awaited(
         spent = time.monotonic() - began
         if not left or spent >= seconds:
             return
-        if say is not None and pace.due(began + spent):
-            say(f"{what.removeprefix('the ')}: {waited_for('node', len(jobs), left, spent)}")
+        if say is not None and pace.is_due(began + spent):
+            say(f"{what.removeprefix('the ')}: {wait_text('node', len(jobs), left, spent)}")
         gevent.joinall(list(left.values()), timeout=min(_LOOK_SECONDS, seconds - spent))
 
 
@@ -208,7 +208,7 @@ def _ask(
             ended_well, out, error = found or _run(state, host, program, seconds, heard)
             if ended_well:
                 return document(out, what)
-            return f"{what} ended without an answer; the node said: {said([*error, *out])}"
+            return f"{what} ended without an answer; the node said: {last_lines([*error, *out])}"
     except (Timeout, TimeoutError):
         return _late(seconds)
     except _TooMuchError:

@@ -38,7 +38,7 @@ def declared(settings):
 def test_what_others_use_is_left_to_them_by_deploys_and_by_those_who_only_look(fleet, unfit_stops):
     """Verifying plans anew: it must look where the deploy has placed."""
     documents, settings = fleet
-    found = assessment.planned(documents, declared(settings), unfit_stops=unfit_stops)
+    found = assessment.plan_fleet(documents, declared(settings), unfit_stops=unfit_stops)
     assert sorted(gpu for stage in found.plan.stages for gpu in stage.gpus) == [4, 5, 6, 7]
 
 
@@ -47,7 +47,7 @@ def test_fp8_is_weighed_with_what_presets_set(fleet):
     documents, settings = fleet
     settings["gpus"] = {}
     settings["serving"]["q"] |= {"replicas": 1, "presets": ["low-latency-code"]}
-    found = assessment.planned(documents, declared(settings))
+    found = assessment.plan_fleet(documents, declared(settings))
     assert found.plan.stages[0].tensor_parallel > 2
     assert not any("FP8" in reason for reason in found.plan.reasons)
 
@@ -70,7 +70,7 @@ def test_a_plan_over_nodes_says_what_they_talk_over_and_why(fleet):
         documents[name] = {**documents["a"], "nics": nics}
     node = declared(settings)["a"]
 
-    found = assessment.planned(documents, {"a": node, "b": node}, unfit_stops=False)
+    found = assessment.plan_fleet(documents, {"a": node, "b": node}, unfit_stops=False)
 
     assert [stage.node for stage in found.plan.stages] == ["a", "b"]
     (said,) = (reason for reason in found.plan.reasons if "talk over" in reason)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gpufleet.fleet.draining import drain_of, refusal
+from gpufleet.fleet.draining import find_drain, refusal
 from gpufleet.planning.stage import Running
 
 GPUFLEET = Path(sys.executable).with_name("gpufleet")
@@ -36,17 +36,17 @@ def over(model, replica, *nodes):
 
 def test_of_a_replica_over_nodes_all_of_it_is_drained():
     """Its server may be on another node than the one that is taken out."""
-    found = drain_of("b", [*over("big", 0, "a", "b"), *over("big", 1, "c", "d")])
+    found = find_drain("b", [*over("big", 0, "a", "b"), *over("big", 1, "c", "d")])
 
     assert found.replicas == ("big-0",)
     assert found.every_node == ("a", "b")
-    assert found.on("a") == found.on("b") == ("big-0",)
+    assert found.replicas_on("a") == found.replicas_on("b") == ("big-0",)
     assert [each["name"] for each in found.servers] == ["big/a.big-0"]
     assert found.last == ()
 
 
 def test_a_model_that_nothing_else_serves_is_not_drained_unasked():
-    found = drain_of(
+    found = find_drain(
         "a", [alone("tiny", 0, "a"), alone("tiny", 1, "b"), alone("only", 0, "a", 8001)]
     )
 
@@ -58,12 +58,12 @@ def test_a_model_that_nothing_else_serves_is_not_drained_unasked():
 def test_a_replica_that_is_drained_already_serves_nobody():
     running = [alone("tiny", 0, "a"), alone("tiny", 1, "b")]
 
-    assert refusal(drain_of("a", running)) is None
-    assert drain_of("a", running, {("b", "tiny-1")}).last == ("tiny",)
+    assert refusal(find_drain("a", running)) is None
+    assert find_drain("a", running, {("b", "tiny-1")}).last == ("tiny",)
 
 
 def test_a_node_on_which_nothing_runs_has_nothing_to_drain():
-    found = drain_of("a", [alone("tiny", 0, "b")])
+    found = find_drain("a", [alone("tiny", 0, "b")])
 
     assert (found.replicas, found.servers, found.every_node) == ((), (), ("a",))
     assert refusal(found) is None

@@ -15,7 +15,15 @@ from gpufleet.converge.desired import File, Package, Unit, Wanted
 from gpufleet.converge.diff import difference
 from gpufleet.converge.snapshot import FileState, PackageState, Snapshot, UnitState
 from gpufleet.fleet import drift
-from gpufleet.fleet.drift import Drift, Matters, Moved, NodeDrift, Stand, Unread, of_probes
+from gpufleet.fleet.drift import (
+    Deviation,
+    Drift,
+    DriftState,
+    NodeDrift,
+    Unread,
+    Urgency,
+    drift_from_probes,
+)
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.parse import parse_settings
 from tests.support.checkout import ROOT
@@ -41,7 +49,7 @@ def locked(driver: str) -> NodeSettings:
 
 
 def told(document: Document | str, settings: NodeSettings | None = None) -> NodeDrift:
-    return of_probes({NODE: document}, {NODE: settings or NodeSettings()}, TODAY)[NODE]
+    return drift_from_probes({NODE: document}, {NODE: settings or NodeSettings()}, TODAY)[NODE]
 
 
 # --- what somebody has done to a node, and where it has to be found
@@ -111,19 +119,19 @@ def vendor_let_in(node: Document) -> None:
 
 
 PLANTED = [
-    (libraries_upgraded, "check: driver-versions", Matters.NOW),
-    (module_upgraded, "check: reboot-module", Matters.NEXT_BOOT),
-    (module_gone, "check: reboot-module", Matters.NEXT_BOOT),
-    (kernel_without_module, "check: reboot-kernel", Matters.NEXT_BOOT),
-    (kernel_with_another_module, "check: reboot-module", Matters.NEXT_BOOT),
-    (unsigned, "check: reboot-signature", Matters.NEXT_BOOT),
-    (module_unloaded, "check: driver-loaded", Matters.NOW),
-    (nouveau_has_the_gpus, "check: nouveau", Matters.NOW),
-    (fabric_manager_upgraded, "check: fabric-manager", Matters.NOW),
-    (fabric_manager_stopped, "check: fabric-manager", Matters.NOW),
-    (fabric_manager_failed, "check: fabric-manager", Matters.NOW),
-    (blacklist_removed, "check: unattended-upgrades", Matters.NEXT_UPGRADE),
-    (vendor_let_in, "check: unattended-upgrades", Matters.NEXT_UPGRADE),
+    (libraries_upgraded, "check: driver-versions", Urgency.NOW),
+    (module_upgraded, "check: reboot-module", Urgency.NEXT_BOOT),
+    (module_gone, "check: reboot-module", Urgency.NEXT_BOOT),
+    (kernel_without_module, "check: reboot-kernel", Urgency.NEXT_BOOT),
+    (kernel_with_another_module, "check: reboot-module", Urgency.NEXT_BOOT),
+    (unsigned, "check: reboot-signature", Urgency.NEXT_BOOT),
+    (module_unloaded, "check: driver-loaded", Urgency.NOW),
+    (nouveau_has_the_gpus, "check: nouveau", Urgency.NOW),
+    (fabric_manager_upgraded, "check: fabric-manager", Urgency.NOW),
+    (fabric_manager_stopped, "check: fabric-manager", Urgency.NOW),
+    (fabric_manager_failed, "check: fabric-manager", Urgency.NOW),
+    (blacklist_removed, "check: unattended-upgrades", Urgency.NEXT_UPGRADE),
+    (vendor_let_in, "check: unattended-upgrades", Urgency.NEXT_UPGRADE),
 ]
 
 
@@ -138,7 +146,7 @@ def test_a_healthy_node_has_no_drift(path: Path) -> None:
     ("plant", "source", "when"), PLANTED, ids=lambda each: getattr(each, "__name__", "")
 )
 def test_what_was_moved_is_found_and_when_it_matters(
-    plant: Callable[[Document], None], source: str, when: Matters
+    plant: Callable[[Document], None], source: str, when: Urgency
 ) -> None:
     """Each is found by its own check, and its remedy is said."""
     document = recorded()
@@ -146,7 +154,7 @@ def test_what_was_moved_is_found_and_when_it_matters(
 
     found = told(document)
 
-    assert found.stand is Stand.DRIFTED
+    assert found.state is DriftState.DRIFTED
     assert [each.matters for each in found.moved if each.source == source] == [when]
     assert all(each.remedy for each in found.moved)
 
@@ -174,7 +182,7 @@ def test_a_lock_of_a_branch_lets_every_version_of_it_be() -> None:
 
 def test_a_node_without_a_probe_is_unknown_and_not_clean() -> None:
     found = told("cannot be reached: no route to host")
-    assert found.stand is Stand.UNKNOWN
+    assert found.state is DriftState.UNKNOWN
     assert "no route to host" in found.unread[0].why
 
 
@@ -194,7 +202,7 @@ def test_a_fact_that_could_not_be_read_is_unknown(at: tuple[str, str], check: st
 
     found = told(document)
 
-    assert found.stand is not Stand.CLEAN
+    assert found.state is not DriftState.CLEAN
     assert f"check: {check}" in {each.source for each in found.unread}
 
 
@@ -220,64 +228,64 @@ UPGRADES = "/etc/apt/apt.conf.d/52gpufleet-unattended-upgrades"
         pytest.param(
             Unit(UNIT),
             Snapshot(units={UNIT: UnitState("loaded", "active", "running", "disabled")}),
-            Matters.NEXT_BOOT,
+            Urgency.NEXT_BOOT,
             id="a-unit-that-runs-and-is-not-enabled",
         ),
         pytest.param(
             Unit(UNIT, enabled=False, running=None),
             Snapshot(units={UNIT: UnitState("loaded", "inactive", "dead", "enabled")}),
-            Matters.NEXT_BOOT,
+            Urgency.NEXT_BOOT,
             id="a-unit-that-would-start",
         ),
         pytest.param(
             Unit(UNIT),
             Snapshot(units={UNIT: UnitState("loaded", "inactive", "dead", "enabled")}),
-            Matters.NOW,
+            Urgency.NOW,
             id="a-unit-that-does-not-run",
         ),
         pytest.param(
             Package("nvidia-open", "580.95.05-1", hold=True),
             Snapshot(packages={"nvidia-open": PackageState("580.95.05-1", True, False)}),
-            Matters.NEXT_UPGRADE,
+            Urgency.NEXT_UPGRADE,
             id="a-hold-that-is-lost",
         ),
         pytest.param(
             Package("nvidia-open", "580.95.05-1", hold=True),
             Snapshot(packages={"nvidia-open": PackageState("580.178.04-1", True, True)}),
-            Matters.NOW,
+            Urgency.NOW,
             id="another-version",
         ),
         pytest.param(
             File(OPTIONS, b"blacklist nouveau\n"),
             Snapshot(files={OPTIONS: None}),
-            Matters.NEXT_BOOT,
+            Urgency.NEXT_BOOT,
             id="a-module's-options",
         ),
         pytest.param(
             File(UPGRADES, b"// keep the driver"),
             Snapshot(files={UPGRADES: FileState("file", "root", "root", 0o644, "0")}),
-            Matters.NEXT_UPGRADE,
+            Urgency.NEXT_UPGRADE,
             id="unattended-upgrades",
         ),
         pytest.param(
             File("/etc/vllm/x", b""),
             Snapshot(files={"/etc/vllm/x": None}),
-            Matters.NOW,
+            Urgency.NOW,
             id="a-file",
         ),
     ],
 )
 def test_when_a_change_matters_is_told_by_what_the_deploy_says(
-    wanted: Any, seen: Snapshot, when: Matters
+    wanted: Any, seen: Snapshot, when: Urgency
 ) -> None:
     """The words are the deploy's own: were they others, this would find out."""
     (change,) = difference(Wanted(wanted), seen).changes
-    assert drift.matters(change) is when
+    assert drift.urgency_of(change) is when
 
 
 # --- what is said of a fleet
 
-MOVED = NodeDrift((Moved("deploys/node.py: tuning | settings", "write /etc/x: it is missing"),))
+MOVED = NodeDrift((Deviation("deploys/node.py: tuning | settings", "write /etc/x: it is missing"),))
 UNKNOWN = NodeDrift(unread=(Unread("check: probe", "no answer"),))
 
 

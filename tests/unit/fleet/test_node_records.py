@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpufleet.checks.finding import Finding, GpuId, Severity
 from gpufleet.fleet import node_records
-from gpufleet.fleet.drift import Matters, Moved, NodeDrift, Unread
+from gpufleet.fleet.drift import Deviation, NodeDrift, Unread, Urgency
 from gpufleet.monitoring.metrics import gpufleet_metrics
 from gpufleet.remote import payload
 from gpufleet.settings.parse import parse_settings
@@ -82,7 +82,7 @@ def samples_of(found, name):
 
 
 def test_findings_are_counted_by_severity_and_what_passed_is_none():
-    found = node_records.of_check(FOUND, 1700000000)
+    found = node_records.check_record(FOUND, 1700000000)
 
     assert counts(found, "check_findings", "severity") == {
         "block": 2, "unknown": 1, "warn": 1, "info": 0}  # fmt: skip
@@ -91,7 +91,7 @@ def test_findings_are_counted_by_severity_and_what_passed_is_none():
 
 def test_what_an_operator_accepted_blocks_nothing():
     accepted = finding("ecc", Severity.BLOCK, accepted="ticket 4711, until 2026-12-31")
-    found = node_records.of_check([*FOUND, accepted], 0)
+    found = node_records.check_record([*FOUND, accepted], 0)
 
     assert counts(found, "check_findings", "severity")["block"] == 2
     assert counts(found, "check_findings", "severity")["info"] == 1
@@ -100,12 +100,12 @@ def test_what_an_operator_accepted_blocks_nothing():
 def test_what_was_not_asked_because_of_another_finding_is_not_counted_beside_it():
     unasked = finding("nvlink-links", Severity.UNKNOWN, cause="gpu-count")
 
-    assert node_records.of_check([*FOUND, unasked], 0) == node_records.of_check(FOUND, 0)
+    assert node_records.check_record([*FOUND, unasked], 0) == node_records.check_record(FOUND, 0)
 
 
 def test_drift_is_counted_by_when_it_matters():
-    moved = (Moved("a", "x"), Moved("a", "y"), Moved("b", "z", Matters.NEXT_BOOT))
-    found = node_records.of_drift(NodeDrift(moved), 1700000000)
+    moved = (Deviation("a", "x"), Deviation("a", "y"), Deviation("b", "z", Urgency.NEXT_BOOT))
+    found = node_records.drift_record(NodeDrift(moved), 1700000000)
 
     assert counts(found, "drift_differences", "matters") == {
         "now": 2, "next_boot": 1, "next_upgrade": 0}  # fmt: skip
@@ -117,7 +117,7 @@ def test_drift_is_counted_by_when_it_matters():
     ("drift", "refused"), [(NodeDrift(unread=(Unread("a", "why"),)), False), (NodeDrift(), True)]
 )
 def test_what_could_not_be_compared_is_unknown_and_not_clean(drift, refused):
-    found = node_records.of_drift(drift, 0, refused=refused)
+    found = node_records.drift_record(drift, 0, refused=refused)
 
     assert samples_of(found, "drift_unknown") == [({}, 1)]
 
@@ -164,8 +164,8 @@ def test_gpus_are_measured_by_dcgm_only_where_its_exporter_is():
 def test_what_is_recorded_is_served_by_name_type_and_labels_of_the_list(record, tmp_path):
     node(tmp_path)
     files = {
-        node_records.CHECK: node_records.of_check(FOUND, 1700000000),
-        node_records.DRIFT: node_records.of_drift(NodeDrift(), 1700000000),
+        node_records.CHECK: node_records.check_record(FOUND, 1700000000),
+        node_records.DRIFT: node_records.drift_record(NodeDrift(), 1700000000),
     }
 
     assert record(files)["error"] == ""
@@ -196,7 +196,7 @@ def test_a_deploy_that_ended_is_dated_for_the_facts(record, tmp_path):
 
 
 def test_a_node_that_has_no_facts_yet_is_left_as_it_is(record, tmp_path):
-    said = record({node_records.CHECK: node_records.of_check(FOUND, 0)})
+    said = record({node_records.CHECK: node_records.check_record(FOUND, 0)})
 
     assert "it has no /var/lib/gpufleet/textfile" in said["error"]
     assert list(tmp_path.iterdir()) == []

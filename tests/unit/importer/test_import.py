@@ -520,7 +520,7 @@ def test_a_key_is_hidden_wherever_it_stands(key: str) -> None:
 )  # fmt: skip
 def test_a_variable_s_name_says_that_it_is_a_secret(name: str, is_secret: bool) -> None:
     """By whole words of the name."""
-    assert redact.names_one(name) is is_secret
+    assert redact.is_secret_name(name) is is_secret
 
 
 SECRET = "a-word-of-no-known-form"

@@ -31,9 +31,9 @@ def test_any_rank_tells_the_whole_replica(stage):
     """Whichever node comes first asks all of them."""
     fleet = {"gpu-01": settings(), "gpu-02": settings()}
 
-    found = check_reachability.replica(stage, fleet)
+    found = check_reachability.describe_replica(stage, fleet)
 
-    assert found == check_reachability.replica(HEAD, fleet)
+    assert found == check_reachability.describe_replica(HEAD, fleet)
     assert found.nodes == ("gpu-01", "gpu-02")
     assert found.ports == range(29500, 29516)
     assert {each.model_directory for each in found.members} == {
@@ -48,7 +48,7 @@ def test_any_rank_tells_the_whole_replica(stage):
 def test_each_nodes_own_release_is_what_it_has_to_have():
     """Variables of groups may differ: then the sentence has both, before anything restarts."""
     fleet = {"gpu-01": settings(), "gpu-02": settings(vllm={"python": "/usr/bin/python3.12"})}
-    found = check_reachability.replica(HEAD, fleet)
+    found = check_reachability.describe_replica(HEAD, fleet)
 
     silent = dict.fromkeys(found.nodes, "no answer within 8 s")
     problems = reachability.compare(found, silent, {}).problems
@@ -62,20 +62,20 @@ def test_a_lock_that_cannot_be_read_is_a_mistake_in_words():
     fleet = {"gpu-01": settings(), "gpu-02": settings(vllm={"lock": "locks/none.txt"})}
 
     with pytest.raises(FleetError, match=r"locks/none.txt cannot be read \(No such file"):
-        check_reachability.replica(HEAD, fleet)
+        check_reachability.describe_replica(HEAD, fleet)
 
 
 def test_nodes_that_do_not_answer_the_look_are_not_waited_for_again():
     """What they would be asked next is how they reach others; the others prove it without them."""
     asked: list[tuple[str, list[str]]] = []
-    found = check_reachability.replica(HEAD, {"gpu-01": settings(), "gpu-02": settings()})
+    found = check_reachability.describe_replica(HEAD, {"gpu-01": settings(), "gpu-02": settings()})
 
     def asking(program, seconds, what):
         nodes = [node for node in found.nodes if program(node)]
         asked.append((what, nodes))
         return dict.fromkeys(nodes, "cannot be reached: no route to host")
 
-    reach = check_reachability.prove(found, asking)
+    reach = check_reachability.prove_reachability(found, asking)
 
     assert asked == [("the look at what it has", ["gpu-01", "gpu-02"])]
     assert reach.problems == tuple(
@@ -86,5 +86,7 @@ def test_nodes_that_do_not_answer_the_look_are_not_waited_for_again():
 def test_ray_is_asked_for_where_it_joins_the_nodes():
     fleet = dict.fromkeys(("gpu-01", "gpu-02"), settings(distributed_executor_backend="ray"))
 
-    assert check_reachability.replica(HEAD, fleet).ray
-    assert not check_reachability.replica(replace(HEAD), {name: settings() for name in fleet}).ray
+    assert check_reachability.describe_replica(HEAD, fleet).ray
+    assert not check_reachability.describe_replica(
+        replace(HEAD), {name: settings() for name in fleet}
+    ).ray

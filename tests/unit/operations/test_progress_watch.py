@@ -24,7 +24,7 @@ def brought():
 
 brought(name="bring it")
 """
-GROWING = 'progress_watch.growing("stage lab/tiny", "models", seconds=60, total=64 << 20)'
+GROWING = 'progress_watch.show_growth("stage lab/tiny", "models", seconds=60, total=64 << 20)'
 # A MiB a second, until it has been seen; a minute at most.
 BRING = (
     "mkdir models; for each in $(seq 60); do test -e seen && break; "

@@ -489,7 +489,7 @@ def assessed(**asked):
         declared[name] = SimpleNamespace(
             groups=(), settings=NodeSettings.model_validate(settings), origins={}
         )
-    return assessment.planned(documents, declared)
+    return assessment.plan_fleet(documents, declared)
 
 
 @pytest.mark.parametrize(

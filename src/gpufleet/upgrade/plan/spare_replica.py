@@ -90,7 +90,7 @@ def _room(
         for name, each in declared.items()
     }
     try:
-        then = assessment.planned(documents, more)
+        then = assessment.plan_fleet(documents, more)
     except FleetError as error:
         return f"there is no room for one more ({error.problems[0]})"
     before, after = _places(found.plan.stages), _places(then.plan.stages)

@@ -130,7 +130,7 @@ class FleetActions:
         gevent.sleep(self.rules.gates.baseline_seconds)
         last = self._observe(observe.questions(replicas, settings, 0))
         documents = observe.survey(self.nodes, self.declared)
-        report = assessment.judged(documents, self.declared.gpu_nodes)
+        report = assessment.check_nodes(documents, self.declared.gpu_nodes)
         self.journal.append(
             "baseline",
             answers={
@@ -150,7 +150,7 @@ class FleetActions:
         while True:
             documents = observe.survey(self.nodes, self.declared)
             there = {n: said for n, said in documents.items() if not isinstance(said, str)}
-            running = tuple(assessment.running(there))
+            running = tuple(assessment.running_stages(there))
             looks = observe.look(self.nodes, self.declared.gpu_nodes, GONE_SECONDS)
             settings = {name: each.settings for name, each in self.declared.gpu_nodes.items()}
             loads = observe.loads(self.nodes, running, self.found, settings, looks)
@@ -491,7 +491,7 @@ class FleetActions:
 
     def _findings(self, group: Group, before: Findings) -> Verdict:
         documents = observe.survey(self.nodes, self.declared)
-        report = assessment.judged(documents, self.declared.gpu_nodes)
+        report = assessment.check_nodes(documents, self.declared.gpu_nodes)
         found = Findings.of(report)
         here = set(group.nodes)
         return gates.findings(

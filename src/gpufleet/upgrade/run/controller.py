@@ -257,10 +257,10 @@ class UpgradeRun:
                 *(f"{name}: {said}" for name, said in documents.items()), "no node answers"
             )
         try:
-            found = assessment.planned(there, declared, unfit_stops=False)
+            found = assessment.plan_fleet(there, declared, unfit_stops=False)
         except FleetError as error:
             self.journal.append("noted", text="; ".join(error.problems))
-            runs = tuple(assessment.running(there))
+            runs = tuple(assessment.running_stages(there))
             nodes = {n: node_from_probe(n, each) for n, each in there.items()}
             found = Assessment(nodes, FleetPlan((), ()), (), runs)
         actions = self._actions(found)

@@ -15,7 +15,7 @@ from gpufleet.artifacts.operator_files import read, release_of
 from gpufleet.errors import FleetError
 from gpufleet.fleet import assessment
 from gpufleet.fleet.assessment import Assessment
-from gpufleet.fleet.model_configs import directories
+from gpufleet.fleet.model_configs import model_directories
 from gpufleet.inventory.loader import Fleet
 from gpufleet.network import haproxy
 from gpufleet.planning.stage import Running, Stage
@@ -118,18 +118,18 @@ def view_fleet(
     Ask all nodes what they are, and plan.
 
     `below` is what differs below vLLM, by node. Raises `FleetError` for nodes that give no answer,
-    and whatever `assessment.planned` refuses.
+    and whatever `assessment.plan_fleet` refuses.
     """
     documents = survey(nodes, declared)
     looks = look(nodes, declared.gpu_nodes)
-    found = assessment.planned(documents, declared.gpu_nodes, unfit_stops=unfit_stops)
-    report = assessment.judged(documents, declared.gpu_nodes)
+    found = assessment.plan_fleet(documents, declared.gpu_nodes, unfit_stops=unfit_stops)
+    report = assessment.check_nodes(documents, declared.gpu_nodes)
     return FleetView(found, looks, Findings.of(report), below or {}, found.remarks, documents)
 
 
 def survey(nodes: Nodes, declared: Fleet) -> dict[str, Answer]:
     """Return what each GPU node answers the probe."""
-    models = directories(declared.gpu_nodes)
+    models = model_directories(declared.gpu_nodes)
     programs = {
         name: payload.program(
             "probe/probe", nvml=True, disks=DISKS, models=tuple(sorted(models.get(name, ())))

@@ -162,7 +162,9 @@ def test_what_nodes_say_of_a_model_is_taken_or_told(said, expected):
     serving = {"llama": Served(model="/srv/llama")}
     node = SimpleNamespace(settings=NodeSettings(vllm=vllm, serving=serving))
 
-    found = model_configs.described({"n1": node}, {"n1": {"models": {"/srv/llama": said}}})["llama"]
+    found = model_configs.describe_models({"n1": node}, {"n1": {"models": {"/srv/llama": said}}})[
+        "llama"
+    ]
 
     if isinstance(expected, str):
         assert expected in found

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gpufleet.fleet.upgrade_lock import held
+from gpufleet.fleet.upgrade_lock import lock_problems
 from gpufleet.on_node.common import change_marks, linux_facts
 from gpufleet.on_node.probe import cordon_mark
 
@@ -22,7 +22,7 @@ LOCK = {
 def test_a_deploy_beside_an_upgrade_is_refused_with_who_what_since_and_what_to_type():
     documents = {"a": {"upgrade": LOCK}, "b": {"upgrade": LOCK}, "c": {"upgrade": None}}
 
-    (said,) = held(documents, None)
+    (said,) = lock_problems(documents, None)
 
     for word in ("u1", "ann@laptop", "vLLM 0.32.0", "1970-01-01 00:00", "has a, b:", "--resume"):
         assert word in said
@@ -32,19 +32,21 @@ def test_a_deploy_beside_an_upgrade_is_refused_with_who_what_since_and_what_to_t
 def test_an_upgrades_own_deploys_go_on_and_another_ones_do_not():
     documents = {"a": {"upgrade": LOCK}}
 
-    assert held(documents, "u1") == ()
-    assert len(held(documents, "u2")) == 1
+    assert lock_problems(documents, "u1") == ()
+    assert len(lock_problems(documents, "u2")) == 1
 
 
 def test_a_lock_that_cannot_be_read_is_not_known_and_stops():
-    (said,) = held({"a": {"upgrade": {"missing": "denied", "detail": "Permission denied"}}}, "u1")
+    (said,) = lock_problems(
+        {"a": {"upgrade": {"missing": "denied", "detail": "Permission denied"}}}, "u1"
+    )
 
     assert said.startswith("a: ")
     assert "not known (Permission denied)" in said
 
 
 def test_a_silent_node_and_an_older_probe_say_nothing_of_a_lock():
-    assert held({"a": "no answer within 60 s", "b": {}}, None) == ()
+    assert lock_problems({"a": "no answer within 60 s", "b": {}}, None) == ()
 
 
 def test_the_probe_finds_the_lock_that_an_upgrade_has_taken(tmp_path, monkeypatch):
@@ -58,7 +60,7 @@ def test_the_probe_finds_the_lock_that_an_upgrade_has_taken(tmp_path, monkeypatc
 
     assert found is not None
     assert {**found, "since": 0.0} == {**LOCK, "what": "x"}
-    assert held({"a": json.loads(json.dumps({"upgrade": found}))}, None)
+    assert lock_problems({"a": json.loads(json.dumps({"upgrade": found}))}, None)
 
 
 def test_a_lock_of_which_a_half_is_there_is_no_lock_that_is_passed_over(tmp_path, monkeypatch):
