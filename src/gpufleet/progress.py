@@ -1,7 +1,7 @@
 """How far something is that takes time, in a line for a terminal and for a log.  Pure.
 
 Bytes that come, with their rate and what is left of the time; and things that are waited for, by
-name. `Pace` says when a line is due. (What steps an upgrade has made is `upgrade/progress.py`.)
+name. `Pace` says when a line is due. (Steps of an upgrade: `upgrade/report`.)
 Seconds here are of a clock that only goes forth, such as `time.monotonic()`.
 """
 

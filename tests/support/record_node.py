@@ -116,7 +116,7 @@ def record_real() -> None:
 
 def main(arguments: list[str]) -> None:
     if arguments not in ([], ["--real"]):
-        sys.exit("usage: python tests/data/nodes/record.py [--real]")
+        sys.exit("usage: python -m tests.support.record_node [--real]")
     try:
         record_real() if arguments else record_profiles()
     except FleetError as error:

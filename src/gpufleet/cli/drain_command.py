@@ -1,7 +1,7 @@
 """`gpufleet cordon`, `uncordon`, `drain` and `undrain`: a person takes a node out of service.
 
 Thin: `draining.py` says what a drain is about, `on_node/change/change.py` makes the marks, and
-`upgrade/balancing.py` tells gateways, as an upgrade does.
+`upgrade/run/traffic.py` tells gateways, as an upgrade does.
 """
 
 from __future__ import annotations

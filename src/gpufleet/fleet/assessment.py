@@ -46,7 +46,7 @@ from gpufleet.sizing.fit import size
 
 
 class Declared(Protocol):
-    """What variables say of one node, as `nodevars.NodeVars` has it."""
+    """What variables say of one node, as `node_variables.NodeVars` has it."""
 
     @property
     def groups(self) -> tuple[str, ...]: ...

@@ -20,7 +20,7 @@ class Drain:
     nodes: Mapping[str, tuple[str, ...]]
     """By replica (`tiny-0`): all nodes that it has a stage on."""
     servers: tuple[Mapping[str, Any], ...]
-    """Their servers, as `upgrade.balancing` takes them."""
+    """Their servers, as `upgrade.run.traffic` takes them."""
     last: tuple[str, ...]
     """Models that no replica elsewhere serves."""
 

@@ -34,7 +34,7 @@ _MOST_SECONDS = 10
 
 
 class Watched(Protocol):
-    """What the inventory says of a node, as `nodevars.NodeVars` has it."""
+    """What the inventory says of a node, as `node_variables.NodeVars` has it."""
 
     @property
     def name(self) -> str: ...

@@ -76,7 +76,7 @@ def show_growth(
 
     "stage lab/tiny: 1.2 of 5.3 GiB, 85 MiB/s, 48 s left". `total` are the bytes that there will be;
     where they are not known `tree` is the Hub's list of the model's files
-    (`checkpoint.listing`), which the node asks for once, with the token of its `token_file`. The
+    (`model_files.listing`), which the node asks for once, with the token of its `token_file`. The
     looks end with the block, after `seconds` at the latest.
     """
     amount = Amount()

@@ -23,7 +23,7 @@ _WORST_FIRST = tuple(reversed(Health))
 
 
 class Declared(Protocol):
-    """What variables say of one node, as `nodevars.NodeVars` has it."""
+    """What variables say of one node, as `node_variables.NodeVars` has it."""
 
     @property
     def settings(self) -> NodeSettings: ...

@@ -1,7 +1,7 @@
 """What pyinfra itself makes of a node's variables: its global arguments, and its connectors' keys.
 
-Apart from `nodevars`, for pyinfra takes a quarter of a second to import (measured): whoever has
-written none of these need not wait for it.
+A module of its own: pyinfra takes a quarter of a second to import, and inventories without these
+variables need not wait for it.
 """
 
 from __future__ import annotations

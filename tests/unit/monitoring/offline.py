@@ -20,7 +20,7 @@ from gpufleet.monitoring.rules.rule import Recording
 
 RECORDED = Path(__file__).parent / "recorded"
 
-# What scrapes add (monitoring/scrape.py); `server` is there where a stage has several.
+# What scrapes add (monitoring/prometheus.py); `server` is there where a stage has several.
 TARGET = {
     Job.NODE: {"instance": "gpu-01"},
     Job.DCGM: {"instance": "gpu-01"},

@@ -4,7 +4,7 @@
       lock.json                      {"id", "owner", "from", "since", "what"}
       cordon.json                    {"by", "why", "since", "upgrade": id or null}
       drained/<replica>.json         the same keys
-      next/manifest.json             what deploys/prepare.py has put here (`upgrade/staged.py`)
+      next/manifest.json             put here by deploys/prepare.py (upgrade/run/staged_units.py)
       next/<unit>, next/files/...    the unit files, and what units read when they start
       kept/<upgrade>/manifest.json   {"id", "at", "units": {unit: fingerprint or null}, ...}
       kept/<upgrade>/<unit>          the unit files of before

@@ -21,7 +21,7 @@ KEY = "upgrade"
 
 
 class Declared(Protocol):
-    """What variables say of one node, as `nodevars.NodeVars` has it."""
+    """What variables say of one node, as `node_variables.NodeVars` has it."""
 
     @property
     def settings(self) -> NodeSettings: ...

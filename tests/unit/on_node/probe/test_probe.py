@@ -83,7 +83,7 @@ def test_every_profile_is_found_as_it_is_written(probed, profile):
 
 @pytest.mark.parametrize("profile", nvml.profiles())
 def test_the_recordings_have_all_that_the_probe_finds(library, profile):
-    """Otherwise: `python tests/data/nodes/record.py`."""
+    """Otherwise: `python -m tests.support.record_node`."""
     kept = json.loads((NODES / f"{profile}.json").read_text())
 
     assert keys(kept) == keys(recording(library, profile))
