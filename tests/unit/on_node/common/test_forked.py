@@ -50,7 +50,8 @@ def test_a_question_that_ends_itself_ends_the_program_that_it_waits_for():
 def running(parent: int, command: bytes) -> Path:
     """Return the directory in /proc of a process's only child, once it runs this."""
     children = Path(f"/proc/{parent}/task/{parent}/children")
-    while children.exists():
+    ended = Path(f"/proc/{parent}/stat")  # a zombie still has a directory
+    while children.exists() and ") Z " not in ended.read_text():
         for child in children.read_text().split():
             if Path("/proc", child, "cmdline").read_bytes() == command:
                 return Path("/proc", child)

@@ -14,6 +14,7 @@ import pytest
 
 from gpufleet.errors import FleetError
 from gpufleet.on_node.change import change
+from gpufleet.on_node.common import linux_facts
 from gpufleet.upgrade.run import node_locks
 from gpufleet.upgrade.run.node_answers import Answer
 from gpufleet.upgrade.run.node_questions import NodeQuestion
@@ -55,7 +56,8 @@ def parameters(asked: NodeQuestion) -> dict[str, Any]:
 
 
 @pytest.fixture
-def nodes(tmp_path: Path) -> OnDisk:
+def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OnDisk:
+    monkeypatch.setattr(linux_facts, "ROOT", "")  # the program sets it; other tests need it back
     for name in NODES:
         (tmp_path / name / "var/lib").mkdir(parents=True)
     return OnDisk(tmp_path)
