@@ -10,7 +10,6 @@ from gpufleet.artifacts import operator_files, release
 from gpufleet.artifacts.release import BUILD_SECONDS, WAIT_SECONDS
 from gpufleet.converge.desired import Listing, Wanted
 from gpufleet.errors import FleetError
-from gpufleet.monitoring.prometheus import Watched
 from gpufleet.network import litellm_node
 from gpufleet.network.litellm import (
     HOME,
@@ -26,10 +25,11 @@ from gpufleet.network.litellm import (
 from gpufleet.operations.build_release import build_release, remove_old_releases
 from gpufleet.operations.converge import Converge
 from gpufleet.operations.validated_config import ServerConfig, validate_config
+from gpufleet.settings.node_variables import NodeVars
 
 
 @deploy("LiteLLM")
-def litellm(nodes: Mapping[str, Watched], name: str) -> None:
+def litellm(nodes: Mapping[str, NodeVars], name: str) -> None:
     """
     Converge the node to the LiteLLM that it declares; to none, where it declares none.
 

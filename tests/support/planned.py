@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from copy import deepcopy
 from functools import cache
-from types import SimpleNamespace
 from typing import Any
 
 from gpufleet.fleet import assessment
 from gpufleet.fleet.assessment import Assessment
 from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.node_variables import NodeVars
 from tests.support.checkout import ROOT
 from tests.unit.node.test_cluster_network import nic
 
@@ -47,9 +47,9 @@ def planned(machines: dict[str, dict[str, Any]], settings: dict[str, dict[str, A
     return assessment.plan_fleet(machines, declared_of({name: settings[name] for name in machines}))
 
 
-def declared_of(settings: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def declared_of(settings: dict[str, dict[str, Any]]) -> dict[str, NodeVars]:
     """Return what an inventory would say of nodes."""
     return {
-        name: SimpleNamespace(groups=(), settings=NodeSettings.model_validate(each), origins={})
+        name: NodeVars(name, (), NodeSettings.model_validate(each), {})
         for name, each in settings.items()
     }

@@ -10,7 +10,7 @@ import datetime as dt
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from gpufleet.artifacts import release
 from gpufleet.checks.admission import admitted_nodes, finding_sentence
@@ -40,22 +40,9 @@ from gpufleet.planning.stage import Running
 from gpufleet.serving import flag_check
 from gpufleet.serving.restarts import restarts
 from gpufleet.settings.node_settings import NodeSettings
-from gpufleet.settings.variables import Origin
+from gpufleet.settings.node_variables import NodeVars
 from gpufleet.sizing.architectures.description import Described
 from gpufleet.sizing.fit import size
-
-
-class Declared(Protocol):
-    """What variables say of one node, as `node_variables.NodeVars` has it."""
-
-    @property
-    def groups(self) -> tuple[str, ...]: ...
-
-    @property
-    def settings(self) -> NodeSettings: ...
-
-    @property
-    def origins(self) -> Mapping[str, Origin]: ...
 
 
 @dataclass(frozen=True)
@@ -97,7 +84,7 @@ class Assessment:
 
 def check_nodes(
     answers: Mapping[str, Mapping[str, Any] | str],
-    declared: Mapping[str, Declared],
+    declared: Mapping[str, NodeVars],
     only: Collection[str] | None = None,
 ) -> Report:
     """
@@ -125,7 +112,7 @@ def check_nodes(
 
 def plan_fleet(
     answers: Mapping[str, Mapping[str, Any] | str],
-    declared: Mapping[str, Declared],
+    declared: Mapping[str, NodeVars],
     *,
     unfit_stops: bool = True,
 ) -> Assessment:

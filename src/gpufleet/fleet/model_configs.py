@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
 from gpufleet.errors import FleetError
 from gpufleet.node.topology import value_or
-from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.node_variables import NodeVars
 from gpufleet.settings.serving_settings import Served, Vllm
 from gpufleet.sizing.architectures.description import Described, ModelFiles, describe
 from gpufleet.sizing.checkpoint_reader import Hub, read
@@ -22,14 +22,7 @@ from gpufleet.sizing.checkpoint_reader import Hub, read
 SECONDS = 60.0
 
 
-class Declared(Protocol):
-    """What variables say of one node."""
-
-    @property
-    def settings(self) -> NodeSettings: ...
-
-
-def model_directories(declared: Mapping[str, Declared]) -> dict[str, tuple[str, ...]]:
+def model_directories(declared: Mapping[str, NodeVars]) -> dict[str, tuple[str, ...]]:
     """Return for each node the directories whose models' files its probe has to read."""
     return {
         name: tuple(sorted({each.model for each in node.settings.serving.values() if each.is_path}))
@@ -38,7 +31,7 @@ def model_directories(declared: Mapping[str, Declared]) -> dict[str, tuple[str, 
 
 
 def describe_models(
-    declared: Mapping[str, Declared], documents: Mapping[str, Mapping[str, Any]]
+    declared: Mapping[str, NodeVars], documents: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Described]:
     """
     Return what each declared model is, by its name in `serving`.

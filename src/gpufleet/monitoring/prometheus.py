@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import yaml
 
@@ -20,7 +20,7 @@ from gpufleet.monitoring.exporters import file_of_node
 from gpufleet.monitoring.metrics.metric import Job
 from gpufleet.serving.servers import Server
 from gpufleet.settings.monitoring_settings import BasicAuth, Exporters, Monitoring, Tls
-from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.node_variables import NodeVars
 
 Target: TypeAlias = dict[str, Any]
 """One entry of a file_sd file: {"targets": ["192.0.2.21:9100"], "labels": {"instance": ...}}."""
@@ -31,19 +31,6 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _ANY = ("0.0.0.0", "::", "")  # noqa: S104  # addresses that are read, not bound
 # prometheus.io/docs, scrape_timeout: 10 s unless said, and never above the interval.
 _MOST_SECONDS = 10
-
-
-class Watched(Protocol):
-    """What the inventory says of a node, as `node_variables.NodeVars` has it."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def address(self) -> str: ...
-
-    @property
-    def settings(self) -> NodeSettings: ...
 
 
 @dataclass(frozen=True, order=True)
@@ -86,7 +73,7 @@ class Scrape:
 
 
 def unreachable_servers(
-    nodes: Mapping[str, Watched], servers: Iterable[Server], home: str
+    nodes: Mapping[str, NodeVars], servers: Iterable[Server], home: str
 ) -> list[str]:
     """Say which servers `home` cannot scrape, because they listen on their own node alone."""
     alone = {each.node for each in servers if each.node != home} & {
@@ -103,7 +90,7 @@ def unreachable_servers(
 
 
 def scrapes(
-    nodes: Mapping[str, Watched], servers: Iterable[Server] = (), home: str = ""
+    nodes: Mapping[str, NodeVars], servers: Iterable[Server] = (), home: str = ""
 ) -> tuple[Scrape, ...]:
     """
     Return everything that the Prometheus on node `home` scrapes; "": one that is not ours.
@@ -198,7 +185,7 @@ def _named(job: Job, by_access: Mapping[Access, list[Target]]) -> Iterator[Scrap
 
 
 def _of_servers(
-    nodes: Mapping[str, Watched], servers: Iterable[Server], home: str
+    nodes: Mapping[str, NodeVars], servers: Iterable[Server], home: str
 ) -> Iterator[Target]:
     for each in servers:
         node = nodes.get(each.node)
@@ -211,7 +198,7 @@ def _of_servers(
         yield _target(Job.VLLM, address, each.port, each.node, **labels)
 
 
-def server_address(node: Watched, *, here: bool) -> str | None:
+def server_address(node: NodeVars, *, here: bool) -> str | None:
     """Return the address of a node's vLLM servers, `here` on it or elsewhere; None: there is none."""
     listens = _vllm_listens(node)
     if listens in _LOOPBACK:
@@ -219,11 +206,11 @@ def server_address(node: Watched, *, here: bool) -> str | None:
     return node.address if listens in _ANY else listens
 
 
-def _vllm_listens(node: Watched) -> str:
+def _vllm_listens(node: NodeVars) -> str:
     return node.settings.vllm.listen if node.settings.vllm else ""
 
 
-def _monitor(nodes: Mapping[str, Watched], home: str, job: Job) -> Iterator[Target]:
+def _monitor(nodes: Mapping[str, NodeVars], home: str, job: Job) -> Iterator[Target]:
     """Yield the servers of monitoring nodes: our own, and others' that can be reached."""
     for name, node in sorted(nodes.items()):
         monitoring = node.settings.monitoring

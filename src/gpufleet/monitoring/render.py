@@ -18,15 +18,16 @@ import yaml
 from gpufleet import node_paths
 from gpufleet.monitoring import alertmanager
 from gpufleet.monitoring import prometheus as scrape
-from gpufleet.monitoring.prometheus import MARK, Scrape, Watched
+from gpufleet.monitoring.prometheus import MARK, Scrape
 from gpufleet.monitoring.rules.files import RuleSettings, rule_files
 from gpufleet.settings.monitoring_settings import Monitoring, Objectives
+from gpufleet.settings.node_variables import NodeVars
 
 DASHBOARDS = node_paths.DASHBOARDS
 """Where Grafana looks for our dashboards on a monitoring node."""
 
 
-def rule_settings(monitoring: Monitoring, nodes: Mapping[str, Watched]) -> RuleSettings:
+def rule_settings(monitoring: Monitoring, nodes: Mapping[str, NodeVars]) -> RuleSettings:
     """Return what the rules depend on: promises, changed alerts, and which parts there are."""
     models = {
         name: served
@@ -51,7 +52,7 @@ def rule_settings(monitoring: Monitoring, nodes: Mapping[str, Watched]) -> RuleS
 
 
 def prometheus(
-    monitoring: Monitoring, nodes: Mapping[str, Watched], wanted: Iterable[Scrape]
+    monitoring: Monitoring, nodes: Mapping[str, NodeVars], wanted: Iterable[Scrape]
 ) -> dict[str, bytes]:
     """Return what Prometheus reads when it starts or is told to: another one needs a reload."""
     rules = rule_files(rule_settings(monitoring, nodes))
@@ -107,7 +108,7 @@ def dashboards() -> dict[str, bytes]:
 
 
 def render_files(
-    monitoring: Monitoring, nodes: Mapping[str, Watched], wanted: Iterable[Scrape]
+    monitoring: Monitoring, nodes: Mapping[str, NodeVars], wanted: Iterable[Scrape]
 ) -> dict[str, bytes]:
     """Return all of it, for a Prometheus, an Alertmanager and a Grafana that are not ours."""
     wanted = tuple(wanted)

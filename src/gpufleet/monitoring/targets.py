@@ -11,10 +11,11 @@ from pathlib import Path
 
 from gpufleet.errors import FleetError
 from gpufleet.monitoring import prometheus
-from gpufleet.monitoring.prometheus import Scrape, Target, Watched
+from gpufleet.monitoring.prometheus import Scrape, Target
 from gpufleet.serving.servers import Server
 from gpufleet.settings.monitoring_settings import Monitoring
 from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.node_variables import NodeVars
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class MonitoringTargets:
     """One monitoring node and what it is to watch."""
 
     name: str
-    nodes: Mapping[str, Watched] = field(repr=False)
+    nodes: Mapping[str, NodeVars] = field(repr=False)
     servers: tuple[Server, ...]
     """Of vLLM."""
     silent: frozenset[str] = frozenset()

@@ -23,9 +23,9 @@ from typing import Any
 from gpufleet import node_paths
 from gpufleet.monitoring import prometheus
 from gpufleet.monitoring.exporters import file_of_node
-from gpufleet.monitoring.prometheus import Watched
 from gpufleet.serving.servers import Server
 from gpufleet.settings.gateway_settings import Client, Gateway
+from gpufleet.settings.node_variables import NodeVars
 from gpufleet.settings.serving_settings import Served
 from gpufleet.templates import render_template
 
@@ -180,7 +180,7 @@ def read(said: Mapping[str, Any] | str) -> GatewayState:
 
 
 def backends(
-    nodes: Mapping[str, Watched],
+    nodes: Mapping[str, NodeVars],
     servers: Iterable[Server],
     home: str,
     keys: Mapping[str, str] | None = None,
@@ -219,7 +219,7 @@ def keep_silent(
     wanted: Iterable[Backend],
     before: Mapping[str, tuple[str, int]],
     silent: Collection[str],
-    nodes: Mapping[str, Watched],
+    nodes: Mapping[str, NodeVars],
 ) -> tuple[Backend, ...]:
     """
     Return `wanted` with the servers that a gateway has now of nodes that did not answer.
@@ -242,7 +242,7 @@ def keep_silent(
     )
 
 
-def _asked(node: Watched, entry: str, stage: str) -> tuple[str, int]:
+def _asked(node: NodeVars, entry: str, stage: str) -> tuple[str, int]:
     """Return whom a node's watchdog is asked about, and at which port; ("", 0): it is not asked."""
     model, port = node.settings.serving.get(entry), node.settings.watchdog_port
     return (stage, port) if model and port and model.watchdog.mode != "off" else ("", 0)
@@ -259,13 +259,13 @@ def _stage(entry: str, server: str) -> str:
     return f"{entry}-{replica}"
 
 
-def key_files(nodes: Mapping[str, Watched]) -> tuple[str, ...]:
+def key_files(nodes: Mapping[str, NodeVars]) -> tuple[str, ...]:
     """Return the files of this machine with the API keys of all vLLM servers."""
     vllm = (each.settings.vllm for each in nodes.values())
     return tuple(sorted({each.api_key_file for each in vllm if each and each.api_key_file}))
 
 
-def problems(nodes: Mapping[str, Watched], home: str) -> Iterator[str]:
+def problems(nodes: Mapping[str, NodeVars], home: str) -> Iterator[str]:
     """Yield what keeps a gateway on `home` from reaching the fleet's servers, in sentences."""
     by_entry: dict[str, dict[str | None, list[str]]] = {}
     for name, node in sorted(nodes.items()):

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from gpufleet import node_paths
 from gpufleet.errors import FleetError
 from gpufleet.monitoring import prometheus
-from gpufleet.monitoring.prometheus import Watched
 from gpufleet.settings.gateway_settings import VirtualAddress
+from gpufleet.settings.node_variables import NodeVars
 from gpufleet.templates import render_template
 
 UNIT = "keepalived.service"
@@ -61,7 +61,7 @@ def slow_hash(configuration: bytes) -> str:
     return hashlib.scrypt(configuration, salt=b"gpufleet keepalived", n=1 << 14, r=8, p=1).hex()
 
 
-def problems(nodes: Mapping[str, Watched], home: str) -> Iterator[str]:
+def problems(nodes: Mapping[str, NodeVars], home: str) -> Iterator[str]:
     """
     Yield what keeps the gateway on `home` from sharing its address, in sentences.
 
@@ -90,7 +90,7 @@ def problems(nodes: Mapping[str, Watched], home: str) -> Iterator[str]:
                 )
 
 
-def _of(node: Watched) -> VirtualAddress | None:
+def _of(node: NodeVars) -> VirtualAddress | None:
     return node.settings.gateway.virtual_address if node.settings.gateway else None
 
 

@@ -24,11 +24,12 @@ from gpufleet import node_paths
 from gpufleet.artifacts.release import Program
 from gpufleet.formatting import suggestion
 from gpufleet.monitoring import prometheus
-from gpufleet.monitoring.prometheus import MARK, Watched
+from gpufleet.monitoring.prometheus import MARK
 from gpufleet.network.haproxy import KEEP_ALIVE_SECONDS
 from gpufleet.settings.base import LOOPBACK
 from gpufleet.settings.gateway_settings import Gateway
 from gpufleet.settings.litellm_settings import Litellm, Parameters
+from gpufleet.settings.node_variables import NodeVars
 
 UNIT = "gpufleet-litellm.service"
 ACCOUNT = "litellm"
@@ -111,7 +112,7 @@ class Configuration:
 # Names
 
 
-def entries(nodes: Mapping[str, Watched]) -> dict[str, str]:
+def entries(nodes: Mapping[str, NodeVars]) -> dict[str, str]:
     """Return the entries that clients may ask, each with the name by which its servers know it."""
     found: dict[str, str] = {}
     prefill = set()
@@ -138,7 +139,7 @@ def names(wanted: Litellm, served: Mapping[str, str]) -> tuple[Name, ...]:
     return tuple(each for _, each in sorted(found.items()))
 
 
-def problems(wanted: Litellm, nodes: Mapping[str, Watched], home: str) -> Iterator[str]:
+def problems(wanted: Litellm, nodes: Mapping[str, NodeVars], home: str) -> Iterator[str]:
     """Yield what `litellm` of node `home` says that cannot be, in sentences."""
     served = entries(nodes)
     found = [*_of_upstream(wanted, nodes[home].settings.gateway, nodes)]
@@ -203,7 +204,7 @@ def _of_others(wanted: Litellm, served: Mapping[str, str]) -> Iterator[str]:
 
 
 def _of_upstream(
-    wanted: Litellm, gateway: Gateway | None, nodes: Mapping[str, Watched]
+    wanted: Litellm, gateway: Gateway | None, nodes: Mapping[str, NodeVars]
 ) -> Iterator[str]:
     if wanted.upstream_url is None:
         if gateway is None:
@@ -229,7 +230,9 @@ def _of_upstream(
         )
 
 
-def unknown_key(wanted: Litellm, nodes: Mapping[str, Watched], home: str, key: bytes) -> str | None:
+def unknown_key(
+    wanted: Litellm, nodes: Mapping[str, NodeVars], home: str, key: bytes
+) -> str | None:
     """Return why the gateways of the inventory would refuse LiteLLM's key; None: they would not."""
     gateway = nodes[home].settings.gateway
     needed = sorted({e for name in names(wanted, entries(nodes)) for e in name.entries})
@@ -246,14 +249,14 @@ def unknown_key(wanted: Litellm, nodes: Mapping[str, Watched], home: str, key: b
     return None
 
 
-def _gateways(nodes: Mapping[str, Watched]) -> list[Gateway]:
+def _gateways(nodes: Mapping[str, NodeVars]) -> list[Gateway]:
     return [each.settings.gateway for _, each in sorted(nodes.items()) if each.settings.gateway]
 
 
 # What it is told
 
 
-def upstream(wanted: Litellm, nodes: Mapping[str, Watched], home: str) -> Upstream:
+def upstream(wanted: Litellm, nodes: Mapping[str, NodeVars], home: str) -> Upstream:
     """
     Return the gateway that LiteLLM on node `home` asks, where `problems` has found nothing.
 

@@ -25,12 +25,12 @@ from gpufleet.converge.desired import (
 from gpufleet.errors import FleetError
 from gpufleet.monitoring import targets
 from gpufleet.monitoring.exporters import file_of_node
-from gpufleet.monitoring.prometheus import Watched
 from gpufleet.network import litellm
 from gpufleet.network.litellm import ACCOUNT, CREDENTIALS, HOME, PROGRAM, SERVE, STATE, UNIT
 from gpufleet.remote import payload
 from gpufleet.serving.unit import UnitFile, whole
 from gpufleet.settings.litellm_settings import Litellm
+from gpufleet.settings.node_variables import NodeVars
 
 PACKAGES = ("ca-certificates", "python3-venv")
 
@@ -60,7 +60,7 @@ def required(build: Release) -> Wanted:
 
 
 def read_files(
-    wanted: Litellm, nodes: Mapping[str, Watched], name: str
+    wanted: Litellm, nodes: Mapping[str, NodeVars], name: str
 ) -> tuple[dict[str, bytes], dict[str, bytes]]:
     """
     Return what is read of this machine: credentials by name, and open files by path from `HOME`.

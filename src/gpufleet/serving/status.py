@@ -10,23 +10,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from gpufleet.serving.out_of_service import OutOfService, out_of_service
 from gpufleet.serving.rank_status import Health, RankStatus, rank_status, reason
-from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.node_variables import NodeVars
 
 SCHEMA = 1
 """Version of `FleetStatus.as_json()`; raised when a key changes its meaning or goes."""
 
 _WORST_FIRST = tuple(reversed(Health))
-
-
-class Declared(Protocol):
-    """What variables say of one node, as `node_variables.NodeVars` has it."""
-
-    @property
-    def settings(self) -> NodeSettings: ...
 
 
 @dataclass(frozen=True)
@@ -97,7 +90,7 @@ class FleetStatus:
 
 def status(
     answers: Mapping[str, Mapping[str, Any] | str],
-    declared: Mapping[str, Declared],
+    declared: Mapping[str, NodeVars],
     *,
     whole: bool = True,
 ) -> FleetStatus:
@@ -221,7 +214,7 @@ def _estranged(ranks: Sequence[RankStatus]) -> Iterator[tuple[Health, str]]:
 
 
 def _compared(
-    replicas: Iterable[ReplicaStatus], declared: Mapping[str, Declared], silent: Mapping[str, str]
+    replicas: Iterable[ReplicaStatus], declared: Mapping[str, NodeVars], silent: Mapping[str, str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return sentences on what is declared and not there, and on what is there and not declared."""
     counts: dict[str, int] = defaultdict(int)

@@ -7,30 +7,19 @@ of its nodes. Nodes that say different things about it are refused, with the pla
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import BaseModel
 
 from gpufleet.errors import FleetError
 from gpufleet.formatting import node_ranges
-from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.node_variables import NodeVars
 from gpufleet.settings.upgrade_settings import Upgrade
-from gpufleet.settings.variables import Origin
 
 KEY = "upgrade"
 
 
-class Declared(Protocol):
-    """What variables say of one node, as `node_variables.NodeVars` has it."""
-
-    @property
-    def settings(self) -> NodeSettings: ...
-
-    @property
-    def origins(self) -> Mapping[str, Origin]: ...
-
-
-def fleet_policy(declared: Mapping[str, Declared]) -> Upgrade:
+def fleet_policy(declared: Mapping[str, NodeVars]) -> Upgrade:
     """
     Return what the nodes that an upgrade is about say of it, by name.
 
@@ -67,7 +56,7 @@ def _leaves(settings: BaseModel, above: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{above}{name}", list(value) if isinstance(value, tuple) else value
 
 
-def _places(key: str, nodes: list[str], declared: Mapping[str, Declared]) -> str:
+def _places(key: str, nodes: list[str], declared: Mapping[str, NodeVars]) -> str:
     """Return where nodes have it from; a value that nobody wrote is a default."""
     origins = (declared[node].origins.get(KEY) for node in nodes)
     places = dict.fromkeys(

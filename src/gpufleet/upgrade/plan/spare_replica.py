@@ -9,36 +9,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from gpufleet.errors import FleetError
 from gpufleet.fleet import assessment
-from gpufleet.fleet.assessment import Assessment, Declared
+from gpufleet.fleet.assessment import Assessment
 from gpufleet.formatting import format_duration, ranges
 from gpufleet.planning.stage import Stage
 from gpufleet.settings.node_settings import NodeSettings
-from gpufleet.settings.variables import Origin
+from gpufleet.settings.node_variables import NodeVars
 from gpufleet.upgrade.plan.duration import Entry, load_seconds
 from gpufleet.upgrade.plan.wave import Group, model_of
 
 HOW = "docs/upgrade/upgrades.md, A model with one replica"
 
 
-@dataclass(frozen=True)
-class _Node:
-    """What variables would say of a node."""
-
-    groups: tuple[str, ...]
-    settings: NodeSettings
-    origins: Mapping[str, Origin]
-
-
 def remarks(
     groups: Iterable[Group],
     found: Assessment,
     documents: Mapping[str, Mapping[str, Any]],
-    declared: Mapping[str, Declared],
+    declared: Mapping[str, NodeVars],
     journals: Sequence[Sequence[Entry]] = (),
 ) -> Iterator[str]:
     """Yield a sentence for each model whose only replica is changed by `groups`."""
@@ -74,7 +65,7 @@ def _room(
     model: str,
     found: Assessment,
     documents: Mapping[str, Mapping[str, Any]],
-    declared: Mapping[str, Declared],
+    declared: Mapping[str, NodeVars],
 ) -> str:
     """Say where one more replica has room, or why there is none."""
     counts = {
@@ -86,7 +77,7 @@ def _room(
     if others or not isinstance(count, int):
         return "`replicas: fit` takes what there is: there is no room for one more"
     more = {
-        name: _Node(each.groups, _with(each.settings, model, count + 1), each.origins)
+        name: replace(each, settings=_with(each.settings, model, count + 1))
         for name, each in declared.items()
     }
     try:

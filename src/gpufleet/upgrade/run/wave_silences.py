@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 from gpufleet.monitoring import prometheus, silences
 from gpufleet.monitoring.silences import Silence
 from gpufleet.remote import payload
+from gpufleet.settings.node_variables import NodeVars
 
 Ask: TypeAlias = Callable[
     [Callable[[str], str | None], float, str], Mapping[str, Mapping[str, Any] | str]
@@ -38,7 +39,7 @@ class OpenSilences:
     """A sentence for each Alertmanager that did not do it."""
 
 
-def alertmanagers(nodes: Mapping[str, prometheus.Watched]) -> dict[str, str]:
+def alertmanagers(nodes: Mapping[str, NodeVars]) -> dict[str, str]:
     """Return the address of each Alertmanager of an inventory, as its own node reaches it."""
     return {
         name: f"http://{prometheus.host_port(prometheus.local_address(server.listen), server.port)}"
