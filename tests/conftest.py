@@ -49,6 +49,7 @@ class OneLabOneWorker(LoadFileScheduling):
         return "the fleet" if Path(file).stem in FLEET else file
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneLabOneWorker:
     """Hand out tests by what they share."""
     return OneLabOneWorker(config, log)
