@@ -13,7 +13,7 @@ from roles.cuda import cuda
 from roles.driver_activation import require_in_service
 from roles.firewall import firewall
 from roles.nvidia_repository import nvidia_repository
-from roles.vllm import prepare_vllm
+from roles.prepare_vllm import prepare_vllm
 
 with refusals():
     node = node_plan()

@@ -15,12 +15,13 @@ from gpufleet.fleet.run import (
 )
 from gpufleet.gpu_software.cuda_toolkit import toolkit_profile
 from gpufleet.monitoring.dcgm import has_profiling, require_published
+from gpufleet.operations.apply_firewall import is_narrowed
 from gpufleet.operations.record_deploy import record_deploy
 from gpufleet.operations.reload_haproxy import wait_for_nodes
 from roles.cuda import cuda
 from roles.dcgm import dcgm
 from roles.driver_activation import require_in_service
-from roles.firewall import firewall, is_narrowed
+from roles.firewall import firewall
 from roles.gateway import gateway_servers
 from roles.node_exporter import node_exporter
 from roles.node_facts import node_facts

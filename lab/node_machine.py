@@ -38,10 +38,10 @@ from lab.machine import (
     Machine,
     Package,
     bare_machine,
+    device_path,
     files,
     profile_text,
 )
-from lab.machine import place as at_of
 from lab.state import NO_GPUS, write
 
 # The node's first process, which binds the tree into place.
@@ -231,7 +231,7 @@ def _show(home: Path, machine: Machine, tree: Mapping[str, Entry]) -> bool:
         # Only modules that were loaded have a state, not those that are built in.
         wanted |= {f"{at}/initstate": "live\n", f"{at}/refcnt": "0\n", f"{at}/holders": Folder()}
     for function in machine.functions:  # lspci wants them
-        wanted |= {f"{at_of(function)}/irq": "0\n", f"{at_of(function)}/resource": ""}
+        wanted |= {f"{device_path(function)}/irq": "0\n", f"{device_path(function)}/resource": ""}
 
     listed = home / _LISTED
     before = set(json.loads(listed.read_text())["paths"]) if listed.exists() else set()

@@ -6,8 +6,8 @@ from pyinfra.api import deploy
 
 from gpufleet import node_paths
 from gpufleet.converge.desired import File, Package, Unit, Wanted
-from gpufleet.monitoring import alertmanager as routes
 from gpufleet.monitoring import prometheus, targets
+from gpufleet.monitoring.alertmanager import alertmanager_yml, secret_files, webhooks
 from gpufleet.monitoring.server_files import ACCOUNT, STATE, credentials, directories
 from gpufleet.monitoring.targets import MonitoringTargets
 from gpufleet.operations.converge import Converge
@@ -28,12 +28,12 @@ def alertmanager(node: MonitoringTargets) -> None:
     if server is None:
         return
     program = of_archive("alertmanager", server.archive, ("alertmanager", "amtool"))
-    secrets = targets.secrets(routes.secrets(server), "monitoring.alertmanager")
+    secrets = targets.secrets(secret_files(server), "monitoring.alertmanager")
     # Debian's, 0.25, takes the URL of a webhook from no file: then the configuration has it, and
     # is as secret as one. Publisher's archives of today take it from its file.
-    inline = () if program else routes.webhooks(server)
+    inline = () if program else webhooks(server)
     urls = {path: secrets[path].decode().strip() for path in inline}
-    text = routes.alertmanager_yml(server, urls, f"{HOME}/").encode()
+    text = alertmanager_yml(server, urls, f"{HOME}/").encode()
     unit = whole(
         "alertmanager/prometheus-alertmanager.service.j2",
         UNIT,

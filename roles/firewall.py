@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pyinfra import host
 from pyinfra.api import deploy
 
 from gpufleet import node_paths
@@ -21,12 +20,12 @@ from gpufleet.converge.desired import (
     Wanted,
 )
 from gpufleet.fleet.run import NodePlan
-from gpufleet.network import firewall as table
-from gpufleet.network.firewall import DIRECTORY, RULES, SERVICE
+from gpufleet.network.firewall import DIRECTORY, RULES, SERVICE, render_service
 from gpufleet.operations.apply_firewall import (
     CONNECT_SECONDS,
     LOOK_SECONDS,
     apply_firewall,
+    node_rules,
     remove_firewall,
 )
 from gpufleet.operations.converge import Converge
@@ -47,13 +46,13 @@ def firewall(here: NodePlan, running: Iterable[Running] = ()) -> None:
         gone.units(name="no service")
         gone.files(name="no file")
         return
-    text = rules(here, running)
+    text = node_rules(here, running)
     node = Converge(
         Wanted(
             Package("nftables"),
             *_account(here),
             Directory(DIRECTORY, mode=0o755),
-            File(f"{UNIT_DIRECTORY}/{SERVICE}", table.service().encode()),
+            File(f"{UNIT_DIRECTORY}/{SERVICE}", render_service().encode()),
             Unit(SERVICE),
         )
     )
@@ -68,22 +67,6 @@ def firewall(here: NodePlan, running: Iterable[Running] = ()) -> None:
         _timeout=LOOK_SECONDS * 3 + CONNECT_SECONDS,
     )
     node.units(name="load the rules at boot")
-
-
-def rules(here: NodePlan, running: Iterable[Running] = ()) -> str:
-    """Return the table that the node is to have."""
-    return table.rules(
-        here.stages,
-        here.settings,
-        ssh_port=int(host.data.get("ssh_port") or 22),
-        running=running,
-        fellows=here.fellows,
-    )
-
-
-def is_narrowed(here: NodePlan) -> bool:
-    """Say whether something runs on the node that needs more open than what is planned does."""
-    return here.settings.firewall is not None and rules(here, here.running) != rules(here)
 
 
 def _account(here: NodePlan) -> tuple[Group | User, ...]:

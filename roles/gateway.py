@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from pyinfra import host, logger
 from pyinfra.api import deploy
-from pyinfra.context import ctx_state
 
 from gpufleet import node_paths
 from gpufleet.converge.desired import (
@@ -16,41 +13,22 @@ from gpufleet.converge.desired import (
     File,
     Link,
     Package,
-    Unit,
     UnitGone,
     Wanted,
 )
-from gpufleet.errors import FleetError
-from gpufleet.monitoring import prometheus
 from gpufleet.monitoring.targets import MonitoringTargets
 from gpufleet.network import keepalived
 from gpufleet.network.gateway_node import (
     HAPROXY,
     PACKAGES_UNIT,
-    STOP_SECONDS,
-    configuration,
-    gateway_files,
-    gateway_problems,
     gateway_unit,
     virtual_address,
 )
-from gpufleet.network.haproxy import CONFIGURATION, HOME, PROGRAM, UNIT
+from gpufleet.network.haproxy import CONFIGURATION, HOME, PROGRAM
 from gpufleet.operations.converge import Converge
-from gpufleet.operations.reload_haproxy import gateway_state, reload_haproxy
-from gpufleet.operations.validated_config import ServerConfig, validate_config
+from gpufleet.operations.reload_haproxy import gateway_parts, nothing_failed, reload_haproxy
+from gpufleet.operations.validated_config import validate_config
 from gpufleet.remote import payload
-from gpufleet.settings.gateway_settings import Gateway
-
-
-@dataclass(frozen=True)
-class GatewayParts:
-    """What a gateway is to have, in the parts that operations take."""
-
-    gateway: Gateway
-    files: Converge
-    running: Converge
-    configured: ServerConfig
-    fingerprint: str
 
 
 @deploy("gateway")
@@ -91,11 +69,11 @@ def gateway(node: MonitoringTargets) -> None:
 
 
 @deploy("gateway")
-def gateway_servers(node: MonitoringTargets, *, if_nothing_failed: bool = False) -> None:
+def gateway_servers(node: MonitoringTargets, *, ifnothing_failed: bool = False) -> None:
     """
     Converge the configuration alone, where there is a gateway of ours.
 
-    With `if_nothing_failed` only when no node of the run has failed until then: what was not
+    With `ifnothing_failed` only when no node of the run has failed until then: what was not
     replaced goes on being served.
     """
     wanted = gateway_parts(node)
@@ -104,7 +82,7 @@ def gateway_servers(node: MonitoringTargets, *, if_nothing_failed: bool = False)
     there = Converge(Wanted(), watch=(f"{HOME}/{CONFIGURATION}",))
     if not there.snapshot().file(f"{HOME}/{CONFIGURATION}").exists:
         return
-    also: dict[str, Any] = {"_if": _nothing_failed} if if_nothing_failed else {}
+    also: dict[str, Any] = {"_if": nothing_failed} if ifnothing_failed else {}
     validate_config(wanted.files, wanted.configured, name="proof of the configuration", **also)
     wanted.files.files(name="servers", **also)
     reload_haproxy(
@@ -112,47 +90,6 @@ def gateway_servers(node: MonitoringTargets, *, if_nothing_failed: bool = False)
     )
 
 
-def gateway_parts(node: MonitoringTargets) -> GatewayParts | None:
-    """
-    Return what the gateway is to have; None: the node is none.
-
-    Raises `FleetError` for files that cannot be read and servers that it could not reach.
-    """
-    wanted = node.settings.gateway
-    if wanted is None:
-        return None
-    if problems := gateway_problems(node):
-        raise FleetError(*problems)
-    for remark in prometheus.unreachable_servers(node.nodes, node.servers, node.name):
-        logger.warning("%s%s", host.print_prefix, remark.replace("watched", "reached by clients"))
-    found = configuration(node, wanted, lambda: gateway_state("show"))
-    unit = gateway_unit(wanted)
-    return GatewayParts(
-        wanted,
-        Converge(gateway_files(found)),
-        Converge(
-            Wanted(
-                unit.file, Unit(UNIT, fingerprint=unit.fingerprint, stop_seconds=STOP_SECONDS + 30)
-            )
-        ),
-        ServerConfig(
-            unit=UNIT,
-            url="",
-            name="haproxy",
-            directory=HOME,
-            check=(HAPROXY, "-c", "-C", ".", "-f", CONFIGURATION),
-            watched=(),
-            files=found.files,
-            secrets=found.secrets,
-        ),
-        found.fingerprint,
-    )
-
-
 def _is_masked(node: Converge) -> bool:
     """Say whether the package's own unit was kept from starting, which only we do."""
     return node.snapshot().file(PACKAGES_UNIT).target == "/dev/null"
-
-
-def _nothing_failed() -> bool:
-    return not ctx_state.get().failed_hosts

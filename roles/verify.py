@@ -6,17 +6,16 @@ from gpufleet.artifacts.operator_files import release_of
 from gpufleet.fleet.exporter_access import access_to_exporters
 from gpufleet.fleet.run import NodePlan
 from gpufleet.monitoring import dcgm, node_exporter
-from gpufleet.operations.apply_firewall import LOOK_SECONDS
+from gpufleet.operations.apply_firewall import LOOK_SECONDS, node_rules
 from gpufleet.operations.verify_node import verify_endpoints, verify_firewall
 from gpufleet.serving import vllm_node
 from gpufleet.serving.readiness import Endpoint
-from roles.firewall import rules
 
 
 def verify(here: NodePlan) -> None:
     """Verify this node's firewall, stages and exporters; the node fails with every problem."""
     if here.settings.firewall:
-        verify_firewall(rules(here), name="verify the firewall", _timeout=LOOK_SECONDS)
+        verify_firewall(node_rules(here), name="verify the firewall", _timeout=LOOK_SECONDS)
     access = access_to_exporters(here.settings)
     metrics = [node_exporter.metrics(here.settings.node_exporter, access, facts=True)]
     if here.settings.dcgm and here.settings.dcgm.exporter_version:

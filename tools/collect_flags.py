@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         fetch(folder, versions)
         for version in sorted(versions, key=schema.sort_key):
-            found = extract.document(str(_sdist(folder, version)), metrics=True)
+            found = extract.flag_document(str(_sdist(folder, version)), metrics=True)
             metrics[version] = found.pop("metrics")
             unresolved = found.pop("unresolved")
             schemas[version] = found

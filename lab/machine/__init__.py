@@ -27,7 +27,7 @@ from lab.machine.parts import (
 )
 from lab.machine.profile import Profile
 from lab.machine.programs import programs
-from lab.machine.tree import Entry, Folder, Link, answers, files, place, profile_text, write
+from lab.machine.tree import Entry, Folder, Link, answers, device_path, files, profile_text, write
 
 __all__ = [
     "Disk",
@@ -49,10 +49,10 @@ __all__ = [
     "answers",
     "bare_machine",
     "boot_log",
+    "device_path",
     "files",
     "library",
     "of",
-    "place",
     "profile_text",
     "programs",
     "write",

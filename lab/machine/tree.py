@@ -203,7 +203,7 @@ def _information(machine: Machine, index: int) -> str:
     )
 
 
-def place(function: Function) -> str:
+def device_path(function: Function) -> str:
     """Return a PCI function's directory in /sys/devices."""
     return "/".join(["/sys/devices", function.root, *function.above, function.bus_id])
 
@@ -211,7 +211,7 @@ def place(function: Function) -> str:
 def _pci(machine: Machine) -> Iterator[tuple[str, Entry]]:
     yield "/sys/bus/pci/devices", Folder()
     for function in machine.functions:
-        at = place(function)
+        at = device_path(function)
         yield f"/sys/bus/pci/devices/{function.bus_id}", Link(at)
         yield f"{at}/vendor", f"0x{function.vendor:04x}\n"
         yield f"{at}/device", f"0x{function.device:04x}\n"
@@ -224,7 +224,7 @@ def _pci(machine: Machine) -> Iterator[tuple[str, Entry]]:
             yield f"{at}/driver", Link(driver)
     for rdma in machine.rdma:
         if rdma.vpd:
-            yield f"{place(machine.function(rdma.bus_id))}/vpd", rdma.vpd
+            yield f"{device_path(machine.function(rdma.bus_id))}/vpd", rdma.vpd
 
 
 def _config(function: Function, *, whole: bool) -> bytes:
@@ -250,16 +250,16 @@ def _iommu(machine: Machine) -> Iterator[tuple[str, Entry]]:
     for number, function in enumerate(machine.functions):
         group = f"/sys/kernel/iommu_groups/{number}"
         yield f"{group}/type", f"{machine.iommu}\n"
-        yield f"{group}/devices/{function.bus_id}", Link(place(function))
-        yield f"{place(function)}/iommu_group", Link(group)
+        yield f"{group}/devices/{function.bus_id}", Link(device_path(function))
+        yield f"{device_path(function)}/iommu_group", Link(group)
 
 
 def _rdma(machine: Machine) -> Iterator[tuple[str, Entry]]:
     for rdma in machine.rdma:
         function = machine.function(rdma.bus_id)
-        at = f"{place(function)}/infiniband/{rdma.name}"
+        at = f"{device_path(function)}/infiniband/{rdma.name}"
         yield f"/sys/class/infiniband/{rdma.name}", Link(at)
-        yield f"{at}/device", Link(place(function))
+        yield f"{at}/device", Link(device_path(function))
         yield from _port(f"{at}/ports/1", rdma)
 
 
@@ -279,7 +279,7 @@ def _net(machine: Machine) -> Iterator[tuple[str, Entry]]:
     yield "/sys/devices/virtual/net/lo/address", "00:00:00:00:00:00\n"
     yield "/sys/class/net/lo", Link("/sys/devices/virtual/net/lo")
     for net in machine.net:
-        parent = place(machine.function(net.bus_id)) if net.bus_id else "/sys/devices/virtual"
+        parent = device_path(machine.function(net.bus_id)) if net.bus_id else "/sys/devices/virtual"
         at = f"{parent}/net/{net.name}"
         yield f"/sys/class/net/{net.name}", Link(at)
         yield f"{at}/address", f"{net.mac}\n"

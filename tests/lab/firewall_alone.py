@@ -12,9 +12,10 @@ from gpufleet.fleet.run import NodePlan, refusals
 from gpufleet.inventory import loader
 from gpufleet.node.cluster_network import Network
 from gpufleet.node.topology import Node
+from gpufleet.operations.apply_firewall import node_rules
 from gpufleet.operations.verify_node import verify_firewall
 from gpufleet.planning.stage import Group, Running, Stage
-from roles.firewall import firewall, rules
+from roles.firewall import firewall
 
 addresses = {"gpu-01": "10.61.0.11", "gpu-02": "10.61.0.12"}  # not those of ssh
 NODES = tuple(addresses)
@@ -64,6 +65,6 @@ with refusals():
         running=(found(),) if holds == "running" else (),
     )
     if os.environ.get("FIREWALL_VERIFY"):
-        verify_firewall(rules(here), name="verify the firewall")
+        verify_firewall(node_rules(here), name="verify the firewall")
     else:
         firewall(here, here.running)

@@ -51,9 +51,9 @@ def extract(source: str, python: str, *, help_texts: bool, metrics: bool, second
     gpufleet flags extract vllm-0.32.0.tar.gz > 0.32.0.json
     gpufleet flags extract installed --python /opt/vllm/releases/ID/bin/python
     """
-    from gpufleet.flags import extract as extractor
+    from gpufleet.flags.extract import flag_document
 
-    document = extractor.document(
+    document = flag_document(
         source, python=python, seconds=seconds, helps=help_texts, metrics=metrics
     )
     click.echo(json.dumps(document, indent=1, ensure_ascii=False))
@@ -80,13 +80,13 @@ def explain(name: str, version: str | None, *, as_json: bool) -> None:
     """
     import shutil
 
-    from gpufleet.flags import explain as explanations
+    from gpufleet.flags.explain import explain_flag, explanation_page
 
-    found = explanations.explain(name, _schema(version) if version else None)
+    found = explain_flag(name, _schema(version) if version else None)
     if as_json:
         click.echo(json.dumps(found.as_json(), indent=2, ensure_ascii=False))
     else:
-        click.echo(explanations.page(found, min(shutil.get_terminal_size().columns, 100)))
+        click.echo(explanation_page(found, min(shutil.get_terminal_size().columns, 100)))
 
 
 @flags.command()
@@ -187,11 +187,11 @@ def check(
     """
     import shutil
 
-    from gpufleet.flags import check as checker
     from gpufleet.flags import pages
+    from gpufleet.flags.check import judge
 
     words = argv[2:] if argv[:2] == ("vllm", "serve") else argv
-    verdict = checker.judge(_schema(version), words, _variables(environment))
+    verdict = judge(_schema(version), words, _variables(environment))
     if as_json:
         click.echo(json.dumps(verdict.as_json(), indent=2, ensure_ascii=False))
     else:

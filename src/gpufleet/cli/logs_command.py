@@ -67,10 +67,10 @@ def logs(
 
     from gpufleet.fleet import live
     from gpufleet.inventory.loader import read
-    from gpufleet.serving import logs as journals
+    from gpufleet.serving.logs import Journals, parse_since
 
     wanted = select_limit(read(inventory_file), limit)
-    reading = journals.Journals(replica, lines, journals.since(since))
+    reading = Journals(replica, lines, parse_since(since))
     with live.connect(inventory_file, wanted) as ask:
         while True:
             found = reading.take(ask(reading.program, seconds, "the look at the journal"))

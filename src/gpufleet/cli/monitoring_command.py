@@ -49,7 +49,7 @@ def render(directory: Path, inventory_file: str | None, *, ask: bool) -> None:
     nothing. Files in DIR that were not written by this command, or were changed since, are refused.
     """
     from gpufleet.monitoring import output_folder, prometheus
-    from gpufleet.monitoring import render as rendering
+    from gpufleet.monitoring.render import needed_secrets, render_files
     from gpufleet.settings.monitoring_settings import Monitoring
 
     wanted, nodes = Monitoring(), {}
@@ -71,10 +71,10 @@ def render(directory: Path, inventory_file: str | None, *, ask: bool) -> None:
     )
     for remark in prometheus.unreachable_servers(nodes, servers, ""):
         click.echo(f"note: {remark}", err=True)
-    done = output_folder.write(directory, rendering.render_files(wanted, nodes, scrapes))
+    done = output_folder.write(directory, render_files(wanted, nodes, scrapes))
     for line in done or [f"nothing to write: {directory} is as wanted"]:
         click.echo(line)
-    for path, file in sorted(rendering.needed_secrets(wanted, scrapes).items()):
+    for path, file in sorted(needed_secrets(wanted, scrapes).items()):
         if not (directory / path).exists():
             click.echo(f"note: put what {file} holds into {directory / path}, mode 0640", err=True)
 

@@ -73,7 +73,7 @@ def status(
     from gpufleet.fleet import live
     from gpufleet.inventory.loader import read
     from gpufleet.remote import payload
-    from gpufleet.serving import status as rank_status
+    from gpufleet.serving.status import fleet_status
 
     declared = read(inventory_file)
     wanted = select_limit(declared, limit)
@@ -84,7 +84,7 @@ def status(
             seconds or (100 if completion else 40),
             "the look",
         )
-    found = rank_status.status(answers, declared.gpu_nodes, whole=not limit)
+    found = fleet_status(answers, declared.gpu_nodes, whole=not limit)
     if as_json:
         print_json(found.as_json())
     else:

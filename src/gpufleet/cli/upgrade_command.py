@@ -218,13 +218,16 @@ class _UpgradeCommand:
 
     def resume(self, *, abort: bool) -> int:
         """Go on with the one that is not at its end, or undo it."""
-        from gpufleet.upgrade.run import upgrade_journal as journal
+        from gpufleet.upgrade.run import upgrade_journal
         from gpufleet.upgrade.run.connections import open_nodes
 
         path = self._find_unfinished()
         if path is None:
             raise FleetError(*self._why_nothing_to_resume())
-        with open_nodes(self.wanted.inventory) as nodes, journal.Journal.reopen(path) as found:
+        with (
+            open_nodes(self.wanted.inventory) as nodes,
+            upgrade_journal.Journal.reopen(path) as found,
+        ):
             state = found.state
             if Path(state.inventory).resolve() != Path(self.wanted.inventory).resolve():
                 raise FleetError(
@@ -383,18 +386,21 @@ class _UpgradeCommand:
             from gpufleet.upgrade.report import text
 
             click.echo()
-            display(text.text(found))
+            display(text.report_text(found))
         if not journal.state.is_over:
             _print_how_to_resume(journal)
 
     def _put_back_declaration(self, of: str) -> None:
         """Say what to declare, so that it is what runs now; write it, if an upgrade had."""
         from gpufleet.upgrade.plan import declare_version
-        from gpufleet.upgrade.run import upgrade_journal as journal
-        from gpufleet.upgrade.run import upgrade_state
+        from gpufleet.upgrade.run import upgrade_journal, upgrade_state
 
-        path = self.folder / f"{of}{journal.SUFFIX}"
-        state = upgrade_state.fold(journal.read(path)) if path.is_file() else upgrade_state.State()
+        path = self.folder / f"{of}{upgrade_journal.SUFFIX}"
+        state = (
+            upgrade_state.fold(upgrade_journal.read(path))
+            if path.is_file()
+            else upgrade_state.State()
+        )
         edits = [declare_version.Edit.from_json(each).back for each in state.declared]
         if not edits:
             click.echo(
@@ -413,25 +419,24 @@ class _UpgradeCommand:
 
     def _earlier_journals(self) -> list[Sequence[Any]]:
         """Return what upgrades before have written; one that cannot be read tells nothing."""
-        from gpufleet.upgrade.run import upgrade_journal as journal
+        from gpufleet.upgrade.run import upgrade_journal
 
         found: list[Sequence[Any]] = []
-        for path in journal.list_journals(self.folder)[-20:]:
+        for path in upgrade_journal.list_journals(self.folder)[-20:]:
             try:
-                found.append(journal.read(path))
+                found.append(upgrade_journal.read(path))
             except FleetError as error:
                 click.echo(f"note: {printable(str(error))}", err=True)
         return found
 
     def _find_unfinished(self) -> Path | None:
         """Return the newest journal of this inventory whose upgrade is not at its end."""
-        from gpufleet.upgrade.run import upgrade_journal as journal
-        from gpufleet.upgrade.run import upgrade_state
+        from gpufleet.upgrade.run import upgrade_journal, upgrade_state
 
         mine = Path(self.wanted.inventory).resolve()
-        for path in reversed(journal.list_journals(self.folder)):
+        for path in reversed(upgrade_journal.list_journals(self.folder)):
             try:
-                state = upgrade_state.fold(journal.read(path))
+                state = upgrade_state.fold(upgrade_journal.read(path))
             except FleetError:
                 continue
             if Path(state.inventory).resolve() == mine and (not state.is_over or _is_stuck(state)):
@@ -439,14 +444,13 @@ class _UpgradeCommand:
         return None
 
     def _refuse_unfinished(self) -> None:
-        from gpufleet.upgrade.run import upgrade_journal as journal
-        from gpufleet.upgrade.run import upgrade_state
+        from gpufleet.upgrade.run import upgrade_journal, upgrade_state
 
         path = self._find_unfinished()
         if path is None or self.wanted.steal:
             return
-        state = upgrade_state.fold(journal.read(path))
-        if journal.is_written(path):
+        state = upgrade_state.fold(upgrade_journal.read(path))
+        if upgrade_journal.is_written(path):
             raise FleetError(f"upgrade {state.id} of {state.by} is going on: {path}")
         if state.is_over or (not state.wave and not state.locked):
             return
@@ -491,40 +495,43 @@ def _show_report(
 ) -> int:
     from gpufleet.console import display
     from gpufleet.inventory.loader import read
-    from gpufleet.upgrade.report import html as report_html
     from gpufleet.upgrade.report import text
+    from gpufleet.upgrade.report.html import report_html
     from gpufleet.upgrade.report.report import report
-    from gpufleet.upgrade.run import upgrade_journal as journal
+    from gpufleet.upgrade.run import upgrade_journal
 
     there = _journal_folder(read(inventory_file), folder)
-    path = _last_journal(there, inventory_file) if wanted == "last" else journal.find(there, wanted)
-    found = report(journal.read(path))
+    path = (
+        _last_journal(there, inventory_file)
+        if wanted == "last"
+        else upgrade_journal.find(there, wanted)
+    )
+    found = report(upgrade_journal.read(path))
     if html:
         try:
-            html.write_text(report_html.html(found), encoding="utf-8")
+            html.write_text(report_html(found), encoding="utf-8")
         except OSError as error:
             raise FleetError(f"{html}: cannot be written: {error.strerror}") from None
     if as_json:
         click.echo(json.dumps(found.as_json(), indent=2))
     elif not html:
-        display(text.text(found))
+        display(text.report_text(found))
     return 0
 
 
 def _last_journal(folder: Path, inventory_file: str) -> Path:
     """Return the newest journal of an inventory. Raises `FleetError` if there is none."""
     from gpufleet.formatting import join_names
-    from gpufleet.upgrade.run import upgrade_journal as journal
-    from gpufleet.upgrade.run import upgrade_state
+    from gpufleet.upgrade.run import upgrade_journal, upgrade_state
 
-    every = journal.list_journals(folder)
+    every = upgrade_journal.list_journals(folder)
     if not every:
         raise FleetError(f"{folder}: there was no upgrade yet")
     mine = Path(inventory_file).resolve()
     problems: list[str] = []
     for path in reversed(every):
         try:
-            state = upgrade_state.fold(journal.read(path))
+            state = upgrade_state.fold(upgrade_journal.read(path))
         except FleetError as error:
             problems += error.problems
             continue

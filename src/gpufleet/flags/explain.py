@@ -116,7 +116,7 @@ class Explanation:
         }
 
 
-def explain(name: str, release: Schema | None = None) -> Explanation:
+def explain_flag(name: str, release: Schema | None = None) -> Explanation:
     """
     Return the page on a flag or variable, as `release` has it (None: the newest packaged one).
 
@@ -155,7 +155,7 @@ def explain(name: str, release: Schema | None = None) -> Explanation:
     )
 
 
-def page(found: Explanation, width: int) -> str:
+def explanation_page(found: Explanation, width: int) -> str:
     """Return the explanation as text for a terminal of that many columns."""
     blocks = [_heading(found, width)]
     if found.entry:

@@ -43,7 +43,7 @@ def program(
     )
 
 
-def document(
+def flag_document(
     source: str,
     *,
     python: str = sys.executable,

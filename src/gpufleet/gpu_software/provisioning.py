@@ -17,9 +17,7 @@ from gpufleet.gpu_software import (
     kernel_modules,
     rdma,
 )
-from gpufleet.gpu_software import (
-    repository as vendor_repository,
-)
+from gpufleet.gpu_software.repository import address_mistake
 from gpufleet.node.machine import Machine, System, from_probe
 from gpufleet.settings.cuda_settings import Repository
 from gpufleet.settings.gpu_lock import GpuLock
@@ -117,7 +115,7 @@ def _refusals(node: BareNode) -> Iterator[str]:
         driver_packages.driver_packages(node.system, lock, node.machine)
         driver_packages.dcgm_packages(node.system, lock, node.machine)
         if cuda := node.settings.cuda:
-            mistaken = vendor_repository.address_mistake(cuda.repository.url, node.system)
+            mistaken = address_mistake(cuda.repository.url, node.system)
             yield from filter(None, [mistaken])
     except FleetError as error:
         yield from error.problems

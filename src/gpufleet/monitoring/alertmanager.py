@@ -38,7 +38,7 @@ def alertmanager_yml(
     """
     Return alertmanager.yml.
 
-    `urls` has for a file of `secrets` that holds a webhook's URL what to write in its place.
+    `urls` has for a file of `secret_files` that holds a webhook's URL what to write in its place.
     `folder` is where the configuration will lie, with a slash at its end: Alertmanager takes names
     of files as they are, from its working directory, which need not be that.
     """
@@ -74,7 +74,7 @@ def alertmanager_yml(
     return MARK + yaml.safe_dump(document, sort_keys=False)
 
 
-def secrets(wanted: Alertmanager) -> dict[str, str]:
+def secret_files(wanted: Alertmanager) -> dict[str, str]:
     """Return {file beside the configuration: file of this machine that it is made of}."""
     found: dict[str, str] = {}
     for name, each in (
@@ -96,8 +96,8 @@ def secrets(wanted: Alertmanager) -> dict[str, str]:
 
 
 def webhooks(wanted: Alertmanager) -> tuple[str, ...]:
-    """Return those of `secrets` that hold a webhook's URL."""
-    return tuple(file for file in secrets(wanted) if file.endswith("-webhook"))
+    """Return those of `secret_files` that hold a webhook's URL."""
+    return tuple(file for file in secret_files(wanted) if file.endswith("-webhook"))
 
 
 def _file(name: str, way: str) -> str:

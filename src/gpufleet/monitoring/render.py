@@ -128,7 +128,7 @@ def needed_secrets(monitoring: Monitoring, wanted: Iterable[Scrape]) -> dict[str
     """Return {secret that `rendered` names: file of this machine whose content belongs there}."""
     found = {f"prometheus/{path}": file for each in wanted for path, file in each.secrets}
     if monitoring.alertmanager:
-        own = alertmanager.secrets(monitoring.alertmanager)
+        own = alertmanager.secret_files(monitoring.alertmanager)
         found |= {f"alertmanager/{path}": file for path, file in own.items()}
     return found
 

@@ -67,7 +67,7 @@ class PeerAddress:
     """Whether they are ranks of one replica, and not partners in prefill and decode."""
 
 
-def rules(
+def render_rules(
     stages: Iterable[Stage],
     settings: NodeSettings,
     *,
@@ -131,7 +131,7 @@ def rules(
     )
 
 
-def service() -> str:
+def render_service() -> str:
     """Return the unit that loads the rules at boot, before any network is up."""
     return render_template("firewall/gpufleet-firewall.service.j2", rules=RULES)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import Any
 
 import gevent
@@ -12,8 +12,10 @@ from pyinfra.api.exceptions import ConnectError
 from pyinfra.connectors.ssh import SSHConnector
 from pyinfra.context import ctx_state
 
-from gpufleet.network.firewall import RULES, SERVICE, changes, problems
+from gpufleet.fleet.run import NodePlan
+from gpufleet.network.firewall import RULES, SERVICE, changes, problems, render_rules
 from gpufleet.operations.converge import Converge, announce, foretell, refuse
+from gpufleet.planning.stage import Running
 from gpufleet.remote import payload
 from gpufleet.remote.facts import FirewallRules
 
@@ -24,6 +26,22 @@ LOOK_SECONDS = 90
 
 # Under new rules a connection either comes about at once or not at all.
 CONNECT_SECONDS = 30
+
+
+def node_rules(here: NodePlan, running: Iterable[Running] = ()) -> str:
+    """Return the table that the node is to have."""
+    return render_rules(
+        here.stages,
+        here.settings,
+        ssh_port=int(host.data.get("ssh_port") or 22),
+        running=running,
+        fellows=here.fellows,
+    )
+
+
+def is_narrowed(here: NodePlan) -> bool:
+    """Say whether something runs on the node that needs more open than what is planned does."""
+    return here.settings.firewall is not None and node_rules(here, here.running) != node_rules(here)
 
 
 @operation()

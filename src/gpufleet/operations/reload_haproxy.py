@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from pyinfra import host, logger
 from pyinfra.api import FunctionCommand, Host, State, StringCommand, operation
 from pyinfra.context import ctx_host, ctx_state
 
+from gpufleet.converge.desired import Unit, Wanted
+from gpufleet.errors import FleetError
+from gpufleet.monitoring import prometheus
+from gpufleet.monitoring.targets import MonitoringTargets
 from gpufleet.network import haproxy
-from gpufleet.network.haproxy import HOME, RUN, STATE, UNIT, GatewayState
+from gpufleet.network.gateway_node import (
+    HAPROXY,
+    STOP_SECONDS,
+    configuration,
+    gateway_files,
+    gateway_problems,
+    gateway_unit,
+)
+from gpufleet.network.haproxy import CONFIGURATION, HOME, RUN, STATE, UNIT, GatewayState
 from gpufleet.operations.converge import Converge, announce, refuse
+from gpufleet.operations.validated_config import ServerConfig
 from gpufleet.remote import payload
 from gpufleet.remote.query import ask
 from gpufleet.sanitize import printable
+from gpufleet.settings.gateway_settings import Gateway
 
 Commands: TypeAlias = Generator[StringCommand | FunctionCommand]
 
@@ -22,6 +37,54 @@ LOOK_SECONDS = 30
 
 # A reload takes a second; on a node that is busy, some.
 LOAD_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class GatewayParts:
+    """What a gateway is to have, in the parts that operations take."""
+
+    gateway: Gateway
+    files: Converge
+    running: Converge
+    configured: ServerConfig
+    fingerprint: str
+
+
+def gateway_parts(node: MonitoringTargets) -> GatewayParts | None:
+    """
+    Return what the gateway is to have; None: the node is none.
+
+    Raises `FleetError` for files that cannot be read and servers that it could not reach.
+    """
+    wanted = node.settings.gateway
+    if wanted is None:
+        return None
+    if problems := gateway_problems(node):
+        raise FleetError(*problems)
+    for remark in prometheus.unreachable_servers(node.nodes, node.servers, node.name):
+        logger.warning("%s%s", host.print_prefix, remark.replace("watched", "reached by clients"))
+    found = configuration(node, wanted, lambda: gateway_state("show"))
+    unit = gateway_unit(wanted)
+    return GatewayParts(
+        wanted,
+        Converge(gateway_files(found)),
+        Converge(
+            Wanted(
+                unit.file, Unit(UNIT, fingerprint=unit.fingerprint, stop_seconds=STOP_SECONDS + 30)
+            )
+        ),
+        ServerConfig(
+            unit=UNIT,
+            url="",
+            name="haproxy",
+            directory=HOME,
+            check=(HAPROXY, "-c", "-C", ".", "-f", CONFIGURATION),
+            watched=(),
+            files=found.files,
+            secrets=found.secrets,
+        ),
+        found.fingerprint,
+    )
 
 
 @operation()
@@ -76,3 +139,8 @@ def wait_for_nodes() -> Commands:
     """Let what follows on a gateway wait for all nodes: each of them has this operation."""
     host.noop("the next step waits for the other nodes")
     yield from ()
+
+
+def nothing_failed() -> bool:
+    """Say whether no node of this run has failed until now."""
+    return not ctx_state.get().failed_hosts

@@ -1,6 +1,6 @@
 """Do the planned stages' arguments and variables fit the vLLM that will run them?  Pure.
 
-Contract: what is judged is what the unit will say, word by word (`unit.arguments`,
+Contract: what is judged is what the unit will say, word by word (`unit.vllm_arguments`,
 `unit_environment.environment`), by the schema of the release that will run it; never by a
 neighbour's. A sentence names the key that an operator wrote, the place that set it, and what to
 write instead.

@@ -218,7 +218,7 @@ def _lines(replica: str, node: str, answer: Mapping[str, Any]) -> list[Line]:
     return found
 
 
-def since(text: str | None) -> dict[str, float]:
+def parse_since(text: str | None) -> dict[str, float]:
     """
     Return from when on lines are wanted, as `on_node/common/unit_journal.py` takes it.
 

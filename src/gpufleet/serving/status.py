@@ -88,7 +88,7 @@ class FleetStatus:
         }
 
 
-def status(
+def fleet_status(
     answers: Mapping[str, Mapping[str, Any] | str],
     declared: Mapping[str, NodeVars],
     *,

@@ -61,7 +61,7 @@ class UnitFile:
 # The unit of a stage
 
 
-def render(
+def render_unit(
     stage: Stage,
     model: Served,
     vllm: Vllm,
@@ -121,7 +121,7 @@ def stop_seconds(model: Served) -> int:
     return model.drain_seconds + 30
 
 
-def arguments(stage: Stage, model: Served, vllm: Vllm) -> tuple[str, ...]:
+def vllm_arguments(stage: Stage, model: Served, vllm: Vllm) -> tuple[str, ...]:
     """
     Return every word after `vllm serve`.
 

@@ -103,7 +103,7 @@ def unit_files(
     """Return the unit of each stage of this node."""
     wanted = serving_settings(settings)
     return {
-        stage: unit.render(
+        stage: unit.render_unit(
             stage,
             settings.serving[stage.model],
             wanted,

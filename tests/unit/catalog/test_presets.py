@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from gpufleet.catalog import presets
-from gpufleet.flags.explain import explain
+from gpufleet.flags.explain import explain_flag
 from gpufleet.settings.serving_settings import Served
 
 QWEN = "/srv/Qwen3-32B"
@@ -32,5 +32,5 @@ def test_a_preset_that_does_not_exist_is_refused_with_the_one_that_was_meant():
 
 
 def test_an_explanation_names_the_presets_that_set_the_flag():
-    assert explain("--speculative-config").presets == ("speculative",)
-    assert explain("--seed").presets == ()
+    assert explain_flag("--speculative-config").presets == ("speculative",)
+    assert explain_flag("--seed").presets == ()

@@ -13,7 +13,7 @@ from gpufleet.cli.flags_command import flags
 from gpufleet.errors import FleetError
 from gpufleet.flags import changes, history, schema
 from gpufleet.flags.changes import ABSENT, ChangeKind
-from gpufleet.flags.explain import _type, entries, explain, page
+from gpufleet.flags.explain import _type, entries, explain_flag, explanation_page
 from gpufleet.flags.schema import Variable
 
 # The 202 flags and 41 variables that five public guides to vLLM name, made up ones included.
@@ -78,7 +78,7 @@ def test_an_entry_gives_no_default_of_its_own(name: str) -> None:
 @pytest.mark.parametrize("name", GUIDE_NAMES)
 def test_a_name_that_the_newest_release_lacks_is_accounted_for(name: str) -> None:
     """Since when it is gone and what to do instead, or that it never was there."""
-    found = explain(name)
+    found = explain_flag(name)
     if found.there or name in OF_LIBRARIES:
         return
     base = name.replace("--no-", "--", 1)
@@ -98,16 +98,16 @@ def test_history_is_what_the_schemas_say(name: str) -> None:
 
 
 def test_defaults_are_told_by_release() -> None:
-    found = explain("--gpu-memory-utilization")
+    found = explain_flag("--gpu-memory-utilization")
     assert [(span.first, span.last, span.value) for span in found.defaults] == [
         ("0.4.2", "0.19.0", 0.9),
         ("0.20.0", VERSIONS[-1], 0.92),
     ]
-    assert "0.9 (0.4.2 to 0.19.0); 0.92 (0.20.0 to" in page(found, 100)
+    assert "0.9 (0.4.2 to 0.19.0); 0.92 (0.20.0 to" in explanation_page(found, 100)
 
 
 def test_a_flag_that_came_back_has_two_runs() -> None:
-    assert [str(span) for span in explain("--disable-log-requests").accepted] == [
+    assert [str(span) for span in explain_flag("--disable-log-requests").accepted] == [
         "0.4.2 to 0.16.0",
         VERSIONS[-1],
     ]
@@ -125,50 +125,52 @@ def test_a_flag_that_came_back_has_two_runs() -> None:
     ],
 )
 def test_a_name_may_be_written_in_other_ways(asked: str, name: str) -> None:
-    assert explain(asked).name == name
+    assert explain_flag(asked).name == name
 
 
 def test_a_negation_says_of_what() -> None:
-    found = explain("--no-enable-lora")
+    found = explain_flag("--no-enable-lora")
     assert (found.base, found.negation) == ("--enable-lora", True)
-    assert "not in its help" in page(found, 200)
-    assert "not in its help" not in page(explain("--no-enable-lora", ALL["0.32.0"]), 200)
+    assert "not in its help" in explanation_page(found, 200)
+    assert "not in its help" not in explanation_page(
+        explain_flag("--no-enable-lora", ALL["0.32.0"]), 200
+    )
 
 
 def test_another_name_has_the_words_of_its_flag() -> None:
-    found = explain("--device-memory-utilization")
+    found = explain_flag("--device-memory-utilization")
     assert (found.base, found.negation) == ("--gpu-memory-utilization", False)
     assert found.entry is entries()["--gpu-memory-utilization"]
 
 
 def test_a_page_is_about_the_release_that_is_asked_for() -> None:
-    assert explain("--swap-space", ALL["0.17.0"]).there
-    assert "refuses it" in page(explain("--swap-space", ALL["0.18.0"]), 100)
-    assert "ignores it" in page(explain("VLLM_USE_V1"), 100)
-    old = page(explain("--kv-cache-dtype", ALL["0.8.5"]), 100)
+    assert explain_flag("--swap-space", ALL["0.17.0"]).there
+    assert "refuses it" in explanation_page(explain_flag("--swap-space", ALL["0.18.0"]), 100)
+    assert "ignores it" in explanation_page(explain_flag("VLLM_USE_V1"), 100)
+    old = explanation_page(explain_flag("--kv-cache-dtype", ALL["0.8.5"]), 100)
     assert "nvfp4" not in old
-    assert "nvfp4" in page(explain("--kv-cache-dtype"), 100)
+    assert "nvfp4" in explanation_page(explain_flag("--kv-cache-dtype"), 100)
 
 
 def test_a_variable_of_a_library_is_not_called_unknown() -> None:
-    assert "a library under it reads" in page(explain("HF_TOKEN"), 100)
+    assert "a library under it reads" in explanation_page(explain_flag("HF_TOKEN"), 100)
 
 
 def test_a_flag_without_words_of_ours_shows_what_the_releases_have() -> None:
     assert "--kv-offloading-size" not in entries()
-    text = page(explain("--kv-offloading-size"), 100)
+    text = explanation_page(explain_flag("--kv-offloading-size"), 100)
     assert "No entry of ours yet" in text
     assert "0.11.1 to" in text
 
 
 def test_no_line_is_wider_than_the_terminal() -> None:
     for name in GUIDE_NAMES:
-        assert max(map(len, page(explain(name), 80).splitlines())) <= 80, name
+        assert max(map(len, explanation_page(explain_flag(name), 80).splitlines())) <= 80, name
 
 
 def test_an_unknown_name_is_refused_with_the_nearest_ones() -> None:
     with pytest.raises(FleetError, match="did you mean --max-model-len"):
-        explain("--max-modle-len")
+        explain_flag("--max-modle-len")
 
 
 def test_the_command_takes_flags_as_they_are_written() -> None:

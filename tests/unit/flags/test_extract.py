@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from gpufleet.cli.flags_command import flags as flags_command
+from gpufleet.cli.flags_command import flags
 from gpufleet.errors import FleetError
 from gpufleet.flags import extract, schema
 from tests.support import packaged_metrics
@@ -42,7 +42,7 @@ def broken(source: Path, path: str, text: str) -> str:
 
 
 def test_everything_that_the_parser_takes_is_found(source):
-    found = schema.from_document(extract.document(str(source)))
+    found = schema.from_document(extract.flag_document(str(source)))
 
     assert found.version == small_release.VERSION
     assert set(found.by_option) == {
@@ -70,7 +70,9 @@ def test_everything_that_the_parser_takes_is_found(source):
 
 def test_the_machine_has_no_part_in_it(source):
     """The platform is CUDA's everywhere, and variables of whoever runs it do not count."""
-    found = {flag.name: flag for flag in schema.from_document(extract.document(str(source))).flags}
+    found = {
+        flag.name: flag for flag in schema.from_document(extract.flag_document(str(source))).flags
+    }
 
     assert found["--device"].default == "cuda"
     assert found["--lower"].default is True
@@ -78,7 +80,7 @@ def test_the_machine_has_no_part_in_it(source):
 
 
 def test_json_classes_and_enums_are_found_at_any_depth(source):
-    found = schema.from_document(extract.document(str(source)))
+    found = schema.from_document(extract.flag_document(str(source)))
 
     assert found.classes["OuterConfig"]["inner"].type == "Inner"
     assert found.classes["OuterConfig"]["name"] == schema.Field("name", "str", "nothing")
@@ -88,7 +90,7 @@ def test_json_classes_and_enums_are_found_at_any_depth(source):
 
 
 def test_variables_are_asked_what_they_take(source):
-    found = schema.from_document(extract.document(str(source))).environment
+    found = schema.from_document(extract.flag_document(str(source))).environment
 
     assert found["VLLM_PORT"] == schema.Variable(
         "VLLM_PORT", "int | None", None, form="integer", declared="None"
@@ -101,7 +103,7 @@ def test_variables_are_asked_what_they_take(source):
 
 
 def test_metrics_are_found_where_they_are_made(source):
-    document = extract.document(str(source), metrics=True)
+    document = extract.flag_document(str(source), metrics=True)
 
     found = packaged_metrics.from_document(document["metrics"])
     assert {name: metric.type for name, metric in found.items()} == {
@@ -116,17 +118,17 @@ def test_metrics_are_found_where_they_are_made(source):
 
 
 def test_a_release_is_the_same_wherever_it_lies(tmp_path, source, interpreter):
-    from_tree = extract.document(str(source))
+    from_tree = extract.flag_document(str(source))
 
     assert from_tree["unresolved"] == []
-    assert extract.document(str(small_release.sdist(tmp_path))) == from_tree
-    assert extract.document(str(small_release.wheel(tmp_path))) == from_tree
-    assert extract.document("installed", python=str(interpreter)) == from_tree
+    assert extract.flag_document(str(small_release.sdist(tmp_path))) == from_tree
+    assert extract.flag_document(str(small_release.wheel(tmp_path))) == from_tree
+    assert extract.flag_document("installed", python=str(interpreter)) == from_tree
 
 
 def test_no_package_is_imported_even_where_it_is_installed(tmp_path, interpreter):
     """Not vLLM either, whose __init__ raises."""
-    document = extract.document("installed", python=str(interpreter))
+    document = extract.flag_document("installed", python=str(interpreter))
 
     assert document["vllm"] == small_release.VERSION
     assert not (tmp_path / "imported").exists()
@@ -145,15 +147,15 @@ def test_importing_the_small_release_would_fail(interpreter):
 
 
 def test_help_texts_are_kept_when_they_are_wanted(source):
-    assert all("help" not in flag for flag in extract.document(str(source))["flags"])
-    found = schema.from_document(extract.document(str(source), helps=True))
+    assert all("help" not in flag for flag in extract.flag_document(str(source))["flags"])
+    found = schema.from_document(extract.flag_document(str(source), helps=True))
     assert found.by_option["--model"].help == "Name of the model."
 
 
 def test_a_checkout_does_not_say_its_version(source):
     (source / "vllm/_version.py").unlink()
 
-    assert schema.from_document(extract.document(str(source))).version == schema.UNKNOWN
+    assert schema.from_document(extract.flag_document(str(source))).version == schema.UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -170,7 +172,7 @@ def test_a_checkout_does_not_say_its_version(source):
 )
 def test_what_is_no_release_is_refused_with_the_reason(tmp_path, make, reason):
     with pytest.raises(FleetError, match=reason):
-        extract.document(str(make(tmp_path)))
+        extract.flag_document(str(make(tmp_path)))
 
 
 def _written(path: Path, content: bytes) -> Path:
@@ -197,12 +199,12 @@ def test_what_is_chance_in_the_release_is_the_same_in_every_run(source):
 
 def test_a_python_without_vllm_is_refused():
     with pytest.raises(FleetError, match=r"vllm is not installed beside this Python \(/"):
-        extract.document("installed")
+        extract.flag_document("installed")
 
 
 def test_a_python_that_does_not_exist_is_refused(source):
     with pytest.raises(FleetError, match="does not exist: give the Python of a release"):
-        extract.document(str(source), python="/nonexistent/python3")
+        extract.flag_document(str(source), python="/nonexistent/python3")
 
 
 @pytest.mark.parametrize(
@@ -221,7 +223,7 @@ def test_code_that_misbehaves_ends_in_a_refusal(source, text, reason):
     place = broken(source, "vllm/entrypoints/openai/cli_args.py", text)
 
     with pytest.raises(FleetError, match=reason):
-        extract.document(place, seconds=1 if "while" in text else 30)
+        extract.flag_document(place, seconds=1 if "while" in text else 30)
 
 
 def test_the_program_ends_itself_at_its_deadline(source):
@@ -247,7 +249,7 @@ def test_what_could_not_be_run_is_told(source):
     text = text.replace("names: list[str] | None = None", "names: int = LIMIT")
     (source / "vllm/config/__init__.py").write_text("from vllm.config.extra import LIMIT\n" + text)
 
-    document = extract.document(place)
+    document = extract.flag_document(place)
 
     (line,) = document["unresolved"]
     assert line == "vllm.config.extra:1 LIMIT: ZeroDivisionError: division by zero"
@@ -265,7 +267,7 @@ def test_an_answer_that_is_none_is_told_with_what_was_said_on_stderr():
 
 
 def test_the_command_prints_a_document_that_the_package_reads(tmp_path):
-    done = CliRunner().invoke(flags_command, ["extract", str(small_release.wheel(tmp_path))])
+    done = CliRunner().invoke(flags, ["extract", str(small_release.wheel(tmp_path))])
 
     assert done.exit_code == 0, done.output
     found = schema.from_document(json.loads(done.stdout))
@@ -279,10 +281,10 @@ def test_archives_hold_only_what_is_read(tmp_path):
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("../vllm/envs.py", "raise")
         archive.writestr("vllm/_C.abi3.so", bytes(10))
-    assert extract.document(str(path))["vllm"] == small_release.VERSION
+    assert extract.flag_document(str(path))["vllm"] == small_release.VERSION
 
     path = small_release.sdist(tmp_path)
     with tarfile.open(path, "r:gz") as archive:
         names = archive.getnames()
     assert names
-    assert extract.document(str(path))["vllm"] == small_release.VERSION
+    assert extract.flag_document(str(path))["vllm"] == small_release.VERSION

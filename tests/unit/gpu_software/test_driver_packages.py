@@ -12,8 +12,8 @@ from gpufleet.converge.snapshot import Snapshot
 from gpufleet.errors import FleetError
 from gpufleet.gpu_software.driver_packages import dcgm_packages, driver_packages, kernel_headers
 from gpufleet.node.machine import Kernel, Machine, System
-from gpufleet.on_node.packages import installed as installed_packages
 from gpufleet.on_node.packages import outcome
+from gpufleet.on_node.packages.installed import rpm
 from gpufleet.settings.gpu_lock import GpuLock, LockedDcgm
 from tests.support.package_cases import (
     ALMA,
@@ -236,7 +236,7 @@ def test_headers_of_two_kernels_are_told_apart_where_they_have_one_name() -> Non
     rows = "".join(
         f"kernel-devel\tx86_64\t5.14.0-{each}.el9_6\n" for each in ("570.42.2", "570.58.1")
     )
-    known, twice = installed_packages.rpm(lambda *_: rows)
+    known, twice = rpm(lambda *_: rows)
     two = CASES["rocky-9-two-kernels"]
     names = kernel_headers(two.system, two.machine)
 

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 import pytest
 
 from gpufleet.errors import FleetError
-from gpufleet.gpu_software.package_names import package_names as driver_names
+from gpufleet.gpu_software.package_names import package_names
 from gpufleet.gpu_software.repository import (
     VENDOR,
     address_mistake,
@@ -115,7 +115,7 @@ def test_the_documentations_table_is_the_codes() -> None:
             found = vendor_repository(system)
             assert repository_path(system) == f"{folder}/x86_64"
             assert {True: "yes", False: "no", None: "not known"}[found.dcgm] == dcgm
-            assert driver_names(system, GpuLock(driver="580.95.05")).packaging.split()[0].strip(
+            assert package_names(system, GpuLock(driver="580.95.05")).packaging.split()[0].strip(
                 ","
             ) == packaging.split()[0].strip(",")
             assert keyring.strip("`") == ("cuda-keyring_1.1-1_all.deb" if found.keyring_sha256

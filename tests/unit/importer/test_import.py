@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from gpufleet import redact
 from gpufleet.cli.import_command import import_
 from gpufleet.errors import FleetError
-from gpufleet.flags import schema, values
-from gpufleet.flags.arguments import words as rendered
+from gpufleet.flags import arguments, schema, values
 from gpufleet.flags.check import check
 from gpufleet.flags.command_line import parse
 from gpufleet.flags.schema import Flag
@@ -451,7 +450,10 @@ def test_every_flag_of_a_release_comes_through_unchanged(version: str) -> None:
         flags = one.get("flags", {})
         if not flags:  # it is a setting of ours, or told about: other tests say which
             continue
-        again = ("/m", *(word for key, value in flags.items() for word in rendered(key, value)))
+        again = (
+            "/m",
+            *(word for key, value in flags.items() for word in arguments.words(key, value)),
+        )
         before, after = parse(release, words).by_name, parse(release, again).by_name
         assert before.keys() == after.keys(), flag.name
         assert [values.read(release, given) for given in before[flag.name]] == [

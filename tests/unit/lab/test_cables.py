@@ -8,8 +8,7 @@ from ipaddress import IPv4Network
 import pytest
 
 from gpufleet.errors import FleetError
-from lab import state as lab_state
-from lab.state import LabState, check_cables
+from lab.state import LAST_NODE, MOST_NETWORKS, LabState, check_cables
 
 NET = IPv4Network("10.201.7.0/24")
 PROFILES = {"gpu-01": "t4x1", "gpu-02": "t4x1"}
@@ -29,12 +28,12 @@ def test_the_names_of_switches_and_their_ports_fit_into_the_kernels_limit():
     """15 characters, and no lab's are another's: ids of labs may begin alike."""
     longest = replace(LabState("abcdefgh"), profiles={"gpu-240": "t4x1"})
 
-    assert len(f"{longest.switch(lab_state.MOST_NETWORKS)}.{lab_state.LAST_NODE}") == 15
+    assert len(f"{longest.switch(MOST_NETWORKS)}.{LAST_NODE}") == 15
     assert not LabState("lab2").switch(1).startswith(LabState("lab").switch(1) + ".")
 
 
 def test_a_lab_remembers_its_cables(tmp_path, monkeypatch):
-    monkeypatch.setattr(lab_state, "STATE", tmp_path)
+    monkeypatch.setattr("lab.state.STATE", tmp_path)
     LabState("lab", NET, PROFILES, CABLES).save()
 
     assert LabState.load("lab").cables == CABLES

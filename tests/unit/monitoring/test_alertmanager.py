@@ -97,7 +97,7 @@ def test_without_a_receiver_the_sign_of_life_goes_to_nobody(tmp_path: Path) -> N
 
 
 def test_secrets_are_named_and_never_written_but_urls_of_webhooks(written: Path) -> None:
-    assert alertmanager.secrets(EVERYTHING) == {
+    assert alertmanager.secret_files(EVERYTHING) == {
         "credentials/page-webhook": "page-url",
         "credentials/page-pagerduty": "pd",
         "credentials/ticket-slack": "slack",

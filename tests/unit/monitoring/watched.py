@@ -30,7 +30,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpufleet.monitoring.metrics.metric import Job
-from gpufleet.monitoring.rules import files as rule_files
+from gpufleet.monitoring.rules.files import RuleSettings, rule_files
 from gpufleet.settings.monitoring_settings import Objectives
 from lab import machine, nvml
 from tests.unit.monitoring import dcgm, example_fleet
@@ -316,8 +316,8 @@ def _prometheus(
     alertmanager: str,
     port: int,
 ) -> None:
-    declared = rule_files.RuleSettings(objectives=PROMISED, settings=frozenset({"watchdog"}))
-    files = rule_files.rule_files(declared)
+    declared = RuleSettings(objectives=PROMISED, settings=frozenset({"watchdog"}))
+    files = rule_files(declared)
     for name, text in files.items():
         (folder / name).write_text(text)
     config = {

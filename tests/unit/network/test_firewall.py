@@ -11,9 +11,9 @@ import pytest
 from gpufleet.errors import FleetError
 from gpufleet.network import firewall
 from gpufleet.node.cluster_network import Network
-from gpufleet.on_node.common import stages as on_node
+from gpufleet.on_node.common.stages import started_release
 from gpufleet.planning.stage import Running
-from gpufleet.serving import unit as units
+from gpufleet.serving.unit import render_unit
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.parse import SettingsError, parse_settings
 from gpufleet.settings.serving_settings import Distribution
@@ -31,7 +31,7 @@ def settings(**wanted) -> NodeSettings:
 
 def running(stage) -> Running:
     """Return the stage as the probe reads it from its unit."""
-    unit = units.render(stage, SERVED, VLLM, release="0.33.0-1a2b3c4d5e", credentials=KEYS)
+    unit = render_unit(stage, SERVED, VLLM, release="0.33.0-1a2b3c4d5e", credentials=KEYS)
     return Running(
         model=stage.model,
         replica=stage.replica,
@@ -39,7 +39,7 @@ def running(stage) -> Running:
         gpu_uuids=stage.gpu_uuids,
         port=stage.port,
         rank=stage.node_rank,
-        arguments=tuple(on_node.started_release(unit.content)["arguments"]),
+        arguments=tuple(started_release(unit.content)["arguments"]),
     )
 
 
@@ -50,30 +50,30 @@ def lines(text: str) -> list[str]:
 @pytest.mark.parametrize("policy", ["own_ports", "drop"])
 def test_between_nodes_everything_is_open_and_from_elsewhere_nothing(policy):
     """By address and interface; the rule for peers stands before the one for everybody else."""
-    said = lines(firewall.rules([HEAD], settings(policy=policy)))
+    said = lines(firewall.render_rules([HEAD], settings(policy=policy)))
     assert f"{PEERS} meta l4proto tcp accept" in said
     assert f"{PEERS} udp dport 29500-29515 accept" in said
     closed = said.index("tcp dport { 29500-29515 } counter reject with tcp reset")
     assert said.index(f"{PEERS} meta l4proto tcp accept") < closed
     assert "udp dport { 29500-29515 } counter drop" in said
 
-    worker = firewall.rules([WORKER], settings(policy=policy))
+    worker = firewall.render_rules([WORKER], settings(policy=policy))
     assert 'iifname "eth2" ip daddr 10.1.0.2 ip saddr { 10.1.0.1 }' in worker
 
 
 def test_what_the_user_of_vllm_lets_in_elsewhere_is_dropped_as_is_what_belongs_to_nobody():
     """The last two rules: others' answers pass, the rest has vLLM's user or none (a SYN cookie)."""
-    said = lines(firewall.rules([HEAD], settings()))
+    said = lines(firewall.render_rules([HEAD], settings()))
     assert said[said.index('meta skuid != "vllm" accept') + 1] == "counter drop"
     assert 'oifname "eth1" ip saddr 10.1.0.1 ip daddr { 10.1.0.2 } accept' in said
     assert "tcp sport { 1-1023, 8000 } accept" in said
     # A worker has no endpoint: nobody is let in there.
-    assert "tcp sport { 1-1023 } accept" in lines(firewall.rules([WORKER], settings()))
+    assert "tcp sport { 1-1023 } accept" in lines(firewall.render_rules([WORKER], settings()))
 
 
 def test_own_ports_leaves_everything_else_as_it_is():
     """What is dropped or rejected there are ports of ours, or named by the operator."""
-    text = firewall.rules([HEAD], settings())
+    text = firewall.render_rules([HEAD], settings())
     refused = [line for line in lines(text) if "drop" in line.split() or "reject" in line.split()]
     assert "policy accept" in text
     assert refused == [
@@ -87,7 +87,7 @@ def test_own_ports_leaves_everything_else_as_it_is():
 
 def test_clients_and_monitoring_name_who_may_come():
     wanted = {"clients": ["10.9.0.0/16", "fd00::/8"], "monitoring": ["10.8.0.0/24"]}
-    said = lines(firewall.rules([HEAD], settings(**wanted)))
+    said = lines(firewall.render_rules([HEAD], settings(**wanted)))
     # vLLM's own metrics are at its endpoints.
     # Gateways ask the watchdog, and they are among the clients.
     assert "ip saddr { 10.8.0.0/24, 10.9.0.0/16 } tcp dport { 8000, 8406 } accept" in said
@@ -101,13 +101,15 @@ def test_clients_and_monitoring_name_who_may_come():
 def test_an_exporter_is_not_opened_beside_those_who_may_read_it(ports: str):
     """A UDP port of the same number is another one, and a node without DCGM has no 9400."""
     with pytest.raises(FleetError, match=r"9100 in it.*`firewall.monitoring`"):
-        firewall.rules([HEAD], settings(open=[{"ports": ports}]))
-    firewall.rules([HEAD], settings(open=[{"ports": ports, "protocol": "udp"}, {"ports": 9400}]))
+        firewall.render_rules([HEAD], settings(open=[{"ports": ports}]))
+    firewall.render_rules(
+        [HEAD], settings(open=[{"ports": ports, "protocol": "udp"}, {"ports": 9400}])
+    )
 
 
 def test_drop_opens_what_a_node_needs_and_what_is_named():
     wanted = {"policy": "drop", "open": [{"ports": "2049"}, {"ports": 123, "protocol": "udp"}]}
-    text = firewall.rules([HEAD], settings(**wanted), ssh_port=2222)
+    text = firewall.render_rules([HEAD], settings(**wanted), ssh_port=2222)
     for rule in (
         "policy drop",
         "ct state established,related accept",
@@ -129,7 +131,7 @@ def test_a_watchdog_s_port_is_open_where_one_listens_and_vllm_gets_nothing_by_it
     def said(stage, vllm=VLLM, **watchdog) -> str:
         served = SERVED.model_copy(update={"watchdog": SERVED.watchdog.model_copy(update=watchdog)})
         firewalled = settings(policy="drop")
-        return firewall.rules(
+        return firewall.render_rules(
             [stage], firewalled.model_copy(update={"vllm": vllm, "serving": {"llama": served}})
         )
 
@@ -150,7 +152,9 @@ def test_drop_lets_a_gateways_clients_in_unless_they_are_named():
     def said(wanted, **more) -> list[str]:
         gateway = {"allow_unauthenticated": True, "allow_plain_http": True, **more}
         known = parse_settings({"gateway": gateway})
-        return lines(firewall.rules([HEAD], wanted.model_copy(update={"gateway": known.gateway})))
+        return lines(
+            firewall.render_rules([HEAD], wanted.model_copy(update={"gateway": known.gateway}))
+        )
 
     assert "tcp dport { 8443 } accept" in said(data)
     assert "meta l4proto 112 accept" not in said(data)
@@ -167,19 +171,19 @@ def test_drop_lets_the_fleet_s_other_nodes_copy_releases_from_here():
     rule = "ip saddr { 10.1.0.3, 10.1.0.20 } tcp dport { 8790 } accept"
     dropping = settings(policy="drop")
 
-    assert rule in lines(firewall.rules([HEAD], dropping, fellows=fellows))
-    assert "8790" not in firewall.rules([HEAD], dropping)
-    assert "8790" not in firewall.rules([HEAD], settings(), fellows=fellows)
+    assert rule in lines(firewall.render_rules([HEAD], dropping, fellows=fellows))
+    assert "8790" not in firewall.render_rules([HEAD], dropping)
+    assert "8790" not in firewall.render_rules([HEAD], settings(), fellows=fellows)
     off = VLLM.model_copy(update={"distribution": Distribution(enabled=False)})
     alone = dropping.model_copy(update={"vllm": off})
-    assert "8790" not in firewall.rules([HEAD], alone, fellows=fellows)
+    assert "8790" not in firewall.render_rules([HEAD], alone, fellows=fellows)
 
 
 def test_what_runs_as_planned_changes_nothing():
     """So a second deploy has one set of rules, and nothing to narrow afterwards."""
     for stage in (HEAD, WORKER):
-        exact = firewall.rules([stage], settings())
-        assert firewall.rules([stage], settings(), running=[running(stage)]) == exact
+        exact = firewall.render_rules([stage], settings())
+        assert firewall.render_rules([stage], settings(), running=[running(stage)]) == exact
 
 
 def test_what_runs_until_it_is_replaced_stays_open():
@@ -194,7 +198,7 @@ def test_what_runs_until_it_is_replaced_stays_open():
         ),
         nodes=("gpu-01", "gpu-09"),
     )
-    text = firewall.rules([HEAD], settings(), running=[running(old)])
+    text = firewall.render_rules([HEAD], settings(), running=[running(old)])
     own = 'iifname "eth1" ip daddr 10.1.0.1'
     assert f"{own} ip saddr {{ 10.1.0.2, 10.1.0.9 }} meta l4proto tcp accept" in text
     assert f"{own} ip saddr {{ 10.1.0.9 }} udp dport 29532-29547 accept" in text
@@ -202,20 +206,20 @@ def test_what_runs_until_it_is_replaced_stays_open():
     assert "tcp dport { 29500-29515, 29532-29547 } counter reject" in text
     assert "tcp sport { 1-1023, 8000, 8010 } accept" in text
 
-    alone = firewall.rules([], settings(), running=[running(old)])
+    alone = firewall.render_rules([], settings(), running=[running(old)])
     assert "ip daddr 10.1.0.1 ip saddr { 10.1.0.9 } meta l4proto tcp accept" in alone
 
 
 def test_nixl_s_ports_are_between_nodes_too():
     stage = replace(HEAD, group=replace(HEAD.group, side_channel_port=5600), data_parallel=4)
-    assert "tcp dport { 5600-5603, 29500-29515 } counter reject" in firewall.rules(
+    assert "tcp dport { 5600-5603, 29500-29515 } counter reject" in firewall.render_rules(
         [stage], settings()
     )
 
 
 def test_what_must_never_be_open_is_not_opened():
     with pytest.raises(FleetError) as refused:
-        firewall.rules(
+        firewall.render_rules(
             [HEAD], settings(open=[{"ports": "29000-29600"}, {"ports": "29515", "protocol": "udp"}])
         )
     assert len(refused.value.problems) == 2
@@ -227,10 +231,12 @@ def test_a_name_that_nft_would_take_for_something_else_is_refused(name):
     networks = (("gpu-01", Network(name, "10.1.0.1")), HEAD.group.networks[1])
     stage = replace(HEAD, group=replace(HEAD.group, networks=networks))
     if not name:  # any interface, as of what runs
-        assert "iifname" not in firewall.rules([stage], settings()).replace('iifname "lo"', "")
+        assert "iifname" not in firewall.render_rules([stage], settings()).replace(
+            'iifname "lo"', ""
+        )
         return
     with pytest.raises(FleetError, match="nftables has no word for"):
-        firewall.rules([stage], settings())
+        firewall.render_rules([stage], settings())
 
 
 @pytest.mark.parametrize(
@@ -277,7 +283,7 @@ VARIATIONS["drop, all"] = VARIATIONS["all"] | VARIATIONS["drop"]
 )
 def test_nft_takes_it_and_takes_it_again(name, stages):
     """Twice in a row: the second replaces the first. vLLM's user is not on this machine."""
-    text = firewall.rules(stages, settings(**VARIATIONS[name])).replace('"vllm"', '"nobody"')
+    text = firewall.render_rules(stages, settings(**VARIATIONS[name])).replace('"vllm"', '"nobody"')
     done = subprocess.run(
         ["unshare", "-rn", "sh", "-c", 't=$(cat); echo "$t" | nft -f - && echo "$t" | nft -f -'],
         input=text,
@@ -313,4 +319,4 @@ def test_what_is_wrong_on_a_node_is_said():
 
 def test_the_docs_show_what_a_node_has():
     docs = (TEMPLATES.parent / "docs/traffic/firewall.md").read_text()
-    assert firewall.rules([HEAD], settings()).rstrip() in docs
+    assert firewall.render_rules([HEAD], settings()).rstrip() in docs

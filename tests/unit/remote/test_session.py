@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.on_node.remote import session as on_node
-from gpufleet.on_node.remote.session import READY
+from gpufleet.on_node.remote.session import READY, fork_program, read_output
 from gpufleet.remote import payload
 from gpufleet.remote.session import COMMAND, BrokenError, Session
 
@@ -175,13 +174,13 @@ class Behind:
 
 def test_what_is_printed_just_before_the_end_is_not_lost() -> None:
     """A busy node: nothing was there to be read, and then both the answer and the end."""
-    child, out, error = on_node.fork_program(b"import os; os.write(1, b'the answer'); os._exit(0)")
+    child, out, error = fork_program(b"import os; os.write(1, b'the answer'); os._exit(0)")
     asker, nobody = os.pipe()
     reading = Behind(child)
     for descriptor in (out, error):
         reading.register(descriptor, select.POLLIN)
     printed: dict[int, list[bytes]] = {out: [], error: []}
-    status = on_node.read_output(reading, printed, child, time.monotonic() + 60, asker)
+    status = read_output(reading, printed, child, time.monotonic() + 60, asker)
     for descriptor in (out, error, asker, nobody):
         os.close(descriptor)
     assert (status, b"".join(printed[out])) == (0, b"the answer")

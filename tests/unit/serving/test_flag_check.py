@@ -18,7 +18,7 @@ from gpufleet.errors import FleetError
 from gpufleet.flags import schema
 from gpufleet.planning.stage import Stage
 from gpufleet.serving import flag_check
-from gpufleet.serving import unit as units
+from gpufleet.serving.unit import lines, render_unit
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import OLDEST_VLLM, Served, Vllm
 from gpufleet.settings.variables import Origin
@@ -141,7 +141,7 @@ def test_what_is_judged_is_what_the_unit_says():
     settings = node(flags={"enforce-eager": True, "seed": None, "max-num-seqs": 8})
     model, vllm = settings.serving["llama"], settings.vllm
     begun = flag_check.started(STAGE, model, vllm, release="0.32.0-1a2b3c4d5e")
-    unit = units.render(STAGE, model, vllm, release="0.32.0-1a2b3c4d5e").content
+    unit = render_unit(STAGE, model, vllm, release="0.32.0-1a2b3c4d5e").content
     command = unit.split("/bin/vllm serve \\\n")[1].split("\n\n")[0]
     assert tuple(command.replace("\\\n", " ").split()) == begun.argv
     for name, value in begun.environment.items():
@@ -214,9 +214,7 @@ def test_what_is_to_be_written_instead_gives_these_very_arguments(words):
     model = Served(model="/srv/llama", flags={})
     made = [
         word
-        for _, line in units.lines(
-            STAGE, model.model_copy(update={"flags": arguments}), node().vllm
-        )[6:]
+        for _, line in lines(STAGE, model.model_copy(update={"flags": arguments}), node().vllm)[6:]
         for word in line
     ]
     expected = [part for word in words for part in ([word] if "=-" in word else word.split("\0"))]

@@ -9,8 +9,8 @@ import pytest
 from gpufleet.errors import FleetError
 from gpufleet.on_node.common import linux_facts, unit_journal
 from gpufleet.planning.stage import Stage
-from gpufleet.serving import unit as units
-from gpufleet.serving.logs import Journals, shown, since
+from gpufleet.serving.logs import Journals, parse_since, shown
+from gpufleet.serving.unit import render_unit
 from gpufleet.settings.serving_settings import Served, Vllm
 
 KEY = "f3a9c1d2e4b5a697"
@@ -33,7 +33,7 @@ def root(tmp_path, monkeypatch):
     for folder in ("etc/systemd/system", "etc/vllm/credentials", "usr/bin"):
         (tmp_path / folder).mkdir(parents=True)
     vllm = Vllm(version="0.32.0", lock="x", listen="127.0.0.1", api_key_file="key")
-    unit = units.render(
+    unit = render_unit(
         STAGE,
         Served(model="/srv/llama"),
         vllm,
@@ -331,12 +331,12 @@ def test_a_unit_names_its_replica():
     ],
 )
 def test_since_takes_spans_and_times(text, wanted):
-    assert since(text) == wanted
+    assert parse_since(text) == wanted
 
 
 def test_since_refuses_what_is_neither():
     with pytest.raises(FleetError, match="no time"):
-        since("yesterday")
+        parse_since("yesterday")
 
 
 def test_a_message_can_neither_order_the_terminal_nor_pass_for_another_nodes():

@@ -10,8 +10,8 @@ from gpufleet.node.cluster_network import Network
 from gpufleet.planning.multinode import launch
 from gpufleet.planning.stage import Group, Stage
 from gpufleet.serving import flag_check
-from gpufleet.serving import unit as units
 from gpufleet.serving.credentials import unit_credentials
+from gpufleet.serving.unit import argument_lines, render_unit
 from gpufleet.settings.serving_settings import Served, Vllm
 
 NETWORKS = (
@@ -44,7 +44,7 @@ KEYS = {"api-key": "7d" * 32, "cluster-key": "1c" * 32}
 
 
 def rendered(stage: Stage) -> str:
-    return units.render(stage, SERVED, VLLM, release="0.33.0-1a2b3c4d5e", credentials=KEYS).content
+    return render_unit(stage, SERVED, VLLM, release="0.33.0-1a2b3c4d5e", credentials=KEYS).content
 
 
 @pytest.mark.parametrize(("stage", "rank"), [(HEAD, 0), (WORKER, 1)])
@@ -65,7 +65,7 @@ def test_each_node_starts_the_ranks_program_with_its_own_rank_and_network(stage,
 
 def test_a_replica_on_one_node_knows_nothing_of_ranks():
     alone = replace(HEAD, pipeline_parallel=1, nodes=(), group=None)
-    unit = units.render(
+    unit = render_unit(
         alone, SERVED, VLLM, release="0.33.0-1a2b3c4d5e", credentials={"api-key": "7d" * 32}
     ).content
     for word in ("vllm-rank", "nnodes", "WatchdogSec", "cluster-key"):
@@ -103,7 +103,7 @@ def test_another_network_or_program_restarts_the_stage():
 
 
 def fingerprint(stage, model=SERVED, vllm=VLLM):
-    line = units.argument_lines(stage, model, vllm, release="0.33.0-1a2b3c4d5e")
+    line = argument_lines(stage, model, vllm, release="0.33.0-1a2b3c4d5e")
     return next(each for each in line if each.startswith("--same fingerprint="))
 
 
@@ -136,10 +136,10 @@ def test_a_rank_without_a_server_is_given_no_api_key():
     assert unit_credentials(HEAD, SERVED) == ("api-key", "cluster-key")
     assert unit_credentials(WORKER, SERVED) == ("cluster-key",)
 
-    unit = units.render(WORKER, SERVED, VLLM, release="0.33.0-1a2b3c4d5e", credentials=cluster)
+    unit = render_unit(WORKER, SERVED, VLLM, release="0.33.0-1a2b3c4d5e", credentials=cluster)
     assert "api-key" not in unit.content
     with pytest.raises(ValueError, match="API key"):
-        units.render(HEAD, SERVED, VLLM, release="0.33.0-1a2b3c4d5e", credentials=cluster)
+        render_unit(HEAD, SERVED, VLLM, release="0.33.0-1a2b3c4d5e", credentials=cluster)
 
 
 def by_ray(stage: Stage) -> Stage:
@@ -152,7 +152,7 @@ def test_rays_processes_have_a_token_and_a_unit_that_loads_it(stage):
     served = SERVED.model_copy(update={"distributed_executor_backend": "ray"})
     keys = {**KEYS, "ray-token": "3e" * 32}
     assert {*unit_credentials(by_ray(stage), served), "api-key"} == set(keys)
-    unit = units.render(
+    unit = render_unit(
         by_ray(stage), served, VLLM, release="0.33.0-1a2b3c4d5e", credentials=keys
     ).content
     assert "LoadCredential=ray-token:/etc/vllm/credentials/ray-token\n" in unit
@@ -164,7 +164,7 @@ def test_rays_processes_have_a_token_and_a_unit_that_loads_it(stage):
 def test_another_token_restarts_rays_ranks_and_no_others():
     served = SERVED.model_copy(update={"distributed_executor_backend": "ray"})
     units_of = [
-        units.render(by_ray(HEAD), served, VLLM, release="x", credentials={**KEYS, **token})
+        render_unit(by_ray(HEAD), served, VLLM, release="x", credentials={**KEYS, **token})
         for token in ({"ray-token": "3e" * 32}, {"ray-token": "4f" * 32})
     ]
     assert units_of[0].fingerprint != units_of[1].fingerprint

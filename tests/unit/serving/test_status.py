@@ -18,12 +18,11 @@ from rich.console import Console
 
 from gpufleet.cli.status_command import status_table
 from gpufleet.on_node.common import linux_facts
-from gpufleet.on_node.serving import endpoints as serving
-from gpufleet.on_node.serving import status as stage_status
+from gpufleet.on_node.serving.status import engines, main, read_event
 from gpufleet.planning.stage import Stage
-from gpufleet.serving import unit as units
 from gpufleet.serving.rank_status import Health
-from gpufleet.serving.status import status
+from gpufleet.serving.status import fleet_status
+from gpufleet.serving.unit import render_unit
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import Served, Vllm
 
@@ -99,11 +98,13 @@ def node(tmp_path, monkeypatch, capfd, port):
     vllm = Vllm(version="0.32.0", lock="x", listen="0.0.0.0", api_key_file="key")
     stage = Stage("llama", 0, "gpu-01", (1, 0), ("GPU-b", "GPU-a"), port, 2)
     served = Served(model="/srv/llama", flags={"chat-template": 'a "%$ --headless \n'})
-    unit = units.render(
+    unit = render_unit(
         stage, served, vllm, release="0.32.0-1a2b", credentials={"api-key": "0" * 64}
     )
     (tmp_path / "etc/systemd/system" / UNIT).write_text(unit.content)
-    monkeypatch.setattr(serving, "started_with", lambda _: unit.fingerprint)
+    monkeypatch.setattr(
+        "gpufleet.on_node.serving.endpoints.started_with", lambda _: unit.fingerprint
+    )
     at = int((time.clock_gettime(time.CLOCK_MONOTONIC) - 60) * 1e6)
     program(
         "systemctl",
@@ -114,8 +115,8 @@ def node(tmp_path, monkeypatch, capfd, port):
     program("nvidia-smi", "echo 'GPU-a, 0'; echo 'GPU-b, 1'")
 
     def look(**parameters):
-        monkeypatch.setattr(stage_status, "PARAMETERS", parameters)
-        stage_status.main()
+        monkeypatch.setattr("gpufleet.on_node.serving.status.PARAMETERS", parameters)
+        main()
         return json.loads(capfd.readouterr().out)
 
     return SimpleNamespace(look=look, program=program, path=tmp_path)
@@ -123,7 +124,7 @@ def node(tmp_path, monkeypatch, capfd, port):
 
 def test_a_stage_that_answers_serves_and_no_key_is_printed(node):
     found = node.look()
-    fleet = status({"gpu-01": found}, {}, whole=False)
+    fleet = fleet_status({"gpu-01": found}, {}, whole=False)
 
     assert KEY not in json.dumps(found)
     (replica,) = fleet.replicas
@@ -141,7 +142,7 @@ def test_a_stage_that_answers_serves_and_no_key_is_printed(node):
 
 def test_health_alone_is_not_enough(node, monkeypatch):
     monkeypatch.setattr(Server, "health", 503)
-    (replica,) = status({"gpu-01": node.look()}, {}, whole=False).replicas
+    (replica,) = fleet_status({"gpu-01": node.look()}, {}, whole=False).replicas
 
     assert replica.health is Health.STARTS
     assert "/health: HTTP 503" in replica.why[0]
@@ -150,22 +151,22 @@ def test_health_alone_is_not_enough(node, monkeypatch):
 def test_systemd_writes_signals_as_numbers():
     killed = {"MESSAGE_ID": "98e322203f7a4ed290d09fe03c09fe15", "EXIT_CODE": "killed"}
 
-    assert stage_status.event({**killed, "EXIT_STATUS": "9"})["signal"] == "KILL"
-    assert stage_status.event({**killed, "EXIT_STATUS": "50"})["signal"] == "50"
-    assert "signal" not in stage_status.event({**killed, "EXIT_CODE": "exited"})
+    assert read_event({**killed, "EXIT_STATUS": "9"})["signal"] == "KILL"
+    assert read_event({**killed, "EXIT_STATUS": "50"})["signal"] == "50"
+    assert "signal" not in read_event({**killed, "EXIT_CODE": "exited"})
 
 
 def test_a_unit_that_hangs_its_systemctl_costs_only_itself(node, monkeypatch):
     (node.path / "etc/systemd/system/vllm-other-0.service").write_text("[Service]\n")
     node.program("systemctl", "exec sleep 60")
-    monkeypatch.setattr(stage_status, "STAGE_SECONDS", 1)
+    monkeypatch.setattr("gpufleet.on_node.serving.status.STAGE_SECONDS", 1)
     found = node.look()
 
     assert found["stages"] == [
         {"unit": UNIT, "missing": "timeout", "seconds": 1},
         {"unit": "vllm-other-0.service", "foreign": True},
     ]
-    fleet = status({"gpu-01": found}, {}, whole=False)
+    fleet = fleet_status({"gpu-01": found}, {}, whole=False)
     assert "could not be looked at: timeout after 1 s" in fleet.silent["gpu-01"]
     assert not fleet.serves
 
@@ -187,13 +188,13 @@ def test_what_was_said_before_the_last_restart_comes_without_secrets(node):
     found = node.look()
 
     assert KEY not in json.dumps(found)
-    (rank,) = status({"gpu-01": found}, {}, whole=False).replicas[0].ranks
+    (rank,) = fleet_status({"gpu-01": found}, {}, whole=False).replicas[0].ranks
     assert rank.last_restart.cause.startswith("exit status 1: the GPUs' memory is full")
 
 
 def test_a_node_without_nvidia_smi_has_no_indices_and_serves(node):
     (node.path / "usr/bin/nvidia-smi").unlink()
-    (replica,) = status({"gpu-01": node.look()}, {}, whole=False).replicas
+    (replica,) = fleet_status({"gpu-01": node.look()}, {}, whole=False).replicas
 
     assert replica.health is Health.SERVES
     assert replica.ranks[0].indices == ()
@@ -254,7 +255,7 @@ def test_a_mark_that_cannot_be_read_is_unknown_and_not_absent(node):
     folder = node.path / "var/lib/gpufleet/change"
     folder.mkdir(parents=True)
     (folder / "cordon.json").write_text("gpu-01 is ill")
-    fleet = status({"gpu-01": node.look()}, {}, whole=False)
+    fleet = fleet_status({"gpu-01": node.look()}, {}, whole=False)
 
     assert fleet.out.cordoned == ()
     assert any("cordon" in each and "gpu-01" in each for each in fleet.remarks)
@@ -319,7 +320,7 @@ def seen(**more):
 
 
 def judged(*answers):
-    return status({f"gpu-0{n}": each for n, each in enumerate(answers, 1)}, {}, whole=False)
+    return fleet_status({f"gpu-0{n}": each for n, each in enumerate(answers, 1)}, {}, whole=False)
 
 
 @pytest.mark.parametrize(
@@ -422,8 +423,8 @@ def test_a_rank_with_a_server_an_engine_shows_all_of_their_ports():
 def test_the_ports_of_engines_are_those_after_the_first():
     server = ["--data-parallel-multi-port-external-lb", "--data-parallel-size-local", "3"]
 
-    assert stage_status.engines(server, 8000) == [8001, 8002]
-    assert stage_status.engines(server[1:], 8000) == []
+    assert engines(server, 8000) == [8001, 8002]
+    assert engines(server[1:], 8000) == []
 
 
 def test_two_nodes_that_have_the_same_rank_are_not_two_replicas():
@@ -471,10 +472,22 @@ KILLED = event("exited", exit_code="killed", exit_status="9", signal="KILL")
             "killed by signal KILL",
         ),
         ([event("succeeded"), event("restarts")], "exit status 0"),
-        ([KILLED, event("failed", unit_result="oom-kill"), event("restarts")], "out of memory"),
-        ([event("failed", unit_result="watchdog"), event("restarts")], "gave up on it (watchdog)"),
-        ([event("stops"), event("succeeded"), event("stopped")], "stopped by a deploy or by hand"),
-        ([event("stops"), KILLED, event("failed", unit_result="timeout")], "ended badly"),
+        (
+            [KILLED, event("failed", unit_result="oom-kill"), event("restarts")],
+            "out of memory",
+        ),
+        (
+            [event("failed", unit_result="watchdog"), event("restarts")],
+            "gave up on it (watchdog)",
+        ),
+        (
+            [event("stops"), event("succeeded"), event("stopped")],
+            "stopped by a deploy or by hand",
+        ),
+        (
+            [event("stops"), KILLED, event("failed", unit_result="timeout")],
+            "ended badly",
+        ),
         ([event("started", boot=EARLIER_BOOT)], "went down without a shutdown"),
         (
             [event("stops", boot=EARLIER_BOOT), event("stopped", boot=EARLIER_BOOT)],
@@ -490,14 +503,20 @@ def test_the_cause_of_the_last_restart_is_what_systemd_wrote_down(events, cause)
 
 
 def test_a_node_that_went_down_says_only_when_it_was_back():
-    lives = [event("started", at=CLOCK - 9000, boot=EARLIER_BOOT), event("starts", life=NOW)]
+    lives = [
+        event("started", at=CLOCK - 9000, boot=EARLIER_BOOT),
+        event("starts", life=NOW),
+    ]
 
     assert restart(events=lives).when == CLOCK - 100
 
 
 def test_a_server_that_ended_by_itself_is_asked_why():
     found = restart(
-        events=[event("exited", exit_code="exited", exit_status="1"), event("restarts")],
+        events=[
+            event("exited", exit_code="exited", exit_status="1"),
+            event("restarts"),
+        ],
         before=["INFO loading", "torch.OutOfMemoryError: CUDA out of memory"],
     )
 
@@ -552,14 +571,14 @@ def declared(**replicas):
     ],
 )
 def test_what_is_declared_and_not_there_does_not_serve(wanted, missing):
-    fleet = status({"gpu-01": answer(stage())}, {"gpu-01": declared(**wanted)})
+    fleet = fleet_status({"gpu-01": answer(stage())}, {"gpu-01": declared(**wanted)})
 
     assert fleet.missing == missing
     assert fleet.serves == (not missing)
 
 
 def test_what_is_there_and_not_declared_is_a_remark():
-    fleet = status({"gpu-01": answer(stage())}, {"gpu-01": declared()})
+    fleet = fleet_status({"gpu-01": answer(stage())}, {"gpu-01": declared()})
 
     assert fleet.remarks == ("llama is not declared any more: the next deploy stops it",)
     assert fleet.serves

@@ -16,8 +16,15 @@ from hypothesis import strategies as st
 
 from gpufleet.errors import FleetError
 from gpufleet.planning.stage import Stage
-from gpufleet.serving import unit as units
 from gpufleet.serving import unit_environment
+from gpufleet.serving.unit import (
+    LAUNCHER,
+    drop_in,
+    render_unit,
+    stop_seconds,
+    systemd_quote,
+    vllm_arguments,
+)
 from gpufleet.settings.serving_settings import Served, Vllm
 from gpufleet.templates import TEMPLATES
 from tests.support.checkout import ROOT
@@ -50,14 +57,14 @@ def model(**changes):
 
 def render(changed_model=None, changed_vllm=None, **changes):
     wanted = {"release": "0.32.0-1a2b3c4d5e", "toolkit": "13-0", "credentials": KEY}
-    return units.render(
+    return render_unit(
         STAGE, changed_model or model(), changed_vllm or vllm(), **(wanted | changes)
     )
 
 
 def flags(arguments):
     """The operator's flags as words: those after the last of the plan's."""
-    words = units.arguments(STAGE, model(flags=arguments), vllm())
+    words = vllm_arguments(STAGE, model(flags=arguments), vllm())
     return words[words.index("--shutdown-timeout") + 2 :]
 
 
@@ -98,7 +105,7 @@ def test_systemd_finds_nothing_wrong(tmp_path, device):
     settings = model(flags={"chat-template": awkward}, environment={"MOTTO": awkward})
     rendered = render(settings, vllm(device=device, user="root"))
     unit = tmp_path / rendered.unit
-    unit.write_text(rendered.content.replace(units.LAUNCHER, shutil.which("env")))
+    unit.write_text(rendered.content.replace(LAUNCHER, shutil.which("env")))
 
     verify = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", unit],
@@ -190,8 +197,8 @@ def test_a_stop_outlasts_the_drain():
     content = render(settings).content
 
     assert "--shutdown-timeout 300" in content
-    assert f"TimeoutStopSec={units.stop_seconds(settings)}\n" in content
-    assert units.stop_seconds(settings) > 300
+    assert f"TimeoutStopSec={stop_seconds(settings)}\n" in content
+    assert stop_seconds(settings) > 300
 
 
 # What makes a restart
@@ -234,7 +241,7 @@ def test_a_launcher_of_another_text_is_a_reason_to_restart(tmp_path):
 
 def test_the_model_comes_first():
     """`--served-model-name` takes several values and would swallow a model after it."""
-    words = units.arguments(STAGE, model(), vllm(listen="127.0.0.1"))
+    words = vllm_arguments(STAGE, model(), vllm(listen="127.0.0.1"))
 
     assert words == (
         "/var/lib/vllm/models/meta-llama--Llama-3.1-8B/d04e592bb4f6aa9cfee91e2e20afa771667e1d4b",
@@ -361,14 +368,14 @@ WORDS = st.text(st.characters(exclude_categories=["Cs", "Cn"], exclude_character
 )
 def test_words_are_quoted_as_systemd_reads_them(value, quoted):
     """systemd.syntax(7) "Quoting", systemd.unit(5) "Specifiers", systemd.service(5) "$"."""
-    assert units.systemd_quote(value) == quoted
+    assert systemd_quote(value) == quoted
 
 
 @pytest.mark.parametrize("value", ["a\0", "\ud800", "\ufdd0", "\ufffe", "\U0010ffff"])
 def test_what_systemd_cannot_say_is_refused(value):
     """It would drop the variable, or pass the escape as text, and start the process anyway."""
     with pytest.raises(ValueError, match="systemd cannot say"):
-        units.systemd_quote(value)
+        systemd_quote(value)
     with pytest.raises(FleetError, match=r"serving\.llama\.flags\.x holds"):
         flags({"x": value})
 
@@ -376,23 +383,23 @@ def test_what_systemd_cannot_say_is_refused(value):
 @given(WORDS)
 def test_a_word_is_printable_ascii_on_one_line(value):
     """Nothing in a value can end a line, start another, or be invalid to systemd's reader."""
-    assert re.fullmatch(r"[ -~]+", units.systemd_quote(value))
+    assert re.fullmatch(r"[ -~]+", systemd_quote(value))
 
 
 @given(WORDS)
 def test_no_specifier_and_no_variable_survives(value):
     """After doubled ones are taken out, no % and no $ is left for systemd to expand."""
-    quoted = units.systemd_quote(value)
+    quoted = systemd_quote(value)
 
     assert "%" not in quoted.replace("%%", "")
     assert "$" not in quoted.replace("$$", "")
-    assert units.systemd_quote(value, command=False).count("$") == value.count("$")
+    assert systemd_quote(value, command=False).count("$") == value.count("$")
 
 
 @given(WORDS)
 def test_a_word_ends_with_its_own_quote(value):
     """A word is bare, or in one pair of quotes without another of its kind inside."""
-    quoted = units.systemd_quote(value)
+    quoted = systemd_quote(value)
     if quoted == value:
         assert re.fullmatch(r"[\w@:/.,=+-]+", value, re.ASCII)
         return
@@ -407,7 +414,7 @@ def test_a_word_ends_with_its_own_quote(value):
 @given(st.lists(WORDS, min_size=1, max_size=4, unique=True))
 def test_different_words_are_different_in_the_unit(values):
     """No two values become the same text: a change never hides."""
-    assert len({units.systemd_quote(value) for value in values}) == len(values)
+    assert len({systemd_quote(value) for value in values}) == len(values)
 
 
 # Drop-ins
@@ -418,7 +425,7 @@ def test_a_drop_in_restarts_for_what_its_process_reads(tmp_path):
     (tmp_path / "x.conf.j2").write_text("[Service]\n{{ started }}\nEnvironment=PORT={{ port }}\n")
 
     def fingerprint(port=1, **started_with):
-        return units.drop_in(
+        return drop_in(
             "x.conf.j2", "x.service", port=port, started_with=started_with, templates=tmp_path
         ).fingerprint
 
@@ -436,7 +443,7 @@ def test_a_drop_in_restarts_for_what_its_process_reads(tmp_path):
 def test_a_drop_in_lies_beside_the_package_s_unit(tmp_path):
     (tmp_path / "x.conf.j2").write_text("[Service]\n{{ started }}\n")
 
-    found = units.drop_in("x.conf.j2", "x.service", started_with={}, templates=tmp_path)
+    found = drop_in("x.conf.j2", "x.service", started_with={}, templates=tmp_path)
 
     assert found.path == "/etc/systemd/system/x.service.d/gpufleet.conf"
     assert found.file.content == found.content.encode()

@@ -15,8 +15,8 @@ import pytest
 
 from gpufleet.planning.stage import Stage
 from gpufleet.remote import payload
-from gpufleet.serving import unit as units
 from gpufleet.serving import watchdog_unit
+from gpufleet.serving.unit import render_unit
 from gpufleet.settings.serving_settings import Served
 from tests.unit.serving.test_rank_units import HEAD, KEYS, SERVED, VLLM, WORKER
 
@@ -61,7 +61,7 @@ def test_gateways_ask_it_where_vllm_listens_and_a_change_of_that_restarts_it_alo
         watchdog_unit.service(json.dumps(second)).fingerprint
     )
     stages = (
-        units.render(
+        render_unit(
             ALONE,
             SERVED,
             VLLM.model_copy(update={"watchdog_port": port}),

@@ -308,10 +308,10 @@ def events(unit: str) -> list[dict[str, Any]]:
     matches = ["_PID=1", "UNIT=" + unit, *("MESSAGE_ID=" + each for each in WHAT)]
     fields = "MESSAGE_ID,INVOCATION_ID,%s" % ",".join(DETAILS)
     entries = unit_journal.journal("--lines=%d" % EVENTS, *matches, fields=fields)
-    return [event(entry) for entry in entries if entry.get("MESSAGE_ID") in WHAT]
+    return [read_event(entry) for entry in entries if entry.get("MESSAGE_ID") in WHAT]
 
 
-def event(entry: dict[str, Any]) -> dict[str, Any]:
+def read_event(entry: dict[str, Any]) -> dict[str, Any]:
     """Return an entry of systemd's: `at` in seconds, `life` is one run of the unit."""
     return {
         "at": int(entry.get("__REALTIME_TIMESTAMP") or 0) / 1e6,

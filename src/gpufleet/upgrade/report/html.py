@@ -88,7 +88,7 @@ _WINDOWS = "Before the upgrade, and while it was watched under requests after th
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def html(found: Report) -> str:
+def report_html(found: Report) -> str:
     """Return the page's text."""
     title = f"{found.kind} {found.id}"
     said = OUTCOMES[found.outcome] + (f": {'; '.join(found.why)}" if found.why else "")

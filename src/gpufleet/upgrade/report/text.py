@@ -47,7 +47,7 @@ OF_GROUPS = {
 """What became of a group, for people; other outcomes are phases."""
 
 
-def text(found: Report) -> RenderableType:
+def report_text(found: Report) -> RenderableType:
     """Return the report: what it was, a line a group, gates and failures, and what it cost."""
     head = Text(printable(f"{found.kind} {found.id}: {found.what}, by {found.by}"), style="bold")
     outcome = Text(

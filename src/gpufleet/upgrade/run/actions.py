@@ -20,7 +20,7 @@ from gpufleet.fleet import assessment
 from gpufleet.fleet.assessment import Assessment
 from gpufleet.inventory.loader import Fleet
 from gpufleet.monitoring.rules import files
-from gpufleet.serving import unit as units
+from gpufleet.serving.unit import stop_seconds
 from gpufleet.settings.serving_settings import Served
 from gpufleet.settings.upgrade_settings import Golden, Upgrade
 from gpufleet.upgrade.gates import baseline, gates
@@ -569,4 +569,4 @@ class FleetActions:
         return self._settings_of(replica).golden
 
     def _stop_seconds(self, group: Group) -> int:
-        return max((units.stop_seconds(self._settings_of(r)) for r in group.replicas), default=60)
+        return max((stop_seconds(self._settings_of(r)) for r in group.replicas), default=60)

@@ -28,10 +28,8 @@ from gpufleet.upgrade.run import (
     node_questions,
     observe,
     state_machine,
+    upgrade_journal,
     wave_silences,
-)
-from gpufleet.upgrade.run import (
-    upgrade_journal as journal,
 )
 from gpufleet.upgrade.run.actions import FleetActions
 from gpufleet.upgrade.run.connections import Nodes
@@ -147,7 +145,7 @@ class UpgradeRun:
 
     def _close(self, other: str) -> None:
         """Write into another upgrade's journal, if it lies here, that it was taken over."""
-        path = self.journal.path.with_name(f"{other}{journal.SUFFIX}")
+        path = self.journal.path.with_name(f"{other}{upgrade_journal.SUFFIX}")
         if not path.is_file():
             return
         try:

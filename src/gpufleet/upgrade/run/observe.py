@@ -22,8 +22,8 @@ from gpufleet.planning.stage import Running, Stage
 from gpufleet.remote import payload
 from gpufleet.remote.query import DISKS, SECONDS, Answer
 from gpufleet.serving import credentials, servers
-from gpufleet.serving import unit as units
 from gpufleet.serving.servers import Server
+from gpufleet.serving.unit import render_unit
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.upgrade.gates import baseline
 from gpufleet.upgrade.gates.baseline import Findings, Question
@@ -166,7 +166,7 @@ def fingerprints(
             if name not in credentials.NOT_FOR_UNITS
         }
         secrets = credentials.node_credentials(contents, [stage], here.serving)
-        unit = units.render(
+        unit = render_unit(
             stage,
             model,
             here.vllm,

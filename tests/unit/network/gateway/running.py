@@ -20,8 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from gpufleet.network import haproxy as gateway
-from gpufleet.network.haproxy import Backend, GatewayState, Target
+from gpufleet.network.haproxy import Backend, GatewayState, Target, config, read
 from gpufleet.remote import payload
 from gpufleet.settings.gateway_settings import Gateway
 from tests.support.checkout import ROOT
@@ -184,7 +183,7 @@ class Running:
     def configure(self, backends: Sequence[Backend]) -> None:
         """Write the configuration, as a deploy does."""
         self.backends = tuple(backends)
-        found = gateway.config(
+        found = config(
             self.settings,
             self.backends,
             metrics_address="127.0.0.1",
@@ -269,7 +268,7 @@ class Running:
             check=True,
             timeout=60,
         )
-        return gateway.read(json.loads(done.stdout))
+        return read(json.loads(done.stdout))
 
     def status(self, server: str) -> str:
         """Return what HAProxy says of a server: UP, DOWN, DRAIN."""

@@ -11,9 +11,18 @@ from typing import Any
 import pytest
 
 from gpufleet.errors import FleetError
-from gpufleet.network import haproxy as gateway
 from gpufleet.network import keepalived
-from gpufleet.network.haproxy import Backend, Target
+from gpufleet.network.haproxy import (
+    HOME,
+    RUN,
+    STATE,
+    Backend,
+    Target,
+    backends,
+    config,
+    keep_silent,
+    problems,
+)
 from gpufleet.serving import unit
 from gpufleet.serving.servers import Server
 from gpufleet.settings.gateway_settings import Gateway, VirtualAddress
@@ -63,7 +72,7 @@ def test_a_backend_is_an_entry_and_has_the_servers_that_can_be_reached() -> None
         Server("gpu-04", "tiny-3", 0, "tiny", 8000),
         Server("gpu-01", "other-0", 0, "not-declared", 9000),
     ]
-    (found,) = gateway.backends(nodes, servers, "gw-01")
+    (found,) = backends(nodes, servers, "gw-01")
 
     assert (found.name, found.served_name) == ("tiny", "org/tiny")
     assert {each.name: each.place for each in found.targets} == {
@@ -71,7 +80,7 @@ def test_a_backend_is_an_entry_and_has_the_servers_that_can_be_reached() -> None
         "gpu-02.tiny-1.2": "[2001:db8::2]:8001",
         "gpu-04.tiny-3": "198.51.100.4:8000",
     }
-    (there,) = gateway.backends(nodes, servers, "gpu-03")
+    (there,) = backends(nodes, servers, "gpu-03")
     assert "127.0.0.1:8000" in [each.place for each in there.targets]
 
 
@@ -84,7 +93,7 @@ def test_servers_of_silent_nodes_stay_and_no_others() -> None:
         "tiny/gpu.example.tiny-2": ("192.0.2.13", 8000),
     }
     nodes = fleet(*((name, name, served()) for name in ("gpu-01", "gpu", "gpu.example")))
-    (found,) = gateway.keep_silent(backends, before, {"gpu"}, nodes)
+    (found,) = keep_silent(backends, before, {"gpu"}, nodes)
 
     assert [each.name for each in found.targets] == ["gpu-01.tiny-0", "gpu.tiny-1"]
 
@@ -101,7 +110,7 @@ def test_a_watchdog_is_asked_about_the_stages_that_it_watches_and_no_others() ->
         ("gpu-04", "192.0.2.14", off),
     )
     servers = [Server(f"gpu-0{n}", f"tiny-{n}", 2, "tiny", 8000) for n in (1, 2, 3, 4)]
-    (found,) = gateway.backends(nodes, servers, "gw-01")
+    (found,) = backends(nodes, servers, "gw-01")
     asked = {each.name: (each.stage, each.watchdog_port) for each in found.targets}
     assert asked == {
         "gpu-01.tiny-1.2": ("tiny-1", 8406),
@@ -112,9 +121,9 @@ def test_a_watchdog_is_asked_about_the_stages_that_it_watches_and_no_others() ->
 
     before = {f"tiny/{each.name}": (each.address, each.port) for each in found.targets}
     none = replace(found, targets=())
-    assert gateway.keep_silent([none], before, set(nodes), nodes) == (found,)
+    assert keep_silent([none], before, set(nodes), nodes) == (found,)
 
-    text = gateway.config(Gateway.model_validate(OPEN), [found]).files["haproxy.cfg"].decode()
+    text = config(Gateway.model_validate(OPEN), [found]).files["haproxy.cfg"].decode()
     lines = {line.split()[1]: line for line in text.splitlines() if "    server " in line}
     said = 'agent-check agent-port 9500 agent-inter 2000ms agent-send "tiny-2\\n"'
     assert lines["gpu-02.tiny-2.2"].endswith(f"192.0.2.12:8000 check {said}")
@@ -132,7 +141,7 @@ def test_what_a_gateway_could_not_serve_is_refused_with_its_setting() -> None:
             | {"firewall": {"clients": ["198.51.100.0/24"]}},
         ),
     )
-    keys, closed = gateway.problems(nodes, "gw-01")
+    keys, closed = problems(nodes, "gw-01")
     assert keys.startswith("serving.tiny: its nodes have different `vllm.api_key_file`s (a on gpu")
     assert closed.startswith("gpu-02: firewall.clients does not have the gateway gw-01 (192.0.2.9)")
     well = fleet(
@@ -140,7 +149,7 @@ def test_what_a_gateway_could_not_serve_is_refused_with_its_setting() -> None:
         ("gpu-01", "192.0.2.11", served() | {"firewall": {"clients": ["192.0.2.0/24"]}}),
         ("gpu-02", "192.0.2.12", served() | {"firewall": {"monitoring": ["198.51.100.0/24"]}}),
     )
-    assert list(gateway.problems(well, "gw-01")) == []
+    assert list(problems(well, "gw-01")) == []
 
 
 CLIENT = {"name": "team", "key_sha256": "ab" * 32, "requests_per_minute": 5, "models": ["tiny"]}
@@ -180,7 +189,7 @@ WATCHED = replace(TWO[0].targets[0], stage="tiny-0", watchdog_port=8406)
 def test_haproxy_finds_it_valid_without_a_warning(
     tmp_path: Path, settings: dict[str, Any], backends: tuple[Backend, ...]
 ) -> None:
-    found = gateway.config(
+    found = config(
         Gateway.model_validate(settings),
         backends,
         certificate=_certificate(tmp_path) if "tls" in settings else b"",
@@ -221,13 +230,13 @@ def _certificate(folder: Path) -> bytes:
 def test_what_asks_a_gateway_knows_where_it_lies() -> None:
     """The program's places are those of the role that has written them, and nobody says them."""
     source = resources.files("gpufleet").joinpath("on_node/network/gateway_drains.py").read_text()
-    for place in (gateway.HOME, gateway.RUN, gateway.STATE):
+    for place in (HOME, RUN, STATE):
         assert f'"{place}"' in source
 
 
 def test_no_secret_is_in_what_everybody_may_read() -> None:
     wanted = Gateway.model_validate({"clients": [CLIENT], **CERTIFIED})
-    found = gateway.config(wanted, TWO, certificate=b"of-the-certificate")
+    found = config(wanted, TWO, certificate=b"of-the-certificate")
     readable = b"".join(found.files.values())
 
     assert b"Bearer key" not in readable
@@ -244,7 +253,7 @@ def test_another_fingerprint_means_something_else_to_read() -> None:
         settings: Gateway = wanted, *, certificate: bytes = b"a", key: str = "k"
     ) -> str:
         backends = (replace(TWO[0], api_key=key), TWO[1])
-        return gateway.config(settings, backends, certificate=certificate).fingerprint
+        return config(settings, backends, certificate=certificate).fingerprint
 
     other_key = wanted.clients[0].model_copy(update={"key_sha256": "cd" * 32})
     assert fingerprint() == fingerprint()
@@ -254,7 +263,7 @@ def test_another_fingerprint_means_something_else_to_read() -> None:
         fingerprint(key="l"),
         fingerprint(wanted.model_copy(update={"clients": (other_key,)})),
         fingerprint(wanted.model_copy(update={"request_seconds": 60})),
-        gateway.config(wanted, TWO[:1], certificate=b"a").fingerprint,
+        config(wanted, TWO[:1], certificate=b"a").fingerprint,
     }
     assert len(different) == 6
 

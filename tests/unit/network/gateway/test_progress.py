@@ -20,7 +20,6 @@ import pytest
 from gpufleet.network import haproxy
 from gpufleet.on_node.common import linux_facts
 from gpufleet.on_node.watchdog import stage_watch
-from gpufleet.on_node.watchdog import watchdog as program
 from gpufleet.on_node.watchdog.watchdog import Watchdog
 from tests.unit.network.gateway.running import Running, Vllm, backend, free_ports, running, until
 from tests.unit.on_node.watchdog.test_loop import Machine
@@ -110,7 +109,7 @@ def node(
     root = tmp_path / "node"
     root.mkdir()
     monkeypatch.setattr(linux_facts, "ROOT", str(root))
-    monkeypatch.setattr(program, "TURN_SECONDS", 0.05)
+    monkeypatch.setattr("gpufleet.on_node.watchdog.watchdog.TURN_SECONDS", 0.05)
     monkeypatch.setattr(stage_watch, "CHECK_AGAIN_SECONDS", 0.1)
     monkeypatch.setattr(haproxy, "AGENT_MILLISECONDS", 200)
     found = Node(root, servers)

@@ -273,7 +273,7 @@ def test_its_wheels_come_from_the_mirror_and_go_into_a_bundle() -> None:
 def test_a_firewall_lets_its_clients_in_where_it_listens_for_others() -> None:
     def opened(**wanted: Any) -> bool:
         told = {"litellm": {**BASE, **wanted}, "firewall": {"policy": "drop"}}
-        return bool(re.search(r"\b4000\b", firewall.rules([], parse_settings(told))))
+        return bool(re.search(r"\b4000\b", firewall.render_rules([], parse_settings(told))))
 
     assert not opened()
     assert opened(listen="192.0.2.9", allow_plain_http=True)

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpufleet.monitoring.metrics import gpufleet_metrics
 from gpufleet.planning.stage import Stage
 from gpufleet.remote import payload
-from gpufleet.serving import unit as units
+from gpufleet.serving.unit import render_unit
 from gpufleet.settings.serving_settings import Served, Vllm
 from lab import machine, nvml
 from lab.faults import fault
@@ -132,7 +132,7 @@ def serves(node):
     """Give a node a unit of a stage, and a systemd that says it runs."""
     served = Served(model="/srv/tiny")
     vllm = Vllm(version="0.32.0", lock="locks/vllm.txt", listen="127.0.0.1")
-    unit = units.render(TINY, served, vllm, release="0.32.0-1a2b3c4d5e")
+    unit = render_unit(TINY, served, vllm, release="0.32.0-1a2b3c4d5e")
     node.file("etc/systemd/system/vllm-tiny-0.service", unit.content)
     node.file("etc/systemd/system/vllm-router.service", "[Service]\nExecStart=/bin/true\n")
     said = "Id=vllm-tiny-0.service\nActiveState=active\nNRestarts=3"

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.on_node.common import linux_facts, processes, system
-from gpufleet.on_node.common import package_facts as packages
+from gpufleet.on_node.common import linux_facts, package_facts, processes, system
 from gpufleet.on_node.common.answers import read
 from lab import machine, nvml
 from lab.machine.parts import Kernel, Package, Process, Unit, Upgrades, with_nvml_lines, with_unit
@@ -219,7 +218,7 @@ def test_a_package_that_left_its_configuration_is_not_installed(tree, status, he
     """dpkg's letters: what is wanted, then what is; half-configured is there all the same."""
     put(tree, "dpkg-query", rows(f"nvidia-dkms-570\t570.1-1\t{status}"))
 
-    found = packages.packages()
+    found = package_facts.packages()
 
     assert found.get("nvidia-dkms-570", {}).get("held") == held
 
@@ -227,7 +226,7 @@ def test_a_package_that_left_its_configuration_is_not_installed(tree, status, he
 def test_the_first_of_several_architectures_counts(tree):
     put(tree, "dpkg-query", rows("libnvidia-x\t570.1-1\tii ", "libnvidia-x\t535.1-1\tii "))
 
-    assert packages.packages() == {"libnvidia-x": {"version": "570.1-1", "held": False}}
+    assert package_facts.packages() == {"libnvidia-x": {"version": "570.1-1", "held": False}}
 
 
 def test_dnf_locks_hold_packages(tree):
@@ -243,11 +242,11 @@ def test_dnf_locks_hold_packages(tree):
     write(tree, "etc/dnf/plugins/versionlock.list", "# mine\nnvidia-driver-3:570.124.06-1.el9.*\n")
     write(tree, "etc/dnf/dnf.conf", "[main]\nexcludepkgs=kernel*\n")
 
-    assert packages.packages() == {
+    assert package_facts.packages() == {
         "kernel-core": {"version": "5.14-1", "held": False},
         "nvidia-driver": {"version": "570.124.06-1.el9", "held": True},
     }
-    assert packages.upgrades()["blacklist"] == ["kernel*"]
+    assert package_facts.upgrades()["blacklist"] == ["kernel*"]
 
 
 @pytest.mark.parametrize(
@@ -266,16 +265,16 @@ def test_dnf_upgrades_by_itself_when_a_timer_lets_it(tree, installed, timers, ap
     units = dict(zip(("dnf-automatic.timer", "dnf-automatic-install.timer"), timers, strict=True))
     there = {"dnf-automatic": {"version": "4", "held": False}} if installed else {}
 
-    found = packages.unattended(
-        packages.upgrades(), there, {name: {"enabled": state} for name, state in units.items()}
+    found = package_facts.unattended(
+        package_facts.upgrades(), there, {name: {"enabled": state} for name, state in units.items()}
     )
 
     assert found["enabled"] is wanted
 
 
 def test_a_machine_without_any_package_manager_has_no_packages(tree):
-    assert read(packages.packages)["missing"] == "no_program"
-    assert read(packages.upgrades)["missing"] == "no_program"
+    assert read(package_facts.packages)["missing"] == "no_program"
+    assert read(package_facts.upgrades)["missing"] == "no_program"
 
 
 def test_only_debians_family_says_that_it_wants_a_reboot(found):

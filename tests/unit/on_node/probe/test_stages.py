@@ -48,7 +48,7 @@ def root(tmp_path, monkeypatch):
 def rendered() -> str:
     vllm = Vllm(version="0.32.0", lock="locks/vllm.txt", listen="127.0.0.1")
     served = Served(model="/srv/llama", flags={"chat-template": "[X-Gpufleet]\nModel=other"})
-    return unit.render(STAGE, served, vllm, release="0.32.0-1a2b3c4d5e").content
+    return unit.render_unit(STAGE, served, vllm, release="0.32.0-1a2b3c4d5e").content
 
 
 def test_a_unit_that_was_rendered_says_which_stage_it_runs_and_where(root):
@@ -95,7 +95,7 @@ def test_the_unit_of_a_rank_says_its_release_and_the_nodes_of_its_replica(root):
 def test_a_unit_that_hands_kv_caches_over_says_the_port_that_it_has_for_that(root):
     model = Served(model="/srv/llama", environment={"VLLM_NIXL_SIDE_CHANNEL_PORT": "5601"})
     vllm = Vllm(version="0.32.0", lock="locks/vllm.txt", listen="127.0.0.1")
-    text = unit.render(STAGE, model, vllm, release="0.32.0-1a2b3c4d5e").content
+    text = unit.render_unit(STAGE, model, vllm, release="0.32.0-1a2b3c4d5e").content
     (root / "etc/systemd/system/vllm-llama-3.service").write_text(text)
 
     assert [each["side_channel"] for each in stages.stages()] == [5601]

@@ -22,7 +22,6 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.on_node.rank import mesh as rank_mesh
 from gpufleet.on_node.rank.mesh import Mesh
 from gpufleet.on_node.rank.state import KILLED, State
 from gpufleet.on_node.rank.wire import Link, LostError
@@ -959,7 +958,7 @@ def test_a_process_that_began_anew_is_taken_for_the_rank_until_a_group_forms(two
 
 def test_datagrams_of_another_protocol_are_not_read(two, monkeypatch):
     """A node that was not deployed yet sends others; its rank is refused in words, by TCP."""
-    monkeypatch.setattr(rank_mesh, "MAGIC", b"gpufleet rank 0\n")
+    monkeypatch.setattr("gpufleet.on_node.rank.mesh.MAGIC", b"gpufleet rank 0\n")
     two.renew()
     monkeypatch.undo()
     two.beat()

@@ -27,7 +27,7 @@ from typing import Any
 import pytest
 
 from gpufleet.artifacts import distribution
-from gpufleet.on_node.transfer import manifest as pieces_tree
+from gpufleet.on_node.transfer.manifest import PIECE_BYTES, RefusedError, described, judged
 from gpufleet.remote import payload
 
 MIB = 1 << 20
@@ -205,7 +205,7 @@ def test_a_tree_of_four_is_copied_and_no_node_sends_more_than_one_copy(ground: G
     sent = [each["sent"] for each in (answer(serving), *answers.values())]
     assert sum(sent) == 4 * size
     # A piece more is one that somebody asked for again.
-    assert max(sent) <= size + pieces_tree.PIECE_BYTES
+    assert max(sent) <= size + PIECE_BYTES
     again = ground.start("b", "fetch", digest="", halves=[[], []])
     assert answer(again)["bytes"] == 0, "what is whole is not brought again"
 
@@ -317,16 +317,16 @@ HOSTILE: dict[str, Callable[[dict[str, Any]], object]] = {
 def test_a_hostile_manifest_is_refused(name: str, tmp_path: Path) -> None:
     grow(tmp_path / "tree", mib=1)
     (tmp_path / "tree/zz").symlink_to("/tmp")
-    honest = pieces_tree.described(str(tmp_path / "tree"), LEFT_OUT).manifest()
-    assert pieces_tree.judged(honest, sha256(honest), LEFT_OUT).bytes > MIB
+    honest = described(str(tmp_path / "tree"), LEFT_OUT).manifest()
+    assert judged(honest, sha256(honest), LEFT_OUT).bytes > MIB
     manifest = json.loads(honest)
     HOSTILE[name](manifest)
     text = json.dumps(manifest).encode()
 
-    with pytest.raises(pieces_tree.RefusedError):
-        pieces_tree.judged(text, sha256(text), LEFT_OUT)
-    with pytest.raises(pieces_tree.RefusedError):
-        pieces_tree.judged(honest, sha256(text), LEFT_OUT)
+    with pytest.raises(RefusedError):
+        judged(text, sha256(text), LEFT_OUT)
+    with pytest.raises(RefusedError):
+        judged(honest, sha256(text), LEFT_OUT)
 
 
 def test_what_another_tree_left_is_removed_and_no_link_of_it_is_followed(ground: Ground) -> None:

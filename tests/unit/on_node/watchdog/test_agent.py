@@ -13,13 +13,9 @@ import pytest
 
 from gpufleet.on_node.common import linux_facts
 from gpufleet.on_node.watchdog import (
-    agent as watchdog_agent,
-)
-from gpufleet.on_node.watchdog import (
     stage_watch,
     verdict,
 )
-from gpufleet.on_node.watchdog import watchdog as program
 from gpufleet.on_node.watchdog.watchdog import Watchdog
 from tests.unit.network.gateway.running import free_ports
 
@@ -30,7 +26,7 @@ LIFE = "a1"
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A node's files: one unit runs, and no program is there to be asked."""
     monkeypatch.setattr(linux_facts, "ROOT", str(tmp_path))
-    monkeypatch.setattr(program, "TURN_SECONDS", 0.05)
+    monkeypatch.setattr("gpufleet.on_node.watchdog.watchdog.TURN_SECONDS", 0.05)
     for folder in ("var/lib/gpufleet/textfile", "var/lib/gpufleet/watchdog", "run/systemd/units"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "run/systemd/units/invocation:vllm-tiny-0.service").symlink_to(LIFE)
@@ -165,7 +161,7 @@ def test_nor_by_a_pause_of_the_watchdog_after_which_it_counts_anew(
 def test_whatever_comes_there_has_its_time_and_gets_nothing(
     root: Path, said: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watchdog_agent, "CALLER_SECONDS", 0.3)
+    monkeypatch.setattr("gpufleet.on_node.watchdog.agent.CALLER_SECONDS", 0.3)
     found = watchdog(stage("tiny-0"))
     with caller(found) as connection:
         connection.sendall(said)
@@ -179,8 +175,8 @@ def test_many_who_say_nothing_delay_no_turn_and_are_sent_away(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And then the next one has its answer."""
-    monkeypatch.setattr(watchdog_agent, "CALLERS", 8)
-    monkeypatch.setattr(watchdog_agent, "CALLER_SECONDS", 0.5)
+    monkeypatch.setattr("gpufleet.on_node.watchdog.agent.CALLERS", 8)
+    monkeypatch.setattr("gpufleet.on_node.watchdog.agent.CALLER_SECONDS", 0.5)
     found = watchdog(stage("tiny-0"))
     assert found.agent
     with contextlib.ExitStack() as stack:
@@ -201,7 +197,7 @@ def test_many_who_say_nothing_delay_no_turn_and_are_sent_away(
 def test_more_than_it_takes_in_a_second_wait_for_the_next(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watchdog_agent, "TAKEN", 2)
+    monkeypatch.setattr("gpufleet.on_node.watchdog.agent.TAKEN", 2)
     found = watchdog(stage("tiny-0"))
     agent = found.agent
     assert agent
@@ -222,7 +218,7 @@ def test_a_port_that_somebody_else_has_is_said_once_and_tried_again(
     root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The stages are watched all the same."""
-    monkeypatch.setattr(watchdog_agent, "LISTEN_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr("gpufleet.on_node.watchdog.agent.LISTEN_AGAIN_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         told_of = {"address": "127.0.0.1", "port": port}

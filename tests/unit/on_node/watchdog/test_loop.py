@@ -26,13 +26,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpufleet.on_node.common import linux_facts
 from gpufleet.on_node.common.http import Answer, Exchange
 from gpufleet.on_node.watchdog import (
-    dump as watchdog_dump,
-)
-from gpufleet.on_node.watchdog import (
     stage_watch,
     verdict,
 )
-from gpufleet.on_node.watchdog import watchdog as program
+from gpufleet.on_node.watchdog.dump import make_room
 from gpufleet.on_node.watchdog.watchdog import Watchdog
 from tests.support.checkout import ROOT
 
@@ -176,7 +173,7 @@ class Machine:
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     monkeypatch.setattr(linux_facts, "ROOT", str(tmp_path))
-    monkeypatch.setattr(program, "TURN_SECONDS", 0.05)
+    monkeypatch.setattr("gpufleet.on_node.watchdog.watchdog.TURN_SECONDS", 0.05)
     monkeypatch.setattr(stage_watch, "CHECK_AGAIN_SECONDS", 0.1)
     found = Machine(tmp_path)
     yield found
@@ -371,7 +368,7 @@ def test_who_moves_again_during_the_dump_is_not_killed(node: Machine, server: Se
 def test_a_dump_that_hangs_ends_at_its_deadline(
     node: Machine, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watchdog_dump, "SECONDS", 1)
+    monkeypatch.setattr("gpufleet.on_node.watchdog.dump.SECONDS", 1)
     (node.root / "usr/bin/nvidia-smi").write_text("#!/bin/sh\nsleep 60\n")
     watchdog = watched(server.url)
     freeze(watchdog, server)
@@ -397,7 +394,7 @@ def test_a_watchdog_that_was_stopped_itself_counts_anew(
 def test_the_oldest_dumps_go(node: Machine) -> None:
     place = node.root / "var/lib/gpufleet/dumps"
     for number in range(9):
-        assert watchdog_dump.make_room(str(place), "tiny-0") == ""
+        assert make_room(str(place), "tiny-0") == ""
         (place / f"tiny-0/{number}").mkdir()
     assert [path.name for path in node.dumps()] == ["4", "5", "6", "7", "8"]
 

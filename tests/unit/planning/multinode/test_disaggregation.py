@@ -74,7 +74,7 @@ def started(stage, settings):
     """The flag as vLLM reads it, and what its environment says of NIXL."""
     here = settings[stage.node]
     model = here.serving[stage.model]
-    words = list(unit.arguments(stage, model, here.vllm))
+    words = list(unit.vllm_arguments(stage, model, here.vllm))
     flag = json.loads(words[words.index("--kv-transfer-config") + 1])
     variables = unit_environment.environment(stage, model, here.vllm, release="x")
     return flag, {
@@ -462,7 +462,7 @@ def test_a_firewall_lets_partners_through_and_nobody_else_to_the_side_channel(lo
     found, settings = stages(lock())
     stage = found.plan.on("d")
 
-    text = firewall.rules(stage, settings["d"])
+    text = firewall.render_rules(stage, settings["d"])
 
     assert 'iifname "eth1" ip daddr 10.1.0.2 ip saddr { 10.1.0.1 } meta l4proto tcp accept' in text
     assert "tcp dport { 5600 } counter reject" in text

@@ -22,8 +22,8 @@ from gpufleet.fleet.run import NodePlan
 from gpufleet.on_node.rank import rank
 from gpufleet.planning.multinode import launch
 from gpufleet.planning.stage import Stage
-from gpufleet.serving import unit as units
 from gpufleet.serving import unit_environment
+from gpufleet.serving.unit import UnitFile, lines, render_unit
 from gpufleet.serving.vllm_node import endpoints
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import OLDEST_VLLM, Vllm
@@ -159,7 +159,7 @@ def unit(name: str, stage: Stage) -> str:
     assert here.vllm
     model = here.serving[stage.model]
     secrets = dict.fromkeys(("api-key", "cluster-key", "ray-token"), "7d" * 32)
-    return units.render(stage, model, here.vllm, release=RELEASE, credentials=secrets).content
+    return render_unit(stage, model, here.vllm, release=RELEASE, credentials=secrets).content
 
 
 def shown(name: str, stage: Stage) -> str:
@@ -225,7 +225,7 @@ def test_every_release_takes_what_an_example_starts(name, version):
                 port=stage.group.cluster_port,
                 same={},
                 programs="/opt/vllm/bin",
-                serve=[line for _, line in units.lines(stage, model, vllm)],
+                serve=[line for _, line in lines(stage, model, vllm)],
             )
             for word in line
         ]
@@ -245,9 +245,7 @@ def test_a_deploy_waits_for_every_server_of_a_node():
         settings=NodeSettings.model_validate(settings(EXAMPLES[name])),
         stages=found.plan.on("gpu-02"),
     )
-    rendered = {
-        stage: units.UnitFile(stage.unit, "", "", fingerprint="4be2") for stage in here.stages
-    }
+    rendered = {stage: UnitFile(stage.unit, "", "", fingerprint="4be2") for stage in here.stages}
 
     waits = endpoints(rendered, here.settings)
 

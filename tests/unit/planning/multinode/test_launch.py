@@ -17,7 +17,7 @@ from gpufleet.errors import FleetError
 from gpufleet.flags import schema
 from gpufleet.flags.check import check
 from gpufleet.node.cluster_network import Network
-from gpufleet.on_node.rank import rank as program
+from gpufleet.on_node.rank.rank import arguments
 from gpufleet.planning.multinode.launch import arrange, command, endpoints, filled, transfer
 from gpufleet.planning.stage import Stage
 from gpufleet.serving import unit
@@ -96,7 +96,7 @@ def started(stage, model, rank, version=NEWEST, *, hcas=()):
 def programs(stage, model, rank, version=NEWEST):
     """What the rank's own parser makes of them, with the first incarnation's ports."""
     line = [word for line in started(stage, model, rank, version) for word in line]
-    options, found = program.arguments(line)
+    options, found = arguments(line)
     assert (options.replica, options.rank) == (stage.id, stage.node_rank)
     assert [node.name for node in options.node] == list(stage.nodes)
     return [[filled(word, options.port) for word in each] for each in found]

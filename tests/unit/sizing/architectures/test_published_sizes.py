@@ -15,10 +15,10 @@ from functools import cache
 
 import pytest
 
+from gpufleet.sizing import kv_cache
 from gpufleet.sizing.architectures.components import StateCache
 from gpufleet.sizing.architectures.description import Description, ModelFiles, describe
 from gpufleet.sizing.kv_bytes import Kind, Layout, caches, kv_dtype, pages, state_bytes
-from gpufleet.sizing.kv_cache import cache as kv_cache
 from gpufleet.sizing.rank_weights import Sharding
 from gpufleet.sizing.weights import layer_ranges, weight_bytes
 from tests.support.checkout import ROOT
@@ -124,7 +124,7 @@ def test_parameters_are_those_that_are_published(name: str):
 @pytest.mark.parametrize(("name", "tensor"), CACHED)
 def test_a_token_takes_as_much_cache_as_by_hand(name: str, tensor: int):
     """KV bytes of one more token of a long context are exact."""
-    found = kv_cache(layout(name, tensor), 1 << 40).bytes_per_token_per_gpu
+    found = kv_cache.cache(layout(name, tensor), 1 << 40).bytes_per_token_per_gpu
 
     assert found == FACTS[name]["kv_bytes_per_token"]["tp"][str(tensor)]
 

@@ -16,8 +16,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpufleet.checks.finding import Finding, GpuId, Severity
-from gpufleet.checks.finding import Report as CheckReport
+from gpufleet.checks.finding import Finding, GpuId, Report, Severity
 from gpufleet.monitoring.rules import files
 from gpufleet.settings.monitoring_settings import AlertChange
 from gpufleet.settings.upgrade_settings import Gates
@@ -430,7 +429,7 @@ def finding(severity: Severity, check: str = "xid", **also: Any) -> Finding:
 
 
 def checked(*found: Finding) -> Findings:
-    return Findings.of(CheckReport(found, {}, ("gpu-01",)))
+    return Findings.of(Report(found, {}, ("gpu-01",)))
 
 
 @pytest.mark.parametrize(

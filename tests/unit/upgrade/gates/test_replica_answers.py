@@ -15,7 +15,7 @@ import pytest
 from gpufleet.on_node.common import linux_facts
 from gpufleet.on_node.serving import replica_answers
 from gpufleet.planning.stage import Stage
-from gpufleet.serving import unit as units
+from gpufleet.serving.unit import render_unit
 from gpufleet.settings.serving_settings import Served, Vllm
 from gpufleet.settings.upgrade_settings import Golden
 from gpufleet.upgrade.gates import baseline
@@ -107,7 +107,7 @@ def look(
     (tmp_path / "etc/vllm/credentials/api-key").write_text(KEY + "\n")
     stage = Stage("llama", 0, "gpu-01", (0,), ("GPU-a",), port, 1)
     vllm = Vllm(version="0.32.0", lock="x", listen="0.0.0.0", api_key_file="key")
-    unit = units.render(
+    unit = render_unit(
         stage,
         Served(model="/srv/llama"),
         vllm,

@@ -17,10 +17,10 @@ from rich.console import Console
 
 from gpufleet.upgrade.gates.baseline import ITL, TTFT, Traffic
 from gpufleet.upgrade.plan.wave import Group, Wave
-from gpufleet.upgrade.report import html
-from gpufleet.upgrade.report import text as report_text
+from gpufleet.upgrade.report.html import report_html
 from gpufleet.upgrade.report.live_progress import Progress, style
 from gpufleet.upgrade.report.report import Report, report
+from gpufleet.upgrade.report.text import report_text
 from gpufleet.upgrade.run.journal_entry import WORDS, Entry
 from gpufleet.upgrade.run.state_machine import Driver
 from gpufleet.upgrade.run.upgrade_journal import Journal
@@ -170,7 +170,7 @@ def test_of_a_journal_that_is_cut_off_anywhere_there_is_a_report(until: int) -> 
 
     json.dumps(found.as_json(), allow_nan=False)
     assert printed(found)
-    Page(html.html(found))
+    Page(report_html(found))
     for group in found.groups:
         assert all(span.seconds >= 0 for span in group.spans)
         assert group.away_seconds <= sum(span.seconds for span in group.spans)
@@ -289,7 +289,7 @@ class Page(HTMLParser):
 
 
 def test_the_page_loads_and_runs_nothing() -> None:
-    text = html.html(report(WHOLE))
+    text = report_html(report(WHOLE))
     page = Page(text)
 
     assert page.loads == []
@@ -311,7 +311,7 @@ def test_what_people_and_nodes_wrote_is_text_in_the_page() -> None:
         Entry(BEGAN + 9, "stuck", 1, "tiny-0", None, {"why": [hostile]}),
         entry(9, "stopped", why=[hostile]),
     )
-    text = html.html(report(entries))
+    text = report_html(report(entries))
     page = Page(text)
 
     assert "script" not in page.elements
@@ -321,7 +321,7 @@ def test_what_people_and_nodes_wrote_is_text_in_the_page() -> None:
 
 
 def test_the_timeline_has_a_bar_for_each_phase_as_long_as_it_was() -> None:
-    text = html.html(report(WHOLE))
+    text = report_html(report(WHOLE))
     drawing = ET.fromstring(text[text.index("<svg viewBox") : text.rindex("</svg>") + 6])
     bars = {
         str(bar.findtext("title")): (str(bar.get("class")), float(str(bar.get("width"))))
@@ -383,5 +383,5 @@ def test_no_word_of_a_journal_is_too_much_for_it() -> None:
 
 def printed(found: Report) -> str:
     console = Console(width=300, file=io.StringIO(), highlight=False)
-    console.print(report_text.text(found))
+    console.print(report_text(found))
     return console.file.getvalue()  # type: ignore[attr-defined]

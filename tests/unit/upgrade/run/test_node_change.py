@@ -18,8 +18,8 @@ import pytest
 
 from gpufleet.converge.desired import File, started_line
 from gpufleet.on_node.change import change, releases
-from gpufleet.on_node.change import units as change_units
 from gpufleet.on_node.change.releases import Kept, Release
+from gpufleet.on_node.change.units import following
 from gpufleet.on_node.common import linux_facts
 from gpufleet.serving.unit import UnitFile
 from gpufleet.upgrade.run.node_answers import (
@@ -560,4 +560,4 @@ def test_the_same_plan_is_the_same_bytes_and_no_secret_has_a_hash(tree):
     assert hashlib.sha256(b"new key").hexdigest() not in json.dumps(first)
     tree.prepare([NEW], [GOES.unit])
     assert manifest()["plan"] != first["plan"]
-    assert change_units.following.__doc__
+    assert following.__doc__

@@ -1,0 +1,92 @@
+"""Bring release, model files and accepted flags to a node; touch no unit that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pyinfra import host
+from pyinfra.api import deploy
+
+from gpufleet.artifacts import model_files
+from gpufleet.artifacts.operator_files import release_of
+from gpufleet.fleet.run import NodePlan
+from gpufleet.operations.accept_flags import Proof, accept_flags, require_all_accepted
+from gpufleet.operations.build_release import have_release
+from gpufleet.operations.check_reachability import check_reachability
+from gpufleet.operations.converge import Converge
+from gpufleet.operations.distribute import model_artifact
+from gpufleet.operations.stage_model import have_model
+from gpufleet.planning.stage import Stage
+from gpufleet.serving import vllm_node
+from gpufleet.serving.unit import UnitFile
+from gpufleet.settings.serving_settings import Vllm
+from gpufleet.upgrade.run.staged_units import next_files
+
+
+@deploy("vLLM, prepared")
+def prepare_vllm(here: NodePlan) -> None:
+    """
+    Bring everything that the planned stages need, and lay their units beside those that run.
+
+    No unit is touched, nor any file that one reads when it starts: whatever ends and starts again
+    before it is switched is what it was. Where the node is to serve nothing, that is laid there.
+    """
+    wanted = here.settings.vllm
+    found = None if wanted is None else prepared(here, wanted, apart=True)
+    planned = {stage.unit for stage in here.stages}
+    running = (f"vllm-{each.id}.service" for each in here.running)
+    there = Converge(
+        next_files(
+            found.rendered.values() if found else (),
+            (unit for unit in running if unit not in planned),
+            vllm_node.read_at_start(found.secrets) if found else (),
+        )
+    )
+    there.files(name="units to switch to")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a node has got by now, and what its stages will be started with."""
+
+    stages: Converge
+    """The units and files of the plan's stages: wanted, and not converged yet."""
+    rendered: Mapping[Stage, UnitFile]
+    secrets: Mapping[str, bytes] = field(repr=False)
+
+
+def prepared(here: NodePlan, wanted: Vllm, *, apart: bool = False) -> Prepared:
+    """
+    Bring packages, release and model files, and prove that stages can start; touch no unit.
+
+    With `apart` files that running units would read at their next start stay as they are.
+    """
+    build = release_of(wanted)
+    secrets = vllm_node.credentials(here.stages, here.settings)
+    serving = here.settings.serving
+    files = {
+        found for each in here.stages if (found := model_files.checkpoint(serving[each.model]))
+    }
+
+    ground = Converge(
+        vllm_node.required(wanted, build, secrets, apart=apart),
+        watch=(build.mark, *vllm_node.marks(files)),
+        probed=False,
+    )
+    ground.packages(name="packages")
+    ground.accounts(name="service account")
+    ground.files(name="directories, locks and credentials")
+    have_release(ground, build)
+    for found in host.loop(sorted(files, key=lambda each: each.directory)):
+        have_model(ground, found, wanted, model_artifact(found, here.everyone))
+
+    proof = Proof(build, vllm_node.launches(here.stages, here.settings, build), here.origins)
+    proofs = Converge(proof.wanted, watch=(build.mark,))
+    accept_flags(proofs, proof, name=f"have release {build.id} accept its flags")
+    require_all_accepted(name="no release has refused")
+
+    rendered = vllm_node.unit_files(here.stages, here.settings, build, secrets)
+    stages = Converge(vllm_node.services(rendered, here.settings))
+    check_reachability(stages, here.stages, name="nodes of a replica reach each other")
+    return Prepared(stages, rendered, secrets)
