@@ -19,7 +19,7 @@ help:
 	@echo 'make test-long  the fault tables                                                  (root)'
 	@echo 'make bench      what commands, converges and copies cost, with their goals        (root)'
 	@echo 'make gpu-record what the probe finds on this machine, for tests/data/nodes/real  (an NVIDIA GPU)'
-	@echo 'make clean      take the labs away: nodes, mounts, bridges, namespaces            (root)'
+	@echo 'make clean      take the labs of this checkout away: nodes, mounts, bridges         (root)'
 	@echo 'make distclean  clean, and forget every download'
 
 # The environment: uv itself comes by hash from its own lock, everything else from uv.lock.

@@ -20,7 +20,7 @@ from lab.active_faults import BY_HAND, OFFLINE
 from lab.machine import Profile
 from lab.nodes import DEFAULT_NODES, Lab, NodeStatus
 from lab.progress import step
-from lab.state import lab_ids
+from lab.state import CHECKOUT, LabState, lab_ids
 from lab.vendor import states
 
 
@@ -119,9 +119,16 @@ def purge(ctx: click.Context) -> None:
 
 @lab.command()
 def clean() -> None:
-    """Purge every lab of this machine."""
+    """Purge the labs that this checkout has brought up; name those of others, and leave them."""
     _require_root("gpufleet lab clean", "it removes mounts and the labs' files")
     for lab_id in lab_ids():
+        owner = LabState.load(lab_id).checkout
+        if owner != str(CHECKOUT):
+            _say(
+                f"lab {lab_id} is left: it was brought up from {owner or 'an unknown checkout'}; "
+                f"`gpufleet lab --id {lab_id} purge` takes it away"
+            )
+            continue
         with step(f"purge lab {lab_id}", _say):
             Lab.open(lab_id, _say).purge()
 

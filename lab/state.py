@@ -24,6 +24,8 @@ from gpufleet.errors import FleetError
 
 STATE = Path("/var/lib/gpufleet-lab")
 CACHE = Path("/var/cache/gpufleet-lab")
+CHECKOUT = Path(__file__).resolve().parents[1]
+"""The source tree that this lab code is of: `clean` takes away the labs that it has made."""
 
 # Addresses of a lab's /24: .1 is this machine, .11 is gpu-01, and so on.
 FIRST_NODE = 10
@@ -65,6 +67,7 @@ class LabState:
     # node name -> interface -> its address, as 10.60.1.1/24: what it has besides eth0
     cables: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     without_driver: frozenset[str] = frozenset()  # nodes that were handed over so
+    checkout: str = str(CHECKOUT)  # whose lab this is: the source tree that brought it up first
 
     # -- where it lies -------------------------------------------------------------------------
 
@@ -190,6 +193,7 @@ class LabState:
             profiles=profiles,
             cables=cables,
             without_driver=frozenset(name for name, node in nodes if not node.get("driver", True)),
+            checkout=facts.get("checkout", ""),
         )
 
     def save(self) -> None:
@@ -205,6 +209,7 @@ class LabState:
         }
         facts = {
             "id": self.id,
+            "checkout": self.checkout,
             "net": str(self.subnet),
             "nodes": nodes,
             "mirror_url": self.mirror_url,

@@ -28,9 +28,10 @@ from gpufleet.serving.vllm_node import PACKAGES
 from gpufleet.settings.serving_settings import Vllm
 from lab.nodes import Lab
 from lab.state import write
+from tests.support.checkout import own_lab
 
 ROOT = Path(__file__).parents[2]
-LAB_ID = os.environ.get("GPUFLEET_BENCH_LAB", "gfb")
+LAB_ID = os.environ.get("GPUFLEET_BENCH_LAB") or own_lab("gfb")
 # What comes with the nodes' image.
 PACKED = (*PACKAGES, "prometheus-node-exporter")
 VERSION = "0.32.0"

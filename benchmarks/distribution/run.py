@@ -36,8 +36,9 @@ from gpufleet.artifacts import distribution
 from gpufleet.remote import payload
 from lab import cgroup
 from lab.nodes import Lab
+from tests.support.checkout import own_lab
 
-LAB_ID = "gfa"
+LAB_ID = own_lab("gfa")
 SOURCE = "gpu-240"
 DIRECTORY = "/srv/release"
 PORT = 8790

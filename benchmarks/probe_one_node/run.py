@@ -19,8 +19,9 @@ import time
 from gpufleet.remote import payload
 from lab import nvml_monitors
 from lab.nodes import Lab
+from tests.support.checkout import own_lab
 
-LAB_ID = "gfb"
+LAB_ID = own_lab("gfb")
 
 
 def main() -> None:

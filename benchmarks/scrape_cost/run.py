@@ -31,10 +31,11 @@ from gpufleet.remote import payload
 from gpufleet.settings.monitoring_settings import NodeExporter
 from lab import nvml
 from lab.nodes import Lab
+from tests.support.checkout import own_lab
 from tests.unit.monitoring import dcgm
 from tests.unit.monitoring.programs import program
 
-LAB_ID = "gfs"
+LAB_ID = own_lab("gfs")
 NODE = "gpu-01"
 SCRAPES = 20  # a round: one takes less than the kernel's tick of 10 ms
 A_DAY = 24 * 3600

@@ -20,8 +20,9 @@ from pathlib import Path
 from benchmarks.upgrade.measure import Cost, cost
 from tests.lab.upgrade_fleet import NEW, OLD, UpgradeFleet, upgrade_fleet
 from tests.lab.upgrade_load import summary
+from tests.support.checkout import own_lab
 
-LAB_ID = "gfub"
+LAB_ID = own_lab("gfub")
 
 
 def main() -> None:

@@ -28,9 +28,9 @@ from lab.nodes import Lab
 from lab.state import LabState
 from tests.conftest import FLEET
 from tests.support import checkout
-from tests.support.checkout import ROOT
+from tests.support.checkout import ROOT, own_lab
 
-LAB_ID = "gft"
+LAB_ID = own_lab("gft")
 # The last one has no GPUs: it watches the others, once tests make it.
 NODES = {"gpu-01": "h100x8", "gpu-02": "a100x4-pcie", "mon-03": "none"}
 

@@ -20,10 +20,11 @@ import yaml
 from lab import vendor
 from lab.base_image import recipe
 from tests.lab.bare_node import DCGM, NODE, BareNode, Triple, bare_node
+from tests.support.checkout import own_lab
 
 pytestmark = pytest.mark.long
 
-LAB_ID = "gfh"
+LAB_ID = own_lab("gfh")
 DRIVER = "580.95.05"
 PORT = 8091
 # Time for a server of static files to listen: 0.2 s measured.

@@ -26,10 +26,11 @@ from gpufleet.monitoring.rules.files import groups
 from tests.lab.conftest import Fleet, standing
 from tests.lab.test_watchdog import Load
 from tests.support import checkout
+from tests.support.checkout import own_lab
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(5400)]
 
-LAB_ID = "gfal"
+LAB_ID = own_lab("gfal")
 HGX, PCIE, WATCHER = "gpu-01", "gpu-02", "mon-03"
 NODES = {HGX: "h100x8", PCIE: "a100x4-pcie", WATCHER: "none"}
 PAGES = {alert.name: alert.page for rules in groups({}) for alert in rules.alerts}

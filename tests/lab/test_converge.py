@@ -38,8 +38,9 @@ from gpufleet.converge.desired import (
     started_line,
 )
 from lab.nodes import Lab
+from tests.support.checkout import own_lab
 
-LAB_ID = "gfc"
+LAB_ID = own_lab("gfc")
 NODE = "gpu-01"
 UNIT = "gfc-serve.service"
 UNIT_PATH = f"/etc/systemd/system/{UNIT}"
@@ -86,6 +87,7 @@ from pyinfra.api import StringCommand, operation
 from gpufleet.converge.desired import File, Wanted
 from gpufleet.operations import converge
 from gpufleet.operations.converge import Converge, probed_changes
+from tests.support.checkout import own_lab
 
 reads = []
 read = converge._read

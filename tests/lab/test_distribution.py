@@ -22,8 +22,9 @@ from uv import find_uv_bin
 
 from lab.nodes import Lab
 from tests.lab.conftest import ROOT, Fleet, Run
+from tests.support.checkout import own_lab
 
-LAB_ID = "gfa"
+LAB_ID = own_lab("gfa")
 NODES = ("gpu-01", "gpu-02", "gpu-03")
 DEPLOY = str(Path(__file__).with_name("distribution_alone.py"))
 RELEASES, MODEL = "/opt/vllm/releases", "/var/lib/vllm/models/lab--odd"

@@ -15,11 +15,11 @@ import jsonschema
 import pytest
 
 from tests.lab.bare_node import NODE, BareNode, bare_node
-from tests.support.checkout import ROOT
+from tests.support.checkout import ROOT, own_lab
 
 pytestmark = pytest.mark.long
 
-LAB_ID = "gfg"
+LAB_ID = own_lab("gfg")
 DRIVER, OTHER = "580.95.05", "580.178.04"
 SCHEMA = json.loads((ROOT / "docs/reference/drift.schema.json").read_text())
 

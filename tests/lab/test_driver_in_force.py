@@ -26,11 +26,11 @@ from lab.nodes import Lab
 from lab.vendor import Vendor
 from lab.vendor.repository import public_key
 from tests.lab.conftest import Fleet, Run
-from tests.support.checkout import ROOT
+from tests.support.checkout import ROOT, own_lab
 
 pytestmark = pytest.mark.long
 
-LAB_ID = "gfd"
+LAB_ID = own_lab("gfd")
 NODE = "gpu-01"
 KEY = "/etc/apt/by-hand.gpg"
 STAGE = "vllm-test-0.service"

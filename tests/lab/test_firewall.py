@@ -24,8 +24,9 @@ from gpufleet.network.firewall import RULES, SERVICE
 from gpufleet.remote import payload
 from lab.nodes import Lab
 from tests.lab.conftest import ROOT, Fleet, Run
+from tests.support.checkout import own_lab
 
-LAB_ID = "gfw"
+LAB_ID = own_lab("gfw")
 PEERS = ("gpu-01", "gpu-02")
 STRANGER = "gpu-03"
 # The replica's network is eth1, eth2 another that all have; by eth0 this machine reaches each.

@@ -11,8 +11,9 @@ import yaml
 
 from tests.lab.conftest import Fleet, standing
 from tests.lab.test_replicas_over_nodes import NODES, Shape, answers, declare, deploy
+from tests.support.checkout import own_lab
 
-LAB_ID = "gfwr"
+LAB_ID = own_lab("gfwr")
 
 
 @pytest.fixture(scope="module")

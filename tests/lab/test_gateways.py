@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import pytest
 
 from tests.lab.gateway_pair import GATEWAYS, GPU_NODES, PASSWORD, Pair, ask, pair, until
+from tests.support.checkout import own_lab
 
-LAB_ID = "gfka"
+LAB_ID = own_lab("gfka")
 UNIT = "gpufleet-gateway.service"
 IN_FORCE = "gateway | virtual address in force"
 # Longer than a gateway that comes back needs to be well, and then to take what it could take.

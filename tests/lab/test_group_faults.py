@@ -17,8 +17,9 @@ from tests.lab.conftest import Fleet, standing
 from tests.lab.group_faults import Client, Fault, Replica, Seen, killed, suffer
 from tests.lab.test_replicas_over_nodes import Shape, declare, deploy
 from tests.support import checkout
+from tests.support.checkout import own_lab
 
-LAB_ID = "gff"
+LAB_ID = own_lab("gff")
 HEAD, WORKER = "gpu-01", "gpu-02"
 # vLLM looks after its own processes every few seconds; this much is not ours.
 VLLM_NOTICES = 15

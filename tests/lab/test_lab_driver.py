@@ -19,8 +19,9 @@ from gpufleet.errors import FleetError
 from lab import vendor
 from lab.nodes import Lab
 from lab.vendor import driver, kernels, states
+from tests.support.checkout import own_lab
 
-LAB_ID = "gfm"
+LAB_ID = own_lab("gfm")
 SWITCHED, PLAIN = "gpu-01", "gpu-02"
 NODES = {SWITCHED: "h100x8", PLAIN: "a100x4-pcie"}
 STATE = Path("/var/lib/gpufleet-lab")
@@ -35,6 +36,7 @@ DAEMONS = ("nvidia-persistenced", "nvidia-fabricmanager")
 
 OPENS = """python3 -c '
 import ctypes
+from tests.support.checkout import own_lab
 print(ctypes.CDLL("libnvidia-ml.so.1").nvmlInit_v2())'"""
 
 NO_NOUVEAU = "echo blacklist nouveau > /etc/modprobe.d/no-nouveau.conf"

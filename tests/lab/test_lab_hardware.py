@@ -22,8 +22,9 @@ import pytest
 from gpufleet.errors import FleetError
 from lab.active_faults import Broken
 from lab.nodes import Lab
+from tests.support.checkout import own_lab
 
-LAB_ID = "gfhw"
+LAB_ID = own_lab("gfhw")
 HGX, PCIE = "gpu-01", "gpu-02"
 NODES = {HGX: "h100x8", PCIE: "a100x4-pcie"}
 STATE = Path("/var/lib/gpufleet-lab")
@@ -41,6 +42,7 @@ nvml.nvmlDeviceGetPersistenceMode(gpu, ctypes.byref(mode))
 print(mode.value)' """
 COUNT_GPUS = """python3 -c '
 import ctypes
+from tests.support.checkout import own_lab
 nvml, count = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_uint()
 print(nvml.nvmlInit_v2(), nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)), count.value)'"""
 

@@ -19,15 +19,18 @@ import pytest
 
 from lab import cgroup
 from lab.nodes import Lab
+from tests.support.checkout import own_lab
 
-LAB_ID = "gfn"
-DOOMED_ID = "gfnk"  # begins like the other: what belongs to one is not taken for the other's
+LAB_ID = own_lab("gfn")
+# begins like the other: what belongs to one is not taken for the other's
+DOOMED_ID = f"{LAB_ID}k"
 NODES = {"gpu-01": "h100x8", "gpu-02": "a100x4-pcie"}
 STATE = Path("/var/lib/gpufleet-lab")
 
 # What a node prints of its GPUs, by the C library alone.
 COUNT_GPUS = """python3 -c '
 import ctypes
+from tests.support.checkout import own_lab
 nvml, count = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_uint()
 print(nvml.nvmlInit_v2(), nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)), count.value)'"""
 

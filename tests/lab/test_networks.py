@@ -26,8 +26,9 @@ from lab import provisioning_sources
 from lab.nodes import Lab
 from lab.state import LabState
 from tests.lab.conftest import ROOT, Fleet, Run
+from tests.support.checkout import own_lab
 
-LAB_ID = "gfl"
+LAB_ID = own_lab("gfl")
 NODES = {"gpu-01": "t4x1", "gpu-02": "t4x1"}
 CABLES = {
     "gpu-01": {"eth1": "10.60.1.11/24", "eth2": "10.60.9.11/24"},

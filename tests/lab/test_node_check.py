@@ -21,8 +21,9 @@ import pytest
 from lab import nvml_monitors
 from lab.nodes import Lab
 from tests.lab.conftest import ROOT, Fleet
+from tests.support.checkout import own_lab
 
-LAB_ID = "gfk"
+LAB_ID = own_lab("gfk")
 HGX, PCIE = "gpu-01", "gpu-02"
 GPUFLEET = Path(sys.executable).with_name("gpufleet")
 
@@ -261,6 +262,7 @@ def test_gpustat_sees_what_we_see(beside: Bare, node: str) -> None:
 
 NVITOP = """
 import json
+from tests.support.checkout import own_lab
 from nvitop import Device
 print(json.dumps([{
     "index": d.index, "uuid": d.uuid(), "name": d.name(), "bus_id": d.bus_id(),

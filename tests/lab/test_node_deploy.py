@@ -12,8 +12,9 @@ import pytest
 
 from tests.lab.bare_node import NODE, BareNode, Triple, bare_node, vendor_state
 from tests.lab.test_driver_in_force import STAGE, UNIT
+from tests.support.checkout import own_lab
 
-LAB_ID = "gfe"
+LAB_ID = own_lab("gfe")
 FIRST, PATCH, BRANCH = "580.95.05", "580.178.04", "595.91.07"
 
 

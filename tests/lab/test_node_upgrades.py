@@ -22,8 +22,9 @@ from tests.lab.bare_node import NODE, BareNode, Triple, bare_node, vendor_state
 from tests.lab.faults import reached
 from tests.lab.test_node_deploy import BRANCH, FIRST, PATCH, in_force
 from tests.support import checkout
+from tests.support.checkout import own_lab
 
-LAB_ID = "gfq"
+LAB_ID = own_lab("gfq")
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
 # What the vendor's repository may have become since the last run: `gpufleet lab vendor`.

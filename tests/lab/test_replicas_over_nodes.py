@@ -18,8 +18,9 @@ import yaml
 
 from tests.lab.conftest import Fleet, standing
 from tests.lab.group_faults import Client, Replica, killed, suffer
+from tests.support.checkout import own_lab
 
-LAB_ID = "gfr"
+LAB_ID = own_lab("gfr")
 NODES = ("gpu-01", "gpu-02")
 UNIT = "vllm-tiny-0.service"
 PROMPTS = ("Hello", "The quick brown fox", "0123456789", "\n\n{")

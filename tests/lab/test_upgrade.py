@@ -41,11 +41,12 @@ from tests.lab.upgrade_fleet import (
 )
 from tests.lab.upgrade_load import Summary, bench_failures, clients, summary
 from tests.support import checkout
+from tests.support.checkout import own_lab
 from tests.unit.monitoring import offline
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(7200)]
 
-LAB_ID, DRIVER_LAB_ID = "gfup", "gfud"
+LAB_ID, DRIVER_LAB_ID = own_lab("gfup"), own_lab("gfud")
 UPGRADES = 5
 LEAST_REQUESTS = 5000
 # Of the upgrades after the first: the canary, then all that are left. Three of four replicas are
@@ -289,6 +290,7 @@ def test_a_load_that_three_replicas_need_is_upgraded_around_one_by_one(
 
 _STATISTICS = """\
 import socket
+from tests.support.checkout import own_lab
 there = socket.socket(socket.AF_UNIX)
 there.connect("/run/gpufleet-gateway/admin.sock")
 there.sendall(b"show stat\\n")

@@ -30,10 +30,11 @@ from tests.lab.made_release import DIES, Change
 from tests.lab.upgrade_fleet import GATES, GATEWAY, NEW, OLD, RATE, UpgradeFleet, upgrade_fleet
 from tests.lab.upgrade_load import Summary, summary
 from tests.support import checkout
+from tests.support.checkout import own_lab
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(5400)]
 
-LAB_ID = "gfuf"
+LAB_ID = own_lab("gfuf")
 # Drawn once and written down by the seed, so that a failure can be repeated.
 DRAW = random.Random(20261122)
 KILLS = [round(DRAW.uniform(2, 75), 1) for _ in range(20)]

@@ -26,8 +26,9 @@ from tests.lab.conftest import Fleet, standing
 from tests.lab.group_faults import Replica, wait
 from tests.lab.test_replicas_over_nodes import COMPILATION, deploy
 from tests.support import checkout
+from tests.support.checkout import own_lab
 
-LAB_ID = "gfw"
+LAB_ID = own_lab("gfw")
 HEAD, WORKER = "gpu-01", "gpu-02"
 # Longer than the first requests after a start take: at a load of 30 on two cores that was 65 s.
 SECONDS, IDLE_SECONDS = 30, 15
